@@ -1,0 +1,347 @@
+"""The nouns of polydraft: token trees, drafts, verdicts, and what a drafter, a verifier and a target promise.
+
+A node is a context. Node 0 is the last committed token; row n of every [B, N, V] tensor is the law of the next token
+given the path 0..n. A chain of gamma drafted tokens has N = gamma + 1 nodes and row gamma of the target law is the bonus
+row. Every tensor has a leading batch dimension B; trees are padded to N nodes and padding cannot be reached.
+
+    p  target law      q  draft law      both after sampling parameters, summing to one
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from polydraft.errors import InvalidInputError
+from polydraft.params import SamplingParams
+
+__all__ = [
+    "AuxRows",
+    "Budget",
+    "Draft",
+    "Drafter",
+    "Law",
+    "Method",
+    "NoiseKey",
+    "Outcome",
+    "Request",
+    "SamplingParams",
+    "Scores",
+    "SiblingLaw",
+    "Target",
+    "TokenTree",
+    "TreeShape",
+    "Verdict",
+    "Verifier",
+]
+
+
+class SiblingLaw(Enum):
+    """How the children of one node were drawn; it decides which rules may verify them."""
+
+    IID = auto()
+    """With replacement from q, duplicates kept."""
+    WITHOUT_REPLACEMENT = auto()
+    """One after the other from q without the tokens already drawn, in this order."""
+    POINT_MASS = auto()
+    """Deterministic: top-k, retrieval, n-gram, argmax; there is no q."""
+    COUPLED = auto()
+    """By an exponential race whose noise the verifier shares: the smallest E/q first."""
+    GREEDY_PLUS_ONE = auto()
+    """The top n-1 of q, then one draw from the rest of q."""
+
+
+class TreeShape(Enum):
+    """What was fixed about the tree before any token was drawn."""
+
+    CHAIN = auto()
+    """At most one child a node."""
+    PATHS = auto()
+    """A trunk (possibly empty), then K paths of equal length that never branch again."""
+    PRODUCT = auto()
+    """A fixed number of children for every node of a depth."""
+    GROWN = auto()
+    """Numbers of children that depend on sampled values or scores."""
+
+
+@dataclass(frozen=True)
+class TokenTree:
+    """A batch of token trees: topological order, siblings in draw order, duplicates kept, padding last.
+
+    tokens: [B, N] token ids; tokens[:, 0] is the last committed token; padding: 0.
+    parents: [B, N] node indices, parents[:, 0] == -1 and parents[:, n] < n; padding: -1.
+
+    Example:
+        >>> chain = TokenTree.chain(torch.tensor([[5, 7, 9]]))
+        >>> chain.parents.tolist()
+        [[-1, 0, 1]]
+    """
+
+    tokens: Int[Tensor, "B N"]
+    parents: Int[Tensor, "B N"]
+
+    @property
+    def batch_size(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def num_nodes(self) -> int:
+        """N, padding included."""
+        return self.tokens.shape[1]
+
+    @property
+    def is_node(self) -> Bool[Tensor, "B N"]:
+        """True where there is a node, False where there is padding."""
+        mask = self.parents >= 0
+        mask[:, 0] = True
+        return mask
+
+    @classmethod
+    def chain(cls, tokens: Int[Tensor, "B N"]) -> "TokenTree":
+        """One path: node n hangs on node n-1."""
+        return cls(tokens, torch.arange(-1, tokens.shape[1] - 1, device=tokens.device).expand_as(tokens).contiguous())
+
+    @classmethod
+    def roots(cls, tokens: Int[Tensor, "B"]) -> "TokenTree":
+        """Trees with no draft at all: plain decoding."""
+        return cls.chain(tokens[:, None])
+
+
+@dataclass(frozen=True)
+class NoiseKey:
+    """Which noise a row of the batch meets; see `polydraft.noise` for the draws made with it.
+
+    seed: [B] the request's seed.  sample: [B] sample index, for n > 1.
+    position: [B] committed length at the start of the round (absolute position for the race stream).
+    """
+
+    seed: Int[Tensor, "B"]
+    sample: Int[Tensor, "B"]
+    position: Int[Tensor, "B"]
+
+    @classmethod
+    def of(cls, seeds: Sequence[int], samples: Sequence[int], positions: Sequence[int]) -> "NoiseKey":
+        """A key from plain integers, one each per row."""
+        return cls(*(torch.tensor(list(x), dtype=torch.int64) for x in (seeds, samples, positions)))
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A batch of drafted trees with all that a rule may know of how they were drawn.
+
+    tree: the drafted tokens.  law: how siblings were drawn.  shape: what was fixed beforehand.
+    probs: [B, R, V] the very rows that the tokens were drawn from, in full; None where `law` is POINT_MASS.
+    rows: [B, N] row of `probs` that node n was drawn from; -1 = deterministic, root or padding.
+        Siblings share one row, and nodes that hang on equal prefixes share one row (bit-equal laws).
+    noise: the shared noise, only for COUPLED.
+    """
+
+    tree: TokenTree
+    law: SiblingLaw
+    shape: TreeShape
+    probs: Float[Tensor, "B R V"] | None
+    rows: Int[Tensor, "B N"]
+    noise: NoiseKey | None = None
+
+    @classmethod
+    def empty(cls, roots: Int[Tensor, "B"]) -> "Draft":
+        """No draft: the engine then decodes plainly."""
+        tree = TokenTree.roots(roots)
+        return cls(tree, SiblingLaw.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(tree.tokens, -1))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a round keeps.
+
+    path: [B, A] accepted nodes below the root, padded with -1.
+    num_accepted: [B]; row b emits num_accepted[b] + 1 tokens, never zero.
+    token: [B] the extra token.
+    """
+
+    path: Int[Tensor, "B A"]
+    num_accepted: Int[Tensor, "B"]
+    token: Int[Tensor, "B"]
+
+    def emitted(self, tree: TokenTree) -> list[list[int]]:
+        """The tokens that each row emits: accepted path, then the extra token."""
+        accepted = tree.tokens.gather(1, self.path.clamp(min=0)).tolist()
+        extra = self.token.tolist()
+        return [row[:k] + [extra[b]] for b, (row, k) in enumerate(zip(accepted, self.num_accepted.tolist(), strict=True))]
+
+
+class Verdict(Protocol):
+    """What a rule decides, before any randomness; randomness then is two draws: stop node and extra token."""
+
+    @property
+    def stop(self) -> Float[Tensor, "B N"]:
+        """P(the last accepted node is n); rows sum to 1; padding 0; equal siblings: on the first copy."""
+        ...
+
+    def after(self, node: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+        """Law of the one extra token once stopped at `node`."""
+        ...
+
+    def sample(self, key: NoiseKey) -> Outcome:
+        """Draw the stop node and the extra token."""
+        ...
+
+
+@dataclass(frozen=True)
+class Method:
+    """What a verifier or a drafter declares about itself; tables, checks and docs are made from it.
+
+    laws: sibling laws that a verifier accepts, or the one that a drafter makes.  shapes: likewise.
+    arxiv: id such as "2211.17192", or "" where there is no paper.
+    """
+
+    name: str
+    title: str
+    authors: str
+    year: int
+    arxiv: str
+    laws: frozenset[SiblingLaw]
+    shapes: frozenset[TreeShape]
+    lossless: bool = True
+
+
+@runtime_checkable
+class Verifier(Protocol):
+    """A rule: drafts and target laws in, a verdict out.
+
+    `info` declares what it accepts. A rule may also have, for speed, `walk(draft, row, key) -> Outcome`, which asks
+    `row(b, n) -> [V]` for the target law only at visited nodes; its law is tested against the verdict.
+    """
+
+    @property
+    def info(self) -> Method: ...
+
+    def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Verdict: ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """One sequence to generate. `seed` is resolved (never None) and `sample` tells apart the n samples of a prompt."""
+
+    id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    sample: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.prompt_token_ids:
+            raise InvalidInputError("an empty prompt was given; expected at least one token. Give some text, or the model's BOS token.")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Most that one proposal may hold: nodes below the root, depth, and width (paths, or children of a node)."""
+
+    max_nodes: int
+    max_depth: int
+    width: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.max_nodes, self.max_depth) < 0 or self.width < 1:
+            raise InvalidInputError(
+                f"budget {self} was given; expected max_nodes >= 0, max_depth >= 0 and width >= 1. Use max_depth=0 for plain decoding."
+            )
+
+
+@dataclass(frozen=True)
+class AuxRows:
+    """Extra rows of a scoring pass, returned and never committed; real rows never see them.
+
+    inputs: [B, X] token ids or [B, X, D] embeddings.  positions: [B, X] below the root (root = 0).
+    nodes: [B, X] tree node whose path each row sees.  mask: [B, X, X] which aux rows see which.
+    """
+
+    inputs: Tensor
+    positions: Int[Tensor, "B X"]
+    nodes: Int[Tensor, "B X"]
+    mask: Bool[Tensor, "B X X"]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What one pass of the target returns.
+
+    logits: [B, N, V] in float32; row n is for the token after node n of `tree`.
+    hidden: layer index -> [B, N, D], only the layers asked for.  aux_logits: [B, X, V] for auxiliary rows.
+    """
+
+    tree: TokenTree
+    logits: Float[Tensor, "B N V"]
+    hidden: Mapping[int, Float[Tensor, "B N D"]] = field(default_factory=dict[int, Tensor])
+    aux_logits: Float[Tensor, "B X V"] | None = None
+
+
+class Drafter(Protocol):
+    """A source of drafts. State is a value beside the object: only the newest state of a request is valid.
+
+    `info.laws` and `info.shapes` hold the one sibling law and the shapes that it makes. `needs` names what it asks of
+    the target beyond tokens ("hidden:<layer>", "aux", ...).
+    """
+
+    @property
+    def info(self) -> Method: ...
+
+    @property
+    def needs(self) -> frozenset[str]: ...
+
+    def start(self, requests: Sequence[Request]) -> list[Any]:
+        """Fresh state for each request; reads the prompt."""
+        ...
+
+    def propose(self, states: Sequence[Any], budgets: Sequence[Budget]) -> Draft:
+        """One batched call; row b belongs to states[b]; an empty row is legal."""
+        ...
+
+    def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
+        """States after a round: row b emitted `outcome.emitted(scores.tree)[b]`."""
+        ...
+
+    def release(self, states: Sequence[Any]) -> None:
+        """Give back what the states of finished requests hold (slots, buffers)."""
+        ...
+
+
+class Target(Protocol):
+    """A model that scores token trees in slots; a slot holds the keys and values of committed tokens and nothing else.
+
+    Node 0 of a tree is committed by the text but not yet in the cache: `score` feeds all nodes and `commit` keeps the
+    rows of the root and of the accepted path. The extra token is the root of the next tree.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+
+    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> Scores:
+        """Append committed tokens to the slots' caches, in chunks; logits of the last row only ([B, 1, V])."""
+        ...
+
+    def score(self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: AuxRows | None = None) -> Scores:
+        """One pass over all nodes; the committed cache is not changed."""
+        ...
+
+    def commit(self, slots: Sequence[int], outcome: Outcome) -> None:
+        """Keep the rows of the root and the path of the last `score`; drop the siblings."""
+        ...
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Empty the slots."""
+        ...
+
+
+class Law(Protocol):
+    """From the target's rows (and, where it needs them, a second model's rows) to the law p that is sampled."""
+
+    def __call__(
+        self, scores: Scores, tree: TokenTree, contexts: Sequence[Sequence[int]], second: Scores | None = None
+    ) -> Float[Tensor, "B N V"]: ...

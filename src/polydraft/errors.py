@@ -1,0 +1,56 @@
+"""One family of exceptions. Every message says what was given, what was expected and what to do."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = [
+    "CapacityError",
+    "DrafterWarning",
+    "IncompatibleError",
+    "InvalidInputError",
+    "ModelLoadError",
+    "PolydraftError",
+    "UnknownNameError",
+    "unknown_name",
+]
+
+
+class PolydraftError(Exception):
+    """Base of all errors that polydraft raises on purpose; catch it to catch them all."""
+
+
+class InvalidInputError(PolydraftError, ValueError):
+    """A value that the caller gave is outside what is allowed."""
+
+
+class IncompatibleError(PolydraftError, ValueError):
+    """Two things that do not fit were joined: a drafter and a verifier, or two vocabularies."""
+
+
+class UnknownNameError(PolydraftError, LookupError):
+    """A method or option that does not exist."""
+
+
+class ModelLoadError(PolydraftError, OSError):
+    """A model folder that is missing, incomplete, corrupt or of an unsupported kind."""
+
+
+class CapacityError(PolydraftError, RuntimeError):
+    """More memory, slots or context than there is."""
+
+
+class DrafterWarning(UserWarning):
+    """A drafter failed and was switched off for a request; its text is unharmed."""
+
+
+def unknown_name(kind: str, given: str, known: Iterable[str]) -> UnknownNameError:
+    """The error for a name that is not registered, with the nearest known one as advice.
+
+    Example:
+        >>> str(unknown_name("verifier", "blok", ["block", "match"]))
+        "unknown verifier 'blok'; did you mean 'block'? Known: block, match"
+    """
+    names = sorted(known)
+    nearest = get_close_matches(given, names, n=1, cutoff=0.5)
+    advice = f"did you mean {nearest[0]!r}? " if nearest else ""
+    return UnknownNameError(f"unknown {kind} {given!r}; {advice}Known: {', '.join(names)}")

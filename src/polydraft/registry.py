@@ -1,0 +1,77 @@
+"""Every method by name: one line here makes it known to the engine, the command line, the tests and the docs.
+
+Other packages add theirs through the entry-point groups `polydraft.verifiers` and `polydraft.drafters`.
+"""
+
+from functools import lru_cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+from polydraft.errors import unknown_name
+
+__all__ = ["DRAFTERS", "VERIFIERS", "drafter", "names", "verifier"]
+
+VERIFIERS: dict[str, str] = {
+    "speculative": "polydraft.verifiers.token.speculative:speculative",
+    "match": "polydraft.verifiers.token.match:match",
+    "recursive": "polydraft.verifiers.token.recursive:recursive",
+    "recursive_wor": "polydraft.verifiers.token.recursive:recursive_wor",
+    "block": "polydraft.verifiers.block.block:block",
+    "greedy_traversal": "polydraft.verifiers.block.greedy_traversal:greedy_traversal",
+    "race": "polydraft.verifiers.race:race",
+}
+"""name -> "module:object", an instance of `core.Verifier`."""
+
+DRAFTERS: dict[str, str] = {
+    "model": "polydraft.drafters.model:ModelDrafter",
+    "ngram": "polydraft.drafters.ngram:NgramDrafter",
+}
+"""name -> "module:object", a class whose instances are `core.Drafter` and whose `methods` attribute lists what it can make."""
+
+
+@lru_cache(maxsize=1)
+def _plugins() -> dict[str, dict[str, Any]]:
+    groups = {"verifier": "polydraft.verifiers", "drafter": "polydraft.drafters"}
+    return {kind: {e.name: e for e in entry_points(group=group)} for kind, group in groups.items()}
+
+
+def names(kind: str) -> list[str]:
+    """All registered names of a kind, "verifier" or "drafter", built in and plugged in.
+
+    Example:
+        >>> "block" in names("verifier")
+        True
+    """
+    return [*(VERIFIERS if kind == "verifier" else DRAFTERS), *_plugins()[kind]]
+
+
+def _load(kind: str, table: dict[str, str], name: str) -> Any:
+    if name in table:
+        module, _, attribute = table[name].partition(":")
+        return getattr(import_module(module), attribute)
+    if name in _plugins()[kind]:
+        return _plugins()[kind][name].load()
+    raise unknown_name(kind, name, names(kind))
+
+
+def verifier(name: str) -> Any:
+    """The verifier of that name, imported now.
+
+    Raises:
+        UnknownNameError: with the nearest known name.
+
+    Example:
+        >>> verifier("match").info.lossless
+        True
+    """
+    return _load("verifier", VERIFIERS, name)
+
+
+def drafter(name: str) -> Any:
+    """The drafter class of that name, imported now.
+
+    Raises:
+        UnknownNameError: with the nearest known name.
+    """
+    return _load("drafter", DRAFTERS, name)

@@ -1,0 +1,230 @@
+"""Geometry of token trees: depth, ancestors, paths, equal prefixes, padding.
+
+Trees are small (tens of nodes) and are walked on the host by compiled loops, whatever device they live on. Two nodes
+are *copies* if their paths from the root spell the same tokens: they are one context, so the target scores them once,
+but they stay two draws for the verifier.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from numba import njit
+from torch import Tensor
+
+from polydraft.core import TokenTree
+from polydraft.errors import InvalidInputError
+
+__all__ = ["Dedup", "ancestors", "check", "children", "dedup", "depths", "first_copies", "pad", "path_to", "subtree"]
+
+
+@njit(cache=True)
+def _depths(parents: np.ndarray) -> np.ndarray:  # pragma: no cover - compiled
+    depth = np.full(parents.shape, -1, np.int64)
+    for b in range(parents.shape[0]):
+        depth[b, 0] = 0
+        for n in range(1, parents.shape[1]):
+            if parents[b, n] >= 0:
+                depth[b, n] = depth[b, parents[b, n]] + 1
+    return depth
+
+
+@njit(cache=True)
+def _ancestors(parents: np.ndarray) -> np.ndarray:  # pragma: no cover - compiled
+    B, N = parents.shape
+    mask = np.zeros((B, N, N), np.bool_)
+    for b in range(B):
+        for n in range(N):
+            m = n
+            while m >= 0:
+                mask[b, n, m] = True
+                m = parents[b, m]
+    return mask
+
+
+@njit(cache=True)
+def _first_copies(tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:  # pragma: no cover - compiled
+    B, N = parents.shape
+    first = np.empty((B, N), np.int64)
+    for b in range(B):
+        for n in range(N):
+            first[b, n] = n
+            if parents[b, n] < 0:
+                continue
+            context = first[b, parents[b, n]]
+            for m in range(1, n):
+                if parents[b, m] >= 0 and tokens[b, m] == tokens[b, n] and first[b, parents[b, m]] == context:
+                    first[b, n] = first[b, m]
+                    break
+    return first
+
+
+def _host(x: Tensor) -> np.ndarray:
+    return x.detach().cpu().contiguous().numpy()
+
+
+def depths(tree: TokenTree) -> Int[Tensor, "B N"]:
+    """Depth of every node: root 0, padding -1.
+
+    Example:
+        >>> depths(pad([([5, 7, 9, 9], [-1, 0, 0, 1])])).tolist()
+        [[0, 1, 1, 2]]
+    """
+    return torch.from_numpy(_depths(_host(tree.parents))).to(tree.parents.device)
+
+
+def ancestors(tree: TokenTree) -> Bool[Tensor, "B N N"]:
+    """mask[b, n, m]: node m is n itself or above n. Padding sees only itself.
+
+    Example:
+        >>> ancestors(pad([([5, 7, 9], [-1, 0, 0])]))[0].int().tolist()
+        [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
+    """
+    return torch.from_numpy(_ancestors(_host(tree.parents))).to(tree.parents.device)
+
+
+def first_copies(tree: TokenTree) -> Int[Tensor, "B N"]:
+    """The first node whose path spells the same tokens; a node that is no copy maps to itself.
+
+    Example:
+        >>> first_copies(pad([([5, 7, 7, 9, 9], [-1, 0, 0, 1, 2])])).tolist()
+        [[0, 1, 1, 3, 3]]
+    """
+    return torch.from_numpy(_first_copies(_host(tree.tokens), _host(tree.parents))).to(tree.tokens.device)
+
+
+@dataclass(frozen=True)
+class Dedup:
+    """The tree to score and where to find each drafted node in it.
+
+    tree: every distinct prefix once.  row: [B, N] node of `tree` with the same prefix (padding: the root).
+    node: [B, M] first drafted node of each scored node (padding: 0).
+    """
+
+    tree: TokenTree
+    row: Int[Tensor, "B N"]
+    node: Int[Tensor, "B M"]
+
+    def expand(self, rows: Tensor) -> Tensor:
+        """From [B, M, ...] per scored node to [B, N, ...] per drafted node (copies get bit-equal rows)."""
+        index = self.row.reshape(*self.row.shape, *([1] * (rows.ndim - 2)))
+        return rows.gather(1, index.expand(*self.row.shape, *rows.shape[2:]))
+
+
+def dedup(tree: TokenTree) -> Dedup:
+    """Map copies to one scored node. The draft itself is untouched: siblings are never merged for verification.
+
+    Example:
+        >>> d = dedup(pad([([5, 7, 7, 9, 9], [-1, 0, 0, 1, 2])]))
+        >>> d.tree.tokens.tolist(), d.row.tolist()
+        ([[5, 7, 9]], [[0, 1, 1, 2, 2]])
+    """
+    tokens, parents = _host(tree.tokens), _host(tree.parents)
+    first = _first_copies(tokens, parents)
+    keep = (first == np.arange(tree.num_nodes)) & ((parents >= 0) | (np.arange(tree.num_nodes) == 0))
+    if keep.all():
+        rows = torch.arange(tree.num_nodes, device=tree.tokens.device).expand_as(tree.tokens)
+        return Dedup(tree, rows, rows)
+    B, M = len(keep), int(keep.sum(1).max())
+    order = np.argsort(~keep, axis=1, kind="stable")[:, :M]
+    real = np.take_along_axis(keep, order, 1)
+    place = np.where(keep, keep.cumsum(1) - 1, 0)
+    row = np.take_along_axis(place, first, 1)
+    above = np.take_along_axis(row, np.maximum(parents, 0), 1)
+    scored = TokenTree(
+        torch.from_numpy(np.where(real, np.take_along_axis(tokens, order, 1), 0)).to(tree.tokens.device),
+        torch.from_numpy(
+            np.where(real & (order > 0), np.take_along_axis(above, order, 1), np.full((B, M), -1)).astype(np.int64)
+        ).to(tree.tokens.device),
+    )
+    node = torch.from_numpy(np.where(real, order, 0)).to(tree.tokens.device)
+    return Dedup(scored, torch.from_numpy(row).to(tree.tokens.device), node)
+
+
+def path_to(tree: TokenTree, node: Int[Tensor, "B"]) -> tuple[Int[Tensor, "B A"], Int[Tensor, "B"]]:
+    """Nodes from below the root down to `node`, padded with -1, and how many there are.
+
+    Example:
+        >>> path, length = path_to(pad([([5, 7, 9, 9], [-1, 0, 0, 1])]), torch.tensor([3]))
+        >>> path.tolist(), length.tolist()
+        ([[1, 3]], [2])
+    """
+    parents = tree.parents.tolist()
+    paths: list[list[int]] = []
+    for above, n in zip(parents, node.tolist(), strict=True):
+        path: list[int] = []
+        while n > 0:
+            path.append(n)
+            n = above[n]
+        paths.append(path[::-1])
+    longest = max(map(len, paths), default=0)
+    padded = [p + [-1] * (longest - len(p)) for p in paths]
+    device = tree.parents.device
+    return (
+        torch.tensor(padded, dtype=torch.int64, device=device).reshape(len(paths), longest),
+        torch.tensor([len(p) for p in paths], dtype=torch.int64, device=device),
+    )
+
+
+def pad(trees: Sequence[tuple[Sequence[int], Sequence[int]]]) -> TokenTree:
+    """A batch from (tokens, parents) lists of different lengths.
+
+    Example:
+        >>> pad([([5], [-1]), ([5, 7], [-1, 0])]).parents.tolist()
+        [[-1, -1], [-1, 0]]
+    """
+    N = max(len(tokens) for tokens, _ in trees)
+    tokens = [list(t) + [0] * (N - len(t)) for t, _ in trees]
+    parents = [list(p) + [-1] * (N - len(p)) for _, p in trees]
+    return TokenTree(torch.tensor(tokens, dtype=torch.int64), torch.tensor(parents, dtype=torch.int64))
+
+
+def subtree(tree: TokenTree, b: int) -> TokenTree:
+    """Row b alone, without its padding."""
+    size = int(tree.is_node[b].sum())
+    return TokenTree(tree.tokens[b : b + 1, :size], tree.parents[b : b + 1, :size])
+
+
+def check(tree: TokenTree, vocab_size: int) -> None:
+    """Raise InvalidInputError unless parents are in topological order, padding is last and ids are below `vocab_size`."""
+    parents, real = tree.parents, tree.is_node
+    index = torch.arange(tree.num_nodes, device=parents.device)
+    if (parents[:, 0] != -1).any() or (parents >= index).any():
+        raise InvalidInputError(f"parents {parents.tolist()} were given; expected -1 at node 0 and parents[n] < n. Sort the nodes topologically.")
+    if (real[:, 1:] & ~real[:, :-1]).any():
+        raise InvalidInputError(f"parents {parents.tolist()} were given; expected padding (-1) only after the last node.")
+    if (tree.tokens < 0).any() or (tree.tokens >= vocab_size).any():
+        bad = int(tree.tokens[(tree.tokens < 0) | (tree.tokens >= vocab_size)][0])
+        raise InvalidInputError(f"token id {bad} was given; expected 0 <= id < {vocab_size}. Check that the tokenizer belongs to the model.")
+
+
+@njit(cache=True)
+def _children(parents: np.ndarray, first: np.ndarray) -> np.ndarray:  # pragma: no cover - compiled
+    B, N = parents.shape
+    count = np.zeros((B, N), np.int64)
+    for b in range(B):
+        for n in range(1, N):
+            if parents[b, n] >= 0:
+                count[b, first[b, parents[b, n]]] += 1
+    children = np.full((B, N, count.max()), -1, np.int64)
+    count[:] = 0
+    for b in range(B):
+        for n in range(1, N):
+            if parents[b, n] >= 0:
+                u = first[b, parents[b, n]]
+                children[b, u, count[b, u]] = n
+                count[b, u] += 1
+    return children
+
+
+def children(tree: TokenTree) -> Int[Tensor, "B N W"]:
+    """Draws at every context in draw order, padded with -1; copies of a context pool theirs at the first copy.
+
+    Example:
+        >>> children(pad([([5, 7, 7, 9, 8], [-1, 0, 0, 1, 2])]))[0].tolist()
+        [[1, 2], [3, 4], [-1, -1], [-1, -1], [-1, -1]]
+    """
+    tokens, parents = _host(tree.tokens), _host(tree.parents)
+    return torch.from_numpy(_children(parents, _first_copies(tokens, parents))).to(tree.tokens.device)

@@ -1,0 +1,61 @@
+"""Speculative sampling: keep a sampled draft x with probability min(1, p(x)/q(x)).
+
+Leviathan, Kalman & Matias 2023, Algorithm 1 (arXiv 2211.17192); Chen et al. 2023 (arXiv 2302.01318).
+
+    p  target law at the node       q  draft law at the node, the one x was drawn from
+    r  residual law, proportional to max(0, p - q)
+
+Lossless for one child drawn from q (a chain). Acceptance: sum_x min(p(x), q(x)) = 1 - TV(p, q).
+Traps: q must be the law after temperature and truncation; drafts that were chosen (top-k, argmax) have no q.
+"""
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polydraft.core import Method, SiblingLaw, TreeShape
+from polydraft.verifiers._residual import normalise_or, positive_part
+from polydraft.verifiers.tree.topdown import TopDown
+
+__all__ = ["accept_probability", "emitted", "residual", "speculative"]
+
+
+def accept_probability(p: Float[Tensor, "*M V"], q: Float[Tensor, "*M V"], x: Int[Tensor, "*M"]) -> Float[Tensor, "*M"]:
+    """Chance that the child x is kept.
+
+    Example:
+        >>> import torch
+        >>> p, q = torch.tensor([0.3, 0.7]), torch.tensor([0.6, 0.4])
+        >>> accept_probability(p, q, torch.tensor(0)).item()
+        0.5
+    """
+    px, qx = p.gather(-1, x[..., None]), q.gather(-1, x[..., None])
+    return (px / qx).clamp(max=1).squeeze(-1)  # q(x) > 0: x was drawn from q
+
+
+def residual(p: Float[Tensor, "*M V"], q: Float[Tensor, "*M V"]) -> Float[Tensor, "*M V"]:
+    """Law of the token that replaces a rejected child."""
+    return normalise_or(positive_part(p - q), otherwise=p)  # empty only where p = q: rejection then has probability 0
+
+
+def emitted(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
+    """Law of the emitted token given the one draw."""
+    assert q is not None
+    x = draws[:, 0]
+    accept = accept_probability(p, q, x)
+    law = (1 - accept)[:, None] * residual(p, q)
+    return law.scatter_add(1, x[:, None], accept[:, None])
+
+
+speculative = TopDown(
+    Method(
+        name="speculative",
+        title="Speculative sampling",
+        authors="Leviathan, Kalman & Matias; Chen et al.",
+        year=2023,
+        arxiv="2211.17192",
+        laws=frozenset({SiblingLaw.IID}),
+        shapes=frozenset({TreeShape.CHAIN}),
+    ),
+    emitted,
+)
+"""The verifier."""
