@@ -1,0 +1,47 @@
+"""polydraft: language models generate faster with several drafts per step, and what they generate does not change.
+
+Names are imported when they are first used, so that `import polydraft` is quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "Budget": "core",
+    "Draft": "core",
+    "Method": "core",
+    "NoiseKey": "core",
+    "Outcome": "core",
+    "Request": "core",
+    "SiblingLaw": "core",
+    "TokenTree": "core",
+    "TreeShape": "core",
+    "SamplingParams": "params",
+    "Engine": "engine.api",
+    "FixedPlan": "engine.plan",
+    "AcceptancePlan": "engine.plan",
+    "verify": "rules",
+    "PolydraftError": "errors",
+}
+
+__all__ = [*sorted(_WHERE), "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
+
+if TYPE_CHECKING:
+    from polydraft.core import Budget, Draft, Method, NoiseKey, Outcome, Request, SiblingLaw, TokenTree, TreeShape
+    from polydraft.engine.api import Engine
+    from polydraft.engine.plan import AcceptancePlan, FixedPlan
+    from polydraft.errors import PolydraftError
+    from polydraft.params import SamplingParams
+    from polydraft.rules import verify
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(import_module(f"polydraft.{_WHERE[name]}"), name)
+    raise AttributeError(f"module 'polydraft' has no attribute {name!r}; it offers {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,1 @@
+"""The loop that drives drafters, targets and verifiers: batching, stopping, streaming, statistics."""

@@ -1,0 +1,238 @@
+"""The faces of the engine: build it from folders, generate, stream."""
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence as Seq
+from itertools import count
+from typing import Any
+
+from polydraft import registry
+from polydraft.core import Drafter, Request, SamplingParams, Target, Verifier
+from polydraft.drafters.parts import Parts
+from polydraft.engine.loop import Loop, StepOutput
+from polydraft.engine.plan import AcceptancePlan, FixedPlan, Plan
+from polydraft.engine.sequence import Result
+from polydraft.errors import InvalidInputError
+from polydraft.models import load, pair
+from polydraft.verifiers import choose
+
+__all__ = ["Engine", "Prompt"]
+
+Prompt = str | Seq[int]
+"""Text, or token ids."""
+
+
+class Engine(Loop):
+    """A target model made faster by drafts, with the same output law.
+
+    Make it with `from_pretrained`, `embedded` or `of`; use `generate` and `stream`, or `add_request` and `step`.
+
+    Example:
+        >>> engine = Engine.embedded()
+        >>> result = engine.generate("def add(a, b):\\n", SamplingParams(temperature=0, max_tokens=8))[0]
+        >>> result.finish_reason, result.stats.emitted
+        ('length', 8)
+    """
+
+    _ids = count()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        target: str,
+        *,
+        draft: str | None = None,
+        drafter: str | Drafter | None = "auto",
+        verifier: str | Verifier = "auto",
+        depth: int | None = None,
+        num_paths: int | None = None,
+        drafter_options: Mapping[str, Any] | None = None,
+        plan: Plan | None = None,
+        dtype: str | None = None,
+        device: str | None = None,
+        backend: str = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 8,
+    ) -> "Engine":
+        """An engine from model folders (or names that transformers resolves).
+
+        target, draft: causal language models with the same vocabulary.
+        drafter: a name of `polydraft methods`, an object, None for plain decoding; "auto" is "model" with a draft, else "ngram".
+        verifier: a name, an object, or "auto" for the best lossless rule for the drafter's law and shape.
+        depth, num_paths: a fixed plan; without them the plan follows the measured acceptance.
+        drafter_options: passed to the drafter's `build`.  plan: instead of depth and num_paths.
+        dtype, device: of both models, for example "bfloat16" and "cuda".
+        backend: "compiled" (Llama family on a CPU), "transformers", or "auto".
+        max_model_len: longest prompt plus output in tokens; default: the models' own limit.
+        max_num_seqs: sequences that run at the same time.
+
+        Raises:
+            ModelLoadError, IncompatibleError, CapacityError, UnknownNameError, InvalidInputError: each says what to do.
+        """
+        options = {"dtype": dtype, "device": device, "backend": backend, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
+        model = load.load_model(target, **options)
+        tokenizer = load.load_tokenizer(target)
+        small = None
+        if draft is not None:
+            small = load.load_model(draft, **options)
+            load.check_same_vocabulary(tokenizer, load.load_tokenizer(draft), model.vocab_size, small.vocab_size)
+        return cls.of(
+            model,
+            tokenizer=tokenizer,
+            draft_model=small,
+            drafter=drafter,
+            verifier=verifier,
+            depth=depth,
+            num_paths=num_paths,
+            drafter_options=drafter_options,
+            plan=plan,
+        )
+
+    @classmethod
+    def embedded(cls, **options: Any) -> "Engine":
+        """An engine on the pair of small models inside the package; options as in `from_pretrained`."""
+        options.setdefault("draft", str(pair.draft_folder()))
+        return cls.from_pretrained(str(pair.target_folder()), **options)
+
+    @classmethod
+    def of(
+        cls,
+        target: Target,
+        *,
+        tokenizer: Any = None,
+        draft_model: Target | None = None,
+        drafter: str | Drafter | None = "auto",
+        verifier: str | Verifier = "auto",
+        depth: int | None = None,
+        num_paths: int | None = None,
+        drafter_options: Mapping[str, Any] | None = None,
+        plan: Plan | None = None,
+        eos_token_ids: Seq[int] | None = None,
+    ) -> "Engine":
+        """An engine from objects that are already there; see `from_pretrained`."""
+        eos = tuple(eos_token_ids if eos_token_ids is not None else getattr(target, "eos_token_ids", ()))
+        parts = Parts(target, draft_model, tokenizer, eos)
+        source = _drafter(drafter, parts, drafter_options or {})
+        rule = _verifier(verifier, source)
+        return cls(target, source, rule, plan or _plan(depth, num_paths), tokenizer=tokenizer, eos_token_ids=eos)
+
+    def summary(self) -> dict[str, Any]:
+        """What was built: models, limits, cache bytes, drafter, verifier."""
+        drafter = self.drafter
+        return {
+            "target": getattr(self.target, "name", type(self.target).__name__),
+            "backend": type(self.target).__name__,
+            "max_model_len": self.target.max_model_len,
+            "max_num_seqs": self.target.max_num_seqs,
+            "cache_bytes": getattr(self.target, "cache_bytes", None),
+            "drafter": None if drafter is None else drafter.info.name,
+            "draft": None if drafter is None else drafter.info.title,
+            "verifier": self.verifier.info.name,
+            "lossless": self.verifier.info.lossless,
+        }
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt, with BOS once where the model wants it.
+
+        Raises:
+            InvalidInputError: an empty prompt, or text without a tokenizer.
+        """
+        if not isinstance(prompt, str):
+            ids = [int(t) for t in prompt]
+        elif self.tokenizer is None:
+            raise InvalidInputError("text was given to an engine without a tokenizer; give token ids, or build it with a tokenizer.")
+        else:
+            ids = load.encode(self.tokenizer, prompt) if prompt else []
+        if not ids:
+            raise InvalidInputError("an empty prompt was given; expected at least one token. Give some text to continue.")
+        return ids
+
+    def _submit(self, prompt: Prompt, params: SamplingParams) -> Result:
+        """Queue all samples of a prompt; the returned result fills as they run."""
+        ids = self.encode(prompt)
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        name = f"request-{next(self._ids)}"
+        samples = []
+        for index in range(params.n):
+            self.add_request(Request(name, tuple(ids), params, seed, index))
+            samples.append(self._waiting[-1].sample)
+        return Result(name, prompt if isinstance(prompt, str) else None, ids, samples, self.verifier.info.lossless)
+
+    def generate(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[Result]:
+        """Continue one prompt or many; results in the order of the prompts.
+
+        params: one for all, or one each; default `SamplingParams()`.  progress: show a bar on the terminal.
+        If it is interrupted, the requests of this call are aborted and the engine stays usable.
+        """
+        given = _as_list(prompts)
+        each = [params or SamplingParams()] * len(given) if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(given):
+            raise InvalidInputError(f"{len(given)} prompts and {len(each)} params were given; expected one for all or one each.")
+        results: list[Result] = []
+        try:
+            for prompt, wanted in zip(given, each, strict=True):
+                results.append(self._submit(prompt, wanted))
+            self._run(results, progress)
+        finally:
+            for result in results:
+                self.abort_request(result.id)
+        return results
+
+    def _run(self, results: list[Result], progress: bool) -> None:
+        from rich.progress import Progress
+
+        waiting = {r.id for r in results}
+        with Progress(disable=not progress, transient=True) as bar:
+            task = bar.add_task("generating", total=sum(len(r.samples) for r in results))
+            while waiting:
+                for output in self.step():
+                    if output.finished:
+                        bar.advance(task)
+                waiting = {r.id for r in results if any(s.finish_reason is None for s in r.samples)}
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StepOutput]:
+        """Yield what each step emits for one prompt; closing the iterator aborts the request."""
+        result = self._submit(prompt, params or SamplingParams())
+        try:
+            while any(s.finish_reason is None for s in result.samples):
+                yield from (o for o in self.step() if o.request_id == result.id)
+        finally:
+            self.abort_request(result.id)
+
+
+def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _plan(depth: int | None, num_paths: int | None) -> Plan:
+    for name, value in (("depth", depth), ("num_paths", num_paths)):
+        if value is not None and value < 1:
+            raise InvalidInputError(f"{name}={value} was given; expected at least 1. For plain decoding use drafter=None.")
+    if depth is None and num_paths is None:
+        return AcceptancePlan()
+    return FixedPlan(depth or 5, num_paths or 1)
+
+
+def _drafter(drafter: str | Drafter | None, parts: Parts, options: Mapping[str, Any]) -> Drafter | None:
+    if drafter is None or drafter == "none":
+        return None
+    if not isinstance(drafter, str):
+        return drafter
+    name = ("ngram" if parts.draft_model is None else "model") if drafter == "auto" else drafter
+    return registry.drafter(name).build(parts, **options)
+
+
+def _verifier(verifier: str | Verifier, drafter: Drafter | None) -> Verifier:
+    if isinstance(verifier, str):
+        name = verifier if verifier != "auto" else "match" if drafter is None else choose.best_for(drafter.info)
+        verifier = registry.verifier(name)
+    if drafter is not None:
+        choose.check_pair(drafter.info, verifier.info)
+    return verifier

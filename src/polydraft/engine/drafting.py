@@ -1,0 +1,128 @@
+"""Asking a drafter for drafts without trusting it: one that raises is switched off and the text is unharmed.
+
+A failing batch is asked again one row at a time (`propose` is pure), so that only the requests that fail lose their
+drafts. What a drafter returns is checked before it is scored.
+"""
+
+import warnings
+from collections.abc import Sequence as Seq
+from contextlib import suppress
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from polydraft import tree
+from polydraft.core import Budget, Draft, Drafter, Outcome, Request, Scores, TokenTree
+from polydraft.engine.sequence import Sequence
+from polydraft.errors import DrafterWarning, InvalidInputError
+
+__all__ = ["observe", "propose", "release", "start"]
+
+
+def _switch_off(drafter: Drafter, sequence: Sequence, error: Exception) -> None:
+    with suppress(Exception):
+        release(drafter, [sequence])
+    sequence.drafting, sequence.state = False, None
+    sequence.sample.stats.drafter_error = f"{type(error).__name__}: {error}"
+    warnings.warn(
+        f"the drafter failed for request {sequence.request.id!r} and is off for it now "
+        f"({sequence.sample.stats.drafter_error}); its text goes on without drafts.",
+        DrafterWarning,
+        stacklevel=2,
+    )
+
+
+def start(drafter: Drafter, sequences: Seq[Sequence]) -> None:
+    """Give each sequence a drafter state that has read all its committed tokens."""
+    for s in sequences:
+        if s.drafting:
+            request = Request(s.request.id, tuple(s.token_ids), s.request.params, s.request.seed, s.request.sample)
+            try:
+                (s.state,) = drafter.start([request])
+            except Exception as error:
+                _switch_off(drafter, s, error)
+
+
+def release(drafter: Drafter, sequences: Seq[Sequence]) -> None:
+    """Give back what the sequences' states hold."""
+    states = [s.state for s in sequences if s.state is not None]
+    for s in sequences:
+        s.state = None
+    if states:
+        drafter.release(states)
+
+
+def _checked(draft: Draft, roots: Int[Tensor, "B"], vocab_size: int) -> Draft:
+    tree.check(draft.tree, vocab_size)
+    if not torch.equal(draft.tree.tokens[:, 0], roots):
+        raise InvalidInputError(
+            f"a draft rooted at tokens {draft.tree.tokens[:, 0].tolist()} was proposed; expected the last committed tokens {roots.tolist()}."
+        )
+    return draft
+
+
+def propose(
+    drafter: Drafter, sequences: Seq[Sequence], budgets: Seq[Budget], roots: Int[Tensor, "B"], vocab_size: int
+) -> Draft:
+    """One draft for the whole batch; sequences whose drafting is off get bare roots."""
+    live = [b for b, s in enumerate(sequences) if s.drafting]
+    if not live:
+        return Draft.empty(roots)
+
+    def ask(rows: list[int]) -> Draft:
+        draft = drafter.propose([sequences[b].state for b in rows], [budgets[b] for b in rows])
+        return _checked(draft, roots[rows], vocab_size)
+
+    try:
+        draft = ask(live)
+    except Exception:
+        for b in live:
+            try:
+                ask([b])
+            except Exception as error:
+                _switch_off(drafter, sequences[b], error)
+        live = [b for b in live if sequences[b].drafting]
+        if not live:
+            return Draft.empty(roots)
+        draft = ask(live)
+    return draft if len(live) == len(sequences) else _spread(draft, live, roots)
+
+
+def _spread(draft: Draft, rows: list[int], roots: Int[Tensor, "B"]) -> Draft:
+    """The draft of some rows as a draft of all, the other rows being bare roots."""
+    B, N = len(roots), draft.tree.num_nodes
+    index = torch.tensor(rows)
+
+    def place(x: Tensor, fill: float) -> Tensor:
+        return x.new_full((B, *x.shape[1:]), fill).index_copy(0, index, x)
+
+    bare = TokenTree(roots[:, None].new_zeros(B, N), roots.new_full((B, N), -1))
+    tokens = bare.tokens.index_copy(1, torch.tensor([0]), roots[:, None]).index_copy(0, index, draft.tree.tokens)
+    trees = TokenTree(tokens, bare.parents.index_copy(0, index, draft.tree.parents))
+    probs = None if draft.probs is None else place(draft.probs, 1 / draft.probs.shape[-1])
+    return Draft(trees, draft.law, draft.shape, probs, place(draft.rows, -1))
+
+
+def observe(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
+    """Tell the drafter what the round kept."""
+    live = [b for b, s in enumerate(sequences) if s.drafting]
+    if not live:
+        return
+    rows = torch.tensor(live)
+    kept = Outcome(outcome.path[rows], outcome.num_accepted[rows], outcome.token[rows])
+    seen = Scores(
+        TokenTree(scores.tree.tokens[rows], scores.tree.parents[rows]),
+        scores.logits[rows],
+        {layer: states[rows] for layer, states in scores.hidden.items()},
+    )
+    try:
+        states = drafter.observe([sequences[b].state for b in live], kept, seen)
+    except Exception as error:
+        for b in live:
+            _switch_off(drafter, sequences[b], error)
+        return
+    for b, state in zip(live, states, strict=True):
+        sequences[b].state = state
+
+

@@ -1,0 +1,126 @@
+"""One running sequence: what was asked, what was emitted, and what the models hold of it."""
+
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from polydraft.core import Request
+from polydraft.engine.stats import RequestStats
+from polydraft.engine.stopping import Stopper
+
+__all__ = ["Origin", "Result", "Sample", "Sequence", "TokenLogprob"]
+
+
+class Origin(NamedTuple):
+    """Who made a token: "target" (the extra token of a round) or a drafter, on which branch below the root."""
+
+    source: str
+    branch: int = 0
+
+
+class TokenLogprob(NamedTuple):
+    """Log-probability of an emitted token, and of the most likely alternatives at its position."""
+
+    token_id: int
+    logprob: float
+    top: dict[int, float]
+
+
+@dataclass
+class Sample:
+    """One generated continuation.
+
+    finish_reason: "stop" | "length" | "abort".  stop_reason: the stop id or string, if one did it.
+    seed: the seed that was used, also where none was given.  origins: one for each token.
+    """
+
+    index: int
+    seed: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list[int])
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[TokenLogprob] | None = None
+    origins: list[Origin] = field(default_factory=list[Origin])
+    stats: RequestStats = field(default_factory=RequestStats)
+
+
+@dataclass
+class Result:
+    """What `generate` returns for one prompt: `n` samples; the properties are those of the first.
+
+    lossless: whether the output follows the target's law exactly.
+    """
+
+    id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    samples: list[Sample]
+    lossless: bool = True
+
+    @property
+    def text(self) -> str:
+        return self.samples[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.samples[0].token_ids
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.samples[0].finish_reason
+
+    @property
+    def stats(self) -> RequestStats:
+        return self.samples[0].stats
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "id": self.id,
+            "prompt": self.prompt,
+            "prompt_token_ids": self.prompt_token_ids,
+            "lossless": self.lossless,
+            "samples": [
+                {
+                    "index": s.index,
+                    "seed": s.seed,
+                    "text": s.text,
+                    "token_ids": s.token_ids,
+                    "finish_reason": s.finish_reason,
+                    "stop_reason": s.stop_reason,
+                    "logprobs": None
+                    if s.logprobs is None
+                    else [{"token_id": t.token_id, "logprob": t.logprob, "top": t.top} for t in s.logprobs],
+                    "stats": s.stats.to_dict(),
+                }
+                for s in self.samples
+            ],
+        }
+
+
+@dataclass(eq=False)
+class Sequence:
+    """The engine's record of a sample while it runs.
+
+    token_ids: prompt and output, the one truth about what is committed.  slot: None while waiting.
+    state: the drafter's, or None where drafting is off.  overlap: running estimate of how well drafts fit, or None.
+    """
+
+    request: Request
+    stopper: Stopper
+    sample: Sample
+    token_ids: list[int]
+    arrival: float = field(default_factory=perf_counter)
+    slot: int | None = None
+    state: Any = None
+    drafting: bool = True
+    overlap: float | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def finished(self) -> bool:
+        return self.sample.finish_reason is not None

@@ -1,0 +1,118 @@
+"""What a request cost and what its drafts were worth, measured while it runs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+__all__ = ["PHASES", "RequestStats", "Stopwatch"]
+
+PHASES = ("prefill", "drafting", "scoring", "verifying", "other")
+
+
+def _no_seconds() -> dict[str, float]:
+    return dict.fromkeys(PHASES, 0.0)
+
+
+@dataclass
+class RequestStats:
+    """Counts and seconds of one sequence; a step's seconds are shared equally by the sequences in it.
+
+    target_calls: passes of the target after the prefill.  drafted, accepted: tokens.
+    drafted_by_depth[d]: rounds whose tree reached depth d+1; accepted_by_depth[d]: rounds that kept a token there.
+    seconds: by phase, see `PHASES`.  seconds_to_first_token: from `add_request`, waiting included.
+
+    Example:
+        >>> stats = RequestStats()
+        >>> stats.record(num_nodes=4, depth=4, num_accepted=2)
+        >>> stats.tokens_per_call, stats.acceptance_by_depth
+        (3.0, [1.0, 1.0, 0.0, 0.0])
+    """
+
+    prompt_tokens: int = 0
+    emitted: int = 0
+    cut: int = 0
+    target_calls: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    drafted_by_depth: list[int] = field(default_factory=list[int])
+    accepted_by_depth: list[int] = field(default_factory=list[int])
+    seconds: dict[str, float] = field(default_factory=_no_seconds)
+    seconds_to_first_token: float | None = None
+    drafter_error: str | None = None
+
+    def record(self, *, num_nodes: int, depth: int, num_accepted: int) -> None:
+        """Count one round: a tree of `num_nodes` drafted tokens reaching `depth`, `num_accepted` of them kept."""
+        self.target_calls += 1
+        self.drafted += num_nodes
+        self.accepted += num_accepted
+        self.emitted += num_accepted + 1
+        for counts, reached in ((self.drafted_by_depth, depth), (self.accepted_by_depth, num_accepted)):
+            counts.extend([0] * (depth - len(counts)))
+            for d in range(reached):
+                counts[d] += 1
+
+    def cut_off(self, num_tokens: int) -> None:
+        """Take back tokens of the last round that lie behind a stop."""
+        self.emitted -= num_tokens
+        self.cut += num_tokens
+
+    @property
+    def tokens_per_call(self) -> float:
+        """Emitted tokens per target pass (block efficiency; vLLM's mean acceptance length, EAGLE's tau)."""
+        return self.emitted / self.target_calls if self.target_calls else 0.0
+
+    @property
+    def acceptance_by_depth(self) -> list[float]:
+        """Share of the rounds that drafted at depth d+1 in which a token there was kept."""
+        return [a / d if d else 0.0 for a, d in zip(self.accepted_by_depth, self.drafted_by_depth, strict=True)]
+
+    @property
+    def total_seconds(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Emitted tokens over the request's share of the time after its prefill."""
+        decoding = self.total_seconds - self.seconds["prefill"]
+        return self.emitted / decoding if decoding > 0 else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "emitted": self.emitted,
+            "target_calls": self.target_calls,
+            "tokens_per_call": self.tokens_per_call,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "drafted_by_depth": self.drafted_by_depth,
+            "accepted_by_depth": self.accepted_by_depth,
+            "acceptance_by_depth": self.acceptance_by_depth,
+            "seconds": self.seconds,
+            "seconds_to_first_token": self.seconds_to_first_token,
+            "tokens_per_second": self.tokens_per_second,
+            "drafter_error": self.drafter_error,
+        }
+
+
+class Stopwatch:
+    """Seconds by phase within one step; what no phase claims is "other"."""
+
+    def __init__(self) -> None:
+        self.seconds = _no_seconds()
+        self._start = perf_counter()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += perf_counter() - start
+
+    def stop(self) -> dict[str, float]:
+        """Seconds by phase, summing to the time since the watch was made."""
+        self.seconds["other"] += perf_counter() - self._start - sum(self.seconds.values())
+        return self.seconds
