@@ -36,22 +36,24 @@ class Phase:
         return self.num_steps * self.batch_size * self.length
 
 
-def lanes(tokens: np.ndarray, phases: Sequence[Phase]) -> Callable[[int], Tensor]:
-    """Map a step to its batch, int64 [batch_size, length + 1]; each row continues where it stopped one step before.
+def shuffled_rows(tokens: np.ndarray, phases: Sequence[Phase], *, seed: int) -> Callable[[int], Tensor]:
+    """Map a step to its batch, int64 [batch_size, length + 1]. Each phase cuts its own part of the stream into rows and shuffles them:
+    rows read in document order would teach the model the documents at hand instead of the language.
 
     tokens: [num_tokens], read once from the start. Raises ValueError when it is shorter than the phases need.
     """
     needed = sum(phase.num_tokens for phase in phases) + 1
     if len(tokens) < needed:
         raise ValueError(f"the corpus has {len(tokens)} tokens, the schedule needs {needed}: lower the steps or raise the package cap")
+    rng = np.random.default_rng(seed)
+    orders = [rng.permutation(phase.num_steps * phase.batch_size) for phase in phases]
 
     def batch(step: int) -> Tensor:
         start = 0
-        for phase in phases:
+        for phase, order in zip(phases, orders, strict=True):
             if step < phase.num_steps:
-                lane = phase.num_steps * phase.length
-                first = start + step * phase.length + lane * np.arange(phase.batch_size)[:, None]
-                return torch.from_numpy(tokens[first + np.arange(phase.length + 1)].astype(np.int64))
+                rows = order[step * phase.batch_size : (step + 1) * phase.batch_size, None]
+                return torch.from_numpy(tokens[start + rows * phase.length + np.arange(phase.length + 1)].astype(np.int64))
             step -= phase.num_steps
             start += phase.num_tokens
         raise ValueError(f"step is {step} past the end of the schedule")
@@ -88,13 +90,13 @@ class Muon(torch.optim.Optimizer):
 
 
 def optimizers_for(model: nn.Module, *, muon_lr: float, adam_lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the decoder layers; AdamW, with half its rate as weight decay nowhere, for embeddings and norms."""
+    """Muon for the matrices of the decoder layers, AdamW for embeddings and norms."""
     hidden = [p for n, p in model.named_parameters() if p.ndim == 2 and "layers" in n]
     rest = [p for n, p in model.named_parameters() if not (p.ndim == 2 and "layers" in n)]
     return [Muon(hidden, lr=muon_lr, weight_decay=0.02), torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
-def cosine(step: int, num_steps: int, *, warm_up: int, floor: float = 0.01) -> float:
+def cosine(step: int, num_steps: int, *, warm_up: int, floor: float) -> float:
     """Factor of the learning rate: linear warm-up, then a half cosine down to `floor`."""
     if step < warm_up:
         return (step + 1) / warm_up
@@ -119,6 +121,7 @@ def train(
     muon_lr: float = 0.02,
     adam_lr: float = 3e-3,
     warm_up: int = 50,
+    floor: float = 0.01,
     checkpoint_seconds: float = 300.0,
     stop_at: int | None = None,
     report: Callable[[str], None] = print,
@@ -147,7 +150,7 @@ def train(
     num_tokens, recent = 0, []
     model.train()
     for step in range(first, last):
-        factor = cosine(step, num_steps, warm_up=warm_up)
+        factor = cosine(step, num_steps, warm_up=warm_up, floor=floor)
         groups = [group for o in optimizers for group in o.param_groups]
         for group, lr in zip(groups, base, strict=True):
             group["lr"] = lr * factor

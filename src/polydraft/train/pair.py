@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -15,9 +17,14 @@ app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 Work = Annotated[Path, typer.Option(help="Folder of intermediate files and checkpoints.")]
 Seed = Annotated[int, typer.Option(help="Seed of the corpus order and of the initial weights.")]
 Threads = Annotated[int, typer.Option(help="Torch threads.")]
+Folder = Annotated[Path, typer.Option(help="Folder of the exported pair.")]
 VOCAB_SIZE = 2048
 TARGET = dict(hidden_size=256, intermediate_size=704, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2, head_dim=64)
 DRAFT = dict(hidden_size=128, intermediate_size=352, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32)
+
+
+def command_line() -> str:
+    return " ".join(["python -m polydraft.train.pair", *sys.argv[1:]])
 
 
 def llama(shape: dict, *, seed: int):
@@ -70,29 +77,130 @@ def tokenizer(work: Work = Path("build/pair")) -> None:
 
 
 def target_phases(num_steps: int):
-    """4,096 tokens a step: 60% at length 256, 25% at 512, the rest at the full context of 1,024."""
+    """4,096 tokens a step: 60% at length 256, 30% at 512, the rest at the full context of 1,024."""
     from polydraft.train.loop import Phase
 
-    short, middle = round(0.6 * num_steps), round(0.25 * num_steps)
+    short, middle = round(0.6 * num_steps), round(0.3 * num_steps)
     return (Phase(short, 16, 256), Phase(middle, 8, 512), Phase(num_steps - short - middle, 4, MAX_CONTEXT))
 
 
 @app.command()
-def target(work: Work = Path("build/pair"), seed: Seed = 0, threads: Threads = 1, num_steps: int = 2400, compile: bool = False) -> None:
+def target(work: Work = Path("build/pair"), seed: Seed = 0, threads: Threads = 1, num_steps: int = 2000, compile: bool = False) -> None:
     """Train the target on the corpus, once through the first 4,096 * num_steps tokens; resumes from its checkpoint."""
     import numpy as np
     import torch
 
-    from polydraft.train.loop import lanes, train
+    from polydraft.train.loop import shuffled_rows, train
 
     torch.set_num_threads(threads)
     model = llama(TARGET, seed=seed)
     if compile:
         model.compile(dynamic=False)
     phases = target_phases(num_steps)
-    (work / "target.json").write_text(json.dumps({"num_steps": num_steps, "num_tokens": sum(p.num_tokens for p in phases)}))
-    batch = lanes(np.load(work / "train.npy"), phases)
+    record = {"num_steps": num_steps, "num_tokens": sum(p.num_tokens for p in phases), "command": command_line()}
+    (work / "target.json").write_text(json.dumps(record))
+    batch = shuffled_rows(np.load(work / "train.npy"), phases, seed=seed)
     train(model, next_token_loss, batch, num_steps=num_steps, checkpoint=work / "target.pt", report=lambda line: typer.echo(line))
+
+
+@app.command()
+def draft(
+    work: Work = Path("build/pair"),
+    seed: Seed = 0,
+    threads: Threads = 1,
+    pretrain_steps: int = 500,
+    num_steps: int = 1600,
+    num_samples: int = 2048,
+    tv_weight: float = 0.0,
+) -> None:
+    """Pre-train the draft on fresh text, then distil it on the target's laws; resumes from its checkpoints."""
+    import numpy as np
+    import torch
+
+    from polydraft.train.distil import distillation_loss, mixed_batches, sample_corpus
+    from polydraft.train.loop import Phase, shuffled_rows, train
+
+    torch.set_num_threads(threads)
+    teacher = from_checkpoint(TARGET, work / "target.pt")
+    stream = np.load(work / "train.npy")[json.loads((work / "target.json").read_text())["num_tokens"] :]
+    report = lambda line: typer.echo(line)  # noqa: E731
+    model = llama(DRAFT, seed=seed + 1)
+    warm = (Phase(pretrain_steps, 16, 256),)
+    train(
+        model, next_token_loss, shuffled_rows(stream, warm, seed=seed), num_steps=pretrain_steps, checkpoint=work / "draft-pretrained.pt", floor=1.0, report=report
+    )
+    rest = stream[warm[0].num_tokens :]
+    length, generated_rows = 512, 2
+    mixed = round(0.85 * num_steps)
+    phases = (Phase(mixed, 6, length), Phase(num_steps - mixed, 4, MAX_CONTEXT))
+    samples = sample_corpus(
+        teacher, rest, work / "samples.npy", num_rows=num_samples, length=length + 1, prompt_length=64, seed=seed
+    )
+    batch = mixed_batches(shuffled_rows(rest, phases, seed=seed), samples, rows_per_batch=generated_rows, num_steps=mixed)
+    loss = distillation_loss(teacher, tv_weight=tv_weight)
+    train(model, loss, batch, num_steps=num_steps, checkpoint=work / "draft.pt", muon_lr=0.015, adam_lr=2e-3, report=report)
+    distilled = sum(p.num_tokens for p in phases) + mixed * generated_rows * length
+    record = {
+        "command": command_line(),
+        "num_tokens": warm[0].num_tokens + distilled,
+        "num_distillation_tokens": distilled,
+        "share_generated": mixed * generated_rows * length / distilled,
+    }
+    (work / "draft.json").write_text(json.dumps(record))
+
+
+def from_checkpoint(shape: dict, checkpoint: Path):
+    """The model of a training checkpoint after the bfloat16 round trip, in float32."""
+    import torch
+
+    model = llama(shape, seed=0)
+    model.load_state_dict(torch.load(checkpoint, weights_only=True)["model"])
+    return model.to(torch.bfloat16).float().eval()
+
+
+@app.command()
+def export(work: Work = Path("build/pair"), folder: Folder = Path("src/polydraft/models/embedded")) -> None:
+    """Write both models, their tokenizer and the held-out prompts into the package."""
+    from polydraft.train.export import export_model, export_prompts
+
+    for name, shape in (("target", TARGET), ("draft", DRAFT)):
+        export_model(from_checkpoint(shape, work / f"{name}.pt"), work / "tokenizer", folder / name)
+    export_prompts(Corpus.load(work / "corpus.json"), work / "tokenizer", folder / "prompts")
+
+
+@app.command()
+def evaluate(work: Work = Path("build/pair"), folder: Folder = Path("src/polydraft/models/embedded"), seed: Seed = 0, threads: Threads = 1) -> None:
+    """Measure the exported pair on the held-out modules; write figures.json and the model card."""
+    import numpy as np
+    import torch
+
+    from polydraft.train.evaluate import figures
+    from polydraft.train.export import load_float32, model_card
+    from polydraft.train.trigram import TrigramTable
+
+    torch.set_num_threads(threads)
+    chosen = Corpus.load(work / "corpus.json")
+    models = {name: load_float32(folder / name) for name in ("target", "draft")}
+    training = {name: json.loads((work / f"{name}.json").read_text()) for name in models}
+    seen = np.load(work / "train.npy")[: training["target"]["num_tokens"] + 1]
+    num_bytes = sum(len(d.text.encode()) for d in chosen.held_out)
+    held_out = figures(*models.values(), TrigramTable.count(seen, VOCAB_SIZE), np.load(work / "held_out.npy"), num_bytes)
+    record = {"held_out": held_out}
+    for name, model in models.items():
+        c = model.config
+        shape = [c.hidden_size, c.num_hidden_layers, f"{c.num_attention_heads} ({c.num_key_value_heads})", c.intermediate_size]
+        record[name] = {"num_parameters": model.num_parameters(), "shape": shape, **training[name]}
+    record |= {
+        "held_out_modules": [d.path for d in chosen.held_out],
+        "corpus_hash": chosen.hash(),
+        "seed": seed,
+        "torch": torch.__version__,
+        "commands": [training[name]["command"] for name in models],
+        "packages": [asdict(p) for p in chosen.packages],
+    }
+    (folder / "figures.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(model_card(record), encoding="utf-8")
+    typer.echo(json.dumps(held_out, indent=1))
 
 
 if __name__ == "__main__":

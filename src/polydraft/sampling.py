@@ -1,0 +1,299 @@
+"""From logits to the law that is sampled: every sampling parameter, at every node, in the context of the node's own path.
+
+The order is that of transformers' `generate`; presence and frequency penalties, which it lacks, are vLLM's (over output
+tokens only) and follow the repetition penalty:
+
+    logit_bias, repetition_penalty, frequency_penalty and presence_penalty, min_tokens,
+    temperature, top_k, top_p, min_p, softmax
+
+    top_k  removes logits below the k-th largest; logits equal to it stay
+    top_p  removes the smallest tokens while their summed mass is at most 1 - top_p, of equal logits the lowest id first
+    min_p  removes tokens below min_p times the largest probability
+
+Temperature 0 is the point mass at the largest logit before the temperature, the lowest id among equals. At least one token
+always stays. Arithmetic is in the precision of the logits, float32 or wider; sums of mass are in float64.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from numba import njit
+from torch import Tensor
+
+from polydraft import tree as trees
+from polydraft.core import TokenTree
+from polydraft.errors import InvalidInputError
+from polydraft.params import SamplingParams
+
+__all__ = ["check_vocabulary", "is_plain", "laws", "logprobs", "process"]
+
+
+def is_plain(params: SamplingParams) -> bool:
+    """Whether the law is a softmax of logits / temperature, or its limit at temperature 0, whatever the context.
+
+    Example:
+        >>> is_plain(SamplingParams(temperature=0.7)), is_plain(SamplingParams(top_p=0.9))
+        (True, False)
+    """
+    return not (_truncates(params) or params.has_penalties or params.logit_bias or params.min_tokens)
+
+
+def _truncates(params: SamplingParams) -> bool:
+    return params.top_p < 1 or params.top_k > 0 or params.min_p > 0
+
+
+def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
+    """Refuse token ids that the model does not have.
+
+    Raises:
+        InvalidInputError: an id of `logit_bias` or `stop_token_ids` outside [0, vocab_size).
+
+    Example:
+        >>> check_vocabulary(SamplingParams(stop_token_ids=[9]), vocab_size=10)
+    """
+    for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+        bad = [i for i in ids if not 0 <= i < vocab_size]
+        if bad:
+            raise InvalidInputError(
+                f"{name} names token id {bad[0]}; expected 0 <= id < {vocab_size}. Take ids of this model's tokenizer."
+            )
+
+
+def logprobs(logits: Float[Tensor, "*M V"]) -> Float[Tensor, "*M V"]:
+    """Log-softmax of raw logits in float32 or wider: what "raw" logprobs report.
+
+    Example:
+        >>> logprobs(torch.zeros(2)).tolist()
+        [-0.693147..., -0.693147...]
+    """
+    return _wide(logits).log_softmax(-1)
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _on_rows(x: Float[Tensor, "B N V"], rows: list[int], change: Callable[[Tensor], Tensor]) -> Float[Tensor, "B N V"]:
+    """`change` applied to some rows of the batch; the others as they are."""
+    if len(rows) == len(x):
+        return change(x)
+    return x.index_copy(0, torch.tensor(rows, device=x.device), change(x[rows])) if rows else x
+
+
+def _column(values: Sequence[float], like: Tensor) -> Float[Tensor, "B 1 1"]:
+    return torch.tensor(list(values), dtype=like.dtype, device=like.device)[:, None, None]
+
+
+def _penalise(
+    x: Float[Tensor, "N V"],
+    below: Bool[Tensor, "N M"],
+    tokens: list[int],
+    context: Sequence[int],
+    prompt_length: int,
+    params: SamplingParams,
+) -> Float[Tensor, "N V"]:
+    """Repetition, frequency and presence penalties of one row. below[n, m]: drafted token m is on the path of node n."""
+    length = len(context)
+    ids, place = torch.tensor([*context, *tokens], device=x.device).unique(return_inverse=True)
+    in_prompt = place[:prompt_length].bincount(minlength=len(ids))
+    committed = place[prompt_length:length].bincount(minlength=len(ids))
+    drafted = below.to(x.dtype) @ torch.nn.functional.one_hot(place[length:], len(ids)).to(x.dtype)
+    in_output = committed + drafted
+    old = x[:, ids]
+    repeated = torch.where(old < 0, old * params.repetition_penalty, old / params.repetition_penalty)
+    new = torch.where(in_prompt + in_output > 0, repeated, old)
+    new = new - params.frequency_penalty * in_output - params.presence_penalty * (in_output > 0)
+    return x.index_copy(1, ids, new)
+
+
+def _process_context(
+    logits: Float[Tensor, "B N V"],
+    tree: TokenTree,
+    contexts: Sequence[Sequence[int]],
+    prompt_lengths: Sequence[int],
+    params: Sequence[SamplingParams],
+    stop_ids: Sequence[int],
+) -> Float[Tensor, "B N V"]:
+    """Bias, penalties and min_tokens: all that depends on token ids."""
+    x = logits.clone()
+    for b, (context, prompt_length, row) in enumerate(zip(contexts, prompt_lengths, params, strict=True)):
+        if row.logit_bias:
+            bias = torch.tensor(list(row.logit_bias.values()), dtype=x.dtype, device=x.device)
+            x[b].index_add_(1, torch.tensor(list(row.logit_bias), device=x.device), bias.expand(x.shape[1], -1))
+        if row.has_penalties:
+            below = trees.ancestors(trees.subtree(tree, b))[0, :, 1:]
+            nodes = len(below)
+            x[b, :nodes] = _penalise(x[b, :nodes], below, tree.tokens[b, 1:nodes].tolist(), context, prompt_length, row)
+        missing = row.min_tokens - (len(context) - prompt_length)
+        banned = [*stop_ids, *row.stop_token_ids]
+        if missing > 0 and banned:
+            early = trees.depths(tree)[b] < missing
+            mask = torch.zeros(x.shape[-1], dtype=torch.bool, device=x.device)
+            mask[banned] = True
+            x[b].masked_fill_(early[:, None] & mask, -torch.inf)
+    return x
+
+
+def _top_k(x: Float[Tensor, "B N V"], top_k: list[int]) -> Float[Tensor, "B N V"]:
+    counts = [min(k, x.shape[-1]) for k in top_k]
+    largest = x.topk(max(counts), dim=-1).values
+    last = torch.tensor(counts, device=x.device)[:, None, None] - 1
+    return x.masked_fill(x < largest.gather(-1, last.expand(*x.shape[:-1], 1)), -torch.inf)
+
+
+_BUCKETS_PER_NAT = 64.0
+_BUCKETS = 2048
+
+
+@njit(cache=True)
+def _drop_tail(x: np.ndarray, probs: np.ndarray, limits: np.ndarray) -> None:  # pragma: no cover - compiled
+    """Set to -inf, in place, the smallest tokens of each row whose summed mass is at most the row's limit.
+
+    Tokens are first thrown into buckets by their distance from the largest logit; only the bucket in which the sum
+    passes the limit is sorted.
+    """
+    R, V = x.shape
+    bucket = np.empty(V, np.int64)
+    for r in range(R):
+        top = x[r].max()
+        mass = np.zeros(_BUCKETS)
+        for i in range(V):
+            bucket[i] = np.int64(min((np.float64(top) - np.float64(x[r, i])) * _BUCKETS_PER_NAT, _BUCKETS - 1.0))
+            mass[bucket[i]] += probs[r, i]
+        border, below = _BUCKETS - 1, 0.0
+        while border > 0 and below + mass[border] <= limits[r]:
+            below += mass[border]
+            border -= 1
+        members = np.nonzero(bucket == border)[0]
+        order = members[np.argsort(x[r][members], kind="mergesort")]
+        last = len(order) - 1 if border == 0 else len(order)  # the largest token always stays
+        for j in range(last):
+            below += probs[r, order[j]]
+            if below > limits[r]:
+                break
+            x[r, order[j]] = -np.inf
+        for i in range(V):
+            if bucket[i] > border:
+                x[r, i] = -np.inf
+
+
+def _drop_tail_torch(x: Float[Tensor, "R V"], limits: Float[Tensor, "R"]) -> Float[Tensor, "R V"]:
+    """The same by sorting every row, for devices without compiled kernels."""
+    ordered, order = x.sort(dim=-1, stable=True)
+    drop = ordered.softmax(-1).cumsum(-1, dtype=torch.float64) <= limits[:, None]
+    drop[:, -1] = False
+    return x.masked_fill(drop.scatter(-1, order, drop), -torch.inf)
+
+
+def _top_p(x: Float[Tensor, "B N V"], top_p: list[float]) -> Float[Tensor, "B N V"]:
+    rounding = torch.finfo(x.dtype).eps / 2  # masses that are equal up to rounding count as equal
+    limits = torch.tensor([1 - p + rounding for p in top_p], dtype=torch.float64).repeat_interleave(x.shape[1])
+    rows = x.flatten(0, 1)
+    if x.device.type != "cpu":
+        return _drop_tail_torch(rows, limits.to(x.device)).view_as(x)
+    kept = rows.clone().contiguous()
+    _drop_tail(kept.numpy(), rows.softmax(-1).numpy(), limits.numpy())
+    return kept.view_as(x)
+
+
+def _min_p(x: Float[Tensor, "B N V"], min_p: list[float]) -> Float[Tensor, "B N V"]:
+    probs = x.softmax(-1)
+    return x.masked_fill(probs < _column(min_p, x) * probs.amax(-1, keepdim=True), -torch.inf)
+
+
+def _temper(x: Float[Tensor, "B N V"], temperatures: list[float]) -> Float[Tensor, "B N V"]:
+    if all(t in (0, 1) for t in temperatures):
+        return x
+    tiny = torch.finfo(x.dtype).tiny
+    if any(0 < t < 1e-3 for t in temperatures):
+        x = x - x.amax(-1, keepdim=True)  # the quotients could overflow
+    return x / _column([max(t, tiny) if t else 1.0 for t in temperatures], x)
+
+
+def _where(params: Sequence[SamplingParams], asks: Callable[[SamplingParams], bool]) -> list[int]:
+    return [b for b, row in enumerate(params) if not row.greedy and asks(row)]
+
+
+def _checked(x: Float[Tensor, "B N V"], tree: TokenTree) -> Float[Tensor, "B N V"]:
+    """Refuse nodes without a finite largest logit; rows of padding may hold anything and become flat."""
+    bad = ~x.amax(-1).isfinite()
+    if not bad.any():
+        return x
+    where = (bad & tree.is_node).nonzero()
+    if len(where):
+        b, n = where[0].tolist()
+        cause = "only -inf" if (x[b, n] == -torch.inf).all() else "NaN or +inf"
+        raise InvalidInputError(
+            f"logits of row {b}, node {n} hold {cause}; expected finite logits with at least one token allowed. "
+            "Check the model's weights and precision, logit_bias, and min_tokens."
+        )
+    return x.masked_fill(bad[..., None], 0.0)
+
+
+def _point_mass(x: Float[Tensor, "B N V"]) -> Float[Tensor, "B N V"]:
+    largest = torch.from_numpy(x.numpy().argmax(-1)) if x.device.type == "cpu" else x.argmax(-1)  # torch's is ten times slower
+    return torch.zeros_like(x).scatter_(-1, largest[..., None], 1.0)
+
+
+def process(
+    logits: Float[Tensor, "B N V"],
+    tree: TokenTree,
+    contexts: Sequence[Sequence[int]],
+    prompt_lengths: Sequence[int],
+    params: Sequence[SamplingParams],
+    stop_ids: Sequence[int] = (),
+) -> Float[Tensor, "B N V"]:
+    """Processed logits, whose softmax is the law; at temperature 0 those before the temperature.
+
+    contexts: all committed token ids of each row, root included; the path below the root is read from the tree.
+    prompt_lengths: how many of them are the prompt.  stop_ids: the model's end-of-sequence ids, for min_tokens.
+
+    Raises:
+        InvalidInputError: a node whose logits hold NaN or +inf, or have no token left; it names the row.
+
+    Example:
+        >>> root = TokenTree.roots(torch.tensor([1]))
+        >>> process(torch.tensor([[[1.0, 2.0, 3.0]]]), root, [[1]], [1], [SamplingParams(top_k=2, temperature=0.5)]).tolist()
+        [[[-inf, 4.0, 6.0]]]
+    """
+    x = _wide(logits)
+    plain = all(map(is_plain, params))
+    if not plain:
+        x = _process_context(x, tree, contexts, prompt_lengths, params, stop_ids)
+    x = _temper(x, [row.temperature for row in params])
+    x = _checked(x, tree)
+    if plain:
+        return x
+    rows = _where(params, lambda row: row.top_k > 0)
+    x = _on_rows(x, rows, lambda part: _top_k(part, [params[b].top_k for b in rows]))
+    rows = _where(params, lambda row: row.top_p < 1)
+    x = _on_rows(x, rows, lambda part: _top_p(part, [params[b].top_p for b in rows]))
+    rows = _where(params, lambda row: row.min_p > 0)
+    return _on_rows(x, rows, lambda part: _min_p(part, [params[b].min_p for b in rows]))
+
+
+def laws(
+    logits: Float[Tensor, "B N V"],
+    tree: TokenTree,
+    contexts: Sequence[Sequence[int]],
+    prompt_lengths: Sequence[int],
+    params: Sequence[SamplingParams],
+    stop_ids: Sequence[int] = (),
+) -> Float[Tensor, "B N V"]:
+    """The laws that are sampled, one at every node; arguments and errors as for `process`.
+
+    Example:
+        >>> root = TokenTree.roots(torch.tensor([1, 1]))
+        >>> both = [SamplingParams(temperature=0), SamplingParams()]
+        >>> laws(torch.tensor([[[2.0, 2.0, 0.0]]]).expand(2, 1, 3), root, [[1], [1]], [1, 1], both).tolist()
+        [[[1.0, 0.0, 0.0]], [[0.468..., 0.468..., 0.063...]]]
+    """
+    x = process(logits, tree, contexts, prompt_lengths, params, stop_ids)
+    greedy = [b for b, row in enumerate(params) if row.greedy]
+    if len(greedy) == len(x):
+        return _point_mass(x)
+    p = x.softmax(-1)
+    p[greedy] = _point_mass(x[greedy])
+    return p

@@ -1,0 +1,64 @@
+"""Compiled passes over vocabulary rows: rows are float32 or float64, all arithmetic is float64.
+
+    p  target row      law  what a tried token was drawn from      w  weight: P(a context may be accepted at all)
+
+A token x that was drawn from `law` and is tried at a context of weight w is kept with probability min(1, w p(x)/law(x)).
+After a rejection S = sum max(0, w p - law) is what the target still lacks, out of S + 1 - w that is left.
+"""
+
+import numpy as np
+from numba import njit
+
+__all__ = ["compiled", "copy_normalised", "keep", "reject", "reweight", "surplus", "total"]
+
+compiled = njit(cache=True, error_model="numpy", fastmath={"reassoc"})  # sums may be reordered into vector registers
+
+
+@compiled
+def total(row: np.ndarray) -> float:  # pragma: no cover - compiled
+    """sum(row)."""
+    s = 0.0
+    for t in range(row.size):
+        s += row[t]
+    return s
+
+
+@compiled
+def surplus(a: float, p: np.ndarray, b: float, law: np.ndarray) -> float:  # pragma: no cover - compiled
+    """sum max(0, a p - b law)."""
+    s = 0.0
+    for t in range(p.size):
+        s += max(a * p[t] - b * law[t], 0.0)
+    return s
+
+
+@compiled
+def copy_normalised(row: np.ndarray, out: np.ndarray) -> None:  # pragma: no cover - compiled
+    """out = row / sum(row)."""
+    s = total(row)
+    for t in range(row.size):
+        out[t] = row[t] / s
+
+
+@compiled
+def keep(w: float, px: float, lawx: float) -> float:  # pragma: no cover - compiled
+    """Weight of the tried token's context; NaN where the draft gave it no mass, which no draw can do."""
+    if not lawx > 0.0:
+        return np.nan
+    return 1.0 if w * px >= lawx else w * px / lawx
+
+
+@compiled
+def reweight(w: float, s: float) -> float:  # pragma: no cover - compiled
+    """Weight after a rejection: S / (S + 1 - w); 1 where nothing can be left."""
+    return 1.0 if s == 0.0 and w == 1.0 else s / (s + (1.0 - w))
+
+
+@compiled
+def reject(w: float, p: np.ndarray, law: np.ndarray) -> float:  # pragma: no cover - compiled
+    """The rejection of a token of `law`: p becomes the normalised residual (kept where it is empty); the new weight."""
+    s = surplus(w, p, 1.0, law)
+    if s > 0.0:
+        for t in range(p.size):
+            p[t] = max(w * p[t] - law[t], 0.0) / s
+    return reweight(w, s)
