@@ -1,0 +1,90 @@
+"""Block verification: decide how much of a chain to keep from the whole chain at once.
+
+Sun et al. 2024 (arXiv 2403.10444). Row i is the context after i accepted tokens.
+
+    w_0 = 1     w_i = min(1, w_{i-1} p_{i-1}(x_i) / q_{i-1}(x_i))          the PRODUCT is clamped, not each factor
+    S_i = sum_y max(0, w_i p_i(y) - q_i(y))     h_i = S_i / (S_i + 1 - w_i)     h_L = w_L
+    stop at the largest i with u_i < h_i, u_i independent; then emit N((w_i p_i - q_i)+), or p_L at the leaf
+
+Lossless for one chain drawn from q, and no lossless rule keeps more of a single chain. 1 + E[sum w_i] tokens per call.
+Traps: clamping each factor; a residual without the weight; an uncapped last position; stopping at the first failure.
+"""
+
+from functools import partial
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polydraft.core import Draft, Method, SiblingLaw, TreeShape
+from polydraft.errors import InvalidInputError
+from polydraft.verifiers._residual import normalise, normalise_or, positive_part
+from polydraft.verifiers._rows import compiled, keep, reweight, surplus, total
+from polydraft.verifiers._verdict import TreeVerdict
+
+__all__ = ["Block", "block"]
+
+
+@compiled
+def _weights(p, q, rows, tokens, parents, stop, weights):  # pragma: no cover - compiled
+    """Fill stop probabilities and weights w of one batch row; p [N, V], q [R, V]."""
+    w, last = 1.0, 0
+    weights[0] = w
+    while last + 1 < len(tokens) and parents[last + 1] >= 0:
+        x, r = tokens[last + 1], rows[last + 1]
+        w = keep(w, p[last, x] / total(p[last]), q[r, x] / total(q[r]))
+        last += 1
+        weights[last] = w
+    stop[last] = w
+    alive = 1.0 - w
+    for i in range(last - 1, -1, -1):
+        r = rows[i + 1]
+        h = reweight(weights[i], surplus(weights[i] / total(p[i]), p[i], 1.0 / total(q[r]), q[r]))
+        stop[i] = alive * h
+        alive *= 1.0 - h
+
+
+def _after(p: Tensor, draft: Draft, weights: Tensor, node: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+    """N((w p - q)+) above the leaf, p at the leaf."""
+    batch = torch.arange(len(p), device=p.device)
+    here = normalise(p[batch, node].double())
+    following = (node + 1).clamp(max=draft.tree.num_nodes - 1)
+    inner = (node + 1 < draft.tree.num_nodes) & (draft.tree.parents[batch, following] == node)
+    if draft.probs is None or not inner.any():
+        return here
+    q = normalise(draft.probs[batch, draft.rows[batch, following].clamp(min=0)].double())
+    residual = normalise_or(positive_part(weights[batch, node, None] * here - q), otherwise=here)
+    return torch.where(inner[:, None], residual, here)
+
+
+class Block:
+    """The verifier."""
+
+    info = Method(
+        name="block",
+        title="Block verification",
+        authors="Sun et al.",
+        year=2024,
+        arxiv="2403.10444",
+        laws=frozenset({SiblingLaw.IID}),
+        shapes=frozenset({TreeShape.CHAIN}),
+    )
+
+    def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
+        stop = np.zeros(draft.tree.tokens.shape)
+        weights = np.zeros_like(stop)
+        p = target_probs.cpu().contiguous().numpy()
+        q = p[:, :1] if draft.probs is None else draft.probs.cpu().contiguous().numpy()
+        arrays = [x.cpu().contiguous().numpy() for x in (draft.rows, draft.tree.tokens, draft.tree.parents)]
+        for b in range(len(p)):
+            _weights(p[b], q[b], *(x[b] for x in arrays), stop[b], weights[b])
+        if np.isnan(stop).any():
+            raise InvalidInputError("a drafted token has probability 0 in its row of draft.probs; report the very rows that were sampled.")
+        device = target_probs.device
+        table = torch.from_numpy(weights).to(device)
+        return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), partial(_after, target_probs, draft, table))
+
+
+block = Block()
+"""The verifier."""

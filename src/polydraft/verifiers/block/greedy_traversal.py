@@ -1,0 +1,186 @@
+"""Greedy traversal verification (GTV): try the children of a node in the order of p/q, deepest first, wasting no draw.
+
+Our own rule. It joins the selection of greedy multi-path block verification (Thomas & Pal 2026, arXiv 2602.16961) with the
+leaf-to-root walk of traversal verification (Weng et al. 2025, 2505.12398).
+
+    visit(v, w): accepts v or something below it with total probability w; the root has w = 1
+    b(t)   bucket of token t: 1/16 octaves of p(t)/q(t); lo_b, hi_b = q-mass below and up to bucket b
+    law(t) proportional to q(t) sum_{i<n} hi_b^i lo_b^(n-1-i)    the first draw, in draw order, of the highest bucket drawn
+
+    while draws remain: for the tokens x of the highest bucket that holds a draw, first drawn first:
+        visit(x, min(1, w p(x) / law(x)));  p <- N((w p - law)+), S its sum;  w <- S / (S + 1 - w)
+        law <- q inside the bucket without the tokens tried
+      then q <- q below the bucket, and the order is computed anew on the residual p
+    accept v with probability w, and emit a token of p
+
+Where drafts already fit (sum min(p, q) > 1 - 0.2/n) all tokens share one bucket, which is traversal verification. One path
+is block verification. Lossless for iid draws whose number at each node was fixed beforehand; the order may be any function
+of prefix, rows and residuals, never of draws not yet looked at (specification 9.2).
+Traps: merged duplicates, sorted siblings, a trunk token counted once for each path.
+"""
+
+from functools import partial
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polydraft import tree
+from polydraft.core import Draft, Method, SiblingLaw, TreeShape
+from polydraft.errors import InvalidInputError
+from polydraft.verifiers._residual import normalise, normalise_or, positive_part
+from polydraft.verifiers._rows import compiled, copy_normalised, keep, reject, reweight, surplus, total
+from polydraft.verifiers._verdict import TreeVerdict
+
+__all__ = ["GreedyTraversal", "greedy_traversal"]
+
+PER_OCTAVE = 16.0
+HALF = 128
+BUCKETS = 2 * HALF + 1
+GATE = 0.2
+
+
+@compiled
+def _order(p, q, n, buckets):  # pragma: no cover - compiled
+    """Bucket of every token; all in one where there is one draw or the gate is closed."""
+    shared = 0.0
+    for t in range(p.size):
+        shared += min(p[t], q[t])
+    if n == 1 or shared > 1.0 - GATE / n:
+        buckets[:] = 0
+        return
+    for t in range(p.size):
+        buckets[t] = 0
+        if p[t] > 0.0 and q[t] > 0.0:
+            ratio = np.rint(PER_OCTAVE * np.log2(p[t] / q[t]))
+            buckets[t] = np.int64(min(max(ratio, -HALF), HALF)) + HALF
+
+
+@compiled
+def _first_of_highest(q, n, buckets, law):  # pragma: no cover - compiled
+    """law of the first draw, in draw order, of the highest bucket that holds one of n draws."""
+    mass, weight = np.zeros(BUCKETS), np.zeros(BUCKETS)
+    for t in range(q.size):
+        mass[buckets[t]] += q[t]
+    lo = 0.0
+    for j in range(BUCKETS):
+        hi = lo + mass[j]
+        for i in range(n):
+            weight[j] += hi**i * lo ** (n - 1 - i)
+        lo = hi
+    s = 0.0
+    for t in range(q.size):
+        law[t] = q[t] * weight[buckets[t]]
+        s += law[t]
+    for t in range(q.size):
+        law[t] /= s
+
+
+@compiled
+def _restrict(q, buckets, low, high, out):  # pragma: no cover - compiled
+    """out = q on the buckets low <= b < high, renormalised; all zero where nothing is left."""
+    s = 0.0
+    for t in range(q.size):
+        out[t] = q[t] if low <= buckets[t] < high else 0.0
+        s += out[t]
+    if s > 0.0:
+        for t in range(q.size):
+            out[t] /= s
+
+
+@compiled
+def _visit(u, w, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, stop, weights):  # pragma: no cover
+    """Visit context u with weight w; `alive` = probability that nothing was accepted before; returns it after u."""
+    n = counts[u]
+    if n == 1:
+        x = kids[u, 0]
+        t, r = tokens[x], rows[x]
+        pu, qu = total(p[u]), total(q[r])
+        into = keep(w, p[u, t] / pu, q[r, t] / qu)
+        alive = _visit(first[x], into, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, stop, weights)
+        weights[u] = w
+        w = reweight(w, surplus(w / pu, p[u], 1.0 / qu, q[r]))
+    elif n > 1:
+        k = place[u]
+        copy_normalised(p[u], P[k])
+        copy_normalised(q[rows[kids[u, 0]]], Q[k])
+        left = kids[u, :n].copy()
+        while left.size > 0:
+            _order(P[k], Q[k], left.size, order[k])
+            _first_of_highest(Q[k], left.size, order[k], LAW[k])
+            highest = order[k][tokens[left]].max()
+            inside = left[order[k][tokens[left]] == highest]
+            left = left[order[k][tokens[left]] < highest]
+            while inside.size > 0:
+                x = inside[0]
+                t = tokens[x]
+                into = keep(w, P[k, t], LAW[k, t])
+                alive = _visit(
+                    first[x], into, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, stop, weights
+                )
+                w = reject(w, P[k], LAW[k])
+                inside = inside[tokens[inside] != t]
+                Q[k, t] = 0.0
+                if inside.size > 0:
+                    _restrict(Q[k], order[k], highest, highest + 1, LAW[k])
+            if left.size > 0:
+                _restrict(Q[k], order[k], 0, highest, Q[k])
+    stop[u] = alive * w
+    return alive * (1.0 - w)
+
+
+def _after(
+    draft: Draft, p: Tensor, kids: Tensor, counts: Tensor, weights: Tensor, residuals: list[dict[int, Tensor]], node: Int[Tensor, "B"]
+) -> Float[Tensor, "B V"]:
+    """The target row with all that the children took out of it."""
+    laws = []
+    for b, u in enumerate(node.tolist()):
+        here = normalise(p[b, u].double())
+        if counts[b, u] == 1:
+            assert draft.probs is not None
+            q = normalise(draft.probs[b, draft.rows[b, kids[b, u, 0]]].double())
+            here = normalise_or(positive_part(weights[b, u] * here - q), otherwise=here)
+        laws.append(residuals[b].get(u, here))
+    return torch.stack(laws)
+
+
+class GreedyTraversal:
+    """The verifier."""
+
+    info = Method(
+        name="greedy_traversal",
+        title="Greedy traversal verification (GTV)",
+        authors="polydraft",
+        year=2026,
+        arxiv="",
+        laws=frozenset({SiblingLaw.IID}),
+        shapes=frozenset({TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT}),
+    )
+
+    def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
+        device = target_probs.device
+        kids = tree.children(draft.tree)
+        first = tree.first_copies(draft.tree)
+        counts = (kids >= 0).sum(-1)
+        p = target_probs.cpu().contiguous().numpy()
+        q = p[:, :1] if draft.probs is None else draft.probs.cpu().contiguous().numpy()
+        host = [x.cpu().contiguous().numpy() for x in (draft.rows, draft.tree.tokens, first, kids, counts)]
+        stop, weights = np.zeros(draft.tree.tokens.shape), np.ones(draft.tree.tokens.shape)
+        residuals: list[dict[int, Tensor]] = []
+        for b in range(len(p)):
+            several = np.flatnonzero(host[4][b] > 1)
+            place = np.zeros(draft.tree.num_nodes, np.int64)
+            place[several] = np.arange(len(several))
+            P, Q, LAW = np.empty((3, len(several), p.shape[-1]))
+            order = np.empty((len(several), p.shape[-1]), np.int64)
+            _visit(0, 1.0, 1.0, p[b], q[b], *(x[b] for x in host), place, P, Q, LAW, order, stop[b], weights[b])
+            residuals.append({int(u): torch.from_numpy(P[k]).to(device) for k, u in enumerate(several)})
+        if np.isnan(stop).any():
+            raise InvalidInputError("a drafted token has probability 0 in its row of draft.probs; report the very rows that were sampled.")
+        after = partial(_after, draft, target_probs, kids, counts, torch.from_numpy(weights).to(device), residuals)
+        return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), after)
+
+
+greedy_traversal = GreedyTraversal()
+"""The verifier."""

@@ -1,0 +1,78 @@
+"""Exponential race: target and draft pick from the same clocks, and the walk goes on while the target's pick was drafted.
+
+Kobus & Gunduz 2025 (ERSD, arXiv 2504.15475); one draft: Daliri, Musco & Suresh 2024 (2408.07978).
+
+    E_t(i)  Exp(1) clock of token i at absolute position t, a function of (seed, sample, t, i) alone
+    y_t   = argmin_i E_t(i) / p(i | path)        the target's pick        draft: the smallest E_t(i) / q(i)
+
+The output is y_0 y_1 ...: a function of seed and target, not of drafter, tree, batch or number of rounds (seed-exact).
+So every draft is admissible whose tokens do not look ahead in a way that the clocks could not cause, and the law is exact
+because each y_t ~ p. Acceptance is highest for COUPLED drafts.
+Trap: all nodes of a depth share their clocks, so a coupled draft must not be given to a leaf-to-root rule.
+"""
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polydraft import noise, tree
+from polydraft.core import Draft, Method, NoiseKey, SiblingLaw, TokenTree, TreeShape
+from polydraft.errors import InvalidInputError
+from polydraft.verifiers._verdict import TreeVerdict
+
+__all__ = ["Race", "race"]
+
+
+def _picks(key: NoiseKey, depth: Int[Tensor, "B N"], p: Float[Tensor, "B N V"]) -> Int[Tensor, "B N"]:
+    """The target's pick at every node: argmax p / E, the lowest id among equals."""
+    picks = torch.zeros_like(depth)
+    for d in range(int(depth.max()) + 1):
+        clocks = noise.clocks(NoiseKey(key.seed, key.sample, key.position + d), p.shape[-1])
+        for b, n in (depth == d).nonzero().tolist():
+            picks[b, n] = int(np.argmax((p[b, n].double() / clocks[b]).cpu().numpy()))
+    return picks
+
+
+def _walk(drafted: TokenTree, picks: Int[Tensor, "B N"]) -> Int[Tensor, "B"]:
+    """Where the walk along the picks leaves the tree."""
+    below, tokens, picked = tree.children(drafted).tolist(), drafted.tokens.tolist(), picks.tolist()
+    ends: list[int] = []
+    for b in range(len(tokens)):
+        node, following = 0, 0
+        while following >= 0:
+            node = following
+            following = next((c for c in below[b][node] if c >= 0 and tokens[b][c] == picked[b][node]), -1)
+        ends.append(node)
+    return torch.tensor(ends, device=picks.device)
+
+
+class Race:
+    """The verifier. Its verdict is a point mass given the noise, which it reads from `draft.noise`."""
+
+    info = Method(
+        name="race",
+        title="Exponential race (seed-exact)",
+        authors="Kobus & Gunduz",
+        year=2025,
+        arxiv="2504.15475",
+        laws=frozenset(SiblingLaw),
+        shapes=frozenset(TreeShape),
+    )
+
+    def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
+        if draft.noise is None:
+            raise InvalidInputError("a draft without noise was given to the race; expected draft.noise, the key of this round's clocks.")
+        picks = _picks(draft.noise, tree.depths(draft.tree), target_probs)
+        node = _walk(draft.tree, picks)
+        stop = torch.zeros(picks.shape, dtype=torch.float64, device=picks.device).scatter_(1, node[:, None], 1.0)
+
+        def after(at: Tensor) -> Tensor:
+            law = torch.zeros_like(target_probs[:, 0], dtype=torch.float64)
+            return law.scatter_(1, picks.gather(1, at[:, None]), 1.0)
+
+        return TreeVerdict(draft.tree, stop, after)
+
+
+race = Race()
+"""The verifier."""

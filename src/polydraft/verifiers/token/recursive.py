@@ -1,0 +1,80 @@
+"""Recursive rejection sampling: try the children in draw order, each against what the earlier ones left over.
+
+With replacement: Miao et al. 2023 (SpecInfer, arXiv 2305.09781), Yang et al. 2024 (MCSD, 2401.06706). Without: Jeon et
+al. 2024 (RSD, 2402.14160), Chen et al. 2024 (Sequoia, 2402.12374).
+
+    r    what the target still wants: p at first, then N((r - c)+) after each rejection
+    c_j  law of draw j given the draws before it: q, or q without them, renormalised
+
+    accept x_j with probability min(1, r(x_j) / c_j(x_j)); if all are rejected emit a token of r.
+
+Lossless iff c_j is the true conditional law of draw j.
+Traps: skipping duplicates of iid draws; verifying draws without replacement with c_j = q; sorting siblings by q.
+"""
+
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polydraft.core import Method, SiblingLaw, TreeShape
+from polydraft.verifiers._residual import normalise_or, positive_part
+from polydraft.verifiers.token.speculative import accept_probability
+from polydraft.verifiers.tree.topdown import TopDown
+
+__all__ = ["emitted", "recursive", "recursive_wor"]
+
+
+def emitted(
+    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[Tensor, "M n"], *, replacement: bool
+) -> Float[Tensor, "M V"]:
+    """Law of the emitted token given the draws, in their order; -1 = no draw.
+
+    Example:
+        >>> p, q = torch.tensor([[0.3, 0.7]]), torch.tensor([[0.6, 0.4]])
+        >>> emitted(p, q, torch.tensor([[0, 0]]), replacement=True).tolist()
+        [[0.5, 0.5]]
+    """
+    assert q is not None
+    r, c = p, q
+    law, alive = torch.zeros_like(p), torch.ones_like(p[:, 0])
+    for draw in draws.unbind(1):
+        there, x = draw >= 0, draw.clamp(min=0)
+        accept = torch.where(there, accept_probability(r, c, x), 0.0)
+        law = law.scatter_add(1, x[:, None], (alive * accept)[:, None])
+        alive = alive * (1 - accept)
+        r = torch.where(there[:, None], normalise_or(positive_part(r - c), otherwise=r), r)
+        if not replacement:
+            without = c.scatter(1, x[:, None], 0.0)  # re-summed: 1 - c(x) loses what is left of a sharp law
+            c = torch.where(there[:, None], normalise_or(without, otherwise=c), c)
+    return law + alive[:, None] * r
+
+
+recursive = TopDown(
+    Method(
+        name="recursive",
+        title="Recursive rejection, with replacement",
+        authors="Miao et al.; Yang et al.",
+        year=2024,
+        arxiv="2401.06706",
+        laws=frozenset({SiblingLaw.IID}),
+        shapes=frozenset(TreeShape),
+    ),
+    partial(emitted, replacement=True),
+)
+"""The verifier for iid draws."""
+
+recursive_wor = TopDown(
+    Method(
+        name="recursive_wor",
+        title="Recursive rejection, without replacement",
+        authors="Jeon et al.; Chen et al.",
+        year=2024,
+        arxiv="2402.14160",
+        laws=frozenset({SiblingLaw.WITHOUT_REPLACEMENT}),
+        shapes=frozenset(TreeShape),
+    ),
+    partial(emitted, replacement=False),
+)
+"""The verifier for draws without replacement."""
