@@ -47,11 +47,11 @@ def sample_texts(target: nn.Module, prompts: Tensor, length: int, generator: tor
 
 
 def sample_corpus(target: nn.Module, stream: np.ndarray, path: Path, *, num_rows: int, length: int, prompt_length: int, seed: int) -> np.ndarray:
-    """Target-written rows, uint16 [num_rows, length], grown in `path` 64 rows at a time; resumes from what is there.
+    """Target-written rows, uint16 [num_rows, length], grown in `path` 256 rows at a time; resumes from what is there.
 
     Odd rows start at the end-of-text token, even ones with `prompt_length` tokens of `stream` at a random place.
     """
-    batch_size = 64
+    batch_size = 256
     rows = np.load(path) if path.exists() else np.zeros((0, length), dtype=np.uint16)
     while len(rows) < num_rows:
         chunk = len(rows) // batch_size

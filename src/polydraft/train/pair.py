@@ -108,10 +108,11 @@ def draft(
     work: Work = Path("build/pair"),
     seed: Seed = 0,
     threads: Threads = 1,
-    pretrain_steps: int = 500,
-    num_steps: int = 1600,
-    num_samples: int = 2048,
+    pretrain_steps: int = 1000,
+    num_steps: int = 1000,
+    num_samples: int = 1024,
     tv_weight: float = 0.0,
+    compile: bool = False,
 ) -> None:
     """Pre-train the draft on fresh text, then distil it on the target's laws; resumes from its checkpoints."""
     import numpy as np
@@ -125,6 +126,8 @@ def draft(
     stream = np.load(work / "train.npy")[json.loads((work / "target.json").read_text())["num_tokens"] :]
     report = lambda line: typer.echo(line)  # noqa: E731
     model = llama(DRAFT, seed=seed + 1)
+    if compile:
+        model.compile(dynamic=False)
     warm = (Phase(pretrain_steps, 16, 256),)
     train(
         model, next_token_loss, shuffled_rows(stream, warm, seed=seed), num_steps=pretrain_steps, checkpoint=work / "draft-pretrained.pt", floor=1.0, report=report
@@ -136,6 +139,8 @@ def draft(
     samples = sample_corpus(
         teacher, rest, work / "samples.npy", num_rows=num_samples, length=length + 1, prompt_length=64, seed=seed
     )
+    if compile:
+        teacher.compile(dynamic=False)
     batch = mixed_batches(shuffled_rows(rest, phases, seed=seed), samples, rows_per_batch=generated_rows, num_steps=mixed)
     loss = distillation_loss(teacher, tv_weight=tv_weight)
     train(model, loss, batch, num_steps=num_steps, checkpoint=work / "draft.pt", muon_lr=0.015, adam_lr=2e-3, report=report)

@@ -1,0 +1,65 @@
+# make demo    install, then watch the embedded pair generate with and without drafts
+# make test    install with development tools, then tests, examples and linters
+#
+# PYTHON    interpreter for the virtual environment (3.10 or newer)
+# PIP_ARGS  more arguments for pip, for example an index of CPU-only wheels of PyTorch
+
+PYTHON ?= python3.11
+PIP_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install $(PIP_ARGS) -c constraints.txt
+REQUIREMENTS := pyproject.toml constraints.txt
+
+# One thread: two busy neighbours make two-thread matrix products twenty times slower.
+export OMP_NUM_THREADS := 1
+export MKL_NUM_THREADS := 1
+export NUMBA_NUM_THREADS := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help demo test install install-dev lint suite clean
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+demo: install
+	@$(BIN)/python -m polydraft
+
+test: install-dev
+	@$(MAKE) --no-print-directory lint suite
+
+install: $(VENV)/.installed
+install-dev: $(VENV)/.installed-dev
+
+lint:
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+
+suite:
+	$(BIN)/python -m pytest
+
+$(VENV)/.created:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "error: '$(PYTHON)' was not found. Name another Python (3.10 or newer): make PYTHON=python3 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "error: '$(PYTHON)' is $$($(PYTHON) -V 2>&1); expected Python 3.10 or newer (3.11 is tested)." \
+	       "Name another: make PYTHON=python3.11 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "error: '$(PYTHON)' has no venv module. On Debian and Ubuntu: apt install $$(basename $(PYTHON))-venv." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(REQUIREMENTS) | $(VENV)/.created
+	@echo "Installing polydraft into $(VENV); torch is the big download."
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(REQUIREMENTS) | $(VENV)/.created
+	@echo "Installing polydraft and its development tools into $(VENV); torch is the big download."
+	@$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) dist .pytest_cache .ruff_cache .hypothesis

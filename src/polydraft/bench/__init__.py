@@ -1,0 +1,1 @@
+"""Measure, compare with peers."""

@@ -1,0 +1,116 @@
+"""`polydraft doctor`: what this machine offers and which path the engine takes on it, and why."""
+
+import json
+import os
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+from time import perf_counter
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["doctor", "examine"]
+
+PACKAGES = ("polydraft", "torch", "transformers", "tokenizers", "safetensors", "numpy", "numba")
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _processor() -> str:
+    """The processor's name where the system tells it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _machine() -> dict[str, Any]:
+    import torch
+
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    return {
+        "processor": _processor(),
+        "cores": usable,
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "torch_threads": torch.get_num_threads(),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "not set"),
+        "blas": blas.group(1) if blas else "unknown",
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "copy_bandwidth_gb_per_s": round(_bandwidth() / 1e9, 1),
+    }
+
+
+def _bandwidth(num_bytes: int = 64 << 20, rounds: int = 5) -> float:
+    """Bytes read and written per second by one thread that copies memory larger than the caches; best of several."""
+    import numpy as np
+
+    source = np.ones(num_bytes, np.uint8)
+    target = np.empty_like(source)
+    best = float("inf")
+    for _ in range(rounds):
+        start = perf_counter()
+        np.copyto(target, source)
+        best = min(best, perf_counter() - start)
+    return 2 * num_bytes / best
+
+
+def _kernels() -> dict[str, Any]:
+    """Which path scores the embedded target, why, and how long one pass over one token takes."""
+    import torch
+
+    from polydraft.core import TokenTree
+    from polydraft.models import load, pair
+    from polydraft.models.llama import CompiledLlama
+
+    folder = str(pair.target_folder())
+    reason = CompiledLlama.why_unsupported(load.load_transformers(folder))
+    start = perf_counter()
+    model = load.load_model(folder, max_num_seqs=1)
+    root = TokenTree.roots(torch.tensor([0]))
+    model.score([0], root)
+    ready = perf_counter() - start
+    start = perf_counter()
+    for _ in range(10):
+        model.score([0], root)
+    return {
+        "path": type(model).__name__,
+        "why": reason or "a model of the Llama family in float32 on a CPU: one compiled call a pass",
+        "seconds_to_load_and_compile": round(ready, 2),
+        "milliseconds_per_pass": round((perf_counter() - start) * 100, 3),
+    }
+
+
+def _pair() -> dict[str, Any]:
+    from polydraft.models import pair
+
+    return {"folder": str(pair.embedded_folder()), "prompts": len(pair.prompts()), **pair.card()["held_out"]}
+
+
+def examine() -> dict[str, dict[str, Any]]:
+    """Everything that the doctor measures, as plain data."""
+    return {"versions": _versions(), "machine": _machine(), "embedded target": _kernels(), "embedded pair": _pair()}
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """Show versions, threads, BLAS, memory bandwidth, and which compiled path is active and why."""
+    found = examine()
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    for title, facts in found.items():
+        typer.secho(title, bold=True)
+        for name, value in facts.items():
+            shown = f"{value:.4g}" if isinstance(value, float) else value
+            typer.echo(f"  {name.replace('_', ' ')}: {shown}")

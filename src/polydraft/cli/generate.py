@@ -1,0 +1,176 @@
+"""`polydraft generate`: continue a prompt."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polydraft.cli.prompts import read_prompt
+
+if TYPE_CHECKING:
+    from polydraft.core import SamplingParams
+    from polydraft.engine.api import Engine
+    from polydraft.engine.sequence import Result, Sample
+
+__all__ = ["generate"]
+
+_MODELS, _DRAFTS, _SAMPLING, _OUTPUT = "Models", "Drafts", "Sampling", "Output"
+
+
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="Text to continue; - or nothing reads standard input.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Folder of the target model; the embedded one without it.", rich_help_panel=_MODELS)
+    ] = None,
+    draft_model: Annotated[
+        str | None, typer.Option(help="Folder of a smaller model with the same vocabulary.", rich_help_panel=_MODELS)
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="For example float32 or bfloat16.", rich_help_panel=_MODELS)] = None,
+    device: Annotated[str | None, typer.Option(help="For example cpu or cuda.", rich_help_panel=_MODELS)] = None,
+    backend: Annotated[str, typer.Option(help="auto, compiled or transformers.", rich_help_panel=_MODELS)] = "auto",
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Longest prompt plus output, in tokens.", rich_help_panel=_MODELS)
+    ] = None,
+    drafter: Annotated[
+        str, typer.Option(help="A name of `polydraft methods`, none, or auto.", rich_help_panel=_DRAFTS)
+    ] = "auto",
+    verifier: Annotated[str, typer.Option(help="A name of `polydraft methods`, or auto.", rich_help_panel=_DRAFTS)] = "auto",
+    depth: Annotated[
+        int | None, typer.Option(help="Drafted tokens on a path; planned without it.", rich_help_panel=_DRAFTS)
+    ] = None,
+    num_paths: Annotated[
+        int | None, typer.Option(help="Drafted paths per step; planned without it.", rich_help_panel=_DRAFTS)
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to emit.", rich_help_panel=_SAMPLING)] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_SAMPLING)] = 1.0,
+    top_p: Annotated[float, typer.Option(help="In (0, 1].", rich_help_panel=_SAMPLING)] = 1.0,
+    top_k: Annotated[int, typer.Option(help="0 and -1 switch it off.", rich_help_panel=_SAMPLING)] = 0,
+    min_p: Annotated[float, typer.Option(help="In [0, 1].", rich_help_panel=_SAMPLING)] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="1 switches it off.", rich_help_panel=_SAMPLING)] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="0 switches it off.", rich_help_panel=_SAMPLING)] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="0 switches it off.", rich_help_panel=_SAMPLING)] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Noise of the request; drawn and reported without it.", rich_help_panel=_SAMPLING)] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be repeated.", rich_help_panel=_SAMPLING)] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end-of-text token.", rich_help_panel=_SAMPLING)] = False,
+    n: Annotated[int, typer.Option("--n", "-n", help="Independent samples.", rich_help_panel=_SAMPLING)] = 1,
+    logprobs: Annotated[int | None, typer.Option(help="Report this many alternatives beside each token (with --json).", rich_help_panel=_OUTPUT)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print text and statistics as one JSON object.", rich_help_panel=_OUTPUT)] = False,
+    show: Annotated[bool, typer.Option("--show", help="Colour accepted draft tokens.", rich_help_panel=_OUTPUT)] = False,
+    stream: Annotated[bool, typer.Option(help="Print text as it comes.", rich_help_panel=_OUTPUT)] = True,
+) -> None:
+    """Continue PROMPT: text on standard output, statistics on standard error."""
+    text = read_prompt(prompt, file)
+    from polydraft.core import SamplingParams
+
+    params = SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        max_tokens=max_tokens,
+        stop=stop or (),
+        ignore_eos=ignore_eos,
+        n=n,
+        seed=seed,
+        logprobs=logprobs,
+    )
+    options = {
+        "drafter": drafter,
+        "verifier": verifier,
+        "depth": depth,
+        "num_paths": num_paths,
+        "dtype": dtype,
+        "device": device,
+        "backend": backend,
+        "max_model_len": max_model_len,
+        "max_num_seqs": max(1, min(n, 8)),
+    }
+    engine = _engine(model, draft_model, options)
+    _say_limits(engine)
+    if as_json:
+        _print_json(engine, engine.generate(text, params)[0])
+    elif stream and n == 1:
+        _stream(engine, text, params, show)
+    else:
+        _print_samples(engine.generate(text, params, progress=sys.stderr.isatty())[0])
+
+
+def _engine(model: str | None, draft_model: str | None, options: dict[str, Any]) -> "Engine":
+    from transformers.utils import logging
+
+    from polydraft.engine.api import Engine
+
+    logging.disable_progress_bar()
+    given = {} if draft_model is None else {"draft": draft_model}
+    return Engine.embedded(**given, **options) if model is None else Engine.from_pretrained(model, **given, **options)
+
+
+def _say_limits(engine: "Engine") -> None:
+    built = engine.summary()
+    size = "" if built["cache_bytes"] is None else f", cache {built['cache_bytes'] / 1e6:.1f} MB"
+    drafts = "no drafts" if built["drafter"] is None else f"drafter {built['drafter']}"
+    typer.echo(
+        f"{built['target']}: context of {built['max_model_len']} tokens, {built['max_num_seqs']} sequences at a time{size}; "
+        f"{drafts}, verifier {built['verifier']}{'' if built['lossless'] else ' (not lossless)'}",
+        err=True,
+    )
+
+
+def _statistics(sample: "Sample") -> str:
+    stats = sample.stats
+    accepted = f", {stats.accepted} of {stats.drafted} drafted tokens accepted" if stats.drafted else ""
+    failed = f"; drafter switched off: {stats.drafter_error}" if stats.drafter_error else ""
+    return (
+        f"{stats.emitted} tokens, {stats.tokens_per_second:.0f} tokens/s, {stats.tokens_per_call:.2f} tokens per target call"
+        f"{accepted}; finish reason {sample.finish_reason}, seed {sample.seed}{failed}"
+    )
+
+
+def _stream(engine: "Engine", prompt: str, params: "SamplingParams", show: bool) -> None:
+    from rich.console import Console
+
+    from polydraft.cli.show import Painter, Palette
+
+    console, palette = Console(), Palette()
+    painter = Painter(engine.tokenizer, engine.encode(prompt), palette)
+    if show:
+        console.out(prompt, style="dim", end="", highlight=False)
+    sample = None
+    for output in engine.stream(prompt, params):
+        sample = output.sample
+        for piece, style in painter.paint(output):
+            console.out(piece, style=style if show else None, end="", highlight=False)
+    typer.echo()
+    if show:
+        Console(stderr=True).print(palette.legend())
+    if sample is not None:
+        typer.echo(_statistics(sample), err=True)
+
+
+def _print_samples(result: "Result") -> None:
+    for sample in result.samples:
+        if len(result.samples) > 1:
+            typer.echo(f"--- sample {sample.index + 1} of {len(result.samples)}", err=True)
+        typer.echo(sample.text)
+        typer.echo(_statistics(sample), err=True)
+
+
+def _print_json(engine: "Engine", result: "Result") -> None:
+    whole = {"text": result.text, "statistics": result.stats.to_dict(), "engine": engine.summary(), **result.to_dict()}
+    typer.echo(json.dumps(_plain(whole), ensure_ascii=False))
+
+
+def _plain(value: Any) -> Any:
+    """The same with null for infinities: JSON has none, and a banned token has log-probability -inf."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

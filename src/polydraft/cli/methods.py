@@ -1,0 +1,81 @@
+"""`polydraft methods`: every registered verifier and drafter."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from polydraft.core import Method
+
+__all__ = ["markdown", "methods", "table"]
+
+
+def _row(kind: str, name: str, info: "Method") -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "name": name,
+        "title": info.title,
+        "authors": info.authors,
+        "year": info.year,
+        "arxiv": info.arxiv,
+        "laws": sorted(law.name for law in info.laws),
+        "shapes": sorted(shape.name for shape in info.shapes),
+        "lossless": info.lossless,
+    }
+
+
+def table() -> list[dict[str, Any]]:
+    """All methods as plain data, in the registry's order; a drafter has one row for each kind of draft it makes.
+
+    Example:
+        >>> table()[0]["name"], table()[0]["year"]
+        ('speculative', 2023)
+    """
+    from polydraft import registry
+
+    verifiers = [_row("verifier", name, registry.verifier(name).info) for name in registry.names("verifier")]
+    drafters = [_row("drafter", name, info) for name in registry.names("drafter") for info in registry.drafter(name).methods]
+    return verifiers + drafters
+
+
+def _paper(row: dict[str, Any]) -> str:
+    link = f" ([{row['arxiv']}](https://arxiv.org/abs/{row['arxiv']}))" if row["arxiv"] else ""
+    return f"{row['title']}, {row['authors']}{link}"
+
+
+def markdown() -> str:
+    """The table of the README: method, year, paper, lossless."""
+    lines = ["| method | year | paper | lossless |", "|---|---|---|---|"]
+    for row in table():
+        lossless = "depends on the verifier" if row["kind"] == "drafter" else "yes" if row["lossless"] else "no"
+        lines.append(f"| `{row['name']}` ({row['kind']}) | {row['year']} | {_paper(row)} | {lossless} |")
+    return "\n".join(dict.fromkeys(lines))
+
+
+def methods(
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of the README.")] = False,
+) -> None:
+    """List verifiers and drafters: paper, year, which drafts they are exact for, whether they are lossless."""
+    if as_json:
+        typer.echo(json.dumps(table(), indent=2))
+    elif as_markdown:
+        typer.echo(markdown())
+    else:
+        _print()
+
+
+def _print() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    columns = ("name", "method", "year", "arXiv", "sibling laws", "shapes", "lossless")
+    for kind in ("verifier", "drafter"):
+        grid = Table(*columns, title=f"{kind}s", title_justify="left", box=None, header_style="bold")
+        for row in table():
+            if row["kind"] == kind:
+                words = (row["name"], row["title"], str(row["year"]), row["arxiv"] or "-")
+                laws, shapes = (", ".join(row[key]) for key in ("laws", "shapes"))
+                grid.add_row(*words, laws, shapes, "yes" if row["lossless"] else "no")
+        Console().print(grid)

@@ -1,0 +1,61 @@
+"""Text with its accepted draft tokens in colour."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.text import Text
+
+from polydraft.engine.loop import StepOutput
+from polydraft.engine.sequence import Origin
+from polydraft.engine.stopping import Detokenizer
+
+__all__ = ["Painter", "Palette"]
+
+COLOURS = ("green", "cyan", "yellow", "magenta", "blue", "red")
+
+
+class Palette:
+    """One colour for each kind of drafted token, given out in order of appearance; the target's own token has none.
+
+    Example:
+        >>> palette = Palette()
+        >>> palette.style(Origin("model")), palette.style(Origin("target")), palette.legend().plain
+        ('green', '', 'drafted by model, path 1 · plain: the one token a pass of the target adds itself')
+    """
+
+    def __init__(self) -> None:
+        self._styles: dict[Origin, str] = {}
+
+    def style(self, origin: Origin) -> str:
+        """Rich style of a token."""
+        if origin.source == "target":
+            return ""
+        return self._styles.setdefault(origin, COLOURS[len(self._styles) % len(COLOURS)])
+
+    def legend(self) -> Text:
+        """What the colours seen so far mean."""
+        kinds = [(f"drafted by {origin.source}, path {origin.branch + 1}", style) for origin, style in self._styles.items()]
+        parts = [*kinds, ("plain: the one token a pass of the target adds itself", "")]
+        return Text(" · ").join(Text(text, style) for text, style in parts)
+
+
+class Painter:
+    """Splits the text that steps give out into pieces of one origin each; it never shows more than the engine did."""
+
+    def __init__(self, tokenizer: Any, prompt_token_ids: Sequence[int], palette: Palette) -> None:
+        self._detokenizer = Detokenizer(tokenizer, prompt_token_ids, skip_special_tokens=True)
+        self._pieces: deque[tuple[str, Origin]] = deque()
+        self._palette = palette
+
+    def paint(self, output: StepOutput) -> Iterator[tuple[str, str]]:
+        """The step's certain text in order, each piece with its style."""
+        for token, origin in zip(output.token_ids, output.origins, strict=True):
+            self._pieces.append((self._detokenizer.push(token), origin))
+        room = len(output.text)
+        while room and self._pieces:
+            piece, origin = self._pieces.popleft()
+            if len(piece) > room:
+                self._pieces.appendleft((piece[room:], origin))
+            yield piece[:room], self._palette.style(origin)
+            room -= min(len(piece), room)

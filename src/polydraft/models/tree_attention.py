@@ -1,0 +1,102 @@
+"""Attention of tree nodes: which columns of the cache a node sees, and one call that reads each key once.
+
+A node sees the committed tokens of its own sequence, its ancestors and itself. The mask is additive: 0 or -inf.
+"""
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float32, Int, Int64
+from numba import njit
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from polydraft.core import AuxRows
+
+__all__ = ["GROUPED", "node_mask"]
+
+GROUPED = "polydraft_grouped"
+"""Name under which transformers knows `_grouped_attention`."""
+
+
+@njit(cache=True)
+def _nodes(
+    mask: np.ndarray, positions: np.ndarray, lengths: np.ndarray, parents: np.ndarray, since: int
+) -> None:  # pragma: no cover - compiled
+    for b in range(parents.shape[0]):
+        for n in range(since, parents.shape[1]):
+            row = mask[b, n - since]
+            row[: lengths[b]] = 0
+            row[lengths[b] :] = -np.inf
+            depth, m = -1, n
+            while m >= 0:
+                row[lengths[b] + m] = 0
+                depth += 1
+                m = parents[b, m]
+            positions[b, n - since] = lengths[b] + depth
+
+
+@njit(cache=True)
+def _aux(
+    mask: np.ndarray, lengths: np.ndarray, parents: np.ndarray, nodes: np.ndarray, sees: np.ndarray
+) -> None:  # pragma: no cover - compiled
+    N, X = parents.shape[1], nodes.shape[1]
+    first = mask.shape[1] - X
+    for b in range(parents.shape[0]):
+        for x in range(X):
+            row = mask[b, first + x]
+            row[: lengths[b]] = 0
+            row[lengths[b] :] = -np.inf
+            m = nodes[b, x]
+            while m >= 0:
+                row[lengths[b] + m] = 0
+                m = parents[b, m]
+            for y in range(X):
+                if sees[b, x, y] or x == y:
+                    row[lengths[b] + N + y] = 0
+
+
+def node_mask(
+    lengths: Int64[np.ndarray, "B"], parents: Int64[np.ndarray, "B N"], since: int = 0, aux: AuxRows | None = None
+) -> tuple[Float32[np.ndarray, "B T C"], Int64[np.ndarray, "B T"]]:
+    """Mask and positions of the nodes from `since` on, then of the auxiliary rows.
+
+    lengths: committed tokens.  parents: as in `TokenTree`; a padding node counts as a root.
+    Node m sits in column length + m, auxiliary row y in column length + N + y. C = longest length + N + X.
+
+    Example:
+        >>> mask, positions = node_mask(np.array([2]), np.array([[-1, 0, 0]]))
+        >>> (mask[0] == 0).astype(int).tolist(), positions.tolist()
+        ([[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 0, 1]], [[2, 3, 3]])
+    """
+    B, N = parents.shape
+    X = 0 if aux is None else aux.nodes.shape[1]
+    mask = np.empty((B, N - since + X, int(lengths.max()) + N + X), np.float32)
+    positions = np.empty((B, N - since + X), np.int64)
+    _nodes(mask, positions, lengths, parents, since)
+    if aux is not None:
+        _aux(mask, lengths, parents, aux.nodes.cpu().numpy(), aux.mask.cpu().numpy())
+        positions[:, N - since :] = lengths[:, None] + aux.positions.cpu().numpy()
+    return mask, positions
+
+
+def _grouped_attention(
+    module: torch.nn.Module,
+    query: Float[Tensor, "B H T D"],
+    key: Float[Tensor, "B K C D"],
+    value: Float[Tensor, "B K C E"],
+    attention_mask: Float[Tensor, "B 1 GT C"],
+    scaling: float | None = None,
+    **_: object,
+) -> tuple[Float[Tensor, "B T H E"], None]:
+    """Scaled dot-product attention whose mask repeats the T rows for each of the G = H / K query heads of a key head.
+
+    The query heads that share a key head become rows of one matrix: keys and values are never repeated in memory.
+    """
+    B, H, T, D = query.shape
+    packed = query.reshape(B, key.shape[1], -1, D)
+    out = scaled_dot_product_attention(packed, key, value, attn_mask=attention_mask, scale=scaling)
+    return out.reshape(B, H, T, -1).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(GROUPED, _grouped_attention)
