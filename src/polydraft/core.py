@@ -197,6 +197,7 @@ class Method:
 
     laws: sibling laws that a verifier accepts, or the one that a drafter makes.  shapes: likewise.
     arxiv: id such as "2211.17192", or "" where there is no paper.
+    shared_noise: the verdict is a function of the draft's own noise, a point mass once that is known.
     """
 
     name: str
@@ -207,6 +208,7 @@ class Method:
     laws: frozenset[SiblingLaw]
     shapes: frozenset[TreeShape]
     lossless: bool = True
+    shared_noise: bool = False
 
 
 @runtime_checkable

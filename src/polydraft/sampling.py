@@ -7,7 +7,7 @@ tokens only) and follow the repetition penalty:
     temperature, top_k, top_p, min_p, softmax
 
     top_k  removes logits below the k-th largest; logits equal to it stay
-    top_p  removes the smallest tokens while their summed mass is at most 1 - top_p, of equal logits the lowest id first
+    top_p  removes the smallest tokens while their summed mass is at most 1 - top_p, of equal logits the highest id first
     min_p  removes tokens below min_p times the largest probability
 
 Temperature 0 is the point mass at the largest logit before the temperature, the lowest id among equals. At least one token
@@ -148,11 +148,26 @@ _BUCKETS = 2048
 
 
 @njit(cache=True)
+def _sift(heap, x, at, size):  # pragma: no cover - compiled
+    """Let heap[at] sink: the token to remove first, smallest logit and then highest id, comes to lie on top."""
+    while 2 * at + 1 < size:
+        low = 2 * at + 1
+        if low + 1 < size:
+            a, b = heap[low + 1], heap[low]
+            low += x[a] < x[b] or (x[a] == x[b] and a > b)
+        a, b = heap[low], heap[at]
+        if not (x[a] < x[b] or (x[a] == x[b] and a > b)):
+            return
+        heap[low], heap[at] = b, a
+        at = low
+
+
+@njit(cache=True)
 def _drop_tail(x: np.ndarray, probs: np.ndarray, limits: np.ndarray) -> None:  # pragma: no cover - compiled
     """Set to -inf, in place, the smallest tokens of each row whose summed mass is at most the row's limit.
 
     Tokens are first thrown into buckets by their distance from the largest logit; only the bucket in which the sum
-    passes the limit is sorted.
+    passes the limit is put in order.
     """
     R, V = x.shape
     bucket = np.empty(V, np.int64)
@@ -166,14 +181,19 @@ def _drop_tail(x: np.ndarray, probs: np.ndarray, limits: np.ndarray) -> None:  #
         while border > 0 and below + mass[border] <= limits[r]:
             below += mass[border]
             border -= 1
-        members = np.nonzero(bucket == border)[0]
-        order = members[np.argsort(x[r][members], kind="mergesort")]
-        last = len(order) - 1 if border == 0 else len(order)  # the largest token always stays
-        for j in range(last):
-            below += probs[r, order[j]]
+        heap = np.nonzero(bucket == border)[0]
+        size = len(heap)
+        for j in range(size // 2 - 1, -1, -1):
+            _sift(heap, x[r], j, size)
+        while size > (border == 0):  # the largest token always stays
+            smallest = heap[0]
+            below += probs[r, smallest]
             if below > limits[r]:
                 break
-            x[r, order[j]] = -np.inf
+            size -= 1
+            heap[0] = heap[size]
+            _sift(heap, x[r], 0, size)
+            x[r, smallest] = -np.inf
         for i in range(V):
             if bucket[i] > border:
                 x[r, i] = -np.inf
@@ -181,7 +201,7 @@ def _drop_tail(x: np.ndarray, probs: np.ndarray, limits: np.ndarray) -> None:  #
 
 def _drop_tail_torch(x: Float[Tensor, "R V"], limits: Float[Tensor, "R"]) -> Float[Tensor, "R V"]:
     """The same by sorting every row, for devices without compiled kernels."""
-    ordered, order = x.sort(dim=-1, stable=True)
+    ordered, order = (part.flip(-1) for part in x.sort(dim=-1, descending=True, stable=True))
     drop = ordered.softmax(-1).cumsum(-1, dtype=torch.float64) <= limits[:, None]
     drop[:, -1] = False
     return x.masked_fill(drop.scatter(-1, order, drop), -torch.inf)
@@ -295,5 +315,6 @@ def laws(
     if len(greedy) == len(x):
         return _point_mass(x)
     p = x.softmax(-1)
-    p[greedy] = _point_mass(x[greedy])
+    if greedy:
+        p[greedy] = _point_mass(x[greedy])
     return p

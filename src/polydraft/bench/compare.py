@@ -4,7 +4,8 @@ A machine's speed drifts while one measures. So each repetition of a prompt is a
 after the other, in an order that turns; a speed-up is the median over rounds of the ratio within a round.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
@@ -117,29 +118,32 @@ def measure(
     *,
     max_tokens: int,
     repetitions: int,
+    budget_seconds: float = math.inf,
     seed: int = 0,
-    on_round: Callable[[], None] = lambda: None,
 ) -> list[Measurement]:
-    """Run every contender on every prompt, `repetitions` times, interleaved; end-of-text is ignored so that lengths agree.
+    """Run every contender on every prompt, interleaved; end-of-text is ignored so that lengths agree.
 
-    on_round: called after each round, for a progress bar.
+    Round r continues prompt r modulo their number with seed + r, the same for all contenders.
+
+    repetitions: of all prompts; fewer where one more would exceed `budget_seconds`, but at least one.
     """
     found = [Measurement(contender) for contender in contenders]
-    for number, prompt in enumerate(_rounds(prompts, repetitions)):
-        turn = number % len(found)
-        for measurement in found[turn:] + found[:turn]:
-            contender = measurement.contender
-            params = SamplingParams(
-                temperature=contender.temperature, max_tokens=max_tokens, ignore_eos=True, seed=seed + number
-            )
-            measurement.runs.append(contender.generate(prompt, params))
-        on_round()
+    start = perf_counter()
+    for repetition in range(repetitions):
+        if repetition and (perf_counter() - start) * (repetition + 1) / repetition > budget_seconds:
+            break
+        for number, prompt in enumerate(prompts, start=repetition * len(prompts)):
+            _round(found, prompt, number, max_tokens, seed + number)
     return found
 
 
-def _rounds(prompts: Sequence[Sequence[int]], repetitions: int) -> Iterator[Sequence[int]]:
-    for _ in range(repetitions):
-        yield from prompts
+def _round(found: list[Measurement], prompt: Sequence[int], number: int, max_tokens: int, seed: int) -> None:
+    """Everyone continues one prompt; who begins changes from round to round."""
+    turn = number % len(found)
+    for measurement in found[turn:] + found[:turn]:
+        temperature = measurement.contender.temperature
+        params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True, seed=seed)
+        measurement.runs.append(measurement.contender.generate(prompt, params))
 
 
 def near_tie(model: Any, prompt: Sequence[int], ours: Sequence[int], theirs: Sequence[int]) -> float | None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["doctor", "examine"]
+__all__ = ["doctor", "examine", "processor"]
 
 PACKAGES = ("polydraft", "torch", "transformers", "tokenizers", "safetensors", "numpy", "numba")
 
@@ -25,7 +25,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _processor() -> str:
+def processor() -> str:
     """The processor's name where the system tells it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
@@ -41,7 +41,7 @@ def _machine() -> dict[str, Any]:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": usable,
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "torch_threads": torch.get_num_threads(),

@@ -35,9 +35,7 @@ def generate(
     max_model_len: Annotated[
         int | None, typer.Option(help="Longest prompt plus output, in tokens.", rich_help_panel=_MODELS)
     ] = None,
-    drafter: Annotated[
-        str, typer.Option(help="A name of `polydraft methods`, none, or auto.", rich_help_panel=_DRAFTS)
-    ] = "auto",
+    drafter: Annotated[str, typer.Option(help="A name of `polydraft methods`, none, or auto.", rich_help_panel=_DRAFTS)] = "auto",
     verifier: Annotated[str, typer.Option(help="A name of `polydraft methods`, or auto.", rich_help_panel=_DRAFTS)] = "auto",
     depth: Annotated[
         int | None, typer.Option(help="Drafted tokens on a path; planned without it.", rich_help_panel=_DRAFTS)
@@ -53,12 +51,22 @@ def generate(
     repetition_penalty: Annotated[float, typer.Option(help="1 switches it off.", rich_help_panel=_SAMPLING)] = 1.0,
     presence_penalty: Annotated[float, typer.Option(help="0 switches it off.", rich_help_panel=_SAMPLING)] = 0.0,
     frequency_penalty: Annotated[float, typer.Option(help="0 switches it off.", rich_help_panel=_SAMPLING)] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Noise of the request; drawn and reported without it.", rich_help_panel=_SAMPLING)] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be repeated.", rich_help_panel=_SAMPLING)] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end-of-text token.", rich_help_panel=_SAMPLING)] = False,
+    seed: Annotated[
+        int | None, typer.Option(help="Noise of the request; drawn and reported without it.", rich_help_panel=_SAMPLING)
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text that ends the output; may be repeated.", rich_help_panel=_SAMPLING)
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on after the end-of-text token.", rich_help_panel=_SAMPLING)
+    ] = False,
     n: Annotated[int, typer.Option("--n", "-n", help="Independent samples.", rich_help_panel=_SAMPLING)] = 1,
-    logprobs: Annotated[int | None, typer.Option(help="Report this many alternatives beside each token (with --json).", rich_help_panel=_OUTPUT)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print text and statistics as one JSON object.", rich_help_panel=_OUTPUT)] = False,
+    logprobs: Annotated[
+        int | None, typer.Option(help="Report this many alternatives beside each token (with --json).", rich_help_panel=_OUTPUT)
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print text and statistics as one JSON object.", rich_help_panel=_OUTPUT)
+    ] = False,
     show: Annotated[bool, typer.Option("--show", help="Colour accepted draft tokens.", rich_help_panel=_OUTPUT)] = False,
     stream: Annotated[bool, typer.Option(help="Print text as it comes.", rich_help_panel=_OUTPUT)] = True,
 ) -> None:

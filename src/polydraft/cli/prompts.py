@@ -13,8 +13,8 @@ def _decode(data: bytes, source: str) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidInputError(
-            f"{source} holds the byte 0x{data[error.start]:02x} at offset {error.start}, which is not UTF-8; expected UTF-8 text. "
-            "Convert it first, for example with iconv."
+            f"{source} holds the byte 0x{data[error.start]:02x} at offset {error.start}, which is not UTF-8; expected "
+            "UTF-8 text. Convert it first, for example with iconv."
         ) from error
 
 
@@ -32,7 +32,9 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
         try:
             return _decode(file.read_bytes(), f"file {str(file)!r}")
         except OSError as error:
-            raise InvalidInputError(f"--file {str(file)!r} was given and cannot be read: {error.strerror}. Check the path.") from error
+            raise InvalidInputError(
+                f"--file {str(file)!r} was given and cannot be read: {error.strerror}. Check the path."
+            ) from error
     if argument not in (None, "-"):
         return _encodable(argument)
     if argument is None and sys.stdin.isatty():
@@ -45,5 +47,7 @@ def _encodable(argument: str) -> str:
     try:
         argument.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise InvalidInputError("the prompt holds bytes that are not UTF-8; expected UTF-8 text. Check the terminal's encoding.") from error
+        raise InvalidInputError(
+            "the prompt holds bytes that are not UTF-8; expected UTF-8 text. Check the terminal's encoding."
+        ) from error
     return argument

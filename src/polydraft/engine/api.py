@@ -56,7 +56,7 @@ class Engine(Loop):
         """An engine from model folders (or names that transformers resolves).
 
         target, draft: causal language models with the same vocabulary.
-        drafter: a name of `polydraft methods`, an object, None for plain decoding; "auto" is "model" with a draft, else "ngram".
+        drafter: a name of `polydraft methods` (such as "model:coupled"), an object, None for plain decoding; "auto" is "model" with a draft, else "ngram".
         verifier: a name, an object, or "auto" for the best lossless rule for the drafter's law and shape.
         depth, num_paths: a fixed plan; without them the plan follows the measured acceptance.
         drafter_options: passed to the drafter's `build`.  plan: instead of depth and num_paths.
@@ -225,8 +225,8 @@ def _drafter(drafter: str | Drafter | None, parts: Parts, options: Mapping[str, 
         return None
     if not isinstance(drafter, str):
         return drafter
-    name = ("ngram" if parts.draft_model is None else "model") if drafter == "auto" else drafter
-    return registry.drafter(name).build(parts, **options)
+    name, _, kind = (("ngram" if parts.draft_model is None else "model") if drafter == "auto" else drafter).partition(":")
+    return registry.drafter(name).build(parts, **({"kind": kind} if kind else {}), **options)
 
 
 def _verifier(verifier: str | Verifier, drafter: Drafter | None) -> Verifier:

@@ -1,213 +1,371 @@
-"""Any causal language model of transformers as a target that scores token trees in slots.
+"""Any causal language model of transformers as a target: trees scored in one pass, in slots, over a cache of its own.
 
-The model's own code runs unchanged: it is given an explicit mask (ancestors only), explicit positions (committed length
-plus depth) and a cache of ours (`models.cache`).
+    B  sequences of a call    N  nodes of the tree    X  auxiliary rows    T = N - since + X  rows of the pass
+
+The module is used as it is: it gets an explicit mask, explicit positions and a `SlotCache`. When a target is built, a
+branching tree is scored and compared with a plain pass, so that a model that ignores any of the three is refused.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from inspect import signature
+from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Float, Int64
 from torch import Tensor
+from transformers.cache_utils import Cache
 
-from polydraft import tree as trees
 from polydraft.core import AuxRows, Outcome, Scores, TokenTree
-from polydraft.errors import CapacityError, IncompatibleError
-from polydraft.models.cache import SlotCache
-from polydraft.models.memory import check_memory
+from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError, PolydraftError
+from polydraft.models.cache import CacheLayout, SlotCache, free_bytes
+from polydraft.models.folder import load_module
+from polydraft.models.supported import check_supported, context_length
+from polydraft.models.tree_attention import GROUPED, node_mask
 
-__all__ = ["HFTarget", "why_unsupported"]
+__all__ = ["HFTarget"]
 
 TREE_ROOM = 256
+"""Most nodes and auxiliary rows of one tree."""
 CHUNK = 256
+"""Prompt tokens of one sequence in one pass."""
+SHORTEST_DEFAULT = 512
+"""A default context is not cut below this to fit the memory."""
 
 
-def why_unsupported(config: Any, max_model_len: int) -> str | None:
-    """Why a model's cache cannot be rolled back, or None if it can.
+class _Recorder(Cache):
+    """Notes the shapes of keys and values of a pass without a past."""
 
-    Example:
-        >>> from transformers import MistralConfig
-        >>> why_unsupported(MistralConfig(sliding_window=128), 1024)
-        'its sliding window of 128 tokens is shorter than the context of 1024 (lower max_model_len to 128)'
-    """
-    if getattr(config, "is_encoder_decoder", False):
-        return "it is an encoder-decoder model"
-    kinds = set(getattr(config, "layer_types", None) or ())
-    odd = kinds - {"full_attention", "sliding_attention", "attention"}
-    if odd or getattr(config, "ssm_cfg", None) or config.model_type in {"mamba", "mamba2", "rwkv", "xlstm", "recurrent_gemma"}:
-        return f"it has recurrent or compressed layers ({', '.join(sorted(odd)) or config.model_type}), whose state cannot roll back"
-    window = getattr(config, "sliding_window", None)
-    windowed = "sliding_attention" in kinds or (not kinds and getattr(config, "use_sliding_window", True))
-    if window and windowed and window < max_model_len:
-        return f"its sliding window of {window} tokens is shorter than the context of {max_model_len} (lower max_model_len to {window})"
-    return None
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.shapes: dict[int, tuple[torch.Size, torch.Size, torch.dtype]] = {}
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        self.shapes[layer_idx] = (key_states.shape, value_states.shape, key_states.dtype)
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+
+def _layout(recorder: _Recorder) -> CacheLayout:
+    kinds = set(recorder.shapes.values())
+    if len(kinds) != 1 or sorted(recorder.shapes) != list(range(len(recorder.shapes))):
+        raise ModelLoadError(
+            "the model's layers keep keys and values of different shapes, or share them; one shape for all layers is expected. Use another model."
+        )
+    keys, values, dtype = kinds.pop()
+    return CacheLayout(len(recorder.shapes), keys[1], keys[3], values[3], dtype)
+
+
+def _ids(value: int | Sequence[int] | None) -> list[int]:
+    return [] if value is None else [value] if isinstance(value, int) else list(value)
+
+
+def _gigabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"
 
 
 class HFTarget:
-    """A transformers model with slots; see `core.Target`.
+    """A causal language model of transformers that scores token trees in slots; see `core.Target`.
 
-    model: a causal language model in eval mode.  max_model_len: default its own limit.  max_num_seqs: slots.
+    model: a module, in evaluation mode from now on; its weights and configuration stay as they are.
+    max_model_len: most tokens of a sequence. Default: the model's context, or as much of it as fits half the free memory.
+    max_num_seqs: most sequences at once.
+
+    Attributes: vocab_size, max_model_len, max_num_seqs, eos_token_ids, bos_token_id, name, cache_bytes, dtype, device.
+    The tensors that it returns are inference tensors: read them, clone them to change them in place.
 
     Raises:
-        IncompatibleError: an architecture whose cache cannot roll back.
-        CapacityError: the cache does not fit in memory; says the figures.
+        ModelLoadError: a model whose cache cannot be rolled back (sliding window, recurrent, hybrid, encoder-decoder).
+        CapacityError: a cache larger than the free memory, or a context longer than the model's.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+        >>> target = HFTarget(LlamaForCausalLM(config), max_model_len=64, max_num_seqs=2)
+        >>> _ = target.prefill([0], [[3, 1, 4]])
+        >>> target.score([0], TokenTree(torch.tensor([[1, 5, 9]]), torch.tensor([[-1, 0, 0]]))).logits.shape
+        torch.Size([1, 3, 32])
+        >>> target.commit([0], Outcome(torch.tensor([[2]]), torch.tensor([1]), torch.tensor([2])))
+        >>> target.lengths
+        [5, 0]
     """
 
     def __init__(self, model: Any, *, max_model_len: int | None = None, max_num_seqs: int = 8) -> None:
-        config = model.config.get_text_config()
-        limit = int(getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", 0) or 2048)
-        if max_model_len is not None and max_model_len > limit:
-            raise CapacityError(f"max_model_len={max_model_len} was given; the model's context holds {limit}. Use at most {limit}.")
-        self.model, self.max_model_len, self.max_num_seqs = model, max_model_len or limit, max_num_seqs
-        reason = why_unsupported(config, self.max_model_len)
-        if reason:
-            raise IncompatibleError(
-                f"{type(model).__name__} cannot be a target: {reason}. Use transformers' own generate for plain decoding, or another model."
+        if max_num_seqs < 1:
+            raise InvalidInputError(f"max_num_seqs={max_num_seqs} was given; expected an integer >= 1.")
+        check_supported(model.config, max_model_len, model)
+        self.model = model.eval()
+        self.name = getattr(model.config, "name_or_path", "") or type(model).__name__
+        weights = next(model.parameters())
+        self.dtype, self.device = weights.dtype, weights.device
+        self.max_num_seqs = max_num_seqs
+        ends = getattr(model, "generation_config", None) or model.config
+        self.eos_token_ids = _ids(ends.eos_token_id)
+        self.bos_token_id: int | None = ends.bos_token_id
+        self._attention = self._choose_attention()
+        self._keeps_logits = "logits_to_keep" in signature(model.forward).parameters
+        self._num_groups = 1
+        try:
+            self._build(max_model_len)
+        except PolydraftError:
+            raise
+        except Exception as error:
+            raise ModelLoadError(
+                f"{type(model).__name__} does not run with a mask, positions and a cache of our own ({error}). Use another model."
+            ) from error
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder_or_name: str,
+        *,
+        dtype: str | torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 8,
+    ) -> "HFTarget":
+        """A target from a folder of `save_pretrained` (safetensors), or a name that transformers resolves.
+
+        dtype: "float32", "float16", "bfloat16"; default float32 on a CPU, the checkpoint's own elsewhere.
+        device: "cpu", "cuda", "cuda:1"; default the first GPU, or the CPU.
+
+        Raises:
+            ModelLoadError: the folder is missing, incomplete, corrupt or of a kind that is not supported.
+            InvalidInputError, CapacityError: as the constructor, or a dtype or device that does not exist.
+        """
+        module = load_module(folder_or_name, dtype=dtype, device=device, max_model_len=max_model_len)
+        return cls(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Committed tokens in the cache, by slot."""
+        return [self._cache.length_of(slot) for slot in range(self.max_num_seqs)]
+
+    # Building
+
+    def _choose_attention(self) -> str:
+        given = self.model.config._attn_implementation
+        if given not in ("sdpa", "eager"):
+            raise IncompatibleError(f"a model with {given!r} attention was given; trees need 'sdpa' or 'eager'. Load it with attn_implementation='sdpa'.")
+        return GROUPED if given == "sdpa" and getattr(self.model, "_supports_attention_backend", False) else given
+
+    @torch.inference_mode()
+    def _build(self, max_model_len: int | None) -> None:
+        """Find the cache's shape with a plain pass over two tokens, allocate it, and prove that a tree gives the same logits."""
+        recorder = _Recorder()
+        path = torch.tensor([[1, 3]], device=self.device)
+        plain = self.model(path, past_key_values=recorder, use_cache=True, attention_mask=torch.ones_like(path)).logits
+        self.vocab_size: int = plain.shape[-1]
+        layout = _layout(recorder)
+        self.max_model_len = self._fitting_length(layout, max_model_len)
+        if self._attention == GROUPED:
+            self._num_groups = self.model.config.get_text_config().num_attention_heads // layout.num_heads
+        self._cache = SlotCache(layout, self.max_num_seqs, self.max_model_len + TREE_ROOM, self.device)
+        self.cache_bytes = self._cache.num_bytes
+        if self.max_model_len >= path.shape[1]:
+            self._prove(plain.float())
+
+    def _prove(self, plain: Float[Tensor, "1 2 V"]) -> None:
+        """Score the root 1 with the children 2 and 3: the row of 3 must be the one after [1, 3]."""
+        tree = TokenTree(torch.tensor([[1, 2, 3]]), torch.tensor([[-1, 0, 0]]))
+        scored = self.score([0], tree).logits[:, [0, 2]]
+        self.release([0])
+        tolerance = plain.abs().max().item() * (1e-3 if self.dtype in (torch.float32, torch.float64) else 5e-2)
+        error = (scored - plain).abs().max().item()
+        if not error <= tolerance:
+            raise ModelLoadError(
+                f"{type(self.model).__name__} gives other logits for a tree than for its paths (off by {error:.1e}, at most {tolerance:.1e} expected): "
+                "it does not follow the mask, the positions or the cache that it is given. Use another model."
             )
-        self.name = str(config.name_or_path or type(model).__name__)
-        self.vocab_size = int(config.vocab_size)
-        self.device, self.dtype = model.device, model.dtype
-        self.eos_token_ids, self.bos_token_id = special_ids(model)
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        columns = self.max_model_len + TREE_ROOM
-        self.cache_bytes = 2 * config.num_hidden_layers * max_num_seqs * heads * columns * size * self.dtype.itemsize
-        check_memory(self.cache_bytes, self.device, max_model_len=self.max_model_len, max_num_seqs=max_num_seqs)
-        self._cache = SlotCache(config.num_hidden_layers, max_num_seqs, columns)
-        self.lengths = [0] * max_num_seqs
-        self.passes = 0
+
+    def _fitting_length(self, layout: CacheLayout, asked: int | None) -> int:
+        """The context asked for, or the longest that is sensible here."""
+        free = free_bytes(self.device)
+        per_column = layout.bytes_per_token * self.max_num_seqs
+        context = context_length(self.model.config)
+        wanted = asked or max(min(context, free // 2 // per_column - TREE_ROOM), min(context, SHORTEST_DEFAULT))
+        needed = (wanted + TREE_ROOM) * per_column
+        if needed > free:
+            most = free // per_column - TREE_ROOM
+            advice = f"max_model_len <= {most} or " if most > 0 else ""
+            raise CapacityError(
+                f"the cache of {self.name!r} needs {_gigabytes(needed)} for {self.max_num_seqs} sequences of {wanted} tokens, "
+                f"and {_gigabytes(free)} are free. Use {advice}a lower max_num_seqs."
+            )
+        return wanted
+
+    # Passes
+
+    @contextmanager
+    def _own_attention(self) -> Iterator[None]:
+        """The grouped attention, for the length of a pass: the module is the caller's."""
+        config = self.model.config
+        before, config._attn_implementation = config._attn_implementation, self._attention
+        try:
+            yield
+        finally:
+            config._attn_implementation = before
+
+    def _forward(self, inputs: Tensor, mask: np.ndarray, positions: np.ndarray, **options: Any) -> Any:
+        """One pass of the module; its tokens go where `SlotCache.begin` said. inputs: [B, T] ids or [B, T, D] embeddings."""
+        bias = torch.from_numpy(mask)[:, None]
+        if self._num_groups > 1:
+            bias = bias.repeat(1, 1, self._num_groups, 1)
+        embedded = {"inputs_embeds": inputs} if inputs.ndim == 3 else {"input_ids": inputs}
+        with self._own_attention():
+            return self.model(
+                **embedded,
+                attention_mask=bias.to(self.device, self.dtype),
+                position_ids=torch.from_numpy(positions).to(self.device),
+                past_key_values=self._cache,
+                use_cache=True,
+                **options,
+            )
+
+    def _in_row_order(self, slots: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Rows in increasing order, and which entry of `slots` each belongs to: a full batch is then a slice of the cache."""
+        if len(set(slots)) != len(slots) or not all(0 <= slot < self.max_num_seqs for slot in slots):
+            raise CapacityError(
+                f"slots {list(slots)} were given; expected different numbers from 0 to {self.max_num_seqs - 1}. Raise max_num_seqs for more."
+            )
+        rows = self._cache.rows(slots)
+        order = sorted(range(len(rows)), key=rows.__getitem__)
+        return [rows[b] for b in order], order
 
     @torch.inference_mode()
     def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> Scores:
-        """Append committed tokens; see `core.Target.prefill`."""
-        self._check_room(slots, [len(ids) for ids in token_ids], self.max_model_len)
-        last = torch.zeros(len(slots), 1, self.vocab_size)
-        for begin in range(0, max(map(len, token_ids)), CHUNK):
-            part = [(b, ids[begin : begin + CHUNK]) for b, ids in enumerate(token_ids) if len(ids) > begin]
-            chunk = trees.pad([(list(ids), range(-1, len(ids) - 1)) for _, ids in part])
-            rows = [b for b, _ in part]
-            ends = torch.tensor([len(ids) - 1 for _, ids in part])
-            logits, _ = self._pass([slots[b] for b in rows], chunk, keep=ends.unique())
-            picked = logits[torch.arange(len(rows)), torch.searchsorted(ends.unique(), ends)]
-            last[rows, 0] = picked.float().cpu()
-            for b, ids in part:
-                self.lengths[slots[b]] += len(ids)
-        roots = TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids]))
-        return Scores(roots, last.to(self.device))
+        """Append committed tokens to the slots; lengths may differ.
+
+        token_ids: one non-empty list for each slot.
+        Returns the logits after the last token of each, [B, 1, V]; `tree` holds these last tokens.
+
+        Raises:
+            CapacityError: a sequence longer than `max_model_len`; nothing is appended.
+        """
+        for slot, ids in zip(slots, token_ids, strict=True):
+            self._check_room(slot, ids)
+        rows, order = self._in_row_order(slots)
+        left = {row: list(token_ids[b]) for row, b in zip(rows, order, strict=True)}
+        last: dict[int, Tensor] = {}
+        while left:
+            last |= self._prefill_chunk(left)
+        row_of = dict(zip(order, rows, strict=True))
+        logits = torch.stack([last[row_of[b]] for b in range(len(rows))])[:, None]
+        return Scores(TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids])), logits)
+
+    def _check_room(self, slot: int, ids: Sequence[int]) -> None:
+        if not ids:
+            raise InvalidInputError(f"no tokens were given for slot {slot}; expected at least one.")
+        length = self._cache.length_of(slot)
+        if length + len(ids) > self.max_model_len:
+            raise CapacityError(
+                f"{length + len(ids)} tokens were given for slot {slot}; the context holds {self.max_model_len}. "
+                f"Give at most {self.max_model_len - length} tokens here, or raise max_model_len."
+            )
+
+    def _prefill_chunk(self, left: dict[int, list[int]]) -> dict[int, Float[Tensor, "V"]]:
+        """Feed the next tokens of every row that has some left; returns the last logits of the rows that are done."""
+        rows = list(left)
+        lengths = self._cache.lengths(rows)
+        # padding must stay inside the row, however full it is
+        T = min(CHUNK, max(map(len, left.values())), self._cache.num_columns - int(lengths.max()))
+        taken = [list(islice(left[row], T)) for row in rows]
+        tokens = torch.tensor([ids + [0] * (T - len(ids)) for ids in taken], device=self.device)
+        mask, positions = node_mask(lengths, np.arange(-1, T - 1)[None].repeat(len(rows), 0))
+        positions = np.minimum(positions, self.max_model_len - 1)
+        done = {row: b for b, row in enumerate(rows) if len(left[row]) <= T}
+        ends = sorted({len(taken[b]) - 1 for b in done.values()}) or [0]
+        kept = ends if self._keeps_logits else range(T)
+        options = {"logits_to_keep": torch.tensor(ends, device=self.device)} if self._keeps_logits else {}
+        self._cache.begin(rows, 0, T, int(lengths.max()) + T)
+        logits = self._forward(tokens, mask, positions, **options).logits
+        for row, ids in zip(rows, taken, strict=True):
+            self._cache.extend(row, len(ids))
+            left[row] = left[row][T:]
+            if not left[row]:
+                del left[row]
+        return {row: logits[b, list(kept).index(len(taken[b]) - 1)].float() for row, b in done.items()}
 
     @torch.inference_mode()
     def score(
-        self,
-        slots: Sequence[int],
-        tree: TokenTree,
-        *,
-        hidden: Sequence[int] = (),
-        aux: AuxRows | None = None,
-        since: int = 0,
+        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: AuxRows | None = None, since: int = 0
     ) -> Scores:
-        """One pass over the nodes `since` .. N-1; see `core.Target.score`.
+        """Logits of the nodes `since`.. of a tree, in one pass; what is committed stays as it is.
 
-        since: the earlier nodes of this tree were scored by the calls before (a draft that grows depth by depth).
+        tree: [B, N]; copies are not merged here (`tree.dedup` does that).
+        hidden: layers whose outputs are wanted, as in transformers' `hidden_states`: 0 is the embedding, the last one
+            comes after the final norm.
+        aux: extra rows, see `AuxRows`; each of them also sees itself, and one with node -1 sees no node.
+        since: the nodes before are those of the last call on these slots: a tree that grows is scored depth by depth.
+            `logits` and `hidden` then have N - since rows, of nodes `since`, `since` + 1, ...
+
+        Raises:
+            CapacityError: a node beyond the context, or a tree too large for the scratch behind it.
         """
-        extra = 0 if aux is None else aux.positions.shape[1]
-        if tree.num_nodes + extra > TREE_ROOM:
-            raise CapacityError(f"a tree of {tree.num_nodes} nodes and {extra} auxiliary rows was given; a pass takes at most {TREE_ROOM}.")
-        self._check_room(slots, [tree.num_nodes] * len(slots), self.max_model_len + TREE_ROOM)
-        logits, states = self._pass(slots, tree, since=since, aux=aux, hidden=bool(hidden))
-        nodes = tree.num_nodes - since
-        seen = {layer: states[layer][:, :nodes] for layer in hidden}
-        scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:])
-        return Scores(scored, logits[:, :nodes].float(), seen, logits[:, nodes:].float() if extra else None)
-
-    def _check_room(self, slots: Sequence[int], counts: Sequence[int], columns: int) -> None:
-        for slot, count in zip(slots, counts, strict=True):
-            if not 0 <= slot < self.max_num_seqs:
-                raise CapacityError(f"slot {slot} was given; there are max_num_seqs={self.max_num_seqs}. Release a slot or raise it.")
-            if self.lengths[slot] + count > columns:
-                raise CapacityError(
-                    f"{count} tokens after {self.lengths[slot]} committed ones were given; the context holds {self.max_model_len}. Shorten the text."
-                )
-
-    def _pass(
-        self,
-        slots: Sequence[int],
-        tree: TokenTree,
-        *,
-        since: int = 0,
-        aux: AuxRows | None = None,
-        hidden: bool = False,
-        keep: Tensor | None = None,
-    ) -> tuple[Tensor, Any]:
-        self.passes += 1
-        device, lengths = self.device, torch.tensor([self.lengths[s] for s in slots])
-        positions = lengths[:, None] + trees.depths(tree).clamp(min=0)[:, since:].cpu()
-        columns = lengths[:, None] + torch.arange(since, tree.num_nodes)
-        visible = trees.ancestors(tree)[:, since:].cpu()
-        if aux is not None:
-            positions = torch.cat([positions, lengths[:, None] + aux.positions.cpu()], 1)
-            behind = lengths[:, None] + tree.num_nodes + torch.arange(aux.positions.shape[1])
-            columns, visible = torch.cat([columns, behind], 1), _with_aux(trees.ancestors(tree).cpu(), visible, aux)
-        columns = columns.clamp(max=self._cache.num_columns - 1)
-        width = int(columns.max()) + 1
-        mask = _mask(lengths, visible, width)
-        self._cache.begin(slots, columns.to(device), width)
-        limit = self.max_model_len - 1
-        out = self.model(
-            **self._inputs(tree.tokens[:, since:].to(device), aux),
-            attention_mask=mask.to(device),
-            position_ids=positions.clamp(max=limit).to(device),
-            past_key_values=self._cache,
-            use_cache=True,
-            output_hidden_states=hidden,
-            **({} if keep is None else {"logits_to_keep": keep.to(device)}),
+        rows, order = self._in_row_order(slots)
+        lengths, N = self._cache.lengths(rows), tree.num_nodes
+        if order != list(range(len(order))):
+            return self._reordered(slots, order, tree, hidden, aux, since)
+        self._check_tree(N + (0 if aux is None else aux.nodes.shape[1]))
+        mask, positions = node_mask(lengths, tree.parents.cpu().contiguous().numpy(), since, aux)
+        self._check_positions(positions)
+        inputs = self._inputs(tree.tokens[:, since:].to(self.device), aux)
+        self._cache.begin(rows, since, mask.shape[1], mask.shape[2])
+        out = self._forward(inputs, mask, positions, **({"output_hidden_states": True} if hidden else {}))
+        logits, M = out.logits.float(), N - since
+        return Scores(
+            tree,
+            logits[:, :M],
+            {layer: out.hidden_states[layer][:, :M] for layer in hidden},
+            None if aux is None else logits[:, M:],
         )
-        return out.logits, out.hidden_states
 
-    def _inputs(self, tokens: Int[Tensor, "B T"], aux: AuxRows | None) -> dict[str, Tensor]:
+    def _reordered(
+        self, slots: Sequence[int], order: list[int], tree: TokenTree, hidden: Sequence[int], aux: AuxRows | None, since: int
+    ) -> Scores:
+        """`score` with the sequences in the order of their rows, and its results back in the order of the call."""
+        forth = torch.tensor(order)
+        back = forth.argsort().to(self.device)
+        sorted_aux = None if aux is None else AuxRows(*(x[forth.to(x.device)] for x in (aux.inputs, aux.positions, aux.nodes, aux.mask)))
+        sorted_tree = TokenTree(*(x[forth.to(x.device)] for x in (tree.tokens, tree.parents)))
+        scores = self.score([slots[b] for b in order], sorted_tree, hidden=hidden, aux=sorted_aux, since=since)
+        return Scores(
+            tree,
+            scores.logits[back],
+            {layer: states[back] for layer, states in scores.hidden.items()},
+            None if scores.aux_logits is None else scores.aux_logits[back],
+        )
+
+    def _check_tree(self, num_rows: int) -> None:
+        if num_rows > TREE_ROOM:
+            raise CapacityError(f"a tree of {num_rows} nodes and auxiliary rows was given; there is room for {TREE_ROOM}. Lower the draft's budget.")
+
+    def _check_positions(self, positions: Int64[np.ndarray, "B T"]) -> None:
+        if positions.max() >= self.max_model_len:
+            raise CapacityError(
+                f"a node at position {positions.max()} was given; the context holds {self.max_model_len} tokens. "
+                "Lower the draft's depth near the end, or raise max_model_len."
+            )
+
+    def _inputs(self, tokens: Tensor, aux: AuxRows | None) -> Tensor:
         if aux is None:
-            return {"input_ids": tokens}
-        if aux.inputs.dtype.is_floating_point:
-            embedded = self.model.get_input_embeddings()(tokens)
-            return {"inputs_embeds": torch.cat([embedded, aux.inputs.to(embedded)], 1)}
-        return {"input_ids": torch.cat([tokens, aux.inputs.to(tokens)], 1)}
+            return tokens
+        extra = aux.inputs.to(self.device)
+        if extra.ndim == 3:
+            tokens = self.model.get_input_embeddings()(tokens)
+        return torch.cat([tokens, extra.to(tokens.dtype)], 1)
 
     @torch.inference_mode()
     def commit(self, slots: Sequence[int], outcome: Outcome) -> None:
-        """Keep the rows of the root and the path of the last `score`."""
-        moved: list[tuple[int, int, int]] = []
-        for slot, path, kept in zip(slots, outcome.path.tolist(), outcome.num_accepted.tolist(), strict=True):
-            start = self.lengths[slot]
-            moved += [(slot, start + node, start + 1 + i) for i, node in enumerate(path[:kept]) if node != 1 + i]
-            self.lengths[slot] = start + 1 + kept
-        if moved:
-            self._cache.keep(*torch.tensor(moved, device=self.device).unbind(1))
+        """Keep the rows of the root and of the accepted path of the last `score`; the siblings are forgotten."""
+        paths = [path[:k] for path, k in zip(outcome.path.tolist(), outcome.num_accepted.tolist(), strict=True)]
+        self._cache.keep(slots, paths)
 
+    @torch.inference_mode()
     def release(self, slots: Sequence[int]) -> None:
-        """Empty the slots."""
-        for slot in slots:
-            self.lengths[slot] = 0
-
-
-def _with_aux(above: Bool[Tensor, "B N N"], visible: Bool[Tensor, "B T N"], aux: AuxRows) -> Bool[Tensor, "B R C"]:
-    """Columns are tree nodes, then auxiliary rows; tree rows see no auxiliary column."""
-    B, X = aux.positions.shape
-    rows = above.gather(1, aux.nodes.cpu()[..., None].expand(B, X, above.shape[-1]))
-    hidden = torch.zeros(B, visible.shape[1], X, dtype=torch.bool)
-    return torch.cat([torch.cat([visible, hidden], 2), torch.cat([rows, aux.mask.cpu() | torch.eye(X, dtype=torch.bool)], 2)], 1)
-
-
-def _mask(lengths: Int[Tensor, "B"], visible: Bool[Tensor, "B R C"], width: int) -> Bool[Tensor, "B 1 R W"]:
-    """Committed columns of the row's own slot, then the visible columns of this pass."""
-    B, R, C = visible.shape
-    mask = (torch.arange(width) < lengths[:, None])[:, None].expand(B, R, width).clone()
-    behind = (lengths[:, None] + torch.arange(C)).clamp(max=width - 1)
-    return mask.scatter_(2, behind[:, None].expand(B, R, C), visible)[:, None]
-
-
-def special_ids(model: Any) -> tuple[list[int], int | None]:
-    """End-of-sequence ids (generation config first, one or many) and the BOS id of a model."""
-    generation, config = getattr(model, "generation_config", None), model.config
-    eos = getattr(generation, "eos_token_id", None)
-    eos = config.eos_token_id if eos is None else eos
-    return ([] if eos is None else list(eos) if isinstance(eos, (list, tuple)) else [eos]), getattr(config, "bos_token_id", None)
+        """Empty the slots; those that are empty already are ignored."""
+        self._cache.free(slots)

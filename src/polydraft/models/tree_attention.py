@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from polydraft.core import AuxRows
+from polydraft.errors import IncompatibleError
 
 __all__ = ["GROUPED", "node_mask"]
 
@@ -87,12 +88,18 @@ def _grouped_attention(
     value: Float[Tensor, "B K C E"],
     attention_mask: Float[Tensor, "B 1 GT C"],
     scaling: float | None = None,
-    **_: object,
+    **options: object,
 ) -> tuple[Float[Tensor, "B T H E"], None]:
     """Scaled dot-product attention whose mask repeats the T rows for each of the G = H / K query heads of a key head.
 
     The query heads that share a key head become rows of one matrix: keys and values are never repeated in memory.
+
+    Raises:
+        IncompatibleError: the layer asks for more than a mask and a scale.
     """
+    for option in ("position_bias", "softcap", "s_aux"):
+        if options.get(option) is not None:
+            raise IncompatibleError(f"{type(module).__name__} attends with {option!r}. Load the model with attn_implementation='eager'.")
     B, H, T, D = query.shape
     packed = query.reshape(B, key.shape[1], -1, D)
     out = scaled_dot_product_attention(packed, key, value, attn_mask=attention_mask, scale=scaling)

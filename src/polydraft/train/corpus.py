@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 
+from polydraft.errors import InvalidInputError
+
 STANDARD_LIBRARY = "python"
 RUNTIME_DEPENDENCIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "numba", "scipy", "typer", "rich")
 HELD_OUT = (
@@ -28,10 +30,11 @@ HELD_OUT = (
     "jinja2/lexer.py", "networkx/algorithms/dag.py", "rich/table.py", "scipy/optimize/_root_scalar.py",
     "transformers/generation/stopping_criteria.py",
 )  # fmt: skip
-SKIPPED_FOLDERS = frozenset(
-    "test tests testing _test _tests idle_test site-packages __pycache__ pydoc_data encodings _vendor vendor vendored "
-    "third_party extern externals _vendored lib2to3 ensurepip turtledemo template templates".split()
-)
+SKIPPED_FOLDERS = frozenset((
+    "test", "tests", "testing", "_test", "_tests", "idle_test", "turtledemo", "template", "templates",
+    "site-packages", "__pycache__", "pydoc_data", "encodings", "lib2to3", "ensurepip",
+    "vendor", "_vendor", "vendored", "_vendored", "third_party", "extern", "externals",
+))  # fmt: skip
 MAX_FILE_BYTES = 200_000
 MAX_SHARED_WITH_HELD_OUT = 10
 MAX_SHARE_SEEN = 0.5
@@ -83,7 +86,7 @@ class Corpus:
             held_out=tuple(Document(**d) for d in record["held_out"]),
         )
         if corpus.hash() != record["hash"]:
-            raise ValueError(f"{path.name}: contents do not match the stored hash; expected an unedited file; rebuild it with `corpus`")
+            raise InvalidInputError(f"{path.name}: got contents that differ from the stored hash; rebuild it with `corpus`")
         return corpus
 
 
@@ -130,32 +133,35 @@ def requirement_closure(names: Iterable[str]) -> list[metadata.Distribution]:
         except metadata.PackageNotFoundError:
             continue
         requirements = found[name].requires or []
-        queue += [re.match(r"[\w.-]+", r).group() for r in requirements if "extra ==" not in r]
+        queue += [re.split(r"[^\w.-]", requirement)[0] for requirement in requirements if "extra ==" not in requirement]
     return [found[name] for name in sorted(found)]
 
 
 def licence_of(distribution: metadata.Distribution) -> str:
+    """The licence that a distribution's metadata states: its SPDX expression, else its classifiers, else its free text."""
     fields = distribution.metadata
     classifiers = [c.split(" :: ")[-1] for c in fields.get_all("Classifier") or [] if c.startswith("License ::")]
-    stated = fields.get("License-Expression") or "; ".join(classifiers) or fields.get("License") or "not stated"
-    return stated.splitlines()[0]
+    stated = fields.get_all("License-Expression") or ["; ".join(classifiers)]
+    return (stated[0] or (fields.get_all("License") or ["not stated"])[0]).splitlines()[0]
 
 
 def read_tree(package: str, root: Path, paths: Iterable[str]) -> Iterator[Document]:
+    """The Python sources among `paths`, relative to `root`; files that are missing or not UTF-8 are passed over."""
     for path in sorted(paths):
-        if path.endswith(".py") and not SKIPPED_FOLDERS.intersection(PurePosixPath(path).parts[:-1]):
-            if not PurePosixPath(path).name.startswith(("test_", "conftest")):
-                try:
-                    text = (root / path).read_bytes().decode("utf-8").replace("\r\n", "\n")
-                except (UnicodeDecodeError, FileNotFoundError):
-                    continue
-                yield Document(package, path, text)
+        *folders, name = PurePosixPath(path).parts
+        if not name.endswith(".py") or name.startswith(("test_", "conftest")) or SKIPPED_FOLDERS.intersection(folders):
+            continue
+        try:
+            text = (root / path).read_bytes().decode("utf-8").replace("\r\n", "\n")
+        except (UnicodeDecodeError, FileNotFoundError):
+            continue
+        yield Document(package, path, text)
 
 
 def installed_sources() -> Iterator[tuple[Package, list[Document]]]:
     """Each package with its source files: the standard library first, then the run-time dependencies."""
     root = Path(sysconfig.get_path("stdlib"))
-    standard = Package(STANDARD_LIBRARY, "%d.%d.%d" % sys.version_info[:3], "PSF-2.0")
+    standard = Package(STANDARD_LIBRARY, ".".join(map(str, sys.version_info[:3])), "PSF-2.0")
     yield standard, list(read_tree(STANDARD_LIBRARY, root, (p.relative_to(root).as_posix() for p in root.rglob("*.py"))))
     for distribution in requirement_closure(RUNTIME_DEPENDENCIES):
         name = distribution.metadata["Name"].lower()

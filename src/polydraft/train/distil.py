@@ -46,7 +46,9 @@ def sample_texts(target: nn.Module, prompts: Tensor, length: int, generator: tor
     return torch.cat(rows, dim=1)
 
 
-def sample_corpus(target: nn.Module, stream: np.ndarray, path: Path, *, num_rows: int, length: int, prompt_length: int, seed: int) -> np.ndarray:
+def sample_corpus(
+    target: nn.Module, stream: np.ndarray, path: Path, *, num_rows: int, length: int, prompt_length: int, seed: int
+) -> np.ndarray:
     """Target-written rows, uint16 [num_rows, length], grown in `path` 256 rows at a time; resumes from what is there.
 
     Odd rows start at the end-of-text token, even ones with `prompt_length` tokens of `stream` at a random place.
@@ -68,7 +70,9 @@ def sample_corpus(target: nn.Module, stream: np.ndarray, path: Path, *, num_rows
     return rows[:num_rows]
 
 
-def mixed_batches(corpus_batch: Callable[[int], Tensor], samples: np.ndarray, *, rows_per_batch: int, num_steps: int) -> Callable[[int], Tensor]:
+def mixed_batches(
+    corpus_batch: Callable[[int], Tensor], samples: np.ndarray, *, rows_per_batch: int, num_steps: int
+) -> Callable[[int], Tensor]:
     """Corpus rows with `rows_per_batch` target-written rows of the same length below them, for the first `num_steps` steps.
 
     samples: [num_rows, length + 1]; read in order, cyclically.

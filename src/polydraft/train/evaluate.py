@@ -1,13 +1,14 @@
 """Held-out figures of the pair: loss of target, draft and trigram table, and how often a sampled draft token is kept.
 
-    acceptance         mean over positions of sum_v min(p(v), q(v)) at temperature 1
-    top-1 agreement    share of positions where the most likely tokens of p and q coincide
+acceptance         mean over positions of sum_v min(p(v), q(v)) at temperature 1
+top-1 agreement    share of positions where the most likely tokens of p and q coincide
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from polydraft.train.trigram import TrigramTable
 def documents_of(tokens: np.ndarray) -> Iterator[np.ndarray]:
     """Split a stream at its end-of-text tokens; each document keeps the one before and the one after it."""
     marks = np.flatnonzero(tokens == END_OF_TEXT_ID)
-    for start, end in zip(marks[:-1], marks[1:], strict=True):
+    for start, end in pairwise(marks):
         yield tokens[start : end + 1]
 
 

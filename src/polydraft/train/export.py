@@ -65,7 +65,7 @@ def export_prompts(corpus: Corpus, tokenizer_folder: Path, folder: Path) -> None
     (folder / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in chosen), encoding="utf-8")
 
 
-def table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+def markdown_table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     header = list(header)
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
@@ -74,16 +74,19 @@ def table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 def model_card(record: dict[str, Any]) -> str:
     """The README of the pair, from the figures that `evaluate` wrote."""
     h, t, d = record["held_out"], record["target"], record["draft"]
-    losses = table(
+    losses = markdown_table(
         ("held out", "nats per token", "bits per byte"),
         [(m, f"{h[f'{m}_nats_per_token']:.3f}", f"{h[f'{m}_bits_per_byte']:.3f}") for m in ("target", "draft", "trigram")],
     )
-    shapes = table(
+    shapes = markdown_table(
         ("", "parameters", "hidden", "layers", "heads (KV)", "intermediate", "training tokens"),
         [(n, f"{r['num_parameters']:,}", *r["shape"], f"{r['num_tokens']:,}") for n, r in (("target", t), ("draft", d))],
     )
-    packages = table(("package", "version", "licence"), [(p["name"], p["version"], p["licence"]) for p in record["packages"]])
+    packages = markdown_table(
+        ("package", "version", "licence"), [(p["name"], p["version"], p["licence"]) for p in record["packages"]]
+    )
     commands = "\n".join(record["commands"])
+    held_out = ", ".join(f"`{name}`" for name in record["held_out_modules"])
     return f"""# The embedded pair
 
 Two Llama-architecture models with one tokenizer (byte-level BPE, V = 2048, tied embeddings, context 1,024), trained from random
@@ -92,8 +95,8 @@ continue Python-looking text and know nothing else.
 
 {shapes}
 
-The draft's last {d["num_distillation_tokens"]:,} tokens were distillation on the target's laws, {d["share_generated"]:.0%} of them on text that
-the target generated.
+The draft's last {d["num_distillation_tokens"]:,} tokens were distillation on the target's laws, {d["share_generated"]:.0%} of
+them on text that the target generated.
 
 ## Held-out figures
 
@@ -103,10 +106,11 @@ tuned on the held-out text.
 
 {losses}
 
-Acceptance (mean of `sum_v min(p(v), q(v))` at temperature 1): **{h["acceptance"]:.3f}**. Top-1 agreement: {h["top1_agreement"]:.3f}.
+Acceptance (mean of `sum_v min(p(v), q(v))` at temperature 1): **{h["acceptance"]:.3f}**.
+Top-1 agreement: {h["top1_agreement"]:.3f}.
 
-Held out: {", ".join(f"`{name}`" for name in record["held_out_modules"])}. A file that shares ten or more windows of three code
-lines with any of them was left out of the training part.
+Held out: {held_out}.
+A file that shares ten or more windows of three code lines with any of them was left out of the training part.
 
 ## Training
 
@@ -114,8 +118,9 @@ lines with any of them was left out of the training part.
 {commands}
 ```
 
-Seed {record["seed"]}, torch {record["torch"]}, one CPU thread, float32. Corpus hash (SHA-256): `{record["corpus_hash"]}`. The hash depends
-on the installed versions below; other versions give another corpus and other weights.
+Seed {record["seed"]}, torch {record["torch"]}, one CPU thread, float32. Corpus hash (SHA-256):
+`{record["corpus_hash"]}`.
+The hash depends on the installed versions below; other versions give another corpus and other weights.
 
 ## Corpus and licences
 

@@ -3,7 +3,8 @@
 Muon: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/. The momentum of a matrix is replaced by the nearest
 semi-orthogonal matrix (five Newton-Schulz steps), here in float32: bfloat16 is slow on most CPUs.
 
-The loop's state is (model, optimizer, step). Batches are a function of the step, so a resumed run equals an unbroken one bit for bit.
+The loop's state is (model, optimizers, step). Batches are a function of the step, so a resumed run equals an unbroken one
+bit for bit.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from polydraft.errors import InvalidInputError
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
@@ -37,14 +40,14 @@ class Phase:
 
 
 def shuffled_rows(tokens: np.ndarray, phases: Sequence[Phase], *, seed: int) -> Callable[[int], Tensor]:
-    """Map a step to its batch, int64 [batch_size, length + 1]. Each phase cuts its own part of the stream into rows and shuffles them:
-    rows read in document order would teach the model the documents at hand instead of the language.
+    """Map a step to its batch, int64 [batch_size, length + 1]. Each phase cuts its own part of the stream into rows and
+    shuffles them: rows read in document order would teach the model the documents at hand instead of the language.
 
-    tokens: [num_tokens], read once from the start. Raises ValueError when it is shorter than the phases need.
+    tokens: [num_tokens], read once from the start. Raises InvalidInputError when it is shorter than the phases need.
     """
     needed = sum(phase.num_tokens for phase in phases) + 1
     if len(tokens) < needed:
-        raise ValueError(f"the corpus has {len(tokens)} tokens, the schedule needs {needed}: lower the steps or raise the package cap")
+        raise InvalidInputError(f"got {len(tokens)} tokens, expected at least {needed}: lower the steps or raise the package cap")
     rng = np.random.default_rng(seed)
     orders = [rng.permutation(phase.num_steps * phase.batch_size) for phase in phases]
 
@@ -56,7 +59,7 @@ def shuffled_rows(tokens: np.ndarray, phases: Sequence[Phase], *, seed: int) -> 
                 return torch.from_numpy(tokens[start + rows * phase.length + np.arange(phase.length + 1)].astype(np.int64))
             step -= phase.num_steps
             start += phase.num_tokens
-        raise ValueError(f"step is {step} past the end of the schedule")
+        raise InvalidInputError(f"got a step {step} past the end of the schedule")
 
     return batch
 
@@ -79,7 +82,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         for group in self.param_groups:
             for p in group["params"]:
                 buffer = self.state[p].setdefault("momentum", torch.zeros_like(p))
@@ -143,7 +146,8 @@ def train(
 
     def save(step: int) -> None:
         optimizer_states = [o.state_dict() for o in optimizers]
-        save_atomically({"model": model.state_dict(), "optimizers": optimizer_states, "step": step, "rng": torch.get_rng_state()}, checkpoint)
+        state = {"model": model.state_dict(), "optimizers": optimizer_states, "step": step, "rng": torch.get_rng_state()}
+        save_atomically(state, checkpoint)
 
     last = num_steps if stop_at is None else min(stop_at, num_steps)
     began = reported = saved_at = time.monotonic()
@@ -167,7 +171,8 @@ def train(
         if now - reported >= 20 or step + 1 == last:
             eta = (now - began) / (step + 1 - first) * (num_steps - step - 1)
             mean = sum(recent) / len(recent)
-            report(f"step {step + 1}/{num_steps}  loss {mean:.3f}  {num_tokens / (now - began):.0f} tokens/s  ETA {eta / 60:.1f} min")
+            speed = num_tokens / (now - began)
+            report(f"step {step + 1}/{num_steps}  loss {mean:.3f}  {speed:.0f} tokens/s  ETA {eta / 60:.1f} min")
             reported, recent = now, []
         if now - saved_at >= checkpoint_seconds:
             save(step + 1)

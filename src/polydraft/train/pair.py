@@ -1,4 +1,7 @@
-"""Train the embedded pair: `python -m polydraft.train.pair all`."""
+"""Train the embedded pair: `python -m polydraft.train.pair all`.
+
+Every sub-command reads and writes one work folder, so each can be repeated alone; `target` and `draft` resume from checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,19 +18,36 @@ from polydraft.train.tokenizer import END_OF_TEXT_ID, MAX_CONTEXT, encode_docume
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 Work = Annotated[Path, typer.Option(help="Folder of intermediate files and checkpoints.")]
-Seed = Annotated[int, typer.Option(help="Seed of the corpus order and of the initial weights.")]
-Threads = Annotated[int, typer.Option(help="Torch threads.")]
 Folder = Annotated[Path, typer.Option(help="Folder of the exported pair.")]
+Seed = Annotated[int, typer.Option(help="Seed of the corpus order, the batches and the initial weights.")]
+Threads = Annotated[int, typer.Option(help="Torch threads.")]
+Compiled = Annotated[bool, typer.Option("--compile", help="Use torch.compile: about a quarter faster, needs a C++ compiler.")]
+WORK, FOLDER = Path("build/pair"), Path("src/polydraft/models/embedded")
+
 VOCAB_SIZE = 2048
-TARGET = dict(hidden_size=256, intermediate_size=704, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2, head_dim=64)
-DRAFT = dict(hidden_size=128, intermediate_size=352, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32)
+TARGET = {
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
+DRAFT = {
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
 
 
 def command_line() -> str:
     return " ".join(["python -m polydraft.train.pair", *sys.argv[1:]])
 
 
-def llama(shape: dict, *, seed: int):
+def llama(shape: dict[str, Any], *, seed: int):
     """A LlamaForCausalLM with tied embeddings and freshly drawn weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -44,36 +64,21 @@ def llama(shape: dict, *, seed: int):
     return LlamaForCausalLM(config)
 
 
+def from_checkpoint(shape: dict[str, Any], checkpoint: Path):
+    """The model of a training checkpoint after the bfloat16 round trip, in float32."""
+    import torch
+
+    model = llama(shape, seed=0)
+    model.load_state_dict(torch.load(checkpoint, weights_only=True)["model"])
+    return model.bfloat16().float().eval()
+
+
 def next_token_loss(model, rows):
     """Mean cross-entropy in nats per token. rows: [B, N + 1] token ids."""
     import torch.nn.functional as F
 
     logits = model(rows[:, :-1], use_cache=False).logits
     return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
-
-
-@app.command()
-def corpus(work: Work = Path("build/pair"), seed: Seed = 0, max_package_megabytes: float = 5.0) -> None:
-    """Collect the Python sources of the standard library and the installed dependencies."""
-    work.mkdir(parents=True, exist_ok=True)
-    (work / ".gitignore").write_text("*\n")
-    chosen = select(installed_sources(), max_package_bytes=int(max_package_megabytes * 1e6), seed=seed)
-    chosen.save(work / "corpus.json")
-    num_bytes = sum(len(d.text) for d in chosen.train)
-    typer.echo(f"{len(chosen.train)} files, {num_bytes / 1e6:.1f} MB, {len(chosen.packages)} packages, hash {chosen.hash()}")
-
-
-@app.command()
-def tokenizer(work: Work = Path("build/pair")) -> None:
-    """Learn the tokenizer from the training part and encode both parts."""
-    import numpy as np
-
-    chosen = Corpus.load(work / "corpus.json")
-    train_tokenizer((d.text for d in chosen.train), VOCAB_SIZE, work / "tokenizer")
-    for part, documents in (("train", chosen.train), ("held_out", chosen.held_out)):
-        ids = encode_documents((d.text for d in documents), work / "tokenizer")
-        np.save(work / f"{part}.npy", ids)
-        typer.echo(f"{part}: {len(ids)} tokens, {sum(len(d.text.encode()) for d in documents) / len(ids):.2f} bytes per token")
 
 
 def target_phases(num_steps: int):
@@ -85,8 +90,31 @@ def target_phases(num_steps: int):
 
 
 @app.command()
-def target(work: Work = Path("build/pair"), seed: Seed = 0, threads: Threads = 1, num_steps: int = 2000, compile: bool = False) -> None:
-    """Train the target on the corpus, once through the first 4,096 * num_steps tokens; resumes from its checkpoint."""
+def corpus(work: Work = WORK, seed: Seed = 0, max_package_megabytes: float = 5.0) -> None:
+    """Collect the Python sources of the standard library and the installed dependencies."""
+    work.mkdir(parents=True, exist_ok=True)
+    chosen = select(installed_sources(), max_package_bytes=int(max_package_megabytes * 1e6), seed=seed)
+    chosen.save(work / "corpus.json")
+    num_bytes = sum(len(d.text) for d in chosen.train)
+    typer.echo(f"{len(chosen.train)} files, {num_bytes / 1e6:.1f} MB, {len(chosen.packages)} packages, hash {chosen.hash()}")
+
+
+@app.command()
+def tokenizer(work: Work = WORK) -> None:
+    """Learn the tokenizer from the training part and encode both parts."""
+    import numpy as np
+
+    chosen = Corpus.load(work / "corpus.json")
+    train_tokenizer((d.text for d in chosen.train), VOCAB_SIZE, work / "tokenizer")
+    for part, documents in (("train", chosen.train), ("held_out", chosen.held_out)):
+        ids = encode_documents((d.text for d in documents), work / "tokenizer")
+        np.save(work / f"{part}.npy", ids)
+        typer.echo(f"{part}: {len(ids)} tokens, {sum(len(d.text.encode()) for d in documents) / len(ids):.2f} bytes per token")
+
+
+@app.command()
+def target(work: Work = WORK, seed: Seed = 0, threads: Threads = 1, num_steps: int = 2000, compiled: Compiled = False) -> None:
+    """Train the target once through the first 4,096 * num_steps tokens of the corpus."""
     import numpy as np
     import torch
 
@@ -94,27 +122,27 @@ def target(work: Work = Path("build/pair"), seed: Seed = 0, threads: Threads = 1
 
     torch.set_num_threads(threads)
     model = llama(TARGET, seed=seed)
-    if compile:
+    if compiled:
         model.compile(dynamic=False)
     phases = target_phases(num_steps)
     record = {"num_steps": num_steps, "num_tokens": sum(p.num_tokens for p in phases), "command": command_line()}
     (work / "target.json").write_text(json.dumps(record))
     batch = shuffled_rows(np.load(work / "train.npy"), phases, seed=seed)
-    train(model, next_token_loss, batch, num_steps=num_steps, checkpoint=work / "target.pt", report=lambda line: typer.echo(line))
+    train(model, next_token_loss, batch, num_steps=num_steps, checkpoint=work / "target.pt", report=typer.echo)
 
 
 @app.command()
 def draft(
-    work: Work = Path("build/pair"),
+    work: Work = WORK,
     seed: Seed = 0,
     threads: Threads = 1,
     pretrain_steps: int = 1000,
-    num_steps: int = 1000,
-    num_samples: int = 1024,
-    tv_weight: float = 0.0,
-    compile: bool = False,
+    num_steps: int = 900,
+    num_samples: Annotated[int, typer.Option(help="Rows of text that the target writes.")] = 512,
+    tv_weight: Annotated[float, typer.Option(help="Share of total variation in the loss; the rest is KL.")] = 0.0,
+    compiled: Compiled = False,
 ) -> None:
-    """Pre-train the draft on fresh text, then distil it on the target's laws; resumes from its checkpoints."""
+    """Pre-train the draft on text that the target has not seen, then distil it on the target's laws."""
     import numpy as np
     import torch
 
@@ -123,48 +151,55 @@ def draft(
 
     torch.set_num_threads(threads)
     teacher = from_checkpoint(TARGET, work / "target.pt")
-    stream = np.load(work / "train.npy")[json.loads((work / "target.json").read_text())["num_tokens"] :]
-    report = lambda line: typer.echo(line)  # noqa: E731
     model = llama(DRAFT, seed=seed + 1)
-    if compile:
+    if compiled:
         model.compile(dynamic=False)
-    warm = (Phase(pretrain_steps, 16, 256),)
+    stream = np.load(work / "train.npy")[json.loads((work / "target.json").read_text())["num_tokens"] :]
+    first = (Phase(pretrain_steps, 16, 256),)
+    batch = shuffled_rows(stream, first, seed=seed)
     train(
-        model, next_token_loss, shuffled_rows(stream, warm, seed=seed), num_steps=pretrain_steps, checkpoint=work / "draft-pretrained.pt", floor=1.0, report=report
+        model,
+        next_token_loss,
+        batch,
+        num_steps=pretrain_steps,
+        checkpoint=work / "draft-pretrained.pt",
+        floor=1.0,
+        report=typer.echo,
     )
-    rest = stream[warm[0].num_tokens :]
-    length, generated_rows = 512, 2
+
+    rest = stream[first[0].num_tokens :]
+    length, num_generated = 512, 2
     mixed = round(0.85 * num_steps)
-    phases = (Phase(mixed, 6, length), Phase(num_steps - mixed, 4, MAX_CONTEXT))
+    phases = (Phase(mixed, 8 - num_generated, length), Phase(num_steps - mixed, 4, MAX_CONTEXT))
     samples = sample_corpus(
         teacher, rest, work / "samples.npy", num_rows=num_samples, length=length + 1, prompt_length=64, seed=seed
     )
-    if compile:
+    if compiled:
         teacher.compile(dynamic=False)
-    batch = mixed_batches(shuffled_rows(rest, phases, seed=seed), samples, rows_per_batch=generated_rows, num_steps=mixed)
-    loss = distillation_loss(teacher, tv_weight=tv_weight)
-    train(model, loss, batch, num_steps=num_steps, checkpoint=work / "draft.pt", muon_lr=0.015, adam_lr=2e-3, report=report)
-    distilled = sum(p.num_tokens for p in phases) + mixed * generated_rows * length
+    batch = mixed_batches(shuffled_rows(rest, phases, seed=seed), samples, rows_per_batch=num_generated, num_steps=mixed)
+    train(
+        model,
+        distillation_loss(teacher, tv_weight=tv_weight),
+        batch,
+        num_steps=num_steps,
+        checkpoint=work / "draft.pt",
+        muon_lr=0.015,
+        adam_lr=2e-3,
+        report=typer.echo,
+    )
+    generated = mixed * num_generated * length
+    distilled = sum(p.num_tokens for p in phases) + generated
     record = {
         "command": command_line(),
-        "num_tokens": warm[0].num_tokens + distilled,
+        "num_tokens": first[0].num_tokens + distilled,
         "num_distillation_tokens": distilled,
-        "share_generated": mixed * generated_rows * length / distilled,
+        "share_generated": generated / distilled,
     }
     (work / "draft.json").write_text(json.dumps(record))
 
 
-def from_checkpoint(shape: dict, checkpoint: Path):
-    """The model of a training checkpoint after the bfloat16 round trip, in float32."""
-    import torch
-
-    model = llama(shape, seed=0)
-    model.load_state_dict(torch.load(checkpoint, weights_only=True)["model"])
-    return model.to(torch.bfloat16).float().eval()
-
-
 @app.command()
-def export(work: Work = Path("build/pair"), folder: Folder = Path("src/polydraft/models/embedded")) -> None:
+def export(work: Work = WORK, folder: Folder = FOLDER) -> None:
     """Write both models, their tokenizer and the held-out prompts into the package."""
     from polydraft.train.export import export_model, export_prompts
 
@@ -174,7 +209,7 @@ def export(work: Work = Path("build/pair"), folder: Folder = Path("src/polydraft
 
 
 @app.command()
-def evaluate(work: Work = Path("build/pair"), folder: Folder = Path("src/polydraft/models/embedded"), seed: Seed = 0, threads: Threads = 1) -> None:
+def evaluate(work: Work = WORK, folder: Folder = FOLDER, seed: Seed = 0, threads: Threads = 1) -> None:
     """Measure the exported pair on the held-out modules; write figures.json and the model card."""
     import numpy as np
     import torch
@@ -189,23 +224,38 @@ def evaluate(work: Work = Path("build/pair"), folder: Folder = Path("src/polydra
     training = {name: json.loads((work / f"{name}.json").read_text()) for name in models}
     seen = np.load(work / "train.npy")[: training["target"]["num_tokens"] + 1]
     num_bytes = sum(len(d.text.encode()) for d in chosen.held_out)
-    held_out = figures(*models.values(), TrigramTable.count(seen, VOCAB_SIZE), np.load(work / "held_out.npy"), num_bytes)
-    record = {"held_out": held_out}
+    trigram = TrigramTable.count(seen, VOCAB_SIZE)
+    record: dict[str, Any] = {
+        "held_out": figures(models["target"], models["draft"], trigram, np.load(work / "held_out.npy"), num_bytes)
+    }
     for name, model in models.items():
         c = model.config
-        shape = [c.hidden_size, c.num_hidden_layers, f"{c.num_attention_heads} ({c.num_key_value_heads})", c.intermediate_size]
+        heads = f"{c.num_attention_heads} ({c.num_key_value_heads})"
+        shape = [c.hidden_size, c.num_hidden_layers, heads, c.intermediate_size]
         record[name] = {"num_parameters": model.num_parameters(), "shape": shape, **training[name]}
+    stages = [f"python -m polydraft.train.pair {stage}" for stage in ("corpus", "tokenizer", "export")]
     record |= {
         "held_out_modules": [d.path for d in chosen.held_out],
         "corpus_hash": chosen.hash(),
         "seed": seed,
         "torch": torch.__version__,
-        "commands": [training[name]["command"] for name in models],
+        "commands": [*stages[:2], *(training[name]["command"] for name in models), stages[2], command_line()],
         "packages": [asdict(p) for p in chosen.packages],
     }
     (folder / "figures.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(model_card(record), encoding="utf-8")
-    typer.echo(json.dumps(held_out, indent=1))
+    typer.echo(json.dumps(record["held_out"], indent=1))
+
+
+@app.command(name="all")
+def every(work: Work = WORK, folder: Folder = FOLDER, seed: Seed = 0, threads: Threads = 1, compiled: Compiled = False) -> None:
+    """All stages in order, with their default sizes."""
+    corpus(work, seed)
+    tokenizer(work)
+    target(work, seed, threads, compiled=compiled)
+    draft(work, seed, threads, compiled=compiled)
+    export(work, folder)
+    evaluate(work, folder, seed, threads)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The pair's tokenizer: byte-level BPE with an alphabet of 256 bytes, one special token, and merges learned from the training text.
+"""The pair's tokenizer: byte-level BPE, an alphabet of 256 bytes, one special token, merges learned from the training text.
 
 Words keep their leading space; a run of indentation, a run of newlines and a single digit are pre-tokens of their own.
 """
@@ -26,7 +26,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, folder: Path) -> None
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator(texts, trainer)
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

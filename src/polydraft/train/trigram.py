@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from polydraft.errors import InvalidInputError
+
 DISCOUNT_SCALES = (0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5)
 
 
@@ -50,13 +52,13 @@ class Order:
 @dataclass(frozen=True)
 class TrigramTable:
     vocab_size: int
-    orders: tuple[Order, Order, Order]  # unigram, bigram, trigram
+    orders: tuple[Order, ...]  # unigram, bigram, trigram
 
     @classmethod
     def count(cls, tokens: np.ndarray, vocab_size: int) -> TrigramTable:
-        """Count a token stream [N]; raises ValueError when it has fewer than three tokens."""
+        """Count a token stream [N]; raises InvalidInputError when it has fewer than three tokens."""
         if len(tokens) < 3:
-            raise ValueError(f"got {len(tokens)} tokens, a trigram table needs at least 3: pass a longer stream")
+            raise InvalidInputError(f"got {len(tokens)} tokens, a trigram table needs at least 3: pass a longer stream")
         t, v = tokens.astype(np.int64), vocab_size
         trigrams, n3 = np.unique((t[:-2] * v + t[1:-1]) * v + t[2:], return_counts=True)
         bigrams, n2 = np.unique(trigrams % (v * v), return_counts=True)

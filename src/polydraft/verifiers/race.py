@@ -58,6 +58,7 @@ class Race:
         arxiv="2504.15475",
         laws=frozenset(SiblingLaw),
         shapes=frozenset(TreeShape),
+        shared_noise=True,
     )
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:

@@ -1,0 +1,122 @@
+"""The embedded pair on held-out prompts: the contenders of the live demo, and the equalities that it claims."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from polydraft.bench.compare import Contender, Measurement, engine_contender, measure, near_tie, transformers_contender
+from polydraft.core import SamplingParams
+from polydraft.engine.api import Engine
+from polydraft.models import load, pair
+
+__all__ = ["NEAR_TIE", "Comparison", "Showcase"]
+
+NEAR_TIE = 1e-4
+"""In logits; below it the order of float operations decides, and two exact programs may part."""
+
+SEED = 20
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What one interleaved run found. near_ties: greedy continuations that part where two logits are equal in float32."""
+
+    prompts: list[str]
+    measurements: list[Measurement]
+    equal_greedy: bool
+    near_ties: int
+    equal_seed_exact: bool
+
+    def baseline(self, name: str, temperature: float) -> Measurement:
+        """The measurement of a contender at a temperature."""
+        return next(m for m in self.measurements if (m.contender.name, m.contender.temperature) == (name, temperature))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each contender, as plain data."""
+        return [
+            {
+                "name": m.contender.name,
+                "drafter": m.contender.drafter,
+                "verifier": m.contender.verifier,
+                "temperature": m.contender.temperature,
+                "tokens_per_second": m.tokens_per_second,
+                "tokens_per_call": m.tokens_per_call,
+                "speedup": m.speedup_over(self.baseline("plain", m.contender.temperature)),
+                "speedup_transformers": m.speedup_over(self.baseline("transformers", m.contender.temperature)),
+            }
+            for m in self.measurements
+        ]
+
+
+class Showcase:
+    """The embedded pair, loaded once and shared by all contenders; a warm-up compiles what they run.
+
+    num_prompts: of the held-out ones, at most.
+    Offers tokenizer, prompts (name -> token ids) and engines for those who want to watch one of them.
+    """
+
+    def __init__(self, num_prompts: int = 6) -> None:
+        target, draft = str(pair.target_folder()), str(pair.draft_folder())
+        self.reference = load.load_transformers(target)
+        self.tokenizer = load.load_tokenizer(target)
+        self._target = load.load_model(target, max_num_seqs=1)
+        self._draft = load.load_model(draft, max_num_seqs=1)
+        self.prompts = {p.name: load.encode(self.tokenizer, p.text) for p in pair.prompts()[:num_prompts]}
+        self.engines = {
+            "plain": self._engine(drafter=None),
+            "chain + block": self._engine(drafter="model:chain", verifier="block", depth=5, num_paths=1),
+            "two paths + GTV": self._engine(drafter="model", verifier="greedy_traversal", depth=4, num_paths=2),
+            "n-gram + match": self._engine(drafter="ngram", verifier="match", depth=5, num_paths=1),
+            "race": self._engine(drafter="model:coupled", verifier="race", depth=5, num_paths=1),
+            "race without drafts": self._engine(drafter=None, verifier="race"),
+        }
+
+    def _engine(self, **options: Any) -> Engine:
+        return Engine.of(self._target, tokenizer=self.tokenizer, draft_model=self._draft, **options)
+
+    def contenders(self) -> list[Contender]:
+        """Plain and transformers at both temperatures, then what drafts."""
+        greedy = ("plain", "chain + block", "two paths + GTV", "n-gram + match")
+        return [
+            transformers_contender(self.reference, 0.0),
+            *(engine_contender(name, self.engines[name], 0.0) for name in greedy),
+            transformers_contender(self.reference, 1.0),
+            *(engine_contender(name, engine, 1.0) for name, engine in self.engines.items()),
+        ]
+
+    def warm_up(self) -> None:
+        """A few tokens by everyone: compiled code is compiled, or read from its cache, before any time is taken."""
+        prompt = next(iter(self.prompts.values()))
+        for contender in self.contenders():
+            contender.generate(prompt, SamplingParams(temperature=contender.temperature, max_tokens=8, ignore_eos=True, seed=0))
+
+    def compare(self, *, max_tokens: int = 64, repetitions: int = 3, budget_seconds: float = 45.0) -> Comparison:
+        """Measure all contenders interleaved and compare their tokens; see `measure` for the budget."""
+        prompts = list(self.prompts.values())
+        found = measure(
+            self.contenders(),
+            prompts,
+            max_tokens=max_tokens,
+            repetitions=repetitions,
+            budget_seconds=budget_seconds,
+            seed=SEED,
+        )
+        margins = self._greedy_margins(found, prompts)
+        near = sum(margin < NEAR_TIE for margin in margins)
+        drafted, plain = (self._tokens(found, name) for name in ("race", "race without drafts"))
+        return Comparison(list(self.prompts), found, near == len(margins), near, drafted == plain)
+
+    def _greedy_margins(self, found: list[Measurement], prompts: list[list[int]]) -> list[float]:
+        """Margins where greedy continuations part from plain decoding; empty where all are equal."""
+        greedy = [m for m in found if m.contender.temperature == 0]
+        plain = next(m for m in greedy if m.contender.name == "plain")
+        margins = [
+            near_tie(self.reference, prompts[number % len(prompts)], ours.token_ids, theirs.token_ids)
+            for m in greedy
+            for number, (ours, theirs) in enumerate(zip(m.runs, plain.runs, strict=True))
+        ]
+        return [margin for margin in margins if margin is not None]
+
+    @staticmethod
+    def _tokens(found: list[Measurement], name: str) -> list[list[int]]:
+        (measurement,) = (m for m in found if m.contender.name == name and m.contender.temperature == 1)
+        return [run.token_ids for run in measurement.runs]

@@ -1,0 +1,184 @@
+"""`polydraft demo`: the embedded pair generates before your eyes, with and without drafts, and is measured."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polydraft import __version__
+from polydraft.cli.doctor import processor
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from polydraft.bench.showcase import Comparison, Showcase
+    from polydraft.cli.show import Palette
+    from polydraft.core import SamplingParams
+
+__all__ = ["demo"]
+
+WHAT_HAPPENS = f"""\
+polydraft {__version__}, a live demo on the pair of small models inside this package. Nothing is downloaded.
+It takes about a minute and a half on two slow cores:
+  1. load the models and compile what they run (kept for the next time)
+  2. watch them continue real Python files, without drafts and with drafts
+  3. measure every contender in turn on the same prompts, and compare their outputs"""
+
+GREEDY = ("plain", "chain + block")
+SEED_EXACT = ("race without drafts", "race")
+
+
+def demo(
+    as_json: Annotated[bool, typer.Option("--json", help="Measure only, and print one JSON object.")] = False,
+    num_prompts: Annotated[int, typer.Option("--prompts", min=1, help="Held-out files to continue.")] = 6,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each continuation.")] = 64,
+    repetitions: Annotated[int, typer.Option(min=1, help="Of all prompts; fewer on a slow machine.")] = 3,
+) -> None:
+    """Watch a model generate with and without drafts, then see how fast each way is (about a minute and a half)."""
+    if not as_json:
+        typer.echo(WHAT_HAPPENS)
+        sys.stdout.flush()
+    showcase = _load(num_prompts)
+    if as_json:
+        showcase.warm_up()
+        typer.echo(json.dumps(_summary(showcase.compare(max_tokens=max_tokens, repetitions=repetitions))))
+    else:
+        _perform(showcase, max_tokens, repetitions)
+
+
+def _load(num_prompts: int) -> "Showcase":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import torch
+    from transformers.utils import logging
+
+    from polydraft.bench.showcase import Showcase
+
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    return Showcase(num_prompts)
+
+
+def _summary(found: "Comparison") -> dict[str, Any]:
+    return {
+        "target": "embedded target",
+        "draft": "embedded draft",
+        "prompts": found.prompts,
+        "contenders": found.rows(),
+        "equal_greedy": found.equal_greedy,
+        "equal_seed_exact": found.equal_seed_exact,
+    }
+
+
+def _perform(showcase: "Showcase", max_tokens: int, repetitions: int) -> None:
+    from rich.console import Console
+
+    from polydraft.cli.show import Palette
+
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    with _timed(console, "Compiling and warming up"):
+        showcase.warm_up()
+    palette = Palette()
+    names = list(showcase.prompts)
+    for name, temperature, ways in ((names[0], 0.0, GREEDY), (names[-1], 1.0, SEED_EXACT)):
+        _watch(console, showcase, palette, name, temperature, ways, max_tokens)
+    console.print("\n", palette.legend(), "\n", sep="")
+    with _timed(console, "Measuring, interleaved"):
+        found = showcase.compare(max_tokens=max_tokens, repetitions=repetitions)
+    _report(console, found)
+    typer.echo("\nNow your own model, with a smaller one of the same vocabulary:")
+    typer.echo(f'{_command()} generate "Once upon a time" --model PATH --draft-model PATH')
+
+
+@contextmanager
+def _timed(console: "Console", what: str) -> Iterator[None]:
+    start = perf_counter()
+    with console.status(f"{what} ..."):
+        yield
+    console.print(f"{what}: {perf_counter() - start:.0f} s", highlight=False)
+
+
+def _watch(
+    console: "Console",
+    showcase: "Showcase",
+    palette: "Palette",
+    name: str,
+    temperature: float,
+    ways: tuple[str, str],
+    max_tokens: int,
+) -> None:
+    """Stream one prompt both ways: the same text twice, the second time with drafts."""
+    from polydraft.core import SamplingParams
+
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True, seed=1)
+    for title, way in zip(("without drafts", "with drafts"), ways, strict=True):
+        console.print(f"\n[bold]{name}, temperature {temperature:g}, {title} ({way})[/bold]", highlight=False)
+        _stream(console, showcase, palette, showcase.prompts[name], way, params)
+
+
+def _stream(
+    console: "Console", showcase: "Showcase", palette: "Palette", prompt: list[int], way: str, params: "SamplingParams"
+) -> None:
+    from polydraft.cli.show import Painter
+
+    last_lines = showcase.tokenizer.decode(prompt).splitlines(keepends=True)[-2:]
+    console.out("".join(last_lines), style="dim", end="", highlight=False)
+    painter = Painter(showcase.tokenizer, prompt, palette)
+    output = None
+    for output in showcase.engines[way].stream(prompt, params):
+        for piece, style in painter.paint(output):
+            console.out(piece, style=style, end="", highlight=False)
+    if output is not None:
+        stats = output.sample.stats
+        console.print(
+            f"\n[dim]{stats.emitted} tokens, {stats.tokens_per_second:.0f} tokens/s, "
+            f"{stats.tokens_per_call:.2f} tokens per target call[/dim]",
+            highlight=False,
+        )
+
+
+def _report(console: "Console", found: "Comparison") -> None:
+    from rich.table import Table
+
+    grid = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("contender", "temperature", "tokens/s", "speed-up", "over transformers", "tokens/call", "acceptance by depth"):
+        grid.add_column(title, justify="left" if title in ("contender", "acceptance by depth") else "right")
+    for row, measurement in zip(found.rows(), found.measurements, strict=True):
+        grid.add_row(
+            row["name"],
+            f"{row['temperature']:g}",
+            f"{row['tokens_per_second']:.0f}",
+            f"{row['speedup']:.2f}x",
+            f"{row['speedup_transformers']:.2f}x",
+            f"{row['tokens_per_call']:.2f}",
+            " ".join(f"{a:.2f}" for a in measurement.acceptance_by_depth) or "-",
+            end_section=row["name"] == "n-gram + match" and row["temperature"] == 0,
+        )
+    console.print(grid)
+    rounds = len(found.measurements[0].runs)
+    ties = f" ({found.near_ties} near ties, where two logits are equal in float32)" if found.near_ties else ""
+    console.print(
+        f"\nTemperature 0: outputs equal token for token, transformers included: {_yes(found.equal_greedy)}{ties}\n"
+        f"Temperature 1, seed-exact (race with drafts = race without): {_yes(found.equal_seed_exact)}\n"
+        f"Measured now: {len(found.prompts)} prompts, {rounds} rounds, medians, one thread, float32, {processor()}",
+        highlight=False,
+    )
+
+
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "NO"
+
+
+def _command() -> str:
+    """How this installation's command is called from here."""
+    if shutil.which("polydraft"):
+        return "polydraft"
+    beside = Path(sys.executable).with_name("polydraft")
+    return os.path.relpath(beside) if beside.exists() else f"{sys.executable} -m polydraft"

@@ -1,0 +1,134 @@
+"""From a folder to a module of transformers: safetensors only, no remote code, every fault with its remedy."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polydraft.errors import InvalidInputError, ModelLoadError
+from polydraft.models.supported import check_supported
+
+__all__ = ["as_device", "as_dtype", "check_folder", "load_config", "load_module"]
+
+
+def as_device(device: str | torch.device | None) -> torch.device:
+    """The device meant; None is the first GPU, or the CPU where there is none.
+
+    Raises:
+        InvalidInputError: a device that does not exist here.
+
+    Example:
+        >>> as_device("cpu")
+        device(type='cpu')
+    """
+    try:
+        found = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidInputError(f"device={device!r} was given, which this machine does not have. Use 'cpu'. ({error})") from None
+    return found
+
+
+def as_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype | str:
+    """The number format meant; None is float32 on a CPU (half precision is slower there) and the checkpoint's own elsewhere.
+
+    Raises:
+        InvalidInputError: a name that is no floating-point format of torch.
+
+    Example:
+        >>> as_dtype("bfloat16", torch.device("cpu"))
+        torch.bfloat16
+    """
+    if dtype is None:
+        return torch.float32 if device.type == "cpu" else "auto"
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise InvalidInputError(f"dtype={dtype!r} was given; expected 'float32', 'float16' or 'bfloat16'.")
+    return found
+
+
+def _is_path(name: str) -> bool:
+    return Path(name).exists() or name.startswith((".", "~", os.sep)) or os.sep in name.replace("/", "", 1) or "\\" in name
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder without configuration or without readable safetensors weights.
+
+    Raises:
+        ModelLoadError: naming what is missing or which file is corrupt.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not folder.exists():
+        raise ModelLoadError(f"model folder {str(folder)!r} does not exist. Check the path; a folder of `save_pretrained` is expected.")
+    if not (folder / "config.json").is_file():
+        raise ModelLoadError(f"{str(folder)!r} has no config.json. A folder of `save_pretrained` is expected.")
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        pickled = [f.name for f in folder.glob("*.bin")]
+        advice = (
+            f"It has {pickled[0]}, which would be unpickled: load it where you trust it and save it again with `save_pretrained`."
+            if pickled
+            else "Copy model.safetensors (and its index, where there is one) into it."
+        )
+        raise ModelLoadError(f"{str(folder)!r} has no weights in safetensors format. {advice}")
+    for file in weights:
+        try:
+            with safe_open(file, "pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(f"{str(file)!r} is corrupt or cut off ({error}). Copy or download it again.") from error
+
+
+def _advice(name: str) -> str:
+    return "" if _is_path(name) else " The name is neither a folder here nor a model that could be fetched; check it, and the network."
+
+
+def load_config(name: str) -> Any:
+    """Configuration of a model.
+
+    Raises:
+        ModelLoadError: it is missing, unreadable, of an unknown type, or needs code of its own.
+    """
+    from transformers import AutoConfig
+
+    if _is_path(name):
+        check_folder(Path(name).expanduser())
+    try:
+        return AutoConfig.from_pretrained(os.path.expanduser(name), trust_remote_code=False)
+    except Exception as error:
+        raise ModelLoadError(f"the configuration of {name!r} could not be read: {_first_line(error)}.{_advice(name)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+
+
+def load_module(
+    name: str, *, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None, max_model_len: int | None = None
+) -> Any:
+    """A causal language model of transformers, in evaluation mode, on its device.
+
+    name: folder, or a name that transformers resolves.  dtype, device: see `as_dtype` and `as_device`.
+
+    Raises:
+        ModelLoadError: the folder is missing, incomplete or corrupt, or the model is of a kind that cannot be rolled back.
+    """
+    from transformers import AutoModelForCausalLM
+
+    place = as_device(device)
+    number = as_dtype(dtype, place)
+    check_supported(load_config(name), max_model_len)
+    try:
+        module, report = AutoModelForCausalLM.from_pretrained(
+            os.path.expanduser(name), dtype=number, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
+    except Exception as error:
+        raise ModelLoadError(f"the model {name!r} could not be loaded: {_first_line(error)}.{_advice(name)}") from error
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise ModelLoadError(
+            f"the weights of {name!r} are incomplete: {len(missing)} tensors are missing, such as {missing[0]!r}. Copy or download them again."
+        )
+    return module.to(place).eval()

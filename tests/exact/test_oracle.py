@@ -1,0 +1,184 @@
+"""The numbers of the oracle file, reproduced; methods that are not built are skipped by name."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from harness import Grown, Markov, as_batch, by_depth, enumerate_drafts, measure, sibling_draws
+from test_race import quadrature
+
+from polydraft import registry, tree
+from polydraft.core import SiblingLaw, TreeShape
+from polydraft.verifiers.token import match, recursive, speculative
+
+FILE = Path(os.environ.get("POLYDRAFT_ORACLE", Path(__file__).parent / "verification_cases.json"))
+ORACLE = json.loads(FILE.read_text())
+CLOSED, QUADRATURE = ORACLE["tolerance"]["closed_form"], ORACLE["tolerance"]["quadrature"]
+MOST_DRAFTS = 20_000
+
+IID, WOR, PM, G1 = SiblingLaw.IID, SiblingLaw.WITHOUT_REPLACEMENT, SiblingLaw.POINT_MASS, SiblingLaw.GREEDY_PLUS_ONE
+BUILT = {
+    "target_sample": "match",
+    "token": "speculative",
+    "block": "block",
+    "rrs_iid": "recursive",
+    "rrs_wor": "recursive_wor",
+    "rrs_point_mass": "match",
+    "gtv": "greedy_traversal",
+    "kseq": "kseq",
+    "traversal_iid_pooled": "traversal",
+    "traversal_wor": "traversal",
+    "traversal_point_mass": "traversal",
+    "traversal_sampled_first": "traversal",
+    "greedy_walk": "greedy_plus_one",
+    "gbv": "multipath",
+    "rrs_merged_wor": "recursive_merged",
+    "traversal_merged_wor": "traversal_merged",
+    "single_with_spares": "single_with_spares",
+}
+FIRST_PATH = {"token", "block"}
+KINDS = {"iid_paths": IID, "iid_tree": IID, "wor_tree": WOR, "point_mass_tree": PM, "greedy_plus_one_tree": G1}
+
+
+def rule(method):
+    name = BUILT[method]
+    if name not in registry.names("verifier"):
+        pytest.skip(f"{method}: no verifier {name!r} yet")
+    return registry.verifier(name)
+
+
+def acceptance(emitted, law, p, q, n):
+    """Sum over all draws of the mass that the emitted token's law has on drawn tokens."""
+    draws = list(sibling_draws(law, q, n))
+    tokens = torch.tensor([d for _, d in draws])
+    rows = torch.from_numpy(p).expand(len(draws), -1), torch.from_numpy(q).expand(len(draws), -1)
+    e = emitted(*rows, tokens)
+    member = torch.zeros_like(e).scatter(1, tokens, 1.0)
+    return float(torch.tensor([w for w, _ in draws]).double() @ (e * member).sum(1))
+
+
+TOKEN = {
+    "alpha_single": (speculative.emitted, IID, lambda c: 1),
+    "alpha_target_sample_iid": (match.emitted, IID, lambda c: c["n"]),
+    "alpha_rrs_iid": (recursive.recursive.emitted, IID, lambda c: c["n"]),
+    "alpha_rrs_wor": (recursive.recursive_wor.emitted, WOR, lambda c: c["n_wor"]),
+    "alpha_point_mass_top_n": (match.emitted, PM, lambda c: c["n"]),
+}
+RACES = {"alpha_ersd_1": lambda c: 1, "alpha_ersd_n": lambda c: c["n"]}
+
+
+@pytest.mark.parametrize("key", sorted({k for c in ORACLE["token_level"] for k in c["expected"]}))
+@pytest.mark.parametrize("case", ORACLE["token_level"], ids=lambda c: c["name"])
+def test_acceptance_at_one_node(case, key):
+    if key not in case["expected"]:
+        return
+    p, q, expected = np.array(case["p"]), np.array(case["q"]), case["expected"][key]
+    if key in RACES:
+        assert quadrature(p, q, RACES[key](case)) == pytest.approx(expected, abs=QUADRATURE)
+        return
+    if key not in TOKEN:
+        pytest.skip(f"{key}: not built yet")
+    emitted, law, count = TOKEN[key]
+    if law is not PM and case["V"] ** count(case) > MOST_DRAFTS:
+        pytest.skip(f"{key}: {case['V']} ** {count(case)} drafts are too many to enumerate")
+    assert acceptance(emitted, law, p, q, count(case)) == pytest.approx(expected, abs=CLOSED)
+
+
+FIXED = {
+    "single": (speculative.emitted, 1),
+    "rrs_iid": (recursive.recursive.emitted, None),
+    "rrs_wor": (recursive.recursive_wor.emitted, None),
+    "point_mass": (match.emitted, None),
+}
+
+
+@pytest.mark.parametrize("case", [c for c in ORACLE["token_level"] if c.get("fixed_draft_laws")], ids=lambda c: c["name"])
+def test_law_of_the_emitted_token_for_fixed_draws(case):
+    p, q = (torch.tensor([case[k]], dtype=torch.float64) for k in "pq")
+    for name, given in case["fixed_draft_laws"].items():
+        if name in FIXED:
+            law = FIXED[name][0](p, q, torch.tensor([given["drafts"]]))
+            assert law[0].tolist() == pytest.approx(given["law"], abs=CLOSED), name
+
+
+def markov(case):
+    return Markov(np.array(case["p"]), np.array(case["q"]), case["root_token"])
+
+
+def topology(case, method):
+    L = case["depth"]
+    if method in FIRST_PATH:
+        return TreeShape.CHAIN, by_depth(*[1] * L)
+    if case["draft"] == "iid_paths":
+        return TreeShape.PATHS, by_depth(case["paths"], *[1] * (L - 1))
+    return TreeShape.PRODUCT, by_depth(*case["branching"])
+
+
+BLOCKS = [(c, m) for c in ORACLE["block_level"] for m in c["expected_block_efficiency"]]
+
+
+@pytest.mark.parametrize(("case", "method"), BLOCKS, ids=lambda x: x if isinstance(x, str) else x["name"])
+def test_block_efficiency(case, method):
+    verifier = rule(method)
+    shape, counts = topology(case, method)
+    law = KINDS[case["draft"]]
+    found = measure(verifier, markov(case), law, shape, counts, case["depth"])
+    assert found.error < 1e-12
+    assert found.block_efficiency == pytest.approx(case["expected_block_efficiency"][method], abs=CLOSED)
+
+
+def grown(nested):
+    """A nested list [[token, children], ...] in draw order, depth by depth."""
+    d = Grown(1.0, [0], [-1], [()], [])
+    layer = [(0, child) for child in nested]
+    while layer:
+        following = []
+        for parent, (token, below) in layer:
+            d.tokens.append(token)
+            d.parents.append(parent)
+            d.paths.append((*d.paths[parent], token))
+            following += [(len(d.tokens) - 1, child) for child in below]
+        layer = following
+    return d
+
+
+def first_path(d):
+    keep = [0]
+    while (child := next((n for n, parent in enumerate(d.parents) if parent == keep[-1]), None)) is not None:
+        keep.append(child)
+    return Grown(1.0, [d.tokens[n] for n in keep], list(range(-1, len(keep) - 1)), [d.paths[n] for n in keep], [])
+
+
+FIXED_BLOCKS = [(c, m) for c in ORACLE["block_level"] for m in c["expected_block_efficiency"] if c.get("fixed_draft_laws")]
+
+
+@pytest.mark.parametrize(("case", "method"), FIXED_BLOCKS, ids=lambda x: x if isinstance(x, str) else x["name"])
+def test_law_of_the_block_for_fixed_drafts(case, method):
+    verifier, tables = rule(method), markov(case)
+    shape, _ = topology(case, method)
+    for given in case["fixed_draft_laws"]:
+        if method not in given["laws"]:
+            continue
+        d = first_path(grown(given["tree"])) if method in FIRST_PATH else grown(given["tree"])
+        draft, p = as_batch(tables, KINDS[case["draft"]], shape, [d])
+        verdict = verifier(draft, p)
+        law: dict[str, float] = {}
+        for n in range(draft.tree.num_nodes):
+            after = verdict.after(torch.tensor([n]))[0].tolist()
+            for y, probability in enumerate(after):
+                block = ",".join(map(str, (*d.paths[n], y)))
+                law[block] = law.get(block, 0.0) + float(verdict.stop[0, n]) * probability
+        for block in law.keys() | given["laws"][method].keys():
+            assert law.get(block, 0.0) == pytest.approx(given["laws"][method].get(block, 0.0), abs=CLOSED), block
+
+
+def test_enumeration_covers_all_drafts():
+    case = ORACLE["block_level"][0]
+    shape, counts = topology(case, "gtv")
+    drafts = enumerate_drafts(markov(case), IID, counts, case["depth"])
+    assert sum(d.probability for d in drafts) == pytest.approx(1, abs=1e-12)
+    assert shape is TreeShape.PATHS
+    assert tree.pad([(d.tokens, d.parents) for d in drafts]).num_nodes == 1 + case["depth"] * case["paths"]
