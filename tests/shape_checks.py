@@ -21,7 +21,8 @@ class _SkipCompiled(_import_hook.JaxtypingTransformer):
     """Numba must see the function itself and not a wrapper around it."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        compiled = any("njit" in ast.unparse(decorator) for decorator in node.decorator_list)
+        names = " ".join(map(ast.unparse, node.decorator_list))
+        compiled = "njit" in names or "compiled" in names
         return node if compiled else super().visit_FunctionDef(node)
 
 

@@ -169,8 +169,11 @@ def measure(
     level = trees.depths(draft.tree).numpy()
     for n in range(draft.tree.num_nodes):
         after = verdict.after(torch.full((len(drafts),), n)).numpy()
-        for b in np.flatnonzero(stop[:, n] > 0):
-            emitted[level[b, n]][drafts[b].paths[n]] += weight[b] * stop[b, n] * after[b]
+        mass = np.where(stop[:, n] > 0, weight * stop[:, n], 0.0)
+        for k in range(depth + 1):
+            at = np.flatnonzero((mass > 0) & (level[:, n] == k))
+            place = tuple(np.array([drafts[b].paths[n] for b in at], np.int64).reshape(len(at), k).T)
+            np.add.at(emitted[k], place if k else ..., (mass[at, None] * after[at]) if k else (mass[at, None] * after[at]).sum(0))
     text = emitted[0]
     for k in range(1, depth + 1):
         rows = np.array([tables.row("p", path) for path in product(range(tables.V), repeat=k)]).reshape(*text.shape, tables.V)

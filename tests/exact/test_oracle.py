@@ -57,7 +57,7 @@ def acceptance(emitted, law, p, q, n):
     rows = torch.from_numpy(p).expand(len(draws), -1), torch.from_numpy(q).expand(len(draws), -1)
     e = emitted(*rows, tokens)
     member = torch.zeros_like(e).scatter(1, tokens, 1.0)
-    return float(torch.tensor([w for w, _ in draws]).double() @ (e * member).sum(1))
+    return float(torch.tensor([w for w, _ in draws], dtype=torch.float64) @ (e * member).sum(1))
 
 
 TOKEN = {

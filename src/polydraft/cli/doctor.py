@@ -72,10 +72,11 @@ def _kernels() -> dict[str, Any]:
 
     from polydraft.core import TokenTree
     from polydraft.models import load, pair
+    from polydraft.models.folder import load_module
     from polydraft.models.llama import CompiledLlama
 
     folder = str(pair.target_folder())
-    reason = CompiledLlama.why_unsupported(load.load_transformers(folder))
+    reason = CompiledLlama.why_unsupported(load_module(folder))
     start = perf_counter()
     model = load.load_model(folder, max_num_seqs=1)
     root = TokenTree.roots(torch.tensor([0]))

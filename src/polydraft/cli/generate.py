@@ -3,12 +3,14 @@
 import json
 import math
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from polydraft.cli.prompts import read_prompt
+from polydraft.errors import DrafterWarning
 
 if TYPE_CHECKING:
     from polydraft.core import SamplingParams
@@ -102,12 +104,14 @@ def generate(
     }
     engine = _engine(model, draft_model, options)
     _say_limits(engine)
-    if as_json:
-        _print_json(engine, engine.generate(text, params)[0])
-    elif stream and n == 1:
-        _stream(engine, text, params, show)
-    else:
-        _print_samples(engine.generate(text, params, progress=sys.stderr.isatty())[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DrafterWarning)  # the statistics tell it
+        if as_json:
+            _print_json(engine, engine.generate(text, params)[0])
+        elif stream and n == 1:
+            _stream(engine, text, params, show)
+        else:
+            _print_samples(engine.generate(text, params, progress=sys.stderr.isatty())[0])
 
 
 def _engine(model: str | None, draft_model: str | None, options: dict[str, Any]) -> "Engine":
@@ -116,6 +120,7 @@ def _engine(model: str | None, draft_model: str | None, options: dict[str, Any])
     from polydraft.engine.api import Engine
 
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     given = {} if draft_model is None else {"draft": draft_model}
     return Engine.embedded(**given, **options) if model is None else Engine.from_pretrained(model, **given, **options)
 
@@ -125,7 +130,7 @@ def _say_limits(engine: "Engine") -> None:
     size = "" if built["cache_bytes"] is None else f", cache {built['cache_bytes'] / 1e6:.1f} MB"
     drafts = "no drafts" if built["drafter"] is None else f"drafter {built['drafter']}"
     typer.echo(
-        f"{built['target']}: context of {built['max_model_len']} tokens, {built['max_num_seqs']} sequences at a time{size}; "
+        f"{built['target']}: context of {built['max_model_len']} tokens, {built['max_num_seqs']} at a time{size}; "
         f"{drafts}, verifier {built['verifier']}{'' if built['lossless'] else ' (not lossless)'}",
         err=True,
     )

@@ -1,6 +1,7 @@
 """`polydraft methods`: every registered verifier and drafter."""
 
 import json
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,18 +11,20 @@ if TYPE_CHECKING:
 
 __all__ = ["markdown", "methods", "table"]
 
+_ANSWER = {True: "yes", False: "no", None: "with a lossless verifier"}
 
-def _row(kind: str, name: str, info: "Method") -> dict[str, Any]:
+
+def _row(kind: str, info: "Method") -> dict[str, Any]:
     return {
         "kind": kind,
-        "name": name,
+        "name": info.name,
         "title": info.title,
         "authors": info.authors,
         "year": info.year,
         "arxiv": info.arxiv,
         "laws": sorted(law.name for law in info.laws),
         "shapes": sorted(shape.name for shape in info.shapes),
-        "lossless": info.lossless,
+        "lossless": info.lossless if kind == "verifier" else None,
     }
 
 
@@ -34,9 +37,11 @@ def table() -> list[dict[str, Any]]:
     """
     from polydraft import registry
 
-    verifiers = [_row("verifier", name, registry.verifier(name).info) for name in registry.names("verifier")]
-    drafters = [_row("drafter", name, info) for name in registry.names("drafter") for info in registry.drafter(name).methods]
-    return verifiers + drafters
+    infos = {
+        "verifier": [registry.verifier(name).info for name in registry.names("verifier")],
+        "drafter": [info for name in registry.names("drafter") for info in registry.drafter(name).methods],
+    }
+    return [_row(kind, info) for kind, methods in infos.items() for info in methods]
 
 
 def _paper(row: dict[str, Any]) -> str:
@@ -48,9 +53,9 @@ def markdown() -> str:
     """The table of the README: method, year, paper, lossless."""
     lines = ["| method | year | paper | lossless |", "|---|---|---|---|"]
     for row in table():
-        lossless = "depends on the verifier" if row["kind"] == "drafter" else "yes" if row["lossless"] else "no"
+        lossless = _ANSWER[row["lossless"]]
         lines.append(f"| `{row['name']}` ({row['kind']}) | {row['year']} | {_paper(row)} | {lossless} |")
-    return "\n".join(dict.fromkeys(lines))
+    return "\n".join(lines)
 
 
 def methods(
@@ -70,12 +75,15 @@ def _print() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    columns = ("name", "method", "year", "arXiv", "sibling laws", "shapes", "lossless")
+    console = Console() if sys.stdout.isatty() else Console(width=160)
     for kind in ("verifier", "drafter"):
-        grid = Table(*columns, title=f"{kind}s", title_justify="left", box=None, header_style="bold")
+        grid = Table(title=f"{kind}s", title_justify="left", box=None, header_style="bold", pad_edge=False)
+        grid.add_column("name", no_wrap=True)
+        for title in ("method", "year", "arXiv", "sibling laws", "shapes", "lossless"):
+            grid.add_column(title)
         for row in table():
             if row["kind"] == kind:
                 words = (row["name"], row["title"], str(row["year"]), row["arxiv"] or "-")
                 laws, shapes = (", ".join(row[key]) for key in ("laws", "shapes"))
-                grid.add_row(*words, laws, shapes, "yes" if row["lossless"] else "no")
-        Console().print(grid)
+                grid.add_row(*words, laws, shapes, _ANSWER[row["lossless"]])
+        console.print(grid)

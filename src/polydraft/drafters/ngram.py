@@ -2,12 +2,13 @@
 
 Saxena 2023 (prompt lookup decoding, no paper); Yang et al. 2023 (LLMA, arXiv 2304.04487).
 
-The longest n-gram that ends the text (n from `max_ngram` down to `min_ngram`) and that occurred before is looked up in an
-index that grows with the text; its latest continuations are drafted, merged into one tree where more than one is asked for.
+The n-grams that end the text (n from `max_ngram` down to `min_ngram`) are looked up in an index that grows with the text: each
+token adds one place to each n. The longest known suffix wins, then the latest place; further places open further paths, up to
+the width, or lengthen a path that ended with the text, and all are merged into one tree by prefix.
 Deterministic: there is no q, so drafts are POINT_MASS. A continuation may run into the suffix itself, never past the end.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -63,7 +64,9 @@ class NgramDrafter:
 
     def __init__(self, max_ngram: int = 4, min_ngram: int = 1, eos_token_ids: Sequence[int] = ()) -> None:
         if not 1 <= min_ngram <= max_ngram:
-            raise InvalidInputError(f"min_ngram={min_ngram} and max_ngram={max_ngram} were given; expected 1 <= min_ngram <= max_ngram.")
+            raise InvalidInputError(
+                f"min_ngram={min_ngram} and max_ngram={max_ngram} were given; expected 1 <= min_ngram <= max_ngram."
+            )
         self.max_ngram, self.min_ngram, self._eos = max_ngram, min_ngram, frozenset(eos_token_ids)
 
     @classmethod
@@ -91,13 +94,11 @@ class NgramDrafter:
                     del found[0]
             state.tokens.append(token)
 
-    def _places(self, state: NgramState) -> list[int]:
-        """Where the longest known suffix was followed, latest first."""
-        for n in range(min(self.max_ngram, len(state.tokens)), self.min_ngram - 1, -1):
-            found = state.places.get(tuple(state.tokens[len(state.tokens) - n :]))
-            if found:
-                return found[::-1]
-        return []
+    def _places(self, state: NgramState) -> Iterator[int]:
+        """Where a suffix of the text was followed before: longest suffix first, then the latest place."""
+        length = len(state.tokens)
+        for n in range(min(self.max_ngram, length), self.min_ngram - 1, -1):
+            yield from reversed(state.places.get(tuple(state.tokens[length - n :]), ()))
 
     def _continuation(self, state: NgramState, at: int, depth: int) -> list[int]:
         tokens = state.tokens[at : at + depth]
@@ -105,14 +106,22 @@ class NgramDrafter:
         return tokens[: ends[0] + 1] if ends else tokens
 
     def _tree(self, state: NgramState, budget: Budget) -> tuple[list[int], list[int]]:
+        """(tokens, parents): continuations merged by prefix; the first ones make the paths, later ones may lengthen them."""
         tokens, parents = [state.tokens[-1]], [-1]
         child: dict[tuple[int, int], int] = {}
-        for at in self._places(state)[: budget.width]:
+        inner: set[int] = set()
+        paths = 0
+        for at in self._places(state):
             node = 0
             for token in self._continuation(state, at, budget.max_depth):
                 if (node, token) not in child:
+                    opens_path = node == 0 or node in inner
                     if len(tokens) > budget.max_nodes:
+                        return tokens, parents
+                    if opens_path and paths == budget.width:
                         break
+                    paths += opens_path
+                    inner.add(node)
                     child[node, token] = len(tokens)
                     tokens.append(token)
                     parents.append(node)
@@ -120,7 +129,7 @@ class NgramDrafter:
         return tokens, parents
 
     def propose(self, states: Sequence[NgramState], budgets: Sequence[Budget]) -> Draft:
-        """Continuations of the longest known suffixes; an unknown suffix gives an empty row."""
+        """Continuations of the known suffixes, within each budget; an unknown suffix gives an empty row."""
         tree = trees.pad([self._tree(state, budget) for state, budget in zip(states, budgets, strict=True)])
         return Draft(tree, SiblingLaw.POINT_MASS, TreeShape.GROWN, None, torch.full_like(tree.tokens, -1))
 

@@ -6,10 +6,9 @@ The module is used as it is: it gets an explicit mask, explicit positions and a 
 branching tree is scored and compared with a plain pass, so that a model that ignores any of the three is refused.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,19 +19,18 @@ from transformers.cache_utils import Cache
 
 from polydraft.core import AuxRows, Outcome, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError, PolydraftError
-from polydraft.models.cache import CacheLayout, SlotCache, free_bytes
+from polydraft.models.cache import CacheLayout, SlotCache
 from polydraft.models.folder import load_module
+from polydraft.models.memory import check_memory, fitting_length
 from polydraft.models.supported import check_supported, context_length
 from polydraft.models.tree_attention import GROUPED, node_mask
 
 __all__ = ["HFTarget"]
 
 TREE_ROOM = 256
-"""Most nodes and auxiliary rows of one tree."""
-CHUNK = 256
-"""Prompt tokens of one sequence in one pass."""
-SHORTEST_DEFAULT = 512
-"""A default context is not cut below this to fit the memory."""
+"""Most nodes and auxiliary rows of one tree: columns behind the context."""
+CHUNK = TREE_ROOM
+"""Prompt tokens of one sequence in one pass; the padding of a nearly full sequence lands behind the context."""
 
 
 class _Recorder(Cache):
@@ -64,10 +62,6 @@ def _ids(value: int | Sequence[int] | None) -> list[int]:
     return [] if value is None else [value] if isinstance(value, int) else list(value)
 
 
-def _gigabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.2f} GB"
-
-
 class HFTarget:
     """A causal language model of transformers that scores token trees in slots; see `core.Target`.
 
@@ -75,7 +69,8 @@ class HFTarget:
     max_model_len: most tokens of a sequence. Default: the model's context, or as much of it as fits half the free memory.
     max_num_seqs: most sequences at once.
 
-    Attributes: vocab_size, max_model_len, max_num_seqs, eos_token_ids, bos_token_id, name, cache_bytes, dtype, device.
+    Attributes: vocab_size, max_model_len, max_num_seqs, eos_token_ids, bos_token_id, name, cache_bytes, dtype, device;
+    lengths: committed tokens in the cache by slot (lowering one forgets the last tokens);  passes: forward passes so far.
     The tensors that it returns are inference tensors: read them, clone them to change them in place.
 
     Raises:
@@ -90,7 +85,7 @@ class HFTarget:
         >>> target.score([0], TokenTree(torch.tensor([[1, 5, 9]]), torch.tensor([[-1, 0, 0]]))).logits.shape
         torch.Size([1, 3, 32])
         >>> target.commit([0], Outcome(torch.tensor([[2]]), torch.tensor([1]), torch.tensor([2])))
-        >>> target.lengths
+        >>> target.lengths.tolist()
         [5, 0]
     """
 
@@ -109,6 +104,7 @@ class HFTarget:
         self._attention = self._choose_attention()
         self._keeps_logits = "logits_to_keep" in signature(model.forward).parameters
         self._num_groups = 1
+        self.passes = 0
         try:
             self._build(max_model_len)
         except PolydraftError:
@@ -140,11 +136,6 @@ class HFTarget:
         module = load_module(folder_or_name, dtype=dtype, device=device, max_model_len=max_model_len)
         return cls(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
 
-    @property
-    def lengths(self) -> list[int]:
-        """Committed tokens in the cache, by slot."""
-        return [self._cache.length_of(slot) for slot in range(self.max_num_seqs)]
-
     # Building
 
     def _choose_attention(self) -> str:
@@ -161,11 +152,16 @@ class HFTarget:
         plain = self.model(path, past_key_values=recorder, use_cache=True, attention_mask=torch.ones_like(path)).logits
         self.vocab_size: int = plain.shape[-1]
         layout = _layout(recorder)
-        self.max_model_len = self._fitting_length(layout, max_model_len)
+        self.max_model_len = max_model_len or fitting_length(
+            context_length(self.model.config), layout.bytes_per_token * self.max_num_seqs, TREE_ROOM, self.device
+        )
+        columns = self.max_model_len + TREE_ROOM
+        self.cache_bytes = columns * layout.bytes_per_token * self.max_num_seqs
+        check_memory(self.cache_bytes, self.device, max_model_len=self.max_model_len, max_num_seqs=self.max_num_seqs)
         if self._attention == GROUPED:
             self._num_groups = self.model.config.get_text_config().num_attention_heads // layout.num_heads
-        self._cache = SlotCache(layout, self.max_num_seqs, self.max_model_len + TREE_ROOM, self.device)
-        self.cache_bytes = self._cache.num_bytes
+        self._cache = SlotCache(layout, self.max_num_seqs, columns, self.device)
+        self.lengths = self._cache.lengths
         if self.max_model_len >= path.shape[1]:
             self._prove(plain.float())
 
@@ -174,6 +170,7 @@ class HFTarget:
         tree = TokenTree(torch.tensor([[1, 2, 3]]), torch.tensor([[-1, 0, 0]]))
         scored = self.score([0], tree).logits[:, [0, 2]]
         self.release([0])
+        self.passes = 0
         tolerance = plain.abs().max().item() * (1e-3 if self.dtype in (torch.float32, torch.float64) else 5e-2)
         error = (scored - plain).abs().max().item()
         if not error <= tolerance:
@@ -181,22 +178,6 @@ class HFTarget:
                 f"{type(self.model).__name__} gives other logits for a tree than for its paths (off by {error:.1e}, at most {tolerance:.1e} expected): "
                 "it does not follow the mask, the positions or the cache that it is given. Use another model."
             )
-
-    def _fitting_length(self, layout: CacheLayout, asked: int | None) -> int:
-        """The context asked for, or the longest that is sensible here."""
-        free = free_bytes(self.device)
-        per_column = layout.bytes_per_token * self.max_num_seqs
-        context = context_length(self.model.config)
-        wanted = asked or max(min(context, free // 2 // per_column - TREE_ROOM), min(context, SHORTEST_DEFAULT))
-        needed = (wanted + TREE_ROOM) * per_column
-        if needed > free:
-            most = free // per_column - TREE_ROOM
-            advice = f"max_model_len <= {most} or " if most > 0 else ""
-            raise CapacityError(
-                f"the cache of {self.name!r} needs {_gigabytes(needed)} for {self.max_num_seqs} sequences of {wanted} tokens, "
-                f"and {_gigabytes(free)} are free. Use {advice}a lower max_num_seqs."
-            )
-        return wanted
 
     # Passes
 
@@ -212,6 +193,7 @@ class HFTarget:
 
     def _forward(self, inputs: Tensor, mask: np.ndarray, positions: np.ndarray, **options: Any) -> Any:
         """One pass of the module; its tokens go where `SlotCache.begin` said. inputs: [B, T] ids or [B, T, D] embeddings."""
+        self.passes += 1
         bias = torch.from_numpy(mask)[:, None]
         if self._num_groups > 1:
             bias = bias.repeat(1, 1, self._num_groups, 1)
@@ -226,15 +208,14 @@ class HFTarget:
                 **options,
             )
 
-    def _in_row_order(self, slots: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Rows in increasing order, and which entry of `slots` each belongs to: a full batch is then a slice of the cache."""
+    def _row_order(self, slots: Sequence[int]) -> list[int]:
+        """The entries of `slots` in the order of their rows: a full batch is then a slice of the cache."""
         if len(set(slots)) != len(slots) or not all(0 <= slot < self.max_num_seqs for slot in slots):
             raise CapacityError(
                 f"slots {list(slots)} were given; expected different numbers from 0 to {self.max_num_seqs - 1}. Raise max_num_seqs for more."
             )
-        rows = self._cache.rows(slots)
-        order = sorted(range(len(rows)), key=rows.__getitem__)
-        return [rows[b] for b in order], order
+        rows = [self._cache.row(slot) for slot in slots]
+        return sorted(range(len(rows)), key=rows.__getitem__)
 
     @torch.inference_mode()
     def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> Scores:
@@ -246,49 +227,43 @@ class HFTarget:
         Raises:
             CapacityError: a sequence longer than `max_model_len`; nothing is appended.
         """
+        order = self._row_order(slots)
         for slot, ids in zip(slots, token_ids, strict=True):
-            self._check_room(slot, ids)
-        rows, order = self._in_row_order(slots)
-        left = {row: list(token_ids[b]) for row, b in zip(rows, order, strict=True)}
+            self._check_room(slot, len(ids))
+        left = {slots[b]: list(token_ids[b]) for b in order}
         last: dict[int, Tensor] = {}
         while left:
             last |= self._prefill_chunk(left)
-        row_of = dict(zip(order, rows, strict=True))
-        logits = torch.stack([last[row_of[b]] for b in range(len(rows))])[:, None]
+            left = {slot: ids[CHUNK:] for slot, ids in left.items() if len(ids) > CHUNK}
+        logits = torch.stack([last[slot] for slot in slots])[:, None]
         return Scores(TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids])), logits)
 
-    def _check_room(self, slot: int, ids: Sequence[int]) -> None:
-        if not ids:
+    def _check_room(self, slot: int, num_tokens: int) -> None:
+        if num_tokens == 0:
             raise InvalidInputError(f"no tokens were given for slot {slot}; expected at least one.")
-        length = self._cache.length_of(slot)
-        if length + len(ids) > self.max_model_len:
+        room = self.max_model_len - int(self.lengths[slot])
+        if num_tokens > room:
             raise CapacityError(
-                f"{length + len(ids)} tokens were given for slot {slot}; the context holds {self.max_model_len}. "
-                f"Give at most {self.max_model_len - length} tokens here, or raise max_model_len."
+                f"{num_tokens} tokens were given for slot {slot}, which has room for {room}: the context holds {self.max_model_len} tokens. "
+                "Shorten the text or raise max_model_len."
             )
 
-    def _prefill_chunk(self, left: dict[int, list[int]]) -> dict[int, Float[Tensor, "V"]]:
-        """Feed the next tokens of every row that has some left; returns the last logits of the rows that are done."""
-        rows = list(left)
-        lengths = self._cache.lengths(rows)
-        # padding must stay inside the row, however full it is
-        T = min(CHUNK, max(map(len, left.values())), self._cache.num_columns - int(lengths.max()))
-        taken = [list(islice(left[row], T)) for row in rows]
+    def _prefill_chunk(self, left: Mapping[int, list[int]]) -> dict[int, Float[Tensor, "V"]]:
+        """Feed the next CHUNK tokens of every slot; returns the last logits of the slots that are done."""
+        slots, taken = list(left), [ids[:CHUNK] for ids in left.values()]
+        T = max(map(len, taken))
         tokens = torch.tensor([ids + [0] * (T - len(ids)) for ids in taken], device=self.device)
-        mask, positions = node_mask(lengths, np.arange(-1, T - 1)[None].repeat(len(rows), 0))
-        positions = np.minimum(positions, self.max_model_len - 1)
-        done = {row: b for b, row in enumerate(rows) if len(left[row]) <= T}
-        ends = sorted({len(taken[b]) - 1 for b in done.values()}) or [0]
-        kept = ends if self._keeps_logits else range(T)
-        options = {"logits_to_keep": torch.tensor(ends, device=self.device)} if self._keeps_logits else {}
-        self._cache.begin(rows, 0, T, int(lengths.max()) + T)
-        logits = self._forward(tokens, mask, positions, **options).logits
-        for row, ids in zip(rows, taken, strict=True):
-            self._cache.extend(row, len(ids))
-            left[row] = left[row][T:]
-            if not left[row]:
-                del left[row]
-        return {row: logits[b, list(kept).index(len(taken[b]) - 1)].float() for row, b in done.items()}
+        chains = np.broadcast_to(np.arange(-1, T - 1), (len(slots), T)).copy()
+        mask, positions = node_mask(self.lengths[slots], chains)
+        done = {slot: len(ids) - 1 for slot, ids in left.items() if len(ids) <= CHUNK}
+        kept = sorted(set(done.values())) or [0]
+        options = {"logits_to_keep": torch.tensor(kept, device=self.device)} if self._keeps_logits else {}
+        self._cache.begin(slots, 0, T)
+        logits = self._forward(tokens, mask, np.minimum(positions, self.max_model_len - 1), **options).logits
+        for slot, ids in zip(slots, taken, strict=True):
+            self._cache.extend(slot, len(ids))
+        column = kept.index if self._keeps_logits else int
+        return {slot: logits[slots.index(slot), column(end)].float() for slot, end in done.items()}
 
     @torch.inference_mode()
     def score(
@@ -301,24 +276,23 @@ class HFTarget:
             comes after the final norm.
         aux: extra rows, see `AuxRows`; each of them also sees itself, and one with node -1 sees no node.
         since: the nodes before are those of the last call on these slots: a tree that grows is scored depth by depth.
-            `logits` and `hidden` then have N - since rows, of nodes `since`, `since` + 1, ...
+            All that is returned then begins at node `since`.
 
         Raises:
             CapacityError: a node beyond the context, or a tree too large for the scratch behind it.
         """
-        rows, order = self._in_row_order(slots)
-        lengths, N = self._cache.lengths(rows), tree.num_nodes
+        order, N = self._row_order(slots), tree.num_nodes
         if order != list(range(len(order))):
             return self._reordered(slots, order, tree, hidden, aux, since)
         self._check_tree(N + (0 if aux is None else aux.nodes.shape[1]))
-        mask, positions = node_mask(lengths, tree.parents.cpu().contiguous().numpy(), since, aux)
+        mask, positions = node_mask(self.lengths[slots], tree.parents.cpu().contiguous().numpy(), since, aux)
         self._check_positions(positions)
         inputs = self._inputs(tree.tokens[:, since:].to(self.device), aux)
-        self._cache.begin(rows, since, mask.shape[1], mask.shape[2])
+        self._cache.begin(slots, since, mask.shape[1])
         out = self._forward(inputs, mask, positions, **({"output_hidden_states": True} if hidden else {}))
         logits, M = out.logits.float(), N - since
         return Scores(
-            tree,
+            TokenTree(tree.tokens[:, since:], tree.parents[:, since:]),
             logits[:, :M],
             {layer: out.hidden_states[layer][:, :M] for layer in hidden},
             None if aux is None else logits[:, M:],
@@ -334,7 +308,7 @@ class HFTarget:
         sorted_tree = TokenTree(*(x[forth.to(x.device)] for x in (tree.tokens, tree.parents)))
         scores = self.score([slots[b] for b in order], sorted_tree, hidden=hidden, aux=sorted_aux, since=since)
         return Scores(
-            tree,
+            TokenTree(tree.tokens[:, since:], tree.parents[:, since:]),
             scores.logits[back],
             {layer: states[back] for layer, states in scores.hidden.items()},
             None if scores.aux_logits is None else scores.aux_logits[back],

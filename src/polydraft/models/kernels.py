@@ -20,7 +20,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
-__all__ = ["LANES", "PANEL", "add", "aligned", "attend", "instruction_set", "matmul", "pack", "rms_norm", "swiglu"]
+__all__ = ["LANES", "PANEL", "add", "aligned", "attend", "instruction_set", "matmul", "norm_part", "pack", "rms_norm", "swiglu"]
 
 _FEATURES = llvmlite.binding.get_host_cpu_features()
 _WIDE = bool(_FEATURES.get("avx512f"))
@@ -85,6 +85,7 @@ def _tile(rows: int):  # noqa: ANN202 - a numba intrinsic
 
     def emit(context, builder, signature, args):  # noqa: ANN001, ANN202
         x, xo, xs, w, wo, y, yo, ys, n = args
+        builder.function.attributes.add("noinline")  # one copy of the tiles, not one for every product in a pass
         vector, lane = ir.VectorType(ir.FloatType(), LANES), ir.IntType(32)
         number = lambda i: ir.Constant(n.type, i)  # noqa: E731
         start = lambda i, array, offset: builder.gep(  # noqa: E731
@@ -119,7 +120,7 @@ def _tile(rows: int):  # noqa: ANN202 - a numba intrinsic
 _1, _2, _3, _4, _5, _6, _7, _8 = (_tile(min(rows, _ROWS)) for rows in range(1, 9))
 
 
-@njit(cache=True)
+@njit
 def matmul(x: np.ndarray, w: np.ndarray, y: np.ndarray, rows: int) -> None:  # pragma: no cover - compiled
     """y[:rows] = x[:rows] @ W.T for packed W [P, I, PANEL]; x [*, >= I], y [*, >= P * PANEL]; I a multiple of 4."""
     panels, n = w.shape[0], w.shape[1]
@@ -157,7 +158,8 @@ _EXP = tuple(np.float32(1 / d) for d in (1, 2, 6, 24, 120, 720, 5040))
 @njit(fastmath={"contract"}, forceinline=True, error_model="numpy")
 def exp(x):  # pragma: no cover - compiled
     """exp of a float32 within 2 ulp between -87 and 88, constant beyond; it calls nothing, so that loops over it are vectorised."""
-    x = min(max(x, np.float32(-87.0)), np.float32(88.0))
+    x = np.float32(-87.0) if x < np.float32(-87.0) else x
+    x = np.float32(88.0) if x > np.float32(88.0) else x
     shifted = x * _LOG2_E + _ROUNDING
     k = shifted - _ROUNDING
     r = x - k * _LN2_HIGH
@@ -174,7 +176,7 @@ def exp(x):  # pragma: no cover - compiled
     return p * np.int32(power).view(np.float32)
 
 
-@njit(cache=True, fastmath=_FAST)
+@njit(fastmath=_FAST)
 def rms_norm(x: np.ndarray, gain: np.ndarray, epsilon: np.float32, out: np.ndarray, rows: int) -> None:  # pragma: no cover - compiled
     """out[t] = gain x[t] / sqrt(mean(x[t]^2) + epsilon)."""
     n = len(gain)
@@ -187,15 +189,27 @@ def rms_norm(x: np.ndarray, gain: np.ndarray, epsilon: np.float32, out: np.ndarr
             out[t, i] = x[t, i] * scale * gain[i]
 
 
-@njit(cache=True, fastmath=_FAST)
-def add(x: np.ndarray, y: np.ndarray, n: int, rows: int) -> None:  # pragma: no cover - compiled
-    """x[t, :n] += y[t, :n]."""
+@njit(fastmath=_FAST)
+def norm_part(x: np.ndarray, begin: int, gain: np.ndarray, epsilon: np.float32) -> None:  # pragma: no cover - compiled
+    """`rms_norm` of x[begin : begin + len(gain)], in place."""
+    n = len(gain)
+    total = np.float32(0.0)
+    for i in range(n):
+        total += x[begin + i] * x[begin + i]
+    scale = np.float32(1.0) / np.sqrt(total / np.float32(n) + epsilon)
+    for i in range(n):
+        x[begin + i] *= scale * gain[i]
+
+
+@njit(fastmath=_FAST)
+def add(x: np.ndarray, y: np.ndarray, rows: int) -> None:  # pragma: no cover - compiled
+    """x[t] += y[t]; rows of y may be longer."""
     for t in range(rows):
-        for i in range(n):
+        for i in range(x.shape[1]):
             x[t, i] += y[t, i]
 
 
-@njit(cache=True, fastmath=_FAST, error_model="numpy")
+@njit(fastmath=_FAST, error_model="numpy")
 def swiglu(x: np.ndarray, n: int, out: np.ndarray, rows: int) -> None:  # pragma: no cover - compiled
     """out[t, i] = silu(x[t, i]) x[t, n + i]."""
     for t in range(rows):
@@ -204,7 +218,7 @@ def swiglu(x: np.ndarray, n: int, out: np.ndarray, rows: int) -> None:  # pragma
             out[t, i] = gate / (np.float32(1.0) + exp(-gate)) * x[t, n + i]
 
 
-@njit(cache=True, fastmath=_FAST, error_model="numpy")
+@njit(fastmath=_FAST, error_model="numpy")
 def attend(q, head, keys, values, group, seen, count, scale, weights, out):  # pragma: no cover - compiled
     """One head of one row: softmax(q . keys) values over `count` columns of the cache.
 
@@ -219,7 +233,7 @@ def attend(q, head, keys, values, group, seen, count, scale, weights, out):  # p
         for i in range(width):
             total += q[head + i] * keys[c, group, i]
         weights[j] = total * scale
-        top = max(top, weights[j])
+        top = weights[j] if weights[j] > top else top
     total = np.float32(0.0)
     for j in range(count):
         weights[j] = exp(weights[j] - top)

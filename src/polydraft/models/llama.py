@@ -21,7 +21,7 @@ from torch import Tensor
 
 from polydraft.core import AuxRows, Outcome, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
-from polydraft.models.kernels import PANEL, add, aligned, attend, matmul, pack, rms_norm, swiglu
+from polydraft.models.kernels import PANEL, add, aligned, attend, matmul, norm_part, pack, rms_norm, swiglu
 from polydraft.models.memory import check_memory
 from polydraft.models.supported import check_supported, context_length
 
@@ -97,92 +97,110 @@ class Parts(NamedTuple):
     work: Workspace
 
 
-@njit(cache=True, fastmath={"contract"})
-def _rotate(x, t, begin, cos, sin):  # pragma: no cover - compiled
+@njit(fastmath={"contract"})
+def _rotate(x, begin, cos, sin):  # pragma: no cover - compiled
     half = len(cos)
-    for i in range(begin, begin + half):
-        a, b = x[t, i], x[t, i + half]
-        x[t, i] = a * cos[i - begin] - b * sin[i - begin]
-        x[t, i + half] = b * cos[i - begin] + a * sin[i - begin]
+    for i in range(half):
+        a, b = x[begin + i], x[begin + i + half]
+        x[begin + i] = a * cos[i] - b * sin[i]
+        x[begin + i + half] = b * cos[i] + a * sin[i]
 
 
-@njit(cache=True)
-def _place_heads(weights, sizes, memory, work, layer, rows):  # pragma: no cover - compiled
-    """Bias, norms and rotation of q and k; keys and values go to the cache."""
+@njit
+def _place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, keys, values):  # pragma: no cover - compiled
+    """Bias, norms and rotation of one row's q and k; its keys and values go to one column of the cache."""
     H, G, D = sizes.heads, sizes.groups, sizes.width
-    for t in range(rows):
-        _, slot, position, column, _, _ = work.rows[t]
-        for i in range(weights.bias.shape[1]):
-            work.qkv[t, i] += weights.bias[layer, i]
-        for j in range(H + G):
-            if weights.q_norm.shape[1] > 0:
-                part = work.qkv[t : t + 1, j * D : (j + 1) * D]
-                rms_norm(part, weights.q_norm[layer] if j < H else weights.k_norm[layer], sizes.epsilon, part, 1)
-            _rotate(work.qkv, t, j * D, weights.cos[position], weights.sin[position])
-        for j in range(G):
-            for i in range(D):
-                memory.keys[layer, slot, column, j, i] = work.qkv[t, (H + j) * D + i]
-                memory.values[layer, slot, column, j, i] = work.qkv[t, (H + G + j) * D + i]
+    for i in range(len(bias)):
+        qkv[i] += bias[i]
+    for j in range(H + G):
+        if len(q_norm) > 0:
+            norm_part(qkv, j * D, q_norm if j < H else k_norm, sizes.epsilon)
+        _rotate(qkv, j * D, cos, sin)
+    for j in range(G):
+        for i in range(D):
+            keys[j, i] = qkv[(H + j) * D + i]
+            values[j, i] = qkv[(H + G + j) * D + i]
 
 
-@njit(cache=True)
-def _mix(sizes, memory, work, layer, rows):  # pragma: no cover - compiled
+@njit
+def _mix(sizes, q, keys, values, seen, count, scores, out):  # pragma: no cover - compiled
+    """All heads of one row."""
     scale = np.float32(1.0 / np.sqrt(sizes.width))
-    for t in range(rows):
-        slot, count = work.rows[t, 1], work.rows[t, 4]
-        keys, values = memory.keys[layer, slot], memory.values[layer, slot]
-        for j in range(sizes.heads):
-            group = j // (sizes.heads // sizes.groups)
-            attend(work.qkv[t], j * sizes.width, keys, values, group, work.seen[t], count, scale, work.scores, work.mixed[t])
+    for j in range(sizes.heads):
+        attend(q, j * sizes.width, keys, values, j // (sizes.heads // sizes.groups), seen, count, scale, scores, out)
 
 
-@njit(cache=True)
-def _embed(weights, token, out):  # pragma: no cover - compiled
-    for i in range(len(weights.norm)):
-        if len(weights.embed) > 0:
-            out[i] = weights.embed[token, i]
-        else:
-            out[i] = weights.head[token // PANEL, i, token % PANEL]
+@njit
+def _embed(embed, head, token, out):  # pragma: no cover - compiled
+    for i in range(len(out)):
+        out[i] = embed[token, i] if len(embed) > 0 else head[token // PANEL, i, token % PANEL]
 
 
-@njit(cache=True)
-def _layers(parts, rows, hidden, taken, first):  # pragma: no cover - compiled
-    """Embedding and decoder layers of the rows in work; hidden[taken[l], first + t] = what enters layer l."""
+@njit
+def _copy(source, begin, end, target, first):  # pragma: no cover - compiled
+    for t in range(begin, end):
+        for i in range(source.shape[1]):
+            target[first + t - begin, i] = source[t, i]
+
+
+@njit
+def _run_rows(parts, rows, logits, done, hidden, taken, first):  # pragma: no cover - compiled
+    """Run the rows in work; the logits wanted go to logits[done:]. Returns how many logits there are now.
+
+    hidden[taken[l], first + t] = what enters layer l.
+    """
     weights, sizes, memory, work = parts
-    h, layers = len(weights.norm), len(weights.attention_norm)
+    layers, zero = len(weights.attention_norm), np.int64(0)  # a literal 0 would compile everything below twice
     for t in range(rows):
-        _embed(weights, work.rows[t, 0], work.x[t])
-    for layer in range(layers):
-        if taken[layer] >= 0:
-            hidden[taken[layer], first : first + rows] = work.x[:rows, :h]
-        rms_norm(work.x, weights.attention_norm[layer], sizes.epsilon, work.normed, rows)
-        matmul(work.normed, weights.qkv[layer], work.qkv, rows)
-        _place_heads(weights, sizes, memory, work, layer, rows)
-        _mix(sizes, memory, work, layer, rows)
-        matmul(work.mixed, weights.out[layer], work.update, rows)
-        add(work.x, work.update, h, rows)
-        rms_norm(work.x, weights.mlp_norm[layer], sizes.epsilon, work.normed, rows)
-        matmul(work.normed, weights.gate_up[layer], work.gate_up, rows)
+        _embed(weights.embed, weights.head, work.rows[t, 0], work.x[t])
+    for l in range(layers):
+        if taken[l] >= 0:
+            _copy(work.x, zero, rows, hidden[taken[l]], first)
+        rms_norm(work.x, weights.attention_norm[l], sizes.epsilon, work.normed, rows)
+        matmul(work.normed, weights.qkv[l], work.qkv, rows)
+        for t in range(rows):
+            slot, position, column = work.rows[t, 1], work.rows[t, 2], work.rows[t, 3]
+            keys, values = memory.keys[l, slot, column], memory.values[l, slot, column]
+            cos, sin = weights.cos[position], weights.sin[position]
+            _place_heads(work.qkv[t], weights.bias[l], weights.q_norm[l], weights.k_norm[l], sizes, cos, sin, keys, values)
+        for t in range(rows):
+            slot, count = work.rows[t, 1], work.rows[t, 4]
+            keys, values = memory.keys[l, slot], memory.values[l, slot]
+            _mix(sizes, work.qkv[t], keys, values, work.seen[t], count, work.scores, work.mixed[t])
+        matmul(work.mixed, weights.out[l], work.update, rows)
+        add(work.x, work.update, rows)
+        rms_norm(work.x, weights.mlp_norm[l], sizes.epsilon, work.normed, rows)
+        matmul(work.normed, weights.gate_up[l], work.gate_up, rows)
         swiglu(work.gate_up, sizes.inner, work.act, rows)
-        matmul(work.act, weights.down[layer], work.update, rows)
-        add(work.x, work.update, h, rows)
-
-
-@njit(cache=True)
-def _finish(parts, rows, logits, done, hidden, taken, first):  # pragma: no cover - compiled
-    """Run the rows in work; logits of those that want them go to logits[done:]. Returns how many logits there are now."""
-    weights, sizes, _, work = parts
-    _layers(parts, rows, hidden, taken, first)
-    if taken[len(taken) - 1] >= 0:
-        rms_norm(work.x, weights.norm, sizes.epsilon, hidden[taken[len(taken) - 1], first:], rows)
-    wanted = 0
+        matmul(work.act, weights.down[l], work.update, rows)
+        add(work.x, work.update, rows)
+    rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, rows)
+    if taken[layers] >= 0:
+        _copy(work.normed, zero, rows, hidden[taken[layers]], first)
+    wanted = zero
     for t in range(rows):
         if work.rows[t, 5]:
-            rms_norm(work.x[t : t + 1], weights.norm, sizes.epsilon, work.normed[wanted : wanted + 1], 1)
+            _copy(work.normed, t, t + 1, work.normed, wanted)
             wanted += 1
-    if wanted:
+    if wanted > 0:
         matmul(work.normed, weights.head, logits[done:], wanted)
     return done + wanted
+
+
+@njit
+def _describe(row, seen, token, slot, length, parents, n, wanted):  # pragma: no cover - compiled
+    """What row of the pass node n of a tree is."""
+    depth, m = 0, parents[n]
+    while m >= 0:
+        depth += 1
+        m = parents[m]
+    m = n
+    for j in range(length):
+        seen[j] = j
+    for j in range(length + depth, length - 1, -1):
+        seen[j] = length + m
+        m = parents[m]
+    row[0], row[1], row[2], row[3], row[4], row[5] = token, slot, length + depth, length + n, length + depth + 1, wanted
 
 
 @njit(cache=True)
@@ -193,31 +211,16 @@ def compiled_pass(parts, slots, tokens, parents, begins, ends, wanted, logits, h
     row, that is no padding and at or behind wanted[b].  hidden: [layers asked for, nodes, h].  taken: [L + 1] its index, or -1.
     """
     work, lengths = parts.work, parts.memory.lengths
-    rows, done, first = 0, 0, 0
+    rows, done, first = np.int64(0), np.int64(0), np.int64(0)
+    last = len(slots) - 1
     for b in range(len(slots)):
-        length = lengths[slots[b]]
         for n in range(begins[b], ends[b]):
-            if n > 0 and parents[b, n] < 0:
-                continue
-            depth, m = 0, parents[b, n]
-            while m >= 0:
-                depth += 1
-                m = parents[b, m]
-            seen, m = work.seen[rows], n
-            for j in range(length):
-                seen[j] = j
-            for j in range(length + depth, length - 1, -1):
-                seen[j] = length + m
-                m = parents[b, m]
-            row = work.rows[rows]
-            row[0], row[1], row[2] = tokens[b, n], slots[b], length + depth
-            row[3], row[4], row[5] = length + n, length + depth + 1, n >= wanted[b]
-            rows += 1
-            if rows == len(work.rows):
-                done = _finish(parts, rows, logits, done, hidden, taken, first)
+            if n == 0 or parents[b, n] >= 0:
+                _describe(work.rows[rows], work.seen[rows], tokens[b, n], slots[b], lengths[slots[b]], parents[b], n, n >= wanted[b])
+                rows += 1
+            if rows == len(work.rows) or (rows > 0 and b == last and n == ends[b] - 1):
+                done = _run_rows(parts, rows, logits, done, hidden, taken, first)
                 first, rows = first + rows, 0
-    if rows:
-        _finish(parts, rows, logits, done, hidden, taken, first)
 
 
 @njit(cache=True)

@@ -1,122 +1,144 @@
-"""Models and tokenizers from folders, with errors that say what is wrong with the folder."""
+"""Models and tokenizers from folders, and whether two of them speak of the same tokens."""
 
-from pathlib import Path
+import os
+import warnings
 from typing import Any
 
 import torch
 
 from polydraft.core import Target
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
+from polydraft.models.folder import load_module
 from polydraft.models.hf import HFTarget
 from polydraft.models.llama import CompiledLlama
 
-__all__ = ["check_same_vocabulary", "encode", "load_model", "load_tokenizer"]
+__all__ = ["check_same_context", "check_same_vocabulary", "encode", "load_model", "load_tokenizer"]
 
 BACKENDS = ("auto", "compiled", "transformers")
-
-
-def _check_folder(name: str) -> None:
-    """Say what a local folder lacks; a name that is no folder is left to transformers' own look-up."""
-    folder = Path(name)
-    looks_local = folder.is_absolute() or name.startswith((".", "~")) or len(folder.parts) > 2
-    if not folder.is_dir():
-        if looks_local or folder.exists():
-            raise ModelLoadError(f"model folder {name!r} was given; there is no such folder. Give the folder that holds config.json.")
-        return
-    if not (folder / "config.json").is_file():
-        raise ModelLoadError(f"model folder {name!r} has no config.json; give the folder that `save_pretrained` wrote.")
-    if not list(folder.glob("*.safetensors")):
-        raise ModelLoadError(f"model folder {name!r} has no *.safetensors weights; convert them with `save_pretrained(safe_serialization=True)`.")
-
-
-def load_transformers(name: str, *, dtype: str | None = None, device: str | None = None) -> Any:
-    """A causal language model in eval mode; safetensors only, no remote code.
-
-    Raises:
-        ModelLoadError: folder missing, without weights or configuration, or with corrupt weights.
-        InvalidInputError: an unknown dtype.
-    """
-    from transformers import AutoModelForCausalLM
-
-    _check_folder(name)
-    wanted = getattr(torch, dtype, None) if dtype else torch.float32 if (device or "cpu") == "cpu" else "auto"
-    if wanted != "auto" and not isinstance(wanted, torch.dtype):
-        raise InvalidInputError(f"dtype={dtype!r} was given; expected float32, bfloat16 or float16.")
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            name, dtype=wanted, use_safetensors=True, trust_remote_code=False, attn_implementation="sdpa"
-        )
-    except Exception as error:
-        raise ModelLoadError(
-            f"model {name!r} could not be loaded ({type(error).__name__}: {str(error).splitlines()[0][:200]}). "
-            "Check that the folder holds a complete causal language model with readable safetensors weights."
-        ) from error
-    return model.to(device or "cpu").eval()
+ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 def load_model(
     name: str,
     *,
-    dtype: str | None = None,
-    device: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
     backend: str = "auto",
     max_model_len: int | None = None,
     max_num_seqs: int = 8,
 ) -> Target:
     """A target (or draft) model: compiled for the Llama family in float32 on a CPU, else through transformers.
 
-    backend: "compiled", "transformers", or "auto".
+    name: folder of `save_pretrained`, or a name that transformers resolves.  backend: "compiled", "transformers", or "auto".
+    dtype: default float32 on a CPU, the checkpoint's own elsewhere.  device: default the first GPU, or the CPU.
 
     Raises:
-        ModelLoadError, InvalidInputError: see `load_transformers`.
+        ModelLoadError: the folder is missing, incomplete, corrupt or of a kind that cannot be rolled back.
+        InvalidInputError: a dtype, device or backend that does not exist.
         IncompatibleError: backend="compiled" for a model that it does not cover; says why.
+        CapacityError: the cache does not fit.
+
+    Example:
+        >>> from polydraft.models import pair
+        >>> load_model(str(pair.draft_folder()), max_num_seqs=1).vocab_size
+        2048
     """
     if backend not in BACKENDS:
         raise InvalidInputError(f"backend={backend!r} was given; expected one of {', '.join(BACKENDS)}.")
-    model = load_transformers(name, dtype=dtype, device=device)
-    reason = CompiledLlama.why_unsupported(model)
+    module = load_module(name, dtype=dtype, device=device, max_model_len=max_model_len)
+    reason = CompiledLlama.why_unsupported(module)
     if backend == "compiled" and reason:
         raise IncompatibleError(f"backend='compiled' was asked for {name!r}, but {reason}. Use backend='transformers'.")
     kind = HFTarget if reason or backend == "transformers" else CompiledLlama
-    return kind(model, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
+    return kind(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
 
 
 def load_tokenizer(name: str) -> Any:
-    """The tokenizer of a model folder.
+    """The tokenizer of a model folder, or of a name that transformers resolves.
 
     Raises:
         ModelLoadError: none there, or unreadable.
+
+    Example:
+        >>> from polydraft.models import pair
+        >>> len(load_tokenizer(str(pair.target_folder())))
+        2048
     """
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(os.path.expanduser(name), trust_remote_code=False)
     except Exception as error:
         raise ModelLoadError(
-            f"no tokenizer could be loaded from {name!r} ({type(error).__name__}: {str(error).splitlines()[0][:200]}). "
-            "Save the model's tokenizer into its folder."
+            f"no tokenizer could be loaded from {name!r} ({type(error).__name__}: {str(error).strip().splitlines()[0][:200]}). "
+            "Save the model's tokenizer into its folder, or give token ids instead of text."
         ) from error
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a text, with special tokens as the tokenizer adds them and BOS never twice."""
+    """Token ids of a prompt, as the tokenizer makes them: BOS once where it wants one, and no EOS that the text lacks.
+
+    Example:
+        >>> from polydraft.models import pair
+        >>> tokenizer = load_tokenizer(str(pair.target_folder()))
+        >>> tokenizer.decode(encode(tokenizer, "def add(a, b):"))
+        'def add(a, b):'
+    """
     ids = list(tokenizer(text)["input_ids"])
-    bos = tokenizer.bos_token_id
-    return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    if bos is not None:
+        begins = 0
+        while ids[begins : begins + 1] == [bos]:
+            begins += 1
+        wanted = begins > 0 or bool(getattr(tokenizer, "add_bos_token", False))
+        ids = [bos] * wanted + ids[begins:]
+    if eos is not None and len(ids) > 1 and ids[-1] == eos and not text.endswith(tokenizer.eos_token):
+        ids.pop()
+    return ids
 
 
 def check_same_vocabulary(target: Any, draft: Any, target_size: int, draft_size: int) -> None:
-    """Raise IncompatibleError unless both tokenizers give every token the same id; padding rows of embeddings may differ."""
+    """Refuse a draft whose tokens are not the target's.
+
+    target, draft: tokenizers.  target_size, draft_size: rows of the models' logits; rows beyond the tokenizer are padding and may differ.
+    Different special roles (another EOS, say) only cost acceptance: they are warned about.
+
+    Raises:
+        IncompatibleError: naming the first token that differs, or the model that does not cover the vocabulary.
+    """
     ours, theirs = target.get_vocab(), draft.get_vocab()
-    differing = sorted((token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token)), key=str)
-    if differing:
-        token = differing[0]
+    if ours != theirs:
+        differing = [t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t)]
+        first = min(differing, key=lambda t: (min(v[t] for v in (ours, theirs) if t in v), t))
         raise IncompatibleError(
-            f"target and draft have different vocabularies: {len(differing)} tokens differ, for example {token!r} is "
-            f"{ours.get(token)} in the target and {theirs.get(token)} in the draft. Use a draft trained with the target's tokenizer."
+            f"target and draft have different vocabularies: {len(differing)} tokens differ, the first is {first!r}, "
+            f"id {ours.get(first)} in the target and {theirs.get(first)} in the draft. Use a draft trained with the target's tokenizer."
         )
-    if max(ours.values()) >= min(target_size, draft_size):
+    last = max(ours.values())
+    for role, size in (("target", target_size), ("draft", draft_size)):
+        if last >= size:
+            raise IncompatibleError(
+                f"the tokenizer has ids up to {last}, but the {role} has only {size} rows of logits. Use a {role} that covers the vocabulary."
+            )
+    for role in ROLES:
+        if getattr(target, role) != getattr(draft, role):
+            warnings.warn(
+                f"{role} is {getattr(target, role)!r} in the target and {getattr(draft, role)!r} in the draft; "
+                "the output is not affected, but drafts may be accepted less often.",
+                stacklevel=2,
+            )
+
+
+def check_same_context(target_length: int, draft_length: int) -> None:
+    """Refuse a draft with a shorter context than the target's `max_model_len`.
+
+    Raises:
+        IncompatibleError: with both lengths and what to lower.
+
+    Example:
+        >>> check_same_context(1024, 2048)
+    """
+    if draft_length < target_length:
         raise IncompatibleError(
-            f"the vocabulary has ids up to {max(ours.values())}, but the models have {target_size} (target) and {draft_size} (draft) "
-            "rows of logits. Use models that cover the whole vocabulary."
+            f"the draft's context holds {draft_length} tokens, the target's {target_length}. Use max_model_len <= {draft_length} for both."
         )

@@ -1,4 +1,4 @@
-"""Refuse a cache that does not fit, before it is allocated."""
+"""Caches that fit: how much memory is free, how long a context it holds, and a refusal before anything is allocated."""
 
 import os
 
@@ -6,21 +6,51 @@ import torch
 
 from polydraft.errors import CapacityError
 
-__all__ = ["available_bytes", "check_memory"]
+__all__ = ["available_bytes", "check_memory", "fitting_length"]
+
+SHORTEST = 512
+"""A default context is not cut below this."""
 
 
 def available_bytes(device: torch.device) -> int:
-    """Free memory of a device, in bytes."""
+    """Memory of a device that can still be taken, in bytes.
+
+    Example:
+        >>> available_bytes(torch.device("cpu")) > 0
+        True
+    """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        with open("/proc/meminfo") as lines:  # unlike SC_AVPHYS_PAGES, it counts what the system would give up on demand
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def check_memory(needed: int, device: torch.device, *, max_model_len: int, max_num_seqs: int) -> None:
-    """Raise CapacityError, with the figures and what to lower, if `needed` bytes are not free."""
+    """Raise CapacityError, with the figures and what to lower, if `needed` bytes are not free.
+
+    Example:
+        >>> check_memory(4096, torch.device("cpu"), max_model_len=64, max_num_seqs=1)
+    """
     free = available_bytes(device)
     if needed > free:
+        fits = int(max_model_len * free / needed)
         raise CapacityError(
             f"a cache of {needed / 2**30:.2f} GiB (max_model_len={max_model_len}, max_num_seqs={max_num_seqs}) was asked for; "
-            f"{free / 2**30:.2f} GiB are free on {device}. Lower max_model_len or max_num_seqs."
+            f"{free / 2**30:.2f} GiB are free on {device}. Lower max_model_len (about {fits} would fit) or max_num_seqs."
         )
+
+
+def fitting_length(context: int, bytes_per_token: int, scratch: int, device: torch.device) -> int:
+    """Default length of a sequence: the model's context, or as much of it as takes half of the free memory.
+
+    bytes_per_token: of all sequences together.  scratch: tokens that a cache holds beyond that length.
+
+    Example:
+        >>> fitting_length(1024, 1, 64, torch.device("cpu"))
+        1024
+    """
+    fits = available_bytes(device) // 2 // bytes_per_token - scratch
+    return min(context, max(fits, SHORTEST))

@@ -20,7 +20,7 @@ def context_length(config: Any) -> int | None:
 
 
 def _refuse(config: Any, reason: str, advice: str) -> ModelLoadError:
-    name = (getattr(config, "architectures", None) or [type(config).__name__])[0]
+    name = (getattr(config, "architectures", None) or [type(config).__name__.removesuffix("Config")])[0]
     return ModelLoadError(f"{name} (model type {config.model_type!r}) was given, but {reason}. {advice}.")
 
 
@@ -46,6 +46,8 @@ def _window(config: Any) -> int | None:
         widths.append(getattr(config, "sliding_window", None))
     if kinds is None or "chunked_attention" in kinds:
         widths.append(getattr(config, "attention_chunk_size", None))
+    if "local" in (getattr(config, "attention_layers", None) or ()):
+        widths.append(getattr(config, "window_size", None))
     return min((w for w in widths if w is not None), default=None)
 
 

@@ -101,6 +101,9 @@ def _grouped_attention(
         if options.get(option) is not None:
             raise IncompatibleError(f"{type(module).__name__} attends with {option!r}. Load the model with attn_implementation='eager'.")
     B, H, T, D = query.shape
+    num_groups = H // key.shape[1]
+    if attention_mask.shape[2] != num_groups * T:  # a layer whose keys in the cache have fewer heads than those it attends with
+        attention_mask = attention_mask[:, :, :T].repeat(1, 1, num_groups, 1)
     packed = query.reshape(B, key.shape[1], -1, D)
     out = scaled_dot_product_attention(packed, key, value, attn_mask=attention_mask, scale=scaling)
     return out.reshape(B, H, T, -1).transpose(1, 2).contiguous(), None

@@ -100,9 +100,9 @@ def is_held_out(path: str) -> bool:
 
 
 def windows(text: str) -> set[int]:
-    """Hashes of every three consecutive code lines.
+    """Hashes of every three consecutive code lines that have at least 30 characters together.
 
-    >>> len(windows("import os\\n# note\\nx = 1\\n\\ny = 2\\nz = 3"))
+    >>> len(windows("from os import path\\n# note\\nhere = path.curdir\\n\\nthere = path.pardir\\nboth = here + there"))
     2
     """
     lines = [stripped for line in text.splitlines() if (stripped := line.strip()) and not stripped.startswith("#")]

@@ -214,7 +214,7 @@ def evaluate(work: Work = WORK, folder: Folder = FOLDER, seed: Seed = 0, threads
     import numpy as np
     import torch
 
-    from polydraft.train.evaluate import figures
+    from polydraft.train.evaluate import figures, pair_figures
     from polydraft.train.export import load_float32, model_card
     from polydraft.train.trigram import TrigramTable
 
@@ -225,8 +225,11 @@ def evaluate(work: Work = WORK, folder: Folder = FOLDER, seed: Seed = 0, threads
     seen = np.load(work / "train.npy")[: training["target"]["num_tokens"] + 1]
     num_bytes = sum(len(d.text.encode()) for d in chosen.held_out)
     trigram = TrigramTable.count(seen, VOCAB_SIZE)
+    lines = (folder / "prompts" / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    prompts = encode_documents((json.loads(line)["text"] for line in lines), folder / "target")
     record: dict[str, Any] = {
-        "held_out": figures(models["target"], models["draft"], trigram, np.load(work / "held_out.npy"), num_bytes)
+        "held_out": figures(models["target"], models["draft"], trigram, np.load(work / "held_out.npy"), num_bytes),
+        "prompts": pair_figures(models["target"], models["draft"], prompts),
     }
     for name, model in models.items():
         c = model.config

@@ -35,9 +35,9 @@ def surplus(a: float, p: np.ndarray, b: float, law: np.ndarray) -> float:  # pra
 @compiled
 def copy_normalised(row: np.ndarray, out: np.ndarray) -> None:  # pragma: no cover - compiled
     """out = row / sum(row)."""
-    s = total(row)
+    scale = 1.0 / total(row)
     for t in range(row.size):
-        out[t] = row[t] / s
+        out[t] = row[t] * scale
 
 
 @compiled
@@ -59,6 +59,7 @@ def reject(w: float, p: np.ndarray, law: np.ndarray) -> float:  # pragma: no cov
     """The rejection of a token of `law`: p becomes the normalised residual (kept where it is empty); the new weight."""
     s = surplus(w, p, 1.0, law)
     if s > 0.0:
+        scale = 1.0 / s
         for t in range(p.size):
-            p[t] = max(w * p[t] - law[t], 0.0) / s
+            p[t] = max(w * p[t] - law[t], 0.0) * scale
     return reweight(w, s)

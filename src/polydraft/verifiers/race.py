@@ -29,8 +29,8 @@ def _picks(key: NoiseKey, depth: Int[Tensor, "B N"], p: Float[Tensor, "B N V"]) 
     picks = torch.zeros_like(depth)
     for d in range(int(depth.max()) + 1):
         clocks = noise.clocks(NoiseKey(key.seed, key.sample, key.position + d), p.shape[-1])
-        for b, n in (depth == d).nonzero().tolist():
-            picks[b, n] = int(np.argmax((p[b, n].double() / clocks[b]).cpu().numpy()))
+        b, n = (depth == d).nonzero(as_tuple=True)
+        picks[b, n] = torch.from_numpy(np.argmax((p[b, n].double() / clocks[b]).cpu().numpy(), axis=-1)).to(picks.device)
     return picks
 
 

@@ -134,15 +134,18 @@ def _after(
     draft: Draft, p: Tensor, kids: Tensor, counts: Tensor, weights: Tensor, residuals: list[dict[int, Tensor]], node: Int[Tensor, "B"]
 ) -> Float[Tensor, "B V"]:
     """The target row with all that the children took out of it."""
-    laws = []
+    batch = torch.arange(len(p), device=p.device)
+    laws = normalise(p[batch, node].double())
+    single = (counts[batch, node] == 1).nonzero().flatten()
+    if draft.probs is not None and len(single):
+        at = node[single]
+        q = normalise(draft.probs[single, draft.rows[single, kids[single, at, 0]]].double())
+        left = positive_part(weights[single, at, None] * laws[single] - q)
+        laws[single] = normalise_or(left, otherwise=laws[single])
     for b, u in enumerate(node.tolist()):
-        here = normalise(p[b, u].double())
-        if counts[b, u] == 1:
-            assert draft.probs is not None
-            q = normalise(draft.probs[b, draft.rows[b, kids[b, u, 0]]].double())
-            here = normalise_or(positive_part(weights[b, u] * here - q), otherwise=here)
-        laws.append(residuals[b].get(u, here))
-    return torch.stack(laws)
+        if u in residuals[b]:
+            laws[b] = residuals[b][u]
+    return laws
 
 
 class GreedyTraversal:

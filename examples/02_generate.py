@@ -1,0 +1,20 @@
+"""The embedded pair continues a prompt: with drafts, with a fixed seed, and streamed with the origin of every token."""
+
+from polydraft import Engine, SamplingParams
+
+engine = Engine.embedded()  # or Engine.from_pretrained("path/to/target", draft="path/to/draft")
+
+greedy = engine.generate("import os\nimport ", SamplingParams(temperature=0, max_tokens=12))[0]
+print(repr(greedy.text))
+print(f"{greedy.stats.emitted} tokens in {greedy.stats.target_calls} passes of the target")
+
+# Seed-exact: the race gives the same tokens with and without drafts.
+params = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=24)
+drafted = Engine.embedded(verifier="race").generate("class Stack:\n", params)[0]
+plain = Engine.embedded(verifier="race", drafter=None).generate("class Stack:\n", params)[0]
+print("seed-exact:", drafted.token_ids == plain.token_ids)
+
+# Streaming: each step gives the tokens it kept; [brackets] mark those that were drafted.
+for step in engine.stream("def add(a, b):\n", SamplingParams(seed=1, max_tokens=24)):
+    drafted_tokens = sum(origin.source != "target" for origin in step.origins)
+    print(f"[{drafted_tokens}]", repr(step.text))

@@ -1,0 +1,28 @@
+"""Two ways of drafting and plain decoding on the same prompts, interleaved, as `polydraft demo` does it."""
+
+import torch
+
+from polydraft import Engine
+from polydraft.bench.compare import engine_contender, measure
+from polydraft.models import pair
+
+torch.set_num_threads(1)  # two threads wait for each other on a busy machine
+
+ways = {
+    "plain": {"drafter": None},
+    "prompt lookup": {"drafter": "ngram", "depth": 5},
+    "chain + block": {"drafter": "model:chain", "verifier": "block", "depth": 5},
+    "two paths + GTV": {"drafter": "model", "verifier": "greedy_traversal", "depth": 4, "num_paths": 2},
+}
+engines = {name: Engine.embedded(max_num_seqs=1, **how) for name, how in ways.items()}
+contenders = [engine_contender(name, engine, temperature=1.0) for name, engine in engines.items()]
+prompts = [engines["plain"].encode(prompt.text) for prompt in pair.prompts()[:3]]
+
+measure(contenders, prompts[:1], max_tokens=8, repetitions=1)  # compiles
+plain, *others = measure(contenders, prompts, max_tokens=48, repetitions=2)
+print(f"{plain.contender.name}: {plain.tokens_per_second:.0f} tokens/s")
+for found in others:
+    print(
+        f"{found.contender.name}: {found.tokens_per_second:.0f} tokens/s, {found.speedup_over(plain):.2f}x, "
+        f"{found.tokens_per_call:.2f} tokens per call, accepted by depth {[round(a, 2) for a in found.acceptance_by_depth]}"
+    )

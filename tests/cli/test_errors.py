@@ -1,0 +1,108 @@
+"""Bad input ends with one line that says what to do, and a status other than 0."""
+
+import shutil
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from polydraft.cli.main import EXIT_STATUS, app
+from polydraft.models import pair
+
+
+def refuse(*given: str, stdin: bytes | None = None) -> str:
+    """What is said on standard error."""
+    found: Result = CliRunner().invoke(app, ["generate", *given], input=stdin)
+    assert found.exit_code == EXIT_STATUS, found.output
+    assert found.stdout == ""
+    assert "Traceback" not in found.stderr
+    return found.stderr
+
+
+def line(*given: str, stdin: bytes | None = None) -> str:
+    """The same where it is one line of ours."""
+    (last,) = [x for x in refuse(*given, stdin=stdin).splitlines() if x.startswith("error: ")]
+    return last
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["--temperature", "-1"], "temperature=-1.0 was given; expected a finite number >= 0"),
+        (["--temperature", "nan"], "temperature=nan was given"),
+        (["--top-p", "0"], "top_p=0.0 was given; expected a number in (0, 1]"),
+        (["--top-p", "1.5"], "top_p=1.5 was given"),
+        (["--top-k", "-2"], "top_k=-2 was given; expected an integer >= -1"),
+        (["--min-p", "2"], "min_p=2.0 was given"),
+        (["--max-tokens", "0"], "max_tokens=0 was given; expected an integer >= 1"),
+        (["--n", "0"], "n=0 was given"),
+        (["--stop", ""], "expected non-empty strings"),
+        (["--depth", "0"], "depth=0 was given; expected at least 1"),
+        (["--num-paths", "0"], "num_paths=0 was given; expected at least 1"),
+        (["--verifier", "blok"], "unknown verifier 'blok'; did you mean 'block'?"),
+        (["--drafter", "modle"], "unknown drafter 'modle'; did you mean 'model'?"),
+        (["--drafter", "ngram", "--verifier", "block"], "Verifiers that fit: match"),
+        (["--max-tokens", "2000"], "the context holds 1024"),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_a_bad_option_is_refused(given, expected):
+    assert expected in line("def f(", *given)
+
+
+def test_an_empty_prompt_is_refused():
+    assert "an empty prompt was given" in line("")
+    assert "an empty prompt was given" in line("-", stdin=b"")
+
+
+def test_a_prompt_longer_than_the_context_is_told_how_long_it_may_be():
+    assert "it may have at most 1023" in line("x = 1\n" * 1000, "--max-tokens", "1")
+
+
+def test_bytes_that_are_not_utf8_are_refused_with_their_place():
+    assert "standard input holds the byte 0xff at offset 4" in line("-", stdin=b"def \xff")
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    assert "No such file" in line("--file", str(tmp_path / "nothing.py"))
+
+
+def test_two_prompts_are_refused(tmp_path):
+    assert "a prompt and --file were given" in line("x", "--file", str(tmp_path / "p.py"))
+
+
+def test_an_unknown_option_is_refused_with_the_nearest():
+    assert "--temperature" in refuse("x", "--temprature", "1")
+
+
+def test_an_unknown_command_is_refused_with_the_nearest():
+    found = CliRunner().invoke(app, ["genrate"])
+    assert found.exit_code == EXIT_STATUS
+    assert "generate" in found.stderr
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the embedded target that may be damaged."""
+    return shutil.copytree(pair.target_folder(), tmp_path / "model")
+
+
+def test_a_missing_model_folder_is_refused(tmp_path):
+    assert "there is no such folder" in line("x", "--model", str(tmp_path / "nothing"))
+
+
+def test_a_model_folder_without_weights_is_refused(folder):
+    (folder / "model.safetensors").unlink()
+    assert "has no *.safetensors weights" in line("x", "--model", str(folder))
+
+
+def test_corrupt_weights_are_refused(folder):
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    assert "could not be loaded" in line("x", "--model", str(folder))
+
+
+def test_a_draft_with_another_vocabulary_is_refused(folder):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        renamed = (folder / name).read_text(encoding="utf-8").replace("<|endoftext|>", "<|the end|>")
+        (folder / name).write_text(renamed, encoding="utf-8")
+    assert "different vocabularies" in line("x", "--draft-model", str(folder))

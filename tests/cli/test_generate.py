@@ -1,0 +1,86 @@
+import json
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from polydraft.cli.main import app
+
+RUNNER = CliRunner()
+SHORT = ["--max-tokens", "16", "--seed", "5", "--ignore-eos"]
+
+
+def run(*given: str, stdin: str | bytes | None = None) -> Result:
+    found = RUNNER.invoke(app, list(given), input=stdin)
+    assert found.exit_code == 0, found.output
+    return found
+
+
+def generate(*given: str, stdin: str | bytes | None = None) -> Result:
+    return run("generate", *given, *SHORT, stdin=stdin)
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return generate("def quicksort(").stdout
+
+
+def test_json_holds_text_and_statistics():
+    whole = json.loads(generate("def quicksort(", "--json").stdout)
+    assert whole["text"] == whole["samples"][0]["text"]
+    assert whole["statistics"]["emitted"] == 16
+    assert whole["statistics"]["tokens_per_call"] > 1
+    assert whole["engine"]["lossless"] is True
+
+
+def test_text_goes_to_stdout_and_the_rest_to_stderr():
+    found = generate("def quicksort(")
+    assert "tokens/s" not in found.stdout
+    assert "16 tokens, " in found.stderr
+    assert "context of 1024 tokens" in found.stderr
+    assert "seed 5" in found.stderr
+
+
+def test_streamed_text_equals_whole_text(text):
+    assert generate("def quicksort(", "--no-stream").stdout == text
+
+
+@pytest.mark.parametrize("source", ["-", None])
+def test_prompt_comes_from_standard_input(source, text):
+    given = [] if source is None else [source]
+    assert generate(*given, stdin="def quicksort(").stdout == text
+
+
+def test_prompt_comes_from_a_file(tmp_path, text):
+    (tmp_path / "prompt.py").write_text("def quicksort(", encoding="utf-8")
+    assert generate("--file", str(tmp_path / "prompt.py")).stdout == text
+
+
+def test_show_adds_the_prompt_and_a_legend_and_no_control_codes_without_a_terminal(text):
+    found = generate("def quicksort(", "--show")
+    assert found.stdout == "def quicksort(" + text
+    assert "drafted by model" in found.stderr
+    assert "\x1b" not in found.output
+
+
+def test_race_gives_the_same_text_with_and_without_drafts():
+    without = generate("import os\n", "--verifier", "race", "--drafter", "none").stdout
+    assert generate("import os\n", "--verifier", "race", "--drafter", "model:coupled").stdout == without
+    assert generate("import os\n", "--verifier", "race", "--drafter", "ngram").stdout == without
+
+
+def test_several_samples_differ():
+    samples = json.loads(generate("class ", "-n", "3", "--json").stdout)["samples"]
+    assert len({sample["text"] for sample in samples}) == 3
+
+
+def test_json_has_null_for_the_log_probability_of_a_banned_token():
+    whole = generate("class ", "--top-k", "1", "--logprobs", "2", "--json").stdout
+    tokens = json.loads(whole)["samples"][0]["logprobs"]
+    assert len(tokens) == 16
+    assert all(len(token["top"]) == 2 for token in tokens)
+
+
+def test_stop_text_ends_the_output():
+    whole = json.loads(run("generate", "import os\nimport ", "--stop", "\n", "--temperature", "0", "--json").stdout)
+    assert whole["samples"][0]["finish_reason"] == "stop"
+    assert "\n" not in whole["text"]

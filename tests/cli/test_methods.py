@@ -1,0 +1,31 @@
+import json
+
+from typer.testing import CliRunner
+
+from polydraft import registry
+from polydraft.cli.main import app
+
+
+def output(*given: str) -> str:
+    found = CliRunner().invoke(app, ["methods", *given])
+    assert found.exit_code == 0, found.output
+    return found.stdout
+
+
+def test_json_lists_the_whole_registry():
+    rows = json.loads(output("--json"))
+    for kind in ("verifier", "drafter"):
+        listed = {row["name"].partition(":")[0] for row in rows if row["kind"] == kind}
+        assert listed == set(registry.names(kind))
+
+
+def test_every_method_has_a_year_laws_and_shapes():
+    for row in json.loads(output("--json")):
+        assert row["year"] > 2000, row["name"]
+        assert row["laws"], row["name"]
+        assert row["shapes"], row["name"]
+
+
+def test_table_names_every_method():
+    shown = output()
+    assert all(name in shown for kind in ("verifier", "drafter") for name in registry.names(kind))

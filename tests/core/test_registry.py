@@ -1,0 +1,50 @@
+import pytest
+
+from polydraft import registry
+from polydraft.core import Method
+from polydraft.errors import UnknownNameError
+
+
+@pytest.mark.parametrize("name", registry.VERIFIERS)
+def test_every_registered_verifier_loads_and_is_declared_under_its_name(name):
+    rule = registry.verifier(name)
+    assert callable(rule)
+    assert isinstance(rule.info, Method)
+    assert rule.info.name == name
+    assert rule.info.laws
+    assert rule.info.shapes
+
+
+@pytest.mark.parametrize("name", registry.DRAFTERS)
+def test_every_registered_drafter_loads_and_makes_one_sibling_law_a_method(name):
+    drafter = registry.drafter(name)
+    assert all(callable(getattr(drafter, verb)) for verb in ("build", "start", "propose", "observe", "release"))
+    assert drafter.methods
+    assert all(len(method.laws) == 1 and method.shapes for method in drafter.methods)
+
+
+def test_unknown_names_are_refused_with_the_nearest_known_one():
+    with pytest.raises(UnknownNameError, match=r"unknown verifier 'blok'; did you mean 'block'\?"):
+        registry.verifier("blok")
+    with pytest.raises(UnknownNameError, match="unknown drafter 'zzz'; Known: "):
+        registry.drafter("zzz")
+
+
+@pytest.mark.parametrize(("kind", "table"), [("verifier", registry.VERIFIERS), ("drafter", registry.DRAFTERS)])
+def test_names_list_all_that_is_built_in(kind, table):
+    assert set(table) <= set(registry.names(kind))
+
+
+def test_methods_of_other_packages_are_found_through_entry_points(tmp_path, monkeypatch):
+    (tmp_path / "plugged.py").write_text("from polydraft.verifiers.token.match import match as rule\n")
+    info = tmp_path / "plugged-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[polydraft.verifiers]\nplugged = plugged:rule\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry._plugins.cache_clear()
+    try:
+        assert "plugged" in registry.names("verifier")
+        assert registry.verifier("plugged") is registry.verifier("match")
+    finally:
+        registry._plugins.cache_clear()

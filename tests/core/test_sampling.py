@@ -1,0 +1,225 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from transformers import generation as hf
+
+from polydraft import noise, sampling
+from polydraft import tree as trees
+from polydraft.core import NoiseKey, TokenTree
+from polydraft.errors import InvalidInputError
+from polydraft.params import SamplingParams
+
+V = 40
+EOS = 3
+PROMPT = [5, 6, 7, 5]
+OUTPUT = [8, 8, 9]
+TREE = trees.pad([([9, 1, 2, 1, 5, EOS], [-1, 0, 0, 1, 1, 4])])
+PATHS = [[], [1], [2], [1, 1], [1, 5], [1, 5, EOS]]
+
+
+def random_logits(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return 3 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def reference(logits: torch.Tensor, context: list[int], prompt_length: int, params: SamplingParams) -> torch.Tensor:
+    """The law of one row by the processors of transformers, in the order of its `generate`."""
+    processors = hf.LogitsProcessorList()
+    if params.logit_bias:
+        processors.append(hf.SequenceBiasLogitsProcessor({(i,): float(b) for i, b in params.logit_bias.items()}))
+    if params.repetition_penalty != 1:
+        processors.append(hf.RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty)))
+    if params.min_tokens:
+        processors.append(hf.MinNewTokensLengthLogitsProcessor(prompt_length, params.min_tokens, [EOS, *params.stop_token_ids]))
+    if params.temperature not in (0, 1):
+        processors.append(hf.TemperatureLogitsWarper(float(params.temperature)))
+    if params.top_k > 0 and params.temperature:
+        processors.append(hf.TopKLogitsWarper(params.top_k))
+    if params.top_p < 1 and params.temperature:
+        processors.append(hf.TopPLogitsWarper(params.top_p))
+    if params.min_p > 0 and params.temperature:
+        processors.append(hf.MinPLogitsWarper(params.min_p))
+    scores = processors(torch.tensor([context]), logits[None].clone())
+    if not params.temperature:
+        return torch.nn.functional.one_hot(scores.argmax(-1), V)[0].to(logits.dtype)
+    return scores.softmax(-1)[0]
+
+
+def law_of(
+    logits: torch.Tensor, params: SamplingParams, context: list[int] | None = None, prompt_length: int = 1
+) -> torch.Tensor:
+    """The law of one row without a draft."""
+    context = context or [0]
+    return sampling.laws(
+        logits[None, None], TokenTree.roots(torch.tensor([context[-1]])), [context], [prompt_length], [params], [EOS]
+    )[0, 0]
+
+
+CASES = [
+    SamplingParams(),
+    SamplingParams(temperature=0.6),
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=0, repetition_penalty=2.5, top_k=3),
+    SamplingParams(top_k=5),
+    SamplingParams(top_k=10 * V),
+    SamplingParams(top_p=0.8),
+    SamplingParams(top_p=1e-9),
+    SamplingParams(min_p=0.1),
+    SamplingParams(min_p=1),
+    SamplingParams(repetition_penalty=1.7),
+    SamplingParams(repetition_penalty=0.6),
+    SamplingParams(logit_bias={1: 4.0, 30: -math.inf, 31: -2.0}),
+    SamplingParams(min_tokens=5, stop_token_ids=[11, 12]),
+    SamplingParams(
+        temperature=1.4, top_k=20, top_p=0.9, min_p=0.02, repetition_penalty=1.3, logit_bias={2: 3.0, 8: -1.0}, min_tokens=4
+    ),
+]
+
+
+@pytest.mark.parametrize("params", CASES, ids=str)
+@pytest.mark.parametrize("tied", [False, True])
+def test_laws_equal_those_of_transformers_at_every_node_of_a_tree(params, tied):
+    for seed in range(8):
+        logits = random_logits(seed, 1, len(PATHS), V)
+        logits = logits.round() if tied else logits
+        p = sampling.laws(logits, TREE, [PROMPT + OUTPUT], [len(PROMPT)], [params], [EOS])[0]
+        for n, path in enumerate(PATHS):
+            law, expected = p[n], reference(logits[0, n], PROMPT + OUTPUT + path, len(PROMPT), params)
+            if tied and params.top_p < 1:  # its sort leaves open which of equal logits goes first
+                law, expected = law.sort().values, expected.sort().values
+            torch.testing.assert_close(law, expected, rtol=0, atol=1e-12)
+
+
+settings_of_a_request = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+    top_k=st.sampled_from([-1, 0, 1, 7, 39, 100]),
+    top_p=st.sampled_from([0.05, 0.5, 0.95, 1.0]),
+    min_p=st.sampled_from([0.0, 0.01, 0.5]),
+    repetition_penalty=st.sampled_from([0.8, 1.0, 1.5]),
+    logit_bias=st.dictionaries(st.integers(0, V - 2), st.sampled_from([-5.0, 2.5, -math.inf]), max_size=4),
+    min_tokens=st.sampled_from([0, 2, 9]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(settings_of_a_request, min_size=1, max_size=4), st.integers(0, 2**16))
+def test_a_row_of_a_mixed_batch_is_the_law_that_it_has_alone(batch, seed):
+    B = len(batch)
+    logits = random_logits(seed, B, 1, V)
+    roots = TokenTree.roots(torch.full((B,), OUTPUT[-1]))
+    together = sampling.laws(logits, roots, [PROMPT + OUTPUT] * B, [len(PROMPT)] * B, batch, [EOS])
+    for b, params in enumerate(batch):
+        torch.testing.assert_close(
+            together[b, 0], reference(logits[b, 0], PROMPT + OUTPUT, len(PROMPT), params), rtol=0, atol=1e-12
+        )
+        assert torch.equal(together[b, 0], law_of(logits[b, 0], params, PROMPT + OUTPUT, len(PROMPT)))
+
+
+def test_presence_and_frequency_count_the_output_on_the_path_and_not_the_prompt():
+    params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25, repetition_penalty=2.0)
+    logits = random_logits(0, 1, len(PATHS), V)
+    processed = sampling.process(logits, TREE, [PROMPT + OUTPUT], [len(PROMPT)], [params])
+    for n, path in enumerate(PATHS):
+        for x in range(V):
+            z, count = logits[0, n, x].item(), (OUTPUT + path).count(x)
+            if x in PROMPT + OUTPUT + path:
+                z = z * 2 if z < 0 else z / 2
+            assert processed[0, n, x].item() == pytest.approx(z - 0.25 * count - 0.5 * (count > 0), abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("top_p", [1e-9, 0.1, 0.5, 0.9, 0.999, 1 - 1e-9])
+def test_top_p_keeps_what_a_full_sort_keeps(dtype, top_p):
+    for spread in (0.0, 0.01, 1.0, 30.0):
+        logits = spread * random_logits(7, 3, 1, 5000, dtype=dtype)
+        logits[0, 0, ::3] = -torch.inf
+        kept = sampling._top_p(logits, [top_p] * 3)
+        limits = torch.full((3,), 1 - top_p + torch.finfo(dtype).eps / 2, dtype=torch.float64)
+        assert torch.equal(kept[:, 0], sampling._drop_tail_torch(logits[:, 0], limits))
+
+
+def test_top_p_keeps_the_smallest_set_with_that_mass():
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    assert [int((law_of(logits, SamplingParams(top_p=p)) > 0).sum()) for p in (0.2, 0.5, 0.6, 0.81, 0.96)] == [1, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0), SamplingParams(top_p=1e-9)], ids=str)
+def test_the_lowest_id_among_equals_is_kept(params):
+    logits = torch.zeros(V)
+    logits[[7, 9, 30]] = 2.0
+    assert law_of(logits, params).nonzero().tolist() == [[7]]
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e-5])
+def test_a_tiny_temperature_tends_to_the_greedy_law(temperature):
+    logits = random_logits(1, V, dtype=torch.float32) * 1e3
+    assert torch.equal(law_of(logits, SamplingParams(temperature=temperature)), law_of(logits, SamplingParams(temperature=0)))
+
+
+def test_min_tokens_counts_the_tokens_of_the_path():
+    p = sampling.laws(torch.zeros(1, 6, V), TREE, [PROMPT + OUTPUT], [len(PROMPT)], [SamplingParams(min_tokens=5)], [EOS])
+    assert (p[0, :, EOS] == 0).tolist() == [True, True, True, False, False, False]
+
+
+def test_half_precision_logits_give_float32_laws():
+    logits = random_logits(2, V).to(torch.bfloat16)
+    p = law_of(logits, SamplingParams(temperature=0.5))
+    assert p.dtype == torch.float32
+    assert torch.equal(p, (logits.float() / 0.5).softmax(-1))
+
+
+def test_inputs_are_not_modified():
+    logits = random_logits(3, 1, 6, V)
+    before = logits.clone()
+    sampling.laws(logits, TREE, [PROMPT + OUTPUT], [len(PROMPT)], [CASES[-1]], [EOS])
+    assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0), SamplingParams(top_p=0.5, top_k=4)], ids=str)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_logits_that_are_not_finite_are_refused_by_row_and_node(params, value):
+    logits = torch.zeros(2, 3, V)
+    logits[1, 2, 8] = value
+    chains = TokenTree.chain(torch.ones(2, 3, dtype=torch.int64))
+    with pytest.raises(InvalidInputError, match=r"row 1, node 2 hold NaN or \+inf"):
+        sampling.laws(logits, chains, [[1], [1]], [1, 1], [params, params])
+
+
+def test_a_row_with_every_token_banned_is_refused():
+    with pytest.raises(InvalidInputError, match="row 0, node 0 hold only -inf"):
+        law_of(torch.zeros(2), SamplingParams(logit_bias={0: -math.inf, 1: -math.inf}))
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0), SamplingParams(top_p=0.5, top_k=4)], ids=str)
+def test_padding_may_hold_anything_and_gets_a_law(params):
+    padded = trees.pad([([1], [-1]), ([1, 2], [-1, 0])])
+    logits = torch.zeros(2, 2, V)
+    logits[0, 1] = math.nan
+    p = sampling.laws(logits, padded, [[1], [1]], [1, 1], [params, params])
+    torch.testing.assert_close(p.sum(-1), torch.ones(2, 2))
+
+
+def test_logprobs_are_the_log_softmax_of_raw_logits():
+    logits = random_logits(4, 2, V)
+    torch.testing.assert_close(sampling.logprobs(logits).exp().sum(-1), torch.ones(2, dtype=torch.float64))
+    torch.testing.assert_close(sampling.logprobs(logits)[0, 0] - sampling.logprobs(logits)[0, 1], logits[0, 0] - logits[0, 1])
+
+
+@pytest.mark.parametrize("params", [SamplingParams(logit_bias={V: 1.0}), SamplingParams(stop_token_ids=[-1])], ids=str)
+def test_ids_outside_the_vocabulary_are_refused(params):
+    with pytest.raises(InvalidInputError, match=f"expected 0 <= id < {V}"):
+        sampling.check_vocabulary(params, V)
+    sampling.check_vocabulary(SamplingParams(logit_bias={V - 1: 1.0}, stop_token_ids=[0]), V)
+
+
+def test_tokens_chosen_with_the_noise_follow_the_law():
+    p, rounds = law_of(random_logits(5, V), SamplingParams(top_k=12, temperature=1.5)), 20_000
+    u = noise.uniforms(NoiseKey.of([1] * rounds, [0] * rounds, range(rounds)), noise.Stream.EXTRA, 1)[:, 0]
+    counts = noise.choose(p.expand(rounds, -1), u).bincount(minlength=V)
+    possible = p > 0
+    assert int(counts[~possible].sum()) == 0
+    assert stats.chisquare(counts[possible], rounds * p[possible]).pvalue > 1e-4

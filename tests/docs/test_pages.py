@@ -1,0 +1,82 @@
+"""What README and docs show is run as it stands: Python blocks in order, and every line that begins with `$ polydraft`."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from polydraft.cli.main import app
+from polydraft.cli.methods import markdown
+from polydraft.models import pair
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [text for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")) if kind == language]
+
+
+def commands(page: Path) -> list[str]:
+    return [line[2:] for text in blocks(page, "console") for line in text.splitlines() if line.startswith("$ polydraft")]
+
+
+COMMANDS = sorted({command for page in PAGES for command in commands(page)})
+
+
+@pytest.fixture
+def models(tmp_path, monkeypatch):
+    """The pages' placeholders `my-model` and `my-draft` are folders here."""
+    (tmp_path / "my-model").symlink_to(pair.target_folder())
+    (tmp_path / "my-draft").symlink_to(pair.draft_folder())
+    (tmp_path / "module.py").write_text("import os\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.name)
+def test_python_blocks_run(page, models):
+    namespace: dict = {}
+    for number, block in enumerate(blocks(page, "python")):
+        exec(compile(block, f"{page.name}, block {number + 1}", "exec"), namespace)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_runs(command, models):
+    done = CliRunner().invoke(app, shlex.split(command, comments=True)[1:])
+    assert done.exit_code == 0, done.output
+    assert done.stdout
+
+
+def test_pages_have_something_to_run():
+    assert len(COMMANDS) >= 4
+    assert blocks(ROOT / "README.md", "python")
+
+
+def test_readme_has_the_table_of_the_registry():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"<!-- methods -->\n(.*)\n<!-- /methods -->", text, re.DOTALL)
+    assert found is not None
+    assert found.group(1) == markdown(), "paste the output of `polydraft methods --markdown` between the two marks"
+
+
+def test_readme_shows_a_first_result_within_35_lines():
+    head = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:35]
+    assert any("tokens/s" in line for line in head)
+    assert any("make demo" in line for line in head)
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_constraints_pin_every_direct_dependency():
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    lists = re.findall(r"^(?:dependencies|dev) = \[\n(.*?)^\]", project, re.DOTALL | re.MULTILINE)
+    wanted = set(re.findall(r'^ *"([A-Za-z0-9_.-]+)', "".join(lists), re.MULTILINE))
+    pinned = set(re.findall(r"^([A-Za-z0-9_.-]+)==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE))
+    assert {"torch", "pytest"} <= wanted <= pinned

@@ -1,0 +1,121 @@
+"""Training resumes exactly; batches are read once; the trigram baseline is a law."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from polydraft.errors import InvalidInputError
+from polydraft.train.distil import distillation_loss, mixed_batches, sample_corpus
+from polydraft.train.loop import Phase, orthogonalise, shuffled_rows, train
+from polydraft.train.pair import next_token_loss
+from polydraft.train.trigram import TrigramTable
+
+V = 64
+PHASES = (Phase(4, 3, 8), Phase(2, 2, 16))
+
+
+def tiny(seed: int = 0) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=V,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+        max_position_embeddings=64,
+    )
+    return LlamaForCausalLM(config)
+
+
+def stream(num_tokens: int = 400) -> np.ndarray:
+    """A walk with memory: the next token is one of two that depend on the last."""
+    rng = np.random.default_rng(0)
+    tokens = [1]
+    for _ in range(num_tokens - 1):
+        tokens.append((tokens[-1] * 5 + rng.integers(2)) % V)
+    return np.array(tokens, dtype=np.uint16)
+
+
+def run(model, checkpoint, **options):
+    batch = shuffled_rows(stream(), PHASES, seed=0)
+    train(model, next_token_loss, batch, num_steps=6, warm_up=2, checkpoint=checkpoint, report=lambda line: None, **options)
+    return model
+
+
+def test_an_interrupted_run_equals_an_unbroken_one_bit_for_bit(tmp_path):
+    whole = run(tiny(), tmp_path / "whole.pt")
+    run(tiny(), tmp_path / "broken.pt", stop_at=3)
+    resumed = run(tiny(seed=9), tmp_path / "broken.pt")
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, resumed.state_dict()[name]), name
+
+
+def test_every_row_is_read_once():
+    tokens = np.arange(161, dtype=np.uint16)
+    batch = shuffled_rows(tokens, PHASES, seed=3)
+    inputs = torch.cat([batch(step)[:, :-1].flatten() for step in range(6)])
+    assert inputs.sort().values.tolist() == list(range(160))
+    assert all(torch.equal(batch(s)[:, 1:], batch(s)[:, :-1] + 1) for s in range(6))
+
+
+def test_a_short_corpus_is_refused():
+    with pytest.raises(InvalidInputError, match="expected at least 161"):
+        shuffled_rows(np.zeros(160, dtype=np.uint16), PHASES, seed=0)
+
+
+def test_muon_updates_have_singular_values_near_one():
+    torch.manual_seed(0)
+    for shape in ((24, 40), (40, 24)):
+        values = torch.linalg.svdvals(orthogonalise(torch.randn(shape)))
+        assert 0.6 < values.min() < values.max() < 1.3
+
+
+def test_distillation_brings_the_draft_closer_to_the_target(tmp_path):
+    target, draft = run(tiny(), tmp_path / "target.pt").eval(), tiny(seed=1)
+    samples = sample_corpus(target, stream(), tmp_path / "samples.npy", num_rows=8, length=9, prompt_length=4, seed=0)
+    assert samples.shape == (8, 9)
+    phases = (Phase(30, 1, 8),)
+    batch = mixed_batches(shuffled_rows(stream(), phases, seed=0), samples, rows_per_batch=2, num_steps=30)
+    assert batch(0).shape == (3, 9)
+    loss = distillation_loss(target, tv_weight=0.5)
+    before = loss(draft, batch(0)).item()
+    train(draft, loss, batch, num_steps=30, warm_up=2, checkpoint=tmp_path / "draft.pt", report=lambda line: None)
+    assert loss(draft, batch(0)).item() < before / 2
+
+
+def test_sampling_resumes_from_the_rows_it_has(tmp_path):
+    options = {"length": 6, "prompt_length": 2, "seed": 0}
+    whole = sample_corpus(tiny(), stream(), tmp_path / "a.npy", num_rows=512, **options)
+    sample_corpus(tiny(), stream(), tmp_path / "b.npy", num_rows=256, **options)
+    assert np.array_equal(sample_corpus(tiny(), stream(), tmp_path / "b.npy", num_rows=512, **options), whole)
+
+
+def test_trigram_rows_sum_to_one():
+    table = TrigramTable.count(stream(), V)
+    for a, b in ((1, 5), (0, 0), (V - 1, 3)):
+        row = table.row(a, b)
+        assert row.min() > 0
+        assert row.sum() == pytest.approx(1, abs=1e-12)
+
+
+def test_trigram_row_matches_kneser_ney_by_hand():
+    """Stream 0 1 0 1 2: counts n(01.) = {0: 1, 2: 1}; continuation counts n(1.) = {0: 1, 2: 1}, n(.) = {0: 1, 1: 1, 2: 1}."""
+    table = TrigramTable.count(np.array([0, 1, 0, 1, 2]), 4)
+    D = [order.discounts[0] for order in table.orders]
+    unigram = (1 - D[0] + 3 * D[0] / 4) / 3
+    bigram = (1 - D[1] + 2 * D[1] * unigram) / 2
+    trigram = (1 - D[2] + 2 * D[2] * bigram) / 2
+    assert table.row(0, 1)[2] == pytest.approx(trigram)
+
+
+def test_trigram_beats_unigram_on_fresh_text():
+    tokens = stream(4000)
+    seen, fresh = tokens[:3000], tokens[3000:]
+    frequencies = (np.bincount(seen, minlength=V) + 1) / (len(seen) + V)
+    unigram = -np.log(frequencies[fresh[1:]]).mean()
+    table = TrigramTable.count(seen, V)
+    assert table.nats(fresh).mean() < unigram - 1
+    assert table.tuned(fresh).nats(fresh).mean() <= table.nats(fresh).mean()
