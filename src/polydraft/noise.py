@@ -309,7 +309,7 @@ def clocks(key: NoiseKey, vocab_size: int) -> Float64[Tensor, "B V"]:
 def choose(probs: Float[Tensor, "*M V"], u: Float[Tensor, "*M"]) -> Int[Tensor, "*M"]:
     """Inverse of the cumulative law: the first token whose cumulative sum, in float64, is above u times the total.
 
-    Rows need not sum to one. A token of probability 0 is never chosen, not even for u next to 1.
+    Rows need not sum to one. A token of probability 0 is never chosen, not even for a u that was rounded to 1.
 
     Raises:
         InvalidInputError: a row is all zero, or holds NaN or infinity.

@@ -135,7 +135,7 @@ weights = st.lists(st.sampled_from([0.0, 5e-324, 1e-300, 1e-9, 0.1, 1 / 3, 1.0, 
 
 
 @settings(max_examples=150, deadline=None)
-@given(weights.filter(any), st.one_of(st.sampled_from([0.0, LAST_BELOW_ONE]), st.floats(0, 1, exclude_max=True)))
+@given(weights.filter(any), st.one_of(st.sampled_from([0.0, LAST_BELOW_ONE, 1.0]), st.floats(0, 1)))
 def test_choose_never_takes_a_token_that_cannot_be(probs, u):
     row, draw = torch.tensor([probs], dtype=torch.float64), torch.tensor([u], dtype=torch.float64)
     assert probs[noise.choose(row, draw)] > 0
@@ -143,8 +143,8 @@ def test_choose_never_takes_a_token_that_cannot_be(probs, u):
 
 
 def test_choose_takes_the_first_and_last_possible_token_at_the_ends():
-    p = torch.tensor([0.0] * 200 + [0.3, 0.3, 0.1] + [0.0] * 200).expand(2, -1)
-    assert noise.choose(p, torch.tensor([0.0, LAST_BELOW_ONE], dtype=torch.float64)).tolist() == [200, 202]
+    p = torch.tensor([0.0] * 200 + [0.3, 0.3, 0.1] + [0.0] * 200).expand(3, -1)
+    assert noise.choose(p, torch.tensor([0.0, LAST_BELOW_ONE, 1.0], dtype=torch.float64)).tolist() == [200, 202, 202]
 
 
 def test_choose_agrees_with_its_torch_version():

@@ -7,6 +7,7 @@ from polydraft.bench.compare import Contender, Measurement, engine_contender, me
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.models import load, pair
+from polydraft.models.folder import load_module
 
 __all__ = ["NEAR_TIE", "Comparison", "Showcase"]
 
@@ -56,10 +57,10 @@ class Showcase:
 
     def __init__(self, num_prompts: int = 6) -> None:
         target, draft = str(pair.target_folder()), str(pair.draft_folder())
-        self.reference = load.load_transformers(target)
+        self.reference = load_module(target)
         self.tokenizer = load.load_tokenizer(target)
-        self._target = load.load_model(target, max_num_seqs=1)
-        self._draft = load.load_model(draft, max_num_seqs=1)
+        self._target = load.load_model(target, device="cpu", max_num_seqs=1)
+        self._draft = load.load_model(draft, device="cpu", max_num_seqs=1)
         self.prompts = {p.name: load.encode(self.tokenizer, p.text) for p in pair.prompts()[:num_prompts]}
         self.engines = {
             "plain": self._engine(drafter=None),

@@ -14,6 +14,7 @@ import typer
 
 from polydraft import __version__
 from polydraft.cli.doctor import processor
+from polydraft.cli.quiet import quiet
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,13 +57,11 @@ def demo(
 def _load(num_prompts: int) -> "Showcase":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch
-    from transformers.utils import logging
 
     from polydraft.bench.showcase import Showcase
 
     torch.set_num_threads(1)
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    quiet()
     return Showcase(num_prompts)
 
 

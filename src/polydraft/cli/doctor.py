@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from polydraft.cli.quiet import quiet
+
 __all__ = ["doctor", "examine", "processor"]
 
 PACKAGES = ("polydraft", "torch", "transformers", "tokenizers", "safetensors", "numpy", "numba")
@@ -106,6 +108,7 @@ def examine() -> dict[str, dict[str, Any]]:
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
     """Show versions, threads, BLAS, memory bandwidth, and which compiled path is active and why."""
+    quiet()
     found = examine()
     if as_json:
         typer.echo(json.dumps(found, indent=2))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polydraft.cli.prompts import read_prompt
+from polydraft.cli.quiet import quiet
 from polydraft.errors import DrafterWarning
 
 if TYPE_CHECKING:
@@ -115,12 +116,9 @@ def generate(
 
 
 def _engine(model: str | None, draft_model: str | None, options: dict[str, Any]) -> "Engine":
-    from transformers.utils import logging
-
     from polydraft.engine.api import Engine
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    quiet()
     given = {} if draft_model is None else {"draft": draft_model}
     return Engine.embedded(**given, **options) if model is None else Engine.from_pretrained(model, **given, **options)
 

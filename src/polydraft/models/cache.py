@@ -103,7 +103,12 @@ class SlotCache(Cache):
         return [stack[:, rows, columns].transpose(2, 3).unbind(0) for stack in self._stacks]
 
     def update(
-        self, key_states: Float[Tensor, "B H T K"], value_states: Float[Tensor, "B H T E"], layer_idx: int, *_: object, **__: object
+        self,
+        key_states: Float[Tensor, "B H T K"],
+        value_states: Float[Tensor, "B H T E"],
+        layer_idx: int,
+        *_: object,
+        **__: object,
     ) -> tuple[Float[Tensor, "B H C K"], Float[Tensor, "B H C E"]]:
         """Write this pass's tokens into one layer; returns all columns that the pass attends over."""
         if self._written is not None:

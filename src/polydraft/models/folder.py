@@ -61,7 +61,9 @@ def check_folder(folder: Path) -> None:
     from safetensors import SafetensorError, safe_open
 
     if not folder.exists():
-        raise ModelLoadError(f"model folder {str(folder)!r} does not exist. Check the path; a folder of `save_pretrained` is expected.")
+        raise ModelLoadError(
+            f"model folder {str(folder)!r} does not exist. Check the path; a folder of `save_pretrained` is expected."
+        )
     if not (folder / "config.json").is_file():
         raise ModelLoadError(f"{str(folder)!r} has no config.json. A folder of `save_pretrained` is expected.")
     weights = sorted(folder.glob("*.safetensors"))
@@ -82,7 +84,11 @@ def check_folder(folder: Path) -> None:
 
 
 def _advice(name: str) -> str:
-    return "" if _is_path(name) else " The name is neither a folder here nor a model that could be fetched; check it, and the network."
+    return (
+        ""
+        if _is_path(name)
+        else " It is neither a folder here nor a model that could be fetched; check the name and the network."
+    )
 
 
 def load_config(name: str) -> Any:
@@ -106,7 +112,11 @@ def _first_line(error: BaseException) -> str:
 
 
 def load_module(
-    name: str, *, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None, max_model_len: int | None = None
+    name: str,
+    *,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    max_model_len: int | None = None,
 ) -> Any:
     """A causal language model of transformers, in evaluation mode, on its device.
 
@@ -121,14 +131,16 @@ def load_module(
     number = as_dtype(dtype, place)
     check_supported(load_config(name), max_model_len)
     try:
-        module, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             os.path.expanduser(name), dtype=number, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
     except Exception as error:
         raise ModelLoadError(f"the model {name!r} could not be loaded: {_first_line(error)}.{_advice(name)}") from error
+    module, report = loaded
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise ModelLoadError(
-            f"the weights of {name!r} are incomplete: {len(missing)} tensors are missing, such as {missing[0]!r}. Copy or download them again."
+            f"the weights of {name!r} are incomplete: {len(missing)} tensors are missing, such as {missing[0]!r}. "
+            "Copy or download them again."
         )
     return module.to(place).eval()

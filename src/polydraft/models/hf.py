@@ -52,7 +52,8 @@ def _layout(recorder: _Recorder) -> CacheLayout:
     kinds = set(recorder.shapes.values())
     if len(kinds) != 1 or sorted(recorder.shapes) != list(range(len(recorder.shapes))):
         raise ModelLoadError(
-            "the model's layers keep keys and values of different shapes, or share them; one shape for all layers is expected. Use another model."
+            "the model's layers keep keys and values of different shapes, or share them; one shape for all layers is expected. "
+            "Use another model."
         )
     keys, values, dtype = kinds.pop()
     return CacheLayout(len(recorder.shapes), keys[1], keys[3], values[3], dtype)
@@ -141,7 +142,9 @@ class HFTarget:
     def _choose_attention(self) -> str:
         given = self.model.config._attn_implementation
         if given not in ("sdpa", "eager"):
-            raise IncompatibleError(f"a model with {given!r} attention was given; trees need 'sdpa' or 'eager'. Load it with attn_implementation='sdpa'.")
+            raise IncompatibleError(
+                f"a model with {given!r} attention was given; trees need 'sdpa' or 'eager'. Load it with attn_implementation='sdpa'."
+            )
         return GROUPED if given == "sdpa" and getattr(self.model, "_supports_attention_backend", False) else given
 
     @torch.inference_mode()
@@ -152,11 +155,11 @@ class HFTarget:
         plain = self.model(path, past_key_values=recorder, use_cache=True, attention_mask=torch.ones_like(path)).logits
         self.vocab_size: int = plain.shape[-1]
         layout = _layout(recorder)
-        self.max_model_len = max_model_len or fitting_length(
-            context_length(self.model.config), layout.bytes_per_token * self.max_num_seqs, TREE_ROOM, self.device
-        )
+        context = context_length(self.model.config) or 0  # 0 only where max_model_len is given, see check_supported
+        per_token = layout.bytes_per_token * self.max_num_seqs
+        self.max_model_len = max_model_len or fitting_length(context, per_token, TREE_ROOM, self.device)
         columns = self.max_model_len + TREE_ROOM
-        self.cache_bytes = columns * layout.bytes_per_token * self.max_num_seqs
+        self.cache_bytes = columns * per_token
         check_memory(self.cache_bytes, self.device, max_model_len=self.max_model_len, max_num_seqs=self.max_num_seqs)
         if self._attention == GROUPED:
             self._num_groups = self.model.config.get_text_config().num_attention_heads // layout.num_heads
@@ -175,8 +178,8 @@ class HFTarget:
         error = (scored - plain).abs().max().item()
         if not error <= tolerance:
             raise ModelLoadError(
-                f"{type(self.model).__name__} gives other logits for a tree than for its paths (off by {error:.1e}, at most {tolerance:.1e} expected): "
-                "it does not follow the mask, the positions or the cache that it is given. Use another model."
+                f"{type(self.model).__name__} gives other logits for a tree than for its paths (off by {error:.1e}, at most "
+                f"{tolerance:.1e} expected): it does not follow the mask, the positions or the cache that it is given. Use another model."
             )
 
     # Passes
@@ -212,7 +215,8 @@ class HFTarget:
         """The entries of `slots` in the order of their rows: a full batch is then a slice of the cache."""
         if len(set(slots)) != len(slots) or not all(0 <= slot < self.max_num_seqs for slot in slots):
             raise CapacityError(
-                f"slots {list(slots)} were given; expected different numbers from 0 to {self.max_num_seqs - 1}. Raise max_num_seqs for more."
+                f"slots {list(slots)} were given; expected different numbers from 0 to {self.max_num_seqs - 1}. "
+                "Raise max_num_seqs for more."
             )
         rows = [self._cache.row(slot) for slot in slots]
         return sorted(range(len(rows)), key=rows.__getitem__)
@@ -244,7 +248,7 @@ class HFTarget:
         room = self.max_model_len - int(self.lengths[slot])
         if num_tokens > room:
             raise CapacityError(
-                f"{num_tokens} tokens were given for slot {slot}, which has room for {room}: the context holds {self.max_model_len} tokens. "
+                f"{num_tokens} tokens were given for slot {slot}, which has room for {room}: the context holds {self.max_model_len}. "
                 "Shorten the text or raise max_model_len."
             )
 
@@ -304,9 +308,13 @@ class HFTarget:
         """`score` with the sequences in the order of their rows, and its results back in the order of the call."""
         forth = torch.tensor(order)
         back = forth.argsort().to(self.device)
-        sorted_aux = None if aux is None else AuxRows(*(x[forth.to(x.device)] for x in (aux.inputs, aux.positions, aux.nodes, aux.mask)))
-        sorted_tree = TokenTree(*(x[forth.to(x.device)] for x in (tree.tokens, tree.parents)))
-        scores = self.score([slots[b] for b in order], sorted_tree, hidden=hidden, aux=sorted_aux, since=since)
+
+        def sorted_(*tensors: Tensor) -> list[Tensor]:
+            return [x[forth.to(x.device)] for x in tensors]
+
+        extra = None if aux is None else AuxRows(*sorted_(aux.inputs, aux.positions, aux.nodes, aux.mask))
+        inner = TokenTree(*sorted_(tree.tokens, tree.parents))
+        scores = self.score([slots[b] for b in order], inner, hidden=hidden, aux=extra, since=since)
         return Scores(
             TokenTree(tree.tokens[:, since:], tree.parents[:, since:]),
             scores.logits[back],
@@ -316,7 +324,9 @@ class HFTarget:
 
     def _check_tree(self, num_rows: int) -> None:
         if num_rows > TREE_ROOM:
-            raise CapacityError(f"a tree of {num_rows} nodes and auxiliary rows was given; there is room for {TREE_ROOM}. Lower the draft's budget.")
+            raise CapacityError(
+                f"a tree of {num_rows} nodes and auxiliary rows was given; there is room for {TREE_ROOM}. Lower the draft's budget."
+            )
 
     def _check_positions(self, positions: Int64[np.ndarray, "B T"]) -> None:
         if positions.max() >= self.max_model_len:

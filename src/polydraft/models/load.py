@@ -100,7 +100,8 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 def check_same_vocabulary(target: Any, draft: Any, target_size: int, draft_size: int) -> None:
     """Refuse a draft whose tokens are not the target's.
 
-    target, draft: tokenizers.  target_size, draft_size: rows of the models' logits; rows beyond the tokenizer are padding and may differ.
+    target, draft: tokenizers.
+    target_size, draft_size: rows of the models' logits; those beyond the tokenizer are padding, and their number may differ.
     Different special roles (another EOS, say) only cost acceptance: they are warned about.
 
     Raises:
@@ -112,13 +113,15 @@ def check_same_vocabulary(target: Any, draft: Any, target_size: int, draft_size:
         first = min(differing, key=lambda t: (min(v[t] for v in (ours, theirs) if t in v), t))
         raise IncompatibleError(
             f"target and draft have different vocabularies: {len(differing)} tokens differ, the first is {first!r}, "
-            f"id {ours.get(first)} in the target and {theirs.get(first)} in the draft. Use a draft trained with the target's tokenizer."
+            f"id {ours.get(first)} in the target and {theirs.get(first)} in the draft. "
+            "Use a draft trained with the target's tokenizer."
         )
     last = max(ours.values())
     for role, size in (("target", target_size), ("draft", draft_size)):
         if last >= size:
             raise IncompatibleError(
-                f"the tokenizer has ids up to {last}, but the {role} has only {size} rows of logits. Use a {role} that covers the vocabulary."
+                f"the tokenizer has ids up to {last}, but the {role} has only {size} rows of logits. "
+                f"Use a {role} that covers the vocabulary."
             )
     for role in ROLES:
         if getattr(target, role) != getattr(draft, role):
@@ -140,5 +143,6 @@ def check_same_context(target_length: int, draft_length: int) -> None:
     """
     if draft_length < target_length:
         raise IncompatibleError(
-            f"the draft's context holds {draft_length} tokens, the target's {target_length}. Use max_model_len <= {draft_length} for both."
+            f"the draft's context holds {draft_length} tokens, the target's {target_length}. "
+            f"Use max_model_len <= {draft_length} for both."
         )

@@ -80,25 +80,27 @@ def check_supported(config: Any, max_model_len: int | None = None, model: Any | 
         >>> check_supported(LlamaConfig(), 2048)
     """
     if max_model_len is not None and max_model_len < 1:
-        raise InvalidInputError(f"max_model_len={max_model_len} was given; expected an integer >= 1. None takes the model's context.")
+        raise InvalidInputError(
+            f"max_model_len={max_model_len} was given; expected an integer >= 1, or None for the model's context."
+        )
     _check_kind(config, model)
     context = context_length(config)
     longest = max_model_len or context
     if longest is None:
         raise _refuse(config, "its configuration does not say how long a sequence may be", "Give max_model_len")
     if context is not None and longest > context:
-        raise CapacityError(f"max_model_len={longest} was given; the model's context holds {context}. Use max_model_len <= {context}.")
+        raise CapacityError(f"max_model_len={longest} was given; the model's context holds {context}. Give at most that.")
     window = _window(config)
     if window is not None and window < longest:
         raise _refuse(
             config,
-            f"its sliding window of {window} tokens is shorter than the {longest} tokens of a sequence: what left the window cannot be rolled back",
+            f"its sliding window of {window} tokens is shorter than sequences of {longest}, and what left the window cannot be rolled back",
             f"Use max_model_len <= {window}",
         )
     rope = _unchanging_rope(config)
     if rope is not None and rope < longest:
         raise _refuse(
             config,
-            f"its rotary frequencies change once a sequence is longer than {rope} tokens, and {longest} were asked for: keys in the cache would be stale",
+            f"its rotary frequencies change when a sequence of up to {longest} tokens passes {rope}: keys in the cache would be stale",
             f"Use max_model_len <= {rope}",
         )

@@ -5,7 +5,7 @@ A node sees the committed tokens of its own sequence, its ancestors and itself. 
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Int, Int64
+from jaxtyping import Float, Float32, Int64
 from numba import njit
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -99,7 +99,7 @@ def _grouped_attention(
     """
     for option in ("position_bias", "softcap", "s_aux"):
         if options.get(option) is not None:
-            raise IncompatibleError(f"{type(module).__name__} attends with {option!r}. Load the model with attn_implementation='eager'.")
+            raise IncompatibleError(f"{type(module).__name__} attends with {option!r}. Load it with attn_implementation='eager'.")
     B, H, T, D = query.shape
     num_groups = H // key.shape[1]
     if attention_mask.shape[2] != num_groups * T:  # a layer whose keys in the cache have fewer heads than those it attends with

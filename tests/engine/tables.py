@@ -1,0 +1,75 @@
+"""A target and a draft model that are tables in float64: the law of the next token depends on the last two tokens."""
+
+import torch
+
+from polydraft.core import Scores, TokenTree
+
+
+class TableModel:
+    """`core.Target` over a random table. Contexts are remembered in slots, as a cache would."""
+
+    def __init__(self, V=7, seed=0, sharp=2.0, max_model_len=64, max_num_seqs=4):
+        self.vocab_size, self.max_model_len, self.max_num_seqs = V, max_model_len, max_num_seqs
+        self.logits = sharp * torch.randn(V, V, V, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        self.eos_token_ids = ()
+        self.texts = [[] for _ in range(max_num_seqs)]
+        self.passes = 0
+
+    class _Lengths:
+        def __init__(self, texts):
+            self.texts = texts
+
+        def __getitem__(self, slot):
+            return len(self.texts[slot])
+
+        def __setitem__(self, slot, length):
+            del self.texts[slot][length:]
+
+    @property
+    def lengths(self):
+        return self._Lengths(self.texts)
+
+    def prefill(self, slots, token_ids):
+        for slot, ids in zip(slots, token_ids, strict=True):
+            self.texts[slot] += list(ids)
+        return Scores(TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids])), self.logits[0, :1].expand(len(slots), 1, -1))
+
+    def score(self, slots, tree, *, hidden=(), aux=None, since=0):
+        self.passes += 1
+        self._tree = tree
+        before = torch.tensor([[self.texts[s][-1] if self.texts[s] else 0] for s in slots])
+        parents = tree.parents
+        above = torch.where(parents >= 0, tree.tokens.gather(1, parents.clamp(min=0)), before)
+        return Scores(TokenTree(tree.tokens[:, since:], tree.parents[:, since:]), self.logits[above, tree.tokens][:, since:])
+
+    def commit(self, slots, outcome):
+        for b, slot in enumerate(slots):
+            nodes = [0, *outcome.path[b, : outcome.num_accepted[b]].tolist()]
+            self.texts[slot] += [int(self._tree.tokens[b, n]) for n in nodes]
+
+    def release(self, slots):
+        for slot in slots:
+            self.texts[slot] = []
+
+
+def plain_greedy(model, prompt, count):
+    """Greedy decoding straight from the table."""
+    text = list(prompt)
+    for _ in range(count):
+        text.append(int(model.logits[text[-2] if len(text) > 1 else 0, text[-1]].argmax()))
+    return text[len(prompt) :]
+
+
+def law(model, prompt, count):
+    """Probability of every continuation of this length, [V] * count."""
+    probs = model.logits.softmax(-1)
+    states = probs[prompt[-2] if len(prompt) > 1 else 0, prompt[-1]]
+    if count == 1:
+        return states
+    pairs = states[:, None] * probs[prompt[-1]]
+    for _ in range(count - 2):
+        pairs = pairs[..., None] * probs
+    return pairs
+
+
+__all__ = ["TableModel", "law", "plain_greedy"]

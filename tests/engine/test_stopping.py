@@ -1,0 +1,80 @@
+"""Text comes out only when it is certain, and nothing comes out behind a stop."""
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from polydraft.engine.stopping import Detokenizer, Stop, Stopper, _held_back, _slow_push
+
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """One token for each byte: every character beyond ASCII is split."""
+    backend = Tokenizer(models.BPE({c: i for i, c in enumerate(ALPHABET)}, []))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def stopper(tokenizer, prompt="x", **options):
+    options = {"stop_ids": frozenset(), "stop_strings": (), "max_tokens": 99, **options}
+    return Stopper(tokenizer, tokenizer.encode(prompt), **options)
+
+
+def pieces(s, tokenizer, text):
+    out = []
+    for token in tokenizer.encode(text):
+        s.push(token)
+        out.append(s.take())
+        if s.stop:
+            break
+    return out
+
+
+def test_split_characters_wait_for_all_their_bytes(tokenizer):
+    found = pieces(stopper(tokenizer), tokenizer, " naïve 🙂 end")
+    assert "".join(found) == " naïve 🙂 end"
+    assert not any("\ufffd" in piece for piece in found)
+
+
+def test_a_leading_space_is_kept(tokenizer):
+    assert pieces(stopper(tokenizer), tokenizer, " a")[0] == " "
+
+
+def test_the_slow_way_gives_the_same_text(tokenizer):
+    prompt, text = tokenizer.encode("x = "), tokenizer.encode("'ü' # 🙂\n  y")
+    slow = _slow_push(tokenizer, prompt, False)
+    fast = Detokenizer(tokenizer, prompt, skip_special_tokens=False)
+    assert "".join(map(slow, text)) == "".join(map(fast.push, text)) == "'ü' # 🙂\n  y"
+
+
+def test_text_ends_before_a_stop_string_and_none_of_it_is_given_out(tokenizer):
+    s = stopper(tokenizer, stop_strings=("\n\n", "END"))
+    found = pieces(s, tokenizer, "one\ntwo EEND three")
+    assert "".join(found) == s.text == "one\ntwo E"
+    assert s.stop == Stop("stop", "END")
+
+
+def test_the_earliest_of_two_stop_strings_wins(tokenizer):
+    s = stopper(tokenizer, stop_strings=("bc", "abcd"))
+    pieces(s, tokenizer, "zabcd")
+    assert (s.text, s.stop.stop_reason) == ("za", "bc")
+
+
+def test_stop_ids_are_ignored_before_min_tokens(tokenizer):
+    a = tokenizer.encode("a")[0]
+    s = stopper(tokenizer, stop_ids=frozenset({a}), min_tokens=2)
+    assert pieces(s, tokenizer, "aaaa") == ["a", "a", ""]
+    assert s.stop == Stop("stop", a)
+
+
+def test_length_ends_a_text(tokenizer):
+    s = stopper(tokenizer, max_tokens=3)
+    pieces(s, tokenizer, "abcdef")
+    assert (s.text, s.stop) == ("abc", Stop("length"))
+
+
+@pytest.mark.parametrize(("text", "held"), [("ab\n", 1), ("ab\n\n", 2), ("ab", 0), ("", 0)])
+def test_only_a_possible_beginning_of_a_stop_string_is_held_back(text, held):
+    assert _held_back(text, ["\n\n\n"]) == held
