@@ -14,7 +14,7 @@ from polydraft.engine.plan import AcceptancePlan, FixedPlan
 from polydraft.errors import CapacityError, DrafterWarning, IncompatibleError, InvalidInputError, UnknownNameError
 
 KINDS = ["paths", "chain", "without_replacement", "greedy_plus_one", "top_k", "coupled"]
-PROMPTS = [[1, 2, 3], [4], [5, 5, 0, 1], [6, 2], [3, 3, 3, 3, 3]]
+PROMPTS = [[1, 2, 3], [4], [5, 5, 0, 1]]
 
 
 def engine(kind="paths", verifier="auto", depth=3, num_paths=2, seqs=4, **model):
@@ -60,12 +60,12 @@ def p_value(make, prompt, count, seeds, **params):
 
 @pytest.mark.parametrize(("kind", "verifier"), [("chain", "block"), ("paths", "auto"), ("without_replacement", "recursive_wor")])
 def test_output_law_over_rounds_is_the_tables(kind, verifier):
-    fast = engine(kind, verifier, seqs=64, V=4)
-    assert p_value(fast, [1, 2], 3, 4000) > 1e-3
+    fast = engine(kind, verifier, seqs=64, V=3)
+    assert p_value(fast, [1, 2], 3, 512) > 1e-3
 
 
 def test_output_law_is_the_same_without_drafts():
-    assert p_value(plain(seqs=64, V=4), [1, 2], 3, 4000) > 1e-3
+    assert p_value(plain(seqs=64, V=3), [1, 2], 3, 512) > 1e-3
 
 
 def test_one_pass_of_the_draft_for_each_depth_of_the_whole_batch():

@@ -70,7 +70,7 @@ class HFTarget:
     max_model_len: most tokens of a sequence. Default: the model's context, or as much of it as fits half the free memory.
     max_num_seqs: most sequences at once.
 
-    Attributes: vocab_size, max_model_len, max_num_seqs, eos_token_ids, bos_token_id, name, cache_bytes, dtype, device;
+    Attributes: vocab_size (lower it to cut padded ids off: they get no mass), max_model_len, max_num_seqs, eos_token_ids, bos_token_id, name, cache_bytes, dtype, device;
     lengths: committed tokens in the cache by slot (lowering one forgets the last tokens);  passes: forward passes so far.
     The tensors that it returns are inference tensors: read them, clone them to change them in place.
 
@@ -143,7 +143,7 @@ class HFTarget:
         given = self.model.config._attn_implementation
         if given not in ("sdpa", "eager"):
             raise IncompatibleError(
-                f"a model with {given!r} attention was given; trees need 'sdpa' or 'eager'. Load it with attn_implementation='sdpa'."
+                f"a model with {given!r} attention was given; expected 'sdpa' or 'eager'. Load it with attn_implementation='sdpa'."
             )
         return GROUPED if given == "sdpa" and getattr(self.model, "_supports_attention_backend", False) else given
 
@@ -178,8 +178,8 @@ class HFTarget:
         error = (scored - plain).abs().max().item()
         if not error <= tolerance:
             raise ModelLoadError(
-                f"{type(self.model).__name__} gives other logits for a tree than for its paths (off by {error:.1e}, at most "
-                f"{tolerance:.1e} expected): it does not follow the mask, the positions or the cache that it is given. Use another model."
+                f"{type(self.model).__name__} gives other logits for a tree than for its paths (off by {error:.1e}, "
+                f"at most {tolerance:.1e} expected): it does not follow the mask, the positions or the cache. Use another model."
             )
 
     # Passes
@@ -210,6 +210,9 @@ class HFTarget:
                 use_cache=True,
                 **options,
             )
+
+    def _logits(self, output: Any) -> Float[Tensor, "B T V"]:
+        return output.logits[..., : self.vocab_size].float()
 
     def _row_order(self, slots: Sequence[int]) -> list[int]:
         """The entries of `slots` in the order of their rows: a full batch is then a slice of the cache."""
@@ -248,8 +251,8 @@ class HFTarget:
         room = self.max_model_len - int(self.lengths[slot])
         if num_tokens > room:
             raise CapacityError(
-                f"{num_tokens} tokens were given for slot {slot}, which has room for {room}: the context holds {self.max_model_len}. "
-                "Shorten the text or raise max_model_len."
+                f"{num_tokens} tokens were given for slot {slot}, which has room for {room}: "
+                f"the context holds {self.max_model_len}. Shorten the text or raise max_model_len."
             )
 
     def _prefill_chunk(self, left: Mapping[int, list[int]]) -> dict[int, Float[Tensor, "V"]]:
@@ -263,11 +266,11 @@ class HFTarget:
         kept = sorted(set(done.values())) or [0]
         options = {"logits_to_keep": torch.tensor(kept, device=self.device)} if self._keeps_logits else {}
         self._cache.begin(slots, 0, T)
-        logits = self._forward(tokens, mask, np.minimum(positions, self.max_model_len - 1), **options).logits
+        logits = self._logits(self._forward(tokens, mask, np.minimum(positions, self.max_model_len - 1), **options))
         for slot, ids in zip(slots, taken, strict=True):
             self._cache.extend(slot, len(ids))
         column = kept.index if self._keeps_logits else int
-        return {slot: logits[slots.index(slot), column(end)].float() for slot, end in done.items()}
+        return {slot: logits[slots.index(slot), column(end)] for slot, end in done.items()}
 
     @torch.inference_mode()
     def score(
@@ -294,7 +297,7 @@ class HFTarget:
         inputs = self._inputs(tree.tokens[:, since:].to(self.device), aux)
         self._cache.begin(slots, since, mask.shape[1])
         out = self._forward(inputs, mask, positions, **({"output_hidden_states": True} if hidden else {}))
-        logits, M = out.logits.float(), N - since
+        logits, M = self._logits(out), N - since
         return Scores(
             TokenTree(tree.tokens[:, since:], tree.parents[:, since:]),
             logits[:, :M],
@@ -325,7 +328,7 @@ class HFTarget:
     def _check_tree(self, num_rows: int) -> None:
         if num_rows > TREE_ROOM:
             raise CapacityError(
-                f"a tree of {num_rows} nodes and auxiliary rows was given; there is room for {TREE_ROOM}. Lower the draft's budget."
+                f"a tree of {num_rows} nodes and auxiliary rows was given; there is room for {TREE_ROOM}. Draft less."
             )
 
     def _check_positions(self, positions: Int64[np.ndarray, "B T"]) -> None:

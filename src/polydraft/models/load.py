@@ -97,11 +97,12 @@ def encode(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
-def check_same_vocabulary(target: Any, draft: Any, target_size: int, draft_size: int) -> None:
-    """Refuse a draft whose tokens are not the target's.
+def check_same_vocabulary(target: Any, draft: Any, target_size: int, draft_size: int) -> int:
+    """Refuse a draft whose tokens are not the target's; returns how many ids there are.
 
     target, draft: tokenizers.
-    target_size, draft_size: rows of the models' logits; those beyond the tokenizer are padding, and their number may differ.
+    target_size, draft_size: rows of the models' logits; those beyond the tokenizer are padding, and their number may differ:
+        set both models' `vocab_size` to the number returned, so that padding gets no mass.
     Different special roles (another EOS, say) only cost acceptance: they are warned about.
 
     Raises:
@@ -130,6 +131,7 @@ def check_same_vocabulary(target: Any, draft: Any, target_size: int, draft_size:
                 "the output is not affected, but drafts may be accepted less often.",
                 stacklevel=2,
             )
+    return last + 1
 
 
 def check_same_context(target_length: int, draft_length: int) -> None:

@@ -94,13 +94,13 @@ def check_supported(config: Any, max_model_len: int | None = None, model: Any | 
     if window is not None and window < longest:
         raise _refuse(
             config,
-            f"its sliding window of {window} tokens is shorter than sequences of {longest}, and what left the window cannot be rolled back",
+            f"its sliding window of {window} tokens is shorter than a sequence ({longest}), so it cannot be rolled back",
             f"Use max_model_len <= {window}",
         )
     rope = _unchanging_rope(config)
     if rope is not None and rope < longest:
         raise _refuse(
             config,
-            f"its rotary frequencies change when a sequence of up to {longest} tokens passes {rope}: keys in the cache would be stale",
+            f"its rotary frequencies change once a sequence (up to {longest} tokens) passes {rope}: cached keys would be stale",
             f"Use max_model_len <= {rope}",
         )
