@@ -171,7 +171,7 @@ class Outcome:
         """The tokens that each row emits: accepted path, then the extra token."""
         accepted = tree.tokens.gather(1, self.path.clamp(min=0)).tolist()
         extra = self.token.tolist()
-        return [row[:k] + [extra[b]] for b, (row, k) in enumerate(zip(accepted, self.num_accepted.tolist(), strict=True))]
+        return [[*row[:k], extra[b]] for b, (row, k) in enumerate(zip(accepted, self.num_accepted.tolist(), strict=True))]
 
 
 class Verdict(Protocol):
@@ -237,7 +237,9 @@ class Request:
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
-            raise InvalidInputError("an empty prompt was given; expected at least one token. Give some text, or the model's BOS token.")
+            raise InvalidInputError(
+                "an empty prompt was given; expected at least one token. Give some text, or the model's BOS token."
+            )
 
 
 @dataclass(frozen=True)

@@ -192,12 +192,16 @@ def check(tree: TokenTree, vocab_size: int) -> None:
     parents, real = tree.parents, tree.is_node
     index = torch.arange(tree.num_nodes, device=parents.device)
     if (parents[:, 0] != -1).any() or (parents >= index).any():
-        raise InvalidInputError(f"parents {parents.tolist()} were given; expected -1 at node 0 and parents[n] < n. Sort the nodes topologically.")
+        raise InvalidInputError(
+            f"parents {parents.tolist()} were given; expected -1 at node 0 and parents[n] < n. Sort the nodes topologically."
+        )
     if (real[:, 1:] & ~real[:, :-1]).any():
         raise InvalidInputError(f"parents {parents.tolist()} were given; expected padding (-1) only after the last node.")
     if (tree.tokens < 0).any() or (tree.tokens >= vocab_size).any():
         bad = int(tree.tokens[(tree.tokens < 0) | (tree.tokens >= vocab_size)][0])
-        raise InvalidInputError(f"token id {bad} was given; expected 0 <= id < {vocab_size}. Check that the tokenizer belongs to the model.")
+        raise InvalidInputError(
+            f"token id {bad} was given; expected 0 <= id < {vocab_size}. Check that the tokenizer belongs to the model."
+        )
 
 
 @njit(cache=True)

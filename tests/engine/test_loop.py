@@ -21,7 +21,9 @@ def engine(kind="paths", verifier="auto", depth=3, num_paths=2, seqs=4, **model)
     target = TableModel(max_num_seqs=seqs, **model)
     small = TableModel(seed=1, sharp=1.0, max_num_seqs=seqs, **model)
     small.logits = 0.7 * target.logits + 0.3 * small.logits
-    return Engine.of(target, draft_model=small, verifier=verifier, depth=depth, num_paths=num_paths, drafter_options={"kind": kind})
+    return Engine.of(
+        target, draft_model=small, verifier=verifier, depth=depth, num_paths=num_paths, drafter_options={"kind": kind}
+    )
 
 
 def plain(verifier="match", seqs=4, **model):
@@ -80,7 +82,9 @@ def test_one_pass_of_the_draft_for_each_depth_of_the_whole_batch():
 
 def test_sequences_join_and_leave_between_steps():
     fast = engine(seqs=2)
-    alone = {p: fast.generate([list(p)], SamplingParams(temperature=0, max_tokens=9))[0].token_ids for p in ((1, 2), (3,), (4, 4))}
+    alone = {
+        p: fast.generate([list(p)], SamplingParams(temperature=0, max_tokens=9))[0].token_ids for p in ((1, 2), (3,), (4, 4))
+    }
     done = {}
     for i, prompt in enumerate(alone):
         fast.add_request(Request(str(i), prompt, SamplingParams(temperature=0, max_tokens=9), seed=0))

@@ -157,7 +157,13 @@ class Measured:
 
 
 def measure(
-    rule: Verifier, tables: Tables | Markov, law: SiblingLaw, shape: TreeShape, counts: Counts, depth: int, drafts: list[Grown] | None = None
+    rule: Verifier,
+    tables: Tables | Markov,
+    law: SiblingLaw,
+    shape: TreeShape,
+    counts: Counts,
+    depth: int,
+    drafts: list[Grown] | None = None,
 ) -> Measured:
     """Sum over all drafts of Pr(draft) x verdict, every block extended by target rows to depth + 1 tokens."""
     drafts = enumerate_drafts(tables, law, counts, depth) if drafts is None else drafts

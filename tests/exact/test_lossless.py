@@ -10,7 +10,13 @@ from polydraft.errors import IncompatibleError
 
 RULES = {name: registry.verifier(name) for name in registry.names("verifier")}
 EXACT = {name: rule for name, rule in RULES.items() if rule.info.lossless and not rule.info.shared_noise}
-PAIRS = [(n, law, shape) for n, r in EXACT.items() for law in SiblingLaw for shape in TreeShape if law in r.info.laws and shape in r.info.shapes]
+PAIRS = [
+    (n, law, shape)
+    for n, r in EXACT.items()
+    for law in SiblingLaw
+    for shape in TreeShape
+    if law in r.info.laws and shape in r.info.shapes
+]
 
 
 @pytest.mark.parametrize("V", [3, 4, 5])

@@ -72,7 +72,9 @@ def test_race_acceptance_equals_its_integral(k):
 def test_race_emits_the_same_tokens_whatever_was_drafted():
     draft, key = coupled(2)
     p = P.expand(SEEDS, 3, 5).contiguous()
-    bare = Draft(trees.TokenTree.roots(draft.tree.tokens[:, 0]), SiblingLaw.POINT_MASS, TreeShape.CHAIN, None, draft.rows[:, :1], key)
+    bare = Draft(
+        trees.TokenTree.roots(draft.tree.tokens[:, 0]), SiblingLaw.POINT_MASS, TreeShape.CHAIN, None, draft.rows[:, :1], key
+    )
     plain = verifier("race")(bare, p[:, :1].contiguous()).sample(key).token
     drafted = verifier("race")(draft, p).sample(key).emitted(draft.tree)
     assert [row[0] for row in drafted] == plain.tolist()

@@ -98,7 +98,7 @@ def test_redrawing_after_a_mismatch_is_caught():
 
 def test_dropping_an_unlikely_token_after_sampling_it_is_caught():
     tables = Tables(4, 0)
-    drafts = [d for d in enumerate_drafts(tables, SiblingLaw.IID, by_depth(1), 1)]
+    drafts = enumerate_drafts(tables, SiblingLaw.IID, by_depth(1), 1)
     for d in drafts:
         if tables.row("q", ())[d.tokens[1]] < 0.25:
             d.tokens, d.parents, d.paths = d.tokens[:1], d.parents[:1], d.paths[:1]
@@ -198,7 +198,6 @@ def test_trunk_token_counted_once_for_each_path_is_caught():
         rows = torch.tensor([[-1, 0, 0, 1, 1]]).expand(len(tokens), 5)
         doubled = Draft(tree.TokenTree(tokens, parents.contiguous()), draft.law, draft.shape, draft.probs, rows.contiguous())
         verdict = verifier("greedy_traversal")(doubled, p[:, [0, 1, 1, 2, 3]].contiguous())
-        first = tree.first_copies(draft.tree)
         stop = torch.zeros_like(draft.tree.tokens, dtype=torch.float64)
         stop[:, 0], stop[:, 1] = verdict.stop[:, 0], verdict.stop[:, 1]
         stop[:, 2:] = verdict.stop[:, 3:]

@@ -3,8 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config
-from transformers import Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from polydraft import tree as trees
 from polydraft.core import NoiseKey, Outcome
@@ -143,7 +151,7 @@ def test_truncated_laws_keep_the_largest_tokens(law, kept):
 
 
 def test_what_is_not_covered_is_refused_with_the_reason():
-    with pytest.raises(IncompatibleError, match="'gelu'|SiLU"):
+    with pytest.raises(IncompatibleError, match="SiLU"):
         CompiledLlama(LlamaForCausalLM(LlamaConfig(**SMALL, **GROUPED, hidden_act="gelu")))
     fast = CompiledLlama(model("llama"), max_num_seqs=1)
     with pytest.raises(InvalidInputError, match="backend='transformers'"):

@@ -15,14 +15,13 @@ Depth and width are fixed before the first draw of a round; no drawn token is ev
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from polydraft import noise, sampling
 from polydraft import tree as trees
-from polydraft.core import Budget, Draft, Method, NoiseKey, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
+from polydraft.core import Budget, Draft, Method, NoiseKey, Outcome, Request, Scores, SiblingLaw, Target, TreeShape
 from polydraft.drafters.parts import Parts
 from polydraft.errors import CapacityError, InvalidInputError, unknown_name
 from polydraft.models.llama import CompiledLlama
@@ -80,9 +79,7 @@ KINDS: dict[str, Method] = {
 
 @dataclass(frozen=True)
 class ModelState:
-    """One request: its slot in the draft model, and the committed tokens that the slot lacks, the root last.
-
-    """
+    """One request: its slot in the draft model, and the committed tokens that the slot lacks, the root last."""
 
     request: Request
     slot: int
@@ -117,7 +114,9 @@ class ModelDrafter:
     def build(cls, parts: Parts, *, kind: str = "paths") -> "ModelDrafter":
         """For the engine: draft with its draft model."""
         if parts.draft_model is None:
-            raise InvalidInputError("drafter 'model' was asked for without a draft model; give draft=..., or use drafter='ngram'.")
+            raise InvalidInputError(
+                "drafter 'model' was asked for without a draft model; give draft=..., or use drafter='ngram'."
+            )
         return cls(parts.draft_model, kind)
 
     def start(self, requests: Sequence[Request]) -> list[ModelState]:
@@ -164,7 +163,11 @@ class ModelDrafter:
     def _empty(self, states: Sequence[ModelState]) -> Draft:
         bare = Draft.empty(torch.tensor([s.context[-1] for s in states]))
         (law,) = self.info.laws
-        probs = None if law is SiblingLaw.POINT_MASS else torch.full((len(states), 1, self.model.vocab_size), 1 / self.model.vocab_size)
+        probs = (
+            None
+            if law is SiblingLaw.POINT_MASS
+            else torch.full((len(states), 1, self.model.vocab_size), 1 / self.model.vocab_size)
+        )
         return replace(bare, law=law, shape=self._shape(1), probs=probs)
 
     def _shape(self, width: int) -> TreeShape:
@@ -250,7 +253,7 @@ class _Growth:
         self.rows = [[-1] for _ in states]
         self.frontier = [[0] for _ in states]
         self.score = [{0: 0.0} for _ in states]
-        self.laws: list[list[Float[Tensor, "V"]]] = [[] for _ in states]
+        self.laws: list[list[Float[Tensor, V]]] = [[] for _ in states]
         self.row_of: list[dict[int, int]] = [{} for _ in states]
 
     def deepen(self, depth: int) -> None:

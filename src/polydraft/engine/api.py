@@ -1,7 +1,8 @@
 """The faces of the engine: build it from folders, generate, stream."""
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence as Seq
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
 from itertools import count
 from typing import Any
 
@@ -68,7 +69,13 @@ class Engine(Loop):
         Raises:
             ModelLoadError, IncompatibleError, CapacityError, UnknownNameError, InvalidInputError: each says what to do.
         """
-        options = {"dtype": dtype, "device": device, "backend": backend, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
+        options = {
+            "dtype": dtype,
+            "device": device,
+            "backend": backend,
+            "max_model_len": max_model_len,
+            "max_num_seqs": max_num_seqs,
+        }
         model = load.load_model(target, **options)
         tokenizer = load.load_tokenizer(target)
         small = None
@@ -139,7 +146,9 @@ class Engine(Loop):
         if not isinstance(prompt, str):
             ids = [int(t) for t in prompt]
         elif self.tokenizer is None:
-            raise InvalidInputError("text was given to an engine without a tokenizer; give token ids, or build it with a tokenizer.")
+            raise InvalidInputError(
+                "text was given to an engine without a tokenizer; give token ids, or build it with a tokenizer."
+            )
         else:
             ids = load.encode(self.tokenizer, prompt) if prompt else []
         if not ids:
@@ -232,7 +241,9 @@ def _drafter(drafter: str | Drafter | None, parts: Parts, options: Mapping[str, 
 def _verifier(verifier: str | Verifier, drafter: Drafter | None) -> Verifier:
     if isinstance(verifier, str):
         name = verifier if verifier != "auto" else "match" if drafter is None else choose.best_for(drafter.info)
-        verifier = registry.verifier(name)
+        rule: Verifier = registry.verifier(name)
+    else:
+        rule = verifier
     if drafter is not None:
-        choose.check_pair(drafter.info, verifier.info)
-    return verifier
+        choose.check_pair(drafter.info, rule.info)
+    return rule

@@ -62,9 +62,7 @@ def _checked(draft: Draft, roots: Int[Tensor, "B"], vocab_size: int) -> Draft:
     return draft
 
 
-def propose(
-    drafter: Drafter, sequences: Seq[Sequence], budgets: Seq[Budget], roots: Int[Tensor, "B"], vocab_size: int
-) -> Draft:
+def propose(drafter: Drafter, sequences: Seq[Sequence], budgets: Seq[Budget], roots: Int[Tensor, "B"], vocab_size: int) -> Draft:
     """One draft for the whole batch; sequences whose drafting is off get bare roots."""
     live = [b for b, s in enumerate(sequences) if s.drafting]
     if not live:
@@ -124,5 +122,3 @@ def observe(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores
         return
     for b, state in zip(live, states, strict=True):
         sequences[b].state = state
-
-

@@ -105,7 +105,9 @@ class Loop:
             )
         sampling.check_vocabulary(params, V)
         if params.stop and self.tokenizer is None:
-            raise InvalidInputError("stop strings were given without a tokenizer; use stop_token_ids, or give the engine a tokenizer.")
+            raise InvalidInputError(
+                "stop strings were given without a tokenizer; use stop_token_ids, or give the engine a tokenizer."
+            )
         if len(prompt) >= longest:
             raise CapacityError(
                 f"a prompt of {len(prompt)} tokens was given; the context holds {longest}, so it may have at most {longest - 1}. Shorten it."

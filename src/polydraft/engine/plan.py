@@ -104,9 +104,7 @@ class AcceptancePlan:
         return Budget(depth * width, depth, width)
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
-        return [
-            self.budget(self.prior if s.overlap is None else s.overlap, greedy=s.request.params.greedy) for s in sequences
-        ]
+        return [self.budget(self.prior if s.overlap is None else s.overlap, greedy=s.request.params.greedy) for s in sequences]
 
 
 def remember(sequence: Sequence, overlap: float | None) -> None:

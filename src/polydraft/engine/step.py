@@ -1,10 +1,10 @@
 """One round for a batch of running sequences: draft, score, verify, keep.
 
-    propose   a token tree for each sequence, within the plan's budget
-    score     every distinct prefix once, in one pass of the target
-    law       logits -> p, each node with the context of its own path
-    verify    the rule's verdict, then two draws: stop node and extra token
-    commit    the caches keep the path; the drafter learns what was kept
+propose   a token tree for each sequence, within the plan's budget
+score     every distinct prefix once, in one pass of the target
+law       logits -> p, each node with the context of its own path
+verify    the rule's verdict, then two draws: stop node and extra token
+commit    the caches keep the path; the drafter learns what was kept
 """
 
 from collections.abc import Sequence as Seq
@@ -99,7 +99,7 @@ class Stepper:
             [s.token_ids for s in sequences],
             [s.num_prompt_tokens for s in sequences],
             [s.request.params for s in sequences],
-            self.stop_ids,
+            tuple(self.stop_ids),
         )
 
     def _record(self, sequences: Seq[Sequence], draft: Draft, probs: Tensor, outcome: Outcome) -> None:

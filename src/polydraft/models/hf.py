@@ -70,8 +70,9 @@ class HFTarget:
     max_model_len: most tokens of a sequence. Default: the model's context, or as much of it as fits half the free memory.
     max_num_seqs: most sequences at once.
 
-    Attributes: vocab_size (lower it to cut padded ids off: they get no mass), max_model_len, max_num_seqs, eos_token_ids, bos_token_id, name, cache_bytes, dtype, device;
-    lengths: committed tokens in the cache by slot (lowering one forgets the last tokens);  passes: forward passes so far.
+    Attributes: max_model_len, max_num_seqs, eos_token_ids, bos_token_id, name, cache_bytes, dtype, device.
+    vocab_size: rows of logits; lower it to cut off ids that the tokenizer does not have.
+    lengths: committed tokens in the cache by slot; lowering one forgets the last tokens.  passes: forward passes so far.
     The tensors that it returns are inference tensors: read them, clone them to change them in place.
 
     Raises:
@@ -143,7 +144,7 @@ class HFTarget:
         given = self.model.config._attn_implementation
         if given not in ("sdpa", "eager"):
             raise IncompatibleError(
-                f"a model with {given!r} attention was given; expected 'sdpa' or 'eager'. Load it with attn_implementation='sdpa'."
+                f"attention {given!r} was given; expected 'sdpa' or 'eager'. Load the model with attn_implementation='sdpa'."
             )
         return GROUPED if given == "sdpa" and getattr(self.model, "_supports_attention_backend", False) else given
 
@@ -151,7 +152,7 @@ class HFTarget:
     def _build(self, max_model_len: int | None) -> None:
         """Find the cache's shape with a plain pass over two tokens, allocate it, and prove that a tree gives the same logits."""
         recorder = _Recorder()
-        path = torch.tensor([[1, 3]], device=self.device)
+        path = torch.tensor([[0, 2]], device=self.device)
         plain = self.model(path, past_key_values=recorder, use_cache=True, attention_mask=torch.ones_like(path)).logits
         self.vocab_size: int = plain.shape[-1]
         layout = _layout(recorder)
@@ -169,8 +170,8 @@ class HFTarget:
             self._prove(plain.float())
 
     def _prove(self, plain: Float[Tensor, "1 2 V"]) -> None:
-        """Score the root 1 with the children 2 and 3: the row of 3 must be the one after [1, 3]."""
-        tree = TokenTree(torch.tensor([[1, 2, 3]]), torch.tensor([[-1, 0, 0]]))
+        """Score the root 0 with the children 1 and 2: the row of 2 must be the one after [0, 2]."""
+        tree = TokenTree(torch.tensor([[0, 1, 2]]), torch.tensor([[-1, 0, 0]]))
         scored = self.score([0], tree).logits[:, [0, 2]]
         self.release([0])
         self.passes = 0

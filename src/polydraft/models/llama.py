@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from numba import njit
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from polydraft import tree as trees
 from polydraft.core import AuxRows, NoiseKey, Outcome, Scores, TokenTree
@@ -267,7 +267,9 @@ def _law(logits, bias, temperature, top_k, top_p, min_p, out):  # pragma: no cov
 
 
 @njit(cache=True, error_model="numpy")
-def _propose(weights, sizes, K, V, lengths, slots, pending, counts, keys, widths, depths, law, bias):  # pragma: no cover - compiled
+def _propose(
+    weights, sizes, K, V, lengths, slots, pending, counts, keys, widths, depths, law, bias
+):  # pragma: no cover - compiled
     """K iid paths for every row. lengths[slot] counts cached tokens; pending [B, P] ends with the root.
 
     keys [B, 3] = seed, sample, position; law [B, 4] = temperature, top_k, top_p, min_p.
@@ -433,7 +435,7 @@ class CompiledLlama:
 
     def _wide_pass(self, slot: int, ids: Int[Tensor, "T"]) -> Float[Tensor, "T h"]:
         """Many tokens of one text at once: matrix products of torch are faster than ours from some 16 rows on."""
-        weights = _Weights(*map(torch.from_numpy, self._weights))  # type: ignore[arg-type]
+        weights: Any = _Weights(*map(torch.from_numpy, self._weights))
         H, Hk, D, eps = self._sizes
         T, start = len(ids), int(self.lengths[slot])
         end = start + T
@@ -469,7 +471,9 @@ class CompiledLlama:
     ) -> Scores:
         """One pass over the nodes `since` .. N-1; see `core.Target.score`. Hidden states need the transformers path."""
         if hidden or aux is not None:
-            raise InvalidInputError("hidden states or auxiliary rows were asked of the compiled path; use backend='transformers'.")
+            raise InvalidInputError(
+                "hidden states or auxiliary rows were asked of the compiled path; use backend='transformers'."
+            )
         if tree.num_nodes > TREE_ROOM:
             raise CapacityError(f"a tree of {tree.num_nodes} nodes was given; a pass takes at most {TREE_ROOM}. Draft less.")
         self._check_room(slots, [tree.num_nodes] * len(slots), self.max_model_len + TREE_ROOM)
@@ -542,7 +546,9 @@ class CompiledLlama:
     def _check_room(self, slots: Sequence[int], counts: Sequence[int], columns: int) -> None:
         for slot, count in zip(slots, counts, strict=True):
             if not 0 <= slot < self.max_num_seqs:
-                raise CapacityError(f"slot {slot} was given; there are max_num_seqs={self.max_num_seqs}. Release a slot or raise it.")
+                raise CapacityError(
+                    f"slot {slot} was given; there are max_num_seqs={self.max_num_seqs}. Release a slot or raise it."
+                )
             if self.lengths[slot] + count > columns:
                 raise CapacityError(
                     f"{count} tokens after {self.lengths[slot]} committed ones were given; the context holds {self.max_model_len}. Shorten the text."
@@ -586,7 +592,9 @@ def _special_ids(model: Any) -> tuple[list[int], int | None]:
     """End-of-sequence ids (generation config first, one or many) and the BOS id of a model."""
     eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     eos = model.config.eos_token_id if eos is None else eos
-    return ([] if eos is None else list(eos) if isinstance(eos, (list, tuple)) else [eos]), getattr(model.config, "bos_token_id", None)
+    return ([] if eos is None else list(eos) if isinstance(eos, (list, tuple)) else [eos]), getattr(
+        model.config, "bos_token_id", None
+    )
 
 
 def _stack(model: Any, positions: int, head_size: int) -> _Weights:

@@ -5,13 +5,14 @@
 A token x that was drawn from `law` and is tried at a context of weight w is kept with probability min(1, w p(x)/law(x)).
 After a rejection S = sum max(0, w p - law) is what the target still lacks, out of S + 1 - w that is left.
 
-Each pass is a function of its own with a single loop: so compiled, it uses vector registers.
+Each pass is a function of its own with a single loop: so compiled, it uses vector
+registers, as long as what it writes is not also another of its arguments.
 """
 
 import numpy as np
 from numba import njit
 
-__all__ = ["compiled", "copy_normalised", "keep", "reject", "reweight", "surplus", "total"]
+__all__ = ["compiled", "copy_normalised", "keep", "reject", "reweight", "scale", "surplus", "total"]
 
 compiled = njit(cache=True, error_model="numpy", fastmath={"reassoc"})  # sums may be reordered into vector registers
 
@@ -32,6 +33,13 @@ def surplus(a: float, p: np.ndarray, b: float, law: np.ndarray) -> float:  # pra
     for t in range(p.size):
         s += max(a * p[t] - b * law[t], 0.0)
     return s
+
+
+@compiled
+def scale(row: np.ndarray, factor: float) -> None:  # pragma: no cover - compiled
+    """row = factor row, in place."""
+    for t in range(row.size):
+        row[t] *= factor
 
 
 @compiled

@@ -63,7 +63,9 @@ class Race:
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
         if draft.noise is None:
-            raise InvalidInputError("a draft without noise was given to the race; expected draft.noise, the key of this round's clocks.")
+            raise InvalidInputError(
+                "a draft without noise was given to the race; expected draft.noise, the key of this round's clocks."
+            )
         picks = _picks(draft.noise, tree.depths(draft.tree), target_probs)
         node = _walk(draft.tree, picks)
         stop = torch.zeros(picks.shape, dtype=torch.float64, device=picks.device).scatter_(1, node[:, None], 1.0)

@@ -80,7 +80,9 @@ class Block:
         for b in range(len(p)):
             _weights(p[b], q[b], *(x[b] for x in arrays), stop[b], weights[b])
         if np.isnan(stop).any():
-            raise InvalidInputError("a drafted token has probability 0 in its row of draft.probs; report the very rows that were sampled.")
+            raise InvalidInputError(
+                "a drafted token has probability 0 in its row of draft.probs; report the very rows that were sampled."
+            )
         device = target_probs.device
         table = torch.from_numpy(weights).to(device)
         return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), partial(_after, target_probs, draft, table))

@@ -131,7 +131,13 @@ def _visit(u, w, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LA
 
 
 def _after(
-    draft: Draft, p: Tensor, kids: Tensor, counts: Tensor, weights: Tensor, residuals: list[dict[int, Tensor]], node: Int[Tensor, "B"]
+    draft: Draft,
+    p: Tensor,
+    kids: Tensor,
+    counts: Tensor,
+    weights: Tensor,
+    residuals: list[dict[int, Tensor]],
+    node: Int[Tensor, "B"],
 ) -> Float[Tensor, "B V"]:
     """The target row with all that the children took out of it."""
     batch = torch.arange(len(p), device=p.device)
@@ -180,7 +186,9 @@ class GreedyTraversal:
             _visit(0, 1.0, 1.0, p[b], q[b], *(x[b] for x in host), place, P, Q, LAW, order, stop[b], weights[b])
             residuals.append({int(u): torch.from_numpy(P[k]).to(device) for k, u in enumerate(several)})
         if np.isnan(stop).any():
-            raise InvalidInputError("a drafted token has probability 0 in its row of draft.probs; report the very rows that were sampled.")
+            raise InvalidInputError(
+                "a drafted token has probability 0 in its row of draft.probs; report the very rows that were sampled."
+            )
         after = partial(_after, draft, target_probs, kids, counts, torch.from_numpy(weights).to(device), residuals)
         return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), after)
 

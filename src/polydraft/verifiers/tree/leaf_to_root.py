@@ -132,12 +132,16 @@ class LeafToRoot:
         stop = np.zeros(p.shape[:2])
         _stops(walk.order, walk.accept, stop)
         if np.isnan(stop).any():
-            raise InvalidInputError("a drafted token has probability 0 in its row of draft.probs; report the very rows that were sampled.")
+            raise InvalidInputError(
+                "a drafted token has probability 0 in its row of draft.probs; report the very rows that were sampled."
+            )
 
         after = partial(self._after, walk, p, q, target_probs.device)
         return TreeVerdict(draft.tree, torch.from_numpy(stop).to(target_probs.device), after)
 
-    def _after(self, walk: Walk, p: np.ndarray, q: np.ndarray, device: torch.device, node: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+    def _after(
+        self, walk: Walk, p: np.ndarray, q: np.ndarray, device: torch.device, node: Int[Tensor, "B"]
+    ) -> Float[Tensor, "B V"]:
         """The tries at each row's context once more, now keeping what they leave of p."""
         laws = np.empty((p.shape[0], p.shape[2]))
         for b, v in enumerate(node.tolist()):

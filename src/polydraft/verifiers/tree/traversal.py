@@ -46,7 +46,7 @@ def _one_hot(law, x):  # pragma: no cover - compiled
 
 @compiled
 def _tries(contexts, walk, p, q, residual):  # pragma: no cover - compiled
-    rest, law = np.empty((2, p.shape[2]))
+    rest, law = np.empty(p.shape[2]), np.empty(p.shape[2])
     for i in range(len(contexts)):
         b, v = contexts[i]
         n, w = walk.counts[b, v], walk.weight[b, v]

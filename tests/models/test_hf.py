@@ -1,0 +1,289 @@
+import random
+
+import pytest
+import torch
+import transformers as hf
+
+from models.tree_rounds import ARCHITECTURES, CONTEXT, Play, V, fresh, outcome, small_model
+from polydraft.core import AuxRows, TokenTree
+from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError
+from polydraft.models import memory
+from polydraft.models.hf import CHUNK, TREE_ROOM, HFTarget
+from polydraft.tree import pad
+
+LLAMA = ARCHITECTURES["llama"]
+
+
+def play(name: str = "llama", **options) -> Play:
+    model = small_model(ARCHITECTURES[name], **options)
+    return Play(model, HFTarget(model, max_num_seqs=8))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_logits_equal_a_fresh_pass_over_many_rounds_of_random_trees(name):
+    game = play(name)
+    game.join(*range(8))
+    errors = []
+    for step in range(24):
+        errors.append(game.round(("some", "some", "all", "none")[step % 4]))
+        if step % 3 == 2:
+            game.leave(step % 8)
+        if step % 3 == 0 and step:
+            game.join(*(s for s in range(8) if s not in game.texts))
+    assert max(errors) < 1e-4
+    assert game.next_error(list(game.texts)) < 1e-4
+
+
+def test_a_wrong_path_shows_in_the_logits():
+    game = play()
+    game.join(0)
+    root = game.texts[0][-1]
+    game.target.score([0], pad([([root, 5, 9], [-1, 0, 0])]))
+    game.target.commit([0], outcome([[1]], [3]))
+    game.texts[0] += [9, 3]
+    assert game.next_error([0]) > 1e-2
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_tree_grown_depth_by_depth_equals_one_pass(name):
+    game = play(name)
+    game.join(2, 0, 1)
+    tokens = [[game.texts[s][-1], *(game.token() for _ in range(6))] for s in (0, 1, 2)]
+    tree = pad([(row, [-1, 0, 0, 1, 2, 2, 4]) for row in tokens])
+    whole = game.target.score([0, 1, 2], tree).logits
+    for since, end in [(0, 1), (1, 3), (3, 6), (6, 7)]:
+        grown = TokenTree(tree.tokens[:, :end], tree.parents[:, :end])
+        scores = game.target.score([0, 1, 2], grown, since=since)
+        assert scores.tree.num_nodes == end - since
+        assert torch.allclose(scores.logits, whole[:, since:end], atol=1e-5)
+    game.target.commit([0, 1, 2], outcome([[2, 4, 6], [1], []], [7, 7, 7]))
+    for slot, path in enumerate([[2, 4, 6], [1], []]):
+        game.texts[slot] += [tokens[slot][n] for n in path] + [7]
+    assert game.next_error([0, 1, 2]) < 1e-4
+
+
+@pytest.mark.parametrize("embedded", [False, True], ids=["ids", "embeddings"])
+def test_auxiliary_rows_see_their_node_and_each_other_and_are_never_seen(embedded):
+    game = play()
+    game.join(1, 0)
+    tokens = [[game.texts[s][-1], 5, 9] for s in (0, 1)]
+    tree, ids = pad([(row, [-1, 0, 0]) for row in tokens]), torch.tensor([[11, 12, 13]] * 2)
+    aux = AuxRows(
+        inputs=game.model.get_input_embeddings()(ids) if embedded else ids,
+        positions=torch.tensor([[2, 3, 1]] * 2),
+        nodes=torch.tensor([[2, 2, 0]] * 2),
+        mask=torch.tensor([[[1, 0, 0], [1, 1, 0], [0, 0, 1]]] * 2).bool(),
+    )
+    plain = game.target.score([0, 1], tree).logits
+    scores = game.target.score([0, 1], tree, aux=aux)
+    assert torch.allclose(scores.logits, plain, atol=1e-5)
+    for b in (0, 1):
+        assert torch.allclose(scores.aux_logits[b, :2], fresh(game.model, game.texts[b] + [9, 11, 12])[-2:], atol=1e-4)
+        assert torch.allclose(scores.aux_logits[b, 2], fresh(game.model, [*game.texts[b], 13])[-1], atol=1e-4)
+    game.target.commit([0, 1], outcome([[2], [1]], [3, 3]))
+    game.texts[0] += [9, 3]
+    game.texts[1] += [5, 3]
+    assert game.next_error([1, 0]) < 1e-4
+
+
+def test_hidden_states_are_those_of_transformers_for_the_same_path():
+    game = play()
+    game.join(0, 1)
+    tree = pad([([game.texts[s][-1], 5, 9], [-1, 0, 0]) for s in (0, 1)])
+    hidden = game.target.score([1, 0], TokenTree(tree.tokens.flip(0), tree.parents), hidden=(0, 1, 2)).hidden
+    for b, slot in enumerate((1, 0)):
+        with torch.no_grad():
+            whole = game.model(torch.tensor([[*game.texts[slot], 9]]), output_hidden_states=True).hidden_states
+        for layer in (0, 1, 2):
+            assert torch.allclose(hidden[layer][b, [0, 2]], whole[layer][0, -2:], atol=1e-4)
+
+
+def test_a_prompt_of_many_chunks_equals_a_fresh_pass():
+    model, chance = small_model(LLAMA), random.Random(1)
+    target = HFTarget(model, max_num_seqs=3)
+    texts = [[chance.randrange(V) for _ in range(n)] for n in (3 * CHUNK // 2, CHUNK, 7)]
+    logits = target.prefill([2, 0, 1], texts).logits[:, 0]
+    for b, text in enumerate(texts):
+        assert torch.allclose(logits[b], fresh(model, text)[-1], atol=1e-4)
+
+
+def test_a_full_sequence_beside_a_long_prompt_keeps_both_right():
+    model, chance = small_model(ARCHITECTURES["gpt2"]), random.Random(2)
+    target = HFTarget(model, max_num_seqs=2)
+    full, new = [chance.randrange(V) for _ in range(CONTEXT)], [chance.randrange(V) for _ in range(CHUNK)]
+    target.prefill([0], [full[:-1]])
+    logits = target.prefill([0, 1], [full[-1:], new]).logits[:, 0]
+    assert torch.allclose(logits[0], fresh(model, full)[-1], atol=1e-4)
+    assert torch.allclose(logits[1], fresh(model, new)[-1], atol=1e-4)
+
+
+def test_a_release_between_score_and_commit_leaves_the_others_whole():
+    game = play()
+    game.join(0, 1, 2)
+    tree = pad([([game.texts[s][-1], 5, 9], [-1, 0, 0]) for s in (1, 2)])
+    game.target.score([1, 2], tree)
+    game.leave(0)
+    game.target.commit([1, 2], outcome([[2], [2]], [3, 3]))
+    game.texts[1] += [9, 3]
+    game.texts[2] += [9, 3]
+    assert game.next_error([2, 1]) < 1e-4
+
+
+def test_a_lowered_length_forgets_the_last_tokens():
+    game = play()
+    game.join(0)
+    game.target.prefill([0], [[4, 4, 4]])
+    game.target.lengths[0] -= 3
+    assert game.next_error([0]) < 1e-4
+
+
+def test_one_pass_serves_the_whole_batch_and_the_module_is_left_as_it_was():
+    game = play()
+    game.join(*range(8))
+    before = game.target.passes
+    game.round("some")
+    assert game.target.passes == before + 1
+    assert game.model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
+def test_eager_attention_gives_the_same(name):
+    game = play(name, attn_implementation="eager")
+    game.join(0, 1, 2)
+    assert max(game.round("some") for _ in range(5)) < 1e-4
+
+
+def test_half_precision_models_give_float32_logits_near_the_true_ones():
+    model = small_model(LLAMA)
+    exact = fresh(model, [1, 2, 3])[-1]
+    target = HFTarget(model.to(torch.bfloat16))
+    logits = target.prefill([0], [[1, 2, 3]]).logits[0, 0]
+    assert logits.dtype == torch.float32
+    assert (logits - exact).abs().max() < 0.1 * exact.abs().max()
+
+
+def test_a_lowered_vocabulary_cuts_the_padding_off():
+    target = HFTarget(small_model(LLAMA))
+    target.vocab_size = 50
+    assert target.prefill([0], [[1, 2, 3]]).logits.shape == (1, 1, 50)
+
+
+def test_end_of_sequence_ids_come_from_the_generation_config():
+    model = small_model(LLAMA)
+    model.generation_config.eos_token_id = [7, 9]
+    model.generation_config.bos_token_id = 5
+    target = HFTarget(model)
+    assert (target.eos_token_ids, target.bos_token_id) == ([7, 9], 5)
+
+
+SIZES = {"vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
+CONTEXT_64 = {**SIZES, "max_position_embeddings": 64}
+GPT_NEO = {"vocab_size": V, "max_position_embeddings": 64, "hidden_size": 32, "num_heads": 4}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+}
+REFUSED = [
+    (
+        hf.MistralConfig(**CONTEXT_64, sliding_window=32, num_key_value_heads=2),
+        "Mistral.*sliding window of 32.*max_model_len <= 32",
+    ),
+    (
+        hf.Qwen2Config(**CONTEXT_64, use_sliding_window=True, sliding_window=16, max_window_layers=2),
+        "Qwen2.*sliding window of 16",
+    ),
+    (
+        hf.GPTNeoConfig(**GPT_NEO, num_layers=2, window_size=8, attention_types=[[["global", "local"], 1]]),
+        "GPTNeo.* 8 ",
+    ),
+    (
+        hf.Phi3Config(**CONTEXT_64, pad_token_id=0, original_max_position_embeddings=32, rope_parameters=LONG_ROPE),
+        "Phi3.*rotary frequencies.*max_model_len <= 32",
+    ),
+    (hf.MambaConfig(vocab_size=V, hidden_size=32, num_hidden_layers=2), "Mamba.*cannot be rolled back"),
+    (hf.RwkvConfig(vocab_size=V, hidden_size=32, num_hidden_layers=2), "Rwkv.*cannot be rolled back"),
+    (hf.Qwen3NextConfig(**CONTEXT_64, head_dim=8), "Qwen3Next.*linear_attention.*cannot be rolled back"),
+    (hf.GPT2Config(vocab_size=V, n_embd=32, n_layer=1, n_head=4, add_cross_attention=True), "GPT2.*encoder"),
+]
+
+
+@pytest.mark.parametrize(("config", "reason"), REFUSED, ids=lambda x: getattr(x, "model_type", ""))
+def test_models_that_cannot_roll_back_are_refused_by_name(config, reason):
+    with pytest.raises(ModelLoadError, match=reason):
+        HFTarget(hf.AutoModelForCausalLM.from_config(config), max_num_seqs=1)
+
+
+def test_an_encoder_decoder_is_refused():
+    with pytest.raises(ModelLoadError, match=r"T5.*encoder-decoder"):
+        HFTarget(hf.T5ForConditionalGeneration(hf.T5Config(vocab_size=V, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        hf.MptConfig(vocab_size=V, d_model=32, n_layers=2, n_heads=4, max_seq_len=64),
+        hf.BartConfig(vocab_size=V, d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=32, is_decoder=True),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_models_that_ignore_mask_or_positions_are_found_out_when_built(config):
+    config.is_encoder_decoder = False
+    with pytest.raises(ModelLoadError, match=r"logits for a tree|does not run with"):
+        HFTarget(small_model(config), max_model_len=64, max_num_seqs=1)
+
+
+def test_a_sliding_window_as_long_as_the_context_is_served():
+    model = small_model(hf.MistralConfig(**CONTEXT_64, sliding_window=32, num_key_value_heads=2))
+    game = Play(model, HFTarget(model, max_model_len=32, max_num_seqs=1))
+    game.join(0)
+    assert game.round("all") < 1e-4
+
+
+def test_other_attention_kernels_are_refused():
+    model = small_model(LLAMA, attn_implementation="flex_attention")
+    with pytest.raises(IncompatibleError, match="sdpa"):
+        HFTarget(model)
+
+
+def test_overflow_of_slots_context_and_tree_is_refused_with_the_limits():
+    target = HFTarget(small_model(LLAMA), max_model_len=8, max_num_seqs=2)
+    with pytest.raises(CapacityError, match="0 to 1"):
+        target.prefill([2], [[1]])
+    with pytest.raises(CapacityError, match="room for 8"):
+        target.prefill([0], [[1] * 9])
+    assert target.lengths.tolist() == [0, 0]
+    target.prefill([0], [[1] * 6])
+    with pytest.raises(CapacityError, match=r"position 8.*holds 8"):
+        target.score([0], TokenTree.chain(torch.ones(1, 3, dtype=torch.int64)))
+    with pytest.raises(CapacityError, match=str(TREE_ROOM)):
+        target.score([0], pad([([1] * (TREE_ROOM + 1), [-1] + [0] * TREE_ROOM)]))
+    with pytest.raises(InvalidInputError, match="no tokens"):
+        target.prefill([0], [[]])
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"max_model_len": CONTEXT + 1}, CapacityError),
+        ({"max_model_len": 0}, InvalidInputError),
+        ({"max_num_seqs": 0}, InvalidInputError),
+    ],
+)
+def test_limits_outside_the_model_are_refused(options, kind):
+    with pytest.raises(kind, match="was given"):
+        HFTarget(small_model(LLAMA), **options)
+
+
+def test_a_cache_larger_than_the_memory_is_refused_with_figures(monkeypatch):
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 1_000_000)
+    with pytest.raises(CapacityError, match=r"0\.00 GiB are free.*Lower max_model_len"):
+        HFTarget(small_model(LLAMA), max_model_len=CONTEXT, max_num_seqs=64)
+
+
+def test_the_default_context_is_cut_to_half_of_the_free_memory(monkeypatch):
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 2 * (550 + TREE_ROOM) * 8 * 256)
+    target = HFTarget(small_model(LLAMA), max_num_seqs=8)
+    assert target.max_model_len == 550
+    assert target.cache_bytes == (550 + TREE_ROOM) * 8 * 256
