@@ -435,7 +435,8 @@ class CompiledLlama:
 
     def _wide_pass(self, slot: int, ids: Int[Tensor, "T"]) -> Float[Tensor, "T h"]:
         """Many tokens of one text at once: matrix products of torch are faster than ours from some 16 rows on."""
-        weights: Any = _Weights(*map(torch.from_numpy, self._weights))
+        views: list[Any] = [torch.from_numpy(x) for x in self._weights]
+        weights: Any = _Weights(*views)
         H, Hk, D, eps = self._sizes
         T, start = len(ids), int(self.lengths[slot])
         end = start + T

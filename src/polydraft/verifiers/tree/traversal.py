@@ -73,7 +73,7 @@ def _tries(contexts, walk, p, q, residual):  # pragma: no cover - compiled
             elif walk.law == POINT_MASS or (walk.law == GREEDY_PLUS_ONE and (j > 0 or law[x] == 0.0)):
                 _one_hot(law, x)
             if not (tokens[:j] == x).any():
-                into = keep(w, rest[x], law[x])
+                into = keep(w, rest[x], law[x])  # pyright: ignore[reportArgumentType]
                 enter(walk, b, v, turn, draws[j], into)
                 turn += 1
                 if into == 1.0:

@@ -1,0 +1,183 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import LlamaConfig, PreTrainedTokenizerFast
+
+from models.tree_rounds import small_model
+from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError
+from polydraft.models import pair
+from polydraft.models.hf import HFTarget
+from polydraft.models.llama import CompiledLlama
+from polydraft.models.load import check_same_context, check_same_vocabulary, encode, load_model, load_tokenizer
+
+WORDS = ("<s>", "</s>", "<unk>", "a", "b", "c")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+    config.max_position_embeddings = 64
+    small_model(config).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def tokenizer(words=WORDS, *, template=None, **roles) -> PreTrainedTokenizerFast:
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if template:
+        inner.post_processor = processors.TemplateProcessing(single=template, special_tokens=[("<s>", 0), ("</s>", 1)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, **{"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"} | roles
+    )
+
+
+def test_a_folder_loads_compiled_or_through_transformers_with_the_same_logits(folder):
+    compiled, through = (load_model(str(folder), backend=b, device="cpu") for b in ("compiled", "transformers"))
+    assert isinstance(compiled, CompiledLlama)
+    assert isinstance(through, HFTarget)
+    assert (through.max_model_len, through.name) == (64, str(folder))
+    ours, theirs = (m.prefill([0], [[1, 2, 3]]).logits for m in (compiled, through))
+    assert torch.allclose(ours, theirs, atol=1e-4)
+
+
+def test_the_constructor_of_the_class_reads_the_same_folder(folder):
+    target = HFTarget.from_pretrained(str(folder), dtype="bfloat16", device="cpu", max_model_len=32, max_num_seqs=2)
+    assert (target.dtype, target.device.type, target.max_model_len, len(target.lengths)) == (torch.bfloat16, "cpu", 32, 2)
+
+
+@pytest.mark.parametrize("options", [{"dtype": "int8"}, {"dtype": "float31"}, {"device": "nowhere"}, {"backend": "fast"}])
+def test_an_option_that_does_not_exist_is_refused(folder, options):
+    with pytest.raises(InvalidInputError, match=next(iter(options.values()))):
+        load_model(str(folder), **options)
+
+
+def test_a_context_beyond_the_model_is_refused(folder):
+    with pytest.raises(CapacityError, match="65 was given; the model's context holds 64"):
+        load_model(str(folder), max_model_len=65)
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(ModelLoadError, match=r"nowhere.*does not exist"):
+        load_model(str(tmp_path / "nowhere"))
+
+
+def test_a_folder_without_configuration_is_refused(folder):
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelLoadError, match=r"no config\.json"):
+        load_model(str(folder))
+
+
+@pytest.mark.parametrize(
+    "text", ["{broken", '{"model_type": "unheard_of"}', '{"model_type": "x", "auto_map": {"AutoConfig": "a.B"}}']
+)
+def test_a_configuration_that_is_broken_unknown_or_remote_code_is_refused(folder, text):
+    (folder / "config.json").write_text(text)
+    with pytest.raises(ModelLoadError, match="configuration"):
+        load_model(str(folder))
+
+
+def test_a_folder_without_weights_is_refused(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"no weights in safetensors format.*Copy model\.safetensors"):
+        load_model(str(folder))
+
+
+def test_pickled_weights_are_never_read(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ModelLoadError, match=r"pytorch_model\.bin, which would be unpickled"):
+        load_model(str(folder))
+
+
+@pytest.mark.parametrize("keep", [0, 7, 5000])
+def test_corrupt_weights_are_refused_by_file(folder, keep):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors.*corrupt or cut off"):
+        load_model(str(folder))
+
+
+def test_incomplete_and_misshapen_weights_are_refused(folder):
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    taken = weights.pop("model.layers.1.mlp.up_proj.weight")
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"incomplete.*layers\.1\.mlp\.up_proj"):
+        load_model(str(folder))
+    save_file(weights | {"model.layers.1.mlp.up_proj.weight": taken[:3].clone()}, file, metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match="could not be loaded"):
+        load_model(str(folder))
+
+
+def test_an_unsupported_kind_is_refused_before_its_weights_are_read(folder):
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "mistral", "sliding_window": 16, "max_position_embeddings": 64})
+    )
+    with pytest.raises(ModelLoadError, match=r"sliding window of 16.*max_model_len <= 16"):
+        load_model(str(folder))
+
+
+def test_the_compiled_backend_says_why_it_does_not_cover_a_model(folder):
+    with pytest.raises(IncompatibleError, match="backend='transformers'"):
+        load_model(str(folder), backend="compiled", dtype="bfloat16", device="cpu")
+
+
+@pytest.mark.parametrize("content", [None, "{broken"])
+def test_a_tokenizer_that_is_missing_or_broken_is_refused(folder, content):
+    if content:
+        (folder / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelLoadError, match="no tokenizer could be loaded"):
+        load_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "ids"),
+    [
+        (None, "a b", [3, 4]),
+        ("<s> $A", "a b", [0, 3, 4]),
+        ("<s> $A", "<s> a b", [0, 3, 4]),
+        ("<s> $A </s>", "a b", [0, 3, 4]),
+        ("<s> $A", "a </s>", [0, 3, 1]),
+        ("<s> $A", "", [0]),
+        (None, "", []),
+    ],
+)
+def test_bos_comes_once_and_eos_only_where_the_text_has_it(template, text, ids):
+    assert encode(tokenizer(template=template), text) == ids
+
+
+def test_a_tokenizer_that_declares_bos_but_leaves_it_out_gets_it():
+    declared = tokenizer()
+    declared.add_bos_token = True
+    assert encode(declared, "a") == [0, 3]
+
+
+def test_the_embedded_pair_speaks_one_vocabulary():
+    ours, theirs = load_tokenizer(str(pair.target_folder())), load_tokenizer(str(pair.draft_folder()))
+    assert check_same_vocabulary(ours, theirs, 2048, 2048) == 2048
+
+
+def test_padded_logits_are_tolerated_and_missing_ones_refused():
+    assert check_same_vocabulary(tokenizer(), tokenizer(), 64, 128) == 6
+    with pytest.raises(IncompatibleError, match="ids up to 5, but the draft has only 5"):
+        check_same_vocabulary(tokenizer(), tokenizer(), 64, 5)
+
+
+@pytest.mark.parametrize("other", [("<s>", "</s>", "<unk>", "a", "c", "b"), (*WORDS[:5], "d"), (*WORDS, "d")])
+def test_different_vocabularies_are_refused_with_the_first_difference(other):
+    first = {"b": "'b'|'c'", "d": "'c'|'d'"}[other[-1]]
+    with pytest.raises(IncompatibleError, match=f"different vocabularies.*first is ({first})"):
+        check_same_vocabulary(tokenizer(), tokenizer(other), 64, 64)
+
+
+def test_different_special_roles_are_warned_about():
+    with pytest.warns(UserWarning, match=r"eos_token is '</s>' in the target and 'c' in the draft"):
+        check_same_vocabulary(tokenizer(), tokenizer(eos_token="c"), 64, 64)
+
+
+def test_a_draft_with_a_shorter_context_is_refused():
+    check_same_context(64, 64)
+    with pytest.raises(IncompatibleError, match="max_model_len <= 32 for both"):
+        check_same_context(64, 32)
