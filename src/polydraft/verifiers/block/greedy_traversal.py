@@ -19,139 +19,145 @@ of prefix, rows and residuals, never of draws not yet looked at (specification 9
 Traps: merged duplicates, sorted siblings, a trunk token counted once for each path.
 """
 
+from functools import partial
+
 import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from polydraft.core import Method, SiblingLaw, TreeShape
-from polydraft.verifiers._rows import compiled, copy_normalised, keep, reject, scale, total
-from polydraft.verifiers.tree.leaf_to_root import LeafToRoot, enter, one_draw
+from polydraft import tree
+from polydraft.core import Draft, Method, SiblingLaw, TreeShape
+from polydraft.errors import InvalidInputError
+from polydraft.verifiers._residual import normalise, normalise_or, positive_part
+from polydraft.verifiers._rows import compiled, copy_normalised, keep, reject, reweight, surplus, total
+from polydraft.verifiers._verdict import TreeVerdict
 
-__all__ = ["greedy_traversal"]
+__all__ = ["GreedyTraversal", "greedy_traversal"]
 
-BUCKETS = 257
-OUTERMOST = 2.0**8  # p/q at the last bucket
-SQRT2 = 2.0**0.5
-EXPONENT = 1023 - BUCKETS // 2  # of a float64 whose bucket is 0, as stored
+PER_OCTAVE = 16.0
+HALF = 128
+BUCKETS = 2 * HALF + 1
 GATE = 0.2
 
 
 @compiled
-def _overlap(p, q):  # pragma: no cover - compiled
-    s = 0.0
+def _order(p, q, n, buckets):  # pragma: no cover - compiled
+    """Bucket of every token; all in one where there is one draw or the gate is closed."""
+    shared = 0.0
     for t in range(p.size):
-        s += min(p[t], q[t])
-    return s
-
-
-@compiled
-def _buckets(p, q, bucket):  # pragma: no cover - compiled
-    """bucket(t) = round(16 log2(p(t)/q(t))), clipped, counted from 0: the exponent of sqrt(2) (p/q)^16."""
+        shared += min(p[t], q[t])
+    if n == 1 or shared > 1.0 - GATE / n:
+        buckets[:] = 0
+        return
     for t in range(p.size):
-        ratio = p[t] / q[t] if q[t] > 0.0 else 1.0
-        ratio = min(max(ratio, 1.0 / OUTERMOST), OUTERMOST)
-        ratio *= ratio
-        ratio *= ratio
-        ratio *= ratio
-        ratio *= ratio
-        bucket[t] = (np.float64(ratio * SQRT2).view(np.int64) >> 52) - EXPONENT
+        buckets[t] = 0
+        if p[t] > 0.0 and q[t] > 0.0:
+            ratio = np.rint(PER_OCTAVE * np.log2(p[t] / q[t]))
+            buckets[t] = np.int64(min(max(ratio, -HALF), HALF)) + HALF
 
 
 @compiled
-def _masses(q, bucket, mass):  # pragma: no cover - compiled
-    for t in range(q.size):
-        mass[bucket[t]] += q[t]
-
-
-@compiled
-def _weigh(q, bucket, weight, law):  # pragma: no cover - compiled
-    for t in range(q.size):
-        law[t] = q[t] * weight[bucket[t]]
-
-
-@compiled
-def _first_of_highest(q, n, bucket, law):  # pragma: no cover - compiled
-    """law of the first draw, in draw order, of the highest bucket that holds one of n draws from q."""
+def _first_of_highest(q, n, buckets, law):  # pragma: no cover - compiled
+    """law of the first draw, in draw order, of the highest bucket that holds one of n draws."""
     mass, weight = np.zeros(BUCKETS), np.zeros(BUCKETS)
-    _masses(q, bucket, mass)
-    lo, s = 0.0, 0.0
-    for j in range(BUCKETS):
-        hi, power = lo + mass[j], 1.0
-        for _ in range(n):
-            weight[j] = weight[j] * lo + power
-            power *= hi
-        s += mass[j] * weight[j]
-        lo = hi
-    _weigh(q, bucket, weight / s, law)
-
-
-@compiled
-def _inside(q, bucket, lowest, highest, out):  # pragma: no cover - compiled
     for t in range(q.size):
-        out[t] = q[t] if lowest <= bucket[t] <= highest else 0.0
+        mass[buckets[t]] += q[t]
+    lo = 0.0
+    for j in range(BUCKETS):
+        hi = lo + mass[j]
+        for i in range(n):
+            weight[j] += hi**i * lo ** (n - 1 - i)
+        lo = hi
+    s = 0.0
+    for t in range(q.size):
+        law[t] = q[t] * weight[buckets[t]]
+        s += law[t]
+    for t in range(q.size):
+        law[t] /= s
 
 
 @compiled
-def _restrict(q, bucket, lowest, highest, out):  # pragma: no cover - compiled
-    """out = q on the buckets from lowest to highest, renormalised; out must not be q."""
-    _inside(q, bucket, lowest, highest, out)
-    scale(out, 1.0 / total(out))
+def _restrict(q, buckets, low, high, out):  # pragma: no cover - compiled
+    """out = q on the buckets low <= b < high, renormalised; all zero where nothing is left."""
+    s = 0.0
+    for t in range(q.size):
+        out[t] = q[t] if low <= buckets[t] < high else 0.0
+        s += out[t]
+    if s > 0.0:
+        for t in range(q.size):
+            out[t] /= s
 
 
 @compiled
-def _visit(b, v, walk, p, q, law, bucket):  # pragma: no cover - compiled
-    """The tries at v, all of its draws being rejected; p and q become what is left of them. Returns what is left of w."""
-    tokens, w = walk.tokens[b], walk.weight[b, v]
-    draws = walk.draws[b, v, : walk.counts[b, v]]
-    turn = 0
-    while draws.size > 0:
-        if draws.size == 1 or _overlap(p, q) > 1.0 - GATE / draws.size:
-            bucket[:] = 0
-            law[:] = q
-        else:
-            _buckets(p, q, bucket)
-            _first_of_highest(q, draws.size, bucket, law)
-        highest = bucket[tokens[draws]].max()
-        inside = draws[bucket[tokens[draws]] == highest]
-        draws = draws[bucket[tokens[draws]] < highest]
-        while inside.size > 0:
-            x = tokens[inside[0]]
-            into = keep(w, p[x], law[x])
-            enter(walk, b, v, turn, inside[0], into)
-            if into == 1.0:
-                return 0.0
-            w = reject(w, p, law)
-            turn += 1
-            q[x] = 0.0
-            inside = inside[tokens[inside] != x]
-            if inside.size > 0:
-                _restrict(q, bucket, highest, highest, law)
-        if draws.size > 0:
-            _restrict(q, bucket, 0, highest - 1, law)
-            q, law = law, q
-    return w
+def _visit(u, w, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, stop, weights):  # pragma: no cover
+    """Visit context u with weight w; `alive` = probability that nothing was accepted before; returns it after u."""
+    n = counts[u]
+    if n == 1:
+        x = kids[u, 0]
+        t, r = tokens[x], rows[x]
+        pu, qu = total(p[u]), total(q[r])
+        into = keep(w, p[u, t] / pu, q[r, t] / qu)
+        alive = _visit(first[x], into, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, stop, weights)
+        weights[u] = w
+        w = reweight(w, surplus(w / pu, p[u], 1.0 / qu, q[r]))
+    elif n > 1:
+        k = place[u]
+        copy_normalised(p[u], P[k])
+        copy_normalised(q[rows[kids[u, 0]]], Q[k])
+        left = kids[u, :n].copy()
+        while left.size > 0:
+            _order(P[k], Q[k], left.size, order[k])
+            _first_of_highest(Q[k], left.size, order[k], LAW[k])
+            highest = order[k][tokens[left]].max()
+            inside = left[order[k][tokens[left]] == highest]
+            left = left[order[k][tokens[left]] < highest]
+            while inside.size > 0:
+                x = inside[0]
+                t = tokens[x]
+                into = keep(w, P[k, t], LAW[k, t])
+                alive = _visit(
+                    first[x], into, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, stop, weights
+                )
+                w = reject(w, P[k], LAW[k])
+                inside = inside[tokens[inside] != t]
+                Q[k, t] = 0.0
+                if inside.size > 0:
+                    _restrict(Q[k], order[k], highest, highest + 1, LAW[k])
+            if left.size > 0:
+                _restrict(Q[k], order[k], 0, highest, Q[k])
+    stop[u] = alive * w
+    return alive * (1.0 - w)
 
 
-@compiled
-def _tries(contexts, walk, p, q, residual):  # pragma: no cover - compiled
-    V = p.shape[2]
-    rest, left, law = np.empty(V), np.empty(V), np.empty(V)  # not rows of one array: that would hide from the compiler
-    bucket = np.empty(V, np.int16)  #                          that they do not overlap, and cost the vector registers
-    for i in range(len(contexts)):
-        b, v = contexts[i]
-        row = walk.rows[b, walk.draws[b, v, 0]]
-        if walk.weight[b, v] == 0.0:
-            continue
-        if walk.counts[b, v] == 1 and residual.size == 0:
-            one_draw(walk, b, v, p[b, v], q[b, row])
-            continue
-        copy_normalised(p[b, v], rest)
-        copy_normalised(q[b, row], left)
-        walk.accept[b, v] = _visit(b, v, walk, rest, left, law, bucket)
-        if residual.size:
-            residual[:] = rest
+def _after(
+    draft: Draft,
+    p: Tensor,
+    kids: Tensor,
+    counts: Tensor,
+    weights: Tensor,
+    residuals: list[dict[int, Tensor]],
+    node: Int[Tensor, "B"],
+) -> Float[Tensor, "B V"]:
+    """The target row with all that the children took out of it."""
+    batch = torch.arange(len(p), device=p.device)
+    laws = normalise(p[batch, node].double())
+    single = (counts[batch, node] == 1).nonzero().flatten()
+    if draft.probs is not None and len(single):
+        at = node[single]
+        q = normalise(draft.probs[single, draft.rows[single, kids[single, at, 0]]].double())
+        left = positive_part(weights[single, at, None] * laws[single] - q)
+        laws[single] = normalise_or(left, otherwise=laws[single])
+    for b, u in enumerate(node.tolist()):
+        if u in residuals[b]:
+            laws[b] = residuals[b][u]
+    return laws
 
 
-greedy_traversal = LeafToRoot(
-    Method(
+class GreedyTraversal:
+    """The verifier."""
+
+    info = Method(
         name="greedy_traversal",
         title="Greedy traversal verification (GTV)",
         authors="polydraft",
@@ -159,7 +165,33 @@ greedy_traversal = LeafToRoot(
         arxiv="",
         laws=frozenset({SiblingLaw.IID}),
         shapes=frozenset({TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT}),
-    ),
-    _tries,
-)
+    )
+
+    def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
+        device = target_probs.device
+        kids = tree.children(draft.tree)
+        first = tree.first_copies(draft.tree)
+        counts = (kids >= 0).sum(-1)
+        p = target_probs.cpu().contiguous().numpy()
+        q = p[:, :1] if draft.probs is None else draft.probs.cpu().contiguous().numpy()
+        host = [x.cpu().contiguous().numpy() for x in (draft.rows, draft.tree.tokens, first, kids, counts)]
+        stop, weights = np.zeros(draft.tree.tokens.shape), np.ones(draft.tree.tokens.shape)
+        residuals: list[dict[int, Tensor]] = []
+        for b in range(len(p)):
+            several = np.flatnonzero(host[4][b] > 1)
+            place = np.zeros(draft.tree.num_nodes, np.int64)
+            place[several] = np.arange(len(several))
+            P, Q, LAW = np.empty((3, len(several), p.shape[-1]))
+            order = np.empty((len(several), p.shape[-1]), np.int64)
+            _visit(0, 1.0, 1.0, p[b], q[b], *(x[b] for x in host), place, P, Q, LAW, order, stop[b], weights[b])
+            residuals.append({int(u): torch.from_numpy(P[k]).to(device) for k, u in enumerate(several)})
+        if np.isnan(stop).any():
+            raise InvalidInputError(
+                "a drafted token has probability 0 in its row of draft.probs; report the very rows that were sampled."
+            )
+        after = partial(_after, draft, target_probs, kids, counts, torch.from_numpy(weights).to(device), residuals)
+        return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), after)
+
+
+greedy_traversal = GreedyTraversal()
 """The verifier."""
