@@ -17,3 +17,8 @@ print("seed-exact:", drafted.token_ids == plain.token_ids)
 # Streaming: each step gives what one pass of the target kept.
 steps = engine.stream("def add(a, b):\n", SamplingParams(seed=1, max_tokens=24))
 print(" | ".join(repr(step.text)[1:-1] for step in steps))
+
+# 'errno\nimport os\nimport os\nimport os\n'
+# 12 tokens in 6 passes of the target
+# seed-exact: True
+#         """\n        p is |  the same ``b | , q = -cd(b | )`` |  in the turn
