@@ -14,10 +14,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from polydraft import noise
 from polydraft import tree as trees
-from polydraft.core import NoiseKey, Outcome
+from polydraft.core import AuxRows, NoiseKey, Outcome
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.llama import CompiledLlama
+from polydraft.models.proposal import propose_paths
 
 SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 256}
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -90,12 +92,54 @@ def test_growing_a_tree_depth_by_depth_gives_the_logits_of_one_pass():
     assert torch.allclose(whole, parts, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@torch.inference_mode()
+def test_a_rows_bits_depend_on_its_own_path_alone(name):
+    fast, rng = CompiledLlama(model(name), max_num_seqs=9), np.random.default_rng(2)
+    text = rng.integers(0, 61, 150).tolist()
+    fast.prefill(list(range(9)), [text[:-30]] * 9)
+    plain = torch.stack([_step(fast, 8, token) for token in text[-30:]])
+    chain = fast.score([0], trees.TokenTree.chain(torch.tensor([text[-30:]]))).logits[0]
+    assert torch.equal(chain, plain)
+    drafted = trees.pad([([text[-30], *rng.integers(0, 61, k).tolist()], [-1, *[0] * k]) for k in range(8)])
+    several = fast.score(list(range(8)), drafted).logits
+    assert torch.equal(several[:, 0], plain[:1].expand(8, -1))
+    last = fast.prefill([7], [text[-30:]]).logits[0, 0]
+    assert torch.equal(last, plain[-1])
+
+
+def _step(fast, slot, token):
+    logits = fast.score([slot], trees.TokenTree.roots(torch.tensor([token]))).logits[0, 0]
+    fast.commit([slot], Outcome(torch.zeros(1, 0, dtype=torch.int64), torch.tensor([0]), torch.tensor([0])))
+    return logits
+
+
+@torch.inference_mode()
+def test_hidden_states_and_auxiliary_rows_are_those_of_transformers():
+    reference = model("llama")
+    fast = CompiledLlama(reference, max_num_seqs=2)
+    texts = [[1, 2, 3], [4, 5, 6, 7, 8]]
+    fast.prefill([0, 1], texts)
+    tree, ids = trees.pad([([7, 5, 9], [-1, 0, 0]), ([7, 5], [-1, 0])]), [11, 12, 13]
+    masks = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0, 1]]).bool().expand(2, -1, -1)
+    rows = AuxRows(torch.tensor([ids] * 2), torch.tensor([[2, 3, 1]] * 2), torch.tensor([[1, 1, 0]] * 2), masks)
+    plain = fast.score([0, 1], tree)
+    scores = fast.score([0, 1], tree, hidden=(0, 1, 2), aux=rows)
+    assert torch.equal(scores.logits[tree.is_node], plain.logits[tree.is_node])
+    for b, text in enumerate(texts):
+        below = reference(torch.tensor([[*text, 7, 5, 11, 12]]), output_hidden_states=True)
+        assert torch.allclose(scores.aux_logits[b, :2], below.logits[0, -2:], atol=1e-4)
+        assert torch.allclose(scores.aux_logits[b, 2], reference(torch.tensor([[*text, 7, 13]])).logits[0, -1], atol=1e-4)
+        for layer in (0, 1, 2):
+            assert torch.allclose(scores.hidden[layer][b, :2], below.hidden_states[layer][0, -4:-2], atol=1e-4)
+
+
 def proposal(fast, widths, depths, law=(1.0, 0, 1.0, 0.0), seed=0):
     B = len(widths)
     fast.lengths[:B] = 4
     key = NoiseKey.of(range(seed, seed + B), [0] * B, [5] * B)
     laws = torch.tensor([law] * B, dtype=torch.float64)
-    return fast.propose_paths(list(range(B)), [[7]] * B, key, widths, depths, laws, torch.zeros(B, 0))
+    return propose_paths(fast, list(range(B)), [[7]] * B, key, widths, depths, laws, torch.zeros(B, 0))
 
 
 def test_proposed_rows_are_the_models_laws():
@@ -154,9 +198,34 @@ def test_what_is_not_covered_is_refused_with_the_reason():
     with pytest.raises(IncompatibleError, match="SiLU"):
         CompiledLlama(LlamaForCausalLM(LlamaConfig(**SMALL, **GROUPED, hidden_act="gelu")))
     fast = CompiledLlama(model("llama"), max_num_seqs=1)
+    rows = AuxRows(torch.zeros(1, 1, 32), torch.ones(1, 1).long(), torch.zeros(1, 1).long(), torch.ones(1, 1, 1).bool())
     with pytest.raises(InvalidInputError, match="backend='transformers'"):
-        fast.score([0], trees.TokenTree.roots(torch.tensor([1])), hidden=[1])
+        fast.score([0], trees.TokenTree.roots(torch.tensor([1])), aux=rows)
     with pytest.raises(CapacityError, match="slot 1"):
         fast.prefill([1], [[1]])
     with pytest.raises(CapacityError, match="256"):
         fast.prefill([0], [[1] * 300])
+
+
+def test_coupled_proposals_are_won_by_the_smallest_arrival():
+    fast = CompiledLlama(model("llama"), max_num_seqs=1)
+    fast.prefill([0], [[1, 2, 3, 4]])
+    key = NoiseKey.of([3], [1], [5])
+    laws = torch.tensor([[1.0, 0, 1.0, 0.0]], dtype=torch.float64)
+    tree, rows, probs = propose_paths(fast, [0], [[7]], key, [2], [3], laws, torch.zeros(1, 0), coupled=True)
+    for n in range(1, 7):
+        depth = (n - 1) // 2
+        clocks = noise.clocks(NoiseKey(key.seed, key.sample, key.position + depth), 61)[0]
+        ranking = (probs[0, rows[0, n]].double() / clocks).argsort(descending=True)
+        assert tree.tokens[0, n] == ranking[n - 1 if depth == 0 else 0]
+
+
+def test_a_proposal_reads_many_pending_tokens():
+    fast, text = CompiledLlama(model("llama"), max_num_seqs=2), [i % 61 for i in range(90)]
+    fast.prefill([0], [text[:3]])
+    fast.prefill([1], [text[:89]])
+    key, laws = NoiseKey.of([1, 1], [0, 0], [90, 90]), torch.tensor([[1.0, 0, 1.0, 0.0]] * 2, dtype=torch.float64)
+    tree, _, probs = propose_paths(fast, [0, 1], [text[3:], text[89:]], key, [1, 1], [4, 4], laws, torch.zeros(2, 0))
+    assert torch.equal(probs[0], probs[1])
+    assert torch.equal(tree.tokens[0], tree.tokens[1])
+    assert fast.lengths.tolist() == [90, 90]

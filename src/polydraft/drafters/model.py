@@ -25,6 +25,7 @@ from polydraft.core import Budget, Draft, Method, NoiseKey, Outcome, Request, Sc
 from polydraft.drafters.parts import Parts
 from polydraft.errors import CapacityError, InvalidInputError, unknown_name
 from polydraft.models.llama import CompiledLlama
+from polydraft.models.proposal import propose_paths
 
 __all__ = ["ModelDrafter", "ModelState"]
 
@@ -108,7 +109,7 @@ class ModelDrafter:
             raise unknown_name("kind of model drafter", kind, KINDS)
         self.model, self.kind, self.info = model, kind, KINDS[kind]
         self._free = list(range(model.max_num_seqs))[::-1]
-        self._compiled = isinstance(model, CompiledLlama) and kind in ("paths", "chain")
+        self._compiled = isinstance(model, CompiledLlama) and kind in ("paths", "chain", "coupled")
 
     @classmethod
     def build(cls, parts: Parts, *, kind: str = "paths") -> "ModelDrafter":
@@ -187,8 +188,10 @@ class ModelDrafter:
                 bias[b, token] = value
         widths, depths = [w for w, _ in sizes], [d for _, d in sizes]
         slots, pending = [s.slot for s in states], [s.pending for s in states]
-        tree, rows, probs = self.model.propose_paths(slots, pending, key, widths, depths, law, bias)
-        return Draft(tree, SiblingLaw.IID, self._shape(max(widths)), probs, rows)
+        coupled = self.kind == "coupled"
+        tree, rows, probs = propose_paths(self.model, slots, pending, key, widths, depths, law, bias, coupled=coupled)
+        (siblings,) = self.info.laws
+        return Draft(tree, siblings, self._shape(max(widths)), probs, rows, key if coupled else None)
 
     def _grow(self, states: Sequence[ModelState], sizes: list[tuple[int, int]], key: NoiseKey) -> Draft:
         """Depth by depth through `score`: one pass for the whole batch and each depth."""

@@ -1,8 +1,14 @@
-"""The Llama family as compiled CPU code: one call for a pass over token trees, one call for a whole proposal.
+"""The Llama family as one compiled call a pass: float32 on a CPU, one thread.
 
-Llama, Mistral, Qwen2 and Qwen3 in float32, one thread. Weights are stacked over layers with fused projections; each row of
-a weight matrix is read once for all rows of a pass. Keys are stored transposed, so that scores are computed over columns
-without horizontal sums. Logits equal transformers' within float32 rounding.
+Llama, Mistral, Qwen2 and Qwen3, with grouped queries, biases of q, k and v, norms of q and k, and any rotary scaling that
+does not change with the length. Projections are fused (q, k, v; gate and up) and packed for `models.kernels`; the cache is
+allocated once. A pass takes the nodes of many trees, in slots with lengths of their own, as rows of one matrix.
+
+    column   place of one token in a slot: committed tokens first, then the nodes of the tree being scored
+    seen     the columns of the tree that a row attends to beside all committed ones: its ancestors' and its own
+
+A row's bits depend on its own tokens alone, not on the batch, the tree around it or the chunks of a prompt: the same
+context has the same logits in plain and in speculative decoding.
 """
 
 from collections.abc import Sequence
@@ -10,355 +16,322 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float
 from numba import njit
 from torch import Tensor
-from torch.nn import functional as F
 
-from polydraft import tree as trees
-from polydraft.core import AuxRows, NoiseKey, Outcome, Scores, TokenTree
+from polydraft.core import AuxRows, Outcome, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
-from polydraft.models.folder import load_module
+from polydraft.models.kernels import PANEL, add, aligned, matmul, norm_part, pack, product, rms_norm, soften, swiglu
 from polydraft.models.memory import check_memory
 from polydraft.models.supported import check_supported, context_length
-from polydraft.noise import choose_row, uniform_at
 
-__all__ = ["CompiledLlama"]
+__all__ = ["CompiledLlama", "Parts", "compiled_pass"]
 
 FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 TREE_ROOM = 256
-CHUNK = 256
-_f32 = np.float32
-_compiled = njit(cache=True, fastmath=True, error_model="numpy")
+"""Most nodes of one tree."""
+CHUNK = 64
+"""Most rows that are in work at once; a pass over more reads the weights again."""
+STRETCH = 256
+"""Tokens of a prompt that become committed at a time."""
 
 
-class _Weights(NamedTuple):
-    """All layers stacked: first axis = layer. Empty arrays stand for parts that a model lacks."""
+class Weights(NamedTuple):
+    """All layers stacked: first axis = layer. Packed matrices are [panels, inputs, PANEL]; absent parts are empty."""
 
-    embed: np.ndarray  # [V, h]
-    head: np.ndarray  # [V, h]
+    embed: np.ndarray  # [V, h], or [0, h] where the head serves for both
+    head: np.ndarray
     norm: np.ndarray  # [h]
     attention_norm: np.ndarray  # [L, h]
     mlp_norm: np.ndarray  # [L, h]
-    qkv: np.ndarray  # [L, (H + 2 Hk) D, h]
-    bias: np.ndarray  # [L, (H + 2 Hk) D] or [L, 0]
+    qkv: np.ndarray
+    bias: np.ndarray  # [L, (H + 2 G) D] or [L, 0]
     q_norm: np.ndarray  # [L, D] or [L, 0]
     k_norm: np.ndarray  # [L, D] or [L, 0]
-    out: np.ndarray  # [L, h, H D]
-    gate_up: np.ndarray  # [L, 2 I, h]
-    down: np.ndarray  # [L, h, I]
-    cos: np.ndarray  # [positions, D]
-    sin: np.ndarray  # [positions, D]
+    out: np.ndarray
+    gate_up: np.ndarray
+    down: np.ndarray
+    cos: np.ndarray  # [columns, D / 2]
+    sin: np.ndarray  # [columns, D / 2]
 
 
-class _Sizes(NamedTuple):
+class Sizes(NamedTuple):
+    """H heads of q, G heads of k and v, D their width, I the width between gate and down."""
+
     heads: int
-    kv_heads: int
-    head_size: int
-    eps: float
+    groups: int
+    width: int
+    inner: int
+    epsilon: np.float32
 
 
-@njit(fastmath=True, error_model="numpy", inline="always")
-def _exp(x):  # pragma: no cover - compiled
-    """exp for x <= 88 by a polynomial, so that loops over it are vectorised; relative error 1e-7."""
-    x = max(x, _f32(-87.0))
-    n = np.floor(x * _f32(1.4426950408889634) + _f32(0.5))
-    r = (x - n * _f32(0.693359375)) + n * _f32(2.12194440e-4)
-    y = _f32(1.9875691500e-4)
-    y = y * r + _f32(1.3981999507e-3)
-    y = y * r + _f32(8.3334519073e-3)
-    y = y * r + _f32(4.1665795894e-2)
-    y = y * r + _f32(1.6666665459e-1)
-    y = y * r + _f32(5.0000001201e-1)
-    y = y * r * r + r + _f32(1.0)
-    return y * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+class SlotMemory(NamedTuple):
+    """Panels over columns for keys, over the width for values, so that attention is two packed products.
 
-
-@_compiled
-def _matmul(x, W, y):  # pragma: no cover - compiled
-    """y[T, O] = x[T, I] W[O, I]^T, each row of W read once."""
-    T, I = x.shape
-    for o in range(W.shape[0]):
-        w = W[o]
-        t = 0
-        while t + 4 <= T:
-            x0, x1, x2, x3 = x[t], x[t + 1], x[t + 2], x[t + 3]
-            a, b, c, d = _f32(0), _f32(0), _f32(0), _f32(0)
-            for i in range(I):
-                a += w[i] * x0[i]
-                b += w[i] * x1[i]
-                c += w[i] * x2[i]
-                d += w[i] * x3[i]
-            y[t, o], y[t + 1, o], y[t + 2, o], y[t + 3, o] = a, b, c, d
-            t += 4
-        if t + 2 <= T:
-            x0, x1 = x[t], x[t + 1]
-            a, b = _f32(0), _f32(0)
-            for i in range(I):
-                a += w[i] * x0[i]
-                b += w[i] * x1[i]
-            y[t, o], y[t + 1, o] = a, b
-            t += 2
-        if t < T:
-            x0 = x[t]
-            a = _f32(0)
-            for i in range(I):
-                a += w[i] * x0[i]
-            y[t, o] = a
-
-
-@_compiled
-def _rms(x, weight, eps, out):  # pragma: no cover - compiled
-    s = _f32(0)
-    for i in range(x.size):
-        s += x[i] * x[i]
-    scale = _f32(1) / np.sqrt(s / _f32(x.size) + _f32(eps))
-    for i in range(x.size):
-        out[i] = x[i] * scale * weight[i]
-
-
-@_compiled
-def _rotate(x, cos, sin):  # pragma: no cover - compiled
-    half = x.size // 2
-    for i in range(half):
-        a, b = x[i], x[i + half]
-        x[i] = a * cos[i] - b * sin[i]
-        x[i + half] = b * cos[i + half] + a * sin[i + half]
-
-
-@_compiled
-def _attend(q, K, V, contiguous, path, scores, out):  # pragma: no cover - compiled
-    """One head of one row over columns 0 .. contiguous-1 and the columns of `path` (-1 ends it); K [D, C], V [C, D]."""
-    D = q.size
-    scale = _f32(1) / np.sqrt(_f32(D))
-    n = 0
-    while n < path.size and path[n] >= 0:
-        n += 1
-    total_columns = contiguous + n
-    scores[:total_columns] = 0
-    for d in range(D):
-        qd, row = q[d] * scale, K[d]
-        for c in range(contiguous):
-            scores[c] += qd * row[c]
-        for j in range(n):
-            scores[contiguous + j] += qd * row[path[j]]
-    top = scores[0]
-    for c in range(total_columns):
-        top = max(top, scores[c])
-    s = _f32(0)
-    for c in range(total_columns):
-        scores[c] = _exp(scores[c] - top)
-        s += scores[c]
-    out[:] = 0
-    for c in range(total_columns):
-        weight, value = scores[c] / s, V[c if c < contiguous else path[c - contiguous]]
-        for d in range(D):
-            out[d] += weight * value[d]
-
-
-@_compiled
-def _forward(weights, sizes, K, V, tokens, positions, slots, columns, contiguous, paths, hidden):  # pragma: no cover - compiled
-    """One pass over R rows; writes K and V at `columns`, fills hidden [R, h] with the final normed states."""
-    H, Hk, D, eps = sizes
-    R, h = tokens.size, weights.embed.shape[1]
-    inner = weights.down.shape[2]
-    x, normed = np.empty((R, h), _f32), np.empty((R, h), _f32)
-    qkv, mixed = np.empty((R, weights.qkv.shape[1]), _f32), np.empty((R, H * D), _f32)
-    update, gate_up, act = np.empty((R, h), _f32), np.empty((R, 2 * inner), _f32), np.empty((R, inner), _f32)
-    scores = np.empty(K.shape[4], _f32)
-    for r in range(R):
-        x[r] = weights.embed[tokens[r]]
-    for layer in range(weights.qkv.shape[0]):
-        for r in range(R):
-            _rms(x[r], weights.attention_norm[layer], eps, normed[r])
-        _matmul(normed, weights.qkv[layer], qkv)
-        for r in range(R):
-            if weights.bias.shape[1] > 0:
-                qkv[r] += weights.bias[layer]
-            cos, sin = weights.cos[positions[r]], weights.sin[positions[r]]
-            for j in range(H + Hk):
-                part = qkv[r, j * D : (j + 1) * D]
-                if weights.q_norm.shape[1] > 0:
-                    _rms(part, weights.q_norm[layer] if j < H else weights.k_norm[layer], eps, part)
-                _rotate(part, cos, sin)
-            for j in range(Hk):
-                K[layer, slots[r], j, :, columns[r]] = qkv[r, (H + j) * D : (H + j + 1) * D]
-                V[layer, slots[r], j, columns[r]] = qkv[r, (H + Hk + j) * D : (H + Hk + j + 1) * D]
-        for r in range(R):
-            for j in range(H):
-                g = j // (H // Hk)
-                _attend(
-                    qkv[r, j * D : (j + 1) * D],
-                    K[layer, slots[r], g],
-                    V[layer, slots[r], g],
-                    contiguous[r],
-                    paths[r],
-                    scores,
-                    mixed[r, j * D : (j + 1) * D],
-                )
-        _matmul(mixed, weights.out[layer], update)
-        for r in range(R):
-            for i in range(h):
-                x[r, i] += update[r, i]
-            _rms(x[r], weights.mlp_norm[layer], eps, normed[r])
-        _matmul(normed, weights.gate_up[layer], gate_up)
-        for r in range(R):
-            for i in range(inner):
-                z = gate_up[r, i]
-                act[r, i] = z / (_f32(1) + _exp(min(-z, _f32(87)))) * gate_up[r, inner + i]
-        _matmul(act, weights.down[layer], update)
-        for r in range(R):
-            for i in range(h):
-                x[r, i] += update[r, i]
-    for r in range(R):
-        _rms(x[r], weights.norm, eps, hidden[r])
-
-
-@_compiled
-def _score(weights, sizes, K, V, tokens, positions, slots, columns, contiguous, paths):  # pragma: no cover - compiled
-    hidden = np.empty((tokens.size, weights.embed.shape[1]), _f32)
-    _forward(weights, sizes, K, V, tokens, positions, slots, columns, contiguous, paths, hidden)
-    logits = np.empty((tokens.size, weights.head.shape[0]), _f32)
-    _matmul(hidden, weights.head, logits)
-    return logits
-
-
-@_compiled
-def _law(logits, bias, temperature, top_k, top_p, min_p, out):  # pragma: no cover - compiled
-    """out = the law that a draft token is drawn from; logits are changed."""
-    V = logits.size
-    if bias.size > 0:
-        logits += bias
-    best = 0
-    for i in range(V):
-        if logits[i] > logits[best]:
-            best = i
-    if temperature == 0.0:
-        out[:] = 0
-        out[best] = 1
-        return
-    top, inverse = logits[best], _f32(1.0 / temperature)
-    s = _f32(0)
-    for i in range(V):
-        out[i] = _exp((logits[i] - top) * inverse)
-        s += out[i]
-    for i in range(V):
-        out[i] /= s
-    if 0 < top_k < V:
-        least = np.sort(out)[V - top_k]
-        for i in range(V):
-            if out[i] < least:
-                out[i] = 0
-    if top_p < 1.0:
-        order, s = np.argsort(-out), out.sum()
-        kept, mass = 0, _f32(0)
-        while kept < V and mass < top_p * s:
-            mass += out[order[kept]]
-            kept += 1
-        out[order[kept:]] = 0
-    if min_p > 0.0:
-        least = min_p * out[best]
-        for i in range(V):
-            if out[i] < least:
-                out[i] = 0
-    s = out.sum()
-    for i in range(V):
-        out[i] /= s
-
-
-@njit(cache=True, error_model="numpy")
-def _propose(
-    weights, sizes, K, V, lengths, slots, pending, counts, keys, widths, depths, law, bias
-):  # pragma: no cover - compiled
-    """K iid paths for every row. lengths[slot] counts cached tokens; pending [B, P] ends with the root.
-
-    keys [B, 3] = seed, sample, position; law [B, 4] = temperature, top_k, top_p, min_p.
-    Returns tokens, parents, rows [B, N] and probs [B, R, V]; nodes lie depth by depth, paths in order.
+    keys: [L, slots, G, columns / PANEL, D, PANEL].  values: [L, slots, G, D / PANEL, columns, PANEL].
+    lengths: [slots] committed columns.
     """
-    B = slots.size
-    N = 1
-    distinct = 1
-    for b in range(B):
-        N = max(N, 1 + widths[b] * depths[b])
-        if depths[b] > 0:
-            distinct = max(distinct, 1 + widths[b] * (depths[b] - 1))
-    vocab = weights.head.shape[0]
-    tokens, parents, rows = np.zeros((B, N), np.int64), np.full((B, N), -1, np.int64), np.full((B, N), -1, np.int64)
-    probs = np.zeros((B, distinct, vocab), _f32)
-    row_of = np.full((B, N), -1, np.int64)  # row of probs that belongs to node n
-    first = np.zeros((B, N), np.int64)
-    used = np.zeros(B, np.int64)
-    for b in range(B):
-        tokens[b, 0] = pending[b, counts[b] - 1]
-    deepest = depths.max()
-    for d in range(deepest):
-        R = 0
-        for b in range(B):
-            if d < depths[b]:
-                R += counts[b] if d == 0 else widths[b]
-        at_b, at_node = np.empty(R, np.int64), np.empty(R, np.int64)
-        ids, positions = np.empty(R, np.int64), np.empty(R, np.int64)
-        where, columns, contiguous = np.empty(R, np.int64), np.empty(R, np.int64), np.empty(R, np.int64)
-        paths = np.full((R, max(d, 1)), -1, np.int64)
-        R = 0
-        for b in range(B):
-            if d >= depths[b]:
-                continue
-            length = lengths[slots[b]]
-            if d == 0:
-                for i in range(counts[b]):
-                    at_b[R], at_node[R] = b, 0 if i == counts[b] - 1 else -1
-                    ids[R], positions[R], where[R], columns[R] = pending[b, i], length + i, slots[b], length + i
-                    contiguous[R] = length + i + 1
-                    R += 1
-                continue
-            root = length + counts[b] - 1
-            for k in range(widths[b]):
-                n = 1 + (d - 1) * widths[b] + k
-                if first[b, n] != n:
-                    continue
-                at_b[R], at_node[R] = b, n
-                ids[R], positions[R], where[R], columns[R] = tokens[b, n], root + d, slots[b], root + n
-                contiguous[R] = root + 1
-                m = n
-                for j in range(d):
-                    paths[R, d - 1 - j] = root + m
-                    m = first[b, parents[b, m]]
-                R += 1
-        hidden = np.empty((R, weights.embed.shape[1]), _f32)
-        _forward(weights, sizes, K, V, ids[:R], positions[:R], where[:R], columns[:R], contiguous[:R], paths[:R], hidden)
-        kept = 0
-        for r in range(R):
-            if at_node[r] >= 0:
-                hidden[kept], at_b[kept], at_node[kept] = hidden[r], at_b[r], at_node[r]
-                kept += 1
-        logits = np.empty((kept, vocab), _f32)
-        _matmul(hidden[:kept], weights.head, logits)
-        for r in range(kept):
-            b = at_b[r]
-            row_of[b, at_node[r]] = used[b]
-            _law(logits[r], bias[b], law[b, 0], int(law[b, 1]), law[b, 2], law[b, 3], probs[b, used[b]])
-            used[b] += 1
-        for b in range(B):
-            if d >= depths[b]:
-                continue
-            for k in range(widths[b]):
-                n = 1 + d * widths[b] + k
-                above = 0 if d == 0 else n - widths[b]
-                source = row_of[b, first[b, above]]
-                parents[b, n], rows[b, n] = above, source
-                tokens[b, n] = choose_row(probs[b, source], uniform_at(keys[b, 0], keys[b, 1], keys[b, 2], 0, n))
-                first[b, n] = n
-                for j in range(k):
-                    m = n - k + j
-                    if tokens[b, m] == tokens[b, n] and (d == 0 or first[b, parents[b, m]] == first[b, above]):
-                        first[b, n] = first[b, m]
-                        break
-    return tokens, parents, rows, probs
+
+    keys: np.ndarray
+    values: np.ndarray
+    lengths: np.ndarray
+
+
+class Workspace(NamedTuple):
+    """Activations of up to CHUNK rows, and what each is: token, slot, position, column, length of its slot, seen beyond it, wanted."""
+
+    x: np.ndarray
+    normed: np.ndarray
+    qkv: np.ndarray
+    mixed: np.ndarray
+    update: np.ndarray
+    gate_up: np.ndarray
+    act: np.ndarray
+    queries: np.ndarray  # [CHUNK H / G, D]
+    scores: np.ndarray  # [CHUNK H / G, columns]
+    blend: np.ndarray  # [CHUNK H / G, D up to whole panels]
+    totals: np.ndarray  # [CHUNK H / G]
+    lanes: np.ndarray  # [16]
+    found: np.ndarray  # [TREE_ROOM]
+    rows: np.ndarray  # [CHUNK, 7]
+    seen: np.ndarray  # [CHUNK, TREE_ROOM]
+
+
+class Parts(NamedTuple):
+    """All that a compiled function needs of a model."""
+
+    weights: Weights
+    sizes: Sizes
+    memory: SlotMemory
+    work: Workspace
+
+
+@njit(fastmath={"contract"})
+def _rotate(x, begin, cos, sin):  # pragma: no cover - compiled
+    half = len(cos)
+    for i in range(half):
+        a, b = x[begin + i], x[begin + i + half]
+        x[begin + i] = a * cos[i] - b * sin[i]
+        x[begin + i + half] = b * cos[i] + a * sin[i]
+
+
+@njit
+def _place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, keys, values, column):  # pragma: no cover - compiled
+    """Bias, norms and rotation of one row's q and k; its keys and values go to one column of the cache."""
+    H, G, D = sizes.heads, sizes.groups, sizes.width
+    for i in range(len(bias)):
+        qkv[i] += bias[i]
+    for j in range(H + G):
+        if len(q_norm) > 0:
+            norm_part(qkv, j * D, q_norm if j < H else k_norm, sizes.epsilon)
+        _rotate(qkv, j * D, cos, sin)
+    panel, lane = column // PANEL, column % PANEL
+    for j in range(G):
+        for i in range(D):
+            keys[j, panel, i, lane] = qkv[(H + j) * D + i]
+            values[j, i // PANEL, column, i % PANEL] = qkv[(H + G + j) * D + i]
+
+
+@njit(fastmath={"contract"}, error_model="numpy")
+def _attend(sizes, memory, work, layer, first, last):  # pragma: no cover - compiled
+    """Rows first .. last-1, all of one slot: softmax(q . keys / sqrt(D)) values, every head of a group in one product."""
+    D, G = sizes.width, sizes.groups
+    heads, slots, padded = sizes.heads // G, memory.keys.shape[1], memory.values.shape[3] * PANEL
+    columns, slot, end, zero = memory.values.shape[4], work.rows[first, 1], np.int64(0), np.int64(0)
+    for t in range(first, last):
+        end = max(end, work.rows[t, 3] + 1)
+    panels = (end + PANEL - 1) // PANEL
+    rows, scale = (last - first) * heads, np.float32(1.0 / np.sqrt(D))
+    for g in range(G):
+        for t in range(first, last):
+            for h in range(heads):
+                r, begin = (t - first) * heads + h, (g * heads + h) * D
+                for i in range(D):
+                    work.queries[r, i] = work.qkv[t, begin + i] * scale
+        at = ((layer * slots + slot) * G + g) * columns
+        product(work.queries, zero, D, memory.keys, at * D, D * PANEL, panels, D, work.scores, zero, columns, rows)
+        for t in range(first, last):
+            base, count = work.rows[t, 4], work.rows[t, 5]
+            for h in range(heads):
+                r = (t - first) * heads + h
+                work.totals[r] = soften(work.scores[r], base, work.seen[t], count, panels * PANEL, work.lanes, work.found)
+        product(
+            work.scores,
+            zero,
+            columns,
+            memory.values,
+            at * padded,
+            columns * PANEL,
+            padded // PANEL,
+            panels * PANEL,
+            work.blend,
+            zero,
+            padded,
+            rows,
+        )
+        for t in range(first, last):
+            for h in range(heads):
+                r, begin = (t - first) * heads + h, (g * heads + h) * D
+                share = np.float32(1.0) / work.totals[r]
+                for i in range(D):
+                    work.mixed[t, begin + i] = work.blend[r, i] * share
+
+
+@njit
+def _embed(embed, head, token, out):  # pragma: no cover - compiled
+    for i in range(len(out)):
+        out[i] = embed[token, i] if len(embed) > 0 else head[token // PANEL, i, token % PANEL]
+
+
+@njit
+def _copy(source, begin, end, target, first):  # pragma: no cover - compiled
+    for t in range(begin, end):
+        for i in range(source.shape[1]):
+            target[first + t - begin, i] = source[t, i]
+
+
+@njit
+def _run_rows(parts, rows, logits, done, hidden, taken, first):  # pragma: no cover - compiled
+    """Run the rows in work; the logits wanted go to logits[done:]. Returns how many logits there are now.
+
+    hidden[taken[l], first + t] = what enters layer l.
+    """
+    weights, sizes, memory, work = parts
+    layers, zero = len(weights.attention_norm), np.int64(0)  # a literal 0 would compile everything below twice
+    for t in range(rows):
+        _embed(weights.embed, weights.head, work.rows[t, 0], work.x[t])
+    for l in range(layers):
+        if taken[l] >= 0:
+            _copy(work.x, zero, rows, hidden[taken[l]], first)
+        rms_norm(work.x, weights.attention_norm[l], sizes.epsilon, work.normed, rows)
+        matmul(work.normed, weights.qkv[l], work.qkv, rows)
+        for t in range(rows):
+            slot, position, column = work.rows[t, 1], work.rows[t, 2], work.rows[t, 3]
+            keys, values = memory.keys[l, slot], memory.values[l, slot]
+            cos, sin = weights.cos[position], weights.sin[position]
+            _place_heads(
+                work.qkv[t], weights.bias[l], weights.q_norm[l], weights.k_norm[l], sizes, cos, sin, keys, values, column
+            )
+        t = zero
+        while t < rows:
+            last = t + 1
+            while last < rows and work.rows[last, 1] == work.rows[t, 1]:
+                last += 1
+            _attend(sizes, memory, work, l, t, last)
+            t = last
+        matmul(work.mixed, weights.out[l], work.update, rows)
+        add(work.x, work.update, rows)
+        rms_norm(work.x, weights.mlp_norm[l], sizes.epsilon, work.normed, rows)
+        matmul(work.normed, weights.gate_up[l], work.gate_up, rows)
+        swiglu(work.gate_up, sizes.inner, work.act, rows)
+        matmul(work.act, weights.down[l], work.update, rows)
+        add(work.x, work.update, rows)
+    rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, rows)
+    if taken[layers] >= 0:
+        _copy(work.normed, zero, rows, hidden[taken[layers]], first)
+    wanted = zero
+    for t in range(rows):
+        if work.rows[t, 6]:
+            _copy(work.normed, t, t + 1, work.normed, wanted)
+            wanted += 1
+    if wanted > 0:
+        matmul(work.normed, weights.head, logits[done:], wanted)
+    return done + wanted
+
+
+@njit
+def _describe(row, seen, token, slot, length, parents, n, wanted):  # pragma: no cover - compiled
+    """What row of the pass node n of a tree is."""
+    depth, m = 0, parents[n]
+    while m >= 0:
+        depth += 1
+        m = parents[m]
+    m = n
+    for j in range(depth, -1, -1):
+        seen[j] = length + m
+        m = parents[m]
+    row[0], row[1], row[2], row[3], row[4], row[5], row[6] = token, slot, length + depth, length + n, length, depth + 1, wanted
+
+
+@njit
+def _describe_extra(row, seen, token, slot, length, parents, node, position, mask, x):  # pragma: no cover - compiled
+    """What auxiliary row x is: it sees the path of its node, the auxiliary rows of its mask, and itself."""
+    count, m, N = np.int64(0), node, len(parents)
+    while m >= 0:
+        seen[count] = length + m
+        count += 1
+        m = parents[m]
+    for y in range(len(mask)):
+        if mask[y] or y == x:
+            seen[count] = length + N + y
+            count += 1
+    row[0], row[1], row[2], row[3], row[4], row[5], row[6] = token, slot, length + position, length + N + x, length, count, 1
+
+
+@njit(cache=True)
+def compiled_pass(
+    parts, slots, tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask
+):  # pragma: no cover - compiled
+    """One pass over nodes begins[b] .. ends[b]-1 of every tree; the nodes before were fed by the passes before.
+
+    tokens, parents: [B, N]; nodes below 0 in `parents`, but for node 0, are padding.  logits[r]: of the r-th node, row by
+    row, that is no padding and at or behind wanted[b].  hidden: [layers asked for, nodes, h].  taken: [L + 1] its index, or -1.
+    extra: [B, 3, X] token, position and node of auxiliary rows, which follow each tree's nodes; mask: [B, X, X], see `AuxRows`.
+    """
+    work, lengths = parts.work, parts.memory.lengths
+    rows, done, first = np.int64(0), np.int64(0), np.int64(0)
+    for b in range(len(slots)):
+        for n in range(begins[b], ends[b]):
+            if rows == len(work.rows):
+                done = _run_rows(parts, rows, logits, done, hidden, taken, first)
+                first, rows = first + rows, np.int64(0)
+            if n == 0 or parents[b, n] >= 0:
+                _describe(
+                    work.rows[rows], work.seen[rows], tokens[b, n], slots[b], lengths[slots[b]], parents[b], n, n >= wanted[b]
+                )
+                rows += 1
+        for x in range(extra.shape[2]):
+            if rows == len(work.rows):
+                done = _run_rows(parts, rows, logits, done, hidden, taken, first)
+                first, rows = first + rows, np.int64(0)
+            token, position, node = extra[b, 0, x], extra[b, 1, x], extra[b, 2, x]
+            row, seen, length = work.rows[rows], work.seen[rows], lengths[slots[b]]
+            _describe_extra(row, seen, token, slots[b], length, parents[b], node, position, mask[b, x], x)
+            rows += 1
+    if rows > 0:
+        _run_rows(parts, rows, logits, done, hidden, taken, first)
+
+
+@njit
+def _move(keys, values, source, target):  # pragma: no cover - compiled
+    for g in range(keys.shape[0]):
+        for i in range(keys.shape[2]):
+            keys[g, target // PANEL, i, target % PANEL] = keys[g, source // PANEL, i, source % PANEL]
+        for p in range(values.shape[1]):
+            for i in range(PANEL):
+                values[g, p, target, i] = values[g, p, source, i]
+
+
+@njit(cache=True)
+def _keep(memory, slots, roots, paths, counts):  # pragma: no cover - compiled
+    """Move the columns of each path behind its root's and cut there. Nodes grow along a path: no source is overwritten."""
+    for b in range(len(slots)):
+        for i in range(counts[b]):
+            source, target = roots[b] + paths[b, i], roots[b] + 1 + i
+            if source != target:
+                for layer in range(len(memory.keys)):
+                    _move(memory.keys[layer, slots[b]], memory.values[layer, slots[b]], source, target)
+        memory.lengths[slots[b]] = roots[b] + 1 + counts[b]
+
+
+def _whole(size: int) -> int:
+    """Up to whole panels."""
+    return -(-size // PANEL) * PANEL
 
 
 class CompiledLlama:
-    """A Llama-family model in compiled code with slots; see `core.Target`.
+    """A Llama-family model in compiled code, with slots; see `core.Target`.
 
     model: the module of transformers whose weights are taken; it is not needed afterwards.
     max_model_len: longest sequence, default the model's own context.  max_num_seqs: slots.
@@ -378,15 +351,23 @@ class CompiledLlama:
         self.name, self.vocab_size = str(config.name_or_path or type(model).__name__), int(config.vocab_size)
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self.eos_token_ids, self.bos_token_id = _special_ids(model)
-        size = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-        self._sizes = _Sizes(config.num_attention_heads, config.num_key_value_heads, size, float(config.rms_norm_eps))
-        columns = self.max_model_len + TREE_ROOM
-        shape = (config.num_hidden_layers, max_num_seqs, config.num_key_value_heads)
-        self.cache_bytes = 2 * int(np.prod(shape)) * columns * size * 4
+        width = model.model.layers[0].self_attn.head_dim
+        sizes = Sizes(
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            width,
+            config.intermediate_size,
+            np.float32(config.rms_norm_eps),
+        )
+        columns = _whole(self.max_model_len + TREE_ROOM)
+        each = (config.num_hidden_layers, max_num_seqs, sizes.groups)
+        keys, values = (*each, columns // PANEL, width, PANEL), (*each, _whole(width) // PANEL, columns, PANEL)
+        self.cache_bytes = 4 * int(np.prod(keys) + np.prod(values))
         check_memory(self.cache_bytes, self.device, max_model_len=self.max_model_len, max_num_seqs=max_num_seqs)
-        self._weights = _stack(model, columns, size)
-        self._keys, self._values = np.zeros((*shape, size, columns), _f32), np.zeros((*shape, columns, size), _f32)
-        self.lengths = np.zeros(max_num_seqs, np.int64)
+        memory = SlotMemory(aligned(*keys), aligned(*values), np.zeros(max_num_seqs, np.int64))
+        weights = _weights(model, columns)
+        self.parts = Parts(weights, sizes, memory, _workspace(weights, sizes, columns))
+        self.lengths = memory.lengths
         self.passes = 0
 
     @classmethod
@@ -398,6 +379,8 @@ class CompiledLlama:
             >>> CompiledLlama.from_pretrained(str(pair.draft_folder()), max_num_seqs=1).vocab_size
             2048
         """
+        from polydraft.models.folder import load_module
+
         module = load_module(name, dtype=torch.float32, device="cpu", max_model_len=max_model_len)
         return cls(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
 
@@ -411,55 +394,60 @@ class CompiledLlama:
             return f"it is {model.dtype} on {model.device}, and the compiled path is float32 on a CPU"
         if config.hidden_act != "silu" or getattr(config, "mlp_bias", False):
             return "its feed-forward is not a plain SiLU gate"
-        if model.model.layers[0].self_attn.o_proj.bias is not None:
+        attention = model.model.layers[0].self_attn
+        if attention.o_proj.bias is not None:
             return "its attention output has a bias"
         rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
         if rope.get("rope_type", "default") in {"dynamic", "longrope"}:
             return f"its rope scaling {rope['rope_type']!r} changes with the length"
         if rope.get("partial_rotary_factor", 1.0) != 1.0:
             return "it rotates only a part of each head"
+        sizes = (config.hidden_size, config.intermediate_size, config.num_attention_heads * attention.head_dim)
+        if any(size % 8 for size in sizes):
+            return f"its widths {sizes} are not all multiples of 8"
         return None
 
-    @torch.inference_mode()
+    def _run(
+        self,
+        slots: Sequence[int],
+        tree: TokenTree,
+        since: int,
+        wanted: np.ndarray,
+        logits: np.ndarray,
+        layers: Sequence[int] = (),
+        aux: AuxRows | None = None,
+    ) -> np.ndarray:
+        """One compiled pass over the nodes from `since` on; returns the states asked for, [layers, rows, h]."""
+        tokens, parents = (x.contiguous().numpy() for x in (tree.tokens, tree.parents))
+        B, N = tokens.shape
+        extra, mask = np.zeros((B, 3, 0), np.int64), np.zeros((B, 0, 0), np.bool_)
+        if aux is not None:
+            extra, mask = torch.stack([aux.inputs, aux.positions, aux.nodes], 1).numpy(), aux.mask.contiguous().numpy()
+        taken = np.full(len(self.parts.weights.attention_norm) + 1, -1, np.int64)
+        taken[list(layers)] = range(len(layers))
+        size = B * (N - since + extra.shape[2]) if layers else 0
+        hidden = np.empty((len(layers), size, len(self.parts.weights.norm)), np.float32)
+        begins, ends = np.full(B, since), np.full(B, N)
+        compiled_pass(self.parts, np.asarray(slots), tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask)
+        self.passes += 1
+        return hidden
+
+    def new_logits(self, rows: int) -> np.ndarray:
+        """Room for the logits of some rows, as `compiled_pass` writes them: the vocabulary is filled up to whole panels."""
+        return np.empty((rows, len(self.parts.weights.head) * PANEL), np.float32)
+
     def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> Scores:
         """Append committed tokens; see `core.Target.prefill`."""
         self._check_room(slots, [len(ids) for ids in token_ids], self.max_model_len)
-        last = torch.stack([self._prefill_one(slot, ids) for slot, ids in zip(slots, token_ids, strict=True)])
-        return Scores(TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids])), last[:, None])
-
-    def _prefill_one(self, slot: int, ids: Sequence[int]) -> Float[Tensor, "V"]:
-        states = torch.empty(0)
-        for begin in range(0, len(ids), CHUNK):
-            states = self._wide_pass(slot, torch.tensor(ids[begin : begin + CHUNK]))
-        return F.linear(states[-1], torch.from_numpy(self._weights.head))
-
-    def _wide_pass(self, slot: int, ids: Int[Tensor, "T"]) -> Float[Tensor, "T h"]:
-        """Many tokens of one text at once: matrix products of torch are faster than ours from some 16 rows on."""
-        views: list[Any] = [torch.from_numpy(x) for x in self._weights]
-        weights: Any = _Weights(*views)
-        H, Hk, D, eps = self._sizes
-        T, start = len(ids), int(self.lengths[slot])
-        end = start + T
-        keys, values = torch.from_numpy(self._keys), torch.from_numpy(self._values)
-        cos, sin = weights.cos[start:end, None], weights.sin[start:end, None]
-        mask = torch.ones(T, end, dtype=torch.bool).tril(start)
-        x = weights.embed[ids]
-        for layer in range(len(weights.qkv)):
-            normed = F.rms_norm(x, x.shape[-1:], weights.attention_norm[layer], eps)
-            bias = weights.bias[layer] if weights.bias.shape[1] else None
-            q, k, v = F.linear(normed, weights.qkv[layer], bias).view(T, H + 2 * Hk, D).split((H, Hk, Hk), 1)
-            if weights.q_norm.shape[1]:
-                q, k = F.rms_norm(q, (D,), weights.q_norm[layer], eps), F.rms_norm(k, (D,), weights.k_norm[layer], eps)
-            q, k = (y * cos + torch.cat([-y[..., D // 2 :], y[..., : D // 2]], -1) * sin for y in (q, k))
-            keys[layer, slot, :, :, start:end], values[layer, slot, :, start:end] = k.permute(1, 2, 0), v.transpose(0, 1)
-            seen = keys[layer, slot, :, :, :end].transpose(1, 2), values[layer, slot, :, :end]
-            mixed = F.scaled_dot_product_attention(q.transpose(0, 1)[None], *(s[None] for s in seen), mask, enable_gqa=True)[0]
-            x = x + F.linear(mixed.transpose(0, 1).flatten(1), weights.out[layer])
-            gate, up = F.linear(F.rms_norm(x, x.shape[-1:], weights.mlp_norm[layer], eps), weights.gate_up[layer]).chunk(2, -1)
-            x = x + F.linear(F.silu(gate) * up, weights.down[layer])
-        self.lengths[slot] = end
-        self.passes += 1
-        return F.rms_norm(x, x.shape[-1:], weights.norm, eps)
+        logits = self.new_logits(len(slots))
+        for b, (slot, ids) in enumerate(zip(slots, token_ids, strict=True)):
+            for begin in range(0, len(ids), STRETCH):
+                chain = TokenTree.chain(torch.tensor([ids[begin : begin + STRETCH]]))
+                last = begin + STRETCH >= len(ids)
+                self._run([slot], chain, 0, np.array([chain.num_nodes - last]), logits[b : b + 1])
+                self.lengths[slot] += chain.num_nodes
+        roots = TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids]))
+        return Scores(roots, torch.from_numpy(logits)[:, None, : self.vocab_size])
 
     def score(
         self,
@@ -470,79 +458,33 @@ class CompiledLlama:
         aux: AuxRows | None = None,
         since: int = 0,
     ) -> Scores:
-        """One pass over the nodes `since` .. N-1; see `core.Target.score`. Hidden states need the transformers path."""
-        if hidden or aux is not None:
-            raise InvalidInputError(
-                "hidden states or auxiliary rows were asked of the compiled path; use backend='transformers'."
-            )
-        if tree.num_nodes > TREE_ROOM:
-            raise CapacityError(f"a tree of {tree.num_nodes} nodes was given; a pass takes at most {TREE_ROOM}. Draft less.")
-        self._check_room(slots, [tree.num_nodes] * len(slots), self.max_model_len + TREE_ROOM)
-        real = tree.is_node[:, since:].numpy()
-        b, n = np.nonzero(real)
-        n = n + since
-        base = self.lengths[np.asarray(slots)]
-        depth = trees.depths(tree).numpy()
-        paths = _path_columns(tree.parents.contiguous().numpy(), b, n, base, int(depth.max()) + 1)
-        rows = _score(
-            self._weights,
-            self._sizes,
-            self._keys,
-            self._values,
-            tree.tokens.numpy()[b, n],
-            base[b] + depth[b, n],
-            np.asarray(slots)[b],
-            base[b] + n,
-            base[b],
-            paths,
-        )
-        self.passes += 1
-        B, N = real.shape
-        scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:])
-        if len(rows) == B * N:
-            return Scores(scored, torch.from_numpy(rows).view(B, N, -1))
-        logits = torch.zeros(B, N, self.vocab_size)
-        logits[torch.from_numpy(b), torch.from_numpy(n - since)] = torch.from_numpy(rows)
-        return Scores(scored, logits)
+        """One pass over the nodes `since` .. N-1; see `core.Target.score`.
 
-    def propose_paths(
-        self,
-        slots: Sequence[int],
-        pending: Sequence[Sequence[int]],
-        key: NoiseKey,
-        widths: Sequence[int],
-        depths: Sequence[int],
-        law: Float[Tensor, "B 4"],
-        bias: Float[Tensor, "B _"],
-    ) -> tuple[TokenTree, Int[Tensor, "B N"], Float[Tensor, "B R V"]]:
-        """K iid paths for every row in one compiled call: tree, row of each node, and the rows drawn from.
+        since: the earlier nodes of this tree were scored by the calls before (a draft that grows depth by depth).
+        hidden: 0 is the embedding, l what layer l puts out, the last one after the final norm.
 
-        pending: committed tokens that the cache lacks, the root last; they are cached where depths[b] > 0.
-        law: temperature, top_k, top_p, min_p.  bias: added to logits, [B, V] or [B, 0].
+        Raises:
+            InvalidInputError: auxiliary rows of embeddings, which only the transformers path takes.
+            CapacityError: a slot, a tree or a context beyond what there is room for.
         """
-        counts = np.array([len(p) for p in pending])
-        padded = np.array([[*p, *[0] * (counts.max() - len(p))] for p in pending])
-        index, deep = np.asarray(slots), np.asarray(depths)
-        keys = torch.stack([key.seed, key.sample, key.position], 1).numpy()
-        found = _propose(
-            self._weights,
-            self._sizes,
-            self._keys,
-            self._values,
-            self.lengths,
-            index,
-            padded,
-            counts,
-            keys,
-            np.asarray(widths),
-            deep,
-            law.double().numpy(),
-            bias.float().numpy(),
-        )
-        self.lengths[index[deep > 0]] += counts[deep > 0]
-        self.passes += int(deep.max(initial=0))
-        tokens, parents, rows, probs = map(torch.from_numpy, found)
-        return TokenTree(tokens, parents), rows, probs
+        if aux is not None and aux.inputs.is_floating_point():
+            raise InvalidInputError(
+                "auxiliary rows of embeddings were given to a compiled model, which takes token ids. Load it with backend='transformers'."
+            )
+        X = 0 if aux is None else aux.nodes.shape[1]
+        if tree.num_nodes + X > TREE_ROOM:
+            raise CapacityError(
+                f"a tree of {tree.num_nodes} nodes and {X} auxiliary rows was given; a pass takes at most {TREE_ROOM}. Draft less."
+            )
+        self._check_room(slots, [tree.num_nodes + X] * len(slots), self.max_model_len + TREE_ROOM)
+        scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:])
+        B, N = scored.tokens.shape
+        buffer = self.new_logits(B * (N + X))
+        states = self._run(slots, tree, since, np.full(B, since), buffer, hidden, aux)
+        real = torch.cat([tree.is_node[:, since:], torch.ones(B, X, dtype=torch.bool)], 1)
+        rows = _spread(torch.from_numpy(buffer)[:, : self.vocab_size], real)
+        seen = {layer: _spread(x, real)[:, :N] for layer, x in zip(hidden, torch.from_numpy(states), strict=True)}
+        return Scores(scored, rows[:, :N], seen, rows[:, N:] if aux is not None else None)
 
     def _check_room(self, slots: Sequence[int], counts: Sequence[int], columns: int) -> None:
         for slot, count in zip(slots, counts, strict=True):
@@ -555,38 +497,28 @@ class CompiledLlama:
                     f"{count} tokens after {self.lengths[slot]} committed ones were given; the context holds {self.max_model_len}. Shorten the text."
                 )
 
-    def keep(self, slot: int, nodes: Sequence[int], root: int) -> None:
-        """Move the rows of `nodes` behind the root's column and cut the cache there."""
-        for i, n in enumerate(nodes):
-            if n != i + 1:
-                self._keys[:, slot, :, :, root + 1 + i] = self._keys[:, slot, :, :, root + n]
-                self._values[:, slot, :, root + 1 + i] = self._values[:, slot, :, root + n]
-        self.lengths[slot] = root + 1 + len(nodes)
-
     def commit(self, slots: Sequence[int], outcome: Outcome) -> None:
-        """Keep the rows of the root and the path of the last `score`."""
-        for slot, path, kept in zip(slots, outcome.path.tolist(), outcome.num_accepted.tolist(), strict=True):
-            self.keep(slot, path[:kept], int(self.lengths[slot]))
+        """Keep the columns of the root and the path of the last `score`."""
+        index = np.asarray(slots)
+        _keep(self.parts.memory, index, self.lengths[index], outcome.path.contiguous().numpy(), outcome.num_accepted.numpy())
+
+    def keep(self, slot: int, nodes: Sequence[int], root: int) -> None:
+        """Move the columns of `nodes` behind column `root` and cut the cache there: for a draft that was grown below it."""
+        path = np.array([nodes], np.int64).reshape(1, len(nodes))
+        _keep(self.parts.memory, np.array([slot]), np.array([root]), path, np.array([len(nodes)]))
 
     def release(self, slots: Sequence[int]) -> None:
         """Empty the slots."""
         self.lengths[list(slots)] = 0
 
 
-@njit(cache=True)
-def _path_columns(parents, b, n, base, deepest):  # pragma: no cover - compiled
-    """Cache columns of each row's path, root first, -1 behind its end."""
-    paths = np.full((len(b), deepest), -1, np.int64)
-    for r in range(len(b)):
-        length, m = 0, n[r]
-        while m >= 0:
-            length += 1
-            m = parents[b[r], m]
-        m = n[r]
-        for j in range(length - 1, -1, -1):
-            paths[r, j] = base[b[r]] + m
-            m = parents[b[r], m]
-    return paths
+def _spread(rows: Float[Tensor, "R _"], real: Bool[Tensor, "B T"]) -> Float[Tensor, "B T _"]:
+    """Rows of what is real -> rows of all places, zero where there is padding."""
+    if real.all():
+        return rows.unflatten(0, real.shape)
+    placed = torch.zeros(*real.shape, rows.shape[-1])
+    placed[real] = rows[: int(real.sum())]
+    return placed
 
 
 def _special_ids(model: Any) -> tuple[list[int], int | None]:
@@ -598,35 +530,64 @@ def _special_ids(model: Any) -> tuple[list[int], int | None]:
     )
 
 
-def _stack(model: Any, positions: int, head_size: int) -> _Weights:
-    """Take a transformers model's weights."""
+def _stack(parts: Sequence[Tensor]) -> np.ndarray:
+    return torch.stack([x.detach() for x in parts]).float().numpy()
 
-    def array(x: Tensor) -> np.ndarray:
-        return x.detach().float().contiguous().numpy().copy()
 
-    def stack(parts: list[Tensor]) -> np.ndarray:
-        return array(torch.stack(parts))
+def _packed(layers: Sequence[Sequence[Tensor]]) -> np.ndarray:
+    """The matrices of each layer below one another, in panels: [L, panels, inputs, PANEL]."""
+    outputs, inputs = sum(len(w) for w in layers[0]), layers[0][0].shape[1]
+    out = aligned(len(layers), -(-outputs // PANEL), inputs, PANEL)
+    for layer, matrices in enumerate(layers):
+        pack(torch.cat([w.detach() for w in matrices]), out[layer])
+    return out
 
-    layers, inner = model.model.layers, model.model
-    at = [layer.self_attn for layer in layers]
-    nothing = torch.empty(0)
-    projections = [(a.q_proj, a.k_proj, a.v_proj) for a in at]
-    biased = at[0].q_proj.bias is not None
-    normed = hasattr(at[0], "q_norm")
-    cos, sin = inner.rotary_emb(torch.zeros(1, 1, head_size), torch.arange(positions)[None])
-    return _Weights(
-        embed=array(inner.embed_tokens.weight),
-        head=array(model.lm_head.weight),
-        norm=array(inner.norm.weight),
-        attention_norm=stack([layer.input_layernorm.weight for layer in layers]),
-        mlp_norm=stack([layer.post_attention_layernorm.weight for layer in layers]),
-        qkv=stack([torch.cat([p.weight for p in three]) for three in projections]),
-        bias=stack([torch.cat([p.bias for p in three]) if biased else nothing for three in projections]),
-        q_norm=stack([a.q_norm.weight if normed else nothing for a in at]),
-        k_norm=stack([a.k_norm.weight if normed else nothing for a in at]),
-        out=stack([a.o_proj.weight for a in at]),
-        gate_up=stack([torch.cat([layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight]) for layer in layers]),
-        down=stack([layer.mlp.down_proj.weight for layer in layers]),
-        cos=array(cos[0]),
-        sin=array(sin[0]),
+
+def _weights(model: Any, columns: int) -> Weights:
+    inner = model.model
+    layers = inner.layers
+    attention, mlp = [layer.self_attn for layer in layers], [layer.mlp for layer in layers]
+    projections = [(a.q_proj, a.k_proj, a.v_proj) for a in attention]
+    biased, normed = attention[0].q_proj.bias is not None, hasattr(attention[0], "q_norm")
+    none = torch.empty(0)
+    tied = model.lm_head.weight is inner.embed_tokens.weight
+    half = attention[0].head_dim // 2
+    cos, sin = inner.rotary_emb(torch.zeros(1), torch.arange(columns)[None])
+    return Weights(
+        embed=_stack(list(inner.embed_tokens.weight)) if not tied else np.zeros((0, model.config.hidden_size), np.float32),
+        head=_packed([[model.lm_head.weight]])[0],
+        norm=_stack([inner.norm.weight])[0],
+        attention_norm=_stack([layer.input_layernorm.weight for layer in layers]),
+        mlp_norm=_stack([layer.post_attention_layernorm.weight for layer in layers]),
+        qkv=_packed([[p.weight for p in three] for three in projections]),
+        bias=_stack([torch.cat([p.bias for p in three]) if biased else none for three in projections]),
+        q_norm=_stack([a.q_norm.weight if normed else none for a in attention]),
+        k_norm=_stack([a.k_norm.weight if normed else none for a in attention]),
+        out=_packed([[a.o_proj.weight] for a in attention]),
+        gate_up=_packed([[m.gate_proj.weight, m.up_proj.weight] for m in mlp]),
+        down=_packed([[m.down_proj.weight] for m in mlp]),
+        cos=cos[0, :, :half].numpy().copy(),
+        sin=sin[0, :, :half].numpy().copy(),
+    )
+
+
+def _workspace(weights: Weights, sizes: Sizes, columns: int) -> Workspace:
+    hidden, wide = len(weights.norm), weights.gate_up.shape[1] * PANEL
+    queries = CHUNK * sizes.heads // sizes.groups
+    return Workspace(
+        x=aligned(CHUNK, hidden),
+        normed=aligned(CHUNK, hidden),
+        qkv=aligned(CHUNK, weights.qkv.shape[1] * PANEL),
+        mixed=aligned(CHUNK, sizes.heads * sizes.width),
+        update=aligned(CHUNK, weights.out.shape[1] * PANEL),
+        gate_up=aligned(CHUNK, wide),
+        act=aligned(CHUNK, sizes.inner),
+        queries=aligned(queries, sizes.width),
+        scores=aligned(queries, columns),
+        blend=aligned(queries, _whole(sizes.width)),
+        totals=aligned(queries),
+        lanes=aligned(16),
+        found=aligned(TREE_ROOM),
+        rows=np.zeros((CHUNK, 7), np.int64),
+        seen=np.zeros((CHUNK, TREE_ROOM), np.int64),
     )

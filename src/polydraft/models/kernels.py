@@ -1,0 +1,278 @@
+"""Compiled kernels for a few rows at a time: matrix product, normalisation, attention; portable, without a C compiler.
+
+The matrix product is made of tiles written in LLVM's own language through numba: LLVM turns their fixed-width vectors into
+AVX-512, AVX2 or NEON. Weights are packed into panels of `PANEL` output columns,
+
+    packed[j, i, c] = W[j * PANEL + c, i]
+
+so that a pass reads every weight once from memory, front to back, for all its rows, and no sum over lanes is needed. Each
+output is one chain of fused multiply-adds over i: a row's result has the same bits whatever other rows are in the pass.
+All sums of one row are made in an order that depends on that row alone; attention is two such products, over cached
+keys and values in panels, with `soften` between them.
+"""
+
+import llvmlite.binding
+import numpy as np
+import torch
+from jaxtyping import Float
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from torch import Tensor
+
+__all__ = [
+    "LANES",
+    "PANEL",
+    "add",
+    "aligned",
+    "instruction_set",
+    "matmul",
+    "norm_part",
+    "pack",
+    "product",
+    "rms_norm",
+    "soften",
+    "swiglu",
+]
+
+_FEATURES = llvmlite.binding.get_host_cpu_features()
+_WIDE = bool(_FEATURES.get("avx512f"))
+LANES = 16 if _WIDE else 8
+"""Floats in one vector."""
+PANEL = 2 * LANES
+"""Output columns that a tile computes at once."""
+_UNROLL = 4
+_ROWS = 8 if _WIDE else 6
+"""Rows of a tile: with two vectors each they fill the registers."""
+_FAST = {"reassoc", "contract", "nsz", "arcp"}
+
+
+def instruction_set() -> str:
+    """Which vectors the kernels run on, for reports.
+
+    Example:
+        >>> instruction_set() in ("AVX-512", "AVX2", "NEON", "baseline")
+        True
+    """
+    known = {"avx512f": "AVX-512", "avx2": "AVX2", "neon": "NEON"}
+    return next((name for feature, name in known.items() if _FEATURES.get(feature)), "baseline")
+
+
+def aligned(*shape: int) -> np.ndarray:
+    """Float32 zeros that begin on a cache line; the system hands out a page when it is first written.
+
+    Example:
+        >>> aligned(3, 5).ctypes.data % 64
+        0
+    """
+    size = 4 * int(np.prod(shape))
+    raw = np.zeros(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size].view(np.float32).reshape(shape)
+
+
+def pack(weight: Float[Tensor, "O I"], out: np.ndarray) -> None:
+    """Write a weight matrix into panels; columns that fill up the last panel are zero.
+
+    Example:
+        >>> out = aligned(1, 2, PANEL)
+        >>> pack(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), out)
+        >>> out[0, :, :3].tolist()
+        [[1.0, 3.0, 0.0], [2.0, 4.0, 0.0]]
+    """
+    panels, inputs, _ = out.shape
+    full, rest = divmod(weight.shape[0], PANEL)
+    packed, source = torch.from_numpy(out), weight.detach()
+    packed[:full].copy_(source[: full * PANEL].view(full, PANEL, inputs).transpose(1, 2))
+    if rest:
+        packed[panels - 1, :, :rest].copy_(source[full * PANEL :].T)
+
+
+def _tile(rows: int):
+    """y[yo + r ys + c] = sum_i x[xo + r xs + i] w[wo + i PANEL + c] for `rows` values of r, all c below PANEL, i below n."""
+
+    @intrinsic
+    def tile(typingctx, x, xo, xs, w, wo, y, yo, ys, n):
+        size = types.intp
+        return types.void(x, size, size, w, size, y, size, size, size), emit
+
+    def emit(context, builder, signature, args):
+        x, xo, xs, w, wo, y, yo, ys, n = args
+        builder.function.attributes.add("noinline")  # one copy of the tiles, not one for every product in a pass
+        vector, lane = ir.VectorType(ir.FloatType(), LANES), ir.IntType(32)
+        number = lambda i: ir.Constant(n.type, i)  # noqa: E731
+        start = lambda i, array, offset: builder.gep(  # noqa: E731
+            context.make_array(signature.args[i])(context, builder, array).data, [offset]
+        )
+        vector_at = lambda p, i: builder.bitcast(builder.gep(p, [i]), vector.as_pointer())  # noqa: E731
+        x, w, y = start(0, x, xo), start(3, w, wo), start(5, y, yo)
+        fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{LANES}f32")
+        nothing, everywhere = ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(lane, LANES), [0] * LANES)
+        sums = [[cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * LANES)) for _ in range(2)] for _ in range(rows)]
+        with cgutils.for_range_slice(builder, number(0), n, number(_UNROLL)) as (first, _):
+            for step in range(_UNROLL):
+                i = builder.add(first, number(step))
+                weights = builder.gep(w, [builder.mul(i, number(PANEL))])
+                halves = [builder.load(vector_at(weights, number(half * LANES)), align=4) for half in range(2)]
+                for r in range(rows):
+                    value = builder.load(builder.gep(x, [builder.add(builder.mul(xs, number(r)), i)]))
+                    spread = builder.insert_element(nothing, value, ir.Constant(lane, 0))
+                    spread = builder.shuffle_vector(spread, nothing, everywhere)
+                    for half in range(2):
+                        total = builder.load(sums[r][half])
+                        builder.store(builder.call(fma, [spread, halves[half], total]), sums[r][half])
+        for r in range(rows):
+            row = builder.gep(y, [builder.mul(ys, number(r))])
+            for half in range(2):
+                builder.store(builder.load(sums[r][half]), vector_at(row, number(half * LANES)), align=4)
+        return context.get_dummy_value()
+
+    return tile
+
+
+_1, _2, _3, _4, _5, _6, _7, _8 = (_tile(min(rows, _ROWS)) for rows in range(1, 9))
+
+
+@njit
+def product(x, xo, xs, w, wo, stride, panels, n, y, yo, ys, rows):  # pragma: no cover - compiled
+    """y[r, j PANEL + c] = sum_i x[r, i] w[j, i, c] over i < n (a multiple of 4), every panel read once from memory.
+
+    xo, wo, yo: where the first element lies in the flat array.  xs, ys: from row to row.  stride: from panel to panel.
+    """
+    groups = (rows + _ROWS - 1) // _ROWS
+    for j in range(panels):
+        wj, t = wo + j * stride, 0
+        for g in range(groups):
+            r = (rows - t + groups - g - 1) // (groups - g)
+            xt, yt = xo + t * xs, yo + t * ys + j * PANEL
+            if r == 1:
+                _1(x, xt, xs, w, wj, y, yt, ys, n)
+            elif r == 2:
+                _2(x, xt, xs, w, wj, y, yt, ys, n)
+            elif r == 3:
+                _3(x, xt, xs, w, wj, y, yt, ys, n)
+            elif r == 4:
+                _4(x, xt, xs, w, wj, y, yt, ys, n)
+            elif r == 5:
+                _5(x, xt, xs, w, wj, y, yt, ys, n)
+            elif r == 6:
+                _6(x, xt, xs, w, wj, y, yt, ys, n)
+            elif r == 7:
+                _7(x, xt, xs, w, wj, y, yt, ys, n)
+            else:
+                _8(x, xt, xs, w, wj, y, yt, ys, n)
+            t += r
+
+
+@njit
+def matmul(x, w, y, rows):  # pragma: no cover - compiled
+    """y[:rows] = x[:rows] @ W.T for packed W [P, I, PANEL]; x [*, >= I], y [*, >= P * PANEL]; I a multiple of 4."""
+    zero = np.int64(0)
+    product(x, zero, x.shape[1], w, zero, w.shape[1] * PANEL, w.shape[0], w.shape[1], y, zero, y.shape[1], rows)
+
+
+_LOG2_E, _LN2_HIGH, _LN2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
+_ROUNDING = np.float32(1.5 * 2**23)
+_EXP = tuple(np.float32(1 / d) for d in (1, 2, 6, 24, 120, 720, 5040))
+
+
+@njit(fastmath={"contract"}, forceinline=True, error_model="numpy")
+def exp(x):  # pragma: no cover - compiled
+    """exp of a float32 within 2 ulp between -87 and 88, constant beyond; it calls nothing, so that loops over it are vectorised."""
+    x = np.float32(-87.0) if x < np.float32(-87.0) else x
+    x = np.float32(88.0) if x > np.float32(88.0) else x
+    shifted = x * _LOG2_E + _ROUNDING
+    k = shifted - _ROUNDING
+    r = x - k * _LN2_HIGH
+    r = r - k * _LN2_LOW
+    p = _EXP[6]
+    p = p * r + _EXP[5]
+    p = p * r + _EXP[4]
+    p = p * r + _EXP[3]
+    p = p * r + _EXP[2]
+    p = p * r + _EXP[1]
+    p = p * r + _EXP[0]
+    p = p * r + np.float32(1.0)
+    power = (np.int32(k) + np.int32(127)) << np.int32(23)
+    return p * np.int32(power).view(np.float32)
+
+
+@njit(fastmath=_FAST)
+def rms_norm(
+    x: np.ndarray, gain: np.ndarray, epsilon: np.float32, out: np.ndarray, rows: int
+) -> None:  # pragma: no cover - compiled
+    """out[t] = gain x[t] / sqrt(mean(x[t]^2) + epsilon)."""
+    n = len(gain)
+    for t in range(rows):
+        total = np.float32(0.0)
+        for i in range(n):
+            total += x[t, i] * x[t, i]
+        scale = np.float32(1.0) / np.sqrt(total / np.float32(n) + epsilon)
+        for i in range(n):
+            out[t, i] = x[t, i] * scale * gain[i]
+
+
+@njit(fastmath=_FAST)
+def norm_part(x: np.ndarray, begin: int, gain: np.ndarray, epsilon: np.float32) -> None:  # pragma: no cover - compiled
+    """`rms_norm` of x[begin : begin + len(gain)], in place."""
+    n = len(gain)
+    total = np.float32(0.0)
+    for i in range(n):
+        total += x[begin + i] * x[begin + i]
+    scale = np.float32(1.0) / np.sqrt(total / np.float32(n) + epsilon)
+    for i in range(n):
+        x[begin + i] *= scale * gain[i]
+
+
+@njit(fastmath=_FAST)
+def add(x: np.ndarray, y: np.ndarray, rows: int) -> None:  # pragma: no cover - compiled
+    """x[t] += y[t]; rows of y may be longer."""
+    for t in range(rows):
+        for i in range(x.shape[1]):
+            x[t, i] += y[t, i]
+
+
+@njit(fastmath=_FAST, error_model="numpy")
+def swiglu(x: np.ndarray, n: int, out: np.ndarray, rows: int) -> None:  # pragma: no cover - compiled
+    """out[t, i] = silu(x[t, i]) x[t, n + i]."""
+    for t in range(rows):
+        for i in range(n):
+            gate = x[t, i]
+            out[t, i] = gate / (np.float32(1.0) + exp(-gate)) * x[t, n + i]
+
+
+@njit(fastmath={"contract"}, error_model="numpy")
+def soften(scores, base, seen, count, end, lanes, found):  # pragma: no cover - compiled
+    """Scores of one query over columns -> weights, not yet divided by their sum, which is returned; 0 where it does not look.
+
+    It looks at columns 0 .. base-1 and at seen[:count], which lie between base and end; end is the row's last column plus 1.
+    Each weight is added in the lane of its position, so that the sum does not depend on which column a token lies in.
+    lanes: [16] and found: [>= count], both for scratch.
+    """
+    top = np.float32(-np.inf)
+    for c in range(base):
+        top = scores[c] if scores[c] > top else top
+    for j in range(count):
+        found[j] = scores[seen[j]]
+        top = found[j] if found[j] > top else top
+    for c in range(base):
+        scores[c] = exp(scores[c] - top)
+    for c in range(base, end):
+        scores[c] = np.float32(0.0)
+    for k in range(16):
+        lanes[k] = np.float32(0.0)
+    whole = base // 16 * 16
+    for c in range(0, whole, 16):
+        for k in range(16):
+            lanes[k] += scores[c + k]
+    for c in range(whole, base):
+        lanes[c - whole] += scores[c]
+    for j in range(count):
+        weight = exp(found[j] - top)
+        scores[seen[j]] = weight
+        lanes[(base + j) & 15] += weight
+    total = np.float32(0.0)
+    for k in range(16):
+        total += lanes[k]
+    return total

@@ -1,0 +1,201 @@
+"""A whole proposal of a compiled draft model in one call: passes, laws and draws, depth by depth for the whole batch.
+
+K paths of equal length hang below the root; nodes lie depth by depth, paths in order. Paths that agree share their rows:
+a prefix is run through the model once, whatever the number of its copies.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numba import njit
+from torch import Tensor
+
+from polydraft.core import NoiseKey, TokenTree
+from polydraft.models.kernels import PANEL, exp
+from polydraft.models.llama import compiled_pass
+from polydraft.noise import choose_row, clock_at, uniform_at
+
+if TYPE_CHECKING:
+    from polydraft.models.llama import CompiledLlama
+
+__all__ = ["propose_paths"]
+
+_f32 = np.float32
+LONGEST_PENDING = 32
+"""Committed tokens that a proposal reads itself; more are read by a pass of their own before."""
+
+
+@njit(cache=True, fastmath={"contract"}, error_model="numpy")
+def _law(logits, bias, temperature, top_k, top_p, min_p, out):  # pragma: no cover - compiled
+    """out = the law that a draft token is drawn from; logits are changed."""
+    V = out.size
+    for i in range(bias.size):
+        logits[i] += bias[i]
+    best = 0
+    for i in range(V):
+        if logits[i] > logits[best]:
+            best = i
+    if temperature == 0.0:
+        out[:] = 0
+        out[best] = 1
+        return
+    top, inverse = logits[best], _f32(1.0 / temperature)
+    for i in range(V):
+        out[i] = exp((logits[i] - top) * inverse)
+    if 0 < top_k < V:
+        least = np.partition(out, V - top_k)[V - top_k]
+        for i in range(V):
+            if out[i] < least:
+                out[i] = 0
+    if top_p < 1.0:
+        order, wanted = np.argsort(-out), top_p * out.sum()
+        kept, mass = 0, 0.0
+        while kept < V and mass < wanted:
+            mass += out[order[kept]]
+            kept += 1
+        out[order[kept:]] = 0
+    if min_p > 0.0:
+        for i in range(V):
+            if out[i] < min_p * out[best]:
+                out[i] = 0
+    share = _f32(1.0 / out.sum())
+    for i in range(V):
+        out[i] *= share
+
+
+@njit(cache=True, error_model="numpy")
+def _race(q, seed, sample, position, drawn):  # pragma: no cover - compiled
+    """drawn = the tokens of the smallest clock / q, best first; the last one again where q has no more tokens."""
+    count = 0
+    arrival = np.empty(drawn.size)
+    for i in range(q.size):
+        if q[i] > 0.0:
+            at = clock_at(seed, sample, position, i) / np.float64(q[i])
+            if count < drawn.size or at < arrival[count - 1]:
+                j = count if count < drawn.size else count - 1
+                while j > 0 and arrival[j - 1] > at:
+                    arrival[j], drawn[j] = arrival[j - 1], drawn[j - 1]
+                    j -= 1
+                arrival[j], drawn[j] = at, i
+                count = min(count + 1, drawn.size)
+    for j in range(count, drawn.size):
+        drawn[j] = drawn[count - 1]
+
+
+@njit(cache=True, error_model="numpy")
+def _propose(parts, vocab, slots, pending, counts, keys, widths, depths, law, bias, coupled):  # pragma: no cover - compiled
+    """pending [B, P] ends with the root; keys [B, 3] = seed, sample, position; law [B, 4] = temperature, top_k, top_p, min_p.
+
+    Returns tokens, parents, rows [B, N] and probs [B, R, V]. coupled: draws by the race, else independent ones.
+    """
+    B = slots.size
+    N, distinct, P = 1, 1, pending.shape[1]
+    for b in range(B):
+        N = max(N, 1 + widths[b] * depths[b])
+        distinct = max(distinct, 1 + widths[b] * (depths[b] - 1))
+    tokens, parents, rows = np.zeros((B, N), np.int64), np.full((B, N), -1, np.int64), np.full((B, N), -1, np.int64)
+    probs = np.zeros((B, distinct, vocab), _f32)
+    first, row_of = np.zeros((B, N), np.int64), np.full((B, N), -1, np.int64)  # earliest copy of a node, its row of probs
+    fed, above = np.zeros((B, P + N), np.int64), np.full((B, P + N), -1, np.int64)  # the tree that the model sees
+    begins, ends, wanted, used = np.zeros(B, np.int64), np.zeros(B, np.int64), np.zeros(B, np.int64), np.zeros(B, np.int64)
+    whole = parts.weights.head.shape[0] * PANEL
+    taken = np.full(parts.weights.attention_norm.shape[0] + 1, -1, np.int64)
+    states, drawn = np.empty((0, 0, 0), _f32), np.empty(widths.max(), np.int64)
+    extra, mask = np.empty((B, 3, 0), np.int64), np.empty((B, 0, 0), np.bool_)
+    for b in range(B):
+        tokens[b, 0] = pending[b, counts[b] - 1]
+        for i in range(counts[b]):
+            fed[b, i], above[b, i] = pending[b, i], i - 1
+    for d in range(depths.max()):
+        R = 0
+        for b in range(B):
+            root = counts[b] - 1
+            begins[b] = 0 if d == 0 else root + 1 + (d - 1) * widths[b]
+            ends[b] = begins[b] if d >= depths[b] else root + 1 if d == 0 else begins[b] + widths[b]
+            wanted[b] = root if d == 0 else begins[b]
+            R += ends[b] - wanted[b] if ends[b] > wanted[b] else 0
+        logits = np.empty((R, whole), _f32)
+        compiled_pass(parts, slots, fed, above, begins, ends, wanted, logits, states, taken, extra, mask)
+        r = 0
+        for b in range(B):
+            for n in range(wanted[b], ends[b]):
+                node = n - counts[b] + 1
+                if first[b, node] != node:
+                    continue
+                row_of[b, node] = used[b]
+                _law(logits[r], bias[b], law[b, 0], int(law[b, 1]), law[b, 2], law[b, 3], probs[b, used[b]])
+                used[b] += 1
+                r += 1
+            if d >= depths[b]:
+                continue
+            for k in range(widths[b]):
+                n, root = 1 + d * widths[b] + k, counts[b] - 1
+                parent = 0 if d == 0 else n - widths[b]
+                source = row_of[b, first[b, parent]]
+                parents[b, n], rows[b, n] = parent, source
+                if not coupled:
+                    tokens[b, n] = choose_row(probs[b, source], uniform_at(keys[b, 0], keys[b, 1], keys[b, 2], 0, n))
+                elif d > 0:
+                    _race(probs[b, source], keys[b, 0], keys[b, 1], keys[b, 2] + d, drawn[:1])
+                    tokens[b, n] = drawn[0]
+                else:
+                    if k == 0:
+                        _race(probs[b, source], keys[b, 0], keys[b, 1], keys[b, 2], drawn[: widths[b]])
+                    tokens[b, n] = drawn[k]
+                first[b, n] = n
+                for m in range(n - k, n):
+                    if tokens[b, m] == tokens[b, n] and (d == 0 or first[b, parents[b, m]] == first[b, parent]):
+                        first[b, n] = first[b, m]
+                        break
+                if first[b, n] == n:
+                    fed[b, root + n], above[b, root + n] = tokens[b, n], root + first[b, parent]
+    return tokens, parents, rows, probs
+
+
+def propose_paths(
+    model: "CompiledLlama",
+    slots: Sequence[int],
+    pending: Sequence[Sequence[int]],
+    key: NoiseKey,
+    widths: Sequence[int],
+    depths: Sequence[int],
+    law: Float[Tensor, "B 4"],
+    bias: Float[Tensor, "B _"],
+    *,
+    coupled: bool = False,
+) -> tuple[TokenTree, Int[Tensor, "B N"], Float[Tensor, "B R V"]]:
+    """K paths for every row in one compiled call: the tree, each node's row, and the rows that tokens were drawn from.
+
+    pending: committed tokens that the cache lacks, the root last; they are cached where depths[b] > 0.
+    law: temperature, top_k, top_p, min_p.  bias: added to logits, [B, V] or [B, 0].
+    coupled: children of the root are the smallest clock / q, and so is the one child of each node below
+        (Kobus & Gunduz 2025, arXiv 2504.15475); else every token is an independent draw of its row.
+    """
+    index, deep = np.asarray(slots), np.asarray(depths)
+    for slot, ids, depth in zip(slots, pending, depths, strict=True):
+        if depth and len(ids) > LONGEST_PENDING:
+            model.prefill([slot], [ids[:-LONGEST_PENDING]])
+    left = [ids[-LONGEST_PENDING:] if depth else ids[-1:] for ids, depth in zip(pending, depths, strict=True)]
+    counts = np.array([len(ids) for ids in left])
+    padded = np.array([[*ids, *[0] * (counts.max() - len(ids))] for ids in left])
+    keys = torch.stack([key.seed, key.sample, key.position], 1).numpy()
+    found = _propose(
+        model.parts,
+        model.vocab_size,
+        index,
+        padded,
+        counts,
+        keys,
+        np.asarray(widths),
+        deep,
+        law.double().numpy(),
+        bias.float().numpy(),
+        coupled,
+    )
+    model.lengths[index[deep > 0]] += counts[deep > 0]
+    model.passes += int(deep.max(initial=0))
+    tokens, parents, rows, probs = map(torch.from_numpy, found)
+    return TokenTree(tokens, parents), rows, probs
