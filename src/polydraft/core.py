@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -325,13 +326,20 @@ class Target(Protocol):
     vocab_size: int
     max_model_len: int
     max_num_seqs: int
+    lengths: np.ndarray
+    """[slots] committed tokens in each cache; lowering one forgets the last of them."""
 
     def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> Scores:
         """Append committed tokens to the slots' caches, in chunks; logits of the last row only ([B, 1, V])."""
         ...
 
-    def score(self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: AuxRows | None = None) -> Scores:
-        """One pass over all nodes; the committed cache is not changed."""
+    def score(
+        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: AuxRows | None = None, since: int = 0
+    ) -> Scores:
+        """One pass over the nodes `since` .. N-1, whose ancestors the last calls on these slots scored (a tree that grows).
+
+        The committed cache is not changed. hidden: layers whose states are wanted, as in transformers' `hidden_states`.
+        """
         ...
 
     def commit(self, slots: Sequence[int], outcome: Outcome) -> None:

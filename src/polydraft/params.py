@@ -90,6 +90,7 @@ class SamplingParams:
             ("stop", all(isinstance(s, str) and s for s in self.stop), "non-empty strings", "Drop the empty string: it would stop at once."),
             ("n", self.n >= 1, "an integer >= 1", "Ask for at least one sample."),
             ("logprobs", self.logprobs is None or self.logprobs >= 0, "an integer >= 0 or None", "0 reports the emitted token alone."),
+            ("seed", self.seed is None or (isinstance(self.seed, int) and 0 <= self.seed < 2**63), "None or an integer in [0, 2**63)", "Use any whole number there."),
             ("logprobs_mode", self.logprobs_mode in ("raw", "processed"), '"raw" or "processed"', "Choose one of the two."),
         ]  # fmt: skip
 

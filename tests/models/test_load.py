@@ -7,6 +7,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from models.tree_rounds import small_model
+from polydraft.core import SamplingParams
+from polydraft.engine.api import Engine
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.models import pair
 from polydraft.models.hf import HFTarget
@@ -181,3 +183,18 @@ def test_a_draft_with_a_shorter_context_is_refused():
     check_same_context(64, 64)
     with pytest.raises(IncompatibleError, match="max_model_len <= 32 for both"):
         check_same_context(64, 32)
+
+
+def test_padding_beyond_the_tokenizer_is_never_emitted_with_or_without_a_draft(tmp_path):
+    sizes = {"target": 64, "draft": 32}
+    for name, size in sizes.items():
+        config = LlamaConfig(vocab_size=size, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
+        small_model(config).save_pretrained(tmp_path / name)
+        tokenizer().save_pretrained(tmp_path / name)
+    params = SamplingParams(temperature=3.0, max_tokens=40, seed=1, ignore_eos=True)
+    for options in ({}, {"draft": str(tmp_path / "draft")}, {"draft": str(tmp_path / "draft"), "backend": "transformers"}):
+        engine = Engine.from_pretrained(str(tmp_path / "target"), max_model_len=64, **options)
+        (result,) = engine.generate("a b", params)
+        assert len(result.token_ids) == 40
+        assert max(result.token_ids) < len(WORDS)
+        assert result.stats.drafter_error is None

@@ -92,6 +92,7 @@ class ModelDrafter:
     """A smaller causal model as a drafter.
 
     model: compiled or through transformers, with as many slots as requests run at once.  kind: see the module.
+    stop_ids: end-of-sequence ids, which `min_tokens` masks.
 
     Raises:
         UnknownNameError: a kind that does not exist.
@@ -104,10 +105,11 @@ class ModelDrafter:
     methods = tuple(KINDS.values())
     needs: frozenset[str] = frozenset()
 
-    def __init__(self, model: Target, kind: str = "paths") -> None:
+    def __init__(self, model: Target, kind: str = "paths", *, stop_ids: Sequence[int] = ()) -> None:
         if kind not in KINDS:
             raise unknown_name("kind of model drafter", kind, KINDS)
         self.model, self.kind, self.info = model, kind, KINDS[kind]
+        self._stop_ids = tuple(stop_ids)
         self._free = list(range(model.max_num_seqs))[::-1]
         self._compiled = isinstance(model, CompiledLlama) and kind in ("paths", "chain", "coupled")
 
@@ -118,7 +120,7 @@ class ModelDrafter:
             raise InvalidInputError(
                 "drafter 'model' was asked for without a draft model; give draft=..., or use drafter='ngram'."
             )
-        return cls(parts.draft_model, kind)
+        return cls(parts.draft_model, kind, stop_ids=parts.eos_token_ids)
 
     def start(self, requests: Sequence[Request]) -> list[ModelState]:
         """Read the prompts into free slots; see `core.Drafter.start`."""
@@ -158,8 +160,8 @@ class ModelDrafter:
         """Forget what an unobserved proposal left in the cache, so that proposing is repeatable."""
         for s in states:
             cached = len(s.context) - len(s.pending)
-            if self.model.lengths[s.slot] > cached:  # type: ignore[attr-defined]
-                self.model.lengths[s.slot] = cached  # type: ignore[attr-defined]
+            if self.model.lengths[s.slot] > cached:
+                self.model.lengths[s.slot] = cached
 
     def _empty(self, states: Sequence[ModelState]) -> Draft:
         bare = Draft.empty(torch.tensor([s.context[-1] for s in states]))
@@ -236,7 +238,7 @@ class ModelDrafter:
         if isinstance(self.model, CompiledLlama):
             self.model.keep(s.slot, fed, root)
             return
-        self.model.lengths[s.slot] = root  # type: ignore[attr-defined]
+        self.model.lengths[s.slot] = root
         path = torch.tensor([fed], dtype=torch.int64).reshape(1, len(fed))
         self.model.commit([s.slot], Outcome(path, torch.tensor([len(fed)]), torch.zeros(1, dtype=torch.int64)))
 
@@ -268,7 +270,7 @@ class _Growth:
             groups.setdefault((since, len(self.tokens[b])), []).append(b)
         for (since, _), batch in groups.items():
             tree = trees.pad([(self.tokens[b], self.parents[b]) for b in batch])
-            scores = self.drafter.model.score([self.states[b].slot for b in batch], tree, since=since)  # type: ignore[call-arg]
+            scores = self.drafter.model.score([self.states[b].slot for b in batch], tree, since=since)
             whole = torch.zeros(len(batch), tree.num_nodes, scores.logits.shape[-1])
             whole[:, since:] = scores.logits.cpu()
             probs = sampling.laws(
@@ -277,6 +279,7 @@ class _Growth:
                 [self.states[b].context for b in batch],
                 [len(self.states[b].request.prompt_token_ids) for b in batch],
                 [self.states[b].request.params for b in batch],
+                self.drafter._stop_ids,
             )
             first = trees.first_copies(tree)
             for i, b in enumerate(batch):

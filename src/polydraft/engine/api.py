@@ -81,7 +81,11 @@ class Engine(Loop):
         small = None
         if draft is not None:
             small = load.load_model(draft, **options)
-            load.check_same_vocabulary(tokenizer, load.load_tokenizer(draft), model.vocab_size, small.vocab_size)
+            load.check_same_context(model.max_model_len, small.max_model_len)
+            small.vocab_size = load.check_same_vocabulary(
+                tokenizer, load.load_tokenizer(draft), model.vocab_size, small.vocab_size
+            )
+        model.vocab_size = load.num_token_ids(tokenizer, model.vocab_size)
         return cls.of(
             model,
             tokenizer=tokenizer,

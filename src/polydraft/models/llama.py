@@ -23,7 +23,7 @@ from torch import Tensor
 from polydraft.core import AuxRows, Outcome, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.kernels import PANEL, add, aligned, matmul, norm_part, pack, product, rms_norm, soften, swiglu
-from polydraft.models.memory import check_memory
+from polydraft.models.memory import check_memory, fitting_length
 from polydraft.models.supported import check_supported, context_length
 
 __all__ = ["CompiledLlama", "Parts", "compiled_pass"]
@@ -347,7 +347,6 @@ class CompiledLlama:
             raise IncompatibleError(f"{type(model).__name__} cannot be compiled: {reason}. Use backend='transformers'.")
         config = model.config
         check_supported(config, max_model_len)
-        self.max_model_len, self.max_num_seqs = int(max_model_len or context_length(config) or 0), max_num_seqs
         self.name, self.vocab_size = str(config.name_or_path or type(model).__name__), int(config.vocab_size)
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self.eos_token_ids, self.bos_token_id = _special_ids(model)
@@ -359,6 +358,9 @@ class CompiledLlama:
             config.intermediate_size,
             np.float32(config.rms_norm_eps),
         )
+        self.max_num_seqs = max_num_seqs
+        each_token = 8 * config.num_hidden_layers * max_num_seqs * sizes.groups * width
+        self.max_model_len = int(max_model_len or fitting_length(context_length(config) or 0, each_token, TREE_ROOM, self.device))
         columns = _whole(self.max_model_len + TREE_ROOM)
         each = (config.num_hidden_layers, max_num_seqs, sizes.groups)
         keys, values = (*each, columns // PANEL, width, PANEL), (*each, _whole(width) // PANEL, columns, PANEL)

@@ -12,7 +12,7 @@ from polydraft.models.folder import load_module
 from polydraft.models.hf import HFTarget
 from polydraft.models.llama import CompiledLlama
 
-__all__ = ["check_same_context", "check_same_vocabulary", "encode", "load_model", "load_tokenizer"]
+__all__ = ["check_same_context", "check_same_vocabulary", "encode", "load_model", "load_tokenizer", "num_token_ids"]
 
 BACKENDS = ("auto", "compiled", "transformers")
 ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -97,12 +97,25 @@ def encode(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
+def num_token_ids(tokenizer: Any, num_rows: int) -> int:
+    """How many ids a tokenizer has; rows of a model's logits beyond them are padding, which gets no mass.
+
+    num_rows: rows of the model's logits, which the result does not exceed.
+
+    Example:
+        >>> from polydraft.models import pair
+        >>> num_token_ids(load_tokenizer(str(pair.target_folder())), 2176)
+        2048
+    """
+    return min(max(tokenizer.get_vocab().values()) + 1, num_rows)
+
+
 def check_same_vocabulary(target: Any, draft: Any, target_size: int, draft_size: int) -> int:
     """Refuse a draft whose tokens are not the target's; returns how many ids there are.
 
     target, draft: tokenizers.
     target_size, draft_size: rows of the models' logits; those beyond the tokenizer are padding, and their number may differ:
-        set both models' `vocab_size` to the number returned, so that padding gets no mass.
+        set both models' `vocab_size` to the number returned, see `num_token_ids`.
     Different special roles (another EOS, say) only cost acceptance: they are warned about.
 
     Raises:
