@@ -26,7 +26,7 @@ from torch import Tensor
 from polydraft.core import NoiseKey
 from polydraft.errors import InvalidInputError
 
-__all__ = ["Stream", "choose", "choose_row", "clock_at", "clocks", "uniform_at", "uniforms"]
+__all__ = ["Stream", "choose", "choose_row", "clock_at", "clocks", "draw", "uniform_at", "uniforms"]
 
 
 class Stream(IntEnum):
@@ -332,3 +332,24 @@ def choose(probs: Float[Tensor, "*M V"], u: Float[Tensor, "*M"]) -> Int[Tensor, 
             f"probability row {bad} sums to {float(rows[bad].sum())}; expected a positive finite sum. Check its logits for NaN."
         )
     return ids.view(u.shape)
+
+
+@njit(cache=True, error_model="numpy")
+def _draw(probs, seed, sample, position, stream):  # pragma: no cover - compiled
+    out = np.empty(len(seed), np.int64)
+    for b in range(len(seed)):
+        out[b] = choose_row(probs[b], uniform_at(seed[b], sample[b], position[b], stream, 0))
+    return out
+
+
+def draw(probs: Float[Tensor, "B V"], key: NoiseKey, stream: Stream) -> Int[Tensor, "B"]:
+    """`choose` with draw 0 of a stream: row b meets the noise of row b of the key.
+
+    Example:
+        >>> draw(torch.tensor([[0.0, 1.0]]), NoiseKey.of([1], [0], [10]), Stream.EXTRA).tolist()
+        [1]
+    """
+    if probs.device.type != "cpu" or probs.dtype not in (torch.float32, torch.float64):
+        return choose(probs, uniforms(key, stream, 1)[:, 0])
+    drawn = _draw(probs.contiguous().numpy(), *_arrays(key), int(stream))
+    return torch.from_numpy(drawn) if drawn.min() >= 0 else choose(probs, uniforms(key, stream, 1)[:, 0])

@@ -61,6 +61,23 @@ def _first_copies(tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:  # pra
     return first
 
 
+@njit(cache=True)
+def _path_to(parents: np.ndarray, node: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # pragma: no cover - compiled
+    length = np.zeros(len(node), np.int64)
+    for b in range(len(node)):
+        n = node[b]
+        while n > 0:
+            length[b] += 1
+            n = parents[b, n]
+    path = np.full((len(node), length.max() if len(node) else 0), -1, np.int64)
+    for b in range(len(node)):
+        n = node[b]
+        for i in range(length[b] - 1, -1, -1):
+            path[b, i] = n
+            n = parents[b, n]
+    return path, length
+
+
 def _host(x: Tensor) -> np.ndarray:
     return x.detach().cpu().contiguous().numpy()
 
@@ -100,15 +117,18 @@ class Dedup:
     """The tree to score and where to find each drafted node in it.
 
     tree: every distinct prefix once.  row: [B, N] node of `tree` with the same prefix (padding: the root).
-    node: [B, M] first drafted node of each scored node (padding: 0).
+    node: [B, M] first drafted node of each scored node (padding: 0).  same: the drafted tree itself is scored.
     """
 
     tree: TokenTree
     row: Int[Tensor, "B N"]
     node: Int[Tensor, "B M"]
+    same: bool = False
 
     def expand(self, rows: Tensor) -> Tensor:
         """From [B, M, ...] per scored node to [B, N, ...] per drafted node (copies get bit-equal rows)."""
+        if self.same:
+            return rows
         index = self.row.reshape(*self.row.shape, *([1] * (rows.ndim - 2)))
         return rows.gather(1, index.expand(*self.row.shape, *rows.shape[2:]))
 
@@ -123,10 +143,11 @@ def dedup(tree: TokenTree) -> Dedup:
     """
     tokens, parents = _host(tree.tokens), _host(tree.parents)
     first = _first_copies(tokens, parents)
-    keep = (first == np.arange(tree.num_nodes)) & ((parents >= 0) | (np.arange(tree.num_nodes) == 0))
+    index = np.arange(tree.num_nodes)
+    keep = (first == index) & ((parents >= 0) | (index == 0))
     if keep.all():
-        rows = torch.arange(tree.num_nodes, device=tree.tokens.device).expand_as(tree.tokens)
-        return Dedup(tree, rows, rows)
+        rows = torch.from_numpy(index).to(tree.tokens.device).expand_as(tree.tokens)
+        return Dedup(tree, rows, rows, same=True)
     B, M = len(keep), int(keep.sum(1).max())
     order = np.argsort(~keep, axis=1, kind="stable")[:, :M]
     real = np.take_along_axis(keep, order, 1)
@@ -151,21 +172,9 @@ def path_to(tree: TokenTree, node: Int[Tensor, "B"]) -> tuple[Int[Tensor, "B A"]
         >>> path.tolist(), length.tolist()
         ([[1, 3]], [2])
     """
-    parents = tree.parents.tolist()
-    paths: list[list[int]] = []
-    for above, n in zip(parents, node.tolist(), strict=True):
-        path: list[int] = []
-        while n > 0:
-            path.append(n)
-            n = above[n]
-        paths.append(path[::-1])
-    longest = max(map(len, paths), default=0)
-    padded = [p + [-1] * (longest - len(p)) for p in paths]
+    path, length = _path_to(_host(tree.parents), _host(node))
     device = tree.parents.device
-    return (
-        torch.tensor(padded, dtype=torch.int64, device=device).reshape(len(paths), longest),
-        torch.tensor([len(p) for p in paths], dtype=torch.int64, device=device),
-    )
+    return torch.from_numpy(path).to(device), torch.from_numpy(length).to(device)
 
 
 def pad(trees: Sequence[tuple[Sequence[int], Sequence[int]]]) -> TokenTree:
@@ -187,17 +196,32 @@ def subtree(tree: TokenTree, b: int) -> TokenTree:
     return TokenTree(tree.tokens[b : b + 1, :size], tree.parents[b : b + 1, :size])
 
 
+@njit(cache=True)
+def _fault(tokens: np.ndarray, parents: np.ndarray, vocab_size: int) -> int:  # pragma: no cover - compiled
+    """0 where all is well, 1 for the order of nodes, 2 for padding before a node, 3 for a token id."""
+    for b in range(parents.shape[0]):
+        if parents[b, 0] != -1:
+            return 1
+        for n in range(parents.shape[1]):
+            if parents[b, n] >= n:
+                return 1
+            if n > 1 and parents[b, n] >= 0 and parents[b, n - 1] < 0:
+                return 2
+            if not 0 <= tokens[b, n] < vocab_size:
+                return 3
+    return 0
+
+
 def check(tree: TokenTree, vocab_size: int) -> None:
     """Raise InvalidInputError unless parents are in topological order, padding is last and ids are below `vocab_size`."""
-    parents, real = tree.parents, tree.is_node
-    index = torch.arange(tree.num_nodes, device=parents.device)
-    if (parents[:, 0] != -1).any() or (parents >= index).any():
+    fault = _fault(_host(tree.tokens), _host(tree.parents), vocab_size)
+    if fault == 1:
         raise InvalidInputError(
-            f"parents {parents.tolist()} were given; expected -1 at node 0 and parents[n] < n. Sort the nodes topologically."
+            f"parents {tree.parents.tolist()} were given; expected -1 at node 0 and parents[n] < n. Sort the nodes topologically."
         )
-    if (real[:, 1:] & ~real[:, :-1]).any():
-        raise InvalidInputError(f"parents {parents.tolist()} were given; expected padding (-1) only after the last node.")
-    if (tree.tokens < 0).any() or (tree.tokens >= vocab_size).any():
+    if fault == 2:
+        raise InvalidInputError(f"parents {tree.parents.tolist()} were given; expected padding (-1) only after the last node.")
+    if fault == 3:
         bad = int(tree.tokens[(tree.tokens < 0) | (tree.tokens >= vocab_size)][0])
         raise InvalidInputError(
             f"token id {bad} was given; expected 0 <= id < {vocab_size}. Check that the tokenizer belongs to the model."

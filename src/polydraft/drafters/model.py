@@ -14,6 +14,7 @@ Depth and width are fixed before the first draw of a round; no drawn token is ev
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 import torch
 from jaxtyping import Float
@@ -209,29 +210,19 @@ class ModelDrafter:
     def observe(self, states: Sequence[ModelState], outcome: Outcome, scores: Scores) -> list[ModelState]:
         """Keep the cache rows of the accepted path; see `core.Drafter.observe`."""
         new: list[ModelState] = []
-        emitted = outcome.emitted(scores.tree)
-        first = trees.first_copies(scores.tree).tolist()
-        inner = {b: set(row) for b, row in enumerate(scores.tree.parents.tolist())}
+        emitted, paths = outcome.emitted(scores.tree), outcome.path.tolist()
+        first, parents = trees.first_copies(scores.tree).tolist(), scores.tree.parents.tolist()
         for b, s in enumerate(states):
-            nodes = [first[b][n] for n in outcome.path[b, : outcome.num_accepted[b]].tolist()]
-            drafted = bool((scores.tree.parents[b] >= 0).any())
+            inner = {first[b][n] for n in parents[b] if n >= 0}  # contexts that were fed to the model: they have children
             tokens = s.context + tuple(emitted[b])
-            fed: list[int] = []
-            for n in nodes:
-                if not self._was_fed(n, inner[b], first[b]):
-                    break
-                fed.append(n)
-            if drafted:
-                self._keep(s, fed)
-                new.append(replace(s, context=tokens, pending=tokens[len(s.context) + len(fed) :]))
-            else:
+            if not inner:
                 new.append(replace(s, context=tokens, pending=s.pending + tuple(emitted[b])))
+                continue
+            nodes = [first[b][n] for n in paths[b] if n >= 0]
+            fed = list(takewhile(inner.__contains__, nodes))
+            self._keep(s, fed)
+            new.append(replace(s, context=tokens, pending=tokens[len(s.context) + len(fed) :]))
         return new
-
-    @staticmethod
-    def _was_fed(node: int, parents: set[int], first: list[int]) -> bool:
-        """A node was fed to the model if it, or a copy of it, has children."""
-        return any(first[n] == node for n in parents if n > 0)
 
     def _keep(self, s: ModelState, fed: list[int]) -> None:
         root = len(s.context) - 1

@@ -107,13 +107,7 @@ def observe(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores
     live = [b for b, s in enumerate(sequences) if s.drafting]
     if not live:
         return
-    rows = torch.tensor(live)
-    kept = Outcome(outcome.path[rows], outcome.num_accepted[rows], outcome.token[rows])
-    seen = Scores(
-        TokenTree(scores.tree.tokens[rows], scores.tree.parents[rows]),
-        scores.logits[rows],
-        {layer: states[rows] for layer, states in scores.hidden.items()},
-    )
+    kept, seen = (outcome, scores) if len(live) == len(sequences) else _some(live, outcome, scores)
     try:
         states = drafter.observe([sequences[b].state for b in live], kept, seen)
     except Exception as error:
@@ -122,3 +116,11 @@ def observe(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores
         return
     for b, state in zip(live, states, strict=True):
         sequences[b].state = state
+
+
+def _some(rows: list[int], outcome: Outcome, scores: Scores) -> tuple[Outcome, Scores]:
+    """The same of some rows only."""
+    index = torch.tensor(rows)
+    kept = Outcome(outcome.path[index], outcome.num_accepted[index], outcome.token[index])
+    trees = TokenTree(scores.tree.tokens[index], scores.tree.parents[index])
+    return kept, Scores(trees, scores.logits[index], {layer: states[index] for layer, states in scores.hidden.items()})

@@ -191,10 +191,8 @@ class Loop:
 
     def _emit(self, b: int, s: Sequence, done: Round) -> StepOutput:
         """Append the round's tokens up to a stop, with text, origins and log-probabilities."""
-        nodes = done.rows_emitted(b)
-        tokens = [*done.draft.tree.tokens[b, nodes[1:]].tolist(), int(done.outcome.token[b])]
-        branch = _branch(done, b, nodes)
-        origins = [Origin(self._source, branch)] * (len(tokens) - 1) + [Origin("target")]
+        nodes, tokens = done.nodes[b], done.tokens[b]
+        origins = [Origin(self._source, _branch(done, b))] * (len(tokens) - 1) + [Origin("target")]
         kept = 0
         for token in tokens:
             s.stopper.push(token)
@@ -215,12 +213,10 @@ class Loop:
         return StepOutput(s.request.id, tokens[:kept], origins[:kept], s.stopper.take(), s.sample)
 
 
-def _branch(done: Round, b: int, nodes: list[int]) -> int:
+def _branch(done: Round, b: int) -> int:
     """Which child of the root, in draw order, the accepted path begins with."""
-    if len(nodes) < 2:
-        return 0
-    hangs = (done.draft.tree.parents[b] == 0).nonzero().flatten().tolist()
-    return hangs.index(nodes[1])
+    nodes = done.nodes[b]
+    return done.parents[b][: nodes[1]].count(0) if len(nodes) > 1 else 0
 
 
 def _share(sequences: Seq[Sequence], seconds: dict[str, float]) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
+import numpy as np
 from jaxtyping import Float
+from numba import njit
 from torch import Tensor
 
 from polydraft.core import Budget, Draft
@@ -22,20 +23,32 @@ DECAY = 0.8
 
 def root_overlap(draft: Draft, target_probs: Float[Tensor, "B N V"]) -> list[float | None]:
     """Acceptance of one draft at the root: sum min(p, q), or P(children) where there is no q; None without a draft."""
-    tree, p = draft.tree, target_probs[:, 0]
-    hangs = tree.parents == 0
-    drafted = hangs.any(1)
-    if not drafted.any():
-        return [None] * tree.batch_size
-    if draft.probs is None:
-        members = torch.zeros_like(p).scatter_reduce(1, tree.tokens, hangs.to(p.dtype), "amax")
-        overlap = (p * members).sum(-1)
-    else:
-        first = hangs.int().argmax(1)
-        batch = torch.arange(tree.batch_size, device=p.device)
-        q = draft.probs[batch, draft.rows[batch, first].clamp(min=0)]
-        overlap = torch.minimum(p, q.to(p.dtype)).sum(-1)
-    return [x if d else None for x, d in zip(overlap.tolist(), drafted.tolist(), strict=True)]
+    p = target_probs[:, 0].cpu().numpy()
+    q = p[:, None] if draft.probs is None else draft.probs.cpu().contiguous().numpy()
+    tokens, parents, rows = (x.cpu().contiguous().numpy() for x in (draft.tree.tokens, draft.tree.parents, draft.rows))
+    found = np.empty(len(p))
+    _overlap(p, q, tokens, parents, rows, draft.probs is not None, found)
+    return [None if x < 0 else x for x in found.tolist()]
+
+
+@njit(cache=True, fastmath={"reassoc"})
+def _overlap(p, q, tokens, parents, rows, has_law, found):  # pragma: no cover - compiled
+    """found[b] = the overlap of row b, -1 without a draft."""
+    for b in range(len(found)):
+        total, children = 0.0, 0
+        for n in range(1, parents.shape[1]):
+            if parents[b, n] == 0:
+                children += 1
+                if has_law and children == 1:
+                    law = q[b, rows[b, n]]
+                    for t in range(law.size):
+                        total += min(p[b, t], law[t])
+                elif not has_law:
+                    seen = False
+                    for m in range(1, n):
+                        seen |= parents[b, m] == 0 and tokens[b, m] == tokens[b, n]
+                    total += 0.0 if seen else p[b, tokens[b, n]]
+        found[b] = total if children else -1.0
 
 
 class Plan(Protocol):

@@ -9,6 +9,7 @@ commit    the caches keep the path; the drafter learns what was kept
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -35,9 +36,20 @@ class Round:
     outcome: Outcome
     seconds: dict[str, float]
 
-    def rows_emitted(self, b: int) -> list[int]:
-        """Nodes whose rows emitted row b's tokens: the root, then the accepted path."""
-        return [0, *self.outcome.path[b, : self.outcome.num_accepted[b]].tolist()]
+    @cached_property
+    def nodes(self) -> list[list[int]]:
+        """Nodes whose rows emitted each row's tokens: the root, then the accepted path."""
+        return [[0, *(n for n in path if n >= 0)] for path in self.outcome.path.tolist()]
+
+    @cached_property
+    def tokens(self) -> list[list[int]]:
+        """What each row emits, before any stop."""
+        return self.outcome.emitted(self.draft.tree)
+
+    @cached_property
+    def parents(self) -> list[list[int]]:
+        """`draft.tree.parents` as lists."""
+        return self.draft.tree.parents.tolist()
 
 
 @dataclass(frozen=True)
@@ -103,15 +115,15 @@ class Stepper:
         )
 
     def _record(self, sequences: Seq[Sequence], draft: Draft, probs: Tensor, outcome: Outcome) -> None:
-        reached = depths(draft.tree).amax(1).tolist()
-        sizes = (draft.tree.is_node.sum(1) - 1).tolist()
-        overlaps = root_overlap(draft, probs)
+        deep, overlaps = depths(draft.tree).tolist(), root_overlap(draft, probs)
         for b, (s, kept) in enumerate(zip(sequences, outcome.num_accepted.tolist(), strict=True)):
-            s.sample.stats.record(num_nodes=sizes[b], depth=reached[b], num_accepted=kept)
+            s.sample.stats.record(num_nodes=sum(d > 0 for d in deep[b]), depth=max(deep[b]), num_accepted=kept)
             remember(s, overlaps[b])
 
 
 def _in(unique: Dedup, outcome: Outcome) -> Outcome:
     """The same outcome in terms of the scored tree's nodes."""
+    if unique.same:
+        return outcome
     path = torch.where(outcome.path >= 0, unique.row.gather(1, outcome.path.clamp(min=0)), -1)
     return Outcome(path, outcome.num_accepted, outcome.token)

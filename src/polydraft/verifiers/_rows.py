@@ -9,7 +9,7 @@ After a rejection S = sum max(0, w p - law) is what the target still lacks, out 
 import numpy as np
 from numba import njit
 
-__all__ = ["compiled", "copy_normalised", "keep", "reject", "reweight", "surplus", "total"]
+__all__ = ["compiled", "copy_normalised", "keep", "leftover", "reject", "reweight", "surplus", "total"]
 
 compiled = njit(cache=True, error_model="numpy", fastmath={"reassoc"})  # sums may be reordered into vector registers
 
@@ -63,3 +63,18 @@ def reject(w: float, p: np.ndarray, law: np.ndarray) -> float:  # pragma: no cov
         for t in range(p.size):
             p[t] = max(w * p[t] - law[t], 0.0) * scale
     return reweight(w, s)
+
+
+@compiled
+def leftover(w: float, p: np.ndarray, law: np.ndarray, out: np.ndarray) -> None:  # pragma: no cover - compiled
+    """out = N((w p - law)+) with p and law normalised first; p where that is empty."""
+    a, b, s = w / total(p), 1.0 / total(law), 0.0
+    for t in range(p.size):
+        out[t] = max(a * p[t] - b * law[t], 0.0)
+        s += out[t]
+    if s == 0.0:
+        copy_normalised(p, out)
+        return
+    scale = 1.0 / s
+    for t in range(p.size):
+        out[t] *= scale

@@ -29,7 +29,7 @@ class TreeVerdict:
 
     def sample(self, key: NoiseKey) -> Outcome:
         """Two draws: the stop node from the stop stream, the extra token from the extra stream."""
-        node = noise.choose(self.stop, noise.uniforms(key, noise.Stream.STOP, 1)[:, 0])
-        token = noise.choose(self.after(node), noise.uniforms(key, noise.Stream.EXTRA, 1)[:, 0])
+        node = noise.draw(self.stop, key, noise.Stream.STOP)
+        token = noise.draw(self.after(node), key, noise.Stream.EXTRA)
         path, length = tree.path_to(self.tree, node)
         return Outcome(path, length, token)

@@ -10,8 +10,6 @@ Lossless for one chain drawn from q, and no lossless rule keeps more of a single
 Traps: clamping each factor; a residual without the weight; an uncapped last position; stopping at the first failure.
 """
 
-from functools import partial
-
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -19,8 +17,7 @@ from torch import Tensor
 
 from polydraft.core import Draft, Method, SiblingLaw, TreeShape
 from polydraft.errors import InvalidInputError
-from polydraft.verifiers._residual import normalise, normalise_or, positive_part
-from polydraft.verifiers._rows import compiled, keep, reweight, surplus, total
+from polydraft.verifiers._rows import compiled, copy_normalised, keep, leftover, reweight, surplus, total
 from polydraft.verifiers._verdict import TreeVerdict
 
 __all__ = ["Block", "block"]
@@ -45,17 +42,15 @@ def _weights(p, q, rows, tokens, parents, stop, weights):  # pragma: no cover - 
         alive *= 1.0 - h
 
 
-def _after(p: Tensor, draft: Draft, weights: Tensor, node: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
-    """N((w p - q)+) above the leaf, p at the leaf."""
-    batch = torch.arange(len(p), device=p.device)
-    here = normalise(p[batch, node].double())
-    following = (node + 1).clamp(max=draft.tree.num_nodes - 1)
-    inner = (node + 1 < draft.tree.num_nodes) & (draft.tree.parents[batch, following] == node)
-    if draft.probs is None or not inner.any():
-        return here
-    q = normalise(draft.probs[batch, draft.rows[batch, following].clamp(min=0)].double())
-    residual = normalise_or(positive_part(weights[batch, node, None] * here - q), otherwise=here)
-    return torch.where(inner[:, None], residual, here)
+@compiled
+def _after(p, q, rows, parents, weights, node, law):  # pragma: no cover - compiled
+    """law = N((w p - q)+) above the leaf, p at the leaf, for every batch row."""
+    for b in range(len(node)):
+        n = node[b]
+        if n + 1 < parents.shape[1] and parents[b, n + 1] == n:
+            leftover(weights[b, n], p[b, n], q[b, rows[b, n + 1]], law[b])
+        else:
+            copy_normalised(p[b, n], law[b])
 
 
 class Block:
@@ -76,16 +71,21 @@ class Block:
         weights = np.zeros_like(stop)
         p = target_probs.cpu().contiguous().numpy()
         q = p[:, :1] if draft.probs is None else draft.probs.cpu().contiguous().numpy()
-        arrays = [x.cpu().contiguous().numpy() for x in (draft.rows, draft.tree.tokens, draft.tree.parents)]
+        rows, tokens, parents = (x.cpu().contiguous().numpy() for x in (draft.rows, draft.tree.tokens, draft.tree.parents))
         for b in range(len(p)):
-            _weights(p[b], q[b], *(x[b] for x in arrays), stop[b], weights[b])
+            _weights(p[b], q[b], rows[b], tokens[b], parents[b], stop[b], weights[b])
         if np.isnan(stop).any():
             raise InvalidInputError(
                 "a drafted token has probability 0 in its row of draft.probs; report the very rows that were sampled."
             )
         device = target_probs.device
-        table = torch.from_numpy(weights).to(device)
-        return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), partial(_after, target_probs, draft, table))
+
+        def after(node: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+            law = np.empty((len(p), p.shape[-1]))
+            _after(p, q, rows, parents, weights, node.cpu().numpy(), law)
+            return torch.from_numpy(law).to(device)
+
+        return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), after)
 
 
 block = Block()
