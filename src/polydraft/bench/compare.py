@@ -6,63 +6,131 @@ after the other, in an order that turns; a speed-up is the median over rounds of
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
+import numpy as np
 import torch
 
-from polydraft.core import SamplingParams
+from polydraft.core import Request, SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.engine.stats import RequestStats
 
-__all__ = ["Contender", "Measurement", "Run", "engine_contender", "measure", "near_tie", "transformers_contender"]
+__all__ = ["Contender", "Measurement", "Run", "Timer", "engine_contender", "measure", "near_tie"]
+
+Prompts = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One continuation of one prompt. seconds: wall time of the whole call, prefill included.  stats: ours only."""
+    """One call: a continuation of every prompt of a batch.
 
-    token_ids: list[int]
+    seconds: wall time of the call, prefill included.  cpu_seconds: of all threads of this process.
+    arrivals: seconds after the call began at which tokens were handed out.  stats: ours only, one for each prompt.
+    """
+
+    outputs: list[list[int]]
     seconds: float
-    stats: RequestStats | None = None
+    cpu_seconds: float
+    arrivals: list[float]
+    stats: list[RequestStats] = field(default_factory=list[RequestStats])
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.outputs))
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Of the first prompt."""
+        return self.outputs[0]
+
+
+class Timer:
+    """Times one call: make it when the call begins, `arrive` at each delivery, `run` when it ends."""
+
+    def __init__(self) -> None:
+        self.arrivals: list[float] = []
+        self._cpu, self._start = process_time(), perf_counter()
+
+    def arrive(self) -> None:
+        """Tokens were handed out now."""
+        self.arrivals.append(perf_counter() - self._start)
+
+    def run(self, outputs: list[list[int]], stats: Sequence[RequestStats] = ()) -> Run:
+        """The call is over."""
+        return Run(outputs, perf_counter() - self._start, process_time() - self._cpu, self.arrivals, list(stats))
 
 
 @dataclass(frozen=True)
 class Contender:
-    """Something that continues prompts. drafter, verifier: names, or None where there is none."""
+    """Something that continues a batch of prompts. drafter, verifier: names, or None where there is none.
+
+    lossless: whether it claims the target's law.
+    """
 
     name: str
     drafter: str | None
     verifier: str | None
     temperature: float
-    generate: Callable[[Sequence[int], SamplingParams], Run]
+    generate: Callable[[Prompts, SamplingParams], Run]
+    lossless: bool = True
 
 
 @dataclass
 class Measurement:
-    """What a contender did: `runs[round]`, rounds in the same order for all contenders of a `measure`."""
+    """What a contender did: `runs[round]`, rounds in the same order for all contenders of a `measure`.
+
+    error: why it was taken out, or None.  memory: bytes that the process grew by when it was built and first run, or None.
+    """
 
     contender: Contender
     runs: list[Run] = field(default_factory=list[Run])
+    error: str | None = None
+    memory: int | None = None
+
+    def _rates(self) -> list[float]:
+        return [run.num_tokens / run.seconds for run in self.runs]
 
     @property
     def tokens_per_second(self) -> float:
         """Median over rounds."""
-        return median(len(run.token_ids) / run.seconds for run in self.runs)
+        return median(self._rates())
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Quartiles of tokens per second over rounds."""
+        low, high = np.percentile(self._rates(), [25, 75])
+        return float(low), float(high)
+
+    @property
+    def tokens_per_cpu_second(self) -> float:
+        """Median over rounds."""
+        return median(run.num_tokens / max(run.cpu_seconds, 1e-9) for run in self.runs)
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """Median over rounds, in seconds; None where it was not observed."""
+        first = [run.arrivals[0] for run in self.runs if run.arrivals]
+        return median(first) if first else None
+
+    def inter_token(self, percent: float) -> float | None:
+        """A percentile of the seconds between deliveries, which may hold several tokens; None where not observed."""
+        gaps = np.concatenate([np.zeros(0), *(np.diff(run.arrivals) for run in self.runs)])
+        return float(np.percentile(gaps, percent)) if len(gaps) else None
 
     @property
     def tokens_per_call(self) -> float:
-        """Emitted tokens per pass of the target after the prefill; 1 for those that do not draft."""
-        stats = [run.stats for run in self.runs if run.stats is not None]
+        """Emitted tokens per pass of the target and sequence after the prefill; 1 for those that do not draft."""
+        stats = [s for run in self.runs for s in run.stats]
         calls = sum(s.target_calls for s in stats)
         return sum(s.emitted for s in stats) / calls if calls else 1.0
 
     @property
     def acceptance_by_depth(self) -> list[float]:
         """Share of the rounds that drafted at depth d+1 in which a token there was kept."""
-        stats = [run.stats for run in self.runs if run.stats is not None]
+        stats = [s for run in self.runs for s in run.stats]
         deepest = max((len(s.drafted_by_depth) for s in stats), default=0)
 
         def total(counts: list[list[int]], d: int) -> int:
@@ -74,76 +142,73 @@ class Measurement:
     def speedup_over(self, other: "Measurement") -> float:
         """Median over rounds of seconds per token of `other` divided by ours."""
         pairs = zip(self.runs, other.runs, strict=True)
-        return median(b.seconds / len(b.token_ids) * len(a.token_ids) / a.seconds for a, b in pairs)
+        return median(b.seconds / b.num_tokens * a.num_tokens / a.seconds for a, b in pairs)
 
 
 def engine_contender(name: str, engine: Engine, temperature: float) -> Contender:
-    """An engine as a contender."""
+    """An engine as a contender, driven step by step as a server would."""
 
-    def generate(prompt: Sequence[int], params: SamplingParams) -> Run:
-        start = perf_counter()
-        result = engine.generate(list(prompt), params)[0]
-        return Run(result.token_ids, perf_counter() - start, result.stats)
+    def generate(prompts: Prompts, params: SamplingParams) -> Run:
+        timer = Timer()
+        ids = [f"{name}-{i}" for i in range(len(prompts))]
+        for request_id, prompt in zip(ids, prompts, strict=True):
+            engine.add_request(Request(request_id, tuple(prompt), params, params.seed or 0, 0))
+        done: dict[str, Any] = {}
+        while len(done) < len(ids):
+            outputs = engine.step()
+            timer.arrive()
+            done |= {o.request_id: o.sample for o in outputs if o.finished}
+        return timer.run([done[i].token_ids for i in ids], [done[i].stats for i in ids])
 
     drafter = None if engine.drafter is None else engine.drafter.info.name
-    return Contender(name, drafter, None if drafter is None else engine.verifier.info.name, temperature, generate)
-
-
-def transformers_contender(model: Any, temperature: float) -> Contender:
-    """`generate` of a transformers model; its sampling uses torch's global generator, which is put back afterwards."""
-
-    def generate(prompt: Sequence[int], params: SamplingParams) -> Run:
-        ids = torch.tensor([list(prompt)])
-        how = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
-        with torch.random.fork_rng(), torch.inference_mode():
-            torch.manual_seed(params.seed or 0)
-            start = perf_counter()
-            out = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=params.max_tokens,
-                eos_token_id=None,
-                pad_token_id=0,
-                **how,
-            )
-            seconds = perf_counter() - start
-        return Run(out[0, len(prompt) :].tolist(), seconds)
-
-    return Contender("transformers", None, None, temperature, generate)
+    rule = None if drafter is None else engine.verifier.info.name
+    return Contender(name, drafter, rule, temperature, generate, engine.verifier.info.lossless)
 
 
 def measure(
     contenders: Sequence[Contender],
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     *,
     max_tokens: int,
     repetitions: int,
+    batch_size: int = 1,
     budget_seconds: float = math.inf,
     seed: int = 0,
+    progress: Callable[[], None] = lambda: None,
 ) -> list[Measurement]:
     """Run every contender on every prompt, interleaved; end-of-text is ignored so that lengths agree.
 
-    Round r continues prompt r modulo their number with seed + r, the same for all contenders.
+    Round r continues `batch_size` prompts from prompt r on, modulo their number, with seed + r, the same for all contenders.
+    A contender that raises is taken out with its error; the others go on.
 
     repetitions: of all prompts; fewer where one more would exceed `budget_seconds`, but at least one.
+    progress: called after each call of a contender.
     """
     found = [Measurement(contender) for contender in contenders]
     start = perf_counter()
     for repetition in range(repetitions):
         if repetition and (perf_counter() - start) * (repetition + 1) / repetition > budget_seconds:
             break
-        for number, prompt in enumerate(prompts, start=repetition * len(prompts)):
-            _round(found, prompt, number, max_tokens, seed + number)
+        for number in range(repetition * len(prompts), (repetition + 1) * len(prompts)):
+            batch = [prompts[(number + i) % len(prompts)] for i in range(batch_size)]
+            _round(found, batch, number, max_tokens, seed + number, progress)
     return found
 
 
-def _round(found: list[Measurement], prompt: Sequence[int], number: int, max_tokens: int, seed: int) -> None:
-    """Everyone continues one prompt; who begins changes from round to round."""
+def _round(
+    found: list[Measurement], batch: Prompts, number: int, max_tokens: int, seed: int, progress: Callable[[], None]
+) -> None:
+    """Everyone continues one batch; who begins changes from round to round."""
     turn = number % len(found)
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=seed)
     for measurement in found[turn:] + found[:turn]:
-        temperature = measurement.contender.temperature
-        params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True, seed=seed)
-        measurement.runs.append(measurement.contender.generate(prompt, params))
+        if measurement.error is None:
+            try:
+                wanted = replace(params, temperature=measurement.contender.temperature)
+                measurement.runs.append(measurement.contender.generate(batch, wanted))
+            except Exception as error:
+                measurement.error = f"{type(error).__name__}: {error}"
+        progress()
 
 
 def near_tie(model: Any, prompt: Sequence[int], ours: Sequence[int], theirs: Sequence[int]) -> float | None:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from polydraft.bench.compare import Contender, Measurement, engine_contender, measure, near_tie, transformers_contender
+from polydraft.bench.compare import Contender, Measurement, engine_contender, measure, near_tie
+from polydraft.bench.peers import transformers_contender
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.models import load, pair
@@ -88,7 +89,7 @@ class Showcase:
         """A few tokens by everyone: compiled code is compiled, or read from its cache, before any time is taken."""
         prompt = next(iter(self.prompts.values()))
         for contender in self.contenders():
-            contender.generate(prompt, SamplingParams(temperature=contender.temperature, max_tokens=8, ignore_eos=True, seed=0))
+            contender.generate([prompt], SamplingParams(temperature=contender.temperature, max_tokens=8, ignore_eos=True, seed=0))
 
     def compare(self, *, max_tokens: int = 64, repetitions: int = 3, budget_seconds: float = 45.0) -> Comparison:
         """Measure all contenders interleaved and compare their tokens; see `measure` for the budget."""

@@ -12,7 +12,7 @@ import typer
 
 from polydraft.cli.quiet import quiet
 
-__all__ = ["doctor", "examine", "processor"]
+__all__ = ["doctor", "examine", "machine", "processor"]
 
 PACKAGES = ("polydraft", "torch", "transformers", "tokenizers", "safetensors", "numpy", "numba")
 
@@ -37,7 +37,8 @@ def processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
+    """Processor, cores, instructions, threads, BLAS and memory bandwidth."""
     import torch
 
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -103,7 +104,7 @@ def _pair() -> dict[str, Any]:
 
 def examine() -> dict[str, dict[str, Any]]:
     """Everything that the doctor measures, as plain data."""
-    return {"versions": _versions(), "machine": _machine(), "embedded target": _kernels(), "embedded pair": _pair()}
+    return {"versions": _versions(), "machine": machine(), "embedded target": _kernels(), "embedded pair": _pair()}
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:

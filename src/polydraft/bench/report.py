@@ -1,0 +1,134 @@
+"""A bench's findings as JSON, as a markdown table and as a picture."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from polydraft.bench.suite import Findings
+
+__all__ = ["as_dict", "markdown", "picture", "write"]
+
+PACKAGES = ("polydraft", "torch", "transformers", "numba", "numpy", "xllamacpp", "gguf", "vllm")
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str | None:
+    """Of the working copy that this package lies in, or None."""
+    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def as_dict(found: Findings, hardware: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Everything as plain data. hardware, settings: what the run was made on and with."""
+    return {
+        "hardware": hardware,
+        "versions": _versions(),
+        "commit": _commit(),
+        "command": " ".join(["polydraft", *sys.argv[1:]]),
+        "settings": settings,
+        "num_parameters": found.num_parameters,
+        "rows": found.rows(),
+        "ratios": found.ratios(),
+        "absent": found.absent,
+    }
+
+
+def _check(check: dict[str, Any]) -> str:
+    if check["kind"] == "greedy":
+        text = "equal" if check["passed"] else f"{check['wrong']} of {check['tokens']} differ"
+        return f"{text}, {check['near_ties']} near ties" if check["near_ties"] else text
+    return f"p = {check['p_value']:.2g}" if check["passed"] else f"FAILED, p = {check['p_value']:.1g}"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1e3 * seconds:.1f}"
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The table, with hardware, models, settings and command beside it."""
+    sizes = ", ".join(f"{name} {count / 1e6:.2f}M" for name, count in report["num_parameters"].items())
+    inflated = report["settings"]["inflate"]
+    note = f", target inflated by {inflated} layers that change nothing" if inflated else ""
+    against = [name for name in ("plain", "transformers") if name in report["ratios"]]
+    head = ["contender", "tokens/s", "quartiles", *(f"over {name}" for name in against), "tokens/call", "per CPU s"]
+    head += ["first token ms", "between ms p50", "p99", "memory MiB", "prepared s", "law"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in sorted(report["rows"], key=lambda r: -r["tokens_per_second"]):
+        ratios = report["ratios"].get(row["contender"], {})
+        over = [f"{ratios[name]:.2f}" if name in ratios else "1" if row["contender"] == name else "-" for name in against]
+        cells = [
+            row["contender"],
+            f"{row['tokens_per_second']:.0f}",
+            f"{row['spread'][0]:.0f}-{row['spread'][1]:.0f}",
+            *over,
+            f"{row['tokens_per_call']:.2f}" if row["verifier"] else "-",
+            f"{row['tokens_per_cpu_second']:.0f}",
+            *(_milliseconds(row[k]) for k in ("time_to_first_token", "inter_token_p50", "inter_token_p99")),
+            f"{row['peak_memory'] / 2**20:.0f}",
+            f"{row['seconds_to_prepare']:.1f}",
+            _check(row["law_check"]),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    absent = "".join(f"\nNot in the run: {name} ({reason})." for name, reason in report["absent"].items())
+    return (
+        f"{report['hardware']['processor']}, {report['settings']['threads']} thread(s); {sizes}{note}; "
+        f"temperature {report['settings']['temperature']:g}, batch {report['settings']['batch']}, "
+        f"{report['settings']['num_prompts']} prompts x {report['settings']['max_tokens']} tokens x "
+        f"{report['settings']['repetitions']} repetitions, interleaved, medians.\n`{report['command']}`\n\n"
+        + "\n".join(lines)
+        + "\n"
+        + absent
+    )
+
+
+def picture(report: dict[str, Any], path: Path) -> None:
+    """Tokens per second of each contender, fastest on top, with quartiles; ours in colour, what failed its check hatched."""
+    from matplotlib import pyplot as plt
+
+    rows = sorted(report["rows"], key=lambda r: r["tokens_per_second"])
+    figure, axes = plt.subplots(figsize=(8, 0.5 + 0.4 * len(rows)), layout="constrained")
+    for y, row in enumerate(rows):
+        low, high = row["spread"]
+        ours = not row["contender"].startswith(("transformers", "llama.cpp", "vLLM"))
+        rate = row["tokens_per_second"]
+        axes.barh(
+            y,
+            rate,
+            color="tab:blue" if ours else "tab:gray",
+            hatch=None if row["law_check"]["passed"] else "//",
+            xerr=[[max(rate - low, 0)], [max(high - rate, 0)]],
+        )
+        axes.text(rate, y, f" {rate:.0f}", va="bottom", fontsize=8)
+    axes.set_yticks(range(len(rows)), [r["contender"] for r in rows])
+    axes.set_xlabel(f"tokens per second, temperature {report['settings']['temperature']:g}")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def write(report: dict[str, Any], path: Path) -> list[Path]:
+    """The JSON file, and beside it a markdown table and a picture. Written under another name and renamed: an old one survives."""
+    written = [path, path.with_suffix(".md"), path.with_suffix(".png")]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for file, content in ((written[0], json.dumps(report, indent=1) + "\n"), (written[1], markdown(report) + "\n")):
+        partial = file.with_name(file.name + ".partial")
+        partial.write_text(content, encoding="utf-8")
+        os.replace(partial, file)
+    picture(report, written[2])
+    return written

@@ -1,0 +1,271 @@
+"""`polydraft bench`: every contender on the same models, prompts and threads, in one interleaved run, with checked outputs.
+
+A contender that is absent or fails is named with its reason and does not end the run. One whose tokens are not the
+target's is disqualified: it is shown, without speed-ups.
+"""
+
+import gc
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from polydraft.bench.compare import Contender, Measurement, engine_contender, measure
+from polydraft.bench.inflate import inflate
+from polydraft.bench.law_check import check_law
+from polydraft.bench.peers import transformers_contender
+from polydraft.core import SamplingParams
+from polydraft.engine.api import Engine
+from polydraft.models import load, pair
+from polydraft.models.folder import load_module
+from polydraft.models.hf import HFTarget
+from polydraft.models.llama import CompiledLlama
+
+__all__ = ["DEFAULT_WAYS", "Bench", "Findings", "Way"]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of drafting and verifying. depth, num_paths: a fixed plan; both None: the engine's own plan."""
+
+    drafter: str | None
+    verifier: str = "auto"
+    depth: int | None = None
+    num_paths: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Way":
+        """From `DRAFTER[+VERIFIER][@PATHSxDEPTH]`.
+
+        Example:
+            >>> Way.parse("model:chain+block@1x4")
+            Way(drafter='model:chain', verifier='block', depth=4, num_paths=1)
+        """
+        names, _, size = text.partition("@")
+        drafter, _, verifier = names.partition("+")
+        if not size:
+            return cls(drafter, verifier or "auto")
+        paths, _, depth = size.partition("x")
+        return cls(drafter, verifier or "auto", int(depth), int(paths))
+
+
+DEFAULT_WAYS = ("model", "model:chain+block@1x4", "model+greedy_traversal@2x4", "ngram+match@1x5", "model:coupled+race@1x4")
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What one run found. absent: contender -> why it did not take part.  seconds_to_prepare: building and compiling, by name."""
+
+    temperature: float
+    measurements: list[Measurement]
+    checks: dict[str, dict[str, Any]]
+    absent: dict[str, str]
+    seconds_to_prepare: dict[str, float]
+    num_parameters: dict[str, int]
+
+    def passed(self, measurement: Measurement) -> bool:
+        return self.checks[measurement.contender.name]["passed"]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each contender that ran, as plain data; seconds and bytes."""
+        return [
+            {
+                "contender": m.contender.name,
+                "drafter": m.contender.drafter,
+                "verifier": m.contender.verifier,
+                "temperature": self.temperature,
+                "tokens_per_second": m.tokens_per_second,
+                "tokens_per_cpu_second": m.tokens_per_cpu_second,
+                "tokens_per_call": m.tokens_per_call,
+                "time_to_first_token": m.time_to_first_token,
+                "inter_token_p50": m.inter_token(50),
+                "inter_token_p99": m.inter_token(99),
+                "peak_memory": m.memory,
+                "spread": m.spread,
+                "seconds_to_prepare": self.seconds_to_prepare.get(m.contender.name),
+                "law_check": self.checks[m.contender.name],
+            }
+            for m in self.measurements
+        ]
+
+    def ratios(self) -> dict[str, dict[str, float]]:
+        """Median speed-up of each contender over each other, contenders that failed their check left out."""
+        fair = [m for m in self.measurements if self.passed(m)]
+        return {a.contender.name: {b.contender.name: a.speedup_over(b) for b in fair if b is not a} for a in fair}
+
+
+class Bench:
+    """The models, loaded once, and the contenders that could be built on them.
+
+    target, draft: folders, the embedded pair by default; without a draft only contenders that need none.
+    ways: see `Way.parse`.  inflate_layers: layers that cost and change nothing, see `inflate`.
+    """
+
+    def __init__(
+        self,
+        *,
+        target: str | None = None,
+        draft: str | None = None,
+        ways: Sequence[str] = DEFAULT_WAYS,
+        temperature: float = 1.0,
+        inflate_layers: int = 0,
+        num_threads: int = 1,
+        batch_size: int = 1,
+        peers: bool = True,
+    ) -> None:
+        if target is None:
+            target, draft = str(pair.target_folder()), draft or str(pair.draft_folder())
+        self.temperature, self._threads, self.batch_size = temperature, num_threads, batch_size
+        self.judge = inflate(load_module(target, device="cpu"), inflate_layers)
+        self.tokenizer = load.load_tokenizer(target)
+        self._draft_module = None if draft is None else load_module(draft, device="cpu")
+        self._target = self._compile(self.judge)
+        self._draft = None if self._draft_module is None else self._compile(self._draft_module)
+        self.contenders: list[Contender] = []
+        self.absent: dict[str, str] = {}
+        self.memory: dict[str, int] = {}
+        self._files = tempfile.TemporaryDirectory()
+        self._add_own(ways)
+        if peers:
+            self._add_transformers()
+            self._add_llama_cpp()
+            self._note_vllm()
+
+    def _compile(self, module: Any) -> Any:
+        kind = HFTarget if CompiledLlama.why_unsupported(module) else CompiledLlama
+        return kind(module, max_num_seqs=self.batch_size)
+
+    def _try(self, name: str, build: Callable[[], Contender]) -> None:
+        try:
+            self.contenders.append(build())
+        except Exception as error:
+            self.absent[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+    def _engine(self, way: Way) -> Engine:
+        return Engine.of(
+            self._target,
+            tokenizer=self.tokenizer,
+            draft_model=self._draft,
+            drafter=way.drafter,
+            verifier=way.verifier,
+            depth=way.depth,
+            num_paths=way.num_paths,
+        )
+
+    def _add_own(self, ways: Sequence[str]) -> None:
+        self._try("plain", lambda: engine_contender("plain", self._engine(Way(None)), self.temperature))
+        for text in ways:
+            self._try(text, lambda text=text: engine_contender(text, self._engine(Way.parse(text)), self.temperature))
+
+    def _add_transformers(self) -> None:
+        model, small = self.judge, self._draft_module
+        self._try("transformers", lambda: transformers_contender(model, self.temperature))
+        lookup = {"name": "transformers prompt lookup", "drafter": "ngram", "prompt_lookup_num_tokens": 5}
+        assisted = {"name": "transformers assisted", "drafter": "model", "assistant_model": small}
+        for options in (lookup, assisted):
+            name = str(options["name"])
+            if self.batch_size > 1:
+                self.absent[name] = "transformers assists one sequence at a time"
+            elif options.get("assistant_model", model) is None:
+                self.absent[name] = "there is no draft model"
+            else:
+                self._try(name, lambda options=options: transformers_contender(model, self.temperature, **options))
+
+    def _add_llama_cpp(self) -> None:
+        names = ["llama.cpp", *(["llama.cpp speculative"] if self._draft_module is not None else [])]
+        missing = next((m for m in ("xllamacpp", "gguf") if find_spec(m) is None), None)
+        reason = f"{missing} is not installed (pip install polydraft[bench])" if missing else None
+        if self.batch_size > 1:
+            reason = "it is measured with one sequence at a time"
+        if reason:
+            self.absent |= dict.fromkeys(names, reason)
+            return
+        from polydraft.bench.llama_cpp import LlamaCpp, write_gguf
+
+        folder = Path(self._files.name)
+
+        def build(name: str, drafts: bool) -> Contender:
+            for file, module in (("target", self.judge), ("draft", self._draft_module)):
+                if module is not None and not (folder / f"{file}.gguf").exists():
+                    write_gguf(module, self.tokenizer, folder / f"{file}.gguf")
+            draft = folder / "draft.gguf" if drafts else None
+            server = LlamaCpp(folder / "target.gguf", draft, num_threads=self._threads)
+            server.check_logits(self.judge, load.encode(self.tokenizer, "def f(x):"))
+            return server.contender(name, self.temperature)
+
+        for name in names:
+            self._try(name, lambda name=name: build(name, name != names[0]))
+
+    def _note_vllm(self) -> None:
+        if find_spec("vllm") is None:
+            self.absent["vLLM"] = "vllm is not installed"
+            return
+        self.absent["vLLM"] = "it is not measured yet"
+
+    def prompts(self, count: int) -> list[list[int]]:
+        """Held-out prompts of the package, encoded; at most `count`."""
+        return [load.encode(self.tokenizer, p.text) for p in pair.prompts()[:count]]
+
+    def prepare(self, prompt: Sequence[int], progress: Callable[[], None] = lambda: None) -> dict[str, float]:
+        """A few tokens by everyone, so that nothing compiles while time is taken; seconds by contender. Failures are absent then."""
+        seconds: dict[str, float] = {}
+        ready: list[Contender] = []
+        for contender in self.contenders:
+            gc.collect()
+            before, start = _resident_bytes(), perf_counter()
+            params = SamplingParams(temperature=self.temperature, max_tokens=8, ignore_eos=True, seed=0)
+            try:
+                contender.generate([prompt] * self.batch_size, params)
+                ready.append(contender)
+            except Exception as error:
+                self.absent[contender.name] = f"{type(error).__name__}: {error}"
+            seconds[contender.name] = perf_counter() - start
+            self.memory[contender.name] = max(_resident_bytes() - before, 0)
+            progress()
+        self.contenders = ready
+        return seconds
+
+    def run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_tokens: int = 64,
+        repetitions: int = 2,
+        seed: int = 0,
+        progress: Callable[[], None] = lambda: None,
+    ) -> Findings:
+        """Prepare, measure and check; see the module."""
+        seconds = self.prepare(prompts[0], progress)
+        found = measure(
+            self.contenders,
+            prompts,
+            max_tokens=max_tokens,
+            repetitions=repetitions,
+            batch_size=self.batch_size,
+            seed=seed,
+            progress=progress,
+        )
+        for m in found:
+            m.memory = self.memory.get(m.contender.name)
+            if m.error:
+                self.absent[m.contender.name] = m.error
+        found = [m for m in found if not m.error]
+        count = len(found[0].runs) if found else 0
+        batches = [[prompts[(r + i) % len(prompts)] for i in range(self.batch_size)] for r in range(count)]
+        checks = {m.contender.name: check_law(self.judge, m, batches) for m in found}
+        sizes = {"target": self.judge.num_parameters()}
+        if self._draft_module is not None:
+            sizes["draft"] = self._draft_module.num_parameters()
+        return Findings(self.temperature, found, checks, dict(self.absent), seconds, sizes)
+
+
+def _resident_bytes() -> int:
+    """Memory of this process that is in use now; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm") as line:
+            return int(line.read().split()[1]) * 4096
+    except OSError:
+        return 0

@@ -1,0 +1,96 @@
+"""`polydraft bench`: this library and its peers on the same models and prompts, in one interleaved run."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polydraft.cli.doctor import machine
+from polydraft.cli.quiet import quiet
+from polydraft.errors import InvalidInputError
+
+__all__ = ["bench"]
+
+
+def bench(
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write FILE, and beside it a .md table and a .png.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Three prompts, one repetition.")] = False,
+    inflate: Annotated[int, typer.Option(min=0, help="Append N layers to the target that cost and change nothing.")] = 0,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of everyone. One avoids stalls on a busy machine.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 1,
+    prompts: Annotated[Path | None, typer.Option(help="Text file, one prompt a line; default: held-out Python files.")] = None,
+    model: Annotated[str | None, typer.Option(help="Folder of the target; the embedded pair without it.")] = None,
+    draft_model: Annotated[str | None, typer.Option(help="Folder of a smaller model with the same vocabulary.")] = None,
+    way: Annotated[
+        list[str] | None,
+        typer.Option(help="DRAFTER[+VERIFIER][@PATHSxDEPTH] to measure; may be repeated; a good set without it."),
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="0 compares greedy decoding.")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each continuation.")] = 64,
+    repetitions: Annotated[int, typer.Option(min=1, help="Of all prompts.")] = 2,
+    peers: Annotated[bool, typer.Option(help="Measure transformers, llama.cpp and vLLM too, where installed.")] = True,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Show where a step goes instead, for targets of 3M, 10M and 110M.")
+    ] = False,
+) -> None:
+    """Measure this library against its peers: same models, prompts and threads, one interleaved run, outputs checked."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    import torch
+
+    torch.set_num_threads(threads)
+    quiet()
+    if profile:
+        from polydraft.bench.profile import show
+
+        show(quick=quick)
+        return
+    from rich.progress import Progress
+
+    from polydraft.bench import report as reports
+    from polydraft.bench.suite import DEFAULT_WAYS, Bench
+
+    made = Bench(
+        target=model,
+        draft=draft_model,
+        ways=way or DEFAULT_WAYS,
+        temperature=temperature,
+        inflate_layers=inflate,
+        num_threads=threads,
+        batch_size=batch,
+        peers=peers,
+    )
+    texts = made.prompts(3 if quick else 6) if prompts is None else _read(prompts, made)
+    repetitions = 1 if quick else repetitions
+    with Progress(transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("measuring", total=len(made.contenders) * (1 + len(texts) * repetitions))
+        found = made.run(texts, max_tokens=max_tokens, repetitions=repetitions, progress=lambda: bar.advance(task))
+    settings = {
+        "temperature": temperature,
+        "inflate": inflate,
+        "threads": threads,
+        "batch": batch,
+        "max_tokens": max_tokens,
+        "num_prompts": len(texts),
+        "repetitions": repetitions,
+    }
+    report = reports.as_dict(found, machine(), settings)
+    typer.echo(reports.markdown(report))
+    if json_file is not None:
+        for path in reports.write(report, json_file):
+            typer.echo(f"wrote {path}", err=True)
+
+
+def _read(path: Path, made: "object") -> list[list[int]]:
+    from polydraft.models import load
+
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"{str(path)!r} could not be read ({error}); expected UTF-8 text, one prompt a line.") from error
+    if not lines:
+        raise InvalidInputError(f"{str(path)!r} holds no prompt; expected one a line.")
+    decoded = [json.loads(line)["prompt"] if path.suffix == ".jsonl" else line for line in lines]
+    return [load.encode(made.tokenizer, text) for text in decoded]  # type: ignore[attr-defined]

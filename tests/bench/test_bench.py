@@ -1,0 +1,152 @@
+"""The benchmark: interleaved, fair to those that fail, and not to be fooled by fast wrong answers."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from polydraft.bench.compare import Contender, Measurement, Run, Timer, measure
+from polydraft.bench.inflate import inflate
+from polydraft.bench.law_check import check_law, places
+from polydraft.bench.suite import Way
+from polydraft.cli.main import app
+from polydraft.core import SamplingParams
+from polydraft.errors import InvalidInputError
+from polydraft.models import load, pair
+from polydraft.models.folder import load_module
+from polydraft.models.llama import CompiledLlama
+
+PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
+
+
+@pytest.fixture(scope="module")
+def judge():
+    return load_module(str(pair.draft_folder()), device="cpu")
+
+
+def contender(name, order, temperature=0.0, fails_at=None):
+    def generate(prompts, params):
+        order.append(name)
+        if fails_at is not None and order.count(name) > fails_at:
+            raise RuntimeError("out of luck")
+        return Timer().run([[0] * params.max_tokens for _ in prompts])
+
+    return Contender(name, None, None, temperature, generate)
+
+
+def test_everyone_runs_each_round_and_the_first_one_changes():
+    order = []
+    found = measure([contender(n, order) for n in "abc"], PROMPTS, max_tokens=2, repetitions=2)
+    rounds = ["".join(order[i : i + 3]) for i in range(0, len(order), 3)]
+    assert rounds == ["abc", "bca", "cab"] * 2
+    assert [len(m.runs) for m in found] == [6, 6, 6]
+
+
+def test_one_that_fails_is_named_and_the_others_go_on():
+    order = []
+    found = measure([contender("a", order), contender("b", order, fails_at=1)], PROMPTS, max_tokens=2, repetitions=1)
+    assert [m.error for m in found] == [None, "RuntimeError: out of luck"]
+    assert [len(m.runs) for m in found] == [3, 1]
+    assert order.count("b") == 2
+
+
+def test_speed_is_the_median_of_ratios_within_a_round():
+    fast, slow = Measurement(contender("f", [])), Measurement(contender("s", []))
+    fast.runs = [Run([[0] * 10], s, s, [s / 2, s]) for s in (1.0, 2.0, 4.0)]
+    slow.runs = [Run([[0] * 10], s, s, [s]) for s in (2.0, 6.0, 8.0)]
+    assert fast.speedup_over(slow) == 2.0
+    assert fast.tokens_per_second == 5.0
+    assert fast.time_to_first_token == 1.0
+    assert fast.inter_token(50) == 1.0
+
+
+@torch.inference_mode()
+def sampled(judge, temperature, count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.tensor([PROMPTS[0]] * 8)
+    for _ in range(count):
+        p = (judge(ids).logits[:, -1] / temperature).softmax(-1)
+        ids = torch.cat([ids, torch.multinomial(p, 1, generator=generator)], 1)
+    return ids[:, 3:].tolist()
+
+
+@pytest.mark.parametrize(("drawn_at", "passes"), [(1.0, True), (0.7, False), (1.4, False)])
+def test_a_law_that_is_too_sharp_or_too_flat_is_disqualified(judge, drawn_at, passes):
+    found = Measurement(contender("x", [], temperature=1.0))
+    found.runs = [Run(sampled(judge, drawn_at, 40, seed=3), 1.0, 1.0, [])]
+    assert check_law(judge, found, [[PROMPTS[0]] * 8])["passed"] is passes
+
+
+def test_places_are_uniform_on_rows_of_known_law():
+    rng = np.random.default_rng(0)
+    logits = torch.randn(4000, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    tokens = torch.multinomial(logits.softmax(-1), 1, generator=torch.Generator().manual_seed(1))[:, 0].tolist()
+    u = places(logits, tokens, 1.0, rng)
+    assert abs(np.histogram(u, 10, (0, 1))[0] - 400).max() < 80
+
+
+def test_greedy_tokens_that_are_not_the_argmax_are_counted(judge):
+    right = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=1)
+    right.prefill([0], [PROMPTS[0]])
+    with torch.inference_mode():
+        best = int(judge(torch.tensor([PROMPTS[0]])).logits[0, -1].argmax())
+    for token, wrong in ((best, 0), (best + 1, 1)):
+        found = Measurement(contender("x", []))
+        found.runs = [Run([[token]], 1.0, 1.0, [])]
+        assert check_law(judge, found, [[PROMPTS[0]]])["wrong"] == wrong
+
+
+def test_an_inflated_model_costs_more_and_says_the_same(judge):
+    grown = inflate(judge, 2)
+    ids = torch.tensor([PROMPTS[2]])
+    with torch.inference_mode():
+        assert torch.equal(judge(ids).logits, grown(ids).logits)
+    assert grown.num_parameters() > judge.num_parameters()
+    compiled = [CompiledLlama(m, max_num_seqs=1).prefill([0], [PROMPTS[2]]).logits for m in (judge, grown)]
+    assert torch.equal(*compiled)
+    with pytest.raises(InvalidInputError, match="0 or more"):
+        inflate(judge, -1)
+
+
+def test_llama_cpp_runs_the_same_model(judge, tmp_path):
+    pytest.importorskip("xllamacpp")
+    from polydraft.bench.llama_cpp import LlamaCpp, write_gguf
+
+    tokenizer = load.load_tokenizer(str(pair.draft_folder()))
+    write_gguf(judge, tokenizer, tmp_path / "draft.gguf")
+    server = LlamaCpp(tmp_path / "draft.gguf")
+    assert server.check_logits(judge, PROMPTS[2]) < 1e-3
+    run = server.contender("llama.cpp", 0.0).generate([PROMPTS[2]], SamplingParams(temperature=0, max_tokens=12))
+    found = Measurement(contender("llama.cpp", []), [run])
+    assert len(run.token_ids) == 12
+    assert check_law(judge, found, [[PROMPTS[2]]])["passed"]
+
+
+def test_ways_are_parsed_by_name_and_size():
+    assert Way.parse("model:coupled+race") == Way("model:coupled", "race")
+    assert Way.parse("ngram@2x5") == Way("ngram", "auto", 5, 2)
+
+
+def test_the_command_writes_json_table_and_picture(tmp_path):
+    file = tmp_path / "bench.json"
+    asked = ["bench", "--quick", "--no-peers", "--max-tokens", "6", "--json", str(file), "--way", "model:chain+block@1x3"]
+    result = CliRunner().invoke(app, [*asked, "--way", "nonsense+block"])
+    assert result.exit_code == 0, result.output
+    report = json.loads(file.read_text())
+    assert [row["contender"] for row in report["rows"]] == ["plain", "model:chain+block@1x3"]
+    assert "unknown drafter" in report["absent"]["nonsense+block"]
+    assert set(report["ratios"]) == {"plain", "model:chain+block@1x3"}
+    wanted = {"tokens_per_second", "tokens_per_cpu_second", "tokens_per_call", "time_to_first_token", "inter_token_p50"}
+    assert wanted | {"inter_token_p99", "peak_memory", "spread", "law_check"} <= set(report["rows"][0])
+    assert {"hardware", "versions", "commit", "command"} <= set(report)
+    assert file.with_suffix(".md").read_text() in result.output + "\n"
+    assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_file_without_prompts_is_refused(tmp_path):
+    (tmp_path / "empty.txt").write_text("\n\n")
+    result = CliRunner().invoke(app, ["bench", "--no-peers", "--prompts", str(tmp_path / "empty.txt")])
+    assert result.exit_code == 2
+    assert "holds no prompt" in result.output
