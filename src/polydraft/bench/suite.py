@@ -128,11 +128,12 @@ class Bench:
         self.absent: dict[str, str] = {}
         self.memory: dict[str, int] = {}
         self._files = tempfile.TemporaryDirectory()
+        self._closing: list[Callable[[], None]] = []
         self._add_own(ways)
         if peers:
             self._add_transformers()
             self._add_llama_cpp()
-            self._note_vllm()
+            self._add_vllm()
 
     def _compile(self, module: Any) -> Any:
         kind = HFTarget if CompiledLlama.why_unsupported(module) else CompiledLlama
@@ -199,11 +200,24 @@ class Bench:
         for name in names:
             self._try(name, lambda name=name: build(name, name != names[0]))
 
-    def _note_vllm(self) -> None:
+    def _add_vllm(self) -> None:
         if find_spec("vllm") is None:
             self.absent["vLLM"] = "vllm is not installed"
             return
-        self.absent["vLLM"] = "it is not measured yet"
+        from polydraft.bench.vllm_engine import VLLM
+
+        def build() -> Contender:
+            served = VLLM(self.judge, self.tokenizer, Path(self._files.name) / "vllm", batch_size=self.batch_size)
+            self._closing.append(served.close)
+            return served.contender("vLLM", self.temperature)
+
+        self._try("vLLM", build)
+
+    def close(self) -> None:
+        """End what runs beside this process, and delete temporary files."""
+        while self._closing:
+            self._closing.pop()()
+        self._files.cleanup()
 
     def prompts(self, count: int) -> list[list[int]]:
         """Held-out prompts of the package, encoded; at most `count`."""

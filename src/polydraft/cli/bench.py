@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -64,7 +65,7 @@ def bench(
     )
     texts = made.prompts(3 if quick else 6) if prompts is None else _read(prompts, made)
     repetitions = 1 if quick else repetitions
-    with Progress(transient=True, disable=not sys.stderr.isatty()) as bar:
+    with closing(made), Progress(transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("measuring", total=len(made.contenders) * (1 + len(texts) * repetitions))
         found = made.run(texts, max_tokens=max_tokens, repetitions=repetitions, progress=lambda: bar.advance(task))
     settings = {
