@@ -18,6 +18,7 @@ from polydraft import noise
 from polydraft import tree as trees
 from polydraft.core import AuxRows, NoiseKey, Outcome
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
+from polydraft.models import llama
 from polydraft.models.llama import CompiledLlama
 from polydraft.models.proposal import propose_paths
 
@@ -229,3 +230,45 @@ def test_a_proposal_reads_many_pending_tokens():
     assert torch.equal(probs[0], probs[1])
     assert torch.equal(tree.tokens[0], tree.tokens[1])
     assert fast.lengths.tolist() == [90, 90]
+
+
+@torch.inference_mode()
+def test_weights_that_fit_bfloat16_are_stored_so_with_the_same_bits(monkeypatch):
+    reference = model("qwen2").bfloat16().float()
+    halved = CompiledLlama(reference, max_num_seqs=1)
+    monkeypatch.setattr(llama, "_storage", lambda *_: np.float32)
+    whole = CompiledLlama(reference, max_num_seqs=1)
+    assert (halved.weight_format, whole.weight_format) == ("bfloat16", "float32")
+    assert halved.quantization_error == 0
+    texts = [list(range(40))]
+    assert torch.equal(halved.prefill([0], texts).logits, whole.prefill([0], texts).logits)
+
+
+@pytest.mark.parametrize("quantization", ["bfloat16", "int8"])
+@torch.inference_mode()
+def test_a_quantised_model_is_the_model_of_its_rounded_weights(quantization):
+    reference = model("llama")
+    fast = CompiledLlama(reference, max_num_seqs=1, quantization=quantization)
+    lost = total = 0.0
+    for name, parameter in reference.named_parameters():
+        if parameter.ndim == 2:
+            w = parameter.data
+            step = w.abs().amax(1, keepdim=True) / 127
+            rounded = w.bfloat16().float() if quantization == "bfloat16" else (w / step).round() * step
+            lost, total = lost + float((w - rounded).square().sum()), total + float(w.square().sum())
+            if name != "model.embed_tokens.weight":
+                parameter.data = rounded
+    head = reference.model.embed_tokens.weight
+    step = head.abs().amax(1, keepdim=True) / 127
+    reference.lm_head.weight = torch.nn.Parameter(
+        head.bfloat16().float() if quantization == "bfloat16" else (head / step).round() * step
+    )
+    logits = fast.prefill([0], [[1, 2, 3, 4]]).logits[0, 0]
+    assert fast.weight_format == quantization
+    assert fast.quantization_error == pytest.approx((lost / total) ** 0.5, rel=1e-4)
+    assert torch.allclose(logits, reference(torch.tensor([[1, 2, 3, 4]])).logits[0, -1], atol=1e-4)
+
+
+def test_an_unknown_quantization_is_refused():
+    with pytest.raises(InvalidInputError, match="'int8'"):
+        CompiledLlama(model("llama"), quantization="int4")

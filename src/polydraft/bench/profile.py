@@ -82,14 +82,20 @@ def _products(target: CompiledLlama, rows: int, repetitions: int) -> tuple[float
     w = target.parts.weights
     x = np.zeros((rows, max(w.down.shape[2], w.head.shape[1])), np.float32)
     y = np.zeros((rows, max(w.gate_up.shape[1], w.head.shape[0]) * w.head.shape[2]), np.float32)
+    pairs = (
+        (w.qkv, w.qkv_factors),
+        (w.out, w.out_factors),
+        (w.gate_up, w.gate_up_factors),
+        (w.down, w.down_factors),
+    )
     best = [float("inf")] * 2
     for _ in range(repetitions):
         start = perf_counter()
         for layer in range(len(w.qkv)):
-            for weights in (w.qkv, w.out, w.gate_up, w.down):
-                matmul(x, weights[layer], y, rows)
+            for weights, factors in pairs:
+                matmul(x, weights[layer], factors[layer], y, rows)
         middle = perf_counter()
-        matmul(x, w.head, y, rows)
+        matmul(x, w.head, w.head_factors, y, rows)
         best = [min(best[0], middle - start), min(best[1], perf_counter() - middle)]
     return best[0], best[1]
 

@@ -76,6 +76,7 @@ def _kernels() -> dict[str, Any]:
     from polydraft.core import TokenTree
     from polydraft.models import load, pair
     from polydraft.models.folder import load_module
+    from polydraft.models.kernels import instruction_set
     from polydraft.models.llama import CompiledLlama
 
     folder = str(pair.target_folder())
@@ -90,7 +91,9 @@ def _kernels() -> dict[str, Any]:
         model.score([0], root)
     return {
         "path": type(model).__name__,
-        "why": reason or "a model of the Llama family in float32 on a CPU: one compiled call a pass",
+        "why": reason or "a model of the Llama family on a CPU: one compiled call a pass",
+        "kernels": f"{instruction_set()} through numba, no compiler needed",
+        "weights": getattr(model, "weight_format", "as in the checkpoint"),
         "seconds_to_load_and_compile": round(ready, 2),
         "milliseconds_per_pass": round((perf_counter() - start) * 100, 3),
     }

@@ -35,6 +35,12 @@ def generate(
     dtype: Annotated[str | None, typer.Option(help="For example float32 or bfloat16.", rich_help_panel=_MODELS)] = None,
     device: Annotated[str | None, typer.Option(help="For example cpu or cuda.", rich_help_panel=_MODELS)] = None,
     backend: Annotated[str, typer.Option(help="auto, compiled or transformers.", rich_help_panel=_MODELS)] = "auto",
+    quantization: Annotated[
+        str | None, typer.Option(help="bfloat16 or int8 weights of the target, on the compiled path.", rich_help_panel=_MODELS)
+    ] = None,
+    draft_quantization: Annotated[
+        str | None, typer.Option(help="The same of the draft: changes no output law.", rich_help_panel=_MODELS)
+    ] = None,
     max_model_len: Annotated[
         int | None, typer.Option(help="Longest prompt plus output, in tokens.", rich_help_panel=_MODELS)
     ] = None,
@@ -100,6 +106,8 @@ def generate(
         "dtype": dtype,
         "device": device,
         "backend": backend,
+        "quantization": quantization,
+        "draft_quantization": draft_quantization,
         "max_model_len": max_model_len,
         "max_num_seqs": max(1, min(n, 8)),
     }

@@ -51,6 +51,8 @@ class Engine(Loop):
         dtype: str | None = None,
         device: str | None = None,
         backend: str = "auto",
+        quantization: str | None = None,
+        draft_quantization: str | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
     ) -> "Engine":
@@ -63,6 +65,8 @@ class Engine(Loop):
         drafter_options: passed to the drafter's `build`.  plan: instead of depth and num_paths.
         dtype, device: of both models, for example "bfloat16" and "cuda".
         backend: "compiled" (Llama family on a CPU), "transformers", or "auto".
+        quantization, draft_quantization: "bfloat16" or "int8" matrices of the target or the draft, on the compiled path.
+            The output then follows the quantised target's law; quantising the draft changes no law.
         max_model_len: longest prompt plus output in tokens; default: the models' own limit.
         max_num_seqs: sequences that run at the same time.
 
@@ -76,11 +80,11 @@ class Engine(Loop):
             "max_model_len": max_model_len,
             "max_num_seqs": max_num_seqs,
         }
-        model = load.load_model(target, **options)
+        model = load.load_model(target, quantization=quantization, **options)
         tokenizer = load.load_tokenizer(target)
         small = None
         if draft is not None:
-            small = load.load_model(draft, **options)
+            small = load.load_model(draft, quantization=draft_quantization, **options)
             load.check_same_context(model.max_model_len, small.max_model_len)
             small.vocab_size = load.check_same_vocabulary(
                 tokenizer, load.load_tokenizer(draft), model.vocab_size, small.vocab_size
@@ -132,6 +136,8 @@ class Engine(Loop):
         return {
             "target": getattr(self.target, "name", type(self.target).__name__),
             "backend": type(self.target).__name__,
+            "weight_format": getattr(self.target, "weight_format", None),
+            "quantization_error": getattr(self.target, "quantization_error", None),
             "max_model_len": self.target.max_model_len,
             "max_num_seqs": self.target.max_num_seqs,
             "cache_bytes": getattr(self.target, "cache_bytes", None),

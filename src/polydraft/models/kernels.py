@@ -59,38 +59,51 @@ def instruction_set() -> str:
     return next((name for feature, name in known.items() if _FEATURES.get(feature)), "baseline")
 
 
-def aligned(*shape: int) -> np.ndarray:
-    """Float32 zeros that begin on a cache line; the system hands out a page when it is first written.
+def aligned(*shape: int, dtype: type[np.generic] = np.float32) -> np.ndarray:
+    """Zeros that begin on a cache line; the system hands out a page when it is first written.
 
     Example:
         >>> aligned(3, 5).ctypes.data % 64
         0
     """
-    size = 4 * int(np.prod(shape))
+    size = np.dtype(dtype).itemsize * int(np.prod(shape))
     raw = np.zeros(size + 64, np.uint8)
     start = -raw.ctypes.data % 64
-    return raw[start : start + size].view(np.float32).reshape(shape)
+    return raw[start : start + size].view(dtype).reshape(shape)
 
 
-def pack(weight: Float[Tensor, "O I"], out: np.ndarray) -> None:
+def pack(weight: Float[Tensor, "O I"], out: np.ndarray) -> Float[np.ndarray, "P"]:
     """Write a weight matrix into panels; columns that fill up the last panel are zero.
+
+    out: [panels, I, PANEL] in float32, uint16 (bfloat16) or int8.
+    Returns one factor for each output, all panels: 1 but for int8, where a row's largest weight becomes 127.
 
     Example:
         >>> out = aligned(1, 2, PANEL)
-        >>> pack(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), out)
-        >>> out[0, :, :3].tolist()
-        [[1.0, 3.0, 0.0], [2.0, 4.0, 0.0]]
+        >>> factors = pack(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), out)
+        >>> out[0, :, :3].tolist(), factors[:2].tolist()
+        ([[1.0, 3.0, 0.0], [2.0, 4.0, 0.0]], [1.0, 1.0])
     """
     panels, inputs, _ = out.shape
-    full, rest = divmod(weight.shape[0], PANEL)
-    packed, source = torch.from_numpy(out), weight.detach()
-    packed[:full].copy_(source[: full * PANEL].view(full, PANEL, inputs).transpose(1, 2))
+    source, factors = weight.detach().float(), torch.ones(panels * PANEL)
+    if out.dtype == np.int8:
+        largest = source.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny)
+        factors[: len(source)] = largest / 127
+        source = (source / factors[: len(source), None]).round()
+    values = {np.float32: source, np.uint16: source.bfloat16().view(torch.uint16), np.int8: source.to(torch.int8)}[out.dtype.type]
+    full, rest = divmod(len(source), PANEL)
+    packed = torch.from_numpy(out)
+    packed[:full].copy_(values[: full * PANEL].view(full, PANEL, inputs).transpose(1, 2))
     if rest:
-        packed[panels - 1, :, :rest].copy_(source[full * PANEL :].T)
+        packed[panels - 1, :, :rest].copy_(values[full * PANEL :].T)
+    return factors.numpy()
 
 
 def _tile(rows: int):
-    """y[yo + r ys + c] = sum_i x[xo + r xs + i] w[wo + i PANEL + c] for `rows` values of r, all c below PANEL, i below n."""
+    """y[yo + r ys + c] = sum_i x[xo + r xs + i] w[wo + i PANEL + c] for `rows` values of r, all c below PANEL, i below n.
+
+    w: float32, bfloat16 as uint16, or int8; widened to float32 when it is loaded.
+    """
 
     @intrinsic
     def tile(typingctx, x, xo, xs, w, wo, y, yo, ys, n):
@@ -109,12 +122,25 @@ def _tile(rows: int):
         x, w, y = start(0, x, xo), start(3, w, wo), start(5, y, yo)
         fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{LANES}f32")
         nothing, everywhere = ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(lane, LANES), [0] * LANES)
+        stored = signature.args[3].dtype.bitwidth
+
+        def widened(pointer):
+            """A vector of weights as float32."""
+            if stored == 32:
+                return builder.load(builder.bitcast(pointer, vector.as_pointer()), align=4)
+            wide = ir.VectorType(lane, LANES)
+            narrow = ir.VectorType(ir.IntType(stored), LANES)
+            raw = builder.load(builder.bitcast(pointer, narrow.as_pointer()), align=1)
+            if stored == 8:
+                return builder.sitofp(builder.sext(raw, wide), vector)
+            return builder.bitcast(builder.shl(builder.zext(raw, wide), ir.Constant(wide, [16] * LANES)), vector)
+
         sums = [[cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * LANES)) for _ in range(2)] for _ in range(rows)]
         with cgutils.for_range_slice(builder, number(0), n, number(_UNROLL)) as (first, _):
             for step in range(_UNROLL):
                 i = builder.add(first, number(step))
                 weights = builder.gep(w, [builder.mul(i, number(PANEL))])
-                halves = [builder.load(vector_at(weights, number(half * LANES)), align=4) for half in range(2)]
+                halves = [widened(builder.gep(weights, [number(half * LANES)])) for half in range(2)]
                 for r in range(rows):
                     value = builder.load(builder.gep(x, [builder.add(builder.mul(xs, number(r)), i)]))
                     spread = builder.insert_element(nothing, value, ir.Constant(lane, 0))
@@ -166,10 +192,16 @@ def product(x, xo, xs, w, wo, stride, panels, n, y, yo, ys, rows):  # pragma: no
 
 
 @njit
-def matmul(x, w, y, rows):  # pragma: no cover - compiled
-    """y[:rows] = x[:rows] @ W.T for packed W [P, I, PANEL]; x [*, >= I], y [*, >= P * PANEL]; I a multiple of 4."""
+def matmul(x, w, factors, y, rows):  # pragma: no cover - compiled
+    """y[:rows] = x[:rows] @ W.T for packed W [P, I, PANEL]; x [*, >= I], y [*, >= P * PANEL]; I a multiple of 4.
+
+    factors: [P * PANEL] of the outputs, or empty where they are all 1.
+    """
     zero = np.int64(0)
     product(x, zero, x.shape[1], w, zero, w.shape[1] * PANEL, w.shape[0], w.shape[1], y, zero, y.shape[1], rows)
+    for t in range(rows):
+        for o in range(len(factors)):
+            y[t, o] *= factors[o]
 
 
 _LOG2_E, _LN2_HIGH, _LN2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)

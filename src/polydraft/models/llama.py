@@ -1,4 +1,4 @@
-"""The Llama family as one compiled call a pass: float32 on a CPU, one thread.
+"""The Llama family as one compiled call a pass: float32 arithmetic on a CPU, one thread.
 
 Llama, Mistral, Qwen2 and Qwen3, with grouped queries, biases of q, k and v, norms of q and k, and any rotary scaling that
 does not change with the length. Projections are fused (q, k, v; gate and up) and packed for `models.kernels`; the cache is
@@ -29,6 +29,7 @@ from polydraft.models.supported import check_supported, context_length
 __all__ = ["CompiledLlama", "Parts", "compiled_pass"]
 
 FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+QUANTIZATIONS = (None, "bfloat16", "int8")
 TREE_ROOM = 256
 """Most nodes of one tree."""
 CHUNK = 64
@@ -38,7 +39,10 @@ STRETCH = 256
 
 
 class Weights(NamedTuple):
-    """All layers stacked: first axis = layer. Packed matrices are [panels, inputs, PANEL]; absent parts are empty."""
+    """All layers stacked: first axis = layer. Packed matrices are [panels, inputs, PANEL]; absent parts are empty.
+
+    factors: of the outputs of qkv, out, gate_up, down and head; empty where weights are stored as they are.
+    """
 
     embed: np.ndarray  # [V, h], or [0, h] where the head serves for both
     head: np.ndarray
@@ -52,6 +56,11 @@ class Weights(NamedTuple):
     out: np.ndarray
     gate_up: np.ndarray
     down: np.ndarray
+    head_factors: np.ndarray
+    qkv_factors: np.ndarray
+    out_factors: np.ndarray
+    gate_up_factors: np.ndarray
+    down_factors: np.ndarray
     cos: np.ndarray  # [columns, D / 2]
     sin: np.ndarray  # [columns, D / 2]
 
@@ -181,7 +190,7 @@ def _attend(sizes, memory, work, layer, first, last):  # pragma: no cover - comp
 @njit
 def _embed(embed, head, token, out):  # pragma: no cover - compiled
     for i in range(len(out)):
-        out[i] = embed[token, i] if len(embed) > 0 else head[token // PANEL, i, token % PANEL]
+        out[i] = embed[token, i] if len(embed) > 0 else np.float32(head[token // PANEL, i, token % PANEL])
 
 
 @njit
@@ -205,7 +214,7 @@ def _run_rows(parts, rows, logits, done, hidden, taken, first):  # pragma: no co
         if taken[l] >= 0:
             _copy(work.x, zero, rows, hidden[taken[l]], first)
         rms_norm(work.x, weights.attention_norm[l], sizes.epsilon, work.normed, rows)
-        matmul(work.normed, weights.qkv[l], work.qkv, rows)
+        matmul(work.normed, weights.qkv[l], weights.qkv_factors[l], work.qkv, rows)
         for t in range(rows):
             slot, position, column = work.rows[t, 1], work.rows[t, 2], work.rows[t, 3]
             keys, values = memory.keys[l, slot], memory.values[l, slot]
@@ -220,12 +229,12 @@ def _run_rows(parts, rows, logits, done, hidden, taken, first):  # pragma: no co
                 last += 1
             _attend(sizes, memory, work, l, t, last)
             t = last
-        matmul(work.mixed, weights.out[l], work.update, rows)
+        matmul(work.mixed, weights.out[l], weights.out_factors[l], work.update, rows)
         add(work.x, work.update, rows)
         rms_norm(work.x, weights.mlp_norm[l], sizes.epsilon, work.normed, rows)
-        matmul(work.normed, weights.gate_up[l], work.gate_up, rows)
+        matmul(work.normed, weights.gate_up[l], weights.gate_up_factors[l], work.gate_up, rows)
         swiglu(work.gate_up, sizes.inner, work.act, rows)
-        matmul(work.act, weights.down[l], work.update, rows)
+        matmul(work.act, weights.down[l], weights.down_factors[l], work.update, rows)
         add(work.x, work.update, rows)
     rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, rows)
     if taken[layers] >= 0:
@@ -236,7 +245,7 @@ def _run_rows(parts, rows, logits, done, hidden, taken, first):  # pragma: no co
             _copy(work.normed, t, t + 1, work.normed, wanted)
             wanted += 1
     if wanted > 0:
-        matmul(work.normed, weights.head, logits[done:], wanted)
+        matmul(work.normed, weights.head, weights.head_factors, logits[done:], wanted)
     return done + wanted
 
 
@@ -335,13 +344,22 @@ class CompiledLlama:
 
     model: the module of transformers whose weights are taken; it is not needed afterwards.
     max_model_len: longest sequence, default the model's own context.  max_num_seqs: slots.
+    quantization: "bfloat16" or "int8" (one factor a row) for the matrices; all arithmetic stays float32. None changes no weight:
+        those of a checkpoint in bfloat16 are stored as such, which halves what a pass reads and gives the same bits.
+    `weight_format` says how they are stored, `quantization_error` what that lost, relative to all matrices' norm.
 
     Raises:
         IncompatibleError: an architecture or option that is not covered; says which.
         ModelLoadError, CapacityError, InvalidInputError: the context asked for does not suit the model or the memory.
     """
 
-    def __init__(self, model: Any, *, max_model_len: int | None = None, max_num_seqs: int = 8) -> None:
+    def __init__(
+        self, model: Any, *, max_model_len: int | None = None, max_num_seqs: int = 8, quantization: str | None = None
+    ) -> None:
+        if quantization not in QUANTIZATIONS:
+            raise InvalidInputError(
+                f"quantization={quantization!r} was given; expected one of {', '.join(map(repr, QUANTIZATIONS))}."
+            )
         reason = self.why_unsupported(model)
         if reason:
             raise IncompatibleError(f"{type(model).__name__} cannot be compiled: {reason}. Use backend='transformers'.")
@@ -367,14 +385,17 @@ class CompiledLlama:
         self.cache_bytes = 4 * int(np.prod(keys) + np.prod(values))
         check_memory(self.cache_bytes, self.device, max_model_len=self.max_model_len, max_num_seqs=max_num_seqs)
         memory = SlotMemory(aligned(*keys), aligned(*values), np.zeros(max_num_seqs, np.int64))
-        weights = _weights(model, columns)
+        weights, self.quantization_error = _weights(model, columns, quantization)
+        self.weight_format = {np.float32: "float32", np.uint16: "bfloat16", np.int8: "int8"}[weights.qkv.dtype.type]
         self.parts = Parts(weights, sizes, memory, _workspace(weights, sizes, columns))
         self.lengths = memory.lengths
         self.passes = 0
 
     @classmethod
-    def from_pretrained(cls, name: str, *, max_model_len: int | None = None, max_num_seqs: int = 8) -> "CompiledLlama":
-        """From a folder with config.json and safetensors weights; half-precision weights are widened to float32.
+    def from_pretrained(
+        cls, name: str, *, max_model_len: int | None = None, max_num_seqs: int = 8, quantization: str | None = None
+    ) -> "CompiledLlama":
+        """From a folder with config.json and safetensors weights.
 
         Example:
             >>> from polydraft.models import pair
@@ -384,7 +405,7 @@ class CompiledLlama:
         from polydraft.models.folder import load_module
 
         module = load_module(name, dtype=torch.float32, device="cpu", max_model_len=max_model_len)
-        return cls(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
+        return cls(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs, quantization=quantization)
 
     @staticmethod
     def why_unsupported(model: Any) -> str | None:
@@ -536,41 +557,75 @@ def _stack(parts: Sequence[Tensor]) -> np.ndarray:
     return torch.stack([x.detach() for x in parts]).float().numpy()
 
 
-def _packed(layers: Sequence[Sequence[Tensor]]) -> np.ndarray:
-    """The matrices of each layer below one another, in panels: [L, panels, inputs, PANEL]."""
+def _quantization_error(matrices: Sequence[Tensor], dtype: type[np.generic]) -> float:
+    """Relative error of all matrices as they are stored: the root of sum |W - W'|^2 / sum |W|^2."""
+    if dtype is np.float32:
+        return 0.0
+    lost, whole = 0.0, 0.0
+    for matrix in matrices:
+        w = matrix.detach().float()
+        step = w.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / 127
+        stored = w.bfloat16().float() if dtype is np.uint16 else (w / step).round() * step
+        lost, whole = lost + float((w - stored).square().sum()), whole + float(w.square().sum())
+    return (lost / whole) ** 0.5
+
+
+def _packed(layers: Sequence[Sequence[Tensor]], dtype: type[np.generic]) -> tuple[np.ndarray, np.ndarray]:
+    """The matrices of each layer below one another, in panels [L, panels, inputs, PANEL], and their factors [L, outputs or 0]."""
     outputs, inputs = sum(len(w) for w in layers[0]), layers[0][0].shape[1]
-    out = aligned(len(layers), -(-outputs // PANEL), inputs, PANEL)
-    for layer, matrices in enumerate(layers):
-        pack(torch.cat([w.detach() for w in matrices]), out[layer])
-    return out
+    out = aligned(len(layers), -(-outputs // PANEL), inputs, PANEL, dtype=dtype)
+    factors = [pack(torch.cat([w.detach() for w in matrices]), out[layer]) for layer, matrices in enumerate(layers)]
+    return out, np.stack(factors) if dtype is np.int8 else np.zeros((len(layers), 0), np.float32)
 
 
-def _weights(model: Any, columns: int) -> Weights:
+def _storage(matrices: Sequence[Tensor], quantization: str | None) -> type[np.generic]:
+    """How matrices are stored: int8 if asked for; bfloat16 if asked for or if it loses nothing; else float32."""
+    if quantization == "int8":
+        return np.int8
+    exact = all(torch.equal(w.detach().float(), w.detach().bfloat16().float()) for w in matrices)
+    return np.uint16 if quantization == "bfloat16" or exact else np.float32
+
+
+def _weights(model: Any, columns: int, quantization: str | None) -> tuple[Weights, float]:
+    """Take a transformers model's weights; also returns what storing them lost."""
     inner = model.model
     layers = inner.layers
     attention, mlp = [layer.self_attn for layer in layers], [layer.mlp for layer in layers]
     projections = [(a.q_proj, a.k_proj, a.v_proj) for a in attention]
     biased, normed = attention[0].q_proj.bias is not None, hasattr(attention[0], "q_norm")
     none = torch.empty(0)
-    tied = model.lm_head.weight is inner.embed_tokens.weight
     half = attention[0].head_dim // 2
     cos, sin = inner.rotary_emb(torch.zeros(1), torch.arange(columns)[None])
-    return Weights(
-        embed=_stack(list(inner.embed_tokens.weight)) if not tied else np.zeros((0, model.config.hidden_size), np.float32),
-        head=_packed([[model.lm_head.weight]])[0],
+    matrices = {
+        "qkv": [[p.weight for p in three] for three in projections],
+        "out": [[a.o_proj.weight] for a in attention],
+        "gate_up": [[m.gate_proj.weight, m.up_proj.weight] for m in mlp],
+        "down": [[m.down_proj.weight] for m in mlp],
+    }
+    every = [w for parts in matrices.values() for layer in parts for w in layer]
+    every.append(model.lm_head.weight)
+    dtype = _storage(every, quantization)
+    tied = dtype is np.float32 and model.lm_head.weight is inner.embed_tokens.weight
+    packed = {name: _packed(parts, dtype) for name, parts in matrices.items()}
+    head, head_factors = _packed([[model.lm_head.weight]], dtype)
+    weights = Weights(
+        embed=np.zeros((0, model.config.hidden_size), np.float32)
+        if tied
+        else inner.embed_tokens.weight.detach().float().numpy().copy(),
+        head=head[0],
         norm=_stack([inner.norm.weight])[0],
         attention_norm=_stack([layer.input_layernorm.weight for layer in layers]),
         mlp_norm=_stack([layer.post_attention_layernorm.weight for layer in layers]),
-        qkv=_packed([[p.weight for p in three] for three in projections]),
         bias=_stack([torch.cat([p.bias for p in three]) if biased else none for three in projections]),
         q_norm=_stack([a.q_norm.weight if normed else none for a in attention]),
         k_norm=_stack([a.k_norm.weight if normed else none for a in attention]),
-        out=_packed([[a.o_proj.weight] for a in attention]),
-        gate_up=_packed([[m.gate_proj.weight, m.up_proj.weight] for m in mlp]),
-        down=_packed([[m.down_proj.weight] for m in mlp]),
+        head_factors=head_factors[0],
+        **{name: matrix for name, (matrix, _) in packed.items()},
+        **{f"{name}_factors": factors for name, (_, factors) in packed.items()},
         cos=cos[0, :, :half].numpy().copy(),
         sin=sin[0, :, :half].numpy().copy(),
     )
+    return weights, _quantization_error(every, dtype)
 
 
 def _workspace(weights: Weights, sizes: Sizes, columns: int) -> Workspace:

@@ -24,6 +24,7 @@ def load_model(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     backend: str = "auto",
+    quantization: str | None = None,
     max_model_len: int | None = None,
     max_num_seqs: int = 8,
 ) -> Target:
@@ -31,6 +32,8 @@ def load_model(
 
     name: folder of `save_pretrained`, or a name that transformers resolves.  backend: "compiled", "transformers", or "auto".
     dtype: default float32 on a CPU, the checkpoint's own elsewhere.  device: default the first GPU, or the CPU.
+    quantization: "bfloat16" or "int8" matrices for the compiled path: less to read in a pass. It makes another model of a
+        target, whose law is then followed; on a draft it costs nothing but acceptance.
 
     Raises:
         ModelLoadError: the folder is missing, incomplete, corrupt or of a kind that cannot be rolled back.
@@ -49,8 +52,14 @@ def load_model(
     reason = CompiledLlama.why_unsupported(module)
     if backend == "compiled" and reason:
         raise IncompatibleError(f"backend='compiled' was asked for {name!r}, but {reason}. Use backend='transformers'.")
-    kind = HFTarget if reason or backend == "transformers" else CompiledLlama
-    return kind(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
+    if reason is None and backend != "transformers":
+        return CompiledLlama(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs, quantization=quantization)
+    if quantization is not None:
+        raise IncompatibleError(
+            f"quantization={quantization!r} was asked for {name!r}, which runs through transformers "
+            f"({reason or 'as asked'}); only the compiled path has it. Leave it out."
+        )
+    return HFTarget(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
 
 
 def load_tokenizer(name: str) -> Any:
