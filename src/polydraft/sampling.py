@@ -310,6 +310,10 @@ def laws(
         >>> laws(torch.tensor([[[2.0, 2.0, 0.0]]]).expand(2, 1, 3), root, [[1], [1]], [1, 1], both).tolist()
         [[[1.0, 0.0, 0.0]], [[0.468..., 0.468..., 0.063...]]]
     """
+    if all(is_plain(row) and not row.greedy for row in params):
+        p = _temper(_wide(logits), [row.temperature for row in params]).softmax(-1)
+        if not p[..., 0].isnan().any():  # a row with a fault has no number at all; the checked path below names it
+            return p
     x = process(logits, tree, contexts, prompt_lengths, params, stop_ids)
     greedy = [b for b, row in enumerate(params) if row.greedy]
     if len(greedy) == len(x):

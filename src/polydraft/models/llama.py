@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from numba import njit
 from torch import Tensor
 
@@ -504,9 +504,13 @@ class CompiledLlama:
         B, N = scored.tokens.shape
         buffer = self.new_logits(B * (N + X))
         states = self._run(slots, tree, since, np.full(B, since), buffer, hidden, aux)
-        real = torch.cat([tree.is_node[:, since:], torch.ones(B, X, dtype=torch.bool)], 1)
-        rows = _spread(torch.from_numpy(buffer)[:, : self.vocab_size], real)
-        seen = {layer: _spread(x, real)[:, :N] for layer, x in zip(hidden, torch.from_numpy(states), strict=True)}
+        rows = torch.from_numpy(buffer)[:, : self.vocab_size]
+        real = np.concatenate([tree.parents[:, since:].numpy() >= 0, np.ones((B, X), np.bool_)], 1)
+        real[:, 0] |= since == 0
+        whole = bool(real.all())
+        rows, seen = rows.unflatten(0, (B, N + X)) if whole else _spread(rows, real), {}
+        for layer, x in zip(hidden, torch.from_numpy(states), strict=True):
+            seen[layer] = (x.unflatten(0, (B, N + X)) if whole else _spread(x, real))[:, :N]
         return Scores(scored, rows[:, :N], seen, rows[:, N:] if aux is not None else None)
 
     def _check_room(self, slots: Sequence[int], counts: Sequence[int], columns: int) -> None:
@@ -535,12 +539,10 @@ class CompiledLlama:
         self.lengths[list(slots)] = 0
 
 
-def _spread(rows: Float[Tensor, "R _"], real: Bool[Tensor, "B T"]) -> Float[Tensor, "B T _"]:
-    """Rows of what is real -> rows of all places, zero where there is padding."""
-    if real.all():
-        return rows.unflatten(0, real.shape)
+def _spread(rows: Float[Tensor, "R _"], real: np.ndarray) -> Float[Tensor, "B T _"]:
+    """Rows of what is real -> rows of all places, zero where there is padding. real: [B, T]."""
     placed = torch.zeros(*real.shape, rows.shape[-1])
-    placed[real] = rows[: int(real.sum())]
+    placed[torch.from_numpy(real)] = rows[: int(real.sum())]
     return placed
 
 

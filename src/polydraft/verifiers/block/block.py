@@ -10,6 +10,8 @@ Lossless for one chain drawn from q, and no lossless rule keeps more of a single
 Traps: clamping each factor; a residual without the weight; an uncapped last position; stopping at the first failure.
 """
 
+from functools import partial
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -53,6 +55,20 @@ def _after(p, q, rows, parents, weights, node, law):  # pragma: no cover - compi
             copy_normalised(p[b, n], law[b])
 
 
+def _law(
+    p: np.ndarray,
+    q: np.ndarray,
+    rows: np.ndarray,
+    parents: np.ndarray,
+    weights: np.ndarray,
+    device: torch.device,
+    node: Int[Tensor, "B"],
+) -> Float[Tensor, "B V"]:
+    law = np.empty((len(p), p.shape[-1]))
+    _after(p, q, rows, parents, weights, node.cpu().numpy(), law)
+    return torch.from_numpy(law).to(device)
+
+
 class Block:
     """The verifier."""
 
@@ -79,12 +95,7 @@ class Block:
                 "a drafted token has probability 0 in its row of draft.probs; report the very rows that were sampled."
             )
         device = target_probs.device
-
-        def after(node: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
-            law = np.empty((len(p), p.shape[-1]))
-            _after(p, q, rows, parents, weights, node.cpu().numpy(), law)
-            return torch.from_numpy(law).to(device)
-
+        after = partial(_law, p, q, rows, parents, weights, device)
         return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), after)
 
 
