@@ -26,7 +26,7 @@ from torch import Tensor
 from polydraft.core import NoiseKey
 from polydraft.errors import InvalidInputError
 
-__all__ = ["Stream", "choose", "choose_row", "clock_at", "clocks", "draw", "uniform_at", "uniforms"]
+__all__ = ["Stream", "choose", "choose_row", "clock_at", "clocks", "draw", "first_arrivals", "uniform_at", "uniforms"]
 
 
 class Stream(IntEnum):
@@ -112,6 +112,13 @@ def _clock(high, low):  # pragma: no cover - compiled
 
 
 @njit(error_model="numpy", forceinline=True)
+def _least_clock(high, low):  # pragma: no cover - compiled
+    """A number just below `_clock`, without its logarithm: -log(u) >= 1 - u."""
+    k = (high << _U(20)) | (low >> _U(12))
+    return (1.0 - (np.uint64(k | _UONE).view(np.float64) - _BELOW_ONE)) * (1.0 - 1e-12)
+
+
+@njit(error_model="numpy", forceinline=True)
 def _words(seed, sample, position, stream, block):  # pragma: no cover - compiled
     seed = _U(seed)
     return _philox(seed & _LOW, seed >> _U(32), _U(block) & _LOW, _U(position) & _LOW, _U(stream) & _LOW, _U(sample) & _LOW)
@@ -139,6 +146,45 @@ def clock_at(seed: int, sample: int, position: int, index: int) -> float:  # pra
     """
     w0, w1, w2, w3 = _words(seed, sample, position, _RACE, index >> 1)
     return _clock(w2, w3) if index & 1 else _clock(w0, w1)
+
+
+@njit(cache=True, error_model="numpy")
+def first_arrivals(
+    rates: np.ndarray, seed: int, sample: int, position: int, drawn: np.ndarray
+) -> None:  # pragma: no cover - compiled
+    """The winners of the race at a position: token ids in the order of clock / rate, into `drawn`; equal arrivals: lowest id first.
+
+    rates: a law, [V].  Where fewer tokens have a positive rate than there is room, the last one is repeated.
+    A clock is at least one minus its uniform, so the logarithm is only taken for tokens that may still win.
+
+    Example:
+        >>> drawn = np.zeros(3, np.int64)
+        >>> first_arrivals(np.array([0.0, 0.5, 0.5]), 1, 0, 10, drawn)
+        >>> sorted(set(drawn.tolist()))
+        [1, 2]
+    """
+    count, V = 0, rates.size
+    arrival = np.empty(drawn.size)
+    for block in range((V + 1) // 2):
+        last = min(2 * block + 2, V)
+        if rates[2 * block] <= 0.0 and rates[last - 1] <= 0.0:
+            continue
+        w0, w1, w2, w3 = _words(seed, sample, position, _RACE, block)
+        for i in range(2 * block, last):
+            rate = np.float64(rates[i])
+            high, low = (w2, w3) if i & 1 else (w0, w1)
+            if rate <= 0.0 or (count == drawn.size and _least_clock(high, low) >= arrival[count - 1] * rate):
+                continue
+            at = _clock(high, low) / rate
+            if count < drawn.size or at < arrival[count - 1]:
+                j = count if count < drawn.size else count - 1
+                while j > 0 and arrival[j - 1] > at:
+                    arrival[j], drawn[j] = arrival[j - 1], drawn[j - 1]
+                    j -= 1
+                arrival[j], drawn[j] = at, i
+                count = min(count + 1, drawn.size)
+    for j in range(count, drawn.size):
+        drawn[j] = drawn[count - 1]
 
 
 @njit(cache=True, error_model="numpy")

@@ -5,6 +5,7 @@ one chain of fixed length whatever is accepted. Parts inside the compiled pass a
 same weights and rows; what remains of the pass is attention, norms and rotations. What no part claims is Python.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -137,7 +138,7 @@ def show(*, quick: bool = False) -> None:
         box=None, header_style="bold", pad_edge=False, title="one round, chain of 4 and block verification, context 150 to 350"
     )
     table.add_column("part")
-    console, found = Console(), dict[str, dict[str, float]]()
+    console, found = Console(width=None if sys.stdout.isatty() else 120), dict[str, dict[str, float]]()
     with console.status("profiling ..."):
         for name, shape in SIZES.items():
             found[name] = profile(shape, num_rounds=10 if quick else 40)

@@ -36,6 +36,9 @@ def bench(
     profile: Annotated[
         bool, typer.Option("--profile", help="Show where a step goes instead, for targets of 3M, 10M and 110M.")
     ] = False,
+    passes: Annotated[
+        bool, typer.Option("--passes", help="Show what a scoring pass costs by its number of rows instead.")
+    ] = False,
 ) -> None:
     """Measure this library against its peers: same models, prompts and threads, one interleaved run, outputs checked."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -43,6 +46,11 @@ def bench(
 
     torch.set_num_threads(threads)
     quiet()
+    if passes:
+        from polydraft.bench.passes import show as show_passes
+
+        show_passes(quick=quick)
+        return
     if profile:
         from polydraft.bench.profile import show
 

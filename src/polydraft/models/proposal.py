@@ -16,7 +16,7 @@ from torch import Tensor
 from polydraft.core import NoiseKey, TokenTree
 from polydraft.models.kernels import PANEL, exp
 from polydraft.models.llama import compiled_pass
-from polydraft.noise import choose_row, clock_at, uniform_at
+from polydraft.noise import choose_row, first_arrivals, uniform_at
 
 if TYPE_CHECKING:
     from polydraft.models.llama import CompiledLlama
@@ -64,25 +64,6 @@ def _law(logits, bias, temperature, top_k, top_p, min_p, out):  # pragma: no cov
     share = _f32(1.0 / out.sum())
     for i in range(V):
         out[i] *= share
-
-
-@njit(cache=True, error_model="numpy")
-def _race(q, seed, sample, position, drawn):  # pragma: no cover - compiled
-    """drawn = the tokens of the smallest clock / q, best first; the last one again where q has no more tokens."""
-    count = 0
-    arrival = np.empty(drawn.size)
-    for i in range(q.size):
-        if q[i] > 0.0:
-            at = clock_at(seed, sample, position, i) / np.float64(q[i])
-            if count < drawn.size or at < arrival[count - 1]:
-                j = count if count < drawn.size else count - 1
-                while j > 0 and arrival[j - 1] > at:
-                    arrival[j], drawn[j] = arrival[j - 1], drawn[j - 1]
-                    j -= 1
-                arrival[j], drawn[j] = at, i
-                count = min(count + 1, drawn.size)
-    for j in range(count, drawn.size):
-        drawn[j] = drawn[count - 1]
 
 
 @njit(cache=True, error_model="numpy")
@@ -139,11 +120,11 @@ def _propose(parts, vocab, slots, pending, counts, keys, widths, depths, law, bi
                 if not coupled:
                     tokens[b, n] = choose_row(probs[b, source], uniform_at(keys[b, 0], keys[b, 1], keys[b, 2], 0, n))
                 elif d > 0:
-                    _race(probs[b, source], keys[b, 0], keys[b, 1], keys[b, 2] + d, drawn[:1])
+                    first_arrivals(probs[b, source], keys[b, 0], keys[b, 1], keys[b, 2] + d, drawn[:1])
                     tokens[b, n] = drawn[0]
                 else:
                     if k == 0:
-                        _race(probs[b, source], keys[b, 0], keys[b, 1], keys[b, 2], drawn[: widths[b]])
+                        first_arrivals(probs[b, source], keys[b, 0], keys[b, 1], keys[b, 2], drawn[: widths[b]])
                     tokens[b, n] = drawn[k]
                 first[b, n] = n
                 for m in range(n - k, n):

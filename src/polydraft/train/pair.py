@@ -137,7 +137,7 @@ def draft(
     seed: Seed = 0,
     threads: Threads = 1,
     pretrain_steps: int = 1000,
-    num_steps: int = 4400,
+    num_steps: int = 2800,
     num_samples: Annotated[int, typer.Option(help="Rows of text that the target writes.")] = 1536,
     tv_weight: Annotated[float, typer.Option(help="Share of total variation in the loss; the rest is KL.")] = 0.7,
     compiled: Compiled = False,
@@ -200,12 +200,54 @@ def draft(
 
 
 @app.command()
+def polish(work: Work = WORK, seed: Seed = 0, threads: Threads = 1, num_steps: int = 170, compiled: Compiled = False) -> None:
+    """Go on distilling on total variation alone, which is what acceptance is made of; resumes like `draft`."""
+    import numpy as np
+    import torch
+
+    from polydraft.train.distil import distillation_loss, mixed_batches
+    from polydraft.train.loop import Phase, shuffled_rows, train
+
+    torch.set_num_threads(threads)
+    teacher, model = from_checkpoint(TARGET, work / "target.pt"), llama(DRAFT, seed=seed + 1)
+    model.load_state_dict(torch.load(work / "draft.pt", weights_only=True)["model"])
+    if compiled:
+        model.compile(dynamic=False)
+        teacher.compile(dynamic=False)
+    length, num_generated = 512, 2
+    phases = (Phase(num_steps, 8 - num_generated, length),)
+    stream = np.load(work / "train.npy")
+    blocks = stream[: len(stream) // length * length].reshape(-1, length)
+    spread = blocks[np.random.default_rng(seed + 2).permutation(len(blocks))[: phases[0].num_tokens // length + 1]]
+    corpus_batch = shuffled_rows(spread.flatten(), phases, seed=seed + 2)
+    batch = mixed_batches(corpus_batch, np.load(work / "samples.npy"), rows_per_batch=num_generated, num_steps=num_steps)
+    train(
+        model,
+        distillation_loss(teacher, tv_weight=1.0),
+        batch,
+        num_steps=num_steps,
+        checkpoint=work / "draft-polished.pt",
+        muon_lr=0.004,
+        adam_lr=5e-4,
+        report=typer.echo,
+    )
+    record = json.loads((work / "draft.json").read_text())
+    tokens = num_steps * 8 * length
+    record |= {
+        "command": f"{record['command']} && {command_line()}",
+        "num_tokens": record["num_tokens"] + tokens,
+        "num_distillation_tokens": record["num_distillation_tokens"] + tokens,
+    }
+    (work / "draft-polished.json").write_text(json.dumps(record))
+
+
+@app.command()
 def export(work: Work = WORK, folder: Folder = FOLDER) -> None:
     """Write both models, their tokenizer and the held-out prompts into the package."""
     from polydraft.train.export import export_model, export_prompts
 
-    for name, shape in (("target", TARGET), ("draft", DRAFT)):
-        export_model(from_checkpoint(shape, work / f"{name}.pt"), work / "tokenizer", folder / name)
+    for name, shape, checkpoint in (("target", TARGET, "target.pt"), ("draft", DRAFT, "draft-polished.pt")):
+        export_model(from_checkpoint(shape, work / checkpoint), work / "tokenizer", folder / name)
     export_prompts(Corpus.load(work / "corpus.json"), work / "tokenizer", folder / "prompts")
 
 
@@ -222,7 +264,8 @@ def evaluate(work: Work = WORK, folder: Folder = FOLDER, seed: Seed = 0, threads
     torch.set_num_threads(threads)
     chosen = Corpus.load(work / "corpus.json")
     models = {name: load_float32(folder / name) for name in ("target", "draft")}
-    training = {name: json.loads((work / f"{name}.json").read_text()) for name in models}
+    records = {"target": "target.json", "draft": "draft-polished.json"}
+    training = {name: json.loads((work / records[name]).read_text()) for name in models}
     seen = np.load(work / "train.npy")[: training["target"]["num_tokens"] + 1]
     num_bytes = sum(len(d.text.encode()) for d in chosen.held_out)
     trigram = TrigramTable.count(seen, VOCAB_SIZE)
@@ -258,6 +301,7 @@ def every(work: Work = WORK, folder: Folder = FOLDER, seed: Seed = 0, threads: T
     tokenizer(work)
     target(work, seed, threads, compiled=compiled)
     draft(work, seed, threads, compiled=compiled)
+    polish(work, seed, threads, compiled=compiled)
     export(work, folder)
     evaluate(work, folder, seed, threads)
 

@@ -14,6 +14,7 @@ Trap: all nodes of a depth share their clocks, so a coupled draft must not be gi
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numba import njit
 from torch import Tensor
 
 from polydraft import noise, tree
@@ -25,13 +26,27 @@ __all__ = ["Race", "race"]
 
 
 def _picks(key: NoiseKey, depth: Int[Tensor, "B N"], p: Float[Tensor, "B N V"]) -> Int[Tensor, "B N"]:
-    """The target's pick at every node: argmax p / E, the lowest id among equals."""
+    """The target's pick at every node: argmin E / p, the lowest id among equals."""
+    if p.device.type == "cpu":
+        picks = np.zeros(depth.shape, np.int64)
+        _fill_picks(p.contiguous().numpy(), depth.numpy(), key.seed.numpy(), key.sample.numpy(), key.position.numpy(), picks)
+        return torch.from_numpy(picks)
     picks = torch.zeros_like(depth)
     for d in range(int(depth.max()) + 1):
         clocks = noise.clocks(NoiseKey(key.seed, key.sample, key.position + d), p.shape[-1])
         b, n = (depth == d).nonzero(as_tuple=True)
-        picks[b, n] = torch.from_numpy(np.argmax((p[b, n].double() / clocks[b]).cpu().numpy(), axis=-1)).to(picks.device)
+        rates = p[b, n].double()
+        picks[b, n] = torch.where(rates > 0, clocks[b] / rates, torch.inf).argmin(-1)
     return picks
+
+
+@njit(cache=True)
+def _fill_picks(p, depth, seed, sample, position, picks):  # pragma: no cover - compiled
+    """picks[b, n] at every node; padding has depth -1."""
+    for b in range(picks.shape[0]):
+        for n in range(picks.shape[1]):
+            if depth[b, n] >= 0:
+                noise.first_arrivals(p[b, n], seed[b], sample[b], position[b] + depth[b, n], picks[b, n : n + 1])
 
 
 def _walk(drafted: TokenTree, picks: Int[Tensor, "B N"]) -> Int[Tensor, "B"]:
