@@ -200,12 +200,12 @@ def draft(
 
 
 @app.command()
-def polish(work: Work = WORK, seed: Seed = 0, threads: Threads = 1, num_steps: int = 170, compiled: Compiled = False) -> None:
-    """Go on distilling on total variation alone, which is what acceptance is made of; resumes like `draft`."""
+def polish(work: Work = WORK, seed: Seed = 0, threads: Threads = 1, num_steps: int = 110, compiled: Compiled = False) -> None:
+    """Go on distilling at the full context on total variation alone, which is what acceptance is made of; resumes like `draft`."""
     import numpy as np
     import torch
 
-    from polydraft.train.distil import distillation_loss, mixed_batches
+    from polydraft.train.distil import distillation_loss
     from polydraft.train.loop import Phase, shuffled_rows, train
 
     torch.set_num_threads(threads)
@@ -214,29 +214,26 @@ def polish(work: Work = WORK, seed: Seed = 0, threads: Threads = 1, num_steps: i
     if compiled:
         model.compile(dynamic=False)
         teacher.compile(dynamic=False)
-    length, num_generated = 512, 2
-    phases = (Phase(num_steps, 8 - num_generated, length),)
+    phases = (Phase(num_steps, 4, MAX_CONTEXT),)
     stream = np.load(work / "train.npy")
-    blocks = stream[: len(stream) // length * length].reshape(-1, length)
-    spread = blocks[np.random.default_rng(seed + 2).permutation(len(blocks))[: phases[0].num_tokens // length + 1]]
-    corpus_batch = shuffled_rows(spread.flatten(), phases, seed=seed + 2)
-    batch = mixed_batches(corpus_batch, np.load(work / "samples.npy"), rows_per_batch=num_generated, num_steps=num_steps)
+    blocks = stream[: len(stream) // MAX_CONTEXT * MAX_CONTEXT].reshape(-1, MAX_CONTEXT)
+    spread = blocks[np.random.default_rng(seed + 2).permutation(len(blocks))[: phases[0].num_tokens // MAX_CONTEXT + 1]]
     train(
         model,
         distillation_loss(teacher, tv_weight=1.0),
-        batch,
+        shuffled_rows(spread.flatten(), phases, seed=seed),
         num_steps=num_steps,
         checkpoint=work / "draft-polished.pt",
-        muon_lr=0.004,
-        adam_lr=5e-4,
+        muon_lr=0.002,
+        adam_lr=3e-4,
+        warm_up=10,
         report=typer.echo,
     )
     record = json.loads((work / "draft.json").read_text())
-    tokens = num_steps * 8 * length
     record |= {
         "command": f"{record['command']} && {command_line()}",
-        "num_tokens": record["num_tokens"] + tokens,
-        "num_distillation_tokens": record["num_distillation_tokens"] + tokens,
+        "num_tokens": record["num_tokens"] + phases[0].num_tokens,
+        "num_distillation_tokens": record["num_distillation_tokens"] + phases[0].num_tokens,
     }
     (work / "draft-polished.json").write_text(json.dumps(record))
 

@@ -29,8 +29,7 @@ from torch import Tensor
 from polydraft import tree
 from polydraft.core import Draft, Method, SiblingLaw, TreeShape
 from polydraft.errors import InvalidInputError
-from polydraft.verifiers._residual import normalise, normalise_or, positive_part
-from polydraft.verifiers._rows import compiled, copy_normalised, keep, reject, reweight, surplus, total
+from polydraft.verifiers._rows import compiled, copy_normalised, keep, leftover, reject, reweight, surplus, total
 from polydraft.verifiers._verdict import TreeVerdict
 
 __all__ = ["GreedyTraversal", "greedy_traversal"]
@@ -130,28 +129,33 @@ def _visit(u, w, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LA
     return alive * (1.0 - w)
 
 
-def _after(
-    draft: Draft,
-    p: Tensor,
-    kids: Tensor,
-    counts: Tensor,
-    weights: Tensor,
-    residuals: list[dict[int, Tensor]],
+@compiled
+def _after(u, p, q, rows, kids, counts, place, P, weights, out):  # pragma: no cover - compiled
+    """out = the target row of context u with all that the children took out of it."""
+    if counts[u] > 1:
+        out[:] = P[place[u]]
+    elif counts[u] == 1:
+        leftover(weights[u], p[u], q[rows[kids[u, 0]]], out)
+    else:
+        copy_normalised(p[u], out)
+
+
+def _law(
+    p: np.ndarray,
+    q: np.ndarray,
+    rows: np.ndarray,
+    kids: np.ndarray,
+    counts: np.ndarray,
+    place: np.ndarray,
+    residuals: list[np.ndarray],
+    weights: np.ndarray,
+    device: torch.device,
     node: Int[Tensor, "B"],
 ) -> Float[Tensor, "B V"]:
-    """The target row with all that the children took out of it."""
-    batch = torch.arange(len(p), device=p.device)
-    laws = normalise(p[batch, node].double())
-    single = (counts[batch, node] == 1).nonzero().flatten()
-    if draft.probs is not None and len(single):
-        at = node[single]
-        q = normalise(draft.probs[single, draft.rows[single, kids[single, at, 0]]].double())
-        left = positive_part(weights[single, at, None] * laws[single] - q)
-        laws[single] = normalise_or(left, otherwise=laws[single])
+    law = np.empty((len(p), p.shape[-1]))
     for b, u in enumerate(node.tolist()):
-        if u in residuals[b]:
-            laws[b] = residuals[b][u]
-    return laws
+        _after(u, p[b], q[b], rows[b], kids[b], counts[b], place[b], residuals[b], weights[b], law[b])
+    return torch.from_numpy(law).to(device)
 
 
 class GreedyTraversal:
@@ -168,28 +172,28 @@ class GreedyTraversal:
     )
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
-        device = target_probs.device
         kids = tree.children(draft.tree)
         first = tree.first_copies(draft.tree)
-        counts = (kids >= 0).sum(-1)
         p = target_probs.cpu().contiguous().numpy()
         q = p[:, :1] if draft.probs is None else draft.probs.cpu().contiguous().numpy()
-        host = [x.cpu().contiguous().numpy() for x in (draft.rows, draft.tree.tokens, first, kids, counts)]
-        stop, weights = np.zeros(draft.tree.tokens.shape), np.ones(draft.tree.tokens.shape)
-        residuals: list[dict[int, Tensor]] = []
+        rows, tokens, first, kids = (x.cpu().contiguous().numpy() for x in (draft.rows, draft.tree.tokens, first, kids))
+        counts = (kids >= 0).sum(-1)
+        place = (counts > 1).cumsum(-1) - 1
+        stop, weights = np.zeros(tokens.shape), np.ones(tokens.shape)
+        residuals: list[np.ndarray] = []
         for b in range(len(p)):
-            several = np.flatnonzero(host[4][b] > 1)
-            place = np.zeros(draft.tree.num_nodes, np.int64)
-            place[several] = np.arange(len(several))
-            P, Q, LAW = np.empty((3, len(several), p.shape[-1]))
-            order = np.empty((len(several), p.shape[-1]), np.int64)
-            _visit(0, 1.0, 1.0, p[b], q[b], *(x[b] for x in host), place, P, Q, LAW, order, stop[b], weights[b])
-            residuals.append({int(u): torch.from_numpy(P[k]).to(device) for k, u in enumerate(several)})
+            size = int(place[b, -1]) + 1
+            P, Q, LAW = np.empty((3, size, p.shape[-1]))
+            order = np.empty((size, p.shape[-1]), np.int64)
+            given = (p[b], q[b], rows[b], tokens[b], first[b], kids[b], counts[b], place[b])
+            _visit(0, 1.0, 1.0, *given, P, Q, LAW, order, stop[b], weights[b])
+            residuals.append(P)
         if np.isnan(stop).any():
             raise InvalidInputError(
                 "a drafted token has probability 0 in its row of draft.probs; report the very rows that were sampled."
             )
-        after = partial(_after, draft, target_probs, kids, counts, torch.from_numpy(weights).to(device), residuals)
+        device = target_probs.device
+        after = partial(_law, p, q, rows, kids, counts, place, residuals, weights, device)
         return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), after)
 
 
