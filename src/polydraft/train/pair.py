@@ -200,8 +200,8 @@ def draft(
 
 
 @app.command()
-def polish(work: Work = WORK, seed: Seed = 0, threads: Threads = 1, num_steps: int = 110, compiled: Compiled = False) -> None:
-    """Go on distilling at the full context on total variation alone, which is what acceptance is made of; resumes like `draft`."""
+def polish(work: Work = WORK, seed: Seed = 0, threads: Threads = 1, num_steps: int = 170, compiled: Compiled = False) -> None:
+    """Go on distilling on total variation alone, which is what acceptance is made of; resumes like `draft`."""
     import numpy as np
     import torch
 
@@ -214,7 +214,7 @@ def polish(work: Work = WORK, seed: Seed = 0, threads: Threads = 1, num_steps: i
     if compiled:
         model.compile(dynamic=False)
         teacher.compile(dynamic=False)
-    phases = (Phase(num_steps, 4, MAX_CONTEXT),)
+    phases = (Phase(num_steps, 8, MAX_CONTEXT // 2),)
     stream = np.load(work / "train.npy")
     blocks = stream[: len(stream) // MAX_CONTEXT * MAX_CONTEXT].reshape(-1, MAX_CONTEXT)
     spread = blocks[np.random.default_rng(seed + 2).permutation(len(blocks))[: phases[0].num_tokens // MAX_CONTEXT + 1]]
