@@ -39,41 +39,61 @@ HALF = 128
 BUCKETS = 2 * HALF + 1
 GATE = 0.2
 
+_FRACTION_BITS = 23
+_LOWEST = np.int32(np.float32(0.5**0.5).view(np.int32))
+_LOG2 = tuple(np.float32(2.0 / np.log(2.0) / k) for k in (1, 3, 5, 7))  # log2(m) = sum of these times s^k, s = (m - 1)/(m + 1)
+
 
 @compiled
-def _order(p, q, n, buckets):  # pragma: no cover - compiled
-    """Bucket of every token; all in one where there is one draw or the gate is closed."""
+def _order(p, q, n, buckets, ratio):  # pragma: no cover - compiled
+    """Bucket of every token, rint(16 log2(p/q)) about the middle one; all in one where there is one draw or the gate is closed.
+
+    In float32 and by a series, so that it runs in vector registers: any function of the rows is a legal order.
+    """
     shared = 0.0
     for t in range(p.size):
         shared += min(p[t], q[t])
     if n == 1 or shared > 1.0 - GATE / n:
         buckets[:] = 0
         return
+    one, half, low, high = np.float32(1.0), np.float32(0.5), np.float32(-HALF), np.float32(HALF)
     for t in range(p.size):
-        buckets[t] = 0
-        if p[t] > 0.0 and q[t] > 0.0:
-            ratio = np.rint(PER_OCTAVE * np.log2(p[t] / q[t]))
-            buckets[t] = np.int64(min(max(ratio, -HALF), HALF)) + HALF
+        ratio[t] = np.float32(p[t]) / np.float32(q[t]) if p[t] * q[t] > 0.0 else np.float32(0.0)
+    bits = ratio.view(np.int32)
+    for t in range(p.size):
+        exponent = (bits[t] - _LOWEST) >> np.int32(_FRACTION_BITS)
+        buckets[t] = exponent
+        bits[t] -= exponent << np.int32(_FRACTION_BITS)
+    for t in range(p.size):
+        s = (ratio[t] - one) / (ratio[t] + one)
+        z = s * s
+        octaves = np.float32(buckets[t]) + s * (_LOG2[0] + z * (_LOG2[1] + z * (_LOG2[2] + z * _LOG2[3])))
+        step = np.floor(np.float32(PER_OCTAVE) * octaves + half)
+        buckets[t] = np.int32(min(max(step, low), high)) + np.int32(HALF)
 
 
 @compiled
 def _first_of_highest(q, n, buckets, law):  # pragma: no cover - compiled
     """law of the first draw, in draw order, of the highest bucket that holds one of n draws."""
-    mass, weight = np.zeros(BUCKETS), np.zeros(BUCKETS)
-    for t in range(q.size):
-        mass[buckets[t]] += q[t]
-    lo = 0.0
+    mass = np.zeros((2, BUCKETS))
+    for t in range(0, q.size - 1, 2):  # two tables: a bucket that repeats need not wait for its last sum
+        mass[0, buckets[t]] += q[t]
+        mass[1, buckets[t + 1]] += q[t + 1]
+    if q.size % 2:
+        mass[0, buckets[q.size - 1]] += q[q.size - 1]
+    weight = np.zeros(BUCKETS)
+    lo, s = 0.0, 0.0
     for j in range(BUCKETS):
-        hi = lo + mass[j]
-        for i in range(n):
-            weight[j] += hi**i * lo ** (n - 1 - i)
-        lo = hi
-    s = 0.0
+        inside = mass[0, j] + mass[1, j]
+        if inside > 0.0:
+            hi = lo + inside
+            for i in range(n):
+                weight[j] += hi**i * lo ** (n - 1 - i)
+            s += inside * weight[j]
+            lo = hi
+    weight /= s
     for t in range(q.size):
         law[t] = q[t] * weight[buckets[t]]
-        s += law[t]
-    for t in range(q.size):
-        law[t] /= s
 
 
 @compiled
@@ -84,12 +104,15 @@ def _restrict(q, buckets, low, high, out):  # pragma: no cover - compiled
         out[t] = q[t] if low <= buckets[t] < high else 0.0
         s += out[t]
     if s > 0.0:
+        scale = 1.0 / s
         for t in range(q.size):
-            out[t] /= s
+            out[t] *= scale
 
 
 @compiled
-def _visit(u, w, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, stop, weights):  # pragma: no cover
+def _visit(
+    u, w, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, ratio, stop, weights
+):  # pragma: no cover
     """Visit context u with weight w; `alive` = probability that nothing was accepted before; returns it after u."""
     n = counts[u]
     if n == 1:
@@ -97,7 +120,9 @@ def _visit(u, w, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LA
         t, r = tokens[x], rows[x]
         pu, qu = total(p[u]), total(q[r])
         into = keep(w, p[u, t] / pu, q[r, t] / qu)
-        alive = _visit(first[x], into, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, stop, weights)
+        alive = _visit(
+            first[x], into, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, ratio, stop, weights
+        )
         weights[u] = w
         w = reweight(w, surplus(w / pu, p[u], 1.0 / qu, q[r]))
     elif n > 1:
@@ -106,7 +131,7 @@ def _visit(u, w, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LA
         copy_normalised(q[rows[kids[u, 0]]], Q[k])
         left = kids[u, :n].copy()
         while left.size > 0:
-            _order(P[k], Q[k], left.size, order[k])
+            _order(P[k], Q[k], left.size, order[k], ratio)
             _first_of_highest(Q[k], left.size, order[k], LAW[k])
             highest = order[k][tokens[left]].max()
             inside = left[order[k][tokens[left]] == highest]
@@ -116,7 +141,7 @@ def _visit(u, w, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LA
                 t = tokens[x]
                 into = keep(w, P[k, t], LAW[k, t])
                 alive = _visit(
-                    first[x], into, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, stop, weights
+                    first[x], into, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, ratio, stop, weights
                 )
                 w = reject(w, P[k], LAW[k])
                 inside = inside[tokens[inside] != t]
@@ -183,10 +208,10 @@ class GreedyTraversal:
         residuals: list[np.ndarray] = []
         for b in range(len(p)):
             size = int(place[b, -1]) + 1
-            P, Q, LAW = np.empty((3, size, p.shape[-1]))
-            order = np.empty((size, p.shape[-1]), np.int64)
+            P, Q, LAW = np.empty((3, size, p.shape[-1]), p.dtype)
+            order, ratio = np.empty((size, p.shape[-1]), np.int32), np.empty(p.shape[-1], np.float32)
             given = (p[b], q[b], rows[b], tokens[b], first[b], kids[b], counts[b], place[b])
-            _visit(0, 1.0, 1.0, *given, P, Q, LAW, order, stop[b], weights[b])
+            _visit(0, 1.0, 1.0, *given, P, Q, LAW, order, ratio, stop[b], weights[b])
             residuals.append(P)
         if np.isnan(stop).any():
             raise InvalidInputError(
