@@ -10,7 +10,7 @@ import polydraft
 
 SOURCE = Path(polydraft.__file__).parent
 LAYERS = [
-    ["errors"],
+    ["errors", "exponential"],
     ["params"],
     ["core"],
     ["tree", "noise", "sampling", "registry"],

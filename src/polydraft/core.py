@@ -216,8 +216,9 @@ class Method:
 class Verifier(Protocol):
     """A rule: drafts and target laws in, a verdict out.
 
-    `info` declares what it accepts. A rule may also have, for speed, `walk(draft, row, key) -> Outcome`, which asks
-    `row(b, n) -> [V]` for the target law only at visited nodes; its law is tested against the verdict.
+    `info` declares what it accepts. A rule may also have, for speed, `walk(draft, logits, key) -> Outcome | None`: the outcome
+    that its verdict for p = softmax(logits) would sample, in one call that makes only the laws it needs, for float32 logits on
+    a CPU; None where the call does not apply. It is tested against the verdict.
     """
 
     @property

@@ -27,7 +27,7 @@ from polydraft.core import TokenTree
 from polydraft.errors import InvalidInputError
 from polydraft.params import SamplingParams
 
-__all__ = ["check_vocabulary", "is_plain", "laws", "logprobs", "process"]
+__all__ = ["check_vocabulary", "is_plain", "laws", "logprobs", "process", "soften"]
 
 
 def is_plain(params: SamplingParams) -> bool:
@@ -264,11 +264,14 @@ def process(
     prompt_lengths: Sequence[int],
     params: Sequence[SamplingParams],
     stop_ids: Sequence[int] = (),
+    *,
+    checked: bool = True,
 ) -> Float[Tensor, "B N V"]:
     """Processed logits, whose softmax is the law; at temperature 0 those before the temperature.
 
     contexts: all committed token ids of each row, root included; the path below the root is read from the tree.
     prompt_lengths: how many of them are the prompt.  stop_ids: the model's end-of-sequence ids, for min_tokens.
+    checked: False for callers that look for faulty logits themselves; parameters that need sound ones still check.
 
     Raises:
         InvalidInputError: a node whose logits hold NaN or +inf, or have no token left; it names the row.
@@ -283,9 +286,9 @@ def process(
     if not plain:
         x = _process_context(x, tree, contexts, prompt_lengths, params, stop_ids)
     x = _temper(x, [row.temperature for row in params])
-    x = _checked(x, tree)
     if plain:
-        return x
+        return _checked(x, tree) if checked else x
+    x = _checked(x, tree)
     rows = _where(params, lambda row: row.top_k > 0)
     x = _on_rows(x, rows, lambda part: _top_k(part, [params[b].top_k for b in rows]))
     rows = _where(params, lambda row: row.top_p < 1)
@@ -314,11 +317,20 @@ def laws(
         p = _temper(_wide(logits), [row.temperature for row in params]).softmax(-1)
         if not p[..., 0].isnan().any():  # a row with a fault has no number at all; the checked path below names it
             return p
-    x = process(logits, tree, contexts, prompt_lengths, params, stop_ids)
+    return soften(process(logits, tree, contexts, prompt_lengths, params, stop_ids), params)
+
+
+def soften(processed: Float[Tensor, "B N V"], params: Sequence[SamplingParams]) -> Float[Tensor, "B N V"]:
+    """The laws of processed logits: softmax, and point masses at temperature 0.
+
+    Example:
+        >>> soften(torch.zeros(1, 1, 2), [SamplingParams()]).tolist()
+        [[[0.5, 0.5]]]
+    """
     greedy = [b for b, row in enumerate(params) if row.greedy]
-    if len(greedy) == len(x):
-        return _point_mass(x)
-    p = x.softmax(-1)
+    if len(greedy) == len(processed):
+        return _point_mass(processed)
+    p = processed.softmax(-1)
     if greedy:
-        p[greedy] = _point_mass(x[greedy])
+        p[greedy] = _point_mass(processed[greedy])
     return p

@@ -16,25 +16,32 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft import sampling
-from polydraft.core import Draft, Drafter, NoiseKey, Outcome, Scores, Target, Verifier
+from polydraft.core import Draft, Drafter, NoiseKey, Outcome, SamplingParams, Scores, Target, Verifier
 from polydraft.engine import drafting
 from polydraft.engine.plan import Plan, remember, root_overlap
 from polydraft.engine.sequence import Sequence
 from polydraft.engine.stats import Stopwatch
 from polydraft.tree import Dedup, dedup, depths
+from polydraft.verifiers import greedy
 
 __all__ = ["Round", "Stepper"]
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one step did for its batch: the draft, what was scored, the target law at each drafted node, what was kept."""
+    """What one step did for its batch: the draft, what was scored, the processed logits, what was kept."""
 
     draft: Draft
     scores: Scores
-    probs: Float[Tensor, "B N V"]
+    processed: Float[Tensor, "B N V"]
+    params: Seq[SamplingParams]
     outcome: Outcome
     seconds: dict[str, float]
+
+    @cached_property
+    def probs(self) -> Float[Tensor, "B N V"]:
+        """The target law at each drafted node."""
+        return sampling.soften(self.processed, self.params)
 
     @cached_property
     def nodes(self) -> list[list[int]]:
@@ -77,16 +84,20 @@ class Stepper:
             unique = dedup(draft.tree)
             scored = self.target.score(slots, unique.tree)
         with watch.phase("verifying"):
-            probs = unique.expand(self._laws(sequences, scored))
-            outcome = self.verifier(draft, probs).sample(key)
+            params = [s.request.params for s in sequences]
+            processed = unique.expand(self._processed(sequences, scored, params))
+            outcome = self._walk(draft, processed, key, params)
+            if outcome is None:
+                probs = unique.expand(self._laws(sequences, scored, params))
+                outcome = self.verifier(draft, probs).sample(key)
         with watch.phase("scoring"):
             self.target.commit(slots, _in(unique, outcome))
         scores = Scores(draft.tree, unique.expand(scored.logits), {k: unique.expand(h) for k, h in scored.hidden.items()})
         with watch.phase("drafting"):
             if self.drafter is not None:
                 drafting.observe(self.drafter, sequences, outcome, scores)
-        self._record(sequences, draft, probs, outcome)
-        return Round(draft, scores, probs, outcome, watch.stop())
+        self._record(sequences, draft, sampling.soften(processed[:, :1], params), outcome)
+        return Round(draft, scores, processed, params, outcome, watch.stop())
 
     def _propose(self, sequences: Seq[Sequence]) -> Draft:
         roots = torch.tensor([s.token_ids[-1] for s in sequences])
@@ -104,15 +115,23 @@ class Stepper:
             ends = min(ends, sequence.num_prompt_tokens + sequence.request.params.max_tokens)
         return max(0, ends - len(sequence.token_ids) - 1)
 
-    def _laws(self, sequences: Seq[Sequence], scores: Scores) -> Float[Tensor, "B M V"]:
-        return sampling.laws(
-            scores.logits,
-            scores.tree,
-            [s.token_ids for s in sequences],
-            [s.num_prompt_tokens for s in sequences],
-            [s.request.params for s in sequences],
-            tuple(self.stop_ids),
-        )
+    def _walk(self, draft: Draft, processed: Tensor, key: NoiseKey, params: Seq[SamplingParams]) -> Outcome | None:
+        """The rule's fused walk, where there is one for these logits and parameters."""
+        if processed.dtype != torch.float32 or processed.device.type != "cpu":
+            return None
+        num_greedy = sum(p.greedy for p in params)
+        if num_greedy == 0:
+            walk = getattr(self.verifier, "walk", None)
+            return None if walk is None else walk(draft, processed, key)
+        return greedy.walk(draft, processed, key) if num_greedy == len(params) and self.verifier.info.lossless else None
+
+    def _processed(self, sequences: Seq[Sequence], scores: Scores, params: Seq[SamplingParams]) -> Float[Tensor, "B M V"]:
+        contexts, prompts = [s.token_ids for s in sequences], [s.num_prompt_tokens for s in sequences]
+        return sampling.process(scores.logits, scores.tree, contexts, prompts, params, tuple(self.stop_ids), checked=False)
+
+    def _laws(self, sequences: Seq[Sequence], scores: Scores, params: Seq[SamplingParams]) -> Float[Tensor, "B M V"]:
+        contexts, prompts = [s.token_ids for s in sequences], [s.num_prompt_tokens for s in sequences]
+        return sampling.laws(scores.logits, scores.tree, contexts, prompts, params, tuple(self.stop_ids))
 
     def _record(self, sequences: Seq[Sequence], draft: Draft, probs: Tensor, outcome: Outcome) -> None:
         deep, overlaps = depths(draft.tree).tolist(), root_overlap(draft, probs)

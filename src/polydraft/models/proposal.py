@@ -14,7 +14,8 @@ from numba import njit
 from torch import Tensor
 
 from polydraft.core import NoiseKey, TokenTree
-from polydraft.models.kernels import PANEL, exp
+from polydraft.exponential import exp
+from polydraft.models.kernels import PANEL
 from polydraft.models.llama import compiled_pass
 from polydraft.noise import choose_row, first_arrivals, uniform_at
 

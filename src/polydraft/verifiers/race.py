@@ -18,9 +18,10 @@ from numba import njit
 from torch import Tensor
 
 from polydraft import noise, tree
-from polydraft.core import Draft, Method, NoiseKey, SiblingLaw, TokenTree, TreeShape
+from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.verifiers._verdict import TreeVerdict
+from polydraft.verifiers._walk import arrays, outcome, soften
 
 __all__ = ["Race", "race"]
 
@@ -62,6 +63,26 @@ def _walk(drafted: TokenTree, picks: Int[Tensor, "B N"]) -> Int[Tensor, "B"]:
     return torch.tensor(ends, device=picks.device)
 
 
+@njit(cache=True, error_model="numpy")
+def _run(logits, laws, first, tokens, parents, seed, sample, position, node, token):  # pragma: no cover - compiled
+    """The race at the nodes that the walk visits, with rates exp(logits): the pick needs no normaliser."""
+    rates, pick = np.empty(logits.shape[2], np.float32), np.empty(1, np.int64)
+    for b in range(len(node)):
+        n, following, depth = 0, 0, 0
+        while following >= 0:
+            n = following
+            if not soften(logits[b, n], rates) > 0.0:
+                n = -1
+                break
+            noise.first_arrivals(rates, seed[b], sample[b], position[b] + depth, pick)
+            following, depth = -1, depth + 1
+            for m in range(n + 1, parents.shape[1]):
+                if parents[b, m] >= 0 and first[b, parents[b, m]] == n and tokens[b, m] == pick[0]:
+                    following = first[b, m]
+                    break
+        node[b], token[b] = n, pick[0]
+
+
 class Race:
     """The verifier. Its verdict is a point mass given the noise, which it reads from `draft.noise`."""
 
@@ -90,6 +111,14 @@ class Race:
             return law.scatter_(1, picks.gather(1, at[:, None]), 1.0)
 
         return TreeVerdict(draft.tree, stop, after)
+
+    def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
+        """The verdict's outcome for p = softmax(logits), float32 on a CPU, in one call; None where logits are faulty."""
+        if draft.noise is None:
+            return None
+        done = arrays(draft, logits, draft.noise)
+        _run(*done._replace(laws=done.logits[:, :0], rows=tree.first_copies(draft.tree).numpy()))
+        return outcome(draft, done)
 
 
 race = Race()

@@ -17,10 +17,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.core import Draft, Method, SiblingLaw, TreeShape
+from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.verifiers._rows import compiled, copy_normalised, keep, leftover, reweight, surplus, total
 from polydraft.verifiers._verdict import TreeVerdict
+from polydraft.verifiers._walk import EXTRA, STOP, arrays, drawn, outcome, soften
 
 __all__ = ["Block", "block"]
 
@@ -53,6 +54,36 @@ def _after(p, q, rows, parents, weights, node, law):  # pragma: no cover - compi
             leftover(weights[b, n], p[b, n], q[b, rows[b, n + 1]], law[b])
         else:
             copy_normalised(p[b, n], law[b])
+
+
+@compiled
+def _walk(logits, q, rows, tokens, parents, seed, sample, position, node, token):  # pragma: no cover - compiled
+    """Stop node and extra token of every batch row; p = softmax(logits)."""
+    N, V = logits.shape[1:]
+    p, law = np.empty((N, V), np.float32), np.empty(V)
+    stop, weights, scale = np.empty(N), np.empty(N), np.empty(N)
+    for b in range(len(node)):
+        x, t, last, w = logits[b], tokens[b], 0, 1.0
+        weights[0] = w
+        stop[:] = 0.0
+        while True:
+            scale[last] = 1.0 / soften(x[last], p[last])
+            if last + 1 == N or parents[b, last + 1] < 0:
+                break
+            w = keep(w, p[last, t[last + 1]] * scale[last], q[b, rows[b, last + 1], t[last + 1]])
+            last += 1
+            weights[last] = w
+        stop[last], alive = w, 1.0 - w
+        for i in range(last - 1, -1, -1):
+            h = reweight(weights[i], surplus(weights[i] * scale[i], p[i], 1.0, q[b, rows[b, i + 1]]))
+            stop[i] = alive * h
+            alive *= 1.0 - h
+        n = node[b] = drawn(stop, seed[b], sample[b], position[b], STOP)
+        if n >= 0:
+            a = weights[n] * scale[n]
+            for i in range(V):
+                law[i] = p[n, i] if n == last else max(a * p[n, i] - q[b, rows[b, n + 1], i], 0.0)
+            token[b] = drawn(law, seed[b], sample[b], position[b], EXTRA)
 
 
 def _law(
@@ -97,6 +128,14 @@ class Block:
         device = target_probs.device
         after = partial(_law, p, q, rows, parents, weights, device)
         return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), after)
+
+    def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
+        """See `_walk`; for float32 logits and laws on a CPU. None where it does not apply, or where logits are faulty."""
+        if draft.probs is None or draft.probs.dtype != torch.float32:
+            return None
+        done = arrays(draft, logits, key)
+        _walk(*done)
+        return outcome(draft, done)
 
 
 block = Block()

@@ -9,13 +9,19 @@ P(children). At temperature 0 it is the exact-match test.
 Trap: after a mismatch y itself is emitted; drawing again from p is biased.
 """
 
+from dataclasses import dataclass
+
+import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.core import Method, SiblingLaw, TreeShape
+from polydraft import tree
+from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TreeShape
+from polydraft.verifiers._rows import compiled
+from polydraft.verifiers._walk import EXTRA, STOP, arrays, drawn, outcome, soften
 from polydraft.verifiers.tree.topdown import TopDown
 
-__all__ = ["emitted", "match"]
+__all__ = ["Match", "emitted", "match"]
 
 
 def emitted(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
@@ -29,7 +35,50 @@ def emitted(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[
     return p
 
 
-match = TopDown(
+@compiled
+def _walk(logits, laws, first, tokens, parents, seed, sample, position, node, token):  # pragma: no cover - compiled
+    """Stop node and extra token of every batch row; p = softmax(logits) is made at nodes that have children."""
+    N, V = logits.shape[1:]
+    p, here = np.empty((N, V), np.float32), np.empty(V, np.float32)
+    stop, reach, scale = np.empty(N), np.empty(N), np.empty(N)
+    for b in range(len(node)):
+        reach[:], stop[:], scale[:] = 0.0, 0.0, 0.0
+        reach[0] = stop[0] = 1.0
+        for n in range(1, N):
+            if parents[b, n] < 0 or first[b, n] != n:
+                continue
+            u = first[b, parents[b, n]]
+            if scale[u] == 0.0:
+                scale[u] = 1.0 / soften(logits[b, u], p[u])
+            reach[n] = stop[n] = reach[u] * p[u, tokens[b, n]] * scale[u]
+            stop[u] -= reach[n]
+        n = node[b] = drawn(np.maximum(stop, 0.0), seed[b], sample[b], position[b], STOP)
+        if n < 0:
+            continue
+        if scale[n] == 0.0:
+            scale[n] = 1.0 / soften(logits[b, n], p[n])
+        here[:] = p[n]
+        if not scale[n] > 0.0:
+            here[0] = np.nan
+        for m in range(1, N):
+            if parents[b, m] >= 0 and first[b, parents[b, m]] == n:
+                here[tokens[b, m]] = 0.0
+        token[b] = drawn(here, seed[b], sample[b], position[b], EXTRA)
+
+
+@dataclass(frozen=True)
+class Match(TopDown):
+    """The verifier, with a walk."""
+
+    def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
+        """The verdict's outcome for p = softmax(logits), float32 on a CPU, in one call; None where logits are faulty."""
+        done = arrays(draft, logits, key)
+        first = tree.first_copies(draft.tree).numpy()
+        _walk(*done._replace(laws=done.logits[:, :0], rows=first))
+        return outcome(draft, done)
+
+
+match = Match(
     Method(
         name="match",
         title="Sample and match",

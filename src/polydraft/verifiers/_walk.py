@@ -1,0 +1,90 @@
+"""What the fused walks share: a round's verification as one compiled call, from processed logits to an outcome.
+
+A rule with a method `walk(draft, logits, key)` decides just as its verdict for p = softmax(logits) does, on the same noise,
+without making the laws: every row is read once for its normaliser, draws are gathered, and a residual is made only where
+the walk stopped. Equal to the verdict up to rounding.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from polydraft import tree
+from polydraft.core import Draft, NoiseKey, Outcome
+from polydraft.exponential import exp
+from polydraft.noise import Stream, choose_row, uniform_at
+from polydraft.verifiers._rows import compiled
+
+__all__ = ["EXTRA", "STOP", "Round", "arrays", "drawn", "highest", "outcome", "soften"]
+
+STOP, EXTRA = int(Stream.STOP), int(Stream.EXTRA)
+
+
+@compiled
+def highest(x: np.ndarray) -> np.float32:  # pragma: no cover - compiled
+    """max(x); the comparisons run in vector lanes."""
+    top = np.full(16, np.float32(-np.inf), np.float32)
+    whole = x.size // 16 * 16
+    for i in range(0, whole, 16):
+        for j in range(16):
+            top[j] = x[i + j] if x[i + j] > top[j] else top[j]
+    for i in range(whole, x.size):
+        top[0] = max(top[0], x[i])
+    return top.max()
+
+
+@compiled
+def soften(x: np.ndarray, out: np.ndarray) -> float:  # pragma: no cover - compiled
+    """out = exp(x - max(x)); its sum, or NaN where x holds NaN or +inf or has no token left."""
+    top = highest(x)
+    if not -np.inf < top < np.inf:
+        return np.nan
+    total, faults = 0.0, 0
+    lowest = top - np.float32(87.0)
+    for i in range(x.size):
+        out[i] = exp(x[i] - top) if x[i] > lowest else np.float32(0.0)
+        faults += x[i] != x[i]
+    for i in range(x.size):
+        total += out[i]
+    return np.nan if faults else total
+
+
+@compiled
+def drawn(row: np.ndarray, seed: int, sample: int, position: int, stream: int) -> int:  # pragma: no cover - compiled
+    """Draw 0 of a stream from a row."""
+    return choose_row(row, uniform_at(seed, sample, position, stream, 0))
+
+
+class Round(NamedTuple):
+    """A batch in plain arrays, as compiled walks take it; `node` and `token` are theirs to fill, -1 at faulty logits."""
+
+    logits: np.ndarray
+    laws: np.ndarray
+    rows: np.ndarray
+    tokens: np.ndarray
+    parents: np.ndarray
+    seed: np.ndarray
+    sample: np.ndarray
+    position: np.ndarray
+    node: np.ndarray
+    token: np.ndarray
+
+
+def arrays(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Round:
+    """The arrays of a round."""
+    x = logits.contiguous().numpy()
+    laws = x[:, :0] if draft.probs is None else draft.probs.contiguous().numpy()
+    tokens, parents, rows = (t.contiguous().numpy() for t in (draft.tree.tokens, draft.tree.parents, draft.rows))
+    node, token = np.empty((2, len(x)), np.int64)
+    return Round(x, laws, rows, tokens, parents, key.seed.numpy(), key.sample.numpy(), key.position.numpy(), node, token)
+
+
+def outcome(draft: Draft, done: Round) -> Outcome | None:
+    """What the walk found; None where logits were faulty: the readable path then names the fault."""
+    if (done.node < 0).any() or (done.token < 0).any():
+        return None
+    path, length = tree.path_to(draft.tree, torch.from_numpy(done.node))
+    return Outcome(path, length, torch.from_numpy(done.token))

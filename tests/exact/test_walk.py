@@ -1,0 +1,97 @@
+"""Fused walks decide as the readable rules do."""
+
+import pytest
+import torch
+
+from polydraft import registry, sampling
+from polydraft.core import Draft, NoiseKey, SamplingParams, SiblingLaw, TokenTree, TreeShape
+from polydraft.verifiers import greedy
+
+V, B = 37, 400
+TREES = {
+    TreeShape.CHAIN: [-1, 0, 1, 2],
+    TreeShape.PATHS: [-1, 0, 0, 1, 2, 3, 4],
+    TreeShape.PRODUCT: [-1, 0, 0, 1, 1, 2, 2],
+}
+
+
+def rounds(shape: TreeShape, law: SiblingLaw, seed: int, sharpness: float = 2.0) -> tuple[Draft, torch.Tensor, NoiseKey]:
+    """Drafts of a drafter near the target, laws that depend on the last token alone, so that copies have equal rows."""
+    g = torch.Generator().manual_seed(seed)
+    parents = torch.tensor(TREES[shape]).expand(B, -1).contiguous()
+    N = parents.shape[1]
+    target = torch.randn(B, V, V, generator=g) * sharpness
+    q = (target + torch.randn(B, V, V, generator=g)).softmax(-1)
+    tokens, rows = torch.zeros(B, N, dtype=torch.int64), torch.full((B, N), -1)
+    every = torch.arange(B)
+    for n in range(1, N):
+        rows[:, n] = tokens[every, parents[:, n]]
+        tokens[:, n] = torch.multinomial(q[every, rows[:, n]], 1, generator=g)[:, 0]
+    logits = target[every[:, None], tokens]
+    key = NoiseKey.of(range(B), [seed] * B, [11] * B)
+    if law is SiblingLaw.POINT_MASS:
+        return Draft(TokenTree(tokens, parents), law, shape, None, torch.full_like(rows, -1)), logits, key
+    return Draft(TokenTree(tokens, parents), law, shape, q, rows, key), logits, key
+
+
+WALKS = [
+    ("block", TreeShape.CHAIN, SiblingLaw.IID),
+    *(("match", shape, law) for shape in TREES for law in (SiblingLaw.IID, SiblingLaw.POINT_MASS)),
+    *(("race", shape, SiblingLaw.IID) for shape in TREES),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "law"), WALKS)
+def test_a_walk_finds_what_the_verdict_samples(name, shape, law):
+    rule, depths = registry.verifier(name), set[int]()
+    for seed in range(5):
+        draft, logits, key = rounds(shape, law, seed)
+        slow, fast = rule(draft, logits.softmax(-1)).sample(key), rule.walk(draft, logits, key)
+        assert torch.equal(slow.path, fast.path) and torch.equal(slow.num_accepted, fast.num_accepted)
+        assert torch.equal(slow.token, fast.token)
+        depths |= set(slow.num_accepted.tolist())
+    assert depths >= {0, 1, 2}
+
+
+@pytest.mark.parametrize(("name", "shape", "law"), WALKS)
+def test_the_greedy_walk_is_every_rule_at_temperature_zero(name, shape, law):
+    draft, logits, key = rounds(shape, law, 3)
+    params = [SamplingParams(temperature=0)] * B
+    if draft.probs is not None:  # drafts are greedy as well
+        best = draft.probs.argmax(-1)
+        tokens = draft.tree.tokens.clone()
+        for n in range(1, tokens.shape[1]):
+            parent = draft.tree.parents[0, n]
+            tokens[:, n] = best.gather(1, tokens[:, parent : parent + 1])[:, 0]
+        rows = torch.where(draft.tree.parents >= 0, tokens.gather(1, draft.tree.parents.clamp(min=0)), -1)
+        one_hot = torch.nn.functional.one_hot(best, V).float()
+        draft = Draft(TokenTree(tokens, draft.tree.parents), law, shape, one_hot, rows, key)
+        first = rounds(shape, law, 3)[1]
+        logits = first + 3 * one_hot.gather(1, tokens[..., None].expand(-1, -1, V))
+    slow, fast = registry.verifier(name)(draft, sampling.soften(logits, params)).sample(key), greedy.walk(draft, logits, key)
+    assert torch.equal(slow.path, fast.path) and torch.equal(slow.token, fast.token)
+    assert fast.num_accepted.max() > 0
+
+
+@pytest.mark.parametrize("fault", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["block", "match", "race"])
+def test_faulty_logits_are_left_to_the_readable_path(name, fault):
+    draft, logits, key = rounds(TreeShape.CHAIN, SiblingLaw.IID, 0)
+    logits[7, 0, 5] = fault
+    assert registry.verifier(name).walk(draft, logits, key) is None
+    assert greedy.walk(draft, logits, key) is None
+
+
+def test_a_walk_never_emits_a_masked_token():
+    draft, logits, key = rounds(TreeShape.CHAIN, SiblingLaw.IID, 1)
+    logits[..., ::2] = -torch.inf
+    done = registry.verifier("block").walk(draft, logits, key)
+    emitted = [token for row in done.emitted(draft.tree) for token in row]
+    assert len(emitted) > B and all(token % 2 for token in emitted)
+
+
+def test_other_noise_gives_other_outcomes():
+    draft, logits, key = rounds(TreeShape.CHAIN, SiblingLaw.IID, 2)
+    other = NoiseKey(key.seed + 1000, key.sample, key.position)
+    one, two = (registry.verifier("block").walk(draft, logits, k) for k in (key, other))
+    assert not torch.equal(one.token, two.token)
