@@ -127,7 +127,7 @@ class NoiseKey:
     @classmethod
     def of(cls, seeds: Sequence[int], samples: Sequence[int], positions: Sequence[int]) -> "NoiseKey":
         """A key from plain integers, one each per row."""
-        return cls(*(torch.tensor(list(x), dtype=torch.int64) for x in (seeds, samples, positions)))
+        return cls(*torch.tensor([list(seeds), list(samples), list(positions)], dtype=torch.int64).unbind())
 
 
 @dataclass(frozen=True)
@@ -170,9 +170,8 @@ class Outcome:
 
     def emitted(self, tree: TokenTree) -> list[list[int]]:
         """The tokens that each row emits: accepted path, then the extra token."""
-        accepted = tree.tokens.gather(1, self.path.clamp(min=0)).tolist()
-        extra = self.token.tolist()
-        return [[*row[:k], extra[b]] for b, (row, k) in enumerate(zip(accepted, self.num_accepted.tolist(), strict=True))]
+        rows = zip(tree.tokens.tolist(), self.path.tolist(), self.num_accepted.tolist(), self.token.tolist(), strict=True)
+        return [[*(tokens[n] for n in path[:kept]), extra] for tokens, path, kept, extra in rows]
 
 
 class Verdict(Protocol):

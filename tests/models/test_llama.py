@@ -138,9 +138,8 @@ def test_hidden_states_and_auxiliary_rows_are_those_of_transformers():
 def proposal(fast, widths, depths, law=(1.0, 0, 1.0, 0.0), seed=0):
     B = len(widths)
     fast.lengths[:B] = 4
-    key = NoiseKey.of(range(seed, seed + B), [0] * B, [5] * B)
-    laws = torch.tensor([law] * B, dtype=torch.float64)
-    return propose_paths(fast, list(range(B)), [[7]] * B, key, widths, depths, laws, torch.zeros(B, 0))
+    keys = list(range(seed, seed + B)), [0] * B, [5] * B
+    return propose_paths(fast, list(range(B)), [[7]] * B, keys, widths, depths, [law] * B, np.zeros((B, 0), np.float32))
 
 
 def test_proposed_rows_are_the_models_laws():
@@ -212,8 +211,8 @@ def test_coupled_proposals_are_won_by_the_smallest_arrival():
     fast = CompiledLlama(model("llama"), max_num_seqs=1)
     fast.prefill([0], [[1, 2, 3, 4]])
     key = NoiseKey.of([3], [1], [5])
-    laws = torch.tensor([[1.0, 0, 1.0, 0.0]], dtype=torch.float64)
-    tree, rows, probs = propose_paths(fast, [0], [[7]], key, [2], [3], laws, torch.zeros(1, 0), coupled=True)
+    keys, bias = ([3], [1], [5]), np.zeros((1, 0), np.float32)
+    tree, rows, probs = propose_paths(fast, [0], [[7]], keys, [2], [3], [(1.0, 0, 1.0, 0.0)], bias, coupled=True)
     for n in range(1, 7):
         depth = (n - 1) // 2
         clocks = noise.clocks(NoiseKey(key.seed, key.sample, key.position + depth), 61)[0]
@@ -225,8 +224,8 @@ def test_a_proposal_reads_many_pending_tokens():
     fast, text = CompiledLlama(model("llama"), max_num_seqs=2), [i % 61 for i in range(90)]
     fast.prefill([0], [text[:3]])
     fast.prefill([1], [text[:89]])
-    key, laws = NoiseKey.of([1, 1], [0, 0], [90, 90]), torch.tensor([[1.0, 0, 1.0, 0.0]] * 2, dtype=torch.float64)
-    tree, _, probs = propose_paths(fast, [0, 1], [text[3:], text[89:]], key, [1, 1], [4, 4], laws, torch.zeros(2, 0))
+    keys, law, bias = ([1, 1], [0, 0], [90, 90]), (1.0, 0, 1.0, 0.0), np.zeros((2, 0), np.float32)
+    tree, _, probs = propose_paths(fast, [0, 1], [text[3:], text[89:]], keys, [1, 1], [4, 4], [law] * 2, bias)
     assert torch.equal(probs[0], probs[1])
     assert torch.equal(tree.tokens[0], tree.tokens[1])
     assert fast.lengths.tolist() == [90, 90]

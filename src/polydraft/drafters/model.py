@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -152,10 +153,10 @@ class ModelDrafter:
         """One batched proposal; see `core.Drafter.propose`. Calling it again draws the same draft."""
         sizes = [self._sizes(s, g) for s, g in zip(states, budgets, strict=True)]
         self._rewind(states)
-        key = NoiseKey.of([s.request.seed for s in states], [s.request.sample for s in states], [len(s.context) for s in states])
+        keys = [s.request.seed for s in states], [s.request.sample for s in states], [len(s.context) for s in states]
         if max(depth for _, depth in sizes) == 0:
             return self._empty(states)
-        return self._compiled_paths(states, sizes, key) if self._compiled else self._grow(states, sizes, key)
+        return self._compiled_paths(states, sizes, keys) if self._compiled else self._grow(states, sizes, NoiseKey.of(*keys))
 
     def _rewind(self, states: Sequence[ModelState]) -> None:
         """Forget what an unobserved proposal left in the cache, so that proposing is repeatable."""
@@ -181,20 +182,22 @@ class ModelDrafter:
             return TreeShape.CHAIN
         return TreeShape.PATHS if TreeShape.PATHS in self.info.shapes else TreeShape.PRODUCT
 
-    def _compiled_paths(self, states: Sequence[ModelState], sizes: list[tuple[int, int]], key: NoiseKey) -> Draft:
+    def _compiled_paths(
+        self, states: Sequence[ModelState], sizes: list[tuple[int, int]], keys: tuple[list[int], list[int], list[int]]
+    ) -> Draft:
         assert isinstance(self.model, CompiledLlama)
         params = [s.request.params for s in states]
-        law = torch.tensor([[g.temperature, max(g.top_k, 0), g.top_p, g.min_p] for g in params], dtype=torch.float64)
-        bias = torch.zeros(len(states), self.model.vocab_size if any(g.logit_bias for g in params) else 0)
+        law = [(g.temperature, max(g.top_k, 0), g.top_p, g.min_p) for g in params]
+        bias = np.zeros((len(states), self.model.vocab_size if any(g.logit_bias for g in params) else 0), np.float32)
         for b, g in enumerate(params):
             for token, value in g.logit_bias.items():
                 bias[b, token] = value
         widths, depths = [w for w, _ in sizes], [d for _, d in sizes]
         slots, pending = [s.slot for s in states], [s.pending for s in states]
         coupled = self.kind == "coupled"
-        tree, rows, probs = propose_paths(self.model, slots, pending, key, widths, depths, law, bias, coupled=coupled)
+        tree, rows, probs = propose_paths(self.model, slots, pending, keys, widths, depths, law, bias, coupled=coupled)
         (siblings,) = self.info.laws
-        return Draft(tree, siblings, self._shape(max(widths)), probs, rows, key if coupled else None)
+        return Draft(tree, siblings, self._shape(max(widths)), probs, rows, NoiseKey.of(*keys) if coupled else None)
 
     def _grow(self, states: Sequence[ModelState], sizes: list[tuple[int, int]], key: NoiseKey) -> Draft:
         """Depth by depth through `score`: one pass for the whole batch and each depth."""

@@ -21,7 +21,7 @@ from polydraft.engine import drafting
 from polydraft.engine.plan import Plan, remember, root_overlap
 from polydraft.engine.sequence import Sequence
 from polydraft.engine.stats import Stopwatch
-from polydraft.tree import Dedup, dedup, depths
+from polydraft.tree import Dedup, dedup
 from polydraft.verifiers import greedy
 
 __all__ = ["Round", "Stepper"]
@@ -134,9 +134,13 @@ class Stepper:
         return sampling.laws(scores.logits, scores.tree, contexts, prompts, params, tuple(self.stop_ids))
 
     def _record(self, sequences: Seq[Sequence], draft: Draft, probs: Tensor, outcome: Outcome) -> None:
-        deep, overlaps = depths(draft.tree).tolist(), root_overlap(draft, probs)
-        for b, (s, kept) in enumerate(zip(sequences, outcome.num_accepted.tolist(), strict=True)):
-            s.sample.stats.record(num_nodes=sum(d > 0 for d in deep[b]), depth=max(deep[b]), num_accepted=kept)
+        overlaps, kept = root_overlap(draft, probs), outcome.num_accepted.tolist()
+        for b, (s, parents) in enumerate(zip(sequences, draft.tree.parents.tolist(), strict=True)):
+            deep = [0]
+            for parent in parents[1:]:
+                if parent >= 0:
+                    deep.append(deep[parent] + 1)
+            s.sample.stats.record(num_nodes=len(deep) - 1, depth=max(deep), num_accepted=kept[b])
             remember(s, overlaps[b])
 
 

@@ -505,12 +505,11 @@ class CompiledLlama:
         buffer = self.new_logits(B * (N + X))
         states = self._run(slots, tree, since, np.full(B, since), buffer, hidden, aux)
         rows = torch.from_numpy(buffer)[:, : self.vocab_size]
-        real = np.concatenate([tree.parents[:, since:].numpy() >= 0, np.ones((B, X), np.bool_)], 1)
-        real[:, 0] |= since == 0
-        whole = bool(real.all())
-        rows, seen = rows.unflatten(0, (B, N + X)) if whole else _spread(rows, real), {}
-        for layer, x in zip(hidden, torch.from_numpy(states), strict=True):
-            seen[layer] = (x.unflatten(0, (B, N + X)) if whole else _spread(x, real))[:, :N]
+        parents, roots, seen = tree.parents.numpy()[:, since:], since == 0, dict[int, Tensor]()
+        rows = _place(rows, parents, roots, X)
+        if hidden:
+            found = torch.from_numpy(states)
+            seen = {layer: _place(x, parents, roots, X)[:, :N] for layer, x in zip(hidden, found, strict=True)}
         return Scores(scored, rows[:, :N], seen, rows[:, N:] if aux is not None else None)
 
     def _check_room(self, slots: Sequence[int], counts: Sequence[int], columns: int) -> None:
@@ -539,8 +538,13 @@ class CompiledLlama:
         self.lengths[list(slots)] = 0
 
 
-def _spread(rows: Float[Tensor, "R _"], real: np.ndarray) -> Float[Tensor, "B T _"]:
-    """Rows of what is real -> rows of all places, zero where there is padding. real: [B, T]."""
+def _place(rows: Float[Tensor, "R _"], parents: np.ndarray, roots: bool, extra: int) -> Float[Tensor, "B T _"]:
+    """Rows of what is real -> rows of all places, zero where there is padding. parents: [B, T - extra], roots first or not."""
+    B, N = parents.shape
+    if parents[:, int(roots) :].min(initial=0) >= 0:
+        return rows.unflatten(0, (B, N + extra))
+    real = np.concatenate([parents >= 0, np.ones((B, extra), np.bool_)], 1)
+    real[:, 0] |= roots
     placed = torch.zeros(*real.shape, rows.shape[-1])
     placed[torch.from_numpy(real)] = rows[: int(real.sum())]
     return placed

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from numba import njit
 from torch import Tensor
 
-from polydraft.core import NoiseKey, TokenTree
+from polydraft.core import TokenTree
 from polydraft.exponential import exp
 from polydraft.models.kernels import PANEL
 from polydraft.models.llama import compiled_pass
@@ -68,11 +68,14 @@ def _law(logits, bias, temperature, top_k, top_p, min_p, out):  # pragma: no cov
 
 
 @njit(cache=True, error_model="numpy")
-def _propose(parts, vocab, slots, pending, counts, keys, widths, depths, law, bias, coupled):  # pragma: no cover - compiled
-    """pending [B, P] ends with the root; keys [B, 3] = seed, sample, position; law [B, 4] = temperature, top_k, top_p, min_p.
+def _propose(parts, vocab, asked, law, bias, coupled):  # pragma: no cover - compiled
+    """asked [B, 7 + P] = slot, depth, width, seed, sample, position, number of pending tokens, those tokens, the root last.
 
+    law [B, 4] = temperature, top_k, top_p, min_p.  Caches grow by what is pending.
     Returns tokens, parents, rows [B, N] and probs [B, R, V]. coupled: draws by the race, else independent ones.
     """
+    slots, depths, widths, counts = asked[:, 0].copy(), asked[:, 1], asked[:, 2], asked[:, 6]
+    keys, pending = asked[:, 3:6], asked[:, 7:]
     B = slots.size
     N, distinct, P = 1, 1, pending.shape[1]
     for b in range(B):
@@ -134,6 +137,9 @@ def _propose(parts, vocab, slots, pending, counts, keys, widths, depths, law, bi
                         break
                 if first[b, n] == n:
                     fed[b, root + n], above[b, root + n] = tokens[b, n], root + first[b, parent]
+    for b in range(B):
+        if depths[b] > 0:
+            parts.memory.lengths[slots[b]] += counts[b]
     return tokens, parents, rows, probs
 
 
@@ -141,43 +147,34 @@ def propose_paths(
     model: "CompiledLlama",
     slots: Sequence[int],
     pending: Sequence[Sequence[int]],
-    key: NoiseKey,
+    keys: tuple[Sequence[int], Sequence[int], Sequence[int]],
     widths: Sequence[int],
     depths: Sequence[int],
-    law: Float[Tensor, "B 4"],
-    bias: Float[Tensor, "B _"],
+    law: Sequence[tuple[float, float, float, float]],
+    bias: np.ndarray,
     *,
     coupled: bool = False,
 ) -> tuple[TokenTree, Int[Tensor, "B N"], Float[Tensor, "B R V"]]:
     """K paths for every row in one compiled call: the tree, each node's row, and the rows that tokens were drawn from.
 
     pending: committed tokens that the cache lacks, the root last; they are cached where depths[b] > 0.
-    law: temperature, top_k, top_p, min_p.  bias: added to logits, [B, V] or [B, 0].
+    keys: seeds, sample indices and positions of the noise.
+    law: temperature, top_k, top_p, min_p of every row.  bias: added to logits, float32, [B, V] or [B, 0].
     coupled: children of the root are the smallest clock / q, and so is the one child of each node below
         (Kobus & Gunduz 2025, arXiv 2504.15475); else every token is an independent draw of its row.
     """
-    index, deep = np.asarray(slots), np.asarray(depths)
     for slot, ids, depth in zip(slots, pending, depths, strict=True):
         if depth and len(ids) > LONGEST_PENDING:
             model.prefill([slot], [ids[:-LONGEST_PENDING]])
     left = [ids[-LONGEST_PENDING:] if depth else ids[-1:] for ids, depth in zip(pending, depths, strict=True)]
-    counts = np.array([len(ids) for ids in left])
-    padded = np.array([[*ids, *[0] * (counts.max() - len(ids))] for ids in left])
-    keys = torch.stack([key.seed, key.sample, key.position], 1).numpy()
-    found = _propose(
-        model.parts,
-        model.vocab_size,
-        index,
-        padded,
-        counts,
-        keys,
-        np.asarray(widths),
-        deep,
-        law.double().numpy(),
-        bias.float().numpy(),
-        coupled,
+    longest = max(map(len, left))
+    asked = np.array(
+        [
+            [*row, len(ids), *ids, *[0] * (longest - len(ids))]
+            for *row, ids in zip(slots, depths, widths, *keys, left, strict=True)
+        ]
     )
-    model.lengths[index[deep > 0]] += counts[deep > 0]
-    model.passes += int(deep.max(initial=0))
+    found = _propose(model.parts, model.vocab_size, asked, np.array(law), bias, coupled)
+    model.passes += max(depths, default=0)
     tokens, parents, rows, probs = map(torch.from_numpy, found)
     return TokenTree(tokens, parents), rows, probs
