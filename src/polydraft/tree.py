@@ -116,21 +116,50 @@ def first_copies(tree: TokenTree) -> Int[Tensor, "B N"]:
 class Dedup:
     """The tree to score and where to find each drafted node in it.
 
-    tree: every distinct prefix once.  row: [B, N] node of `tree` with the same prefix (padding: the root).
-    node: [B, M] first drafted node of each scored node (padding: 0).  same: the drafted tree itself is scored.
+    tree: every distinct prefix once.  places: row and node; None where the drafted tree itself is scored.
     """
 
     tree: TokenTree
-    row: Int[Tensor, "B N"]
-    node: Int[Tensor, "B M"]
-    same: bool = False
+    places: tuple[Int[Tensor, "B N"], Int[Tensor, "B M"]] | None = None
+
+    @property
+    def same(self) -> bool:
+        """Whether the drafted tree itself is scored."""
+        return self.places is None
+
+    @property
+    def row(self) -> Int[Tensor, "B N"]:
+        """Node of `tree` with the same prefix as each drafted node (padding: the root)."""
+        return self._identity if self.places is None else self.places[0]
+
+    @property
+    def node(self) -> Int[Tensor, "B M"]:
+        """First drafted node of each scored node (padding: 0)."""
+        return self._identity if self.places is None else self.places[1]
+
+    @property
+    def _identity(self) -> Int[Tensor, "B N"]:
+        return torch.arange(self.tree.num_nodes, device=self.tree.tokens.device).expand_as(self.tree.tokens)
 
     def expand(self, rows: Tensor) -> Tensor:
         """From [B, M, ...] per scored node to [B, N, ...] per drafted node (copies get bit-equal rows)."""
-        if self.same:
+        if self.places is None:
             return rows
         index = self.row.reshape(*self.row.shape, *([1] * (rows.ndim - 2)))
         return rows.gather(1, index.expand(*self.row.shape, *rows.shape[2:]))
+
+
+@njit(cache=True)
+def _all_distinct(tokens: np.ndarray, parents: np.ndarray) -> bool:  # pragma: no cover - compiled
+    """No padding, and no two siblings with one token."""
+    for b in range(parents.shape[0]):
+        for n in range(1, parents.shape[1]):
+            if parents[b, n] < 0:
+                return False
+            for m in range(parents[b, n] + 1, n):
+                if parents[b, m] == parents[b, n] and tokens[b, m] == tokens[b, n]:
+                    return False
+    return True
 
 
 def dedup(tree: TokenTree) -> Dedup:
@@ -142,12 +171,11 @@ def dedup(tree: TokenTree) -> Dedup:
         ([[5, 7, 9]], [[0, 1, 1, 2, 2]])
     """
     tokens, parents = _host(tree.tokens), _host(tree.parents)
+    if _all_distinct(tokens, parents):
+        return Dedup(tree)
     first = _first_copies(tokens, parents)
     index = np.arange(tree.num_nodes)
     keep = (first == index) & ((parents >= 0) | (index == 0))
-    if keep.all():
-        rows = torch.from_numpy(index).to(tree.tokens.device).expand_as(tree.tokens)
-        return Dedup(tree, rows, rows, same=True)
     B, M = len(keep), int(keep.sum(1).max())
     order = np.argsort(~keep, axis=1, kind="stable")[:, :M]
     real = np.take_along_axis(keep, order, 1)
@@ -161,7 +189,7 @@ def dedup(tree: TokenTree) -> Dedup:
         ).to(tree.tokens.device),
     )
     node = torch.from_numpy(np.where(real, order, 0)).to(tree.tokens.device)
-    return Dedup(scored, torch.from_numpy(row).to(tree.tokens.device), node)
+    return Dedup(scored, (torch.from_numpy(row).to(tree.tokens.device), node))
 
 
 def path_to(tree: TokenTree, node: Int[Tensor, "B"]) -> tuple[Int[Tensor, "B A"], Int[Tensor, "B"]]:
@@ -197,11 +225,13 @@ def subtree(tree: TokenTree, b: int) -> TokenTree:
 
 
 @njit(cache=True)
-def _fault(tokens: np.ndarray, parents: np.ndarray, vocab_size: int) -> int:  # pragma: no cover - compiled
-    """0 where all is well, 1 for the order of nodes, 2 for padding before a node, 3 for a token id."""
+def _fault(tokens: np.ndarray, parents: np.ndarray, vocab_size: int, roots: np.ndarray) -> int:  # pragma: no cover - compiled
+    """0 where all is well, 1 for the order of nodes, 2 for padding before a node, 3 for a token id, 4 for a root."""
     for b in range(parents.shape[0]):
         if parents[b, 0] != -1:
             return 1
+        if tokens[b, 0] != roots[b]:
+            return 4
         for n in range(parents.shape[1]):
             if parents[b, n] >= n:
                 return 1
@@ -212,15 +242,23 @@ def _fault(tokens: np.ndarray, parents: np.ndarray, vocab_size: int) -> int:  # 
     return 0
 
 
-def check(tree: TokenTree, vocab_size: int) -> None:
-    """Raise InvalidInputError unless parents are in topological order, padding is last and ids are below `vocab_size`."""
-    fault = _fault(_host(tree.tokens), _host(tree.parents), vocab_size)
+def check(tree: TokenTree, vocab_size: int, roots: Int[Tensor, "B"] | None = None) -> None:
+    """Raise InvalidInputError unless parents are in topological order, padding is last and ids are below `vocab_size`.
+
+    roots: the tokens that the trees have to hang on.
+    """
+    tokens = _host(tree.tokens)
+    fault = _fault(tokens, _host(tree.parents), vocab_size, tokens[:, 0] if roots is None else _host(roots))
     if fault == 1:
         raise InvalidInputError(
             f"parents {tree.parents.tolist()} were given; expected -1 at node 0 and parents[n] < n. Sort the nodes topologically."
         )
     if fault == 2:
         raise InvalidInputError(f"parents {tree.parents.tolist()} were given; expected padding (-1) only after the last node.")
+    if fault == 4 and roots is not None:
+        raise InvalidInputError(
+            f"a draft rooted at tokens {tree.tokens[:, 0].tolist()} was proposed; expected the last committed tokens {roots.tolist()}."
+        )
     if fault == 3:
         bad = int(tree.tokens[(tree.tokens < 0) | (tree.tokens >= vocab_size)][0])
         raise InvalidInputError(

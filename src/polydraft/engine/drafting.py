@@ -15,7 +15,7 @@ from torch import Tensor
 from polydraft import tree
 from polydraft.core import Budget, Draft, Drafter, Outcome, Request, Scores, TokenTree
 from polydraft.engine.sequence import Sequence
-from polydraft.errors import DrafterWarning, InvalidInputError
+from polydraft.errors import DrafterWarning
 
 __all__ = ["observe", "propose", "release", "start"]
 
@@ -53,15 +53,6 @@ def release(drafter: Drafter, sequences: Seq[Sequence]) -> None:
         drafter.release(states)
 
 
-def _checked(draft: Draft, roots: Int[Tensor, "B"], vocab_size: int) -> Draft:
-    tree.check(draft.tree, vocab_size)
-    if not torch.equal(draft.tree.tokens[:, 0], roots):
-        raise InvalidInputError(
-            f"a draft rooted at tokens {draft.tree.tokens[:, 0].tolist()} was proposed; expected the last committed tokens {roots.tolist()}."
-        )
-    return draft
-
-
 def propose(drafter: Drafter, sequences: Seq[Sequence], budgets: Seq[Budget], roots: Int[Tensor, "B"], vocab_size: int) -> Draft:
     """One draft for the whole batch; sequences whose drafting is off get bare roots."""
     live = [b for b, s in enumerate(sequences) if s.drafting]
@@ -70,7 +61,8 @@ def propose(drafter: Drafter, sequences: Seq[Sequence], budgets: Seq[Budget], ro
 
     def ask(rows: list[int]) -> Draft:
         draft = drafter.propose([sequences[b].state for b in rows], [budgets[b] for b in rows])
-        return _checked(draft, roots[rows], vocab_size)
+        tree.check(draft.tree, vocab_size, roots if len(rows) == len(roots) else roots[rows])
+        return draft
 
     try:
         draft = ask(live)

@@ -13,10 +13,11 @@ from jaxtyping import Float
 from numba import njit
 from torch import Tensor
 
+from polydraft import sampling
 from polydraft.core import Budget, Draft
 from polydraft.engine.sequence import Sequence
 
-__all__ = ["AcceptancePlan", "FixedPlan", "Plan", "remember", "root_overlap"]
+__all__ = ["AcceptancePlan", "FixedPlan", "Plan", "root_overlap"]
 
 DECAY = 0.8
 
@@ -56,6 +57,10 @@ class Plan(Protocol):
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]: ...
 
+    def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"]) -> None:
+        """Take note of a round that is over; processed: the target's processed logits at the drafted nodes."""
+        ...
+
 
 @dataclass(frozen=True)
 class FixedPlan:
@@ -78,6 +83,9 @@ class FixedPlan:
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         return [self.budget] * len(sequences)
+
+    def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"]) -> None:
+        """Nothing: the plan is fixed."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +127,9 @@ class AcceptancePlan:
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         return [self.budget(self.prior if s.overlap is None else s.overlap, greedy=s.request.params.greedy) for s in sequences]
 
-
-def remember(sequence: Sequence, overlap: float | None) -> None:
-    """Fold a finished round's overlap into the sequence's running estimate."""
-    if overlap is not None:
-        old = sequence.overlap
-        sequence.overlap = overlap if old is None else DECAY * old + (1 - DECAY) * overlap
+    def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"]) -> None:
+        """Fold the round's overlaps into each sequence's running estimate."""
+        probs = sampling.soften(processed[:, :1], [s.request.params for s in sequences])
+        for s, overlap in zip(sequences, root_overlap(draft, probs), strict=True):
+            if overlap is not None:
+                s.overlap = overlap if s.overlap is None else DECAY * s.overlap + (1 - DECAY) * overlap

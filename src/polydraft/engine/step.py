@@ -18,7 +18,7 @@ from torch import Tensor
 from polydraft import sampling
 from polydraft.core import Draft, Drafter, NoiseKey, Outcome, SamplingParams, Scores, Target, Verifier
 from polydraft.engine import drafting
-from polydraft.engine.plan import Plan, remember, root_overlap
+from polydraft.engine.plan import Plan
 from polydraft.engine.sequence import Sequence
 from polydraft.engine.stats import Stopwatch
 from polydraft.tree import Dedup, dedup
@@ -78,7 +78,9 @@ class Stepper:
             [len(s.token_ids) for s in sequences],
         )
         with watch.phase("drafting"):
-            draft = replace(self._propose(sequences), noise=key)
+            draft = self._propose(sequences)
+            if self.verifier.info.shared_noise:
+                draft = replace(draft, noise=key)
         slots = [s.slot for s in sequences if s.slot is not None]
         with watch.phase("scoring"):
             unique = dedup(draft.tree)
@@ -96,7 +98,8 @@ class Stepper:
         with watch.phase("drafting"):
             if self.drafter is not None:
                 drafting.observe(self.drafter, sequences, outcome, scores)
-        self._record(sequences, draft, sampling.soften(processed[:, :1], params), outcome)
+        self.plan.learn(sequences, draft, processed)
+        self._record(sequences, draft, outcome)
         return Round(draft, scores, processed, params, outcome, watch.stop())
 
     def _propose(self, sequences: Seq[Sequence]) -> Draft:
@@ -133,15 +136,14 @@ class Stepper:
         contexts, prompts = [s.token_ids for s in sequences], [s.num_prompt_tokens for s in sequences]
         return sampling.laws(scores.logits, scores.tree, contexts, prompts, params, tuple(self.stop_ids))
 
-    def _record(self, sequences: Seq[Sequence], draft: Draft, probs: Tensor, outcome: Outcome) -> None:
-        overlaps, kept = root_overlap(draft, probs), outcome.num_accepted.tolist()
+    def _record(self, sequences: Seq[Sequence], draft: Draft, outcome: Outcome) -> None:
+        kept = outcome.num_accepted.tolist()
         for b, (s, parents) in enumerate(zip(sequences, draft.tree.parents.tolist(), strict=True)):
             deep = [0]
             for parent in parents[1:]:
                 if parent >= 0:
                     deep.append(deep[parent] + 1)
             s.sample.stats.record(num_nodes=len(deep) - 1, depth=max(deep), num_accepted=kept[b])
-            remember(s, overlaps[b])
 
 
 def _in(unique: Dedup, outcome: Outcome) -> Outcome:
