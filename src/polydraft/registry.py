@@ -19,6 +19,8 @@ VERIFIERS: dict[str, str] = {
     "recursive_wor": "polydraft.verifiers.token.recursive:recursive_wor",
     "block": "polydraft.verifiers.block.block:block",
     "greedy_traversal": "polydraft.verifiers.block.greedy_traversal:greedy_traversal",
+    "multipath": "polydraft.verifiers.block.multipath:multipath",
+    "traversal": "polydraft.verifiers.tree.traversal:traversal",
     "race": "polydraft.verifiers.race:race",
 }
 """name -> "module:object", an instance of `core.Verifier`."""

@@ -52,7 +52,7 @@ def rule(method):
 
 def acceptance(emitted, law, p, q, n):
     """Sum over all draws of the mass that the emitted token's law has on drawn tokens."""
-    draws = list(sibling_draws(law, q, n))
+    draws = list(sibling_draws(law, [q], n))
     tokens = torch.tensor([d for _, d in draws])
     rows = torch.from_numpy(p).expand(len(draws), -1), torch.from_numpy(q).expand(len(draws), -1)
     e = emitted(*rows, tokens)
@@ -132,7 +132,7 @@ def test_block_efficiency(case, method):
 
 def grown(nested):
     """A nested list [[token, children], ...] in draw order, depth by depth."""
-    d = Grown(1.0, [0], [-1], [()], [])
+    d = Grown(1.0, [0], [-1], [()], [()], [])
     layer = [(0, child) for child in nested]
     while layer:
         following = []
@@ -149,7 +149,7 @@ def first_path(d):
     keep = [0]
     while (child := next((n for n, parent in enumerate(d.parents) if parent == keep[-1]), None)) is not None:
         keep.append(child)
-    return Grown(1.0, [d.tokens[n] for n in keep], list(range(-1, len(keep) - 1)), [d.paths[n] for n in keep], [])
+    return Grown(1.0, [d.tokens[n] for n in keep], list(range(-1, len(keep) - 1)), [d.paths[n] for n in keep], [], [])
 
 
 FIXED_BLOCKS = [(c, m) for c in ORACLE["block_level"] for m in c["expected_block_efficiency"] if c.get("fixed_draft_laws")]
