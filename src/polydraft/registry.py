@@ -17,10 +17,15 @@ VERIFIERS: dict[str, str] = {
     "match": "polydraft.verifiers.token.match:match",
     "recursive": "polydraft.verifiers.token.recursive:recursive",
     "recursive_wor": "polydraft.verifiers.token.recursive:recursive_wor",
+    "recursive_merged": "polydraft.verifiers.token.recursive_merged:recursive_merged",
+    "single_with_spares": "polydraft.verifiers.token.single_with_spares:single_with_spares",
+    "kseq": "polydraft.verifiers.token.kseq:kseq",
+    "greedy_plus_one": "polydraft.verifiers.token.greedy_plus_one:greedy_plus_one",
     "block": "polydraft.verifiers.block.block:block",
     "greedy_traversal": "polydraft.verifiers.block.greedy_traversal:greedy_traversal",
     "multipath": "polydraft.verifiers.block.multipath:multipath",
     "traversal": "polydraft.verifiers.tree.traversal:traversal",
+    "traversal_merged": "polydraft.verifiers.tree.traversal_merged:traversal_merged",
     "race": "polydraft.verifiers.race:race",
 }
 """name -> "module:object", an instance of `core.Verifier`."""

@@ -26,7 +26,9 @@ class Tables:
 
     def _row(self, which: str, path: Path) -> np.ndarray:
         kind = self.seed % 6
-        rng = np.random.default_rng([self.seed, which != "p", *(t + 1 for t in path), *([99, int(which[1:])] if which[1:] else [])])
+        rng = np.random.default_rng(
+            [self.seed, which != "p", *(t + 1 for t in path), *([99, int(which[1:])] if which[1:] else [])]
+        )
         x = rng.dirichlet(np.full(self.V, 0.15 if kind == 4 else 5.0 if kind == 5 else 1.0))
         if (kind == 1 and which == "p") or (kind == 2 and which == "q"):
             x[rng.integers(self.V)] = 0.0

@@ -21,7 +21,7 @@ from polydraft.core import Method, SiblingLaw, TreeShape
 from polydraft.verifiers._rows import compiled, copy_normalised, keep, reject, total
 from polydraft.verifiers.tree.leaf_to_root import LeafToRoot, enter, one_draw
 
-__all__ = ["traversal"]
+__all__ = ["traversal", "without"]
 
 INDEPENDENT = SiblingLaw.INDEPENDENT.value
 POINT_MASS = SiblingLaw.POINT_MASS.value
@@ -30,7 +30,7 @@ GREEDY_PLUS_ONE = SiblingLaw.GREEDY_PLUS_ONE.value
 
 
 @compiled
-def _without(law, x):  # pragma: no cover - compiled
+def without(law, x):  # pragma: no cover - compiled
     """The law without token x, summed anew; all zero where nothing else is left."""
     law[x] = 0.0
     s = total(law)
@@ -65,14 +65,14 @@ def _tries(contexts, walk, p, q, residual):  # pragma: no cover - compiled
             copy_normalised(q[b, row], law)
         if walk.law == GREEDY_PLUS_ONE:
             for x in tokens[1:]:
-                _without(law, x)
+                without(law, x)
         turn = 0
         for j in range(n):
             x = tokens[j]
             if walk.law == INDEPENDENT and j > 0:
                 copy_normalised(q[b, walk.rows[b, draws[j]]], law)
             if walk.law == WITHOUT_REPLACEMENT and j > 0:
-                _without(law, tokens[j - 1])
+                without(law, tokens[j - 1])
             elif walk.law == POINT_MASS or (walk.law == GREEDY_PLUS_ONE and (j > 0 or law[x] == 0.0)):
                 _one_hot(law, x)
             if not (tokens[:j] == x).any():
