@@ -31,6 +31,8 @@ VERIFIERS: dict[str, str] = {
     "traversal": "polydraft.verifiers.tree.traversal:traversal",
     "traversal_merged": "polydraft.verifiers.tree.traversal_merged:traversal_merged",
     "race": "polydraft.verifiers.race:race",
+    "typical": "polydraft.verifiers.relaxed.typical:typical",
+    "top_beta": "polydraft.verifiers.relaxed.top_beta:top_beta",
     "list_race": "polydraft.verifiers.list_race:list_race",
 }
 """name -> "module:object", an instance of `core.Verifier`."""
