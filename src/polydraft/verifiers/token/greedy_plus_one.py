@@ -5,9 +5,10 @@ Hu et al. 2025 (arXiv 2502.18779). Draws: the top n-1 tokens of q, then one draw
     S = the first n-1 children      qt = N(q without S)      x_n ~ qt
     accept x_n with probability min(1, p(x_n) / qt(x_n)); otherwise y ~ N((p - qt)+), accepted iff y is in S
 
-Lossless for any deterministic S, and optimal for such draws: acceptance P(S) + sum over x not in S of min(p(x), qt(x)).
+Lossless for any S that is given first, and optimal for deterministic ones: acceptance P(S) + sum over x not in S of min(p(x), qt(x)).
 SpecHub (Sun et al. 2024, arXiv 2411.05289) couples two tokens through the hub argmax q; its acceptance is that of n = 2
-here, so this file stands for it. Where S holds all of q there is no qt: y ~ p, accepted iff in S.
+here, so this file stands for it. Draws without replacement may be read the same way: given all but the last, the last one follows
+q without them (specification 4.3). Where S holds all of q there is no qt: y ~ p, accepted iff in S.
 Traps: q in the place of qt (bias 0.37 in a five-token example); S tested before x_n keeps less.
 """
 
@@ -50,7 +51,7 @@ greedy_plus_one = TopDown(
         authors="Hu et al.",
         year=2025,
         arxiv="2502.18779",
-        laws=frozenset({SiblingLaw.GREEDY_PLUS_ONE}),
+        laws=frozenset({SiblingLaw.GREEDY_PLUS_ONE, SiblingLaw.WITHOUT_REPLACEMENT}),
         shapes=frozenset(TreeShape),
     ),
     emitted,
