@@ -37,7 +37,12 @@ def _greedy(p: Tensor) -> Tensor:
 
 
 def emitted(
-    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[Tensor, "M n"], *, beta: int = BETA, tau: float = TAU
+    p: Float[Tensor, "M V"],
+    q: Float[Tensor, "M V"] | Float[Tensor, "M n V"] | None,
+    draws: Int[Tensor, "M n"],
+    *,
+    beta: int = BETA,
+    tau: float = TAU,
 ) -> Float[Tensor, "M V"]:
     """Law of the emitted token given the draw: it, or the most probable one."""
     x = draws[:, :1]
