@@ -22,6 +22,7 @@ _WHERE = {
     "Engine": "engine.api",
     "FixedPlan": "engine.plan",
     "AcceptancePlan": "engine.plan",
+    "citation": "papers",
     "verify": "rules",
     "PolydraftError": "errors",
 }
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from polydraft.engine.api import Engine
     from polydraft.engine.plan import AcceptancePlan, FixedPlan
     from polydraft.errors import PolydraftError
+    from polydraft.papers import citation
     from polydraft.params import SamplingParams
     from polydraft.rules import verify
 
