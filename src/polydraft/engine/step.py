@@ -21,6 +21,7 @@ from polydraft.engine import drafting
 from polydraft.engine.plan import Plan, remember, root_overlap
 from polydraft.engine.sequence import Sequence
 from polydraft.engine.stats import Stopwatch
+from polydraft.engine.ties import rescored
 from polydraft.tree import Dedup, dedup, depths
 
 __all__ = ["Round", "Stepper"]
@@ -54,13 +55,14 @@ class Round:
 
 @dataclass(frozen=True)
 class Stepper:
-    """The parts of a step. `drafter` None decodes plainly. `stop_ids`: ids that `min_tokens` masks."""
+    """The parts of a step. `drafter` None decodes plainly. `stop_ids`: ids that `min_tokens` masks. `tie_margin`: see `ties`."""
 
     target: Target
     drafter: Drafter | None
     verifier: Verifier
     plan: Plan
     stop_ids: frozenset[int]
+    tie_margin: float | None = None
 
     def __call__(self, sequences: Seq[Sequence]) -> Round:
         """One round; target cache and drafter states move on, the sequences' tokens are the caller's to extend."""
@@ -76,6 +78,8 @@ class Stepper:
         with watch.phase("scoring"):
             unique = dedup(draft.tree)
             scored = self.target.score(slots, unique.tree)
+            if self.tie_margin is not None:
+                scored = rescored(self.target, scored, sequences, self.tie_margin, tuple(self.stop_ids))
         with watch.phase("verifying"):
             probs = unique.expand(self._laws(sequences, scored))
             outcome = self.verifier(draft, probs).sample(key)
