@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft import sampling
-from polydraft.core import Draft, Drafter, NoiseKey, Outcome, Scores, Target, Verifier
+from polydraft.core import Draft, Drafter, Law, NoiseKey, Outcome, Scores, Target, Verifier
 from polydraft.engine import drafting
 from polydraft.engine.plan import Plan, remember, root_overlap
 from polydraft.engine.sequence import Sequence
@@ -55,7 +55,8 @@ class Round:
 
 @dataclass(frozen=True)
 class Stepper:
-    """The parts of a step. `drafter` None decodes plainly. `stop_ids`: ids that `min_tokens` masks. `tie_margin`: see `ties`."""
+    """The parts of a step. `drafter` None decodes plainly. `stop_ids`: ids that `min_tokens` masks. `tie_margin`: see `ties`.
+    `law`: from logits to the laws that are sampled, instead of each request's sampling parameters."""
 
     target: Target
     drafter: Drafter | None
@@ -63,6 +64,7 @@ class Stepper:
     plan: Plan
     stop_ids: frozenset[int]
     tie_margin: float | None = None
+    law: Law | None = None
 
     def __call__(self, sequences: Seq[Sequence]) -> Round:
         """One round; target cache and drafter states move on, the sequences' tokens are the caller's to extend."""
@@ -109,6 +111,8 @@ class Stepper:
         return max(0, ends - len(sequence.token_ids) - 1)
 
     def _laws(self, sequences: Seq[Sequence], scores: Scores) -> Float[Tensor, "B M V"]:
+        if self.law is not None:
+            return self.law(scores, scores.tree, [s.token_ids for s in sequences])
         return sampling.laws(
             scores.logits,
             scores.tree,
