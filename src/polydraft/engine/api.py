@@ -20,6 +20,8 @@ __all__ = ["Engine", "Prompt"]
 
 Prompt = str | Seq[int]
 """Text, or token ids."""
+OWN_VOCABULARY = ("tli", "slem")
+"""Drafters whose draft model has a tokenizer of its own."""
 
 
 class Engine(Loop):
@@ -59,7 +61,7 @@ class Engine(Loop):
     ) -> "Engine":
         """An engine from model folders (or names that transformers resolves).
 
-        target, draft: causal language models with the same vocabulary. A target whose cache cannot be rolled back (sliding
+        target, draft: causal language models with the same vocabulary, or with drafter "tli" or "slem" any two. A target whose cache cannot be rolled back (sliding
             window, recurrent, hybrid) is decoded plainly: give drafter=None.
         drafter: a name of `polydraft methods` (such as "model:coupled"), an object, None for plain decoding; "auto" is "model" with a draft, else "ngram".
         verifier: a name, an object, or "auto" for the best lossless rule for the drafter's law and shape.
@@ -87,18 +89,21 @@ class Engine(Loop):
         plain = drafter is None or drafter == "none"
         model = load.load_model(target, quantization=quantization, plain=plain, **options)
         tokenizer = load.load_tokenizer(target)
-        small = None
+        small = other = None
         if draft is not None:
             small = load.load_model(draft, quantization=draft_quantization, **options)
             load.check_same_context(model.max_model_len, small.max_model_len)
-            small.vocab_size = load.check_same_vocabulary(
-                tokenizer, load.load_tokenizer(draft), model.vocab_size, small.vocab_size
-            )
+            other = load.load_tokenizer(draft)
+            if isinstance(drafter, str) and drafter.partition(":")[0] in OWN_VOCABULARY:
+                small.vocab_size = load.num_token_ids(other, small.vocab_size)
+            else:
+                small.vocab_size = load.check_same_vocabulary(tokenizer, other, model.vocab_size, small.vocab_size)
         model.vocab_size = load.num_token_ids(tokenizer, model.vocab_size)
         return cls.of(
             model,
             tokenizer=tokenizer,
             draft_model=small,
+            draft_tokenizer=other,
             drafter=drafter,
             verifier=verifier,
             depth=depth,
@@ -121,6 +126,7 @@ class Engine(Loop):
         *,
         tokenizer: Any = None,
         draft_model: Target | None = None,
+        draft_tokenizer: Any = None,
         drafter: str | Drafter | None = "auto",
         verifier: str | Verifier = "auto",
         depth: int | None = None,
@@ -132,7 +138,7 @@ class Engine(Loop):
     ) -> "Engine":
         """An engine from objects that are already there; see `from_pretrained`."""
         eos = tuple(eos_token_ids if eos_token_ids is not None else getattr(target, "eos_token_ids", ()))
-        parts = Parts(target, draft_model, tokenizer, eos)
+        parts = Parts(target, draft_model, tokenizer, eos, draft_tokenizer)
         source = _drafter(drafter, parts, drafter_options or {})
         rule = _verifier(verifier, source)
         plan = plan or _plan(depth, num_paths)

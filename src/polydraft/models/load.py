@@ -151,7 +151,7 @@ def check_same_vocabulary(target: Any, draft: Any, target_size: int, draft_size:
         raise IncompatibleError(
             f"target and draft have different vocabularies: {len(differing)} tokens differ, the first is {first!r}, "
             f"id {ours.get(first)} in the target and {theirs.get(first)} in the draft. "
-            "Use a draft trained with the target's tokenizer."
+            "Use a draft trained with the target's tokenizer, or drafter='tli' (common tokens) or 'slem' (through text)."
         )
     last = max(ours.values())
     for role, size in (("target", target_size), ("draft", draft_size)):
