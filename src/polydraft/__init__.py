@@ -23,6 +23,7 @@ _WHERE = {
     "FixedPlan": "engine.plan",
     "AcceptancePlan": "engine.plan",
     "citation": "papers",
+    "custom_generate": "integrations.transformers",
     "verify": "rules",
     "PolydraftError": "errors",
 }
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from polydraft.engine.api import Engine
     from polydraft.engine.plan import AcceptancePlan, FixedPlan
     from polydraft.errors import PolydraftError
+    from polydraft.integrations.transformers import custom_generate
     from polydraft.papers import citation
     from polydraft.params import SamplingParams
     from polydraft.rules import verify

@@ -40,6 +40,8 @@ VERIFIERS: dict[str, str] = {
 DRAFTERS: dict[str, str] = {
     "model": "polydraft.drafters.model:ModelDrafter",
     "ngram": "polydraft.drafters.ngram:NgramDrafter",
+    "tli": "polydraft.drafters.tli:TliDrafter",
+    "slem": "polydraft.drafters.slem:SlemDrafter",
 }
 """name -> "module:object", a class whose instances are `core.Drafter` and whose `methods` attribute lists what it can make."""
 
