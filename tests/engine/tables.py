@@ -13,6 +13,7 @@ class TableModel:
         self.logits = sharp * torch.randn(V, V, V, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         self.eos_token_ids = ()
         self.texts = [[] for _ in range(max_num_seqs)]
+        self._scored = {}
         self.passes = 0
 
     class _Lengths:
@@ -36,7 +37,7 @@ class TableModel:
 
     def score(self, slots, tree, *, hidden=(), aux=None, since=0):
         self.passes += 1
-        self._tree = tree
+        self._scored |= dict(zip(slots, tree.tokens.tolist(), strict=True))
         before = torch.tensor([[self.texts[s][-1] if self.texts[s] else 0] for s in slots])
         parents = tree.parents
         above = torch.where(parents >= 0, tree.tokens.gather(1, parents.clamp(min=0)), before)
@@ -45,7 +46,7 @@ class TableModel:
     def commit(self, slots, outcome):
         for b, slot in enumerate(slots):
             nodes = [0, *outcome.path[b, : outcome.num_accepted[b]].tolist()]
-            self.texts[slot] += [int(self._tree.tokens[b, n]) for n in nodes]
+            self.texts[slot] += [self._scored[slot][n] for n in nodes]
 
     def release(self, slots):
         for slot in slots:
