@@ -10,7 +10,7 @@ from typing import Any
 
 from polydraft.errors import unknown_name
 
-__all__ = ["DRAFTERS", "VERIFIERS", "drafter", "names", "verifier"]
+__all__ = ["DRAFTERS", "INDEXES", "VERIFIERS", "drafter", "index", "names", "verifier"]
 
 VERIFIERS: dict[str, str] = {
     "speculative": "polydraft.verifiers.token.speculative:speculative",
@@ -26,8 +26,14 @@ VERIFIERS: dict[str, str] = {
 DRAFTERS: dict[str, str] = {
     "model": "polydraft.drafters.model:ModelDrafter",
     "ngram": "polydraft.drafters.ngram:NgramDrafter",
+    "trigram": "polydraft.drafters.trigram:TrigramDrafter",
 }
 """name -> "module:object", a class whose instances are `core.Drafter` and whose `methods` attribute lists what it can make."""
+
+INDEXES: dict[str, str] = {
+    "trigram": "polydraft.drafters.trigram:TrigramTable",
+}
+"""kind -> "module:object", a class with `build(documents, vocab_size, tokens_of=...)`, `save(path)` and `load(path)`."""
 
 
 @lru_cache(maxsize=1)
@@ -75,3 +81,15 @@ def drafter(name: str) -> Any:
         UnknownNameError: with the nearest known name.
     """
     return _load("drafter", DRAFTERS, name)
+
+
+def index(kind: str) -> Any:
+    """The class of that kind of corpus index, imported now.
+
+    Raises:
+        UnknownNameError: with the nearest known kind.
+    """
+    if kind not in INDEXES:
+        raise unknown_name("kind of index", kind, INDEXES)
+    module, _, attribute = INDEXES[kind].partition(":")
+    return getattr(import_module(module), attribute)

@@ -100,7 +100,6 @@ def test_a_drafter_drafts_something_once_the_text_repeats_itself(kind, tmp_path)
     target, small = models()
     drafter = build(kind, target, small, tmp_path)
     states = drafter.start(requests([1, 2, 3, 4] * 4))
-    states, _ = play(drafter, states, [[1, 2, 3, 4] * 4], target, [WIDE], 6)
     assert drafter.propose(states, [WIDE]).tree.num_nodes > 1
 
 
