@@ -27,6 +27,7 @@ DRAFTERS: dict[str, str] = {
     "model": "polydraft.drafters.model:ModelDrafter",
     "ngram": "polydraft.drafters.ngram:NgramDrafter",
     "trigram": "polydraft.drafters.trigram:TrigramDrafter",
+    "suffix": "polydraft.drafters.suffix:SuffixDrafter",
 }
 """name -> "module:object", a class whose instances are `core.Drafter` and whose `methods` attribute lists what it can make."""
 

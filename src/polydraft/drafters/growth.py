@@ -17,6 +17,7 @@ class GrownTree:
     """Tokens and parents of one draft; `add` refuses what the budget does not hold.
 
     root: last committed token.  eos: ids that end a path.
+    scores: what the source thinks of each node once its parent is accepted, in [0, 1]; only a mixture reads it, no verifier.
     A path is what leads from the root to a leaf: `budget.width` bounds their number, and so the nodes of every depth.
 
     Example:
@@ -28,7 +29,7 @@ class GrownTree:
     """
 
     def __init__(self, root: int, budget: Budget, eos: Collection[int] = ()) -> None:
-        self.tokens, self.parents, self.depths = [root], [-1], [0]
+        self.tokens, self.parents, self.depths, self.scores = [root], [-1], [0], [1.0]
         self._budget, self._eos = budget, eos
         self._child: dict[tuple[int, int], int] = {}
         self._inner: set[int] = set()
@@ -43,8 +44,8 @@ class GrownTree:
         """The node of this child, or -1."""
         return self._child.get((parent, token), -1)
 
-    def add(self, parent: int, token: int) -> int:
-        """The node of this child, new if need be; -1 if it does not fit."""
+    def add(self, parent: int, token: int, score: float = 1.0) -> int:
+        """The node of this child, new if need be; -1 if it does not fit. score: see the class."""
         node = self._child.get((parent, token))
         if node is not None:
             return node
@@ -63,26 +64,27 @@ class GrownTree:
         self.tokens.append(token)
         self.parents.append(parent)
         self.depths.append(self.depths[parent] + 1)
+        self.scores.append(score)
         return node
 
-    def add_path(self, tokens: Iterable[int], parent: int = 0) -> int:
+    def add_path(self, tokens: Iterable[int], parent: int = 0, score: float = 1.0) -> int:
         """Follow tokens down from `parent`, as far as they fit; returns the last node reached."""
         for token in tokens:
-            node = self.add(parent, token)
+            node = self.add(parent, token, score)
             if node < 0:
                 break
             parent = node
         return parent
 
-    def add_ranked(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
+    def add_ranked(self, tokens: Sequence[int], parents: Sequence[int], scores: Sequence[float] | None = None) -> None:
         """Candidates, best first, each after its parent; parents[i] is an earlier candidate, or -1 for the root.
 
         What hangs on a refused candidate is refused with it.
         """
         nodes: list[int] = []
-        for token, parent in zip(tokens, parents, strict=True):
+        for token, parent, score in zip(tokens, parents, [1.0] * len(tokens) if scores is None else scores, strict=True):
             above = 0 if parent < 0 else nodes[parent]
-            nodes.append(-1 if above < 0 else self.add(above, token))
+            nodes.append(-1 if above < 0 else self.add(above, token, score))
 
 
 def point_mass(grown: Sequence[GrownTree]) -> Draft:
