@@ -28,11 +28,13 @@ DRAFTERS: dict[str, str] = {
     "ngram": "polydraft.drafters.ngram:NgramDrafter",
     "trigram": "polydraft.drafters.trigram:TrigramDrafter",
     "suffix": "polydraft.drafters.suffix:SuffixDrafter",
+    "retrieval": "polydraft.drafters.retrieval:RetrievalDrafter",
 }
 """name -> "module:object", a class whose instances are `core.Drafter` and whose `methods` attribute lists what it can make."""
 
 INDEXES: dict[str, str] = {
     "trigram": "polydraft.drafters.trigram:TrigramTable",
+    "retrieval": "polydraft.drafters.retrieval:RetrievalIndex",
 }
 """kind -> "module:object", a class with `build(documents, vocab_size, tokens_of=...)`, `save(path)` and `load(path)`."""
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from tables import TableModel
 
@@ -9,9 +10,19 @@ from polydraft import registry, sampling
 from polydraft import tree as trees
 from polydraft.core import NoiseKey, Request, SamplingParams, Scores
 from polydraft.drafters.parts import Parts
+from polydraft.drafters.retrieval import RetrievalIndex
 
 V = 5
-OPTIONS = {}
+
+
+def retrieval_index(folder, V):
+    """An index of a random corpus in which every pair of tokens occurs."""
+    corpus = np.random.default_rng(0).integers(0, V, 60 * V)
+    RetrievalIndex.build([corpus, [t % V for t in (1, 2, 3, 4, 1, 2, 3, 4)]], V).save(folder / "retrieval")
+    return {"index": folder / "retrieval"}
+
+
+OPTIONS = {"retrieval": retrieval_index}
 """What a drafter cannot be built without, by name: a function of a folder to write into."""
 
 

@@ -33,7 +33,7 @@ class GrownTree:
         self._budget, self._eos = budget, eos
         self._child: dict[tuple[int, int], int] = {}
         self._inner: set[int] = set()
-        self._num_paths = 0
+        self.num_paths = 0
 
     @property
     def full(self) -> bool:
@@ -53,12 +53,12 @@ class GrownTree:
         if (
             self.full
             or self.depths[parent] >= self._budget.max_depth
-            or (opens_path and self._num_paths >= self._budget.width)
+            or (opens_path and self.num_paths >= self._budget.width)
             or (parent and self.tokens[parent] in self._eos)
         ):
             return -1
         node = len(self.tokens)
-        self._num_paths += opens_path
+        self.num_paths += opens_path
         self._inner.add(parent)
         self._child[parent, token] = node
         self.tokens.append(token)
