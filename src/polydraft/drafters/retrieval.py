@@ -7,7 +7,7 @@ He, Zhong, Cai, Lee & He 2023, "REST: retrieval-based speculative decoding" (arX
 1. The suffixes of the corpus are sorted, so that the occurrences of a string are neighbours, and those of its continuations
    are neighbours within them: the trie of what follows is a division of one interval, and every count a difference.
 2. The trie's nodes of largest n(match + path) make the draft, best first, as far as the budget goes; where there are paths left,
-   shorter matches fill them. Of the children of a node those with less than 1/32 of its occurrences may be missed.
+   matches of half the length fill them, and so on. Of the children of a node those with less than 1/32 of its occurrences may be missed.
 
 Lossless: the draft is a function of the committed text and a fixed corpus; counts are scores, never a q: POINT_MASS.
 Trap: drawing again from p after a failed match, or once for each path, as the released code does, is biased.
@@ -313,10 +313,10 @@ class RetrievalDrafter:
             return grown
         text, corpus = np.array(state.tokens[-self.max_match :]), (self.index.tokens, self.index.order)
         limits = (self.index.vocab_size, budget.max_nodes, budget.max_depth, budget.width)
-        for m in range(_longest(*corpus, text, self.max_match, self.min_match), self.min_match - 1, -1):
+        m, tried = _longest(*corpus, text, self.max_match, self.min_match), 0
+        while m >= self.min_match and m != tried and not grown.full and grown.num_paths < budget.width:
             grown.add_ranked(*(x.tolist() for x in _trie(*corpus, text, m, *limits)))
-            if grown.full or grown.num_paths == budget.width:
-                break
+            m, tried = (m + 1) // 2, m
         return grown
 
     def propose(self, states: Sequence[RetrievalState], budgets: Sequence[Budget]) -> Draft:
