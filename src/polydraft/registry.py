@@ -29,6 +29,7 @@ DRAFTERS: dict[str, str] = {
     "trigram": "polydraft.drafters.trigram:TrigramDrafter",
     "suffix": "polydraft.drafters.suffix:SuffixDrafter",
     "retrieval": "polydraft.drafters.retrieval:RetrievalDrafter",
+    "mixture": "polydraft.drafters.mixture:MixtureDrafter",
 }
 """name -> "module:object", a class whose instances are `core.Drafter` and whose `methods` attribute lists what it can make."""
 

@@ -75,3 +75,24 @@ def test_a_foreign_file_is_refused_by_generate(tmp_path):
     found = CliRunner().invoke(app, ["generate", "x", "--drafter", "trigram", "--index", str(tmp_path / "i")])
     assert found.exit_code == EXIT_STATUS
     assert "was given as a trigram index" in found.stderr
+
+
+def test_a_mixture_is_given_its_sources_and_their_indexes_on_the_command_line(corpus, tmp_path):
+    for kind in registry.INDEXES:
+        assert run(corpus, "--kind", kind, "--out", tmp_path / kind).exit_code == 0
+    files = [x for kind in registry.INDEXES for x in ("--index", str(tmp_path / kind))]
+    given = [
+        "generate",
+        "for i in range(",
+        "--drafter",
+        "mixture:suffix,trigram,retrieval",
+        *files,
+        "--max-tokens",
+        "16",
+        "--json",
+    ]
+    used = CliRunner().invoke(app, given)
+    assert used.exit_code == 0, used.output
+    stats = json.loads(used.stdout)["samples"][0]["stats"]
+    assert stats["drafter_error"] is None
+    assert stats["drafted"] > 0

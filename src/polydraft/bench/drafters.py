@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from polydraft import registry
+from polydraft.bench.replay import ReplayTarget
 from polydraft.core import Drafter, SamplingParams, Target
 from polydraft.drafters.index_file import fingerprint
 from polydraft.drafters.parts import Parts
@@ -31,7 +32,6 @@ from polydraft.engine.api import Engine
 from polydraft.engine.plan import FixedPlan
 from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
-from polydraft.bench.replay import ReplayTarget
 from polydraft.train import corpus
 
 __all__ = ["CONTENDERS", "WORKLOADS", "Bench", "Contender", "Row", "Task"]
@@ -127,6 +127,12 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender("trigram c1=0", "trigram", lambda bench: {"index": bench.trigrams, "c1": 0.0}),
     Contender("trigram+store", "trigram", lambda bench: {"index": bench.trigrams, "store": TrigramStore(1 << 16)}),
     Contender("retrieval", "retrieval", lambda bench: {"index": bench.retrieval}),
+    Contender("mixture suffix,trigram", "mixture", lambda bench: {"sources": ["suffix", bench.with_index("trigram")]}),
+    Contender(
+        "mixture of all",
+        "mixture",
+        lambda bench: {"sources": ["ngram", "suffix", bench.with_index("trigram"), bench.with_index("retrieval")]},
+    ),
 )
 
 
@@ -149,7 +155,12 @@ class Bench:
         index_bytes: int = 2_000_000,
     ) -> None:
         self.plan = FixedPlan(depth, width, nodes)
-        self.num_tokens, self.num_requests, self.temperature, self.index_bytes = num_tokens, num_requests, temperature, index_bytes
+        self.num_tokens, self.num_requests, self.temperature, self.index_bytes = (
+            num_tokens,
+            num_requests,
+            temperature,
+            index_bytes,
+        )
         self.tokenizer = load.load_tokenizer(str(pair.target_folder()))
         self.target = load.load_model(str(pair.target_folder()), max_num_seqs=1)
         self.target.vocab_size = load.num_token_ids(self.tokenizer, self.target.vocab_size)
@@ -173,6 +184,10 @@ class Bench:
     @cached_property
     def retrieval(self) -> RetrievalIndex:
         return RetrievalIndex.build(self.documents, self.target.vocab_size, tokens_of=fingerprint(self.tokenizer))
+
+    def with_index(self, name: str) -> tuple[str, dict[str, Any]]:
+        """A source of a mixture."""
+        return name, {"index": {"trigram": self.trigrams, "retrieval": self.retrieval}[name]}
 
     @cached_property
     def draft_model(self) -> Target:

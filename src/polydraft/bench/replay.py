@@ -20,7 +20,7 @@ class ReplayTarget:
     Example:
         >>> target = ReplayTarget(vocab_size=9)
         >>> target.text = [1, 2, 3]
-        >>> target.prefill([0], [[1]])
+        >>> scores = target.prefill([0], [[1]])
         >>> target.score([0], TokenTree.chain(torch.tensor([[2, 3]]))).logits.argmax(-1).tolist()
         [[3, 0]]
     """
@@ -32,8 +32,9 @@ class ReplayTarget:
         self.text: Sequence[int] = ()
         self.lengths: Any = [0]
 
-    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
+    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> Scores:
         self.lengths[0] += len(token_ids[0])
+        return Scores(TokenTree.roots(torch.tensor([token_ids[0][-1]])), self._rows([-1])[None])
 
     def score(
         self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: AuxRows | None = None, since: int = 0

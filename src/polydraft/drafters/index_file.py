@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 
-__all__ = ["IndexFile", "check_tokens", "check_vocabulary", "fingerprint", "load", "save"]
+__all__ = ["IndexFile", "check_tokens", "check_vocabulary", "fingerprint", "kind_of", "load", "save"]
 
 FORMAT = "polydraft"
 _DTYPES = {
@@ -112,6 +112,28 @@ def save(
         if scratch is not None:
             with suppress(OSError):
                 os.unlink(scratch)
+
+
+def kind_of(path: str | Path) -> str:
+    """The kind of an index file.
+
+    Raises:
+        InvalidInputError: no such file, or not an index.
+    """
+    try:
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length)) if length < 1 << 24 else None
+    except (OSError, ValueError) as error:
+        raise InvalidInputError(
+            f"{Path(path).name!r} was given as an index and cannot be read ({error}); expected a file of `polydraft index build`."
+        ) from error
+    about = (header.get("__metadata__") or {}).get(FORMAT) if isinstance(header, dict) else None
+    if about is None:
+        raise InvalidInputError(
+            f"{Path(path).name!r} was given as an index; it is a file of another program. Expected one of `polydraft index build`."
+        )
+    return json.loads(about)["kind"]
 
 
 def load(path: str | Path, kind: str, version: int) -> IndexFile:

@@ -94,24 +94,24 @@ class NgramDrafter:
                     del found[0]
             state.tokens.append(token)
 
-    def _places(self, state: NgramState) -> Iterator[int]:
-        """Where a suffix of the text was followed before: longest suffix first, then the latest place."""
+    def _places(self, state: NgramState) -> Iterator[tuple[int, int]]:
+        """(length, place) where a suffix of the text was followed before: longest suffix first, then the latest place."""
         length = len(state.tokens)
         for n in range(min(self.max_ngram, length), self.min_ngram - 1, -1):
-            yield from reversed(state.places.get(tuple(state.tokens[length - n :]), ()))
+            yield from ((n, at) for at in reversed(state.places.get(tuple(state.tokens[length - n :]), ())))
 
-    def _tree(self, state: NgramState, budget: Budget) -> GrownTree:
-        """Continuations merged by prefix; the first ones make the paths, later ones may lengthen them."""
+    def grow(self, state: NgramState, budget: Budget) -> GrownTree:
+        """Continuations merged by prefix; the first ones make the paths, later ones may lengthen them; scores grow with the match."""
         grown = GrownTree(state.tokens[-1], budget, self._eos)
-        for at in self._places(state):
+        for n, at in self._places(state):
             if grown.full:
                 break
-            grown.add_path(state.tokens[at : at + budget.max_depth])
+            grown.add_path(state.tokens[at : at + budget.max_depth], score=1 - 0.6**n)
         return grown
 
     def propose(self, states: Sequence[NgramState], budgets: Sequence[Budget]) -> Draft:
         """Continuations of the known suffixes, within each budget; an unknown suffix gives an empty row."""
-        return point_mass([self._tree(state, budget) for state, budget in zip(states, budgets, strict=True)])
+        return point_mass([self.grow(state, budget) for state, budget in zip(states, budgets, strict=True)])
 
     def observe(self, states: Sequence[NgramState], outcome: Outcome, scores: Scores) -> list[NgramState]:
         """Index what was emitted."""

@@ -6,13 +6,15 @@
     n(s)   occurrences of the string s in the tree                               C  score: expected accepted tokens
 
 1. A tree holds every substring of at most D tokens of its texts, paths compressed, with the number of its occurrences.
-2. For each m, from the place of the match, nodes are taken best first by the product of the ratios n(sc)/n(s), while it is at
-   least `min_prob`, and no more than factor * m + offset of them: long matches earn long drafts. Matches that leave less than
+2. For each m, from the place of the match, nodes are taken best first by the product of n(sc)/n(s) * |s|/(|s| + 1), while it is
+   at least `min_prob`, and no more than factor * m + offset of them: long matches earn long drafts. Matches that leave less than
    the budget's depth below D are not used (unless m <= D/2): they are cut by the tree, and shorter ones are in it whole.
-3. C is the sum of these products. The best C over all m and both trees drafts; the request's own tree wins ties.
+3. C is the sum of these products. The best C over all m and both trees drafts; the request's own tree wins ties. What shorter
+   matches would draft fills the nodes that are left.
 
 Appending a token touches only the places of the suffixes that occurred before (at most D of them): a suffix that is new becomes
 a leaf whose edge grows with the text by itself. These places are also the matches of every length, so nothing is searched.
+Beyond the paper: the factor |s|/(|s| + 1), s the match and the path, says that short matches often fail; and step 3's filling.
 Lossless: the tree is a function of the committed text and of finished requests. n(sc)/n(s) is a score, never a q: POINT_MASS.
 Trap: a shared tree shows one request's text in another's drafts and so in its timing; there is none unless a store is given.
 """
@@ -113,7 +115,7 @@ class SuffixDrafter:
 
     store: shared by all requests; a request's output enters it when the request is released.
     depth: of the request's tree.  factor, offset: most drafted tokens after a match of m are factor * m + offset.
-    min_prob: least product of count ratios of a node.  eos_token_ids: nothing is drafted behind one.
+    min_prob: least estimate of a node's path.  eos_token_ids: nothing is drafted behind one.
 
     Raises:
         InvalidInputError: a parameter out of its range.
@@ -143,9 +145,9 @@ class SuffixDrafter:
         store: SuffixStore | None = None,
         *,
         depth: int = 64,
-        factor: float = 2.0,
-        offset: float = 1.0,
-        min_prob: float = 0.1,
+        factor: float = 4.0,
+        offset: float = 8.0,
+        min_prob: float = 0.05,
         eos_token_ids: Sequence[int] = (),
     ) -> None:
         if not 0 < min_prob <= 1 or min(factor, offset) < 0 or factor + offset < 1:
@@ -179,7 +181,7 @@ class SuffixDrafter:
                 self.store.add(state.tree.tokens()[state.num_prompt_tokens :])
 
     def grow(self, state: SuffixState, budget: Budget) -> GrownTree:
-        """The better of both trees' drafts, with the ratios n(sc)/n(s) as scores; empty if nothing matches."""
+        """The better of both trees' drafts, with the estimates n(sc)/n(s) * |s|/(|s| + 1) as scores; empty if nothing matches."""
         grown = GrownTree(state.tree.last, budget, self._eos)
         if not min(budget.max_nodes, budget.max_depth):
             return grown
@@ -217,32 +219,60 @@ class SuffixDrafter:
 
 @njit(cache=True)
 def _speculate(tree, places, own, factor, offset, min_prob, max_nodes, max_depth, width):  # pragma: no cover - compiled
-    """(score, tokens, parents, ratios) of the best draft over the matches; places[m - 1] is the match of m tokens.
+    """(score, tokens, parents, estimates) of the best draft over the matches, filled up; places[m - 1] is the match of m tokens.
 
     parents index the nodes returned, -1 is the root. own: the matches themselves are counted in the tree.
     """
-    best_tokens, best_parents = np.empty(max_nodes, np.int64), np.empty(max_nodes, np.int64)
-    best_ratios, best_num, best = np.empty(max_nodes), 0, 0.0
-    tokens, parents, ratios = np.empty(max_nodes, np.int64), np.empty(max_nodes, np.int64), np.empty(max_nodes)
-    room = 11 * max_nodes + 11  # no more than 1 / min_prob children of a node are worth a place
+    room = 11 * max_nodes + 11  # of the frontier; what does not fit is too unlikely to matter
     work, masses, open_ = np.empty((4, room), np.int64), np.empty((2, room)), np.empty(room, np.bool_)
+    tokens, parents, estimates = np.empty(max_nodes, np.int64), np.empty(max_nodes, np.int64), np.empty(max_nodes)
     longest, ahead = tree[3].shape[0] - 1, min(max_nodes, max_depth)
-    for m in range(min(len(places), max(longest - ahead, longest // 2)), 0, -1):
+    usable = min(len(places), max(longest - ahead, longest // 2))
+    best, best_m = 0.0, 0
+    for m in range(usable, 0, -1):
         most = min(max_nodes, int(factor * m + offset))
-        if best >= most - 1e-9:
+        if best >= most:
             break  # shorter matches may not draft more
         num, score = _best_first(
-            tree, places[m - 1], own, min_prob, most, max_depth, width, tokens, parents, ratios, work, masses, open_
+            tree, places[m - 1], m, own, min_prob, most, max_depth, width, tokens, parents, estimates, work, masses, open_
         )
         if score > best:
-            best, best_num = score, num
-            best_tokens[:num], best_parents[:num], best_ratios[:num] = tokens[:num], parents[:num], ratios[:num]
-    return best, best_tokens[:best_num], best_parents[:best_num], best_ratios[:best_num]
+            best, best_m = score, m
+    kept_tokens, kept_parents = np.empty(max_nodes, np.int64), np.empty(max_nodes, np.int64)
+    kept_estimates, kept, paths = np.empty(max_nodes), 0, 0
+    inner, at = np.zeros(max_nodes, np.bool_), np.empty(max_nodes, np.int64)
+    m = best_m
+    while m > 0 and kept < max_nodes:
+        most = min(max_nodes, int(factor * m + offset))
+        num, _ = _best_first(
+            tree, places[m - 1], m, own, min_prob, most, max_depth, width, tokens, parents, estimates, work, masses, open_
+        )
+        for i in range(num):
+            above = -1 if parents[i] < 0 else at[parents[i]]
+            at[i] = -2
+            if above == -2:
+                continue
+            for j in range(above + 1, kept):
+                if kept_parents[j] == above and kept_tokens[j] == tokens[i]:
+                    at[i] = j
+                    break
+            opens_path = above < 0 or inner[above]
+            if at[i] == -2 and kept < max_nodes and (not opens_path or paths < width):
+                kept_tokens[kept], kept_parents[kept], kept_estimates[kept] = tokens[i], above, estimates[i]
+                at[i] = kept
+                kept += 1
+                paths += opens_path
+                if above >= 0:
+                    inner[above] = True
+        if paths == width and m <= best_m // 2:
+            break
+        m -= 1
+    return best, kept_tokens[:kept], kept_parents[:kept], kept_estimates[:kept]
 
 
 @njit(cache=True)
 def _best_first(
-    tree, place, own, min_prob, most, max_depth, width, tokens, parents, ratios, work, masses, open_
+    tree, place, m, own, min_prob, most, max_depth, width, tokens, parents, estimates, work, masses, open_
 ):  # pragma: no cover - compiled
     """Fill a draft from one place of the tree; returns the number of nodes and the sum of their path probabilities."""
     pool, nodes, about = tree[0], tree[1], tree[5]
@@ -257,16 +287,17 @@ def _best_first(
         if level < max_depth:
             length = nodes[n, 7] - nodes[nodes[n, 1], 7] if n else 0
             length = min(length, (about[0] - nodes[n, 5]) & mask) if n else 0
+            trust = (m + level) / (m + level + 1)
             if o < length:
                 if size < room:
                     at[size], into[size], above[size], depth[size] = n, o + 1, parent, level + 1
-                    prob[size], ratio[size], open_[size] = mass, 1.0, True
+                    prob[size], ratio[size], open_[size] = mass * trust, trust, True
                     size += 1
             else:
                 total = nodes[n, 0] - (1 if own and parent < 0 else 0)
                 c = nodes[n, 2]
-                while c and total > 0 and size < room and mass * nodes[c, 0] >= min_prob * total:
-                    share = min(1.0, nodes[c, 0] / total)
+                while c and total > 0 and size < room and mass * trust * nodes[c, 0] >= min_prob * total:
+                    share = trust * min(1.0, nodes[c, 0] / total)
                     at[size], into[size], above[size], depth[size] = c, 1, parent, level + 1
                     prob[size], ratio[size], open_[size] = mass * share, share, True
                     size += 1
@@ -286,7 +317,7 @@ def _best_first(
         if above[take] >= 0:
             inner[above[take]] = True
         n, o, level, mass = at[take], into[take], depth[take], prob[take]
-        tokens[num], parents[num], ratios[num] = pool[(nodes[n, 5] + o - 1) & mask], above[take], ratio[take]
+        tokens[num], parents[num], estimates[num] = pool[(nodes[n, 5] + o - 1) & mask], above[take], ratio[take]
         score += mass
         parent = num
         num += 1

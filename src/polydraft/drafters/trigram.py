@@ -475,6 +475,16 @@ def _search(table, store, a, b, levels, iterations, c1, c2, num_paths, seed, sam
     return tokens[:num], parents[:num], ranks[:num]
 
 
+@njit(cache=True)
+def _shares(parents, visits, iterations):  # pragma: no cover - compiled
+    """Each candidate's part of its parent's visits; one half for what was not searched."""
+    shares = np.empty(len(parents))
+    for i in range(len(parents)):
+        above = iterations if parents[i] < 0 else max(visits[parents[i]], 1)
+        shares[i] = min(1.0, visits[i] / above) if visits[i] else 0.5
+    return shares
+
+
 # The drafter
 
 
@@ -580,14 +590,14 @@ class TrigramDrafter:
     def release(self, states: Sequence[TrigramState]) -> None:
         """Nothing to give back; what a shared store learnt stays in it."""
 
-    def _tree(self, state: TrigramState, budget: Budget) -> GrownTree:
-        """The search's candidates, most visited first; empty for a text of one token or a pair that was never seen."""
+    def grow(self, state: TrigramState, budget: Budget) -> GrownTree:
+        """The search's candidates, most visited first, scored by their share of the parent's visits; empty for a text of one token or a pair that was never seen."""
         grown = GrownTree(state.tokens[-1], budget, self._eos)
         if len(state.tokens) < 2 or not min(budget.max_nodes, budget.max_depth):
             return grown
         request, levels = state.request, min(self.levels, budget.max_depth)
         with state.store.lock:
-            tokens, parents, _ = _search(
+            tokens, parents, visits = _search(
                 self.table.arrays,
                 state.store._arrays,
                 *state.tokens[-2:],
@@ -600,12 +610,12 @@ class TrigramDrafter:
                 request.sample,
                 len(state.tokens),
             )
-        grown.add_ranked(tokens.tolist(), parents.tolist())
+        grown.add_ranked(tokens.tolist(), parents.tolist(), _shares(parents, visits, self.iterations).tolist())
         return grown
 
     def propose(self, states: Sequence[TrigramState], budgets: Sequence[Budget]) -> Draft:
         """A searched tree for each row; see the module."""
-        return point_mass([self._tree(state, budget) for state, budget in zip(states, budgets, strict=True)])
+        return point_mass([self.grow(state, budget) for state, budget in zip(states, budgets, strict=True)])
 
     def observe(self, states: Sequence[TrigramState], outcome: Outcome, scores: Scores) -> list[TrigramState]:
         """Bump the triples of the last tokens."""
