@@ -29,6 +29,8 @@ DRAFTERS: dict[str, str] = {
     "trigram": "polydraft.drafters.trigram:TrigramDrafter",
     "suffix": "polydraft.drafters.suffix:SuffixDrafter",
     "retrieval": "polydraft.drafters.retrieval:RetrievalDrafter",
+    "lookahead": "polydraft.drafters.lookahead:LookaheadDrafter",
+    "phrases": "polydraft.drafters.phrases:PhraseDrafter",
     "mixture": "polydraft.drafters.mixture:MixtureDrafter",
 }
 """name -> "module:object", a class whose instances are `core.Drafter` and whose `methods` attribute lists what it can make."""

@@ -41,7 +41,20 @@ class TableModel:
         before = torch.tensor([[self.texts[s][-1] if self.texts[s] else 0] for s in slots])
         parents = tree.parents
         above = torch.where(parents >= 0, tree.tokens.gather(1, parents.clamp(min=0)), before)
-        return Scores(TokenTree(tree.tokens[:, since:], tree.parents[:, since:]), self.logits[above, tree.tokens][:, since:])
+        scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:])
+        return Scores(
+            scored, self.logits[above, tree.tokens][:, since:], aux_logits=None if aux is None else self._aux(tree, aux)
+        )
+
+    def _aux(self, tree, aux):
+        """The law after each auxiliary row's token and the last one that it sees a position before it."""
+        rows = []
+        for b in range(len(tree.tokens)):
+            for x, (token, at, node) in enumerate(zip(aux.inputs[b], aux.positions[b], aux.nodes[b], strict=True)):
+                seen = [int(t) for y, t in enumerate(aux.inputs[b]) if aux.mask[b, x, y] and aux.positions[b, y] == at - 1]
+                before = int(tree.tokens[b, node]) if at == 1 else seen[-1] if seen else 0
+                rows.append(self.logits[before, token])
+        return torch.stack(rows).unflatten(0, aux.inputs.shape)
 
     def commit(self, slots, outcome):
         for b, slot in enumerate(slots):

@@ -26,7 +26,7 @@ import numpy as np
 from numba import njit
 
 from polydraft import registry
-from polydraft.core import Budget, Draft, Drafter, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
+from polydraft.core import AuxRows, Budget, Draft, Drafter, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
 from polydraft.drafters import index_file
 from polydraft.drafters.growth import GrownTree, point_mass
 from polydraft.drafters.parts import Parts, Snapshot
@@ -356,6 +356,13 @@ class MixtureDrafter:
             state.nodes, state.taken, state.length = nodes, taken[:3], len(state.tokens)
             trees.append(grown)
         return point_mass(trees)
+
+    def aux(self, states: Sequence[MixtureState]) -> AuxRows | None:
+        """The auxiliary rows of the source that needs some."""
+        for i, source in enumerate(self.sources):
+            if "aux" in source.needs:
+                return source.aux([state.members[i] for state in states])  # type: ignore[attr-defined]
+        return None
 
     def observe(self, states: Sequence[MixtureState], outcome: Outcome, scores: Scores) -> list[MixtureState]:
         """Tell every source; learn which nodes were right, and whose the accepted ones are."""

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft import sampling
-from polydraft.core import Draft, Drafter, NoiseKey, Outcome, Scores, Target, Verifier
+from polydraft.core import AuxRows, Draft, Drafter, NoiseKey, Outcome, Scores, Target, Verifier
 from polydraft.engine import drafting
 from polydraft.engine.plan import Plan, remember, root_overlap
 from polydraft.engine.sequence import Sequence
@@ -72,16 +72,18 @@ class Stepper:
         )
         with watch.phase("drafting"):
             draft = replace(self._propose(sequences), noise=key)
+            extra = drafting.aux(self.drafter, sequences)
         slots = [s.slot for s in sequences if s.slot is not None]
         with watch.phase("scoring"):
             unique = dedup(draft.tree)
-            scored = self.target.score(slots, unique.tree)
+            scored = self.target.score(slots, unique.tree, aux=None if extra is None else _hung(unique, extra))
         with watch.phase("verifying"):
             probs = unique.expand(self._laws(sequences, scored))
             outcome = self.verifier(draft, probs).sample(key)
         with watch.phase("scoring"):
             self.target.commit(slots, _in(unique, outcome))
-        scores = Scores(draft.tree, unique.expand(scored.logits), {k: unique.expand(h) for k, h in scored.hidden.items()})
+        hidden = {k: unique.expand(h) for k, h in scored.hidden.items()}
+        scores = Scores(draft.tree, unique.expand(scored.logits), hidden, scored.aux_logits)
         with watch.phase("drafting"):
             if self.drafter is not None:
                 drafting.observe(self.drafter, sequences, outcome, scores)
@@ -119,6 +121,11 @@ class Stepper:
         for b, (s, kept) in enumerate(zip(sequences, outcome.num_accepted.tolist(), strict=True)):
             s.sample.stats.record(num_nodes=sum(d > 0 for d in deep[b]), depth=max(deep[b]), num_accepted=kept)
             remember(s, overlaps[b])
+
+
+def _hung(unique: Dedup, aux: AuxRows) -> AuxRows:
+    """The same auxiliary rows in terms of the scored tree's nodes."""
+    return aux if unique.same else replace(aux, nodes=unique.row.gather(1, aux.nodes))
 
 
 def _in(unique: Dedup, outcome: Outcome) -> Outcome:
