@@ -13,9 +13,9 @@ CERTAIN = 40.0
 
 
 class ReplayTarget:
-    """`core.Target` with one slot, whose law after the prompt is certain of the next token of `text`; uniform behind its end.
+    """`core.Target` with one slot, whose law is certain of the next token of `text` on the text, and uniform elsewhere.
 
-    Auxiliary rows are certain too: an idealised target, which knows its text from any position.
+    It has nothing to say about auxiliary rows and nodes off the text, so drafters that learn from those learn nothing of them.
 
     Example:
         >>> target = ReplayTarget(vocab_size=9)
@@ -34,25 +34,26 @@ class ReplayTarget:
 
     def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> Scores:
         self.lengths[0] += len(token_ids[0])
-        return Scores(TokenTree.roots(torch.tensor([token_ids[0][-1]])), self._rows([-1])[None])
+        root = TokenTree.roots(torch.tensor([token_ids[0][-1]]))
+        return Scores(root, torch.zeros(1, 1, self.vocab_size))
 
     def score(
         self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: AuxRows | None = None, since: int = 0
     ) -> Scores:
-        """Each node's row is certain of the token that follows its depth; off the text nothing is asked."""
-        depth = [0]
-        for parent in tree.parents[0, 1:].tolist():
-            depth.append(depth[parent] + 1 if parent >= 0 else 0)
-        extra = None if aux is None else self._rows(aux.positions[0].tolist())[None]
-        return Scores(tree, self._rows(depth)[None, since:], aux_logits=extra)
+        """One row for each node."""
+        rows, first = torch.zeros(1, tree.num_nodes, self.vocab_size), self.lengths[0] + 1
+        depth = [0] + [-1] * (tree.num_nodes - 1)  # of the nodes on the text
+        parents, tokens = tree.parents[0].tolist(), tree.tokens[0].tolist()
+        for n in range(tree.num_nodes):
+            at = first + depth[parents[n]] if n else first - 1
+            if n == 0 or (parents[n] >= 0 and depth[parents[n]] >= 0 and self._says(at) == tokens[n]):
+                depth[n] = at + 1 - first
+                if (following := self._says(at + 1)) >= 0:
+                    rows[0, n, following] = CERTAIN
+        return Scores(tree, rows[:, since:])
 
-    def _rows(self, offsets: Sequence[int]) -> torch.Tensor:
-        rows = torch.zeros(len(offsets), self.vocab_size)
-        for row, offset in enumerate(offsets):
-            at = self.lengths[0] + 1 + offset
-            if at < len(self.text):
-                rows[row, self.text[at]] = CERTAIN
-        return rows
+    def _says(self, at: int) -> int:
+        return self.text[at] if at < len(self.text) else -1
 
     def commit(self, slots: Sequence[int], outcome: Outcome) -> None:
         self.lengths[0] += 1 + int(outcome.num_accepted[0])

@@ -352,7 +352,7 @@ class MixtureDrafter:
         for state, budget, nodes in zip(states, budgets, self._nodes(states, budgets), strict=True):
             grown = GrownTree(state.tokens[-1], budget, self._eos)
             taken = state.calibration.select(nodes, budget)
-            grown.add_ranked(taken[0].tolist(), taken[1].tolist(), taken[3].tolist())
+            grown.add_ranked(taken[0], taken[1], taken[3])
             state.nodes, state.taken, state.length = nodes, taken[:3], len(state.tokens)
             trees.append(grown)
         return point_mass(trees)

@@ -315,7 +315,7 @@ class RetrievalDrafter:
         limits = (self.index.vocab_size, budget.max_nodes, budget.max_depth, budget.width)
         m, tried = _longest(*corpus, text, self.max_match, self.min_match), 0
         while m >= self.min_match and m != tried and not grown.full and grown.num_paths < budget.width:
-            grown.add_ranked(*(x.tolist() for x in _trie(*corpus, text, m, *limits)))
+            grown.add_ranked(*_trie(*corpus, text, m, *limits))
             m, tried = (m + 1) // 2, m
         return grown
 

@@ -193,7 +193,7 @@ class SuffixDrafter:
                 other, *theirs = _speculate(self.store.tree.arrays, self.store.tree.matches(tail), False, *limits)
             if other > score:
                 found = theirs
-        grown.add_ranked(*(x.tolist() for x in found))
+        grown.add_ranked(*found)
         return grown
 
     def propose(self, states: Sequence[SuffixState], budgets: Sequence[Budget]) -> Draft:

@@ -610,7 +610,7 @@ class TrigramDrafter:
                 request.sample,
                 len(state.tokens),
             )
-        grown.add_ranked(tokens.tolist(), parents.tolist(), _shares(parents, visits, self.iterations).tolist())
+        grown.add_ranked(tokens, parents, _shares(parents, visits, self.iterations))
         return grown
 
     def propose(self, states: Sequence[TrigramState], budgets: Sequence[Budget]) -> Draft:

@@ -55,7 +55,7 @@ def release(drafter: Drafter, sequences: Seq[Sequence]) -> None:
 
 def _checked(draft: Draft, roots: Int[Tensor, "B"], vocab_size: int) -> Draft:
     tree.check(draft.tree, vocab_size)
-    if not torch.equal(draft.tree.tokens[:, 0], roots):
+    if draft.tree.tokens[:, 0].tolist() != roots.tolist():
         raise InvalidInputError(
             f"a draft rooted at tokens {draft.tree.tokens[:, 0].tolist()} was proposed; expected the last committed tokens {roots.tolist()}."
         )
@@ -70,7 +70,7 @@ def propose(drafter: Drafter, sequences: Seq[Sequence], budgets: Seq[Budget], ro
 
     def ask(rows: list[int]) -> Draft:
         draft = drafter.propose([sequences[b].state for b in rows], [budgets[b] for b in rows])
-        return _checked(draft, roots[rows], vocab_size)
+        return _checked(draft, roots if len(rows) == len(roots) else roots[rows], vocab_size)
 
     try:
         draft = ask(live)
