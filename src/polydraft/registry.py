@@ -10,7 +10,7 @@ from typing import Any
 
 from polydraft.errors import unknown_name
 
-__all__ = ["DRAFTERS", "VERIFIERS", "drafter", "names", "verifier"]
+__all__ = ["DRAFTERS", "INDEXES", "VERIFIERS", "drafter", "index", "names", "verifier"]
 
 VERIFIERS: dict[str, str] = {
     "speculative": "polydraft.verifiers.token.speculative:speculative",
@@ -42,8 +42,20 @@ DRAFTERS: dict[str, str] = {
     "ngram": "polydraft.drafters.ngram:NgramDrafter",
     "tli": "polydraft.drafters.tli:TliDrafter",
     "slem": "polydraft.drafters.slem:SlemDrafter",
+    "trigram": "polydraft.drafters.trigram:TrigramDrafter",
+    "suffix": "polydraft.drafters.suffix:SuffixDrafter",
+    "retrieval": "polydraft.drafters.retrieval:RetrievalDrafter",
+    "lookahead": "polydraft.drafters.lookahead:LookaheadDrafter",
+    "phrases": "polydraft.drafters.phrases:PhraseDrafter",
+    "mixture": "polydraft.drafters.mixture:MixtureDrafter",
 }
 """name -> "module:object", a class whose instances are `core.Drafter` and whose `methods` attribute lists what it can make."""
+
+INDEXES: dict[str, str] = {
+    "trigram": "polydraft.drafters.trigram:TrigramTable",
+    "retrieval": "polydraft.drafters.retrieval:RetrievalIndex",
+}
+"""kind -> "module:object", a class with `build(documents, vocab_size, tokens_of=...)`, `save(path)` and `load(path)`."""
 
 
 @lru_cache(maxsize=1)
@@ -91,3 +103,15 @@ def drafter(name: str) -> Any:
         UnknownNameError: with the nearest known name.
     """
     return _load("drafter", DRAFTERS, name)
+
+
+def index(kind: str) -> Any:
+    """The class of that kind of corpus index, imported now.
+
+    Raises:
+        UnknownNameError: with the nearest known kind.
+    """
+    if kind not in INDEXES:
+        raise unknown_name("kind of index", kind, INDEXES)
+    module, _, attribute = INDEXES[kind].partition(":")
+    return getattr(import_module(module), attribute)

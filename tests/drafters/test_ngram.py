@@ -52,7 +52,7 @@ def test_the_index_grown_token_by_token_equals_a_rescan_of_the_text(prompt, outp
     for token in output:
         [state] = emit(drafter, [state], 0, token)
     assert state.tokens == prompt + output
-    assert list(drafter._places(state)) == brute_force_places(prompt + output, max(a, b), min(a, b))
+    assert [at for _, at in drafter._places(state)] == brute_force_places(prompt + output, max(a, b), min(a, b))
 
 
 @settings(max_examples=200, deadline=None)

@@ -13,6 +13,7 @@ class TableModel:
         self.logits = sharp * torch.randn(V, V, V, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         self.eos_token_ids = ()
         self.texts = [[] for _ in range(max_num_seqs)]
+        self._scored = {}
         self.passes = 0
 
     class _Lengths:
@@ -36,16 +37,29 @@ class TableModel:
 
     def score(self, slots, tree, *, hidden=(), aux=None, since=0):
         self.passes += 1
-        self._tree = tree
+        self._scored |= dict(zip(slots, tree.tokens.tolist(), strict=True))
         before = torch.tensor([[self.texts[s][-1] if self.texts[s] else 0] for s in slots])
         parents = tree.parents
         above = torch.where(parents >= 0, tree.tokens.gather(1, parents.clamp(min=0)), before)
-        return Scores(TokenTree(tree.tokens[:, since:], tree.parents[:, since:]), self.logits[above, tree.tokens][:, since:])
+        scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:])
+        return Scores(
+            scored, self.logits[above, tree.tokens][:, since:], aux_logits=None if aux is None else self._aux(tree, aux)
+        )
+
+    def _aux(self, tree, aux):
+        """The law after each auxiliary row's token and the last one that it sees a position before it."""
+        rows = []
+        for b in range(len(tree.tokens)):
+            for x, (token, at, node) in enumerate(zip(aux.inputs[b], aux.positions[b], aux.nodes[b], strict=True)):
+                seen = [int(t) for y, t in enumerate(aux.inputs[b]) if aux.mask[b, x, y] and aux.positions[b, y] == at - 1]
+                before = int(tree.tokens[b, node]) if at == 1 else seen[-1] if seen else 0
+                rows.append(self.logits[before, token])
+        return torch.stack(rows).unflatten(0, aux.inputs.shape)
 
     def commit(self, slots, outcome):
         for b, slot in enumerate(slots):
             nodes = [0, *outcome.path[b, : outcome.num_accepted[b]].tolist()]
-            self.texts[slot] += [int(self._tree.tokens[b, n]) for n in nodes]
+            self.texts[slot] += [self._scored[slot][n] for n in nodes]
 
     def release(self, slots):
         for slot in slots:

@@ -56,6 +56,10 @@ def generate(
     num_paths: Annotated[
         int | None, typer.Option(help="Drafted paths per step; planned without it.", rich_help_panel=_DRAFTS)
     ] = None,
+    index: Annotated[
+        list[Path] | None,
+        typer.Option(help="File of `polydraft index build` for the drafter; several for a mixture.", rich_help_panel=_DRAFTS),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to emit.", rich_help_panel=_SAMPLING)] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_SAMPLING)] = 1.0,
     top_p: Annotated[float, typer.Option(help="In (0, 1].", rich_help_panel=_SAMPLING)] = 1.0,
@@ -107,6 +111,7 @@ def generate(
         "verifier": verifier,
         "depth": depth,
         "num_paths": num_paths,
+        "drafter_options": {} if not index else {"index": index[0] if len(index) == 1 else index},
         "dtype": dtype,
         "device": device,
         "backend": backend,

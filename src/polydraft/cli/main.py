@@ -13,6 +13,7 @@ from polydraft.cli.bench import bench
 from polydraft.cli.demo import demo
 from polydraft.cli.doctor import doctor
 from polydraft.cli.generate import generate
+from polydraft.cli.index import app as index
 from polydraft.cli.limits import limits
 from polydraft.cli.methods import methods
 from polydraft.errors import PolydraftError
@@ -48,6 +49,7 @@ app.command()(bench)
 app.command()(limits)
 app.command()(methods)
 app.command()(doctor)
+app.add_typer(index, name="index")
 
 
 def _version(wanted: bool) -> None:

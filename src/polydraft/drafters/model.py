@@ -14,7 +14,6 @@ Depth and width are fixed before the first draw of a round; no drawn token is ev
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 
 import numpy as np
 import torch
@@ -23,8 +22,8 @@ from torch import Tensor
 
 from polydraft import noise, sampling
 from polydraft import tree as trees
-from polydraft.core import Budget, Draft, Method, NoiseKey, Outcome, Request, Scores, SiblingLaw, Target, TreeShape
-from polydraft.drafters.parts import Parts
+from polydraft.core import Budget, Draft, Method, NoiseKey, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
+from polydraft.drafters.parts import Parts, Snapshot
 from polydraft.errors import CapacityError, InvalidInputError, unknown_name
 from polydraft.models.llama import CompiledLlama
 from polydraft.models.proposal import propose_paths
@@ -113,6 +112,7 @@ class ModelDrafter:
         self.model, self.kind, self.info = model, kind, KINDS[kind]
         self._stop_ids = tuple(stop_ids)
         self._free = list(range(model.max_num_seqs))[::-1]
+        self._proposed: dict[int, TokenTree] = {}  # by slot: what the cache holds behind the committed tokens
         self._compiled = isinstance(model, CompiledLlama) and kind in ("paths", "chain", "coupled")
 
     @classmethod
@@ -140,6 +140,7 @@ class ModelDrafter:
     def release(self, states: Sequence[ModelState]) -> None:
         """Give the slots back."""
         for state in states:
+            self._proposed.pop(state.slot, None)
             self.model.release([state.slot])
             self._free.append(state.slot)
 
@@ -156,11 +157,16 @@ class ModelDrafter:
         keys = [s.request.seed for s in states], [s.request.sample for s in states], [len(s.context) for s in states]
         if max(depth for _, depth in sizes) == 0:
             return self._empty(states)
-        return self._compiled_paths(states, sizes, keys) if self._compiled else self._grow(states, sizes, NoiseKey.of(*keys))
+        draft = self._compiled_paths(states, sizes, keys) if self._compiled else self._grow(states, sizes, NoiseKey.of(*keys))
+        for b, s in enumerate(states):
+            if sizes[b][1]:
+                self._proposed[s.slot] = TokenTree(draft.tree.tokens[b : b + 1], draft.tree.parents[b : b + 1])
+        return draft
 
     def _rewind(self, states: Sequence[ModelState]) -> None:
         """Forget what an unobserved proposal left in the cache, so that proposing is repeatable."""
         for s in states:
+            self._proposed.pop(s.slot, None)
             cached = len(s.context) - len(s.pending)
             if self.model.lengths[s.slot] > cached:
                 self.model.lengths[s.slot] = cached
@@ -211,21 +217,30 @@ class ModelDrafter:
         return growth.draft(self._shape(max(w for w, _ in sizes)))
 
     def observe(self, states: Sequence[ModelState], outcome: Outcome, scores: Scores) -> list[ModelState]:
-        """Keep the cache rows of the accepted path; see `core.Drafter.observe`."""
+        """Keep the cache rows of the proposal that agree with what was emitted; see `core.Drafter.observe`.
+
+        The scored tree may be another than the one proposed, as in a mixture.
+        """
         new: list[ModelState] = []
-        emitted, paths = outcome.emitted(scores.tree), outcome.path.tolist()
-        first, parents = trees.first_copies(scores.tree).tolist(), scores.tree.parents.tolist()
-        for b, s in enumerate(states):
-            inner = {first[b][n] for n in parents[b] if n >= 0}  # contexts that were fed to the model: they have children
-            tokens = s.context + tuple(emitted[b])
-            if not inner:
-                new.append(replace(s, context=tokens, pending=s.pending + tuple(emitted[b])))
-                continue
-            nodes = [first[b][n] for n in paths[b] if n >= 0]
-            fed = list(takewhile(inner.__contains__, nodes))
-            self._keep(s, fed)
-            new.append(replace(s, context=tokens, pending=tokens[len(s.context) + len(fed) :]))
+        for s, emitted in zip(states, outcome.emitted(scores.tree), strict=True):
+            tokens = s.context + tuple(emitted)
+            tree = self._proposed.pop(s.slot, None)
+            if tree is None:
+                new.append(replace(s, context=tokens, pending=s.pending + tuple(emitted)))
+            else:
+                fed = _fed_path(tree, emitted)
+                self._keep(s, fed)
+                new.append(replace(s, context=tokens, pending=tokens[len(s.context) + len(fed) :]))
         return new
+
+    def snapshot(self, state: ModelState) -> Snapshot:
+        """The committed tokens; the cache is filled again from them."""
+        return {"tokens": np.array(state.context)}
+
+    def restore(self, request: Request, snapshot: Snapshot) -> ModelState:
+        """The state that drafts as the one of the snapshot; see `parts.Resumable`."""
+        (state,) = self.start([replace(request, prompt_token_ids=tuple(snapshot["tokens"].tolist()))])
+        return replace(state, request=request)
 
     def _keep(self, s: ModelState, fed: list[int]) -> None:
         root = len(s.context) - 1
@@ -235,6 +250,23 @@ class ModelDrafter:
         self.model.lengths[s.slot] = root
         path = torch.tensor([fed], dtype=torch.int64).reshape(1, len(fed))
         self.model.commit([s.slot], Outcome(path, torch.tensor([len(fed)]), torch.zeros(1, dtype=torch.int64)))
+
+
+def _fed_path(tree: TokenTree, emitted: Sequence[int]) -> list[int]:
+    """Nodes of a proposal on the emitted path whose rows are in the cache: those that have children, each at its first copy.
+
+    tree: one row.  emitted: the last token is the next root and is never among them.
+    """
+    first, parents = trees.first_copies(tree)[0].tolist(), tree.parents[0].tolist()
+    below = {(first[parents[n]], int(tree.tokens[0, n])): n for n in range(1, len(parents)) if parents[n] >= 0 and first[n] == n}
+    inner = {first[parent] for parent in parents if parent > 0}
+    path, node = [], 0
+    for token in emitted[:-1]:
+        node = below.get((node, token), -1)
+        if node not in inner:
+            break
+        path.append(node)
+    return path
 
 
 class _Growth:

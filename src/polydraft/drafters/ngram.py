@@ -11,11 +11,11 @@ Deterministic: there is no q, so drafts are POINT_MASS. A continuation may run i
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import torch
+import numpy as np
 
-from polydraft import tree as trees
 from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
-from polydraft.drafters.parts import Parts
+from polydraft.drafters.growth import GrownTree, point_mass
+from polydraft.drafters.parts import Parts, Snapshot
 from polydraft.errors import InvalidInputError
 
 __all__ = ["NgramDrafter", "NgramState"]
@@ -94,47 +94,37 @@ class NgramDrafter:
                     del found[0]
             state.tokens.append(token)
 
-    def _places(self, state: NgramState) -> Iterator[int]:
-        """Where a suffix of the text was followed before: longest suffix first, then the latest place."""
+    def _places(self, state: NgramState) -> Iterator[tuple[int, int]]:
+        """(length, place) where a suffix of the text was followed before: longest suffix first, then the latest place."""
         length = len(state.tokens)
         for n in range(min(self.max_ngram, length), self.min_ngram - 1, -1):
-            yield from reversed(state.places.get(tuple(state.tokens[length - n :]), ()))
+            yield from ((n, at) for at in reversed(state.places.get(tuple(state.tokens[length - n :]), ())))
 
-    def _continuation(self, state: NgramState, at: int, depth: int) -> list[int]:
-        tokens = state.tokens[at : at + depth]
-        ends = [i for i, token in enumerate(tokens) if token in self._eos]
-        return tokens[: ends[0] + 1] if ends else tokens
-
-    def _tree(self, state: NgramState, budget: Budget) -> tuple[list[int], list[int]]:
-        """(tokens, parents): continuations merged by prefix; the first ones make the paths, later ones may lengthen them."""
-        tokens, parents = [state.tokens[-1]], [-1]
-        child: dict[tuple[int, int], int] = {}
-        inner: set[int] = set()
-        paths = 0
-        for at in self._places(state):
-            node = 0
-            for token in self._continuation(state, at, budget.max_depth):
-                if (node, token) not in child:
-                    opens_path = node == 0 or node in inner
-                    if len(tokens) > budget.max_nodes:
-                        return tokens, parents
-                    if opens_path and paths == budget.width:
-                        break
-                    paths += opens_path
-                    inner.add(node)
-                    child[node, token] = len(tokens)
-                    tokens.append(token)
-                    parents.append(node)
-                node = child[node, token]
-        return tokens, parents
+    def grow(self, state: NgramState, budget: Budget) -> GrownTree:
+        """Continuations merged by prefix; the first ones make the paths, later ones may lengthen them; scores grow with the match."""
+        grown = GrownTree(state.tokens[-1], budget, self._eos)
+        for n, at in self._places(state):
+            if grown.full:
+                break
+            grown.add_path(state.tokens[at : at + budget.max_depth], score=1 - 0.6**n)
+        return grown
 
     def propose(self, states: Sequence[NgramState], budgets: Sequence[Budget]) -> Draft:
         """Continuations of the known suffixes, within each budget; an unknown suffix gives an empty row."""
-        tree = trees.pad([self._tree(state, budget) for state, budget in zip(states, budgets, strict=True)])
-        return Draft(tree, SiblingLaw.POINT_MASS, TreeShape.GROWN, None, torch.full_like(tree.tokens, -1))
+        return point_mass([self.grow(state, budget) for state, budget in zip(states, budgets, strict=True)])
 
     def observe(self, states: Sequence[NgramState], outcome: Outcome, scores: Scores) -> list[NgramState]:
         """Index what was emitted."""
         for state, tokens in zip(states, outcome.emitted(scores.tree), strict=True):
             self._extend(state, tokens)
         return list(states)
+
+    def snapshot(self, state: NgramState) -> Snapshot:
+        """The text; its index is made again."""
+        return {"tokens": np.array(state.tokens)}
+
+    def restore(self, request: Request, snapshot: Snapshot) -> NgramState:
+        """The state that drafts as the one of the snapshot; see `parts.Resumable`."""
+        state = NgramState([])
+        self._extend(state, snapshot["tokens"].tolist())
+        return state

@@ -1,12 +1,17 @@
-"""What an engine offers to a drafter that is made by name."""
+"""What an engine offers to a drafter that is made by name, and what a drafter may offer beyond `core.Drafter`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from polydraft.core import Target
+import numpy as np
 
-__all__ = ["Parts"]
+from polydraft.core import Request, Target
+
+__all__ = ["Parts", "Resumable", "Snapshot"]
+
+Snapshot = dict[str, np.ndarray]
+"""A request's drafter state as plain arrays, to be stored with safetensors or npz."""
 
 
 @dataclass(frozen=True)
@@ -22,3 +27,11 @@ class Parts:
     tokenizer: Any
     eos_token_ids: Sequence[int]
     draft_tokenizer: Any = None
+
+
+class Resumable(Protocol):
+    """A drafter whose states can be saved: the restored state drafts exactly as the saved one would have."""
+
+    def snapshot(self, state: Any) -> Snapshot: ...
+
+    def restore(self, request: Request, snapshot: Snapshot) -> Any: ...

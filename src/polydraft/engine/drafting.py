@@ -13,11 +13,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from polydraft import tree
-from polydraft.core import Budget, Draft, Drafter, Outcome, Request, Scores, TokenTree
+from polydraft.core import AuxRows, Budget, Draft, Drafter, Outcome, Request, Scores, TokenTree
 from polydraft.engine.sequence import Sequence
 from polydraft.errors import DrafterWarning
 
-__all__ = ["observe", "propose", "release", "start"]
+__all__ = ["aux", "observe", "propose", "release", "start"]
 
 
 def _switch_off(drafter: Drafter, sequence: Sequence, error: Exception) -> None:
@@ -94,6 +94,25 @@ def _spread(draft: Draft, rows: list[int], roots: Int[Tensor, "B"]) -> Draft:
     return Draft(trees, draft.law, draft.shape, probs, place(draft.rows, -1))
 
 
+def aux(drafter: Drafter | None, sequences: Seq[Sequence]) -> AuxRows | None:
+    """The auxiliary rows that the drafter wants in the target's pass; sequences whose drafting is off get idle ones."""
+    live = [b for b, s in enumerate(sequences) if s.drafting]
+    if drafter is None or "aux" not in drafter.needs or not live:
+        return None
+    try:
+        rows = drafter.aux([sequences[b].state for b in live])  # type: ignore[attr-defined]
+    except Exception as error:
+        for b in live:
+            _switch_off(drafter, sequences[b], error)
+        return None
+    if rows is None or len(live) == len(sequences):
+        return rows
+    index = torch.tensor(live)
+    idle = (x.new_zeros(len(sequences), *x.shape[1:]) for x in (rows.inputs, rows.positions, rows.nodes, rows.mask))
+    given = (rows.inputs, rows.positions, rows.nodes, rows.mask)
+    return AuxRows(*(x.index_copy(0, index, y) for x, y in zip(idle, given, strict=True)))
+
+
 def observe(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
     """Tell the drafter what the round kept."""
     live = [b for b, s in enumerate(sequences) if s.drafting]
@@ -115,4 +134,5 @@ def _some(rows: list[int], outcome: Outcome, scores: Scores) -> tuple[Outcome, S
     index = torch.tensor(rows)
     kept = Outcome(outcome.path[index], outcome.num_accepted[index], outcome.token[index])
     trees = TokenTree(scores.tree.tokens[index], scores.tree.parents[index])
-    return kept, Scores(trees, scores.logits[index], {layer: states[index] for layer, states in scores.hidden.items()})
+    extra = None if scores.aux_logits is None else scores.aux_logits[index]
+    return kept, Scores(trees, scores.logits[index], {layer: states[index] for layer, states in scores.hidden.items()}, extra)

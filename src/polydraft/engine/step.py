@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft import sampling
-from polydraft.core import Draft, Drafter, Law, NoiseKey, Outcome, SamplingParams, Scores, Target, Verifier
+from polydraft.core import AuxRows, Draft, Drafter, Law, NoiseKey, Outcome, SamplingParams, Scores, Target, Verifier
 from polydraft.engine import drafting
 from polydraft.engine.plan import Plan
 from polydraft.engine.sequence import Sequence
@@ -85,10 +85,11 @@ class Stepper:
             draft = self._propose(sequences)
             if self.verifier.info.shared_noise:
                 draft = replace(draft, noise=key)
+            extra = drafting.aux(self.drafter, sequences)
         slots = [s.slot for s in sequences if s.slot is not None]
         with watch.phase("scoring"):
             unique = dedup(draft.tree)
-            scored = self.target.score(slots, unique.tree)
+            scored = self.target.score(slots, unique.tree, aux=None if extra is None else _hung(unique, extra))
             if self.tie_margin is not None:
                 scored = rescored(self.target, scored, sequences, self.tie_margin, tuple(self.stop_ids))
         with watch.phase("verifying"):
@@ -96,7 +97,8 @@ class Stepper:
             outcome, processed = self._verify(sequences, draft, unique, scored, key, params)
         with watch.phase("scoring"):
             self.target.commit(slots, _in(unique, outcome))
-        scores = Scores(draft.tree, unique.expand(scored.logits), {k: unique.expand(h) for k, h in scored.hidden.items()})
+        hidden = {k: unique.expand(h) for k, h in scored.hidden.items()}
+        scores = Scores(draft.tree, unique.expand(scored.logits), hidden, scored.aux_logits)
         with watch.phase("drafting"):
             if self.drafter is not None:
                 drafting.observe(self.drafter, sequences, outcome, scores)
@@ -159,6 +161,11 @@ class Stepper:
                 if parent >= 0:
                     deep.append(deep[parent] + 1)
             s.sample.stats.record(num_nodes=len(deep) - 1, depth=max(deep), num_accepted=kept[b])
+
+
+def _hung(unique: Dedup, aux: AuxRows) -> AuxRows:
+    """The same auxiliary rows in terms of the scored tree's nodes."""
+    return aux if unique.same else replace(aux, nodes=unique.row.gather(1, aux.nodes))
 
 
 def _in(unique: Dedup, outcome: Outcome) -> Outcome:

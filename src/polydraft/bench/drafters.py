@@ -1,0 +1,285 @@
+"""Drafters that need no training, measured against each other at one node budget.
+
+Three workloads, each in two ways:
+
+    python   the middle of modules that neither the embedded target nor an index has seen
+    edits    a function, then the same function with a name changed, to be copied
+    chat     turns of a conversation about one subject
+
+    written  the embedded target continues the prompt, at the given temperature
+    replayed the text itself goes on: a target that is certain of it (no pass of a model, so its milliseconds are the drafter's)
+
+Stores that outlive a request (`+store`) start empty and see the requests of one workload one after the other: a session.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from polydraft import registry
+from polydraft.bench.replay import ReplayTarget
+from polydraft.core import Drafter, SamplingParams, Target
+from polydraft.drafters.index_file import fingerprint
+from polydraft.drafters.parts import Parts
+from polydraft.drafters.retrieval import RetrievalIndex
+from polydraft.drafters.suffix import SuffixStore
+from polydraft.drafters.trigram import TrigramStore, TrigramTable
+from polydraft.engine.api import Engine
+from polydraft.engine.plan import FixedPlan
+from polydraft.errors import InvalidInputError
+from polydraft.models import load, pair
+from polydraft.train import corpus
+
+__all__ = ["CONTENDERS", "WORKLOADS", "Bench", "Contender", "Row", "Task"]
+
+WORKLOADS = ("python", "edits", "chat")
+WAYS = ("written", "replayed")
+
+CHAT = """
+How do I keep tomatoes from splitting? | Tomatoes split when they take up a lot of water after a dry spell. Water them a little every day instead of a lot once a week, and put straw around the plants so that the soil stays moist. | And what if it rains a lot? | When it rains a lot you cannot keep the soil from getting wet, but you can pick the tomatoes a little earlier. Tomatoes that are picked early do not split, and they go on to ripen on a window sill. | Which tomatoes split least? | Small tomatoes split less than large ones, and tomatoes with a thick skin split less than those with a thin skin.
+What is the difference between a process and a thread? | A process has its own memory. A thread shares the memory of its process with the other threads of the process. It is cheap to start a thread and expensive to start a process. | When should I use a process? | Use a process when the work must not share memory, or when the interpreter lets only one thread run at a time. Use a thread when the work mostly waits, for a file or for the network. | Can a thread outlive its process? | No. When a process ends, all the threads of the process end with it.
+Plan a weekend in a small town by the sea. | On Saturday morning walk along the beach to the lighthouse. At noon eat fish at the harbour. In the afternoon visit the museum, and in the evening listen to music at the harbour. | And on Sunday? | On Sunday morning take the boat to the island. At noon eat at the island. In the afternoon walk along the beach, and in the evening take the train home. | What if it rains? | If it rains on Saturday, visit the museum in the morning and the library in the afternoon. If it rains on Sunday, do not take the boat to the island; visit the lighthouse instead.
+Explain compound interest to a child. | Imagine that you have ten coins. Each year the bank gives you one coin for every ten coins that you have. After one year you have eleven coins. After two years you have a little more than twelve coins, because the bank also gives you something for the coin that it gave you before. | Is it the same with twenty coins? | Yes. Each year the bank gives you one coin for every ten coins that you have, so after one year you have twenty-two coins. After two years you have a little more than twenty-four coins. | So what should I do? | Leave the coins at the bank, because the bank also gives you something for the coins that it gave you before.
+How do I make bread? | Mix flour, water, salt and yeast. Knead the dough for ten minutes. Let the dough rest for an hour. Shape the dough, let it rest for half an hour and bake it for forty minutes. | Can I make it without yeast? | Yes. Mix flour, water, salt and baking soda. Do not knead the dough and do not let the dough rest. Shape the dough and bake it for forty minutes. | How do I know that it is done? | Knock on the bottom of the bread. If it sounds hollow, the bread is done. If it does not sound hollow, bake it for ten more minutes.
+What does a compiler do? | A compiler reads a program in one language and writes the same program in another language. First it reads the text of the program, then it checks the meaning of the program, then it writes the program in the other language. | And an interpreter? | An interpreter reads a program and runs it. First it reads the text of the program, then it checks the meaning of the program, then it runs the program, line by line. | Which one is faster? | A program that a compiler wrote is faster than a program that an interpreter runs, because the compiler reads the text of the program only once.
+"""
+"""Conversations of our own, a line each, turns separated by |."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A prompt and the text that goes on from it, as token ids."""
+
+    prompt: list[int]
+    rest: list[int]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A drafter under a name. options: of its `build`, made anew for each session.  needs_draft: a smaller model."""
+
+    name: str
+    drafter: str
+    options: Callable[["Bench"], dict[str, Any]] = lambda bench: {}
+    model: bool = False
+
+
+@dataclass
+class Row:
+    """One contender on one workload in one way. steps[r]: tokens emitted by each step of request r."""
+
+    contender: str
+    workload: str
+    way: str
+    steps: list[list[int]] = field(default_factory=list[list[int]])
+    drafting_ms: float = 0.0
+    step_ms: float = 0.0
+    accepted_by_source: dict[str, int] = field(default_factory=dict[str, int])
+    store_bytes: int = 0
+
+    @property
+    def tokens_per_call(self) -> float:
+        return float(sum(map(sum, self.steps)) / max(1, sum(map(len, self.steps))))
+
+    def error(self, draws: int = 200) -> float:
+        """Standard error of tokens per call, by drawing requests anew."""
+        rng = np.random.default_rng(0)
+        tokens, calls = np.array([sum(s) for s in self.steps]), np.array([len(s) for s in self.steps])
+        picks = rng.integers(0, len(tokens), (draws, len(tokens)))
+        return float((tokens[picks].sum(1) / calls[picks].sum(1)).std())
+
+    def curve(self, window: int) -> list[float]:
+        """Tokens per call in each window of emitted tokens of a request, all requests together."""
+        tokens: dict[int, int] = {}
+        calls: dict[int, int] = {}
+        for steps in self.steps:
+            for at, count in zip(np.cumsum([0, *steps[:-1]]).tolist(), steps, strict=True):
+                tokens[at // window] = tokens.get(at // window, 0) + count
+                calls[at // window] = calls.get(at // window, 0) + 1
+        return [tokens[w] / calls[w] for w in sorted(calls)]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "contender": self.contender,
+            "workload": self.workload,
+            "way": self.way,
+            "tokens_per_call": self.tokens_per_call,
+            "error": self.error(),
+            "drafting_ms": self.drafting_ms,
+            "step_ms": self.step_ms,
+            "accepted_by_source": self.accepted_by_source,
+            "store_bytes": self.store_bytes,
+            "curve": self.curve(64),
+            "by_request": [sum(s) / max(1, len(s)) for s in self.steps],
+        }
+
+
+CONTENDERS: tuple[Contender, ...] = (
+    Contender("ngram", "ngram"),
+    Contender("suffix", "suffix"),
+    Contender("suffix+store", "suffix", lambda bench: {"store": SuffixStore()}),
+    Contender("trigram static", "trigram", lambda bench: {"index": bench.trigrams, "bump": 0.0}),
+    Contender("trigram", "trigram", lambda bench: {"index": bench.trigrams}),
+    Contender("trigram c1=0", "trigram", lambda bench: {"index": bench.trigrams, "c1": 0.0}),
+    Contender("trigram+store", "trigram", lambda bench: {"index": bench.trigrams, "store": TrigramStore(1 << 16)}),
+    Contender("retrieval", "retrieval", lambda bench: {"index": bench.retrieval}),
+    Contender("lookahead", "lookahead"),
+    Contender("phrases:pool", "phrases:pool"),
+    Contender("phrases", "phrases", model=True),
+    Contender("model:top_k", "model:top_k", model=True),
+    Contender("mixture suffix,trigram", "mixture", lambda bench: {"sources": ["suffix", bench.with_index("trigram")]}),
+    Contender(
+        "mixture of all",
+        "mixture",
+        lambda bench: {"sources": ["ngram", "suffix", bench.with_index("trigram"), bench.with_index("retrieval")]},
+    ),
+)
+
+
+class Bench:
+    """The embedded target, indexes over the standard library without what is held out, and the workloads.
+
+    nodes, depth, width: the budget of every draft.  num_tokens: of each continuation.  num_requests: of each workload.
+    index_bytes: of the corpus of the indexes.
+    """
+
+    def __init__(
+        self,
+        *,
+        nodes: int = 16,
+        depth: int = 8,
+        width: int = 4,
+        num_tokens: int = 256,
+        num_requests: int = 8,
+        temperature: float = 1.0,
+        index_bytes: int = 2_000_000,
+    ) -> None:
+        self.plan = FixedPlan(depth, width, nodes)
+        self.num_tokens, self.num_requests, self.temperature, self.index_bytes = (
+            num_tokens,
+            num_requests,
+            temperature,
+            index_bytes,
+        )
+        self.tokenizer = load.load_tokenizer(str(pair.target_folder()))
+        self.target = load.load_model(str(pair.target_folder()), max_num_seqs=1)
+        self.target.vocab_size = load.num_token_ids(self.tokenizer, self.target.vocab_size)
+
+    def encode(self, text: str) -> list[int]:
+        return load.encode(self.tokenizer, text)
+
+    @cached_property
+    def sources(self) -> corpus.Corpus:
+        return corpus.select([next(corpus.installed_sources())], max_package_bytes=self.index_bytes // 3, seed=0)
+
+    @cached_property
+    def documents(self) -> list[list[int]]:
+        """Token ids of the files that the indexes are made of."""
+        return [self.encode(d.text) for d in self.sources.train]
+
+    @cached_property
+    def trigrams(self) -> TrigramTable:
+        return TrigramTable.build(self.documents, self.target.vocab_size, tokens_of=fingerprint(self.tokenizer))
+
+    @cached_property
+    def retrieval(self) -> RetrievalIndex:
+        return RetrievalIndex.build(self.documents, self.target.vocab_size, tokens_of=fingerprint(self.tokenizer))
+
+    def with_index(self, name: str) -> tuple[str, dict[str, Any]]:
+        """A source of a mixture."""
+        return name, {"index": {"trigram": self.trigrams, "retrieval": self.retrieval}[name]}
+
+    @cached_property
+    def draft_model(self) -> Target:
+        model = load.load_model(str(pair.draft_folder()), max_num_seqs=1)
+        model.vocab_size = self.target.vocab_size
+        return model
+
+    def tasks(self, workload: str) -> list[Task]:
+        """Prompts of this workload.
+
+        Raises:
+            InvalidInputError: no such workload.
+        """
+        made = {"python": self._python, "edits": self._edits, "chat": self._chat}
+        if workload not in made:
+            raise InvalidInputError(f"workload {workload!r} was given; expected one of {', '.join(WORKLOADS)}.")
+        return list(made[workload]())[: self.num_requests]
+
+    def _texts(self) -> Iterator[list[int]]:
+        """Held-out modules of the standard library, the longest first, then their later parts."""
+        ids = sorted((self.encode(d.text) for d in self.sources.held_out), key=len, reverse=True)
+        part = 256 + self.num_tokens
+        for skip in range(0, 1 << 20, 2 * part):
+            found = [x[skip : skip + part] for x in ids if len(x) >= skip + part]
+            if not found:
+                return
+            yield from found
+
+    def _python(self) -> Iterator[Task]:
+        for ids in self._texts():
+            yield Task(ids[:256], ids[256:])
+
+    def _edits(self) -> Iterator[Task]:
+        """A part of a module, and the part again with its commonest long name changed."""
+        for ids in self._texts():
+            text = self.tokenizer.decode(ids[: self.num_tokens])
+            names = re.findall(r"\b[a-z_]{4,}\b", text)
+            if names:
+                name = max(sorted(set(names)), key=names.count)
+                begin = self.encode(f"{text}\n\n# the same with {name} called {name}_2\n")
+                again = self.encode(re.sub(rf"\b{name}\b", f"{name}_2", text))
+                yield Task(begin + again[:16], again[16:][: self.num_tokens])
+
+    def _chat(self) -> Iterator[Task]:
+        for line in CHAT.strip().splitlines():
+            turns = [f"{who}: {turn.strip()}\n" for who, turn in zip("QA" * 9, line.split("|"), strict=False)]
+            ids, prompt = self.encode("".join(turns)), self.encode("".join(turns[:2]))
+            yield Task(ids[: len(prompt)], ids[len(prompt) :][: self.num_tokens])
+
+    def drafter(self, contender: Contender, target: Target) -> Drafter:
+        """A fresh one, with fresh stores."""
+        draft = self.draft_model if contender.model else None
+        name, _, kind = contender.drafter.partition(":")
+        given = {**contender.options(self), **({"kind": kind} if kind else {})}
+        return registry.drafter(name).build(Parts(target, draft, self.tokenizer, ()), **given)
+
+    def run(self, contender: Contender, workload: str, way: str) -> Row:
+        """One session: all requests of a workload, one after the other, after one to compile what is used."""
+        target = self.target if way == "written" else ReplayTarget(self.target.vocab_size)
+        row, tasks = Row(contender.name, workload, way), self.tasks(workload)
+        self._play(Engine.of(target, drafter=self.drafter(contender, target), plan=self.plan), tasks[:1], Row("", "", way))
+        drafter = self.drafter(contender, target)
+        self._play(Engine.of(target, drafter=drafter, plan=self.plan), tasks, row)
+        row.store_bytes = getattr(getattr(drafter, "store", None), "num_bytes", 0)
+        return row
+
+    def _play(self, engine: Engine, tasks: Sequence[Task], row: Row) -> None:
+        seconds, drafting, calls = 0.0, 0.0, 0
+        for seed, task in enumerate(tasks):
+            if isinstance(engine.target, ReplayTarget):
+                engine.target.text = task.prompt + task.rest
+            params = SamplingParams(
+                temperature=self.temperature if row.way == "written" else 0.0,
+                max_tokens=len(task.rest) if row.way == "replayed" else self.num_tokens,
+                ignore_eos=True,
+                seed=seed,
+            )
+            steps, sample = [], None
+            for output in engine.stream(task.prompt, params):
+                sample = output.sample
+                steps.append(len(output.token_ids))
+                for origin in output.origins:
+                    row.accepted_by_source[origin.source] = row.accepted_by_source.get(origin.source, 0) + 1
+            if sample is None or sample.stats.drafter_error:
+                raise RuntimeError(f"{row.contender} failed: {sample and sample.stats.drafter_error}")
+            row.steps.append(steps)
+            spent = sample.stats.seconds
+            seconds += sum(spent.values()) - spent["prefill"]
+            drafting += spent["drafting"]
+            calls += sample.stats.target_calls
+        row.drafting_ms, row.step_ms = 1e3 * drafting / max(1, calls), 1e3 * seconds / max(1, calls)

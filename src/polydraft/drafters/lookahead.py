@@ -1,0 +1,207 @@
+"""Lookahead decoding: the target refines guesses of its own future beside each pass, and what they become is drafted.
+
+Fu, Bailis, Stoica & Zhang 2024, "Break the sequential dependency of LLM inference using lookahead decoding" (arXiv 2402.02057).
+
+    W  columns: how far ahead      N  length of an n-gram      level r of column w is a guess for position 1 + w + r
+    window  N - 1 levels of W guesses, level r + 1 made from level r by the target
+
+1. The window rides along in the target's pass as auxiliary rows: row (r, w) sees the text, level 0 up to column w, and levels
+   1..r of its own column. Real rows never see it and it is never committed.
+2. The target's argmax behind the top level of column w completes an n-gram, from its level 0 upwards; it enters the pool under
+   its first token. The levels move down by one, which is one position; k accepted tokens move the columns by k more.
+3. The pool's latest phrases of the last token are the next draft's paths, and go on phrase by phrase.
+
+Lossless: guesses and pool come from passes that are over; drafts are POINT_MASS. The argmaxes decide nothing that is emitted.
+Beyond the paper: n-grams of prompt and output enter the pool too (`read_text`). New columns are tokens of the text, drawn with the
+DRAFT stream. Without auxiliary rows (a target that has none) the pool lives of the text alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from polydraft.core import AuxRows, Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
+from polydraft.drafters.growth import GrownTree, point_mass
+from polydraft.drafters.parts import Parts, Snapshot
+from polydraft.drafters.pool import PhrasePool
+from polydraft.errors import InvalidInputError
+from polydraft.noise import Stream, uniform_at
+
+__all__ = ["LookaheadDrafter", "LookaheadState", "Window"]
+
+
+@dataclass
+class Window:
+    """The guesses of one request. guesses: [N - 1, W] token ids.
+
+    Example:
+        >>> window = Window(np.array([[1, 2], [3, 4]]))
+        >>> window.positions.tolist()
+        [1, 2, 2, 3]
+        >>> window.advance(np.array([5, 6]), 0, [])
+        [(1, 3, 5), (2, 4, 6)]
+        >>> window.guesses.tolist()
+        [[3, 4], [5, 6]]
+    """
+
+    guesses: np.ndarray
+
+    @property
+    def positions(self) -> np.ndarray:
+        """[(N - 1) W] below the root, level by level."""
+        levels, columns = self.guesses.shape
+        return (1 + np.arange(columns)[None] + np.arange(levels)[:, None]).ravel()
+
+    @property
+    def mask(self) -> np.ndarray:
+        """[X, X] what each row sees of the others: level 0 up to its column, then its own column."""
+        levels, columns = self.guesses.shape
+        r, w = np.divmod(np.arange(levels * columns), columns)
+        return ((r == 0) & (w <= w[:, None])) | ((w == w[:, None]) & (r <= r[:, None]))
+
+    def advance(self, best: np.ndarray, num_accepted: int, new: Sequence[int]) -> list[tuple[int, ...]]:
+        """The n-grams that the target's argmaxes behind the top level complete; the window moves on by the emitted tokens.
+
+        best: [W].  new: tokens for the columns that come in, level by level; (N - 1) * min(W, num_accepted) of them.
+        """
+        grid = np.concatenate([self.guesses, best[None]])
+        found = [tuple(column) for column in grid.T.tolist()]
+        moved, columns = grid[1:], grid.shape[1]
+        shift = min(num_accepted, columns)
+        filled = np.array(new, np.int64).reshape(len(moved), shift)
+        self.guesses = np.concatenate([moved[:, shift:], filled], 1)
+        return found
+
+
+@dataclass
+class LookaheadState:
+    """One request: its text, its window and the pool that it uses."""
+
+    request: Request
+    tokens: list[int]
+    window: Window
+    pool: PhrasePool
+
+
+class LookaheadDrafter:
+    """Lookahead decoding.
+
+    columns, ngram: W and N of the module; (N - 1) W rows are added to each pass.  per_token: phrases kept of a token.
+    pool: shared by all requests, if they may learn from each other.  read_text: n-grams of the text enter the pool.
+    eos_token_ids: nothing is drafted behind one.
+
+    Raises:
+        InvalidInputError: columns below 1, ngram below 2, or a pool of phrases of another length.
+
+    Example:
+        >>> from polydraft.core import SamplingParams
+        >>> drafter = LookaheadDrafter(columns=2, ngram=3)
+        >>> states = drafter.start([Request("r", (5, 6, 7, 8, 5), SamplingParams(), seed=0)])
+        >>> drafter.propose(states, [Budget(max_nodes=3, max_depth=3)]).tree.tokens.tolist()
+        [[5, 6, 7, 8]]
+        >>> drafter.aux(states).positions.tolist()
+        [[1, 2, 2, 3]]
+    """
+
+    info = Method(
+        name="lookahead",
+        title="Lookahead decoding",
+        authors="Fu et al.",
+        year=2024,
+        arxiv="2402.02057",
+        laws=frozenset({SiblingLaw.POINT_MASS}),
+        shapes=frozenset({TreeShape.GROWN}),
+    )
+    methods = (info,)
+    needs: frozenset[str] = frozenset({"aux"})
+
+    def __init__(
+        self,
+        *,
+        columns: int = 4,
+        ngram: int = 4,
+        per_token: int = 8,
+        pool: PhrasePool | None = None,
+        read_text: bool = True,
+        eos_token_ids: Sequence[int] = (),
+    ) -> None:
+        if columns < 1 or ngram < 2:
+            raise InvalidInputError(f"columns={columns} and ngram={ngram} were given; expected columns >= 1 and ngram >= 2.")
+        if pool is not None and pool.length != ngram - 1:
+            raise InvalidInputError(f"a pool of phrases of {pool.length} was given; expected {ngram - 1}, one less than ngram.")
+        self.columns, self.ngram, self.per_token, self.pool, self.read_text = columns, ngram, per_token, pool, read_text
+        self._eos = frozenset(eos_token_ids)
+        PhrasePool(ngram - 1, per_token)
+
+    @classmethod
+    def build(cls, parts: Parts, **options: Any) -> "LookaheadDrafter":
+        """For the engine: end drafts at its end-of-sequence ids; options as the constructor."""
+        return cls(eos_token_ids=parts.eos_token_ids, **options)
+
+    def start(self, requests: Sequence[Request]) -> list[LookaheadState]:
+        """Read the prompts; guess tokens of them."""
+        states = []
+        for request in requests:
+            tokens = list(request.prompt_token_ids)
+            levels = self.ngram - 1
+            drawn = _drawn(request, tokens, levels * self.columns)
+            pool = PhrasePool(levels, self.per_token) if self.pool is None else self.pool
+            state = LookaheadState(request, tokens, Window(np.array(drawn).reshape(levels, self.columns)), pool)
+            if self.read_text:
+                pool.read(tokens)
+            states.append(state)
+        return states
+
+    def release(self, states: Sequence[LookaheadState]) -> None:
+        """Nothing to give back; what a shared pool learnt stays in it."""
+
+    def grow(self, state: LookaheadState, budget: Budget) -> GrownTree:
+        """The latest phrases of the last token, each going on phrase by phrase."""
+        grown = GrownTree(state.tokens[-1], budget, self._eos)
+        state.pool.lengthen(grown, state.pool.hang(grown, 0, budget.width))
+        return grown
+
+    def propose(self, states: Sequence[LookaheadState], budgets: Sequence[Budget]) -> Draft:
+        """Phrases of the pool for each row; a token without any gives an empty row."""
+        return point_mass([self.grow(state, budget) for state, budget in zip(states, budgets, strict=True)])
+
+    def aux(self, states: Sequence[LookaheadState]) -> AuxRows:
+        """The windows, as rows of the next pass of the target."""
+        windows = [state.window for state in states]
+        inputs = torch.from_numpy(np.stack([w.guesses.ravel() for w in windows]))
+        positions, mask = (torch.from_numpy(x).expand(len(states), *x.shape) for x in (windows[0].positions, windows[0].mask))
+        return AuxRows(inputs, positions, torch.zeros_like(inputs), mask)
+
+    def observe(self, states: Sequence[LookaheadState], outcome: Outcome, scores: Scores) -> list[LookaheadState]:
+        """Complete n-grams with the target's argmaxes, and move the windows on."""
+        best = None if scores.aux_logits is None else scores.aux_logits[:, -self.columns :].argmax(-1).cpu().numpy()
+        for b, (state, tokens) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
+            before = len(state.tokens)
+            state.tokens += tokens
+            if best is not None:
+                shift = min(len(tokens) - 1, self.columns)
+                drawn = _drawn(state.request, state.tokens, shift * (self.ngram - 1))
+                for first, *rest in state.window.advance(best[b], len(tokens) - 1, drawn):
+                    state.pool.add(first, rest)
+            if self.read_text:
+                state.pool.read(state.tokens, before)
+        return list(states)
+
+    def snapshot(self, state: LookaheadState) -> Snapshot:
+        """Text, window and the request's own pool; a shared pool is saved by its owner."""
+        own = {"pool": state.pool.to_array()} if self.pool is None else {}
+        return {"tokens": np.array(state.tokens), "window": state.window.guesses.copy(), **own}
+
+    def restore(self, request: Request, snapshot: Snapshot) -> LookaheadState:
+        """The state that drafts as the one of the snapshot; see `parts.Resumable`."""
+        pool = PhrasePool(self.ngram - 1, self.per_token).fill(snapshot["pool"]) if self.pool is None else self.pool
+        return LookaheadState(request, snapshot["tokens"].tolist(), Window(snapshot["window"].copy()), pool)
+
+
+def _drawn(request: Request, tokens: Sequence[int], count: int) -> list[int]:
+    """Tokens of the text, drawn with the DRAFT stream at its length."""
+    uniforms = (uniform_at(request.seed, request.sample, len(tokens), int(Stream.DRAFT), i) for i in range(count))
+    return [tokens[int(u * len(tokens))] for u in uniforms]

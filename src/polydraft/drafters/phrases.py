@@ -1,0 +1,239 @@
+"""Ouroboros: phrases that the target has written or corrected speed a small model up and lengthen its draft.
+
+Zhao, Huang, Han, Xiao, Liu & Sun 2024, "Ouroboros" (arXiv 2402.13720, EMNLP 2024).
+
+    pool  token -> the latest phrases of L tokens after it      gamma  tokens of the small model's draft      K  phrases at its end
+
+1. Draft by phrases: the small model scores its last token with the pool's phrases behind it in one pass, follows its own argmaxes
+   through them, and so may draft several tokens a pass.
+2. Lengthen: the K latest phrases of the last drafted token hang on it; each sees the text and the draft, not the others.
+3. Learn from the verification: for each discarded node, the target's argmaxes from there on, as far as they agree with the nodes
+   below it, and one further; the phrases tested, rewritten with the target's argmaxes; and the text itself.
+
+Only tokens that are committed or that the target put there enter the pool. Phrases of fewer than L tokens are not stored.
+Lossless: all is decided before the pass that verifies it; the tree is POINT_MASS. Without a small model the pool drafts alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, Target, TreeShape
+from polydraft.drafters.growth import GrownTree, point_mass
+from polydraft.drafters.parts import Parts, Snapshot
+from polydraft.drafters.pool import PhrasePool
+from polydraft.errors import CapacityError, InvalidInputError
+
+__all__ = ["PhraseDrafter", "PhraseState"]
+
+
+@dataclass
+class PhraseState:
+    """One request: its text and the pool that it uses; with a small model its slot, and how many committed tokens are in it.
+
+    drafted: tokens of the last draft behind the committed ones in the slot.  passes, made: of the small model; for measuring.
+    """
+
+    tokens: list[int]
+    pool: PhrasePool
+    slot: int = -1
+    fed: int = 0
+    drafted: tuple[int, ...] = ()
+    passes: int = 0
+    made: int = 0
+
+
+class PhraseDrafter:
+    """Ouroboros, or with model=None the phrase pool alone.
+
+    model: a smaller one with as many slots as requests run at once.  length: L.  per_token: phrases kept of a token.
+    num_phrases: K, and the phrases that the small model tests in a pass.
+    pool: shared by all requests, if they may learn from each other.  eos_token_ids: nothing is drafted behind one.
+    speed_up, extend, learn: steps 1 to 3 of the module, to be switched off for comparison.
+
+    Raises:
+        InvalidInputError: counts below 1, or a pool of phrases of another length.
+
+    Example:
+        >>> from polydraft.core import SamplingParams
+        >>> drafter = PhraseDrafter(length=2)
+        >>> states = drafter.start([Request("r", (5, 6, 7, 8, 5), SamplingParams(), seed=0)])
+        >>> drafter.propose(states, [Budget(max_nodes=4, max_depth=4)]).tree.tokens.tolist()
+        [[5, 6, 7, 8, 5]]
+    """
+
+    info = Method(
+        name="phrases",
+        title="Phrases that the target corrected",
+        authors="Zhao et al.",
+        year=2024,
+        arxiv="2402.13720",
+        laws=frozenset({SiblingLaw.POINT_MASS}),
+        shapes=frozenset({TreeShape.GROWN}),
+    )
+    methods = (info,)
+    needs: frozenset[str] = frozenset()
+
+    def __init__(
+        self,
+        model: Target | None = None,
+        *,
+        length: int = 3,
+        per_token: int = 20,
+        num_phrases: int = 3,
+        pool: PhrasePool | None = None,
+        speed_up: bool = True,
+        extend: bool = True,
+        learn: bool = True,
+        eos_token_ids: Sequence[int] = (),
+    ) -> None:
+        if min(length, per_token, num_phrases) < 1:
+            raise InvalidInputError(
+                f"length={length}, per_token={per_token} and num_phrases={num_phrases} were given; expected at least 1 each."
+            )
+        if pool is not None and pool.length != length:
+            raise InvalidInputError(f"a pool of phrases of {pool.length} was given; expected length={length}.")
+        self.model, self.length, self.per_token, self.num_phrases, self.pool = model, length, per_token, num_phrases, pool
+        self.speed_up, self.extend, self.learn, self._eos = speed_up, extend, learn, frozenset(eos_token_ids)
+        self._free = [] if model is None else list(range(model.max_num_seqs))[::-1]
+
+    @classmethod
+    def build(cls, parts: Parts, *, kind: str = "", **options: Any) -> "PhraseDrafter":
+        """For the engine: with its draft model, if it has one; "phrases:pool" leaves that out. Options as the constructor.
+
+        Raises:
+            InvalidInputError: another kind.
+        """
+        if kind not in ("", "pool"):
+            raise InvalidInputError(f"phrases:{kind} was given; expected phrases, or phrases:pool for the pool without a model.")
+        return cls(None if kind else parts.draft_model, eos_token_ids=parts.eos_token_ids, **options)
+
+    def start(self, requests: Sequence[Request]) -> list[PhraseState]:
+        """Read the prompts.
+
+        Raises:
+            CapacityError: more requests at a time than the small model has slots.
+        """
+        states = []
+        for request in requests:
+            tokens = list(request.prompt_token_ids)
+            state = PhraseState(tokens, PhrasePool(self.length, self.per_token) if self.pool is None else self.pool)
+            state.pool.read(tokens)
+            if self.model is not None:
+                if not self._free:
+                    raise CapacityError(
+                        f"{len(requests)} requests were started; the draft model has {self.model.max_num_seqs} slots. Raise max_num_seqs."
+                    )
+                state.slot = self._free.pop()
+            states.append(state)
+        return states
+
+    def release(self, states: Sequence[PhraseState]) -> None:
+        """Give the slots back."""
+        for state in states:
+            if self.model is not None and state.slot >= 0:
+                self.model.release([state.slot])
+                self._free.append(state.slot)
+                state.slot = -1
+
+    def _draft(self, state: PhraseState, gamma: int) -> list[int]:
+        """Step 1: at least gamma tokens that the small model would write greedily, several a pass where a phrase is right."""
+        model, slots = self.model, [state.slot]
+        if model is None or gamma < 1:
+            return []
+        model.lengths[state.slot] = state.fed
+        if state.fed < len(state.tokens) - 1:
+            model.prefill(slots, [state.tokens[state.fed : -1]])
+            state.fed = len(state.tokens) - 1
+        drafted: list[int] = []
+        while len(drafted) < gamma and not (drafted and drafted[-1] in self._eos):
+            last, left = drafted[-1] if drafted else state.tokens[-1], gamma - len(drafted)
+            tested = GrownTree(last, Budget(self.num_phrases * self.length, left, self.num_phrases), self._eos)
+            if self.speed_up:
+                state.pool.hang(tested, 0, self.num_phrases)
+            draft = point_mass([tested])
+            best = model.score(slots, draft.tree).logits[0].argmax(-1).tolist()
+            path, node = [], 0
+            while (child := tested.child(node, best[node])) > 0:
+                path.append(child)
+                node = child
+            model.commit(
+                slots,
+                Outcome(torch.tensor([path], dtype=torch.int64).reshape(1, -1), torch.tensor([len(path)]), torch.tensor([0])),
+            )
+            drafted += [*(tested.tokens[n] for n in path), best[node]]
+            state.passes += 1
+        state.made += len(drafted)
+        return drafted
+
+    def grow(self, state: PhraseState, budget: Budget) -> GrownTree:
+        """The small model's chain with the pool's phrases at its end; without a model, phrase by phrase."""
+        grown = GrownTree(state.tokens[-1], budget, self._eos)
+        if not min(budget.max_nodes, budget.max_depth):
+            return grown
+        if self.model is None:
+            state.pool.lengthen(grown, state.pool.hang(grown, 0, budget.width))
+            return grown
+        room = min(self.length, budget.max_depth // 2) if self.extend else 0
+        chain = self._draft(state, max(1, min(budget.max_depth - room, budget.max_nodes)))
+        state.drafted = tuple(chain)
+        end = grown.add_path(chain)
+        if self.extend:
+            state.pool.hang(grown, end, self.num_phrases)
+        return grown
+
+    def propose(self, states: Sequence[PhraseState], budgets: Sequence[Budget]) -> Draft:
+        """A chain with phrases, or phrases alone, for each row."""
+        return point_mass([self.grow(state, budget) for state, budget in zip(states, budgets, strict=True)])
+
+    def observe(self, states: Sequence[PhraseState], outcome: Outcome, scores: Scores) -> list[PhraseState]:
+        """Learn from the target's argmaxes and from the text; keep what is right of the small model's cache."""
+        best = scores.logits.argmax(-1).tolist() if self.learn else []
+        tokens, parents = scores.tree.tokens.tolist(), scores.tree.parents.tolist()
+        paths = outcome.path.tolist()
+        for b, (state, new) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
+            if self.learn:
+                _learn(state.pool, tokens[b], parents[b], best[b], {0, *paths[b]})
+            if self.model is not None:
+                kept = 0
+                while kept < min(len(new), len(state.drafted)) - 1 and new[kept] == state.drafted[kept]:
+                    kept += 1
+                state.fed = min(int(self.model.lengths[state.slot]), len(state.tokens) + kept)
+                state.drafted = ()
+            before = len(state.tokens)
+            state.tokens += new
+            state.pool.read(state.tokens, before)
+        return list(states)
+
+    def snapshot(self, state: PhraseState) -> Snapshot:
+        """The text and the request's own pool; a shared pool is saved by its owner, the cache is filled again."""
+        return {"tokens": np.array(state.tokens), **({"pool": state.pool.to_array()} if self.pool is None else {})}
+
+    def restore(self, request: Request, snapshot: Snapshot) -> PhraseState:
+        """The state that drafts as the one of the snapshot; see `parts.Resumable`."""
+        (state,) = self.start([request])
+        state.tokens = snapshot["tokens"].tolist()
+        if self.pool is None:
+            state.pool = PhrasePool(self.length, self.per_token).fill(snapshot["pool"])
+        return state
+
+
+def _learn(pool: PhrasePool, tokens: Sequence[int], parents: Sequence[int], best: Sequence[int], kept: set[int]) -> None:
+    """Step 3 for one row. best: the target's argmax behind each node.  kept: the root and the accepted nodes."""
+    child = {(parent, tokens[n]): n for n, parent in enumerate(parents) if parent >= 0}
+    for n, parent in enumerate(parents):
+        if parent < 0 or n in kept:
+            continue
+        phrase, at = [best[n]], child.get((n, best[n]))
+        while at is not None and len(phrase) < pool.length:
+            phrase.append(best[at])
+            at = child.get((at, best[at]))
+        pool.add(tokens[n], phrase)
+        rewritten, up = [], n  # the last `length` nodes above and at n, each replaced by the argmax before it
+        while parents[up] >= 0 and len(rewritten) < pool.length:
+            up = parents[up]
+            rewritten.append(best[up])
+        pool.add(tokens[up], rewritten[::-1])

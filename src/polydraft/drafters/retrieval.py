@@ -1,0 +1,338 @@
+"""REST: what followed the same words in a corpus, found in a suffix array, counted in a trie.
+
+He, Zhong, Cai, Lee & He 2023, "REST: retrieval-based speculative decoding" (arXiv 2311.08252).
+
+    m  length of the longest end of the text, at most `max_match`, that occurs in the corpus      n(s)  its occurrences
+
+1. The suffixes of the corpus are sorted, so that the occurrences of a string are neighbours, and those of its continuations
+   are neighbours within them: the trie of what follows is a division of one interval, and every count a difference.
+2. The trie's nodes of largest n(match + path) make the draft, best first, as far as the budget goes; where there are paths left,
+   matches of half the length fill them, and so on. Of the children of a node those with less than 1/32 of its occurrences may be missed.
+
+Lossless: the draft is a function of the committed text and a fixed corpus; counts are scores, never a q: POINT_MASS.
+Trap: drawing again from p after a failed match, or once for each path, as the released code does, is biased.
+Suffixes are sorted by their first 32 tokens, so `max_match` plus the depth of a draft is at most 32. No match and no
+continuation crosses from one document into the next.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
+from polydraft.drafters import index_file
+from polydraft.drafters.growth import GrownTree, point_mass
+from polydraft.drafters.parts import Parts, Snapshot
+from polydraft.errors import InvalidInputError
+
+__all__ = ["RetrievalDrafter", "RetrievalIndex", "RetrievalState"]
+
+VERSION = 1
+SORTED = 32
+"""Tokens by which the suffixes are sorted."""
+PROBES = 32
+"""Places of an interval that are looked at for its children."""
+
+
+@dataclass(frozen=True)
+class RetrievalIndex:
+    """A corpus and its suffix array, which may be mapped from a file.
+
+    tokens: [T] uint16 (int32 for a vocabulary beyond 65,534), each document followed by the id `vocab_size`.
+    order: [T] uint32, places of the suffixes in the order of their first 32 tokens.
+    Memory: 6 bytes a token, or 8; while it is built about 40.
+
+    Example:
+        >>> index = RetrievalIndex.build([[1, 2, 3, 1, 2, 4], [1, 2, 3]], vocab_size=5)
+        >>> index.count([1, 2]), index.count([1, 2, 3]), index.count([4, 1])
+        (3, 2, 0)
+    """
+
+    tokens: np.ndarray
+    order: np.ndarray
+    vocab_size: int
+    tokens_of: str = ""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.tokens.nbytes + self.order.nbytes
+
+    @classmethod
+    def build(cls, documents: Iterable[Sequence[int]], vocab_size: int, *, tokens_of: str = "") -> "RetrievalIndex":
+        """Sort a corpus. documents: token ids.  tokens_of: fingerprint of the tokenizer, see `index_file.fingerprint`.
+
+        Raises:
+            InvalidInputError: no token at all, ids outside the vocabulary, or more than 2^32 tokens.
+        """
+        kind = np.uint16 if vocab_size < 65_535 else np.int32
+        parts: list[np.ndarray] = []
+        for number, document in enumerate(documents):
+            new = np.asarray(document, np.int64)
+            index_file.check_tokens(new, vocab_size, f"document {number} of the corpus")
+            if len(new):
+                parts.append(np.append(new, vocab_size).astype(kind))
+        if not parts:
+            raise InvalidInputError("an empty corpus was given; expected a document of at least one token.")
+        tokens = np.concatenate(parts)
+        if len(tokens) >= 1 << 32:
+            raise InvalidInputError(f"a corpus of {len(tokens)} tokens was given; expected fewer than 2^32. Split it.")
+        tokens.flags.writeable = False
+        return cls(tokens, _sorted_suffixes(tokens), vocab_size, tokens_of)
+
+    def save(self, path: str | Path) -> None:
+        """Write the index; see `index_file.save`."""
+        arrays = {"tokens": self.tokens, "order": self.order}
+        index_file.save(path, "retrieval", VERSION, arrays, vocab_size=self.vocab_size, tokens_of=self.tokens_of)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "RetrievalIndex":
+        """Map an index from a file.
+
+        Raises:
+            InvalidInputError: not such an index, truncated, or with places or ids that cannot be.
+        """
+        found = index_file.load(path, "retrieval", VERSION)
+        index = cls(found.arrays["tokens"], found.arrays["order"], found.vocab_size, found.tokens_of)
+        index_file.check_tokens(index.tokens, index.vocab_size + 1, Path(path).name)
+        if len(index.order) != len(index.tokens) or (len(index.order) and index.order.max() >= len(index.tokens)):
+            raise InvalidInputError(f"{Path(path).name!r} holds places outside its corpus; build the index again.")
+        return index
+
+    def count(self, tokens: Sequence[int]) -> int:
+        """Occurrences of a string of 1 to 32 tokens."""
+        low, high = _interval(self.tokens, self.order, np.asarray(tokens, np.int64), 0)
+        return int(high - low)
+
+
+def _sorted_suffixes(tokens: np.ndarray) -> np.ndarray:
+    """Places in the order of the 32 tokens that begin there, by doubling (Manber & Myers 1993); equal ones by place."""
+    rank = np.unique(tokens, return_inverse=True)[1].astype(np.int64) + 1
+    order, width = np.argsort(rank, kind="stable"), 1
+    while width < SORTED and rank[order[-1]] < len(tokens):
+        key = rank * (len(tokens) + 1)
+        key[:-width] += rank[width:]
+        order = np.argsort(key, kind="stable")
+        rank[order] = np.cumsum(np.append(True, key[order[1:]] != key[order[:-1]]))
+        width *= 2
+    order = order.astype(np.uint32)
+    order.flags.writeable = False
+    return order
+
+
+@njit(cache=True)
+def _at(tokens, order, i, offset):  # pragma: no cover - compiled
+    """The token at an offset into the i-th suffix; -1 behind the end."""
+    place = np.int64(order[i]) + offset
+    return np.int64(tokens[place]) if place < len(tokens) else np.int64(-1)
+
+
+@njit(cache=True)
+def _bound(tokens, order, text, begin, above):  # pragma: no cover - compiled
+    """The first suffix that is not below text[begin:], or (above) that is above all its continuations."""
+    low, high = 0, len(order)
+    while low < high:
+        middle = (low + high) // 2
+        below = above
+        for k in range(len(text) - begin):
+            t = _at(tokens, order, middle, k)
+            if t != text[begin + k]:
+                below = t < text[begin + k]
+                break
+        if below:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit(cache=True)
+def _interval(tokens, order, text, begin):  # pragma: no cover - compiled
+    return _bound(tokens, order, text, begin, False), _bound(tokens, order, text, begin, True)
+
+
+@njit(cache=True)
+def _edge(tokens, order, low, high, offset, token, above):  # pragma: no cover - compiled
+    """The first suffix in low .. high whose token at the offset is not below `token`, or (above) is above it."""
+    while low < high:
+        middle = (low + high) // 2
+        t = _at(tokens, order, middle, offset)
+        if t < token or (above and t == token):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit(cache=True)
+def _longest(tokens, order, text, most, least):  # pragma: no cover - compiled
+    """Length of the longest end of the text that occurs, within the bounds; 0 if there is none. Ends of ends occur too."""
+    low, high = least - 1, min(most, len(text))
+    while low < high:
+        m = (low + high + 1) // 2
+        begin, end = _interval(tokens, order, text, len(text) - m)
+        if begin < end:
+            low = m
+        else:
+            high = m - 1
+    return low if low >= least else 0
+
+
+@njit(cache=True)
+def _trie(tokens, order, text, m, separator, max_nodes, max_depth, width):  # pragma: no cover - compiled
+    """(token, parent, share of the parent's occurrences) of the most frequent continuations of the last m tokens."""
+    room = (PROBES + 1) * (max_nodes + 1)
+    low, high, level, above = (
+        np.empty(room, np.int64),
+        np.empty(room, np.int64),
+        np.empty(room, np.int64),
+        np.empty(room, np.int64),
+    )
+    token, share, open_ = np.empty(room, np.int64), np.empty(room), np.zeros(room, np.bool_)
+    taken_token, taken_parent = np.empty(max_nodes, np.int64), np.empty(max_nodes, np.int64)
+    taken_share, inner = np.empty(max_nodes), np.zeros(max_nodes, np.bool_)
+    size, num, paths, parent, depth = 0, 0, 0, -1, 0
+    begin, end = _interval(tokens, order, text, len(text) - m)
+    while True:
+        if depth < max_depth and m + depth < SORTED:
+            total, offset, i = end - begin, m + depth, begin
+            step = max(1, total // PROBES)
+            probe = begin
+            while probe < end:
+                t = _at(tokens, order, probe, offset)
+                last = _edge(tokens, order, probe + 1, end, offset, t, True)
+                if t >= 0 and t != separator:
+                    first = _edge(tokens, order, i, probe, offset, t, False)
+                    low[size], high[size], level[size], above[size] = first, last, depth + 1, parent
+                    token[size], share[size], open_[size] = t, (last - first) / total, True
+                    size += 1
+                i = last
+                probe = max(last, probe + step)
+        if num == max_nodes:
+            break
+        take = -1
+        for c in range(size):
+            if open_[c] and (take < 0 or high[c] - low[c] > high[take] - low[take]):
+                opens_path = above[c] < 0 or inner[above[c]]
+                if not opens_path or paths < width:
+                    take = c
+        if take < 0:
+            break
+        open_[take] = False
+        paths += above[take] < 0 or inner[above[take]]
+        if above[take] >= 0:
+            inner[above[take]] = True
+        taken_token[num], taken_parent[num], taken_share[num] = token[take], above[take], share[take]
+        begin, end, depth, parent = low[take], high[take], level[take], num
+        num += 1
+    return taken_token[:num], taken_parent[:num], taken_share[:num]
+
+
+@dataclass
+class RetrievalState:
+    """One request: its text."""
+
+    tokens: list[int]
+
+
+class RetrievalDrafter:
+    """REST over a corpus's index.
+
+    max_match, min_match: longest and shortest end of the text that is looked up.  eos_token_ids: nothing is drafted behind one.
+
+    Raises:
+        InvalidInputError: unless 1 <= min_match <= max_match <= 31.
+
+    Example:
+        >>> from polydraft.core import SamplingParams
+        >>> drafter = RetrievalDrafter(RetrievalIndex.build([[1, 2, 3, 4, 5]], vocab_size=9))
+        >>> states = drafter.start([Request("r", (7, 1, 2), SamplingParams(), seed=0)])
+        >>> drafter.propose(states, [Budget(max_nodes=4, max_depth=4)]).tree.tokens.tolist()
+        [[2, 3, 4, 5]]
+    """
+
+    info = Method(
+        name="retrieval",
+        title="Retrieval from a corpus",
+        authors="He et al.",
+        year=2023,
+        arxiv="2311.08252",
+        laws=frozenset({SiblingLaw.POINT_MASS}),
+        shapes=frozenset({TreeShape.GROWN}),
+    )
+    methods = (info,)
+    needs: frozenset[str] = frozenset()
+
+    def __init__(
+        self, index: RetrievalIndex, *, max_match: int = 16, min_match: int = 2, eos_token_ids: Sequence[int] = ()
+    ) -> None:
+        if not 1 <= min_match <= max_match < SORTED:
+            raise InvalidInputError(
+                f"min_match={min_match} and max_match={max_match} were given; expected 1 <= min_match <= max_match < {SORTED}."
+            )
+        self.index, self.max_match, self.min_match = index, max_match, min_match
+        self._eos = frozenset(eos_token_ids)
+
+    @classmethod
+    def build(cls, parts: Parts, *, index: str | Path | RetrievalIndex | None = None, **options: Any) -> "RetrievalDrafter":
+        """For the engine. index: one, or a file of `polydraft index build --kind retrieval`; other options as the constructor.
+
+        Raises:
+            InvalidInputError: no index, or a file that is none.
+            IncompatibleError: an index of another tokenizer.
+        """
+        if index is None:
+            raise InvalidInputError(
+                "the retrieval drafter was asked for without an index; expected a file of `polydraft index build --kind retrieval`. "
+                "Give it with --index, or drafter_options={'index': ...}."
+            )
+        made = index if isinstance(index, RetrievalIndex) else RetrievalIndex.load(index)
+        index_file.check_vocabulary(
+            "the retrieval index", made.vocab_size, made.tokens_of, parts.target.vocab_size, parts.tokenizer
+        )
+        return cls(made, eos_token_ids=parts.eos_token_ids, **options)
+
+    def start(self, requests: Sequence[Request]) -> list[RetrievalState]:
+        """Remember the prompts."""
+        return [RetrievalState(list(request.prompt_token_ids)) for request in requests]
+
+    def release(self, states: Sequence[RetrievalState]) -> None:
+        """Nothing to give back."""
+
+    def grow(self, state: RetrievalState, budget: Budget) -> GrownTree:
+        """Continuations of the longest match, then of shorter ones; the share of the occurrences is the score."""
+        grown = GrownTree(state.tokens[-1], budget, self._eos)
+        if not min(budget.max_nodes, budget.max_depth):
+            return grown
+        text, corpus = np.array(state.tokens[-self.max_match :]), (self.index.tokens, self.index.order)
+        limits = (self.index.vocab_size, budget.max_nodes, budget.max_depth, budget.width)
+        m, tried = _longest(*corpus, text, self.max_match, self.min_match), 0
+        while m >= self.min_match and m != tried and not grown.full and grown.num_paths < budget.width:
+            grown.add_ranked(*_trie(*corpus, text, m, *limits))
+            m, tried = (m + 1) // 2, m
+        return grown
+
+    def propose(self, states: Sequence[RetrievalState], budgets: Sequence[Budget]) -> Draft:
+        """The top of the trie for each row; a text whose end is not in the corpus gives an empty row."""
+        return point_mass([self.grow(state, budget) for state, budget in zip(states, budgets, strict=True)])
+
+    def observe(self, states: Sequence[RetrievalState], outcome: Outcome, scores: Scores) -> list[RetrievalState]:
+        """Append what was emitted."""
+        for state, tokens in zip(states, outcome.emitted(scores.tree), strict=True):
+            state.tokens += tokens
+        return list(states)
+
+    def snapshot(self, state: RetrievalState) -> Snapshot:
+        """The text."""
+        return {"tokens": np.array(state.tokens)}
+
+    def restore(self, request: Request, snapshot: Snapshot) -> RetrievalState:
+        """The state that drafts as the one of the snapshot; see `parts.Resumable`."""
+        return RetrievalState(snapshot["tokens"].tolist())

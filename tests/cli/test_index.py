@@ -1,0 +1,98 @@
+"""`polydraft index build`: what it writes and what it refuses."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from polydraft import registry
+from polydraft.cli.main import EXIT_STATUS, app
+from polydraft.drafters.index_file import fingerprint
+from polydraft.models import load, pair
+
+
+def run(*given):
+    return CliRunner().invoke(app, ["index", "build", *map(str, given)])
+
+
+def line(*given):
+    found = run(*given)
+    assert found.exit_code == EXIT_STATUS, found.output
+    (said,) = [x for x in found.stderr.splitlines() if x.startswith("error: ")]
+    return said
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    folder = tmp_path / "corpus"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "a.py").write_text("for i in range(10):\n    print(i)\n" * 5, encoding="utf-8")
+    (folder / "inner" / "b.py").write_text("for j in range(20):\n    print(j)\n", encoding="utf-8")
+    (folder / "empty.py").write_text("", encoding="utf-8")
+    (folder / ".hidden").write_bytes(b"\xff")
+    return folder
+
+
+@pytest.mark.parametrize("kind", registry.INDEXES)
+def test_an_index_is_built_from_a_folder_and_used_by_generate(kind, corpus, tmp_path):
+    found = run(corpus, "--kind", kind, "--out", tmp_path / "i")
+    assert found.exit_code == 0, found.output
+    assert f"{kind} index of 3 files" in found.stdout
+    made = registry.index(kind).load(tmp_path / "i")
+    assert (made.vocab_size, made.tokens_of) == (2048, fingerprint(load.load_tokenizer(str(pair.target_folder()))))
+    given = ["generate", "for i in range(", "--drafter", kind, "--index", str(tmp_path / "i"), "--max-tokens", "8", "--json"]
+    used = CliRunner().invoke(app, given)
+    assert used.exit_code == 0, used.output
+    stats = json.loads(used.stdout)["samples"][0]["stats"]
+    assert stats["drafter_error"] is None
+    assert stats["drafted"] > 0
+
+
+def test_an_unreadable_file_among_many_is_named_and_skipped_only_when_asked(corpus, tmp_path):
+    (corpus / "latin.py").write_bytes("x = 'caf\u00e9'\n".encode("latin-1"))
+    assert "latin.py' in the corpus cannot be read: byte 0xe9 at offset 8" in line(corpus, "--out", tmp_path / "i")
+    assert not (tmp_path / "i").exists()
+    found = run(corpus, "--out", tmp_path / "i", "--skip-unreadable")
+    assert found.exit_code == 0, found.output
+    assert "latin.py' was left out" in found.stderr
+    assert (tmp_path / "i").exists()
+
+
+def test_an_empty_corpus_is_refused(tmp_path):
+    (tmp_path / "none").mkdir()
+    assert "an empty corpus was given" in line(tmp_path / "none", "--out", tmp_path / "i")
+    (tmp_path / "none" / "short").write_text("", encoding="utf-8")
+    assert "an empty corpus was given" in line(tmp_path / "none", "--out", tmp_path / "i")
+    assert "no such file or folder" in line(tmp_path / "nothing", "--out", tmp_path / "i")
+
+
+def test_an_unknown_kind_is_refused_with_the_nearest(corpus, tmp_path):
+    assert "did you mean 'trigram'" in line(corpus, "--kind", "trigrm", "--out", tmp_path / "i")
+
+
+def test_a_foreign_file_is_refused_by_generate(tmp_path):
+    (tmp_path / "i").write_text("x", encoding="utf-8")
+    found = CliRunner().invoke(app, ["generate", "x", "--drafter", "trigram", "--index", str(tmp_path / "i")])
+    assert found.exit_code == EXIT_STATUS
+    assert "was given as a trigram index" in found.stderr
+
+
+def test_a_mixture_is_given_its_sources_and_their_indexes_on_the_command_line(corpus, tmp_path):
+    for kind in registry.INDEXES:
+        assert run(corpus, "--kind", kind, "--out", tmp_path / kind).exit_code == 0
+    files = [x for kind in registry.INDEXES for x in ("--index", str(tmp_path / kind))]
+    given = [
+        "generate",
+        "for i in range(",
+        "--drafter",
+        "mixture:suffix,trigram,retrieval",
+        *files,
+        "--max-tokens",
+        "16",
+        "--json",
+    ]
+    used = CliRunner().invoke(app, given)
+    assert used.exit_code == 0, used.output
+    stats = json.loads(used.stdout)["samples"][0]["stats"]
+    assert stats["drafter_error"] is None
+    assert stats["drafted"] > 0

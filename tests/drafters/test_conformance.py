@@ -1,0 +1,188 @@
+"""What every registered drafter promises, whatever it drafts from."""
+
+from collections import Counter
+
+import pytest
+import torch
+from scipy.stats import chi2
+from sessions import V, build, kinds, models, play, requests, same
+from tables import law, plain_greedy
+
+from polydraft import Engine, SamplingParams, registry
+from polydraft import tree as trees
+from polydraft.core import Budget, Draft, Outcome, Scores, SiblingLaw, TokenTree
+from polydraft.verifiers import choose
+
+KINDS = kinds()
+INFO = {info.name: info for name in registry.names("drafter") for info in registry.drafter(name).methods}
+PAIRS = [(kind, rule) for kind in KINDS for rule in choose.fitting(INFO[kind])]
+LAW_PAIRS = [(kind, rule) for kind, rule in PAIRS if not kind.startswith("model") or rule == choose.best_for(INFO[kind])]
+"""The slow draws of a model meet one rule here; tests/exact enumerates the others."""
+PROMPTS = [[1, 2, 3, 1, 2], [4], [0, 0, 1, 0, 0]]
+WIDE = Budget(max_nodes=12, max_depth=4, width=3)
+
+
+def engine(kind, folder, verifier="auto", depth=3, num_paths=2, seqs=4, eos=(), **options):
+    target, small = models(seqs=seqs, **options)
+    drafter = build(kind, target, small, folder, eos)
+    return Engine.of(target, drafter=drafter, verifier=verifier, depth=depth, num_paths=num_paths, eos_token_ids=eos)
+
+
+def played(kind, folder, prompts=PROMPTS, rounds=12, verifier="match", **options):
+    """A drafter after some rounds, with its states, the texts and the target."""
+    target, small = models()
+    drafter = build(kind, target, small, folder, **options)
+    states = drafter.start(requests(*prompts))
+    states, texts = play(drafter, states, [list(p) for p in prompts], target, [WIDE] * len(prompts), rounds, verifier)
+    return drafter, states, texts, target
+
+
+@pytest.mark.parametrize(("kind", "rule"), PAIRS)
+def test_greedy_text_is_the_targets_with_every_verifier(kind, rule, tmp_path):
+    results = engine(kind, tmp_path, rule).generate(PROMPTS, SamplingParams(temperature=0, max_tokens=24))
+    assert [r.token_ids for r in results] == [plain_greedy(models()[0], p, 24) for p in PROMPTS]
+    assert [r.stats.drafter_error for r in results] == [None] * 3
+
+
+@pytest.mark.parametrize(("kind", "rule"), LAW_PAIRS)
+def test_law_of_the_text_is_the_targets_with_every_verifier(kind, rule, tmp_path):
+    """Chi-square of two tokens in the middle of a text, so that what was learnt from earlier rounds is in play."""
+    fast = engine(kind, tmp_path, rule, seqs=128, V=3)
+    start, count = [1, 2, 1, 2, 0], 5
+    samples = fast.generate([start], SamplingParams(max_tokens=count, n=128, seed=5, temperature=1.2))[0].samples
+    tempered = models(V=3)[0]
+    tempered.logits = tempered.logits / 1.2
+    expected = law(tempered, start, count).sum((0, 1, 2)).flatten() * len(samples)
+    seen = Counter(s.token_ids[3] * 3 + s.token_ids[4] for s in samples)
+    observed = torch.tensor([float(seen[i]) for i in range(9)], dtype=torch.float64)
+    assert chi2.sf(float(((observed - expected) ** 2 / expected).sum()), 8) > 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_budget_of_nothing_gives_bare_roots(kind, tmp_path):
+    drafter, states, texts, _ = played(kind, tmp_path)
+    for budget in (Budget(0, 3, 2), Budget(5, 0, 2)):
+        draft = drafter.propose(states, [budget] * 3)
+        assert draft.tree.tokens.tolist() == [[text[-1]] for text in texts]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("budget", [Budget(1, 4, 1), Budget(4, 4, 1), Budget(7, 3, 2), Budget(6, 2, 3), Budget(40, 8, 8)])
+def test_the_budget_holds_at_every_depth(kind, budget, tmp_path):
+    drafter, states, *_ = played(kind, tmp_path)
+    tree = drafter.propose(states, [budget] * 3).tree
+    depth = trees.depths(tree)
+    assert int(tree.is_node.sum(1).max()) - 1 <= budget.max_nodes
+    assert int(depth.max()) <= budget.max_depth
+    assert all(int((row == d).sum()) <= budget.width for row in depth for d in range(1, budget.max_depth + 1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_are_of_the_declared_law_rooted_at_the_last_token_and_repeatable(kind, tmp_path):
+    drafter, states, texts, _ = played(kind, tmp_path)
+    draft, again = (drafter.propose(states, [WIDE] * 3) for _ in range(2))
+    trees.check(draft.tree, V)
+    assert draft.tree.tokens[:, 0].tolist() == [text[-1] for text in texts]
+    assert draft.law in drafter.info.laws
+    assert draft.shape in drafter.info.shapes
+    assert (draft.probs is None) == (draft.law is SiblingLaw.POINT_MASS)
+    assert same(draft, again)
+    if draft.law is not SiblingLaw.IID:
+        assert torch.equal(trees.first_copies(draft.tree)[draft.tree.is_node], nodes(draft)[draft.tree.is_node])
+
+
+def nodes(draft: Draft):
+    return torch.arange(draft.tree.num_nodes).expand_as(draft.tree.tokens)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_drafter_drafts_something_once_the_text_repeats_itself(kind, tmp_path):
+    target, small = models()
+    drafter = build(kind, target, small, tmp_path)
+    states = drafter.start(requests([1, 2, 3, 4] * 4))
+    assert drafter.propose(states, [WIDE]).tree.num_nodes > 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_a_batch_draft_as_they_do_alone(kind, tmp_path):
+    drafter, states, *_ = played(kind, tmp_path)
+    together = drafter.propose(states, [WIDE, Budget(2, 2, 1), Budget(0, 0)])
+    for b, budget in enumerate([WIDE, Budget(2, 2, 1), Budget(0, 0)]):
+        alone, row = drafter.propose([states[b]], [budget]).tree, trees.subtree(together.tree, b)
+        assert torch.equal(row.tokens, trees.subtree(alone, 0).tokens)
+        assert torch.equal(row.parents, trees.subtree(alone, 0).parents)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_and_restored_state_drafts_identically_from_then_on(kind, tmp_path):
+    drafter, states, texts, target = played(kind, tmp_path, rounds=9)
+    saved = [drafter.snapshot(state) for state in states]
+    other = build(kind, *models(), tmp_path)
+    restored = [other.restore(r, s) for r, s in zip(requests(*PROMPTS), saved, strict=True)]
+    assert same(drafter.propose(states, [WIDE] * 3), other.propose(restored, [WIDE] * 3))
+    _, expected = play(drafter, states, texts, target, [WIDE] * 3, 6)
+    states, found = play(other, restored, texts, models()[0], [WIDE] * 3, 6)
+    assert found == expected
+    assert all(value.dtype.kind in "iuf" for state in states for value in other.snapshot(state).values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rejection_of_everything_moves_the_draft_to_the_new_token(kind, tmp_path):
+    """The worst round: a whole tree is rejected, and the extra token is one that no rule would have emitted."""
+    drafter, states, *_ = played(kind, tmp_path, verifier=choose.best_for(INFO[kind]))
+    for token in (4, 0, 4):
+        draft = drafter.propose(states, [WIDE] * 3)
+        nothing = Outcome(torch.full((3, 0), -1), torch.zeros(3, dtype=torch.int64), torch.full((3,), token))
+        states = drafter.observe(states, nothing, Scores(draft.tree, torch.zeros(*draft.tree.tokens.shape, V)))
+    assert drafter.propose(states, [WIDE] * 3).tree.tokens[:, 0].tolist() == [4, 4, 4]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_round_that_scored_another_tree_is_understood(kind, tmp_path):
+    """In a mixture, and where drafting was off for a round, the scored tree is not the one proposed."""
+    drafter, states, texts, _ = played(kind, tmp_path, prompts=[[1, 2, 3, 1, 2]])
+    drafter.propose(states, [WIDE])
+    scored = TokenTree.chain(torch.tensor([[texts[0][-1], 3, 1]]))
+    states = drafter.observe(
+        states, Outcome(torch.tensor([[1, 2]]), torch.tensor([2]), torch.tensor([2])), Scores(scored, torch.zeros(1, 3, V))
+    )
+    assert drafter.propose(states, [WIDE]).tree.tokens[0, 0] == 2
+    assert drafter.snapshot(states[0])["tokens"].tolist() == [*texts[0], 3, 1, 2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_text_ends_at_end_of_sequence_inside_a_draft(kind, tmp_path):
+    eos = plain_greedy(models()[0], PROMPTS[0], 12)[-1]
+    expected = plain_greedy(models()[0], PROMPTS[0], 12)
+    expected = expected[: expected.index(eos) + 1]
+    made = engine(kind, tmp_path, depth=4, eos=(eos,)).generate(PROMPTS[:1], SamplingParams(temperature=0, max_tokens=24))[0]
+    assert made.token_ids == expected
+    assert made.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if SiblingLaw.POINT_MASS in INFO[k].laws and not k.startswith("model")])
+def test_nothing_is_drafted_behind_end_of_sequence(kind, tmp_path):
+    drafter, states, *_ = played(kind, tmp_path, eos=(2,))
+    tree = drafter.propose(states, [WIDE] * 3).tree
+    above = tree.parents[:, 1:]
+    assert not ((tree.tokens.gather(1, above.clamp(min=0)) == 2) & (above > 0)).any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_one_request_taught_is_not_seen_by_the_next(kind, tmp_path):
+    drafter, states, *_ = played(kind, tmp_path)
+    drafter.release(states)
+    target, small = models()
+    fresh = build(kind, target, small, tmp_path)
+    prompt = requests([3, 3, 2])
+    assert same(drafter.propose(drafter.start(prompt), [WIDE]), fresh.propose(fresh.start(prompt), [WIDE]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_of_one_token_is_legal_and_released_requests_make_room(kind, tmp_path):
+    target, small = models(seqs=2)
+    drafter = build(kind, target, small, tmp_path)
+    for _ in range(3):
+        states = drafter.start(requests([1], [2]))
+        assert drafter.propose(states, [WIDE] * 2).tree.tokens[:, 0].tolist() == [1, 2]
+        drafter.release(states)

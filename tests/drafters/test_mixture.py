@@ -1,0 +1,196 @@
+"""What a mixture takes from its sources, what it learns, and that it never hurts the law."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from sessions import build, laws, models, play, requests
+
+from polydraft import Engine, SamplingParams, registry
+from polydraft.core import Budget, Outcome, Scores, TokenTree
+from polydraft.drafters.index_file import kind_of
+from polydraft.drafters.mixture import Calibration, MixtureDrafter
+from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.ngram import NgramDrafter
+from polydraft.drafters.suffix import SuffixDrafter
+from polydraft.drafters.trigram import TrigramDrafter, TrigramTable
+from polydraft.errors import InvalidInputError, UnknownNameError
+
+TABLE = TrigramTable.build([[0, 1, 2, 3, 0, 1, 2, 4]], 5)
+
+
+def nodes(*rows):
+    """Candidates (token, parent, source, score) as arrays."""
+    columns = list(zip(*rows, strict=True))
+    return (*(np.array(c, np.int64) for c in columns[:3]), np.array(columns[3], np.float64))
+
+
+def taken(found):
+    return list(zip(found[0].tolist(), found[1].tolist(), strict=True))
+
+
+def test_nodes_are_taken_in_the_order_of_their_value_whoever_proposes_them():
+    calibration = Calibration(2)
+    given = nodes((7, -1, 0, 0.9), (8, 0, 0, 0.2), (5, -1, 1, 0.5), (6, 2, 1, 0.9))
+    assert taken(calibration.select(given, Budget(4, 2, 2))) == [(7, -1), (5, -1), (6, 1), (8, 0)]
+    assert taken(calibration.select(given, Budget(2, 2, 2))) == [(7, -1), (5, -1)]
+    assert taken(calibration.select(given, Budget(4, 2, 1))) == [(7, -1), (8, 0)]
+    assert taken(calibration.select(given, Budget(4, 1, 2))) == [(7, -1), (5, -1)]
+
+
+def test_a_node_that_two_sources_propose_is_one_and_worth_more():
+    calibration = Calibration(2)
+    alone = calibration.select(nodes((7, -1, 0, 0.5)), Budget(4, 2, 2))
+    both = calibration.select(nodes((7, -1, 0, 0.5), (8, 0, 0, 0.5), (7, -1, 1, 0.5), (9, 2, 1, 0.4)), Budget(4, 2, 3))
+    assert taken(both) == [(7, -1), (8, 0), (9, 0)]
+    assert both[3][0] > alone[3][0]
+    assert both[2].tolist() == [0, 0, 1]
+
+
+def learnt(rounds, right, decay=1.0):
+    calibration = Calibration(2, decay)
+    for i in range(rounds):
+        calibration.learn_round(nodes((7, -1, 0, 0.5), (8, 0, 0, 0.5), (5, -1, 1, 0.5)), [7, 9] if right(i) else [5])
+    return calibration
+
+
+def test_the_estimate_is_the_measured_share_of_right_nodes():
+    calibration = learnt(4000, lambda i: i % 4)
+    assert calibration.estimate(0, depth=1, score=0.5) == pytest.approx(0.75, abs=0.01)
+    assert calibration.estimate(1, depth=1, score=0.5) == pytest.approx(0.25, abs=0.01)
+    assert calibration.estimate(0, depth=2, score=0.5) == pytest.approx(0.0, abs=0.01)
+    assert calibration.cells[1].sum() == 4000 + 3000 + 4000, "a node is tried only where its parent was right"
+
+
+def test_a_source_that_fails_gives_way_to_one_that_does_not():
+    given = nodes((7, -1, 0, 0.5), (5, -1, 1, 0.5))
+    assert taken(learnt(9, lambda i: True).select(given, Budget(1, 1))) == [(7, -1)]
+    assert taken(learnt(9, lambda i: False).select(given, Budget(1, 1))) == [(5, -1)]
+
+
+def test_old_rounds_fade():
+    calibration = learnt(400, lambda i: i < 300, decay=0.9)
+    assert calibration.estimate(0, depth=1, score=0.5) < 0.1
+    assert learnt(400, lambda i: i < 300).estimate(0, depth=1, score=0.5) > 0.7
+
+
+def mixture(**options):
+    return MixtureDrafter({"ngram": NgramDrafter(), "trigram": TrigramDrafter(TABLE)}, **options)
+
+
+def test_the_choice_of_this_round_does_not_know_its_outcome():
+    """Whatever comes out, the same draft was proposed; the next one may differ."""
+    drafts = []
+    for token in (2, 4):
+        drafter = mixture()
+        states = drafter.start(requests([3, 0, 1, 4, 0, 1]))
+        draft = drafter.propose(states, [Budget(2, 1, 2)])
+        drafts.append(draft.tree.tokens.tolist())
+        nothing = Outcome(torch.full((1, 0), -1), torch.tensor([0]), torch.tensor([token]))
+        (state,) = drafter.observe(states, nothing, Scores(draft.tree, torch.zeros(1, draft.tree.num_nodes, 5)))
+        drafts.append(state.calibration.cells.tolist())
+    assert drafts[0] == drafts[2]
+    assert drafts[1] != drafts[3]
+
+
+def test_the_match_rule_keeps_the_law_over_rounds_of_learning():
+    """Enumerated in float64: the law of the first token that comes out, after the mixture has learnt from other rounds."""
+    target, small = models()
+    drafter = MixtureDrafter({"suffix": SuffixDrafter(), "trigram": TrigramDrafter(TABLE), "model": ModelDrafter(small)})
+    states, texts = play(drafter, drafter.start(requests([0, 1, 2])), [[0, 1, 2]], target, [Budget(6, 3, 3)], 8)
+    draft = drafter.propose(states, [Budget(6, 3, 3)])
+    p, _ = laws(target, draft, texts)
+    verdict = registry.verifier("match")(draft, p)
+    first = verdict.stop[0, 0] * verdict.after(torch.tensor([0]))[0]
+    top = list(range(draft.tree.num_nodes))
+    for n in range(1, draft.tree.num_nodes):
+        parent = int(draft.tree.parents[0, n])
+        top[n] = n if parent == 0 else top[parent]
+        first[draft.tree.tokens[0, top[n]]] += verdict.stop[0, n]
+    assert draft.tree.num_nodes > 3
+    torch.testing.assert_close(first, p[0, 0].to(first.dtype), rtol=0, atol=1e-12)
+
+
+def test_accepted_tokens_are_credited_to_their_sources():
+    target, _ = models()
+    engine = Engine.of(target, drafter=mixture(), depth=3, num_paths=3)
+    sample = engine.generate([[0, 1, 2, 0, 1, 2]], SamplingParams(max_tokens=48, seed=1))[0].samples[0]
+    origins = [o.source for o in sample.origins]
+    assert set(origins) == {"ngram", "trigram", "target"}
+    assert sum(o != "target" for o in origins) == sample.stats.accepted
+    assert sample.stats.drafter_error is None
+
+
+def test_a_source_that_no_round_proposed_for_is_not_credited():
+    drafter = mixture()
+    states = drafter.start(requests([0, 1, 2]))
+    scored = TokenTree.chain(torch.tensor([[2, 3]]))
+    outcome = Outcome(torch.tensor([[1]]), torch.tensor([1]), torch.tensor([0]))
+    (state,) = drafter.observe(states, outcome, Scores(scored, torch.zeros(1, 2, 5)))
+    assert (state.credit, state.accepted, state.tokens) == ([], {}, [0, 1, 2, 3, 0])
+
+
+def test_sources_are_named_in_one_line_or_with_options(tmp_path):
+    target, small = models()
+    assert build("mixture:ngram, trigram", target, small, tmp_path).names == ["ngram", "trigram"]
+    made = build("mixture", target, small, tmp_path, sources=["model:top_k", ("ngram", {"max_ngram": 2})])
+    assert (made.names, made.sources[1].max_ngram, made.sources[0].kind) == (["model:top_k", "ngram"], 2, "top_k")
+    assert build("mixture", target, small, tmp_path).names == ["ngram", "trigram", "model:top_k"]
+
+
+def test_each_index_goes_to_the_source_of_its_kind(tmp_path):
+    from polydraft.drafters.retrieval import RetrievalIndex
+
+    target, _ = models()
+    RetrievalIndex.build([[1, 2, 3]], 5).save(tmp_path / "r")
+    TABLE.save(tmp_path / "t")
+    assert (kind_of(tmp_path / "r"), kind_of(tmp_path / "t")) == ("retrieval", "trigram")
+    made = build("mixture", target, None, tmp_path, index=[tmp_path / "r", tmp_path / "t"])
+    assert made.names == ["ngram", "trigram", "retrieval"]
+    assert made.sources[1].table.num_entries == TABLE.num_entries
+    with pytest.raises(InvalidInputError, match="no source of"):
+        build("mixture:ngram,suffix", target, None, tmp_path, index=tmp_path / "t")
+
+
+@pytest.mark.parametrize(
+    ("sources", "error", "words"),
+    [
+        (["ngram"], InvalidInputError, "two to 8"),
+        (["ngram", "ngram"], InvalidInputError, "each once"),
+        (["ngram", "mixture"], InvalidInputError, "no mixture in a mixture"),
+        (["ngram", "trigrm"], UnknownNameError, "did you mean 'trigram'"),
+    ],
+)
+def test_sources_that_cannot_be_mixed_are_refused(sources, error, words, tmp_path):
+    with pytest.raises(error, match=words):
+        build("mixture", *models(), tmp_path, sources=sources)
+
+
+def test_decay_out_of_range_is_refused():
+    with pytest.raises(InvalidInputError, match="0 < decay <= 1"):
+        mixture(decay=0)
+
+
+def test_a_shared_calibration_teaches_the_next_request_and_a_private_one_does_not():
+    target, _ = models()
+    for shared in (Calibration(2), None):
+        drafter = mixture(calibration=shared)
+        play(drafter, drafter.start(requests([0, 1, 2, 0, 1])), [[0, 1, 2, 0, 1]], target, [Budget(4, 2, 2)], 5)
+        (fresh,) = drafter.start(requests([1, 2]))
+        assert (fresh.calibration.cells.sum() > 0) == (shared is not None)
+
+
+def test_threads_share_a_calibration_without_losing_a_round():
+    calibration = Calibration(2, decay=1.0)
+
+    def work():
+        for _ in range(500):
+            calibration.learn_round(nodes((7, -1, 0, 0.5), (5, -1, 1, 0.5)), [7])
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join()
+    assert (calibration.cells[0].sum(), calibration.cells[1].sum()) == (2000, 4000)

@@ -1,0 +1,165 @@
+"""A smaller model as a drafter: what is drawn, from which rows, and what its cache holds afterwards."""
+
+import pytest
+import torch
+from sessions import laws, models, play, requests
+from tables import TableModel
+
+from polydraft import tree as trees
+from polydraft.core import Budget, Outcome, Scores
+from polydraft.drafters.model import KINDS, ModelDrafter
+from polydraft.errors import CapacityError, InvalidInputError, UnknownNameError
+from polydraft.models import load, pair
+
+WIDE = Budget(max_nodes=12, max_depth=4, width=3)
+PROMPTS = [[1, 2, 3, 1, 2], [4], [0, 0, 1]]
+SAMPLED = [kind for kind in KINDS if kind != "top_k"]
+
+
+def started(kind, *prompts, **params):
+    _, small = models()
+    drafter = ModelDrafter(small, kind)
+    return drafter, drafter.start(requests(*prompts, **params))
+
+
+def table_law(model, text):
+    """The table's law after a text, computed from the table alone."""
+    return model.logits[text[-2] if len(text) > 1 else 0, text[-1]].softmax(-1)
+
+
+@pytest.mark.parametrize("kind", SAMPLED)
+def test_the_reported_rows_are_the_draft_models_laws_at_the_parents(kind):
+    drafter, states = started(kind, *PROMPTS)
+    draft = drafter.propose(states, [WIDE] * 3)
+    for b, prompt in enumerate(PROMPTS):
+        for n in range(1, trees.subtree(draft.tree, b).num_nodes):
+            parent = draft.tree.parents[b, n : n + 1]
+            path, _ = trees.path_to(trees.subtree(draft.tree, b), parent)
+            text = prompt + draft.tree.tokens[b, path[0]].tolist()
+            torch.testing.assert_close(
+                draft.probs[b, draft.rows[b, n]].double(), table_law(drafter.model, text), rtol=0, atol=1e-6
+            )
+
+
+def first_children(kind, width, seeds=2000):
+    """The root's children in draw order, for many seeds."""
+    model = TableModel(5, seed=1, max_num_seqs=seeds)
+    drafter = ModelDrafter(model, kind)
+    states = drafter.start(requests(*[[1, 2]] * seeds))
+    return drafter.propose(states, [Budget(width, 1, width)] * seeds).tree.tokens[:, 1:], table_law(model, [1, 2])
+
+
+def test_iid_children_follow_the_product_law_with_duplicates():
+    drawn, q = first_children("paths", 2)
+    seen = torch.bincount(drawn[:, 0] * 5 + drawn[:, 1], minlength=25) / len(drawn)
+    assert (seen - torch.outer(q, q).flatten()).abs().max() < 0.045
+    assert (drawn[:, 0] == drawn[:, 1]).any()
+
+
+@pytest.mark.parametrize("kind", ["without_replacement", "coupled"])
+def test_distinct_children_follow_the_law_of_draws_without_replacement(kind):
+    drawn, q = first_children(kind, 2)
+    expected = torch.outer(q / (1 - q), q).fill_diagonal_(0).flatten()
+    seen = torch.bincount(drawn[:, 0] * 5 + drawn[:, 1], minlength=25) / len(drawn)
+    assert (seen - expected).abs().max() < 0.045
+
+
+def test_greedy_plus_one_takes_the_top_and_draws_the_last_from_the_rest():
+    drawn, q = first_children("greedy_plus_one", 3)
+    top = q.topk(2).indices
+    assert (drawn[:, :2] == top).all()
+    rest = q.clone().index_fill(0, top, 0.0)
+    seen = torch.bincount(drawn[:, 2], minlength=5) / len(drawn)
+    assert (seen - rest / rest.sum()).abs().max() < 0.045
+
+
+def test_the_top_k_tree_holds_the_most_probable_paths_of_each_depth():
+    drafter, (state,) = started("top_k", [1, 2])
+    tree = drafter.propose([state], [Budget(6, 2, 3)]).tree
+    q = drafter.model.logits.softmax(-1)
+    first = q[1, 2].topk(3).indices.tolist()
+    assert tree.tokens[0, 1:4].tolist() == first
+    pairs = {(a, b): float(q[1, 2, a] * q[2, a, b]) for a in first for b in range(5)}
+    found = [(int(tree.tokens[0, tree.parents[0, n]]), int(tree.tokens[0, n])) for n in range(4, 7)]
+    assert found == sorted(pairs, key=pairs.get, reverse=True)[:3]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_twenty_rounds_leave_exactly_the_committed_tokens_in_the_cache(kind):
+    target, small = models()
+    drafter = ModelDrafter(small, kind)
+    states = drafter.start(requests(*PROMPTS))
+    states, texts = play(drafter, states, PROMPTS, target, [WIDE, Budget(3, 3), Budget(0, 0)], 20)
+    drafter._rewind(states)
+    for state, text in zip(states, texts, strict=True):
+        assert list(state.context) == text
+        cached = small.texts[state.slot]
+        assert cached == text[: len(cached)]
+        assert list(state.pending) == text[len(cached) :]
+
+
+@pytest.mark.parametrize("kind", ["paths", "chain", "top_k"])
+def test_drafts_of_the_embedded_model_after_rounds_equal_those_of_a_fresh_cache(kind):
+    model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=2)
+    drafter = ModelDrafter(model, kind)
+    text = load.encode(load.load_tokenizer(str(pair.draft_folder())), pair.prompts()[0].text)
+    (state,) = drafter.start(requests(text))
+    for accepted, extra in ((4, 7), (0, 11), (2, 5)):
+        tree = drafter.propose([state], [Budget(8, 4, 2)]).tree
+        path, _ = trees.path_to(tree, (trees.depths(tree) == max(accepted, 0)).int().argmax(1))
+        outcome = Outcome(path, torch.tensor([accepted]), torch.tensor([extra]))
+        text = [*text, *outcome.emitted(tree)[0]]
+        (state,) = drafter.observe([state], outcome, Scores(tree, torch.zeros(1, tree.num_nodes, 1)))
+    (fresh,) = drafter.start(requests(text))
+    draft, expected = (drafter.propose([s], [Budget(8, 4, 2)]) for s in (state, fresh))
+    assert torch.equal(draft.tree.tokens, expected.tree.tokens)
+    if draft.probs is not None:
+        torch.testing.assert_close(draft.probs, expected.probs, rtol=0, atol=1e-4)
+
+
+def test_accepted_tokens_are_not_fed_twice():
+    drafter = ModelDrafter(models()[1], "chain")
+    (state,) = drafter.start(requests([1, 2]))
+    tree = drafter.propose([state], [Budget(4, 4)]).tree
+    outcome = Outcome(torch.tensor([[1, 2, 3]]), torch.tensor([3]), torch.tensor([0]))
+    (state,) = drafter.observe([state], outcome, Scores(tree, torch.zeros(1, 5, 5)))
+    assert state.pending == (0,)
+
+
+def test_one_pass_of_the_model_a_depth():
+    drafter, states = started("paths", *PROMPTS)
+    before = drafter.model.passes
+    drafter.propose(states, [WIDE] * 3)
+    assert drafter.model.passes - before == 4
+
+
+def test_a_draft_follows_the_requests_sampling_parameters():
+    drafter, states = started("chain", [1, 2], top_k=1)
+    draft = drafter.propose(states, [Budget(3, 3)])
+    p, _ = laws(drafter.model, draft, [[1, 2]])
+    assert draft.tree.tokens[0, 1:].tolist() == p[0, :3].argmax(-1).tolist()
+    assert (draft.probs[0].max(-1).values == 1).all()
+
+
+def test_drafting_stops_where_the_draft_models_context_ends():
+    drafter = ModelDrafter(TableModel(5, max_model_len=8), "chain")
+    (state,) = drafter.start(requests([1, 2, 3, 4, 0]))
+    assert drafter.propose([state], [Budget(9, 9)]).tree.num_nodes == 1 + 2
+    (state,) = drafter.start(requests([1] * 20))
+    assert drafter.propose([state], [Budget(9, 9)]).tree.num_nodes == 1
+
+
+def test_more_requests_than_slots_are_refused():
+    drafter = ModelDrafter(TableModel(5, max_num_seqs=1))
+    drafter.start(requests([1]))
+    with pytest.raises(CapacityError, match="raise max_num_seqs"):
+        drafter.start(requests([2]))
+
+
+def test_unknown_kinds_and_a_missing_draft_model_are_refused():
+    from polydraft.drafters.parts import Parts
+
+    with pytest.raises(UnknownNameError, match="did you mean 'chain'"):
+        ModelDrafter(TableModel(), "chian")
+    with pytest.raises(InvalidInputError, match="without a draft model"):
+        ModelDrafter.build(Parts(TableModel(), None, None, ()))

@@ -1,0 +1,298 @@
+"""The phrase pool, Lookahead's window in the target's pass, and Ouroboros with each of its three steps."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from sessions import build, models, play, requests
+from tables import plain_greedy
+
+from polydraft import Engine, SamplingParams
+from polydraft.core import AuxRows, Budget, Outcome, Scores, TokenTree
+from polydraft.drafters.growth import GrownTree
+from polydraft.drafters.lookahead import LookaheadDrafter, Window
+from polydraft.drafters.mixture import MixtureDrafter
+from polydraft.drafters.ngram import NgramDrafter
+from polydraft.drafters.phrases import PhraseDrafter
+from polydraft.drafters.pool import PhrasePool
+from polydraft.errors import CapacityError, InvalidInputError
+from polydraft.models import load, pair
+
+WIDE = Budget(12, 6, 3)
+
+
+# The pool
+
+
+def test_a_pool_keeps_the_latest_distinct_phrases_of_each_token_and_the_latest_tokens():
+    pool = PhrasePool(2, per_token=2, max_tokens=2)
+    for token, phrase in [(1, (5, 5)), (1, (6, 6)), (1, (5, 5)), (1, (7, 7)), (2, (8, 8)), (3, (9, 9)), (3, (4,))]:
+        pool.add(token, phrase)
+    assert list(pool.latest(1)) == []
+    assert list(pool.latest(2)) == [(8, 8)]
+    assert len(pool) == 2
+    again = PhrasePool(2, 2, 2).fill(pool.to_array())
+    assert again.to_array().tolist() == pool.to_array().tolist() == [[2, 8, 8], [3, 9, 9]]
+
+
+def test_reading_a_text_in_parts_stores_what_reading_it_at_once_stores():
+    text = np.random.default_rng(0).integers(0, 4, 60).tolist()
+    whole, parts = PhrasePool(3), PhrasePool(3)
+    whole.read(text)
+    for end in range(0, 61, 5):
+        parts.read(text[:end], end - 5)
+    assert whole.to_array().tolist() == parts.to_array().tolist()
+
+
+def test_phrases_go_on_until_the_tree_is_full():
+    pool = PhrasePool(2)
+    pool.read([1, 2, 3, 4, 5, 1])
+    grown = GrownTree(1, Budget(6, 6))
+    pool.lengthen(grown, pool.hang(grown, 0, 3))
+    assert grown.tokens == [1, 2, 3, 4, 5]
+
+
+def test_threads_share_a_pool_within_its_bounds():
+    pool = PhrasePool(1, per_token=3, max_tokens=5)
+
+    def work(seed):
+        for a, b in np.random.default_rng(seed).integers(0, 9, (500, 2)).tolist():
+            pool.add(a, (b,))
+            list(pool.latest(b))
+
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join()
+    assert len(pool) == 15
+
+
+# Lookahead
+
+
+def aux_logits(model, tree, text, window):
+    """What the pass gives for a window behind the root."""
+    model.release([0])
+    model.prefill([0], [text[:-1]])
+    x = torch.from_numpy(window.guesses.ravel())[None]
+    rows = AuxRows(x, torch.from_numpy(window.positions)[None], torch.zeros_like(x), torch.from_numpy(window.mask)[None])
+    return model.score([0], tree, aux=rows).aux_logits
+
+
+def embedded():
+    return load.load_model(str(pair.draft_folder()), max_num_seqs=1)
+
+
+def test_a_row_of_the_window_sees_the_text_level_0_and_its_own_column():
+    """Each auxiliary row of the real model equals a plain pass over exactly the tokens that it should see."""
+    model, text = embedded(), [5, 9, 300, 41]
+    window = Window(np.array([[7, 8, 9], [17, 18, 19]]))
+    found = aux_logits(model, TokenTree.roots(torch.tensor([41])), text, window)[0]
+    for r, w in [(0, 0), (0, 2), (1, 0), (1, 2)]:
+        seen = [*text, *window.guesses[0, : w + 1].tolist(), *window.guesses[1 : r + 1, w].tolist()]
+        model.release([0])
+        plain = model.prefill([0], [seen]).logits[0, 0]
+        torch.testing.assert_close(found[3 * r + w], plain, rtol=1e-4, atol=1e-4)
+
+
+def test_real_rows_and_the_cache_do_not_know_of_auxiliary_rows():
+    model, text = embedded(), [5, 9, 300, 41]
+    tree, results = TokenTree.chain(torch.tensor([[41, 12, 13]])), []
+    for window in (None, Window(np.array([[7, 8], [9, 10]]))):
+        model.release([0])
+        model.prefill([0], [text[:-1]])
+        aux = None
+        if window is not None:
+            x = torch.from_numpy(window.guesses.ravel())[None]
+            aux = AuxRows(x, torch.from_numpy(window.positions)[None], torch.zeros_like(x), torch.from_numpy(window.mask)[None])
+        first = model.score([0], tree, aux=aux).logits
+        model.commit([0], Outcome(torch.tensor([[1]]), torch.tensor([1]), torch.tensor([3])))
+        results.append((first, model.score([0], TokenTree.roots(torch.tensor([3]))).logits, int(model.lengths[0])))
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(torch.as_tensor(a), torch.as_tensor(b))
+
+
+def test_the_window_moves_by_the_emitted_tokens():
+    window = Window(np.arange(8).reshape(2, 4))
+    assert window.advance(np.array([20, 21, 22, 23]), 1, [90, 91]) == [(0, 4, 20), (1, 5, 21), (2, 6, 22), (3, 7, 23)]
+    assert window.guesses.tolist() == [[5, 6, 7, 90], [21, 22, 23, 91]]
+    window.advance(np.array([1, 2, 3, 4]), 9, range(8))
+    assert window.guesses.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def lookahead_session(rounds=30, **options):
+    target, _ = models()
+    drafter = LookaheadDrafter(**{"columns": 3, "ngram": 3, "read_text": False, **options})
+    target.logits = target.logits * 9  # nearly certain, as the window's argmaxes are
+    engine = Engine.of(target, drafter=drafter, depth=3, num_paths=3)
+    sample = engine.generate([[0, 1, 2]], SamplingParams(temperature=0, max_tokens=rounds, ignore_eos=True))[0].samples[0]
+    assert sample.token_ids == plain_greedy(target, [0, 1, 2], rounds)
+    return sample.stats
+
+
+def test_the_window_alone_finds_ngrams_that_are_accepted():
+    stats = lookahead_session()
+    assert stats.drafter_error is None
+    assert stats.accepted > 0
+
+
+def test_without_the_pass_beside_it_the_window_finds_nothing(monkeypatch):
+    with_rows = lookahead_session().tokens_per_call
+    monkeypatch.setattr(LookaheadDrafter, "aux", lambda self, states: None)
+    assert lookahead_session().tokens_per_call < with_rows
+
+
+def test_the_window_changes_between_rounds_and_fills_the_pool_with_the_targets_argmaxes():
+    target, _ = models()
+    drafter = LookaheadDrafter(columns=2, ngram=3, read_text=False)
+    states, text = drafter.start(requests([1, 2, 3])), [1, 2, 3]
+    (state,) = states
+    before = state.window.guesses.copy()
+    draft = drafter.propose(states, [WIDE])
+    target.prefill([0], [text[:-1]])
+    scores = target.score([0], draft.tree, aux=drafter.aux(states))
+    (state,) = drafter.observe(states, Outcome(torch.full((1, 0), -1), torch.tensor([0]), torch.tensor([4])), scores)
+    for w in range(2):
+        best = int(target.logits[before[0, w], before[1, w]].argmax())
+        assert state.window.guesses[:, w].tolist() == [before[1, w], best]
+        assert (before[1, w], best) in list(state.pool.latest(int(before[0, w])))
+
+
+def test_windows_of_a_batch_are_those_of_each_request_alone():
+    drafter = LookaheadDrafter(columns=2, ngram=3)
+    states = drafter.start(requests([1, 2, 3], [4, 4]))
+    together = drafter.aux(states)
+    for b in range(2):
+        alone = drafter.aux([states[b]])
+        assert torch.equal(together.inputs[b], alone.inputs[0])
+        assert torch.equal(together.mask[b], alone.mask[0])
+
+
+def test_a_failing_window_switches_drafting_off_and_leaves_the_text_alone(monkeypatch):
+    def fail(self, states):
+        raise ValueError("no window")
+
+    monkeypatch.setattr(LookaheadDrafter, "aux", fail)
+    with pytest.warns(UserWarning, match="no window"):
+        stats = lookahead_session()
+    assert "no window" in stats.drafter_error
+
+
+def test_a_mixture_carries_the_rows_of_its_source():
+    target, _ = models()
+    drafter = MixtureDrafter({"ngram": NgramDrafter(), "lookahead": LookaheadDrafter(columns=2, ngram=3)})
+    assert drafter.needs == {"aux"}
+    engine = Engine.of(target, drafter=drafter, depth=3, num_paths=2)
+    sample = engine.generate([[0, 1, 2]] * 2, SamplingParams(temperature=0, max_tokens=24))[1].samples[0]
+    assert sample.token_ids == plain_greedy(target, [0, 1, 2], 24)
+    assert sample.stats.drafter_error is None
+    with pytest.raises(InvalidInputError, match="all need auxiliary rows"):
+        MixtureDrafter({"a": LookaheadDrafter(), "b": LookaheadDrafter()})
+
+
+@pytest.mark.parametrize("given", [{"columns": 0}, {"ngram": 1}, {"pool": PhrasePool(9)}])
+def test_windows_that_cannot_be_are_refused(given):
+    with pytest.raises(InvalidInputError, match="expected"):
+        LookaheadDrafter(**given)
+
+
+# Ouroboros
+
+
+def ouroboros(**options):
+    """A session over a text that repeats itself, temperature 0; small model passes a drafted token, and tokens a call."""
+    target, small = models(seqs=1, V=12)
+    target.logits, small.logits = 9 * target.logits, 9 * small.logits
+    drafter = PhraseDrafter(small, length=2, **options)
+    seen = []
+    engine = Engine.of(target, drafter=drafter, depth=6, num_paths=3)
+    release = drafter.release
+    drafter.release = lambda states: (seen.extend((s.passes, s.made) for s in states), release(states))[1]
+    prompt = [1, 2, 3, 4] * 3
+    sample = engine.generate([prompt], SamplingParams(temperature=0, max_tokens=48))[0].samples[0]
+    assert sample.token_ids == plain_greedy(target, prompt, 48)
+    assert sample.stats.drafter_error is None
+    passes, made = np.sum(seen, 0)
+    return passes / made, sample.stats.tokens_per_call
+
+
+def test_phrases_save_passes_of_the_small_model():
+    assert ouroboros()[0] < 0.8 * ouroboros(speed_up=False)[0]
+    assert ouroboros(speed_up=False)[0] == 1
+
+
+def test_phrases_at_the_end_lengthen_what_is_accepted():
+    assert ouroboros()[1] >= ouroboros(extend=False)[1] - 0.5  # at equal depth the chain is shorter
+    _target, small = models(V=12)
+    drafter = PhraseDrafter(small, length=2)
+    states = drafter.start(requests([1, 2, 3] * 4))
+    tree = drafter.grow(states[0], Budget(12, 6, 3))
+    without = PhraseDrafter(small, length=2, extend=False)
+    assert len(set(tree.parents)) < len(tree.parents) or len(tree.tokens) > 5
+    assert tree.tokens[:5] == without.grow(without.start(requests([1, 2, 3] * 4))[0], Budget(12, 6, 3)).tokens[:5]
+
+
+def test_what_the_target_says_of_rejected_nodes_enters_the_pool():
+    """Root 0; the draft 1 2 3 is rejected whole. Behind node 1 the target says 2, behind 2 it says 4."""
+    drafter = PhraseDrafter(length=2)
+    (state,) = drafter.start(requests([0]))
+    tree = TokenTree.chain(torch.tensor([[0, 1, 2, 3]]))
+    logits = torch.nn.functional.one_hot(torch.tensor([[3, 2, 4, 0]]), 5).double()
+    outcome = Outcome(torch.full((1, 0), -1), torch.tensor([0]), torch.tensor([3]))
+    drafter.observe([state], outcome, Scores(tree, logits))
+    assert (2, 4) in list(state.pool.latest(1)), "as far as they agree, and one further"
+    assert list(state.pool.latest(3)) == [], "too short to be stored"
+    assert (3, 2) in list(state.pool.latest(0)), "the tested phrase 1 2, rewritten"
+    (dull,) = PhraseDrafter(length=2, learn=False).start(requests([0]))
+    PhraseDrafter(length=2, learn=False).observe([dull], outcome, Scores(tree, logits))
+    assert len(dull.pool) == 0
+
+
+def test_learning_from_rejections_raises_tokens_per_call():
+    def session(**options):
+        target, _ = models(V=12)
+        target.logits = 9 * target.logits
+        engine = Engine.of(target, drafter=PhraseDrafter(length=2, **options), depth=4, num_paths=4)
+        found = engine.generate([[i, j] for i in range(4) for j in range(4)], SamplingParams(temperature=0, max_tokens=40))
+        return np.mean([r.stats.tokens_per_call for r in found])
+
+    assert session() > session(learn=False)
+
+
+def test_the_small_models_cache_holds_the_text_after_every_round():
+    target, small = models(V=5)
+    drafter = PhraseDrafter(small, length=2)
+    states, texts = drafter.start(requests([0, 1, 2], [3])), [[0, 1, 2], [3]]
+    for _ in range(20):
+        states, texts = play(drafter, states, texts, target, [WIDE] * 2, 1)
+        for state, text in zip(states, texts, strict=True):
+            assert small.texts[state.slot][: state.fed] == text[: state.fed]
+            assert state.fed >= len(text) - 2 or not state.drafted
+
+
+def test_a_pool_without_a_model_needs_none_and_another_kind_is_refused(tmp_path):
+    target, small = models()
+    assert build("phrases:pool", target, small, tmp_path).model is None
+    assert build("phrases", target, small, tmp_path).model is small
+    with pytest.raises(InvalidInputError, match="phrases:other"):
+        build("phrases:other", target, small, tmp_path)
+
+
+def test_more_requests_than_slots_are_refused():
+    with pytest.raises(CapacityError, match="slots"):
+        PhraseDrafter(models(seqs=1)[1]).start(requests([1], [2]))
+
+
+def test_a_shared_pool_teaches_the_next_request_and_a_private_one_does_not():
+    for pool, expected in ((PhrasePool(2), [5, 1, 4]), (None, [5])):
+        for drafter in (PhraseDrafter(length=2, pool=pool), LookaheadDrafter(ngram=3, pool=pool)):
+            drafter.release(drafter.start(requests([5, 1, 4, 5, 1, 4])))
+            assert drafter.grow(drafter.start(requests([5]))[0], Budget(2, 2)).tokens == expected
+
+
+@pytest.mark.parametrize("given", [{"length": 0}, {"num_phrases": 0}, {"pool": PhrasePool(9)}])
+def test_pools_that_cannot_be_are_refused(given):
+    with pytest.raises(InvalidInputError, match="expected"):
+        PhraseDrafter(**given)

@@ -1,0 +1,345 @@
+"""ADED: the table, its online updates, and the search."""
+
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sessions import laws, models, play, requests
+
+from polydraft import Engine, registry
+from polydraft.core import Budget
+from polydraft.drafters.index_file import fingerprint
+from polydraft.drafters.trigram import WIDTH, TrigramDrafter, TrigramStore, TrigramTable, _search
+from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.models import load, pair
+from polydraft.verifiers.token.match import emitted
+from polydraft.verifiers.tree.topdown import TopDown
+
+WIDE = Budget(max_nodes=64, max_depth=4, width=24)
+RULES = {"window": 16, "bump": 0.04, "cap": 3.0}
+corpora = st.lists(st.lists(st.integers(0, 3), max_size=20), min_size=1, max_size=6)
+
+
+def naive(documents, top):
+    """Successors of each pair by counting in dictionaries."""
+    counts = {}
+    for text in documents:
+        for a, b, c in zip(text, text[1:], text[2:], strict=False):
+            counts.setdefault((a, b), Counter())[c] += 1
+    ranked = {pair: sorted(n.items(), key=lambda x: (-x[1], x[0]))[:top] for pair, n in counts.items()}
+    return {pair: [(c, n / sum(counts[pair].values())) for c, n in found] for pair, found in ranked.items()}
+
+
+@settings(max_examples=40, deadline=None)
+@given(corpora, st.integers(1, 4))
+def test_the_table_equals_a_naive_count_and_no_triple_crosses_documents(documents, top):
+    if not any(len(text) > 2 for text in documents):
+        with pytest.raises(InvalidInputError, match="empty corpus"):
+            TrigramTable.build(documents, 4, top=top)
+        return
+    table, expected = TrigramTable.build(documents, 4, top=top), naive(documents, top)
+    for a in range(4):
+        for b in range(4):
+            found = table.successors(a, b)
+            assert [c for c, _ in found] == [c for c, _ in expected.get((a, b), [])]
+            assert [w for _, w in found] == pytest.approx([w for _, w in expected.get((a, b), [])])
+
+
+def test_counting_in_pieces_is_counting_at_once(monkeypatch):
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(0, 9, 50) for _ in range(20)]
+    whole = TrigramTable.build(documents, 9)
+    monkeypatch.setattr("polydraft.drafters.trigram.CHUNK", 60)
+    assert all(np.array_equal(a, b) for a, b in zip(whole.arrays, TrigramTable.build(documents, 9).arrays, strict=True))
+
+
+def naive_bumps(table, rounds, window, bump, cap):
+    weights = {}
+    for tokens in rounds:
+        last = tokens[-window:]
+        for a, b, c in zip(last, last[1:], last[2:], strict=False):
+            row = weights.setdefault((a, b), dict(table.successors(a, b)))
+            row[c] = min(cap, row.get(c, 0.0) + bump)
+    return weights
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 4), min_size=3, max_size=60), st.integers(3, 8))
+def test_overlapping_windows_bump_as_a_dictionary_does(text, window):
+    table, store = TrigramTable.build([[0, 1, 2, 3, 0, 1, 3]], 5), TrigramStore(64)
+    rounds = [text[:i] for i in range(3, len(text) + 1)]
+    for tokens in rounds:
+        store.bump(table, tokens, window=window, bump=0.04, cap=0.5)
+    for (a, b), row in naive_bumps(table, rounds, window, 0.04, 0.5).items():
+        assert dict(store.successors(a, b)) == pytest.approx(row, abs=1e-5)
+        found = [w for _, w in store.successors(a, b)]
+        assert found == sorted(found, reverse=True)
+
+
+def test_weights_stop_exactly_at_the_cap():
+    store = TrigramStore(4)
+    for _ in range(100):
+        store.bump(TrigramTable.empty(9), [1, 2, 3], window=3, bump=0.04, cap=3.0)
+    assert store.successors(1, 2) == [(3, 3.0)]
+
+
+def test_a_full_row_loses_its_lightest_successor():
+    store = TrigramStore(4)
+    for c in range(WIDTH + 1):
+        for _ in range(1 if c == 5 else 2):
+            store.bump(TrigramTable.empty(99), [1, 2, c], window=3, bump=0.04, cap=3.0)
+    found = [c for c, _ in store.successors(1, 2)]
+    assert len(found) == WIDTH
+    assert WIDTH in found
+    assert 5 not in found
+
+
+def test_a_full_store_forgets_the_pair_bumped_longest_ago():
+    store, table = TrigramStore(3), TrigramTable.empty(99)
+    for a in (1, 2, 3, 1, 4):
+        store.bump(table, [a, 7, 8], window=3, bump=0.1, cap=3.0)
+    assert [bool(store.successors(a, 7)) for a in (1, 2, 3, 4)] == [True, False, True, True]
+    assert len(store) == 3
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 3)), max_size=80), st.integers(1, 9))
+def test_bounded_store_equals_an_ordered_dictionary(triples, most):
+    store, table, expected = TrigramStore(most), TrigramTable.empty(9), {}
+    for a, b, c in triples:
+        store.bump(table, [a, b, c], window=3, bump=0.25, cap=3.0)
+        row = expected.pop((a, b), {})
+        row[c] = min(3.0, row.get(c, 0) + 0.25)
+        expected[a, b] = row
+        if len(expected) > most:
+            del expected[next(iter(expected))]
+    assert {(a, b): dict(store.successors(a, b)) for a, b in expected} == expected
+    assert len(store) == len(expected)
+    again = TrigramStore.from_arrays(store.to_arrays(), most)
+    assert all(np.array_equal(x, y) for x, y in zip(store.to_arrays().values(), again.to_arrays().values(), strict=True))
+
+
+TABLE = TrigramTable.build([[0, 1, 2, 3, 4, 0, 1, 2, 4, 3, 0, 1, 3, 2, 0, 1, 2, 3, 1, 0, 1, 4] * 3], 5)
+
+
+def search(table, tokens=(0, 1), iterations=150, c1=32.0, c2=8.0, levels=3, seed=0, num_paths=24):
+    return _search(table.arrays, TrigramStore(1)._arrays, *tokens, levels, iterations, c1, c2, num_paths, seed, 0, 9)
+
+
+def naive_search(table, a, b, levels, iterations, c1, c2, uniform):
+    """The search on linked dictionaries; returns visits by path."""
+    root = {"path": (), "state": (a, b), "n": 0, "W": 0.0, "M": 0.0, "sum": 0.0, "children": None, "up": None}
+    all_nodes, draws = [root], 0
+    for _ in range(iterations):
+        node = root
+        while node["children"]:
+            explore = (c1 + np.log((node["n"] + c2 + 1) / c2)) * np.sqrt(node["n"])
+            node = max(
+                node["children"], key=lambda m: np.inf if m["n"] == 0 else m["W"] / m["n"] + explore * m["M"] / (1 + m["n"])
+            )
+        if len(node["path"]) < levels and node["children"] is None:
+            node["children"] = [
+                {
+                    "path": (*node["path"], c),
+                    "state": (node["state"][1], c),
+                    "n": 0,
+                    "W": 0.0,
+                    "M": w,
+                    "sum": node["sum"] + w,
+                    "children": None,
+                    "up": node,
+                }
+                for c, w in table.successors(*node["state"])
+            ]
+            all_nodes += node["children"]
+            node = node["children"][0] if node["children"] else node
+        state, gained, level = node["state"], node["sum"], len(node["path"])
+        while level < levels and (row := table.successors(*state)):
+            left, draws = uniform(draws) * sum(w for _, w in row), draws + 1
+            c = row[-1][0]
+            for token, w in row:
+                if left < w:
+                    c = token
+                    break
+                left -= w
+            w = dict(row)[c]
+            state, gained, level = (state[1], c), gained + w, level + 1
+        while node is not None:
+            node["n"], node["W"], node = node["n"] + 1, node["W"] + 1 + gained, node["up"]
+    return {m["path"]: m["n"] for m in all_nodes[1:] if m["n"]}
+
+
+@pytest.mark.parametrize(("c1", "iterations", "levels"), [(32.0, 150, 3), (0.0, 40, 2), (4.0, 80, 4)])
+def test_the_compiled_search_visits_what_a_plain_one_visits(c1, iterations, levels):
+    from polydraft.noise import uniform_at
+
+    tokens, parents, visits = search(TABLE, iterations=iterations, c1=c1, levels=levels, num_paths=1000)
+    paths = []
+    for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    found = {path: n for path, n in zip(paths, visits.tolist(), strict=True) if n}
+    assert found == naive_search(TABLE, 0, 1, levels, iterations, c1, 8.0, lambda i: uniform_at(0, 0, 9, 0, i))
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+
+
+def test_each_kept_path_is_extended_by_its_heaviest_successor():
+    tokens, parents, visits = search(TABLE, num_paths=6)
+    searched = int((visits > 0).sum())
+    state = {-1: (0, 1)}
+    for i, (token, parent) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
+        state[i] = (state[parent][1], token)
+        if i >= searched:
+            assert token == TABLE.successors(*state[parent])[0][0]
+    assert sorted(parents[searched:].tolist()) == list(range(searched))
+
+
+def test_more_iterations_concentrate_visits_on_the_heavier_paths():
+    def share(iterations):
+        tokens, parents, visits = search(TABLE, iterations=iterations)
+        heaviest = TABLE.successors(0, 1)[0][0]
+        roots = [(t, n) for t, p, n in zip(tokens.tolist(), parents.tolist(), visits.tolist(), strict=True) if p < 0 and n]
+        return sum(n for t, n in roots if t == heaviest) / sum(n for _, n in roots)
+
+    assert share(400) > share(3)
+
+
+def test_exploration_changes_the_draft():
+    greedy, explored = (search(TABLE, c1=c1)[2] for c1 in (0.0, 32.0))
+    assert greedy.tolist() != explored.tolist()
+
+
+def test_the_draft_is_a_function_of_seed_and_position():
+    flat = TrigramTable.build([np.random.default_rng(0).integers(0, 9, 4000)], 9)
+    a, b, c = (search(flat, seed=seed, c1=0.0)[0].tolist() for seed in (0, 0, 5))
+    assert a == b != c
+
+
+def drafted(drafter, state, budget=WIDE):
+    return drafter.propose([state], [budget]).tree.tokens[0].tolist()
+
+
+def test_a_repeated_phrase_changes_the_draft():
+    drafter = TrigramDrafter(TABLE, read_prompt=False, window=5, bump=0.5)
+    state, *_ = drafter.start(requests([0, 1]))
+    assert drafted(drafter, state, Budget(1, 1))[1] == 2
+    state, *_ = drafter.start(requests([4, 0, 1, 4, 0, 1]))
+    assert drafted(drafter, state, Budget(1, 1))[1] == 4
+
+
+def test_a_static_table_learns_nothing():
+    drafter = TrigramDrafter(TABLE, bump=0.0)
+    state, *_ = drafter.start(requests([0, 1, 4] * 9 + [0, 1]))
+    assert len(state.store) == 0
+    assert drafted(drafter, state, Budget(1, 1))[1] == 2
+
+
+@pytest.mark.parametrize("prompt", [[3], [4, 4]])
+def test_a_short_context_or_an_unknown_pair_gives_an_empty_draft(prompt):
+    drafter = TrigramDrafter(TABLE)
+    state, *_ = drafter.start(requests(prompt))
+    assert drafted(drafter, state) == prompt[-1:]
+
+
+def test_redrawing_after_a_failed_match_is_biased_and_the_match_rule_is_not():
+    """The released code's sampling: draw y for each path row, and draw anew if none of them matches."""
+    p = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    drafter = TrigramDrafter(TrigramTable.build([[1, 2, 0]], 3))
+    draft = drafter.propose(drafter.start(requests([1, 2])), [Budget(1, 1)])
+    assert draft.tree.tokens.tolist() == [[2, 0]]
+    targets = p.expand(1, 2, 3)
+
+    def tv(rows):
+        accept = 1 - (1 - p[0]) ** rows
+        law = (1 - accept) * p + accept * torch.tensor([1.0, 0, 0])
+        return float((law - p).abs().sum() / 2)
+
+    assert (tv(1), tv(3)) == pytest.approx((0.25, 0.4375))
+    verdict = registry.verifier("match")(draft, targets)
+    law = verdict.stop[0, 0] * verdict.after(torch.tensor([0]))[0] + verdict.stop[0, 1] * torch.tensor([1.0, 0, 0])
+    torch.testing.assert_close(law, p, rtol=0, atol=1e-12)
+    assert isinstance(registry.verifier("match"), TopDown)
+    assert torch.equal(emitted(p[None], None, draft.tree.tokens[:, 1:]), p[None])
+
+
+def test_a_shared_store_teaches_the_next_request_and_a_private_one_does_not():
+    text = [0, 1, 4, 0, 1, 4, 0, 1, 4]
+    for store, expected in ((TrigramStore(64), 4), (None, 2)):
+        drafter = TrigramDrafter(TABLE, store=store, bump=0.5)
+        drafter.release(drafter.start(requests(text)))
+        (state,) = drafter.start(requests([3, 0, 1]))
+        assert drafted(drafter, state, Budget(1, 1))[1] == expected
+
+
+def test_threads_share_a_store_without_losing_a_bump():
+    store, table = TrigramStore(256), TrigramTable.empty(64)
+
+    def learn(base):
+        for i in range(400):
+            store.bump(table, [1, 2, 3], window=3, bump=0.001953125, cap=1e6)
+            store.bump(table, [base, i % 32, 5], window=3, bump=1.0, cap=1e6)
+
+    workers = [threading.Thread(target=learn, args=(10 + i,)) for i in range(4)]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join()
+    assert store.successors(1, 2) == [(3, 1600 * 0.001953125)]
+    assert len(store) == 1 + 4 * 32
+
+
+def test_a_saved_table_and_store_draft_as_before(tmp_path):
+    TABLE.save(tmp_path / "table")
+    store = TrigramStore(64)
+    drafter = TrigramDrafter(TABLE, store=store)
+    states = drafter.start(requests([0, 1, 2]))
+    play(drafter, states, [[0, 1, 2]], models()[0], [WIDE], 10)
+    store.save(tmp_path / "store", 5)
+    again = TrigramDrafter(
+        TrigramTable.load(tmp_path / "table"), store=TrigramStore.load(tmp_path / "store", 64), read_prompt=False, window=3
+    )
+    same = TrigramDrafter(TABLE, store=store, read_prompt=False, window=3)
+    for prompt in ([0, 1], [1, 2], [3, 4]):
+        assert drafted(again, *again.start(requests(prompt))) == drafted(same, *same.start(requests(prompt)))
+
+
+def test_the_embedded_engine_refuses_a_table_of_another_tokenizer(tmp_path):
+    words = load.load_tokenizer(str(pair.target_folder()))
+    for name, (size, tokens_of) in {"fits": (2048, fingerprint(words)), "other": (2048, "0" * 16), "large": (4096, "")}.items():
+        TrigramTable.build([[1, 2, 3, 4]], size, tokens_of=tokens_of).save(tmp_path / name)
+    assert Engine.embedded(drafter="trigram", drafter_options={"index": tmp_path / "fits"}).drafter.table.num_entries == 2
+    with pytest.raises(IncompatibleError, match="fingerprint 0000"):
+        Engine.embedded(drafter="trigram", drafter_options={"index": tmp_path / "other"})
+    with pytest.raises(IncompatibleError, match="vocabulary of 4096"):
+        Engine.embedded(drafter="trigram", drafter_options={"index": tmp_path / "large"})
+
+
+def test_ids_beyond_the_vocabulary_and_weights_that_cannot_be_are_refused(tmp_path):
+    from dataclasses import replace
+
+    with pytest.raises(InvalidInputError, match="token id 9 was given in document 1"):
+        TrigramTable.build([[1, 2, 3], [1, 9, 2]], 5)
+    replace(TABLE, vocab_size=3).save(tmp_path / "ids")
+    with pytest.raises(InvalidInputError, match="expected 0 <= id < 3"):
+        TrigramTable.load(tmp_path / "ids")
+    replace(TABLE, weight=np.full_like(TABLE.weight, np.nan)).save(tmp_path / "nan")
+    with pytest.raises(InvalidInputError, match="not finite"):
+        TrigramTable.load(tmp_path / "nan")
+
+
+@pytest.mark.parametrize("bad", [{"iterations": 0}, {"levels": 0}, {"c1": -1}, {"bump": 4.0}, {"window": 2}, {"max_pairs": 0}])
+def test_parameters_out_of_range_are_refused(bad):
+    with pytest.raises(InvalidInputError, match=next(iter(bad))):
+        TrigramDrafter(**bad)
+
+
+def test_laws_of_a_searched_tree_are_asked_at_every_node():
+    target, _ = models()
+    drafter = TrigramDrafter(TABLE)
+    draft = drafter.propose(drafter.start(requests([0, 1])), [WIDE])
+    p, _ = laws(target, draft, [[0, 1]])
+    assert p.shape[:2] == draft.tree.tokens.shape
+    assert draft.tree.num_nodes > 10
