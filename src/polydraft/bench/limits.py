@@ -63,7 +63,7 @@ class Settings:
             or min(*self.temperatures, self.temperature) <= 0
         ):
             raise InvalidInputError(
-                f"{self} was given; expected at least two contexts, at least two paths and positive temperatures. "
+                f"{self} was given; expected at least six contexts (two for each third), two for nodes, two paths and positive temperatures. "
                 "One path is measured anyway; temperature 0 has nothing to measure, as only equal tokens are kept."
             )
 

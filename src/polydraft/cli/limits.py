@@ -18,7 +18,7 @@ def limits(
         Path | None, typer.Option("--json", help="Write FILE, and beside it a .md, two .csv and a .png.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few contexts: to see that it runs, not to compare rules.")] = False,
-    contexts: Annotated[int, typer.Option(min=2, help="Places in the texts where paths are drawn.")] = 240,
+    contexts: Annotated[int, typer.Option(min=6, help="Places in the texts where paths are drawn.")] = 240,
     node_contexts: Annotated[int, typer.Option(min=2, help="Places where single nodes are measured.")] = 60,
     temperature: Annotated[float, typer.Option(min=0.01, help="Of the path tables.")] = 1.0,
     model: Annotated[str | None, typer.Option(help="Folder of the target; the embedded pair without it.")] = None,
