@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from polydraft.bench.limits import CONTEXT, Limits, Settings, restrict
 from polydraft.cli.main import app
 from polydraft.core import Budget, Request, SamplingParams, TreeShape
 from polydraft.drafters.model import ModelDrafter
-from polydraft.errors import InvalidInputError
+from polydraft.errors import InvalidInputError, UnknownNameError
 
 SMALL = Settings(
     contexts=6,
@@ -111,3 +112,22 @@ def test_settings_that_measure_nothing_are_refused():
         Settings(contexts=1)
     with pytest.raises(InvalidInputError, match="temperature 0"):
         Settings(temperature=0.0)
+
+
+def test_asked_rules_alone_are_measured_with_what_they_are_compared_to():
+    few = Limits(replace(SMALL, rules=("greedy_traversal",), node_contexts=0)).run()
+    assert {r["rule"] for r in few.paths} == {"greedy_traversal", "traversal", "block"}
+    assert not few.nodes
+    assert "greedy_traversal" in limits_report.markdown(limits_report.as_dict(few, {}, "polydraft limits"))
+
+
+def test_asked_rules_have_the_numbers_that_they_have_among_all(found):
+    few = Limits(replace(SMALL, rules=("greedy_traversal",), node_contexts=0)).run()
+    for row in few.paths:
+        (same,) = by(found.paths, rule=row["rule"], drafts=row["drafts"], paths=row["paths"], depth=row["depth"])
+        assert same == row
+
+
+def test_unknown_path_rules_are_refused():
+    with pytest.raises(UnknownNameError, match="did you mean 'kseq'"):
+        Settings(rules=("kseqq",))
