@@ -21,7 +21,7 @@ from polydraft import noise, registry, sampling
 from polydraft import tree as trees
 from polydraft.core import Budget, Draft, NoiseKey, Request, SamplingParams, Target, TokenTree, TreeShape
 from polydraft.drafters.model import ModelDrafter
-from polydraft.errors import InvalidInputError
+from polydraft.errors import InvalidInputError, unknown_name
 from polydraft.models import load, pair
 from polydraft.theory import acceptance, efficiency, rules
 from polydraft.verifiers.block.multipath import picked_law
@@ -42,9 +42,35 @@ PROGRAMMES_UP_TO = 3
 """Most drafts for which linear programmes are solved."""
 
 
+CHAIN_RULES = ("speculative", "block")
+PATH_RULES: dict[str, tuple[str, ...]] = {
+    "paths": (
+        "single_with_spares",
+        "recursive",
+        "kseq",
+        "max_ratio",
+        "transport",
+        "traversal",
+        "multipath",
+        "greedy_traversal",
+    ),
+    "without_replacement": ("recursive_wor", "traversal", "greedy_traversal_wor"),
+    "greedy_plus_one": ("greedy_plus_one", "traversal"),
+    "top_k": ("match",),
+    "coupled": ("race",),
+}
+"""Kind of model drafter -> rules measured on its drafts."""
+MEASURED = ("bound", *CHAIN_RULES, *dict.fromkeys(rule for names in PATH_RULES.values() for rule in names))
+ALWAYS = ("block", "traversal")
+
+
 @dataclass(frozen=True)
 class Settings:
-    """What is measured. contexts: places in the texts for paths; node_contexts: for single nodes."""
+    """What is measured.
+
+    contexts: places in the texts for paths.  node_contexts: for single nodes; 0 measures none.
+    rules: path rules to measure, all of them where empty; block and traversal verification are measured anyway, to compare with.
+    """
 
     contexts: int = 240
     node_contexts: int = 60
@@ -55,17 +81,22 @@ class Settings:
     num_paths: tuple[int, ...] = (2, 3, 4)
     depths: tuple[int, ...] = (4, 6, 8)
     seed: int = 0
+    rules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if (
-            min(self.contexts, self.node_contexts) < 2
+            self.contexts < 6
+            or self.node_contexts in (1, -1)
             or min(self.num_paths) < 2
             or min(*self.temperatures, self.temperature) <= 0
         ):
             raise InvalidInputError(
-                f"{self} was given; expected at least two contexts, at least two paths and positive temperatures. "
+                f"{self} was given; expected at least six contexts (two for each third), two for nodes or none, two paths and positive temperatures. "
                 "One path is measured anyway; temperature 0 has nothing to measure, as only equal tokens are kept."
             )
+        for name in self.rules:
+            if name not in MEASURED:
+                raise unknown_name("path rule", name, MEASURED)
 
 
 @dataclass
@@ -158,7 +189,7 @@ class _Nodes:
 
     def run(self, progress: Callable[[], object]) -> None:
         s = self.limits.settings
-        for index, context in enumerate(self.limits.contexts(s.node_contexts)):
+        for index, context in enumerate(self.limits.contexts(s.node_contexts) if s.node_contexts else ()):
             rows = [_last_logits(model, context) for model in (self.limits.target, self.limits.draft)]
             for T in sorted({*s.temperatures, s.temperature}):
                 p, q = (_law(row, T) for row in rows)
@@ -224,26 +255,6 @@ def _overlap_of_highest(p: np.ndarray, q: np.ndarray, n: int) -> float:
     return float(torch.minimum(torch.from_numpy(p), law[0]).sum())
 
 
-CHAIN_RULES = ("speculative", "block")
-PATH_RULES: dict[str, tuple[str, ...]] = {
-    "paths": (
-        "single_with_spares",
-        "recursive",
-        "kseq",
-        "max_ratio",
-        "transport",
-        "traversal",
-        "multipath",
-        "greedy_traversal",
-    ),
-    "without_replacement": ("recursive_wor", "traversal", "greedy_traversal_wor"),
-    "greedy_plus_one": ("greedy_plus_one", "traversal"),
-    "top_k": ("match",),
-    "coupled": ("race",),
-}
-"""Kind of model drafter -> rules measured on its drafts."""
-
-
 def restrict(draft: Draft, target_probs: Tensor, K: int, L: int) -> tuple[Draft, Tensor]:
     """The first K paths of a draft, cut to L tokens: what a drafter with a smaller budget would have drawn."""
     depth, number = trees.depths(draft.tree)[0], path_numbers(draft.tree)[0]
@@ -263,12 +274,17 @@ class _Paths:
     def __init__(self, limits: Limits, found: Findings) -> None:
         self.limits, self.found = limits, found
         self.params = SamplingParams(temperature=limits.settings.temperature)
-        kinds = (*PATH_RULES, "chain")
-        self.drafters = {kind: ModelDrafter(limits.draft, kind) for kind in kinds}
-        self.own = ModelDrafter(limits.target, "paths")
-        self.rules = {
-            name: registry.verifier(name) for name in (*CHAIN_RULES, *(r for names in PATH_RULES.values() for r in names))
+        asked = limits.settings.rules or MEASURED
+        self.wanted = {*asked, *ALWAYS}
+        others = {*asked} - {*ALWAYS}
+        self.path_rules = {
+            kind: tuple(rule for rule in names if rule in self.wanted)
+            for kind, names in PATH_RULES.items()
+            if kind == "paths" or others & {*names}
         }
+        self.drafters = {kind: ModelDrafter(limits.draft, kind) for kind in (*PATH_RULES, "chain")}
+        self.own = ModelDrafter(limits.target, "paths")
+        self.rules = {name: registry.verifier(name) for name in MEASURED if name != "bound"}
         self.values: dict[tuple[str, str, int, int], list[float]] = {}
         self.overlaps: list[float] = []
 
@@ -300,7 +316,7 @@ class _Paths:
     def _measure(self, request: Request) -> None:
         s = self.limits.settings
         most, deepest = max(s.num_paths), max(s.depths)
-        for kind, names in PATH_RULES.items():
+        for kind, names in self.path_rules.items():
             nested = kind in ("paths", "without_replacement", "coupled")  # fewer paths are the first of more
             sizes = [(most, deepest)] if nested else [(K, deepest) for K in s.num_paths]
             if kind == "top_k":
@@ -314,18 +330,22 @@ class _Paths:
                     self.overlaps.append(float(torch.minimum(p[0, 0].double(), q[0, draft.rows[0, 1]].double()).sum()))
                     for L in s.depths:
                         for name in CHAIN_RULES:
-                            self._keep((name, "chain", 1, L), *restrict(draft, p, 1, L))
+                            if name in self.wanted:
+                                self._keep((name, "chain", 1, L), *restrict(draft, p, 1, L))
                 for K in s.num_paths if nested else [width]:
                     for L in [depth] if kind == "top_k" else s.depths:
                         part = (draft, p) if kind == "top_k" else restrict(draft, p, K, L)
                         for name in names:
                             self._keep((name, kind, K, L), *part)
+        if "bound" in self.wanted:
+            self._bound(request, deepest)
+        if s.rules and "block" not in s.rules:
+            return
         lengths = sorted({K * L for K in s.num_paths for L in s.depths})
         draft = self._draw(self.drafters["chain"], request, 1, lengths[-1])
         p = self._rows(self.limits.target, request, draft.tree)
         for length in lengths:
             self._keep(("block", "chain of K L", 1, length), *restrict(draft, p, 1, length))
-        self._bound(request, deepest)
 
     def _bound(self, request: Request, depth: int) -> None:
         """1 + sum over depths of E[T(v) / p(v)], v drawn from the target: the bound for K iid paths without its V^L terms."""
@@ -385,6 +405,8 @@ class _Paths:
             block = np.array(self.values["block", "chain", 1, L])[at]
             for K in s.num_paths:
                 for rule in ("traversal", "multipath", "greedy_traversal"):
+                    if rule not in self.wanted:
+                        continue
                     e = efficiency.paired(np.array(self.values[rule, "paths", K, L])[at], block)
                     self.found.by_overlap.append(
                         {

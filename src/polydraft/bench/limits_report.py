@@ -64,10 +64,14 @@ def _efficiency(report: dict[str, Any], K: int, depths: Sequence[int]) -> str:
             r = cells[rule, drafts, L]
             row.append(f"{r['tokens_per_call']:.2f} ± {r['standard_error']:.2f}")
         for against in ("over_traversal", "over_block"):
-            value = cells[rule, drafts, last][against]
-            row.append(f"{100 * (value[0] - 1):+.1f} ± {100 * value[1]:.1f}" if value else "-")
+            row += [_percent(cells[rule, drafts, L][against]) for L in depths]
         lines.append(row)
-    return _grid(["rule", "drafts", *(f"L = {L}" for L in depths), f"% over traversal, L = {last}", "% over block"], lines)
+    over = [f"% over {name}, {L}" for name in ("traversal", "block") for L in depths]
+    return _grid(["rule", "drafts", *(f"L = {L}" for L in depths), *over], lines)
+
+
+def _percent(value: Sequence[float] | None) -> str:
+    return f"{100 * (value[0] - 1):+.1f} ± {100 * value[1]:.1f}" if value else "-"
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -77,33 +81,32 @@ def markdown(report: dict[str, Any]) -> str:
     parts = [
         f"`{report['command']}`: {s['contexts']} contexts for paths and {s['node_contexts']} for nodes, seed {s['seed']}; one draft "
         f"overlaps with the target by {report['mean_overlap']:.3f} on average. ± is a standard error over contexts.",
-        f"Acceptance at one node by number of drafts, temperature {T:g}:",
-        _acceptance(report, "drafts", s["num_drafts"], {"temperature": T}),
-        f"Acceptance at one node by temperature, {n} drafts:",
-        _acceptance(report, "temperature", s["temperatures"], {"drafts": n}),
     ]
+    if report["nodes"]:
+        parts += [
+            f"Acceptance at one node by number of drafts, temperature {T:g}:",
+            _acceptance(report, "drafts", s["num_drafts"], {"temperature": T}),
+            f"Acceptance at one node by temperature, {n} drafts:",
+            _acceptance(report, "temperature", s["temperatures"], {"drafts": n}),
+        ]
     for K in s["num_paths"]:
         parts += [f"Tokens per call, {K} paths of L tokens, temperature {T:g}:", _efficiency(report, K, s["depths"])]
     parts += ["Over block verification of one path, by how well the draft fits at the root (thirds of the contexts):"]
     thirds = sorted({(r["third"], r["overlap"]) for r in report["by_overlap"]})
     cell = {(r["rule"], r["paths"], r["third"]): r for r in report["by_overlap"]}
     lines = [
-        [
-            rule,
-            str(K),
-            *(
-                f"{100 * (cell[rule, K, t]['over_block'] - 1):+.1f} ± {100 * cell[rule, K, t]['standard_error']:.1f}"
-                for t, _ in thirds
-            ),
-        ]
+        [rule, str(K), *(_percent((r["over_block"], r["standard_error"])) for t, _ in thirds if (r := cell[rule, K, t]))]
         for K in s["num_paths"]
         for rule in ("traversal", "multipath", "greedy_traversal")
+        if (rule, K, 0) in cell
     ]
     parts.append(_grid(["rule", "paths", *(f"% at overlap {overlap:.2f}" for _, overlap in thirds)], lines))
     return "\n\n".join(parts) + "\n"
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return ""
     out = io.StringIO()
     flat = [{k: v[0] if isinstance(v, list) else v for k, v in row.items()} for row in rows]
     writer = csv.DictWriter(out, list(flat[0]), lineterminator="\n")
@@ -158,6 +161,8 @@ def _draw_paths(axis: Any, report: dict[str, Any]) -> None:
         rows = sorted(
             (r for r in report["paths"] if (r["rule"], r["drafts"], r["depth"]) == (rule, "paths", L)), key=lambda r: r["paths"]
         )
+        if not rows:
+            continue
         axis.errorbar(
             [r["paths"] for r in rows],
             [r["tokens_per_call"] for r in rows],
@@ -179,6 +184,8 @@ def _draw_thirds(axis: Any, report: dict[str, Any]) -> None:
     K = max(report["settings"]["num_paths"])
     for rule in ("traversal", "multipath", "greedy_traversal"):
         rows = sorted((r for r in report["by_overlap"] if (r["rule"], r["paths"]) == (rule, K)), key=lambda r: r["overlap"])
+        if not rows:
+            continue
         axis.errorbar(
             [r["overlap"] for r in rows],
             [r["over_block"] for r in rows],

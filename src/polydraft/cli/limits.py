@@ -18,8 +18,12 @@ def limits(
         Path | None, typer.Option("--json", help="Write FILE, and beside it a .md, two .csv and a .png.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few contexts: to see that it runs, not to compare rules.")] = False,
-    contexts: Annotated[int, typer.Option(min=2, help="Places in the texts where paths are drawn.")] = 240,
-    node_contexts: Annotated[int, typer.Option(min=2, help="Places where single nodes are measured.")] = 60,
+    contexts: Annotated[int, typer.Option(min=6, help="Places in the texts where paths are drawn.")] = 240,
+    node_contexts: Annotated[int, typer.Option(min=0, help="Places where single nodes are measured; 0: none.")] = 60,
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(help="Path rule to measure; may be repeated; all without it. block and traversal come along."),
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0.01, help="Of the path tables.")] = 1.0,
     model: Annotated[str | None, typer.Option(help="Folder of the target; the embedded pair without it.")] = None,
     draft_model: Annotated[str | None, typer.Option(help="Folder of a smaller model with the same vocabulary.")] = None,
@@ -35,7 +39,9 @@ def limits(
 
     if quick:
         contexts, node_contexts = min(contexts, 6), min(node_contexts, 3)
-    settings = Settings(contexts=contexts, node_contexts=node_contexts, temperature=temperature, seed=seed)
+    settings = Settings(
+        contexts=contexts, node_contexts=node_contexts, temperature=temperature, seed=seed, rules=tuple(rule or ())
+    )
     made = Limits(settings, target=model, draft=draft_model, texts=None if text is None else [_read(text)])
     with Progress(transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("measuring", total=made.steps)

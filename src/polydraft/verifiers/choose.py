@@ -8,7 +8,7 @@ __all__ = ["PREFERRED", "best_for", "check_pair", "fitting"]
 
 PREFERRED: dict[SiblingLaw, tuple[str, ...]] = {
     SiblingLaw.IID: ("block", "greedy_traversal", "traversal", "recursive", "match"),
-    SiblingLaw.WITHOUT_REPLACEMENT: ("traversal", "recursive_wor", "match"),
+    SiblingLaw.WITHOUT_REPLACEMENT: ("greedy_traversal_wor", "traversal", "recursive_wor", "match"),
     SiblingLaw.POINT_MASS: ("match",),
     SiblingLaw.COUPLED: ("race", "match"),
     SiblingLaw.GREEDY_PLUS_ONE: ("traversal", "greedy_plus_one", "match"),

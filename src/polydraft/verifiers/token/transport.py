@@ -15,7 +15,7 @@ and never exactness.
     step     e^a_b <- e^a_b t_b / q_I(b), which ascends the likelihood of the choice model
 
 Exact optimum (up to convergence) where every token has a bucket; else the loss is the spread of p/q within buckets. One draw:
-speculative sampling. Cost: a sort, and 200 steps over at most 800 sets of buckets: 1 to 3 ms a context.
+speculative sampling. Cost: a sort, and 200 steps over at most 800 sets of buckets: 1 to 3 ms a context at V = 2048, 35 ms at 152,064.
 """
 
 import numpy as np

@@ -1,0 +1,133 @@
+"""`polydraft limits`: the same numbers by the same seed, paths that a smaller budget would have drawn, files that can be read."""
+
+import csv
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from polydraft import tree as trees
+from polydraft.bench import limits_report
+from polydraft.bench.limits import CONTEXT, Limits, Settings, restrict
+from polydraft.cli.main import app
+from polydraft.core import Budget, Request, SamplingParams, TreeShape
+from polydraft.drafters.model import ModelDrafter
+from polydraft.errors import InvalidInputError, UnknownNameError
+
+SMALL = Settings(
+    contexts=6,
+    node_contexts=2,
+    temperatures=(0.7, 1.0),
+    num_drafts=(1, 2),
+    drafts_by_temperature=2,
+    num_paths=(2,),
+    depths=(2, 3),
+)
+
+
+@pytest.fixture(scope="module")
+def limits():
+    return Limits(SMALL)
+
+
+@pytest.fixture(scope="module")
+def found(limits):
+    return limits.run()
+
+
+def by(rows, **where):
+    return [r for r in rows if all(r[k] == v for k, v in where.items())]
+
+
+def test_same_seed_gives_the_same_numbers(found):
+    again = Limits(SMALL).run()
+    assert again.nodes == found.nodes
+    assert again.paths == found.paths
+
+
+def test_one_draft_is_worth_the_same_to_every_rule_that_tests_it(found):
+    single = by(found.nodes, rule="speculative", drafts=1, temperature=1.0)[0]["acceptance"]
+    for rule in ("recursive", "kseq", "transport", "max_ratio", "importance", "single_with_spares"):
+        assert by(found.nodes, rule=rule, drafts=1, temperature=1.0)[0]["acceptance"] == pytest.approx(single, abs=1e-9), rule
+
+
+def test_no_rule_for_iid_draws_is_above_the_optimum(found):
+    for row in by(found.nodes, law="IID"):
+        best = by(found.nodes, rule="optimum", law="IID", drafts=row["drafts"], temperature=row["temperature"])[0]
+        assert row["acceptance"] <= best["acceptance"] + 1e-9, row
+
+
+def test_every_path_rule_is_measured_at_every_size(found):
+    for L in SMALL.depths:
+        rules = {r["rule"] for r in by(found.paths, depth=L, paths=2)}
+        assert {"bound", "traversal", "greedy_traversal", "multipath", "kseq", "race", "match", "greedy_traversal_wor"} <= rules
+        assert by(found.paths, rule="traversal", drafts="paths", depth=L)[0]["over_traversal"] == [1.0, 0.0]
+
+
+def test_restricted_draft_is_what_a_smaller_budget_draws(limits):
+    drafter = ModelDrafter(limits.draft, "paths")
+
+    def drawn(width, depth):
+        request = Request("r", limits.contexts(2)[0], SamplingParams(), seed=5)
+        states = drafter.start([request])
+        draft = drafter.propose(states, [Budget(width * depth, depth, width)])
+        drafter.release(states)
+        return draft
+
+    large, small = drawn(3, 4), drawn(2, 3)
+    p = torch.zeros(1, large.tree.num_nodes, 1)
+    cut, rows = restrict(large, p, 2, 3)
+    assert cut.tree.num_nodes == small.tree.num_nodes == rows.shape[1] == 7
+    assert cut.shape is TreeShape.PATHS
+    assert trees.depths(cut.tree).tolist() == trees.depths(small.tree).tolist()
+    assert restrict(large, p, 1, 3)[0].shape is TreeShape.CHAIN
+
+
+def test_report_is_written_and_read(found, tmp_path):
+    report = limits_report.as_dict(found, {"processor": "x"}, "polydraft limits")
+    files = limits_report.write(report, tmp_path / "out" / "limits.json")
+    assert {f.name for f in files} == {"limits.json", "limits.md", "limits-nodes.csv", "limits-paths.csv", "limits.png"}
+    assert json.loads(files[0].read_text())["settings"]["contexts"] == 6
+    rows = list(csv.DictReader((tmp_path / "out" / "limits-paths.csv").open()))
+    assert len(rows) == len(found.paths)
+    assert "| bound | paths |" in files[1].read_text()
+    assert (tmp_path / "out" / "limits.png").stat().st_size > 10_000
+
+
+def test_texts_that_are_too_short_are_refused(tmp_path):
+    with pytest.raises(InvalidInputError, match=f"at least {CONTEXT} tokens"):
+        Limits(SMALL, texts=["x = 1\n"])
+    file = tmp_path / "short.txt"
+    file.write_text("x = 1\n")
+    refused = CliRunner().invoke(app, ["limits", "--quick", "--text", str(file)])
+    assert refused.exit_code == 2
+    refused = CliRunner().invoke(app, ["limits", "--quick", "--text", str(tmp_path / "none")])
+    assert refused.exit_code == 2
+
+
+def test_settings_that_measure_nothing_are_refused():
+    with pytest.raises(InvalidInputError, match="at least six"):
+        Settings(contexts=1)
+    with pytest.raises(InvalidInputError, match="temperature 0"):
+        Settings(temperature=0.0)
+
+
+def test_asked_rules_alone_are_measured_with_what_they_are_compared_to():
+    few = Limits(replace(SMALL, rules=("greedy_traversal",), node_contexts=0)).run()
+    assert {r["rule"] for r in few.paths} == {"greedy_traversal", "traversal", "block"}
+    assert not few.nodes
+    assert "greedy_traversal" in limits_report.markdown(limits_report.as_dict(few, {}, "polydraft limits"))
+
+
+def test_asked_rules_have_the_numbers_that_they_have_among_all(found):
+    few = Limits(replace(SMALL, rules=("greedy_traversal",), node_contexts=0)).run()
+    for row in few.paths:
+        (same,) = by(found.paths, rule=row["rule"], drafts=row["drafts"], paths=row["paths"], depth=row["depth"])
+        assert same == row
+
+
+def test_unknown_path_rules_are_refused():
+    with pytest.raises(UnknownNameError, match="did you mean 'kseq'"):
+        Settings(rules=("kseqq",))

@@ -1,0 +1,76 @@
+"""Where rules must coincide: one path, one draft, one bucket, two tokens' worth of draws."""
+
+import numpy as np
+import pytest
+import torch
+from harness import Markov, Tables, as_batch, by_depth, enumerate_drafts
+
+from polydraft.core import Draft, SiblingLaw, TreeShape
+from polydraft.registry import verifier
+
+IID, WOR, G1 = SiblingLaw.IID, SiblingLaw.WITHOUT_REPLACEMENT, SiblingLaw.GREEDY_PLUS_ONE
+
+
+def same(ours, theirs, draft, p):
+    """Equal stop probabilities, and equal laws of the extra token wherever a rule may stop."""
+    a, b = verifier(ours)(draft, p), verifier(theirs)(draft, p)
+    assert torch.allclose(a.stop, b.stop, atol=1e-12)
+    for n in range(draft.tree.num_nodes):
+        at = torch.full((len(p),), n)
+        reached = b.stop[:, n] > 1e-9
+        assert torch.allclose(a.after(at)[reached], b.after(at)[reached], atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["traversal", "traversal_merged", "greedy_traversal", "multipath"])
+@pytest.mark.parametrize("seed", range(6))
+def test_one_path_is_block_verification(name, seed):
+    tables = Tables(4, seed)
+    draft, p = as_batch(tables, IID, TreeShape.CHAIN, enumerate_drafts(tables, IID, by_depth(1, 1), 2))
+    same(name, "block", draft, p)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_one_path_of_distinct_draws_is_block_verification(seed):
+    tables = Tables(4, seed)
+    draft, p = as_batch(tables, IID, TreeShape.CHAIN, enumerate_drafts(tables, IID, by_depth(1, 1), 2))
+    distinct = Draft(draft.tree, WOR, TreeShape.CHAIN, draft.probs, draft.rows)
+    a, b = verifier("greedy_traversal_wor")(distinct, p), verifier("block")(draft, p)
+    assert torch.allclose(a.stop, b.stop, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "name", ["recursive", "recursive_merged", "single_with_spares", "kseq", "max_ratio", "importance", "transport"]
+)
+@pytest.mark.parametrize("seed", range(6))
+def test_one_draft_is_speculative_sampling(name, seed):
+    tables = Tables(4, seed)
+    draft, p = as_batch(tables, IID, TreeShape.CHAIN, enumerate_drafts(tables, IID, by_depth(1, 1), 2))
+    same(name, "speculative", draft, p)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_bucket_is_traversal_of_merged_siblings(seed):
+    """Rows so alike that the gate is closed: all tokens then share one bucket."""
+    rng = np.random.default_rng(seed)
+    p = rng.dirichlet(np.ones(4), 4)
+    q = 0.98 * p + 0.02 * rng.dirichlet(np.ones(4), 4)
+    tables = Markov(p, q, 0)
+    draft, rows = as_batch(tables, IID, TreeShape.PATHS, enumerate_drafts(tables, IID, by_depth(3, 1), 2))
+    same("greedy_traversal", "traversal_merged", draft, rows)
+
+
+def test_order_makes_a_difference_where_rows_differ():
+    """The last test could not fail if the two rules were one."""
+    tables = Tables(4, 0)
+    draft, p = as_batch(tables, IID, TreeShape.PATHS, enumerate_drafts(tables, IID, by_depth(2, 1), 2))
+    ours, theirs = verifier("greedy_traversal")(draft, p).stop, verifier("traversal_merged")(draft, p).stop
+    assert (ours - theirs).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["transport", "kseq", "recursive", "traversal"])
+def test_float32_rows_give_nearly_the_same_verdict(name):
+    tables = Tables(5, 0)
+    draft, p = as_batch(tables, IID, TreeShape.PATHS, enumerate_drafts(tables, IID, by_depth(2, 1), 2))
+    narrow = Draft(draft.tree, draft.law, draft.shape, draft.probs.float(), draft.rows)
+    a, b = verifier(name)(draft, p).stop, verifier(name)(narrow, p.float()).stop
+    assert torch.allclose(a, b, atol=1e-5)
