@@ -66,7 +66,8 @@ def test_threads_share_a_pool_within_its_bounds():
         w.start()
     for w in workers:
         w.join()
-    assert len(pool) == 15
+    assert len({row[0] for row in pool.to_array().tolist()}) == 5
+    assert 5 <= len(pool) <= 15
 
 
 # Lookahead
@@ -122,26 +123,25 @@ def test_the_window_moves_by_the_emitted_tokens():
     assert window.guesses.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def lookahead_session(rounds=30, **options):
+def lookahead_session(seed=0, rounds=30, **options):
     target, _ = models()
     drafter = LookaheadDrafter(**{"columns": 3, "ngram": 3, "read_text": False, **options})
     target.logits = target.logits * 9  # nearly certain, as the window's argmaxes are
     engine = Engine.of(target, drafter=drafter, depth=3, num_paths=3)
-    sample = engine.generate([[0, 1, 2]], SamplingParams(temperature=0, max_tokens=rounds, ignore_eos=True))[0].samples[0]
+    sample = engine.generate([[0, 1, 2]], SamplingParams(temperature=0, max_tokens=rounds, seed=seed))[0].samples[0]
     assert sample.token_ids == plain_greedy(target, [0, 1, 2], rounds)
     return sample.stats
 
 
 def test_the_window_alone_finds_ngrams_that_are_accepted():
-    stats = lookahead_session()
-    assert stats.drafter_error is None
-    assert stats.accepted > 0
+    stats = [lookahead_session(seed) for seed in range(6)]
+    assert [s.drafter_error for s in stats] == [None] * 6
+    assert sum(s.accepted for s in stats) > 0
 
 
 def test_without_the_pass_beside_it_the_window_finds_nothing(monkeypatch):
-    with_rows = lookahead_session().tokens_per_call
     monkeypatch.setattr(LookaheadDrafter, "aux", lambda self, states: None)
-    assert lookahead_session().tokens_per_call < with_rows
+    assert [lookahead_session(seed).drafted for seed in range(6)] == [0] * 6
 
 
 def test_the_window_changes_between_rounds_and_fills_the_pool_with_the_targets_argmaxes():
@@ -224,14 +224,7 @@ def test_phrases_save_passes_of_the_small_model():
 
 
 def test_phrases_at_the_end_lengthen_what_is_accepted():
-    assert ouroboros()[1] >= ouroboros(extend=False)[1] - 0.5  # at equal depth the chain is shorter
-    _target, small = models(V=12)
-    drafter = PhraseDrafter(small, length=2)
-    states = drafter.start(requests([1, 2, 3] * 4))
-    tree = drafter.grow(states[0], Budget(12, 6, 3))
-    without = PhraseDrafter(small, length=2, extend=False)
-    assert len(set(tree.parents)) < len(tree.parents) or len(tree.tokens) > 5
-    assert tree.tokens[:5] == without.grow(without.start(requests([1, 2, 3] * 4))[0], Budget(12, 6, 3)).tokens[:5]
+    assert ouroboros(gamma=3)[1] > ouroboros(gamma=3, extend=False)[1]
 
 
 def test_what_the_target_says_of_rejected_nodes_enters_the_pool():
@@ -252,13 +245,11 @@ def test_what_the_target_says_of_rejected_nodes_enters_the_pool():
 
 def test_learning_from_rejections_raises_tokens_per_call():
     def session(**options):
-        target, _ = models(V=12)
-        target.logits = 9 * target.logits
-        engine = Engine.of(target, drafter=PhraseDrafter(length=2, **options), depth=4, num_paths=4)
-        found = engine.generate([[i, j] for i in range(4) for j in range(4)], SamplingParams(temperature=0, max_tokens=40))
+        engine = Engine.of(models(V=12)[0], drafter=PhraseDrafter(length=2, **options), depth=4, num_paths=4)
+        found = engine.generate([[i, j] for i in range(6) for j in range(4)], SamplingParams(max_tokens=50, seed=0))
         return np.mean([r.stats.tokens_per_call for r in found])
 
-    assert session() > session(learn=False)
+    assert session() > session(learn=False) + 0.05
 
 
 def test_the_small_models_cache_holds_the_text_after_every_round():

@@ -13,6 +13,7 @@ Stores that outlive a request (`+store`) start empty and see the requests of one
 """
 
 import re
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,11 +23,13 @@ import numpy as np
 
 from polydraft import registry
 from polydraft.bench.replay import ReplayTarget
-from polydraft.core import Drafter, SamplingParams, Target
+from polydraft.core import Drafter, Request, SamplingParams, Target
 from polydraft.drafters.index_file import fingerprint
+from polydraft.drafters.ngram import NgramDrafter
 from polydraft.drafters.parts import Parts
 from polydraft.drafters.retrieval import RetrievalIndex
 from polydraft.drafters.suffix import SuffixStore
+from polydraft.drafters.suffix_tree import SuffixTree
 from polydraft.drafters.trigram import TrigramStore, TrigramTable
 from polydraft.engine.api import Engine
 from polydraft.engine.plan import FixedPlan
@@ -34,7 +37,7 @@ from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
 from polydraft.train import corpus
 
-__all__ = ["CONTENDERS", "WORKLOADS", "Bench", "Contender", "Row", "Task"]
+__all__ = ["CONTENDERS", "LEARNERS", "WAYS", "WORKLOADS", "Bench", "Contender", "Row", "Task"]
 
 WORKLOADS = ("python", "edits", "chat")
 WAYS = ("written", "replayed")
@@ -60,7 +63,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Contender:
-    """A drafter under a name. options: of its `build`, made anew for each session.  needs_draft: a smaller model."""
+    """A drafter under a name. options: of its `build`, made anew for each session.  model: with the embedded draft model."""
 
     name: str
     drafter: str
@@ -138,6 +141,9 @@ CONTENDERS: tuple[Contender, ...] = (
         lambda bench: {"sources": ["ngram", "suffix", bench.with_index("trigram"), bench.with_index("retrieval")]},
     ),
 )
+
+LEARNERS = ("ngram", "suffix", "trigram static", "trigram", "retrieval", "mixture of all")
+"""Whose learning curve is drawn."""
 
 
 class Bench:
@@ -247,6 +253,37 @@ class Bench:
         name, _, kind = contender.drafter.partition(":")
         given = {**contender.options(self), **({"kind": kind} if kind else {})}
         return registry.drafter(name).build(Parts(target, draft, self.tokenizer, ()), **given)
+
+    def curve(self, contender: Contender, num_tokens: int, window: int) -> list[float]:
+        """Tokens per call in each window of one long request: a held-out module, replayed from its 64th token on."""
+        ids = max((self.encode(d.text) for d in self.sources.held_out), key=len)[: 64 + num_tokens]
+        target, row = ReplayTarget(self.target.vocab_size), Row(contender.name, "long", "replayed")
+        engine = Engine.of(target, drafter=self.drafter(contender, target), plan=self.plan)
+        self._play(engine, [Task(ids[:64], ids[64:])], row)
+        return row.curve(window)
+
+    def megabytes_per_million_tokens(self) -> dict[str, float]:
+        """Of each structure, measured on the documents of the indexes; the requests' own on the first 100,000 tokens of them."""
+        num_tokens = sum(map(len, self.documents))
+        history = [t for d in self.documents for t in d][:100_000]
+        request = Request("r", tuple(history), SamplingParams(), seed=0)
+        tracemalloc.start()
+        own = NgramDrafter().start([request])
+        ngram_bytes = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        del own
+        tree, store = SuffixTree(), SuffixStore(num_tokens)
+        tree.extend(history)
+        for document in self.documents:
+            store.add(document)
+        bytes_a_token = {
+            "prompt lookup, of a request": ngram_bytes / len(history),
+            "suffix tree, of a request": tree.num_bytes / len(history),
+            "suffix store": store.num_bytes / store.num_tokens,
+            "trigram table": self.trigrams.num_bytes / num_tokens,
+            "suffix array": self.retrieval.num_bytes / num_tokens,
+        }
+        return bytes_a_token | {"trigram store, at its bound of 4,096 pairs (MB in all)": TrigramStore().num_bytes / 1e6}
 
     def run(self, contender: Contender, workload: str, way: str) -> Row:
         """One session: all requests of a workload, one after the other, after one to compile what is used."""

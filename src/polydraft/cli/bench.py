@@ -13,10 +13,14 @@ from polydraft.cli.doctor import machine
 from polydraft.cli.quiet import quiet
 from polydraft.errors import InvalidInputError
 
-__all__ = ["bench"]
+__all__ = ["app"]
+
+app = typer.Typer(invoke_without_command=True)
 
 
+@app.callback()
 def bench(
+    context: typer.Context,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write FILE, and beside it a .md table and a .png.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Three prompts, one repetition.")] = False,
     inflate: Annotated[int, typer.Option(min=0, help="Append N layers to the target that cost and change nothing.")] = 0,
@@ -41,6 +45,8 @@ def bench(
     ] = False,
 ) -> None:
     """Measure this library against its peers: same models, prompts and threads, one interleaved run, outputs checked."""
+    if context.invoked_subcommand is not None:
+        return
     os.environ["OMP_NUM_THREADS"] = str(threads)
     import torch
 
@@ -103,3 +109,62 @@ def _read(path: Path, made: "object") -> list[list[int]]:
         raise InvalidInputError(f"{str(path)!r} holds no prompt; expected one a line.")
     decoded = [json.loads(line)["prompt"] if path.suffix == ".jsonl" else line for line in lines]
     return [load.encode(made.tokenizer, text) for text in decoded]  # type: ignore[attr-defined]
+
+
+@app.command()
+def drafters(
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the tables, the pictures and all numbers.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Two requests of 32 tokens, a short curve.")] = False,
+    drafter: Annotated[list[str] | None, typer.Option(help="Name in the table; may be repeated; all without it.")] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Drafted tokens of a step.")] = 16,
+    depth: Annotated[int, typer.Option(min=1, help="Longest path of a draft.")] = 8,
+    width: Annotated[int, typer.Option(min=1, help="Most paths of a draft.")] = 4,
+    temperature: Annotated[float, typer.Option(min=0, help="Of the embedded target.")] = 1.0,
+    num_tokens: Annotated[int, typer.Option(min=1, max=480, help="Tokens of each continuation.")] = 200,
+    num_requests: Annotated[int, typer.Option(min=1, help="Requests of each workload.")] = 8,
+    index_bytes: Annotated[int, typer.Option(min=1, help="Text that the indexes are made of.")] = 2_000_000,
+) -> None:
+    """Compare the drafters that need no training, at one node budget, on code, edits and chat-like text."""
+    import torch
+
+    torch.set_num_threads(1)
+    quiet()
+    from rich.progress import Progress
+
+    from polydraft.bench import drafters_report as reports
+    from polydraft.bench.drafters import CONTENDERS, LEARNERS, WAYS, WORKLOADS, Bench
+    from polydraft.errors import unknown_name
+
+    known = {c.name: c for c in CONTENDERS}
+    for name in drafter or ():
+        if name not in known:
+            raise unknown_name("drafter of this benchmark", name, known)
+    chosen = [c for c in CONTENDERS if not drafter or c.name in drafter]
+    budget = {"nodes": nodes, "depth": depth, "width": width, "temperature": temperature}
+    sizes = {"num_tokens": 32 if quick else num_tokens, "num_requests": 2 if quick else num_requests}
+    made = Bench(**budget, **sizes, index_bytes=200_000 if quick else index_bytes)
+    curve_tokens, window = (400, 100) if quick else (8000, 500)
+    learners = [c for c in chosen if c.name in LEARNERS]
+    rows, curves = [], {}
+    with Progress(transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("measuring", total=len(chosen) * len(WAYS) * len(WORKLOADS) + len(learners))
+        for way in WAYS:
+            for workload in WORKLOADS:
+                for contender in chosen:
+                    rows.append(made.run(contender, workload, way).to_dict())
+                    bar.advance(task)
+        for contender in learners:
+            curves[contender.name] = made.curve(contender, curve_tokens, window)
+            bar.advance(task)
+    report = {
+        "hardware": machine(),
+        "command": " ".join(["polydraft", *sys.argv[1:]]),
+        "settings": {**budget, **sizes, "index_tokens": sum(map(len, made.documents)), "curve_window": window},
+        "rows": rows,
+        "curves": curves,
+        "megabytes_per_million_tokens": made.megabytes_per_million_tokens(),
+    }
+    typer.echo(reports.markdown(report))
+    if out is not None:
+        for path in reports.write(report, out):
+            typer.echo(f"wrote {path}", err=True)

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from polydraft import __version__
-from polydraft.cli.bench import bench
+from polydraft.cli.bench import app as bench
 from polydraft.cli.demo import demo
 from polydraft.cli.doctor import doctor
 from polydraft.cli.generate import generate
@@ -45,7 +45,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(demo)
-app.command()(bench)
+app.add_typer(bench, name="bench")
 app.command()(limits)
 app.command()(methods)
 app.command()(doctor)

@@ -50,6 +50,7 @@ class PhraseDrafter:
     """Ouroboros, or with model=None the phrase pool alone.
 
     model: a smaller one with as many slots as requests run at once.  length: L.  per_token: phrases kept of a token.
+    gamma: tokens of the small model's draft; without it, the depth of the budget less a phrase.
     num_phrases: K, and the phrases that the small model tests in a pass.
     pool: shared by all requests, if they may learn from each other.  eos_token_ids: nothing is drafted behind one.
     speed_up, extend, learn: steps 1 to 3 of the module, to be switched off for comparison.
@@ -84,20 +85,21 @@ class PhraseDrafter:
         length: int = 3,
         per_token: int = 20,
         num_phrases: int = 3,
+        gamma: int | None = None,
         pool: PhrasePool | None = None,
         speed_up: bool = True,
         extend: bool = True,
         learn: bool = True,
         eos_token_ids: Sequence[int] = (),
     ) -> None:
-        if min(length, per_token, num_phrases) < 1:
+        if min(length, per_token, num_phrases, 1 if gamma is None else gamma) < 1:
             raise InvalidInputError(
-                f"length={length}, per_token={per_token} and num_phrases={num_phrases} were given; expected at least 1 each."
+                f"length={length}, per_token={per_token}, num_phrases={num_phrases} and gamma={gamma} were given; expected at least 1 each."
             )
         if pool is not None and pool.length != length:
             raise InvalidInputError(f"a pool of phrases of {pool.length} was given; expected length={length}.")
         self.model, self.length, self.per_token, self.num_phrases, self.pool = model, length, per_token, num_phrases, pool
-        self.speed_up, self.extend, self.learn, self._eos = speed_up, extend, learn, frozenset(eos_token_ids)
+        self.gamma, self.speed_up, self.extend, self.learn, self._eos = gamma, speed_up, extend, learn, frozenset(eos_token_ids)
         self._free = [] if model is None else list(range(model.max_num_seqs))[::-1]
 
     @classmethod
@@ -178,7 +180,8 @@ class PhraseDrafter:
             state.pool.lengthen(grown, state.pool.hang(grown, 0, budget.width))
             return grown
         room = min(self.length, budget.max_depth // 2) if self.extend else 0
-        chain = self._draft(state, max(1, min(budget.max_depth - room, budget.max_nodes)))
+        gamma = min(budget.max_depth, budget.max_nodes)
+        chain = self._draft(state, max(1, min(gamma, budget.max_depth - room) if self.gamma is None else min(gamma, self.gamma)))
         state.drafted = tuple(chain)
         end = grown.add_path(chain)
         if self.extend:

@@ -1,0 +1,90 @@
+"""The comparison of drafters as JSON, as markdown tables and as pictures."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from polydraft.bench.drafters import WAYS, WORKLOADS
+
+__all__ = ["markdown", "write"]
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """Tables with hardware, settings and command beside them."""
+    s = report["settings"]
+    lines = [
+        f"{report['hardware']['processor']}, one thread; embedded target, temperature {s['temperature']:g}; {s['num_requests']} requests "
+        f"x {s['num_tokens']} tokens of each workload; budget {s['nodes']} nodes, depth {s['depth']}, width {s['width']}; "
+        f"indexes over {s['index_tokens']:,} tokens of the standard library without the held-out modules.",
+        f"`{report['command']}`",
+        "",
+        "Tokens per call of the target, with the standard error over requests:",
+        "",
+    ]
+    head = ["drafter", *(f"{way} {workload}" for way in WAYS for workload in WORKLOADS)]
+    lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    cells = {(r["contender"], r["way"], r["workload"]): r for r in report["rows"]}
+    names = list(dict.fromkeys(r["contender"] for r in report["rows"]))
+    for name in names:
+        found = [cells.get((name, way, workload)) for way in WAYS for workload in WORKLOADS]
+        shown = ["-" if r is None else f"{r['tokens_per_call']:.2f} ± {r['error']:.2f}" for r in found]
+        lines.append("| " + " | ".join([name, *shown]) + " |")
+    lines += ["", "What drafting costs (proposing, checking and learning; the target is the embedded one):", ""]
+    lines += ["| drafter | ms per step | share of a step |", "|---|---|---|"]
+    for name in names:
+        rows = [r for r in report["rows"] if r["contender"] == name and r["way"] == "written"]
+        if rows:
+            drafting, step = (sum(r[k] for r in rows) / len(rows) for k in ("drafting_ms", "step_ms"))
+            lines.append(f"| {name} | {drafting:.2f} | {100 * drafting / step:.1f}% |")
+    lines += ["", "Memory per million tokens of history or corpus:", "", "| structure | MB |", "|---|---|"]
+    lines += [f"| {name} | {size:.0f} |" for name, size in report["megabytes_per_million_tokens"].items()]
+    return "\n".join(lines) + "\n"
+
+
+def _bars(report: dict[str, Any], path: Path) -> None:
+    from matplotlib import pyplot as plt
+
+    names = list(dict.fromkeys(r["contender"] for r in report["rows"]))[::-1]
+    figure, axes = plt.subplots(1, len(WAYS), figsize=(11, 1 + 0.45 * len(names)), sharey=True, layout="constrained")
+    for way, ax in zip(WAYS, axes, strict=True):
+        for i, workload in enumerate(WORKLOADS):
+            rows = {r["contender"]: r for r in report["rows"] if (r["way"], r["workload"]) == (way, workload)}
+            y = [names.index(name) + 0.27 * (1 - i) for name in rows]
+            values, errors = ([r[k] for r in rows.values()] for k in ("tokens_per_call", "error"))
+            ax.barh(y, values, 0.26, xerr=errors, label=workload)
+        ax.set_xlabel(f"tokens per call, {way}")
+        ax.set_xlim(left=1)
+        ax.set_yticks(range(len(names)), names)
+    axes[0].legend()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _curves(report: dict[str, Any], path: Path) -> None:
+    from matplotlib import pyplot as plt
+
+    figure, ax = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    window = report["settings"]["curve_window"]
+    for name, curve in report["curves"].items():
+        ax.plot([(i + 0.5) * window for i in range(len(curve))], curve, marker="o", markersize=3, label=name)
+    ax.set_xlabel("tokens of the session so far (one held-out module, replayed)")
+    ax.set_ylabel("tokens per call")
+    ax.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def write(report: dict[str, Any], folder: Path) -> list[Path]:
+    """Files in a folder: drafters.json, drafters.md, tokens_per_call.png, learning_curve.png. Texts are renamed into place."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {"drafters.json": json.dumps(report, indent=1) + "\n", "drafters.md": markdown(report)}
+    for name, content in texts.items():
+        partial = folder / f"{name}.partial"
+        partial.write_text(content, encoding="utf-8")
+        os.replace(partial, folder / name)
+    if report["rows"]:
+        _bars(report, folder / "tokens_per_call.png")
+    if report["curves"]:
+        _curves(report, folder / "learning_curve.png")
+    return sorted(folder.iterdir())

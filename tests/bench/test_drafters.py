@@ -1,0 +1,98 @@
+"""The comparison of drafters: workloads, the replayed target, and what a run reports."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from polydraft import Engine, SamplingParams
+from polydraft.bench.drafters import CONTENDERS, WORKLOADS, Bench, Contender, Row
+from polydraft.bench.replay import ReplayTarget
+from polydraft.cli.main import app
+from polydraft.core import TokenTree
+from polydraft.drafters.ngram import NgramDrafter
+from polydraft.errors import InvalidInputError
+
+
+@pytest.fixture(scope="module")
+def bench():
+    return Bench(num_tokens=40, num_requests=2, index_bytes=60_000)
+
+
+def test_a_replayed_text_comes_out_as_it_is_with_and_without_drafts():
+    text = [5, 6, 7, 8] * 6
+    for drafter, calls in ((None, 20), (NgramDrafter(), 20)):
+        target = ReplayTarget(9)
+        target.text = text
+        result = Engine.of(target, drafter=drafter, depth=4).generate([text[:4]], SamplingParams(temperature=0, max_tokens=20))[0]
+        assert result.token_ids == text[4:]
+        assert result.stats.target_calls == calls if drafter is None else result.stats.target_calls < calls
+
+
+def test_off_the_text_the_replayed_target_is_uniform():
+    target = ReplayTarget(9)
+    target.text = [1, 2, 3, 4]
+    target.prefill([0], [[1]])
+    tree = TokenTree(torch.tensor([[2, 3, 8, 4]]), torch.tensor([[-1, 0, 0, 2]]))
+    logits = target.score([0], tree).logits[0]
+    assert logits.argmax(-1)[:2].tolist() == [3, 4]
+    assert torch.equal(logits[2:], torch.zeros(2, 9))
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_every_workload_has_prompts_and_what_follows_them(bench, workload):
+    tasks = bench.tasks(workload)
+    assert len(tasks) == 2
+    assert all(len(t.prompt) > 16 and len(t.rest) > 16 for t in tasks)
+    assert tasks[0].prompt != tasks[1].prompt
+
+
+def test_nothing_held_out_is_in_the_indexes(bench):
+    index = bench.retrieval
+    for task in bench.tasks("python"):
+        assert index.count(task.prompt[100:130]) == 0
+
+
+def test_the_edited_copy_differs_from_the_original_in_the_name_alone(bench):
+    task = bench.tasks("edits")[0]
+    words = bench.tokenizer.decode(task.prompt + task.rest)
+    assert "_2" in words
+    assert bench.run(Contender("ngram", "ngram"), "edits", "replayed").tokens_per_call > 2
+
+
+def test_an_unknown_workload_is_refused(bench):
+    with pytest.raises(InvalidInputError, match="python, edits, chat"):
+        bench.tasks("pythn")
+
+
+def test_the_curve_counts_each_step_in_the_window_where_it_begins():
+    row = Row("x", "python", "replayed", steps=[[3, 1, 1], [1, 1]])
+    assert row.tokens_per_call == 7 / 5
+    assert row.curve(3) == [5 / 3, 1.0]
+
+
+def test_a_quick_run_writes_tables_and_pictures(tmp_path):
+    given = ["bench", "drafters", "--quick", "--drafter", "suffix", "--drafter", "trigram", "--index-bytes", "60000"]
+    found = CliRunner().invoke(app, [*given, "--out", str(tmp_path / "d")])
+    assert found.exit_code == 0, found.output
+    report = json.loads((tmp_path / "d" / "drafters.json").read_text())
+    assert [r["contender"] for r in report["rows"]] == ["suffix", "trigram"] * 6
+    assert all(r["tokens_per_call"] >= 1 for r in report["rows"])
+    assert set(report["curves"]) == {"suffix", "trigram"}
+    assert {p.name for p in (tmp_path / "d").iterdir()} == {
+        "drafters.json",
+        "drafters.md",
+        "tokens_per_call.png",
+        "learning_curve.png",
+    }
+
+
+def test_an_unknown_drafter_is_refused_with_the_nearest():
+    found = CliRunner().invoke(app, ["bench", "drafters", "--drafter", "sufix"])
+    assert found.exit_code == 2
+    assert "did you mean 'suffix'" in found.stderr
+
+
+def test_the_names_of_the_contenders_are_distinct():
+    assert len({c.name for c in CONTENDERS}) == len(CONTENDERS)
