@@ -1,14 +1,17 @@
 """Is the output of this engine, with these models and settings, the target's? A test on texts that it generates itself.
 
-Three looks at every round of real, many-round texts:
+Five looks at every round of real, many-round texts:
 
 rule    the verdict gives the law of a round's block before any randomness of the rule. For every position j of the block,
             M_j = sum over nodes n of depth j - 1 of  sum_y w(n, y) f_n(y)  -  R(n) sum_y p_n(y) f_n(y)
         with w(n, y) the mass of blocks that go through n and then y, R(n) the mass that goes through n, p_n the target's law.
         If the rule is lossless and drafts are drawn as reported, M_j has mean 0 over rounds for any f that is a function of the
         context alone: tokens of later rounds add nothing. f = q/(p+q), to which every mistake with q or with the draws is
-        sensitive, and f = p/max p. Both lie in [0, 1], so |mean| is a lower bound of the total variation distance.
+        sensitive, f = p/max p, and the indicators of the best token by p and by q. All lie in [0, 1], so |mean| is a lower bound of the total variation distance.
 draws   the same with the tokens that were drawn, X_j = f_n(x_j) - sum_y p_n(y) f_n(y): it sees mistakes of the noise as well.
+beside  M_j minus that of another lossless rule on the same draft: what both owe to the chance of the draft falls out, and a
+        small mistake of the rule shows in few rounds.
+noise   X_j - M_j: the stop and the extra token against the verdict they were drawn from.
 text    the tokens that came out, judged by transformers: their places in the cumulative law of a pass of the plain model over
         the finished text are uniform (Kolmogorov-Smirnov), for each position of a block; at temperature 0 each is the largest.
 
@@ -25,7 +28,7 @@ from jaxtyping import Float, Int
 from scipy import stats
 from torch import Tensor
 
-from polydraft import sampling
+from polydraft import registry, sampling
 from polydraft import tree as trees
 from polydraft.bench.law_check import NEAR_TIE, places
 from polydraft.bench.wrong_rules import FEW, Reversed, mistakes
@@ -39,7 +42,9 @@ IMPLAUSIBLE = 1e-4
 """A smallest p-value below this, after correction for the number of tests, is a failure."""
 RESOLUTION = 1e-5
 """Laws come from float32 logits: mean differences of this size mean nothing."""
-STATISTICS = ("draft", "sharp")
+STATISTICS = ("draft", "sharp", "best", "best of draft")
+CONTROLS = ("speculative", "recursive", "recursive_wor", "block", "greedy_traversal")
+"""Rules to stand beside the one that is checked."""
 LEAST_ROUNDS = 30
 """Positions reached in fewer rounds are not tested: the normal law would not hold."""
 
@@ -57,9 +62,13 @@ class Finding:
 
 @dataclass
 class Recorder:
-    """A verifier that behaves as `rule` and keeps M_j and X_j of every round, by statistic and position."""
+    """A verifier that behaves as `rule` and keeps M_j and X_j of every round, by statistic and position.
+
+    paired: for each other lossless rule that fits the drafts, M_j of `rule` minus M_j of that rule on the same draft.
+    """
 
     rule: Verifier
+    paired: dict[str, list[Float[np.ndarray, "S J"]]] = field(default_factory=dict[str, list[np.ndarray]])
     values: list[Float[np.ndarray, "S J"]] = field(default_factory=list[np.ndarray])
     drawn: list[Float[np.ndarray, "S J"]] = field(default_factory=list[np.ndarray])
 
@@ -70,12 +79,24 @@ class Recorder:
     @property
     def findings(self) -> list[Finding]:
         """All tests of the rounds so far."""
-        return [*rule_findings(self.values), *rule_findings(self.drawn, "draws")]
+        noise = [x - m for x, m in zip(self.drawn, self.values, strict=True)]
+        found = [*rule_findings(self.values), *rule_findings(self.drawn, "draws"), *rule_findings(noise, "noise")]
+        for name, values in self.paired.items():
+            found += rule_findings(values, f"rule beside {name}")
+        return found
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Verdict:
         verdict = self.rule(draft, target_probs)
-        self.values += deviations(draft, target_probs, verdict)
-        return _Watched(verdict, draft, target_probs, self.drawn)
+        now = _Round.of(draft, target_probs)
+        own = now.expected(verdict)
+        self.values += own
+        if draft.tree.num_nodes > 1:
+            for name in CONTROLS:
+                info = registry.verifier(name).info
+                if draft.law in info.laws and draft.shape in info.shapes:
+                    other = now.expected(registry.verifier(name)(draft, target_probs))
+                    self.paired.setdefault(name, []).extend(a - b for a, b in zip(own, other, strict=True))
+        return _Watched(verdict, now, self.drawn)
 
 
 @dataclass(frozen=True)
@@ -83,8 +104,7 @@ class _Watched:
     """A verdict that notes which tokens are drawn from it."""
 
     verdict: Verdict
-    draft: Draft
-    target_probs: Float[Tensor, "B N V"]
+    now: "_Round"
     drawn: list[Float[np.ndarray, "S J"]]
 
     @property
@@ -96,75 +116,83 @@ class _Watched:
 
     def sample(self, key: NoiseKey) -> Outcome:
         outcome = self.verdict.sample(key)
-        self.drawn.extend(drawn_deviations(self.draft, self.target_probs, outcome))
+        self.drawn.extend(self.now.drawn(outcome))
         return outcome
 
 
-def _mass_below(tree: TokenTree, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(mass that goes through each context, parent context), copies folded into their first; [B, N] each."""
-    first, parents = trees.first_copies(tree).numpy(), tree.parents.numpy()
-    above = np.where(parents >= 0, np.take_along_axis(first, np.maximum(parents, 0), 1), -1)
-    through = np.zeros_like(stop)
-    np.add.at(through, (np.arange(len(stop))[:, None], first), stop)
-    for n in range(stop.shape[1] - 1, 0, -1):
-        real = (above[:, n] >= 0) & (first[:, n] == n)
-        rows = np.flatnonzero(real)
-        through[rows, above[rows, n]] += through[rows, n]
-    return through, above
+@dataclass(frozen=True)
+class _Round:
+    """The functions f at every node of a draft, and all that no rule changes.
 
+    f: [S, B, N, V].  mean: [S, B, N] of f under p.  on_draft: [S, B, N] f of a node's parent at the node's token.
+    """
 
-def deviations(draft: Draft, target_probs: Float[Tensor, "B N V"], verdict: Verdict) -> list[Float[np.ndarray, "S J"]]:
-    """M_j of each row of a round, for each statistic and each position of its block (position 1 first)."""
-    tree, p = draft.tree, target_probs.double()
-    p = p / p.sum(-1, keepdim=True)
-    B, N = tree.tokens.shape
-    stop = verdict.stop.double().numpy()
-    through, above = _mass_below(tree, stop)
-    level, first = trees.depths(tree).numpy(), trees.first_copies(tree).numpy()
-    found = np.zeros((B, len(STATISTICS), int(level.max()) + 1))
-    rows = np.arange(B)
-    for n in range(N):
-        after = verdict.after(torch.full((B,), n)).double()
-        for s, f in enumerate(_functions(draft, p, n)):
-            mean = (p[:, n] * f).sum(-1).numpy()
-            real = (level[:, n] >= 0) & (first[:, n] == n)
-            value = stop[:, n] * np.nan_to_num((after * f).sum(-1).numpy()) - through[:, n] * mean
-            for c in range(n + 1, N):
-                child = (above[:, c] == n) & (first[:, c] == c)
-                value += np.where(child, through[:, c] * f[torch.arange(B), tree.tokens[:, c]].numpy(), 0.0)
-            np.add.at(found, (rows[real], s, level[real, n]), value[real])
-    return [found[b, :, : level[b].max() + 1] for b in range(B)]
+    tree: TokenTree
+    first: np.ndarray
+    above: np.ndarray
+    level: np.ndarray
+    f: Float[Tensor, "S B N V"]
+    mean: np.ndarray
+    on_draft: np.ndarray
 
+    @classmethod
+    def of(cls, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> "_Round":
+        tree, p = draft.tree, target_probs.double()
+        p = p / p.sum(-1, keepdim=True)
+        first = trees.first_copies(tree)
+        above = torch.where(tree.parents >= 0, first.gather(1, tree.parents.clamp(min=0)), -1)
+        f = torch.stack([torch.stack(list(_functions(draft, p, n))) for n in range(tree.num_nodes)], 2)
+        rows = torch.arange(len(p))[:, None]
+        on_draft = f[:, rows, above.clamp(min=0), tree.tokens]
+        mean = torch.einsum("bnv,sbnv->sbn", p, f)
+        return cls(tree, first.numpy(), above.numpy(), trees.depths(tree).numpy(), f, mean.numpy(), on_draft.numpy())
 
-def drawn_deviations(draft: Draft, target_probs: Float[Tensor, "B N V"], outcome: Outcome) -> list[Float[np.ndarray, "S J"]]:
-    """X_j = f_n(x_j) - sum_y p_n(y) f_n(y) of each row's emitted tokens x_j, n being the node before."""
-    p = target_probs.double()
-    p = p / p.sum(-1, keepdim=True)
-    emitted, paths = outcome.emitted(draft.tree), outcome.path.tolist()
-    first = trees.first_copies(draft.tree)
-    B, N = draft.tree.tokens.shape
-    values, means = torch.zeros(len(STATISTICS), B, N, p.shape[-1]), torch.zeros(len(STATISTICS), B, N)
-    for n in range(N):
-        for s, f in enumerate(_functions(draft, p, n)):
-            values[s, :, n], means[s, :, n] = f.float(), (p[:, n] * f).sum(-1).float()
-    found: list[np.ndarray] = []
-    for b, tokens in enumerate(emitted):
-        nodes = first[b, [0, *(n for n in paths[b] if n >= 0)]]
-        found.append((values[:, b, nodes, torch.tensor(tokens)] - means[:, b, nodes]).double().numpy())
-    return found
+    def expected(self, verdict: Verdict) -> list[Float[np.ndarray, "S J"]]:
+        """M_j of each row, for each statistic and each position of its block (position 1 first)."""
+        B, N = self.tree.tokens.shape
+        stop = verdict.stop.double().numpy()
+        through = np.zeros_like(stop)
+        np.add.at(through, (np.arange(B)[:, None], self.first), stop)
+        for n in range(N - 1, 0, -1):
+            rows = np.flatnonzero((self.above[:, n] >= 0) & (self.first[:, n] == n))
+            through[rows, self.above[rows, n]] += through[rows, n]
+        found = np.zeros((B, len(STATISTICS), int(self.level.max()) + 1))
+        for n in range(N):
+            real = np.flatnonzero((self.level[:, n] >= 0) & (self.first[:, n] == n))
+            after = verdict.after(torch.full((B,), n)).double()
+            end = stop[:, n] * np.nan_to_num(torch.einsum("bv,sbv->sb", after, self.f[:, :, n]).numpy())
+            value = end - through[:, n] * self.mean[:, :, n]
+            for b in real:
+                found[b, :, self.level[b, n]] += value[:, b]
+                if n:
+                    found[b, :, self.level[b, n] - 1] += through[b, n] * self.on_draft[:, b, n]
+        return [found[b, :, : self.level[b].max() + 1] for b in range(B)]
+
+    def drawn(self, outcome: Outcome) -> list[Float[np.ndarray, "S J"]]:
+        """X_j = f_n(x_j) - sum_y p_n(y) f_n(y) of each row's emitted tokens x_j, n being the node before."""
+        found: list[np.ndarray] = []
+        paths = outcome.path.tolist()
+        for b, tokens in enumerate(outcome.emitted(self.tree)):
+            nodes = self.first[b, [0, *(n for n in paths[b] if n >= 0)]]
+            x = self.f[:, b, nodes, tokens].numpy() - self.mean[:, b, nodes]
+            found.append(np.pad(x, ((0, 0), (0, int(self.level[b].max()) + 1 - len(tokens)))))  # 0 where the block ended before
+        return found
 
 
 def _functions(draft: Draft, p: Float[Tensor, "B N V"], n: int) -> Iterator[Float[Tensor, "B V"]]:
-    """f of node n for each statistic; without a q the first is 0, which tests nothing."""
-    if draft.probs is None:
-        yield torch.zeros_like(p[:, n])
-    else:
+    """f of node n for each statistic; without a q those of the draft are 0, which tests nothing."""
+    q = None
+    if draft.probs is not None:
         child = (draft.tree.parents == n).int()
         row = draft.rows.gather(1, child.argmax(1, keepdim=True))[:, 0]
         known = (child.sum(1) > 0) & (row >= 0)
         q = draft.probs.double()[torch.arange(len(p)), row.clamp(min=0)]
-        yield torch.where(known[:, None], q / (p[:, n] + q).clamp(min=1e-300), 0.0)
+        q = torch.where(known[:, None], q, 0.0)
+    none = torch.zeros_like(p[:, n])
+    yield none if q is None else q / (p[:, n] + q).clamp(min=1e-300)
     yield p[:, n] / p[:, n].amax(-1, keepdim=True)
+    yield none.scatter(1, p[:, n].argmax(-1, keepdim=True), 1.0)
+    yield none if q is None else none.scatter(1, q.argmax(-1, keepdim=True), (q.amax(-1, keepdim=True) > 0).double())
 
 
 @dataclass(frozen=True)
