@@ -10,6 +10,8 @@ from typer.core import TyperGroup
 
 from polydraft import __version__
 from polydraft.cli.bench import app as bench
+from polydraft.cli.chat import chat
+from polydraft.cli.check import check
 from polydraft.cli.demo import demo
 from polydraft.cli.doctor import doctor
 from polydraft.cli.generate import generate
@@ -44,6 +46,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(generate)
+app.command()(chat)
+app.command()(check)
 app.command()(demo)
 app.add_typer(bench, name="bench")
 app.command()(limits)

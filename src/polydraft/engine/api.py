@@ -6,13 +6,15 @@ from collections.abc import Sequence as Seq
 from itertools import count
 from typing import Any
 
+from jinja2 import TemplateError
+
 from polydraft import registry
 from polydraft.core import Drafter, Request, SamplingParams, Target, Verifier
 from polydraft.drafters.parts import Parts
 from polydraft.engine.loop import Loop, StepOutput
 from polydraft.engine.plan import AcceptancePlan, FixedPlan, Plan
 from polydraft.engine.sequence import Result
-from polydraft.errors import InvalidInputError
+from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 from polydraft.verifiers import choose
 
@@ -236,6 +238,50 @@ class Engine(Loop):
                 yield from (o for o in self.step() if o.request_id == result.id)
         finally:
             self.abort_request(result.id)
+
+    def encode_chat(self, messages: Seq[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation that the model is to answer, through the tokenizer's own template.
+
+        messages: each with "role" ("system", "user" or "assistant") and "content"; the last one is not the assistant's.
+
+        Raises:
+            InvalidInputError: no messages, a message without role or content, or no tokenizer.
+            IncompatibleError: a tokenizer without a chat template, or one that refuses these messages.
+        """
+        _check_messages(messages)
+        if self.tokenizer is None:
+            raise InvalidInputError("a chat needs a tokenizer; build the engine with one, or use generate with token ids.")
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise IncompatibleError(
+                f"the tokenizer of {self.summary()['target']!r} has no chat template: the model was not trained to converse. "
+                "Use a chat model, give the engine's tokenizer a chat_template, or use generate."
+            )
+        try:
+            text = self.tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            raise IncompatibleError(
+                f"the chat template of {self.summary()['target']!r} refuses these messages: {error}. Change their roles or order."
+            ) from error
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])  # the template writes its own special tokens
+
+    def chat(self, messages: Seq[Mapping[str, str]], params: SamplingParams | None = None) -> Result:
+        """The model's answer to a conversation; `stream(engine.encode_chat(messages))` gives it piece by piece.
+
+        messages, errors: see `encode_chat`.  The text is in `result.text`; append it as the assistant's to go on.
+        """
+        return self.generate([self.encode_chat(messages)], params)[0]
+
+
+def _check_messages(messages: Seq[Mapping[str, str]]) -> None:
+    if isinstance(messages, str) or not messages:
+        raise InvalidInputError(
+            f"messages={messages!r} were given; expected a list such as [{{'role': 'user', 'content': 'Hello'}}] with at least one."
+        )
+    for number, message in enumerate(messages):
+        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+            raise InvalidInputError(f"message {number} is {dict(message)!r}; expected text for 'role' and for 'content'.")
+    if messages[-1]["role"] == "assistant":
+        raise InvalidInputError("the last message is the assistant's; expected one to answer. Append the user's next message.")
 
 
 def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:

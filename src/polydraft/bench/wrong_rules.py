@@ -1,0 +1,332 @@
+"""Known mistakes of verifiers and drafters, to show that a check would have found them: `polydraft check --self-test`.
+
+Each joins a drafter with a rule that is wrong for it, in a way that published code has been. A check that cannot fail shows
+nothing; the engine refuses all of these outside a self-test.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polydraft import noise
+from polydraft import tree as trees
+from polydraft.core import Budget, Draft, Method, NoiseKey, Outcome, Scores, SiblingLaw, Target, TokenTree, TreeShape, Verdict
+from polydraft.drafters.model import ModelDrafter, ModelState
+from polydraft.registry import verifier
+from polydraft.verifiers._residual import normalise, normalise_or, positive_part
+from polydraft.verifiers._verdict import TreeVerdict
+from polydraft.verifiers.token import recursive, speculative
+from polydraft.verifiers.tree.topdown import TopDown
+
+__all__ = ["FEW", "Mistake", "Reversed", "mistakes"]
+
+FEW = 5
+"""Tokens that the laws of a self-test are cut to: mistakes show where draws repeat."""
+ANYTHING = Method("wrong", "A known mistake", "", 2026, "", frozenset(SiblingLaw), frozenset(TreeShape), lossless=False)
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """name: what is wrong.  drafter: made from a draft model.  rule: a verifier.  depth, width: of the drafts."""
+
+    name: str
+    drafter: Callable[[Target], ModelDrafter]
+    rule: Any
+    depth: int
+    width: int
+
+
+@dataclass(frozen=True)
+class _Wrong:
+    """A function as a verifier that claims to fit everything."""
+
+    verdict: Callable[[Draft, Tensor], Verdict]
+    info: Method = ANYTHING
+
+    def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Verdict:
+        return self.verdict(draft, target_probs)
+
+
+class Reversed:
+    """A draft model whose few most probable tokens swap their places: wrong enough for every rule to have work.
+
+    A pair that agrees hides mistakes: where p = q there is nothing to reject.
+    """
+
+    def __init__(self, inner: Target) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def score(self, *given: Any, **options: Any) -> Scores:
+        scores = self._inner.score(*given, **options)
+        best = scores.logits.topk(FEW, -1)
+        swapped = torch.full_like(scores.logits, -torch.inf).scatter_(-1, best.indices, best.values.flip(-1))
+        return replace(scores, logits=swapped)
+
+
+# Wrong rules for the children of one node
+
+
+def _duplicates_skipped(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
+    kept = draws.clone()
+    for j in range(1, draws.shape[1]):
+        kept[(draws[:, :j] == draws[:, j : j + 1]).any(1), j] = -1
+    return recursive.emitted(p, q, kept, replacement=True)
+
+
+def _iid_as_distinct(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
+    kept = draws.clone()
+    for j in range(1, draws.shape[1]):
+        kept[(draws[:, :j] == draws[:, j : j + 1]).any(1), j] = -1
+    return recursive.emitted(p, q, kept, replacement=False)
+
+
+def _resorted(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
+    there = torch.where(draws >= 0, q.gather(1, draws.clamp(min=0)), -1.0)
+    return recursive.emitted(p, q, draws.gather(1, there.argsort(1, descending=True)), replacement=False)
+
+
+def _redraws(p: Tensor, q: Tensor | None, draws: Int[Tensor, "M n"]) -> Tensor:
+    accept = p.gather(1, draws[:, :1])
+    return ((1 - accept) * p).scatter_add(1, draws[:, :1], accept)
+
+
+# Wrong rules for chains and paths
+
+
+def _block(
+    draft: Draft, target_probs: Tensor, *, clamp_factors: bool = False, plain_residual: bool = False, uncapped: bool = False,
+    first_failure: bool = False,
+) -> Verdict:  # fmt: skip
+    """Block verification in plain torch, right without options, for chains of any lengths."""
+    p = normalise(target_probs.double())
+    N = draft.tree.num_nodes
+    L = N - 1
+    if L == 0 or draft.probs is None:
+        return TreeVerdict(draft.tree, torch.ones_like(p[..., 0]), lambda node: p[torch.arange(len(p)), node])
+    there = draft.tree.parents[:, 1:] >= 0
+    rows = draft.rows[:, 1:].clamp(min=0)
+    q = normalise(draft.probs.double()).gather(1, rows[..., None].expand(-1, -1, p.shape[-1]))
+    x = draft.tree.tokens[:, 1:, None]
+    ratio = torch.where(there, (p[:, :L].gather(2, x) / q.gather(2, x))[..., 0], 0.0)
+    w = [torch.ones_like(ratio[:, 0])]
+    for i in range(L):
+        factor = ratio[:, i].clamp(max=1) if clamp_factors else ratio[:, i]
+        grown = ratio[:, : i + 1].prod(1) if uncapped and i == L - 1 else w[-1] * factor
+        w.append(grown.clamp(max=1))
+    rest = [positive_part((1 if plain_residual else w[i][:, None]) * p[:, i] - q[:, i]) for i in range(L)]
+    ends = [~there[:, i] for i in range(L)]  # a chain that stops here keeps the whole weight, and p follows
+    h: list[Tensor] = []
+    for i in range(L):
+        S = rest[i].sum(-1)
+        inner = torch.where(S + 1 - w[i] > 0, S / (S + 1 - w[i]), 1.0)
+        h.append(torch.where(ends[i], w[i], inner))
+    h.append(w[L])
+    stop, alive = torch.zeros_like(p[..., 0]), torch.ones_like(h[0])
+    if first_failure:
+        for i in range(1, L + 1):
+            keep = torch.where(there[:, i - 1], h[i], 0.0)
+            stop[:, i - 1], alive = alive * (1 - keep), alive * keep
+        stop[:, L] = alive
+    else:
+        for i in range(L, 0, -1):
+            keep = torch.where(there[:, i - 1], h[i], 0.0)
+            stop[:, i], alive = alive * keep, alive * (1 - keep)
+        stop[:, 0] = alive
+    laws = torch.stack(
+        [*(torch.where(ends[i][:, None], p[:, i], normalise_or(r, otherwise=p[:, i])) for i, r in enumerate(rest)), p[:, L]], 1
+    )
+    return TreeVerdict(draft.tree, stop, lambda node: laws[torch.arange(len(p)), node])
+
+
+def _permuted(draft: Draft, order: Int[Tensor, "B N"]) -> Draft:
+    """The draft with its nodes in another order."""
+    rank = order.argsort(1)
+    moved = draft.tree.parents.gather(1, order)
+    parents = torch.where(moved >= 0, rank.gather(1, moved.clamp(min=0)), -1)
+    return replace(draft, tree=TokenTree(draft.tree.tokens.gather(1, order), parents), rows=draft.rows.gather(1, order))
+
+
+def _sorted_paths(draft: Draft, target_probs: Tensor) -> Verdict:
+    """Recursive rejection over paths whose order follows the draft's probability of their first token."""
+    B, N = draft.tree.tokens.shape
+    order = torch.arange(N).expand(B, N).clone()
+    for b in range(B):
+        heads = [n for n in range(1, N) if draft.tree.parents[b, n] == 0]
+        if draft.probs is None or len(heads) != 2:
+            continue
+        a, c = heads
+        q = draft.probs[b, draft.rows[b, a]]
+        if q[draft.tree.tokens[b, a]] < q[draft.tree.tokens[b, c]]:
+            paths = trees.ancestors(draft.tree)[b]
+            first, second = ([n for n in range(1, N) if paths[n, head]] for head in (a, c))
+            order[b, 1 : 1 + len(first) + len(second)] = torch.tensor([*second, *first])
+    verdict = verifier("recursive")(
+        _permuted(draft, order), target_probs.gather(1, order[..., None].expand(-1, -1, target_probs.shape[-1]))
+    )
+    stop = torch.zeros_like(verdict.stop).scatter(1, order, verdict.stop)
+    rank = order.argsort(1)
+    return TreeVerdict(draft.tree, stop, lambda node: verdict.after(rank.gather(1, node[:, None])[:, 0]))
+
+
+def _counted_twice(draft: Draft, target_probs: Tensor) -> Verdict:
+    """Greedy traversal told of two equal paths where one was drawn."""
+    N = draft.tree.num_nodes
+    L = N - 1
+    tokens = torch.cat([draft.tree.tokens, draft.tree.tokens[:, 1:]], 1)
+    below = draft.tree.parents[:, 1:]
+    parents = torch.cat([draft.tree.parents, torch.where(below > 0, below + L, below)], 1)
+    rows = torch.cat([draft.rows, draft.rows[:, 1:]], 1)
+    full = (draft.tree.parents[:, 1:] >= 0).all(1)
+    if L == 0 or not full.all():
+        return verifier("greedy_traversal")(draft, target_probs)
+    doubled = replace(draft, tree=TokenTree(tokens, parents), rows=rows, shape=TreeShape.PATHS)
+    verdict = verifier("greedy_traversal")(doubled, torch.cat([target_probs, target_probs[:, 1:]], 1))
+    stop = verdict.stop[:, :N].clone()
+    stop[:, 1:] += verdict.stop[:, N:]
+    return TreeVerdict(draft.tree, stop, verdict.after)
+
+
+@dataclass(frozen=True)
+class _OwnPositionVerdict:
+    """A right verdict whose stop node meets the noise of each token's own position."""
+
+    tree: TokenTree
+    right: Verdict
+
+    @property
+    def stop(self) -> Tensor:
+        return self.right.stop
+
+    def after(self, node: Int[Tensor, "B"]) -> Tensor:
+        return self.right.after(node)
+
+    def sample(self, key: NoiseKey) -> Outcome:
+        stop = self.right.stop
+        node = torch.zeros(len(stop), dtype=torch.int64)
+        behind = torch.zeros(len(stop), dtype=torch.float64)
+        for i in range(stop.shape[1] - 1, 0, -1):
+            h = torch.where(behind < 1, stop[:, i] / (1 - behind), 1.0)
+            u = noise.uniforms(replace(key, position=key.position + i - 1), noise.Stream.STOP, 1)[:, 0]
+            node = torch.where((node == 0) & (u < h), i, node)
+            behind = behind + stop[:, i]
+        token = noise.draw(self.after(node), key, noise.Stream.EXTRA)
+        path, length = trees.path_to(self.tree, node)
+        return Outcome(path, length, token)
+
+
+def _own_position(draft: Draft, target_probs: Tensor) -> Verdict:
+    return _OwnPositionVerdict(draft.tree, verifier("block")(draft, target_probs))
+
+
+# Wrong drafters
+
+
+class _TopWithRow(ModelDrafter):
+    """The most probable children, passed off as draws from the row."""
+
+    def propose(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
+        draft = super().propose(states, budgets)
+        tokens = draft.tree.tokens.clone()
+        for b in range(len(tokens)):
+            heads = [n for n in range(1, tokens.shape[1]) if draft.tree.parents[b, n] == 0]
+            if heads and draft.probs is not None:
+                tokens[b, heads] = draft.probs[b, draft.rows[b, heads[0]]].topk(len(heads)).indices
+        return replace(draft, tree=replace(draft.tree, tokens=tokens))
+
+
+class _DropsUnlikely(ModelDrafter):
+    """Draws a token and drops it where the draft finds it unlikely."""
+
+    def propose(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
+        draft = super().propose(states, budgets)
+        if draft.tree.num_nodes == 1 or draft.probs is None:
+            return draft
+        x, row = draft.tree.tokens[:, 1], draft.rows[:, 1].clamp(min=0)
+        q = draft.probs[torch.arange(len(x)), row, x]
+        drop = (q < 0.25) | (draft.tree.parents[:, 1] < 0)
+        tokens, parents, rows = draft.tree.tokens.clone(), draft.tree.parents.clone(), draft.rows.clone()
+        tokens[drop, 1], parents[drop, 1], rows[drop, 1] = 0, -1, -1
+        return replace(draft, tree=TokenTree(tokens, parents), rows=rows)
+
+
+class _OwnPositions(ModelDrafter):
+    """Chains whose noise is keyed by each token's own position: a position drafted again meets the same noise.
+
+    Tokens are drawn one depth at a time from rounds that begin at each token's position.
+    """
+
+    def propose(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
+        draft = super().propose(
+            states, [replace(g, max_depth=min(g.max_depth, 1), max_nodes=min(g.max_nodes, 1)) for g in budgets]
+        )
+        deeper = [replace(s, context=(*s.context, int(draft.tree.tokens[b, 1])), pending=(*s.pending, int(draft.tree.tokens[b, 1])))
+                  if draft.tree.num_nodes > 1 and draft.tree.parents[b, 1] == 0 else s for b, s in enumerate(states)]  # fmt: skip
+        live = [b for b, (s, d) in enumerate(zip(states, deeper, strict=True)) if d is not s and budgets[b].max_depth > 1]
+        if not live or draft.probs is None:
+            return draft
+        rest = self.propose(
+            [deeper[b] for b in live],
+            [replace(budgets[b], max_depth=budgets[b].max_depth - 1, max_nodes=budgets[b].max_nodes - 1) for b in live],
+        )
+        return self._joined(draft, rest, live)
+
+    def _joined(self, head: Draft, rest: Draft, live: list[int]) -> Draft:
+        """The head's token, then the rest of the chain, in the rows that go on."""
+        assert head.probs is not None and rest.probs is not None
+        B, depth, V = len(head.tree.tokens), rest.tree.num_nodes, head.probs.shape[-1]
+        tokens, parents = torch.zeros(B, depth + 1, dtype=torch.int64), torch.full((B, depth + 1), -1)
+        rows, probs = torch.full((B, depth + 1), -1), torch.full((B, depth, V), 1 / V, dtype=head.probs.dtype)
+        tokens[:, :2], parents[:, :2], rows[:, :2] = head.tree.tokens, head.tree.parents, head.rows.clamp(max=0)
+        probs[:, 0] = head.probs[:, 0]
+        for i, b in enumerate(live):
+            tokens[b, 2:], rows[b, 2:] = rest.tree.tokens[i, 1:], torch.where(rest.rows[i, 1:] >= 0, rest.rows[i, 1:] + 1, -1)
+            parents[b, 2:] = torch.where(rest.tree.parents[i, 1:] >= 0, rest.tree.parents[i, 1:] + 1, -1)
+            probs[b, 1 : 1 + rest.probs.shape[1]] = rest.probs[i]
+        return replace(head, tree=TokenTree(tokens, parents), rows=rows, probs=probs)
+
+    def observe(self, states: Sequence[ModelState], outcome: Outcome, scores: Any) -> list[ModelState]:
+        """The cache is read again from the committed tokens: a chain made of many rounds cannot be kept."""
+        new: list[ModelState] = []
+        for s, emitted in zip(states, outcome.emitted(scores.tree), strict=True):
+            known = len(s.context) - len(s.pending)
+            self.model.lengths[s.slot] = known
+            new.append(replace(s, context=s.context + tuple(emitted), pending=s.pending + tuple(emitted)))
+        return new
+
+
+def mistakes(stop_ids: Sequence[int] = ()) -> Iterator[Mistake]:
+    """Every known mistake, with the drafts that show it."""
+
+    def model(kind: str, of: type[ModelDrafter] = ModelDrafter) -> Callable[[Target], ModelDrafter]:
+        return lambda target: of(target, kind, stop_ids=stop_ids)
+
+    def lifted(emitted: Any) -> TopDown:
+        return TopDown(ANYTHING, emitted)
+
+    with_replacement = partial(recursive.emitted, replacement=True)
+    without = partial(recursive.emitted, replacement=False)
+    yield Mistake("equal draws skipped", model("paths"), lifted(_duplicates_skipped), 1, 3)
+    yield Mistake("draws with replacement verified as distinct", model("paths"), lifted(_iid_as_distinct), 1, 3)
+    yield Mistake("distinct draws verified as with replacement", model("without_replacement"), lifted(with_replacement), 1, 3)
+    yield Mistake("siblings sorted after drawing", model("without_replacement"), lifted(_resorted), 1, 3)
+    yield Mistake("top tokens verified as if drawn", model("without_replacement", _TopWithRow), lifted(without), 1, 3)
+    yield Mistake("a new draw after a mismatch", model("chain"), lifted(_redraws), 1, 1)
+    yield Mistake("unlikely draws dropped", model("chain", _DropsUnlikely), lifted(speculative.emitted), 1, 1)
+    for option, name in (
+        ("clamp_factors", "block rule with clamped factors"),
+        ("plain_residual", "block rule with the residual of one token"),
+        ("uncapped", "block rule without its cap"),
+        ("first_failure", "block rule that stops at the first failure"),
+    ):
+        yield Mistake(name, model("chain"), _Wrong(partial(_block, **{option: True})), 2, 1)
+    yield Mistake("paths sorted after drawing", model("paths"), _Wrong(_sorted_paths), 2, 2)
+    yield Mistake("one path counted twice", model("chain"), _Wrong(_counted_twice), 2, 1)
+    yield Mistake("noise keyed by a token's own position", model("chain", _OwnPositions), _Wrong(_own_position), 3, 1)

@@ -1,0 +1,86 @@
+"""`polydraft chat`: a conversation in the terminal, streamed, with the origin of every token in colour."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polydraft.cli.quiet import quiet
+
+if TYPE_CHECKING:
+    from polydraft.core import SamplingParams
+    from polydraft.engine.api import Engine
+
+__all__ = ["chat"]
+
+
+def chat(
+    model: Annotated[str, typer.Option(help="Folder of a chat model (its tokenizer has a chat template).")],
+    draft_model: Annotated[str | None, typer.Option(help="Folder of a smaller model.")] = None,
+    drafter: Annotated[str, typer.Option(help="A name of `polydraft methods`, none, or auto.")] = "auto",
+    verifier: Annotated[str, typer.Option(help="A name of `polydraft methods`, or auto.")] = "auto",
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.7,
+    top_p: Annotated[float, typer.Option(help="In (0, 1].")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Noise of the first answer; later ones count on.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="For example float32 or bfloat16.")] = None,
+    device: Annotated[str | None, typer.Option(help="For example cpu or cuda.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Longest conversation, in tokens.")] = None,
+    show: Annotated[bool, typer.Option(help="Colour accepted draft tokens.")] = True,
+) -> None:
+    """Talk to a model: one message a line. /reset forgets the conversation, /exit or an empty input ends it."""
+    quiet()
+    from polydraft.core import SamplingParams
+    from polydraft.engine.api import Engine
+
+    options: dict[str, Any] = {"draft": draft_model} if draft_model is not None else {}
+    options |= {"drafter": drafter, "verifier": verifier, "dtype": dtype, "device": device}
+    engine = Engine.from_pretrained(model, max_model_len=max_model_len, max_num_seqs=1, **options)
+    params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
+    start = [] if system is None else [{"role": "system", "content": system}]
+    engine.encode_chat([*start, {"role": "user", "content": "?"}])  # no template is told before the first message
+    history = list(start)
+    while (message := _ask()) is not None:
+        if message == "/reset":
+            history = list(start)
+            continue
+        history.append({"role": "user", "content": message})
+        answer = _answer(engine, history, params, show)
+        history.append({"role": "assistant", "content": answer})
+        params = params if params.seed is None else params.with_(seed=params.seed + 1)
+
+
+def _ask() -> str | None:
+    """The next message, or None at the end."""
+    if sys.stdin.isatty():
+        typer.secho("> ", bold=True, nl=False, err=True)
+    line = sys.stdin.readline()
+    message = line.strip()
+    return None if not message or message == "/exit" else message
+
+
+def _answer(engine: "Engine", history: list[dict[str, str]], params: "SamplingParams", show: bool) -> str:
+    """Stream an answer; returns its text."""
+    from rich.console import Console
+
+    from polydraft.cli.show import Painter, Palette
+
+    ids = engine.encode_chat(history)
+    room = engine.target.max_model_len - len(ids)
+    fitting = params.with_(max_tokens=max(1, min(params.max_tokens or room, room)))
+    console, painter, sample = Console(), Painter(engine.tokenizer, ids, Palette()), None
+    for output in engine.stream(ids, fitting):
+        sample = output.sample
+        for piece, style in painter.paint(output):
+            console.out(piece, style=style if show else None, end="", highlight=False)
+    typer.echo()
+    if sample is None:
+        return ""
+    stats = sample.stats
+    typer.secho(
+        f"{stats.emitted} tokens, {stats.tokens_per_second:.0f} tokens/s, {stats.tokens_per_call:.2f} tokens per target call",
+        dim=True,
+        err=True,
+    )
+    return sample.text

@@ -1,0 +1,71 @@
+"""Conversations through the tokenizer's own template."""
+
+import pytest
+from transformers import AutoTokenizer
+
+from polydraft.core import SamplingParams
+from polydraft.engine.api import Engine
+from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.models import pair
+
+TEMPLATE = (
+    "{% for m in messages %}"
+    "{% if m['role'] == 'judge' %}{{ raise_exception('no judges here') }}{% endif %}"
+    "# {{ m['role'] }}: {{ m['content'] }}\n"
+    "{% endfor %}{% if add_generation_prompt %}# assistant: {% endif %}"
+)
+HELLO = [{"role": "system", "content": "Answer in Python."}, {"role": "user", "content": "import what?"}]
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    made = Engine.embedded(max_num_seqs=1)
+    made.tokenizer.chat_template = TEMPLATE
+    return made
+
+
+def test_the_template_of_the_tokenizer_makes_the_prompt(engine):
+    text = engine.tokenizer.decode(engine.encode_chat(HELLO))
+    assert text == "# system: Answer in Python.\n# user: import what?\n# assistant: "
+    assert engine.encode_chat(HELLO) == engine.tokenizer.apply_chat_template(HELLO, add_generation_prompt=True)["input_ids"]
+
+
+def test_an_answer_is_the_continuation_of_the_prompt(engine):
+    answer = engine.chat(HELLO, GREEDY)
+    assert answer.text == engine.generate(engine.encode_chat(HELLO), GREEDY)[0].text
+    assert answer.stats.emitted == 12
+
+
+def test_the_history_is_part_of_the_next_prompt(engine):
+    first = engine.chat(HELLO, GREEDY)
+    more = [*HELLO, {"role": "assistant", "content": first.text}, {"role": "user", "content": "and then?"}]
+    assert first.text in engine.tokenizer.decode(engine.chat(more, GREEDY).prompt_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([], "at least one"),
+        ("hello", "expected a list"),
+        ([{"role": "user"}], "message 0"),
+        ([{"role": "user", "content": 3}], "message 0"),
+        ([*HELLO, {"role": "assistant", "content": "os"}], "Append the user's next message"),
+    ],
+)
+def test_messages_that_cannot_be_answered_are_refused(engine, messages, said):
+    with pytest.raises(InvalidInputError, match=said):
+        engine.encode_chat(messages)
+
+
+def test_what_the_template_refuses_is_told_with_its_words(engine):
+    with pytest.raises(IncompatibleError, match="no judges here"):
+        engine.encode_chat([{"role": "judge", "content": "silence"}])
+
+
+def test_a_model_without_a_template_is_refused_by_name(engine):
+    plain = Engine.of(engine.target, drafter=None, tokenizer=AutoTokenizer.from_pretrained(str(pair.target_folder())))
+    with pytest.raises(IncompatibleError, match="no chat template"):
+        plain.chat(HELLO)
+    with pytest.raises(InvalidInputError, match="needs a tokenizer"):
+        Engine.of(engine.target, drafter=None).chat(HELLO)
