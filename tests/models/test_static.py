@@ -1,4 +1,4 @@
-"""The static path equals transformers in every bucket; passes under fake CUDA tensors show what a GPU would refuse."""
+"""The static path equals transformers in every bucket, and its pass asks nothing of the host."""
 
 import random
 
@@ -7,6 +7,7 @@ import torch
 import transformers as hf
 
 from models.tree_rounds import ARCHITECTURES, Play, V, fresh, outcome, small_model
+from other_device import OneDevice, moved
 from polydraft.core import AuxRows, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models import static
@@ -199,3 +200,22 @@ def test_overflow_and_what_is_not_covered_are_refused_with_the_reason():
         target.prefill([0], [[]])
     with pytest.raises(IncompatibleError, match="SiLU"):
         StaticLlama(hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES, hidden_act="gelu")))
+
+
+@pytest.mark.parametrize("hidden", [(), (0, 2)])
+def test_a_pass_never_waits_for_the_host_nor_mixes_devices(hidden):
+    target = play("qwen3", max_num_seqs=4).target
+    shape = static.Shape(2, 8, 8, 256, hidden, last=False)
+    target._layers = [static.Layer(*map(moved, layer)) for layer in target._layers]
+    target._keys, target._values = ([moved(x) for x in part] for part in (target._keys, target._values))
+    for name in ("_embed", "_head", "_norm", "_cos", "_sin"):
+        setattr(target, name, moved(getattr(target, name)))
+    table = torch.empty(2, 3 * 8 + 8 + 2, dtype=torch.int64, device="meta")
+    with OneDevice(), torch.inference_mode():
+        logits, *states = target._forward(shape, table, None, None)
+        assert (logits.device.type, logits.shape) == ("meta", (2, 8, V))
+        assert [x.shape for x in states] == [(2, 8, 32)] * len(hidden)
+        with pytest.raises(RuntimeError, match="meta tensors"):
+            table.sum().item()
+        with pytest.raises(RuntimeError, match="cpu and meta"):
+            table.gather(1, torch.zeros(2, 1, dtype=torch.int64))
