@@ -5,6 +5,8 @@ score     every distinct prefix once, in one pass of the target
 law       logits -> p, each node with the context of its own path
 verify    the rule's verdict, then two draws: stop node and extra token
 commit    the caches keep the path; the drafter learns what was kept
+
+Trees, keys and outcomes live on the host, rows over the vocabulary where the target puts them: a round reads one small table back.
 """
 
 from collections.abc import Sequence as Seq
@@ -90,8 +92,8 @@ class Stepper:
             processed = unique.expand(self._processed(sequences, scored, params))
             outcome = self._walk(draft, processed, key, params)
             if outcome is None:
-                probs = unique.expand(self._laws(sequences, scored, params))
-                outcome = self.verifier(draft, probs).sample(key)
+                probs = unique.expand(self._laws(sequences, scored, params)).cpu()
+                outcome = self.verifier(_on_host(draft), probs).sample(key)
         with watch.phase("scoring"):
             self.target.commit(slots, _in(unique, outcome))
         scores = Scores(draft.tree, unique.expand(scored.logits), {k: unique.expand(h) for k, h in scored.hidden.items()})
@@ -120,7 +122,7 @@ class Stepper:
 
     def _walk(self, draft: Draft, processed: Tensor, key: NoiseKey, params: Seq[SamplingParams]) -> Outcome | None:
         """The rule's fused walk, where there is one for these logits and parameters."""
-        if processed.dtype != torch.float32 or processed.device.type != "cpu":
+        if processed.dtype != torch.float32:
             return None
         num_greedy = sum(p.greedy for p in params)
         if num_greedy == 0:
@@ -144,6 +146,11 @@ class Stepper:
                 if parent >= 0:
                     deep.append(deep[parent] + 1)
             s.sample.stats.record(num_nodes=len(deep) - 1, depth=max(deep), num_accepted=kept[b])
+
+
+def _on_host(draft: Draft) -> Draft:
+    """The same draft for rules that run on the host."""
+    return draft if draft.probs is None or draft.probs.device.type == "cpu" else replace(draft, probs=draft.probs.cpu())
 
 
 def _in(unique: Dedup, outcome: Outcome) -> Outcome:
