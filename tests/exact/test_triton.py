@@ -8,14 +8,12 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton cannot be imported here")
-if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("without a GPU the kernels run in Triton's interpreter: set TRITON_INTERPRET=1", allow_module_level=True)
 
 from exact.test_device_walk import ragged, same
 from exact.test_walk import B, rounds
 from polydraft.core import Draft, NoiseKey, SiblingLaw, TokenTree, TreeShape
 from polydraft.verifiers import _device, _triton
-from polydraft.verifiers.block.block import block
+from polydraft.verifiers.block.block import _rule_for, block
 
 CHAIN = (TreeShape.CHAIN, SiblingLaw.IID)
 
@@ -32,7 +30,7 @@ def test_the_kernels_find_what_the_readable_rule_samples(whole):
     draft, logits, key = rounds(*CHAIN, 0)
     if not whole:
         draft = ragged(draft, [1 + b % draft.tree.num_nodes for b in range(B)])
-    few, x, keys = some(draft, logits, key, 120)
+    few, x, keys = some(draft, logits, key, 40)
     found = _device.walk(_triton.block, few, x, keys)
     assert same(found, block(few, x.softmax(-1)).sample(keys))
     assert set(found.num_accepted.tolist()) >= {0, 1, 2, 3}
@@ -40,7 +38,7 @@ def test_the_kernels_find_what_the_readable_rule_samples(whole):
 
 def test_a_vocabulary_of_several_spans_and_a_rest():
     g = torch.Generator().manual_seed(1)
-    V, count = 2 * _triton.SPAN + 37, 12
+    V, count = 2 * _triton.SPAN + 37, 5
     target = torch.randn(count, 4, V, generator=g) * 2
     q = (target[:, :3] + 0.5 * torch.randn(count, 3, V, generator=g)).softmax(-1)
     tokens = torch.cat(
@@ -54,11 +52,11 @@ def test_a_vocabulary_of_several_spans_and_a_rest():
 
 
 def test_masked_tokens_are_never_emitted():
-    few, x, key = some(*rounds(*CHAIN, 1), 40)
+    few, x, key = some(*rounds(*CHAIN, 1), 12)
     x = x.clone()
     x[..., ::2] = -torch.inf
     emitted = [t for row in _device.walk(_triton.block, few, x, key).emitted(few.tree) for t in row]
-    assert len(emitted) > 40 and all(token % 2 for token in emitted)
+    assert len(emitted) > 12 and all(token % 2 for token in emitted)
 
 
 @pytest.mark.parametrize("fault", [float("nan"), float("inf"), None])
@@ -73,10 +71,15 @@ def test_faulty_logits_and_impossible_tokens_are_left_to_the_readable_path(fault
 
 def test_a_bare_root_gives_one_token_of_the_target():
     draft, logits, key = rounds(*CHAIN, 0)
-    roots = Draft.empty(draft.tree.tokens[:20, 0])
-    keys = NoiseKey(key.seed[:20], key.sample[:20], key.position[:20])
-    found = _device.walk(_triton.block, roots, logits[:20, :1], keys)
-    assert same(found, _device.walk(_device.block, roots, logits[:20, :1], keys))
+    roots = Draft.empty(draft.tree.tokens[:6, 0])
+    keys = NoiseKey(key.seed[:6], key.sample[:6], key.position[:6])
+    found = _device.walk(_triton.block, roots, logits[:6, :1], keys)
+    assert same(found, _device.walk(_device.block, roots, logits[:6, :1], keys))
+
+
+def test_block_verification_takes_the_kernels_on_a_gpu():
+    assert _rule_for(torch.device("cuda")) is _triton.block
+    assert _rule_for(torch.device("meta")) is _device.block
 
 
 AHEAD = """
@@ -95,6 +98,6 @@ for capability in (80, 90):
 
 def test_the_kernels_compile_for_gpus():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", AHEAD], env=environment, capture_output=True, text=True, timeout=500)
+    done = subprocess.run([sys.executable, "-c", AHEAD], env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
     assert len(done.stdout.splitlines()) == 2 * len(_triton.SIGNATURES)

@@ -181,8 +181,6 @@ def walk(rule: Rule, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey
         >>> walk(greedy, drafted, torch.tensor([[[0.0, 2.0, 1.0]]]), NoiseKey.of([0], [0], [1])).token.tolist()
         [1]
     """
-    if rule is block and logits.is_cuda and has_triton():
-        from polydraft.verifiers._triton import block as rule  # it compiles only where there is a GPU
     table = decide(rule, draft, logits, key).cpu()
     count, token = table[:, -2], table[:, -1]
     if (count < 0).any():

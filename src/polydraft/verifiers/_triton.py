@@ -8,6 +8,8 @@ No law is ever written out: p is made from logits wherever it is needed. Sums an
 The two draws use the uniforms of `polydraft.noise`. Nothing but these kernels differs from `_device.block`.
 """
 
+# pyright: reportMissingImports=false, reportIndexIssue=false
+
 import torch
 import triton
 import triton.language as tl

@@ -101,6 +101,15 @@ def _law(
     return torch.from_numpy(law).to(device)
 
 
+def _rule_for(device: torch.device) -> _device.Rule:
+    """The kernels where there is a GPU and Triton, else torch operations."""
+    if device.type == "cuda" and _device.has_triton():
+        from polydraft.verifiers import _triton
+
+        return _triton.block
+    return _device.block
+
+
 class Block:
     """The verifier."""
 
@@ -133,7 +142,7 @@ class Block:
     def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
         """See `_walk`; for float32 logits and laws. None where it does not apply, or where logits are faulty."""
         if logits.device.type != "cpu":
-            return _device.walk(_device.block, draft, logits, key)
+            return _device.walk(_rule_for(logits.device), draft, logits, key)
         if draft.probs is None or draft.probs.dtype != torch.float32:
             return None
         done = arrays(draft, logits, key)
