@@ -18,11 +18,11 @@ def shapes_only(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _SkipCompiled(_import_hook.JaxtypingTransformer):
-    """Numba must see the function itself and not a wrapper around it."""
+    """Numba and Triton must see the function itself and not a wrapper around it."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         names = " ".join(map(ast.unparse, node.decorator_list))
-        compiled = "njit" in names or "compiled" in names
+        compiled = any(word in names for word in ("njit", "compiled", "triton"))
         return node if compiled else super().visit_FunctionDef(node)
 
 

@@ -26,7 +26,18 @@ from torch import Tensor
 from polydraft.core import NoiseKey
 from polydraft.errors import InvalidInputError
 
-__all__ = ["Stream", "choose", "choose_row", "clock_at", "clocks", "draw", "first_arrivals", "uniform_at", "uniforms"]
+__all__ = [
+    "Stream",
+    "choose",
+    "choose_row",
+    "clock_at",
+    "clocks",
+    "draw",
+    "first_arrivals",
+    "try_choose",
+    "uniform_at",
+    "uniforms",
+]
 
 
 class Stream(IntEnum):
@@ -308,8 +319,15 @@ def _clocks_torch(key: NoiseKey, vocab_size: int) -> Float64[Tensor, "B V"]:
     return -(exponent * _LN2_HIGH) - (exponent * _LN2_LOW + log_mantissa)
 
 
-def _choose_torch(probs: Float[Tensor, "M V"], u: Float[Tensor, "M"]) -> Int[Tensor, "M"]:
-    """Same law as `choose_row`; a parallel sum rounds differently, so a draw within 1e-15 of a border may differ."""
+def try_choose(probs: Float[Tensor, "M V"], u: Float[Tensor, "M"]) -> Int[Tensor, "M"]:
+    """`choose` in torch operations, without a look at the result: -1 for a row that has no positive finite sum.
+
+    Same law as `choose_row`; a parallel sum rounds differently, so a draw within 1e-15 of a border may differ.
+
+    Example:
+        >>> try_choose(torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.tensor([0.5, 0.5])).tolist()
+        [1, -1]
+    """
     p = probs.double()
     cumulative = p.cumsum(-1)
     total = cumulative[:, -1:]
@@ -370,7 +388,7 @@ def choose(probs: Float[Tensor, "*M V"], u: Float[Tensor, "*M"]) -> Int[Tensor, 
         chosen = _choose(rows.numpy(), draws.numpy())
         refused, ids = (chosen < 0).any(), torch.from_numpy(chosen)
     else:
-        ids = _choose_torch(rows, draws)
+        ids = try_choose(rows, draws)
         refused = (ids < 0).any()
     if refused:
         bad = int((ids < 0).nonzero()[0])

@@ -99,7 +99,7 @@ def _penalise(
     ids, place = torch.tensor([*context, *tokens], device=x.device).unique(return_inverse=True)
     in_prompt = place[:prompt_length].bincount(minlength=len(ids))
     committed = place[prompt_length:length].bincount(minlength=len(ids))
-    drafted = below.to(x.dtype) @ torch.nn.functional.one_hot(place[length:], len(ids)).to(x.dtype)
+    drafted = below.to(x) @ torch.nn.functional.one_hot(place[length:], len(ids)).to(x.dtype)
     in_output = committed + drafted
     old = x[:, ids]
     repeated = torch.where(old < 0, old * params.repetition_penalty, old / params.repetition_penalty)
@@ -129,7 +129,7 @@ def _process_context(
         missing = row.min_tokens - (len(context) - prompt_length)
         banned = [*stop_ids, *row.stop_token_ids]
         if missing > 0 and banned:
-            early = trees.depths(tree)[b] < missing
+            early = (trees.depths(tree)[b] < missing).to(x.device)
             mask = torch.zeros(x.shape[-1], dtype=torch.bool, device=x.device)
             mask[banned] = True
             x[b].masked_fill_(early[:, None] & mask, -torch.inf)
@@ -241,7 +241,7 @@ def _checked(x: Float[Tensor, "B N V"], tree: TokenTree) -> Float[Tensor, "B N V
     bad = ~x.amax(-1).isfinite()
     if not bad.any():
         return x
-    where = (bad & tree.is_node).nonzero()
+    where = (bad & tree.is_node.to(bad.device)).nonzero()
     if len(where):
         b, n = where[0].tolist()
         cause = "only -inf" if (x[b, n] == -torch.inf).all() else "NaN or +inf"
@@ -271,7 +271,7 @@ def process(
 
     contexts: all committed token ids of each row, root included; the path below the root is read from the tree.
     prompt_lengths: how many of them are the prompt.  stop_ids: the model's end-of-sequence ids, for min_tokens.
-    checked: False for callers that look for faulty logits themselves; parameters that need sound ones still check.
+    checked: False for callers that look for faulty logits themselves; compiled parameters that need sound ones still check.
 
     Raises:
         InvalidInputError: a node whose logits hold NaN or +inf, or have no token left; it names the row.
@@ -288,7 +288,8 @@ def process(
     x = _temper(x, [row.temperature for row in params])
     if plain:
         return _checked(x, tree) if checked else x
-    x = _checked(x, tree)
+    if checked or x.device.type == "cpu":
+        x = _checked(x, tree)
     rows = _where(params, lambda row: row.top_k > 0)
     x = _on_rows(x, rows, lambda part: _top_k(part, [params[b].top_k for b in rows]))
     rows = _where(params, lambda row: row.top_p < 1)

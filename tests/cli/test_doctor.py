@@ -1,7 +1,9 @@
 import json
 
+import torch
 from typer.testing import CliRunner
 
+from polydraft.cli import doctor
 from polydraft.cli.main import app
 
 
@@ -13,4 +15,16 @@ def test_doctor_measures_this_machine_and_says_which_path_is_active_and_why():
     assert facts["embedded target"]["path"] == "CompiledLlama"
     assert "Llama" in facts["embedded target"]["why"]
     assert facts["embedded pair"]["prompts"] > 0
+    assert (facts["gpu"]["path"] == "none") == (facts["machine"]["cuda"] == "none")
     assert set(facts["versions"]) >= {"python", "polydraft", "torch", "transformers", "numba"}
+
+
+def test_doctor_says_which_gpu_path_is_active_or_why_none(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for version, reason in ((None, "without CUDA"), ("13.0", "finds no CUDA device")):
+        monkeypatch.setattr(torch.version, "cuda", version)
+        assert reason in doctor._gpu()["why"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
+    found = doctor._gpu()
+    assert "StaticLlama" in found["path"] and "Some GPU" in found["why"]

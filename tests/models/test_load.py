@@ -1,4 +1,5 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,10 +11,11 @@ from models.tree_rounds import small_model
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError
-from polydraft.models import pair
+from polydraft.models import load, pair
 from polydraft.models.hf import HFTarget
 from polydraft.models.llama import CompiledLlama
 from polydraft.models.load import check_same_context, check_same_vocabulary, encode, load_model, load_tokenizer
+from polydraft.models.static import StaticLlama
 
 WORDS = ("<s>", "</s>", "<unk>", "a", "b", "c")
 
@@ -48,6 +50,28 @@ def test_a_folder_loads_compiled_or_through_transformers_with_the_same_logits(fo
 def test_the_constructor_of_the_class_reads_the_same_folder(folder):
     target = HFTarget.from_pretrained(str(folder), dtype="bfloat16", device="cpu", max_model_len=32, max_num_seqs=2)
     assert (target.dtype, target.device.type, target.max_model_len, len(target.lengths)) == (torch.bfloat16, "cpu", 32, 2)
+
+
+def test_the_static_path_gives_the_same_logits_where_it_is_asked_for(folder):
+    target = load_model(str(folder), backend="static", device="cpu", max_num_seqs=2)
+    assert isinstance(target, StaticLlama)
+    through = load_model(str(folder), backend="transformers", device="cpu")
+    ours, theirs = (m.prefill([0], [[1, 2, 3]]).logits for m in (target, through))
+    assert torch.allclose(ours, theirs, atol=1e-4)
+    with pytest.raises(IncompatibleError, match="only the compiled path"):
+        load_model(str(folder), backend="static", device="cpu", quantization="int8")
+
+
+@pytest.mark.parametrize(("reason", "kind"), [(None, StaticLlama), ("its head is odd", HFTarget)])
+def test_a_gpu_takes_the_static_path_for_models_that_it_covers(folder, monkeypatch, reason, kind):
+    module = load.load_module(str(folder), device="cpu")
+    monkeypatch.setattr(load, "load_module", lambda *_, **__: SimpleNamespace(device=torch.device("cuda")))
+    monkeypatch.setattr(CompiledLlama, "why_unsupported", staticmethod(lambda _: "it is on a GPU"))
+    monkeypatch.setattr(StaticLlama, "why_unsupported", staticmethod(lambda given: None if given is module else reason))
+    for path in (StaticLlama, HFTarget):
+        build = path.__init__
+        monkeypatch.setattr(path, "__init__", lambda self, _, build=build, **options: build(self, module, **options))
+    assert type(load_model(str(folder))) is kind
 
 
 @pytest.mark.parametrize("options", [{"dtype": "int8"}, {"dtype": "float31"}, {"device": "nowhere"}, {"backend": "fast"}])

@@ -99,6 +99,25 @@ def _kernels() -> dict[str, Any]:
     }
 
 
+def _gpu() -> dict[str, Any]:
+    """Which path a GPU takes here, or why there is none."""
+    import torch
+
+    from polydraft.verifiers import _device
+
+    if not torch.cuda.is_available():
+        built = (
+            f"torch {torch.__version__} was built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
+        )
+        return {"path": "none", "why": f"{built}; everything runs on the CPU"}
+    kernels = "Triton kernels" if _device.has_triton() else "torch operations, as Triton is not installed"
+    return {
+        "path": "StaticLlama: CUDA graphs of static shapes, for the Llama family; other models through transformers",
+        "why": f"torch {torch.__version__} finds {torch.cuda.get_device_name()}",
+        "block_verification": kernels,
+    }
+
+
 def _pair() -> dict[str, Any]:
     from polydraft.models import pair
 
@@ -107,7 +126,7 @@ def _pair() -> dict[str, Any]:
 
 def examine() -> dict[str, dict[str, Any]]:
     """Everything that the doctor measures, as plain data."""
-    return {"versions": _versions(), "machine": machine(), "embedded target": _kernels(), "embedded pair": _pair()}
+    return {"versions": _versions(), "machine": machine(), "gpu": _gpu(), "embedded target": _kernels(), "embedded pair": _pair()}
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:

@@ -34,7 +34,7 @@ def generate(
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="For example float32 or bfloat16.", rich_help_panel=_MODELS)] = None,
     device: Annotated[str | None, typer.Option(help="For example cpu or cuda.", rich_help_panel=_MODELS)] = None,
-    backend: Annotated[str, typer.Option(help="auto, compiled or transformers.", rich_help_panel=_MODELS)] = "auto",
+    backend: Annotated[str, typer.Option(help="auto, compiled, static or transformers.", rich_help_panel=_MODELS)] = "auto",
     quantization: Annotated[
         str | None, typer.Option(help="bfloat16 or int8 weights of the target, on the compiled path.", rich_help_panel=_MODELS)
     ] = None,

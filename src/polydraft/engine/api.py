@@ -70,7 +70,7 @@ class Engine(Loop):
         depth, num_paths: a fixed plan; without them the plan follows the measured acceptance.
         drafter_options: passed to the drafter's `build`.  plan: instead of depth and num_paths.
         dtype, device: of both models, for example "bfloat16" and "cuda".
-        backend: "compiled" (Llama family on a CPU), "transformers", or "auto".
+        backend: "compiled" (Llama family on a CPU), "static" (Llama family in torch, for GPUs), "transformers", or "auto".
         quantization, draft_quantization: "bfloat16" or "int8" matrices of the target or the draft, on the compiled path.
             The output then follows the quantised target's law; quantising the draft changes no law.
         max_model_len: longest prompt plus output in tokens; default: the models' own limit.

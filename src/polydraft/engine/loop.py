@@ -240,7 +240,7 @@ def _logprobs(params: SamplingParams, done: Round, b: int, nodes: list[int], tok
         rows = torch.log_softmax(done.scores.logits[b, nodes].double(), -1)
     k = min(params.logprobs or 0, rows.shape[-1])
     values, ids = rows.topk(k, -1)
-    own = rows.gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist()
+    own = rows.gather(1, torch.tensor(tokens, device=rows.device)[:, None])[:, 0].tolist()
     return [
         TokenLogprob(token, logprob, dict(zip(top, tops, strict=True)))
         for token, logprob, top, tops in zip(tokens, own, ids.tolist(), values.tolist(), strict=True)

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from numba import njit
 from torch import Tensor
 
-from polydraft import sampling
+from polydraft import sampling, tree
 from polydraft.core import Budget, Draft
 from polydraft.engine.sequence import Sequence
 
@@ -24,9 +25,11 @@ DECAY = 0.8
 
 def root_overlap(draft: Draft, target_probs: Float[Tensor, "B N V"]) -> list[float | None]:
     """Acceptance of one draft at the root: sum min(p, q), or P(children) where there is no q; None without a draft."""
-    p = target_probs[:, 0].cpu().numpy()
+    if target_probs.device.type != "cpu":
+        return [None if x < 0 else x for x in _overlap_torch(draft, target_probs[:, 0]).tolist()]
+    p = target_probs[:, 0].contiguous().numpy()
     q = p[:, None] if draft.probs is None else draft.probs.cpu().contiguous().numpy()
-    tokens, parents, rows = (x.cpu().contiguous().numpy() for x in (draft.tree.tokens, draft.tree.parents, draft.rows))
+    tokens, parents, rows = (x.contiguous().numpy() for x in (draft.tree.tokens, draft.tree.parents, draft.rows))
     found = np.empty(len(p))
     _overlap(p, q, tokens, parents, rows, draft.probs is not None, found)
     return [None if x < 0 else x for x in found.tolist()]
@@ -50,6 +53,20 @@ def _overlap(p, q, tokens, parents, rows, has_law, found):  # pragma: no cover -
                         seen |= parents[b, m] == 0 and tokens[b, m] == tokens[b, n]
                     total += 0.0 if seen else p[b, tokens[b, n]]
         found[b] = total if children else -1.0
+
+
+def _overlap_torch(draft: Draft, p: Float[Tensor, "B V"]) -> Float[Tensor, "B"]:
+    """The same where the laws are; the tree is on the host. -1 without a draft."""
+    child = draft.tree.parents == 0
+    has_draft, first = child.any(1), child.int().argmax(1)
+    index = torch.arange(len(p))
+    if draft.probs is not None:
+        rows = torch.stack([index, draft.rows[index, first].clamp(min=0)]).to(draft.probs.device)
+        total = torch.minimum(p, draft.probs[rows[0], rows[1]].to(p.device)).sum(1, dtype=torch.float64)
+    else:
+        distinct = child & (tree.first_copies(draft.tree) == torch.arange(draft.tree.num_nodes))
+        total = (p.gather(1, draft.tree.tokens.to(p.device)) * distinct.to(p.device)).sum(1, dtype=torch.float64)
+    return total.where(has_draft.to(p.device), -1.0)
 
 
 class Plan(Protocol):

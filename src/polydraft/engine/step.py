@@ -5,6 +5,8 @@ score     every distinct prefix once, in one pass of the target
 law       logits -> p, each node with the context of its own path
 verify    the rule's verdict, then two draws: stop node and extra token
 commit    the caches keep the path; the drafter learns what was kept
+
+Trees, keys and outcomes live on the host, rows over the vocabulary where the target puts them: a round reads one small table back.
 """
 
 from collections.abc import Sequence as Seq
@@ -135,17 +137,17 @@ class Stepper:
         contexts, prompts = [s.token_ids for s in sequences], [s.num_prompt_tokens for s in sequences]
         if self.law is not None:
             probs = unique.expand(self.law(scored, scored.tree, contexts))
-            return self.verifier(draft, probs).sample(key), probs.log()
+            return self.verifier(_on_host(draft), probs.cpu()).sample(key), probs.log()
         given = scored.logits, scored.tree, contexts, prompts, params, tuple(self.stop_ids)
         processed = unique.expand(sampling.process(*given, checked=False))
         outcome = self._walk(draft, processed, key, params)
         if outcome is None:
-            outcome = self.verifier(draft, unique.expand(sampling.laws(*given))).sample(key)
+            outcome = self.verifier(_on_host(draft), unique.expand(sampling.laws(*given)).cpu()).sample(key)
         return outcome, processed
 
     def _walk(self, draft: Draft, processed: Tensor, key: NoiseKey, params: Seq[SamplingParams]) -> Outcome | None:
         """The rule's fused walk, where there is one for these logits and parameters."""
-        if processed.dtype != torch.float32 or processed.device.type != "cpu":
+        if processed.dtype != torch.float32:
             return None
         num_greedy = sum(p.greedy for p in params)
         if num_greedy == 0:
@@ -166,6 +168,11 @@ class Stepper:
 def _hung(unique: Dedup, aux: AuxRows) -> AuxRows:
     """The same auxiliary rows in terms of the scored tree's nodes."""
     return aux if unique.same else replace(aux, nodes=unique.row.gather(1, aux.nodes))
+
+
+def _on_host(draft: Draft) -> Draft:
+    """The same draft for rules that run on the host."""
+    return draft if draft.probs is None or draft.probs.device.type == "cpu" else replace(draft, probs=draft.probs.cpu())
 
 
 def _in(unique: Dedup, outcome: Outcome) -> Outcome:

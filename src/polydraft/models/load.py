@@ -12,11 +12,12 @@ from polydraft.models.folder import load_module
 from polydraft.models.hf import HFTarget
 from polydraft.models.llama import CompiledLlama
 from polydraft.models.plain import PlainTarget
+from polydraft.models.static import StaticLlama
 from polydraft.models.supported import check_supported
 
 __all__ = ["check_same_context", "check_same_vocabulary", "encode", "load_model", "load_tokenizer", "num_token_ids"]
 
-BACKENDS = ("auto", "compiled", "transformers")
+BACKENDS = ("auto", "compiled", "static", "transformers")
 ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -31,9 +32,10 @@ def load_model(
     max_num_seqs: int = 8,
     plain: bool = False,
 ) -> Target:
-    """A target (or draft) model: compiled for the Llama family in float32 on a CPU, else through transformers.
+    """A target (or draft) model: the Llama family compiled in float32 on a CPU, or static on a GPU; else through transformers.
 
-    name: folder of `save_pretrained`, or a name that transformers resolves.  backend: "compiled", "transformers", or "auto".
+    name: folder of `save_pretrained`, or a name that transformers resolves.  backend: "compiled", "static",
+        "transformers", or "auto".
     dtype: default float32 on a CPU, the checkpoint's own elsewhere.  device: default the first GPU, or the CPU.
     quantization: "bfloat16" or "int8" matrices for the compiled path: less to read in a pass. It makes another model of a
         target, whose law is then followed; on a draft it costs nothing but acceptance.
@@ -42,7 +44,7 @@ def load_model(
     Raises:
         ModelLoadError: the folder is missing, incomplete, corrupt or of a kind that cannot be rolled back.
         InvalidInputError: a dtype, device or backend that does not exist.
-        IncompatibleError: backend="compiled" for a model that it does not cover; says why.
+        IncompatibleError: backend="compiled" or "static" for a model that it does not cover; says why.
         CapacityError: the cache does not fit.
 
     Example:
@@ -55,16 +57,19 @@ def load_model(
     module = load_module(name, dtype=dtype, device=device, max_model_len=max_model_len, plain=plain)
     if plain and not _rolls_back(module, max_model_len):
         return PlainTarget(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
-    reason = CompiledLlama.why_unsupported(module)
-    if backend == "compiled" and reason:
-        raise IncompatibleError(f"backend='compiled' was asked for {name!r}, but {reason}. Use backend='transformers'.")
-    if reason is None and backend != "transformers":
+    reason, static = CompiledLlama.why_unsupported(module), StaticLlama.why_unsupported(module)
+    refused = {"compiled": reason, "static": static}.get(backend)
+    if refused:
+        raise IncompatibleError(f"backend={backend!r} was asked for {name!r}, but {refused}. Use backend='transformers'.")
+    if reason is None and backend in ("auto", "compiled"):
         return CompiledLlama(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs, quantization=quantization)
     if quantization is not None:
         raise IncompatibleError(
-            f"quantization={quantization!r} was asked for {name!r}, which runs through transformers "
+            f"quantization={quantization!r} was asked for {name!r}, which runs through torch "
             f"({reason or 'as asked'}); only the compiled path has it. Leave it out."
         )
+    if static is None and (backend == "static" or (backend == "auto" and module.device.type == "cuda")):
+        return StaticLlama(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
     return HFTarget(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
 
 

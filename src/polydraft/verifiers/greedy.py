@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polydraft import tree
 from polydraft.core import Draft, NoiseKey, Outcome
+from polydraft.verifiers import _device
 from polydraft.verifiers._rows import compiled
 from polydraft.verifiers._walk import arrays, highest, outcome
 
@@ -55,7 +56,7 @@ def _walk(logits, laws, first, tokens, parents, seed, sample, position, node, to
 def walk(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
     """The outcome of any lossless rule at temperature 0, looking at visited nodes alone; None where logits are faulty.
 
-    logits: float32 on a CPU, processed but for the temperature.
+    logits: float32, processed but for the temperature.
 
     Example:
         >>> import torch
@@ -64,6 +65,8 @@ def walk(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome
         >>> walk(chain, torch.tensor([[[0.0, 2.0, 1.0]]]), NoiseKey.of([0], [0], [1])).token.tolist()
         [1]
     """
+    if logits.device.type != "cpu":
+        return _device.walk(_device.greedy, draft, logits, key)
     done = arrays(draft, logits, key)
     _walk(*done._replace(laws=done.logits[:, :0], rows=tree.first_copies(draft.tree).numpy()))
     return outcome(draft, done)

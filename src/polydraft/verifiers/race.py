@@ -20,6 +20,7 @@ from torch import Tensor
 from polydraft import noise, tree
 from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
+from polydraft.verifiers import _device
 from polydraft.verifiers._verdict import TreeVerdict
 from polydraft.verifiers._walk import arrays, outcome, soften
 
@@ -113,9 +114,11 @@ class Race:
         return TreeVerdict(draft.tree, stop, after)
 
     def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
-        """The verdict's outcome for p = softmax(logits), float32 on a CPU, in one call; None where logits are faulty."""
+        """The verdict's outcome for p = softmax(logits), float32, in one call; None where logits are faulty."""
         if draft.noise is None:
             return None
+        if logits.device.type != "cpu":
+            return _device.walk(_device.race, draft, logits, draft.noise)
         done = arrays(draft, logits, draft.noise)
         _run(*done._replace(laws=done.logits[:, :0], rows=tree.first_copies(draft.tree).numpy()))
         return outcome(draft, done)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TreeShape
 from polydraft.errors import InvalidInputError
+from polydraft.verifiers import _device
 from polydraft.verifiers._rows import compiled, copy_normalised, keep, leftover, reweight, surplus, total
 from polydraft.verifiers._verdict import TreeVerdict
 from polydraft.verifiers._walk import EXTRA, STOP, arrays, drawn, outcome, soften
@@ -100,6 +101,15 @@ def _law(
     return torch.from_numpy(law).to(device)
 
 
+def _rule_for(device: torch.device) -> _device.Rule:
+    """The kernels where there is a GPU and Triton, else torch operations."""
+    if device.type == "cuda" and _device.has_triton():
+        from polydraft.verifiers import _triton
+
+        return _triton.block
+    return _device.block
+
+
 class Block:
     """The verifier."""
 
@@ -130,7 +140,9 @@ class Block:
         return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), after)
 
     def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
-        """See `_walk`; for float32 logits and laws on a CPU. None where it does not apply, or where logits are faulty."""
+        """See `_walk`; for float32 logits and laws. None where it does not apply, or where logits are faulty."""
+        if logits.device.type != "cpu":
+            return _device.walk(_rule_for(logits.device), draft, logits, key)
         if draft.probs is None or draft.probs.dtype != torch.float32:
             return None
         done = arrays(draft, logits, key)

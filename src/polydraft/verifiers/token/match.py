@@ -17,6 +17,7 @@ from torch import Tensor
 
 from polydraft import tree
 from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TreeShape
+from polydraft.verifiers import _device
 from polydraft.verifiers._rows import compiled
 from polydraft.verifiers._walk import EXTRA, STOP, arrays, drawn, outcome, soften
 from polydraft.verifiers.tree.topdown import TopDown
@@ -73,7 +74,9 @@ class Match(TopDown):
     """The verifier, with a walk."""
 
     def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
-        """The verdict's outcome for p = softmax(logits), float32 on a CPU, in one call; None where logits are faulty."""
+        """The verdict's outcome for p = softmax(logits), float32, in one call; None where logits are faulty."""
+        if logits.device.type != "cpu":
+            return _device.walk(_device.match, draft, logits, key)
         done = arrays(draft, logits, key)
         first = tree.first_copies(draft.tree).numpy()
         _walk(*done._replace(laws=done.logits[:, :0], rows=first))

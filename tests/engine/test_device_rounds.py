@@ -1,0 +1,111 @@
+"""Rounds whose verification runs in torch operations give what compiled rounds give; what stays on a device is never read."""
+
+import pytest
+import torch
+
+from exact.test_walk import B, rounds
+from models.tree_rounds import ARCHITECTURES, V, small_model
+from other_device import OneDevice, moved
+from polydraft import sampling
+from polydraft.core import Draft, SamplingParams, SiblingLaw, TokenTree, TreeShape
+from polydraft.drafters.model import ModelDrafter
+from polydraft.engine import plan
+from polydraft.engine.api import Engine
+from polydraft.models.llama import CompiledLlama
+from polydraft.models.static import StaticLlama
+from polydraft.tree import dedup, pad
+from polydraft.verifiers import _device, greedy
+from polydraft.verifiers.block.block import Block
+from polydraft.verifiers.race import Race
+from polydraft.verifiers.token.match import Match
+
+WALKS = {Block: _device.block, Race: _device.race, Match: _device.match}
+
+
+@pytest.fixture
+def torch_walks(monkeypatch):
+    """As on a GPU: every walk in torch operations; returns the names of the rules that walked."""
+    used = []
+    for kind, rule in WALKS.items():
+
+        def walk(self, draft, logits, key, rule=rule):
+            used.append(rule.__name__)
+            return _device.walk(rule, draft, logits, draft.noise if rule is _device.race else key)
+
+        monkeypatch.setattr(kind, "walk", walk)
+    monkeypatch.setattr(greedy, "walk", lambda *given: used.append("greedy") or _device.walk(_device.greedy, *given))
+    return used
+
+
+def texts(target, drafter, verifier, params, **options):
+    if isinstance(drafter, str) and drafter.startswith("model"):
+        small = small_model(ARCHITECTURES["llama"], seed=1)
+        drafter = ModelDrafter(CompiledLlama(small, max_num_seqs=4), drafter.partition(":")[2] or "paths")
+    engine = Engine.of(target, drafter=drafter, verifier=verifier, depth=3, **options)
+    return [r.token_ids for r in engine.generate([[1, 2, 3], [4, 5], [1, 2, 1, 2, 1]], params)]
+
+
+CASES = [
+    ("model:chain", "block", {}),
+    ("model", "match", {"num_paths": 2}),
+    ("model:coupled", "race", {"num_paths": 2}),
+    ("ngram", "match", {}),
+    (None, "match", {}),
+]
+
+
+@pytest.mark.parametrize(("drafter", "verifier", "options"), CASES)
+def test_generation_with_torch_walks_is_that_of_the_compiled_ones(drafter, verifier, options, request):
+    model = small_model(ARCHITECTURES["llama"])
+    params = SamplingParams(max_tokens=24, seed=5, temperature=0.9, ignore_eos=True)
+    expected = texts(StaticLlama(model, max_num_seqs=4), drafter, verifier, params, **options)
+    used = request.getfixturevalue("torch_walks")
+    assert texts(StaticLlama(model, max_num_seqs=4), drafter, verifier, params, **options) == expected
+    assert set(used) == {verifier}
+
+
+def test_greedy_text_of_the_static_path_is_that_of_the_compiled_one(torch_walks):
+    model = small_model(ARCHITECTURES["llama"])
+    params = SamplingParams(max_tokens=24, temperature=0)
+    plain = texts(CompiledLlama(model, max_num_seqs=4), None, "match", params)
+    assert texts(StaticLlama(model, max_num_seqs=4), "model:chain", "block", params) == plain
+    assert set(torch_walks) == {"greedy"}
+
+
+@pytest.mark.parametrize("law", [SiblingLaw.IID, SiblingLaw.POINT_MASS])
+@pytest.mark.parametrize("shape", [TreeShape.CHAIN, TreeShape.PATHS])
+def test_the_overlap_at_the_root_is_the_compiled_one(law, shape):
+    draft, logits, _ = rounds(shape, law, 1)
+    p = logits.softmax(-1)
+    found = plan._overlap_torch(draft, p[:, 0])
+    assert torch.allclose(found, torch.tensor(plan.root_overlap(draft, p), dtype=torch.float64), atol=1e-6)
+    assert plan._overlap_torch(Draft.empty(torch.zeros(B, dtype=torch.int64)), p[:, 0]).tolist() == [-1] * B
+    far = Draft(draft.tree, law, shape, moved(draft.probs), draft.rows)
+    with OneDevice():
+        assert plan._overlap_torch(far, moved(p[:, 0])).device.type == "meta"
+
+
+LONG = [1, 2, 3, 4, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.5),
+        SamplingParams(top_k=5, top_p=0.8, min_p=0.1),
+        SamplingParams(logit_bias={3: 1.0}),
+    ],
+    ids=["plain", "temperature", "truncation", "bias"],
+)
+def test_processing_never_waits_for_the_host_nor_mixes_devices(params):
+    tree = TokenTree.chain(torch.tensor([[2, 5, 6]] * 2))
+    with OneDevice():
+        x = sampling.process(torch.empty(2, 3, V, device="meta"), tree, [LONG] * 2, [3] * 2, [params] * 2, checked=False)
+        assert sampling.soften(x, [params] * 2).shape == (2, 3, V)
+
+
+def test_rows_of_copies_are_fetched_where_they_are():
+    unique = dedup(pad([([5, 7, 7, 9, 9], [-1, 0, 0, 1, 2])]))
+    with OneDevice():
+        assert unique.expand(torch.empty(1, 3, V, device="meta")).shape == (1, 5, V)

@@ -1,0 +1,114 @@
+"""Walks in torch operations decide as the compiled ones and the readable rules do, and leave the device only once."""
+
+import pytest
+import torch
+
+from exact.test_walk import B, V, rounds
+from other_device import OneDevice, moved
+from polydraft import noise, registry
+from polydraft.core import Draft, NoiseKey, SiblingLaw, TreeShape
+from polydraft.tree import pad
+from polydraft.verifiers import _device, greedy
+
+RULES = {"block": _device.block, "match": _device.match, "race": _device.race}
+WALKS = [
+    ("block", TreeShape.CHAIN, SiblingLaw.IID),
+    *(("match", shape, law) for shape in TreeShape if shape.name != "GROWN" for law in (SiblingLaw.IID, SiblingLaw.POINT_MASS)),
+    *(("race", shape, SiblingLaw.IID) for shape in TreeShape if shape.name != "GROWN"),
+]
+
+
+def ragged(draft: Draft, sizes: list[int]) -> Draft:
+    """The first nodes of every row's tree; the rest becomes padding."""
+    real = torch.arange(draft.tree.num_nodes) < torch.tensor(sizes)[:, None]
+    tree = type(draft.tree)(draft.tree.tokens.where(real, 0), draft.tree.parents.where(real, -1))
+    return Draft(tree, draft.law, draft.shape, draft.probs, draft.rows.where(real, -1), draft.noise)
+
+
+def same(one, two) -> bool:
+    return all(torch.equal(getattr(one, x), getattr(two, x)) for x in ("path", "num_accepted", "token"))
+
+
+@pytest.mark.parametrize(("name", "shape", "law"), WALKS)
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "ragged"])
+def test_a_walk_on_the_device_finds_what_the_compiled_walk_finds(name, shape, law, whole):
+    rule, depths = registry.verifier(name), set[int]()
+    for seed in range(3):
+        draft, logits, key = rounds(shape, law, seed)
+        if not whole:
+            draft = ragged(draft, [1 + b % draft.tree.num_nodes for b in range(B)])
+        found = _device.walk(RULES[name], draft, logits, key)
+        assert same(found, rule.walk(draft, logits, key))
+        assert same(found, rule(draft, logits.softmax(-1)).sample(key))
+        depths |= set(found.num_accepted.tolist())
+    assert depths >= {0, 1, 2}
+
+
+@pytest.mark.parametrize("shape", [TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT])
+def test_the_greedy_walk_on_the_device_is_the_compiled_one_at_ties_too(shape):
+    draft, logits, key = rounds(shape, SiblingLaw.POINT_MASS, 4)
+    liked = torch.nn.functional.one_hot(draft.tree.tokens[:, -1:], V)
+    tied = logits.round() + 3 * liked
+    found = _device.walk(_device.greedy, draft, tied, key)
+    assert same(found, greedy.walk(draft, tied, key))
+    assert found.num_accepted.max() > 0
+
+
+@pytest.mark.parametrize("name", ["block", "match", "race"])
+def test_a_bare_root_gives_one_token_of_the_target(name):
+    draft = Draft.empty(torch.tensor([3] * B))
+    _, logits, key = rounds(TreeShape.CHAIN, SiblingLaw.IID, 0)
+    draft = Draft(draft.tree, draft.law, draft.shape, None, draft.rows, key)
+    found = _device.walk(RULES[name], draft, logits[:, :1], key)
+    assert same(found, registry.verifier("race" if name == "race" else "match").walk(draft, logits[:, :1], key))
+
+
+@pytest.mark.parametrize("fault", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["block", "match", "race", "greedy"])
+def test_faulty_logits_are_left_to_the_readable_path(name, fault):
+    draft, logits, key = rounds(TreeShape.CHAIN, SiblingLaw.IID, 0)
+    logits[7, 0, 5] = fault
+    assert _device.walk({**RULES, "greedy": _device.greedy}[name], draft, logits, key) is None
+
+
+def test_a_token_that_the_draft_could_not_draw_is_left_to_the_readable_path():
+    draft, logits, key = rounds(TreeShape.CHAIN, SiblingLaw.IID, 0)
+    draft.probs[3, 0, draft.tree.tokens[3, 1]] = 0
+    assert _device.walk(_device.block, draft, logits, key) is None
+
+
+def test_masked_tokens_are_never_emitted():
+    draft, logits, key = rounds(TreeShape.CHAIN, SiblingLaw.IID, 1)
+    logits[..., ::2] = -torch.inf
+    emitted = [t for row in _device.walk(_device.block, draft, logits, key).emitted(draft.tree) for t in row]
+    assert len(emitted) > B and all(token % 2 for token in emitted)
+
+
+def test_equal_siblings_are_one_context():
+    drafted = pad([([0, 1, 1, 2, 3, 1], [-1, 0, 0, 1, 2, 4])] * 200)
+    rows = torch.tensor([[-1, 0, 0, 1, 1, 2]] * 200)
+    logits = torch.zeros(200, 6, 4)
+    key = NoiseKey.of(range(200), [0] * 200, [1] * 200)
+    draft = Draft(drafted, SiblingLaw.IID, TreeShape.PATHS, torch.full((200, 3, 4), 0.25), rows, key)
+    for name in ("match", "race"):
+        found = _device.walk(RULES[name], draft, logits, key)
+        assert same(found, registry.verifier(name).walk(draft, logits, key))
+        assert found.num_accepted.max() == 3
+        assert set(found.path[:, 0].tolist()) == {-1, 1, 2}
+
+
+@pytest.mark.parametrize("name", [*RULES, "greedy"])
+def test_nothing_waits_for_the_host_before_the_outcome(name):
+    draft, logits, key = rounds(TreeShape.CHAIN, SiblingLaw.IID, 0)
+    rule = {**RULES, "greedy": _device.greedy}[name]
+    far = Draft(draft.tree, draft.law, draft.shape, moved(draft.probs), draft.rows, key)
+    with OneDevice():
+        table = _device.decide(rule, far, moved(logits), key)
+    assert (table.device.type, table.shape) == ("meta", (B, draft.tree.num_nodes + 1))
+
+
+def test_the_noise_of_a_device_is_that_of_the_host():
+    _, _, key = rounds(TreeShape.CHAIN, SiblingLaw.IID, 0)
+    for stream in (noise.Stream.STOP, noise.Stream.EXTRA):
+        assert torch.equal(noise.uniforms(key, stream, 1), noise._uniforms_torch(key, int(stream), 1, 0))
+    assert torch.equal(noise.clocks(key, V), noise._clocks_torch(key, V))
