@@ -45,6 +45,22 @@ PAPERS: dict[str, Paper] = {
     "2401.10774": Paper(
         "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads", "Cai, Tianle and others", 2024
     ),
+    "2311.08252": Paper("REST: Retrieval-Based Speculative Decoding", "He, Zhenyu and others", 2023),
+    "2402.02057": Paper(
+        "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", "Fu, Yichao and others", 2024
+    ),
+    "2402.13720": Paper(
+        "Ouroboros: Generating Longer Drafts Phrase by Phrase for Faster Speculative Decoding", "Zhao, Weilin and others", 2024
+    ),
+    "2407.12021": Paper("Adaptive Draft-Verification for Efficient Large Language Model Decoding", "Liu, Xukun and others", 2024),
+    "2411.04975": Paper(
+        "SuffixDecoding: A Model-Free Approach to Speeding Up Large Language Model Inference", "Oliaro, Gabriele and others", 2024
+    ),
+    "2502.05202": Paper(
+        "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies",
+        "Timor, Nadav and others",
+        2025,
+    ),
     "2402.01528": Paper("Decoding Speculative Decoding", "Yan, Minghao and Agarwal, Saurabh and Venkataraman, Shivaram", 2024),
     "2402.12374": Paper("Sequoia: Scalable, Robust, and Hardware-aware Speculative Decoding", "Chen, Zhuoming and others", 2024),
     "2402.14160": Paper(

@@ -131,7 +131,7 @@ class SuffixDrafter:
     info = Method(
         name="suffix",
         title="SuffixDecoding",
-        authors="SuffixDecoding",
+        authors="Oliaro et al.",
         year=2024,
         arxiv="2411.04975",
         laws=frozenset({SiblingLaw.POINT_MASS}),

@@ -521,7 +521,7 @@ class TrigramDrafter:
     info = Method(
         name="trigram",
         title="Adaptive trigram table with tree search",
-        authors="ADED",
+        authors="Liu et al.",
         year=2024,
         arxiv="2407.12021",
         laws=frozenset({SiblingLaw.POINT_MASS}),
