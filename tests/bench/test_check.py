@@ -65,6 +65,7 @@ QUICK = [
     "top tokens verified as if drawn",
     "a new draw after a mismatch",
     "block rule with the residual of one token",
+    "noise keyed by a token's own position",
 ]
 
 
