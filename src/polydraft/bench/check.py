@@ -1,6 +1,6 @@
 """Is the output of this engine, with these models and settings, the target's? A test on texts that it generates itself.
 
-Five looks at every round of real, many-round texts:
+Six looks at every round of real, many-round texts:
 
 rule    the verdict gives the law of a round's block before any randomness of the rule. For every position j of the block,
             M_j = sum over nodes n of depth j - 1 of  sum_y w(n, y) f_n(y)  -  R(n) sum_y p_n(y) f_n(y)
@@ -12,6 +12,8 @@ draws   the same with the tokens that were drawn, X_j = f_n(x_j) - sum_y p_n(y) 
 beside  M_j minus that of another lossless rule on the same draft: what both owe to the chance of the draft falls out, and a
         small mistake of the rule shows in few rounds.
 noise   X_j - M_j: the stop and the extra token against the verdict they were drawn from.
+again   positions that are drafted again after a rejection: the new draw's place in the draft's cumulative law times that of the
+        draw before. Fresh noise makes the mean 0; noise keyed by a token's own position repeats the place.
 text    the tokens that came out, judged by transformers: their places in the cumulative law of a pass of the plain model over
         the finished text are uniform (Kolmogorov-Smirnov), for each position of a block; at temperature 0 each is the largest.
 
@@ -32,7 +34,7 @@ from polydraft import registry, sampling
 from polydraft import tree as trees
 from polydraft.bench.law_check import NEAR_TIE, places
 from polydraft.bench.wrong_rules import FEW, Reversed, mistakes
-from polydraft.core import Draft, Method, NoiseKey, Outcome, SamplingParams, Target, TokenTree, Verdict, Verifier
+from polydraft.core import Draft, Method, NoiseKey, Outcome, SamplingParams, SiblingLaw, Target, TokenTree, Verdict, Verifier
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
 
@@ -43,6 +45,8 @@ IMPLAUSIBLE = 1e-4
 RESOLUTION = 1e-5
 """Laws come from float32 logits: mean differences of this size mean nothing."""
 STATISTICS = ("draft", "sharp", "best", "best of draft")
+SELF_TEST = 3
+"""Times as many rounds at most for a known mistake; most are found in a few hundred."""
 CONTROLS = ("speculative", "recursive", "recursive_wor", "block", "greedy_traversal")
 """Rules to stand beside the one that is checked."""
 LEAST_ROUNDS = 30
@@ -71,6 +75,7 @@ class Recorder:
     paired: dict[str, list[Float[np.ndarray, "S J"]]] = field(default_factory=dict[str, list[np.ndarray]])
     values: list[Float[np.ndarray, "S J"]] = field(default_factory=list[np.ndarray])
     drawn: list[Float[np.ndarray, "S J"]] = field(default_factory=list[np.ndarray])
+    again: "_Again" = field(default_factory=lambda: _Again())
 
     @property
     def info(self) -> Method:
@@ -83,7 +88,7 @@ class Recorder:
         found = [*rule_findings(self.values), *rule_findings(self.drawn, "draws"), *rule_findings(noise, "noise")]
         for name, values in self.paired.items():
             found += rule_findings(values, f"rule beside {name}")
-        return found
+        return [*found, *self.again.findings]
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Verdict:
         verdict = self.rule(draft, target_probs)
@@ -96,7 +101,7 @@ class Recorder:
                 if draft.law in info.laws and draft.shape in info.shapes:
                     other = now.expected(registry.verifier(name)(draft, target_probs))
                     self.paired.setdefault(name, []).extend(a - b for a, b in zip(own, other, strict=True))
-        return _Watched(verdict, now, self.drawn)
+        return _Watched(verdict, now, draft, self.drawn, self.again)
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,9 @@ class _Watched:
 
     verdict: Verdict
     now: "_Round"
+    draft: Draft
     drawn: list[Float[np.ndarray, "S J"]]
+    again: "_Again"
 
     @property
     def stop(self) -> Float[Tensor, "B N"]:
@@ -116,8 +123,44 @@ class _Watched:
 
     def sample(self, key: NoiseKey) -> Outcome:
         outcome = self.verdict.sample(key)
+        self.again.see(self.draft, key)
         self.drawn.extend(self.now.drawn(outcome))
         return outcome
+
+
+@dataclass
+class _Again:
+    """Products of centred places of draws for one position in two rounds.
+
+    places: (seed, sample, position) -> place of the last first-child draw there, in [0, 1].
+    Shared races reuse the noise of a position on purpose, and deterministic drafts have none: neither is looked at.
+    """
+
+    places: dict[tuple[int, int, int], float] = field(default_factory=dict[tuple[int, int, int], float])
+    products: list[float] = field(default_factory=list[float])
+
+    def see(self, draft: Draft, key: NoiseKey) -> None:
+        if draft.law not in (SiblingLaw.IID, SiblingLaw.WITHOUT_REPLACEMENT) or draft.probs is None:
+            return
+        tokens, parents, rows = draft.tree.tokens.tolist(), draft.tree.parents.tolist(), draft.rows.tolist()
+        for b, (seed, sample, position) in enumerate(
+            zip(key.seed.tolist(), key.sample.tolist(), key.position.tolist(), strict=True)
+        ):
+            node = 0
+            for depth in range(len(tokens[b])):
+                node = next((n for n in range(node + 1, len(tokens[b])) if parents[b][n] == node), -1)
+                if node < 0 or rows[b][node] < 0:
+                    break
+                q, x = draft.probs[b, rows[b][node]].double(), tokens[b][node]
+                place = float((q[:x].sum() + q[x] / 2) / q.sum()) - 0.5
+                where = (seed, sample, position + depth)
+                if where in self.places:
+                    self.products.append(place * self.places[where])
+                self.places[where] = place
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [_normal("noise, drafted again", np.array(self.products))] if len(self.products) >= LEAST_ROUNDS else []
 
 
 @dataclass(frozen=True)
@@ -364,4 +407,4 @@ def self_test(
             num_paths=mistake.width,
             eos_token_ids=engine.eos_token_ids,
         )
-        yield mistake.name, check(wrong, prompts, few, rounds=rounds, stop_early=True)
+        yield mistake.name, check(wrong, prompts, few, rounds=SELF_TEST * rounds, stop_early=True)

@@ -82,10 +82,16 @@ def _duplicates_skipped(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
 
 
 def _iid_as_distinct(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
-    kept = draws.clone()
-    for j in range(1, draws.shape[1]):
-        kept[(draws[:, :j] == draws[:, j : j + 1]).any(1), j] = -1
-    return recursive.emitted(p, q, kept, replacement=False)
+    """Equal draws are tested against a q without them, and take their part of the residual again."""
+    law, alive, r, c = torch.zeros_like(p), torch.ones_like(p[:, 0]), p, q
+    for j, draw in enumerate(draws.unbind(1)):
+        there, x = draw >= 0, draw.clamp(min=0)
+        repeated = (draws[:, :j] == draw[:, None]).any(1)
+        accept = torch.where(there & ~repeated, speculative.accept_probability(r, c, x), 0.0)
+        law, alive = law.scatter_add(1, x[:, None], (alive * accept)[:, None]), alive * (1 - accept)
+        r = torch.where(there[:, None], normalise_or(positive_part(r - c), otherwise=r), r)
+        c = torch.where(there[:, None], normalise_or(c.scatter(1, x[:, None], 0.0), otherwise=c), c)
+    return law + alive[:, None] * r
 
 
 def _resorted(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:

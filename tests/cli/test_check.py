@@ -1,0 +1,30 @@
+import json
+
+from typer.testing import CliRunner
+
+from polydraft.cli.main import app
+
+
+def test_the_embedded_pair_passes_and_json_has_every_test():
+    done = CliRunner().invoke(app, ["check", "--rounds", "60", "--max-tokens", "12", "--depth", "2", "--json"])
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report["passed"]
+    assert report["rounds"] >= 60
+    assert {"what", "count", "effect", "p_value"} <= report["tests"][0].keys()
+
+
+def test_the_table_names_verdict_rounds_and_rule(tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("import os\n\ndef add(a, b):\n", encoding="utf-8")
+    options = ["--rounds", "40", "--max-tokens", "8", "--drafter", "model:chain", "--depth", "2", "--prompts", str(prompts)]
+    done = CliRunner().invoke(app, ["check", *options])
+    assert done.exit_code == 0, done.output
+    assert "passed" in done.stdout
+    assert "verifier block" in done.stdout
+
+
+def test_a_self_test_without_a_draft_model_is_refused():
+    done = CliRunner().invoke(app, ["check", "--self-test", "--drafter", "ngram"])
+    assert done.exit_code == 2
+    assert "--draft-model" in done.stderr
