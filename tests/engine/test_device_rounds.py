@@ -37,16 +37,17 @@ def torch_walks(monkeypatch):
     return used
 
 
-def texts(target, drafter, verifier, params, **options):
+def texts(target, drafter, verifier, params, path=CompiledLlama, **options):
     if isinstance(drafter, str) and drafter.startswith("model"):
         small = small_model(ARCHITECTURES["llama"], seed=1)
-        drafter = ModelDrafter(CompiledLlama(small, max_num_seqs=4), drafter.partition(":")[2] or "paths")
+        drafter = ModelDrafter(path(small, max_num_seqs=4), drafter.partition(":")[2] or "paths")
     engine = Engine.of(target, drafter=drafter, verifier=verifier, depth=3, **options)
     return [r.token_ids for r in engine.generate([[1, 2, 3], [4, 5], [1, 2, 1, 2, 1]], params)]
 
 
 CASES = [
     ("model:chain", "block", {}),
+    ("model", "greedy_traversal", {"num_paths": 1}),
     ("model", "match", {"num_paths": 2}),
     ("model:coupled", "race", {"num_paths": 2}),
     ("ngram", "match", {}),
@@ -61,7 +62,16 @@ def test_generation_with_torch_walks_is_that_of_the_compiled_ones(drafter, verif
     expected = texts(StaticLlama(model, max_num_seqs=4), drafter, verifier, params, **options)
     used = request.getfixturevalue("torch_walks")
     assert texts(StaticLlama(model, max_num_seqs=4), drafter, verifier, params, **options) == expected
-    assert set(used) == {verifier}
+    assert set(used) == {"block" if verifier == "greedy_traversal" else verifier}
+
+
+@pytest.mark.parametrize(("width", "verifier"), [(1, "greedy_traversal"), (2, "greedy_traversal"), (2, "match")])
+def test_a_pair_on_the_static_path_writes_what_a_compiled_draft_writes(width, verifier):
+    model = small_model(ARCHITECTURES["llama"])
+    params = SamplingParams(max_tokens=24, seed=5, temperature=0.9, ignore_eos=True)
+    given = ("model", verifier, params)
+    expected = texts(StaticLlama(model, max_num_seqs=4), *given, num_paths=width)
+    assert texts(StaticLlama(model, max_num_seqs=4), *given, StaticLlama, num_paths=width) == expected
 
 
 def test_greedy_text_of_the_static_path_is_that_of_the_compiled_one(torch_walks):

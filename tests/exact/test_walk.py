@@ -36,6 +36,7 @@ def rounds(shape: TreeShape, law: SiblingLaw, seed: int, sharpness: float = 2.0)
 
 WALKS = [
     ("block", TreeShape.CHAIN, SiblingLaw.IID),
+    ("greedy_traversal", TreeShape.CHAIN, SiblingLaw.IID),
     *(("match", shape, law) for shape in TREES for law in (SiblingLaw.IID, SiblingLaw.POINT_MASS)),
     *(("race", shape, SiblingLaw.IID) for shape in TREES),
 ]
@@ -88,6 +89,10 @@ def test_a_walk_never_emits_a_masked_token():
     done = registry.verifier("block").walk(draft, logits, key)
     emitted = [token for row in done.emitted(draft.tree) for token in row]
     assert len(emitted) > B and all(token % 2 for token in emitted)
+
+
+def test_greedy_traversal_walks_chains_alone():
+    assert registry.verifier("greedy_traversal").walk(*rounds(TreeShape.PATHS, SiblingLaw.IID, 0)) is None
 
 
 def test_other_noise_gives_other_outcomes():

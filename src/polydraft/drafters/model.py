@@ -25,8 +25,10 @@ from polydraft import tree as trees
 from polydraft.core import Budget, Draft, Method, NoiseKey, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
 from polydraft.drafters.parts import Parts, Snapshot
 from polydraft.errors import CapacityError, InvalidInputError, unknown_name
+from polydraft.models import static_proposal
 from polydraft.models.llama import CompiledLlama
 from polydraft.models.proposal import propose_paths
+from polydraft.models.static import StaticLlama
 
 __all__ = ["ModelDrafter", "ModelState"]
 
@@ -114,6 +116,7 @@ class ModelDrafter:
         self._free = list(range(model.max_num_seqs))[::-1]
         self._proposed: dict[int, TokenTree] = {}  # by slot: what the cache holds behind the committed tokens
         self._compiled = isinstance(model, CompiledLlama) and kind in ("paths", "chain", "coupled")
+        self._static = isinstance(model, StaticLlama) and kind in ("paths", "chain")
 
     @classmethod
     def build(cls, parts: Parts, *, kind: str = "paths") -> "ModelDrafter":
@@ -157,11 +160,20 @@ class ModelDrafter:
         keys = [s.request.seed for s in states], [s.request.sample for s in states], [len(s.context) for s in states]
         if max(depth for _, depth in sizes) == 0:
             return self._empty(states)
-        draft = self._compiled_paths(states, sizes, keys) if self._compiled else self._grow(states, sizes, NoiseKey.of(*keys))
+        draft = self._drawn(states, sizes, keys)
         for b, s in enumerate(states):
             if sizes[b][1]:
                 self._proposed[s.slot] = TokenTree(draft.tree.tokens[b : b + 1], draft.tree.parents[b : b + 1])
         return draft
+
+    def _drawn(
+        self, states: Sequence[ModelState], sizes: list[tuple[int, int]], keys: tuple[list[int], list[int], list[int]]
+    ) -> Draft:
+        if self._compiled:
+            return self._compiled_paths(states, sizes, keys)
+        if self._static and not any(s.request.params.has_penalties or s.request.params.min_tokens for s in states):
+            return self._static_paths(states, sizes, NoiseKey.of(*keys))
+        return self._grow(states, sizes, NoiseKey.of(*keys))
 
     def _rewind(self, states: Sequence[ModelState]) -> None:
         """Forget what an unobserved proposal left in the cache, so that proposing is repeatable."""
@@ -205,12 +217,38 @@ class ModelDrafter:
         (siblings,) = self.info.laws
         return Draft(tree, siblings, self._shape(max(widths)), probs, rows, NoiseKey.of(*keys) if coupled else None)
 
+    def _catch_up(self, states: Sequence[ModelState]) -> None:
+        """Feed the committed tokens that the slots lack, but for the root."""
+        behind = [s for s in states if len(s.pending) > 1]
+        if behind:
+            self.model.prefill([s.slot for s in behind], [s.pending[:-1] for s in behind])
+
+    def _static_paths(self, states: Sequence[ModelState], sizes: list[tuple[int, int]], key: NoiseKey) -> Draft:
+        """Without a look at what is drawn before all is drawn; rows with a draft, then all rows."""
+        assert isinstance(self.model, StaticLlama)
+        live = [b for b, (_, depth) in enumerate(sizes) if depth]
+        chosen = [states[b] for b in live]
+        self._catch_up(chosen)
+        some = NoiseKey(*(x[live] for x in (key.seed, key.sample, key.position)))
+        widths, depths = [sizes[b][0] for b in live], [sizes[b][1] for b in live]
+        params, roots = [s.request.params for s in chosen], [s.context[-1] for s in chosen]
+        tree, rows, probs = static_proposal.propose_paths(
+            self.model, [s.slot for s in chosen], roots, some, widths, depths, params
+        )
+        (law,) = self.info.laws
+        if len(live) < len(states):
+            index = torch.tensor(live)
+            bare = TokenTree.roots(torch.tensor([s.context[-1] for s in states])).tokens
+            tokens = torch.cat([bare, bare.new_zeros(len(states), tree.num_nodes - 1)], 1).index_copy(0, index, tree.tokens)
+            unrooted = tokens.new_full(tokens.shape, -1)
+            tree, rows = TokenTree(tokens, unrooted.index_copy(0, index, tree.parents)), unrooted.index_copy(0, index, rows)
+            whole = probs.new_full((len(states), *probs.shape[1:]), 1 / probs.shape[2])
+            probs = whole.index_copy(0, index.to(probs.device), probs)
+        return Draft(tree, law, self._shape(max(widths)), probs, rows)
+
     def _grow(self, states: Sequence[ModelState], sizes: list[tuple[int, int]], key: NoiseKey) -> Draft:
         """Depth by depth through `score`: one pass for the whole batch and each depth."""
-        live = [b for b, (_, depth) in enumerate(sizes) if depth]
-        behind = [b for b in live if len(states[b].pending) > 1]
-        if behind:
-            self.model.prefill([states[b].slot for b in behind], [states[b].pending[:-1] for b in behind])
+        self._catch_up([s for s, (_, depth) in zip(states, sizes, strict=True) if depth])
         growth = _Growth(self, states, sizes, key)
         for depth in range(max(d for _, d in sizes)):
             growth.deepen(depth)

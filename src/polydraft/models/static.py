@@ -274,10 +274,12 @@ class StaticLlama:
 
     # A pass, from the host
 
-    def _run(self, shape: Shape, table: np.ndarray, extra: Tensor | None = None, embedded: Tensor | None = None) -> list[Tensor]:
+    def _run(
+        self, shape: Shape, table: np.ndarray | Tensor, extra: Tensor | None = None, embedded: Tensor | None = None
+    ) -> list[Tensor]:
         """One pass; its results may be overwritten by the next one of the same shape."""
         self.passes += 1
-        given = torch.from_numpy(table).to(self.device)
+        given = torch.from_numpy(table).to(self.device) if isinstance(table, np.ndarray) else table
         if not self.graphed or embedded is not None:
             return self._forward(shape, given, extra, embedded)
         inputs = [given] if extra is None else [given, extra]
@@ -368,6 +370,31 @@ class StaticLlama:
             {layer: x[:, :M] for layer, x in zip(shape.hidden, states, strict=True)},
             None if aux is None else logits[:, M : M + X],
         )
+
+    @torch.inference_mode()
+    def feed(
+        self, slots: Sequence[int], ids: Int[Tensor, "B M"], offsets: np.ndarray, parents: np.ndarray
+    ) -> Float[Tensor, "B M V"]:
+        """Logits of some nodes of trees whose tokens only the device knows; the nodes above them were fed before.
+
+        ids: on the device.  offsets: [B, M] the nodes, -1 for padding.  parents: [B, N] of all nodes, on the host.
+
+        Raises:
+            CapacityError: a slot, a tree or a context beyond what there is room for.
+        """
+        (B, M), N = ids.shape, parents.shape[1]
+        if N > TREE_ROOM:
+            raise CapacityError(f"a tree of {N} nodes was given; a pass takes at most {TREE_ROOM}. Draft less.")
+        self._check_room(slots, [N] * B, self.max_model_len + TREE_ROOM)
+        shape, T, index = self._shape(slots, M, N), bucket(M), np.asarray(slots)
+        table = np.full((min(bucket(max(slots) + 1), self.max_num_seqs), 3 * T + bucket(N) + 2), -1, np.int64)
+        table[index, 2 * T : 2 * T + M] = offsets
+        table[index, 3 * T : 3 * T + N] = parents
+        table[:, -2:] = 0
+        table[index, -2] = self.lengths[index]
+        given, where = torch.from_numpy(table).to(self.device), torch.tensor(list(slots), device=self.device)
+        given[where, :M] = ids
+        return self._run(shape, given)[0][where][:, :M, : self.vocab_size]
 
     def _aux(
         self, slots: Sequence[int], aux: AuxRows, table: np.ndarray, shape: Shape, N: int, M: int

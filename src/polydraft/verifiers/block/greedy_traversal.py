@@ -27,10 +27,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft import tree
-from polydraft.core import Draft, Method, SiblingLaw, TreeShape
+from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.verifiers._rows import compiled, copy_normalised, keep, leftover, reject, reweight, surplus, total
 from polydraft.verifiers._verdict import TreeVerdict
+from polydraft.verifiers.block.block import block
 
 __all__ = ["GreedyTraversal", "greedy_traversal"]
 
@@ -220,6 +221,10 @@ class GreedyTraversal:
         device = target_probs.device
         after = partial(_law, p, q, rows, kids, counts, place, residuals, weights, device)
         return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), after)
+
+    def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
+        """That of block verification, which this rule is where drafts are chains; None for other shapes."""
+        return block.walk(draft, logits, key) if draft.shape is TreeShape.CHAIN else None
 
 
 greedy_traversal = GreedyTraversal()
