@@ -21,7 +21,8 @@ _WHERE = {
     "SamplingParams": "params",
     "Engine": "engine.api",
     "FixedPlan": "engine.plan",
-    "AcceptancePlan": "engine.plan",
+    "AdaptivePlan": "engine.plan",
+    "Profile": "engine.profile",
     "verify": "rules",
     "PolydraftError": "errors",
 }
@@ -31,7 +32,8 @@ __all__ = [*sorted(_WHERE), "__version__"]  # pyright: ignore[reportUnsupportedD
 if TYPE_CHECKING:
     from polydraft.core import Budget, Draft, Method, NoiseKey, Outcome, Request, SiblingLaw, TokenTree, TreeShape
     from polydraft.engine.api import Engine
-    from polydraft.engine.plan import AcceptancePlan, FixedPlan
+    from polydraft.engine.plan import AdaptivePlan, FixedPlan
+    from polydraft.engine.profile import Profile
     from polydraft.errors import PolydraftError
     from polydraft.params import SamplingParams
     from polydraft.rules import verify

@@ -10,7 +10,7 @@ from tables import TableModel, law, plain_greedy
 from polydraft import Engine, SamplingParams
 from polydraft.core import Budget, Request
 from polydraft.drafters.model import ModelDrafter
-from polydraft.engine.plan import AcceptancePlan, FixedPlan
+from polydraft.engine.plan import AdaptivePlan, FixedPlan, Profile
 from polydraft.errors import CapacityError, DrafterWarning, IncompatibleError, InvalidInputError, UnknownNameError
 
 KINDS = ["paths", "chain", "without_replacement", "greedy_plus_one", "top_k", "coupled"]

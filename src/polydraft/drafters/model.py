@@ -212,6 +212,9 @@ class ModelDrafter:
 
     def observe(self, states: Sequence[ModelState], outcome: Outcome, scores: Scores) -> list[ModelState]:
         """Keep the cache rows of the accepted path; see `core.Drafter.observe`."""
+        if scores.tree.num_nodes == 1:
+            tokens = outcome.token.tolist()
+            return [ModelState(s.request, s.slot, (*s.context, x), (*s.pending, x)) for s, x in zip(states, tokens, strict=True)]
         new: list[ModelState] = []
         emitted, paths = outcome.emitted(scores.tree), outcome.path.tolist()
         first, parents = trees.first_copies(scores.tree).tolist(), scores.tree.parents.tolist()

@@ -7,9 +7,11 @@ verify    the rule's verdict, then two draws: stop node and extra token
 commit    the caches keep the path; the drafter learns what was kept
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import cached_property
+from time import perf_counter
 
 import torch
 from jaxtyping import Float
@@ -23,6 +25,7 @@ from polydraft.engine.sequence import Sequence
 from polydraft.engine.stats import Stopwatch
 from polydraft.tree import Dedup, dedup
 from polydraft.verifiers import greedy
+from polydraft.verifiers.token.match import match
 
 __all__ = ["Round", "Stepper"]
 
@@ -68,10 +71,11 @@ class Stepper:
     verifier: Verifier
     plan: Plan
     stop_ids: frozenset[int]
+    clock: Callable[[], float] = perf_counter
 
     def __call__(self, sequences: Seq[Sequence]) -> Round:
         """One round; target cache and drafter states move on, the sequences' tokens are the caller's to extend."""
-        watch = Stopwatch()
+        watch = Stopwatch(self.clock)
         key = NoiseKey.of(
             [s.request.seed for s in sequences],
             [s.request.sample for s in sequences],
@@ -98,7 +102,7 @@ class Stepper:
         with watch.phase("drafting"):
             if self.drafter is not None:
                 drafting.observe(self.drafter, sequences, outcome, scores)
-        self.plan.learn(sequences, draft, processed)
+        self.plan.learn(sequences, draft, processed, outcome)
         self._record(sequences, draft, outcome)
         return Round(draft, scores, processed, params, outcome, watch.stop())
 
@@ -108,7 +112,9 @@ class Stepper:
             return Draft.empty(roots)
         budgets = self.plan.budgets(sequences)
         rooms = [self._room(s) for s in sequences]
-        budgets = [replace(g, max_depth=min(g.max_depth, room)) for g, room in zip(budgets, rooms, strict=True)]
+        budgets = [g if g.max_depth <= room else replace(g, max_depth=room) for g, room in zip(budgets, rooms, strict=True)]
+        if not any(g.max_depth for g in budgets):
+            return Draft.empty(roots)
         return drafting.propose(self.drafter, sequences, budgets, roots, self.target.vocab_size)
 
     def _room(self, sequence: Sequence) -> int:
@@ -119,11 +125,13 @@ class Stepper:
         return max(0, ends - len(sequence.token_ids) - 1)
 
     def _walk(self, draft: Draft, processed: Tensor, key: NoiseKey, params: Seq[SamplingParams]) -> Outcome | None:
-        """The rule's fused walk, where there is one for these logits and parameters."""
+        """The rule's fused walk, where there is one for these logits and parameters; without drafts all rules draw from p."""
         if processed.dtype != torch.float32 or processed.device.type != "cpu":
             return None
         num_greedy = sum(p.greedy for p in params)
         if num_greedy == 0:
+            if draft.tree.num_nodes == 1 and not self.verifier.info.shared_noise:
+                return match.walk(draft, processed, key)
             walk = getattr(self.verifier, "walk", None)
             return None if walk is None else walk(draft, processed, key)
         return greedy.walk(draft, processed, key) if num_greedy == len(params) and self.verifier.info.lossless else None
