@@ -23,6 +23,9 @@ from polydraft.verifiers._rows import compiled
 
 __all__ = ["AdaptivePlan", "FixedPlan", "Plan"]
 
+REMEMBERED = 8.0
+"""Rounds of the past that a probe is weighed against: few, so that a change is seen, and enough to hold against the prior."""
+
 
 class Plan(Protocol):
     """Budgets for the next round of each sequence."""
@@ -210,7 +213,7 @@ class AdaptivePlan:
             return Budget(width * depth, depth, width)
         if record.due:
             record.due = False
-            record.fade(0.5)
+            record.fade(min(1.0, REMEMBERED / max(float(record.seen[0]), REMEMBERED)))
             return _PROBE
         record.pause = min(max(2 * record.pause, self.first_pause), self.longest_pause)
         record.waiting, record.due = record.pause, True
