@@ -5,6 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from harness import Grown, Tables, by_depth, enumerate_drafts, measure
 from tables import TableModel
 from test_loop import engine as table_engine
 from test_loop import p_value
@@ -230,24 +231,18 @@ def test_the_law_of_several_rounds_is_kept(seconds):
     assert p_value(adaptive(costs(**seconds), rates=0.4, seqs=8, V=3), [1, 2], 3, 1000) > 1e-3
 
 
-class Peeking(AdaptivePlan):
-    """Wrong: it looks at the tokens of the draft that it decides about, and drafts again until it likes them."""
-
-    drafter = None
-
-    def budgets(self, sequences):
-        for depth in (1, 2, 3):
-            (draft,) = (self.drafter.propose([s.state], [Budget(depth, depth, 1)]) for s in sequences[:1])
-            if int(draft.tree.tokens[0, 1]) != 0:
-                return [Budget(depth, depth, 1)]
-        return [Budget(0, 0, 1)]
+def peeked(drafts):
+    """Wrong: a plan that looks at the draft it decides about, and does not use one that begins with token 0."""
+    bare = [Grown(d.probability, [0], [-1], [()], [0]) for d in drafts]
+    return [b if d.tokens[1] == 0 else d for b, d in zip(bare, drafts, strict=True)]
 
 
 def test_a_plan_that_looks_at_the_draft_it_decides_about_is_caught():
-    fast = table_engine("paths", seqs=1, V=3)
-    fast.plan = Peeking(Profile(costs(), (0.7,) * DEPTHS))
-    Peeking.drafter = fast.drafter
-    assert p_value(fast, [1, 2], 3, 600) < 1e-6
+    tables = Tables(3, seed=6)
+    drafts = enumerate_drafts(tables, SiblingLaw.IID, by_depth(1, 1), 2)
+    setting = (verifier("block"), tables, SiblingLaw.IID, TreeShape.CHAIN, by_depth(1, 1), 2)
+    assert measure(*setting, drafts).error < 1e-12
+    assert measure(*setting, peeked(drafts)).tv > 0.01
 
 
 def test_one_profile_and_one_seed_give_one_text():

@@ -52,6 +52,9 @@ def generate(
     num_paths: Annotated[
         int | None, typer.Option(help="Drafted paths per step; planned without it.", rich_help_panel=_DRAFTS)
     ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="Costs and acceptance that `polydraft tune --save` wrote.", rich_help_panel=_DRAFTS)
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to emit.", rich_help_panel=_SAMPLING)] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_SAMPLING)] = 1.0,
     top_p: Annotated[float, typer.Option(help="In (0, 1].", rich_help_panel=_SAMPLING)] = 1.0,
@@ -103,6 +106,7 @@ def generate(
         "verifier": verifier,
         "depth": depth,
         "num_paths": num_paths,
+        "profile": None if profile is None else str(profile),
         "dtype": dtype,
         "device": device,
         "backend": backend,

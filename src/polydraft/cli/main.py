@@ -14,6 +14,7 @@ from polydraft.cli.demo import demo
 from polydraft.cli.doctor import doctor
 from polydraft.cli.generate import generate
 from polydraft.cli.methods import methods
+from polydraft.cli.tune import tune
 from polydraft.errors import PolydraftError
 
 __all__ = ["EXIT_STATUS", "app"]
@@ -44,6 +45,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(demo)
 app.command()(bench)
+app.command()(tune)
 app.command()(methods)
 app.command()(doctor)
 
