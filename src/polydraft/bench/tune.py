@@ -5,6 +5,7 @@ for every size, and a few sizes are then run in turn to see how far it is off. R
 in CPU seconds where one thread does all the work.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -291,14 +292,15 @@ def draft_shapes(config: Any, *, repetitions: int = 20) -> list[tuple[int, int, 
     if 12 * layers * hidden**2 > LARGEST:
         return []
     made: list[tuple[int, int, int, Any]] = []
+    step = math.lcm(8, 2 * heads)
     for count in dict.fromkeys((layers, max(1, layers // 2), 1, 2 * layers)):
-        width = max(heads, round(hidden * (layers / count) ** 0.5 / (2 * heads)) * 2 * heads)
+        width = max(1, round(hidden * (layers / count) ** 0.5 / step)) * step
         shape = type(config).from_dict(config.to_dict())
         shape.num_hidden_layers, shape.hidden_size = count, width
         shape.intermediate_size = max(8, round(config.intermediate_size * width / hidden / 8) * 8)
         shape.head_dim, shape.layer_types = width // heads, None
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(shape).eval()
+        model = AutoModelForCausalLM.from_config(shape).float().eval()
         if CompiledLlama.why_unsupported(model) is not None:
             return []
         beside = sum(p.numel() for p in model.parameters()) - model.get_input_embeddings().weight.numel()
