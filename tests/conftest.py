@@ -1,6 +1,8 @@
-"""Every test runs on one thread, with the shapes in signatures checked, and Triton kernels run in Triton's interpreter."""
+"""Every test runs on one thread, with the shapes in signatures checked; Triton kernels run in Triton's interpreter, and measured
+profiles stay out of the user's cache."""
 
 import os
+import tempfile
 
 import torch
 
@@ -8,4 +10,5 @@ import shape_checks
 
 torch.set_num_threads(1)
 os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported, which is later
+os.environ["POLYDRAFT_CACHE"] = tempfile.mkdtemp(prefix="polydraft-profiles-")
 shape_checks.install()

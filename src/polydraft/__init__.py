@@ -21,7 +21,8 @@ _WHERE = {
     "SamplingParams": "params",
     "Engine": "engine.api",
     "FixedPlan": "engine.plan",
-    "AcceptancePlan": "engine.plan",
+    "AdaptivePlan": "engine.plan",
+    "Profile": "engine.profile",
     "citation": "papers",
     "custom_generate": "integrations.transformers",
     "verify": "rules",
@@ -33,7 +34,8 @@ __all__ = [*sorted(_WHERE), "__version__"]  # pyright: ignore[reportUnsupportedD
 if TYPE_CHECKING:
     from polydraft.core import Budget, Draft, Method, NoiseKey, Outcome, Request, SiblingLaw, TokenTree, TreeShape
     from polydraft.engine.api import Engine
-    from polydraft.engine.plan import AcceptancePlan, FixedPlan
+    from polydraft.engine.plan import AdaptivePlan, FixedPlan
+    from polydraft.engine.profile import Profile
     from polydraft.errors import PolydraftError
     from polydraft.integrations.transformers import custom_generate
     from polydraft.papers import citation

@@ -3,13 +3,11 @@
 import pytest
 import torch
 
-from exact.test_walk import B, rounds
 from models.tree_rounds import ARCHITECTURES, V, small_model
-from other_device import OneDevice, moved
+from other_device import OneDevice
 from polydraft import sampling
-from polydraft.core import Draft, SamplingParams, SiblingLaw, TokenTree, TreeShape
+from polydraft.core import SamplingParams, TokenTree
 from polydraft.drafters.model import ModelDrafter
-from polydraft.engine import plan
 from polydraft.engine.api import Engine
 from polydraft.models.llama import CompiledLlama
 from polydraft.models.static import StaticLlama
@@ -80,19 +78,6 @@ def test_greedy_text_of_the_static_path_is_that_of_the_compiled_one(torch_walks)
     plain = texts(CompiledLlama(model, max_num_seqs=4), None, "match", params)
     assert texts(StaticLlama(model, max_num_seqs=4), "model:chain", "block", params) == plain
     assert set(torch_walks) == {"greedy"}
-
-
-@pytest.mark.parametrize("law", [SiblingLaw.IID, SiblingLaw.POINT_MASS])
-@pytest.mark.parametrize("shape", [TreeShape.CHAIN, TreeShape.PATHS])
-def test_the_overlap_at_the_root_is_the_compiled_one(law, shape):
-    draft, logits, _ = rounds(shape, law, 1)
-    p = logits.softmax(-1)
-    found = plan._overlap_torch(draft, p[:, 0])
-    assert torch.allclose(found, torch.tensor(plan.root_overlap(draft, p), dtype=torch.float64), atol=1e-6)
-    assert plan._overlap_torch(Draft.empty(torch.zeros(B, dtype=torch.int64)), p[:, 0]).tolist() == [-1] * B
-    far = Draft(draft.tree, law, shape, moved(draft.probs), draft.rows)
-    with OneDevice():
-        assert plan._overlap_torch(far, moved(p[:, 0])).device.type == "meta"
 
 
 LONG = [1, 2, 3, 4, 1, 2]

@@ -8,9 +8,8 @@ from scipy.stats import chi2
 from tables import TableModel, law, plain_greedy
 
 from polydraft import Engine, SamplingParams
-from polydraft.core import Budget, Request
+from polydraft.core import Request
 from polydraft.drafters.model import ModelDrafter
-from polydraft.engine.plan import AcceptancePlan, FixedPlan
 from polydraft.errors import CapacityError, DrafterWarning, IncompatibleError, InvalidInputError, UnknownNameError
 
 KINDS = ["paths", "chain", "without_replacement", "greedy_plus_one", "top_k", "coupled"]
@@ -235,12 +234,3 @@ def test_mistakes_are_refused_with_advice():
         engine("without_replacement", "block")
     with pytest.raises(InvalidInputError, match="depth=0"):
         engine(depth=0)
-
-
-def test_acceptance_plan_takes_a_chain_for_good_drafts_and_two_paths_for_poor_ones():
-    plan = AcceptancePlan()
-    assert plan.budget(0.9).width == 1
-    assert plan.budget(0.6).width == 2
-    assert plan.budget(0.95).max_depth > plan.budget(0.8).max_depth
-    assert plan.budget(0.6, greedy=True).width == 1
-    assert FixedPlan(4, 2).budget == Budget(8, 4, 2)

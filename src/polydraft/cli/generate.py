@@ -60,6 +60,9 @@ def generate(
         list[Path] | None,
         typer.Option(help="File of `polydraft index build` for the drafter; several for a mixture.", rich_help_panel=_DRAFTS),
     ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="Costs and acceptance that `polydraft tune --save` wrote.", rich_help_panel=_DRAFTS)
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to emit.", rich_help_panel=_SAMPLING)] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_SAMPLING)] = 1.0,
     top_p: Annotated[float, typer.Option(help="In (0, 1].", rich_help_panel=_SAMPLING)] = 1.0,
@@ -112,6 +115,7 @@ def generate(
         "depth": depth,
         "num_paths": num_paths,
         "drafter_options": {} if not index else {"index": index[0] if len(index) == 1 else index},
+        "profile": None if profile is None else str(profile),
         "dtype": dtype,
         "device": device,
         "backend": backend,

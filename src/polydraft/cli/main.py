@@ -18,6 +18,7 @@ from polydraft.cli.generate import generate
 from polydraft.cli.index import app as index
 from polydraft.cli.limits import limits
 from polydraft.cli.methods import methods
+from polydraft.cli.tune import tune
 from polydraft.errors import PolydraftError
 
 __all__ = ["EXIT_STATUS", "app"]
@@ -50,6 +51,7 @@ app.command()(chat)
 app.command()(check)
 app.command()(demo)
 app.add_typer(bench, name="bench")
+app.command()(tune)
 app.command()(limits)
 app.command()(methods)
 app.command()(doctor)

@@ -11,10 +11,12 @@ from jinja2 import TemplateError
 from polydraft import registry
 from polydraft.core import Drafter, Request, SamplingParams, Target, Verifier
 from polydraft.drafters.parts import Parts
+from polydraft.engine.calibrate import profile_of
 from polydraft.engine.loop import Loop, StepOutput
-from polydraft.engine.plan import AcceptancePlan, FixedPlan, Plan
+from polydraft.engine.plan import AdaptivePlan, FixedPlan, Plan
+from polydraft.engine.profile import Profile
 from polydraft.engine.sequence import Result
-from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
 from polydraft.models import load, pair
 from polydraft.verifiers import choose
 
@@ -51,7 +53,8 @@ class Engine(Loop):
         depth: int | None = None,
         num_paths: int | None = None,
         drafter_options: Mapping[str, Any] | None = None,
-        plan: Plan | None = None,
+        plan: Plan | str | None = None,
+        profile: str | Profile | None = None,
         dtype: str | None = None,
         device: str | None = None,
         backend: str = "auto",
@@ -67,8 +70,11 @@ class Engine(Loop):
             window, recurrent, hybrid) is decoded plainly: give drafter=None.
         drafter: a name of `polydraft methods` (such as "model:coupled"), an object, None for plain decoding; "auto" is "model" with a draft, else "ngram".
         verifier: a name, an object, or "auto" for the best lossless rule for the drafter's law and shape.
-        depth, num_paths: a fixed plan; without them the plan follows the measured acceptance.
-        drafter_options: passed to the drafter's `build`.  plan: instead of depth and num_paths.
+        depth, num_paths: a fixed plan; without them the plan follows measured costs and acceptance.
+        plan: "adaptive", "fixed" (a chain of 5 where depth and num_paths are not given), or an object.
+        profile: what `polydraft tune` saved, for the adaptive plan; without it costs are measured before the first request,
+            once for a pair of models, see `engine/profile.py`.
+        drafter_options: passed to the drafter's `build`.
         dtype, device: of both models, for example "bfloat16" and "cuda".
         backend: "compiled" (Llama family on a CPU), "static" (Llama family in torch, for GPUs), "transformers", or "auto".
         quantization, draft_quantization: "bfloat16" or "int8" matrices of the target or the draft, on the compiled path.
@@ -113,6 +119,7 @@ class Engine(Loop):
             drafter_options=drafter_options,
             plan=plan,
             tie_margin=tie_margin,
+            profile=profile,
         )
 
     @classmethod
@@ -134,7 +141,8 @@ class Engine(Loop):
         depth: int | None = None,
         num_paths: int | None = None,
         drafter_options: Mapping[str, Any] | None = None,
-        plan: Plan | None = None,
+        plan: Plan | str | None = None,
+        profile: str | Profile | None = None,
         eos_token_ids: Seq[int] | None = None,
         tie_margin: float | None = None,
     ) -> "Engine":
@@ -143,8 +151,21 @@ class Engine(Loop):
         parts = Parts(target, draft_model, tokenizer, eos, draft_tokenizer)
         source = _drafter(drafter, parts, drafter_options or {})
         rule = _verifier(verifier, source)
-        plan = plan or _plan(depth, num_paths)
+        plan = _plan(plan, depth, num_paths, profile)
         return cls(target, source, rule, plan, tokenizer=tokenizer, eos_token_ids=eos, tie_margin=tie_margin)
+
+    def step(self) -> list[StepOutput]:
+        """One round for everything that runs; before the very first, an adaptive plan gets its profile."""
+        plan, drafter = self.plan, self.drafter
+        if (
+            isinstance(plan, AdaptivePlan)
+            and plan.profile is None
+            and drafter is not None
+            and self._waiting
+            and not self._running
+        ):
+            plan.profile = profile_of(self.target, drafter, self.verifier, self._waiting[0].request.prompt_token_ids)
+        return super().step()
 
     def summary(self) -> dict[str, Any]:
         """What was built: models, limits, cache bytes, drafter, verifier."""
@@ -290,13 +311,24 @@ def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
     return list(prompts)  # type: ignore[arg-type]
 
 
-def _plan(depth: int | None, num_paths: int | None) -> Plan:
+def _plan(plan: Plan | str | None, depth: int | None, num_paths: int | None, profile: str | Profile | None) -> Plan:
     for name, value in (("depth", depth), ("num_paths", num_paths)):
         if value is not None and value < 1:
             raise InvalidInputError(f"{name}={value} was given; expected at least 1. For plain decoding use drafter=None.")
-    if depth is None and num_paths is None:
-        return AcceptancePlan()
-    return FixedPlan(depth or 5, num_paths or 1)
+    fixed = depth is not None or num_paths is not None
+    wanted = plan if plan is not None else "fixed" if fixed and profile is None else "adaptive"
+    if wanted != "fixed" and fixed:
+        raise InvalidInputError(
+            f"depth={depth} and num_paths={num_paths} were given beside plan={plan!r} and profile={profile!r}; "
+            "a fixed size leaves nothing to plan. Drop one of them."
+        )
+    if wanted == "fixed":
+        return FixedPlan(depth or 5, num_paths or 1)
+    if wanted == "adaptive":
+        return AdaptivePlan(Profile.load(profile) if isinstance(profile, str) else profile)
+    if isinstance(wanted, str):
+        raise unknown_name("plan", wanted, ("adaptive", "fixed"))
+    return wanted
 
 
 def _drafter(drafter: str | Drafter | None, parts: Parts, options: Mapping[str, Any]) -> Drafter | None:

@@ -6,6 +6,7 @@ again from them, so that no cache can hold a token that was not emitted.
 """
 
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from time import perf_counter
@@ -48,6 +49,7 @@ class Loop:
     target, drafter, verifier, plan: the parts of a step, already checked against each other.
     tokenizer: None to work on token ids only.  eos_token_ids: ids that end a text.
     tie_margin: see `ties`; None = off.
+    clock: of the seconds that steps take.
     """
 
     def __init__(
@@ -60,11 +62,12 @@ class Loop:
         tokenizer: Any = None,
         eos_token_ids: Seq[int] = (),
         tie_margin: float | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         check_margin(target, tie_margin)
         self.tie_margin = tie_margin
         self.target, self.drafter, self.verifier, self.plan = target, drafter, verifier, plan
-        self.tokenizer, self.eos_token_ids = tokenizer, tuple(eos_token_ids)
+        self.tokenizer, self.eos_token_ids, self._clock = tokenizer, tuple(eos_token_ids), clock
         self._free = list(range(target.max_num_seqs))[::-1]
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
@@ -161,7 +164,7 @@ class Loop:
             new.append(s)
         if not new:
             return
-        watch = Stopwatch()
+        watch = Stopwatch(self._clock)
         with watch.phase("prefill"):
             behind = [(s.slot, s.token_ids[:-1]) for s in new if s.slot is not None and len(s.token_ids) > 1]
             if behind:
@@ -184,13 +187,14 @@ class Loop:
 
     def _round(self, sequences: list[Sequence]) -> list[StepOutput]:
         stop_ids = frozenset(self.eos_token_ids)
-        done = Stepper(self.target, self.drafter, self.verifier, self.plan, stop_ids, self.tie_margin)(sequences)
-        start = perf_counter()
+        parts = self.target, self.drafter, self.verifier, self.plan, stop_ids, self.tie_margin
+        done = Stepper(*parts, clock=self._clock)(sequences)
+        start = self._clock()
         outputs = [self._emit(b, s, done) for b, s in enumerate(sequences)]
         for s in sequences:
             if s.finished:
                 self._leave(s)
-        done.seconds["other"] += perf_counter() - start
+        done.seconds["other"] += self._clock() - start
         _share(sequences, done.seconds)
         return outputs
 

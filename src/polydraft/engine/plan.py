@@ -1,7 +1,8 @@
-"""How much to draft in the next round, decided from past rounds only.
+"""How much to draft in the next round, decided from past rounds and tables only.
 
 A plan may look at tables and at rounds that are over, never at the draft it is deciding about: depth and width are fixed
 before the first token of a round is drawn, so every choice here keeps the output law (specification, section 12.2).
+Where the tables come from a clock they are measured once, before a request; inside a request only its own past decides.
 """
 
 from collections.abc import Sequence as Seq
@@ -9,64 +10,21 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
 from jaxtyping import Float
-from numba import njit
 from torch import Tensor
 
-from polydraft import sampling, tree
-from polydraft.core import Budget, Draft
+from polydraft.core import Budget, Draft, Outcome
+from polydraft.engine import acceptance
+from polydraft.engine.acceptance import DEPTHS, Acceptance
+from polydraft.engine.costs import HINGE
+from polydraft.engine.profile import Profile
 from polydraft.engine.sequence import Sequence
+from polydraft.verifiers._rows import compiled
 
-__all__ = ["AcceptancePlan", "FixedPlan", "Plan", "root_overlap"]
+__all__ = ["AdaptivePlan", "FixedPlan", "Plan"]
 
-DECAY = 0.8
-
-
-def root_overlap(draft: Draft, target_probs: Float[Tensor, "B N V"]) -> list[float | None]:
-    """Acceptance of one draft at the root: sum min(p, q), or P(children) where there is no q; None without a draft."""
-    if target_probs.device.type != "cpu":
-        return [None if x < 0 else x for x in _overlap_torch(draft, target_probs[:, 0]).tolist()]
-    p = target_probs[:, 0].contiguous().numpy()
-    q = p[:, None] if draft.probs is None else draft.probs.cpu().contiguous().numpy()
-    tokens, parents, rows = (x.contiguous().numpy() for x in (draft.tree.tokens, draft.tree.parents, draft.rows))
-    found = np.empty(len(p))
-    _overlap(p, q, tokens, parents, rows, draft.probs is not None, found)
-    return [None if x < 0 else x for x in found.tolist()]
-
-
-@njit(cache=True, fastmath={"reassoc"})
-def _overlap(p, q, tokens, parents, rows, has_law, found):  # pragma: no cover - compiled
-    """found[b] = the overlap of row b, -1 without a draft."""
-    for b in range(len(found)):
-        total, children = 0.0, 0
-        for n in range(1, parents.shape[1]):
-            if parents[b, n] == 0:
-                children += 1
-                if has_law and children == 1:
-                    law = q[b, rows[b, n]]
-                    for t in range(law.size):
-                        total += min(p[b, t], law[t])
-                elif not has_law:
-                    seen = False
-                    for m in range(1, n):
-                        seen |= parents[b, m] == 0 and tokens[b, m] == tokens[b, n]
-                    total += 0.0 if seen else p[b, tokens[b, n]]
-        found[b] = total if children else -1.0
-
-
-def _overlap_torch(draft: Draft, p: Float[Tensor, "B V"]) -> Float[Tensor, "B"]:
-    """The same where the laws are; the tree is on the host. -1 without a draft."""
-    child = draft.tree.parents == 0
-    has_draft, first = child.any(1), child.int().argmax(1)
-    index = torch.arange(len(p))
-    if draft.probs is not None:
-        rows = torch.stack([index, draft.rows[index, first].clamp(min=0)]).to(draft.probs.device)
-        total = torch.minimum(p, draft.probs[rows[0], rows[1]].to(p.device)).sum(1, dtype=torch.float64)
-    else:
-        distinct = child & (tree.first_copies(draft.tree) == torch.arange(draft.tree.num_nodes))
-        total = (p.gather(1, draft.tree.tokens.to(p.device)) * distinct.to(p.device)).sum(1, dtype=torch.float64)
-    return total.where(has_draft.to(p.device), -1.0)
+REMEMBERED = 8.0
+"""Rounds of the past that a probe is weighed against: few, so that a change is seen, and enough to hold against the prior."""
 
 
 class Plan(Protocol):
@@ -74,7 +32,7 @@ class Plan(Protocol):
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]: ...
 
-    def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"]) -> None:
+    def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         """Take note of a round that is over; processed: the target's processed logits at the drafted nodes."""
         ...
 
@@ -101,52 +59,171 @@ class FixedPlan:
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         return [self.budget] * len(sequences)
 
-    def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"]) -> None:
+    def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         """Nothing: the plan is fixed."""
 
 
-@dataclass(frozen=True)
-class AcceptancePlan:
-    """One chain where drafts are mostly accepted, two paths where they are not; deeper, the better they fit.
+@compiled
+def _choose(kept, seen, prior, gains, widths, contexts, costs, max_depth, margin, sizes):  # pragma: no cover - compiled
+    """sizes[b] = (width, depth) of most expected tokens per second for the batch; (1, 0) all over where drafting does not pay.
 
-    Specification, section 12.3: at equal numbers of scored nodes a chain wins where one draft is accepted more often than
-    `chain_above`, two equal paths win below. The depth maximises expected tokens over the cost of a round,
+    For every deepest depth D: sequences share the time of a round, so each takes what gains most over the price of its own
+    nodes, rate x seconds, at the best rate so far (Dinkelbach's method for a ratio).
+    widths[b]: most paths, 0 where the sequence sits this round out.  contexts: cached tokens.  costs: `RoundCosts.flat`.
+    """
+    B, L = kept.shape
+    most = 0
+    for b in range(B):
+        most = max(most, widths[b])
+        sizes[b, 0], sizes[b, 1] = 1, 0
+    plain = costs[0] + costs[1] * B + costs[2] * B + costs[3] * max(0, B - HINGE)
+    for b in range(B):
+        plain += (costs[4] + costs[5]) * contexts[b]
+    best = (1.0 + margin) * B / plain
+    rate = B / plain
+    if most == 0:
+        return rate
+    rates, tokens = np.empty(L), np.empty((B, most, max_depth + 1))
+    for b in range(B):
+        acceptance.by_depth(kept[b], seen[b], prior, gains[b], rates)
+        for w in range(widths[b]):
+            for d in range(max_depth + 1):
+                tokens[b, w, d] = acceptance.expected_tokens(rates, w + 1, d)
+    room = max(0.0, (HINGE - B) / B)
+    tried = np.empty_like(sizes)
+    for deepest in range(1, max_depth + 1):
+        for _ in range(4):
+            nodes, drafting, reached, total, by_context = 0, 0, 0, 0.0, 0.0
+            for b in range(B):
+                each, gain = costs[2] + costs[5] * contexts[b] + costs[8], 1.0
+                tried[b, 0], tried[b, 1] = 1, 0
+                for w in range(widths[b]):
+                    for d in range(1, deepest + 1):
+                        n = (w + 1) * d
+                        value = tokens[b, w, d] - rate * (n * each + costs[3] * max(0.0, n - room) + costs[9])
+                        if value > gain:
+                            gain = value
+                            tried[b, 0], tried[b, 1] = w + 1, d
+                n = tried[b, 0] * tried[b, 1]
+                nodes += n
+                by_context += n * contexts[b]
+                drafting += n > 0
+                reached = max(reached, tried[b, 1])
+                total += tokens[b, tried[b, 0] - 1, tried[b, 1]] if n > 0 else 1.0
+            if drafting == 0:
+                break
+            beyond = max(0, B + nodes - HINGE) - max(0, B - HINGE)
+            seconds = plain + (costs[2] + costs[8]) * nodes + costs[5] * by_context + costs[3] * beyond
+            seconds += costs[6] + costs[7] * reached + costs[9] * drafting
+            found = total / seconds
+            if found > best:
+                best = found
+                sizes[:] = tried
+            if found <= rate:
+                break
+            rate = found
+    return best
 
-        (1 - a^(L+1)) / (1 - a) / (1 + L (draft_cost + width node_cost)),
 
-    with a the acceptance of one draft, estimated from the overlap sum min(p, q) at the roots of past rounds (for two
-    paths raised to 1 - (1 - a)^1.5, a fit to measured block efficiencies).
+@dataclass
+class AdaptivePlan:
+    """Width and depth of most expected tokens per second; no drafts while they do not pay, tried again after longer and longer waits.
 
-    draft_cost, node_cost: cost of one drafting depth and of one more scored node, in passes of one row of the target.
+        speed(width, depth) = sum over sequences of E[tokens | acceptance by depth] / seconds(batch, rows, depth, context)
+
+    Seconds come from the profile, which is measured once for a pair of models (`engine/calibrate.py`, `polydraft tune`) and
+    does not change afterwards; acceptance is each sequence's own, from its past rounds, around the profile's (`engine/acceptance.py`).
+    Only these decide, before the round's first draw: the output law is kept, and for one profile a seed gives one text.
+
+    profile: None to have the engine measure one before its first request; without an engine, assumed costs.
+    max_depth, max_width: bounds of the search.  margin: share by which drafting must promise to beat plain decoding.
+    first_pause, longest_pause: rounds without drafts after a stop, doubled each time one probing draft changes nothing.
+
+    After Yan et al. 2024, "Decoding Speculative Decoding" (arXiv 2402.01528), section on throughput.
+
+    Example:
+        >>> plan = AdaptivePlan(Profile.assumed())
+        >>> plan.best(0.9), plan.best(0.02).max_depth
+        (Budget(max_nodes=11, max_depth=11, width=1), 0)
     """
 
-    max_depth: int = 12
-    chain_above: float = 0.75
-    draft_cost: float = 0.05
-    node_cost: float = 0.04
-    prior: float = 0.7
+    profile: Profile | None = None
+    max_depth: int = 16
+    max_width: int = 4
+    margin: float = 0.02
+    first_pause: int = 4
+    longest_pause: int = 256
 
-    def _speed(self, acceptance: float, depth: int, width: int) -> float:
-        a = min(acceptance if width == 1 else 1 - (1 - acceptance) ** 1.5, 0.99)
-        return (1 - a ** (depth + 1)) / (1 - a) / (1 + depth * (self.draft_cost + width * self.node_cost))
+    @property
+    def known(self) -> Profile:
+        """The profile, or the assumed one."""
+        if self.profile is None:
+            self.profile = Profile.assumed()
+        return self.profile
 
-    def budget(self, acceptance: float, *, greedy: bool = False) -> Budget:
-        """The budget for a known acceptance of one draft; greedy drafts are one chain, as a second path would be a copy.
+    @property
+    def _prior(self) -> np.ndarray:
+        return self.known.priors
 
-        Example:
-            >>> AcceptancePlan().budget(0.9).width, AcceptancePlan().budget(0.6).width
-            (1, 2)
-        """
-        width = 1 if greedy or acceptance > self.chain_above else 2
-        depth = max(range(1, self.max_depth + 1), key=lambda d: self._speed(acceptance, d, width))
-        return Budget(depth * width, depth, width)
+    def _sizes(self, records: Seq[Acceptance], widths: list[int], contexts: list[int]) -> list[list[int]]:
+        known, sizes = self.known, np.empty((len(records), 2), np.int64)
+        kept, seen = np.array([r.kept for r in records]), np.array([r.seen for r in records])
+        gains = np.array([r.gain for r in records])
+        _choose(
+            kept,
+            seen,
+            known.priors,
+            gains,
+            np.array(widths),
+            np.array(contexts, np.float64),
+            known.costs.flat,
+            self.max_depth,
+            self.margin,
+            sizes,
+        )
+        return sizes.tolist()
+
+    def best(self, rate: float, *, batch: int = 1, context: int = 0, greedy: bool = False) -> Budget:
+        """The budget for a known acceptance of one draft, the same at every depth."""
+        record = Acceptance(kept=np.full(DEPTHS, 1e9 * rate), seen=np.full(DEPTHS, 1e9))
+        width = 1 if greedy else min(self.max_width, self.known.max_width)
+        w, d = self._sizes([record] * batch, [width] * batch, [context] * batch)[0]
+        return Budget(w * d, d, w)
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
-        return [self.budget(self.prior if s.overlap is None else s.overlap, greedy=s.request.params.greedy) for s in sequences]
+        """One each; at temperature 0 one chain, as a second path would be a copy."""
+        widest = min(self.max_width, self.known.max_width)
+        records = [s.acceptance for s in sequences]
+        out = [r.waiting > 0 or not s.drafting for r, s in zip(records, sequences, strict=True)]
+        widths = [0 if o else 1 if s.request.params.greedy else widest for o, s in zip(out, sequences, strict=True)]
+        if not any(widths):
+            sizes = [[1, 0]] * len(sequences)
+        else:
+            sizes = self._sizes(records, widths, [len(s.token_ids) for s in sequences])
+        return [self._budget(r, o, w, d) for r, o, (w, d) in zip(records, out, sizes, strict=True)]
 
-    def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"]) -> None:
-        """Fold the round's overlaps into each sequence's running estimate."""
-        probs = sampling.soften(processed[:, :1], [s.request.params for s in sequences])
-        for s, overlap in zip(sequences, root_overlap(draft, probs), strict=True):
-            if overlap is not None:
-                s.overlap = overlap if s.overlap is None else DECAY * s.overlap + (1 - DECAY) * overlap
+    def _budget(self, record: Acceptance, out: bool, width: int, depth: int) -> Budget:
+        """Keeps the account of pauses: when one ends and nothing promises a gain, a single draft probes."""
+        if out:
+            record.waiting = max(record.waiting - 1, 0)
+            return _NOTHING
+        if depth:
+            if depth > 1 or width > 1:
+                record.pause = 0
+            return Budget(width * depth, depth, width)
+        if record.due:
+            record.due = False
+            record.fade(min(1.0, REMEMBERED / max(float(record.seen[0]), REMEMBERED)))
+            return _PROBE
+        record.pause = min(max(2 * record.pause, self.first_pause), self.longest_pause)
+        record.waiting, record.due = record.pause, True
+        return _NOTHING
+
+    def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
+        """Fold the round into each sequence's record; see `engine/acceptance.py`."""
+        if draft.tree.num_nodes > 1:
+            greedy = [s.request.params.greedy for s in sequences]
+            acceptance.observe([s.acceptance for s in sequences], draft, processed, greedy, self._prior, outcome)
+
+
+_NOTHING, _PROBE = Budget(0, 0, 1), Budget(1, 1, 1)

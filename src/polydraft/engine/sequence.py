@@ -5,6 +5,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from polydraft.core import Request
+from polydraft.engine.acceptance import Acceptance
 from polydraft.engine.stats import RequestStats
 from polydraft.engine.stopping import Stopper
 
@@ -104,7 +105,7 @@ class Sequence:
     """The engine's record of a sample while it runs.
 
     token_ids: prompt and output, the one truth about what is committed.  slot: None while waiting.
-    state: the drafter's, or None where drafting is off.  overlap: running estimate of how well drafts fit, or None.
+    state: the drafter's, or None where drafting is off.  acceptance: how well drafts have fitted so far.
     """
 
     request: Request
@@ -115,7 +116,7 @@ class Sequence:
     slot: int | None = None
     state: Any = None
     drafting: bool = True
-    overlap: float | None = None
+    acceptance: Acceptance = field(default_factory=Acceptance)
 
     @property
     def num_prompt_tokens(self) -> int:

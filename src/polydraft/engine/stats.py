@@ -1,6 +1,6 @@
 """What a request cost and what its drafts were worth, measured while it runs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -98,21 +98,22 @@ class RequestStats:
 
 
 class Stopwatch:
-    """Seconds by phase within one step; what no phase claims is "other"."""
+    """Seconds by phase within one step; what no phase claims is "other". clock: seconds, of the wall by default."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self.seconds = _no_seconds()
-        self._start = perf_counter()
+        self._clock = clock
+        self._start = clock()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        start = perf_counter()
+        start = self._clock()
         try:
             yield
         finally:
-            self.seconds[name] += perf_counter() - start
+            self.seconds[name] += self._clock() - start
 
     def stop(self) -> dict[str, float]:
         """Seconds by phase, summing to the time since the watch was made."""
-        self.seconds["other"] += perf_counter() - self._start - sum(self.seconds.values())
+        self.seconds["other"] += self._clock() - self._start - sum(self.seconds.values())
         return self.seconds

@@ -9,9 +9,11 @@ commit    the caches keep the path; the drafter learns what was kept
 Trees, keys and outcomes live on the host, rows over the vocabulary where the target puts them: a round reads one small table back.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import cached_property
+from time import perf_counter
 
 import torch
 from jaxtyping import Float
@@ -26,6 +28,7 @@ from polydraft.engine.stats import Stopwatch
 from polydraft.engine.ties import rescored
 from polydraft.tree import Dedup, dedup
 from polydraft.verifiers import greedy
+from polydraft.verifiers.token.match import match
 
 __all__ = ["Round", "Stepper"]
 
@@ -74,10 +77,11 @@ class Stepper:
     stop_ids: frozenset[int]
     tie_margin: float | None = None
     law: Law | None = None
+    clock: Callable[[], float] = perf_counter
 
     def __call__(self, sequences: Seq[Sequence]) -> Round:
         """One round; target cache and drafter states move on, the sequences' tokens are the caller's to extend."""
-        watch = Stopwatch()
+        watch = Stopwatch(self.clock)
         key = NoiseKey.of(
             [s.request.seed for s in sequences],
             [s.request.sample for s in sequences],
@@ -104,7 +108,7 @@ class Stepper:
         with watch.phase("drafting"):
             if self.drafter is not None:
                 drafting.observe(self.drafter, sequences, outcome, scores)
-        self.plan.learn(sequences, draft, processed)
+        self.plan.learn(sequences, draft, processed, outcome)
         self._record(sequences, draft, outcome)
         return Round(draft, scores, processed, params, outcome, watch.stop())
 
@@ -114,7 +118,9 @@ class Stepper:
             return Draft.empty(roots)
         budgets = self.plan.budgets(sequences)
         rooms = [self._room(s) for s in sequences]
-        budgets = [replace(g, max_depth=min(g.max_depth, room)) for g, room in zip(budgets, rooms, strict=True)]
+        budgets = [g if g.max_depth <= room else replace(g, max_depth=room) for g, room in zip(budgets, rooms, strict=True)]
+        if not any(g.max_depth for g in budgets):
+            return Draft.empty(roots)
         return drafting.propose(self.drafter, sequences, budgets, roots, self.target.vocab_size)
 
     def _room(self, sequence: Sequence) -> int:
@@ -146,11 +152,13 @@ class Stepper:
         return outcome, processed
 
     def _walk(self, draft: Draft, processed: Tensor, key: NoiseKey, params: Seq[SamplingParams]) -> Outcome | None:
-        """The rule's fused walk, where there is one for these logits and parameters."""
+        """The rule's fused walk, where there is one for these logits and parameters; without drafts all rules draw from p."""
         if processed.dtype != torch.float32:
             return None
         num_greedy = sum(p.greedy for p in params)
         if num_greedy == 0:
+            if draft.tree.num_nodes == 1 and not self.verifier.info.shared_noise:
+                return match.walk(draft, processed, key)
             walk = getattr(self.verifier, "walk", None)
             return None if walk is None else walk(draft, processed, key)
         return greedy.walk(draft, processed, key) if num_greedy == len(params) and self.verifier.info.lossless else None

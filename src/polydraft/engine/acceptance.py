@@ -1,0 +1,182 @@
+"""How well drafts fit, by depth: estimated for each sequence from its own rounds, with decay, around a prior.
+
+    o_d  overlap sum min(p, q) at the drafted node of depth d on the first path (P(children) where there is no q)
+    W_d  chance that the walk gets there, w <- min(1, w p/q), at least FLOOR: deep nodes of rejected paths still tell something
+    a_d  = (sum W o + strength m_d) / (sum W + strength);  m_0 = prior_0, and m_d carries a_(d-1) on along the prior's shape
+
+Block verification accepts a chain up to depth d with probability W_d given its tokens (Sun et al. 2024, arXiv 2403.10444),
+so the product of a_1..a_d, which averages over the drawn tokens too, predicts its tokens per call without any coin.
+A rule that keeps less (or more) than the overlap is followed by `gain`: accepted tokens over predicted ones.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from polydraft.core import Draft, Outcome
+from polydraft.verifiers._rows import compiled
+from polydraft.verifiers._walk import highest, soften
+
+__all__ = ["DEPTHS", "Acceptance", "by_depth", "expected_tokens", "observe"]
+
+DEPTHS = 16
+"""Depths told apart; deeper ones count as the last."""
+FLOOR = 0.25
+STRENGTH = 2.0
+DECAY = 0.95
+TRUST = 15.0
+"""Predicted tokens that weigh as much as the belief that a rule keeps the overlap."""
+
+
+@dataclass
+class Acceptance:
+    """One sequence's running record. kept, seen: [DEPTHS] weighted overlaps and weights.
+
+    predicted, accepted: drafted tokens, with decay.  pause: rounds of the last wait.  waiting: rounds left.
+    due: a probe follows the wait.
+    """
+
+    kept: np.ndarray = field(default_factory=lambda: np.zeros(DEPTHS))
+    seen: np.ndarray = field(default_factory=lambda: np.zeros(DEPTHS))
+    predicted: float = 0.0
+    accepted: float = 0.0
+    pause: int = 0
+    waiting: int = 0
+    due: bool = False
+
+    @property
+    def gain(self) -> float:
+        """Accepted over predicted tokens, drawn to 1 while there are few."""
+        return min(max((self.accepted + TRUST) / (self.predicted + TRUST), 0.2), 1.2)
+
+    def fade(self, factor: float) -> None:
+        """Let the past count for less."""
+        self.kept *= factor
+        self.seen *= factor
+        self.predicted *= factor
+        self.accepted *= factor
+
+
+@compiled
+def by_depth(kept: np.ndarray, seen: np.ndarray, prior: np.ndarray, gain: float, out: np.ndarray) -> None:  # pragma: no cover
+    """out[d] = a_d; see the module."""
+    before, expected = prior[0], prior[0]
+    for d in range(out.size):
+        if d > 0:
+            expected = min(max(1.0 - (1.0 - before) * (1.0 - prior[d]) / max(1.0 - prior[d - 1], 1e-6), 0.0), 0.999)
+        before = (kept[d] + STRENGTH * expected) / (seen[d] + STRENGTH)
+        out[d] = before
+    for d in range(out.size):
+        out[d] = min(out[d] * gain, 0.999)
+
+
+@compiled
+def expected_tokens(acceptance: np.ndarray, width: int, depth: int) -> float:  # pragma: no cover - compiled
+    """Tokens per call of `width` iid paths of `depth`, from the acceptance of one draft by depth.
+
+    A chain: 1 + a_0 + a_0 a_1 + ...  With K paths a rejection 1 - a becomes (1 - a)^(1 + 0.53 log2 K) at the root and
+    (1 - a)^(1 + 0.08 log2 K) below, where mostly one path is left: a fit to the block efficiency of greedy traversal on the
+    embedded pair (K = 1 to 4, depths 1 to 8, three temperatures; within 5%).
+
+    Example:
+        >>> round(expected_tokens(np.full(4, 0.5), 1, 4), 4)
+        1.9375
+    """
+    octaves = np.log2(float(width))
+    total, reached = 1.0, 1.0
+    for d in range(depth):
+        a = acceptance[min(d, acceptance.size - 1)]
+        if width > 1:
+            a = 1.0 - (1.0 - a) ** (1.0 + (0.53 if d == 0 else 0.08) * octaves)
+        reached *= a
+        total += reached
+    return total
+
+
+@compiled
+def _look(logits, q, tokens, parents, rows, has_law, greedy, prior, kept, seen):  # pragma: no cover - compiled
+    """Add one row's overlaps along its first path; returns the accepted tokens that the record predicted."""
+    N, V = logits.shape
+    width, depth, node = 0, 0, 0
+    for n in range(1, N):
+        width += parents[n] == 0
+        if parents[n] == node:
+            node, depth = n, depth + 1
+    rates = np.empty(kept.size)
+    by_depth(kept, seen, prior, 1.0, rates)
+    predicted = expected_tokens(rates, width, depth) - 1.0
+    p = np.empty(V, np.float32)
+    node, reached = 0, 1.0
+    for d in range(N):
+        child = -1
+        for n in range(node + 1, N):
+            if parents[n] == node:
+                child = n
+                break
+        if child < 0:
+            return predicted
+        if greedy:
+            top = highest(logits[node])
+            total, first = 1.0, True
+            for t in range(V):
+                p[t] = np.float32(1.0) if first and logits[node, t] == top else np.float32(0.0)
+                first = first and p[t] == 0
+        else:
+            total = soften(logits[node], p)
+        if not total > 0.0:
+            return predicted
+        scale, overlap = np.float32(1.0 / total), np.float32(0.0)
+        x = tokens[child]
+        if has_law:
+            law = q[rows[child]]
+            for t in range(V):
+                overlap += min(p[t] * scale, law[t])
+            ratio = p[x] * scale / law[x] if law[x] > 0 else np.float32(0.0)
+        else:
+            for n in range(node + 1, N):
+                copied = False
+                for m in range(node + 1, n):
+                    copied |= parents[m] == node and tokens[m] == tokens[n]
+                if parents[n] == node and not copied:
+                    overlap += p[tokens[n]] * scale
+            ratio = p[x] * scale
+        at = min(d, kept.size - 1)
+        weight = max(reached, FLOOR)
+        kept[at] += weight * min(overlap, np.float32(1.0))
+        seen[at] += weight
+        reached = min(1.0, reached * ratio)
+        node = child
+    return predicted
+
+
+def observe(
+    records: Sequence[Acceptance],
+    draft: Draft,
+    processed: Float[Tensor, "B N V"],
+    greedy: Sequence[bool],
+    prior: np.ndarray,
+    outcome: Outcome,
+    *,
+    decay: float = DECAY,
+) -> None:
+    """Fold a round's overlaps into each sequence's record; rows without a draft leave theirs as it is.
+
+    processed: the target's logits, processed but for temperature 0.  greedy: rows at temperature 0.
+    prior: acceptance by depth before anything was seen.  decay: of what was seen before.
+    """
+    if draft.tree.num_nodes == 1:
+        return
+    x = processed.float().cpu().contiguous().numpy()
+    q = x if draft.probs is None else draft.probs.float().cpu().contiguous().numpy()
+    tokens, parents, rows = (t.cpu().contiguous().numpy() for t in (draft.tree.tokens, draft.tree.parents, draft.rows))
+    kept = outcome.num_accepted.tolist()
+    for b, record in enumerate(records):
+        if parents[b, 1] == 0:
+            record.fade(decay)
+            record.predicted += _look(
+                x[b], q[b], tokens[b], parents[b], rows[b], draft.probs is not None, greedy[b], prior, record.kept, record.seen
+            )
+            record.accepted += kept[b]

@@ -1,0 +1,184 @@
+"""Measure a pair of models on this machine: rounds of several sizes in turn, again and again, and how well drafts fit.
+
+Real rounds are run in an engine of their own on the same models while nothing else runs, so that Python, sampling and
+verification are charged too. Sizes alternate within a repetition: a machine that slows down slows all of them.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from itertools import count
+from time import perf_counter, thread_time
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from polydraft.core import Budget, Draft, Drafter, Outcome, Request, SamplingParams, Target, Verifier
+from polydraft.engine import acceptance
+from polydraft.engine.acceptance import DEPTHS, Acceptance
+from polydraft.engine.costs import PHASES, Observation, RoundCosts
+from polydraft.engine.loop import Loop
+from polydraft.engine.profile import PRIOR, Profile, identity, once, widest
+from polydraft.engine.sequence import Sequence
+
+__all__ = ["SIZES", "Bed", "calibrate", "clock", "profile_of"]
+
+SIZES = ((1, 0), (1, 4), (1, 1), (2, 4), (1, 8), (3, 3), (1, 12), (2, 8))
+"""(width, depth) of measured rounds, the most telling first."""
+LONGEST_PROMPT = 128
+LEAST, MOST = 5, 16
+"""Repetitions of a size; the least of them counts, phase by phase, as a busy neighbour only ever adds time."""
+
+
+def clock(target: Target) -> Callable[[], float]:
+    """CPU time where one thread does all the work, so that a busy machine does not count; else the wall's."""
+    on_cpu = str(getattr(target, "device", "cpu")).startswith("cpu")
+    return thread_time if on_cpu and torch.get_num_threads() == 1 else perf_counter
+
+
+class _Script:
+    """A plan that does as it is told and notes how drafts fit."""
+
+    def __init__(self) -> None:
+        self.budget = Budget(0, 0)
+        self.record = Acceptance()
+        self._prior = np.full(DEPTHS, PRIOR)
+
+    def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
+        return [self.budget] * len(sequences)
+
+    def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
+        greedy = [s.request.params.greedy for s in sequences]
+        acceptance.observe([self.record] * len(sequences), draft, processed, greedy, self._prior, outcome, decay=1.0)
+
+    def acceptance(self) -> tuple[float, ...]:
+        """[DEPTHS] of what was seen, drawn to PRIOR where there was little."""
+        rates = np.empty(DEPTHS)
+        acceptance.by_depth(self.record.kept, self.record.seen, self._prior, 1.0, rates)
+        return tuple(rates.tolist())
+
+
+class Bed:
+    """A test bed for rounds: `batch` copies of a prompt that start anew when their context is full.
+
+    target, drafter, verifier: idle parts of an engine; all their slots are free again after `close`.
+    """
+
+    _ids = count()
+
+    def __init__(
+        self, target: Target, drafter: Drafter, verifier: Verifier, prompt: Seq[int], *, batch: int, params: SamplingParams
+    ) -> None:
+        self.script = _Script()
+        self._loop = Loop(target, drafter, verifier, self.script, clock=clock(target))
+        self._prompt, self._params, self._batch = tuple(prompt), params, batch
+        self._running: list[str] = []
+        self._contexts: dict[str, int] = {}
+        self._seconds: dict[str, dict[str, float]] = {}
+
+    def _restart(self) -> None:
+        self.close()
+        self._running = [f"calibration-{next(self._ids)}" for _ in range(self._batch)]
+        for number, name in enumerate(self._running):
+            self._loop.add_request(Request(name, self._prompt, self._params, number))
+            self._contexts[name] = len(self._prompt)
+        self._step()
+
+    def _step(self) -> dict[str, float]:
+        """One step; seconds of all sequences by phase."""
+        spent: dict[str, float] = dict.fromkeys(map(str, PHASES), 0.0)
+        for output in self._loop.step():
+            name, now = output.request_id, dict(output.sample.stats.seconds)
+            self._contexts[name] += len(output.token_ids)
+            for phase, value in now.items():
+                if phase != "prefill":
+                    spent[phase if phase in spent else "other"] += value - self._seconds.get(name, {}).get(phase, 0.0)
+            self._seconds[name] = now
+        return spent
+
+    def round(self, width: int, depth: int) -> tuple[dict[str, float], int, int]:
+        """One round of this size: its seconds by phase, the context of a sequence, and the tokens that the batch emitted."""
+        room = self._loop.target.max_model_len - max(self._contexts.values(), default=10**9)
+        if not self._running or room < depth + 2:
+            self.script.budget = Budget(0, 0)
+            self._restart()
+        context = max(self._contexts.values())
+        before = sum(self._contexts.values())
+        self.script.budget = Budget(width * depth, depth, width)
+        seconds = self._step()
+        return seconds, context, sum(self._contexts.values()) - before
+
+    def close(self) -> None:
+        """Abort what runs: slots are free again."""
+        for name in self._running:
+            self._loop.abort_request(name)
+        self._running, self._contexts, self._seconds = [], {}, {}
+
+
+def _measure(bed: Bed, batch: int, sizes: Seq[tuple[int, int]], budget_seconds: float) -> list[Observation]:
+    """Each size in turn, a round to warm up, then at least two that count; LEAST while the time lasts thrice, MOST while it lasts."""
+    taken: dict[tuple[int, int], list[tuple[float, ...]]] = {size: [] for size in sizes}
+    contexts: dict[tuple[int, int], list[int]] = {size: [] for size in sizes}
+    for size in sizes:
+        bed.round(*size)
+    start = perf_counter()
+    for repetition in range(MOST):
+        allowed = 3 * budget_seconds if repetition < LEAST else budget_seconds
+        if repetition >= 2 and (perf_counter() - start) * (repetition + 1) / repetition > allowed:
+            break
+        for size in sizes:
+            seconds, context, _ = bed.round(*size)
+            taken[size].append(tuple(seconds[phase] for phase in PHASES))
+            contexts[size].append(context)
+    return [Observation(batch, *size, round(np.mean(contexts[size])), *np.min(taken[size], axis=0).tolist()) for size in sizes]
+
+
+def calibrate(
+    target: Target,
+    drafter: Drafter,
+    verifier: Verifier,
+    prompt: Seq[int],
+    *,
+    params: SamplingParams | None = None,
+    budget_seconds: float = 1.0,
+) -> Profile:
+    """Measure costs and acceptance on a prompt; nothing may be running on the models.
+
+    prompt: token ids, of which the last LONGEST_PROMPT are used, fewer in a small context.
+    params: sampling of the drafts that acceptance is taken from; default temperature 1.
+    budget_seconds: about how long it may take on fast models; a slow model takes two rounds of every size in any case.
+
+    Raises:
+        PolydraftError: what the models themselves refuse.
+    """
+    params = params or SamplingParams(temperature=1.0, ignore_eos=True)
+    space = target.max_model_len
+    ids = list(prompt)[-max(1, min(LONGEST_PROMPT, space // 4)) :]
+    most_paths = widest(drafter)
+    sizes = [(w, d) for w, d in SIZES if w <= most_paths and d < space // 4]
+    found: list[Observation] = []
+    bed = Bed(target, drafter, verifier, ids, batch=1, params=params)
+    try:
+        found += _measure(bed, 1, sizes, 0.5 * budget_seconds)
+        rates = bed.script.acceptance()
+    finally:
+        bed.close()
+    together = min(4, target.max_num_seqs)
+    plans = [] if together == 1 else [(together, ids, [s for s in sizes if s in ((1, 0), (1, 4), (2, 4))])]
+    longer = (ids * (space // len(ids) + 1))[: min(space - 64, 768)]
+    plain = found[0].seconds
+    if len(longer) > 2 * len(ids) and plain * len(longer) / 4 < 0.5 * budget_seconds:
+        plans.append((1, longer, [s for s in sizes if s in ((1, 0), (1, 8))]))
+    for batch, text, some in plans:
+        bed = Bed(target, drafter, verifier, text, batch=batch, params=params)
+        try:
+            found += _measure(bed, batch, some, 0.25 * budget_seconds)
+        finally:
+            bed.close()
+    return Profile(RoundCosts.fit(found), rates, most_paths, {"identity": identity(target, drafter, verifier)})
+
+
+def profile_of(target: Target, drafter: Drafter, verifier: Verifier, prompt: Seq[int]) -> Profile:
+    """The profile of these parts: known from before, or measured now; see `engine/profile.py`."""
+    return once(identity(target, drafter, verifier), lambda: calibrate(target, drafter, verifier, prompt))

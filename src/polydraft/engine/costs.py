@@ -1,0 +1,182 @@
+"""What a round costs in seconds, by batch, rows, drafting depth and context: measured, then fitted.
+
+    seconds = once + batch + rows + rows beyond 8 + context + rows x context       (a pass of the target, and what is around it)
+            + drafting at all + depths + drafted nodes + drafting sequences        (drafting)
+
+Each phase of a round (drafting, scoring, other) has its own non-negative coefficients, found by least squares on relative
+errors (Huber's weights for outliers), so that a noisy clock can never make more work look cheaper. After the throughput model of Yan et al. 2024, "Decoding
+Speculative Decoding" (arXiv 2402.01528), where time is measured by batch and rows and not assumed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.optimize import nnls
+
+from polydraft.errors import InvalidInputError
+
+__all__ = ["FEATURES", "Observation", "RoundCosts", "features"]
+
+FEATURES = (
+    "once",
+    "batch",
+    "rows",
+    "rows beyond 8",
+    "context",
+    "rows x context",
+    "drafting at all",
+    "depths",
+    "drafted nodes",
+    "drafting sequences",
+)
+PHASES = ("drafting", "scoring", "other")
+_USED = {
+    "drafting": ("batch", "drafting at all", "depths", "drafted nodes", "drafting sequences"),
+    "scoring": ("once", "batch", "rows", "rows beyond 8", "context", "rows x context", "drafting at all"),
+    "other": ("once", "batch", "rows", "drafting at all", "drafting sequences"),
+}
+HINGE = 8
+
+
+class Observation(NamedTuple):
+    """One measured kind of round: `batch` equal sequences, each with `width` paths of `depth`; seconds by phase."""
+
+    batch: int
+    width: int
+    depth: int
+    context: int
+    drafting: float
+    scoring: float
+    other: float
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole round."""
+        return self.drafting + self.scoring + self.other
+
+
+def features(sizes: Sequence[tuple[int, int]], contexts: Sequence[int]) -> np.ndarray:
+    """What a round is charged for, see `FEATURES`. sizes: (width, depth) of each sequence.  contexts: cached tokens of each.
+
+    Example:
+        >>> features([(2, 3), (1, 0)], [100, 50]).tolist()
+        [1.0, 2.0, 8.0, 0.0, 150.0, 750.0, 1.0, 3.0, 6.0, 1.0]
+    """
+    nodes = [w * d for w, d in sizes]
+    rows = len(sizes) + sum(nodes)
+    by_context = sum((1 + n) * c for n, c in zip(nodes, contexts, strict=True))
+    deepest, drafting = max(d for _, d in sizes), sum(d > 0 for _, d in sizes)
+    return np.array(
+        [1, len(sizes), rows, max(0, rows - HINGE), sum(contexts), by_context, drafting > 0, deepest, sum(nodes), drafting],
+        dtype=np.float64,
+    )
+
+
+@dataclass(frozen=True)
+class RoundCosts:
+    """Seconds of a round. coefficients: seconds per unit of each of `FEATURES`, by phase.
+
+    observations: what they were fitted to; empty where they are assumed.
+
+    Raises:
+        InvalidInputError: coefficients that are missing, negative, not finite or all zero.
+
+    Example:
+        >>> costs = RoundCosts.assumed()
+        >>> round(costs.seconds([(1, 4)], [0]) / costs.seconds([(1, 0)], [0]), 2)
+        1.46
+    """
+
+    coefficients: dict[str, tuple[float, ...]]
+    observations: tuple[Observation, ...] = ()
+
+    def __post_init__(self) -> None:
+        for phase in PHASES:
+            given = self.coefficients.get(phase, ())
+            if len(given) != len(FEATURES) or not all(np.isfinite(x) and x >= 0 for x in given):
+                raise InvalidInputError(
+                    f"costs of {phase} were given as {list(given)}; expected {len(FEATURES)} numbers >= 0, one each for "
+                    f"{', '.join(FEATURES)}. Measure them again with `polydraft tune`."
+                )
+        if self.flat[:3].sum() <= 0:
+            raise InvalidInputError("a pass that costs nothing was given; expected seconds > 0. Measure again with a real clock.")
+
+    @cached_property
+    def flat(self) -> np.ndarray:
+        """[10] seconds per unit of each feature, all phases together."""
+        return np.sum([self.coefficients[phase] for phase in PHASES], axis=0)
+
+    def seconds(self, sizes: Sequence[tuple[int, int]], contexts: Sequence[int]) -> float:
+        """Of a round in which sequence b drafts sizes[b] = (width, depth) with contexts[b] cached tokens."""
+        return float(self.flat @ features(sizes, contexts))
+
+    @cached_property
+    def error(self) -> float:
+        """Mean relative error of the fit over its observations; 0 where there are none."""
+        if not self.observations:
+            return 0.0
+        found = [
+            abs(self.seconds([(o.width, o.depth)] * o.batch, [o.context] * o.batch) / o.seconds - 1) for o in self.observations
+        ]
+        return float(np.mean(found))
+
+    @classmethod
+    def fit(cls, observations: Sequence[Observation]) -> "RoundCosts":
+        """Coefficients from measured rounds, least squares on relative errors, none negative; outliers count less (Huber weights).
+
+        Raises:
+            InvalidInputError: no round without drafts, or times that are not positive.
+        """
+        if not any(o.depth == 0 for o in observations) or any(o.seconds <= 0 for o in observations):
+            raise InvalidInputError(
+                f"{len(observations)} measured rounds were given; expected positive seconds and at least one round without "
+                "drafts (depth 0). Measure plain rounds too."
+            )
+        x = np.array([features([(o.width, o.depth)] * o.batch, [o.context] * o.batch) for o in observations])
+        weight = 1 / np.array([o.seconds for o in observations])
+        found: dict[str, tuple[float, ...]] = {}
+        for phase in PHASES:
+            used = [FEATURES.index(name) for name in _USED[phase]]
+            scale = np.maximum(x[:, used].max(0), 1e-12)
+            y, trust = np.array([getattr(o, phase) for o in observations]) * weight, np.ones(len(weight))
+            solved = np.zeros(len(used))
+            for _ in range(10):
+                solved, _ = nnls(x[:, used] / scale * (weight * trust)[:, None], y * trust)
+                missed = np.abs(x[:, used] / scale * weight[:, None] @ solved - y)
+                trust = np.sqrt(np.minimum(1.0, 2 * max(float(np.median(missed)), 1e-3) / np.maximum(missed, 1e-12)))
+            whole = np.zeros(len(FEATURES))
+            whole[used] = solved / scale
+            found[phase] = tuple(whole.tolist())
+        return cls(found, tuple(observations))
+
+    @classmethod
+    def assumed(cls) -> "RoundCosts":
+        """Costs in passes of one row, for a machine that was not measured: 0.05 for a drafting depth, 0.04 for a node."""
+        zero = [0.0] * len(FEATURES)
+        drafting, scoring = list(zero), list(zero)
+        drafting[FEATURES.index("depths")], drafting[FEATURES.index("drafting at all")] = 0.05, 0.1
+        scoring[FEATURES.index("once")], scoring[FEATURES.index("rows")] = 0.96, 0.04
+        return cls({"drafting": tuple(drafting), "scoring": tuple(scoring), "other": tuple(zero)})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "features": list(FEATURES),
+            "coefficients": {phase: list(self.coefficients[phase]) for phase in PHASES},
+            "observations": [o._asdict() for o in self.observations],
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "RoundCosts":
+        """From `to_dict`.
+
+        Raises:
+            InvalidInputError: other features than this version knows, or faulty numbers.
+        """
+        if list(data.get("features", ())) != list(FEATURES):
+            raise InvalidInputError("the costs are of another version of polydraft; measure them again with `polydraft tune`.")
+        rounds = tuple(Observation(**o) for o in data["observations"])
+        return cls({phase: tuple(map(float, values)) for phase, values in data["coefficients"].items()}, rounds)

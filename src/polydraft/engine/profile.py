@@ -1,0 +1,192 @@
+"""What the planner knows of a pair of models on a machine: costs of rounds and acceptance by depth; saved as JSON, measured once.
+
+A profile that was measured is kept in this process and, for models with a name, in a file of the user's cache folder
+(`POLYDRAFT_CACHE`, else `XDG_CACHE_HOME`/polydraft, else ~/.cache/polydraft; `POLYDRAFT_CACHE=off` keeps none), so that plans, and
+with them the texts of a seed, are the same in the next process.
+"""
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from polydraft import __version__
+from polydraft.core import Drafter, SiblingLaw, Target, TreeShape, Verifier
+from polydraft.engine.acceptance import DEPTHS
+from polydraft.engine.costs import RoundCosts
+from polydraft.errors import InvalidInputError
+
+__all__ = ["Profile", "identity", "once", "widest"]
+
+PRIOR = 0.7
+MOST_PATHS = 4
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What planning starts from.
+
+    costs: seconds of rounds.  acceptance: of one draft by depth, [DEPTHS], before a sequence has shown its own.
+    max_width: most paths worth a thought for this drafter.  about: what it was measured on.
+
+    Raises:
+        InvalidInputError: acceptances outside [0, 1], or no path at all.
+
+    Example:
+        >>> profile = Profile.assumed()
+        >>> Profile.from_dict(profile.to_dict()) == profile
+        True
+    """
+
+    costs: RoundCosts
+    acceptance: tuple[float, ...]
+    max_width: int = MOST_PATHS
+    about: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        if len(self.acceptance) != DEPTHS or not all(0 <= a <= 1 for a in self.acceptance) or self.max_width < 1:
+            raise InvalidInputError(
+                f"acceptance {list(self.acceptance)} and max_width={self.max_width} were given; expected {DEPTHS} numbers in "
+                "[0, 1] and at least one path. Measure again with `polydraft tune`."
+            )
+
+    @cached_property
+    def priors(self) -> np.ndarray:
+        """`acceptance` as an array."""
+        return np.array(self.acceptance)
+
+    @classmethod
+    def assumed(cls, max_width: int = MOST_PATHS) -> "Profile":
+        """For a machine that was not measured."""
+        return cls(RoundCosts.assumed(), (PRIOR,) * DEPTHS, max_width, {"assumed": True})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "polydraft_profile": 1,
+            "about": self.about,
+            "max_width": self.max_width,
+            "acceptance": list(self.acceptance),
+            "costs": self.costs.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Profile":
+        """From `to_dict`.
+
+        Raises:
+            InvalidInputError: not a profile of this version, or faulty numbers.
+        """
+        if data.get("polydraft_profile") != 1:
+            raise InvalidInputError("this is not a profile that polydraft 1 wrote; make one with `polydraft tune --save FILE`.")
+        try:
+            costs = RoundCosts.from_dict(data["costs"])
+            return cls(costs, tuple(map(float, data["acceptance"])), int(data["max_width"]), dict(data["about"]))
+        except (KeyError, TypeError) as error:
+            raise InvalidInputError(
+                f"the profile lacks or garbles {error}; make it again with `polydraft tune --save FILE`."
+            ) from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as JSON, under another name first, so that a reader never sees half a file."""
+        file = Path(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
+        partial.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        os.replace(partial, file)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Profile":
+        """Read what `save` wrote.
+
+        Raises:
+            InvalidInputError: a file that cannot be read or is no profile.
+        """
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InvalidInputError(
+                f"profile {str(path)!r} was given and cannot be read ({error}); make one with `polydraft tune --save FILE`."
+            ) from error
+        if not isinstance(data, dict):
+            raise InvalidInputError(f"profile {str(path)!r} holds no JSON object; make one with `polydraft tune --save FILE`.")
+        return cls.from_dict(data)
+
+
+def widest(drafter: Drafter) -> int:
+    """Most paths worth a thought: one for chains and for drafts without a law, whose second path has no acceptance to plan with."""
+    single = drafter.info.shapes == {TreeShape.CHAIN} or drafter.info.laws == {SiblingLaw.POINT_MASS}
+    return 1 if single else MOST_PATHS
+
+
+def _model(model: Any) -> dict[str, Any] | None:
+    """What tells a model apart from others, or None for one without a name."""
+    name = getattr(model, "name", None)
+    if name is None:
+        return None
+    config = Path(str(name)) / "config.json"
+    changed = config.stat().st_mtime_ns if config.exists() else None
+    shown = ("weight_format", "cache_bytes", "max_num_seqs", "vocab_size")
+    return {
+        "name": str(name),
+        "changed": changed,
+        "class": type(model).__name__,
+        **{k: str(getattr(model, k, None)) for k in shown},
+    }
+
+
+def identity(target: Target, drafter: Drafter, verifier: Verifier) -> dict[str, Any] | None:
+    """What a profile is valid for; None where a model has no name to be known by again."""
+    models = [_model(target)]
+    if hasattr(drafter, "model"):
+        models.append(_model(getattr(drafter, "model")))  # noqa: B009 - drafters need not have one
+    if any(m is None for m in models):
+        return None
+    return {
+        "models": models,
+        "drafter": drafter.info.name,
+        "verifier": verifier.info.name,
+        "machine": [platform.node(), platform.machine(), torch.get_num_threads()],
+        "version": __version__,
+    }
+
+
+def _folder() -> Path | None:
+    given = os.environ.get("POLYDRAFT_CACHE")
+    if given is not None:
+        return None if given in ("", "off") else Path(given)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "polydraft"
+
+
+_known: dict[str, Profile] = {}
+
+
+def once(about: dict[str, Any] | None, measure: Callable[[], Profile]) -> Profile:
+    """The profile of this identity: known, or in the cache folder, or measured now and kept in both.
+
+    A cache that cannot be read or written is done without.
+    """
+    if about is None:
+        return measure()
+    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
+    folder = _folder()
+    file = None if folder is None else folder / f"{key}.json"
+    if key not in _known and file is not None and file.exists():
+        with suppress(InvalidInputError):
+            _known[key] = Profile.load(file)
+    if key not in _known:
+        _known[key] = measure()
+        if file is not None:
+            with suppress(OSError):
+                _known[key].save(file)
+    return _known[key]

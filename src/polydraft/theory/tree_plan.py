@@ -1,0 +1,189 @@
+"""The best draft tree: by position for known acceptance (Sequoia), or grown by path probability (OPT-Tree, EAGLE-2).
+
+By position. The k-th child of an accepted node is accepted with probability a_k, whatever the node (children drawn one after
+the other and tried in order). A tree of n nodes then yields, in expectation, F tokens, the sum over its nodes of the product of
+a_k along the path, and the best one follows from
+
+    T(n, d)    best F of a subtree with n nodes, its root included, and depth at most d below it:  T(1, d) = T(n, 0) = 1
+    T(n, d)    = 1 + C(n - 1, d, 1)
+    C(m, d, k) = max over 1 <= s <= m of  a_k T(s, d - 1) + C(m - s, d, k + 1),     C(0, d, k) = C(m, d, K + 1) = 0
+
+(Chen et al. 2024, Sequoia, arXiv 2402.12374, section 3.1; there without depth limit as well.) Drafting costs depth, and a pass
+costs rows, so the speed T(n, d) / seconds(n, d) is maximised over both.
+
+By path probability. Children of a node are taken in order of q, and the nodes of largest path product are kept: that maximises
+the estimate sum of path products for n nodes (Wang et al. 2024, OPT-Tree, arXiv 2406.17276; Li et al. 2024, EAGLE-2,
+arXiv 2406.16858). Growth stops when the best node left adds less than a node costs. Its children are deterministic: verify them
+as point masses, never with q.
+
+Growth theorem (specification, section 12.2): growth that does not look ahead keeps the law, even across branches: choose a node
+that was never expanded, and how many children to draw there, by any function of the partial tree; draw all of them at once; keep
+every one. Traps: stopping inside a node after seeing a draw, dropping a drawn token, merging copies.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from polydraft.errors import InvalidInputError
+
+__all__ = ["PositionalTree", "best_by_position", "fastest_by_position", "grow_by_probability"]
+
+
+@dataclass(frozen=True)
+class PositionalTree:
+    """A tree by position. parents: of each node, the root first with -1, parents before children, siblings in draw order.
+
+    expected_tokens: per round, the target's extra token included.
+
+    Example:
+        >>> PositionalTree((-1, 0, 0, 1), 1.0).depth
+        2
+    """
+
+    parents: tuple[int, ...]
+    expected_tokens: float
+
+    @property
+    def depth(self) -> int:
+        """Of the deepest node below the root."""
+        deep = [0]
+        for parent in self.parents[1:]:
+            deep.append(deep[parent] + 1)
+        return max(deep)
+
+    @property
+    def num_nodes(self) -> int:
+        """The root included: rows of the scoring pass."""
+        return len(self.parents)
+
+
+def _check(acceptance: Sequence[float], num_nodes: int, depth: int) -> np.ndarray:
+    rates = np.asarray(acceptance, dtype=np.float64)
+    if rates.ndim != 1 or rates.size == 0 or not ((rates >= 0) & (rates <= 1)).all():
+        raise InvalidInputError(
+            f"acceptance {list(acceptance)} was given; expected at least one probability, of the first, second, ... child of a node."
+        )
+    if num_nodes < 1 or depth < 0:
+        raise InvalidInputError(f"{num_nodes} nodes of depth {depth} were given; expected at least the root and depth >= 0.")
+    return rates
+
+
+def _tables(rates: np.ndarray, num_nodes: int, depth: int) -> tuple[np.ndarray, np.ndarray]:
+    """T[d, n] and sizes[d, k, m], the nodes of child k where m nodes are left for children k, k + 1, ...; 0 = no such child."""
+    K = len(rates)
+    T = np.zeros((depth + 1, num_nodes + 1))
+    T[:, 1:] = 1.0
+    sizes = np.zeros((depth + 1, K + 1, num_nodes), np.int64)
+    for d in range(1, depth + 1):
+        C = np.zeros((K + 1, num_nodes))
+        for k in range(K - 1, -1, -1):
+            for m in range(1, num_nodes):
+                gains = rates[k] * T[d - 1, 1 : m + 1] + C[k + 1, m - 1 :: -1][:m]
+                s = int(gains.argmax())
+                if gains[s] > 0:
+                    C[k, m], sizes[d, k, m] = gains[s], s + 1
+        T[d, 1:] = 1.0 + C[0]
+    return T, sizes
+
+
+def _build(sizes: np.ndarray, num_nodes: int, depth: int) -> tuple[int, ...]:
+    """Parents of the best tree, by depth."""
+    parents, open_nodes = [-1], [(0, num_nodes, depth)]
+    while open_nodes:
+        below: list[tuple[int, int, int]] = []
+        for node, n, d in open_nodes:
+            k, left = 0, n - 1
+            while d > 0 and left > 0 and k < sizes.shape[1] - 1 and sizes[d, k, left] > 0:
+                s = int(sizes[d, k, left])
+                below.append((len(parents), s, d - 1))
+                parents.append(node)
+                k, left = k + 1, left - s
+        open_nodes = below
+    return tuple(parents)
+
+
+def best_by_position(acceptance: Sequence[float], num_nodes: int, depth: int) -> PositionalTree:
+    """The tree of at most `num_nodes` nodes (root included) and `depth` with most expected tokens.
+
+    acceptance: a_k, the chance that the k-th child in draw order is the accepted one.
+
+    Raises:
+        InvalidInputError: probabilities outside [0, 1], none at all, or no node.
+
+    Example:
+        >>> best_by_position([0.8, 0.1], 4, 3).parents
+        (-1, 0, 1, 2)
+        >>> best_by_position([0.5, 0.4], 4, 3).parents
+        (-1, 0, 0, 1)
+    """
+    rates = _check(acceptance, num_nodes, depth)
+    T, sizes = _tables(rates, num_nodes, depth)
+    return PositionalTree(_build(sizes, num_nodes, depth), float(T[depth, num_nodes]))
+
+
+def fastest_by_position(
+    acceptance: Sequence[float], seconds: Callable[[int, int], float], *, max_nodes: int = 32, max_depth: int = 12
+) -> PositionalTree:
+    """The tree of most expected tokens per second. seconds(rows, depth): of a round, measured; see `engine/costs.py`.
+
+    Example:
+        >>> fastest_by_position([0.8, 0.1], lambda rows, depth: 1 + 0.1 * rows + 0.1 * depth).depth
+        4
+        >>> fastest_by_position([0.1], lambda rows, depth: 1 + depth).num_nodes
+        1
+    """
+    rates = _check(acceptance, max_nodes, max_depth)
+    T, sizes = _tables(rates, max_nodes, max_depth)
+    options = [(T[d, n] / seconds(n, d), -n, -d) for d in range(max_depth + 1) for n in range(1, max_nodes + 1) if d < n]
+    _, n, d = max(options)
+    return PositionalTree(_build(sizes, -n, -d), float(T[-d, -n]))
+
+
+def grow_by_probability(
+    row: Callable[[tuple[int, ...]], np.ndarray], *, max_nodes: int, max_depth: int, least: float = 0.0
+) -> tuple[list[int], list[int], float]:
+    """The most probable tree of the draft: (tokens, parents, sum of path probabilities), the root first as token -1.
+
+    row(path): draft law after the tokens of a path.  max_nodes: below the root.
+    least: stop when the best node left has a smaller path probability, such as the cost of a node times the speed so far.
+    Parents come before children and siblings by falling probability. Verify as point masses.
+
+    Example:
+        >>> row = lambda path: np.array([0.7, 0.3])
+        >>> grow_by_probability(row, max_nodes=3, max_depth=2)
+        ([-1, 0, 0, 1], [-1, 0, 1, 0], 1.49)
+    """
+    if max_nodes < 0 or max_depth < 0:
+        raise InvalidInputError(f"max_nodes={max_nodes} and max_depth={max_depth} were given; expected both >= 0.")
+    tokens, parents, total = [-1], [-1], 0.0
+    paths: list[tuple[int, ...]] = [()]
+    ranked: list[np.ndarray] = []
+    laws: list[np.ndarray] = []
+    waiting: list[tuple[float, int, int, float]] = []
+
+    def offer(node: int, rank: int, weight: float) -> None:
+        """The rank-th child of a node joins those that wait."""
+        if rank < len(ranked[node]):
+            value = weight * float(laws[node][ranked[node][rank]])
+            if value > 0:
+                heapq.heappush(waiting, (-value, node, rank, weight))
+
+    def expand(node: int, weight: float) -> None:
+        laws.append(np.asarray(row(paths[node]), dtype=np.float64) if len(paths[node]) < max_depth else np.zeros(0))
+        ranked.append(np.argsort(-laws[node], kind="stable"))
+        offer(node, 0, weight)
+
+    expand(0, 1.0)
+    while waiting and len(tokens) <= max_nodes and -waiting[0][0] >= least:
+        value, node, rank, weight = heapq.heappop(waiting)
+        token = int(ranked[node][rank])
+        tokens.append(token)
+        parents.append(node)
+        paths.append((*paths[node], token))
+        total -= value
+        offer(node, rank + 1, weight)
+        expand(len(tokens) - 1, -value)
+    return tokens, parents, round(total, 12)

@@ -1,0 +1,333 @@
+"""The planner: costs are measured, acceptance is learnt, the choice is the best of all sizes, and the law is kept."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from harness import Grown, Tables, by_depth, enumerate_drafts, measure
+from tables import TableModel
+from test_loop import engine as table_engine
+from test_loop import p_value
+
+from polydraft import Engine, SamplingParams
+from polydraft.core import Budget, Draft, Outcome, Request, SiblingLaw, TokenTree, TreeShape
+from polydraft.drafters.ngram import NgramDrafter
+from polydraft.engine import acceptance, profile
+from polydraft.engine.acceptance import DEPTHS, Acceptance, expected_tokens
+from polydraft.engine.calibrate import calibrate
+from polydraft.engine.costs import FEATURES, Observation, RoundCosts, features
+from polydraft.engine.plan import AdaptivePlan, FixedPlan
+from polydraft.engine.profile import Profile
+from polydraft.engine.sequence import Sample, Sequence
+from polydraft.engine.stopping import Stopper
+from polydraft.errors import InvalidInputError, UnknownNameError
+from polydraft.registry import verifier
+
+SIZES = [(1, 0), (1, 1), (1, 4), (2, 4), (1, 8), (3, 3), (1, 12), (2, 8)]
+
+
+def costs(**seconds):
+    """Seconds of named features, all booked as scoring; a pass costs 1 where nothing is said."""
+    known = {"once": 1.0} | {name.replace("_", " "): value for name, value in seconds.items()}
+    assert set(known) <= set(FEATURES)
+    zero = (0.0,) * len(FEATURES)
+    return RoundCosts({"drafting": zero, "scoring": tuple(known.get(name, 0.0) for name in FEATURES), "other": zero})
+
+
+def made(known, rates=0.7, **options):
+    shape = (rates,) * DEPTHS if isinstance(rates, float) else rates
+    return AdaptivePlan(Profile(known, shape), **options)
+
+
+def sequences(count=1, length=10, **params):
+    request = Request("r", (1,) * length, SamplingParams(**params), 0)
+    stopper = Stopper(None, (1,), stop_ids=frozenset(), stop_strings=(), max_tokens=99, min_tokens=0, skip_special_tokens=True)
+    return [Sequence(request, stopper, Sample(0, 0), [1] * length) for _ in range(count)]
+
+
+def synthetic(noise=0.0, outlier=None, seed=0):
+    """Rounds whose seconds follow known coefficients."""
+    rng, found = np.random.default_rng(seed), []
+    for batch, context in ((1, 100), (4, 100), (1, 1000)):
+        for w, d in SIZES:
+            rows = batch * (1 + w * d)
+            scoring = 1e-3 + 2e-4 * rows + 1e-7 * rows * context
+            drafting = 0.0 if d == 0 else 1e-4 + 3e-4 * d
+            found.append(Observation(batch, w, d, context, drafting, scoring * (1 + noise * rng.random()), 5e-4))
+    if outlier is not None:
+        found[outlier] = found[outlier]._replace(scoring=10 * found[outlier].scoring)
+    return found
+
+
+def test_fitted_costs_are_those_that_made_the_times():
+    fitted = RoundCosts.fit(synthetic())
+    assert fitted.error < 1e-6
+    assert fitted.seconds([(2, 6), (1, 0)], [50, 900]) == pytest.approx(
+        1e-3 + 2e-4 * 14 + 1e-7 * (13 * 50 + 900) + 1e-4 + 18e-4 + 5e-4
+    )
+
+
+def test_one_disturbed_measurement_does_not_spoil_the_fit():
+    fitted = RoundCosts.fit(synthetic(noise=0.02, outlier=4))
+    truth = synthetic()[4]
+    assert fitted.seconds([(truth.width, truth.depth)], [truth.context]) == pytest.approx(truth.seconds, rel=0.05)
+
+
+def test_more_work_never_looks_cheaper_however_noisy_the_clock():
+    for seed in range(5):
+        flat = RoundCosts.fit(synthetic(noise=2.0, seed=seed)).flat
+        assert (flat >= 0).all() and flat[:3].sum() > 0
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [[], [Observation(1, 1, 4, 0, 1.0, 1.0, 1.0)], [Observation(1, 1, 0, 0, 0.0, -1.0, 0.0), Observation(1, 1, 0, 0, 0, 1, 0)]],
+)
+def test_a_fit_without_plain_rounds_or_with_negative_times_is_refused(rounds):
+    with pytest.raises(InvalidInputError, match="without drafts"):
+        RoundCosts.fit(rounds)
+
+
+def brute_force(known, rates, batch, context, max_depth, max_width):
+    """Best speed over every joint choice of sizes."""
+    options = [(1, 0), *product(range(1, max_width + 1), range(1, max_depth + 1))]
+    speeds = []
+    for chosen in product(options, repeat=batch):
+        tokens = sum(expected_tokens(np.array(rates[b]), *size) for b, size in enumerate(chosen))
+        speeds.append((tokens / float(known.flat @ features(chosen, context)), chosen))
+    return max(speeds)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.3, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize(
+    "seconds",
+    [{"rows": 0.1, "depths": 0.1}, {"rows": 0.01, "drafting_at_all": 0.5}, {"rows": 0.1, "rows_beyond_8": 0.5}, {"depths": 3.0}],
+)
+def test_the_choice_for_one_sequence_is_the_best_of_all_sizes(rate, seconds):
+    known = costs(**seconds)
+    speed, (size,) = brute_force(known, [[rate] * DEPTHS], 1, [20], 8, 4)
+    found = made(known, max_depth=8, margin=0.0).best(rate, context=20)
+    tokens = expected_tokens(np.full(DEPTHS, rate), found.width, found.max_depth)
+    assert tokens / known.seconds([(found.width, found.max_depth)], [20]) == pytest.approx(speed, rel=1e-9), size
+
+
+@pytest.mark.parametrize("rates", [(0.9, 0.2), (0.5, 0.5), (0.95, 0.9), (0.1, 0.05)])
+def test_the_choice_for_a_batch_is_within_a_percent_of_the_best_joint_choice(rates):
+    known = costs(rows=0.08, depths=0.05, drafting_sequences=0.02)
+    pair = sequences(2, length=1)
+    for s, rate in zip(pair, rates, strict=True):
+        s.acceptance.kept[:], s.acceptance.seen[:] = 1e9 * rate, 1e9
+    found = [(g.width, g.max_depth) for g in made(known, max_depth=6, max_width=2, margin=0.0).budgets(pair)]
+    tokens = sum(expected_tokens(np.full(DEPTHS, r), w, d) for r, (w, d) in zip(rates, found, strict=True))
+    best, _ = brute_force(known, [[r] * DEPTHS for r in rates], 2, [1, 1], 6, 2)
+    assert tokens / known.seconds(found, [1, 1]) >= 0.99 * best
+
+
+def test_dear_drafts_are_not_made_and_cheap_ones_are_deep():
+    assert made(costs(depths=5.0)).best(0.8).max_depth == 0
+    assert made(costs(depths=0.2)).best(0.8).max_depth < made(costs(depths=0.02)).best(0.8).max_depth
+    assert made(costs(rows=0.02)).best(0.6).width > made(costs(rows=0.2)).best(0.6).width
+
+
+def test_greedy_requests_get_one_path():
+    plan = made(costs(rows=0.01), rates=0.5)
+    assert plan.budgets(sequences())[0].width > 1
+    assert plan.budgets(sequences(temperature=0))[0].width == 1
+
+
+def round_of(p, q, tokens):
+    """A chain for one sequence, with target rows p and draft rows q."""
+    tree = TokenTree.chain(torch.tensor([tokens]))
+    rows = torch.arange(-1, len(tokens) - 1)[None]
+    return Draft(tree, SiblingLaw.IID, TreeShape.CHAIN, torch.tensor(q)[None], rows), torch.tensor(p).log()[None]
+
+
+def outcome(accepted):
+    return Outcome(torch.zeros(1, 0, dtype=torch.int64), torch.tensor([accepted]), torch.tensor([0]))
+
+
+def test_overlaps_are_weighted_by_the_chance_to_get_there():
+    p = [[0.5, 0.5], [0.9, 0.1], [0.5, 0.5]]
+    q = [[0.9, 0.1], [0.2, 0.8]]
+    draft, logits = round_of(p, q, [0, 0, 1])
+    record = Acceptance()
+    acceptance.observe([record], draft, logits, [False], np.full(DEPTHS, 0.5), outcome(0))
+    assert record.kept[:2] == pytest.approx([0.6, 0.3 * 0.5 / 0.9], rel=1e-5)
+    assert record.seen[:3] == pytest.approx([1.0, 0.5 / 0.9, 0.0], rel=1e-5)
+    assert record.predicted == pytest.approx(0.5 + 0.25)
+
+
+def test_a_point_mass_overlaps_with_its_probability_and_greedy_with_all_or_nothing():
+    tree = TokenTree(torch.tensor([[0, 1, 2, 1]]), torch.tensor([[-1, 0, 0, 0]]))
+    draft = Draft(tree, SiblingLaw.POINT_MASS, TreeShape.GROWN, None, torch.full((1, 4), -1))
+    logits = torch.tensor([[0.2, 0.3, 0.5]]).log().expand(1, 4, 3)
+    for greedy, wanted in ((False, 0.8), (True, 1.0)):
+        record = Acceptance()
+        acceptance.observe([record], draft, logits, [greedy], np.full(DEPTHS, 0.5), outcome(0))
+        assert record.kept[0] == pytest.approx(wanted)
+
+
+def test_expected_tokens_of_a_chain_are_the_geometric_sum():
+    assert expected_tokens(np.full(DEPTHS, 0.8), 1, 5) == pytest.approx((1 - 0.8**6) / 0.2)
+    assert expected_tokens(np.full(DEPTHS, 0.0), 3, 5) == 1.0
+    assert [expected_tokens(np.full(DEPTHS, 0.6), w, 4) for w in (1, 2, 3)] == sorted(
+        expected_tokens(np.full(DEPTHS, 0.6), w, 4) for w in (1, 2, 3)
+    )
+
+
+def drive(plan, s, rate, rounds):
+    """Rounds whose drafts overlap by `rate`; the budgets that were given."""
+    given = []
+    for _ in range(rounds):
+        (g,) = plan.budgets([s])
+        given.append(g)
+        if g.max_depth:
+            p, q = [[rate, 1 - rate]] * (g.max_depth + 1), [[1.0, 0.0]] * g.max_depth
+            draft, logits = round_of(p, q, [0] * (g.max_depth + 1))
+            plan.learn([s], draft, logits, outcome(min(g.max_depth, round(rate / (1 - rate)))))
+    return given
+
+
+def test_drafting_stops_where_it_does_not_pay_with_longer_and_longer_pauses():
+    plan = made(costs(rows=0.1, depths=0.1), max_width=1)
+    (s,) = sequences()
+    given = drive(plan, s, 0.02, 400)
+    drafted = [i for i, g in enumerate(given) if g.max_depth]
+    assert drafted[:2] == [0, 1] and len(drafted) < 12
+    pauses = np.diff(drafted[-5:])
+    assert (np.diff(pauses) > 0).all() and pauses[-1] >= 64
+    assert all(given[i] == Budget(1, 1, 1) for i in drafted[-4:])
+
+
+def test_drafting_comes_back_when_drafts_fit_again():
+    plan = made(costs(rows=0.1, depths=0.05), max_width=1)
+    (s,) = sequences()
+    assert drive(plan, s, 0.02, 60)[-1].max_depth == 0
+    deep = [g.max_depth for g in drive(plan, s, 0.9, 150)]
+    assert deep[-1] >= 3 and sum(d > 1 for d in deep) > 60
+
+
+def test_a_rule_that_keeps_less_than_the_overlap_is_believed():
+    plan = made(costs(rows=0.1, depths=0.1), rates=0.8, max_width=1)
+    (s,) = sequences()
+    first = plan.budgets([s])[0]
+    p, q = [[0.8, 0.2]] * 5, [[1.0, 0.0]] * 4
+    draft, logits = round_of(p, q, [0] * 5)
+    for _ in range(40):
+        plan.learn([s], draft, logits, outcome(0))
+    assert s.acceptance.gain < 0.5
+    assert plan.budgets([s])[0].max_depth < first.max_depth
+
+
+def adaptive(known, kind="paths", rates=0.7, **options):
+    made_engine = table_engine(kind, **options)
+    made_engine.plan = made(known, rates=rates, max_depth=5)
+    return made_engine
+
+
+@pytest.mark.parametrize("seconds", [{"rows": 0.02, "depths": 0.05}, {"rows": 0.25, "depths": 0.2}])
+def test_the_law_of_several_rounds_is_kept(seconds):
+    assert p_value(adaptive(costs(**seconds), rates=0.4, seqs=8, V=3), [1, 2], 3, 1000) > 1e-3
+
+
+def peeked(drafts):
+    """Wrong: a plan that looks at the draft it decides about, and does not use one that begins with token 0."""
+    bare = [Grown(d.probability, [0], [-1], [()], [0]) for d in drafts]
+    return [b if d.tokens[1] == 0 else d for b, d in zip(bare, drafts, strict=True)]
+
+
+def test_a_plan_that_looks_at_the_draft_it_decides_about_is_caught():
+    tables = Tables(3, seed=6)
+    drafts = enumerate_drafts(tables, SiblingLaw.IID, by_depth(1, 1), 2)
+    setting = (verifier("block"), tables, SiblingLaw.IID, TreeShape.CHAIN, by_depth(1, 1), 2)
+    assert measure(*setting, drafts).error < 1e-12
+    assert measure(*setting, peeked(drafts)).tv > 0.01
+
+
+def test_one_profile_and_one_seed_give_one_text():
+    texts = [adaptive(costs(rows=0.1, depths=0.1)).generate([[1, 2]], SamplingParams(seed=3, max_tokens=30))[0] for _ in range(2)]
+    assert texts[0].token_ids == texts[1].token_ids
+
+
+def test_drafts_that_never_fit_are_hardly_ever_made():
+    target, small = TableModel(V=40, sharp=6.0, seed=0, max_model_len=400), TableModel(V=40, sharp=6.0, seed=5, max_model_len=400)
+    fast = Engine.of(target, draft_model=small, plan=made(costs(rows=0.1, depths=0.1)))
+    stats = fast.generate([[1, 2]], SamplingParams(seed=0, max_tokens=300))[0].stats
+    assert stats.target_calls > 250
+    assert stats.drafted < 40
+
+
+def test_measuring_leaves_the_models_free_and_finds_costs_and_acceptance():
+    fast = table_engine()
+    fast.plan = AdaptivePlan()
+    first = fast.generate([[1, 2, 3]], SamplingParams(max_tokens=5, seed=0))[0]
+    known = fast.plan.profile
+    assert first.stats.emitted == 5
+    assert known.costs.seconds([(1, 0)], [10]) > 0 and known.costs.observations
+    assert 0.3 < known.acceptance[0] < 1
+    assert fast.target.texts == [[]] * 4
+    assert sorted(fast.drafter._free) == [0, 1, 2, 3]
+    fast.generate([[1, 2, 3]] * 4, SamplingParams(max_tokens=5, seed=0))
+    assert fast.plan.profile is known
+
+
+def test_measuring_fits_into_a_small_context():
+    target = TableModel(max_model_len=12)
+    drafts = NgramDrafter()
+    known = calibrate(target, drafts, verifier("match"), [1, 2, 1, 2, 1], budget_seconds=0.02)
+    assert known.max_width == 1
+    assert target.texts == [[]] * 4
+
+
+def test_a_profile_comes_back_from_its_file(tmp_path):
+    known = Profile(RoundCosts.fit(synthetic()), tuple(np.linspace(0.9, 0.5, DEPTHS).tolist()), 2, {"x": 1})
+    known.save(tmp_path / "deep" / "p.json")
+    assert Profile.load(tmp_path / "deep" / "p.json") == known
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"polydraft_profile": 1, "costs": {}}', '{"polydraft_profile": 2}'])
+def test_what_is_no_profile_is_refused_with_advice(tmp_path, text):
+    (tmp_path / "p.json").write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidInputError, match="polydraft tune"):
+        Profile.load(tmp_path / "p.json")
+    with pytest.raises(InvalidInputError, match="cannot be read"):
+        Profile.load(tmp_path / "none.json")
+
+
+def test_a_profile_is_measured_once_and_survives_a_broken_cache(tmp_path, monkeypatch):
+    calls = []
+
+    def measure():
+        calls.append(1)
+        return Profile.assumed()
+
+    for folder in (tmp_path, tmp_path / "file"):
+        monkeypatch.setenv("POLYDRAFT_CACHE", str(folder))
+        monkeypatch.setattr(profile, "_known", {})
+        (tmp_path / "file").touch()
+        before = len(calls)
+        profile.once({"pair": 1}, measure)
+        profile.once({"pair": 1}, measure)
+        assert len(calls) == before + 1
+    monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path))
+    monkeypatch.setattr(profile, "_known", {})
+    profile.once({"pair": 1}, measure)
+    assert len(calls) == 2
+    (next(tmp_path.glob("*.json"))).write_text("broken", encoding="utf-8")
+    monkeypatch.setattr(profile, "_known", {})
+    assert profile.once({"pair": 1}, measure) == Profile.assumed()
+    assert len(calls) == 3
+
+
+def test_plans_are_named_or_given_and_do_not_mix_with_a_fixed_size(tmp_path):
+    target, small = TableModel(), TableModel()
+    assert isinstance(Engine.of(target, draft_model=small).plan, AdaptivePlan)
+    assert Engine.of(target, draft_model=small, plan="fixed").plan == FixedPlan(5, 1)
+    assert Engine.of(target, draft_model=small, depth=4, num_paths=2).plan.budget == Budget(8, 4, 2)
+    Profile.assumed().save(tmp_path / "p.json")
+    assert Engine.of(target, draft_model=small, profile=str(tmp_path / "p.json")).plan.profile == Profile.assumed()
+    with pytest.raises(InvalidInputError, match="leaves nothing to plan"):
+        Engine.of(target, draft_model=small, depth=3, plan="adaptive")
+    with pytest.raises(UnknownNameError, match="did you mean 'adaptive'"):
+        Engine.of(target, draft_model=small, plan="adaptiv")
