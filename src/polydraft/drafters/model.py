@@ -14,7 +14,6 @@ Depth and width are fixed before the first draw of a round; no drawn token is ev
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 
 import numpy as np
 import torch
