@@ -141,10 +141,12 @@ def test_a_long_match_earns_a_long_draft_and_a_short_one_a_short_draft():
     assert grown(SuffixDrafter(factor=1, offset=2), [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 4])[0] == [5, 6, 7]
 
 
-def test_scores_are_ratios_of_counts_and_the_likelier_branch_comes_first():
+def test_scores_are_ratios_of_counts_times_trust_in_the_match_and_the_likelier_branch_comes_first():
+    """After one token of match the trust is 1/2, after three 3/4."""
     text = [9, 5, 1, 9, 5, 1, 9, 6, 2, 9, 7, 3, 9]
-    assert grown(SuffixDrafter(factor=0, offset=9), text, Budget(9, 1, 4)) == ([5, 7, 6], [0.5, 0.25, 0.25])
-    assert grown(SuffixDrafter(factor=0, offset=9, min_prob=0.3), text, Budget(9, 1, 4)) == ([5], [0.5])
+    assert grown(SuffixDrafter(factor=0, offset=9), text, Budget(9, 1, 4)) == ([5, 7, 6], [0.25, 0.125, 0.125])
+    assert grown(SuffixDrafter(factor=0, offset=9, min_prob=0.2), text, Budget(9, 1, 4)) == ([5], [0.25])
+    assert grown(SuffixDrafter(), [1, 2, 3, 4, 9, 1, 2, 3], Budget(2, 2)) == ([4, 9], [0.75, 0.8])
 
 
 def test_of_equally_frequent_continuations_the_latest_comes_first():
