@@ -105,13 +105,13 @@ class Grown:
     tokens: list[int]
     parents: list[int]
     paths: list[Path]
-    places: list[Path]
     frontier: list[int]
+    places: list[Path] = field(default_factory=list)
 
 
 def enumerate_drafts(tables: Tables | Markov, law: SiblingLaw, counts: Counts, depth: int) -> list[Grown]:
     """All drafts, depth by depth; at every frontier node, copies included, counts(path) children are drawn."""
-    drafts = [Grown(1.0, [0], [-1], [()], [()], [0])]
+    drafts = [Grown(1.0, [0], [-1], [()], [0], [()])]
     for _ in range(depth):
         grown = []
         for d in drafts:
@@ -121,7 +121,7 @@ def enumerate_drafts(tables: Tables | Markov, law: SiblingLaw, counts: Counts, d
                 rows = [draft_row(tables, law, d.paths[n], (*d.places[n], turn)) for turn in range(max(count, 1))]
                 options.append(list(sibling_draws(law, rows, count)) if count else [(1.0, ())])
             for chosen in product(*options):
-                new = Grown(d.probability, [*d.tokens], [*d.parents], [*d.paths], [*d.places], [])
+                new = Grown(d.probability, [*d.tokens], [*d.parents], [*d.paths], [], [*d.places])
                 for n, (probability, draws) in zip(d.frontier, chosen, strict=True):
                     new.probability *= probability
                     for turn, x in enumerate(draws):

@@ -156,7 +156,7 @@ def test_block_efficiency(case, method):
 
 def grown(nested):
     """A nested list [[token, children], ...] in draw order, depth by depth."""
-    d = Grown(1.0, [0], [-1], [()], [()], [])
+    d = Grown(1.0, [0], [-1], [()], [])
     layer = [(0, child) for child in nested]
     while layer:
         following = []
@@ -173,7 +173,7 @@ def first_path(d):
     keep = [0]
     while (child := next((n for n, parent in enumerate(d.parents) if parent == keep[-1]), None)) is not None:
         keep.append(child)
-    return Grown(1.0, [d.tokens[n] for n in keep], list(range(-1, len(keep) - 1)), [d.paths[n] for n in keep], [], [])
+    return Grown(1.0, [d.tokens[n] for n in keep], list(range(-1, len(keep) - 1)), [d.paths[n] for n in keep], [])
 
 
 FIXED_BLOCKS = [(c, m) for c in ORACLE["block_level"] for m in c["expected_block_efficiency"] if c.get("fixed_draft_laws")]
