@@ -61,12 +61,14 @@ def _overlap_torch(draft: Draft, p: Float[Tensor, "B V"]) -> Float[Tensor, "B"]:
     has_draft, first = child.any(1), child.int().argmax(1)
     index = torch.arange(len(p))
     if draft.probs is not None:
-        rows = torch.stack([index, draft.rows[index, first].clamp(min=0)]).to(draft.probs.device)
-        total = torch.minimum(p, draft.probs[rows[0], rows[1]].to(p.device)).sum(1, dtype=torch.float64)
+        rows = torch.stack([index, draft.rows[index, first].clamp(min=0)]).to(draft.probs.device, non_blocking=True)
+        total = torch.minimum(p, draft.probs[rows[0], rows[1]].to(p.device, non_blocking=True)).sum(1, dtype=torch.float64)
     else:
         distinct = child & (tree.first_copies(draft.tree) == torch.arange(draft.tree.num_nodes))
-        total = (p.gather(1, draft.tree.tokens.to(p.device)) * distinct.to(p.device)).sum(1, dtype=torch.float64)
-    return total.where(has_draft.to(p.device), -1.0)
+        total = (p.gather(1, draft.tree.tokens.to(p.device, non_blocking=True)) * distinct.to(p.device, non_blocking=True)).sum(
+            1, dtype=torch.float64
+        )
+    return total.where(has_draft.to(p.device, non_blocking=True), -1.0)
 
 
 class Plan(Protocol):
