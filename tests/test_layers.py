@@ -14,7 +14,7 @@ LAYERS = [
     ["params"],
     ["core"],
     ["tree", "noise", "sampling", "registry"],
-    ["verifiers", "rules", "theory"],
+    ["verifiers", "rules", "theory", "papers"],
     ["models"],
     ["drafters"],
     ["engine"],

@@ -22,6 +22,8 @@ _WHERE = {
     "Engine": "engine.api",
     "FixedPlan": "engine.plan",
     "AcceptancePlan": "engine.plan",
+    "citation": "papers",
+    "custom_generate": "integrations.transformers",
     "verify": "rules",
     "PolydraftError": "errors",
 }
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from polydraft.engine.api import Engine
     from polydraft.engine.plan import AcceptancePlan, FixedPlan
     from polydraft.errors import PolydraftError
+    from polydraft.integrations.transformers import custom_generate
+    from polydraft.papers import citation
     from polydraft.params import SamplingParams
     from polydraft.rules import verify
 

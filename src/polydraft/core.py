@@ -54,6 +54,10 @@ class SiblingLaw(Enum):
     """By an exponential race whose noise the verifier shares: the smallest E/q first."""
     GREEDY_PLUS_ONE = auto()
     """The top n-1 of q, then one draw from the rest of q."""
+    INDEPENDENT = auto()
+    """With replacement, draw j from a row q_j of its own (several draft models); duplicates kept."""
+    LISTED = auto()
+    """Paths that each win races of their own: argmin E^(k)/q, one set of clocks a path, which the verifier shares."""
 
 
 class TreeShape(Enum):
@@ -65,6 +69,8 @@ class TreeShape(Enum):
     """A trunk (possibly empty), then K paths of equal length that never branch again."""
     PRODUCT = auto()
     """A fixed number of children for every node of a depth."""
+    RAGGED = auto()
+    """Paths from the root of unequal lengths, the longest drawn first; they never branch again."""
     GROWN = auto()
     """Numbers of children that depend on sampled values or scores."""
 
@@ -137,8 +143,9 @@ class Draft:
     tree: the drafted tokens.  law: how siblings were drawn.  shape: what was fixed beforehand.
     probs: [B, R, V] the very rows that the tokens were drawn from, in full; None where `law` is POINT_MASS.
     rows: [B, N] row of `probs` that node n was drawn from; -1 = deterministic, root or padding.
-        Siblings share one row, and nodes that hang on equal prefixes share one row (bit-equal laws).
-    noise: the shared noise, only for COUPLED.
+        Siblings share one row, and nodes that hang on equal prefixes share one row (bit-equal laws); only where `law` is
+        INDEPENDENT has each sibling a row of its own.
+    noise: the shared noise, only for COUPLED and LISTED.
     """
 
     tree: TokenTree

@@ -17,15 +17,31 @@ VERIFIERS: dict[str, str] = {
     "match": "polydraft.verifiers.token.match:match",
     "recursive": "polydraft.verifiers.token.recursive:recursive",
     "recursive_wor": "polydraft.verifiers.token.recursive:recursive_wor",
+    "recursive_merged": "polydraft.verifiers.token.recursive_merged:recursive_merged",
+    "single_with_spares": "polydraft.verifiers.token.single_with_spares:single_with_spares",
+    "kseq": "polydraft.verifiers.token.kseq:kseq",
+    "greedy_plus_one": "polydraft.verifiers.token.greedy_plus_one:greedy_plus_one",
+    "max_ratio": "polydraft.verifiers.token.max_ratio:max_ratio",
+    "importance": "polydraft.verifiers.token.importance:importance",
+    "transport": "polydraft.verifiers.token.transport:transport",
     "block": "polydraft.verifiers.block.block:block",
     "greedy_traversal": "polydraft.verifiers.block.greedy_traversal:greedy_traversal",
+    "greedy_traversal_wor": "polydraft.verifiers.block.greedy_traversal_wor:greedy_traversal_wor",
+    "multipath": "polydraft.verifiers.block.multipath:multipath",
+    "traversal": "polydraft.verifiers.tree.traversal:traversal",
+    "traversal_merged": "polydraft.verifiers.tree.traversal_merged:traversal_merged",
     "race": "polydraft.verifiers.race:race",
+    "typical": "polydraft.verifiers.relaxed.typical:typical",
+    "top_beta": "polydraft.verifiers.relaxed.top_beta:top_beta",
+    "list_race": "polydraft.verifiers.list_race:list_race",
 }
 """name -> "module:object", an instance of `core.Verifier`."""
 
 DRAFTERS: dict[str, str] = {
     "model": "polydraft.drafters.model:ModelDrafter",
     "ngram": "polydraft.drafters.ngram:NgramDrafter",
+    "tli": "polydraft.drafters.tli:TliDrafter",
+    "slem": "polydraft.drafters.slem:SlemDrafter",
 }
 """name -> "module:object", a class whose instances are `core.Drafter` and whose `methods` attribute lists what it can make."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import permutations, product
 
 import numpy as np
@@ -11,8 +12,8 @@ from polydraft import tree as trees
 from polydraft.core import Draft, SiblingLaw, TreeShape, Verifier
 
 Path = tuple[int, ...]
-Counts = Callable[[Path], int]
-"""How many children are drawn at the node with this path (tokens below the root)."""
+Counts = Callable[[Path, Path], int]
+"""How many children are drawn at the node with this path (tokens below the root) and place (child numbers below the root)."""
 
 
 @dataclass
@@ -25,7 +26,9 @@ class Tables:
 
     def _row(self, which: str, path: Path) -> np.ndarray:
         kind = self.seed % 6
-        rng = np.random.default_rng([self.seed, which == "q", *(t + 1 for t in path)])
+        rng = np.random.default_rng(
+            [self.seed, which != "p", *(t + 1 for t in path), *([99, int(which[1:])] if which[1:] else [])]
+        )
         x = rng.dirichlet(np.full(self.V, 0.15 if kind == 4 else 5.0 if kind == 5 else 1.0))
         if (kind == 1 and which == "p") or (kind == 2 and which == "q"):
             x[rng.integers(self.V)] = 0.0
@@ -57,14 +60,24 @@ class Markov:
         return (self.p if which == "p" else self.q)[path[-1] if path else self.root]
 
 
-def sibling_draws(law: SiblingLaw, q: np.ndarray, n: int) -> Iterator[tuple[float, Path]]:
-    """(probability, children in draw order) of n draws at one node."""
+def draft_row(tables: "Tables | Markov", law: SiblingLaw, path: Path, place: Path) -> np.ndarray:
+    """The law that the node at `place` was drawn from, below `path`: INDEPENDENT draws have one model for each sum of place."""
+    model = sum(place) if law is SiblingLaw.INDEPENDENT else 0
+    return tables.row(f"q{model}" if model else "q", path)
+
+
+def sibling_draws(law: SiblingLaw, rows: Sequence[np.ndarray], n: int) -> Iterator[tuple[float, Path]]:
+    """(probability, children in draw order) of n draws at one node; rows: the law of each."""
+    q = rows[0]
     support = [int(t) for t in np.flatnonzero(q)]
     ranked = np.argsort(-q, kind="stable")
     match law:
         case SiblingLaw.IID:
             for draws in product(support, repeat=n):
                 yield float(np.prod(q[list(draws)])), draws
+        case SiblingLaw.INDEPENDENT:
+            for draws in product(*(map(int, np.flatnonzero(row)) for row in rows[:n])):
+                yield float(np.prod([row[x] for row, x in zip(rows, draws, strict=False)])), draws
         case SiblingLaw.WITHOUT_REPLACEMENT | SiblingLaw.COUPLED:
             for draws in permutations(support, min(n, len(support))):
                 left, probability = q.copy(), 1.0
@@ -92,28 +105,31 @@ class Grown:
     tokens: list[int]
     parents: list[int]
     paths: list[Path]
+    places: list[Path]
     frontier: list[int]
 
 
 def enumerate_drafts(tables: Tables | Markov, law: SiblingLaw, counts: Counts, depth: int) -> list[Grown]:
     """All drafts, depth by depth; at every frontier node, copies included, counts(path) children are drawn."""
-    drafts = [Grown(1.0, [0], [-1], [()], [0])]
+    drafts = [Grown(1.0, [0], [-1], [()], [()], [0])]
     for _ in range(depth):
         grown = []
         for d in drafts:
-            options = [
-                list(sibling_draws(law, tables.row("q", d.paths[n]), counts(d.paths[n]))) if counts(d.paths[n]) else [(1.0, ())]
-                for n in d.frontier
-            ]
+            options = []
+            for n in d.frontier:
+                count = counts(d.paths[n], d.places[n])
+                rows = [draft_row(tables, law, d.paths[n], (*d.places[n], turn)) for turn in range(max(count, 1))]
+                options.append(list(sibling_draws(law, rows, count)) if count else [(1.0, ())])
             for chosen in product(*options):
-                new = Grown(d.probability, [*d.tokens], [*d.parents], [*d.paths], [])
+                new = Grown(d.probability, [*d.tokens], [*d.parents], [*d.paths], [*d.places], [])
                 for n, (probability, draws) in zip(d.frontier, chosen, strict=True):
                     new.probability *= probability
-                    for x in draws:
+                    for turn, x in enumerate(draws):
                         new.frontier.append(len(new.tokens))
                         new.tokens.append(x)
                         new.parents.append(n)
                         new.paths.append((*d.paths[n], x))
+                        new.places.append((*d.places[n], turn))
                 grown.append(new)
         drafts = grown
     return drafts
@@ -125,18 +141,21 @@ def as_batch(tables: Tables | Markov, law: SiblingLaw, shape: TreeShape, drafts:
     paths = sorted({path for d in drafts for path in d.paths})
     number = {path: i for i, path in enumerate(paths)}
     node = np.zeros(tree.tokens.shape, np.int64)
-    above = np.full(tree.tokens.shape, -1, np.int64)
     for b, d in enumerate(drafts):
         node[b, : len(d.paths)] = [number[path] for path in d.paths]
-        above[b, 1 : len(d.paths)] = [number[path[:-1]] for path in d.paths[1:]]
-    p = np.stack([tables.row("p", path) for path in paths])
-    q = np.stack([tables.row("q", path) for path in paths])
-    probs = None if law is SiblingLaw.POINT_MASS else torch.from_numpy(q[np.maximum(node, 0)])
-    parents = tree.parents.clamp(min=0)
-    rows = torch.where(tree.parents >= 0, trees.first_copies(tree).gather(1, parents), -1)
-    if probs is None:
-        rows = torch.full_like(rows, -1)
-    return Draft(tree, law, shape, probs, rows), torch.from_numpy(p[node])
+    p = torch.from_numpy(np.stack([tables.row("p", path) for path in paths])[node])
+    if law is SiblingLaw.POINT_MASS:
+        return Draft(tree, law, shape, None, torch.full_like(tree.tokens, -1)), p
+    if law is SiblingLaw.INDEPENDENT:  # row n is the one that node n was drawn from
+        own = np.zeros(p.shape)
+        for b, d in enumerate(drafts):
+            for n in range(1, len(d.paths)):
+                own[b, n] = draft_row(tables, law, d.paths[n][:-1], d.places[n])
+        rows = torch.where(tree.parents >= 0, torch.arange(tree.num_nodes), -1)
+        return Draft(tree, law, shape, torch.from_numpy(own), rows), p
+    q = torch.from_numpy(np.stack([tables.row("q", path) for path in paths])[node])
+    rows = torch.where(tree.parents >= 0, trees.first_copies(tree).gather(1, tree.parents.clamp(min=0)), -1)
+    return Draft(tree, law, shape, q, rows), p
 
 
 def target_law(tables: Tables | Markov, length: int) -> np.ndarray:
@@ -145,6 +164,14 @@ def target_law(tables: Tables | Markov, length: int) -> np.ndarray:
     for text in product(range(tables.V), repeat=length):
         law[text] = np.prod([tables.row("p", text[:i])[t] for i, t in enumerate(text)])
     return law
+
+
+@lru_cache(maxsize=40)
+def _enumerated(V: int, seed: int, law: SiblingLaw, shape: TreeShape, counts: Counts, depth: int):
+    """All drafts of random tables; kept, as many rules in turn are measured on them."""
+    tables = Tables(V, seed)
+    drafts = enumerate_drafts(tables, law, counts, depth)
+    return drafts, *as_batch(tables, law, shape, drafts)
 
 
 @dataclass(frozen=True)
@@ -166,8 +193,11 @@ def measure(
     drafts: list[Grown] | None = None,
 ) -> Measured:
     """Sum over all drafts of Pr(draft) x verdict, every block extended by target rows to depth + 1 tokens."""
-    drafts = enumerate_drafts(tables, law, counts, depth) if drafts is None else drafts
-    draft, p = as_batch(tables, law, shape, drafts)
+    if drafts is None and isinstance(tables, Tables):
+        drafts, draft, p = _enumerated(tables.V, tables.seed, law, shape, counts, depth)
+    else:
+        drafts = enumerate_drafts(tables, law, counts, depth) if drafts is None else drafts
+        draft, p = as_batch(tables, law, shape, drafts)
     weight = np.array([d.probability for d in drafts])
     verdict = rule(draft, p)
     stop = verdict.stop.numpy()
@@ -191,12 +221,17 @@ def measure(
 
 def by_depth(*counts: int) -> Counts:
     """The same number of children at every node of a depth."""
-    return lambda path: counts[len(path)] if len(path) < len(counts) else 0
+    return lambda path, place: counts[len(path)] if len(path) < len(counts) else 0
 
 
-def looks_back(path: Path) -> int:
+def looks_back(path: Path, place: Path) -> int:
     """A growth that depends on sampled values but never looks ahead: two at the root, then by the token reached."""
     return 2 if not path else (1, 2, 0, 1, 0)[path[-1]]
+
+
+def ragged(*lengths: int) -> Counts:
+    """Paths from the root of these lengths."""
+    return lambda path, place: int(len(place) < lengths[place[0]]) if place else len(lengths)
 
 
 SHAPES: dict[TreeShape, list[tuple[str, Counts, int]]] = {
@@ -208,4 +243,5 @@ SHAPES: dict[TreeShape, list[tuple[str, Counts, int]]] = {
     ],
     TreeShape.PRODUCT: [("2 x 2", by_depth(2, 2), 2)],
     TreeShape.GROWN: [("grown", looks_back, 2)],
+    TreeShape.RAGGED: [("3 and 1", ragged(3, 1), 3)],
 }

@@ -11,25 +11,31 @@ from polydraft.errors import IncompatibleError
 RULES = {name: registry.verifier(name) for name in registry.names("verifier")}
 EXACT = {name: rule for name, rule in RULES.items() if rule.info.lossless and not rule.info.shared_noise}
 PAIRS = [
-    (n, law, shape)
-    for n, r in EXACT.items()
+    (law, shape, name)
     for law in SiblingLaw
     for shape in TreeShape
-    if law in r.info.laws and shape in r.info.shapes
+    for name, rule in EXACT.items()
+    if law in rule.info.laws and shape in rule.info.shapes and law is not SiblingLaw.LISTED  # shared noise: test_race
 ]
+CASES = [(V, law, shape, name) for V in (3, 4, 5) for law, shape, name in PAIRS]
+SEEDS = {3: 12, 4: 6, 5: 6}
+"""Six kinds of tables: plain, zeros in p, zeros in q, equal rows and ties, sharp, flat."""
 
 
-@pytest.mark.parametrize("V", [3, 4, 5])
-@pytest.mark.parametrize(("name", "law", "shape"), PAIRS, ids=lambda x: x if isinstance(x, str) else x.name)
-def test_verifier_keeps_the_target_law_exactly(name, law, shape, V):
+def words(x):
+    return x if isinstance(x, str) else str(x) if isinstance(x, int) else x.name
+
+
+@pytest.mark.parametrize(("V", "law", "shape", "name"), CASES, ids=words)
+def test_verifier_keeps_the_target_law_exactly(V, law, shape, name):
     for label, counts, depth in SHAPES[shape]:
-        for seed in range(12):
+        for seed in range(SEEDS[V]):
             found = measure(RULES[name], Tables(V, seed), law, shape, counts, depth)
             assert found.error < 1e-12, f"{label}, seed {seed}: {found}"
 
 
-@pytest.mark.parametrize(("name", "law", "shape"), PAIRS, ids=lambda x: x if isinstance(x, str) else x.name)
-def test_verdict_is_a_law_over_nodes_without_mass_on_padding_or_copies(name, law, shape):
+@pytest.mark.parametrize(("law", "shape", "name"), PAIRS, ids=words)
+def test_verdict_is_a_law_over_nodes_without_mass_on_padding_or_copies(law, shape, name):
     from polydraft import tree
 
     tables = Tables(3, 1)
@@ -45,7 +51,7 @@ def test_verdict_is_a_law_over_nodes_without_mass_on_padding_or_copies(name, law
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_undeclared_drafts_are_refused(name):
     tables, info = Tables(3, 0), RULES[name].info
-    for law in SiblingLaw:
+    for law in set(SiblingLaw) - {SiblingLaw.LISTED}:
         for shape in TreeShape:
             if law in info.laws and shape in info.shapes:
                 continue

@@ -1,4 +1,4 @@
-"""The numbers of the oracle file, reproduced; methods that are not built are skipped by name."""
+"""The numbers of the oracle file, reproduced by closed forms and by the rules themselves."""
 
 import json
 import os
@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from harness import Grown, Markov, as_batch, by_depth, enumerate_drafts, measure, sibling_draws
-from test_race import quadrature
 
 from polydraft import registry, tree
 from polydraft.core import SiblingLaw, TreeShape
-from polydraft.verifiers.token import match, recursive, speculative
+from polydraft.theory import acceptance, rules
+from polydraft.verifiers.token import greedy_plus_one, kseq, match, recursive, single_with_spares, speculative
 
 FILE = Path(os.environ.get("POLYDRAFT_ORACLE", Path(__file__).parent / "verification_cases.json"))
 ORACLE = json.loads(FILE.read_text())
@@ -44,15 +44,12 @@ KINDS = {"iid_paths": IID, "iid_tree": IID, "wor_tree": WOR, "point_mass_tree": 
 
 
 def rule(method):
-    name = BUILT[method]
-    if name not in registry.names("verifier"):
-        pytest.skip(f"{method}: no verifier {name!r} yet")
-    return registry.verifier(name)
+    return registry.verifier(BUILT[method])
 
 
-def acceptance(emitted, law, p, q, n):
+def acceptance_of(emitted, law, p, q, n):
     """Sum over all draws of the mass that the emitted token's law has on drawn tokens."""
-    draws = list(sibling_draws(law, q, n))
+    draws = list(sibling_draws(law, [q], n))
     tokens = torch.tensor([d for _, d in draws])
     rows = torch.from_numpy(p).expand(len(draws), -1), torch.from_numpy(q).expand(len(draws), -1)
     e = emitted(*rows, tokens)
@@ -60,31 +57,57 @@ def acceptance(emitted, law, p, q, n):
     return float(torch.tensor([w for w, _ in draws], dtype=torch.float64) @ (e * member).sum(1))
 
 
-TOKEN = {
-    "alpha_single": (speculative.emitted, IID, lambda c: 1),
-    "alpha_target_sample_iid": (match.emitted, IID, lambda c: c["n"]),
-    "alpha_rrs_iid": (recursive.recursive.emitted, IID, lambda c: c["n"]),
-    "alpha_rrs_wor": (recursive.recursive_wor.emitted, WOR, lambda c: c["n_wor"]),
-    "alpha_point_mass_top_n": (match.emitted, PM, lambda c: c["n"]),
+CLOSED_FORMS = {
+    "alpha_single": lambda p, q, c: rules.single(p, q),
+    "alpha_target_sample_iid": lambda p, q, c: rules.target_sample(p, q, c["n"]),
+    "alpha_single_with_spares_iid": lambda p, q, c: rules.single_with_spares(p, q, c["n"]),
+    "alpha_rrs_iid": lambda p, q, c: rules.recursive(p, q, c["n"]),
+    "alpha_rrs_wor": lambda p, q, c: rules.recursive_wor(p, q, c["n_wor"]),
+    "kseq_rho": lambda p, q, c: rules.kseq(p, q, c["n"])[0],
+    "alpha_kseq_iid": lambda p, q, c: rules.kseq(p, q, c["n"])[1],
+    "alpha_greedy_plus_one": lambda p, q, c: acceptance.greedy_plus_one(p, q, c["n"]).alpha,
+    "alpha_point_mass_top_n": lambda p, q, c: acceptance.point_mass(p, acceptance.top(q, c["n"])).alpha,
+    "alpha_opt_iid": lambda p, q, c: acceptance.with_replacement(p, q, c["n"]).alpha,
+    "alpha_opt_wor": lambda p, q, c: acceptance.without_replacement(p, q, c["n_wor"]).alpha,
+    "alpha_opt_khisti_2": lambda p, q, c: acceptance.with_replacement(p, q, 2).alpha,
+    "gls_lower_bound": lambda p, q, c: rules.list_matching(p, q, c["n"]),
+    "alpha_ersd_1": lambda p, q, c: rules.race_of_one(p, q),
+    "alpha_ersd_n": lambda p, q, c: rules.race(p, q, c["n"]),
 }
-RACES = {"alpha_ersd_1": lambda c: 1, "alpha_ersd_n": lambda c: c["n"]}
+BY_QUADRATURE = {"alpha_ersd_n", "alpha_opt_wor"}
 
 
 @pytest.mark.parametrize("key", sorted({k for c in ORACLE["token_level"] for k in c["expected"]}))
 @pytest.mark.parametrize("case", ORACLE["token_level"], ids=lambda c: c["name"])
-def test_acceptance_at_one_node(case, key):
-    if key not in case["expected"]:
-        return
-    p, q, expected = np.array(case["p"]), np.array(case["q"]), case["expected"][key]
-    if key in RACES:
-        assert quadrature(p, q, RACES[key](case)) == pytest.approx(expected, abs=QUADRATURE)
-        return
-    if key not in TOKEN:
-        pytest.skip(f"{key}: not built yet")
-    emitted, law, count = TOKEN[key]
-    if law is not PM and case["V"] ** count(case) > MOST_DRAFTS:
-        pytest.skip(f"{key}: {case['V']} ** {count(case)} drafts are too many to enumerate")
-    assert acceptance(emitted, law, p, q, count(case)) == pytest.approx(expected, abs=CLOSED)
+def test_closed_form_at_one_node(case, key):
+    p, q = np.array(case["p"]), np.array(case["q"])
+    expected = case["expected"][key]
+    assert CLOSED_FORMS[key](p, q, case) == pytest.approx(expected, abs=QUADRATURE if key in BY_QUADRATURE else CLOSED)
+
+
+TOKEN = {
+    "alpha_single": (speculative.emitted, IID, "n1"),
+    "alpha_target_sample_iid": (match.emitted, IID, "n"),
+    "alpha_single_with_spares_iid": (single_with_spares.single_with_spares.emitted, IID, "n"),
+    "alpha_rrs_iid": (recursive.recursive.emitted, IID, "n"),
+    "alpha_rrs_wor": (recursive.recursive_wor.emitted, WOR, "n_wor"),
+    "alpha_kseq_iid": (kseq.emitted, IID, "n"),
+    "alpha_greedy_plus_one": (greedy_plus_one.emitted, G1, "n"),
+    "alpha_point_mass_top_n": (match.emitted, PM, "n"),
+}
+ENUMERABLE = [
+    (case, key)
+    for case in ORACLE["token_level"]
+    for key, (_, law, n) in TOKEN.items()
+    if law in (PM, G1) or case["V"] ** {"n1": 1, **case}[n] <= MOST_DRAFTS
+]
+
+
+@pytest.mark.parametrize(("case", "key"), ENUMERABLE, ids=lambda x: x if isinstance(x, str) else x["name"])
+def test_rule_has_its_acceptance_at_one_node(case, key):
+    emitted, law, n = TOKEN[key]
+    found = acceptance_of(emitted, law, np.array(case["p"]), np.array(case["q"]), {"n1": 1, **case}[n])
+    assert found == pytest.approx(case["expected"][key], abs=CLOSED)
 
 
 FIXED = {
@@ -92,6 +115,8 @@ FIXED = {
     "rrs_iid": (recursive.recursive.emitted, None),
     "rrs_wor": (recursive.recursive_wor.emitted, None),
     "point_mass": (match.emitted, None),
+    "kseq_iid": (kseq.emitted, None),
+    "greedy_plus_one": (greedy_plus_one.emitted, None),
 }
 
 
@@ -99,9 +124,8 @@ FIXED = {
 def test_law_of_the_emitted_token_for_fixed_draws(case):
     p, q = (torch.tensor([case[k]], dtype=torch.float64) for k in "pq")
     for name, given in case["fixed_draft_laws"].items():
-        if name in FIXED:
-            law = FIXED[name][0](p, q, torch.tensor([given["drafts"]]))
-            assert law[0].tolist() == pytest.approx(given["law"], abs=CLOSED), name
+        law = FIXED[name][0](p, q, torch.tensor([given["drafts"]]))
+        assert law[0].tolist() == pytest.approx(given["law"], abs=CLOSED), name
 
 
 def markov(case):
@@ -132,7 +156,7 @@ def test_block_efficiency(case, method):
 
 def grown(nested):
     """A nested list [[token, children], ...] in draw order, depth by depth."""
-    d = Grown(1.0, [0], [-1], [()], [])
+    d = Grown(1.0, [0], [-1], [()], [()], [])
     layer = [(0, child) for child in nested]
     while layer:
         following = []
@@ -149,7 +173,7 @@ def first_path(d):
     keep = [0]
     while (child := next((n for n, parent in enumerate(d.parents) if parent == keep[-1]), None)) is not None:
         keep.append(child)
-    return Grown(1.0, [d.tokens[n] for n in keep], list(range(-1, len(keep) - 1)), [d.paths[n] for n in keep], [])
+    return Grown(1.0, [d.tokens[n] for n in keep], list(range(-1, len(keep) - 1)), [d.paths[n] for n in keep], [], [])
 
 
 FIXED_BLOCKS = [(c, m) for c in ORACLE["block_level"] for m in c["expected_block_efficiency"] if c.get("fixed_draft_laws")]

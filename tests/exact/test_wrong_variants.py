@@ -12,7 +12,8 @@ from polydraft.core import Draft, SiblingLaw, TreeShape
 from polydraft.registry import verifier
 from polydraft.verifiers._residual import normalise, normalise_or, positive_part
 from polydraft.verifiers._verdict import TreeVerdict
-from polydraft.verifiers.token import recursive, speculative
+from polydraft.verifiers.block import multipath as multipath_module
+from polydraft.verifiers.token import kseq, recursive, recursive_merged, speculative
 from polydraft.verifiers.tree.topdown import TopDown
 
 P = np.array([0.05, 0.35, 0.3, 0.2, 0.1])
@@ -205,3 +206,80 @@ def test_trunk_token_counted_once_for_each_path_is_caught():
         return TreeVerdict(draft.tree, stop, lambda node: verdict.after(at[node]))
 
     assert max(measure(rule, Tables(4, s), SiblingLaw.IID, TreeShape.PATHS, by_depth(1, 2), 2).tv for s in (0, 5, 6)) > 1e-3
+
+
+def kseq_with_divisor_one(p, q, draws):
+    """K-SEQ with rho = 1 where its root is above 1."""
+    n = (draws >= 0).sum(1)
+    b = torch.minimum(p, q).sum(-1)
+    A = 1 - (1 - b) ** n
+    law, alive = torch.zeros_like(p), torch.ones_like(p[:, 0])
+    for x in draws.unbind(1):
+        accept = speculative.accept_probability(p, q, x)
+        law, alive = law.scatter_add(1, x[:, None], (alive * accept)[:, None]), alive * (1 - accept)
+    return law + alive[:, None] * normalise_or(positive_part(p - torch.minimum(p, q) * (A / b)[:, None]), otherwise=p)
+
+
+def kseq_of_merged_children(p, q, draws):
+    return kseq.emitted(p, q, recursive_merged.without_repeats(draws))
+
+
+def greedy_against_the_whole_q(p, q, draws):
+    x = draws[:, -1]
+    accept = speculative.accept_probability(p, q, x)
+    law = (1 - accept)[:, None] * normalise_or(positive_part(p - q), otherwise=p)
+    return law.scatter_add(1, x[:, None], accept[:, None])
+
+
+@pytest.mark.parametrize(
+    ("emitted", "law", "tv"),
+    [
+        (kseq_with_divisor_one, SiblingLaw.IID, 0.111),
+        (kseq_of_merged_children, SiblingLaw.IID, None),
+        (greedy_against_the_whole_q, SiblingLaw.GREEDY_PLUS_ONE, 0.367),
+    ],
+    ids=["divisor below its root", "kseq merged", "q in the place of qt"],
+)
+def test_wrong_rule_at_one_node_has_the_documented_bias(emitted, law, tv):
+    found = measure(lifted(emitted), Fixed(), law, TreeShape.PATHS, by_depth(3), 1)
+    assert found.tv > 1e-3 if tv is None else found.tv == pytest.approx(tv, abs=6e-4)
+
+
+def told(law, name):
+    """The rule `name` on drafts that claim to be of another sibling law than they are."""
+    return lambda draft, p: verifier(name)(Draft(draft.tree, law, draft.shape, draft.probs, draft.rows), p)
+
+
+def biggest(rule, law, shape, *counts):
+    return max(measure(rule, Tables(4, s), law, shape, by_depth(*counts), len(counts)).tv for s in (0, 5, 6))
+
+
+def test_traversal_that_takes_draws_without_replacement_for_iid_is_caught():
+    wrong = told(SiblingLaw.IID, "traversal")
+    assert biggest(wrong, SiblingLaw.WITHOUT_REPLACEMENT, TreeShape.PRODUCT, 2, 2) > 1e-3
+
+
+def test_traversal_that_takes_iid_draws_for_draws_without_replacement_is_caught():
+    wrong = told(SiblingLaw.WITHOUT_REPLACEMENT, "traversal")
+    assert biggest(wrong, SiblingLaw.IID, TreeShape.PATHS, 3) > 1e-3
+
+
+def test_traversal_that_tests_greedy_drafts_with_the_whole_q_is_caught():
+    wrong = told(SiblingLaw.IID, "traversal")
+    assert biggest(wrong, SiblingLaw.GREEDY_PLUS_ONE, TreeShape.PRODUCT, 2, 2) > 1e-2
+
+
+def test_selected_path_verified_with_q_in_the_place_of_its_own_law_is_caught():
+    """GBV whose picked path, which is no draw of q, meets block verification as if it were one."""
+
+    def rule(draft, p):
+        path, laws = multipath_module._pick(draft, p)
+        chain = tree.TokenTree.chain(draft.tree.tokens.gather(1, path))
+        rows = p.gather(1, path[..., None].expand(-1, -1, p.shape[-1]))
+        q = draft.probs.gather(1, path[:, :-1, None].expand(-1, -1, p.shape[-1]))
+        assert q.shape == laws.shape
+        verdict = verifier("block")(Draft(chain, draft.law, TreeShape.CHAIN, q, chain.parents), rows)
+        stop = torch.zeros_like(draft.tree.tokens, dtype=torch.float64).scatter_add(1, path, verdict.stop)
+        return TreeVerdict(draft.tree, stop, lambda node: verdict.after((path == node[:, None]).int().argmax(1)))
+
+    assert biggest(rule, SiblingLaw.IID, TreeShape.PATHS, 2, 1) > 1e-2

@@ -192,7 +192,7 @@ REFUSED = [
     ),
     (
         hf.Qwen2Config(**CONTEXT_64, use_sliding_window=True, sliding_window=16, max_window_layers=2),
-        "Qwen2.*sliding window of 16",
+        "Qwen2.*sliding window of 16.*drafter=None",
     ),
     (
         hf.GPTNeoConfig(**GPT_NEO, num_layers=2, window_size=8, attention_types=[[["global", "local"], 1]]),
@@ -202,7 +202,7 @@ REFUSED = [
         hf.Phi3Config(**CONTEXT_64, pad_token_id=0, original_max_position_embeddings=32, rope_parameters=LONG_ROPE),
         "Phi3.*rotary frequencies.*max_model_len <= 32",
     ),
-    (hf.MambaConfig(vocab_size=V, hidden_size=32, num_hidden_layers=2), "Mamba.*cannot be rolled back"),
+    (hf.MambaConfig(vocab_size=V, hidden_size=32, num_hidden_layers=2), "Mamba.*cannot be rolled back.*drafter=None"),
     (hf.RwkvConfig(vocab_size=V, hidden_size=32, num_hidden_layers=2), "Rwkv.*cannot be rolled back"),
     (hf.Qwen3NextConfig(**CONTEXT_64, head_dim=8), "Qwen3Next.*linear_attention.*cannot be rolled back"),
     (hf.GPT2Config(vocab_size=V, n_embd=32, n_layer=1, n_head=4, add_cross_attention=True), "GPT2.*encoder"),

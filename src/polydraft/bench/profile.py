@@ -2,7 +2,8 @@
 
 The models are random Llama models with the embedded draft's shape beside them: costs do not depend on weights, so drafts are
 one chain of fixed length whatever is accepted. Parts inside the compiled pass are timed by running its products alone, on the
-same weights and rows; what remains of the pass is attention, norms and rotations. What no part claims is Python.
+same weights and rows; what remains of the pass is attention, norms and rotations. Verification
+is the fused walk: softmax, stop probabilities, residual and both draws. What no part claims is Python.
 """
 
 import sys
@@ -16,7 +17,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from polydraft import noise, sampling
+from polydraft import sampling
 from polydraft.core import Request, SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.engine.stopping import Stopper
@@ -32,7 +33,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "10M": {"hidden_size": 320, "intermediate_size": 896, "num_hidden_layers": 8, "num_attention_heads": 5},
     "110M": {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 15, "num_attention_heads": 12},
 }
-PARTS = ("drafting", "projections", "head", "attention", "law", "verification", "noise", "detokenising", "Python")
+PARTS = ("drafting", "projections", "head", "attention", "law", "verification", "detokenising", "Python")
 
 
 @dataclass
@@ -54,9 +55,8 @@ class _Probe:
     @contextmanager
     def watching(self) -> Iterator[None]:
         watched = (
-            (sampling, "laws", "law"),
-            (Block, "__call__", "verification"),
-            (noise, "draw", "noise"),
+            (sampling, "process", "law"),
+            (Block, "walk", "verification"),
             (Stopper, "push", "detokenising"),
             (CompiledLlama, "score", "pass"),
         )

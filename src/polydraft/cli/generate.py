@@ -44,6 +44,10 @@ def generate(
     max_model_len: Annotated[
         int | None, typer.Option(help="Longest prompt plus output, in tokens.", rich_help_panel=_MODELS)
     ] = None,
+    tie_margin: Annotated[
+        float | None,
+        typer.Option(help="Low precision: decide greedy near ties (in logits) by a pass of their own.", rich_help_panel=_MODELS),
+    ] = None,
     drafter: Annotated[str, typer.Option(help="A name of `polydraft methods`, none, or auto.", rich_help_panel=_DRAFTS)] = "auto",
     verifier: Annotated[str, typer.Option(help="A name of `polydraft methods`, or auto.", rich_help_panel=_DRAFTS)] = "auto",
     depth: Annotated[
@@ -110,6 +114,7 @@ def generate(
         "draft_quantization": draft_quantization,
         "max_model_len": max_model_len,
         "max_num_seqs": max(1, min(n, 8)),
+        "tie_margin": tie_margin,
     }
     engine = _engine(model, draft_model, options)
     _say_limits(engine)

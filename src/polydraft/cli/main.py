@@ -13,6 +13,7 @@ from polydraft.cli.bench import bench
 from polydraft.cli.demo import demo
 from polydraft.cli.doctor import doctor
 from polydraft.cli.generate import generate
+from polydraft.cli.limits import limits
 from polydraft.cli.methods import methods
 from polydraft.errors import PolydraftError
 
@@ -44,6 +45,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(demo)
 app.command()(bench)
+app.command()(limits)
 app.command()(methods)
 app.command()(doctor)
 

@@ -20,6 +20,8 @@ __all__ = ["Engine", "Prompt"]
 
 Prompt = str | Seq[int]
 """Text, or token ids."""
+OWN_VOCABULARY = ("tli", "slem")
+"""Drafters whose draft model has a tokenizer of its own."""
 
 
 class Engine(Loop):
@@ -55,10 +57,12 @@ class Engine(Loop):
         draft_quantization: str | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
+        tie_margin: float | None = None,
     ) -> "Engine":
         """An engine from model folders (or names that transformers resolves).
 
-        target, draft: causal language models with the same vocabulary.
+        target, draft: causal language models with the same vocabulary, or with drafter "tli" or "slem" any two. A target whose cache cannot be rolled back (sliding
+            window, recurrent, hybrid) is decoded plainly: give drafter=None.
         drafter: a name of `polydraft methods` (such as "model:coupled"), an object, None for plain decoding; "auto" is "model" with a draft, else "ngram".
         verifier: a name, an object, or "auto" for the best lossless rule for the drafter's law and shape.
         depth, num_paths: a fixed plan; without them the plan follows the measured acceptance.
@@ -69,6 +73,8 @@ class Engine(Loop):
             The output then follows the quantised target's law; quantising the draft changes no law.
         max_model_len: longest prompt plus output in tokens; default: the models' own limit.
         max_num_seqs: sequences that run at the same time.
+        tie_margin: in float16 and bfloat16, greedy decisions between logits closer than this are made by a pass that does
+            not depend on the draft or the batch; None = off. 0.25 is ample for logits of the usual size.
 
         Raises:
             ModelLoadError, IncompatibleError, CapacityError, UnknownNameError, InvalidInputError: each says what to do.
@@ -80,26 +86,31 @@ class Engine(Loop):
             "max_model_len": max_model_len,
             "max_num_seqs": max_num_seqs,
         }
-        model = load.load_model(target, quantization=quantization, **options)
+        plain = drafter is None or drafter == "none"
+        model = load.load_model(target, quantization=quantization, plain=plain, **options)
         tokenizer = load.load_tokenizer(target)
-        small = None
+        small = other = None
         if draft is not None:
             small = load.load_model(draft, quantization=draft_quantization, **options)
             load.check_same_context(model.max_model_len, small.max_model_len)
-            small.vocab_size = load.check_same_vocabulary(
-                tokenizer, load.load_tokenizer(draft), model.vocab_size, small.vocab_size
-            )
+            other = load.load_tokenizer(draft)
+            if isinstance(drafter, str) and drafter.partition(":")[0] in OWN_VOCABULARY:
+                small.vocab_size = load.num_token_ids(other, small.vocab_size)
+            else:
+                small.vocab_size = load.check_same_vocabulary(tokenizer, other, model.vocab_size, small.vocab_size)
         model.vocab_size = load.num_token_ids(tokenizer, model.vocab_size)
         return cls.of(
             model,
             tokenizer=tokenizer,
             draft_model=small,
+            draft_tokenizer=other,
             drafter=drafter,
             verifier=verifier,
             depth=depth,
             num_paths=num_paths,
             drafter_options=drafter_options,
             plan=plan,
+            tie_margin=tie_margin,
         )
 
     @classmethod
@@ -115,6 +126,7 @@ class Engine(Loop):
         *,
         tokenizer: Any = None,
         draft_model: Target | None = None,
+        draft_tokenizer: Any = None,
         drafter: str | Drafter | None = "auto",
         verifier: str | Verifier = "auto",
         depth: int | None = None,
@@ -122,13 +134,15 @@ class Engine(Loop):
         drafter_options: Mapping[str, Any] | None = None,
         plan: Plan | None = None,
         eos_token_ids: Seq[int] | None = None,
+        tie_margin: float | None = None,
     ) -> "Engine":
         """An engine from objects that are already there; see `from_pretrained`."""
         eos = tuple(eos_token_ids if eos_token_ids is not None else getattr(target, "eos_token_ids", ()))
-        parts = Parts(target, draft_model, tokenizer, eos)
+        parts = Parts(target, draft_model, tokenizer, eos, draft_tokenizer)
         source = _drafter(drafter, parts, drafter_options or {})
         rule = _verifier(verifier, source)
-        return cls(target, source, rule, plan or _plan(depth, num_paths), tokenizer=tokenizer, eos_token_ids=eos)
+        plan = plan or _plan(depth, num_paths)
+        return cls(target, source, rule, plan, tokenizer=tokenizer, eos_token_ids=eos, tie_margin=tie_margin)
 
     def summary(self) -> dict[str, Any]:
         """What was built: models, limits, cache bytes, drafter, verifier."""

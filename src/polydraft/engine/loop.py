@@ -21,6 +21,7 @@ from polydraft.engine.sequence import Origin, Sample, Sequence, TokenLogprob
 from polydraft.engine.stats import Stopwatch
 from polydraft.engine.step import Round, Stepper
 from polydraft.engine.stopping import Stopper
+from polydraft.engine.ties import check_margin
 from polydraft.errors import CapacityError, InvalidInputError
 
 __all__ = ["Loop", "StepOutput"]
@@ -46,6 +47,7 @@ class Loop:
 
     target, drafter, verifier, plan: the parts of a step, already checked against each other.
     tokenizer: None to work on token ids only.  eos_token_ids: ids that end a text.
+    tie_margin: see `ties`; None = off.
     """
 
     def __init__(
@@ -57,7 +59,10 @@ class Loop:
         *,
         tokenizer: Any = None,
         eos_token_ids: Seq[int] = (),
+        tie_margin: float | None = None,
     ) -> None:
+        check_margin(target, tie_margin)
+        self.tie_margin = tie_margin
         self.target, self.drafter, self.verifier, self.plan = target, drafter, verifier, plan
         self.tokenizer, self.eos_token_ids = tokenizer, tuple(eos_token_ids)
         self._free = list(range(target.max_num_seqs))[::-1]
@@ -179,7 +184,7 @@ class Loop:
 
     def _round(self, sequences: list[Sequence]) -> list[StepOutput]:
         stop_ids = frozenset(self.eos_token_ids)
-        done = Stepper(self.target, self.drafter, self.verifier, self.plan, stop_ids)(sequences)
+        done = Stepper(self.target, self.drafter, self.verifier, self.plan, stop_ids, self.tie_margin)(sequences)
         start = perf_counter()
         outputs = [self._emit(b, s, done) for b, s in enumerate(sequences)]
         for s in sequences:

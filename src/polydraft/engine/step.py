@@ -18,11 +18,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft import sampling
-from polydraft.core import Draft, Drafter, NoiseKey, Outcome, SamplingParams, Scores, Target, Verifier
+from polydraft.core import Draft, Drafter, Law, NoiseKey, Outcome, SamplingParams, Scores, Target, Verifier
 from polydraft.engine import drafting
 from polydraft.engine.plan import Plan
 from polydraft.engine.sequence import Sequence
 from polydraft.engine.stats import Stopwatch
+from polydraft.engine.ties import rescored
 from polydraft.tree import Dedup, dedup
 from polydraft.verifiers import greedy
 
@@ -63,13 +64,16 @@ class Round:
 
 @dataclass(frozen=True)
 class Stepper:
-    """The parts of a step. `drafter` None decodes plainly. `stop_ids`: ids that `min_tokens` masks."""
+    """The parts of a step. `drafter` None decodes plainly. `stop_ids`: ids that `min_tokens` masks. `tie_margin`: see `ties`.
+    `law`: from logits to the laws that are sampled, instead of each request's sampling parameters."""
 
     target: Target
     drafter: Drafter | None
     verifier: Verifier
     plan: Plan
     stop_ids: frozenset[int]
+    tie_margin: float | None = None
+    law: Law | None = None
 
     def __call__(self, sequences: Seq[Sequence]) -> Round:
         """One round; target cache and drafter states move on, the sequences' tokens are the caller's to extend."""
@@ -87,13 +91,11 @@ class Stepper:
         with watch.phase("scoring"):
             unique = dedup(draft.tree)
             scored = self.target.score(slots, unique.tree)
+            if self.tie_margin is not None:
+                scored = rescored(self.target, scored, sequences, self.tie_margin, tuple(self.stop_ids))
         with watch.phase("verifying"):
             params = [s.request.params for s in sequences]
-            processed = unique.expand(self._processed(sequences, scored, params))
-            outcome = self._walk(draft, processed, key, params)
-            if outcome is None:
-                probs = unique.expand(self._laws(sequences, scored, params)).cpu()
-                outcome = self.verifier(_on_host(draft), probs).sample(key)
+            outcome, processed = self._verify(sequences, draft, unique, scored, key, params)
         with watch.phase("scoring"):
             self.target.commit(slots, _in(unique, outcome))
         scores = Scores(draft.tree, unique.expand(scored.logits), {k: unique.expand(h) for k, h in scored.hidden.items()})
@@ -120,6 +122,27 @@ class Stepper:
             ends = min(ends, sequence.num_prompt_tokens + sequence.request.params.max_tokens)
         return max(0, ends - len(sequence.token_ids) - 1)
 
+    def _verify(
+        self,
+        sequences: Seq[Sequence],
+        draft: Draft,
+        unique: Dedup,
+        scored: Scores,
+        key: NoiseKey,
+        params: Seq[SamplingParams],
+    ) -> tuple[Outcome, Float[Tensor, "B N V"]]:
+        """What is kept, and the processed logits: by the rule's fused walk where there is one, else by its verdict."""
+        contexts, prompts = [s.token_ids for s in sequences], [s.num_prompt_tokens for s in sequences]
+        if self.law is not None:
+            probs = unique.expand(self.law(scored, scored.tree, contexts))
+            return self.verifier(_on_host(draft), probs.cpu()).sample(key), probs.log()
+        given = scored.logits, scored.tree, contexts, prompts, params, tuple(self.stop_ids)
+        processed = unique.expand(sampling.process(*given, checked=False))
+        outcome = self._walk(draft, processed, key, params)
+        if outcome is None:
+            outcome = self.verifier(_on_host(draft), unique.expand(sampling.laws(*given)).cpu()).sample(key)
+        return outcome, processed
+
     def _walk(self, draft: Draft, processed: Tensor, key: NoiseKey, params: Seq[SamplingParams]) -> Outcome | None:
         """The rule's fused walk, where there is one for these logits and parameters."""
         if processed.dtype != torch.float32:
@@ -129,14 +152,6 @@ class Stepper:
             walk = getattr(self.verifier, "walk", None)
             return None if walk is None else walk(draft, processed, key)
         return greedy.walk(draft, processed, key) if num_greedy == len(params) and self.verifier.info.lossless else None
-
-    def _processed(self, sequences: Seq[Sequence], scores: Scores, params: Seq[SamplingParams]) -> Float[Tensor, "B M V"]:
-        contexts, prompts = [s.token_ids for s in sequences], [s.num_prompt_tokens for s in sequences]
-        return sampling.process(scores.logits, scores.tree, contexts, prompts, params, tuple(self.stop_ids), checked=False)
-
-    def _laws(self, sequences: Seq[Sequence], scores: Scores, params: Seq[SamplingParams]) -> Float[Tensor, "B M V"]:
-        contexts, prompts = [s.token_ids for s in sequences], [s.num_prompt_tokens for s in sequences]
-        return sampling.laws(scores.logits, scores.tree, contexts, prompts, params, tuple(self.stop_ids))
 
     def _record(self, sequences: Seq[Sequence], draft: Draft, outcome: Outcome) -> None:
         kept = outcome.num_accepted.tolist()

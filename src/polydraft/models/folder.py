@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from polydraft.errors import InvalidInputError, ModelLoadError
-from polydraft.models.supported import check_supported
+from polydraft.models.supported import check_plain, check_supported
 
 __all__ = ["as_device", "as_dtype", "check_folder", "load_config", "load_module"]
 
@@ -117,10 +117,12 @@ def load_module(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     max_model_len: int | None = None,
+    plain: bool = False,
 ) -> Any:
     """A causal language model of transformers, in evaluation mode, on its device.
 
     name: folder, or a name that transformers resolves.  dtype, device: see `as_dtype` and `as_device`.
+    plain: take models that cannot be rolled back too; they can only be decoded without drafts.
 
     Raises:
         ModelLoadError: the folder is missing, incomplete or corrupt, or the model is of a kind that cannot be rolled back.
@@ -129,7 +131,7 @@ def load_module(
 
     place = as_device(device)
     number = as_dtype(dtype, place)
-    check_supported(load_config(name), max_model_len)
+    (check_plain if plain else check_supported)(load_config(name), max_model_len)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             os.path.expanduser(name), dtype=number, use_safetensors=True, trust_remote_code=False, output_loading_info=True

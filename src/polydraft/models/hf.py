@@ -22,7 +22,7 @@ from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.cache import CacheLayout, SlotCache
 from polydraft.models.folder import load_module
 from polydraft.models.memory import check_memory, fitting_length
-from polydraft.models.supported import check_supported, context_length
+from polydraft.models.supported import check_supported, context_length, end_ids
 from polydraft.models.tree_attention import GROUPED, node_mask
 
 __all__ = ["HFTarget"]
@@ -57,10 +57,6 @@ def _layout(recorder: _Recorder) -> CacheLayout:
         )
     keys, values, dtype = kinds.pop()
     return CacheLayout(len(recorder.shapes), keys[1], keys[3], values[3], dtype)
-
-
-def _ids(value: int | Sequence[int] | None) -> list[int]:
-    return [] if value is None else [value] if isinstance(value, int) else list(value)
 
 
 class HFTarget:
@@ -100,9 +96,7 @@ class HFTarget:
         weights = next(model.parameters())
         self.dtype, self.device = weights.dtype, weights.device
         self.max_num_seqs = max_num_seqs
-        ends = getattr(model, "generation_config", None) or model.config
-        self.eos_token_ids = _ids(ends.eos_token_id)
-        self.bos_token_id: int | None = ends.bos_token_id
+        self.eos_token_ids, self.bos_token_id = end_ids(model)
         self._attention = self._choose_attention()
         self._keeps_logits = "logits_to_keep" in signature(model.forward).parameters
         self._num_groups = 1
@@ -346,6 +340,17 @@ class HFTarget:
         if extra.ndim == 3:
             tokens = self.model.get_input_embeddings()(tokens)
         return torch.cat([tokens, extra.to(tokens.dtype)], 1)
+
+    @torch.inference_mode()
+    def fresh(self, token_ids: Sequence[int]) -> Float[Tensor, "V"]:
+        """Logits after a text by a pass over all of it, alone and without a cache: a function of the token ids only.
+
+        In low precision the rows of a tree, a batch and a cache differ in their last bits; these do not.
+        """
+        options = {"logits_to_keep": 1} if self._keeps_logits else {}
+        self.passes += 1
+        out = self.model(torch.tensor([list(token_ids)], device=self.device), use_cache=False, **options)
+        return out.logits[0, -1, : self.vocab_size].float()
 
     @torch.inference_mode()
     def commit(self, slots: Sequence[int], outcome: Outcome) -> None:

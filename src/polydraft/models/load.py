@@ -11,7 +11,9 @@ from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadErro
 from polydraft.models.folder import load_module
 from polydraft.models.hf import HFTarget
 from polydraft.models.llama import CompiledLlama
+from polydraft.models.plain import PlainTarget
 from polydraft.models.static import StaticLlama
+from polydraft.models.supported import check_supported
 
 __all__ = ["check_same_context", "check_same_vocabulary", "encode", "load_model", "load_tokenizer", "num_token_ids"]
 
@@ -28,6 +30,7 @@ def load_model(
     quantization: str | None = None,
     max_model_len: int | None = None,
     max_num_seqs: int = 8,
+    plain: bool = False,
 ) -> Target:
     """A target (or draft) model: the Llama family compiled in float32 on a CPU, or static on a GPU; else through transformers.
 
@@ -36,6 +39,7 @@ def load_model(
     dtype: default float32 on a CPU, the checkpoint's own elsewhere.  device: default the first GPU, or the CPU.
     quantization: "bfloat16" or "int8" matrices for the compiled path: less to read in a pass. It makes another model of a
         target, whose law is then followed; on a draft it costs nothing but acceptance.
+    plain: the model will be used without drafts: one whose cache cannot be rolled back is then taken as it is.
 
     Raises:
         ModelLoadError: the folder is missing, incomplete, corrupt or of a kind that cannot be rolled back.
@@ -50,7 +54,9 @@ def load_model(
     """
     if backend not in BACKENDS:
         raise InvalidInputError(f"backend={backend!r} was given; expected one of {', '.join(BACKENDS)}.")
-    module = load_module(name, dtype=dtype, device=device, max_model_len=max_model_len)
+    module = load_module(name, dtype=dtype, device=device, max_model_len=max_model_len, plain=plain)
+    if plain and not _rolls_back(module, max_model_len):
+        return PlainTarget(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
     reason, static = CompiledLlama.why_unsupported(module), StaticLlama.why_unsupported(module)
     refused = {"compiled": reason, "static": static}.get(backend)
     if refused:
@@ -65,6 +71,14 @@ def load_model(
     if static is None and (backend == "static" or (backend == "auto" and module.device.type == "cuda")):
         return StaticLlama(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
     return HFTarget(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
+
+
+def _rolls_back(module: Any, max_model_len: int | None) -> bool:
+    try:
+        check_supported(module.config, max_model_len, module)
+    except ModelLoadError:
+        return False
+    return True
 
 
 def load_tokenizer(name: str) -> Any:
@@ -142,7 +156,7 @@ def check_same_vocabulary(target: Any, draft: Any, target_size: int, draft_size:
         raise IncompatibleError(
             f"target and draft have different vocabularies: {len(differing)} tokens differ, the first is {first!r}, "
             f"id {ours.get(first)} in the target and {theirs.get(first)} in the draft. "
-            "Use a draft trained with the target's tokenizer."
+            "Use a draft trained with the target's tokenizer, or drafter='tli' (common tokens) or 'slem' (through text)."
         )
     last = max(ours.values())
     for role, size in (("target", target_size), ("draft", draft_size)):

@@ -8,9 +8,10 @@ from typing import Any
 
 from polydraft.errors import CapacityError, InvalidInputError, ModelLoadError
 
-__all__ = ["check_supported", "context_length"]
+__all__ = ["check_plain", "check_supported", "context_length", "end_ids"]
 
-PLAIN_DECODING = "Use transformers' `generate` for it, or another model"
+PLAIN_DECODING = "Decode it plainly, without drafts (drafter=None, `--drafter none`), or use another model"
+NOT_CAUSAL = "Use transformers' `generate` for it, or another model"
 WINDOWED = ("sliding_attention", "chunked_attention")
 
 
@@ -24,12 +25,49 @@ def _refuse(config: Any, reason: str, advice: str) -> ModelLoadError:
     return ModelLoadError(f"{name} (model type {config.model_type!r}) was given, but {reason}. {advice}.")
 
 
+def end_ids(model: Any) -> tuple[list[int], int | None]:
+    """End-of-sequence ids and the id that begins a text, as the model's generation settings name them."""
+    ends = getattr(model, "generation_config", None) or model.config
+    eos = ends.eos_token_id
+    return ([] if eos is None else [eos] if isinstance(eos, int) else list(eos)), ends.bos_token_id
+
+
+def _check_causal(config: Any) -> None:
+    if getattr(config, "is_encoder_decoder", False):
+        raise _refuse(config, "it is an encoder-decoder; causal language models are expected", NOT_CAUSAL)
+    if getattr(config, "add_cross_attention", False):
+        raise _refuse(config, "it attends to an encoder; causal language models are expected", NOT_CAUSAL)
+
+
+def _check_length(config: Any, max_model_len: int | None) -> None:
+    if max_model_len is not None and max_model_len < 1:
+        raise InvalidInputError(
+            f"max_model_len={max_model_len} was given; expected an integer >= 1, or None for the model's context."
+        )
+    context = context_length(config)
+    if max_model_len is not None and context is not None and max_model_len > context:
+        raise CapacityError(f"max_model_len={max_model_len} was given; the model's context holds {context}. Give at most that.")
+
+
+def check_plain(config: Any, max_model_len: int | None = None) -> None:
+    """Refuse a model that cannot even be decoded without drafts, where no cache is ever rolled back.
+
+    Raises:
+        ModelLoadError: encoder-decoder.
+        CapacityError: `max_model_len` beyond the model's context.
+        InvalidInputError: `max_model_len` below 1.
+
+    Example:
+        >>> from transformers import MambaConfig
+        >>> check_plain(MambaConfig())
+    """
+    _check_causal(config)
+    _check_length(config, max_model_len)
+
+
 def _check_kind(config: Any, model: Any | None) -> None:
     """Encoder-decoder, recurrent and hybrid models."""
-    if getattr(config, "is_encoder_decoder", False):
-        raise _refuse(config, "it is an encoder-decoder; causal language models are expected", PLAIN_DECODING)
-    if getattr(config, "add_cross_attention", False):
-        raise _refuse(config, "it attends to an encoder; causal language models are expected", PLAIN_DECODING)
+    _check_causal(config)
     kinds = getattr(config, "layer_types", None) or ()
     odd = sorted({kind for kind in kinds if kind not in ("full_attention", *WINDOWED)})
     if odd:
@@ -79,28 +117,22 @@ def check_supported(config: Any, max_model_len: int | None = None, model: Any | 
         >>> from transformers import LlamaConfig
         >>> check_supported(LlamaConfig(), 2048)
     """
-    if max_model_len is not None and max_model_len < 1:
-        raise InvalidInputError(
-            f"max_model_len={max_model_len} was given; expected an integer >= 1, or None for the model's context."
-        )
     _check_kind(config, model)
-    context = context_length(config)
-    longest = max_model_len or context
+    _check_length(config, max_model_len)
+    longest = max_model_len or context_length(config)
     if longest is None:
         raise _refuse(config, "its configuration does not say how long a sequence may be", "Give max_model_len")
-    if context is not None and longest > context:
-        raise CapacityError(f"max_model_len={longest} was given; the model's context holds {context}. Give at most that.")
     window = _window(config)
     if window is not None and window < longest:
         raise _refuse(
             config,
             f"its sliding window of {window} tokens is shorter than a sequence ({longest}), so it cannot be rolled back",
-            f"Use max_model_len <= {window}",
+            f"Use max_model_len <= {window}, or decode it plainly, without drafts (drafter=None, `--drafter none`)",
         )
     rope = _unchanging_rope(config)
     if rope is not None and rope < longest:
         raise _refuse(
             config,
             f"its rotary frequencies change once a sequence (up to {longest} tokens) passes {rope}: cached keys would be stale",
-            f"Use max_model_len <= {rope}",
+            f"Use max_model_len <= {rope}, or decode it plainly, without drafts (drafter=None, `--drafter none`)",
         )

@@ -4,12 +4,15 @@
 
 A token x that was drawn from `law` and is tried at a context of weight w is kept with probability min(1, w p(x)/law(x)).
 After a rejection S = sum max(0, w p - law) is what the target still lacks, out of S + 1 - w that is left.
+
+Each pass is a function of its own with a single loop: so compiled, it uses vector
+registers, as long as what it writes is not also another of its arguments.
 """
 
 import numpy as np
 from numba import njit
 
-__all__ = ["compiled", "copy_normalised", "keep", "leftover", "reject", "reweight", "surplus", "total"]
+__all__ = ["compiled", "copy_normalised", "keep", "leftover", "reject", "reweight", "scale", "surplus", "total"]
 
 compiled = njit(cache=True, error_model="numpy", fastmath={"reassoc"})  # sums may be reordered into vector registers
 
@@ -33,11 +36,23 @@ def surplus(a: float, p: np.ndarray, b: float, law: np.ndarray) -> float:  # pra
 
 
 @compiled
-def copy_normalised(row: np.ndarray, out: np.ndarray) -> None:  # pragma: no cover - compiled
-    """out = row / sum(row)."""
-    scale = 1.0 / total(row)
+def scale(row: np.ndarray, factor: float) -> None:  # pragma: no cover - compiled
+    """row = factor row, in place."""
     for t in range(row.size):
-        out[t] = row[t] * scale
+        row[t] *= factor
+
+
+@compiled
+def _scaled(row: np.ndarray, factor: float, out: np.ndarray) -> None:  # pragma: no cover - compiled
+    for t in range(row.size):
+        out[t] = row[t] * factor
+
+
+@compiled
+def copy_normalised(row: np.ndarray, out: np.ndarray) -> None:  # pragma: no cover - compiled
+    """out = row / sum(row); zeros where there is nothing."""
+    s = total(row)
+    _scaled(row, 1.0 / s if s > 0.0 else 0.0, out)
 
 
 @compiled
@@ -55,13 +70,17 @@ def reweight(w: float, s: float) -> float:  # pragma: no cover - compiled
 
 
 @compiled
+def _residual(w: float, p: np.ndarray, law: np.ndarray, factor: float) -> None:  # pragma: no cover - compiled
+    for t in range(p.size):
+        p[t] = max(w * p[t] - law[t], 0.0) * factor
+
+
+@compiled
 def reject(w: float, p: np.ndarray, law: np.ndarray) -> float:  # pragma: no cover - compiled
     """The rejection of a token of `law`: p becomes the normalised residual (kept where it is empty); the new weight."""
     s = surplus(w, p, 1.0, law)
     if s > 0.0:
-        scale = 1.0 / s
-        for t in range(p.size):
-            p[t] = max(w * p[t] - law[t], 0.0) * scale
+        _residual(w, p, law, 1.0 / s)
     return reweight(w, s)
 
 
@@ -75,6 +94,4 @@ def leftover(w: float, p: np.ndarray, law: np.ndarray, out: np.ndarray) -> None:
     if s == 0.0:
         copy_normalised(p, out)
         return
-    scale = 1.0 / s
-    for t in range(p.size):
-        out[t] *= scale
+    scale(out, 1.0 / s)

@@ -12,6 +12,8 @@ PREFERRED: dict[SiblingLaw, tuple[str, ...]] = {
     SiblingLaw.POINT_MASS: ("match",),
     SiblingLaw.COUPLED: ("race", "match"),
     SiblingLaw.GREEDY_PLUS_ONE: ("traversal", "greedy_plus_one", "match"),
+    SiblingLaw.INDEPENDENT: ("traversal", "recursive", "match"),
+    SiblingLaw.LISTED: ("list_race", "match"),
 }
 """Best first, by measured block efficiency; the first that accepts all shapes of a drafter is taken."""
 

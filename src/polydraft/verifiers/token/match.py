@@ -25,7 +25,9 @@ from polydraft.verifiers.tree.topdown import TopDown
 __all__ = ["Match", "emitted", "match"]
 
 
-def emitted(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
+def emitted(
+    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | Float[Tensor, "M n V"] | None, draws: Int[Tensor, "M n"]
+) -> Float[Tensor, "M V"]:
     """Law of the emitted token: p, whatever was drawn.
 
     Example:

@@ -27,9 +27,13 @@ __all__ = ["emitted", "recursive", "recursive_wor"]
 
 
 def emitted(
-    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[Tensor, "M n"], *, replacement: bool
+    p: Float[Tensor, "M V"],
+    q: Float[Tensor, "M V"] | Float[Tensor, "M n V"] | None,
+    draws: Int[Tensor, "M n"],
+    *,
+    replacement: bool,
 ) -> Float[Tensor, "M V"]:
-    """Law of the emitted token given the draws, in their order; -1 = no draw.
+    """Law of the emitted token given the draws, in their order; -1 = no draw. q: one law a context, or one a draw.
 
     Example:
         >>> p, q = torch.tensor([[0.3, 0.7]]), torch.tensor([[0.6, 0.4]])
@@ -37,9 +41,10 @@ def emitted(
         [[0.5, 0.5]]
     """
     assert q is not None
-    r, c = p, q
+    r, c = p, q if q.ndim == 2 else q[:, 0]
     law, alive = torch.zeros_like(p), torch.ones_like(p[:, 0])
-    for draw in draws.unbind(1):
+    for j, draw in enumerate(draws.unbind(1)):
+        c = q[:, j] if q.ndim == 3 else c
         there, x = draw >= 0, draw.clamp(min=0)
         accept = torch.where(there, accept_probability(r, c, x), 0.0)
         law = law.scatter_add(1, x[:, None], (alive * accept)[:, None])
@@ -58,7 +63,7 @@ recursive = TopDown(
         authors="Miao et al.; Yang et al.",
         year=2024,
         arxiv="2401.06706",
-        laws=frozenset({SiblingLaw.IID}),
+        laws=frozenset({SiblingLaw.IID, SiblingLaw.INDEPENDENT}),
         shapes=frozenset(TreeShape),
     ),
     partial(emitted, replacement=True),

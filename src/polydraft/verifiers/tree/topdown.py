@@ -23,14 +23,16 @@ from numba import njit
 from torch import Tensor
 
 from polydraft import tree
-from polydraft.core import Draft, Method
+from polydraft.core import Draft, Method, SiblingLaw
 from polydraft.verifiers._residual import normalise, normalise_or
 from polydraft.verifiers._verdict import TreeVerdict
 
 __all__ = ["TokenRule", "TopDown"]
 
 TokenRule = Callable[[Tensor, Tensor | None, Tensor], Tensor]
-"""(p [M, V], q [M, V] or None, draws [M, n] token ids padded with -1) -> law of the emitted token [M, V]."""
+"""(p [M, V], q [M, V] or None, draws [M, n] token ids padded with -1) -> law of the emitted token [M, V].
+
+Where the draft's law is INDEPENDENT, q is [M, n, V]: row j is the law of draw j."""
 
 
 @njit(cache=True)
@@ -42,6 +44,15 @@ def _reach(parents: np.ndarray, branch: np.ndarray) -> np.ndarray:  # pragma: no
             if parents[b, n] >= 0:
                 reach[b, n] = reach[b, parents[b, n]] * branch[b, n]
     return reach
+
+
+def _drawn_from(draft: Draft, probs: Tensor, b: Tensor, kids: Tensor) -> Tensor:
+    """The law of the draws at each inner context, [M, V]; of each draw, [M, n, V], where every one has its own."""
+    first = draft.rows[b[:, 0], kids[:, 0]]
+    if draft.law is not SiblingLaw.INDEPENDENT:
+        return normalise(probs.double()[b[:, 0], first])
+    own = draft.rows[b, kids.clamp(min=0)]
+    return normalise(probs.double()[b, torch.where(kids >= 0, own, first[:, None])])
 
 
 @dataclass(frozen=True)
@@ -65,7 +76,7 @@ class TopDown:
             b = inner.nonzero()[:, 0, None].expand_as(kids)
             drawn = kids >= 0
             tokens = draft.tree.tokens[b, kids.clamp(min=0)]
-            q = None if draft.probs is None else normalise(draft.probs.double()[b[:, 0], draft.rows[b[:, 0], kids[:, 0]]])
+            q = None if draft.probs is None else _drawn_from(draft, draft.probs, b, kids)
             e = self.emitted(p[inner], q, tokens.where(drawn, -1))
             branch[b[drawn], kids[drawn]] = e.gather(1, tokens)[drawn]
             left = e.scatter(1, tokens.where(drawn, tokens[:, :1]), 0.0)  # the first draw is always there: pad with it

@@ -1,0 +1,165 @@
+"""Drafts from a model with any other vocabulary, through text: string-level exact match.
+
+Timor et al. 2025 (arXiv 2502.05202), SLEM. The draft model continues the text greedily in its own tokens; the continuation is
+decoded and read with the target's tokenizer. Such a draft has no q: it is POINT_MASS and verified by matching, which is
+lossless for any draft whatever, so nothing here can bias the output.
+
+The text is read again by the draft's tokenizer in every round, and the longest common prefix of its cache is kept. A character
+of which the target has emitted only some bytes is left out until it is complete. A continuation that would change how the
+last committed tokens are cut is read on its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from polydraft import tree as trees
+from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
+from polydraft.drafters.parts import Parts
+from polydraft.drafters.tli import check_parts
+from polydraft.errors import CapacityError
+from polydraft.models.load import encode
+
+__all__ = ["SlemDrafter", "SlemState"]
+
+REPLACEMENT = "\ufffd"
+TAIL = 16
+"""Committed tokens that are read again together with a continuation, to cut it as the target would."""
+
+
+@dataclass(frozen=True)
+class SlemState:
+    """One request: its slot in the draft model, all committed target tokens, and the draft tokens that the slot holds."""
+
+    request: Request
+    slot: int
+    token_ids: tuple[int, ...]
+    cached: list[int]
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+class SlemDrafter:
+    """A smaller model of another tokenizer, whose text is drafted.
+
+    Example:
+        >>> SlemDrafter.info.laws
+        frozenset({<SiblingLaw.POINT_MASS: 3>})
+    """
+
+    info = Method(
+        name="slem",
+        title="Smaller model of another vocabulary, its text",
+        authors="Timor et al.",
+        year=2025,
+        arxiv="2502.05202",
+        laws=frozenset({SiblingLaw.POINT_MASS}),
+        shapes=frozenset({TreeShape.CHAIN}),
+    )
+    methods = (info,)
+    needs: frozenset[str] = frozenset()
+
+    def __init__(self, model: Target, draft_tokenizer: Any, target_tokenizer: Any) -> None:
+        self.model, self._theirs, self._ours = model, draft_tokenizer, target_tokenizer
+        self._free = list(range(model.max_num_seqs))[::-1]
+
+    @classmethod
+    def build(cls, parts: Parts) -> "SlemDrafter":
+        """For the engine: its draft model and both tokenizers.
+
+        Raises:
+            InvalidInputError: one of them is missing.
+        """
+        check_parts(parts, "slem")
+        assert parts.draft_model is not None
+        return cls(parts.draft_model, parts.draft_tokenizer, parts.tokenizer)
+
+    def start(self, requests: Sequence[Request]) -> list[SlemState]:
+        """Take a slot for each request; the prompt is read by the first proposal."""
+        states: list[SlemState] = []
+        for request in requests:
+            if not self._free:
+                raise CapacityError(f"the draft model has {self.model.max_num_seqs} slots and all are taken; raise max_num_seqs.")
+            slot = self._free.pop()
+            self.model.release([slot])
+            states.append(SlemState(request, slot, request.prompt_token_ids, []))
+        return states
+
+    def release(self, states: Sequence[SlemState]) -> None:
+        """Give the slots back."""
+        for state in states:
+            self.model.release([state.slot])
+            self._free.append(state.slot)
+
+    def _text(self, token_ids: Sequence[int]) -> str:
+        """The text so far, without special tokens and without a character that is not complete."""
+        text = self._ours.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text.rstrip(REPLACEMENT)
+
+    def _contexts(self, states: Sequence[SlemState]) -> list[list[int]]:
+        return [encode(self._theirs, text) if (text := self._text(s.token_ids)) else [] for s in states]
+
+    def _continue(self, states: Sequence[SlemState], contexts: Sequence[list[int]], depths: Sequence[int]) -> list[list[int]]:
+        """Greedy continuations in the draft's tokens, one pass of the batch for each depth; they end after EOS."""
+        found: list[list[int]] = [[] for _ in states]
+        eos = self._theirs.eos_token_id
+        for b, (s, ids) in enumerate(zip(states, contexts, strict=True)):
+            if not depths[b]:
+                continue
+            known = min(_common(s.cached, ids), len(ids) - 1)
+            self.model.lengths[s.slot] = known
+            if known < len(ids) - 1:
+                self.model.prefill([s.slot], [ids[known:-1]])
+            s.cached[:] = ids[:-1]
+        for depth in range(max(depths, default=0)):
+            live = [b for b in range(len(states)) if depth < depths[b] and not (found[b] and found[b][-1] == eos)]
+            if not live:
+                break
+            roots = [found[b][-1] if found[b] else contexts[b][-1] for b in live]
+            slots = [states[b].slot for b in live]
+            logits = self.model.score(slots, TokenTree.roots(torch.tensor(roots))).logits[:, 0]
+            nothing = torch.zeros(len(live), dtype=torch.int64)
+            self.model.commit(slots, Outcome(torch.zeros(len(live), 0, dtype=torch.int64), nothing, nothing))
+            for b, root, token in zip(live, roots, logits.argmax(-1).tolist(), strict=True):
+                states[b].cached.append(root)
+                found[b].append(token)
+        return found
+
+    def _translate(self, token_ids: Sequence[int], continuation: Sequence[int]) -> list[int]:
+        """A continuation in the target's tokens, cut as the target's tokenizer would cut it behind the last tokens."""
+        ends = bool(continuation) and continuation[-1] == self._theirs.eos_token_id
+        text = self._theirs.decode(list(continuation), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text = text.rstrip(REPLACEMENT)
+        found = self._cut(self._text(token_ids[-TAIL:]), text) if text else []
+        last = self._ours.eos_token_id
+        return [*found, last] if ends and last is not None else found
+
+    def _cut(self, tail: str, text: str) -> list[int]:
+        before, whole = (self._ours(x, add_special_tokens=False)["input_ids"] for x in (tail, tail + text))
+        if whole[: len(before)] == before:
+            return whole[len(before) :]
+        return self._ours(text, add_special_tokens=False)["input_ids"]
+
+    def propose(self, states: Sequence[SlemState], budgets: Sequence[Budget]) -> Draft:
+        """One chain for each request; see `core.Drafter.propose`. Calling it again drafts the same."""
+        contexts = self._contexts(states)
+        rooms = [self.model.max_model_len - len(ids) - 1 if ids else 0 for ids in contexts]
+        wanted = [min(g.max_depth, g.max_nodes) for g in budgets]
+        depths = [max(0, min(depth, room)) for depth, room in zip(wanted, rooms, strict=True)]
+        found = self._continue(states, contexts, depths)
+        rows: list[tuple[list[int], list[int]]] = []
+        for b, s in enumerate(states):
+            drafted = [s.token_ids[-1], *self._translate(s.token_ids, found[b])[: wanted[b]]]
+            rows.append((drafted, list(range(-1, len(drafted) - 1))))
+        tree = trees.pad(rows)
+        return Draft(tree, SiblingLaw.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(tree.tokens, -1))
+
+    def observe(self, states: Sequence[SlemState], outcome: Outcome, scores: Scores) -> list[SlemState]:
+        """Append what was emitted; the cache is set right by the next proposal."""
+        emitted = outcome.emitted(scores.tree)
+        return [replace(s, token_ids=s.token_ids + tuple(new)) for s, new in zip(states, emitted, strict=True)]

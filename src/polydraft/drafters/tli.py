@@ -1,0 +1,68 @@
+"""Drafts from a model with another vocabulary, restricted to the common tokens.
+
+Timor et al. 2025 (arXiv 2502.05202), TLI; see `models.translated` for the law. The draft model looks like one of the target's
+vocabulary, so all kinds of `drafters.model` and all verifiers for them serve unchanged.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from polydraft.core import Method, SiblingLaw, Target, TreeShape
+from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.parts import Parts
+from polydraft.errors import InvalidInputError
+from polydraft.models.translated import TranslatedModel
+from polydraft.models.vocabulary import Translation
+
+__all__ = ["TliDrafter"]
+
+
+class TliDrafter(ModelDrafter):
+    """A smaller model of another tokenizer as a drafter; kinds and errors as for `ModelDrafter`.
+
+    Example:
+        >>> TliDrafter.methods[0].arxiv
+        '2502.05202'
+    """
+
+    methods = (
+        Method(
+            "tli",
+            "Smaller model of another vocabulary, common tokens",
+            "Timor et al.",
+            2025,
+            "2502.05202",
+            frozenset({SiblingLaw.IID}),
+            frozenset({TreeShape.CHAIN, TreeShape.PATHS}),
+        ),
+    )
+
+    def __init__(self, model: Target, kind: str = "paths", *, stop_ids: Any = ()) -> None:
+        super().__init__(model, kind, stop_ids=stop_ids)
+        name = "tli" if kind == "paths" else f"tli:{kind}"
+        self.info = replace(self.methods[0], name=name, laws=self.info.laws, shapes=self.info.shapes)
+
+    @classmethod
+    def build(cls, parts: Parts, *, kind: str = "paths") -> "TliDrafter":
+        """For the engine: translate between its tokenizer and the draft's.
+
+        Raises:
+            InvalidInputError: a draft model or one of the tokenizers is missing.
+            IncompatibleError: no token in common.
+        """
+        check_parts(parts, "tli")
+        assert parts.draft_model is not None
+        V = parts.target.vocab_size
+        translation = Translation.of(parts.tokenizer, parts.draft_tokenizer, V, parts.draft_model.vocab_size)
+        return cls(TranslatedModel(parts.draft_model, translation, V), kind, stop_ids=parts.eos_token_ids)
+
+
+def check_parts(parts: Parts, name: str) -> None:
+    """Refuse to go from one vocabulary to another without a draft model and both tokenizers."""
+    needed = {"a draft model": parts.draft_model, "a tokenizer": parts.tokenizer, "a draft_tokenizer": parts.draft_tokenizer}
+    missing = [what for what, given in needed.items() if given is None]
+    if missing:
+        raise InvalidInputError(
+            f"drafter {name!r} was asked for without {' and '.join(missing)}; expected a draft model and both tokenizers. "
+            "Build the engine with from_pretrained(target, draft=...), or give them to Engine.of."
+        )

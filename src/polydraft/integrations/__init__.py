@@ -1,0 +1,1 @@
+"""Faces inside other libraries."""

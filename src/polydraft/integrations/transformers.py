@@ -1,0 +1,463 @@
+"""Inside transformers: `model.generate(**inputs, custom_generate=polydraft.custom_generate(draft=small_model))`.
+
+`generate` prepares inputs, logits processors and stopping criteria as always; only its decoding loop is replaced. Every logits
+processor sees every drafted node with the node's own text, so the output has the law of plain `generate`, and at
+`do_sample=False` its tokens.
+
+Rows advance by different numbers of tokens, so processors and criteria are called with single rows of text. One whose answer
+for a row depends on the other rows or on earlier calls is found out at the first step and refused by name.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+)
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from polydraft import tree as trees
+from polydraft.core import Drafter, Request, SamplingParams, Scores, Target, TokenTree, Verifier
+from polydraft.engine import drafting
+from polydraft.engine.api import Engine
+from polydraft.engine.sequence import Sample
+from polydraft.engine.sequence import Sequence as Running
+from polydraft.engine.stats import RequestStats
+from polydraft.engine.step import Stepper
+from polydraft.engine.stopping import Stopper
+from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.models.hf import HFTarget
+from polydraft.models.load import load_model
+from polydraft.models.supported import check_supported
+
+__all__ = ["CustomGenerate", "custom_generate"]
+
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    "num_beams": (1, None),
+    "num_beam_groups": (1, None),
+    "penalty_alpha": (0, None),
+    "dola_layers": (None,),
+    "constraints": (None,),
+    "force_words_ids": (None,),
+    "prompt_lookup_num_tokens": (None,),
+    "assistant_early_exit": (None,),
+    "cache_implementation": (None, "dynamic"),
+    "output_attentions": (False, None),
+    "output_hidden_states": (False, None),
+}
+"""Options of the generation config that cannot be honoured, with the values that mean "off"."""
+REFUSED_PROCESSORS = {
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor": "guidance_scale",
+    "SynthIDTextWatermarkLogitsProcessor": "watermarking_config (SynthID)",
+    "EncoderRepetitionPenaltyLogitsProcessor": "encoder_repetition_penalty",
+    "EncoderNoRepeatNGramLogitsProcessor": "encoder_no_repeat_ngram_size",
+}
+"""Processors that keep state from call to call, or hold the whole batch: name -> the option that makes them."""
+ROWS_CHECKED = 8
+"""Rows for which a processor's answers are compared with those for the whole batch."""
+PREPARED = ("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position")
+"""What `generate` itself hands to a decoding loop."""
+
+
+def _refuse(option: str, value: object, advice: str) -> IncompatibleError:
+    return IncompatibleError(f"{option}={value!r} was given to generate with polydraft's custom_generate. {advice}")
+
+
+def _check_config(config: Any) -> None:
+    for name, off in NEUTRAL.items():
+        value = getattr(config, name, None)
+        if value not in off:
+            raise _refuse(
+                name, value, f"It is not supported here; leave it at {off[0]!r}, or call generate without custom_generate."
+            )
+
+
+def _check_inputs(model_kwargs: dict[str, Any]) -> None:
+    extra = [name for name, value in model_kwargs.items() if name not in PREPARED and value is not None]
+    if extra:
+        raise _refuse(
+            extra[0], "...", "The tree passes take token ids only; leave it out, or call generate without custom_generate."
+        )
+    past = model_kwargs.get("past_key_values")
+    if past is not None and past.get_seq_length():
+        raise _refuse("past_key_values", type(past).__name__, "The cache is polydraft's own; give the whole text as input_ids.")
+
+
+class _ByRow:
+    """The prepared logits processors, for single rows of text."""
+
+    def __init__(self, processors: LogitsProcessorList, input_ids: Int[Tensor, "B L"], vocab_size: int) -> None:
+        for processor in processors:
+            name = type(processor).__name__
+            if name in REFUSED_PROCESSORS:
+                raise _refuse(
+                    REFUSED_PROCESSORS[name], "...", f"{name} cannot be applied to single nodes of a tree. Leave it out."
+                )
+        self._rows = [[_for_row(processor, b) for processor in processors] for b in range(len(input_ids))]
+        scores = torch.linspace(-3, 3, vocab_size, device=input_ids.device).expand(len(input_ids), -1)
+        for number, processor in enumerate(processors):
+            if not isinstance(processor, PrefixConstrainedLogitsProcessor):
+                self._check(number, processor, input_ids, scores)
+
+    def _check(self, number: int, processor: Any, input_ids: Int[Tensor, "B L"], scores: Float[Tensor, "B V"]) -> None:
+        """Whole batch and row by row: the answers must agree."""
+        whole = processor(input_ids, scores.clone())
+        for b in range(min(len(input_ids), ROWS_CHECKED)):
+            alone = self._rows[b][number](input_ids[b : b + 1], scores[b : b + 1].clone())
+            if not torch.equal(whole[b].nan_to_num(), alone[0].nan_to_num()):
+                raise IncompatibleError(
+                    f"the logits processor {type(processor).__name__} gives a row another answer alone than in its batch, or when "
+                    "it is asked again; expected a function of the row's own text and scores. Leave it out, or call generate "
+                    "without custom_generate."
+                )
+
+    def __call__(self, b: int, input_ids: Int[Tensor, "M L"], scores: Float[Tensor, "M V"]) -> Float[Tensor, "M V"]:
+        """Processed scores of M texts that all continue row b."""
+        for processor in self._rows[b]:
+            scores = processor(input_ids, scores)
+        return scores
+
+
+def _for_row(processor: Any, b: int) -> Any:
+    """A processor of the batch as one for texts that all continue row b."""
+    if isinstance(processor, PrefixConstrainedLogitsProcessor):
+        allowed = processor._prefix_allowed_tokens_fn
+        return PrefixConstrainedLogitsProcessor(lambda _, sent: allowed(b, sent), 1)
+    ignored = getattr(processor, "prompt_ignore_length", None)
+    if isinstance(processor, RepetitionPenaltyLogitsProcessor) and isinstance(ignored, Tensor):
+        return RepetitionPenaltyLogitsProcessor(processor.penalty, prompt_ignore_length=int(ignored[b]))
+    return processor
+
+
+class _ProcessedLaw:
+    """From logits to the law that `generate` would sample at every node that can be reached.
+
+    live: numbers of the rows that the next step's batch consists of.  padding: what stands before each row's text.
+    """
+
+    def __init__(self, by_row: _ByRow, padding: Sequence[list[int]], do_sample: bool) -> None:
+        self._by_row, self._padding, self._do_sample = by_row, padding, do_sample
+        self.live: list[int] = []
+        self._processed: Tensor = torch.empty(0)
+        self._tree = TokenTree.roots(torch.zeros(1, dtype=torch.int64))
+
+    def _law(self, scores: Float[Tensor, "M V"]) -> Float[Tensor, "M V"]:
+        if self._do_sample:
+            return scores.softmax(-1)
+        return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
+
+    def __call__(
+        self, scores: Scores, tree: TokenTree, contexts: Sequence[Sequence[int]], second: Scores | None = None
+    ) -> Float[Tensor, "B N V"]:
+        logits = scores.logits.float()
+        self._processed, self._tree = torch.full_like(logits, -torch.inf), tree
+        p = torch.full_like(logits, 1 / logits.shape[-1])  # of nodes behind a token that cannot be: no rule gets there
+        for b, context in enumerate(contexts):
+            self._fill(b, logits[b], trees.subtree(tree, b), [*self._padding[self.live[b]], *context], p[b])
+        return p
+
+    def _fill(self, b: int, logits: Float[Tensor, "N V"], tree: TokenTree, text: list[int], p: Float[Tensor, "N V"]) -> None:
+        tokens, parents = tree.tokens[0].tolist(), tree.parents[0].tolist()
+        path, level = {0: text}, [0]
+        while level:
+            ids = torch.tensor([path[n] for n in level], device=logits.device)
+            rows = self._by_row(self.live[b], ids, logits[level])
+            if (rows.amax(-1) == -torch.inf).any() or rows.isnan().any():
+                raise InvalidInputError(
+                    f"the logits processors leave no token for row {self.live[b]} after {ids.shape[1]} tokens, or make NaN; "
+                    "expected at least one finite score. Check the constraints."
+                )
+            self._processed[b, level], p[level] = rows, self._law(rows)
+            above, level = set(level), []
+            for n in range(1, len(tokens)):
+                if n not in path and parents[n] in above and p[parents[n], tokens[n]] > 0:
+                    path[n] = [*path[parents[n]], tokens[n]]
+                    level.append(n)
+
+    def scores_of(self, b: int, tokens: Sequence[int]) -> list[Float[Tensor, "V"]]:
+        """Processed scores that the tokens of a block were drawn from, in the last step."""
+        drafted, parents = self._tree.tokens[b].tolist(), self._tree.parents[b].tolist()
+        nodes = [0]
+        for token in tokens[:-1]:
+            nodes.append(next(n for n in range(1, len(drafted)) if parents[n] == nodes[-1] and drafted[n] == token))
+        return [self._processed[b, n].clone() for n in nodes]
+
+
+class _Row:
+    """One row of the batch: what it was given, what it emitted, and the scores kept on the way."""
+
+    def __init__(
+        self, number: int, input_ids: Int[Tensor, "L"], real: Bool[Tensor, "L"], params: SamplingParams, seed: int
+    ) -> None:
+        if not real.any() or not real[int(real.int().argmax()) :].all():
+            raise InvalidInputError(
+                f"attention_mask has {int(real.sum())} ones, not all at the end, in row {number}; expected left padding: zeros, then "
+                "ones. Set tokenizer.padding_side = 'left'."
+            )
+        self.number, self.ids = number, input_ids.tolist()
+        self.padding, text = input_ids[~real].tolist(), tuple(input_ids[real].tolist())
+        request = Request(f"row-{number}", text, params, seed, number)
+        stopper = Stopper(None, text, stop_ids=frozenset(), stop_strings=(), max_tokens=1 << 62)
+        self.sequence = Running(request, stopper, Sample(number, seed), list(text))
+        self.scores: list[Tensor] = []
+        self.logits: list[Tensor] = []
+        self.finished = False
+
+
+class CustomGenerate:
+    """A decoding loop for `generate`; make it with `custom_generate`.
+
+    stats: of the last call, one for each row: passes of the model, drafted and accepted tokens, seconds by phase.
+    """
+
+    def __init__(
+        self,
+        draft: Any,
+        drafter: str | Drafter | None,
+        verifier: str | Verifier,
+        depth: int | None,
+        num_paths: int | None,
+    ) -> None:
+        self._draft, self._drafter, self._verifier = draft, drafter, verifier
+        self._sizes = {"depth": depth, "num_paths": num_paths}
+        self._built: tuple[Any, Engine] | None = None
+        self.stats: list[RequestStats] = []
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Int[Tensor, "B L"],
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: Any,
+        generation_config: Any,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """What `generate` calls; arguments and result as those of its own loops."""
+        check_supported(model.config, generation_config.max_length, model)
+        _check_config(generation_config)
+        _check_inputs(model_kwargs)
+        given = _arguments_of_generate(self)
+        streamer = streamer if streamer is not None else given.get("streamer")
+        for option in ("assistant_model", "synced_gpus"):
+            if given.get(option):
+                raise _refuse(option, "...", "Give the draft to custom_generate(draft=...), and run on one device.")
+        if streamer is not None and len(input_ids) > 1:
+            raise _refuse(
+                "streamer", type(streamer).__name__, f"It takes one text and {len(input_ids)} were given; stream them one by one."
+            )
+        mask = model_kwargs.get("attention_mask")
+        real = torch.ones_like(input_ids) if mask is None else mask
+        engine = self._engine(model, len(input_ids), generation_config.max_length)
+        run = _Run(engine, input_ids, real.bool(), logits_processor, stopping_criteria, generation_config)
+        try:
+            run.start()
+            while run.live:
+                for token in run.step():
+                    if streamer is not None:
+                        streamer.put(torch.tensor([token]))
+        finally:
+            run.release()
+        self.stats = [row.sequence.sample.stats for row in run.rows]
+        if streamer is not None:
+            streamer.end()
+        return run.output()
+
+    def _engine(self, model: Any, num_rows: int, max_length: int) -> Engine:
+        """The engine of the last call if it serves this one too; it holds no weights of its own, only caches."""
+        if self._built is not None and self._built[0] is model:
+            target = self._built[1].target
+            if num_rows <= target.max_num_seqs and max_length <= target.max_model_len:
+                return self._built[1]
+        target = HFTarget(model, max_model_len=max_length, max_num_seqs=num_rows)
+        engine = Engine.of(
+            target,
+            draft_model=self._small(target),
+            drafter=self._drafter,
+            verifier=self._verifier,
+            eos_token_ids=(),
+            **self._sizes,  # pyright: ignore[reportArgumentType]
+        )
+        self._built = model, engine
+        return engine
+
+    def _small(self, target: HFTarget) -> Target | None:
+        if self._draft is None:
+            return None
+        sizes: dict[str, Any] = {"max_model_len": target.max_model_len, "max_num_seqs": target.max_num_seqs}
+        small = load_model(self._draft, **sizes) if isinstance(self._draft, str) else HFTarget(self._draft, **sizes)
+        if small.vocab_size != target.vocab_size:
+            raise IncompatibleError(
+                f"draft has {small.vocab_size} rows of logits and the model {target.vocab_size}; expected the same vocabulary. "
+                "Use a draft of the same tokenizer, or Engine.from_pretrained(..., drafter='slem') for another one."
+            )
+        return small
+
+
+class _Run:
+    """One call of `generate`: its rows, the step, and what it returns."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        input_ids: Int[Tensor, "B L"],
+        real: Bool[Tensor, "B L"],
+        processors: LogitsProcessorList,
+        criteria: Any,
+        config: Any,
+    ) -> None:
+        self.engine, self.criteria, self.config = engine, criteria, config
+        self.device, length = input_ids.device, input_ids.shape[1]
+        by_row = _ByRow(processors, input_ids, engine.target.vocab_size)
+        params = _draft_params(config, length)
+        seeds = torch.randint(2**62, (len(input_ids),)).tolist() if config.do_sample else [0] * len(input_ids)
+        self.rows = [_Row(b, input_ids[b], real[b], params, seeds[b]) for b in range(len(input_ids))]
+        self.law = _ProcessedLaw(by_row, [row.padding for row in self.rows], config.do_sample)
+        self.stepper = Stepper(engine.target, engine.drafter, engine.verifier, engine.plan, frozenset(), law=self.law)
+        self.keeps_scores = config.return_dict_in_generate and config.output_scores
+        self.keeps_logits = config.return_dict_in_generate and config.output_logits
+
+    @property
+    def live(self) -> list[_Row]:
+        return [row for row in self.rows if not row.finished]
+
+    def start(self) -> None:
+        """Fill the caches with all tokens but the last of each row."""
+        target, drafter = self.engine.target, self.engine.drafter
+        target.release(range(target.max_num_seqs))
+        for slot, row in enumerate(self.rows):
+            row.sequence.slot, row.sequence.drafting = slot, drafter is not None
+        behind = [(row.number, row.sequence.token_ids[:-1]) for row in self.rows if len(row.sequence.token_ids) > 1]
+        if behind:
+            target.prefill([slot for slot, _ in behind], [ids for _, ids in behind])
+        if drafter is not None:
+            drafting.start(drafter, [row.sequence for row in self.rows])
+
+    def release(self) -> None:
+        """Give all slots back."""
+        self.engine.target.release(range(len(self.rows)))
+        if self.engine.drafter is not None:
+            drafting.release(self.engine.drafter, [row.sequence for row in self.rows])
+
+    def step(self) -> list[int]:
+        """One round for the rows that are not done; the tokens of the first row."""
+        live = self.live
+        self.law.live = [row.number for row in live]
+        done = self.stepper([row.sequence for row in live])
+        first: list[int] = []
+        for b, row in enumerate(live):
+            kept = self._emit(row, done.tokens[b], done.nodes[b], b, done.scores.logits)
+            row.sequence.token_ids += kept
+            row.sequence.sample.stats.cut_off(len(done.tokens[b]) - len(kept))
+            for phase, value in done.seconds.items():
+                row.sequence.sample.stats.seconds[phase] += value / len(live)
+            first += kept if row.number == 0 else []
+        return first
+
+    def _emit(self, row: _Row, tokens: list[int], nodes: list[int], b: int, logits: Float[Tensor, "B N V"]) -> list[int]:
+        """The block's tokens up to the first that ends the row."""
+        kept: list[int] = []
+        processed = self.law.scores_of(b, tokens) if self.keeps_scores else []
+        for i, (token, node) in enumerate(zip(tokens, nodes, strict=True)):
+            kept.append(token)
+            row.ids.append(token)
+            if self.keeps_scores:
+                row.scores.append(processed[i])
+            if self.keeps_logits:
+                row.logits.append(logits[b, node].clone())
+            text = torch.tensor([row.ids], device=self.device)
+            scores = tuple(x[None] for x in row.scores) if self.keeps_scores else None
+            row.finished = bool(self.criteria(text, scores).all())
+            if row.finished:
+                break
+        return kept
+
+    def output(self) -> Any:
+        """Texts padded on the right, as a tensor or with scores."""
+        pad = getattr(self.config, "_pad_token_tensor", None)
+        longest = max(len(row.ids) for row in self.rows)
+        fill = 0 if pad is None else int(pad)
+        sequences = torch.tensor([row.ids + [fill] * (longest - len(row.ids)) for row in self.rows], device=self.device)
+        if not self.config.return_dict_in_generate:
+            return sequences
+        return GenerateDecoderOnlyOutput(
+            sequences=sequences,  # pyright: ignore[reportArgumentType]
+            scores=self._by_step([row.scores for row in self.rows], fill) if self.keeps_scores else None,
+            logits=self._by_step([row.logits for row in self.rows], fill) if self.keeps_logits else None,
+        )
+
+    def _by_step(self, kept: list[list[Tensor]], fill: int) -> Any:
+        """One [B, V] tensor a step; a row that is done has all its mass on padding."""
+        ended = torch.full_like(kept[0][0], -torch.inf)
+        ended[fill] = 0.0
+        steps = range(max(map(len, kept)))
+        return tuple(torch.stack([row[i] if i < len(row) else ended for row in kept]).to(self.device) for i in steps)
+
+
+def _draft_params(config: Any, length: int) -> SamplingParams:
+    """Sampling parameters for the draft's own law: any would be right, these fit best."""
+    common = {
+        "max_tokens": config.max_length - length,
+        "ignore_eos": True,
+        "repetition_penalty": config.repetition_penalty or 1.0,
+    }
+    if not config.do_sample:
+        return SamplingParams(temperature=0, **common)
+    return SamplingParams(
+        temperature=1.0 if config.temperature is None else config.temperature,
+        top_k=config.top_k or 0,
+        top_p=1.0 if config.top_p is None else config.top_p,
+        min_p=config.min_p or 0.0,
+        **common,
+    )
+
+
+def _arguments_of_generate(loop: CustomGenerate) -> dict[str, Any]:
+    """Arguments of the `generate` that called the loop: transformers 5 does not hand its streamer to a callable."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "generate" and frame.f_locals.get("custom_generate") is loop:
+            return frame.f_locals
+        frame = frame.f_back
+    return {}
+
+
+def custom_generate(
+    draft: Any = None,
+    *,
+    drafter: str | Drafter | None = "auto",
+    verifier: str | Verifier = "auto",
+    depth: int | None = None,
+    num_paths: int | None = None,
+) -> Callable[..., Any]:
+    """A decoding loop for `model.generate(**inputs, custom_generate=...)`; keep it and use it again, it keeps its caches.
+
+    draft: a smaller model of transformers with the same vocabulary, or its folder; without one earlier text is copied (n-grams).
+    drafter, verifier, depth, num_paths: as for `Engine.from_pretrained`.
+
+    Honoured: all parameters of the generation config that become logits processors or stopping criteria, `do_sample`,
+    `max_length`, `max_new_tokens`, `num_return_sequences`, left padding, `return_dict_in_generate` with `output_scores` and
+    `output_logits`, streamers (one text), `prefix_allowed_tokens_fn`, `torch.manual_seed`. Others are refused by name.
+    Of `stop_strings` transformers 5 loses the tokenizer on the way to a callable: give a `StopStringCriteria` instead.
+
+    Raises (when `generate` runs):
+        IncompatibleError: an option that cannot be honoured, or a processor that looks at other rows or keeps state.
+        ModelLoadError: a model whose cache cannot be rolled back.
+        InvalidInputError: right padding, or constraints that leave no token.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+        >>> model, prompt = LlamaForCausalLM(config).eval(), torch.tensor([[3, 1, 4, 1, 5]])
+        >>> ours = model.generate(prompt, max_new_tokens=8, do_sample=False, custom_generate=custom_generate())
+        >>> torch.equal(ours, model.generate(prompt, max_new_tokens=8, do_sample=False))
+        True
+    """
+    return CustomGenerate(draft, drafter, verifier, depth, num_paths)

@@ -1,0 +1,156 @@
+"""Plain decoding for models whose caches cannot be rolled back: one token a pass, in the model's own cache.
+
+Recurrent states, sliding windows and hybrids of them cannot forget a rejected draft. Without drafts nothing is rejected, so
+such a model still runs in the engine, with its sampling parameters, stops, streams and statistics. A slot that must forget
+after all (an interrupted step) reads its tokens again from the first.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from polydraft.core import AuxRows, Outcome, Scores, TokenTree
+from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
+from polydraft.models.supported import check_plain, context_length, end_ids
+
+__all__ = ["PlainTarget"]
+
+CACHES = ("past_key_values", "cache_params", "state")
+"""What outputs call the cache; the next pass takes it under the same name."""
+UNLIMITED = 1 << 20
+"""Context in tokens where the configuration names none: a recurrent state has the same size for any text."""
+
+
+@dataclass
+class _State:
+    """Tokens that a cache has read, the logits after the last of them, and the cache under the model's own name for it."""
+
+    token_ids: list[int] = field(default_factory=list[int])
+    cache: dict[str, Any] = field(default_factory=dict[str, Any])
+    logits: Tensor | None = None
+
+
+class PlainTarget:
+    """A causal language model of transformers that decodes without drafts; see `core.Target`, of which it takes bare roots.
+
+    model: a module, in evaluation mode from now on.  max_model_len: default the model's context.
+
+    Raises:
+        ModelLoadError: an encoder-decoder.
+        CapacityError: a context longer than the model's.
+
+    Example:
+        >>> from transformers import MambaConfig, MambaForCausalLM
+        >>> config = MambaConfig(vocab_size=16, hidden_size=8, num_hidden_layers=1, state_size=4)
+        >>> target = PlainTarget(MambaForCausalLM(config), max_num_seqs=1)
+        >>> _ = target.prefill([0], [[3, 1, 4]])
+        >>> target.score([0], TokenTree.roots(torch.tensor([1]))).logits.shape
+        torch.Size([1, 1, 16])
+    """
+
+    def __init__(self, model: Any, *, max_model_len: int | None = None, max_num_seqs: int = 8) -> None:
+        if max_num_seqs < 1:
+            raise InvalidInputError(f"max_num_seqs={max_num_seqs} was given; expected an integer >= 1.")
+        check_plain(model.config, max_model_len)
+        self.model = model.eval()
+        self.name = getattr(model.config, "name_or_path", "") or type(model).__name__
+        weights = next(model.parameters())
+        self.dtype, self.device = weights.dtype, weights.device
+        self.max_model_len = max_model_len or context_length(model.config) or UNLIMITED
+        self.max_num_seqs = max_num_seqs
+        self.vocab_size = int(model.config.get_text_config().vocab_size)
+        self.eos_token_ids, self.bos_token_id = end_ids(model)
+        self.lengths = np.zeros(max_num_seqs, np.int64)
+        self.passes = 0
+        self._states = [_State() for _ in range(max_num_seqs)]
+
+    def _read(self, state: _State, token_ids: Sequence[int]) -> None:
+        """A whole text in one pass, later tokens one by one: what every kind of cache supports."""
+        step = 1 if state.token_ids else len(token_ids)
+        for begin in range(0, len(token_ids), step):
+            piece = list(token_ids[begin : begin + step])
+            out = self.model(torch.tensor([piece], device=self.device), use_cache=True, **state.cache)
+            state.cache = {name: out[name] for name in CACHES if out.get(name) is not None}
+            if not state.cache:
+                raise IncompatibleError(
+                    f"{type(self.model).__name__} returns no cache; it cannot be decoded here. Use another model."
+                )
+            state.token_ids += piece
+            state.logits = out.logits[0, -1, : self.vocab_size].float()
+            self.passes += 1
+
+    def _state(self, slot: int) -> _State:
+        if not 0 <= slot < self.max_num_seqs:
+            raise CapacityError(f"slot {slot} was given; expected 0 to {self.max_num_seqs - 1}. Raise max_num_seqs for more.")
+        return self._states[slot]
+
+    def _rewind(self, slot: int) -> _State:
+        """The slot's state after its committed tokens; one that must forget reads them again."""
+        state, length = self._state(slot), int(self.lengths[slot])
+        if len(state.token_ids) > length:
+            known = state.token_ids[:length]
+            state = self._states[slot] = _State()
+            if known:
+                self._read(state, known)
+        return state
+
+    @torch.inference_mode()
+    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> Scores:
+        """Append committed tokens; logits after the last of each, [B, 1, V].
+
+        Raises:
+            CapacityError: a sequence longer than `max_model_len`.
+            InvalidInputError: no tokens for a slot.
+        """
+        rows: list[Float[Tensor, V]] = []
+        for slot, ids in zip(slots, token_ids, strict=True):
+            self._state(slot)
+            room = self.max_model_len - int(self.lengths[slot])
+            if not ids:
+                raise InvalidInputError(f"no tokens were given for slot {slot}; expected at least one.")
+            if len(ids) > room:
+                raise CapacityError(f"{len(ids)} tokens were given for slot {slot}, which has room for {room}. Shorten the text.")
+            state = self._rewind(slot)
+            self._read(state, ids)
+            self.lengths[slot] += len(ids)
+            assert state.logits is not None
+            rows.append(state.logits)
+        return Scores(TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids])), torch.stack(rows)[:, None])
+
+    @torch.inference_mode()
+    def score(
+        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: AuxRows | None = None, since: int = 0
+    ) -> Scores:
+        """Logits after each root, [B, 1, V].
+
+        Raises:
+            IncompatibleError: a tree with drafted nodes, hidden states or auxiliary rows.
+        """
+        if tree.num_nodes != 1 or hidden or aux is not None or since:
+            raise IncompatibleError(
+                f"a tree of {tree.num_nodes} nodes was given to {type(self.model).__name__}, whose cache cannot be rolled back: "
+                "it decodes without drafts. Use drafter=None, or another model."
+            )
+        rows: list[Float[Tensor, V]] = []
+        for slot, root in zip(slots, tree.tokens[:, 0].tolist(), strict=True):
+            state, length = self._state(slot), int(self.lengths[slot])
+            if state.token_ids[length:] != [root]:  # otherwise it was scored before and not committed
+                state = self._rewind(slot)
+                self._read(state, [root])
+            assert state.logits is not None
+            rows.append(state.logits)
+        return Scores(tree, torch.stack(rows)[:, None])
+
+    def commit(self, slots: Sequence[int], outcome: Outcome) -> None:
+        """Keep the root."""
+        self.lengths[list(slots)] += 1
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Empty the slots."""
+        for slot in slots:
+            self._states[slot], self.lengths[slot] = _State(), 0

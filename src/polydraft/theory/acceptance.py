@@ -1,0 +1,205 @@
+"""How much any lossless rule can accept at one node: optimal transport between the drafts and the target.
+
+Hu et al. 2025 (arXiv 2502.18779), Khisti et al. 2024 (2410.18234); without replacement through an exponential race.
+
+    alpha* = 1 + min over sets H of tokens of psi(H)      psi(H) = P(H) - Q(H)      Q(H) = Pr(all draws lie in H)
+
+For draws from one q, with or without replacement, a minimiser is a beginning of the tokens sorted by ascending p/q (p = 0
+first, q = 0 < p last): one sort and cumulative sums. All functions take float64 laws [V] that sum to one; acceptance means
+that the emitted token is one of the drafted ones.
+"""
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numba import njit
+
+from polydraft.errors import InvalidInputError
+
+__all__ = ["Optimum", "greedy_plus_one", "independent", "is_certain", "point_mass", "with_replacement", "without_replacement"]
+
+LARGEST_BRUTE_FORCE = 18
+"""Most tokens for which all subsets are tried."""
+LOG_STEP = 0.08
+"""Of the trapezoid in log t; error about 1e-12."""
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """alpha: the largest acceptance of any lossless rule.  witness: a set H that no rule can serve better, token ids."""
+
+    alpha: float
+    witness: np.ndarray
+
+
+def _checked(*rows: np.ndarray) -> list[np.ndarray]:
+    laws = [np.asarray(row, np.float64) for row in rows]
+    for row in laws:
+        if row.shape != laws[0].shape or row.ndim != 1 or not (row >= 0).all() or abs(row.sum() - 1) > 1e-6:
+            raise InvalidInputError(
+                f"a row of shape {row.shape} that sums to {row.sum():g} was given; expected laws [V] of equal length. Normalise them."
+            )
+    return laws
+
+
+def ascending(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """Token ids by ascending p/q; p = 0 first, q = 0 < p last.
+
+    Example:
+        >>> ascending(np.array([0.5, 0.25, 0.25]), np.array([0.0, 0.75, 0.25])).tolist()
+        [1, 2, 0]
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(p > 0, p / q, 0.0)
+    return np.argsort(ratio, kind="stable")
+
+
+def _best(order: np.ndarray, P: np.ndarray, Q: np.ndarray) -> Optimum:
+    """P, Q: of the prefixes of lengths 1..V; the empty one has psi = 0."""
+    psi = P - Q
+    least = int(psi.argmin())
+    return Optimum(1.0 + float(psi[least]), order[: least + 1]) if psi[least] < 0 else Optimum(1.0, order[:0])
+
+
+def with_replacement(p: np.ndarray, q: np.ndarray, n: int) -> Optimum:
+    """Optimum for n iid draws from q: Q(H) = q(H)^n. O(V log V).
+
+    Example:
+        >>> round(with_replacement(np.array([0.5, 0.5]), np.array([0.9, 0.1]), 2).alpha, 4)
+        0.69
+    """
+    p, q = _checked(p, q)
+    order = ascending(p, q)
+    return _best(order, p[order].cumsum(), np.minimum(q[order].cumsum(), 1.0) ** n)
+
+
+@njit(cache=True)
+def _all_inside(q, n, t, weight, rest):  # pragma: no cover - compiled
+    """Pr(n draws without replacement lie in the first i + 1 tokens), all i: first arrivals of a race with rates q."""
+    inside = np.zeros(q.size)
+    below = np.zeros((n, t.size))  # below[m, k] = Pr(m of the prefix have arrived by t[k])
+    below[0] = 1.0
+    for i in range(q.size):
+        late = np.exp(-q[i] * t)
+        for m in range(n - 1, -1, -1):
+            below[m] *= late
+            if m > 0:
+                below[m] += below[m - 1] * (1.0 - late)
+        if rest[i] <= 0.0:
+            inside[i] = 1.0
+            continue
+        fewer = 0.0
+        for k in range(t.size):
+            arrived = 0.0
+            for m in range(n):
+                arrived += below[m, k]
+            fewer += weight[k] * rest[i] * np.exp(-rest[i] * t[k]) * arrived
+        inside[i] = max(0.0, 1.0 - fewer)
+    return inside
+
+
+def without_replacement(p: np.ndarray, q: np.ndarray, n: int) -> Optimum:
+    """Optimum for n draws without replacement (all of supp q where it is smaller): closed form for n <= 2, else the race integral.
+
+    Q(H) = 1 - int c e^(-ct) Pr(N_H(t) < n) dt, c = q outside H, N_H(t) = arrivals in H of clocks with rates q before t.
+
+    Example:
+        >>> round(without_replacement(np.array([0.5, 0.5]), np.array([0.9, 0.1]), 2).alpha, 4)
+        1.0
+    """
+    p, q = _checked(p, q)
+    support = q > 0
+    if n >= support.sum():
+        return Optimum(float(p[support].sum()), np.flatnonzero(support))
+    order = ascending(p, q)
+    s = q[order]
+    if n == 1:
+        Q = s.cumsum()
+    elif n == 2:
+        Q = s.cumsum() * (s / (1 - s)).cumsum() - (s * s / (1 - s)).cumsum()
+    else:
+        t = np.exp(np.arange(np.log(1e-12), np.log(1e12), LOG_STEP))
+        rest = np.append(s[::-1].cumsum()[::-1][1:], 0.0)
+        Q = _all_inside(s, n, t, LOG_STEP * t, rest)
+    return _best(order, p[order].cumsum(), np.minimum(Q, 1.0))
+
+
+def top(q: np.ndarray, n: int) -> np.ndarray:
+    """The n most probable tokens; ties: lowest id."""
+    return np.argsort(-q, kind="stable")[:n]
+
+
+def greedy_plus_one(p: np.ndarray, q: np.ndarray, n: int) -> Optimum:
+    """Optimum for the top n-1 tokens S of q and one draw from the rest: P(S) + sum over x outside S of min(p, q / (1 - q(S))).
+
+    Example:
+        >>> greedy_plus_one(np.array([0.5, 0.5, 0.0]), np.array([0.5, 0.25, 0.25]), 2).alpha
+        1.0
+    """
+    p, q = _checked(p, q)
+    fixed = top(q, n - 1)
+    rest = q.copy()
+    rest[fixed] = 0.0
+    if rest.sum() > 0:
+        rest /= rest.sum()
+    lacking = rest > p
+    lacking[fixed] = False
+    witness = np.union1d(fixed, np.flatnonzero(lacking))
+    return Optimum(float(p[fixed].sum() + np.minimum(p, rest).sum() - np.minimum(p, rest)[fixed].sum()), witness)
+
+
+def point_mass(p: np.ndarray, children: np.ndarray) -> Optimum:
+    """Optimum for deterministic children: P(children), which target sampling attains."""
+    (p,) = _checked(p)
+    return Optimum(float(p[np.unique(children)].sum()), np.unique(children))
+
+
+def independent(p: np.ndarray, qs: list[np.ndarray]) -> Optimum:
+    """Optimum for one draw from each of several laws: Q(H) = product of q_i(H).
+
+    All subsets are tried for up to 18 tokens. Beyond, fixed points of "i is in H iff p(i) is below what it adds to Q" are tried
+    from many starts: then alpha is an upper bound, as every H gives one, and not always the least.
+
+    Example:
+        >>> round(independent(np.array([0.5, 0.5]), [np.array([0.9, 0.1]), np.array([0.2, 0.8])]).alpha, 4)
+        1.0
+    """
+    p, *laws = _checked(p, *qs)
+    q = np.stack(laws)
+    if p.size <= LARGEST_BRUTE_FORCE:
+        sets = np.array(list(product([False, True], repeat=p.size)))
+        psi = sets @ p - (sets @ q.T).prod(1)
+        least = int(psi.argmin())
+        return Optimum(1.0 + float(psi[least]), np.flatnonzero(sets[least]))
+    best, witness = 0.0, np.zeros(p.size, bool)
+    for start in np.concatenate([q, q.mean(0, keepdims=True)]):
+        order = ascending(p, start)
+        for size in np.unique(np.geomspace(1, p.size, 24).astype(int)):
+            H = np.zeros(p.size, bool)
+            H[order[:size]] = True
+            for _ in range(50):
+                inside = q @ H
+                psi = float(p @ H - inside.prod())
+                if psi < best:
+                    best, witness = psi, H
+                others = np.array([np.delete(inside, i).prod() for i in range(len(q))])
+                new = p < others @ q
+                if (new == H).all():
+                    break
+                H = new
+    return Optimum(1.0 + best, np.flatnonzero(witness))
+
+
+def is_certain(p: np.ndarray, q: np.ndarray, n: int = 2) -> tuple[bool, np.ndarray]:
+    """Whether n iid draws can always be accepted, P(S) >= q(S)^n for all S; and a set that shows it where they cannot.
+
+    Khisti et al. 2024, for n = 2.
+
+    Example:
+        >>> certain, witness = is_certain(np.array([0.5, 0.5]), np.array([0.9, 0.1]))
+        >>> certain, witness.tolist()
+        (False, [0])
+    """
+    found = with_replacement(p, q, n)
+    return found.alpha > 1 - 1e-12, found.witness if found.alpha <= 1 - 1e-12 else found.witness[:0]

@@ -1,0 +1,77 @@
+"""What no lossless rule can exceed over several tokens, in closed form.
+
+paths   K iid paths: T(v y) = min(T(v) p(y | v), 1 - (1 - q(path v y))^K),  E[tokens] <= 1 + sum T        (specification 5)
+race    k drafts a node that share the target's clocks: E[tokens] <= (log V + log(k + 1)) / H[R]
+        R  place of the token that the target takes in the draft's order of arrival, KL(p || q) <= H[R]   (ERSD, 2504.15475)
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from polydraft.errors import InvalidInputError
+
+__all__ = ["block_efficiency_of_paths", "entropy", "tokens_of_race", "tokens_of_tree"]
+
+Path = tuple[int, ...]
+
+
+def block_efficiency_of_paths(
+    target_row: Callable[[Path], np.ndarray], draft_row: Callable[[Path], np.ndarray], K: int, depth: int
+) -> float:
+    """An upper bound on E[accepted] + 1 for K iid paths of `depth` tokens; tight for depth 1, V^depth terms.
+
+    target_row, draft_row: laws [V] after a path.
+
+    Example:
+        >>> p, q = np.array([1 / 3, 2 / 3]), np.array([2 / 3, 1 / 3])
+        >>> round(block_efficiency_of_paths(lambda path: p, lambda path: q, 1, 2), 6)  # one path: 1 + 11/9 is attained
+        2.222222
+    """
+
+    def below(path: Path, reach: float, drafted: float) -> float:
+        if len(path) == depth or reach == 0:
+            return 0.0
+        p, q = target_row(path), draft_row(path) * drafted
+        T = np.minimum(reach * p, -np.expm1(K * np.log1p(-np.minimum(q, 1 - 1e-16))))
+        return float(sum(T[y] + below((*path, int(y)), float(T[y]), float(q[y])) for y in np.flatnonzero(T)))
+
+    return 1 + below((), 1.0, 1.0)
+
+
+def tokens_of_tree(path_masses: np.ndarray) -> float:
+    """The optimum for a deterministic tree, which target sampling attains: 1 + sum over nodes of p(path to the node).
+
+    Example:
+        >>> tokens_of_tree(np.array([0.5, 0.25]))
+        1.75
+    """
+    return 1 + float(np.sum(path_masses))
+
+
+def entropy(law: np.ndarray) -> float:
+    """In nats.
+
+    Example:
+        >>> round(entropy(np.array([0.5, 0.5])), 4)
+        0.6931
+    """
+    positive = law[law > 0]
+    return float(-(positive * np.log(positive)).sum())
+
+
+def tokens_of_race(vocab_size: int, k: int, index_entropy: float) -> float:
+    """Largest E[tokens] of a race tree with k nodes, whatever its form.
+
+    index_entropy: H[R] in nats; Pr(R <= k) is the acceptance of k drafts, `theory.rules.race`.
+
+    Raises:
+        InvalidInputError: the entropy is not positive (the draft then equals the target and nothing bounds the tokens).
+
+    Example:
+        >>> round(tokens_of_race(32_000, 4, 1.0), 2)
+        11.98
+    """
+    if not index_entropy > 0:
+        raise InvalidInputError(f"index_entropy {index_entropy} was given; expected a positive number of nats.")
+    return float((np.log(vocab_size) + np.log(k + 1)) / index_entropy)

@@ -1,0 +1,83 @@
+"""Expected tokens per call: exactly where a walk goes down token by token, else by sampling drafts and integrating the rule.
+
+walk     children of different tokens: f_d(x) = sum_y a(y | x) (1 + f_(d+1)(y)),  E[tokens] = 1 + f_0(root)
+sampled  E[tokens] = mean over drafts of 1 + sum_n stop(n) depth(n); only drafts are random, so errors are small
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from polydraft import tree
+from polydraft.core import Draft, Verdict
+from polydraft.errors import InvalidInputError
+
+__all__ = ["Estimate", "estimate", "expected_tokens", "of_walk", "paired"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """mean, and its standard error; both in tokens per call, or as a ratio where it says so."""
+
+    mean: float
+    standard_error: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} ± {self.standard_error:.3f}"
+
+
+def of_walk(accepted: Float[np.ndarray, "V V"], root: int, depth: int) -> float:
+    """E[accepted] + 1 of a top-down rule on Markov tables, for trees of distinct siblings grown to `depth`.
+
+    accepted: row x has, for each token y, the probability that y is drafted after x and emitted there.
+
+    Example:
+        >>> of_walk(np.array([[0.25, 0.25], [0.25, 0.25]]), 0, 2)
+        1.75
+    """
+    f = np.zeros(len(accepted))
+    for _ in range(depth):
+        f = accepted @ (1 + f)
+    return 1 + float(f[root])
+
+
+def expected_tokens(draft: Draft, verdict: Verdict) -> Float[np.ndarray, "B"]:
+    """E[accepted] + 1 of each row of a batch, given its draft.
+
+    Example:
+        >>> import torch
+        >>> from polydraft import verify
+        >>> p = torch.tensor([[[0.5, 0.5]]])
+        >>> draft = Draft.empty(torch.tensor([0]))
+        >>> expected_tokens(draft, verify("match", draft, p)).tolist()
+        [1.0]
+    """
+    depth = tree.depths(draft.tree).clamp(min=0).to(verdict.stop.dtype)
+    return 1 + (verdict.stop * depth).sum(1).cpu().numpy()
+
+
+def estimate(values: np.ndarray) -> Estimate:
+    """Mean and standard error of independent values.
+
+    Raises:
+        InvalidInputError: fewer than two values.
+
+    Example:
+        >>> str(estimate(np.array([1.0, 2.0, 3.0])))
+        '2.000 ± 0.577'
+    """
+    if len(values) < 2:
+        raise InvalidInputError(f"{len(values)} values were given; expected at least two, for a standard error.")
+    return Estimate(float(np.mean(values)), float(np.std(values, ddof=1) / np.sqrt(len(values))))
+
+
+def paired(ours: np.ndarray, theirs: np.ndarray) -> Estimate:
+    """mean(ours) / mean(theirs), values paired by the context that both were measured in; error by linearisation.
+
+    Example:
+        >>> paired(np.array([2.0, 4.0]), np.array([1.0, 2.0]))
+        Estimate(mean=2.0, standard_error=0.0)
+    """
+    ratio = float(np.mean(ours) / np.mean(theirs))
+    return Estimate(ratio, estimate(ours - ratio * theirs).standard_error / float(np.mean(theirs)))

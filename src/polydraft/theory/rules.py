@@ -1,0 +1,162 @@
+"""Acceptance of each rule at one node in closed form, or by an exact recursion: the mass that it emits on drafted tokens.
+
+Sources: the file of each rule under `polydraft.verifiers`. p, q: float64 laws [V]; n draws.
+"""
+
+import numpy as np
+import torch
+from numba import njit
+
+from polydraft.theory.acceptance import ascending
+from polydraft.verifiers.token.kseq import divisor
+
+__all__ = [
+    "kseq",
+    "list_matching",
+    "race",
+    "race_of_one",
+    "recursive",
+    "recursive_wor",
+    "single",
+    "single_with_spares",
+    "target_sample",
+]
+
+
+def single(p: np.ndarray, q: np.ndarray) -> float:
+    """Speculative sampling of one draw: sum min(p, q).
+
+    Example:
+        >>> round(single(np.array([0.5, 0.5]), np.array([0.9, 0.1])), 4)
+        0.6
+    """
+    return float(np.minimum(p, q).sum())
+
+
+def target_sample(p: np.ndarray, q: np.ndarray, n: int) -> float:
+    """Sampling the target and looking whether the token was drafted, n iid draws: sum p (1 - (1 - q)^n)."""
+    return float((p * (1 - (1 - q) ** n)).sum())
+
+
+def single_with_spares(p: np.ndarray, q: np.ndarray, n: int) -> float:
+    """One test, n - 1 iid spares: sum min(p, q) + sum (p - q)+ (1 - (1 - q)^(n-1))."""
+    return single(p, q) + float((np.maximum(p - q, 0) * (1 - (1 - q) ** (n - 1))).sum())
+
+
+def recursive(p: np.ndarray, q: np.ndarray, n: int) -> float:
+    """Recursive rejection of n iid draws: 1 - prod_i (1 - sum min(r_i, q)), r_{i+1} = N((r_i - q)+).
+
+    Example:
+        >>> round(recursive(np.array([0.5, 0.5]), np.array([0.9, 0.1]), 2), 4)
+        0.64
+    """
+    r, miss = p, 1.0
+    for _ in range(n):
+        miss *= max(0.0, 1 - float(np.minimum(r, q).sum()))
+        left = np.maximum(r - q, 0)
+        if left.sum() == 0:
+            return 1.0
+        r = left / left.sum()
+    return 1 - miss
+
+
+@njit(cache=True)
+def _miss(r, c, n):  # pragma: no cover - compiled
+    left = np.maximum(r - c, 0.0)
+    s = left.sum()
+    if n == 1 or s == 0.0:
+        return s
+    left /= s
+    total = 0.0
+    for x in range(c.size):
+        if c[x] > r[x]:
+            rest = c.copy()
+            rest[x] = 0.0
+            mass = rest.sum()
+            total += (c[x] - r[x]) * (_miss(left, rest / mass, n - 1) if mass > 0.0 else 1.0)
+    return total
+
+
+def recursive_wor(p: np.ndarray, q: np.ndarray, n: int) -> float:
+    """Recursive rejection of n draws without replacement, by recursion over all of them: O(V^n), for small cases."""
+    return 1 - _miss(np.asarray(p, np.float64), np.asarray(q, np.float64), min(n, int((q > 0).sum())))
+
+
+def kseq(p: np.ndarray, q: np.ndarray, n: int) -> tuple[float, float]:
+    """(divisor rho, acceptance) of K-SEQ with n iid draws.
+
+    Example:
+        >>> rho, alpha = kseq(np.array([0.5, 0.5]), np.array([0.9, 0.1]), 2)
+        >>> round(rho, 4), round(alpha, 4)
+        (1.5844, 0.6584)
+    """
+    rho = divisor(torch.from_numpy(p)[None].double(), torch.from_numpy(q)[None].double(), torch.tensor([n])).item()
+    b = min(float(np.minimum(p / rho, q).sum()), 1.0)
+    return rho, 1 - (1 - b) ** n
+
+
+def _sums_of_larger_ratio(p: np.ndarray, q: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(p_j, q_j, sum_i max(p_i / p_j, q_i / q_j)) of the tokens with p_j, q_j > 0: a sort instead of all pairs."""
+    order = ascending(p, q)
+    p, q = p[order], q[order]
+    above, upto = p.sum() - p.cumsum(), q.cumsum()
+    both = (p > 0) & (q > 0)
+    return p[both], q[both], above[both] / p[both] + upto[both] / q[both]
+
+
+def race_of_one(p: np.ndarray, q: np.ndarray) -> float:
+    """One draft that shares the target's clocks: sum_j 1 / sum_i max(p_i / p_j, q_i / q_j). O(V log V).
+
+    Between (1 - TV) / (1 + TV) and 1 - TV (Daliri et al. 2024, arXiv 2408.07978).
+
+    Example:
+        >>> race_of_one(np.array([0.5, 0.5]), np.array([0.5, 0.5]))
+        1.0
+    """
+    _, _, sums = _sums_of_larger_ratio(p, q)
+    return float((1 / sums).sum())
+
+
+@njit(cache=True)
+def _race(p, q, k, s, step):  # pragma: no cover - compiled
+    total, counts = 0.0, np.empty(k)
+    for j in range(p.size):
+        if p[j] <= 0.0 or q[j] <= 0.0:
+            continue
+        before = np.maximum(q * (p[j] / q[j]) - p, 0.0)
+        before[j] = 0.0
+        last = 0.0
+        for m in range(s.size):
+            counts[:] = 0.0
+            counts[0] = 1.0
+            for i in range(p.size):
+                if before[i] > 0.0:
+                    hit = -np.expm1(-s[m] * before[i])
+                    for c in range(k - 1, 0, -1):
+                        counts[c] = counts[c] * (1.0 - hit) + counts[c - 1] * hit
+                    counts[0] *= 1.0 - hit
+            f = np.exp(-s[m]) * counts.sum() * s[m]
+            if m > 0:
+                total += p[j] * (f + last) / 2 * step
+            last = f
+    return total
+
+
+def race(p: np.ndarray, q: np.ndarray, k: int) -> float:
+    """k drafts that share the target's clocks, by quadrature in log time, error below 1e-12 (specification 6.1). O(V^2 k nodes).
+
+    Kobus & Gunduz 2025 (arXiv 2504.15475).
+    """
+    step = 0.05
+    return float(
+        _race(np.asarray(p, np.float64), np.asarray(q, np.float64), k, np.exp(np.arange(np.log(1e-22), np.log(80), step)), step)
+    )
+
+
+def list_matching(p: np.ndarray, q: np.ndarray, K: int) -> float:
+    """Lower bound for K drafts with clocks of their own: sum_j K / (sum_i max(p_i / p_j, q_i / q_j) + (K - 1) / p_j).
+
+    Rowan et al. 2025 (arXiv 2506.05632).
+    """
+    pj, _, sums = _sums_of_larger_ratio(p, q)
+    return float((K / (sums + (K - 1) / pj)).sum())

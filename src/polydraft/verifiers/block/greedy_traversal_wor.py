@@ -1,0 +1,135 @@
+"""Greedy traversal for two draws without replacement: of the last two draws at a node the one with the larger p/q goes first.
+
+Our own rule, after GTV (`greedy_traversal`); the order is ascending p/q, ties by id, q the law of what is still to be tried.
+
+    C(t)  q-mass below t      A(t) = sum over j below t of q_j / (1 - q_j)      h_t = 1 / (1 - q_t)
+    the higher token t is tried against  law1(t) = q_t (C(t) h_t + A(t))
+    after its rejection the other one    law2(j) proportional to q_j (h_t + h_j), j below t
+    each try as in traversal verification: weight min(1, w p(x) / law(x)); rejected: p <- N((w p - law)+), w <- S / (S + 1 - w)
+
+More than two draws: all but the last two are tried in draw order, as in `traversal`, so one and two draws are what it is made
+for. Where the drafts already fit, sum min(p, q) > 1 - 0.2/2, draw order is kept for those two as well.
+Lossless for draws without replacement, whatever function of the draws so far grew the tree (specification 12.4).
+Trap: law2 without h_j, as if the higher token had surely been drawn first.
+"""
+
+import numpy as np
+
+from polydraft.core import Method, SiblingLaw, TreeShape
+from polydraft.verifiers._rows import compiled, copy_normalised, keep, reject
+from polydraft.verifiers.tree.leaf_to_root import LeafToRoot, enter, one_draw
+from polydraft.verifiers.tree.traversal import without
+
+__all__ = ["greedy_traversal_wor"]
+
+GATE = 0.1
+
+
+@compiled
+def _ordered(p, q, order):  # pragma: no cover - compiled
+    """Fill the order; whether it is to be used."""
+    shared = 0.0
+    ratio = np.empty(p.size)
+    for t in range(p.size):
+        shared += min(p[t], q[t])
+        ratio[t] = p[t] / q[t] if q[t] > 0.0 else np.inf
+    order[:] = np.argsort(ratio, kind="mergesort")
+    return shared <= 1.0 - GATE
+
+
+@compiled
+def _higher(q, order, others, law):  # pragma: no cover - compiled
+    """law1, and others[t] = 1 - q_t, summed from both sides: a difference would lose what is left of a sharp law."""
+    V = q.size
+    below = 0.0
+    for i in range(V):
+        others[order[i]] = below
+        below += q[order[i]]
+    above = 0.0
+    for i in range(V - 1, -1, -1):
+        others[order[i]] += above
+        above += q[order[i]]
+    C, A, s = 0.0, 0.0, 0.0
+    for i in range(V):
+        t = order[i]
+        law[t] = 0.0
+        if q[t] > 0.0:
+            law[t] = q[t] * (C / others[t] + A)
+            s += law[t]
+            C += q[t]
+            A += q[t] / others[t]
+    for t in range(V):
+        law[t] /= s
+
+
+@compiled
+def _lower(q, order, others, first, law):  # pragma: no cover - compiled
+    """law2 given the higher token."""
+    law[:] = 0.0
+    s = 0.0
+    for i in range(q.size):
+        j = order[i]
+        if j == first:
+            break
+        if q[j] > 0.0:
+            law[j] = q[j] * (1.0 / others[first] + 1.0 / others[j])
+            s += law[j]
+    for t in range(q.size):
+        law[t] /= s
+
+
+@compiled
+def _tries(contexts, walk, p, q, residual):  # pragma: no cover - compiled
+    V = p.shape[2]
+    rest, left, law, others = np.empty(V), np.empty(V), np.empty(V), np.empty(V)
+    order = np.empty(V, np.int64)
+    for i in range(len(contexts)):
+        b, v = contexts[i]
+        n, w = walk.counts[b, v], walk.weight[b, v]
+        draws = walk.draws[b, v, :n]
+        tokens, row = walk.tokens[b][draws], walk.rows[b, draws[0]]
+        if w == 0.0:
+            continue
+        if n == 1 and residual.size == 0:
+            one_draw(walk, b, v, p[b, v], q[b, row])
+            continue
+        copy_normalised(p[b, v], rest)
+        copy_normalised(q[b, row], left)
+        greedy, first = False, 0
+        for j in range(n):
+            if j == n - 2 and _ordered(rest, left, order):
+                greedy = True
+                place = np.argsort(order)
+                first = n - 2 if place[tokens[n - 2]] > place[tokens[n - 1]] else n - 1
+                _higher(left, order, others, law)
+            elif greedy:
+                _lower(left, order, others, tokens[first], law)
+            else:
+                law[:] = left
+            k = j if not greedy else (first if j == n - 2 else 2 * n - 3 - first)
+            x = tokens[k]
+            into = keep(w, rest[x], law[x])  # pyright: ignore[reportArgumentType]
+            enter(walk, b, v, j, draws[k], into)
+            if into == 1.0:
+                break
+            w = reject(w, rest, law)
+            if not greedy:
+                without(left, x)
+        walk.accept[b, v] = w
+        if residual.size:
+            residual[:] = rest
+
+
+greedy_traversal_wor = LeafToRoot(
+    Method(
+        name="greedy_traversal_wor",
+        title="Greedy traversal verification, draws without replacement",
+        authors="polydraft",
+        year=2026,
+        arxiv="",
+        laws=frozenset({SiblingLaw.WITHOUT_REPLACEMENT}),
+        shapes=frozenset(TreeShape),
+    ),
+    _tries,
+)
+"""The verifier."""

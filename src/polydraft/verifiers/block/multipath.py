@@ -1,0 +1,129 @@
+"""Greedy multi-path block verification (GBV): pick one path by an order of p/q, then verify it as a block.
+
+Thomas & Pal 2026 (arXiv 2602.16961), with the law of the picked path in count form.
+
+    rank   tokens in ascending p/q at each context (ties by token id; q = 0 last); the path goes to the drawn token of highest rank
+    n      draws at the context, known only through its law Pr(n) given the prefix: the copies of the prefix times the
+           children of each; one copy at the root
+    C(t)   q-mass ranked below t;   a = C(t), b = C(t) + q(t)
+    s(t)   = q(t) sum_n Pr(n) sum_{j<n} b^j a^(n-1-j)                  law of the picked token
+    Pr'(k) proportional to sum_n Pr(n) binom(n, k) q(t)^k a^(n-k)      law of the copies of the longer prefix, k >= 1
+
+Block verification of the picked path with s in the place of q is lossless for iid draws whose number at each node was fixed
+beforehand. More paths may keep less: where p and q are equal it is worse than block verification of the first path.
+Traps: q kept in place of s; draws counted by path; ties broken by draw order.
+"""
+
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polydraft import tree
+from polydraft.core import Draft, Method, SiblingLaw, TokenTree, TreeShape
+from polydraft.verifiers._residual import normalise
+from polydraft.verifiers._verdict import TreeVerdict
+from polydraft.verifiers.block.block import block
+
+__all__ = ["Multipath", "multipath", "picked_law"]
+
+
+def picked_law(
+    p: Float[Tensor, "B V"], q: Float[Tensor, "B V"], chance: Float[Tensor, "B M"]
+) -> tuple[Float[Tensor, "B V"], Float[Tensor, "B V"], Int[Tensor, "B V"]]:
+    """Law of the picked token, mass of q below each token, and rank of each token.
+
+    chance: Pr(n draws), n = 0..M-1.
+
+    Example:
+        >>> p, q, two_draws = torch.tensor([[0.9, 0.1]]), torch.tensor([[0.5, 0.5]]), torch.tensor([[0.0, 0.0, 1.0]])
+        >>> picked_law(p, q, two_draws)[0].tolist()
+        [[0.75, 0.25]]
+    """
+    order = torch.where(q > 0, p / q, torch.inf).argsort(dim=-1, stable=True)
+    rank = order.argsort(dim=-1)
+    sorted_q = q.gather(-1, order)
+    below = (sorted_q.cumsum(-1) - sorted_q).gather(-1, rank)
+    law, geometric, power = torch.zeros_like(q), torch.zeros_like(q), torch.ones_like(q)
+    for n in range(1, chance.shape[-1]):
+        geometric = geometric * below + power  # sum_{j<n} b^j a^(n-1-j)
+        power = power * (below + q)
+        law = law + chance[:, n, None] * geometric
+    return q * law, below, rank
+
+
+def _times(copies: Float[Tensor, "B M"], children: Int[Tensor, "B"]) -> Float[Tensor, "B K"]:
+    """Law of the number of draws at a context: its copies times the children of each."""
+    most = (copies.shape[1] - 1) * int(children.max())
+    draws = torch.arange(copies.shape[1], device=copies.device) * children[:, None]
+    return copies.new_zeros(len(copies), most + 1).scatter_add(1, draws, copies)
+
+
+def _copies(chance: Float[Tensor, "B M"], q: Float[Tensor, "B"], below: Float[Tensor, "B"]) -> Float[Tensor, "B M"]:
+    """Law of how many of n draws are the picked token, which has mass q, if no draw ranks higher; n has law `chance`."""
+    n = torch.arange(chance.shape[-1], device=chance.device, dtype=chance.dtype)
+    reach = chance * (below + q)[:, None] ** n
+    share = (q / (below + q))[:, None, None]
+    k, more = n, (n[:, None] - n).clamp(min=0)
+    binomial = (torch.lgamma(n + 1)[:, None] - torch.lgamma(k + 1) - torch.lgamma(more + 1)).exp().round().tril()
+    law = (reach[:, :, None] * binomial * share**k * (1 - share) ** more).sum(1)
+    law[:, 0] = 0
+    return normalise(law)
+
+
+def _after(verdict: TreeVerdict, path: Int[Tensor, "B A"], node: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+    return verdict.after((path == node[:, None]).int().argmax(1))
+
+
+class Multipath:
+    """The verifier."""
+
+    info = Method(
+        name="multipath",
+        title="Greedy multi-path block verification (GBV)",
+        authors="Thomas & Pal",
+        year=2026,
+        arxiv="2602.16961",
+        laws=frozenset({SiblingLaw.IID}),
+        shapes=frozenset({TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT}),
+    )
+
+    def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
+        path, laws = _pick(draft, target_probs)
+        real = path >= 0
+        nodes = path.clamp(min=0)
+        above = torch.arange(-1, path.shape[1] - 1, device=path.device)
+        chain = TokenTree(draft.tree.tokens.gather(1, nodes).where(real, 0), torch.where(real, above, -1))
+        rows = target_probs.gather(1, nodes[..., None].expand(-1, -1, target_probs.shape[-1])).double()
+        verdict = block(Draft(chain, SiblingLaw.IID, TreeShape.CHAIN, laws, chain.parents), rows)
+        stop = verdict.stop.new_zeros(draft.tree.tokens.shape).scatter_add(1, nodes, verdict.stop)
+        return TreeVerdict(draft.tree, stop, partial(_after, verdict, path))
+
+
+def _pick(draft: Draft, target_probs: Float[Tensor, "B N V"]) -> tuple[Int[Tensor, "B A"], Float[Tensor, "B R V"] | None]:
+    """The picked path, root included, padded with -1, and the law of each of its tokens given those before."""
+    tokens, draws, probs = draft.tree.tokens, tree.children(draft.tree), draft.probs
+    batch = torch.arange(len(tokens), device=tokens.device)
+    node = torch.zeros_like(batch)
+    path, laws = [node], []
+    copies = target_probs.new_tensor([0.0, 1.0], dtype=torch.float64).expand(len(tokens), 2)
+    while draws.shape[-1] and (drawn := draws[batch, node] >= 0).any():
+        children = draws[batch, node].clamp(min=0)
+        assert probs is not None
+        p = normalise(target_probs[batch, node].double())
+        q = normalise(probs[batch, draft.rows[batch, children[:, 0]].clamp(min=0)].double())
+        chance = _times(copies, (draft.tree.parents == node[:, None]).sum(1))
+        law, below, rank = picked_law(p, q, chance)
+        ranks = rank.gather(1, tokens.gather(1, children)).where(drawn, -1)
+        child = children.gather(1, ranks.argmax(1, keepdim=True))  # the first draw of the highest token: its first copy
+        x = tokens.gather(1, child)
+        copies = _copies(chance, q.gather(1, x)[:, 0], below.gather(1, x)[:, 0])
+        node = child[:, 0].where(drawn[:, 0], node)
+        path.append(node.where(drawn[:, 0], -1))
+        laws.append(law)
+    return torch.stack(path, 1), torch.stack(laws, 1) if laws else None
+
+
+multipath = Multipath()
+"""The verifier."""

@@ -1,0 +1,48 @@
+"""Two-step importance selection: pick one of the drafts by weights, then test it against the law of what is picked.
+
+Khisti et al. 2024 (arXiv 2410.18234).
+
+    pi_c(draws)   probability that draw c is picked, any function of the draws and the tables
+    q_I(y)        sum over draws of Pr(draws) sum of pi_c over c with x_c = y: the exact law of the picked token
+    accept x_c with probability min(1, p(x_c) / q_I(x_c)); else emit N((p - q_I)+)
+
+Lossless for any pi as long as q_I is the law of the pi that is used; acceptance at least sum min(p, q_I). Whether to select at
+all is decided by that sum, a function of the tables alone: so no rule made here is below speculative sampling of one draw.
+Trap: q_I of other weights than those used, or a choice that looks at the draws.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polydraft.verifiers._residual import normalise_or, positive_part
+
+__all__ = ["emitted_by", "overlap"]
+
+
+def overlap(p: Float[Tensor, "*M V"], q: Float[Tensor, "*M V"]) -> Float[Tensor, "*M"]:
+    """sum min(p, q): acceptance of one draw from q.
+
+    Example:
+        >>> overlap(torch.tensor([0.5, 0.5]), torch.tensor([0.75, 0.25])).item()
+        0.75
+    """
+    return torch.minimum(p, q).sum(-1)
+
+
+def emitted_by(
+    p: Float[Tensor, "M V"], picked: Float[Tensor, "M V"], pi: Float[Tensor, "M n"], draws: Int[Tensor, "M n"]
+) -> Float[Tensor, "M V"]:
+    """Law of the emitted token, given the law `picked` of the token that is picked and the weights `pi` of the draws.
+
+    Example:
+        >>> p, q = torch.tensor([[0.3, 0.7]]), torch.tensor([[0.6, 0.4]])
+        >>> emitted_by(p, q, torch.tensor([[1.0]]), torch.tensor([[0]])).tolist()
+        [[0.5, 0.5]]
+    """
+    x = draws.clamp(min=0)
+    taken, wanted = picked.gather(1, x), p.gather(1, x)
+    accept = torch.where(taken > 0, wanted / taken, 0.0).clamp(max=1)
+    rejected = (pi * (1 - accept)).sum(1, keepdim=True)
+    law = rejected * normalise_or(positive_part(p - picked), otherwise=p)
+    return law.scatter_add(1, x, pi * accept)

@@ -1,0 +1,35 @@
+import re
+
+import pytest
+
+import polydraft
+from polydraft import papers, registry
+from polydraft.errors import UnknownNameError
+
+
+def test_every_method_with_a_paper_has_its_entry():
+    text = papers.bibtex()
+    for name in registry.names("verifier"):
+        arxiv = registry.verifier(name).info.arxiv
+        assert arxiv == "" or (arxiv in papers.PAPERS and f"eprint = {{{arxiv}}}" in text), name
+    for name in registry.names("drafter"):
+        for info in registry.drafter(name).methods:
+            assert info.arxiv in papers.PAPERS, info.name
+
+
+def test_keys_of_entries_are_unique():
+    keys = re.findall(r"^@\w+\{(.*),$", papers.bibtex(), re.MULTILINE)
+    assert len(keys) == len(set(keys)) == len(papers.PAPERS) + 1
+
+
+def test_only_what_was_used_is_printed(capsys):
+    polydraft.citation("block", "model:coupled", "greedy_traversal")
+    printed = capsys.readouterr().out
+    assert printed.count("@misc") == 2
+    assert "2403.10444" in printed
+    assert "2504.15475" in printed
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(UnknownNameError, match="did you mean 'block'"):
+        polydraft.citation("blok")

@@ -1,0 +1,95 @@
+"""Importance selection: at the optimum where it should be, never below one draft, and caught where q_I is not its own."""
+
+import numpy as np
+import pytest
+import torch
+from harness import Tables, by_depth, measure, sibling_draws
+from test_wrong_variants import Fixed, lifted
+
+from polydraft.core import SiblingLaw, TreeShape
+from polydraft.theory import acceptance, rules
+from polydraft.verifiers.token import importance, max_ratio, speculative, transport
+from polydraft.verifiers.token.selection import emitted_by
+
+IID, INDEPENDENT = SiblingLaw.IID, SiblingLaw.INDEPENDENT
+
+
+def accepted(emitted, p, qs, law):
+    draws = list(sibling_draws(law, qs, len(qs)))
+    tokens = torch.tensor([d for _, d in draws])
+    rows = torch.from_numpy(np.stack(qs)) if law is INDEPENDENT else torch.from_numpy(qs[0])
+    e = emitted(torch.from_numpy(p).expand(len(draws), -1), rows.expand(len(draws), *rows.shape), tokens)
+    member = torch.zeros_like(e).scatter(1, tokens, 1.0)
+    return float(torch.tensor([w for w, _ in draws], dtype=torch.float64) @ (e * member).sum(1))
+
+
+def laws(seed, V, count):
+    return np.random.default_rng(seed).dirichlet(np.full(V, 0.8), count)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_programme_attains_the_optimum_for_two_drafts(seed):
+    p, q = laws(seed, 6, 2)
+    assert accepted(importance.emitted, p, [q, q], IID) >= acceptance.with_replacement(p, q, 2).alpha - 1e-6
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_programme_attains_the_optimum_for_drafts_of_two_models(seed):
+    p, a, b = laws(seed, 5, 3)
+    assert accepted(importance.emitted, p, [a, b], INDEPENDENT) == pytest.approx(
+        acceptance.independent(p, [a, b]).alpha, abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_solved_transport_attains_the_optimum_where_every_token_has_a_bucket(n):
+    for seed in range(6):
+        p, q = laws(seed, 5, 2)
+        assert accepted(transport.emitted, p, [q] * n, IID) == pytest.approx(acceptance.with_replacement(p, q, n).alpha, abs=1e-5)
+
+
+@pytest.mark.parametrize(("n", "gap"), [(2, 0.01), (4, 0.03), (8, 0.08)])
+def test_solved_transport_is_near_the_optimum_for_many_tokens(n, gap):
+    rng = np.random.default_rng(1)
+    z = 2 * rng.standard_normal(2000)
+    p, q = (np.exp(x) / np.exp(x).sum() for x in (z, z + rng.standard_normal(2000)))
+    law = transport.select(p, q, n)[0]
+    assert law.sum() == pytest.approx(1, abs=1e-12)
+    best = acceptance.with_replacement(p, q, n).alpha
+    assert best - gap < np.minimum(p, law).sum() <= best + 1e-12
+
+
+@pytest.mark.parametrize("emitted", [importance.emitted, transport.emitted, max_ratio.emitted], ids=["lp", "transport", "ratio"])
+@pytest.mark.parametrize("n", [2, 3])
+def test_selection_is_never_below_speculative_sampling(emitted, n):
+    for seed in range(6):
+        p, q = laws(seed, 5, 2)
+        assert accepted(emitted, p, [q] * n, IID) >= rules.single(p, q) - 1e-12
+
+
+def picked_but_tested_against_q(p, q, draws):
+    """The draw of largest p/q, tested as if it were a plain draw from q."""
+    best = (p / q).gather(1, draws).argmax(1)
+    x = draws.gather(1, best[:, None])
+    return speculative.emitted(p, q, x)
+
+
+def picked_by_other_weights(p, q, draws):
+    """The first draw is picked, tested against the law of the best one."""
+    law = torch.from_numpy(transport.select(p[0].numpy(), q[0].numpy(), draws.shape[1])[0]).expand_as(q)
+    pi = torch.zeros_like(draws, dtype=p.dtype)
+    pi[:, 0] = 1.0
+    return emitted_by(p, law, pi, draws)
+
+
+@pytest.mark.parametrize("wrong", [picked_but_tested_against_q, picked_by_other_weights])
+def test_law_that_is_not_of_the_picked_token_is_caught(wrong):
+    assert measure(lifted(wrong), Fixed(), IID, TreeShape.PATHS, by_depth(3), 1).tv > 1e-2
+
+
+def test_drafts_of_two_models_verified_as_of_one_are_caught():
+    def first_law_for_all(p, q, draws):
+        return importance.emitted(p, q[:, 0], draws)
+
+    tables = Tables(4, 0)
+    assert measure(lifted(first_law_for_all), tables, INDEPENDENT, TreeShape.PATHS, by_depth(2), 1).tv > 1e-3

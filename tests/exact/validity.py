@@ -1,0 +1,57 @@
+"""The validity matrix of docs/losslessness.md, from the registry and the exact checker: `python tests/exact/validity.py`."""
+
+import re
+from pathlib import Path
+
+from harness import Tables, by_depth, measure, ragged
+
+from polydraft import registry
+from polydraft.core import SiblingLaw, TreeShape
+from polydraft.errors import InvalidInputError
+
+PAGE = Path(__file__).parents[2] / "docs" / "losslessness.md"
+MARKS = re.compile(r"(<!-- validity -->\n)(.*)(\n<!-- /validity -->)", re.DOTALL)
+COLUMNS = {
+    "one chain": (SiblingLaw.IID, TreeShape.CHAIN, by_depth(1, 1), 2),
+    "2 iid paths": (SiblingLaw.IID, TreeShape.PATHS, by_depth(2, 1), 2),
+    "trunk + 2 iid": (SiblingLaw.IID, TreeShape.PATHS, by_depth(1, 2), 2),
+    "2x2 iid": (SiblingLaw.IID, TreeShape.PRODUCT, by_depth(2, 2), 2),
+    "iid, 3 and 1": (SiblingLaw.IID, TreeShape.RAGGED, ragged(3, 1), 3),
+    "2x2 distinct": (SiblingLaw.WITHOUT_REPLACEMENT, TreeShape.PRODUCT, by_depth(2, 2), 2),
+    "2x2 top": (SiblingLaw.POINT_MASS, TreeShape.PRODUCT, by_depth(2, 2), 2),
+    "2x2 top + sampled": (SiblingLaw.GREEDY_PLUS_ONE, TreeShape.PRODUCT, by_depth(2, 2), 2),
+    "2 models": (SiblingLaw.INDEPENDENT, TreeShape.PATHS, by_depth(2, 1), 2),
+}
+TABLES = Tables(4, 0)
+
+
+def cell(rule, law, shape, counts, depth) -> str:
+    """Tokens per call where the rule is declared, else the bias that it would have, or - where it cannot be applied."""
+    declared = law in rule.info.laws and shape in rule.info.shapes
+    if not declared and law in (SiblingLaw.POINT_MASS, SiblingLaw.INDEPENDENT):
+        return "-"  # there is no q, or more than one
+    try:
+        found = measure(rule, TABLES, law, shape, counts, depth)
+    except InvalidInputError:
+        return "noticed"
+    if declared and rule.info.lossless:
+        assert found.error < 1e-12, (rule.info.name, law, shape, found)
+        return f"{found.block_efficiency:.3f}"
+    return f"tv {found.tv:.3f}" if found.tv > 1e-12 else f"({found.block_efficiency:.3f})"
+
+
+def markdown() -> str:
+    lines = ["| rule | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
+    for name in registry.VERIFIERS:
+        rule = registry.verifier(name)
+        if rule.info.shared_noise:
+            continue
+        chain_only = rule.info.shapes == {TreeShape.CHAIN}
+        cells = [cell(rule, *c) if not chain_only or c[1] is TreeShape.CHAIN else "-" for c in COLUMNS.values()]
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(MARKS.sub(lambda found: found[1] + markdown() + found[3], text), encoding="utf-8")

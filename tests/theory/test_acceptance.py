@@ -1,0 +1,113 @@
+"""Optimal acceptance: closed forms against linear programmes and all subsets, and no rule above its optimum."""
+
+import time
+
+import numpy as np
+import pytest
+from harness import sibling_draws
+
+from polydraft.core import SiblingLaw
+from polydraft.errors import InvalidInputError
+from polydraft.theory import acceptance, linear_program, rules
+
+
+def laws(seed, V):
+    rng = np.random.default_rng(seed)
+    p, q = rng.dirichlet(np.full(V, 0.7), 2)
+    if seed % 3 == 1:
+        p[0] = 0.0
+    if seed % 3 == 2:
+        q[1] = 0.0
+    return p / p.sum(), q / q.sum()
+
+
+OPTIMA = {
+    SiblingLaw.IID: acceptance.with_replacement,
+    SiblingLaw.WITHOUT_REPLACEMENT: acceptance.without_replacement,
+    SiblingLaw.GREEDY_PLUS_ONE: acceptance.greedy_plus_one,
+}
+
+
+@pytest.mark.parametrize("law", OPTIMA, ids=lambda law: law.name)
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_optimum_equals_the_linear_programme(law, n):
+    for seed in range(8):
+        p, q = laws(seed, 5)
+        draws = list(sibling_draws(law, [q], n))
+        assert OPTIMA[law](p, q, n).alpha == pytest.approx(linear_program.best_acceptance(p, draws), abs=1e-9)
+
+
+@pytest.mark.parametrize("law", [SiblingLaw.IID, SiblingLaw.WITHOUT_REPLACEMENT], ids=lambda law: law.name)
+def test_witness_set_attains_the_optimum(law):
+    for seed in range(6):
+        p, q = laws(seed, 5)
+        found = OPTIMA[law](p, q, 2)
+        inside = sum(w for w, draws in sibling_draws(law, [q], 2) if set(draws) <= set(found.witness.tolist()))
+        assert found.alpha == pytest.approx(1 + p[found.witness].sum() - inside, abs=1e-12)
+
+
+def test_draws_of_several_models_equal_the_linear_programme():
+    for seed in range(6):
+        p, q1 = laws(seed, 5)
+        _, q2 = laws(seed + 20, 5)
+        draws = list(sibling_draws(SiblingLaw.INDEPENDENT, [q1, q2], 2))
+        assert acceptance.independent(p, [q1, q2]).alpha == pytest.approx(linear_program.best_acceptance(p, draws), abs=1e-9)
+
+
+def test_search_over_many_tokens_finds_the_optimum_where_all_models_are_one():
+    for seed in range(5):
+        p, q = laws(seed, 60)
+        exact = acceptance.with_replacement(p, q, 2).alpha
+        assert exact - 1e-12 <= acceptance.independent(p, [q, q]).alpha < exact + 2e-3
+
+
+def test_race_integral_agrees_with_the_closed_form_for_two_draws(monkeypatch):
+    p, q = laws(3, 30)
+    t = np.exp(np.arange(np.log(1e-12), np.log(1e12), acceptance.LOG_STEP))
+    s = q[acceptance.ascending(p, q)]
+    rest = np.append(s[::-1].cumsum()[::-1][1:], 0.0)
+    closed = s.cumsum() * (s / (1 - s)).cumsum() - (s * s / (1 - s)).cumsum()
+    assert acceptance._all_inside(s, 2, t, acceptance.LOG_STEP * t, rest) == pytest.approx(closed, abs=1e-11)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_no_rule_is_above_its_optimum_and_drawing_without_replacement_helps(n):
+    for seed in range(10):
+        p, q = laws(seed, 12)
+        best = acceptance.with_replacement(p, q, n).alpha + 1e-12
+        for rule in (rules.recursive, rules.target_sample, rules.single_with_spares, lambda p, q, n: rules.kseq(p, q, n)[1]):
+            assert rule(p, q, n) <= best
+        assert acceptance.without_replacement(p, q, n).alpha >= best - 1e-11
+    p, q = laws(0, 6)
+    assert rules.recursive_wor(p, q, min(n, 3)) <= acceptance.without_replacement(p, q, min(n, 3)).alpha + 1e-12
+
+
+def test_acceptance_one_is_recognised_and_refuted_with_a_set():
+    assert acceptance.is_certain(np.array([0.5, 0.5]), np.array([0.6, 0.4]))[0]
+    p, q = np.array([0.2, 0.8]), np.array([0.6, 0.4])
+    certain, witness = acceptance.is_certain(p, q)
+    assert not certain
+    assert p[witness].sum() < q[witness].sum() ** 2
+
+
+def test_race_of_one_lies_between_its_bounds_and_equals_the_integral():
+    for seed in range(5):
+        p, q = laws(seed, 8)
+        tv = 1 - rules.single(p, q)
+        alpha = rules.race_of_one(p, q)
+        assert (1 - tv) / (1 + tv) - 1e-12 <= alpha <= 1 - tv + 1e-12
+        assert rules.race(p, q, 1) == pytest.approx(alpha, abs=1e-9)
+
+
+def test_large_vocabulary_takes_well_below_a_second():
+    rng = np.random.default_rng(0)
+    p, q = rng.dirichlet(np.full(152_064, 0.1), 2)
+    acceptance.with_replacement(p, q, 4)
+    begin = time.perf_counter()
+    acceptance.with_replacement(p, q, 4)
+    assert time.perf_counter() - begin < 0.5
+
+
+def test_rows_that_are_no_laws_are_refused():
+    with pytest.raises(InvalidInputError, match="sums to"):
+        acceptance.with_replacement(np.array([0.5, 0.6]), np.array([0.5, 0.5]), 2)
