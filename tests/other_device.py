@@ -1,30 +1,70 @@
 """Stands in for a GPU where there is none: tensors on `meta` hold no data, so whatever reads a value on the host fails.
 
-`OneDevice` also refuses operations that mix devices, as CUDA does; transfers are allowed.
+`OneDevice` also refuses operations that mix devices, as CUDA does, and transfers that wait until the device is done.
 """
 
+from contextlib import ExitStack
+from types import TracebackType
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 __all__ = ["OneDevice", "moved"]
 
-TRANSFERS = ("_to_copy", "copy_")
+
+class _NoLists(TorchFunctionMode):
+    """`torch.tensor` of a list for a device waits for it: make it on the host and send it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        to = (kwargs or {}).get("device")
+        if func is torch.tensor and to is not None and torch.device(to).type != "cpu":
+            raise RuntimeError(f"a transfer of a list to {to} waits for the device")
+        return func(*args, **(kwargs or {}))
 
 
-class OneDevice(TorchDispatchMode):
-    """Every operation of torch has to find its tensors on one device; numbers on the host are welcome everywhere."""
+class _Operations(TorchDispatchMode):
+    """Every operation of torch has to find its tensors on one device; numbers on the host are welcome everywhere.
+
+    sends: whether something may be sent to the device at all; nothing may where work is captured as a graph.
+    """
+
+    def __init__(self, sends: bool) -> None:
+        super().__init__()
+        self.sends = sends
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [x for x in tree_leaves((args, kwargs or {})) if isinstance(x, torch.Tensor) and x.ndim]
-        devices = {x.device.type for x in given}
-        if len(devices) > 1 and func.overloadpacket.__name__ not in TRANSFERS:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        devices = {
+            x.device.type for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and (x.ndim or not self.sends)
+        }
+        to = kwargs.get("device")
+        if name == "_to_copy" and to is not None and torch.device(to).type not in devices:
+            if not self.sends or not kwargs.get("non_blocking"):
+                raise RuntimeError(f"a transfer from {' and '.join(devices)} to {to} waits for the device")
+        elif len(devices) > 1:
             raise RuntimeError(f"{func} met tensors on {' and '.join(sorted(devices))}")
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
+
+
+class OneDevice:
+    """A block of code on one device; see the module, and `sends` of `_Operations`."""
+
+    def __init__(self, *, sends: bool = True) -> None:
+        self._modes = ExitStack()
+        self._sends = sends
+
+    def __enter__(self) -> None:
+        self._modes.enter_context(_NoLists())
+        self._modes.enter_context(_Operations(self._sends))
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._modes.close()
 
 
 def moved(x: torch.Tensor | None) -> torch.Tensor | None:
     """The same without data."""
-    return None if x is None else x.to("meta")
+    return None if x is None else torch.empty_like(x, device="meta")

@@ -79,11 +79,14 @@ def _on_rows(x: Float[Tensor, "B N V"], rows: list[int], change: Callable[[Tenso
     """`change` applied to some rows of the batch; the others as they are."""
     if len(rows) == len(x):
         return change(x)
-    return x.index_copy(0, torch.tensor(rows, device=x.device), change(x[rows])) if rows else x
+    if not rows:
+        return x
+    index = torch.tensor(rows).to(x.device, non_blocking=True)
+    return x.index_copy(0, index, change(x[index]))
 
 
 def _column(values: Sequence[float], like: Tensor) -> Float[Tensor, "B 1 1"]:
-    return torch.tensor(list(values), dtype=like.dtype, device=like.device)[:, None, None]
+    return torch.tensor(list(values), dtype=like.dtype)[:, None, None].to(like.device, non_blocking=True)
 
 
 def _penalise(
@@ -120,8 +123,9 @@ def _process_context(
     x = logits.clone()
     for b, (context, prompt_length, row) in enumerate(zip(contexts, prompt_lengths, params, strict=True)):
         if row.logit_bias:
-            bias = torch.tensor(list(row.logit_bias.values()), dtype=x.dtype, device=x.device)
-            x[b].index_add_(1, torch.tensor(list(row.logit_bias), device=x.device), bias.expand(x.shape[1], -1))
+            bias = torch.tensor(list(row.logit_bias.values()), dtype=x.dtype).to(x.device, non_blocking=True)
+            ids = torch.tensor(list(row.logit_bias)).to(x.device, non_blocking=True)
+            x[b].index_add_(1, ids, bias.expand(x.shape[1], -1))
         if row.has_penalties:
             below = trees.ancestors(trees.subtree(tree, b))[0, :, 1:]
             nodes = len(below)
@@ -139,7 +143,7 @@ def _process_context(
 def _top_k(x: Float[Tensor, "B N V"], top_k: list[int]) -> Float[Tensor, "B N V"]:
     counts = [min(k, x.shape[-1]) for k in top_k]
     largest = x.topk(max(counts), dim=-1).values
-    last = torch.tensor(counts, device=x.device)[:, None, None] - 1
+    last = torch.tensor(counts)[:, None, None].to(x.device, non_blocking=True) - 1
     return x.masked_fill(x < largest.gather(-1, last.expand(*x.shape[:-1], 1)), -torch.inf)
 
 
@@ -212,7 +216,7 @@ def _top_p(x: Float[Tensor, "B N V"], top_p: list[float]) -> Float[Tensor, "B N 
     limits = torch.tensor([1 - p + rounding for p in top_p], dtype=torch.float64).repeat_interleave(x.shape[1])
     rows = x.flatten(0, 1)
     if x.device.type != "cpu":
-        return _drop_tail_torch(rows, limits.to(x.device)).view_as(x)
+        return _drop_tail_torch(rows, limits.to(x.device, non_blocking=True)).view_as(x)
     kept = rows.clone().contiguous()
     _drop_tail(kept.numpy(), rows.softmax(-1).numpy(), limits.numpy())
     return kept.view_as(x)
@@ -333,5 +337,6 @@ def soften(processed: Float[Tensor, "B N V"], params: Sequence[SamplingParams]) 
         return _point_mass(processed)
     p = processed.softmax(-1)
     if greedy:
-        p[greedy] = _point_mass(processed[greedy])
+        index = torch.tensor(greedy).to(p.device, non_blocking=True)
+        p[index] = _point_mass(processed[index])
     return p

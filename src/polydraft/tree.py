@@ -145,7 +145,7 @@ class Dedup:
         """From [B, M, ...] per scored node to [B, N, ...] per drafted node (copies get bit-equal rows)."""
         if self.places is None:
             return rows
-        index = self.row.reshape(*self.row.shape, *([1] * (rows.ndim - 2))).to(rows.device)
+        index = self.row.reshape(*self.row.shape, *([1] * (rows.ndim - 2))).to(rows.device, non_blocking=True)
         return rows.gather(1, index.expand(*self.row.shape, *rows.shape[2:]))
 
 

@@ -96,8 +96,9 @@ LONG = [1, 2, 3, 4, 1, 2]
 def test_processing_never_waits_for_the_host_nor_mixes_devices(params):
     tree = TokenTree.chain(torch.tensor([[2, 5, 6]] * 2))
     with OneDevice():
-        x = sampling.process(torch.empty(2, 3, V, device="meta"), tree, [LONG] * 2, [3] * 2, [params] * 2, checked=False)
-        assert sampling.soften(x, [params] * 2).shape == (2, 3, V)
+        both = [params, SamplingParams(temperature=0)]
+        x = sampling.process(torch.empty(2, 3, V, device="meta"), tree, [LONG] * 2, [3] * 2, both, checked=False)
+        assert sampling.soften(x, both).shape == (2, 3, V)
 
 
 def test_rows_of_copies_are_fetched_where_they_are():

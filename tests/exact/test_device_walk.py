@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from exact.test_walk import B, V, rounds
+from exact.test_walk import TREES, B, V, rounds
 from other_device import OneDevice, moved
 from polydraft import noise, registry
 from polydraft.core import Draft, NoiseKey, SiblingLaw, TreeShape
@@ -13,8 +13,8 @@ from polydraft.verifiers import _device, greedy
 RULES = {"block": _device.block, "match": _device.match, "race": _device.race}
 WALKS = [
     ("block", TreeShape.CHAIN, SiblingLaw.IID),
-    *(("match", shape, law) for shape in TreeShape if shape.name != "GROWN" for law in (SiblingLaw.IID, SiblingLaw.POINT_MASS)),
-    *(("race", shape, SiblingLaw.IID) for shape in TreeShape if shape.name != "GROWN"),
+    *(("match", shape, law) for shape in TREES for law in (SiblingLaw.IID, SiblingLaw.POINT_MASS)),
+    *(("race", shape, SiblingLaw.IID) for shape in TREES),
 ]
 
 

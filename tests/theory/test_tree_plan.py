@@ -81,7 +81,7 @@ def drafts_of(parents, law=SiblingLaw.WITHOUT_REPLACEMENT):
                     [],
                 )
                 for d in found
-                for probability, draws in sibling_draws(law, Q, count)
+                for probability, draws in sibling_draws(law, [Q] * count, count)
             ]
     return found
 
@@ -117,7 +117,7 @@ def best_first(tables, law, *, budget=4, depth=2):
         elsewhere = sum(w for n, w in open_nodes.items() if n != node)
         q = tables.row("q", d.paths[node])
         count = min(left, 2 if elsewhere < 0.25 or d.tokens.count(1) == 1 else 1)
-        for probability, draws in sibling_draws(law, q, count):
+        for probability, draws in sibling_draws(law, [q] * count, count):
             new = Grown(
                 d.probability * probability,
                 [*d.tokens, *draws],
@@ -177,9 +177,9 @@ def reordered(tables):
 def drafts_below(tables):
     """Two draws at the root, one below each."""
     found = []
-    for first, (x, y) in sibling_draws(SiblingLaw.IID, tables.row("q", ()), 2):
-        for second, (a,) in sibling_draws(SiblingLaw.IID, tables.row("q", (x,)), 1):
-            for third, (b,) in sibling_draws(SiblingLaw.IID, tables.row("q", (y,)), 1):
+    for first, (x, y) in sibling_draws(SiblingLaw.IID, [tables.row("q", ())] * 2, 2):
+        for second, (a,) in sibling_draws(SiblingLaw.IID, [tables.row("q", (x,))] * 1, 1):
+            for third, (b,) in sibling_draws(SiblingLaw.IID, [tables.row("q", (y,))] * 1, 1):
                 paths = [(), (x,), (y,), (x, a), (y, b)]
                 found.append(Grown(first * second * third, [0, x, y, a, b], [-1, 0, 0, 1, 2], paths, []))
     return found

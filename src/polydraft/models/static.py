@@ -91,24 +91,26 @@ class Shape(NamedTuple):
 class Replay:
     """A function of tensors as a CUDA graph: captured once, then replayed on new contents of the same memory.
 
-    Its results are overwritten by the next call.
+    Its results, and those of others that share its pool of memory, are overwritten by the next call of any of them.
     """
 
-    def __init__(self, run: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> None:
-        self._inputs = [x.clone() for x in inputs]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            run(*self._inputs)  # libraries choose their kernels and allocate their workspaces before the capture
-        torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._results = run(*self._inputs)
+    def __init__(self, run: Callable[..., list[Tensor]], inputs: Sequence[Tensor], pool: Any) -> None:
+        self._inputs, self._device = [x.clone() for x in inputs], inputs[0].device
+        with torch.cuda.device(self._device):
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                run(*self._inputs)  # libraries choose their kernels and allocate their workspaces before the capture
+            torch.cuda.current_stream().wait_stream(side)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, pool=pool):
+                self._results = run(*self._inputs)
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         for mine, given in zip(self._inputs, inputs, strict=True):
             mine.copy_(given)
-        self._graph.replay()
+        with torch.cuda.device(self._device):
+            self._graph.replay()
         return self._results
 
 
@@ -179,6 +181,7 @@ class StaticLlama:
         self.lengths = np.zeros(max_num_seqs, np.int64)
         self.passes = 0
         self._graphs: dict[tuple[Shape, bool], Replay] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self.graphed else None
 
     @staticmethod
     def why_unsupported(model: Any) -> str | None:
@@ -228,7 +231,7 @@ class StaticLlama:
         in_tree = sees.gather(2, beyond.clamp(0, shape.width - 1).expand(-1, shape.rows, -1))
         seen = (beyond < 0) | (in_tree & (beyond >= 0) & (beyond < shape.width))
         seen = seen | ((offsets < 0)[..., None] & (columns == 0))
-        mask = torch.zeros((), dtype=self.dtype, device=sees.device).where(seen, -torch.inf)
+        mask = torch.zeros(seen.shape, dtype=self.dtype, device=sees.device).masked_fill(~seen, -torch.inf)
         return mask[:, None].repeat(1, 1, self._heads // self._groups, 1)
 
     def _forward(self, shape: Shape, table: Int[Tensor, "S _"], extra: Tensor | None, embedded: Tensor | None) -> list[Tensor]:
@@ -243,7 +246,7 @@ class StaticLlama:
         sees = visible(parents).gather(1, place[..., None].expand(-1, -1, W))
         positions = lengths[:, None] + torch.where(depths >= 0, depths, sees.sum(-1) - 1)
         mask = self._mask(sees if extra is None else sees | extra, offsets, lengths, shape)
-        columns = torch.where(offsets >= 0, lengths[:, None] + offsets, self._columns - 1)
+        columns = (lengths[:, None] + offsets).masked_fill(offsets < 0, self._columns - 1)
         places = (columns + self._columns * torch.arange(S, device=table.device)[:, None]).flatten()
         positions = positions.clamp(0, self._columns - 1)
         cos, sin = self._cos[positions][:, :, None], self._sin[positions][:, :, None]
@@ -274,18 +277,22 @@ class StaticLlama:
 
     # A pass, from the host
 
+    def _sent(self, values: np.ndarray | list[int]) -> Tensor:
+        """To the device, without waiting for what it is doing."""
+        return torch.from_numpy(np.asarray(values)).to(self.device, non_blocking=True)
+
     def _run(
         self, shape: Shape, table: np.ndarray | Tensor, extra: Tensor | None = None, embedded: Tensor | None = None
     ) -> list[Tensor]:
-        """One pass; its results may be overwritten by the next one of the same shape."""
+        """One pass; its results may be overwritten by the next one."""
         self.passes += 1
-        given = torch.from_numpy(table).to(self.device) if isinstance(table, np.ndarray) else table
+        given = self._sent(table) if isinstance(table, np.ndarray) else table
         if not self.graphed or embedded is not None:
             return self._forward(shape, given, extra, embedded)
         inputs = [given] if extra is None else [given, extra]
         key = (shape, extra is not None)
         if key not in self._graphs:
-            self._graphs[key] = Replay(lambda t, e=None: self._forward(shape, t, e, None), inputs)
+            self._graphs[key] = Replay(lambda t, e=None: self._forward(shape, t, e, None), inputs, self._pool)
         return self._graphs[key](inputs)
 
     def _table(self, slots: Sequence[int], tree: TokenTree, since: int, rows: int, width: int) -> np.ndarray:
@@ -361,7 +368,7 @@ class StaticLlama:
         if aux is not None:
             extra, embedded = self._aux(slots, aux, table, shape, N, M)
         results = self._run(shape, table, extra, embedded)
-        index = torch.tensor(list(slots), device=self.device)
+        index = self._sent(list(slots))
         logits, *states = (x[index] for x in results)
         logits = logits[..., : self.vocab_size]
         return Scores(
@@ -392,7 +399,7 @@ class StaticLlama:
         table[index, 3 * T : 3 * T + N] = parents
         table[:, -2:] = 0
         table[index, -2] = self.lengths[index]
-        given, where = torch.from_numpy(table).to(self.device), torch.tensor(list(slots), device=self.device)
+        given, where = self._sent(table), self._sent(list(slots))
         given[where, :M] = ids
         return self._run(shape, given)[0][where][:, :M, : self.vocab_size]
 
@@ -401,7 +408,7 @@ class StaticLlama:
     ) -> tuple[Tensor, Tensor | None]:
         """Enter auxiliary rows into the table behind the M nodes; what they see of each other, and their embeddings if given."""
         T, X, index = shape.rows, aux.nodes.shape[1], np.asarray(slots)
-        where = torch.tensor(list(slots), device=self.device)
+        where = self._sent(list(slots))
         for begin, values in (
             (M, -1 if aux.inputs.ndim == 3 else aux.inputs.cpu().numpy()),
             (T + M, aux.positions.cpu().numpy()),
@@ -410,11 +417,11 @@ class StaticLlama:
         ):
             table[index, begin : begin + X] = values
         extra = torch.zeros(len(table), T, shape.width, dtype=torch.bool, device=self.device)
-        extra[where, M : M + X, N : N + X] = aux.mask.to(self.device)
+        extra[where, M : M + X, N : N + X] = aux.mask.to(self.device, non_blocking=True)
         if aux.inputs.ndim == 2:
             return extra, None
         embedded = torch.zeros(len(table), T, aux.inputs.shape[2], dtype=self.dtype, device=self.device)
-        embedded[where, M : M + X] = aux.inputs.to(self.device, self.dtype)
+        embedded[where, M : M + X] = aux.inputs.to(self.device, self.dtype, non_blocking=True)
         return extra, embedded
 
     def _check_room(self, slots: Sequence[int], counts: Sequence[int], columns: int) -> None:
@@ -438,9 +445,7 @@ class StaticLlama:
         moved = (path != depth) & (depth <= count[:, None])
         if moved.any():
             begins = (index * self._columns + self.lengths[index])[:, None]
-            source, target = (
-                torch.from_numpy((begins + x)[moved]).to(self.device) for x in (path, np.broadcast_to(depth, path.shape))
-            )
+            source, target = (self._sent((begins + x)[moved]) for x in (path, np.broadcast_to(depth, path.shape)))
             for store in (*self._keys, *self._values):
                 flat = store.flatten(0, 1)
                 flat.index_copy_(0, target, flat[source])

@@ -66,9 +66,9 @@ def propose_paths(
     for b, (width, depth) in enumerate(zip(widths, depths, strict=True)):
         size = width * depth
         parents[b, 1 : size + 1] = np.maximum(np.arange(1, size + 1) - width, 0)
-    uniforms = noise.uniforms(key, noise.Stream.DRAFT, N).to(device)
-    places = torch.from_numpy(numbers).clamp(min=0).to(device)
-    ids, offsets = torch.tensor(roots, device=device)[:, None], np.zeros((B, 1), np.int64)
+    uniforms = noise.uniforms(key, noise.Stream.DRAFT, N).to(device, non_blocking=True)
+    places = torch.from_numpy(numbers).clamp(min=0).to(device, non_blocking=True)
+    ids, offsets = torch.tensor(roots)[:, None].to(device, non_blocking=True), np.zeros((B, 1), np.int64)
     same = torch.ones(B, K, K, dtype=torch.bool, device=device)
     drawn: list[Tensor] = []
     laws: list[Tensor] = []
