@@ -2,10 +2,12 @@
 # make test    install with development tools, then tests, examples and linters
 #
 # PYTHON    interpreter for the virtual environment (3.10 or newer)
+# WORKERS   processes that share the tests, one thread each
 # PIP_ARGS  more arguments for pip, for example an index of CPU-only wheels of PyTorch
 
 PYTHON ?= python3.11
 PIP_ARGS ?=
+WORKERS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -38,7 +40,7 @@ lint:
 	$(BIN)/basedpyright
 
 suite:
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS)
 
 $(VENV)/.created:
 	@command -v $(PYTHON) >/dev/null || { \
