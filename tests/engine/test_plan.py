@@ -153,8 +153,9 @@ def test_overlaps_are_weighted_by_the_chance_to_get_there():
     draft, logits = round_of(p, q, [0, 0, 1])
     record = Acceptance()
     acceptance.observe([record], draft, logits, [False], np.full(DEPTHS, 0.5), outcome(0))
-    assert record.kept[:2] == pytest.approx([0.6, 0.3 * 0.5 / 0.9], rel=1e-5)
-    assert record.seen[:3] == pytest.approx([1.0, 0.5 / 0.9, 0.0], rel=1e-5)
+    w = 0.5 / 0.9
+    assert record.kept[:2] == pytest.approx([0.6, min(0.2, 0.9 * w) + min(0.8, 0.1 * w)], rel=1e-5)
+    assert record.seen[:3] == pytest.approx([1.0, w, 0.0], rel=1e-5)
     assert record.predicted == pytest.approx(0.5 + 0.25)
 
 
