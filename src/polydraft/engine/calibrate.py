@@ -28,7 +28,7 @@ SIZES = ((1, 0), (1, 4), (1, 1), (2, 4), (1, 8), (3, 3), (1, 12), (2, 8))
 """(width, depth) of measured rounds, the most telling first."""
 LONGEST_PROMPT = 128
 LEAST, MOST = 5, 16
-"""Repetitions of a size; the least of them counts, phase by phase, as a busy neighbour only ever adds time."""
+"""Repetitions of a size. Medians count, not the least: two paths that happen to agree make a round that is cheaper than others."""
 BLOCK = 3
 """Rounds of one size in a row: the first finds the caches as another size left them."""
 
@@ -141,7 +141,7 @@ def _measure(bed: Bed, batch: int, sizes: Seq[tuple[int, int]], budget_seconds: 
                 if bed.nodes == batch * size[0] * size[1]:
                     taken[size].append(tuple(seconds[phase] for phase in PHASES))
                     contexts[size].append(context)
-    return [Observation(batch, *size, round(np.mean(contexts[size])), *np.min(taken[size], axis=0).tolist()) for size in sizes]
+    return [Observation(batch, *size, round(np.mean(contexts[size])), *np.median(taken[size], axis=0).tolist()) for size in sizes]
 
 
 def calibrate(

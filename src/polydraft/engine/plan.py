@@ -199,6 +199,9 @@ class AdaptivePlan:
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         """One each; at temperature 0 one chain, as a second path would be a copy."""
+        if len(sequences) == 1 and sequences[0].acceptance.waiting:
+            sequences[0].acceptance.waiting -= 1
+            return [_NOTHING]
         widest = min(self.max_width, self.known.max_width)
         records = [s.acceptance for s in sequences]
         out = [r.waiting > 0 or not s.drafting for r, s in zip(records, sequences, strict=True)]
