@@ -2,7 +2,7 @@
 
     W_d  chance that block verification keeps the first path down to depth d: W_0 = 1, W <- min(1, W p/q), W p without a q
     o_d  its mean over the next draft: sum min(q, W p) (W P(children) without a q), so that E[o_d] = E[W_(d+1)]
-    a_d  = (sum o + strength m_d) / (sum W + strength);  m_0 = prior_0, and m_d carries a_(d-1) on along the prior's shape
+    a_d  = (sum o + strength m_d) / (sum W + strength);  m_0 = prior_0 with a strength that fades, and m_d carries a_(d-1) on along the prior's shape
 
 Block verification keeps a chain down to depth d with probability W_d given its tokens (Sun et al. 2024, arXiv 2403.10444), so
 the products of a_0, a_1, ... predict its tokens per call, without the noise of coins and of the last draft.
@@ -27,6 +27,8 @@ DEPTHS = 16
 LEAST = 1e-3
 STRENGTH, STRENGTH_BELOW = 6.0, 8.0
 DECAY = 0.98
+FORGET = 0.85
+"""What each look leaves of the prior's strength: it must not hold out against a text that it does not know."""
 EVERY_ROUND = 6
 """Drafting rounds that are all looked at; of later ones every third is, as looking and planning anew cost 4% of a round of the embedded pair."""
 TRUST = 80.0
@@ -65,13 +67,15 @@ class Acceptance:
 
 
 @compiled
-def by_depth(kept: np.ndarray, seen: np.ndarray, prior: np.ndarray, gain: float, out: np.ndarray) -> None:  # pragma: no cover
+def by_depth(
+    kept: np.ndarray, seen: np.ndarray, prior: np.ndarray, gain: float, looks: float, out: np.ndarray
+) -> None:  # pragma: no cover
     """out[d] = a_d; see the module."""
     before, expected = prior[0], prior[0]
     for d in range(out.size):
         if d > 0:
             expected = min(max(1.0 - (1.0 - before) * (1.0 - prior[d]) / max(1.0 - prior[d - 1], 1e-6), 0.0), 0.999)
-        strength = STRENGTH if d == 0 else STRENGTH_BELOW
+        strength = max(STRENGTH * FORGET**looks, 0.5) if d == 0 else STRENGTH_BELOW
         before = (kept[d] + strength * expected) / (seen[d] + strength)
         out[d] = before
     for d in range(out.size):
@@ -109,7 +113,7 @@ def expected_tokens(acceptance: np.ndarray, width: int, depth: int) -> float:
 
 
 @compiled
-def _look(logits, q, tokens, parents, rows, has_law, greedy, prior, kept, seen):  # pragma: no cover - compiled
+def _look(logits, q, tokens, parents, rows, has_law, greedy, prior, looks, kept, seen):  # pragma: no cover - compiled
     """Add one row's overlaps along its first path; returns the accepted tokens that the record predicted."""
     N, V = logits.shape
     width, depth, node = 0, 0, 0
@@ -118,7 +122,7 @@ def _look(logits, q, tokens, parents, rows, has_law, greedy, prior, kept, seen):
         if parents[n] == node:
             node, depth = n, depth + 1
     rates = np.empty(kept.size)
-    by_depth(kept, seen, prior, 1.0, rates)
+    by_depth(kept, seen, prior, 1.0, looks, rates)
     tokens_of = np.empty(depth + 1)
     tokens_by_depth(rates, max(width, 1), tokens_of)
     predicted = tokens_of[depth] - 1.0
@@ -195,9 +199,19 @@ def observe(
             continue
         record.rounds += 1
         if record.rounds <= EVERY_ROUND or record.rounds % 3 == 0 or decay == 1.0:
-            record.looks += 1
             record.fade(decay)
             record.predicted += _look(
-                x[b], q[b], tokens[b], parents[b], rows[b], draft.probs is not None, greedy[b], prior, record.kept, record.seen
+                x[b],
+                q[b],
+                tokens[b],
+                parents[b],
+                rows[b],
+                draft.probs is not None,
+                greedy[b],
+                prior,
+                record.looks,
+                record.kept,
+                record.seen,
             )
+            record.looks += 1
             record.accepted += kept[b]

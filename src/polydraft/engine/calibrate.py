@@ -57,7 +57,7 @@ class _Script:
     def acceptance(self) -> tuple[float, ...]:
         """[DEPTHS] of what was seen, drawn to PRIOR where there was little."""
         rates = np.empty(DEPTHS)
-        acceptance.by_depth(self.record.kept, self.record.seen, self._prior, 1.0, rates)
+        acceptance.by_depth(self.record.kept, self.record.seen, self._prior, 1.0, 0.0, rates)
         return tuple(rates.tolist())
 
 

@@ -23,7 +23,7 @@ from polydraft.verifiers._rows import compiled
 
 __all__ = ["AdaptivePlan", "FixedPlan", "Plan"]
 
-REMEMBERED = 8.0
+REMEMBERED = 4.0
 """Rounds of the past that a probe is weighed against: few, so that a change is seen, and enough to hold against the prior."""
 
 
@@ -69,7 +69,7 @@ def _choose(kept, seen, prior, asked, costs, max_depth, margin, sizes):  # pragm
 
     For every deepest depth D: sequences share the time of a round, so each takes what gains most over the price of its own
     nodes, rate x seconds, at the best rate so far (Dinkelbach's method for a ratio).
-    asked[b]: gain, most paths (0 where the sequence sits this round out), cached tokens.  costs: `RoundCosts.flat`.
+    asked[b]: gain, most paths (0 where the sequence sits this round out), cached tokens, looks.  costs: `RoundCosts.flat`.
     """
     gains, widths, contexts = asked[:, 0], asked[:, 1].astype(np.int64), asked[:, 2]
     B, L = kept.shape
@@ -86,7 +86,7 @@ def _choose(kept, seen, prior, asked, costs, max_depth, margin, sizes):  # pragm
         return rate
     rates, tokens = np.empty(L), np.empty((B, most, max_depth + 1))
     for b in range(B):
-        acceptance.by_depth(kept[b], seen[b], prior, gains[b], rates)
+        acceptance.by_depth(kept[b], seen[b], prior, gains[b], asked[b, 3], rates)
         for w in range(widths[b]):
             acceptance.tokens_by_depth(rates, w + 1, tokens[b, w])
     room = max(0.0, (HINGE - B) / B)
@@ -186,7 +186,7 @@ class AdaptivePlan:
             kept, seen = records[0].kept[None], records[0].seen[None]
         else:
             kept, seen = np.array([r.kept for r in records]), np.array([r.seen for r in records])
-        asked = np.array([[r.gain, w, c] for r, w, c in zip(records, widths, contexts, strict=True)])
+        asked = np.array([[r.gain, w, c, r.looks] for r, w, c in zip(records, widths, contexts, strict=True)])
         _choose(kept, seen, known.priors, asked, known.costs.flat, self.max_depth, self.margin, sizes)
         return sizes.tolist()
 
