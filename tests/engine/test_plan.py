@@ -195,7 +195,7 @@ def test_drafting_stops_where_it_does_not_pay_with_longer_and_longer_pauses():
     (s,) = sequences()
     given = drive(plan, s, 0.02, 400)
     drafted = [i for i, g in enumerate(given) if g.max_depth]
-    assert drafted[:2] == [0, 1] and len(drafted) < 16
+    assert drafted[:2] == [0, 1] and len(drafted) < 24
     pauses = np.diff(drafted[-5:])
     assert (np.diff(pauses) > 0).all() and pauses[-1] >= 64
     assert all(given[i] == Budget(1, 1, 1) for i in drafted[-4:])
@@ -206,7 +206,7 @@ def test_drafting_comes_back_when_drafts_fit_again():
     (s,) = sequences()
     assert drive(plan, s, 0.02, 60)[-1].max_depth == 0
     deep = [g.max_depth for g in drive(plan, s, 0.9, 150)]
-    assert deep[-1] >= 3 and sum(d > 1 for d in deep) > 60
+    assert deep[-1] >= 3 and sum(d > 1 for d in deep) > 40
 
 
 def test_a_rule_that_keeps_less_than_the_overlap_is_believed():
