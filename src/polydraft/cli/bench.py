@@ -43,6 +43,12 @@ def bench(
     passes: Annotated[
         bool, typer.Option("--passes", help="Show what a scoring pass costs by its number of rows instead.")
     ] = False,
+    planner: Annotated[
+        bool, typer.Option("--planner", help="Compare the adaptive plan with every fixed size on six workloads instead.")
+    ] = False,
+    scaling: Annotated[
+        bool, typer.Option("--scaling", help="Show how costs grow with batch, context, rows, vocabulary and depth instead.")
+    ] = False,
 ) -> None:
     """Measure this library against its peers: same models, prompts and threads, one interleaved run, outputs checked."""
     if context.invoked_subcommand is not None:
@@ -56,6 +62,12 @@ def bench(
         from polydraft.bench.passes import show as show_passes
 
         show_passes(quick=quick)
+        return
+    if planner:
+        _planner(json_file, quick)
+        return
+    if scaling:
+        _scaling(json_file, quick)
         return
     if profile:
         from polydraft.bench.profile import show
@@ -96,6 +108,30 @@ def bench(
     if json_file is not None:
         for path in reports.write(report, json_file):
             typer.echo(f"wrote {path}", err=True)
+
+
+def _planner(json_file: Path | None, quick: bool) -> None:
+    from polydraft.bench import planner
+
+    found = []
+    for name in planner.WORKLOADS:
+        found.append(planner.accuracy(name, count=2 if quick else 8, max_tokens=16 if quick else 96))
+        typer.echo(f"{name}: {found[-1].ratio:.3f} of the best fixed plan, {found[-1].best_fixed}", err=True)
+    typer.echo(planner.markdown(found))
+    if json_file is not None:
+        report = {"hardware": machine(), "workloads": [a.to_dict() for a in found]}
+        json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def _scaling(json_file: Path | None, quick: bool) -> None:
+    from polydraft.bench import scaling
+
+    found = scaling.scaling(quick=quick, progress=lambda name: typer.echo(f"measuring by {name} ...", err=True))
+    typer.echo(scaling.markdown(found))
+    if json_file is not None:
+        report = {"hardware": machine(), "curves": scaling.to_dict(found)}
+        json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        scaling.picture(found, json_file.with_suffix(".png"))
 
 
 def _read(path: Path, made: "object") -> list[list[int]]:

@@ -1,11 +1,11 @@
 """How well drafts fit, by depth: estimated for each sequence from its own rounds, with decay, around a prior.
 
-    o_d  overlap sum min(p, q) at the drafted node of depth d on the first path (P(children) where there is no q)
-    W_d  chance that the walk gets there, w <- min(1, w p/q), at least FLOOR: deep nodes of rejected paths still tell something
-    a_d  = (sum W o + strength m_d) / (sum W + strength);  m_0 = prior_0, and m_d carries a_(d-1) on along the prior's shape
+    W_d  chance that block verification keeps the first path down to depth d: W_0 = 1, W <- min(1, W p/q), W p without a q
+    o_d  its mean over the next draft: sum min(q, W p) (W P(children) without a q), so that E[o_d] = E[W_(d+1)]
+    a_d  = (sum o + strength m_d) / (sum W + strength);  m_0 = prior_0 with a strength that fades, and m_d carries a_(d-1) on along the prior's shape
 
-Block verification accepts a chain up to depth d with probability W_d given its tokens (Sun et al. 2024, arXiv 2403.10444),
-so the product of a_1..a_d, which averages over the drawn tokens too, predicts its tokens per call without any coin.
+Block verification keeps a chain down to depth d with probability W_d given its tokens (Sun et al. 2024, arXiv 2403.10444), so
+the products of a_0, a_1, ... predict its tokens per call, without the noise of coins and of the last draft.
 A rule that keeps less (or more) than the overlap is followed by `gain`: accepted tokens over predicted ones.
 """
 
@@ -20,14 +20,18 @@ from polydraft.core import Draft, Outcome
 from polydraft.verifiers._rows import compiled
 from polydraft.verifiers._walk import highest, soften
 
-__all__ = ["DEPTHS", "Acceptance", "by_depth", "expected_tokens", "observe"]
+__all__ = ["DEPTHS", "Acceptance", "by_depth", "expected_tokens", "observe", "tokens_by_depth"]
 
 DEPTHS = 16
 """Depths told apart; deeper ones count as the last."""
-FLOOR = 0.25
-STRENGTH = 2.0
-DECAY = 0.95
-TRUST = 15.0
+LEAST = 1e-3
+STRENGTH, STRENGTH_BELOW = 6.0, 8.0
+DECAY = 0.98
+FORGET = 0.85
+"""What each look leaves of the prior's strength: it must not hold out against a text that it does not know."""
+EVERY_ROUND = 6
+"""Drafting rounds that are all looked at; of later ones every third is, as looking and planning anew cost 4% of a round of the embedded pair."""
+TRUST = 80.0
 """Predicted tokens that weigh as much as the belief that a rule keeps the overlap."""
 
 
@@ -36,7 +40,7 @@ class Acceptance:
     """One sequence's running record. kept, seen: [DEPTHS] weighted overlaps and weights.
 
     predicted, accepted: drafted tokens, with decay.  pause: rounds of the last wait.  waiting: rounds left.
-    due: a probe follows the wait.
+    due: a probe follows the wait.  rounds: that drafted.  looks: of them, those that were looked at.
     """
 
     kept: np.ndarray = field(default_factory=lambda: np.zeros(DEPTHS))
@@ -46,6 +50,8 @@ class Acceptance:
     pause: int = 0
     waiting: int = 0
     due: bool = False
+    rounds: int = 0
+    looks: int = 0
 
     @property
     def gain(self) -> float:
@@ -61,43 +67,53 @@ class Acceptance:
 
 
 @compiled
-def by_depth(kept: np.ndarray, seen: np.ndarray, prior: np.ndarray, gain: float, out: np.ndarray) -> None:  # pragma: no cover
+def by_depth(
+    kept: np.ndarray, seen: np.ndarray, prior: np.ndarray, gain: float, looks: float, out: np.ndarray
+) -> None:  # pragma: no cover
     """out[d] = a_d; see the module."""
     before, expected = prior[0], prior[0]
     for d in range(out.size):
         if d > 0:
             expected = min(max(1.0 - (1.0 - before) * (1.0 - prior[d]) / max(1.0 - prior[d - 1], 1e-6), 0.0), 0.999)
-        before = (kept[d] + STRENGTH * expected) / (seen[d] + STRENGTH)
+        strength = max(STRENGTH * FORGET**looks, 0.5) if d == 0 else STRENGTH_BELOW
+        before = (kept[d] + strength * expected) / (seen[d] + strength)
         out[d] = before
     for d in range(out.size):
         out[d] = min(out[d] * gain, 0.999)
 
 
 @compiled
-def expected_tokens(acceptance: np.ndarray, width: int, depth: int) -> float:  # pragma: no cover - compiled
-    """Tokens per call of `width` iid paths of `depth`, from the acceptance of one draft by depth.
+def tokens_by_depth(acceptance: np.ndarray, width: int, out: np.ndarray) -> None:  # pragma: no cover - compiled
+    """out[d] = tokens per call of `width` iid paths of depth d, from the acceptance of one draft by depth.
 
     A chain: 1 + a_0 + a_0 a_1 + ...  With K paths a rejection 1 - a becomes (1 - a)^(1 + 0.53 log2 K) at the root and
     (1 - a)^(1 + 0.08 log2 K) below, where mostly one path is left: a fit to the block efficiency of greedy traversal on the
     embedded pair (K = 1 to 4, depths 1 to 8, three temperatures; within 5%).
+    """
+    octaves = np.log2(float(width))
+    out[0] = reached = 1.0
+    for d in range(out.size - 1):
+        a = acceptance[min(d, acceptance.size - 1)]
+        if width > 1:
+            a = 1.0 - np.exp((1.0 + (0.53 if d == 0 else 0.08) * octaves) * np.log(max(1.0 - a, 1e-12)))
+        reached *= a
+        out[d + 1] = out[d] + reached
+
+
+def expected_tokens(acceptance: np.ndarray, width: int, depth: int) -> float:
+    """Tokens per call of `width` iid paths of `depth`; see `tokens_by_depth`.
 
     Example:
         >>> round(expected_tokens(np.full(4, 0.5), 1, 4), 4)
         1.9375
     """
-    octaves = np.log2(float(width))
-    total, reached = 1.0, 1.0
-    for d in range(depth):
-        a = acceptance[min(d, acceptance.size - 1)]
-        if width > 1:
-            a = 1.0 - (1.0 - a) ** (1.0 + (0.53 if d == 0 else 0.08) * octaves)
-        reached *= a
-        total += reached
-    return total
+    out = np.empty(depth + 1)
+    tokens_by_depth(acceptance, width, out)
+    return float(out[depth])
 
 
 @compiled
-def _look(logits, q, tokens, parents, rows, has_law, greedy, prior, kept, seen):  # pragma: no cover - compiled
+def _look(logits, q, tokens, parents, rows, has_law, greedy, prior, looks, kept, seen):  # pragma: no cover - compiled
     """Add one row's overlaps along its first path; returns the accepted tokens that the record predicted."""
     N, V = logits.shape
     width, depth, node = 0, 0, 0
@@ -106,8 +122,10 @@ def _look(logits, q, tokens, parents, rows, has_law, greedy, prior, kept, seen):
         if parents[n] == node:
             node, depth = n, depth + 1
     rates = np.empty(kept.size)
-    by_depth(kept, seen, prior, 1.0, rates)
-    predicted = expected_tokens(rates, width, depth) - 1.0
+    by_depth(kept, seen, prior, 1.0, looks, rates)
+    tokens_of = np.empty(depth + 1)
+    tokens_by_depth(rates, max(width, 1), tokens_of)
+    predicted = tokens_of[depth] - 1.0
     p = np.empty(V, np.float32)
     node, reached = 0, 1.0
     for d in range(N):
@@ -128,12 +146,16 @@ def _look(logits, q, tokens, parents, rows, has_law, greedy, prior, kept, seen):
             total = soften(logits[node], p)
         if not total > 0.0:
             return predicted
+        weight = np.float32(reached)
+        if weight < LEAST:
+            return predicted
         scale, overlap = np.float32(1.0 / total), np.float32(0.0)
         x = tokens[child]
         if has_law:
             law = q[rows[child]]
+            part = scale * weight
             for t in range(V):
-                overlap += min(p[t] * scale, law[t])
+                overlap += min(p[t] * part, law[t])
             ratio = p[x] * scale / law[x] if law[x] > 0 else np.float32(0.0)
         else:
             for n in range(node + 1, N):
@@ -141,11 +163,10 @@ def _look(logits, q, tokens, parents, rows, has_law, greedy, prior, kept, seen):
                 for m in range(node + 1, n):
                     copied |= parents[m] == node and tokens[m] == tokens[n]
                 if parents[n] == node and not copied:
-                    overlap += p[tokens[n]] * scale
+                    overlap += p[tokens[n]] * scale * weight
             ratio = p[x] * scale
         at = min(d, kept.size - 1)
-        weight = max(reached, FLOOR)
-        kept[at] += weight * min(overlap, np.float32(1.0))
+        kept[at] += min(overlap, weight)
         seen[at] += weight
         reached = min(1.0, reached * ratio)
         node = child
@@ -174,9 +195,23 @@ def observe(
     tokens, parents, rows = (t.cpu().contiguous().numpy() for t in (draft.tree.tokens, draft.tree.parents, draft.rows))
     kept = outcome.num_accepted.tolist()
     for b, record in enumerate(records):
-        if parents[b, 1] == 0:
+        if parents[b, 1] != 0:
+            continue
+        record.rounds += 1
+        if record.rounds <= EVERY_ROUND or record.rounds % 3 == 0 or decay == 1.0:
             record.fade(decay)
             record.predicted += _look(
-                x[b], q[b], tokens[b], parents[b], rows[b], draft.probs is not None, greedy[b], prior, record.kept, record.seen
+                x[b],
+                q[b],
+                tokens[b],
+                parents[b],
+                rows[b],
+                draft.probs is not None,
+                greedy[b],
+                prior,
+                record.looks,
+                record.kept,
+                record.seen,
             )
+            record.looks += 1
             record.accepted += kept[b]

@@ -164,7 +164,7 @@ class Engine(Loop):
             and self._waiting
             and not self._running
         ):
-            plan.profile = profile_of(self.target, drafter, self.verifier, self._waiting[0].request.prompt_token_ids)
+            plan.profile = profile_of(self.target, drafter, self.verifier, self._waiting[0].request)
         return super().step()
 
     def summary(self) -> dict[str, Any]:

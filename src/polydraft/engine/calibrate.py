@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.core import Budget, Draft, Drafter, Outcome, Request, SamplingParams, Target, Verifier
+from polydraft.core import Budget, Draft, Drafter, Outcome, Request, SamplingParams, SiblingLaw, Target, Verifier
 from polydraft.engine import acceptance
 from polydraft.engine.acceptance import DEPTHS, Acceptance
 from polydraft.engine.costs import PHASES, Observation, RoundCosts
@@ -28,7 +28,9 @@ SIZES = ((1, 0), (1, 4), (1, 1), (2, 4), (1, 8), (3, 3), (1, 12), (2, 8))
 """(width, depth) of measured rounds, the most telling first."""
 LONGEST_PROMPT = 128
 LEAST, MOST = 5, 16
-"""Repetitions of a size; the least of them counts, phase by phase, as a busy neighbour only ever adds time."""
+"""Repetitions of a size. Medians count, not the least: two paths that happen to agree make a round that is cheaper than others."""
+BLOCK = 3
+"""Rounds of one size in a row: the first finds the caches as another size left them."""
 
 
 def clock(target: Target) -> Callable[[], float]:
@@ -55,7 +57,7 @@ class _Script:
     def acceptance(self) -> tuple[float, ...]:
         """[DEPTHS] of what was seen, drawn to PRIOR where there was little."""
         rates = np.empty(DEPTHS)
-        acceptance.by_depth(self.record.kept, self.record.seen, self._prior, 1.0, rates)
+        acceptance.by_depth(self.record.kept, self.record.seen, self._prior, 1.0, 0.0, rates)
         return tuple(rates.tolist())
 
 
@@ -63,6 +65,7 @@ class Bed:
     """A test bed for rounds: `batch` copies of a prompt that start anew when their context is full.
 
     target, drafter, verifier: idle parts of an engine; all their slots are free again after `close`.
+    `nodes`: tokens that the last round drafted, all sequences together.
     """
 
     _ids = count()
@@ -76,6 +79,8 @@ class Bed:
         self._running: list[str] = []
         self._contexts: dict[str, int] = {}
         self._seconds: dict[str, dict[str, float]] = {}
+        self._drafted: dict[str, int] = {}
+        self.nodes = 0
 
     def _restart(self) -> None:
         self.close()
@@ -88,13 +93,16 @@ class Bed:
     def _step(self) -> dict[str, float]:
         """One step; seconds of all sequences by phase."""
         spent: dict[str, float] = dict.fromkeys(map(str, PHASES), 0.0)
+        drafted = self._drafted
+        self._drafted = {}
         for output in self._loop.step():
             name, now = output.request_id, dict(output.sample.stats.seconds)
             self._contexts[name] += len(output.token_ids)
             for phase, value in now.items():
                 if phase != "prefill":
                     spent[phase if phase in spent else "other"] += value - self._seconds.get(name, {}).get(phase, 0.0)
-            self._seconds[name] = now
+            self._seconds[name], self._drafted[name] = now, output.sample.stats.drafted
+        self.nodes = sum(count - drafted.get(name, 0) for name, count in self._drafted.items())
         return spent
 
     def round(self, width: int, depth: int) -> tuple[dict[str, float], int, int]:
@@ -113,11 +121,11 @@ class Bed:
         """Abort what runs: slots are free again."""
         for name in self._running:
             self._loop.abort_request(name)
-        self._running, self._contexts, self._seconds = [], {}, {}
+        self._running, self._contexts, self._seconds, self._drafted = [], {}, {}, {}
 
 
 def _measure(bed: Bed, batch: int, sizes: Seq[tuple[int, int]], budget_seconds: float) -> list[Observation]:
-    """Each size in turn, a round to warm up, then at least two that count; LEAST while the time lasts thrice, MOST while it lasts."""
+    """Sizes for which the drafter had as many tokens as asked. Each in turn, a round to warm up, then at least two that count; LEAST while the time lasts thrice, MOST while it lasts."""
     taken: dict[tuple[int, int], list[tuple[float, ...]]] = {size: [] for size in sizes}
     contexts: dict[tuple[int, int], list[int]] = {size: [] for size in sizes}
     for size in sizes:
@@ -128,10 +136,12 @@ def _measure(bed: Bed, batch: int, sizes: Seq[tuple[int, int]], budget_seconds: 
         if repetition >= 2 and (perf_counter() - start) * (repetition + 1) / repetition > allowed:
             break
         for size in sizes:
-            seconds, context, _ = bed.round(*size)
-            taken[size].append(tuple(seconds[phase] for phase in PHASES))
-            contexts[size].append(context)
-    return [Observation(batch, *size, round(np.mean(contexts[size])), *np.min(taken[size], axis=0).tolist()) for size in sizes]
+            for _ in range(BLOCK):
+                seconds, context, _ = bed.round(*size)
+                if bed.nodes == batch * size[0] * size[1]:
+                    taken[size].append(tuple(seconds[phase] for phase in PHASES))
+                    contexts[size].append(context)
+    return [Observation(batch, *size, round(np.mean(contexts[size])), *np.median(taken[size], axis=0).tolist()) for size in sizes]
 
 
 def calibrate(
@@ -155,6 +165,8 @@ def calibrate(
     params = params or SamplingParams(temperature=1.0, ignore_eos=True)
     space = target.max_model_len
     ids = list(prompt)[-max(1, min(LONGEST_PROMPT, space // 4)) :]
+    if drafter.info.laws == {SiblingLaw.POINT_MASS}:  # copying needs something to copy: the text begins again
+        ids = (ids + ids)[-max(1, min(2 * LONGEST_PROMPT, space // 4)) :]
     most_paths = widest(drafter)
     sizes = [(w, d) for w, d in SIZES if w <= most_paths and d < space // 4]
     found: list[Observation] = []
@@ -179,6 +191,9 @@ def calibrate(
     return Profile(RoundCosts.fit(found), rates, most_paths, {"identity": identity(target, drafter, verifier)})
 
 
-def profile_of(target: Target, drafter: Drafter, verifier: Verifier, prompt: Seq[int]) -> Profile:
-    """The profile of these parts: known from before, or measured now; see `engine/profile.py`."""
-    return once(identity(target, drafter, verifier), lambda: calibrate(target, drafter, verifier, prompt))
+def profile_of(target: Target, drafter: Drafter, verifier: Verifier, request: Request) -> Profile:
+    """The profile of these parts: known from before, or measured now on a request's prompt; see `engine/profile.py`."""
+    greedy = request.params.greedy
+    params = SamplingParams(temperature=0.0 if greedy else 1.0, ignore_eos=True)
+    about = identity(target, drafter, verifier, greedy=greedy)
+    return once(about, lambda: calibrate(target, drafter, verifier, request.prompt_token_ids, params=params))

@@ -1,7 +1,7 @@
 """What a round costs in seconds, by batch, rows, drafting depth and context: measured, then fitted.
 
     seconds = once + batch + rows + rows beyond 8 + context + rows x context       (a pass of the target, and what is around it)
-            + drafting at all + depths + drafted nodes + drafting sequences        (drafting)
+            + drafting at all + depths + drafted nodes + drafting sequences + branching sequences
 
 Each phase of a round (drafting, scoring, other) has its own non-negative coefficients, found by least squares on relative
 errors (Huber's weights for outliers), so that a noisy clock can never make more work look cheaper. After the throughput model of Yan et al. 2024, "Decoding
@@ -31,12 +31,13 @@ FEATURES = (
     "depths",
     "drafted nodes",
     "drafting sequences",
+    "branching sequences",
 )
 PHASES = ("drafting", "scoring", "other")
 _USED = {
-    "drafting": ("batch", "drafting at all", "depths", "drafted nodes", "drafting sequences"),
+    "drafting": ("batch", "drafting at all", "depths", "drafted nodes", "drafting sequences", "rows x context"),
     "scoring": ("once", "batch", "rows", "rows beyond 8", "context", "rows x context", "drafting at all"),
-    "other": ("once", "batch", "rows", "drafting at all", "drafting sequences"),
+    "other": ("once", "batch", "rows", "drafting at all", "drafting sequences", "branching sequences"),
 }
 HINGE = 8
 
@@ -63,14 +64,27 @@ def features(sizes: Sequence[tuple[int, int]], contexts: Sequence[int]) -> np.nd
 
     Example:
         >>> features([(2, 3), (1, 0)], [100, 50]).tolist()
-        [1.0, 2.0, 8.0, 0.0, 150.0, 750.0, 1.0, 3.0, 6.0, 1.0]
+        [1.0, 2.0, 8.0, 0.0, 150.0, 750.0, 1.0, 3.0, 6.0, 1.0, 1.0]
     """
     nodes = [w * d for w, d in sizes]
     rows = len(sizes) + sum(nodes)
     by_context = sum((1 + n) * c for n, c in zip(nodes, contexts, strict=True))
     deepest, drafting = max(d for _, d in sizes), sum(d > 0 for _, d in sizes)
+    branching = sum(w > 1 and d > 0 for w, d in sizes)
     return np.array(
-        [1, len(sizes), rows, max(0, rows - HINGE), sum(contexts), by_context, drafting > 0, deepest, sum(nodes), drafting],
+        [
+            1,
+            len(sizes),
+            rows,
+            max(0, rows - HINGE),
+            sum(contexts),
+            by_context,
+            drafting > 0,
+            deepest,
+            sum(nodes),
+            drafting,
+            branching,
+        ],
         dtype=np.float64,
     )
 
@@ -106,7 +120,7 @@ class RoundCosts:
 
     @cached_property
     def flat(self) -> np.ndarray:
-        """[10] seconds per unit of each feature, all phases together."""
+        """[11] seconds per unit of each feature, all phases together."""
         return np.sum([self.coefficients[phase] for phase in PHASES], axis=0)
 
     def seconds(self, sizes: Sequence[tuple[int, int]], contexts: Sequence[int]) -> float:

@@ -6,7 +6,7 @@ Where the tables come from a clock they are measured once, before a request; ins
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -23,7 +23,7 @@ from polydraft.verifiers._rows import compiled
 
 __all__ = ["AdaptivePlan", "FixedPlan", "Plan"]
 
-REMEMBERED = 8.0
+REMEMBERED = 4.0
 """Rounds of the past that a probe is weighed against: few, so that a change is seen, and enough to hold against the prior."""
 
 
@@ -64,13 +64,14 @@ class FixedPlan:
 
 
 @compiled
-def _choose(kept, seen, prior, gains, widths, contexts, costs, max_depth, margin, sizes):  # pragma: no cover - compiled
+def _choose(kept, seen, prior, asked, costs, max_depth, margin, sizes):  # pragma: no cover - compiled
     """sizes[b] = (width, depth) of most expected tokens per second for the batch; (1, 0) all over where drafting does not pay.
 
     For every deepest depth D: sequences share the time of a round, so each takes what gains most over the price of its own
     nodes, rate x seconds, at the best rate so far (Dinkelbach's method for a ratio).
-    widths[b]: most paths, 0 where the sequence sits this round out.  contexts: cached tokens.  costs: `RoundCosts.flat`.
+    asked[b]: gain, most paths (0 where the sequence sits this round out), cached tokens, looks.  costs: `RoundCosts.flat`.
     """
+    gains, widths, contexts = asked[:, 0], asked[:, 1].astype(np.int64), asked[:, 2]
     B, L = kept.shape
     most = 0
     for b in range(B):
@@ -85,22 +86,33 @@ def _choose(kept, seen, prior, gains, widths, contexts, costs, max_depth, margin
         return rate
     rates, tokens = np.empty(L), np.empty((B, most, max_depth + 1))
     for b in range(B):
-        acceptance.by_depth(kept[b], seen[b], prior, gains[b], rates)
+        acceptance.by_depth(kept[b], seen[b], prior, gains[b], asked[b, 3], rates)
         for w in range(widths[b]):
-            for d in range(max_depth + 1):
-                tokens[b, w, d] = acceptance.expected_tokens(rates, w + 1, d)
+            acceptance.tokens_by_depth(rates, w + 1, tokens[b, w])
     room = max(0.0, (HINGE - B) / B)
     tried = np.empty_like(sizes)
+    if B == 1:
+        for w in range(widths[0]):
+            for d in range(1, max_depth + 1):
+                n = (w + 1) * d
+                seconds = plain + (costs[2] + costs[8] + costs[5] * contexts[0]) * n + costs[3] * max(0, 1 + n - HINGE)
+                seconds += costs[6] + costs[7] * d + costs[9] + (costs[10] if w > 0 else 0.0)
+                if tokens[0, w, d] / seconds > best:
+                    best = tokens[0, w, d] / seconds
+                    sizes[0, 0], sizes[0, 1] = w + 1, d
+        return best
     for deepest in range(1, max_depth + 1):
         for _ in range(4):
-            nodes, drafting, reached, total, by_context = 0, 0, 0, 0.0, 0.0
+            nodes, drafting, branching, reached, total, by_context = 0, 0, 0, 0, 0.0, 0.0
             for b in range(B):
                 each, gain = costs[2] + costs[5] * contexts[b] + costs[8], 1.0
                 tried[b, 0], tried[b, 1] = 1, 0
                 for w in range(widths[b]):
                     for d in range(1, deepest + 1):
                         n = (w + 1) * d
-                        value = tokens[b, w, d] - rate * (n * each + costs[3] * max(0.0, n - room) + costs[9])
+                        value = tokens[b, w, d] - rate * (
+                            n * each + costs[3] * max(0.0, n - room) + costs[9] + (costs[10] if w > 0 else 0.0)
+                        )
                         if value > gain:
                             gain = value
                             tried[b, 0], tried[b, 1] = w + 1, d
@@ -108,13 +120,14 @@ def _choose(kept, seen, prior, gains, widths, contexts, costs, max_depth, margin
                 nodes += n
                 by_context += n * contexts[b]
                 drafting += n > 0
+                branching += tried[b, 0] > 1
                 reached = max(reached, tried[b, 1])
                 total += tokens[b, tried[b, 0] - 1, tried[b, 1]] if n > 0 else 1.0
             if drafting == 0:
                 break
             beyond = max(0, B + nodes - HINGE) - max(0, B - HINGE)
             seconds = plain + (costs[2] + costs[8]) * nodes + costs[5] * by_context + costs[3] * beyond
-            seconds += costs[6] + costs[7] * reached + costs[9] * drafting
+            seconds += costs[6] + costs[7] * reached + costs[9] * drafting + costs[10] * branching
             found = total / seconds
             if found > best:
                 best = found
@@ -148,11 +161,13 @@ class AdaptivePlan:
     """
 
     profile: Profile | None = None
-    max_depth: int = 16
+    max_depth: int = 12
     max_width: int = 4
     margin: float = 0.02
     first_pause: int = 4
     longest_pause: int = 256
+    _planned: list[tuple[int, int, bool, int]] = field(default_factory=list, init=False, repr=False, compare=False)
+    _last: list[list[int]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def known(self) -> Profile:
@@ -167,20 +182,12 @@ class AdaptivePlan:
 
     def _sizes(self, records: Seq[Acceptance], widths: list[int], contexts: list[int]) -> list[list[int]]:
         known, sizes = self.known, np.empty((len(records), 2), np.int64)
-        kept, seen = np.array([r.kept for r in records]), np.array([r.seen for r in records])
-        gains = np.array([r.gain for r in records])
-        _choose(
-            kept,
-            seen,
-            known.priors,
-            gains,
-            np.array(widths),
-            np.array(contexts, np.float64),
-            known.costs.flat,
-            self.max_depth,
-            self.margin,
-            sizes,
-        )
+        if len(records) == 1:
+            kept, seen = records[0].kept[None], records[0].seen[None]
+        else:
+            kept, seen = np.array([r.kept for r in records]), np.array([r.seen for r in records])
+        asked = np.array([[r.gain, w, c, r.looks] for r, w, c in zip(records, widths, contexts, strict=True)])
+        _choose(kept, seen, known.priors, asked, known.costs.flat, self.max_depth, self.margin, sizes)
         return sizes.tolist()
 
     def best(self, rate: float, *, batch: int = 1, context: int = 0, greedy: bool = False) -> Budget:
@@ -192,6 +199,9 @@ class AdaptivePlan:
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         """One each; at temperature 0 one chain, as a second path would be a copy."""
+        if len(sequences) == 1 and sequences[0].acceptance.waiting:
+            sequences[0].acceptance.waiting -= 1
+            return [_NOTHING]
         widest = min(self.max_width, self.known.max_width)
         records = [s.acceptance for s in sequences]
         out = [r.waiting > 0 or not s.drafting for r, s in zip(records, sequences, strict=True)]
@@ -199,7 +209,10 @@ class AdaptivePlan:
         if not any(widths):
             sizes = [[1, 0]] * len(sequences)
         else:
-            sizes = self._sizes(records, widths, [len(s.token_ids) for s in sequences])
+            seen = [(id(r), r.looks, r.due, w) for r, w in zip(records, widths, strict=True)]
+            if seen != self._planned:
+                self._planned, self._last = seen, self._sizes(records, widths, [len(s.token_ids) for s in sequences])
+            sizes = self._last
         return [self._budget(r, o, w, d) for r, o, (w, d) in zip(records, out, sizes, strict=True)]
 
     def _budget(self, record: Acceptance, out: bool, width: int, depth: int) -> Budget:

@@ -144,8 +144,8 @@ def _model(model: Any) -> dict[str, Any] | None:
     }
 
 
-def identity(target: Target, drafter: Drafter, verifier: Verifier) -> dict[str, Any] | None:
-    """What a profile is valid for; None where a model has no name to be known by again."""
+def identity(target: Target, drafter: Drafter, verifier: Verifier, *, greedy: bool = False) -> dict[str, Any] | None:
+    """What a profile is valid for; None where a model has no name to be known by again. greedy: measured at temperature 0."""
     models = [_model(target)]
     if hasattr(drafter, "model"):
         models.append(_model(getattr(drafter, "model")))  # noqa: B009 - drafters need not have one
@@ -155,6 +155,7 @@ def identity(target: Target, drafter: Drafter, verifier: Verifier) -> dict[str, 
         "models": models,
         "drafter": drafter.info.name,
         "verifier": verifier.info.name,
+        "greedy": greedy,
         "machine": [platform.node(), platform.machine(), torch.get_num_threads()],
         "version": __version__,
     }

@@ -117,6 +117,8 @@ class Stepper:
         if self.drafter is None:
             return Draft.empty(roots)
         budgets = self.plan.budgets(sequences)
+        if not any(g.max_depth for g in budgets):
+            return Draft.empty(roots)
         rooms = [self._room(s) for s in sequences]
         budgets = [g if g.max_depth <= room else replace(g, max_depth=room) for g, room in zip(budgets, rooms, strict=True)]
         if not any(g.max_depth for g in budgets):

@@ -1,0 +1,52 @@
+"""Scaling curves and the planner's accuracy table: the figures behind the pages."""
+
+import math
+
+import pytest
+
+from polydraft.bench.planner import WORKLOADS, Accuracy, accuracy, markdown, sizes_of
+from polydraft.bench.scaling import Curve, Point, picture, scaling
+from polydraft.bench.scaling import markdown as scaling_markdown
+
+
+def curve(*seconds):
+    return Curve("rows of a pass", "x", tuple(Point(2**i, s, 1.0, 2**20) for i, s in enumerate(seconds)))
+
+
+def test_exponents_and_knee_tell_where_a_curve_turns_linear():
+    bent = curve(1.0, 1.1, 1.3, 2.3, 4.6)
+    assert bent.exponents == pytest.approx((math.log2(1.1), 1.0))
+    assert bent.knee == 4
+    assert curve(1.0, 1.1, 1.2).knee is None
+
+
+def test_the_best_fixed_plan_is_chosen_by_total_speed_and_plain_decoding_is_one():
+    found = Accuracy("w", {"plain": [(10, 1.0)] * 4, "adaptive": [(19, 1.0)] * 4, "1x4": [(20, 1.0)] * 4, "2x2": [(30, 2.0)] * 4})
+    assert found.best_fixed == "1x4" and found.ratio == pytest.approx(0.95)
+    assert found.interval == pytest.approx((0.95, 0.95))
+    assert "| w | 10 | 19 |" in markdown([found])
+    found.rounds["plain"] = [(40, 1.0)] * 4
+    assert found.best_fixed == "plain"
+
+
+@pytest.mark.parametrize("name", ["repeated edits", "mixed batch"])
+def test_a_workload_runs_every_size_on_the_same_rounds(name, monkeypatch):
+    monkeypatch.setattr("polydraft.bench.planner.DEPTHS", {1: (1, 4), 2: (2,)})
+    found = accuracy(name, count=2, max_tokens=8)
+    width = 1 if name == "repeated edits" else 2
+    assert set(found.rounds) == {"plain", "adaptive", *(f"{w}x{d}" for w, d in sizes_of(width))}
+    assert {len(r) for r in found.rounds.values()} == {2}
+    assert all(tokens > 0 and seconds > 0 for rounds in found.rounds.values() for tokens, seconds in rounds)
+    assert name in WORKLOADS
+
+
+@pytest.mark.slow
+def test_all_curves_are_measured_and_drawn(tmp_path):
+    found = scaling(quick=True)
+    assert {c.panel for c in found} == {"sequences at a time", "tokens of context", "rows of a pass", "vocabulary", "depth"}
+    assert all(p.seconds > 0 and p.num_bytes > 0 for c in found for p in c.points)
+    batch = next(c for c in found if c.panel == "sequences at a time" and c.name == "plain")
+    assert batch.points[-1].rate > 2 * batch.points[0].rate
+    assert "| 16 |" in scaling_markdown(found)
+    picture(found, tmp_path / "s.png")
+    assert (tmp_path / "s.png").stat().st_size > 1000
