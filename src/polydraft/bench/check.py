@@ -76,6 +76,7 @@ class Recorder:
     values: list[Float[np.ndarray, "S J"]] = field(default_factory=list[np.ndarray])
     drawn: list[Float[np.ndarray, "S J"]] = field(default_factory=list[np.ndarray])
     again: "_Again" = field(default_factory=lambda: _Again())
+    walk = None  # every round is seen
 
     @property
     def info(self) -> Method:

@@ -155,14 +155,14 @@ class Stepper:
 
     def _walk(self, draft: Draft, processed: Tensor, key: NoiseKey, params: Seq[SamplingParams]) -> Outcome | None:
         """The rule's fused walk, where there is one for these logits and parameters; without drafts all rules draw from p."""
-        if processed.dtype != torch.float32:
+        walk = getattr(self.verifier, "walk", _missing)
+        if walk is None or processed.dtype != torch.float32:
             return None
         num_greedy = sum(p.greedy for p in params)
         if num_greedy == 0:
             if draft.tree.num_nodes == 1 and not self.verifier.info.shared_noise:
                 return match.walk(draft, processed, key)
-            walk = getattr(self.verifier, "walk", None)
-            return None if walk is None else walk(draft, processed, key)
+            return walk(draft, processed, key)
         return greedy.walk(draft, processed, key) if num_greedy == len(params) and self.verifier.info.lossless else None
 
     def _record(self, sequences: Seq[Sequence], draft: Draft, outcome: Outcome) -> None:
@@ -173,6 +173,10 @@ class Stepper:
                 if parent >= 0:
                     deep.append(deep[parent] + 1)
             s.sample.stats.record(num_nodes=len(deep) - 1, depth=max(deep), num_accepted=kept[b])
+
+
+def _missing(draft: Draft, logits: Tensor, key: NoiseKey) -> None:
+    """The walk of a rule that has none."""
 
 
 def _hung(unique: Dedup, aux: AuxRows) -> AuxRows:
