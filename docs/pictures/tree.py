@@ -17,8 +17,10 @@ from polydraft import Budget, Draft, Engine, Request, SamplingParams, TokenTree,
 from polydraft.core import Verdict
 from polydraft.sampling import laws
 
-PROMPT = "def add(a, b):\n    return"
-RULE, PATHS, DEPTH, SEED = "greedy_traversal", 3, 3, 7
+PROMPT = "for i in range("
+RULE, PATHS, DEPTH, SEED = "traversal", 3, 3, 6
+
+PLAIN = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
 
 
 @dataclass(frozen=True)
@@ -48,32 +50,45 @@ def one_round() -> Round:
     return Round(draft, p, verify(RULE, draft, p), words)
 
 
-def reached(shape: TokenTree, stop: torch.Tensor) -> list[float]:
-    """P(node n is kept) = P(the last kept node is n or below it); copies of a context share theirs."""
-    first = tree.first_copies(shape)[0].tolist()
-    reach, parents = [0.0] * len(first), shape.parents[0].tolist()
-    for n in range(len(first) - 1, -1, -1):
-        reach[first[n]] += float(stop[0, n])
-    for n in range(len(first) - 1, 0, -1):
-        if first[n] == n:
-            reach[first[parents[n]]] += reach[n]
-    return [reach[n] for n in first]
+@dataclass(frozen=True)
+class Contexts:
+    """The distinct contexts of a tree: equal siblings are two draws and one context.
 
+    parents: context -> the context above it (the root: -1).  draws: how often it was drawn.  Both go by node numbers of first copies.
+    """
 
-def places(shape: TokenTree) -> list[tuple[float, float]]:
-    """(depth, height) of each node; leaves stand in draw order, a parent in the middle of its children."""
-    parents = shape.parents[0].tolist()
-    kids = [[n for n, parent in enumerate(parents) if parent == m] for m in range(len(parents))]
-    leaves = [n for n in _in_order(kids, 0) if not kids[n]]
-    height = {n: -float(i) for i, n in enumerate(leaves)}
-    for n in range(len(parents) - 1, -1, -1):
-        if kids[n]:
-            height[n] = sum(height[k] for k in kids[n]) / len(kids[n])
-    return [(float(d), height[n]) for n, d in enumerate(tree.depths(shape)[0].tolist())]
+    parents: dict[int, int]
+    draws: dict[int, int]
 
+    @classmethod
+    def of(cls, shape: TokenTree) -> "Contexts":
+        first, parents = tree.first_copies(shape)[0].tolist(), shape.parents[0].tolist()
+        above = {n: first[parents[n]] if n else -1 for n in sorted(set(first))}
+        return cls(above, {n: first.count(n) for n in above})
 
-def _in_order(kids: list[list[int]], n: int) -> list[int]:
-    return [n, *(m for k in kids[n] for m in _in_order(kids, k))]
+    def children(self, n: int) -> list[int]:
+        return [m for m, parent in self.parents.items() if parent == n]
+
+    def reached(self, stop: list[float]) -> dict[int, float]:
+        """P(context n is kept) = P(the last kept one is n, or lies below it)."""
+        reach = {n: stop[n] for n in self.parents}
+        for n in sorted(reach, reverse=True):
+            if n:
+                reach[self.parents[n]] += reach[n]
+        return reach
+
+    def heights(self) -> dict[int, float]:
+        """Leaves stand one below the other in draw order, a parent in the middle of its children."""
+        leaves = [n for n in self._below(0) if not self.children(n)]
+        height = {n: -float(i) for i, n in enumerate(leaves)}
+        for n in sorted(self.parents, reverse=True):
+            kids = self.children(n)
+            if kids:
+                height[n] = sum(height[k] for k in kids) / len(kids)
+        return height
+
+    def _below(self, n: int) -> list[int]:
+        return [n, *(m for k in self.children(n) for m in self._below(k))]
 
 
 def draw(shown: Round, path: Path) -> None:
@@ -81,29 +96,40 @@ def draw(shown: Round, path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    shape, stop = shown.draft.tree, shown.verdict.stop
-    parents, rows = shape.parents[0].tolist(), shown.draft.rows[0].tolist()
-    reach, at = reached(shape, stop), places(shape)
-    assert shown.draft.probs is not None
+    shape, stop = shown.draft.tree, shown.verdict.stop[0].tolist()
+    contexts, depths = Contexts.of(shape), tree.depths(shape)[0].tolist()
+    reach, height = contexts.reached(stop), contexts.heights()
     figure, axes = plt.subplots(figsize=(10, 4.6), layout="constrained")
-    for n, (x, y) in enumerate(at):
-        told = f"stop {float(stop[0, n]):.2f}"
-        if n > 0:
-            token = int(shape.tokens[0, n])
-            p, q = float(shown.target_probs[0, parents[n], token]), float(shown.draft.probs[0, rows[n], token])
-            told = f"p {p:.2f}   q {q:.2f}   {told}"
-            axes.plot([at[parents[n]][0], x], [at[parents[n]][1], y], color="tab:blue", lw=0.6 + 7 * reach[n], alpha=0.45, zorder=1)
-        colour = "#dbe9f6" if n == 0 else "white"
-        box = {"boxstyle": "round,pad=0.35", "facecolor": colour, "edgecolor": "tab:blue"}
+    for n, parent in contexts.parents.items():
+        x, y = depths[n], height[n]
+        if n:
+            width = 0.6 + 7 * reach[n]
+            axes.plot([depths[parent], x], [height[parent], y], color="tab:blue", lw=width, alpha=0.45, zorder=1)
+        box = {"boxstyle": "round,pad=0.35", "facecolor": "white" if n else "#dbe9f6", "edgecolor": "tab:blue"}
         axes.text(x, y, repr(shown.words[n])[1:-1], family="monospace", size=11, ha="center", va="center", bbox=box, zorder=3)
-        axes.text(x, y - 0.27, told, size=8, ha="center", va="center", color="0.25", zorder=3)
-    tokens = 1 + float((stop * tree.depths(shape)).sum())
-    axes.set_title(f"{PATHS} paths drafted after {PROMPT!r}, verified by {RULE}: {tokens:.2f} tokens expected from this pass", size=10)
+        axes.text(
+            x, y - 0.3, told(shown, n, contexts.draws[n]), size=8, ha="center", va="center", color="0.25", bbox=PLAIN, zorder=2
+        )
+    tokens = 1 + sum(chance * depth for chance, depth in zip(stop, depths, strict=True))
+    axes.set_title(
+        f"{PATHS} paths drafted after {PROMPT!r}, verified by {RULE}: {tokens:.2f} tokens expected from this pass", size=10
+    )
     axes.set_xlim(-0.5, DEPTH + 0.5)
-    axes.set_ylim(min(y for _, y in at) - 0.55, max(y for _, y in at) + 0.4)
+    axes.set_ylim(min(height.values()) - 0.55, max(height.values()) + 0.4)
     axes.axis("off")
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def told(shown: Round, n: int, draws: int) -> str:
+    """What stands below a node."""
+    stop = f"stop {float(shown.verdict.stop[0, n]):.2f}"
+    if n == 0:
+        return stop
+    assert shown.draft.probs is not None
+    token, parent, row = (int(x[0, n]) for x in (shown.draft.tree.tokens, shown.draft.tree.parents, shown.draft.rows))
+    p, q = float(shown.target_probs[0, parent, token]), float(shown.draft.probs[0, row, token])
+    return f"p {p:.2g}   q {q:.2g}   {stop}" + (f"   drawn {draws} times" if draws > 1 else "")
 
 
 if __name__ == "__main__":

@@ -67,7 +67,9 @@ def test_examples_of_the_reference_are_code(site):
 def test_pages_ask_no_other_host_for_anything(site):
     for page in site.rglob("*.html"):
         html = page.read_text(encoding="utf-8")
-        assert not re.search(r'<(?:script|img|iframe)[^>]* src="(?:https?:)?//|<link[^>]*rel="(?:stylesheet|preconnect)"[^>]*//', html)
+        assert not re.search(
+            r'<(?:script|img|iframe)[^>]* src="(?:https?:)?//|<link[^>]*rel="(?:stylesheet|preconnect)"[^>]*//', html
+        )
 
 
 def test_a_link_that_leads_nowhere_stops_the_build(tmp_path):
