@@ -18,7 +18,7 @@ from polydraft.core import Verdict
 from polydraft.sampling import laws
 
 PROMPT = "for i in range("
-RULE, PATHS, DEPTH, SEED = "traversal", 3, 3, 6
+RULE, PATHS, DEPTH, SEED = "traversal", 3, 3, 32
 
 PLAIN = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
 

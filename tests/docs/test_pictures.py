@@ -41,3 +41,10 @@ def test_chances_of_keeping_fall_along_a_path_from_one(script, shown):
     reach = contexts.reached(shown.verdict.stop[0].tolist())
     assert reach[0] == pytest.approx(1)
     assert all(reach[n] <= reach[parent] + 1e-12 for n, parent in contexts.parents.items() if n)
+
+
+def test_nothing_is_left_for_the_token_that_the_draft_proposes_too_often(script, shown):
+    contexts, n = script.Contexts.of(shown.draft.tree), shown.words.index("len")
+    token = int(shown.draft.tree.tokens[0, n])
+    assert shown.draft.probs[0, shown.draft.rows[0, n], token] > shown.target_probs[0, 0, token]
+    assert contexts.reached(shown.verdict.stop[0].tolist())[n] == pytest.approx(0, abs=1e-12)
