@@ -1,5 +1,7 @@
 """The documentation builds as a site without a warning, and its reference has what a user looks for."""
 
+import doctest
+import importlib.util
 import re
 import subprocess
 import sys
@@ -62,6 +64,15 @@ def test_reference_has_every_registered_method(site, page, table):
 
 def test_examples_of_the_reference_are_code(site):
     assert "<blockquote>" not in text(site, "reference/verifiers"), "a prompt >>> was read as a quotation"
+
+
+def test_the_example_of_the_docstring_reader_runs():
+    spec = importlib.util.spec_from_file_location("docstring_lines", ROOT / "docs" / "docstring_lines.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    done = doctest.testmod(module)
+    assert done.attempted > 0 and done.failed == 0
 
 
 def test_pages_ask_no_other_host_for_anything(site):
