@@ -1,0 +1,136 @@
+"""Draw docs/pictures/tree.png: one round of the embedded pair, the drafted tree and the rule's verdict on it.
+
+    PYTHONPATH=src python docs/pictures/tree.py [FILE]
+
+Every number is computed here by the parts that the engine runs: three paths of three tokens from the draft model, one pass of
+the target over the tree, then `verify`. The seed is fixed; the picture shows that round and no average.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+import torch
+
+from polydraft import Budget, Draft, Engine, Request, SamplingParams, TokenTree, tree, verify
+from polydraft.core import Verdict
+from polydraft.sampling import laws
+
+PROMPT = "for i in range("
+RULE, PATHS, DEPTH, SEED = "traversal", 3, 3, 32
+
+PLAIN = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
+
+
+@dataclass(frozen=True)
+class Round:
+    """One drafted tree, the target's law at its nodes [1, N, V], and what the rule says before any randomness."""
+
+    draft: Draft
+    target_probs: torch.Tensor
+    verdict: Verdict
+    words: list[str]
+    """The text of each node's token."""
+
+
+def one_round() -> Round:
+    """Draft, score, verify: the first three steps of a round."""
+    engine = Engine.embedded(drafter="model", verifier=RULE, depth=DEPTH, num_paths=PATHS)
+    ids, params = engine.encode(PROMPT), SamplingParams(seed=SEED)
+    drafter, target = engine.drafter, engine.target
+    assert drafter is not None
+    states = drafter.start([Request("picture", tuple(ids), params, SEED)])
+    draft = drafter.propose(states, [Budget(PATHS * DEPTH, DEPTH, PATHS)])
+    target.prefill([0], [ids[:-1]])
+    unique = tree.dedup(draft.tree)
+    logits = unique.expand(target.score([0], unique.tree).logits)
+    p = laws(logits, draft.tree, [ids], [len(ids)], [params])
+    words = [engine.tokenizer.decode([token]) for token in draft.tree.tokens[0].tolist()]
+    return Round(draft, p, verify(RULE, draft, p), words)
+
+
+@dataclass(frozen=True)
+class Contexts:
+    """The distinct contexts of a tree: equal siblings are two draws and one context.
+
+    parents: context -> the context above it (the root: -1).  draws: how often it was drawn.  Both go by node numbers of first copies.
+    """
+
+    parents: dict[int, int]
+    draws: dict[int, int]
+
+    @classmethod
+    def of(cls, shape: TokenTree) -> "Contexts":
+        first, parents = tree.first_copies(shape)[0].tolist(), shape.parents[0].tolist()
+        above = {n: first[parents[n]] if n else -1 for n in sorted(set(first))}
+        return cls(above, {n: first.count(n) for n in above})
+
+    def children(self, n: int) -> list[int]:
+        return [m for m, parent in self.parents.items() if parent == n]
+
+    def reached(self, stop: list[float]) -> dict[int, float]:
+        """P(context n is kept) = P(the last kept one is n, or lies below it)."""
+        reach = {n: stop[n] for n in self.parents}
+        for n in sorted(reach, reverse=True):
+            if n:
+                reach[self.parents[n]] += reach[n]
+        return reach
+
+    def heights(self) -> dict[int, float]:
+        """Leaves stand one below the other in draw order, a parent in the middle of its children."""
+        leaves = [n for n in self._below(0) if not self.children(n)]
+        height = {n: -float(i) for i, n in enumerate(leaves)}
+        for n in sorted(self.parents, reverse=True):
+            kids = self.children(n)
+            if kids:
+                height[n] = sum(height[k] for k in kids) / len(kids)
+        return height
+
+    def _below(self, n: int) -> list[int]:
+        return [n, *(m for k in self.children(n) for m in self._below(k))]
+
+
+def draw(shown: Round, path: Path) -> None:
+    """The tree from left to right: the wider an edge, the likelier is its node kept; below a token p, q and P(stop)."""
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    shape, stop = shown.draft.tree, shown.verdict.stop[0].tolist()
+    contexts, depths = Contexts.of(shape), tree.depths(shape)[0].tolist()
+    reach, height = contexts.reached(stop), contexts.heights()
+    figure, axes = plt.subplots(figsize=(10, 4.6), layout="constrained")
+    for n, parent in contexts.parents.items():
+        x, y = depths[n], height[n]
+        if n:
+            width = 0.6 + 7 * reach[n]
+            axes.plot([depths[parent], x], [height[parent], y], color="tab:blue", lw=width, alpha=0.45, zorder=1)
+        box = {"boxstyle": "round,pad=0.35", "facecolor": "white" if n else "#dbe9f6", "edgecolor": "tab:blue"}
+        axes.text(x, y, repr(shown.words[n])[1:-1], family="monospace", size=11, ha="center", va="center", bbox=box, zorder=3)
+        axes.text(
+            x, y - 0.3, told(shown, n, contexts.draws[n]), size=8, ha="center", va="center", color="0.25", bbox=PLAIN, zorder=2
+        )
+    tokens = 1 + sum(chance * depth for chance, depth in zip(stop, depths, strict=True))
+    axes.set_title(
+        f"{PATHS} paths drafted after {PROMPT!r}, verified by {RULE}: {tokens:.2f} tokens expected from this pass", size=10
+    )
+    axes.set_xlim(-0.5, DEPTH + 0.5)
+    axes.set_ylim(min(height.values()) - 0.55, max(height.values()) + 0.4)
+    axes.axis("off")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def told(shown: Round, n: int, draws: int) -> str:
+    """What stands below a node."""
+    stop = f"stop {float(shown.verdict.stop[0, n]):.2f}"
+    if n == 0:
+        return stop
+    assert shown.draft.probs is not None
+    token, parent, row = (int(x[0, n]) for x in (shown.draft.tree.tokens, shown.draft.tree.parents, shown.draft.rows))
+    p, q = float(shown.target_probs[0, parent, token]), float(shown.draft.probs[0, row, token])
+    return f"p {p:.2g}   q {q:.2g}   {stop}" + (f"   drawn {draws} times" if draws > 1 else "")
+
+
+if __name__ == "__main__":
+    draw(one_round(), Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_suffix(".png"))

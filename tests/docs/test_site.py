@@ -1,0 +1,92 @@
+"""The documentation builds as a site without a warning, and its reference has what a user looks for."""
+
+import doctest
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from polydraft import registry
+
+ROOT = Path(__file__).parents[2]
+
+
+def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(config), "--site-dir", str(site)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = build(ROOT / "mkdocs.yml", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def text(site: Path, page: str) -> str:
+    return (site / page / "index.html").read_text(encoding="utf-8")
+
+
+def test_every_page_is_built(site):
+    for page in (ROOT / "docs").rglob("*.md"):
+        name = page.relative_to(ROOT / "docs").with_suffix("")
+        folder = name.parent if name.name == "index" else name
+        assert (site / folder / "index.html").exists(), page
+
+
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [
+        ("core", "polydraft.core.Draft"),
+        ("core", "polydraft.core.TokenTree.chain"),
+        ("verify", "polydraft.rules.verify"),
+        ("engine", "polydraft.engine.api.Engine.from_pretrained"),
+        ("engine", "polydraft.integrations.transformers.custom_generate"),
+        ("sampling-params", "polydraft.params.SamplingParams"),
+        ("theory", "polydraft.theory.acceptance.with_replacement"),
+        ("tools", "polydraft.errors.PolydraftError"),
+    ],
+)
+def test_reference_explains_the_name(site, page, name):
+    assert f'id="{name}"' in text(site, f"reference/{page}")
+
+
+@pytest.mark.parametrize(("page", "table"), [("verifiers", registry.VERIFIERS), ("drafters", registry.DRAFTERS)])
+def test_reference_has_every_registered_method(site, page, table):
+    found = text(site, f"reference/{page}")
+    missing = [where for where in table.values() if f'id="{where.replace(":", ".")}"' not in found]
+    assert not missing, f"docs/reference/{page}.md lacks ::: of {missing}"
+
+
+def test_examples_of_the_reference_are_code(site):
+    assert "<blockquote>" not in text(site, "reference/verifiers"), "a prompt >>> was read as a quotation"
+
+
+def test_the_example_of_the_docstring_reader_runs():
+    spec = importlib.util.spec_from_file_location("docstring_lines", ROOT / "docs" / "docstring_lines.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    done = doctest.testmod(module)
+    assert done.attempted > 0 and done.failed == 0
+
+
+def test_pages_ask_no_other_host_for_anything(site):
+    for page in site.rglob("*.html"):
+        html = page.read_text(encoding="utf-8")
+        assert not re.search(
+            r'<(?:script|img|iframe)[^>]* src="(?:https?:)?//|<link[^>]*rel="(?:stylesheet|preconnect)"[^>]*//', html
+        )
+
+
+def test_a_link_that_leads_nowhere_stops_the_build(tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("# A page\n\n[no such page](missing.md)\n", encoding="utf-8")
+    config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nplugins:")[0]
+    (tmp_path / "mkdocs.yml").write_text(config, encoding="utf-8")
+    done = build(tmp_path / "mkdocs.yml", tmp_path / "site")
+    assert done.returncode != 0 and "missing.md" in done.stderr
