@@ -1,6 +1,6 @@
 """`polydraft bench --scaling`: how the cost of a round grows with batch, context, rows, vocabulary, paths and depth; memory beside it.
 
-Rounds are real ones (`engine/calibrate.py`); the least of several repetitions counts, in CPU seconds on one thread. Batch,
+Rounds are real ones (`engine/calibrate.py`); medians of several repetitions, in CPU seconds on one thread. Batch,
 paths and depth are measured on the embedded pair, with the tokens that it really emits. Context, rows and vocabulary are
 measured on random models of the sizes said, as costs do not depend on weights; their drafted rounds are counted in rounds.
 """
@@ -93,10 +93,12 @@ def _bytes(*models: CompiledLlama) -> int:
 
 
 def _round(bed: Bed, size: tuple[int, int], repetitions: int) -> tuple[float, float]:
-    """(seconds, tokens) of a round: the least seconds, the mean tokens."""
+    """(seconds, tokens) of a round: the median of seconds, the mean of tokens."""
     bed.round(*size)
     found = [bed.round(*size) for _ in range(repetitions)]
-    return min(sum(seconds.values()) for seconds, _, _ in found), float(np.mean([tokens for _, _, tokens in found]))
+    return float(np.median([sum(seconds.values()) for seconds, _, _ in found])), float(
+        np.mean([tokens for _, _, tokens in found])
+    )
 
 
 def _rounds(
@@ -179,13 +181,15 @@ def _by_rows(repetitions: int) -> list[Curve]:
                 tree, start = TokenTree.chain(torch.ones(1, rows, dtype=torch.int64)), watch()
                 model.score([0], tree)
                 taken[rows].append(watch() - start)
-        curves.append(Curve("rows of a pass", name, tuple(Point(r, min(taken[r][1:]), r, _bytes(model)) for r in ROWS)))
+        curves.append(
+            Curve("rows of a pass", name, tuple(Point(r, float(np.median(taken[r][1:])), r, _bytes(model)) for r in ROWS))
+        )
     return curves
 
 
 def scaling(*, quick: bool = False, progress: Callable[[str], None] = lambda name: None) -> list[Curve]:
     """All curves. quick: few repetitions, contexts up to 512 and vocabularies up to 8k.  progress: called with each panel's name."""
-    repetitions, found = 3 if quick else 12, []
+    repetitions, found = 3 if quick else 24, []
     for name, measured in (
         ("batch", lambda: _by_batch(repetitions)),
         ("context", lambda: _by_context(repetitions, 512 if quick else CONTEXTS[-1])),
