@@ -93,15 +93,16 @@ class Recorder:
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Verdict:
         verdict = self.rule(draft, target_probs)
+        if draft.tree.num_nodes == 1:
+            return verdict  # plain decoding: no rule had a part in it
         now = _Round.of(draft, target_probs)
         own = now.expected(verdict)
         self.values += own
-        if draft.tree.num_nodes > 1:
-            for name in CONTROLS:
-                info = registry.verifier(name).info
-                if draft.law in info.laws and draft.shape in info.shapes:
-                    other = now.expected(registry.verifier(name)(draft, target_probs))
-                    self.paired.setdefault(name, []).extend(a - b for a, b in zip(own, other, strict=True))
+        for name in CONTROLS:
+            info = registry.verifier(name).info
+            if draft.law in info.laws and draft.shape in info.shapes:
+                other = now.expected(registry.verifier(name)(draft, target_probs))
+                self.paired.setdefault(name, []).extend(a - b for a, b in zip(own, other, strict=True))
         return _Watched(verdict, now, draft, self.drawn, self.again)
 
 

@@ -141,7 +141,11 @@ def _measure(bed: Bed, batch: int, sizes: Seq[tuple[int, int]], budget_seconds: 
                 if bed.nodes == batch * size[0] * size[1]:
                     taken[size].append(tuple(seconds[phase] for phase in PHASES))
                     contexts[size].append(context)
-    return [Observation(batch, *size, round(np.mean(contexts[size])), *np.median(taken[size], axis=0).tolist()) for size in sizes]
+    return [
+        Observation(batch, *size, round(np.mean(contexts[size])), *np.median(taken[size], axis=0).tolist())
+        for size in sizes
+        if taken[size]  # a drafter that copies may have had nothing to copy
+    ]
 
 
 def calibrate(
