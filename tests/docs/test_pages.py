@@ -1,5 +1,6 @@
 """What README and docs show is run as it stands: Python blocks in order, and every line that begins with `$ polydraft`."""
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -81,3 +82,19 @@ def test_constraints_pin_every_direct_dependency():
     pinned = set(re.findall(r"^([A-Za-z0-9_.-]+)==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE))
     wanted -= {"polydraft"}  # the development extra takes in other extras of this project
     assert {"torch", "pytest", "xllamacpp", "mkdocs-material"} <= wanted <= pinned
+
+
+def modules() -> str:
+    """A table of every module and the first line of its docstring."""
+    rows = []
+    for path in sorted((ROOT / "src" / "polydraft").rglob("*.py")):
+        claim = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        if claim:
+            name = ".".join(path.relative_to(ROOT / "src" / "polydraft").with_suffix("").parts).removesuffix(".__init__")
+            rows.append(f"| `{name}` | {claim.splitlines()[0].replace('|', '/')} |")
+    return "\n".join(["| module | its claim |", "|---|---|", *rows])
+
+
+def test_structure_has_one_line_a_module():
+    text = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
+    assert modules() in text, "paste what `modules()` returns into docs/structure.md, under 'One line a module'"
