@@ -25,7 +25,7 @@ def text() -> str:
 
 
 def test_json_holds_text_and_statistics():
-    whole = json.loads(generate("def quicksort(", "--json").stdout)
+    whole = json.loads(generate("def quicksort(", "--json", "--depth", "4").stdout)
     assert whole["text"] == whole["samples"][0]["text"]
     assert whole["statistics"]["emitted"] == 16
     assert whole["statistics"]["tokens_per_call"] > 1

@@ -40,7 +40,8 @@ def test_an_index_is_built_from_a_folder_and_used_by_generate(kind, corpus, tmp_
     assert f"{kind} index of 3 files" in found.stdout
     made = registry.index(kind).load(tmp_path / "i")
     assert (made.vocab_size, made.tokens_of) == (2048, fingerprint(load.load_tokenizer(str(pair.target_folder()))))
-    given = ["generate", "for i in range(", "--drafter", kind, "--index", str(tmp_path / "i"), "--max-tokens", "8", "--json"]
+    given = ["generate", "for i in range(", "--drafter", kind, "--index", str(tmp_path / "i")]
+    given += ["--depth", "4", "--max-tokens", "8", "--json"]
     used = CliRunner().invoke(app, given)
     assert used.exit_code == 0, used.output
     stats = json.loads(used.stdout)["samples"][0]["stats"]
@@ -87,6 +88,10 @@ def test_a_mixture_is_given_its_sources_and_their_indexes_on_the_command_line(co
         "--drafter",
         "mixture:suffix,trigram,retrieval",
         *files,
+        "--depth",
+        "4",
+        "--num-paths",
+        "2",
         "--max-tokens",
         "16",
         "--json",

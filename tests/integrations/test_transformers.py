@@ -95,7 +95,7 @@ def test_a_sequence_that_ends_early_is_padded_while_others_go_on(llama):
 
 def test_without_a_draft_model_earlier_text_is_copied(llama):
     model, _ = llama
-    loop = polydraft.custom_generate()
+    loop = polydraft.custom_generate(depth=4)
     drafted = model.generate(**SINGLE, do_sample=False, max_new_tokens=40, custom_generate=loop)
     assert torch.equal(drafted, model.generate(**SINGLE, do_sample=False, max_new_tokens=40))
     assert loop.stats[0].drafted > 0
