@@ -74,13 +74,13 @@ _ATANH = tuple(2 / (2 * k + 1) for k in range(1, 10))  # 2 atanh(s) = 2 s + s su
 
 
 @njit(error_model="numpy", forceinline=True)
-def _round(k0, k1, c0, c1, c2, c3):  # pragma: no cover - compiled
+def _round(k0, k1, c0, c1, c2, c3):
     a, b = _M0 * c0, _M1 * c2
     return (b >> _U(32)) ^ c1 ^ (k0 & _LOW), b & _LOW, (a >> _U(32)) ^ c3 ^ (k1 & _LOW), a & _LOW
 
 
 @njit(error_model="numpy", forceinline=True)
-def _philox(k0, k1, c0, c1, c2, c3):  # pragma: no cover - compiled
+def _philox(k0, k1, c0, c1, c2, c3):
     """Ten rounds, written out: a loop here would keep the caller's loop over tokens from being vectorised."""
     c0, c1, c2, c3 = _round(k0, k1, c0, c1, c2, c3)
     c0, c1, c2, c3 = _round(k0 + _K0, k1 + _K1, c0, c1, c2, c3)
@@ -95,12 +95,12 @@ def _philox(k0, k1, c0, c1, c2, c3):  # pragma: no cover - compiled
 
 
 @njit(error_model="numpy", forceinline=True)
-def _uniform(high, low):  # pragma: no cover - compiled
+def _uniform(high, low):
     return np.float64((high << _U(21)) | (low >> _U(11))) * 2.0**-53
 
 
 @njit(error_model="numpy", forceinline=True)
-def _clock(high, low):  # pragma: no cover - compiled
+def _clock(high, low):
     """-log((2k + 1) / 2^53) within one ulp; the same operations, in the same order, as `_clock_torch`."""
     k = (high << _U(20)) | (low >> _U(12))
     u = np.uint64(k | _UONE).view(np.float64) - _BELOW_ONE
@@ -123,20 +123,20 @@ def _clock(high, low):  # pragma: no cover - compiled
 
 
 @njit(error_model="numpy", forceinline=True)
-def _least_clock(high, low):  # pragma: no cover - compiled
+def _least_clock(high, low):
     """A number just below `_clock`, without its logarithm: -log(u) >= 1 - u."""
     k = (high << _U(20)) | (low >> _U(12))
     return (1.0 - (np.uint64(k | _UONE).view(np.float64) - _BELOW_ONE)) * (1.0 - 1e-12)
 
 
 @njit(error_model="numpy", forceinline=True)
-def _words(seed, sample, position, stream, block):  # pragma: no cover - compiled
+def _words(seed, sample, position, stream, block):
     seed = _U(seed)
     return _philox(seed & _LOW, seed >> _U(32), _U(block) & _LOW, _U(position) & _LOW, _U(stream) & _LOW, _U(sample) & _LOW)
 
 
 @njit(cache=True, error_model="numpy")
-def uniform_at(seed: int, sample: int, position: int, stream: int, index: int) -> float:  # pragma: no cover - compiled
+def uniform_at(seed: int, sample: int, position: int, stream: int, index: int) -> float:
     """One uniform in [0, 1), for compiled callers: the number that `uniforms` has at `index`.
 
     Example:
@@ -148,7 +148,7 @@ def uniform_at(seed: int, sample: int, position: int, stream: int, index: int) -
 
 
 @njit(cache=True, error_model="numpy")
-def clock_at(seed: int, sample: int, position: int, index: int) -> float:  # pragma: no cover - compiled
+def clock_at(seed: int, sample: int, position: int, index: int) -> float:
     """One clock of the race, for compiled callers: the number that `clocks` has for the token `index`.
 
     Example:
@@ -160,9 +160,7 @@ def clock_at(seed: int, sample: int, position: int, index: int) -> float:  # pra
 
 
 @njit(cache=True, error_model="numpy")
-def first_arrivals(
-    rates: np.ndarray, seed: int, sample: int, position: int, drawn: np.ndarray
-) -> None:  # pragma: no cover - compiled
+def first_arrivals(rates: np.ndarray, seed: int, sample: int, position: int, drawn: np.ndarray) -> None:
     """The winners of the race at a position: token ids in the order of clock / rate, into `drawn`; equal arrivals: lowest id first.
 
     rates: a law, [V].  Where fewer tokens have a positive rate than there is room, the last one is repeated.
@@ -199,7 +197,7 @@ def first_arrivals(
 
 
 @njit(cache=True, error_model="numpy")
-def _uniforms(seed, sample, position, stream, count, start):  # pragma: no cover - compiled
+def _uniforms(seed, sample, position, stream, count, start):
     out = np.empty((len(seed), count))
     for b in range(len(seed)):
         for i in range(count):
@@ -208,7 +206,7 @@ def _uniforms(seed, sample, position, stream, count, start):  # pragma: no cover
 
 
 @njit(error_model="numpy")
-def _fill_clocks(out, k0, k1, position, sample):  # pragma: no cover - compiled
+def _fill_clocks(out, k0, k1, position, sample):
     for block in range(len(out) // 2):
         w0, w1, w2, w3 = _philox(k0, k1, _U(block), position, _U(_RACE), sample)
         out[2 * block] = _clock(w0, w1)
@@ -216,7 +214,7 @@ def _fill_clocks(out, k0, k1, position, sample):  # pragma: no cover - compiled
 
 
 @njit(cache=True, error_model="numpy")
-def _clocks(seed, sample, position, vocab_size):  # pragma: no cover - compiled
+def _clocks(seed, sample, position, vocab_size):
     out = np.empty((len(seed), vocab_size))
     for b in range(len(seed)):
         key = _U(seed[b])
@@ -230,7 +228,7 @@ _BLOCK = 128
 
 
 @njit(cache=True, error_model="numpy", fastmath={"reassoc"})
-def choose_row(probs: np.ndarray, u: float) -> int:  # pragma: no cover - compiled
+def choose_row(probs: np.ndarray, u: float) -> int:
     """`choose` for one row, for compiled callers; -1 where the row has no positive finite sum.
 
     Example:
@@ -269,7 +267,7 @@ def choose_row(probs: np.ndarray, u: float) -> int:  # pragma: no cover - compil
 
 
 @njit(cache=True, error_model="numpy")
-def _choose(probs, u):  # pragma: no cover - compiled
+def _choose(probs, u):
     out = np.empty(len(u), np.int64)
     for b in range(len(u)):
         out[b] = choose_row(probs[b], u[b])
@@ -399,7 +397,7 @@ def choose(probs: Float[Tensor, "*M V"], u: Float[Tensor, "*M"]) -> Int[Tensor, 
 
 
 @njit(cache=True, error_model="numpy")
-def _draw(probs, seed, sample, position, stream):  # pragma: no cover - compiled
+def _draw(probs, seed, sample, position, stream):
     out = np.empty(len(seed), np.int64)
     for b in range(len(seed)):
         out[b] = choose_row(probs[b], uniform_at(seed[b], sample[b], position[b], stream, 0))

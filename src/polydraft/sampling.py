@@ -152,7 +152,7 @@ _BUCKETS = 2048
 
 
 @njit(cache=True)
-def _sift(heap, x, at, size):  # pragma: no cover - compiled
+def _sift(heap, x, at, size):
     """Let heap[at] sink: the token to remove first, smallest logit and then highest id, comes to lie on top."""
     while 2 * at + 1 < size:
         low = 2 * at + 1
@@ -167,7 +167,7 @@ def _sift(heap, x, at, size):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _drop_tail(x: np.ndarray, probs: np.ndarray, limits: np.ndarray) -> None:  # pragma: no cover - compiled
+def _drop_tail(x: np.ndarray, probs: np.ndarray, limits: np.ndarray) -> None:
     """Set to -inf, in place, the smallest tokens of each row whose summed mass is at most the row's limit.
 
     Tokens are first thrown into buckets by their distance from the largest logit; only the bucket in which the sum

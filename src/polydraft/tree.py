@@ -21,7 +21,7 @@ __all__ = ["Dedup", "ancestors", "check", "children", "dedup", "depths", "first_
 
 
 @njit(cache=True)
-def _depths(parents: np.ndarray) -> np.ndarray:  # pragma: no cover - compiled
+def _depths(parents: np.ndarray) -> np.ndarray:
     depth = np.full(parents.shape, -1, np.int64)
     for b in range(parents.shape[0]):
         depth[b, 0] = 0
@@ -32,7 +32,7 @@ def _depths(parents: np.ndarray) -> np.ndarray:  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _ancestors(parents: np.ndarray) -> np.ndarray:  # pragma: no cover - compiled
+def _ancestors(parents: np.ndarray) -> np.ndarray:
     B, N = parents.shape
     mask = np.zeros((B, N, N), np.bool_)
     for b in range(B):
@@ -45,7 +45,7 @@ def _ancestors(parents: np.ndarray) -> np.ndarray:  # pragma: no cover - compile
 
 
 @njit(cache=True)
-def _first_copies(tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:  # pragma: no cover - compiled
+def _first_copies(tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
     B, N = parents.shape
     first = np.empty((B, N), np.int64)
     for b in range(B):
@@ -62,7 +62,7 @@ def _first_copies(tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:  # pra
 
 
 @njit(cache=True)
-def _path_to(parents: np.ndarray, node: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # pragma: no cover - compiled
+def _path_to(parents: np.ndarray, node: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     length = np.zeros(len(node), np.int64)
     for b in range(len(node)):
         n = node[b]
@@ -150,7 +150,7 @@ class Dedup:
 
 
 @njit(cache=True)
-def _all_distinct(tokens: np.ndarray, parents: np.ndarray) -> bool:  # pragma: no cover - compiled
+def _all_distinct(tokens: np.ndarray, parents: np.ndarray) -> bool:
     """No padding, and no two siblings with one token."""
     for b in range(parents.shape[0]):
         for n in range(1, parents.shape[1]):
@@ -225,7 +225,7 @@ def subtree(tree: TokenTree, b: int) -> TokenTree:
 
 
 @njit(cache=True)
-def _fault(tokens: np.ndarray, parents: np.ndarray, vocab_size: int, roots: np.ndarray) -> int:  # pragma: no cover - compiled
+def _fault(tokens: np.ndarray, parents: np.ndarray, vocab_size: int, roots: np.ndarray) -> int:
     """0 where all is well, 1 for the order of nodes, 2 for padding before a node, 3 for a token id, 4 for a root."""
     for b in range(parents.shape[0]):
         if parents[b, 0] != -1:
@@ -267,7 +267,7 @@ def check(tree: TokenTree, vocab_size: int, roots: Int[Tensor, "B"] | None = Non
 
 
 @njit(cache=True)
-def _children(parents: np.ndarray, first: np.ndarray) -> np.ndarray:  # pragma: no cover - compiled
+def _children(parents: np.ndarray, first: np.ndarray) -> np.ndarray:
     B, N = parents.shape
     count = np.zeros((B, N), np.int64)
     for b in range(B):

@@ -105,7 +105,7 @@ class GrownTree:
 
 
 @njit(cache=True)
-def _fit(tokens, parents, scores, eos, max_nodes, max_depth, width):  # pragma: no cover - compiled
+def _fit(tokens, parents, scores, eos, max_nodes, max_depth, width):
     """What `GrownTree.add` would take of candidates below a bare root, and the number of paths."""
     node, num, paths = np.full(len(tokens), -1, np.int64), 0, 0
     out_token, out_parent, out_score = np.empty(len(tokens), np.int64), np.empty(len(tokens), np.int64), np.empty(len(tokens))

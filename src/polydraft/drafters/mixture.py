@@ -85,7 +85,7 @@ class Calibration:
 
 
 @njit(cache=True)
-def _grade(score):  # pragma: no cover - compiled
+def _grade(score):
     g = 0
     while g < len(GRADE_ENDS) and score >= GRADE_ENDS[g]:
         g += 1
@@ -93,7 +93,7 @@ def _grade(score):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _estimate(cells, totals, s, depth, score):  # pragma: no cover - compiled
+def _estimate(cells, totals, s, depth, score):
     d, g = min(depth, DEPTHS) - 1, _grade(score)
     ratio = (totals[0, s] + PRIOR_WEIGHT * PRIOR_RATIO) / (totals[1, s] + PRIOR_WEIGHT)
     prior = min(max(score * ratio, 0.005), 0.98)
@@ -101,7 +101,7 @@ def _estimate(cells, totals, s, depth, score):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _learn(cells, totals, s, depth, score, right):  # pragma: no cover - compiled
+def _learn(cells, totals, s, depth, score, right):
     d, g = min(depth, DEPTHS) - 1, _grade(score)
     cells[1, s, d, g] += 1
     totals[1, s] += score
@@ -111,7 +111,7 @@ def _learn(cells, totals, s, depth, score, right):  # pragma: no cover - compile
 
 
 @njit(cache=True)
-def _learn_round(cells, totals, decay, token, parent, source, score, emitted):  # pragma: no cover - compiled
+def _learn_round(cells, totals, decay, token, parent, source, score, emitted):
     cells *= decay
     totals *= decay
     level = np.full(len(token), -1, np.int64)  # depth of the nodes whose path is what was emitted
@@ -125,7 +125,7 @@ def _learn_round(cells, totals, decay, token, parent, source, score, emitted):  
 
 
 @njit(cache=True)
-def _select(cells, totals, token, parent, source, score, max_nodes, max_depth, width):  # pragma: no cover - compiled
+def _select(cells, totals, token, parent, source, score, max_nodes, max_depth, width):
     # merge equal prefixes; the nodes of each source come after their parents
     count = len(token)
     node = np.empty(count, np.int64)  # merged node of each candidate

@@ -128,14 +128,14 @@ def _sorted_suffixes(tokens: np.ndarray) -> np.ndarray:
 
 
 @njit(cache=True)
-def _at(tokens, order, i, offset):  # pragma: no cover - compiled
+def _at(tokens, order, i, offset):
     """The token at an offset into the i-th suffix; -1 behind the end."""
     place = np.int64(order[i]) + offset
     return np.int64(tokens[place]) if place < len(tokens) else np.int64(-1)
 
 
 @njit(cache=True)
-def _bound(tokens, order, text, begin, above):  # pragma: no cover - compiled
+def _bound(tokens, order, text, begin, above):
     """The first suffix that is not below text[begin:], or (above) that is above all its continuations."""
     low, high = 0, len(order)
     while low < high:
@@ -154,12 +154,12 @@ def _bound(tokens, order, text, begin, above):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _interval(tokens, order, text, begin):  # pragma: no cover - compiled
+def _interval(tokens, order, text, begin):
     return _bound(tokens, order, text, begin, False), _bound(tokens, order, text, begin, True)
 
 
 @njit(cache=True)
-def _edge(tokens, order, low, high, offset, token, above):  # pragma: no cover - compiled
+def _edge(tokens, order, low, high, offset, token, above):
     """The first suffix in low .. high whose token at the offset is not below `token`, or (above) is above it."""
     while low < high:
         middle = (low + high) // 2
@@ -172,7 +172,7 @@ def _edge(tokens, order, low, high, offset, token, above):  # pragma: no cover -
 
 
 @njit(cache=True)
-def _longest(tokens, order, text, most, least):  # pragma: no cover - compiled
+def _longest(tokens, order, text, most, least):
     """Length of the longest end of the text that occurs, within the bounds; 0 if there is none. Ends of ends occur too."""
     low, high = least - 1, min(most, len(text))
     while low < high:
@@ -186,7 +186,7 @@ def _longest(tokens, order, text, most, least):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _trie(tokens, order, text, m, separator, max_nodes, max_depth, width):  # pragma: no cover - compiled
+def _trie(tokens, order, text, m, separator, max_nodes, max_depth, width):
     """(token, parent, share of the parent's occurrences) of the most frequent continuations of the last m tokens."""
     room = (PROBES + 1) * (max_nodes + 1)
     low, high, level, above = (

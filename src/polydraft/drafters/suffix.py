@@ -218,7 +218,7 @@ class SuffixDrafter:
 
 
 @njit(cache=True)
-def _speculate(tree, places, own, factor, offset, min_prob, max_nodes, max_depth, width):  # pragma: no cover - compiled
+def _speculate(tree, places, own, factor, offset, min_prob, max_nodes, max_depth, width):
     """(score, tokens, parents, estimates) of the best draft over the matches, filled up; places[m - 1] is the match of m tokens.
 
     parents index the nodes returned, -1 is the root. own: the matches themselves are counted in the tree.
@@ -271,9 +271,7 @@ def _speculate(tree, places, own, factor, offset, min_prob, max_nodes, max_depth
 
 
 @njit(cache=True)
-def _best_first(
-    tree, place, m, own, min_prob, most, max_depth, width, tokens, parents, estimates, work, masses, open_
-):  # pragma: no cover - compiled
+def _best_first(tree, place, m, own, min_prob, most, max_depth, width, tokens, parents, estimates, work, masses, open_):
     """Fill a draft from one place of the tree; returns the number of nodes and the sum of their path probabilities."""
     pool, nodes, about = tree[0], tree[1], tree[5]
     mask = len(pool) - 1

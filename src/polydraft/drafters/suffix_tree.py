@@ -211,14 +211,14 @@ class SuffixTree:
 
 
 @njit(cache=True)
-def _bucket(parent, token, buckets):  # pragma: no cover - compiled
+def _bucket(parent, token, buckets):
     mixed = (np.uint64(parent) * np.uint64(0x9E3779B97F4A7C15)) ^ (np.uint64(token) * np.uint64(0xC2B2AE3D27D4EB4F))
     mixed ^= mixed >> np.uint64(32)
     return np.int64((mixed * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)) & (len(buckets) - 1)
 
 
 @njit(cache=True)
-def _find(tree, parent, token):  # pragma: no cover - compiled
+def _find(tree, parent, token):
     """The child that begins with a token, or 0."""
     pool, nodes, buckets = tree[0], tree[1], tree[2]
     n = buckets[_bucket(parent, token, buckets)]
@@ -228,14 +228,14 @@ def _find(tree, parent, token):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _chain(tree, n):  # pragma: no cover - compiled
+def _chain(tree, n):
     pool, nodes, buckets = tree[0], tree[1], tree[2]
     place = _bucket(nodes[n, PARENT], pool[nodes[n, START] & (len(pool) - 1)], buckets)
     nodes[n, CHAIN], buckets[place] = buckets[place], n
 
 
 @njit(cache=True)
-def _unchain(tree, n):  # pragma: no cover - compiled
+def _unchain(tree, n):
     pool, nodes, buckets = tree[0], tree[1], tree[2]
     place = _bucket(nodes[n, PARENT], pool[nodes[n, START] & (len(pool) - 1)], buckets)
     if buckets[place] == n:
@@ -248,7 +248,7 @@ def _unchain(tree, n):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _rehash(tree):  # pragma: no cover - compiled
+def _rehash(tree):
     nodes, buckets, about = tree[1], tree[2], tree[5]
     buckets[:] = 0
     for n in range(1, about[USED]):
@@ -257,7 +257,7 @@ def _rehash(tree):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _unlink(nodes, n):  # pragma: no cover - compiled
+def _unlink(nodes, n):
     """Take a node out of its list of siblings."""
     before, after = nodes[n, PREVIOUS], nodes[n, NEXT]
     if before:
@@ -269,7 +269,7 @@ def _unlink(nodes, n):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _link(nodes, n, before, after):  # pragma: no cover - compiled
+def _link(nodes, n, before, after):
     nodes[n, PREVIOUS], nodes[n, NEXT] = before, after
     if before:
         nodes[before, NEXT] = n
@@ -280,7 +280,7 @@ def _link(nodes, n, before, after):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _link_sorted(nodes, n):  # pragma: no cover - compiled
+def _link_sorted(nodes, n):
     """Put a node before the siblings that are no heavier; the root's children just in front."""
     parent, before = nodes[n, PARENT], 0
     after = nodes[parent, CHILD]
@@ -290,7 +290,7 @@ def _link_sorted(nodes, n):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _rise(nodes, n):  # pragma: no cover - compiled
+def _rise(nodes, n):
     """Move a node whose count has grown before the siblings that are no heavier."""
     if nodes[n, PARENT] == 0:
         return
@@ -305,7 +305,7 @@ def _rise(nodes, n):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _sink(nodes, n):  # pragma: no cover - compiled
+def _sink(nodes, n):
     """Move a node whose count has shrunk behind the siblings that are heavier."""
     if nodes[n, PARENT] == 0:
         return
@@ -320,7 +320,7 @@ def _sink(nodes, n):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _new_node(tree, parent, start, depth, count):  # pragma: no cover - compiled
+def _new_node(tree, parent, start, depth, count):
     nodes, about = tree[1], tree[5]
     if about[FREE]:
         n = about[FREE]
@@ -335,7 +335,7 @@ def _new_node(tree, parent, start, depth, count):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _free(tree, n):  # pragma: no cover - compiled
+def _free(tree, n):
     nodes, about = tree[1], tree[5]
     nodes[n, COUNT], nodes[n, NEXT] = 0, about[FREE]
     about[FREE] = n
@@ -346,7 +346,7 @@ def _free(tree, n):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _split(tree, num_places, n, offset, start):  # pragma: no cover - compiled
+def _split(tree, num_places, n, offset, start):
     """A node after `offset` tokens of the edge into n, whose latest occurrence begins at `start`; places move along."""
     nodes, places = tree[1], tree[3]
     parent = nodes[n, PARENT]
@@ -374,7 +374,7 @@ def _split(tree, num_places, n, offset, start):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _extend(tree, tokens, done, D):  # pragma: no cover - compiled
+def _extend(tree, tokens, done, D):
     """Append tokens[done:], as far as there is room for nodes; returns how many are done."""
     pool, nodes, places, leaves, about = tree[0], tree[1], tree[3], tree[4], tree[5]
     mask = len(pool) - 1
@@ -429,7 +429,7 @@ def _extend(tree, tokens, done, D):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _end(tree, begin, D):  # pragma: no cover - compiled
+def _end(tree, begin, D):
     """End the text that began at `begin`: its last suffixes become nodes. False if there is no room for them."""
     nodes, places, leaves, about = tree[1], tree[3], tree[4], tree[5]
     if about[USED] + about[PLACES] + 1 > len(nodes):
@@ -450,7 +450,7 @@ def _end(tree, begin, D):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _remove(tree, begin, end, D):  # pragma: no cover - compiled
+def _remove(tree, begin, end, D):
     pool, nodes = tree[0], tree[1]
     mask = len(pool) - 1
     path = np.empty(D, np.int64)
@@ -476,7 +476,7 @@ def _remove(tree, begin, end, D):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _merge(tree, n, c):  # pragma: no cover - compiled
+def _merge(tree, n, c):
     """Let the only child of n take its place."""
     nodes = tree[1]
     parent = nodes[n, PARENT]
@@ -490,7 +490,7 @@ def _merge(tree, n, c):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _repoint(tree, begin, end, gone_begin, gone_end, D):  # pragma: no cover - compiled
+def _repoint(tree, begin, end, gone_begin, gone_end, D):
     """Let edges that refer to a text that left refer to this one, where it has their string."""
     pool, nodes = tree[0], tree[1]
     mask = len(pool) - 1
@@ -507,7 +507,7 @@ def _repoint(tree, begin, end, gone_begin, gone_end, D):  # pragma: no cover - c
 
 
 @njit(cache=True)
-def _walk(tree, tokens, begin):  # pragma: no cover - compiled
+def _walk(tree, tokens, begin):
     """(node, offset) of the string tokens[begin:]; node 0 if it does not occur."""
     pool, nodes, about = tree[0], tree[1], tree[5]
     mask = len(pool) - 1
@@ -530,7 +530,7 @@ def _walk(tree, tokens, begin):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _matches(tree, tokens, found):  # pragma: no cover - compiled
+def _matches(tree, tokens, found):
     for m in range(1, len(found) + 1):
         found[m - 1, 0], found[m - 1, 1] = _walk(tree, tokens, len(tokens) - m)
         if not found[m - 1, 0]:
@@ -539,7 +539,7 @@ def _matches(tree, tokens, found):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _count(tree, tokens):  # pragma: no cover - compiled
+def _count(tree, tokens):
     nodes, places, about = tree[1], tree[3], tree[5]
     n, offset = _walk(tree, tokens, 0)
     if not n:
@@ -552,7 +552,7 @@ def _count(tree, tokens):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _check(tree, oldest, finished):  # pragma: no cover - compiled
+def _check(tree, oldest, finished):
     """The number of the first finding, or 0."""
     pool, nodes, about = tree[0], tree[1], tree[5]
     mask = len(pool) - 1

@@ -172,7 +172,7 @@ def _merge(codes: np.ndarray, counts: np.ndarray, waiting: list[np.ndarray]) -> 
 
 
 @njit(cache=True)
-def _pair(first, second, a, b):  # pragma: no cover - compiled
+def _pair(first, second, a, b):
     """Number of the pair (a, b), or -1."""
     if a + 1 >= len(first):
         return -1
@@ -268,13 +268,13 @@ class TrigramStore:
 
 
 @njit(cache=True)
-def _bucket(key, buckets):  # pragma: no cover - compiled
+def _bucket(key, buckets):
     mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
     return np.int64((mixed >> np.uint64(32)) & np.uint64(len(buckets) - 1))
 
 
 @njit(cache=True)
-def _find(store, key):  # pragma: no cover - compiled
+def _find(store, key):
     keys, _, _, _, links, buckets, _ = store
     at = buckets[_bucket(key, buckets)]
     while at >= 0 and keys[at] != key:
@@ -283,7 +283,7 @@ def _find(store, key):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _detach(store, at):  # pragma: no cover - compiled
+def _detach(store, at):
     """Take a row out of the order of age."""
     links, about = store[4], store[6]
     older, newer = links[0, at], links[1, at]
@@ -298,7 +298,7 @@ def _detach(store, at):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _make_newest(store, at):  # pragma: no cover - compiled
+def _make_newest(store, at):
     links, about = store[4], store[6]
     links[0, at], links[1, at] = about[_NEWEST], -1
     if about[_NEWEST] >= 0:
@@ -309,7 +309,7 @@ def _make_newest(store, at):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _insert(store, key):  # pragma: no cover - compiled
+def _insert(store, key):
     """An empty row for a new key, the oldest one's if there is no other."""
     keys, sizes, _, _, links, buckets, about = store
     if about[_USED] < len(keys):
@@ -334,7 +334,7 @@ def _insert(store, key):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _by_age(store):  # pragma: no cover - compiled
+def _by_age(store):
     order = np.empty(store[6][_USED], np.int64)
     at = store[6][_OLDEST]
     for i in range(len(order)):
@@ -344,7 +344,7 @@ def _by_age(store):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _bump(table, store, tokens, bump, cap):  # pragma: no cover - compiled
+def _bump(table, store, tokens, bump, cap):
     first, second, row, token, weight = table
     _, sizes, successors, weights, _, _, _ = store
     for i in range(len(tokens) - 2):
@@ -381,7 +381,7 @@ def _bump(table, store, tokens, bump, cap):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _successors(table, store, a, b, tokens, weights):  # pragma: no cover - compiled
+def _successors(table, store, a, b, tokens, weights):
     """Fill what follows a pair, the store's row before the table's; returns how many."""
     at = _find(store, (a << 32) | b)
     if at >= 0:
@@ -399,7 +399,7 @@ def _successors(table, store, a, b, tokens, weights):  # pragma: no cover - comp
 
 
 @njit(cache=True)
-def _search(table, store, a, b, levels, iterations, c1, c2, num_paths, seed, sample, position):  # pragma: no cover - compiled
+def _search(table, store, a, b, levels, iterations, c1, c2, num_paths, seed, sample, position):
     """(tokens, parents, visits) of the draft's candidates, best first; parents index candidates, -1 is the root."""
     most = 1 + iterations * WIDTH
     token = np.empty(most, np.int64)
@@ -476,7 +476,7 @@ def _search(table, store, a, b, levels, iterations, c1, c2, num_paths, seed, sam
 
 
 @njit(cache=True)
-def _shares(parents, visits, iterations):  # pragma: no cover - compiled
+def _shares(parents, visits, iterations):
     """Each candidate's part of its parent's visits; one half for what was not searched."""
     shares = np.empty(len(parents))
     for i in range(len(parents)):

@@ -67,9 +67,7 @@ class Acceptance:
 
 
 @compiled
-def by_depth(
-    kept: np.ndarray, seen: np.ndarray, prior: np.ndarray, gain: float, looks: float, out: np.ndarray
-) -> None:  # pragma: no cover
+def by_depth(kept: np.ndarray, seen: np.ndarray, prior: np.ndarray, gain: float, looks: float, out: np.ndarray) -> None:
     """out[d] = a_d; see the module."""
     before, expected = prior[0], prior[0]
     for d in range(out.size):
@@ -83,7 +81,7 @@ def by_depth(
 
 
 @compiled
-def tokens_by_depth(acceptance: np.ndarray, width: int, out: np.ndarray) -> None:  # pragma: no cover - compiled
+def tokens_by_depth(acceptance: np.ndarray, width: int, out: np.ndarray) -> None:
     """out[d] = tokens per call of `width` iid paths of depth d, from the acceptance of one draft by depth.
 
     A chain: 1 + a_0 + a_0 a_1 + ...  With K paths a rejection 1 - a becomes (1 - a)^(1 + 0.53 log2 K) at the root and
@@ -113,7 +111,7 @@ def expected_tokens(acceptance: np.ndarray, width: int, depth: int) -> float:
 
 
 @compiled
-def _look(logits, q, tokens, parents, rows, has_law, greedy, prior, looks, kept, seen):  # pragma: no cover - compiled
+def _look(logits, q, tokens, parents, rows, has_law, greedy, prior, looks, kept, seen):
     """Add one row's overlaps along its first path; returns the accepted tokens that the record predicted."""
     N, V = logits.shape
     width, depth, node = 0, 0, 0

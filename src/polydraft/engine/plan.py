@@ -64,7 +64,7 @@ class FixedPlan:
 
 
 @compiled
-def _choose(kept, seen, prior, asked, costs, max_depth, margin, sizes):  # pragma: no cover - compiled
+def _choose(kept, seen, prior, asked, costs, max_depth, margin, sizes):
     """sizes[b] = (width, depth) of most expected tokens per second for the batch; (1, 0) all over where drafting does not pay.
 
     For every deepest depth D: sequences share the time of a round, so each takes what gains most over the price of its own

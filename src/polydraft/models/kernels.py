@@ -163,7 +163,7 @@ _1, _2, _3, _4, _5, _6, _7, _8 = (_tile(min(rows, _ROWS)) for rows in range(1, 9
 
 
 @njit
-def product(x, xo, xs, w, wo, stride, panels, n, y, yo, ys, rows):  # pragma: no cover - compiled
+def product(x, xo, xs, w, wo, stride, panels, n, y, yo, ys, rows):
     """y[r, j PANEL + c] = sum_i x[r, i] w[j, i, c] over i < n (a multiple of 4), every panel read once from memory.
 
     xo, wo, yo: where the first element lies in the flat array.  xs, ys: from row to row.  stride: from panel to panel.
@@ -194,7 +194,7 @@ def product(x, xo, xs, w, wo, stride, panels, n, y, yo, ys, rows):  # pragma: no
 
 
 @njit
-def matmul(x, w, factors, y, rows):  # pragma: no cover - compiled
+def matmul(x, w, factors, y, rows):
     """y[:rows] = x[:rows] @ W.T for packed W [P, I, PANEL]; x [*, >= I], y [*, >= P * PANEL]; I a multiple of 4.
 
     factors: [P * PANEL] of the outputs, or empty where they are all 1.
@@ -207,9 +207,7 @@ def matmul(x, w, factors, y, rows):  # pragma: no cover - compiled
 
 
 @njit(fastmath=_FAST)
-def rms_norm(
-    x: np.ndarray, gain: np.ndarray, epsilon: np.float32, out: np.ndarray, rows: int
-) -> None:  # pragma: no cover - compiled
+def rms_norm(x: np.ndarray, gain: np.ndarray, epsilon: np.float32, out: np.ndarray, rows: int) -> None:
     """out[t] = gain x[t] / sqrt(mean(x[t]^2) + epsilon)."""
     n = len(gain)
     for t in range(rows):
@@ -222,7 +220,7 @@ def rms_norm(
 
 
 @njit(fastmath=_FAST)
-def norm_part(x: np.ndarray, begin: int, gain: np.ndarray, epsilon: np.float32) -> None:  # pragma: no cover - compiled
+def norm_part(x: np.ndarray, begin: int, gain: np.ndarray, epsilon: np.float32) -> None:
     """`rms_norm` of x[begin : begin + len(gain)], in place."""
     n = len(gain)
     total = np.float32(0.0)
@@ -234,7 +232,7 @@ def norm_part(x: np.ndarray, begin: int, gain: np.ndarray, epsilon: np.float32) 
 
 
 @njit(fastmath=_FAST)
-def add(x: np.ndarray, y: np.ndarray, rows: int) -> None:  # pragma: no cover - compiled
+def add(x: np.ndarray, y: np.ndarray, rows: int) -> None:
     """x[t] += y[t]; rows of y may be longer."""
     for t in range(rows):
         for i in range(x.shape[1]):
@@ -242,7 +240,7 @@ def add(x: np.ndarray, y: np.ndarray, rows: int) -> None:  # pragma: no cover - 
 
 
 @njit(fastmath=_FAST, error_model="numpy")
-def swiglu(x: np.ndarray, n: int, out: np.ndarray, rows: int) -> None:  # pragma: no cover - compiled
+def swiglu(x: np.ndarray, n: int, out: np.ndarray, rows: int) -> None:
     """out[t, i] = silu(x[t, i]) x[t, n + i]."""
     for t in range(rows):
         for i in range(n):
@@ -251,7 +249,7 @@ def swiglu(x: np.ndarray, n: int, out: np.ndarray, rows: int) -> None:  # pragma
 
 
 @njit(fastmath={"contract"}, error_model="numpy")
-def soften(scores, base, seen, count, end, lanes, found):  # pragma: no cover - compiled
+def soften(scores, base, seen, count, end, lanes, found):
     """Scores of one query over columns -> weights, not yet divided by their sum, which is returned; 0 where it does not look.
 
     It looks at columns 0 .. base-1 and at seen[:count], which lie between base and end; end is the row's last column plus 1.

@@ -117,7 +117,7 @@ class Parts(NamedTuple):
 
 
 @njit(fastmath={"contract"})
-def _rotate(x, begin, cos, sin):  # pragma: no cover - compiled
+def _rotate(x, begin, cos, sin):
     half = len(cos)
     for i in range(half):
         a, b = x[begin + i], x[begin + i + half]
@@ -126,7 +126,7 @@ def _rotate(x, begin, cos, sin):  # pragma: no cover - compiled
 
 
 @njit
-def _place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, keys, values, column):  # pragma: no cover - compiled
+def _place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, keys, values, column):
     """Bias, norms and rotation of one row's q and k; its keys and values go to one column of the cache."""
     H, G, D = sizes.heads, sizes.groups, sizes.width
     for i in range(len(bias)):
@@ -143,7 +143,7 @@ def _place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, keys, values, colum
 
 
 @njit(fastmath={"contract"}, error_model="numpy")
-def _attend(sizes, memory, work, layer, first, last):  # pragma: no cover - compiled
+def _attend(sizes, memory, work, layer, first, last):
     """Rows first .. last-1, all of one slot: softmax(q . keys / sqrt(D)) values, every head of a group in one product."""
     D, G = sizes.width, sizes.groups
     heads, slots, padded = sizes.heads // G, memory.keys.shape[1], memory.values.shape[3] * PANEL
@@ -188,20 +188,20 @@ def _attend(sizes, memory, work, layer, first, last):  # pragma: no cover - comp
 
 
 @njit
-def _embed(embed, head, token, out):  # pragma: no cover - compiled
+def _embed(embed, head, token, out):
     for i in range(len(out)):
         out[i] = embed[token, i] if len(embed) > 0 else np.float32(head[token // PANEL, i, token % PANEL])
 
 
 @njit
-def _copy(source, begin, end, target, first):  # pragma: no cover - compiled
+def _copy(source, begin, end, target, first):
     for t in range(begin, end):
         for i in range(source.shape[1]):
             target[first + t - begin, i] = source[t, i]
 
 
 @njit
-def _run_rows(parts, rows, logits, done, hidden, taken, first):  # pragma: no cover - compiled
+def _run_rows(parts, rows, logits, done, hidden, taken, first):
     """Run the rows in work; the logits wanted go to logits[done:]. Returns how many logits there are now.
 
     hidden[taken[l], first + t] = what enters layer l.
@@ -250,7 +250,7 @@ def _run_rows(parts, rows, logits, done, hidden, taken, first):  # pragma: no co
 
 
 @njit
-def _describe(row, seen, token, slot, length, parents, n, wanted):  # pragma: no cover - compiled
+def _describe(row, seen, token, slot, length, parents, n, wanted):
     """What row of the pass node n of a tree is."""
     depth, m = 0, parents[n]
     while m >= 0:
@@ -264,7 +264,7 @@ def _describe(row, seen, token, slot, length, parents, n, wanted):  # pragma: no
 
 
 @njit
-def _describe_extra(row, seen, token, slot, length, parents, node, position, mask, x):  # pragma: no cover - compiled
+def _describe_extra(row, seen, token, slot, length, parents, node, position, mask, x):
     """What auxiliary row x is: it sees the path of its node, the auxiliary rows of its mask, and itself."""
     count, m, N = np.int64(0), node, len(parents)
     while m >= 0:
@@ -279,9 +279,7 @@ def _describe_extra(row, seen, token, slot, length, parents, node, position, mas
 
 
 @njit(cache=True)
-def compiled_pass(
-    parts, slots, tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask
-):  # pragma: no cover - compiled
+def compiled_pass(parts, slots, tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask):
     """One pass over nodes begins[b] .. ends[b]-1 of every tree; the nodes before were fed by the passes before.
 
     tokens, parents: [B, N]; nodes below 0 in `parents`, but for node 0, are padding.  logits[r]: of the r-th node, row by
@@ -313,7 +311,7 @@ def compiled_pass(
 
 
 @njit
-def _move(keys, values, source, target):  # pragma: no cover - compiled
+def _move(keys, values, source, target):
     for g in range(keys.shape[0]):
         for i in range(keys.shape[2]):
             keys[g, target // PANEL, i, target % PANEL] = keys[g, source // PANEL, i, source % PANEL]
@@ -323,7 +321,7 @@ def _move(keys, values, source, target):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _keep(memory, slots, roots, paths, counts):  # pragma: no cover - compiled
+def _keep(memory, slots, roots, paths, counts):
     """Move the columns of each path behind its root's and cut there. Nodes grow along a path: no source is overwritten."""
     for b in range(len(slots)):
         for i in range(counts[b]):

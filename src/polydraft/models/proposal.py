@@ -30,7 +30,7 @@ LONGEST_PENDING = 32
 
 
 @njit(cache=True, fastmath={"contract"}, error_model="numpy")
-def _law(logits, bias, temperature, top_k, top_p, min_p, out):  # pragma: no cover - compiled
+def _law(logits, bias, temperature, top_k, top_p, min_p, out):
     """out = the law that a draft token is drawn from; logits are changed."""
     V = out.size
     for i in range(bias.size):
@@ -68,7 +68,7 @@ def _law(logits, bias, temperature, top_k, top_p, min_p, out):  # pragma: no cov
 
 
 @njit(cache=True, error_model="numpy")
-def _propose(parts, vocab, asked, law, bias, coupled):  # pragma: no cover - compiled
+def _propose(parts, vocab, asked, law, bias, coupled):
     """asked [B, 7 + P] = slot, depth, width, seed, sample, position, number of pending tokens, those tokens, the root last.
 
     law [B, 4] = temperature, top_k, top_p, min_p.  Caches grow by what is pending.

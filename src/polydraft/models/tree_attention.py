@@ -21,9 +21,7 @@ GROUPED = "polydraft_grouped"
 
 
 @njit(cache=True)
-def _nodes(
-    mask: np.ndarray, positions: np.ndarray, lengths: np.ndarray, parents: np.ndarray, since: int
-) -> None:  # pragma: no cover - compiled
+def _nodes(mask: np.ndarray, positions: np.ndarray, lengths: np.ndarray, parents: np.ndarray, since: int) -> None:
     for b in range(parents.shape[0]):
         for n in range(since, parents.shape[1]):
             row = mask[b, n - since]
@@ -38,9 +36,7 @@ def _nodes(
 
 
 @njit(cache=True)
-def _aux(
-    mask: np.ndarray, lengths: np.ndarray, parents: np.ndarray, nodes: np.ndarray, sees: np.ndarray
-) -> None:  # pragma: no cover - compiled
+def _aux(mask: np.ndarray, lengths: np.ndarray, parents: np.ndarray, nodes: np.ndarray, sees: np.ndarray) -> None:
     N, X = parents.shape[1], nodes.shape[1]
     first = mask.shape[1] - X
     for b in range(parents.shape[0]):

@@ -75,7 +75,7 @@ def with_replacement(p: np.ndarray, q: np.ndarray, n: int) -> Optimum:
 
 
 @njit(cache=True)
-def _all_inside(q, n, t, weight, rest):  # pragma: no cover - compiled
+def _all_inside(q, n, t, weight, rest):
     """Pr(n draws without replacement lie in the first i + 1 tokens), all i: first arrivals of a race with rates q."""
     inside = np.zeros(q.size)
     below = np.zeros((n, t.size))  # below[m, k] = Pr(m of the prefix have arrived by t[k])

@@ -61,7 +61,7 @@ def recursive(p: np.ndarray, q: np.ndarray, n: int) -> float:
 
 
 @njit(cache=True)
-def _miss(r, c, n):  # pragma: no cover - compiled
+def _miss(r, c, n):
     left = np.maximum(r - c, 0.0)
     s = left.sum()
     if n == 1 or s == 0.0:
@@ -118,7 +118,7 @@ def race_of_one(p: np.ndarray, q: np.ndarray) -> float:
 
 
 @njit(cache=True)
-def _race(p, q, k, s, step):  # pragma: no cover - compiled
+def _race(p, q, k, s, step):
     total, counts = 0.0, np.empty(k)
     for j in range(p.size):
         if p[j] <= 0.0 or q[j] <= 0.0:

@@ -18,7 +18,7 @@ compiled = njit(cache=True, error_model="numpy", fastmath={"reassoc"})  # sums m
 
 
 @compiled
-def total(row: np.ndarray) -> float:  # pragma: no cover - compiled
+def total(row: np.ndarray) -> float:
     """sum(row)."""
     s = 0.0
     for t in range(row.size):
@@ -27,7 +27,7 @@ def total(row: np.ndarray) -> float:  # pragma: no cover - compiled
 
 
 @compiled
-def surplus(a: float, p: np.ndarray, b: float, law: np.ndarray) -> float:  # pragma: no cover - compiled
+def surplus(a: float, p: np.ndarray, b: float, law: np.ndarray) -> float:
     """sum max(0, a p - b law)."""
     s = 0.0
     for t in range(p.size):
@@ -36,27 +36,27 @@ def surplus(a: float, p: np.ndarray, b: float, law: np.ndarray) -> float:  # pra
 
 
 @compiled
-def scale(row: np.ndarray, factor: float) -> None:  # pragma: no cover - compiled
+def scale(row: np.ndarray, factor: float) -> None:
     """row = factor row, in place."""
     for t in range(row.size):
         row[t] *= factor
 
 
 @compiled
-def _scaled(row: np.ndarray, factor: float, out: np.ndarray) -> None:  # pragma: no cover - compiled
+def _scaled(row: np.ndarray, factor: float, out: np.ndarray) -> None:
     for t in range(row.size):
         out[t] = row[t] * factor
 
 
 @compiled
-def copy_normalised(row: np.ndarray, out: np.ndarray) -> None:  # pragma: no cover - compiled
+def copy_normalised(row: np.ndarray, out: np.ndarray) -> None:
     """out = row / sum(row); zeros where there is nothing."""
     s = total(row)
     _scaled(row, 1.0 / s if s > 0.0 else 0.0, out)
 
 
 @compiled
-def keep(w: float, px: float, lawx: float) -> float:  # pragma: no cover - compiled
+def keep(w: float, px: float, lawx: float) -> float:
     """Weight of the tried token's context; NaN where the draft gave it no mass, which no draw can do."""
     if not lawx > 0.0:
         return np.nan
@@ -64,19 +64,19 @@ def keep(w: float, px: float, lawx: float) -> float:  # pragma: no cover - compi
 
 
 @compiled
-def reweight(w: float, s: float) -> float:  # pragma: no cover - compiled
+def reweight(w: float, s: float) -> float:
     """Weight after a rejection: S / (S + 1 - w); 1 where nothing can be left."""
     return 1.0 if s == 0.0 and w == 1.0 else s / (s + (1.0 - w))
 
 
 @compiled
-def _residual(w: float, p: np.ndarray, law: np.ndarray, factor: float) -> None:  # pragma: no cover - compiled
+def _residual(w: float, p: np.ndarray, law: np.ndarray, factor: float) -> None:
     for t in range(p.size):
         p[t] = max(w * p[t] - law[t], 0.0) * factor
 
 
 @compiled
-def reject(w: float, p: np.ndarray, law: np.ndarray) -> float:  # pragma: no cover - compiled
+def reject(w: float, p: np.ndarray, law: np.ndarray) -> float:
     """The rejection of a token of `law`: p becomes the normalised residual (kept where it is empty); the new weight."""
     s = surplus(w, p, 1.0, law)
     if s > 0.0:
@@ -85,7 +85,7 @@ def reject(w: float, p: np.ndarray, law: np.ndarray) -> float:  # pragma: no cov
 
 
 @compiled
-def leftover(w: float, p: np.ndarray, law: np.ndarray, out: np.ndarray) -> None:  # pragma: no cover - compiled
+def leftover(w: float, p: np.ndarray, law: np.ndarray, out: np.ndarray) -> None:
     """out = N((w p - law)+) with p and law normalised first; p where that is empty."""
     a, b, s = w / total(p), 1.0 / total(law), 0.0
     for t in range(p.size):

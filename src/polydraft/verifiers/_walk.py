@@ -24,7 +24,7 @@ STOP, EXTRA = int(Stream.STOP), int(Stream.EXTRA)
 
 
 @compiled
-def highest(x: np.ndarray) -> np.float32:  # pragma: no cover - compiled
+def highest(x: np.ndarray) -> np.float32:
     """max(x); the comparisons run in vector lanes."""
     top = np.full(16, np.float32(-np.inf), np.float32)
     whole = x.size // 16 * 16
@@ -37,7 +37,7 @@ def highest(x: np.ndarray) -> np.float32:  # pragma: no cover - compiled
 
 
 @compiled
-def soften(x: np.ndarray, out: np.ndarray) -> float:  # pragma: no cover - compiled
+def soften(x: np.ndarray, out: np.ndarray) -> float:
     """out = exp(x - max(x)); its sum, or NaN where x holds NaN or +inf or has no token left."""
     top = highest(x)
     if not -np.inf < top < np.inf:
@@ -53,7 +53,7 @@ def soften(x: np.ndarray, out: np.ndarray) -> float:  # pragma: no cover - compi
 
 
 @compiled
-def drawn(row: np.ndarray, seed: int, sample: int, position: int, stream: int) -> int:  # pragma: no cover - compiled
+def drawn(row: np.ndarray, seed: int, sample: int, position: int, stream: int) -> int:
     """Draw 0 of a stream from a row."""
     return choose_row(row, uniform_at(seed, sample, position, stream, 0))
 

@@ -20,7 +20,7 @@ _SPAN = 64
 
 
 @compiled
-def _largest(x: np.ndarray) -> int:  # pragma: no cover - compiled
+def _largest(x: np.ndarray) -> int:
     """argmax, the lowest id among equals; -1 where there is no finite largest number or a NaN."""
     top, faults = highest(x), 0
     for i in range(x.size):
@@ -39,7 +39,7 @@ def _largest(x: np.ndarray) -> int:  # pragma: no cover - compiled
 
 
 @compiled
-def _walk(logits, laws, first, tokens, parents, seed, sample, position, node, token):  # pragma: no cover - compiled
+def _walk(logits, laws, first, tokens, parents, seed, sample, position, node, token):
     for b in range(len(node)):
         n, following = 0, 0
         while following >= 0:

@@ -43,7 +43,7 @@ def _picks(key: NoiseKey, depth: Int[Tensor, "B N"], p: Float[Tensor, "B N V"]) 
 
 
 @njit(cache=True)
-def _fill_picks(p, depth, seed, sample, position, picks):  # pragma: no cover - compiled
+def _fill_picks(p, depth, seed, sample, position, picks):
     """picks[b, n] at every node; padding has depth -1."""
     for b in range(picks.shape[0]):
         for n in range(picks.shape[1]):
@@ -65,7 +65,7 @@ def _walk(drafted: TokenTree, picks: Int[Tensor, "B N"]) -> Int[Tensor, "B"]:
 
 
 @njit(cache=True, error_model="numpy")
-def _run(logits, laws, first, tokens, parents, seed, sample, position, node, token):  # pragma: no cover - compiled
+def _run(logits, laws, first, tokens, parents, seed, sample, position, node, token):
     """The race at the nodes that the walk visits, with rates exp(logits): the pick needs no normaliser."""
     rates, pick = np.empty(logits.shape[2], np.float32), np.empty(1, np.int64)
     for b in range(len(node)):

@@ -28,7 +28,7 @@ __all__ = ["Block", "block"]
 
 
 @compiled
-def _weights(p, q, rows, tokens, parents, stop, weights):  # pragma: no cover - compiled
+def _weights(p, q, rows, tokens, parents, stop, weights):
     """Fill stop probabilities and weights w of one batch row; p [N, V], q [R, V]."""
     w, last = 1.0, 0
     weights[0] = w
@@ -47,7 +47,7 @@ def _weights(p, q, rows, tokens, parents, stop, weights):  # pragma: no cover - 
 
 
 @compiled
-def _after(p, q, rows, parents, weights, node, law):  # pragma: no cover - compiled
+def _after(p, q, rows, parents, weights, node, law):
     """law = N((w p - q)+) above the leaf, p at the leaf, for every batch row."""
     for b in range(len(node)):
         n = node[b]
@@ -58,7 +58,7 @@ def _after(p, q, rows, parents, weights, node, law):  # pragma: no cover - compi
 
 
 @compiled
-def _walk(logits, q, rows, tokens, parents, seed, sample, position, node, token):  # pragma: no cover - compiled
+def _walk(logits, q, rows, tokens, parents, seed, sample, position, node, token):
     """Stop node and extra token of every batch row; p = softmax(logits)."""
     N, V = logits.shape[1:]
     p, law = np.empty((N, V), np.float32), np.empty(V)

@@ -46,7 +46,7 @@ _LOG2 = tuple(np.float32(2.0 / np.log(2.0) / k) for k in (1, 3, 5, 7))  # log2(m
 
 
 @compiled
-def _order(p, q, n, buckets, ratio):  # pragma: no cover - compiled
+def _order(p, q, n, buckets, ratio):
     """Bucket of every token, rint(16 log2(p/q)) about the middle one; all in one where there is one draw or the gate is closed.
 
     In float32 and by a series, so that it runs in vector registers: any function of the rows is a legal order.
@@ -74,7 +74,7 @@ def _order(p, q, n, buckets, ratio):  # pragma: no cover - compiled
 
 
 @compiled
-def _first_of_highest(q, n, buckets, law):  # pragma: no cover - compiled
+def _first_of_highest(q, n, buckets, law):
     """law of the first draw, in draw order, of the highest bucket that holds one of n draws."""
     mass = np.zeros((2, BUCKETS))
     for t in range(0, q.size - 1, 2):  # two tables: a bucket that repeats need not wait for its last sum
@@ -98,7 +98,7 @@ def _first_of_highest(q, n, buckets, law):  # pragma: no cover - compiled
 
 
 @compiled
-def _restrict(q, buckets, low, high, out):  # pragma: no cover - compiled
+def _restrict(q, buckets, low, high, out):
     """out = q on the buckets low <= b < high, renormalised; all zero where nothing is left."""
     s = 0.0
     for t in range(q.size):
@@ -111,9 +111,7 @@ def _restrict(q, buckets, low, high, out):  # pragma: no cover - compiled
 
 
 @compiled
-def _visit(
-    u, w, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, ratio, stop, weights
-):  # pragma: no cover
+def _visit(u, w, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, ratio, stop, weights):
     """Visit context u with weight w; `alive` = probability that nothing was accepted before; returns it after u."""
     n = counts[u]
     if n == 1:
@@ -156,7 +154,7 @@ def _visit(
 
 
 @compiled
-def _after(u, p, q, rows, kids, counts, place, P, weights, out):  # pragma: no cover - compiled
+def _after(u, p, q, rows, kids, counts, place, P, weights, out):
     """out = the target row of context u with all that the children took out of it."""
     if counts[u] > 1:
         out[:] = P[place[u]]

@@ -26,7 +26,7 @@ GATE = 0.1
 
 
 @compiled
-def _ordered(p, q, order):  # pragma: no cover - compiled
+def _ordered(p, q, order):
     """Fill the order; whether it is to be used."""
     shared = 0.0
     ratio = np.empty(p.size)
@@ -38,7 +38,7 @@ def _ordered(p, q, order):  # pragma: no cover - compiled
 
 
 @compiled
-def _higher(q, order, others, law):  # pragma: no cover - compiled
+def _higher(q, order, others, law):
     """law1, and others[t] = 1 - q_t, summed from both sides: a difference would lose what is left of a sharp law."""
     V = q.size
     below = 0.0
@@ -63,7 +63,7 @@ def _higher(q, order, others, law):  # pragma: no cover - compiled
 
 
 @compiled
-def _lower(q, order, others, first, law):  # pragma: no cover - compiled
+def _lower(q, order, others, first, law):
     """law2 given the higher token."""
     law[:] = 0.0
     s = 0.0
@@ -79,7 +79,7 @@ def _lower(q, order, others, first, law):  # pragma: no cover - compiled
 
 
 @compiled
-def _tries(contexts, walk, p, q, residual):  # pragma: no cover - compiled
+def _tries(contexts, walk, p, q, residual):
     V = p.shape[2]
     rest, left, law, others = np.empty(V), np.empty(V), np.empty(V), np.empty(V)
     order = np.empty(V, np.int64)

@@ -39,7 +39,7 @@ def emitted(
 
 
 @compiled
-def _walk(logits, laws, first, tokens, parents, seed, sample, position, node, token):  # pragma: no cover - compiled
+def _walk(logits, laws, first, tokens, parents, seed, sample, position, node, token):
     """Stop node and extra token of every batch row; p = softmax(logits) is made at nodes that have children."""
     N, V = logits.shape[1:]
     p, here = np.empty((N, V), np.float32), np.empty(V, np.float32)

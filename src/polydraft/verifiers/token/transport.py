@@ -37,7 +37,7 @@ FEWEST = 6
 
 
 @njit(cache=True)
-def _cut(p, q, m, bucket):  # pragma: no cover - compiled
+def _cut(p, q, m, bucket):
     """Bucket of every token with q > 0 (else -1), and how many there are."""
     V = q.size
     ratio = np.empty(V)
@@ -62,7 +62,7 @@ def _cut(p, q, m, bucket):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _sets(Q, n, members, chance, commit):  # pragma: no cover - compiled
+def _sets(Q, n, members, chance, commit):
     """Sets of at most n buckets and the probability that n draws fall in exactly those; returns how many there are.
 
     n! times the coefficient of x^n in the product of (e^(Q_b x) - 1): positive terms only.
@@ -100,7 +100,7 @@ def _sets(Q, n, members, chance, commit):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _targets(P, Q, n, target, level):  # pragma: no cover - compiled
+def _targets(P, Q, n, target, level):
     """Target and level of every bucket."""
     m = Q.size
     psi, tight = np.zeros(m + 1), np.zeros(m + 1, np.bool_)
@@ -129,7 +129,7 @@ def _targets(P, Q, n, target, level):  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _picked(members, chance, size, weight, level, picked):  # pragma: no cover - compiled
+def _picked(members, chance, size, weight, level, picked):
     """picked[b] = probability that bucket b is picked."""
     picked[:] = 0.0
     for s in range(size):
@@ -146,7 +146,7 @@ def _picked(members, chance, size, weight, level, picked):  # pragma: no cover -
 
 
 @njit(cache=True)
-def _select(p, q, n, m, bucket, weight, level):  # pragma: no cover - compiled
+def _select(p, q, n, m, bucket, weight, level):
     """Fill buckets, weights and levels; returns q_I of the buckets over their q-mass."""
     count = _cut(p, q, m, bucket)
     P, Q = np.zeros(count), np.zeros(count)

@@ -60,7 +60,7 @@ is room it leaves the law of a token emitted there in `residual`.
 
 
 @compiled
-def enter(walk, b, v, turn, child, w):  # pragma: no cover - compiled
+def enter(walk, b, v, turn, child, w):
     """The child (first node of its context) is tried at v as number `turn`, with weight w."""
     walk.order[b, v, turn] = child
     walk.weight[b, child] = w
@@ -68,7 +68,7 @@ def enter(walk, b, v, turn, child, w):  # pragma: no cover - compiled
 
 
 @compiled
-def one_draw(walk, b, v, p, q):  # pragma: no cover - compiled
+def one_draw(walk, b, v, p, q):
     """The tries at a context with a single draw from q: gathered scalars, and one pass over the rows if it may be rejected."""
     child = walk.draws[b, v, 0]
     x, w = walk.tokens[b, child], walk.weight[b, v]
@@ -80,7 +80,7 @@ def one_draw(walk, b, v, p, q):  # pragma: no cover - compiled
 
 
 @compiled
-def _stops(order, accept, stop):  # pragma: no cover - compiled
+def _stops(order, accept, stop):
     """stop [B, N] from the order of tries and the probability to be accepted at each turn."""
     B, N, W = order.shape
     pending, visited = np.empty(N, np.int64), np.empty(N, np.int64)

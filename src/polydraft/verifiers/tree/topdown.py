@@ -36,7 +36,7 @@ Where the draft's law is INDEPENDENT, q is [M, n, V]: row j is the law of draw j
 
 
 @njit(cache=True)
-def _reach(parents: np.ndarray, branch: np.ndarray) -> np.ndarray:  # pragma: no cover - compiled
+def _reach(parents: np.ndarray, branch: np.ndarray) -> np.ndarray:
     reach = np.zeros(branch.shape)
     for b in range(branch.shape[0]):
         reach[b, 0] = 1.0

@@ -30,7 +30,7 @@ GREEDY_PLUS_ONE = SiblingLaw.GREEDY_PLUS_ONE.value
 
 
 @compiled
-def without(law, x):  # pragma: no cover - compiled
+def without(law, x):
     """The law without token x, summed anew; all zero where nothing else is left."""
     law[x] = 0.0
     s = total(law)
@@ -40,13 +40,13 @@ def without(law, x):  # pragma: no cover - compiled
 
 
 @compiled
-def _one_hot(law, x):  # pragma: no cover - compiled
+def _one_hot(law, x):
     law[:] = 0.0
     law[x] = 1.0
 
 
 @compiled
-def _tries(contexts, walk, p, q, residual):  # pragma: no cover - compiled
+def _tries(contexts, walk, p, q, residual):
     rest, law = np.empty(p.shape[2]), np.empty(p.shape[2])
     for i in range(len(contexts)):
         b, v = contexts[i]

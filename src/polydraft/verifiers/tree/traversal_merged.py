@@ -21,7 +21,7 @@ __all__ = ["traversal_merged"]
 
 
 @compiled
-def _tries(contexts, walk, p, q, residual):  # pragma: no cover - compiled
+def _tries(contexts, walk, p, q, residual):
     rest, law = np.empty(p.shape[2]), np.empty(p.shape[2])
     for i in range(len(contexts)):
         b, v = contexts[i]
