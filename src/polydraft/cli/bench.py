@@ -5,7 +5,7 @@ import os
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -89,7 +89,7 @@ def bench(
         batch_size=batch,
         peers=peers,
     )
-    texts = made.prompts(3 if quick else 6) if prompts is None else _read(prompts, made)
+    texts = made.prompts(3 if quick else 6) if prompts is None else _read(prompts, made.tokenizer)
     repetitions = 1 if quick else repetitions
     with closing(made), Progress(transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("measuring", total=len(made.contenders) * (1 + len(texts) * repetitions))
@@ -134,7 +134,7 @@ def _scaling(json_file: Path | None, quick: bool) -> None:
         scaling.picture(found, json_file.with_suffix(".png"))
 
 
-def _read(path: Path, made: "object") -> list[list[int]]:
+def _read(path: Path, tokenizer: Any) -> list[list[int]]:
     from polydraft.models import load
 
     try:
@@ -144,7 +144,7 @@ def _read(path: Path, made: "object") -> list[list[int]]:
     if not lines:
         raise InvalidInputError(f"{str(path)!r} holds no prompt; expected one a line.")
     decoded = [json.loads(line)["prompt"] if path.suffix == ".jsonl" else line for line in lines]
-    return [load.encode(made.tokenizer, text) for text in decoded]  # type: ignore[attr-defined]
+    return [load.encode(tokenizer, text) for text in decoded]
 
 
 @app.command()

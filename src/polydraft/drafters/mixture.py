@@ -29,8 +29,8 @@ from polydraft import registry
 from polydraft.core import AuxRows, Budget, Draft, Drafter, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
 from polydraft.drafters import index_file
 from polydraft.drafters.growth import GrownTree, point_mass
-from polydraft.drafters.parts import Parts, Snapshot
-from polydraft.errors import InvalidInputError
+from polydraft.drafters.parts import Auxiliary, Parts, Resumable, Snapshot
+from polydraft.errors import IncompatibleError, InvalidInputError
 
 __all__ = ["Calibration", "MixtureDrafter", "MixtureState"]
 
@@ -360,8 +360,8 @@ class MixtureDrafter:
     def aux(self, states: Sequence[MixtureState]) -> AuxRows | None:
         """The auxiliary rows of the source that needs some."""
         for i, source in enumerate(self.sources):
-            if "aux" in source.needs:
-                return source.aux([state.members[i] for state in states])  # type: ignore[attr-defined]
+            if "aux" in source.needs and isinstance(source, Auxiliary):
+                return source.aux([state.members[i] for state in states])
         return None
 
     def observe(self, states: Sequence[MixtureState], outcome: Outcome, scores: Scores) -> list[MixtureState]:
@@ -380,21 +380,30 @@ class MixtureDrafter:
             state.tokens += tokens
         return list(states)
 
+    def _resumable(self, i: int) -> Resumable:
+        source = self.sources[i]
+        if not isinstance(source, Resumable):
+            raise IncompatibleError(
+                f"the state of a mixture with {self.names[i]!r} was to be saved; that source has no `snapshot` and `restore`. "
+                "Give it both (see `parts.Resumable`), or leave it out of the mixture."
+            )
+        return source
+
     def snapshot(self, state: MixtureState) -> Snapshot:
         """The sources' snapshots and what was learnt; a shared calibration is saved by its owner."""
         saved: Snapshot = {"tokens": np.array(state.tokens)}
         if self.calibration is None:
             saved |= {"cells": state.calibration.cells.copy(), "totals": state.calibration.totals.copy()}
-        for i, (source, member) in enumerate(zip(self.sources, state.members, strict=True)):
-            saved |= {f"{i}.{key}": value for key, value in source.snapshot(member).items()}  # type: ignore[attr-defined]
+        for i, member in enumerate(state.members):
+            saved |= {f"{i}.{key}": value for key, value in self._resumable(i).snapshot(member).items()}
         return saved
 
     def restore(self, request: Request, snapshot: Snapshot) -> MixtureState:
         """The state that drafts as the one of the snapshot; see `parts.Resumable`."""
         members = []
-        for i, source in enumerate(self.sources):
+        for i in range(len(self.sources)):
             own = {key.partition(".")[2]: value for key, value in snapshot.items() if key.startswith(f"{i}.")}
-            members.append(source.restore(request, own))  # type: ignore[attr-defined]
+            members.append(self._resumable(i).restore(request, own))
         calibration = self._calibration()
         if self.calibration is None:
             calibration.cells[:], calibration.totals[:] = snapshot["cells"], snapshot["totals"]

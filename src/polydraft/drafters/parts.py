@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from polydraft.core import Request, Target
+from polydraft.core import AuxRows, Request, Target
 
-__all__ = ["Parts", "Resumable", "Snapshot"]
+__all__ = ["Auxiliary", "Parts", "Resumable", "Snapshot"]
 
 Snapshot = dict[str, np.ndarray]
 """A request's drafter state as plain arrays, to be stored with safetensors or npz."""
@@ -29,6 +29,14 @@ class Parts:
     draft_tokenizer: Any = None
 
 
+@runtime_checkable
+class Auxiliary(Protocol):
+    """A drafter whose `needs` name "aux": it puts rows of its own into the target's pass and reads them in `observe`."""
+
+    def aux(self, states: Sequence[Any]) -> AuxRows | None: ...
+
+
+@runtime_checkable
 class Resumable(Protocol):
     """A drafter whose states can be saved: the restored state drafts exactly as the saved one would have."""
 

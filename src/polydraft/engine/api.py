@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import TemplateError
 
@@ -307,8 +307,8 @@ def _check_messages(messages: Seq[Mapping[str, str]]) -> None:
 
 def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+        return [cast(Prompt, prompts)]
+    return list(cast(Seq[Prompt], prompts))
 
 
 def _plan(plan: Plan | str | None, depth: int | None, num_paths: int | None, profile: str | Profile | None) -> Plan:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polydraft import tree
 from polydraft.core import AuxRows, Budget, Draft, Drafter, Outcome, Request, Scores, TokenTree
+from polydraft.drafters.parts import Auxiliary
 from polydraft.engine.sequence import Sequence
 from polydraft.errors import DrafterWarning
 
@@ -97,10 +98,10 @@ def _spread(draft: Draft, rows: list[int], roots: Int[Tensor, "B"]) -> Draft:
 def aux(drafter: Drafter | None, sequences: Seq[Sequence]) -> AuxRows | None:
     """The auxiliary rows that the drafter wants in the target's pass; sequences whose drafting is off get idle ones."""
     live = [b for b, s in enumerate(sequences) if s.drafting]
-    if drafter is None or "aux" not in drafter.needs or not live:
+    if drafter is None or "aux" not in drafter.needs or not live or not isinstance(drafter, Auxiliary):
         return None
     try:
-        rows = drafter.aux([sequences[b].state for b in live])  # type: ignore[attr-defined]
+        rows = drafter.aux([sequences[b].state for b in live])
     except Exception as error:
         for b in live:
             _switch_off(drafter, sequences[b], error)
