@@ -65,3 +65,4 @@ $(VENV)/.installed-dev: $(REQUIREMENTS) | $(VENV)/.created
 
 clean:
 	rm -rf $(VENV) dist .pytest_cache .ruff_cache .hypothesis
+	find src -name '*.nb[ic]' -delete

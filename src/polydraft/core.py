@@ -10,6 +10,7 @@ row. Every tensor has a leading batch dimension B; trees are padded to N nodes a
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -91,6 +92,29 @@ class TokenTree:
     tokens: Int[Tensor, "B N"]
     parents: Int[Tensor, "B N"]
 
+    @cached_property
+    def host(self) -> tuple[np.ndarray, np.ndarray]:
+        """`tokens` and `parents` as arrays on the host, for compiled walks."""
+        return self.tokens.cpu().contiguous().numpy(), self.parents.cpu().contiguous().numpy()
+
+    @cached_property
+    def lists(self) -> tuple[list[list[int]], list[list[int]]]:
+        """`tokens` and `parents` as plain integers."""
+        tokens, parents = self.host
+        return tokens.tolist(), parents.tolist()
+
+    @classmethod
+    def of(cls, tokens: np.ndarray, parents: np.ndarray) -> "TokenTree":
+        """From int64 arrays on the host, which the tree shares.
+
+        Example:
+            >>> TokenTree.of(np.array([[5, 7]]), np.array([[-1, 0]])).num_nodes
+            2
+        """
+        tree = cls(torch.from_numpy(tokens), torch.from_numpy(parents))
+        tree.__dict__["host"] = tokens, parents
+        return tree
+
     @property
     def batch_size(self) -> int:
         return self.tokens.shape[0]
@@ -115,7 +139,7 @@ class TokenTree:
     @classmethod
     def roots(cls, tokens: Int[Tensor, "B"]) -> "TokenTree":
         """Trees with no draft at all: plain decoding."""
-        return cls.chain(tokens[:, None])
+        return cls(tokens[:, None], tokens.new_full((len(tokens), 1), -1))
 
 
 @dataclass(frozen=True)
@@ -130,10 +154,18 @@ class NoiseKey:
     sample: Int[Tensor, "B"]
     position: Int[Tensor, "B"]
 
+    @cached_property
+    def host(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """`seed`, `sample` and `position` as arrays on the host, for compiled walks."""
+        return self.seed.cpu().numpy(), self.sample.cpu().numpy(), self.position.cpu().numpy()
+
     @classmethod
     def of(cls, seeds: Sequence[int], samples: Sequence[int], positions: Sequence[int]) -> "NoiseKey":
         """A key from plain integers, one each per row."""
-        return cls(*torch.tensor([list(seeds), list(samples), list(positions)], dtype=torch.int64).unbind())
+        rows = np.array([list(seeds), list(samples), list(positions)], np.int64)
+        key = cls(*torch.from_numpy(rows).unbind())
+        key.__dict__["host"] = tuple(rows)
+        return key
 
 
 @dataclass(frozen=True)
@@ -159,7 +191,7 @@ class Draft:
     def empty(cls, roots: Int[Tensor, "B"]) -> "Draft":
         """No draft: the engine then decodes plainly."""
         tree = TokenTree.roots(roots)
-        return cls(tree, SiblingLaw.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(tree.tokens, -1))
+        return cls(tree, SiblingLaw.POINT_MASS, TreeShape.CHAIN, None, tree.parents)
 
 
 @dataclass(frozen=True)
@@ -175,10 +207,33 @@ class Outcome:
     num_accepted: Int[Tensor, "B"]
     token: Int[Tensor, "B"]
 
+    @classmethod
+    def of(cls, path: np.ndarray, num_accepted: np.ndarray, token: np.ndarray) -> "Outcome":
+        """From int64 arrays on the host, which the outcome shares.
+
+        Example:
+            >>> Outcome.of(np.array([[1, -1]]), np.array([1]), np.array([9])).lists
+            ([[1]], [9])
+        """
+        outcome = cls(*map(torch.from_numpy, (path, num_accepted, token)))
+        outcome.__dict__["host"] = path, num_accepted, token
+        return outcome
+
+    @cached_property
+    def host(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """`path`, `num_accepted` and `token` as arrays on the host."""
+        return self.path.cpu().contiguous().numpy(), self.num_accepted.cpu().numpy(), self.token.cpu().numpy()
+
+    @cached_property
+    def lists(self) -> tuple[list[list[int]], list[int]]:
+        """Accepted nodes without padding, and the extra tokens, as plain integers."""
+        path, counts, token = (x.tolist() for x in self.host)
+        return [nodes[:count] for nodes, count in zip(path, counts, strict=True)], token
+
     def emitted(self, tree: TokenTree) -> list[list[int]]:
         """The tokens that each row emits: accepted path, then the extra token."""
-        rows = zip(tree.tokens.tolist(), self.path.tolist(), self.num_accepted.tolist(), self.token.tolist(), strict=True)
-        return [[*(tokens[n] for n in path[:kept]), extra] for tokens, path, kept, extra in rows]
+        rows = zip(tree.lists[0], *self.lists, strict=True)
+        return [[*(tokens[n] for n in path), extra] for tokens, path, extra in rows]
 
 
 class Verdict(Protocol):

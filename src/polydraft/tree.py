@@ -17,7 +17,7 @@ from torch import Tensor
 from polydraft.core import TokenTree
 from polydraft.errors import InvalidInputError
 
-__all__ = ["Dedup", "ancestors", "check", "children", "dedup", "depths", "first_copies", "pad", "path_to", "subtree"]
+__all__ = ["Dedup", "ancestors", "check", "children", "dedup", "depths", "first_copies", "pad", "path_to", "paths", "subtree"]
 
 
 @njit(cache=True)
@@ -62,7 +62,8 @@ def _first_copies(tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
 
 
 @njit(cache=True)
-def _path_to(parents: np.ndarray, node: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def paths(parents: np.ndarray, node: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`path_to` for arrays."""
     length = np.zeros(len(node), np.int64)
     for b in range(len(node)):
         n = node[b]
@@ -79,7 +80,7 @@ def _path_to(parents: np.ndarray, node: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _host(x: Tensor) -> np.ndarray:
-    return x.detach().cpu().contiguous().numpy()
+    return x.cpu().contiguous().numpy()
 
 
 def depths(tree: TokenTree) -> Int[Tensor, "B N"]:
@@ -89,7 +90,7 @@ def depths(tree: TokenTree) -> Int[Tensor, "B N"]:
         >>> depths(pad([([5, 7, 9, 9], [-1, 0, 0, 1])])).tolist()
         [[0, 1, 1, 2]]
     """
-    return torch.from_numpy(_depths(_host(tree.parents))).to(tree.parents.device)
+    return torch.from_numpy(_depths(tree.host[1])).to(tree.parents.device)
 
 
 def ancestors(tree: TokenTree) -> Bool[Tensor, "B N N"]:
@@ -99,7 +100,7 @@ def ancestors(tree: TokenTree) -> Bool[Tensor, "B N N"]:
         >>> ancestors(pad([([5, 7, 9], [-1, 0, 0])]))[0].int().tolist()
         [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
     """
-    return torch.from_numpy(_ancestors(_host(tree.parents))).to(tree.parents.device)
+    return torch.from_numpy(_ancestors(tree.host[1])).to(tree.parents.device)
 
 
 def first_copies(tree: TokenTree) -> Int[Tensor, "B N"]:
@@ -109,7 +110,7 @@ def first_copies(tree: TokenTree) -> Int[Tensor, "B N"]:
         >>> first_copies(pad([([5, 7, 7, 9, 9], [-1, 0, 0, 1, 2])])).tolist()
         [[0, 1, 1, 3, 3]]
     """
-    return torch.from_numpy(_first_copies(_host(tree.tokens), _host(tree.parents))).to(tree.tokens.device)
+    return torch.from_numpy(_first_copies(*tree.host)).to(tree.tokens.device)
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ def dedup(tree: TokenTree) -> Dedup:
         >>> d.tree.tokens.tolist(), d.row.tolist()
         ([[5, 7, 9]], [[0, 1, 1, 2, 2]])
     """
-    tokens, parents = _host(tree.tokens), _host(tree.parents)
+    tokens, parents = tree.host
     if _all_distinct(tokens, parents):
         return Dedup(tree)
     first = _first_copies(tokens, parents)
@@ -200,7 +201,7 @@ def path_to(tree: TokenTree, node: Int[Tensor, "B"]) -> tuple[Int[Tensor, "B A"]
         >>> path.tolist(), length.tolist()
         ([[1, 3]], [2])
     """
-    path, length = _path_to(_host(tree.parents), _host(node))
+    path, length = paths(tree.host[1], _host(node))
     device = tree.parents.device
     return torch.from_numpy(path).to(device), torch.from_numpy(length).to(device)
 
@@ -247,8 +248,8 @@ def check(tree: TokenTree, vocab_size: int, roots: Int[Tensor, "B"] | None = Non
 
     roots: the tokens that the trees have to hang on.
     """
-    tokens = _host(tree.tokens)
-    fault = _fault(tokens, _host(tree.parents), vocab_size, tokens[:, 0] if roots is None else _host(roots))
+    tokens, parents = tree.host
+    fault = _fault(tokens, parents, vocab_size, tokens[:, 0] if roots is None else _host(roots))
     if fault == 1:
         raise InvalidInputError(
             f"parents {tree.parents.tolist()} were given; expected -1 at node 0 and parents[n] < n. Sort the nodes topologically."
@@ -292,5 +293,5 @@ def children(tree: TokenTree) -> Int[Tensor, "B N W"]:
         >>> children(pad([([5, 7, 7, 9, 8], [-1, 0, 0, 1, 2])]))[0].tolist()
         [[1, 2], [3, 4], [-1, -1], [-1, -1], [-1, -1]]
     """
-    tokens, parents = _host(tree.tokens), _host(tree.parents)
+    tokens, parents = tree.host
     return torch.from_numpy(_children(parents, _first_copies(tokens, parents))).to(tree.tokens.device)

@@ -74,6 +74,23 @@ def test_the_greedy_walk_is_every_rule_at_temperature_zero(name, shape, law):
     assert fast.num_accepted.max() > 0
 
 
+@pytest.mark.parametrize(("name", "shape", "law"), WALKS)
+def test_hardened_logits_have_the_law_of_temperature_zero_in_a_mixed_batch(name, shape, law):
+    draft, logits, key = rounds(shape, law, 5)
+    params = [SamplingParams(temperature=b % 2) for b in range(B)]
+    fast = registry.verifier(name).walk(draft, sampling.harden(logits, params), key)
+    slow = registry.verifier(name)(draft, sampling.soften(logits, params)).sample(key)
+    assert torch.equal(slow.path, fast.path) and torch.equal(slow.token, fast.token)
+
+
+@pytest.mark.parametrize("fault", [float("nan"), float("inf"), float("-inf")])
+def test_hardened_logits_keep_their_faults(fault):
+    draft, logits, key = rounds(TreeShape.CHAIN, SiblingLaw.IID, 0)
+    logits[7, 0, slice(None) if fault < 0 else 5] = fault
+    params = [SamplingParams(temperature=b % 2 == 0) for b in range(B)]
+    assert registry.verifier("block").walk(draft, sampling.harden(logits, params), key) is None
+
+
 @pytest.mark.parametrize("fault", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["block", "match", "race"])
 def test_faulty_logits_are_left_to_the_readable_path(name, fault):

@@ -18,7 +18,7 @@ from polydraft import noise
 from polydraft import tree as trees
 from polydraft.core import AuxRows, NoiseKey, Outcome
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
-from polydraft.models import llama
+from polydraft.models import llama_weights
 from polydraft.models.llama import CompiledLlama
 from polydraft.models.proposal import propose_paths
 
@@ -235,7 +235,7 @@ def test_a_proposal_reads_many_pending_tokens():
 def test_weights_that_fit_bfloat16_are_stored_so_with_the_same_bits(monkeypatch):
     reference = model("qwen2").bfloat16().float()
     halved = CompiledLlama(reference, max_num_seqs=1)
-    monkeypatch.setattr(llama, "_storage", lambda *_: np.float32)
+    monkeypatch.setattr(llama_weights, "_storage", lambda *_: np.float32)
     whole = CompiledLlama(reference, max_num_seqs=1)
     assert (halved.weight_format, whole.weight_format) == ("bfloat16", "float32")
     assert halved.quantization_error == 0

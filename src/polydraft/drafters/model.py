@@ -12,17 +12,14 @@ the draft fits a little less and the output law does not change.
 Depth and width are fixed before the first draw of a round; no drawn token is ever dropped.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from polydraft import noise, sampling
-from polydraft import tree as trees
 from polydraft.core import Budget, Draft, Method, NoiseKey, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
+from polydraft.drafters.model_growth import Growth, ModelState
 from polydraft.drafters.parts import Parts, Snapshot
 from polydraft.errors import CapacityError, InvalidInputError, unknown_name
 from polydraft.models import static_proposal
@@ -81,16 +78,6 @@ KINDS: dict[str, Method] = {
 }
 
 
-@dataclass(frozen=True)
-class ModelState:
-    """One request: its slot in the draft model, and the committed tokens that the slot lacks, the root last."""
-
-    request: Request
-    slot: int
-    context: tuple[int, ...]
-    pending: tuple[int, ...]
-
-
 class ModelDrafter:
     """A smaller causal model as a drafter.
 
@@ -114,7 +101,9 @@ class ModelDrafter:
         self.model, self.kind, self.info = model, kind, KINDS[kind]
         self._stop_ids = tuple(stop_ids)
         self._free = list(range(model.max_num_seqs))[::-1]
-        self._proposed: dict[int, TokenTree] = {}  # by slot: what the cache holds behind the committed tokens
+        self._proposed: dict[
+            int, tuple[TokenTree, int]
+        ] = {}  # by slot: tree and row that the cache holds behind committed tokens
         self._compiled = isinstance(model, CompiledLlama) and kind in ("paths", "chain", "coupled")
         self._static = isinstance(model, StaticLlama) and kind in ("paths", "chain")
 
@@ -163,7 +152,7 @@ class ModelDrafter:
         draft = self._drawn(states, sizes, keys)
         for b, s in enumerate(states):
             if sizes[b][1]:
-                self._proposed[s.slot] = TokenTree(draft.tree.tokens[b : b + 1], draft.tree.parents[b : b + 1])
+                self._proposed[s.slot] = draft.tree, b
         return draft
 
     def _drawn(
@@ -249,10 +238,11 @@ class ModelDrafter:
     def _grow(self, states: Sequence[ModelState], sizes: list[tuple[int, int]], key: NoiseKey) -> Draft:
         """Depth by depth through `score`: one pass for the whole batch and each depth."""
         self._catch_up([s for s, (_, depth) in zip(states, sizes, strict=True) if depth])
-        growth = _Growth(self, states, sizes, key)
+        growth = Growth(self.model, self.kind, states, sizes, key, self._stop_ids)
         for depth in range(max(d for _, d in sizes)):
             growth.deepen(depth)
-        return growth.draft(self._shape(max(w for w, _ in sizes)))
+        (law,) = self.info.laws
+        return growth.draft(law, self._shape(max(w for w, _ in sizes)))
 
     def observe(self, states: Sequence[ModelState], outcome: Outcome, scores: Scores) -> list[ModelState]:
         """Keep the cache rows of the proposal that agree with what was emitted; see `core.Drafter.observe`.
@@ -262,13 +252,14 @@ class ModelDrafter:
         new: list[ModelState] = []
         for s, emitted in zip(states, outcome.emitted(scores.tree), strict=True):
             tokens = s.context + tuple(emitted)
-            tree = self._proposed.pop(s.slot, None)
-            if tree is None:
-                new.append(replace(s, context=tokens, pending=s.pending + tuple(emitted)))
+            proposed = self._proposed.pop(s.slot, None)
+            if proposed is None:
+                pending = s.pending + tuple(emitted)
             else:
-                fed = _fed_path(tree, emitted)
+                fed = _fed_path(*proposed, emitted)
                 self._keep(s, fed)
-                new.append(replace(s, context=tokens, pending=tokens[len(s.context) + len(fed) :]))
+                pending = tokens[len(s.context) + len(fed) :]
+            new.append(ModelState(s.request, s.slot, tokens, pending))
         return new
 
     def snapshot(self, state: ModelState) -> Snapshot:
@@ -286,147 +277,20 @@ class ModelDrafter:
             self.model.keep(s.slot, fed, root)
             return
         self.model.lengths[s.slot] = root
-        path = torch.tensor([fed], dtype=torch.int64).reshape(1, len(fed))
-        self.model.commit([s.slot], Outcome(path, torch.tensor([len(fed)]), torch.zeros(1, dtype=torch.int64)))
+        self.model.commit([s.slot], Outcome.of(np.array([fed], np.int64), np.array([len(fed)]), np.array([0])))
 
 
-def _fed_path(tree: TokenTree, emitted: Sequence[int]) -> list[int]:
+def _fed_path(tree: TokenTree, b: int, emitted: Sequence[int]) -> list[int]:
     """Nodes of a proposal on the emitted path whose rows are in the cache: those that have children, each at its first copy.
 
-    tree: one row.  emitted: the last token is the next root and is never among them.
+    b: row of the tree.  emitted: the last token is the next root and is never among them.
     """
-    first, parents = trees.first_copies(tree)[0].tolist(), tree.parents[0].tolist()
-    below = {(first[parents[n]], int(tree.tokens[0, n])): n for n in range(1, len(parents)) if parents[n] >= 0 and first[n] == n}
-    inner = {first[parent] for parent in parents if parent > 0}
-    path, node = [], 0
+    tokens, parents = tree.lists[0][b], tree.lists[1][b]
+    path, here = list[int](), {0}  # the copies of one node
     for token in emitted[:-1]:
-        node = below.get((node, token), -1)
-        if node not in inner:
+        below = [n for n in range(1, len(tokens)) if parents[n] in here and tokens[n] == token]
+        here = set(below)
+        if not any(parent in here for parent in parents):
             break
-        path.append(node)
+        path.append(below[0])
     return path
-
-
-class _Growth:
-    """Trees being grown through a model's `score`, one depth for all rows at a time.
-
-    Rows may differ in width and depth: nodes are kept per row, and a pass scores, for every row, the nodes that are new.
-    """
-
-    def __init__(self, drafter: ModelDrafter, states: Sequence[ModelState], sizes: list[tuple[int, int]], key: NoiseKey) -> None:
-        self.drafter, self.states, self.sizes = drafter, states, sizes
-        self.key = key
-        self.uniforms = noise.uniforms(key, noise.Stream.DRAFT, 1 + max(w * d for w, d in sizes))
-        self.tokens = [[s.context[-1]] for s in states]
-        self.parents = [[-1] for _ in states]
-        self.rows = [[-1] for _ in states]
-        self.frontier = [[0] for _ in states]
-        self.score = [{0: 0.0} for _ in states]
-        self.laws: list[list[Float[Tensor, V]]] = [[] for _ in states]
-        self.row_of: list[dict[int, int]] = [{} for _ in states]
-
-    def deepen(self, depth: int) -> None:
-        """Score the frontier, then draw its children."""
-        live = [b for b, (_, deepest) in enumerate(self.sizes) if depth < deepest]
-        groups: dict[tuple[int, int], list[int]] = {}
-        for b in live:
-            since = min(self.frontier[b])
-            groups.setdefault((since, len(self.tokens[b])), []).append(b)
-        for (since, _), batch in groups.items():
-            tree = trees.pad([(self.tokens[b], self.parents[b]) for b in batch])
-            scores = self.drafter.model.score([self.states[b].slot for b in batch], tree, since=since)
-            whole = torch.zeros(len(batch), tree.num_nodes, scores.logits.shape[-1])
-            whole[:, since:] = scores.logits.cpu()
-            probs = sampling.laws(
-                whole,
-                tree,
-                [self.states[b].context for b in batch],
-                [len(self.states[b].request.prompt_token_ids) for b in batch],
-                [self.states[b].request.params for b in batch],
-                self.drafter._stop_ids,
-            )
-            first = trees.first_copies(tree)
-            for i, b in enumerate(batch):
-                self._branch(b, depth, probs[i], first[i].tolist())
-
-    def _branch(self, b: int, depth: int, probs: Float[Tensor, "N V"], first: list[int]) -> None:
-        frontier, self.frontier[b] = self.frontier[b], []
-        for n in frontier:
-            if first[n] == n:
-                self.row_of[b][n] = len(self.laws[b])
-                self.laws[b].append(probs[n])
-        width = self.sizes[b][0]
-        if self.drafter.kind == "top_k":
-            self._beam(b, frontier, width)
-            return
-        for n in frontier:
-            row = self.row_of[b][first[n]]
-            for x in self._draw(b, self.laws[b][row], width if depth == 0 else 1, depth):
-                self._add(b, n, x, row)
-
-    def _add(self, b: int, parent: int, token: int, row: int) -> None:
-        self.frontier[b].append(len(self.tokens[b]))
-        self.tokens[b].append(token)
-        self.parents[b].append(parent)
-        self.rows[b].append(row)
-
-    def _draw(self, b: int, q: Float[Tensor, "V"], count: int, depth: int) -> list[int]:
-        """The children of one node, in draw order."""
-        begin = len(self.tokens[b])
-
-        def uniform(i: int) -> Tensor:
-            return self.uniforms[b, begin + i : begin + i + 1]
-
-        return _DRAWS[self.drafter.kind](self, b, q, count, depth, uniform)
-
-    def _iid(self, b: int, q: Tensor, count: int, depth: int, uniform: Callable[[int], Tensor]) -> list[int]:
-        return [int(noise.choose(q[None], uniform(i))) for i in range(count)]
-
-    def _distinct(self, b: int, q: Tensor, count: int, depth: int, uniform: Callable[[int], Tensor]) -> list[int]:
-        left, drawn = q.double().clone(), []
-        for i in range(min(count, int((q > 0).sum()))):
-            drawn.append(int(noise.choose(left[None], uniform(i))))
-            left[drawn[-1]] = 0.0
-        return drawn
-
-    def _greedy_plus_one(self, b: int, q: Tensor, count: int, depth: int, uniform: Callable[[int], Tensor]) -> list[int]:
-        top = torch.sort(q, descending=True, stable=True).indices[: count - 1].tolist()
-        rest = q.double().clone()
-        rest[top] = 0.0
-        return [*top, int(noise.choose(rest[None], uniform(count - 1)))] if rest.sum() > 0 else top
-
-    def _coupled(self, b: int, q: Tensor, count: int, depth: int, uniform: Callable[[int], Tensor]) -> list[int]:
-        key = NoiseKey(*(x[b : b + 1] for x in (self.key.seed, self.key.sample, self.key.position)))
-        clocks = noise.clocks(replace(key, position=key.position + depth), len(q))[0]
-        return (q.double() / clocks).topk(min(count, int((q > 0).sum()))).indices.tolist()
-
-    def _beam(self, b: int, frontier: list[int], width: int) -> None:
-        """The `width` most probable continuations of the frontier, by the probability of their whole path."""
-        logs = torch.stack([self.laws[b][self.row_of[b][n]].double().log() + self.score[b][n] for n in frontier])
-        values, places = logs.flatten().topk(min(width, logs.numel()))
-        for value, place in zip(values.tolist(), places.tolist(), strict=True):
-            if value > -torch.inf:
-                self._add(b, frontier[place // logs.shape[1]], place % logs.shape[1], -1)
-                self.score[b][len(self.tokens[b]) - 1] = value
-
-    def draft(self, shape: TreeShape) -> Draft:
-        (law,) = self.drafter.info.laws
-        tree = trees.pad(list(zip(self.tokens, self.parents, strict=True)))
-        rows = torch.tensor([r + [-1] * (tree.num_nodes - len(r)) for r in self.rows])
-        if law is SiblingLaw.POINT_MASS:
-            return Draft(tree, law, shape, None, rows)
-        V = self.drafter.model.vocab_size
-        probs = torch.full((len(self.laws), max(1, *map(len, self.laws)), V), 1 / V)
-        for b, found in enumerate(self.laws):
-            for r, q in enumerate(found):
-                probs[b, r] = q
-        return Draft(tree, law, shape, probs, rows, self.key if law is SiblingLaw.COUPLED else None)
-
-
-_DRAWS: dict[str, Callable[..., list[int]]] = {
-    "paths": _Growth._iid,
-    "chain": _Growth._iid,
-    "without_replacement": _Growth._distinct,
-    "greedy_plus_one": _Growth._greedy_plus_one,
-    "coupled": _Growth._coupled,
-}

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, Target, TreeShape
 from polydraft.drafters.growth import GrownTree, point_mass
@@ -164,7 +163,7 @@ class PhraseDrafter:
                 node = child
             model.commit(
                 slots,
-                Outcome(torch.tensor([path], dtype=torch.int64).reshape(1, -1), torch.tensor([len(path)]), torch.tensor([0])),
+                Outcome.of(np.array([path], np.int64), np.array([len(path)]), np.array([0])),
             )
             drafted += [*(tested.tokens[n] for n in path), best[node]]
             state.passes += 1

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from polydraft import tree as trees
@@ -123,8 +124,8 @@ class SlemDrafter:
             roots = [found[b][-1] if found[b] else contexts[b][-1] for b in live]
             slots = [states[b].slot for b in live]
             logits = self.model.score(slots, TokenTree.roots(torch.tensor(roots))).logits[:, 0]
-            nothing = torch.zeros(len(live), dtype=torch.int64)
-            self.model.commit(slots, Outcome(torch.zeros(len(live), 0, dtype=torch.int64), nothing, nothing))
+            nothing = np.zeros(len(live), np.int64)
+            self.model.commit(slots, Outcome.of(np.zeros((len(live), 0), np.int64), nothing, nothing))
             for b, root, token in zip(live, roots, logits.argmax(-1).tolist(), strict=True):
                 states[b].cached.append(root)
                 found[b].append(token)

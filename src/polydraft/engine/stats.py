@@ -1,7 +1,7 @@
 """What a request cost and what its drafts were worth, measured while it runs."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -97,6 +97,17 @@ class RequestStats:
         }
 
 
+class _Phase(AbstractContextManager[None]):
+    def __init__(self, seconds: dict[str, float], name: str, clock: Callable[[], float]) -> None:
+        self.seconds, self.name, self.clock = seconds, name, clock
+
+    def __enter__(self) -> None:
+        self.start = self.clock()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self.name] += self.clock() - self.start
+
+
 class Stopwatch:
     """Seconds by phase within one step; what no phase claims is "other". clock: seconds, of the wall by default."""
 
@@ -105,13 +116,9 @@ class Stopwatch:
         self._clock = clock
         self._start = clock()
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        start = self._clock()
-        try:
-            yield
-        finally:
-            self.seconds[name] += self._clock() - start
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """While entered, time counts towards `name`."""
+        return _Phase(self.seconds, name, self._clock)
 
     def stop(self) -> dict[str, float]:
         """Seconds by phase, summing to the time since the watch was made."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -52,17 +53,17 @@ class Round:
     @cached_property
     def nodes(self) -> list[list[int]]:
         """Nodes whose rows emitted each row's tokens: the root, then the accepted path."""
-        return [[0, *(n for n in path if n >= 0)] for path in self.outcome.path.tolist()]
+        return [[0, *path] for path in self.outcome.lists[0]]
 
     @cached_property
     def tokens(self) -> list[list[int]]:
         """What each row emits, before any stop."""
         return self.outcome.emitted(self.draft.tree)
 
-    @cached_property
+    @property
     def parents(self) -> list[list[int]]:
         """`draft.tree.parents` as lists."""
-        return self.draft.tree.parents.tolist()
+        return self.draft.tree.lists[1]
 
 
 @dataclass(frozen=True)
@@ -103,9 +104,8 @@ class Stepper:
             outcome, processed = self._verify(sequences, draft, unique, scored, key, params)
         with watch.phase("scoring"):
             self.target.commit(slots, _in(unique, outcome))
-        hidden = {k: unique.expand(h) for k, h in scored.hidden.items()}
-        scores = Scores(draft.tree, unique.expand(scored.logits), hidden, scored.aux_logits)
         with watch.phase("drafting"):
+            scores = _of_draft(scored, unique, draft)
             if self.drafter is not None:
                 drafting.observe(self.drafter, sequences, outcome, scores)
         self.plan.learn(sequences, draft, processed, outcome)
@@ -113,7 +113,7 @@ class Stepper:
         return Round(draft, scores, processed, params, outcome, watch.stop())
 
     def _propose(self, sequences: Seq[Sequence]) -> Draft:
-        roots = torch.tensor([s.token_ids[-1] for s in sequences])
+        roots = torch.from_numpy(np.array([s.token_ids[-1] for s in sequences]))
         if self.drafter is None:
             return Draft.empty(roots)
         budgets = self.plan.budgets(sequences)
@@ -159,20 +159,21 @@ class Stepper:
         if walk is None or processed.dtype != torch.float32:
             return None
         num_greedy = sum(p.greedy for p in params)
-        if num_greedy == 0:
-            if draft.tree.num_nodes == 1 and not self.verifier.info.shared_noise:
-                return match.walk(draft, processed, key)
-            return walk(draft, processed, key)
-        return greedy.walk(draft, processed, key) if num_greedy == len(params) and self.verifier.info.lossless else None
+        if num_greedy == len(params) and self.verifier.info.lossless:
+            return greedy.walk(draft, processed, key)
+        if num_greedy:
+            processed = sampling.harden(processed, params)
+        if draft.tree.num_nodes == 1 and not self.verifier.info.shared_noise:
+            return match.walk(draft, processed, key)
+        return walk(draft, processed, key)
 
     def _record(self, sequences: Seq[Sequence], draft: Draft, outcome: Outcome) -> None:
-        kept = outcome.num_accepted.tolist()
-        for b, (s, parents) in enumerate(zip(sequences, draft.tree.parents.tolist(), strict=True)):
+        for s, parents, path in zip(sequences, draft.tree.lists[1], outcome.lists[0], strict=True):
             deep = [0]
             for parent in parents[1:]:
                 if parent >= 0:
                     deep.append(deep[parent] + 1)
-            s.sample.stats.record(num_nodes=len(deep) - 1, depth=max(deep), num_accepted=kept[b])
+            s.sample.stats.record(num_nodes=len(deep) - 1, depth=max(deep), num_accepted=len(path))
 
 
 def _missing(draft: Draft, logits: Tensor, key: NoiseKey) -> None:
@@ -187,6 +188,14 @@ def _hung(unique: Dedup, aux: AuxRows) -> AuxRows:
 def _on_host(draft: Draft) -> Draft:
     """The same draft for rules that run on the host."""
     return draft if draft.probs is None or draft.probs.device.type == "cpu" else replace(draft, probs=draft.probs.cpu())
+
+
+def _of_draft(scored: Scores, unique: Dedup, draft: Draft) -> Scores:
+    """The same scores in terms of the drafted tree's nodes."""
+    if unique.same:
+        return scored
+    hidden = {k: unique.expand(h) for k, h in scored.hidden.items()}
+    return Scores(draft.tree, unique.expand(scored.logits), hidden, scored.aux_logits)
 
 
 def _in(unique: Dedup, outcome: Outcome) -> Outcome:

@@ -3,338 +3,32 @@
 Llama, Mistral, Qwen2 and Qwen3, with grouped queries, biases of q, k and v, norms of q and k, and any rotary scaling that
 does not change with the length. Projections are fused (q, k, v; gate and up) and packed for `models.kernels`; the cache is
 allocated once. A pass takes the nodes of many trees, in slots with lengths of their own, as rows of one matrix.
-
-    column   place of one token in a slot: committed tokens first, then the nodes of the tree being scored
-    seen     the columns of the tree that a row attends to beside all committed ones: its ancestors' and its own
+The pass is in `models.llama_pass`, how weights are taken in `models.llama_weights`.
 
 A row's bits depend on its own tokens alone, not on the batch, the tree around it or the chunks of a prompt: the same
 context has the same logits in plain and in speculative decoding.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from numba import njit
-from torch import Tensor
 
 from polydraft.core import AuxRows, Outcome, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
-from polydraft.models.kernels import PANEL, add, aligned, matmul, norm_part, pack, product, rms_norm, soften, swiglu
+from polydraft.models.kernels import PANEL, aligned
+from polydraft.models.llama_pass import TREE_ROOM, Parts, Sizes, SlotMemory, compiled_pass, keep_path, whole, workspace
+from polydraft.models.llama_weights import packed_weights
 from polydraft.models.memory import check_memory, fitting_length
 from polydraft.models.supported import check_supported, context_length
 
-__all__ = ["CompiledLlama", "Parts", "compiled_pass"]
+__all__ = ["CompiledLlama"]
 
 FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 QUANTIZATIONS = (None, "bfloat16", "int8")
-TREE_ROOM = 256
-"""Most nodes of one tree."""
-CHUNK = 64
-"""Most rows that are in work at once; a pass over more reads the weights again."""
 STRETCH = 256
 """Tokens of a prompt that become committed at a time."""
-
-
-class Weights(NamedTuple):
-    """All layers stacked: first axis = layer. Packed matrices are [panels, inputs, PANEL]; absent parts are empty.
-
-    factors: of the outputs of qkv, out, gate_up, down and head; empty where weights are stored as they are.
-    """
-
-    embed: np.ndarray  # [V, h], or [0, h] where the head serves for both
-    head: np.ndarray
-    norm: np.ndarray  # [h]
-    attention_norm: np.ndarray  # [L, h]
-    mlp_norm: np.ndarray  # [L, h]
-    qkv: np.ndarray
-    bias: np.ndarray  # [L, (H + 2 G) D] or [L, 0]
-    q_norm: np.ndarray  # [L, D] or [L, 0]
-    k_norm: np.ndarray  # [L, D] or [L, 0]
-    out: np.ndarray
-    gate_up: np.ndarray
-    down: np.ndarray
-    head_factors: np.ndarray
-    qkv_factors: np.ndarray
-    out_factors: np.ndarray
-    gate_up_factors: np.ndarray
-    down_factors: np.ndarray
-    cos: np.ndarray  # [columns, D / 2]
-    sin: np.ndarray  # [columns, D / 2]
-
-
-class Sizes(NamedTuple):
-    """H heads of q, G heads of k and v, D their width, I the width between gate and down."""
-
-    heads: int
-    groups: int
-    width: int
-    inner: int
-    epsilon: np.float32
-
-
-class SlotMemory(NamedTuple):
-    """Panels over columns for keys, over the width for values, so that attention is two packed products.
-
-    keys: [L, slots, G, columns / PANEL, D, PANEL].  values: [L, slots, G, D / PANEL, columns, PANEL].
-    lengths: [slots] committed columns.
-    """
-
-    keys: np.ndarray
-    values: np.ndarray
-    lengths: np.ndarray
-
-
-class Workspace(NamedTuple):
-    """Activations of up to CHUNK rows, and what each is: token, slot, position, column, length of its slot, seen beyond it, wanted."""
-
-    x: np.ndarray
-    normed: np.ndarray
-    qkv: np.ndarray
-    mixed: np.ndarray
-    update: np.ndarray
-    gate_up: np.ndarray
-    act: np.ndarray
-    queries: np.ndarray  # [CHUNK H / G, D]
-    scores: np.ndarray  # [CHUNK H / G, columns]
-    blend: np.ndarray  # [CHUNK H / G, D up to whole panels]
-    totals: np.ndarray  # [CHUNK H / G]
-    lanes: np.ndarray  # [16]
-    found: np.ndarray  # [TREE_ROOM]
-    rows: np.ndarray  # [CHUNK, 7]
-    seen: np.ndarray  # [CHUNK, TREE_ROOM]
-
-
-class Parts(NamedTuple):
-    """All that a compiled function needs of a model."""
-
-    weights: Weights
-    sizes: Sizes
-    memory: SlotMemory
-    work: Workspace
-
-
-@njit(fastmath={"contract"})
-def _rotate(x, begin, cos, sin):
-    half = len(cos)
-    for i in range(half):
-        a, b = x[begin + i], x[begin + i + half]
-        x[begin + i] = a * cos[i] - b * sin[i]
-        x[begin + i + half] = b * cos[i] + a * sin[i]
-
-
-@njit
-def _place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, keys, values, column):
-    """Bias, norms and rotation of one row's q and k; its keys and values go to one column of the cache."""
-    H, G, D = sizes.heads, sizes.groups, sizes.width
-    for i in range(len(bias)):
-        qkv[i] += bias[i]
-    for j in range(H + G):
-        if len(q_norm) > 0:
-            norm_part(qkv, j * D, q_norm if j < H else k_norm, sizes.epsilon)
-        _rotate(qkv, j * D, cos, sin)
-    panel, lane = column // PANEL, column % PANEL
-    for j in range(G):
-        for i in range(D):
-            keys[j, panel, i, lane] = qkv[(H + j) * D + i]
-            values[j, i // PANEL, column, i % PANEL] = qkv[(H + G + j) * D + i]
-
-
-@njit(fastmath={"contract"}, error_model="numpy")
-def _attend(sizes, memory, work, layer, first, last):
-    """Rows first .. last-1, all of one slot: softmax(q . keys / sqrt(D)) values, every head of a group in one product."""
-    D, G = sizes.width, sizes.groups
-    heads, slots, padded = sizes.heads // G, memory.keys.shape[1], memory.values.shape[3] * PANEL
-    columns, slot, end, zero = memory.values.shape[4], work.rows[first, 1], np.int64(0), np.int64(0)
-    for t in range(first, last):
-        end = max(end, work.rows[t, 3] + 1)
-    panels = (end + PANEL - 1) // PANEL
-    rows, scale = (last - first) * heads, np.float32(1.0 / np.sqrt(D))
-    for g in range(G):
-        for t in range(first, last):
-            for h in range(heads):
-                r, begin = (t - first) * heads + h, (g * heads + h) * D
-                for i in range(D):
-                    work.queries[r, i] = work.qkv[t, begin + i] * scale
-        at = ((layer * slots + slot) * G + g) * columns
-        product(work.queries, zero, D, memory.keys, at * D, D * PANEL, panels, D, work.scores, zero, columns, rows)
-        for t in range(first, last):
-            base, count = work.rows[t, 4], work.rows[t, 5]
-            for h in range(heads):
-                r = (t - first) * heads + h
-                work.totals[r] = soften(work.scores[r], base, work.seen[t], count, panels * PANEL, work.lanes, work.found)
-        product(
-            work.scores,
-            zero,
-            columns,
-            memory.values,
-            at * padded,
-            columns * PANEL,
-            padded // PANEL,
-            panels * PANEL,
-            work.blend,
-            zero,
-            padded,
-            rows,
-        )
-        for t in range(first, last):
-            for h in range(heads):
-                r, begin = (t - first) * heads + h, (g * heads + h) * D
-                share = np.float32(1.0) / work.totals[r]
-                for i in range(D):
-                    work.mixed[t, begin + i] = work.blend[r, i] * share
-
-
-@njit
-def _embed(embed, head, token, out):
-    for i in range(len(out)):
-        out[i] = embed[token, i] if len(embed) > 0 else np.float32(head[token // PANEL, i, token % PANEL])
-
-
-@njit
-def _copy(source, begin, end, target, first):
-    for t in range(begin, end):
-        for i in range(source.shape[1]):
-            target[first + t - begin, i] = source[t, i]
-
-
-@njit
-def _run_rows(parts, rows, logits, done, hidden, taken, first):
-    """Run the rows in work; the logits wanted go to logits[done:]. Returns how many logits there are now.
-
-    hidden[taken[l], first + t] = what enters layer l.
-    """
-    weights, sizes, memory, work = parts
-    layers, zero = len(weights.attention_norm), np.int64(0)  # a literal 0 would compile everything below twice
-    for t in range(rows):
-        _embed(weights.embed, weights.head, work.rows[t, 0], work.x[t])
-    for l in range(layers):
-        if taken[l] >= 0:
-            _copy(work.x, zero, rows, hidden[taken[l]], first)
-        rms_norm(work.x, weights.attention_norm[l], sizes.epsilon, work.normed, rows)
-        matmul(work.normed, weights.qkv[l], weights.qkv_factors[l], work.qkv, rows)
-        for t in range(rows):
-            slot, position, column = work.rows[t, 1], work.rows[t, 2], work.rows[t, 3]
-            keys, values = memory.keys[l, slot], memory.values[l, slot]
-            cos, sin = weights.cos[position], weights.sin[position]
-            _place_heads(
-                work.qkv[t], weights.bias[l], weights.q_norm[l], weights.k_norm[l], sizes, cos, sin, keys, values, column
-            )
-        t = zero
-        while t < rows:
-            last = t + 1
-            while last < rows and work.rows[last, 1] == work.rows[t, 1]:
-                last += 1
-            _attend(sizes, memory, work, l, t, last)
-            t = last
-        matmul(work.mixed, weights.out[l], weights.out_factors[l], work.update, rows)
-        add(work.x, work.update, rows)
-        rms_norm(work.x, weights.mlp_norm[l], sizes.epsilon, work.normed, rows)
-        matmul(work.normed, weights.gate_up[l], weights.gate_up_factors[l], work.gate_up, rows)
-        swiglu(work.gate_up, sizes.inner, work.act, rows)
-        matmul(work.act, weights.down[l], weights.down_factors[l], work.update, rows)
-        add(work.x, work.update, rows)
-    rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, rows)
-    if taken[layers] >= 0:
-        _copy(work.normed, zero, rows, hidden[taken[layers]], first)
-    wanted = zero
-    for t in range(rows):
-        if work.rows[t, 6]:
-            _copy(work.normed, t, t + 1, work.normed, wanted)
-            wanted += 1
-    if wanted > 0:
-        matmul(work.normed, weights.head, weights.head_factors, logits[done:], wanted)
-    return done + wanted
-
-
-@njit
-def _describe(row, seen, token, slot, length, parents, n, wanted):
-    """What row of the pass node n of a tree is."""
-    depth, m = 0, parents[n]
-    while m >= 0:
-        depth += 1
-        m = parents[m]
-    m = n
-    for j in range(depth, -1, -1):
-        seen[j] = length + m
-        m = parents[m]
-    row[0], row[1], row[2], row[3], row[4], row[5], row[6] = token, slot, length + depth, length + n, length, depth + 1, wanted
-
-
-@njit
-def _describe_extra(row, seen, token, slot, length, parents, node, position, mask, x):
-    """What auxiliary row x is: it sees the path of its node, the auxiliary rows of its mask, and itself."""
-    count, m, N = np.int64(0), node, len(parents)
-    while m >= 0:
-        seen[count] = length + m
-        count += 1
-        m = parents[m]
-    for y in range(len(mask)):
-        if mask[y] or y == x:
-            seen[count] = length + N + y
-            count += 1
-    row[0], row[1], row[2], row[3], row[4], row[5], row[6] = token, slot, length + position, length + N + x, length, count, 1
-
-
-@njit(cache=True)
-def compiled_pass(parts, slots, tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask):
-    """One pass over nodes begins[b] .. ends[b]-1 of every tree; the nodes before were fed by the passes before.
-
-    tokens, parents: [B, N]; nodes below 0 in `parents`, but for node 0, are padding.  logits[r]: of the r-th node, row by
-    row, that is no padding and at or behind wanted[b].  hidden: [layers asked for, nodes, h].  taken: [L + 1] its index, or -1.
-    extra: [B, 3, X] token, position and node of auxiliary rows, which follow each tree's nodes; mask: [B, X, X], see `AuxRows`.
-    """
-    work, lengths = parts.work, parts.memory.lengths
-    rows, done, first = np.int64(0), np.int64(0), np.int64(0)
-    for b in range(len(slots)):
-        for n in range(begins[b], ends[b]):
-            if rows == len(work.rows):
-                done = _run_rows(parts, rows, logits, done, hidden, taken, first)
-                first, rows = first + rows, np.int64(0)
-            if n == 0 or parents[b, n] >= 0:
-                _describe(
-                    work.rows[rows], work.seen[rows], tokens[b, n], slots[b], lengths[slots[b]], parents[b], n, n >= wanted[b]
-                )
-                rows += 1
-        for x in range(extra.shape[2]):
-            if rows == len(work.rows):
-                done = _run_rows(parts, rows, logits, done, hidden, taken, first)
-                first, rows = first + rows, np.int64(0)
-            token, position, node = extra[b, 0, x], extra[b, 1, x], extra[b, 2, x]
-            row, seen, length = work.rows[rows], work.seen[rows], lengths[slots[b]]
-            _describe_extra(row, seen, token, slots[b], length, parents[b], node, position, mask[b, x], x)
-            rows += 1
-    if rows > 0:
-        _run_rows(parts, rows, logits, done, hidden, taken, first)
-
-
-@njit
-def _move(keys, values, source, target):
-    for g in range(keys.shape[0]):
-        for i in range(keys.shape[2]):
-            keys[g, target // PANEL, i, target % PANEL] = keys[g, source // PANEL, i, source % PANEL]
-        for p in range(values.shape[1]):
-            for i in range(PANEL):
-                values[g, p, target, i] = values[g, p, source, i]
-
-
-@njit(cache=True)
-def _keep(memory, slots, roots, paths, counts):
-    """Move the columns of each path behind its root's and cut there. Nodes grow along a path: no source is overwritten."""
-    for b in range(len(slots)):
-        for i in range(counts[b]):
-            source, target = roots[b] + paths[b, i], roots[b] + 1 + i
-            if source != target:
-                for layer in range(len(memory.keys)):
-                    _move(memory.keys[layer, slots[b]], memory.values[layer, slots[b]], source, target)
-        memory.lengths[slots[b]] = roots[b] + 1 + counts[b]
-
-
-def _whole(size: int) -> int:
-    """Up to whole panels."""
-    return -(-size // PANEL) * PANEL
 
 
 class CompiledLlama:
@@ -377,15 +71,15 @@ class CompiledLlama:
         self.max_num_seqs = max_num_seqs
         each_token = 8 * config.num_hidden_layers * max_num_seqs * sizes.groups * width
         self.max_model_len = int(max_model_len or fitting_length(context_length(config) or 0, each_token, TREE_ROOM, self.device))
-        columns = _whole(self.max_model_len + TREE_ROOM)
+        columns = whole(self.max_model_len + TREE_ROOM)
         each = (config.num_hidden_layers, max_num_seqs, sizes.groups)
-        keys, values = (*each, columns // PANEL, width, PANEL), (*each, _whole(width) // PANEL, columns, PANEL)
+        keys, values = (*each, columns // PANEL, width, PANEL), (*each, whole(width) // PANEL, columns, PANEL)
         self.cache_bytes = 4 * int(np.prod(keys) + np.prod(values))
         check_memory(self.cache_bytes, self.device, max_model_len=self.max_model_len, max_num_seqs=max_num_seqs)
         memory = SlotMemory(aligned(*keys), aligned(*values), np.zeros(max_num_seqs, np.int64))
-        weights, self.quantization_error = _weights(model, columns, quantization)
+        weights, self.quantization_error = packed_weights(model, columns, quantization)
         self.weight_format = {np.float32: "float32", np.uint16: "bfloat16", np.int8: "int8"}[weights.qkv.dtype.type]
-        self.parts = Parts(weights, sizes, memory, _workspace(weights, sizes, columns))
+        self.parts = Parts(weights, sizes, memory, workspace(weights, sizes, columns))
         self.lengths = memory.lengths
         self.passes = 0
 
@@ -439,17 +133,18 @@ class CompiledLlama:
         aux: AuxRows | None = None,
     ) -> np.ndarray:
         """One compiled pass over the nodes from `since` on; returns the states asked for, [layers, rows, h]."""
-        tokens, parents = (x.contiguous().numpy() for x in (tree.tokens, tree.parents))
+        tokens, parents = tree.host
         B, N = tokens.shape
         extra, mask = np.zeros((B, 3, 0), np.int64), np.zeros((B, 0, 0), np.bool_)
         if aux is not None:
             extra, mask = torch.stack([aux.inputs, aux.positions, aux.nodes], 1).numpy(), aux.mask.contiguous().numpy()
-        taken = np.full(len(self.parts.weights.attention_norm) + 1, -1, np.int64)
-        taken[list(layers)] = range(len(layers))
+        taken = np.array([-1] * (len(self.parts.weights.attention_norm) + 1))
+        if layers:
+            taken[list(layers)] = range(len(layers))
         size = B * (N - since + extra.shape[2]) if layers else 0
         hidden = np.empty((len(layers), size, len(self.parts.weights.norm)), np.float32)
-        begins, ends = np.full(B, since), np.full(B, N)
-        compiled_pass(self.parts, np.asarray(slots), tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask)
+        begins, ends = np.array([since] * B), np.array([N] * B)
+        compiled_pass(self.parts, np.array(slots), tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask)
         self.passes += 1
         return hidden
 
@@ -498,17 +193,14 @@ class CompiledLlama:
                 f"a tree of {tree.num_nodes} nodes and {X} auxiliary rows was given; a pass takes at most {TREE_ROOM}. Draft less."
             )
         self._check_room(slots, [tree.num_nodes + X] * len(slots), self.max_model_len + TREE_ROOM)
-        scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:])
+        scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:]) if since else tree
         B, N = scored.tokens.shape
         buffer = self.new_logits(B * (N + X))
-        states = self._run(slots, tree, since, np.full(B, since), buffer, hidden, aux)
-        rows = torch.from_numpy(buffer)[:, : self.vocab_size]
-        parents, roots, seen = tree.parents.numpy()[:, since:], since == 0, dict[int, Tensor]()
-        rows = _place(rows, parents, roots, X)
-        if hidden:
-            found = torch.from_numpy(states)
-            seen = {layer: _place(x, parents, roots, X)[:, :N] for layer, x in zip(hidden, found, strict=True)}
-        return Scores(scored, rows[:, :N], seen, rows[:, N:] if aux is not None else None)
+        states = self._run(slots, tree, since, np.array([since] * B), buffer, hidden, aux)
+        parents, roots = tree.host[1][:, since:], since == 0
+        rows = _place(buffer, parents, roots, X)[..., : self.vocab_size]
+        seen = {layer: torch.from_numpy(_place(x, parents, roots, X)[:, :N]) for layer, x in zip(hidden, states, strict=True)}
+        return Scores(scored, torch.from_numpy(rows[:, :N]), seen, torch.from_numpy(rows[:, N:]) if aux is not None else None)
 
     def _check_room(self, slots: Sequence[int], counts: Sequence[int], columns: int) -> None:
         for slot, count in zip(slots, counts, strict=True):
@@ -524,27 +216,30 @@ class CompiledLlama:
     def commit(self, slots: Sequence[int], outcome: Outcome) -> None:
         """Keep the columns of the root and the path of the last `score`."""
         index = np.asarray(slots)
-        _keep(self.parts.memory, index, self.lengths[index], outcome.path.contiguous().numpy(), outcome.num_accepted.numpy())
+        keep_path(self.parts.memory, index, self.lengths[index], *outcome.host[:2])
 
     def keep(self, slot: int, nodes: Sequence[int], root: int) -> None:
         """Move the columns of `nodes` behind column `root` and cut the cache there: for a draft that was grown below it."""
         path = np.array([nodes], np.int64).reshape(1, len(nodes))
-        _keep(self.parts.memory, np.array([slot]), np.array([root]), path, np.array([len(nodes)]))
+        keep_path(self.parts.memory, np.array([slot]), np.array([root]), path, np.array([len(nodes)]))
 
     def release(self, slots: Sequence[int]) -> None:
         """Empty the slots."""
         self.lengths[list(slots)] = 0
 
 
-def _place(rows: Float[Tensor, "R _"], parents: np.ndarray, roots: bool, extra: int) -> Float[Tensor, "B T _"]:
-    """Rows of what is real -> rows of all places, zero where there is padding. parents: [B, T - extra], roots first or not."""
+def _place(rows: np.ndarray, parents: np.ndarray, roots: bool, extra: int) -> np.ndarray:
+    """Rows [R, W] of what is real -> rows [B, T, W] of all places, zero where there is padding.
+
+    parents: [B, T - extra], with the roots first or without them.
+    """
     B, N = parents.shape
-    if parents[:, int(roots) :].min(initial=0) >= 0:
-        return rows.unflatten(0, (B, N + extra))
+    if all(n >= 0 for row in parents.tolist() for n in row[int(roots) :]):
+        return rows.reshape(B, N + extra, -1)
     real = np.concatenate([parents >= 0, np.ones((B, extra), np.bool_)], 1)
     real[:, 0] |= roots
-    placed = torch.zeros(*real.shape, rows.shape[-1])
-    placed[torch.from_numpy(real)] = rows[: int(real.sum())]
+    placed = np.zeros((*real.shape, rows.shape[-1]), np.float32)
+    placed[real] = rows[: int(real.sum())]
     return placed
 
 
@@ -554,101 +249,4 @@ def _special_ids(model: Any) -> tuple[list[int], int | None]:
     eos = model.config.eos_token_id if eos is None else eos
     return ([] if eos is None else list(eos) if isinstance(eos, (list, tuple)) else [eos]), getattr(
         model.config, "bos_token_id", None
-    )
-
-
-def _stack(parts: Sequence[Tensor]) -> np.ndarray:
-    return torch.stack([x.detach() for x in parts]).float().numpy()
-
-
-def _quantization_error(matrices: Sequence[Tensor], dtype: type[np.generic]) -> float:
-    """Relative error of all matrices as they are stored: the root of sum |W - W'|^2 / sum |W|^2."""
-    if dtype is np.float32:
-        return 0.0
-    lost, whole = 0.0, 0.0
-    for matrix in matrices:
-        w = matrix.detach().float()
-        step = w.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / 127
-        stored = w.bfloat16().float() if dtype is np.uint16 else (w / step).round() * step
-        lost, whole = lost + float((w - stored).square().sum()), whole + float(w.square().sum())
-    return (lost / whole) ** 0.5
-
-
-def _packed(layers: Sequence[Sequence[Tensor]], dtype: type[np.generic]) -> tuple[np.ndarray, np.ndarray]:
-    """The matrices of each layer below one another, in panels [L, panels, inputs, PANEL], and their factors [L, outputs or 0]."""
-    outputs, inputs = sum(len(w) for w in layers[0]), layers[0][0].shape[1]
-    out = aligned(len(layers), -(-outputs // PANEL), inputs, PANEL, dtype=dtype)
-    factors = [pack(torch.cat([w.detach() for w in matrices]), out[layer]) for layer, matrices in enumerate(layers)]
-    return out, np.stack(factors) if dtype is np.int8 else np.zeros((len(layers), 0), np.float32)
-
-
-def _storage(matrices: Sequence[Tensor], quantization: str | None) -> type[np.generic]:
-    """How matrices are stored: int8 if asked for; bfloat16 if asked for or if it loses nothing; else float32."""
-    if quantization == "int8":
-        return np.int8
-    exact = all(torch.equal(w.detach().float(), w.detach().bfloat16().float()) for w in matrices)
-    return np.uint16 if quantization == "bfloat16" or exact else np.float32
-
-
-def _weights(model: Any, columns: int, quantization: str | None) -> tuple[Weights, float]:
-    """Take a transformers model's weights; also returns what storing them lost."""
-    inner = model.model
-    layers = inner.layers
-    attention, mlp = [layer.self_attn for layer in layers], [layer.mlp for layer in layers]
-    projections = [(a.q_proj, a.k_proj, a.v_proj) for a in attention]
-    biased, normed = attention[0].q_proj.bias is not None, hasattr(attention[0], "q_norm")
-    none = torch.empty(0)
-    half = attention[0].head_dim // 2
-    cos, sin = inner.rotary_emb(torch.zeros(1), torch.arange(columns)[None])
-    matrices = {
-        "qkv": [[p.weight for p in three] for three in projections],
-        "out": [[a.o_proj.weight] for a in attention],
-        "gate_up": [[m.gate_proj.weight, m.up_proj.weight] for m in mlp],
-        "down": [[m.down_proj.weight] for m in mlp],
-    }
-    every = [w for parts in matrices.values() for layer in parts for w in layer]
-    every.append(model.lm_head.weight)
-    dtype = _storage(every, quantization)
-    tied = dtype is np.float32 and model.lm_head.weight is inner.embed_tokens.weight
-    packed = {name: _packed(parts, dtype) for name, parts in matrices.items()}
-    head, head_factors = _packed([[model.lm_head.weight]], dtype)
-    weights = Weights(
-        embed=np.zeros((0, model.config.hidden_size), np.float32)
-        if tied
-        else inner.embed_tokens.weight.detach().float().numpy().copy(),
-        head=head[0],
-        norm=_stack([inner.norm.weight])[0],
-        attention_norm=_stack([layer.input_layernorm.weight for layer in layers]),
-        mlp_norm=_stack([layer.post_attention_layernorm.weight for layer in layers]),
-        bias=_stack([torch.cat([p.bias for p in three]) if biased else none for three in projections]),
-        q_norm=_stack([a.q_norm.weight if normed else none for a in attention]),
-        k_norm=_stack([a.k_norm.weight if normed else none for a in attention]),
-        head_factors=head_factors[0],
-        **{name: matrix for name, (matrix, _) in packed.items()},
-        **{f"{name}_factors": factors for name, (_, factors) in packed.items()},
-        cos=cos[0, :, :half].numpy().copy(),
-        sin=sin[0, :, :half].numpy().copy(),
-    )
-    return weights, _quantization_error(every, dtype)
-
-
-def _workspace(weights: Weights, sizes: Sizes, columns: int) -> Workspace:
-    hidden, wide = len(weights.norm), weights.gate_up.shape[1] * PANEL
-    queries = CHUNK * sizes.heads // sizes.groups
-    return Workspace(
-        x=aligned(CHUNK, hidden),
-        normed=aligned(CHUNK, hidden),
-        qkv=aligned(CHUNK, weights.qkv.shape[1] * PANEL),
-        mixed=aligned(CHUNK, sizes.heads * sizes.width),
-        update=aligned(CHUNK, weights.out.shape[1] * PANEL),
-        gate_up=aligned(CHUNK, wide),
-        act=aligned(CHUNK, sizes.inner),
-        queries=aligned(queries, sizes.width),
-        scores=aligned(queries, columns),
-        blend=aligned(queries, _whole(sizes.width)),
-        totals=aligned(queries),
-        lanes=aligned(16),
-        found=aligned(TREE_ROOM),
-        rows=np.zeros((CHUNK, 7), np.int64),
-        seen=np.zeros((CHUNK, TREE_ROOM), np.int64),
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 from polydraft.core import TokenTree
 from polydraft.exponential import exp
 from polydraft.models.kernels import PANEL
-from polydraft.models.llama import compiled_pass
+from polydraft.models.llama_pass import compiled_pass
 from polydraft.noise import choose_row, first_arrivals, uniform_at
 
 if TYPE_CHECKING:
@@ -176,5 +176,5 @@ def propose_paths(
     )
     found = _propose(model.parts, model.vocab_size, asked, np.array(law), bias, coupled)
     model.passes += max(depths, default=0)
-    tokens, parents, rows, probs = map(torch.from_numpy, found)
-    return TokenTree(tokens, parents), rows, probs
+    tokens, parents, rows, probs = found
+    return TokenTree.of(tokens, parents), torch.from_numpy(rows), torch.from_numpy(probs)

@@ -8,7 +8,6 @@ the walk stopped. Equal to the verdict up to rounding.
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -77,14 +76,12 @@ def arrays(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Round
     """The arrays of a round."""
     x = logits.contiguous().numpy()
     laws = x[:, :0] if draft.probs is None else draft.probs.contiguous().numpy()
-    tokens, parents, rows = (t.contiguous().numpy() for t in (draft.tree.tokens, draft.tree.parents, draft.rows))
     node, token = np.empty((2, len(x)), np.int64)
-    return Round(x, laws, rows, tokens, parents, key.seed.numpy(), key.sample.numpy(), key.position.numpy(), node, token)
+    return Round(x, laws, draft.rows.contiguous().numpy(), *draft.tree.host, *key.host, node, token)
 
 
 def outcome(draft: Draft, done: Round) -> Outcome | None:
     """What the walk found; None where logits were faulty: the readable path then names the fault."""
-    if (done.node < 0).any() or (done.token < 0).any():
+    if min(done.node.tolist()) < 0 or min(done.token.tolist()) < 0:
         return None
-    path, length = tree.path_to(draft.tree, torch.from_numpy(done.node))
-    return Outcome(path, length, torch.from_numpy(done.token))
+    return Outcome.of(*tree.paths(done.parents, done.node), done.token)

@@ -1,0 +1,345 @@
+"""One pass of a compiled Llama: rows of many trees through all layers in one call, and the memory that it reads and fills.
+
+column   place of one token in a slot: committed tokens first, then the nodes of the tree being scored
+seen     the columns of the tree that a row attends to beside all committed ones: its ancestors' and its own
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from polydraft.models.kernels import PANEL, add, aligned, matmul, norm_part, product, rms_norm, soften, swiglu
+
+__all__ = ["TREE_ROOM", "Parts", "Sizes", "SlotMemory", "Weights", "compiled_pass", "keep_path", "whole", "workspace"]
+
+TREE_ROOM = 256
+"""Most nodes of one tree."""
+CHUNK = 64
+"""Most rows that are in work at once; a pass over more reads the weights again."""
+
+
+class Weights(NamedTuple):
+    """All layers stacked: first axis = layer. Packed matrices are [panels, inputs, PANEL]; absent parts are empty.
+
+    factors: of the outputs of qkv, out, gate_up, down and head; empty where weights are stored as they are.
+    """
+
+    embed: np.ndarray  # [V, h], or [0, h] where the head serves for both
+    head: np.ndarray
+    norm: np.ndarray  # [h]
+    attention_norm: np.ndarray  # [L, h]
+    mlp_norm: np.ndarray  # [L, h]
+    qkv: np.ndarray
+    bias: np.ndarray  # [L, (H + 2 G) D] or [L, 0]
+    q_norm: np.ndarray  # [L, D] or [L, 0]
+    k_norm: np.ndarray  # [L, D] or [L, 0]
+    out: np.ndarray
+    gate_up: np.ndarray
+    down: np.ndarray
+    head_factors: np.ndarray
+    qkv_factors: np.ndarray
+    out_factors: np.ndarray
+    gate_up_factors: np.ndarray
+    down_factors: np.ndarray
+    cos: np.ndarray  # [columns, D / 2]
+    sin: np.ndarray  # [columns, D / 2]
+
+
+class Sizes(NamedTuple):
+    """H heads of q, G heads of k and v, D their width, I the width between gate and down."""
+
+    heads: int
+    groups: int
+    width: int
+    inner: int
+    epsilon: np.float32
+
+
+class SlotMemory(NamedTuple):
+    """Panels over columns for keys, over the width for values, so that attention is two packed products.
+
+    keys: [L, slots, G, columns / PANEL, D, PANEL].  values: [L, slots, G, D / PANEL, columns, PANEL].
+    lengths: [slots] committed columns.
+    """
+
+    keys: np.ndarray
+    values: np.ndarray
+    lengths: np.ndarray
+
+
+class Workspace(NamedTuple):
+    """Activations of up to CHUNK rows, and what each is: token, slot, position, column, length of its slot, seen beyond it, wanted."""
+
+    x: np.ndarray
+    normed: np.ndarray
+    qkv: np.ndarray
+    mixed: np.ndarray
+    update: np.ndarray
+    gate_up: np.ndarray
+    act: np.ndarray
+    queries: np.ndarray  # [CHUNK H / G, D]
+    scores: np.ndarray  # [CHUNK H / G, columns]
+    blend: np.ndarray  # [CHUNK H / G, D up to whole panels]
+    totals: np.ndarray  # [CHUNK H / G]
+    lanes: np.ndarray  # [16]
+    found: np.ndarray  # [TREE_ROOM]
+    rows: np.ndarray  # [CHUNK, 7]
+    seen: np.ndarray  # [CHUNK, TREE_ROOM]
+
+
+class Parts(NamedTuple):
+    """All that a compiled function needs of a model."""
+
+    weights: Weights
+    sizes: Sizes
+    memory: SlotMemory
+    work: Workspace
+
+
+@njit(fastmath={"contract"})
+def _rotate(x, begin, cos, sin):
+    half = len(cos)
+    for i in range(half):
+        a, b = x[begin + i], x[begin + i + half]
+        x[begin + i] = a * cos[i] - b * sin[i]
+        x[begin + i + half] = b * cos[i] + a * sin[i]
+
+
+@njit
+def _place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, keys, values, column):
+    """Bias, norms and rotation of one row's q and k; its keys and values go to one column of the cache."""
+    H, G, D = sizes.heads, sizes.groups, sizes.width
+    for i in range(len(bias)):
+        qkv[i] += bias[i]
+    for j in range(H + G):
+        if len(q_norm) > 0:
+            norm_part(qkv, j * D, q_norm if j < H else k_norm, sizes.epsilon)
+        _rotate(qkv, j * D, cos, sin)
+    panel, lane = column // PANEL, column % PANEL
+    for j in range(G):
+        for i in range(D):
+            keys[j, panel, i, lane] = qkv[(H + j) * D + i]
+            values[j, i // PANEL, column, i % PANEL] = qkv[(H + G + j) * D + i]
+
+
+@njit(fastmath={"contract"}, error_model="numpy")
+def _attend(sizes, memory, work, layer, first, last):
+    """Rows first .. last-1, all of one slot: softmax(q . keys / sqrt(D)) values, every head of a group in one product."""
+    D, G = sizes.width, sizes.groups
+    heads, slots, padded = sizes.heads // G, memory.keys.shape[1], memory.values.shape[3] * PANEL
+    columns, slot, end, zero = memory.values.shape[4], work.rows[first, 1], np.int64(0), np.int64(0)
+    for t in range(first, last):
+        end = max(end, work.rows[t, 3] + 1)
+    panels = (end + PANEL - 1) // PANEL
+    rows, scale = (last - first) * heads, np.float32(1.0 / np.sqrt(D))
+    for g in range(G):
+        for t in range(first, last):
+            for h in range(heads):
+                r, begin = (t - first) * heads + h, (g * heads + h) * D
+                for i in range(D):
+                    work.queries[r, i] = work.qkv[t, begin + i] * scale
+        at = ((layer * slots + slot) * G + g) * columns
+        product(work.queries, zero, D, memory.keys, at * D, D * PANEL, panels, D, work.scores, zero, columns, rows)
+        for t in range(first, last):
+            base, count = work.rows[t, 4], work.rows[t, 5]
+            for h in range(heads):
+                r = (t - first) * heads + h
+                work.totals[r] = soften(work.scores[r], base, work.seen[t], count, panels * PANEL, work.lanes, work.found)
+        product(
+            work.scores,
+            zero,
+            columns,
+            memory.values,
+            at * padded,
+            columns * PANEL,
+            padded // PANEL,
+            panels * PANEL,
+            work.blend,
+            zero,
+            padded,
+            rows,
+        )
+        for t in range(first, last):
+            for h in range(heads):
+                r, begin = (t - first) * heads + h, (g * heads + h) * D
+                share = np.float32(1.0) / work.totals[r]
+                for i in range(D):
+                    work.mixed[t, begin + i] = work.blend[r, i] * share
+
+
+@njit
+def _embed(embed, head, token, out):
+    for i in range(len(out)):
+        out[i] = embed[token, i] if len(embed) > 0 else np.float32(head[token // PANEL, i, token % PANEL])
+
+
+@njit
+def _copy(source, begin, end, target, first):
+    for t in range(begin, end):
+        for i in range(source.shape[1]):
+            target[first + t - begin, i] = source[t, i]
+
+
+@njit
+def _run_rows(parts, rows, logits, done, hidden, taken, first):
+    """Run the rows in work; the logits wanted go to logits[done:]. Returns how many logits there are now.
+
+    hidden[taken[l], first + t] = what enters layer l.
+    """
+    weights, sizes, memory, work = parts
+    layers, zero = len(weights.attention_norm), np.int64(0)  # a literal 0 would compile everything below twice
+    for t in range(rows):
+        _embed(weights.embed, weights.head, work.rows[t, 0], work.x[t])
+    for l in range(layers):
+        if taken[l] >= 0:
+            _copy(work.x, zero, rows, hidden[taken[l]], first)
+        rms_norm(work.x, weights.attention_norm[l], sizes.epsilon, work.normed, rows)
+        matmul(work.normed, weights.qkv[l], weights.qkv_factors[l], work.qkv, rows)
+        for t in range(rows):
+            slot, position, column = work.rows[t, 1], work.rows[t, 2], work.rows[t, 3]
+            keys, values = memory.keys[l, slot], memory.values[l, slot]
+            cos, sin = weights.cos[position], weights.sin[position]
+            _place_heads(
+                work.qkv[t], weights.bias[l], weights.q_norm[l], weights.k_norm[l], sizes, cos, sin, keys, values, column
+            )
+        t = zero
+        while t < rows:
+            last = t + 1
+            while last < rows and work.rows[last, 1] == work.rows[t, 1]:
+                last += 1
+            _attend(sizes, memory, work, l, t, last)
+            t = last
+        matmul(work.mixed, weights.out[l], weights.out_factors[l], work.update, rows)
+        add(work.x, work.update, rows)
+        rms_norm(work.x, weights.mlp_norm[l], sizes.epsilon, work.normed, rows)
+        matmul(work.normed, weights.gate_up[l], weights.gate_up_factors[l], work.gate_up, rows)
+        swiglu(work.gate_up, sizes.inner, work.act, rows)
+        matmul(work.act, weights.down[l], weights.down_factors[l], work.update, rows)
+        add(work.x, work.update, rows)
+    rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, rows)
+    if taken[layers] >= 0:
+        _copy(work.normed, zero, rows, hidden[taken[layers]], first)
+    wanted = zero
+    for t in range(rows):
+        if work.rows[t, 6]:
+            _copy(work.normed, t, t + 1, work.normed, wanted)
+            wanted += 1
+    if wanted > 0:
+        matmul(work.normed, weights.head, weights.head_factors, logits[done:], wanted)
+    return done + wanted
+
+
+@njit
+def _describe(row, seen, token, slot, length, parents, n, wanted):
+    """What row of the pass node n of a tree is."""
+    depth, m = 0, parents[n]
+    while m >= 0:
+        depth += 1
+        m = parents[m]
+    m = n
+    for j in range(depth, -1, -1):
+        seen[j] = length + m
+        m = parents[m]
+    row[0], row[1], row[2], row[3], row[4], row[5], row[6] = token, slot, length + depth, length + n, length, depth + 1, wanted
+
+
+@njit
+def _describe_extra(row, seen, token, slot, length, parents, node, position, mask, x):
+    """What auxiliary row x is: it sees the path of its node, the auxiliary rows of its mask, and itself."""
+    count, m, N = np.int64(0), node, len(parents)
+    while m >= 0:
+        seen[count] = length + m
+        count += 1
+        m = parents[m]
+    for y in range(len(mask)):
+        if mask[y] or y == x:
+            seen[count] = length + N + y
+            count += 1
+    row[0], row[1], row[2], row[3], row[4], row[5], row[6] = token, slot, length + position, length + N + x, length, count, 1
+
+
+@njit(cache=True)
+def compiled_pass(parts, slots, tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask):
+    """One pass over nodes begins[b] .. ends[b]-1 of every tree; the nodes before were fed by the passes before.
+
+    tokens, parents: [B, N]; nodes below 0 in `parents`, but for node 0, are padding.  logits[r]: of the r-th node, row by
+    row, that is no padding and at or behind wanted[b].  hidden: [layers asked for, nodes, h].  taken: [L + 1] its index, or -1.
+    extra: [B, 3, X] token, position and node of auxiliary rows, which follow each tree's nodes; mask: [B, X, X], see `AuxRows`.
+    """
+    work, lengths = parts.work, parts.memory.lengths
+    rows, done, first = np.int64(0), np.int64(0), np.int64(0)
+    for b in range(len(slots)):
+        for n in range(begins[b], ends[b]):
+            if rows == len(work.rows):
+                done = _run_rows(parts, rows, logits, done, hidden, taken, first)
+                first, rows = first + rows, np.int64(0)
+            if n == 0 or parents[b, n] >= 0:
+                _describe(
+                    work.rows[rows], work.seen[rows], tokens[b, n], slots[b], lengths[slots[b]], parents[b], n, n >= wanted[b]
+                )
+                rows += 1
+        for x in range(extra.shape[2]):
+            if rows == len(work.rows):
+                done = _run_rows(parts, rows, logits, done, hidden, taken, first)
+                first, rows = first + rows, np.int64(0)
+            token, position, node = extra[b, 0, x], extra[b, 1, x], extra[b, 2, x]
+            row, seen, length = work.rows[rows], work.seen[rows], lengths[slots[b]]
+            _describe_extra(row, seen, token, slots[b], length, parents[b], node, position, mask[b, x], x)
+            rows += 1
+    if rows > 0:
+        _run_rows(parts, rows, logits, done, hidden, taken, first)
+
+
+@njit
+def _move(keys, values, source, target):
+    for g in range(keys.shape[0]):
+        for i in range(keys.shape[2]):
+            keys[g, target // PANEL, i, target % PANEL] = keys[g, source // PANEL, i, source % PANEL]
+        for p in range(values.shape[1]):
+            for i in range(PANEL):
+                values[g, p, target, i] = values[g, p, source, i]
+
+
+@njit(cache=True)
+def keep_path(memory, slots, roots, paths, counts):
+    """Move the columns of each path behind its root's and cut there. Nodes grow along a path: no source is overwritten."""
+    for b in range(len(slots)):
+        for i in range(counts[b]):
+            source, target = roots[b] + paths[b, i], roots[b] + 1 + i
+            if source != target:
+                for layer in range(len(memory.keys)):
+                    _move(memory.keys[layer, slots[b]], memory.values[layer, slots[b]], source, target)
+        memory.lengths[slots[b]] = roots[b] + 1 + counts[b]
+
+
+def whole(size: int) -> int:
+    """Up to whole panels.
+
+    Example:
+        >>> whole(3) % PANEL
+        0
+    """
+    return -(-size // PANEL) * PANEL
+
+
+def workspace(weights: Weights, sizes: Sizes, columns: int) -> Workspace:
+    hidden, wide = len(weights.norm), weights.gate_up.shape[1] * PANEL
+    queries = CHUNK * sizes.heads // sizes.groups
+    return Workspace(
+        x=aligned(CHUNK, hidden),
+        normed=aligned(CHUNK, hidden),
+        qkv=aligned(CHUNK, weights.qkv.shape[1] * PANEL),
+        mixed=aligned(CHUNK, sizes.heads * sizes.width),
+        update=aligned(CHUNK, weights.out.shape[1] * PANEL),
+        gate_up=aligned(CHUNK, wide),
+        act=aligned(CHUNK, sizes.inner),
+        queries=aligned(queries, sizes.width),
+        scores=aligned(queries, columns),
+        blend=aligned(queries, whole(sizes.width)),
+        totals=aligned(queries),
+        lanes=aligned(16),
+        found=aligned(TREE_ROOM),
+        rows=np.zeros((CHUNK, 7), np.int64),
+        seen=np.zeros((CHUNK, TREE_ROOM), np.int64),
+    )
