@@ -19,7 +19,7 @@ from transformers.generation.streamers import BaseStreamer
 import polydraft
 from models.tree_rounds import ARCHITECTURES, V, small_model
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
-from polydraft.integrations import transformers as ours
+from polydraft.integrations.transformers_law import ByRow
 from polydraft.models import pair
 
 EOS, PAD = 58, 0
@@ -256,12 +256,12 @@ def test_sampled_texts_follow_the_law_of_generate(drafter):
 
 
 def test_processors_left_out_at_drafted_nodes_are_caught(monkeypatch):
-    right = ours._ByRow.__call__
+    right = ByRow.__call__
 
     def only_at_roots(self, b, ids, scores):
         return right(self, b, ids, scores) if ids.shape[1] == 4 else scores
 
-    monkeypatch.setattr(ours._ByRow, "__call__", only_at_roots)
+    monkeypatch.setattr(ByRow, "__call__", only_at_roots)
     assert p_value(*sampled("model:chain")) < 1e-6
 
 

@@ -11,7 +11,9 @@ from other_device import OneDevice, moved
 from polydraft.core import AuxRows, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models import static
-from polydraft.models.static import TREE_ROOM, StaticLlama, visible
+from polydraft.models.static import TREE_ROOM, StaticLlama
+from polydraft.models.static_layers import Layer
+from polydraft.models.tree_attention import visible
 from polydraft.tree import ancestors, pad
 
 SIZES = {"vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -206,7 +208,7 @@ def test_overflow_and_what_is_not_covered_are_refused_with_the_reason():
 def test_a_pass_never_waits_for_the_host_nor_mixes_devices(hidden):
     target = play("qwen3", max_num_seqs=4).target
     shape = static.Shape(2, 8, 8, 256, hidden, last=False)
-    target._layers = [static.Layer(*map(moved, layer)) for layer in target._layers]
+    target._layers = [Layer(*map(moved, layer)) for layer in target._layers]
     target._keys, target._values = ([moved(x) for x in part] for part in (target._keys, target._values))
     for name in ("_embed", "_head", "_norm", "_cos", "_sin"):
         setattr(target, name, moved(getattr(target, name)))

@@ -9,21 +9,16 @@ for a row depends on the other rows or on earlier calls is found out at the firs
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers.generation.logits_process import (
-    LogitsProcessorList,
-    PrefixConstrainedLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-)
+from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from polydraft import tree as trees
-from polydraft.core import Drafter, Request, SamplingParams, Scores, Target, TokenTree, Verifier
+from polydraft.core import Drafter, Request, SamplingParams, Target, Verifier
 from polydraft.engine import drafting
 from polydraft.engine.api import Engine
 from polydraft.engine.sequence import Sample
@@ -32,6 +27,7 @@ from polydraft.engine.stats import RequestStats
 from polydraft.engine.step import Stepper
 from polydraft.engine.stopping import Stopper
 from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.integrations.transformers_law import ByRow, ProcessedLaw, refused
 from polydraft.models.hf import HFTarget
 from polydraft.models.load import load_model
 from polydraft.models.supported import check_supported
@@ -52,28 +48,15 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "output_hidden_states": (False, None),
 }
 """Options of the generation config that cannot be honoured, with the values that mean "off"."""
-REFUSED_PROCESSORS = {
-    "UnbatchedClassifierFreeGuidanceLogitsProcessor": "guidance_scale",
-    "SynthIDTextWatermarkLogitsProcessor": "watermarking_config (SynthID)",
-    "EncoderRepetitionPenaltyLogitsProcessor": "encoder_repetition_penalty",
-    "EncoderNoRepeatNGramLogitsProcessor": "encoder_no_repeat_ngram_size",
-}
-"""Processors that keep state from call to call, or hold the whole batch: name -> the option that makes them."""
-ROWS_CHECKED = 8
-"""Rows for which a processor's answers are compared with those for the whole batch."""
 PREPARED = ("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position")
 """What `generate` itself hands to a decoding loop."""
-
-
-def _refuse(option: str, value: object, advice: str) -> IncompatibleError:
-    return IncompatibleError(f"{option}={value!r} was given to generate with polydraft's custom_generate. {advice}")
 
 
 def _check_config(config: Any) -> None:
     for name, off in NEUTRAL.items():
         value = getattr(config, name, None)
         if value not in off:
-            raise _refuse(
+            raise refused(
                 name, value, f"It is not supported here; leave it at {off[0]!r}, or call generate without custom_generate."
             )
 
@@ -81,112 +64,12 @@ def _check_config(config: Any) -> None:
 def _check_inputs(model_kwargs: dict[str, Any]) -> None:
     extra = [name for name, value in model_kwargs.items() if name not in PREPARED and value is not None]
     if extra:
-        raise _refuse(
+        raise refused(
             extra[0], "...", "The tree passes take token ids only; leave it out, or call generate without custom_generate."
         )
     past = model_kwargs.get("past_key_values")
     if past is not None and past.get_seq_length():
-        raise _refuse("past_key_values", type(past).__name__, "The cache is polydraft's own; give the whole text as input_ids.")
-
-
-class _ByRow:
-    """The prepared logits processors, for single rows of text."""
-
-    def __init__(self, processors: LogitsProcessorList, input_ids: Int[Tensor, "B L"], vocab_size: int) -> None:
-        for processor in processors:
-            name = type(processor).__name__
-            if name in REFUSED_PROCESSORS:
-                raise _refuse(
-                    REFUSED_PROCESSORS[name], "...", f"{name} cannot be applied to single nodes of a tree. Leave it out."
-                )
-        self._rows = [[_for_row(processor, b) for processor in processors] for b in range(len(input_ids))]
-        scores = torch.linspace(-3, 3, vocab_size, device=input_ids.device).expand(len(input_ids), -1)
-        for number, processor in enumerate(processors):
-            if not isinstance(processor, PrefixConstrainedLogitsProcessor):
-                self._check(number, processor, input_ids, scores)
-
-    def _check(self, number: int, processor: Any, input_ids: Int[Tensor, "B L"], scores: Float[Tensor, "B V"]) -> None:
-        """Whole batch and row by row: the answers must agree."""
-        whole = processor(input_ids, scores.clone())
-        for b in range(min(len(input_ids), ROWS_CHECKED)):
-            alone = self._rows[b][number](input_ids[b : b + 1], scores[b : b + 1].clone())
-            if not torch.equal(whole[b].nan_to_num(), alone[0].nan_to_num()):
-                raise IncompatibleError(
-                    f"the logits processor {type(processor).__name__} gives a row another answer alone than in its batch, or when "
-                    "it is asked again; expected a function of the row's own text and scores. Leave it out, or call generate "
-                    "without custom_generate."
-                )
-
-    def __call__(self, b: int, input_ids: Int[Tensor, "M L"], scores: Float[Tensor, "M V"]) -> Float[Tensor, "M V"]:
-        """Processed scores of M texts that all continue row b."""
-        for processor in self._rows[b]:
-            scores = processor(input_ids, scores)
-        return scores
-
-
-def _for_row(processor: Any, b: int) -> Any:
-    """A processor of the batch as one for texts that all continue row b."""
-    if isinstance(processor, PrefixConstrainedLogitsProcessor):
-        allowed = processor._prefix_allowed_tokens_fn
-        return PrefixConstrainedLogitsProcessor(lambda _, sent: allowed(b, sent), 1)
-    ignored = getattr(processor, "prompt_ignore_length", None)
-    if isinstance(processor, RepetitionPenaltyLogitsProcessor) and isinstance(ignored, Tensor):
-        return RepetitionPenaltyLogitsProcessor(processor.penalty, prompt_ignore_length=int(ignored[b]))
-    return processor
-
-
-class _ProcessedLaw:
-    """From logits to the law that `generate` would sample at every node that can be reached.
-
-    live: numbers of the rows that the next step's batch consists of.  padding: what stands before each row's text.
-    """
-
-    def __init__(self, by_row: _ByRow, padding: Sequence[list[int]], do_sample: bool) -> None:
-        self._by_row, self._padding, self._do_sample = by_row, padding, do_sample
-        self.live: list[int] = []
-        self._processed: Tensor = torch.empty(0)
-        self._tree = TokenTree.roots(torch.zeros(1, dtype=torch.int64))
-
-    def _law(self, scores: Float[Tensor, "M V"]) -> Float[Tensor, "M V"]:
-        if self._do_sample:
-            return scores.softmax(-1)
-        return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
-
-    def __call__(
-        self, scores: Scores, tree: TokenTree, contexts: Sequence[Sequence[int]], second: Scores | None = None
-    ) -> Float[Tensor, "B N V"]:
-        logits = scores.logits.float()
-        self._processed, self._tree = torch.full_like(logits, -torch.inf), tree
-        p = torch.full_like(logits, 1 / logits.shape[-1])  # of nodes behind a token that cannot be: no rule gets there
-        for b, context in enumerate(contexts):
-            self._fill(b, logits[b], trees.subtree(tree, b), [*self._padding[self.live[b]], *context], p[b])
-        return p
-
-    def _fill(self, b: int, logits: Float[Tensor, "N V"], tree: TokenTree, text: list[int], p: Float[Tensor, "N V"]) -> None:
-        tokens, parents = tree.tokens[0].tolist(), tree.parents[0].tolist()
-        path, level = {0: text}, [0]
-        while level:
-            ids = torch.tensor([path[n] for n in level], device=logits.device)
-            rows = self._by_row(self.live[b], ids, logits[level])
-            if (rows.amax(-1) == -torch.inf).any() or rows.isnan().any():
-                raise InvalidInputError(
-                    f"the logits processors leave no token for row {self.live[b]} after {ids.shape[1]} tokens, or make NaN; "
-                    "expected at least one finite score. Check the constraints."
-                )
-            self._processed[b, level], p[level] = rows, self._law(rows)
-            above, level = set(level), []
-            for n in range(1, len(tokens)):
-                if n not in path and parents[n] in above and p[parents[n], tokens[n]] > 0:
-                    path[n] = [*path[parents[n]], tokens[n]]
-                    level.append(n)
-
-    def scores_of(self, b: int, tokens: Sequence[int]) -> list[Float[Tensor, "V"]]:
-        """Processed scores that the tokens of a block were drawn from, in the last step."""
-        drafted, parents = self._tree.tokens[b].tolist(), self._tree.parents[b].tolist()
-        nodes = [0]
-        for token in tokens[:-1]:
-            nodes.append(next(n for n in range(1, len(drafted)) if parents[n] == nodes[-1] and drafted[n] == token))
-        return [self._processed[b, n].clone() for n in nodes]
+        raise refused("past_key_values", type(past).__name__, "The cache is polydraft's own; give the whole text as input_ids.")
 
 
 class _Row:
@@ -248,9 +131,9 @@ class CustomGenerate:
         streamer = streamer if streamer is not None else given.get("streamer")
         for option in ("assistant_model", "synced_gpus"):
             if given.get(option):
-                raise _refuse(option, "...", "Give the draft to custom_generate(draft=...), and run on one device.")
+                raise refused(option, "...", "Give the draft to custom_generate(draft=...), and run on one device.")
         if streamer is not None and len(input_ids) > 1:
-            raise _refuse(
+            raise refused(
                 "streamer", type(streamer).__name__, f"It takes one text and {len(input_ids)} were given; stream them one by one."
             )
         mask = model_kwargs.get("attention_mask")
@@ -315,11 +198,11 @@ class _Run:
     ) -> None:
         self.engine, self.criteria, self.config = engine, criteria, config
         self.device, length = input_ids.device, input_ids.shape[1]
-        by_row = _ByRow(processors, input_ids, engine.target.vocab_size)
+        by_row = ByRow(processors, input_ids, engine.target.vocab_size)
         params = _draft_params(config, length)
         seeds = torch.randint(2**62, (len(input_ids),)).tolist() if config.do_sample else [0] * len(input_ids)
         self.rows = [_Row(b, input_ids[b], real[b], params, seeds[b]) for b in range(len(input_ids))]
-        self.law = _ProcessedLaw(by_row, [row.padding for row in self.rows], config.do_sample)
+        self.law = ProcessedLaw(by_row, [row.padding for row in self.rows], config.do_sample)
         self.stepper = Stepper(engine.target, engine.drafter, engine.verifier, engine.plan, frozenset(), law=self.law)
         self.keeps_scores = config.return_dict_in_generate and config.output_scores
         self.keeps_logits = config.return_dict_in_generate and config.output_logits

@@ -12,12 +12,12 @@ All that a pass needs to know of its trees is one table of integers, copied to t
 columns and the mask are made from it there. Rows that are padding see column 0 and write to the last column, which no row sees.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
@@ -25,9 +25,12 @@ from polydraft.core import AuxRows, Outcome, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.llama import FAMILY
 from polydraft.models.memory import check_memory, fitting_length
+from polydraft.models.replay import Replay
+from polydraft.models.static_layers import fused_layer
 from polydraft.models.supported import check_supported, context_length
+from polydraft.models.tree_attention import visible
 
-__all__ = ["Replay", "StaticLlama", "bucket", "visible"]
+__all__ = ["StaticLlama", "bucket"]
 
 TREE_ROOM = 256
 """Most nodes and auxiliary rows of one tree, and tokens of a prompt in one pass."""
@@ -45,38 +48,6 @@ def bucket(size: int, smallest: int = 1) -> int:
     return max(smallest, 1 << (size - 1).bit_length())
 
 
-def visible(parents: Int[Tensor, "S W"]) -> Bool[Tensor, "S W W"]:
-    """visible[s, n, m]: node m is n itself or above n; made where the parents are, in log2 W products.
-
-    Example:
-        >>> visible(torch.tensor([[-1, 0, 1]]))[0].int().tolist()
-        [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
-    """
-    W = parents.shape[1]
-    nodes = torch.arange(W, device=parents.device)
-    sees = ((parents[..., None] == nodes) | (nodes[:, None] == nodes)).float()
-    for _ in range((W - 1).bit_length()):
-        sees = (sees @ sees).clamp(max=1)
-    return sees > 0
-
-
-class Layer(NamedTuple):
-    """Weights of one decoder layer; absent parts are None."""
-
-    attention_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    out: Tensor
-    out_bias: Tensor | None
-    mlp_norm: Tensor
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
-
-
 class Shape(NamedTuple):
     """What tells one pass's kernels from another's; `last`: the head is only applied to one row of each slot."""
 
@@ -86,32 +57,6 @@ class Shape(NamedTuple):
     columns: int
     hidden: tuple[int, ...]
     last: bool
-
-
-class Replay:
-    """A function of tensors as a CUDA graph: captured once, then replayed on new contents of the same memory.
-
-    Its results, and those of others that share its pool of memory, are overwritten by the next call of any of them.
-    """
-
-    def __init__(self, run: Callable[..., list[Tensor]], inputs: Sequence[Tensor], pool: Any) -> None:
-        self._inputs, self._device = [x.clone() for x in inputs], inputs[0].device
-        with torch.cuda.device(self._device):
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                run(*self._inputs)  # libraries choose their kernels and allocate their workspaces before the capture
-            torch.cuda.current_stream().wait_stream(side)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, pool=pool):
-                self._results = run(*self._inputs)
-
-    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        for mine, given in zip(self._inputs, inputs, strict=True):
-            mine.copy_(given)
-        with torch.cuda.device(self._device):
-            self._graph.replay()
-        return self._results
 
 
 class StaticLlama:
@@ -169,7 +114,7 @@ class StaticLlama:
         check_memory(self.cache_bytes, self.device, max_model_len=self.max_model_len, max_num_seqs=max_num_seqs)
         place = (max_num_seqs, self._columns, self._groups, self._width)
         with torch.no_grad():
-            self._layers = [_layer(layer) for layer in model.model.layers]
+            self._layers = [fused_layer(layer) for layer in model.model.layers]
             self._embed, self._head = model.model.embed_tokens.weight.detach(), model.lm_head.weight.detach()
             self._norm = model.model.norm.weight.detach()
             self._keys, self._values = (
@@ -454,27 +399,3 @@ class StaticLlama:
     def release(self, slots: Sequence[int]) -> None:
         """Empty the slots."""
         self.lengths[list(slots)] = 0
-
-
-def _fused(*modules: Any) -> tuple[Tensor, Tensor | None]:
-    """The modules' matrices below one another, and their biases; the modules then hold views of them."""
-    weight = torch.cat([m.weight.detach() for m in modules])
-    bias = None if modules[0].bias is None else torch.cat([m.bias.detach() for m in modules])
-    for m, part in zip(modules, weight.split([len(m.weight) for m in modules]), strict=True):
-        m.weight.data = part
-    return weight, bias
-
-
-def _layer(layer: Any) -> Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-    norms = [getattr(attention, name).weight.detach() if hasattr(attention, name) else None for name in ("q_norm", "k_norm")]
-    ends = [(m.weight.detach(), None if m.bias is None else m.bias.detach()) for m in (attention.o_proj, mlp.down_proj)]
-    return Layer(
-        layer.input_layernorm.weight.detach(),
-        *_fused(attention.q_proj, attention.k_proj, attention.v_proj),
-        *norms,
-        *ends[0],
-        layer.post_attention_layernorm.weight.detach(),
-        *_fused(mlp.gate_proj, mlp.up_proj),
-        *ends[1],
-    )

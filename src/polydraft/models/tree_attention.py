@@ -5,7 +5,7 @@ A node sees the committed tokens of its own sequence, its ancestors and itself. 
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Bool, Float, Float32, Int, Int64
 from numba import njit
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -14,7 +14,7 @@ from transformers import AttentionInterface
 from polydraft.core import AuxRows
 from polydraft.errors import IncompatibleError
 
-__all__ = ["GROUPED", "node_mask"]
+__all__ = ["GROUPED", "node_mask", "visible"]
 
 GROUPED = "polydraft_grouped"
 """Name under which transformers knows `_grouped_attention`."""
@@ -106,3 +106,18 @@ def _grouped_attention(
 
 
 AttentionInterface.register(GROUPED, _grouped_attention)
+
+
+def visible(parents: Int[Tensor, "S W"]) -> Bool[Tensor, "S W W"]:
+    """visible[s, n, m]: node m is n itself or above n; made where the parents are, in log2 W products.
+
+    Example:
+        >>> visible(torch.tensor([[-1, 0, 1]]))[0].int().tolist()
+        [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    """
+    W = parents.shape[1]
+    nodes = torch.arange(W, device=parents.device)
+    sees = ((parents[..., None] == nodes) | (nodes[:, None] == nodes)).float()
+    for _ in range((W - 1).bit_length()):
+        sees = (sees @ sees).clamp(max=1)
+    return sees > 0
