@@ -256,9 +256,16 @@ def soften(scores, base, seen, count, end, lanes, found):
     Each weight is added in the lane of its position, so that the sum does not depend on which column a token lies in.
     lanes: [16] and found: [>= count], both for scratch.
     """
-    top = np.float32(-np.inf)
-    for c in range(base):
+    top, whole = np.float32(-np.inf), base // 16 * 16
+    for k in range(16):
+        lanes[k] = top
+    for c in range(0, whole, 16):
+        for k in range(16):
+            lanes[k] = scores[c + k] if scores[c + k] > lanes[k] else lanes[k]
+    for c in range(whole, base):
         top = scores[c] if scores[c] > top else top
+    for k in range(16):
+        top = lanes[k] if lanes[k] > top else top
     for j in range(count):
         found[j] = scores[seen[j]]
         top = found[j] if found[j] > top else top
@@ -268,7 +275,6 @@ def soften(scores, base, seen, count, end, lanes, found):
         scores[c] = np.float32(0.0)
     for k in range(16):
         lanes[k] = np.float32(0.0)
-    whole = base // 16 * 16
     for c in range(0, whole, 16):
         for k in range(16):
             lanes[k] += scores[c + k]
