@@ -60,39 +60,6 @@ def random_tree(rng, size):
     return rng.integers(0, 61, size).tolist(), [-1, *(int(rng.integers(0, n)) for n in range(1, size))]
 
 
-@pytest.mark.parametrize("name", FAMILY)
-@torch.inference_mode()
-def test_logits_after_many_rounds_equal_a_fresh_pass(name):
-    reference, rng = model(name), np.random.default_rng(0)
-    fast = CompiledLlama(reference, max_num_seqs=3)
-    texts = {2: rng.integers(0, 61, 9).tolist(), 0: rng.integers(0, 61, 70).tolist()}
-    fast.prefill(list(texts), list(texts.values()))
-    for _ in range(20):
-        drafted = trees.pad([random_tree(rng, int(rng.integers(1, 10))) for _ in texts])
-        logits = fast.score(list(texts), drafted).logits
-        ends = torch.tensor([int(rng.integers(0, int(drafted.is_node[b].sum()))) for b in range(len(texts))])
-        path, length = trees.path_to(drafted, ends)
-        for b, slot in enumerate(texts):
-            nodes = [0, *path[b, : length[b]].tolist()]
-            text = [*texts[slot], *(int(drafted.tokens[b, n]) for n in nodes)]
-            fresh = reference(torch.tensor([text])).logits[0, -len(nodes) :]
-            assert torch.allclose(logits[b, nodes], fresh, atol=1e-4)
-            texts[slot] = text
-        fast.commit(list(texts), Outcome(path, length, torch.zeros(len(texts), dtype=torch.int64)))
-    assert [int(fast.lengths[slot]) for slot in texts] == [len(text) for text in texts.values()]
-
-
-@torch.inference_mode()
-def test_growing_a_tree_depth_by_depth_gives_the_logits_of_one_pass():
-    fast, rng = CompiledLlama(model("llama"), max_num_seqs=1), np.random.default_rng(1)
-    fast.prefill([0], [[1, 2, 3]])
-    tree = trees.pad([random_tree(rng, 8)])
-    whole = fast.score([0], tree).logits
-    first = trees.TokenTree(tree.tokens[:, :3], tree.parents[:, :3])
-    parts = torch.cat([fast.score([0], first).logits, fast.score([0], tree, since=3).logits], 1)
-    assert torch.allclose(whole, parts, atol=1e-5)
-
-
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 @torch.inference_mode()
 def test_a_rows_bits_depend_on_its_own_path_alone(name):
@@ -113,26 +80,6 @@ def _step(fast, slot, token):
     logits = fast.score([slot], trees.TokenTree.roots(torch.tensor([token]))).logits[0, 0]
     fast.commit([slot], Outcome(torch.zeros(1, 0, dtype=torch.int64), torch.tensor([0]), torch.tensor([0])))
     return logits
-
-
-@torch.inference_mode()
-def test_hidden_states_and_auxiliary_rows_are_those_of_transformers():
-    reference = model("llama")
-    fast = CompiledLlama(reference, max_num_seqs=2)
-    texts = [[1, 2, 3], [4, 5, 6, 7, 8]]
-    fast.prefill([0, 1], texts)
-    tree, ids = trees.pad([([7, 5, 9], [-1, 0, 0]), ([7, 5], [-1, 0])]), [11, 12, 13]
-    masks = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0, 1]]).bool().expand(2, -1, -1)
-    rows = AuxRows(torch.tensor([ids] * 2), torch.tensor([[2, 3, 1]] * 2), torch.tensor([[1, 1, 0]] * 2), masks)
-    plain = fast.score([0, 1], tree)
-    scores = fast.score([0, 1], tree, hidden=(0, 1, 2), aux=rows)
-    assert torch.equal(scores.logits[tree.is_node], plain.logits[tree.is_node])
-    for b, text in enumerate(texts):
-        below = reference(torch.tensor([[*text, 7, 5, 11, 12]]), output_hidden_states=True)
-        assert torch.allclose(scores.aux_logits[b, :2], below.logits[0, -2:], atol=1e-4)
-        assert torch.allclose(scores.aux_logits[b, 2], reference(torch.tensor([[*text, 7, 13]])).logits[0, -1], atol=1e-4)
-        for layer in (0, 1, 2):
-            assert torch.allclose(scores.hidden[layer][b, :2], below.hidden_states[layer][0, -4:-2], atol=1e-4)
 
 
 def proposal(fast, widths, depths, law=(1.0, 0, 1.0, 0.0), seed=0):

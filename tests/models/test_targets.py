@@ -1,0 +1,135 @@
+"""What every target promises: logits of transformers at every node, whatever was accepted, grown or put beside the tree."""
+
+import pytest
+import torch
+import transformers as hf
+
+from models.tree_rounds import ARCHITECTURES, Play, V, fresh, outcome, small_model
+from polydraft.core import AuxRows, TokenTree
+from polydraft.models.hf import HFTarget
+from polydraft.models.llama import CompiledLlama
+from polydraft.models.static import StaticLlama
+from polydraft.tree import pad
+
+SIZES = {"vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+FAMILY = {
+    **{name: ARCHITECTURES[name] for name in ("llama", "llama_tied", "mistral", "qwen2", "qwen3")},
+    "llama3 rope": hf.LlamaConfig(**SIZES, num_key_value_heads=2, max_position_embeddings=640, rope_parameters=LLAMA3),
+}
+BIASES = {"biases": hf.LlamaConfig(**SIZES, max_position_embeddings=640, attention_bias=True, mlp_bias=True)}
+MODELS = {HFTarget: ARCHITECTURES, StaticLlama: FAMILY | BIASES, CompiledLlama: FAMILY}
+TARGETS = pytest.mark.parametrize("kind", MODELS)
+
+
+def play(kind, name="llama"):
+    model = small_model(MODELS[kind][name])
+    return Play(model, kind(model, max_num_seqs=8))
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in MODELS.items() for name in names])
+def test_logits_equal_a_fresh_pass_over_many_rounds_of_random_trees(kind, name):
+    game = play(kind, name)
+    game.join(*range(8))
+    errors = []
+    for step in range(24):
+        errors.append(game.round(("some", "some", "all", "none")[step % 4]))
+        if step % 3 == 2:
+            game.leave(step % 8)
+        if step % 3 == 0 and step:
+            game.join(*(s for s in range(8) if s not in game.texts))
+    assert max(errors) < 1e-4
+    assert game.next_error(list(game.texts)) < 1e-4
+
+
+@TARGETS
+def test_a_wrong_path_shows_in_the_logits(kind):
+    game = play(kind)
+    game.join(0)
+    game.target.score([0], pad([([game.texts[0][-1], 5, 9], [-1, 0, 0])]))
+    game.target.commit([0], outcome([[1]], [3]))
+    game.texts[0] += [9, 3]
+    assert game.next_error([0]) > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(HFTarget, "llama"), (HFTarget, "gpt2"), (StaticLlama, "llama"), (CompiledLlama, "llama")]
+)
+@pytest.mark.parametrize("ends", [(1, 3, 6, 7), (1, 7), (3, 7), (6, 7)])
+def test_a_tree_grown_in_several_passes_equals_one_pass(kind, name, ends):
+    game = play(kind, name)
+    game.join(2, 0, 1)
+    tokens = [[game.texts[s][-1], *(game.token() for _ in range(6))] for s in (0, 1, 2)]
+    tree = pad([(row, [-1, 0, 0, 1, 2, 2, 4]) for row in tokens])
+    whole = game.target.score([0, 1, 2], tree).logits
+    for since, end in zip((0, *ends), ends, strict=False):
+        grown = TokenTree(tree.tokens[:, :end], tree.parents[:, :end])
+        scores = game.target.score([0, 1, 2], grown, since=since)
+        assert scores.tree.num_nodes == end - since
+        assert torch.allclose(scores.logits, whole[:, since:end], atol=1e-5)
+    game.target.commit([0, 1, 2], outcome([[2, 4, 6], [1], []], [7, 7, 7]))
+    for slot, path in enumerate([[2, 4, 6], [1], []]):
+        game.texts[slot] += [tokens[slot][n] for n in path] + [7]
+    assert game.next_error([0, 1, 2]) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("kind", "embedded"), [(HFTarget, False), (HFTarget, True), (StaticLlama, False), (StaticLlama, True), (CompiledLlama, False)]
+)
+def test_auxiliary_rows_see_their_node_and_each_other_and_are_never_seen(kind, embedded):
+    game = play(kind)
+    game.join(1, 0)
+    tokens = [[game.texts[s][-1], 5, 9] for s in (0, 1)]
+    tree, ids = pad([(row, [-1, 0, 0]) for row in tokens]), torch.tensor([[11, 12, 13]] * 2)
+    aux = AuxRows(
+        inputs=game.model.get_input_embeddings()(ids) if embedded else ids,
+        positions=torch.tensor([[2, 3, 1]] * 2),
+        nodes=torch.tensor([[2, 2, 0]] * 2),
+        mask=torch.tensor([[[1, 0, 0], [1, 1, 0], [0, 0, 1]]] * 2).bool(),
+    )
+    plain = game.target.score([0, 1], tree).logits
+    scores = game.target.score([0, 1], tree, aux=aux)
+    assert torch.allclose(scores.logits, plain, atol=1e-5)
+    for b in (0, 1):
+        assert torch.allclose(scores.aux_logits[b, :2], fresh(game.model, game.texts[b] + [9, 11, 12])[-2:], atol=1e-4)
+        assert torch.allclose(scores.aux_logits[b, 2], fresh(game.model, [*game.texts[b], 13])[-1], atol=1e-4)
+    game.target.commit([0, 1], outcome([[2], [1]], [3, 3]))
+    game.texts[0] += [9, 3]
+    game.texts[1] += [5, 3]
+    assert game.next_error([1, 0]) < 1e-4
+
+
+@TARGETS
+def test_hidden_states_are_those_of_transformers_for_the_same_path(kind):
+    game = play(kind)
+    game.join(0, 1)
+    tree = pad([([game.texts[s][-1], 5, 9], [-1, 0, 0]) for s in (1, 0)])
+    hidden = game.target.score([1, 0], tree, hidden=(2, 0, 1)).hidden
+    for b, slot in enumerate((1, 0)):
+        with torch.no_grad():
+            whole = game.model(torch.tensor([[*game.texts[slot], 9]]), output_hidden_states=True).hidden_states
+        for layer in (0, 1, 2):
+            assert torch.allclose(hidden[layer][b, [0, 2]], whole[layer][0, -2:], atol=1e-4)
+
+
+@TARGETS
+def test_a_padded_tree_has_its_auxiliary_rows_and_states_in_place(kind):
+    game = play(kind)
+    game.join(0, 1)
+    rows = [([game.texts[0][-1], 5, 9], [-1, 0, 0]), ([game.texts[1][-1], 5], [-1, 0])]
+    ids, positions, nodes = torch.tensor([[11]] * 2), torch.tensor([[2]] * 2), torch.tensor([[1]] * 2)
+    scores = game.target.score([0, 1], pad(rows), hidden=(1,), aux=AuxRows(ids, positions, nodes, torch.ones(2, 1, 1).bool()))
+    for b in (0, 1):
+        text = [*game.texts[b], 5, 11]
+        assert torch.allclose(scores.aux_logits[b, 0], fresh(game.model, text)[-1], atol=1e-4)
+        assert torch.allclose(scores.logits[b, 1], fresh(game.model, text)[-2], atol=1e-4)
+        with torch.no_grad():
+            layer = game.model(torch.tensor([text]), output_hidden_states=True).hidden_states[1]
+        assert torch.allclose(scores.hidden[1][b, 1], layer[0, -2], atol=1e-4)
