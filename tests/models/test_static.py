@@ -112,7 +112,7 @@ def test_overflow_and_what_is_not_covered_are_refused_with_the_reason():
     with pytest.raises(InvalidInputError, match="no tokens"):
         target.prefill([0], [[]])
     with pytest.raises(IncompatibleError, match="SiLU"):
-        StaticLlama(hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES, hidden_act="gelu")))
+        StaticLlama(hf.LlamaForCausalLM(hf.LlamaConfig(**{**ARCHITECTURES["llama"].to_dict(), "hidden_act": "gelu"})))
 
 
 @pytest.mark.parametrize("hidden", [(), (0, 2)])
