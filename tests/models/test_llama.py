@@ -26,21 +26,6 @@ SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidd
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
 FAMILY = {
     "llama": (LlamaForCausalLM, LlamaConfig(**SMALL, **GROUPED, tie_word_embeddings=True)),
-    "llama3 rope": (
-        LlamaForCausalLM,
-        LlamaConfig(
-            **SMALL,
-            **GROUPED,
-            rope_parameters={
-                "rope_type": "llama3",
-                "rope_theta": 1000.0,
-                "factor": 4.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 64,
-            },
-        ),
-    ),
     "mistral": (MistralForCausalLM, MistralConfig(**SMALL, **GROUPED, sliding_window=None)),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SMALL, **GROUPED)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SMALL, **GROUPED, head_dim=16)),
