@@ -45,7 +45,9 @@ LANES = 16 if _WIDE else 8
 PANEL = 2 * LANES
 """Output columns that a tile computes at once."""
 _UNROLL = 4
-_ROWS = 8 if _WIDE else 6
+_LINE, _AHEAD = 64, 4096
+"""Bytes: weights are asked for a page before they are used, as the hardware's own look-ahead ends with each page."""
+_ROWS = 12 if _WIDE else 6
 """Rows of a tile: with two vectors each they fill the registers."""
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
 
@@ -125,6 +127,10 @@ def _tile(rows: int):
         fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{LANES}f32")
         nothing, everywhere = ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(lane, LANES), [0] * LANES)
         stored = signature.args[3].dtype.bitwidth
+        byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+        fetch = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag]), "llvm.prefetch.p0"
+        )
 
         def widened(pointer):
             """A vector of weights as float32."""
@@ -142,6 +148,9 @@ def _tile(rows: int):
             for step in range(_UNROLL):
                 i = builder.add(first, number(step))
                 weights = builder.gep(w, [builder.mul(i, number(PANEL))])
+                for line in range(0, PANEL * stored // 8, _LINE):
+                    ahead = builder.gep(builder.bitcast(weights, byte), [number(_AHEAD + line)])
+                    builder.call(fetch, [ahead, *(ir.Constant(flag, x) for x in (0, 3, 1))])  # read, keep close, data
                 halves = [widened(builder.gep(weights, [number(half * LANES)])) for half in range(2)]
                 for r in range(rows):
                     value = builder.load(builder.gep(x, [builder.add(builder.mul(xs, number(r)), i)]))
@@ -159,7 +168,7 @@ def _tile(rows: int):
     return tile
 
 
-_1, _2, _3, _4, _5, _6, _7, _8 = (_tile(min(rows, _ROWS)) for rows in range(1, 9))
+_1, _2, _3, _4, _5, _6, _7, _8, _9, _10, _11, _12 = (_tile(min(rows, _ROWS)) for rows in range(1, 13))
 
 
 @njit
@@ -188,8 +197,16 @@ def product(x, xo, xs, w, wo, stride, panels, n, y, yo, ys, rows):
                 _6(x, xt, xs, w, wj, y, yt, ys, n)
             elif r == 7:
                 _7(x, xt, xs, w, wj, y, yt, ys, n)
-            else:
+            elif r == 8:
                 _8(x, xt, xs, w, wj, y, yt, ys, n)
+            elif r == 9:
+                _9(x, xt, xs, w, wj, y, yt, ys, n)
+            elif r == 10:
+                _10(x, xt, xs, w, wj, y, yt, ys, n)
+            elif r == 11:
+                _11(x, xt, xs, w, wj, y, yt, ys, n)
+            else:
+                _12(x, xt, xs, w, wj, y, yt, ys, n)
             t += r
 
 
