@@ -10,7 +10,7 @@ import polydraft
 
 SOURCE = Path(polydraft.__file__).parent
 LAYERS = [
-    ["errors", "exponential"],
+    ["errors", "exponential", "stale_code"],
     ["params"],
     ["core"],
     ["tree", "noise", "sampling", "registry"],

@@ -4,7 +4,10 @@ Names are imported when they are first used, so that `import polydraft` is quick
 """
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from polydraft import stale_code
 
 __version__ = "0.1.0"
 
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
     from polydraft.papers import citation
     from polydraft.params import SamplingParams
     from polydraft.rules import verify
+
+stale_code.drop(Path(__file__).parent)
 
 
 def __getattr__(name: str) -> Any:
