@@ -236,10 +236,7 @@ def _at_node(
         yield ("max_ratio", "IID", n), max(rules.single(p, q), _overlap_of_highest(p, q, n))
         yield ("transport", "IID", n), max(rules.single(p, q), float(np.minimum(p, transport.select(p, q, n)[0]).sum()))
         if n <= PROGRAMMES_UP_TO:
-            law = q
-            for _ in range(n - 1):
-                law = importance.select_pair(p, law, q).law
-            yield ("importance", "IID", n), float(np.minimum(p, law).sum())
+            yield ("importance", "IID", n), _overlap_of_tournament(p, q, n)
         emitted = recursive.recursive_wor.emitted(*rows, torch.from_numpy(order[:, :n].copy()))
         drafted = emitted.gather(1, torch.from_numpy(order[:, :n].copy())).sum(1)
         yield ("recursive_wor", "WITHOUT_REPLACEMENT", n), float(drafted.mean())
@@ -253,6 +250,14 @@ def _overlap_of_highest(p: np.ndarray, q: np.ndarray, n: int) -> float:
     chance[0, n] = 1.0
     law, _, _ = picked_law(torch.from_numpy(p)[None], torch.from_numpy(q)[None], chance)
     return float(torch.minimum(torch.from_numpy(p), law[0]).sum())
+
+
+def _overlap_of_tournament(p: np.ndarray, q: np.ndarray, n: int) -> float:
+    wanted, drafted = (torch.from_numpy(x)[None] for x in (p, q))
+    law = drafted
+    for _ in range(n - 1):
+        law = importance.select_pairs(wanted, law, drafted).law
+    return float(torch.minimum(wanted, law).sum())
 
 
 def restrict(draft: Draft, target_probs: Tensor, K: int, L: int) -> tuple[Draft, Tensor]:
