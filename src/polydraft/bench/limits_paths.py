@@ -83,7 +83,7 @@ class Paths:
         s = self.places.settings
         most, deepest = max(s.num_paths), max(s.depths)
         for kind, names in self.path_rules.items():
-            nested = kind in ("paths", "without_replacement", "coupled")  # fewer paths are the first of more
+            nested = kind in ("paths", "without_replacement", "coupled", "listed")  # fewer paths are the first of more
             sizes = [(most, deepest)] if nested else [(K, deepest) for K in s.num_paths]
             if kind == "top_k":
                 sizes = [(K, L) for K in s.num_paths for L in s.depths]

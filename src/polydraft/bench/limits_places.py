@@ -35,6 +35,7 @@ PATH_RULES: dict[str, tuple[str, ...]] = {
     "greedy_plus_one": ("greedy_plus_one", "traversal"),
     "top_k": ("match",),
     "coupled": ("race",),
+    "listed": ("list_race",),
 }
 """Kind of model drafter -> rules measured on its drafts."""
 MEASURED = ("bound", *CHAIN_RULES, *dict.fromkeys(rule for names in PATH_RULES.values() for rule in names))
