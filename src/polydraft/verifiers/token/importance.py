@@ -27,6 +27,7 @@ from numba import njit
 from torch import Tensor
 
 from polydraft.core import Method, SiblingLaw, TreeShape
+from polydraft.verifiers._residual import ranks
 from polydraft.verifiers.token.selection import emitted_by, overlap
 from polydraft.verifiers.tree.topdown import TopDown
 
@@ -134,7 +135,7 @@ def select_pairs(
         0.69
     """
     order = (b * a - p).argsort(dim=1, stable=True)
-    rank = torch.empty_like(order).scatter_(1, order, torch.arange(p.shape[1], device=p.device).expand_as(order))
+    rank = ranks(order)
     P, A, B = (x.gather(1, order) for x in (p, a, b))
     s = min(free_tokens, p.shape[1])
     later_a, later_b = _after(A), _after(B)

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.core import Method, SiblingLaw, TreeShape
+from polydraft.verifiers._residual import ranks
 from polydraft.verifiers.token.selection import emitted_by, overlap
 from polydraft.verifiers.tree.topdown import TopDown
 
@@ -45,7 +46,7 @@ def _of_highest(
     """q_I, and which draw is the highest."""
     drawn = draws >= 0
     order = torch.where(q > 0, p / q, torch.inf).argsort(dim=-1, stable=True)
-    rank = torch.empty_like(order).scatter_(1, order, torch.arange(q.shape[1], device=q.device).expand_as(order))
+    rank = ranks(order)
     upto = q.gather(1, order).cumsum(-1)
     upto = upto / upto[:, -1:]
     below = torch.cat([torch.zeros_like(upto[:, :1]), upto[:, :-1]], -1)
