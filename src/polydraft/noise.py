@@ -160,10 +160,11 @@ def clock_at(seed: int, sample: int, position: int, index: int) -> float:
 
 
 @njit(cache=True, error_model="numpy")
-def first_arrivals(rates: np.ndarray, seed: int, sample: int, position: int, drawn: np.ndarray) -> None:
+def first_arrivals(rates: np.ndarray, seed: int, sample: int, position: int, drawn: np.ndarray, start: int = 0) -> None:
     """The winners of the race at a position: token ids in the order of clock / rate, into `drawn`; equal arrivals: lowest id first.
 
     rates: a law, [V].  Where fewer tokens have a positive rate than there is room, the last one is repeated.
+    start: index of token 0's clock; that of token i is start + i.
     A clock is at least one minus its uniform, so the logarithm is only taken for tokens that may still win.
 
     Example:
@@ -174,14 +175,15 @@ def first_arrivals(rates: np.ndarray, seed: int, sample: int, position: int, dra
     """
     count, V = 0, rates.size
     arrival = np.empty(drawn.size)
-    for block in range((V + 1) // 2):
-        last = min(2 * block + 2, V)
-        if rates[2 * block] <= 0.0 and rates[last - 1] <= 0.0:
+    odd = start & 1
+    for block in range((V + odd + 1) // 2):
+        begin, end = max(2 * block - odd, 0), min(2 * block - odd + 2, V)
+        if rates[begin] <= 0.0 and rates[end - 1] <= 0.0:
             continue
-        w0, w1, w2, w3 = _words(seed, sample, position, _RACE, block)
-        for i in range(2 * block, last):
+        w0, w1, w2, w3 = _words(seed, sample, position, _RACE, start // 2 + block)
+        for i in range(begin, end):
             rate = np.float64(rates[i])
-            high, low = (w2, w3) if i & 1 else (w0, w1)
+            high, low = (w2, w3) if (i + odd) & 1 else (w0, w1)
             if rate <= 0.0 or (count == drawn.size and _least_clock(high, low) >= arrival[count - 1] * rate):
                 continue
             at = _clock(high, low) / rate

@@ -40,6 +40,7 @@ VERIFIERS: dict[str, str] = {
 DRAFTERS: dict[str, str] = {
     "model": "polydraft.drafters.model:ModelDrafter",
     "ngram": "polydraft.drafters.ngram:NgramDrafter",
+    "several": "polydraft.drafters.several:SeveralDrafter",
     "tli": "polydraft.drafters.tli:TliDrafter",
     "slem": "polydraft.drafters.slem:SlemDrafter",
     "trigram": "polydraft.drafters.trigram:TrigramDrafter",

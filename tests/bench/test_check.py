@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft.bench.check import RESOLUTION, Recorder, _normal, _Round, check
+from polydraft.bench.check import check
+from polydraft.bench.check_rounds import RESOLUTION, Recorder, _normal, _Round
 from polydraft.bench.wrong_rules import FEW, Reversed, mistakes
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine

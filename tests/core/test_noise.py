@@ -167,16 +167,19 @@ def test_choose_refuses_a_row_that_is_no_law(row):
     assert noise.try_choose(torch.tensor([row]), torch.tensor([0.5])).item() == -1
 
 
+@pytest.mark.parametrize("start", [0, 3, 6])
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
-def test_first_arrivals_are_the_smallest_clocks_over_rates(size):
+def test_first_arrivals_are_the_smallest_clocks_over_rates(size, start):
     generator = torch.Generator().manual_seed(size)
     for position in range(40):
         rates = torch.rand(size, generator=generator, dtype=torch.float64) ** 8
         rates[torch.rand(size, generator=generator) < 0.3] = 0
         rates[size // 2] = 0.5
-        arrivals = torch.where(rates > 0, noise.clocks(NoiseKey.of([3], [1], [position]), size)[0] / rates, torch.inf)
+        arrivals = torch.where(
+            rates > 0, noise.clocks(NoiseKey.of([3], [1], [position]), start + size)[0, start:] / rates, torch.inf
+        )
         wanted = arrivals.argsort()[: int((rates > 0).sum())][:3]
         drawn = np.full(3, -1, np.int64)
-        noise.first_arrivals(rates.numpy(), 3, 1, position, drawn)
+        noise.first_arrivals(rates.numpy(), 3, 1, position, drawn, start)
         assert drawn[: len(wanted)].tolist() == wanted.tolist()
         assert (drawn[len(wanted) :] == drawn[len(wanted) - 1]).all()

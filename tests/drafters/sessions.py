@@ -22,7 +22,12 @@ def retrieval_index(folder, V):
     return {"index": folder / "retrieval"}
 
 
-OPTIONS = {"retrieval": retrieval_index}
+def another_model(folder, V):
+    """A second draft model, unlike the first."""
+    return {"models": [TableModel(V, seed=2, max_num_seqs=128)]}
+
+
+OPTIONS = {"retrieval": retrieval_index, "several": another_model}
 """What a drafter cannot be built without, by name: a function of a folder to write into."""
 
 

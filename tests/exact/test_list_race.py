@@ -4,11 +4,12 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from polydraft import noise
+from polydraft import noise, tree
 from polydraft.core import Draft, NoiseKey, SiblingLaw, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.registry import verifier
 from polydraft.theory import rules
+from polydraft.verifiers import list_race
 
 V, DEPTH, SEEDS = 4, 2, 6000
 RNG = torch.Generator().manual_seed(4)
@@ -25,9 +26,9 @@ def listed(K, seeds=SEEDS):
         last = (clocks[d] / Q[last]).argmin(-1)
         tokens.append(last)
     parents = torch.tensor([-1] + [0] * K + [1 + k for k in range(K)]).expand(seeds, -1)
-    tree = TokenTree(torch.cat(tokens, 1), parents.contiguous())
+    drafted = TokenTree(torch.cat(tokens, 1), parents.contiguous())
     shape = TreeShape.PATHS if K > 1 else TreeShape.CHAIN
-    return Draft(tree, SiblingLaw.LISTED, shape, Q[tree.tokens], parents.clamp(min=-1).contiguous(), key), key
+    return Draft(drafted, SiblingLaw.LISTED, shape, Q[drafted.tokens], parents.clamp(min=-1).contiguous(), key), key
 
 
 def p_value(texts, law, cells):
@@ -73,6 +74,14 @@ def test_path_zero_meets_the_clocks_of_the_plain_race():
     draft, key = listed(1, 50)
     ours = verifier("list_race")(draft, P[draft.tree.tokens]).sample(key).emitted(draft.tree)
     assert ours == verifier("race")(draft, P[draft.tree.tokens]).sample(key).emitted(draft.tree)
+
+
+def test_compiled_picks_are_those_of_torch_operations():
+    draft, key = listed(3, 300)
+    p, active = P[draft.tree.tokens], torch.from_numpy(list_race._active(draft.tree))
+    slow = list_race._picks_elsewhere(key, tree.depths(draft.tree), active, p)
+    assert torch.equal(list_race._picks(key, draft.tree, p), slow)
+    assert active.sum(-1).max() == 3
 
 
 def test_noise_is_asked_for():

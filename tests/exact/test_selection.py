@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 from harness import Tables, by_depth, measure, sibling_draws
+from scipy.optimize import linprog
 from test_wrong_variants import Fixed, lifted
 
 from polydraft.core import SiblingLaw, TreeShape
 from polydraft.theory import acceptance, rules
 from polydraft.verifiers.token import importance, max_ratio, speculative, transport
-from polydraft.verifiers.token.selection import emitted_by
+from polydraft.verifiers.token.selection import emitted_by, overlap
 
 IID, INDEPENDENT = SiblingLaw.IID, SiblingLaw.INDEPENDENT
 
@@ -39,6 +40,30 @@ def test_programme_attains_the_optimum_for_drafts_of_two_models(seed):
     assert accepted(importance.emitted, p, [a, b], INDEPENDENT) == pytest.approx(
         acceptance.independent(p, [a, b]).alpha, abs=1e-6
     )
+
+
+def linear_programme(p, a, b, s):
+    """Best overlap where w is free among the first s tokens by p - a b, by a general solver."""
+    order = np.argsort(a * b - p, kind="stable")
+    p, a, b = p[order], a[order], b[order]
+    m = np.outer(a, b) + np.outer(b, a)
+    law = a * b + np.triu(m, 1).sum(1)  # the earlier token wins
+    i, j = np.triu_indices(s, 1)
+    moves = np.zeros((s, s + len(i)))  # z_k - q_I(k) <= 0 with 1 - w_ij = x_ij led from i to j
+    moves[:, :s] = np.eye(s)
+    moves[i, s + np.arange(len(i))] = m[i, j]
+    moves[j, s + np.arange(len(i))] = -m[i, j]
+    limits = [*((0, x) for x in p[:s]), *[(0, 1)] * len(i)]
+    found = linprog([-1.0] * s + [0.0] * len(i), A_ub=moves, b_ub=law[:s], bounds=limits)
+    return max(-found.fun + np.minimum(p, law)[s:].sum(), np.minimum(p, a).sum(), np.minimum(p, b).sum())
+
+
+@pytest.mark.parametrize("s", [2, 4, 7])
+def test_flow_is_the_optimum_of_the_truncated_programme(s):
+    every = np.stack([laws(seed, 9, 3) for seed in range(20)], 1)
+    p, a, b = map(torch.from_numpy, every)
+    found = overlap(p, importance.select_pairs(p, a, b, s).law)
+    assert found.tolist() == pytest.approx([linear_programme(*every[:, k], s) for k in range(20)], abs=1e-9)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])

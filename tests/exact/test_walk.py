@@ -39,6 +39,7 @@ WALKS = [
     ("greedy_traversal", TreeShape.CHAIN, SiblingLaw.IID),
     *(("match", shape, law) for shape in TREES for law in (SiblingLaw.IID, SiblingLaw.POINT_MASS)),
     *(("race", shape, SiblingLaw.IID) for shape in TREES),
+    *(("list_race", shape, SiblingLaw.LISTED) for shape in (TreeShape.CHAIN, TreeShape.PATHS)),
 ]
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from polydraft.bench.limits import Findings
+from polydraft.bench.limits_places import Findings
 
 __all__ = ["as_dict", "markdown", "picture", "write"]
 
@@ -26,6 +26,7 @@ def as_dict(found: Findings, hardware: dict[str, Any], command: str) -> dict[str
         "nodes": found.nodes,
         "paths": found.paths,
         "by_overlap": found.by_overlap,
+        "relaxed": found.relaxed,
     }
 
 
@@ -74,6 +75,19 @@ def _percent(value: Sequence[float] | None) -> str:
     return f"{100 * (value[0] - 1):+.1f} ± {100 * value[1]:.1f}" if value else "-"
 
 
+def _relaxed(report: dict[str, Any], temperatures: Sequence[float]) -> str:
+    """Total variation (largest of any context in brackets), then how often the draft is kept."""
+    cell = {(r["rule"], r["temperature"]): r for r in report["relaxed"]}
+    lines: list[list[str]] = []
+    for rule in dict.fromkeys(r["rule"] for r in report["relaxed"]):
+        rows = [cell[rule, T] for T in temperatures]
+        tv = [f"{r['tv']:.3f} ± {r['standard_error']:.3f} ({r['largest']:.2f})" for r in rows]
+        lines.append([rule, *tv, *(f"{r['kept']:.3f}" for r in rows)])
+    lossless = {r["temperature"]: r["kept_lossless"] for r in report["relaxed"]}
+    lines.append(["lossless", *["0"] * len(temperatures), *(f"{lossless[T]:.3f}" for T in temperatures)])
+    return _grid(["rule", *(f"TV, T = {T:g}" for T in temperatures), *(f"kept, T = {T:g}" for T in temperatures)], lines)
+
+
 def markdown(report: dict[str, Any]) -> str:
     """All tables, with settings and command."""
     s = report["settings"]
@@ -88,6 +102,12 @@ def markdown(report: dict[str, Any]) -> str:
             _acceptance(report, "drafts", s["num_drafts"], {"temperature": T}),
             f"Acceptance at one node by temperature, {n} drafts:",
             _acceptance(report, "temperature", s["temperatures"], {"drafts": n}),
+        ]
+    if report["relaxed"]:
+        parts += [
+            "Rules that are not lossless: total variation of the next token from the target's law for one draft (largest of any "
+            "context in brackets), and how often the draft is kept:",
+            _relaxed(report, s["temperatures"]),
         ]
     for K in s["num_paths"]:
         parts += [f"Tokens per call, {K} paths of L tokens, temperature {T:g}:", _efficiency(report, K, s["depths"])]
@@ -116,11 +136,11 @@ def _csv(rows: list[dict[str, Any]]) -> str:
 
 
 def picture(report: dict[str, Any], path: Path) -> None:
-    """Four panels: acceptance by drafts and by temperature, tokens per call by rule against the bound, gains by overlap."""
+    """Panels: acceptance by drafts and by temperature, tokens per call against the bound, gains by overlap, what relaxed rules cost."""
     from matplotlib import pyplot as plt
 
     s = report["settings"]
-    figure, axes = plt.subplots(2, 2, figsize=(14, 10), layout="constrained")
+    figure, axes = plt.subplots(3, 2, figsize=(14, 15), layout="constrained")
     shown = [
         ("optimum", "IID", "black"),
         ("transport", "IID", "tab:blue"),
@@ -151,6 +171,7 @@ def picture(report: dict[str, Any], path: Path) -> None:
     axes[0, 0].legend(fontsize=8)
     _draw_paths(axes[1, 0], report)
     _draw_thirds(axes[1, 1], report)
+    _draw_relaxed(axes[2], report)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -200,14 +221,32 @@ def _draw_thirds(axis: Any, report: dict[str, Any]) -> None:
     axis.legend(fontsize=8)
 
 
+def _draw_relaxed(axes: Any, report: dict[str, Any]) -> None:
+    rules = dict.fromkeys(r["rule"] for r in report["relaxed"])
+    for rule in rules:
+        rows = [r for r in report["relaxed"] if r["rule"] == rule]
+        x = [r["temperature"] for r in rows]
+        axes[0].errorbar(x, [r["tv"] for r in rows], [r["standard_error"] for r in rows], fmt="o-", label=rule)
+        axes[1].plot(x, [r["kept"] for r in rows], "o-", label=rule)
+    rows = [r for r in report["relaxed"] if r["rule"] == next(iter(rules), None)]
+    axes[1].plot([r["temperature"] for r in rows], [r["kept_lossless"] for r in rows], "--", color="black", label="lossless")
+    for axis, label in zip(axes, ("total variation from the target's law, one token", "one draft is kept"), strict=True):
+        axis.set_xlabel("temperature")
+        axis.set_ylabel(label)
+        axis.grid(alpha=0.3)
+        if rules:
+            axis.legend(fontsize=8)
+
+
 def write(report: dict[str, Any], path: Path) -> list[Path]:
-    """The JSON file, and beside it the tables (.md, two .csv) and the picture. Renamed into place: an old file survives a stop."""
+    """The JSON file, and beside it the tables (.md, three .csv) and the picture. Renamed into place: an old file survives a stop."""
     stem = path.with_suffix("")
     texts = {
         path: json.dumps(report, indent=1) + "\n",
         path.with_suffix(".md"): markdown(report),
         stem.with_name(f"{stem.name}-nodes.csv"): _csv(report["nodes"]),
         stem.with_name(f"{stem.name}-paths.csv"): _csv(report["paths"]),
+        stem.with_name(f"{stem.name}-relaxed.csv"): _csv(report["relaxed"]),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     for file, content in texts.items():

@@ -15,7 +15,7 @@ __all__ = ["limits"]
 
 def limits(
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write FILE, and beside it a .md, two .csv and a .png.")
+        Path | None, typer.Option("--json", help="Write FILE, and beside it a .md, three .csv and a .png.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few contexts: to see that it runs, not to compare rules.")] = False,
     contexts: Annotated[int, typer.Option(min=6, help="Places in the texts where paths are drawn.")] = 240,
@@ -35,7 +35,8 @@ def limits(
     from rich.progress import Progress
 
     from polydraft.bench import limits_report
-    from polydraft.bench.limits import Limits, Settings
+    from polydraft.bench.limits import Limits
+    from polydraft.bench.limits_places import Settings
 
     if quick:
         contexts, node_contexts = min(contexts, 6), min(node_contexts, 3)

@@ -5,6 +5,7 @@
     greedy_plus_one  the top K-1 children of the root and one drawn from the rest, then chains   GREEDY_PLUS_ONE
     top_k            a beam of the K most probable continuations of each depth       POINT_MASS
     coupled          K smallest clock/q at the root, then the smallest one below     COUPLED
+    listed           K paths, each the smallest clock/q of a race of its own         LISTED
 
 Every token is drawn with the noise of its node from the very row that is reported, processed with the request's own
 sampling parameters. Penalties that depend on the path are left out of q where the whole proposal is one compiled call:
@@ -74,6 +75,16 @@ KINDS: dict[str, Method] = {
         SiblingLaw.COUPLED,
         TreeShape.CHAIN,
         TreeShape.PRODUCT,
+    ),
+    "listed": _method(
+        "listed",
+        "Smaller model, a race for each path",
+        "Rowan, Phan & Khisti",
+        2025,
+        "2506.05632",
+        SiblingLaw.LISTED,
+        TreeShape.CHAIN,
+        TreeShape.PATHS,
     ),
 }
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -125,6 +126,16 @@ class Growth:
         clocks = noise.clocks(replace(key, position=key.position + depth), len(q))[0]
         return (q.double() / clocks).topk(min(count, int((q > 0).sum()))).indices.tolist()
 
+    def _listed(self, b: int, q: Tensor, count: int, depth: int, uniform: Callable[[int], Tensor]) -> list[int]:
+        """Each path's own race; path numbers and clocks are those of `verifiers.list_race`."""
+        seed, sample, position = (int(x[b]) for x in (self.key.seed, self.key.sample, self.key.position))
+        path, winner, rates = (len(self.tokens[b]) - 1) % self.sizes[b][0], np.zeros(1, np.int64), q.double().numpy()
+        drawn: list[int] = []
+        for i in range(count):
+            noise.first_arrivals(rates, seed, sample, position + depth, winner, (path + i) * len(q))
+            drawn.append(int(winner[0]))
+        return drawn
+
     def _beam(self, b: int, frontier: list[int], width: int) -> None:
         """The `width` most probable continuations of the frontier, by the probability of their whole path."""
         logs = torch.stack([self.laws[b][self.row_of[b][n]].double().log() + self.score[b][n] for n in frontier])
@@ -145,7 +156,7 @@ class Growth:
         for b, found in enumerate(self.laws):
             for r, q in enumerate(found):
                 probs[b, r] = q
-        return Draft(tree, law, shape, probs, rows, self.key if law is SiblingLaw.COUPLED else None)
+        return Draft(tree, law, shape, probs, rows, self.key if law in (SiblingLaw.COUPLED, SiblingLaw.LISTED) else None)
 
 
 _DRAWS: dict[str, Callable[..., list[int]]] = {
@@ -154,4 +165,5 @@ _DRAWS: dict[str, Callable[..., list[int]]] = {
     "without_replacement": Growth._distinct,
     "greedy_plus_one": Growth._greedy_plus_one,
     "coupled": Growth._coupled,
+    "listed": Growth._listed,
 }

@@ -1,13 +1,14 @@
-"""The few pieces that rules share: positive part, normalising, and what an empty residual means.
+"""The few pieces that rules share: positive part, normalising, what an empty residual means, and places in an order.
 
 An empty residual arises only where two laws are equal up to rounding; a rejection then has probability 0, and the law to
 go on with is stated by the caller. Never a uniform law and never an added constant: both emit tokens with p = 0.
 """
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["normalise", "normalise_or", "positive_part"]
+__all__ = ["normalise", "normalise_or", "positive_part", "ranks"]
 
 
 def positive_part(x: Tensor) -> Tensor:
@@ -24,9 +25,19 @@ def normalise_or(x: Float[Tensor, "*B V"], *, otherwise: Float[Tensor, "*B V"]) 
     """x / sum(x), or `otherwise` where the sum is 0.
 
     Example:
-        >>> import torch
         >>> normalise_or(torch.zeros(2), otherwise=torch.tensor([0.25, 0.75])).tolist()
         [0.25, 0.75]
     """
     total = x.sum(-1, keepdim=True)
     return (x / total.where(total > 0, total.new_ones(()))).where(total > 0, otherwise)
+
+
+def ranks(order: Int[Tensor, "M V"]) -> Int[Tensor, "M V"]:
+    """Place of each token in an order of them.
+
+    Example:
+        >>> ranks(torch.tensor([[2, 0, 1]])).tolist()
+        [[1, 2, 0]]
+    """
+    places = torch.arange(order.shape[1], device=order.device).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, places)

@@ -24,7 +24,7 @@ from polydraft.verifiers import _device
 from polydraft.verifiers._verdict import TreeVerdict
 from polydraft.verifiers._walk import arrays, outcome, soften
 
-__all__ = ["Race", "race"]
+__all__ = ["Race", "child", "follow", "race"]
 
 
 def _picks(key: NoiseKey, depth: Int[Tensor, "B N"], p: Float[Tensor, "B N V"]) -> Int[Tensor, "B N"]:
@@ -51,17 +51,36 @@ def _fill_picks(p, depth, seed, sample, position, picks):
                 noise.first_arrivals(p[b, n], seed[b], sample[b], position[b] + depth[b, n], picks[b, n : n + 1])
 
 
-def _walk(drafted: TokenTree, picks: Int[Tensor, "B N"]) -> Int[Tensor, "B"]:
-    """Where the walk along the picks leaves the tree."""
-    below, tokens, picked = tree.children(drafted).tolist(), drafted.tokens.tolist(), picks.tolist()
-    ends: list[int] = []
-    for b in range(len(tokens)):
-        node, following = 0, 0
+@njit(cache=True)
+def child(first, tokens, parents, node, pick):
+    """The first drafted child of a context that holds the pick; -1 if none does."""
+    for m in range(node + 1, len(parents)):
+        if parents[m] >= 0 and first[parents[m]] == node and tokens[m] == pick:
+            return first[m]
+    return -1
+
+
+@njit(cache=True)
+def _ends(first, tokens, parents, picks, node):
+    """Where the walks along the picks leave the trees."""
+    for b in range(len(node)):
+        following = 0
         while following >= 0:
-            node = following
-            following = next((c for c in below[b][node] if c >= 0 and tokens[b][c] == picked[b][node]), -1)
-        ends.append(node)
-    return torch.tensor(ends, device=picks.device)
+            node[b] = following
+            following = child(first[b], tokens[b], parents[b], node[b], picks[b, node[b]])
+
+
+def follow(drafted: TokenTree, picks: Int[Tensor, "B N"]) -> Int[Tensor, "B"]:
+    """Where the walk along the picks, one for each context, leaves the tree.
+
+    Example:
+        >>> follow(TokenTree.chain(torch.tensor([[5, 7, 9]])), torch.tensor([[7, 8, 0]])).tolist()
+        [1]
+    """
+    arrays = (x.cpu().contiguous().numpy() for x in (tree.first_copies(drafted), drafted.tokens, drafted.parents, picks))
+    node = np.empty(len(picks), np.int64)
+    _ends(*arrays, node)
+    return torch.from_numpy(node).to(picks.device)
 
 
 @njit(cache=True, error_model="numpy")
@@ -76,11 +95,7 @@ def _run(logits, laws, first, tokens, parents, seed, sample, position, node, tok
                 n = -1
                 break
             noise.first_arrivals(rates, seed[b], sample[b], position[b] + depth, pick)
-            following, depth = -1, depth + 1
-            for m in range(n + 1, parents.shape[1]):
-                if parents[b, m] >= 0 and first[b, parents[b, m]] == n and tokens[b, m] == pick[0]:
-                    following = first[b, m]
-                    break
+            following, depth = child(first[b], tokens[b], parents[b], n, pick[0]), depth + 1
         node[b], token[b] = n, pick[0]
 
 
@@ -104,7 +119,7 @@ class Race:
                 "a draft without noise was given to the race; expected draft.noise, the key of this round's clocks."
             )
         picks = _picks(draft.noise, tree.depths(draft.tree), target_probs)
-        node = _walk(draft.tree, picks)
+        node = follow(draft.tree, picks)
         stop = torch.zeros(picks.shape, dtype=torch.float64, device=picks.device).scatter_(1, node[:, None], 1.0)
 
         def after(at: Tensor) -> Tensor:

@@ -29,21 +29,22 @@ __all__ = ["Block", "block"]
 
 @compiled
 def _weights(p, q, rows, tokens, parents, stop, weights):
-    """Fill stop probabilities and weights w of one batch row; p [N, V], q [R, V]."""
-    w, last = 1.0, 0
-    weights[0] = w
-    while last + 1 < len(tokens) and parents[last + 1] >= 0:
-        x, r = tokens[last + 1], rows[last + 1]
-        w = keep(w, p[last, x] / total(p[last]), q[r, x] / total(q[r]))
-        last += 1
-        weights[last] = w
-    stop[last] = w
-    alive = 1.0 - w
-    for i in range(last - 1, -1, -1):
-        r = rows[i + 1]
-        h = reweight(weights[i], surplus(weights[i] / total(p[i]), p[i], 1.0 / total(q[r]), q[r]))
-        stop[i] = alive * h
-        alive *= 1.0 - h
+    """Fill stop probabilities and weights w of every batch row."""
+    for b in range(len(p)):
+        w, last = 1.0, 0
+        weights[b, 0] = w
+        while last + 1 < tokens.shape[1] and parents[b, last + 1] >= 0:
+            x, r = tokens[b, last + 1], rows[b, last + 1]
+            w = keep(w, p[b, last, x] / total(p[b, last]), q[b, r, x] / total(q[b, r]))
+            last += 1
+            weights[b, last] = w
+        stop[b, last] = w
+        alive = 1.0 - w
+        for i in range(last - 1, -1, -1):
+            r, w = rows[b, i + 1], weights[b, i]
+            h = reweight(w, surplus(w / total(p[b, i]), p[b, i], 1.0 / total(q[b, r]), q[b, r]))
+            stop[b, i] = alive * h
+            alive *= 1.0 - h
 
 
 @compiled
@@ -129,8 +130,7 @@ class Block:
         p = target_probs.cpu().contiguous().numpy()
         q = p[:, :1] if draft.probs is None else draft.probs.cpu().contiguous().numpy()
         rows, tokens, parents = (x.cpu().contiguous().numpy() for x in (draft.rows, draft.tree.tokens, draft.tree.parents))
-        for b in range(len(p)):
-            _weights(p[b], q[b], rows[b], tokens[b], parents[b], stop[b], weights[b])
+        _weights(p, q, rows, tokens, parents, stop, weights)
         if np.isnan(stop).any():
             raise InvalidInputError(
                 "a drafted token has probability 0 in its row of draft.probs; report the very rows that were sampled."

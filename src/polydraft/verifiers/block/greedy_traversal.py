@@ -205,7 +205,9 @@ class GreedyTraversal:
         place = (counts > 1).cumsum(-1) - 1
         stop, weights = np.zeros(tokens.shape), np.ones(tokens.shape)
         residuals: list[np.ndarray] = []
-        for b in range(len(p)):
+        for b in range(
+            len(p)
+        ):  # not compiled: a caller of a function that calls itself crashes when numba loads it from its cache
             size = int(place[b, -1]) + 1
             P, Q, LAW = np.empty((3, size, p.shape[-1]), p.dtype)
             order, ratio = np.empty((size, p.shape[-1]), np.int32), np.empty(p.shape[-1], np.float32)

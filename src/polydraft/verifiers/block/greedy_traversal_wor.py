@@ -117,7 +117,7 @@ def _tries(contexts, walk, p, q, residual):
                 without(left, x)
         walk.accept[b, v] = w
         if residual.size:
-            residual[:] = rest
+            residual[i] = rest
 
 
 greedy_traversal_wor = LeafToRoot(

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from polydraft import tree
 from polydraft.core import Draft, Method, SiblingLaw, TokenTree, TreeShape
-from polydraft.verifiers._residual import normalise
+from polydraft.verifiers._residual import normalise, ranks
 from polydraft.verifiers._verdict import TreeVerdict
 from polydraft.verifiers.block.block import block
 
@@ -42,7 +42,7 @@ def picked_law(
         [[0.75, 0.25]]
     """
     order = torch.where(q > 0, p / q, torch.inf).argsort(dim=-1, stable=True)
-    rank = order.argsort(dim=-1)
+    rank = ranks(order)
     sorted_q = q.gather(-1, order)
     below = (sorted_q.cumsum(-1) - sorted_q).gather(-1, rank)
     law, geometric, power = torch.zeros_like(q), torch.zeros_like(q), torch.ones_like(q)

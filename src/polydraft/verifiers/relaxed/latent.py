@@ -25,11 +25,28 @@ from polydraft.errors import InvalidInputError
 from polydraft.verifiers.token.speculative import residual
 from polydraft.verifiers.tree.topdown import TopDown
 
-__all__ = ["emitted", "latent", "output_law"]
+__all__ = ["accept_probability", "emitted", "latent", "output_law"]
 
 
-def _accept(p: Tensor, q: Tensor, x: Tensor, neighbours: Tensor, delta: float, factor: float) -> Tensor:
-    """a(x). p, q: [M, V]; x: [M, C] tokens; returns [M, C]."""
+def accept_probability(
+    p: Float[Tensor, "M V"],
+    q: Float[Tensor, "M V"],
+    x: Int[Tensor, "M C"],
+    neighbours: Int[Tensor, "V m"],
+    *,
+    delta: float = 0.0,
+    factor: float = 0.0,
+) -> Float[Tensor, "M C"]:
+    """a(x) of tokens x.
+
+    Example:
+        >>> p, q = torch.tensor([[0.25, 0.75]]), torch.tensor([[0.5, 0.5]])
+        >>> near, every = torch.tensor([[1], [0]]), torch.tensor([[0, 1]])
+        >>> accept_probability(p, q, every, near).tolist()
+        [[0.5, 1.0]]
+        >>> accept_probability(p, q, every, near, delta=0.8).tolist()
+        [[1.0, 1.0]]
+    """
     own = p.gather(1, x)
     near = p.gather(1, neighbours[x].flatten(1)).view(*x.shape, -1)
     mass = near.cumsum(-1)
@@ -51,7 +68,7 @@ def emitted(
     """Law of the emitted token given the one draw."""
     assert q is not None
     x = draws[:, :1]
-    accept = _accept(p, q, x, neighbours, delta, factor)
+    accept = accept_probability(p, q, x, neighbours, delta=delta, factor=factor)
     return ((1 - accept) * residual(p, q)).scatter_add(1, x, accept)
 
 
@@ -66,7 +83,7 @@ def output_law(
         [[0.5, 0.5]]
     """
     every = torch.arange(p.shape[-1], device=p.device).expand(len(p), -1)
-    taken = q * _accept(p, q, every, neighbours, delta, factor)
+    taken = q * accept_probability(p, q, every, neighbours, delta=delta, factor=factor)
     return taken + (1 - taken.sum(-1, keepdim=True)) * residual(p, q)
 
 

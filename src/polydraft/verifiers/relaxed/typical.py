@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
+from numba import njit
 from torch import Tensor
 
 from polydraft import tree
@@ -62,28 +63,32 @@ class Typical:
         parents, tokens = draft.tree.parents, draft.tree.tokens
         first = tree.first_copies(draft.tree)
         above = first.gather(1, parents.clamp(min=0))
-        own = p.gather(1, above[..., None].expand(-1, -1, p.shape[-1])).gather(2, tokens[..., None])[..., 0]
-        likely = kept(p, self.eps, self.delta).gather(1, above[..., None].expand(-1, -1, p.shape[-1]))
-        good = likely.gather(2, tokens[..., None])[..., 0] > 0
-        end = _deepest(parents.cpu().numpy(), first.cpu().numpy(), good.cpu().numpy(), own.clamp(min=1e-300).log().cpu().numpy())
+        places = above * p.shape[-1] + tokens
+        own, good = (x.flatten(1).gather(1, places) for x in (p, kept(p, self.eps, self.delta)))
+        logs = own.clamp(min=1e-300).log()
+        end = np.zeros(len(p), np.int64)
+        _deepest(*(x.cpu().contiguous().numpy() for x in (parents, first, good > 0, logs)), end)
         node = torch.from_numpy(end).to(p.device)
         stop = torch.zeros_like(p[..., 0]).scatter_(1, node[:, None], 1.0)
         rows = torch.arange(len(p), device=p.device)
         return TreeVerdict(draft.tree, stop, lambda at: p[rows, at])
 
 
-def _deepest(parents: np.ndarray, first: np.ndarray, good: np.ndarray, logs: np.ndarray) -> Int[np.ndarray, "B"]:
-    """The node at the end of the longest path of good tokens."""
-    ends = np.zeros(len(parents), np.int64)
-    for b in range(len(parents)):
-        reached = {0: (0, 0.0)}
-        for n in range(1, parents.shape[1]):
-            parent = first[b, parents[b, n]] if parents[b, n] >= 0 else -1
-            if parent in reached and good[b, n] and first[b, n] == n:
-                depth, score = reached[parent]
-                reached[n] = (depth + 1, score + float(logs[b, n]))
-        ends[b] = max(reached, key=lambda n: (*reached[n], -n))
-    return ends
+@njit(cache=True)
+def _deepest(parents, first, good, logs, end):
+    """The node at the end of the longest path of good tokens; among equals that of the largest sum of logs, then the first."""
+    B, N = parents.shape
+    depth, score = np.empty(N, np.int64), np.empty(N)
+    for b in range(B):
+        depth[:] = -1
+        depth[0], score[0], end[b] = 0, 0.0, 0
+        for n in range(1, N):
+            u = first[b, parents[b, n]] if parents[b, n] >= 0 else -1
+            if u >= 0 and depth[u] >= 0 and good[b, n] and first[b, n] == n:
+                depth[n], score[n] = depth[u] + 1, score[u] + logs[b, n]
+                best = end[b]
+                if depth[n] > depth[best] or (depth[n] == depth[best] and score[n] > score[best]):
+                    end[b] = n
 
 
 typical = Typical(

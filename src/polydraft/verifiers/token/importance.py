@@ -9,119 +9,148 @@ Khisti et al. 2024 (arXiv 2410.18234), also for drafts of different models.
     truncated    w is free among the first s tokens by p - a b only; elsewhere the earlier one in this order wins
     tournament   the winner of the first two, whose law is q_I, against the third draft, and so on
 
-With s >= V and two drafts it attains the optimum. Lossless whatever the programme returns: its w is used as it is, and q_I is
-computed from that w. Each stage picks its first or its second draft always where that overlaps more with p.
-Cost: a linear programme with s(s+1)/2 unknowns for each stage and context, a few ms; for offline use.
+The programme is a flow: each pair hands its mass m_ij out to its two tokens, of which token i can use p_i. From "the earlier one
+wins", mass is led along shortest paths of pairs from tokens that have too much to tokens that lack some, until no path is
+left: a maximal flow (Edmonds & Karp 1972), which is the optimum, in at most O(s^3) paths.
+
+With s >= V and two drafts it attains the optimum. Lossless whatever the flow is: w is used as it is, and q_I is computed
+from that w. Each stage picks its first or its second draft always where that overlaps more with p.
+Cost: a stage sorts the rows of all contexts in one call and solves their programmes in another.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from scipy.optimize import linprog
-from scipy.sparse import coo_array
+from numba import njit
 from torch import Tensor
 
 from polydraft.core import Method, SiblingLaw, TreeShape
-from polydraft.verifiers.token.selection import emitted_by
+from polydraft.verifiers._residual import ranks
+from polydraft.verifiers.token.selection import emitted_by, overlap
 from polydraft.verifiers.tree.topdown import TopDown
 
-__all__ = ["Pair", "emitted", "importance", "select_pair"]
+__all__ = ["Pairs", "emitted", "importance", "select_pairs"]
 
-FREE_TOKENS = 8
+FREE_TOKENS = 32
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Weights for one pair of drafts.
+class Pairs:
+    """Weights for M pairs of drafts.
 
-    law: [V] q_I.  rank: [V] place of each token; the lower place wins.  free: [s, s] w among the first s places.
+    law: [M, V] q_I.  rank: [M, V] place of each token; the lower place wins.  free: [M, s, s] w among the first s places.
+    kept: [M] 0 where w decides, 1 where the first draft is picked whatever they are, 2 the second.
     """
 
-    law: np.ndarray
-    rank: np.ndarray
-    free: np.ndarray
+    law: Float[Tensor, "M V"]
+    rank: Int[Tensor, "M V"]
+    free: Float[Tensor, "M s s"]
+    kept: Int[Tensor, "M"]
 
-    def first_wins(self, i: np.ndarray, j: np.ndarray) -> np.ndarray:
+    def first_wins(self, i: Int[Tensor, "M C"], j: Int[Tensor, "M C"]) -> Float[Tensor, "M C"]:
         """w_ij of tokens i (first draft) and j (second); 1 where they are equal."""
-        a, b, s = self.rank[i], self.rank[j], len(self.free)
-        among = (a < s) & (b < s)
-        return np.where(i == j, 1.0, np.where(among, self.free[np.where(among, a, 0), np.where(among, b, 0)], a < b))
+        a, b, s = self.rank.gather(1, i), self.rank.gather(1, j), self.free.shape[1]
+        w = self.free.flatten(1).gather(1, a.clamp(max=s - 1) * s + b.clamp(max=s - 1))
+        w = torch.where((a < s) & (b < s), w, (a < b).to(w.dtype)).masked_fill(i == j, 1.0)
+        kept = self.kept[:, None]
+        return torch.where(kept == 0, w, (kept == 1).to(w.dtype))
 
 
-@lru_cache(maxsize=64)
-def _programme(s: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(i, j, rows, columns): the pairs i < j, and the places of their entries in  z_i - sum_j w_ij m_ij <= base_i."""
-    i, j = np.triu_indices(s, 1)
-    rows = np.concatenate([np.arange(s), i, j])
-    columns = np.concatenate([np.arange(s), s + np.arange(len(i)), s + np.arange(len(i))])
-    return i, j, rows, columns
+@njit(cache=True)
+def _move(excess, given, before):
+    """Lead mass along one shortest path from a token with too much to one that lacks some; whether there was one."""
+    s = excess.size
+    queue, size, at, end = np.empty(s, np.int64), 0, 0, -1
+    for i in range(s):
+        before[i] = i if excess[i] > 0.0 else -1
+        if excess[i] > 0.0:
+            queue[size] = i
+            size += 1
+    while at < size and end < 0:
+        i = queue[at]
+        at += 1
+        for j in range(s):
+            if before[j] < 0 and given[i, j] > 0.0:
+                before[j] = i
+                queue[size] = j
+                size += 1
+                if excess[j] < 0.0:
+                    end = j
+                    break
+    if end < 0:
+        return False
+    mass, j = -excess[end], end
+    while before[j] != j:
+        mass = min(mass, given[before[j], j])
+        j = before[j]
+    mass = min(mass, excess[j])
+    excess[j] -= mass
+    excess[end] += mass
+    j = end
+    while before[j] != j:
+        given[before[j], j] -= mass
+        given[j, before[j]] += mass
+        j = before[j]
+    return True
 
 
-def select_pair(p: np.ndarray, a: np.ndarray, b: np.ndarray, free_tokens: int = FREE_TOKENS) -> Pair:
-    """The best weights for a draft from a and one from b; laws [V].
+@njit(cache=True)
+def _free_weights(p, a, b, base, w):
+    """w [M, s, s] of the maximal flows; p, a, b [M, s] at the first s places, base [M, s] what each token has anyway."""
+    M, s = p.shape
+    given, excess, before = np.empty((s, s)), np.empty(s), np.empty(s, np.int64)
+    for k in range(M):
+        given[:] = 0.0
+        for i in range(s):
+            excess[i] = base[k, i] - p[k, i]
+            for j in range(i + 1, s):
+                given[i, j] = a[k, i] * b[k, j] + a[k, j] * b[k, i]
+                excess[i] += given[i, j]
+        while _move(excess, given, before):
+            pass
+        for i in range(s):
+            w[k, i, i] = 1.0
+            for j in range(i + 1, s):
+                m = given[i, j] + given[j, i]
+                w[k, i, j] = given[i, j] / m if m > 0.0 else 1.0
+                w[k, j, i] = 1.0 - w[k, i, j]
+
+
+def _after(x: Float[Tensor, "M V"]) -> Float[Tensor, "M V"]:
+    """Sum of what comes later in each row, from the small end."""
+    return torch.cat([x.flip(1).cumsum(1).flip(1)[:, 1:], torch.zeros_like(x[:, :1])], 1)
+
+
+def select_pairs(
+    p: Float[Tensor, "M V"], a: Float[Tensor, "M V"], b: Float[Tensor, "M V"], free_tokens: int = FREE_TOKENS
+) -> Pairs:
+    """The best weights for a draft from each row of a and one from the same row of b.
 
     Example:
-        >>> p, q = np.array([0.5, 0.5]), np.array([0.9, 0.1])
-        >>> found = select_pair(p, q, q)  # the optimum for two drafts is 0.69
-        >>> round(float(np.minimum(p, found.law).sum()), 6)
+        >>> p, q = torch.tensor([[0.5, 0.5]]).double(), torch.tensor([[0.9, 0.1]]).double()
+        >>> found = select_pairs(p, q, q)  # the optimum for two drafts is 0.69
+        >>> round(overlap(p, found.law).item(), 6)
         0.69
     """
-    order = np.argsort(b * a - p, kind="stable")
-    rank = np.argsort(order, kind="stable")
-    pa, A, B = p[order], a[order], b[order]
-    s = min(free_tokens, len(p))
-    later_a, later_b = (np.append(x[::-1].cumsum()[::-1][1:], 0.0) for x in (A, B))
+    order = (b * a - p).argsort(dim=1, stable=True)
+    rank = ranks(order)
+    P, A, B = (x.gather(1, order) for x in (p, a, b))
+    s = min(free_tokens, p.shape[1])
+    later_a, later_b = _after(A), _after(B)
     law = A * B + A * later_b + B * later_a
-    outside_a, outside_b = A[s:].sum(), B[s:].sum()
-    base = A[:s] * B[:s] + A[:s] * outside_b + B[:s] * outside_a
-    i, j, rows, columns = _programme(s)
-    m = A[i] * B[j] + A[j] * B[i]
-    # w = probability that i wins: z_i <= base_i + sum_j w m, and z_j <= base_j + sum_i (1 - w) m
-    bound = base.copy()
-    np.add.at(bound, j, m)
-    values = np.concatenate([np.ones(s), -m, m])
-    entries = coo_array((values, (rows, columns)), shape=(s, s + len(m))).tocsr()
-    cost = np.concatenate([-np.ones(s), np.zeros(len(m))])
-    limits = [*((0.0, x) for x in pa[:s]), *[(0.0, 1.0)] * len(m)]
-    w = np.clip(linprog(cost, A_ub=entries, b_ub=bound, bounds=limits).x[s:], 0.0, 1.0)
-    free = np.eye(s)
-    free[i, j], free[j, i] = w, 1.0 - w
-    law[:s] = base
-    np.add.at(law, i, w * m)
-    np.add.at(law, j, (1.0 - w) * m)
-    found = np.empty_like(law)
-    found[order] = law
-    always = np.ones((1, 1))
-    best = max((np.minimum(p, x).sum(), -k) for k, x in enumerate((found, a, b)))[1]
-    if best == 0:
-        return Pair(found, rank, free)
-    return _Always(a if best == -1 else b, rank, always, first=best == -1)
-
-
-@dataclass(frozen=True)
-class _Always(Pair):
-    """One of the two drafts, whatever they are."""
-
-    first: bool = True
-
-    def first_wins(self, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        return np.full(i.shape, float(self.first))
-
-
-def _picks(p: np.ndarray, q: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(q_I [V], pi [D, n]) for equal tables p [V], q [n, V] and several draws [D, n]."""
-    law, pi = q[0], np.zeros(draws.shape)
-    pi[:, 0] = 1.0
-    for k in range(1, draws.shape[1]):
-        pair = select_pair(p, law, q[k])
-        stays = np.stack([pair.first_wins(draws[:, c], draws[:, k]) for c in range(k)], 1)
-        pi[:, k] = (pi[:, :k] * (1 - stays)).sum(1)
-        pi[:, :k] *= stays
-        law = pair.law
-    return law, pi
+    F, G = A[:, :s], B[:, :s]
+    base = F * G + F * later_b[:, s - 1 : s] + G * later_a[:, s - 1 : s]
+    w = np.empty((len(p), s, s))
+    _free_weights(*(x.double().contiguous().cpu().numpy() for x in (P[:, :s], F, G, base)), w)
+    free = torch.from_numpy(w).to(p)
+    m = F[:, :, None] * G[:, None] + F[:, None] * G[:, :, None]
+    law[:, :s] = base + (free * m).sum(2) - m.diagonal(dim1=1, dim2=2)
+    found = torch.empty_like(law).scatter_(1, order, law)
+    kept = torch.stack([overlap(p, x) for x in (found, a, b)]).argmax(0)
+    only = kept[:, None]
+    return Pairs(torch.where(only == 0, found, torch.where(only == 1, a, b)), rank, free, kept)
 
 
 def emitted(
@@ -135,20 +164,19 @@ def emitted(
         1.0
     """
     assert q is not None
-    every = q if q.ndim == 3 else q[:, None].expand(-1, draws.shape[1], -1)
-    count = (draws >= 0).sum(1)
-    tables = torch.cat(
-        [p[:, None], torch.where((draws >= 0)[..., None], every, 0.0), count[:, None, None].expand_as(p[:, None])], 1
-    )
-    _, group = tables.flatten(1).unique(dim=0, return_inverse=True)
-    picked, pi = torch.zeros_like(p), torch.zeros_like(draws, dtype=p.dtype)
-    for g in range(int(group.max()) + 1):
-        at = (group == g).nonzero()[:, 0]
-        n = int(count[at[0]])
-        law, weights = _picks(p[at[0]].cpu().numpy(), every[at[0], :n].cpu().numpy(), draws[at, :n].cpu().numpy())
-        picked[at] = torch.from_numpy(law).to(p.device)
-        pi[at[:, None], torch.arange(n, device=at.device)] = torch.from_numpy(weights).to(p.device)
-    return emitted_by(p, picked, pi, draws)
+    law = q.clone() if q.ndim == 2 else q[:, 0].clone()
+    pi = torch.zeros_like(draws, dtype=p.dtype)
+    pi[:, 0] = 1.0
+    for k in range(1, draws.shape[1]):
+        at = (draws[:, k] >= 0).nonzero()[:, 0]
+        pairs = select_pairs(p[at], law[at], q[at] if q.ndim == 2 else q[at, k])
+        x = draws[at, : k + 1]
+        stays = pairs.first_wins(x[:, :k], x[:, k:].expand(-1, k))
+        before = pi[at, :k]
+        pi[at, k] = (before * (1 - stays)).sum(1)
+        pi[at, :k] = before * stays
+        law[at] = pairs.law
+    return emitted_by(p, law, pi, draws)
 
 
 importance = TopDown(

@@ -10,17 +10,17 @@ Lossless for n iid draws of one q, duplicates kept; acceptance A, at least (1 - 
 Traps: rho below its root; merged duplicates; a child list made from paths, which counts a shared draw twice.
 """
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.core import Method, SiblingLaw, TreeShape
 from polydraft.verifiers._residual import normalise_or, positive_part
+from polydraft.verifiers._rows import compiled
 from polydraft.verifiers.tree.topdown import TopDown
 
 __all__ = ["divisor", "emitted", "kseq"]
-
-HALVINGS = 60
 
 
 def _accepted(
@@ -31,23 +31,44 @@ def _accepted(
     return b, -torch.expm1(n * torch.log1p(-b))
 
 
+@compiled
+def _valid(p, q, rho, n):
+    """Whether A(rho) <= rho b(rho)."""
+    b, share = 0.0, 1.0 / rho
+    for t in range(p.size):
+        b += min(p[t] * share, q[t])
+    b = min(b, 1.0)
+    return -np.expm1(n * np.log1p(-b)) <= rho * b
+
+
+@compiled
+def _divisors(p, q, n, out):
+    for i in range(len(n)):
+        low, high = 1.0, max(float(n[i]), 1.0)
+        if n[i] < 2 or _valid(p[i], q[i], low, n[i]):
+            high = low
+        while high - low > 2e-16 * high:
+            middle = (low + high) / 2.0
+            if middle <= low or middle >= high:
+                break
+            if _valid(p[i], q[i], middle, n[i]):
+                high = middle
+            else:
+                low = middle
+        out[i] = high
+
+
 def divisor(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], n: Int[Tensor, "M"]) -> Float[Tensor, "M"]:
-    """rho, by bisection; its upper end, which is valid even where the lower is not.
+    """rho, by bisection in float64; its upper end, which is valid even where the lower is not.
 
     Example:
         >>> p, q = torch.tensor([[0.5, 0.5]], dtype=torch.float64), torch.tensor([[0.9, 0.1]], dtype=torch.float64)
         >>> round(divisor(p, q, torch.tensor([2])).item(), 4)
         1.5844
     """
-    low, high = torch.ones_like(p[:, 0]), n.to(p.dtype).clamp(min=1)
-    b, A = _accepted(p, q, low, n)
-    high = torch.where(b >= A, low, high)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        b, A = _accepted(p, q, middle, n)
-        valid = middle * b >= A
-        low, high = torch.where(valid, low, middle), torch.where(valid, middle, high)
-    return high
+    rho = np.empty(len(n))
+    _divisors(*(x.cpu().contiguous().numpy() for x in (p, q, n)), rho)
+    return torch.from_numpy(rho).to(p)
 
 
 def emitted(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:

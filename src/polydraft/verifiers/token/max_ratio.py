@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.core import Method, SiblingLaw, TreeShape
+from polydraft.verifiers._residual import ranks
 from polydraft.verifiers.token.selection import emitted_by, overlap
 from polydraft.verifiers.tree.topdown import TopDown
 
@@ -28,9 +29,24 @@ def emitted(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[
         [[1.0, 0.0]]
     """
     assert q is not None
+    pi = torch.zeros_like(draws, dtype=p.dtype)
+    pi[:, 0] = 1.0
+    several = ((draws >= 0).sum(1) > 1).nonzero()[:, 0]
+    P, Q, x = p[several], q[several], draws[several]
+    law, place = _of_highest(P, Q, x)
+    better = overlap(P, law) >= overlap(P, Q)
+    at = several[better]
+    chosen = torch.zeros_like(x, dtype=p.dtype).scatter(1, place[:, None], 1.0)
+    return emitted_by(p, q.index_copy(0, at, law[better]), pi.index_copy(0, at, chosen[better]), draws)
+
+
+def _of_highest(
+    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]
+) -> tuple[Float[Tensor, "M V"], Int[Tensor, "M"]]:
+    """q_I, and which draw is the highest."""
     drawn = draws >= 0
     order = torch.where(q > 0, p / q, torch.inf).argsort(dim=-1, stable=True)
-    rank = order.argsort(dim=-1)
+    rank = ranks(order)
     upto = q.gather(1, order).cumsum(-1)
     upto = upto / upto[:, -1:]
     below = torch.cat([torch.zeros_like(upto[:, :1]), upto[:, :-1]], -1)
@@ -41,11 +57,8 @@ def emitted(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[
         share = share * below + power
         power = power * upto
         law = torch.where((drawn.sum(1) == n)[:, None], share, law)
-    law = q * law.gather(1, rank)
     picked = torch.where(drawn, rank.gather(1, draws.clamp(min=0)), -1).argmax(1)
-    first = overlap(p, law) < overlap(p, q)
-    pi = torch.zeros_like(draws, dtype=p.dtype).scatter(1, torch.where(first, 0, picked)[:, None], 1.0)
-    return emitted_by(p, torch.where(first[:, None], q, law), pi, draws)
+    return q * law.gather(1, rank), picked
 
 
 max_ratio = TopDown(

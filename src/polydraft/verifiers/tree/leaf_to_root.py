@@ -52,10 +52,10 @@ class Walk(NamedTuple):
 
 
 Tries = Callable[[np.ndarray, Walk, np.ndarray, np.ndarray, np.ndarray], None]
-"""(contexts [M, 2] as (b, v), parents first; walk; p [B, N, V]; q [B, R, V]; residual [V] or [0]) -> None: a compiled rule.
+"""(contexts [M, 2] as (b, v), parents first; walk; p [B, N, V]; q [B, R, V]; residual [M, V] or [0, 0]) -> None: a compiled rule.
 
 For each context with weight > 0 it calls `enter` for the children in the order of their tries and sets `accept`. Where there
-is room it leaves the law of a token emitted there in `residual`.
+is room it leaves the law of a token emitted there in its row of `residual`.
 """
 
 
@@ -103,6 +103,13 @@ def _stops(order, accept, stop):
             alive *= 1.0 - accept[b, v]
 
 
+@compiled
+def _targets(p, at, laws):
+    """laws[i] = the normalised target row of context at[i]."""
+    for i in range(len(at)):
+        copy_normalised(p[at[i, 0], at[i, 1]], laws[i])
+
+
 def _host(x: Tensor) -> np.ndarray:
     return x.detach().cpu().contiguous().numpy()
 
@@ -128,7 +135,7 @@ class LeafToRoot:
         walk = Walk(
             _host(draft.tree.tokens), _host(draft.rows), draws, drawn.sum(-1), draft.law.value, weight, weight.copy(), np.full_like(draws, -1)
         )  # fmt: skip
-        self.tries(np.argwhere(drawn.any(-1)), walk, p, q, np.empty(0))
+        self.tries(np.argwhere(drawn.any(-1)), walk, p, q, np.empty((0, 0)))
         stop = np.zeros(p.shape[:2])
         _stops(walk.order, walk.accept, stop)
         if np.isnan(stop).any():
@@ -143,9 +150,11 @@ class LeafToRoot:
         self, walk: Walk, p: np.ndarray, q: np.ndarray, device: torch.device, node: Int[Tensor, "B"]
     ) -> Float[Tensor, "B V"]:
         """The tries at each row's context once more, now keeping what they leave of p."""
+        at = np.stack([np.arange(len(p)), _host(node)], 1)
         laws = np.empty((p.shape[0], p.shape[2]))
-        for b, v in enumerate(node.tolist()):
-            copy_normalised(p[b, v], laws[b])
-            if walk.counts[b, v] > 0:
-                self.tries(np.array([[b, v]]), walk, p, q, laws[b])
+        _targets(p, at, laws)
+        drawn = walk.counts[at[:, 0], at[:, 1]] > 0
+        left = laws[drawn]
+        self.tries(at[drawn], walk, p, q, left)
+        laws[drawn] = left
         return torch.from_numpy(laws).to(device)

@@ -84,7 +84,7 @@ def _tries(contexts, walk, p, q, residual):
             w = reject(w, rest, law)
         walk.accept[b, v] = w
         if residual.size:
-            residual[:] = rest
+            residual[i] = rest
 
 
 traversal = LeafToRoot(

@@ -49,7 +49,7 @@ def _tries(contexts, walk, p, q, residual):
             without(law, x)
         walk.accept[b, v] = w
         if residual.size:
-            residual[:] = rest
+            residual[i] = rest
 
 
 traversal_merged = LeafToRoot(

@@ -1,0 +1,232 @@
+"""What `polydraft check` sees of rounds: M_j and X_j of every verdict, and the tests of their means; see `bench.check`."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from scipy import stats
+from torch import Tensor
+
+from polydraft import registry
+from polydraft import tree as trees
+from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TokenTree, Verdict, Verifier
+
+__all__ = ["LEAST_ROUNDS", "Finding", "Recorder", "rule_findings"]
+
+RESOLUTION = 1e-5
+"""Laws come from float32 logits: mean differences of this size mean nothing."""
+STATISTICS = ("draft", "sharp", "best", "best of draft")
+CONTROLS = ("speculative", "recursive", "recursive_wor", "block", "greedy_traversal")
+"""Rules to stand beside the one that is checked."""
+LEAST_ROUNDS = 30
+"""Positions reached in fewer rounds are not tested: the normal law would not hold."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One test: what was looked at, on how many rounds or tokens, how far off (a lower bound of the total variation distance
+    for rules, the Kolmogorov-Smirnov distance for texts), and how plausible that is by chance."""
+
+    what: str
+    count: int
+    effect: float
+    p_value: float
+
+
+@dataclass
+class Recorder:
+    """A verifier that behaves as `rule` and keeps M_j and X_j of every round, by statistic and position.
+
+    paired: for each other lossless rule that fits the drafts, M_j of `rule` minus M_j of that rule on the same draft.
+    """
+
+    rule: Verifier
+    paired: dict[str, list[Float[np.ndarray, "S J"]]] = field(default_factory=dict[str, list[np.ndarray]])
+    values: list[Float[np.ndarray, "S J"]] = field(default_factory=list[np.ndarray])
+    drawn: list[Float[np.ndarray, "S J"]] = field(default_factory=list[np.ndarray])
+    again: "_Again" = field(default_factory=lambda: _Again())
+    walk = None  # every round is seen
+
+    @property
+    def info(self) -> Method:
+        return self.rule.info
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All tests of the rounds so far."""
+        noise = [x - m for x, m in zip(self.drawn, self.values, strict=True)]
+        found = [*rule_findings(self.values), *rule_findings(self.drawn, "draws"), *rule_findings(noise, "noise")]
+        for name, values in self.paired.items():
+            found += rule_findings(values, f"rule beside {name}")
+        return [*found, *self.again.findings]
+
+    def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Verdict:
+        verdict = self.rule(draft, target_probs)
+        if draft.tree.num_nodes == 1:
+            return verdict  # plain decoding: no rule had a part in it
+        now = _Round.of(draft, target_probs)
+        own = now.expected(verdict)
+        self.values += own
+        for name in CONTROLS:
+            info = registry.verifier(name).info
+            if draft.law in info.laws and draft.shape in info.shapes:
+                other = now.expected(registry.verifier(name)(draft, target_probs))
+                self.paired.setdefault(name, []).extend(a - b for a, b in zip(own, other, strict=True))
+        return _Watched(verdict, now, draft, self.drawn, self.again)
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """A verdict that notes which tokens are drawn from it."""
+
+    verdict: Verdict
+    now: "_Round"
+    draft: Draft
+    drawn: list[Float[np.ndarray, "S J"]]
+    again: "_Again"
+
+    @property
+    def stop(self) -> Float[Tensor, "B N"]:
+        return self.verdict.stop
+
+    def after(self, node: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+        return self.verdict.after(node)
+
+    def sample(self, key: NoiseKey) -> Outcome:
+        outcome = self.verdict.sample(key)
+        self.again.see(self.draft, key)
+        self.drawn.extend(self.now.drawn(outcome))
+        return outcome
+
+
+@dataclass
+class _Again:
+    """Products of centred places of draws for one position in two rounds.
+
+    places: (seed, sample, position) -> place of the last first-child draw there, in [0, 1].
+    Shared races reuse the noise of a position on purpose, and deterministic drafts have none: neither is looked at.
+    """
+
+    places: dict[tuple[int, int, int], float] = field(default_factory=dict[tuple[int, int, int], float])
+    products: list[float] = field(default_factory=list[float])
+
+    def see(self, draft: Draft, key: NoiseKey) -> None:
+        if draft.law not in (SiblingLaw.IID, SiblingLaw.WITHOUT_REPLACEMENT) or draft.probs is None:
+            return
+        tokens, parents, rows = draft.tree.tokens.tolist(), draft.tree.parents.tolist(), draft.rows.tolist()
+        for b, (seed, sample, position) in enumerate(
+            zip(key.seed.tolist(), key.sample.tolist(), key.position.tolist(), strict=True)
+        ):
+            node = 0
+            for depth in range(len(tokens[b])):
+                node = next((n for n in range(node + 1, len(tokens[b])) if parents[b][n] == node), -1)
+                if node < 0 or rows[b][node] < 0:
+                    break
+                q, x = draft.probs[b, rows[b][node]].double(), tokens[b][node]
+                place = float((q[:x].sum() + q[x] / 2) / q.sum()) - 0.5
+                where = (seed, sample, position + depth)
+                if where in self.places:
+                    self.products.append(place * self.places[where])
+                self.places[where] = place
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [_normal("noise, drafted again", np.array(self.products))] if len(self.products) >= LEAST_ROUNDS else []
+
+
+@dataclass(frozen=True)
+class _Round:
+    """The functions f at every node of a draft, and all that no rule changes.
+
+    f: [S, B, N, V].  mean: [S, B, N] of f under p.  on_draft: [S, B, N] f of a node's parent at the node's token.
+    """
+
+    tree: TokenTree
+    first: np.ndarray
+    above: np.ndarray
+    level: np.ndarray
+    f: Float[Tensor, "S B N V"]
+    mean: np.ndarray
+    on_draft: np.ndarray
+
+    @classmethod
+    def of(cls, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> "_Round":
+        tree, p = draft.tree, target_probs.double()
+        p = p / p.sum(-1, keepdim=True)
+        first = trees.first_copies(tree)
+        above = torch.where(tree.parents >= 0, first.gather(1, tree.parents.clamp(min=0)), -1)
+        f = torch.stack([torch.stack(list(_functions(draft, p, n))) for n in range(tree.num_nodes)], 2)
+        rows = torch.arange(len(p))[:, None]
+        on_draft = f[:, rows, above.clamp(min=0), tree.tokens]
+        mean = torch.einsum("bnv,sbnv->sbn", p, f)
+        return cls(tree, first.numpy(), above.numpy(), trees.depths(tree).numpy(), f, mean.numpy(), on_draft.numpy())
+
+    def expected(self, verdict: Verdict) -> list[Float[np.ndarray, "S J"]]:
+        """M_j of each row, for each statistic and each position of its block (position 1 first)."""
+        B, N = self.tree.tokens.shape
+        stop = verdict.stop.double().numpy()
+        through = np.zeros_like(stop)
+        np.add.at(through, (np.arange(B)[:, None], self.first), stop)
+        for n in range(N - 1, 0, -1):
+            rows = np.flatnonzero((self.above[:, n] >= 0) & (self.first[:, n] == n))
+            through[rows, self.above[rows, n]] += through[rows, n]
+        found = np.zeros((B, len(STATISTICS), int(self.level.max()) + 1))
+        for n in range(N):
+            real = np.flatnonzero((self.level[:, n] >= 0) & (self.first[:, n] == n))
+            after = verdict.after(torch.full((B,), n)).double()
+            end = stop[:, n] * np.nan_to_num(torch.einsum("bv,sbv->sb", after, self.f[:, :, n]).numpy())
+            value = end - through[:, n] * self.mean[:, :, n]
+            for b in real:
+                found[b, :, self.level[b, n]] += value[:, b]
+                if n:
+                    found[b, :, self.level[b, n] - 1] += through[b, n] * self.on_draft[:, b, n]
+        return [found[b, :, : self.level[b].max() + 1] for b in range(B)]
+
+    def drawn(self, outcome: Outcome) -> list[Float[np.ndarray, "S J"]]:
+        """X_j = f_n(x_j) - sum_y p_n(y) f_n(y) of each row's emitted tokens x_j, n being the node before."""
+        found: list[np.ndarray] = []
+        paths = outcome.path.tolist()
+        for b, tokens in enumerate(outcome.emitted(self.tree)):
+            nodes = self.first[b, [0, *(n for n in paths[b] if n >= 0)]]
+            x = self.f[:, b, nodes, tokens].numpy() - self.mean[:, b, nodes]
+            found.append(np.pad(x, ((0, 0), (0, int(self.level[b].max()) + 1 - len(tokens)))))  # 0 where the block ended before
+        return found
+
+
+def _functions(draft: Draft, p: Float[Tensor, "B N V"], n: int) -> Iterator[Float[Tensor, "B V"]]:
+    """f of node n for each statistic; without a q those of the draft are 0, which tests nothing."""
+    q = None
+    if draft.probs is not None:
+        child = (draft.tree.parents == n).int()
+        row = draft.rows.gather(1, child.argmax(1, keepdim=True))[:, 0]
+        known = (child.sum(1) > 0) & (row >= 0)
+        q = draft.probs.double()[torch.arange(len(p)), row.clamp(min=0)]
+        q = torch.where(known[:, None], q, 0.0)
+    none = torch.zeros_like(p[:, n])
+    yield none if q is None else q / (p[:, n] + q).clamp(min=1e-300)
+    yield p[:, n] / p[:, n].amax(-1, keepdim=True)
+    yield none.scatter(1, p[:, n].argmax(-1, keepdim=True), 1.0)
+    yield none if q is None else none.scatter(1, q.argmax(-1, keepdim=True), (q.amax(-1, keepdim=True) > 0).double())
+
+
+def _normal(what: str, x: Float[np.ndarray, "n"]) -> Finding:
+    """Whether values have mean 0, up to RESOLUTION."""
+    error = np.hypot(x.std(ddof=1) / np.sqrt(len(x)), RESOLUTION)
+    return Finding(what, len(x), float(abs(x.mean())), float(2 * stats.norm.sf(abs(x.mean()) / error)))
+
+
+def rule_findings(values: Sequence[Float[np.ndarray, "S J"]], look: str = "rule") -> list[Finding]:
+    """Tests of M_j or X_j for each position and for whole blocks (the sum over positions), for each statistic."""
+    found: list[Finding] = []
+    longest = max((v.shape[1] for v in values), default=0)
+    for s, name in enumerate(STATISTICS):
+        for j in range(longest):
+            x = np.array([v[s, j] for v in values if v.shape[1] > j])
+            if len(x) >= LEAST_ROUNDS and x.any():
+                found.append(_normal(f"{look}, position {j + 1}, {name}", x))
+        x = np.array([v[s].sum() for v in values])
+        if len(x) >= LEAST_ROUNDS and x.any():
+            found.append(_normal(f"{look}, whole blocks, {name}", x))
+    return found

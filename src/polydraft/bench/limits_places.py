@@ -1,0 +1,153 @@
+"""What `polydraft limits` measures at: two models, places in texts that neither was trained on, and the settings of a run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polydraft import noise
+from polydraft.core import NoiseKey, Target
+from polydraft.errors import InvalidInputError, unknown_name
+from polydraft.models import load, pair
+
+__all__ = ["ALWAYS", "CHAIN_RULES", "CONTEXT", "MEASURED", "PATH_RULES", "Findings", "Places", "Settings", "held_out_texts"]
+
+HELD_OUT = ("argparse", "bisect", "graphlib", "heapq", "json.decoder", "json.encoder", "sched", "shutil", "textwrap")
+"""Modules of the standard library that the embedded pair was not trained on."""
+CONTEXT = 96
+"""Tokens before each measured place."""
+CHAIN_RULES = ("speculative", "block")
+PATH_RULES: dict[str, tuple[str, ...]] = {
+    "paths": (
+        "single_with_spares",
+        "recursive",
+        "kseq",
+        "max_ratio",
+        "transport",
+        "traversal",
+        "multipath",
+        "greedy_traversal",
+    ),
+    "without_replacement": ("recursive_wor", "traversal", "greedy_traversal_wor"),
+    "greedy_plus_one": ("greedy_plus_one", "traversal"),
+    "top_k": ("match",),
+    "coupled": ("race",),
+    "listed": ("list_race",),
+}
+"""Kind of model drafter -> rules measured on its drafts."""
+MEASURED = ("bound", *CHAIN_RULES, *dict.fromkeys(rule for names in PATH_RULES.values() for rule in names))
+ALWAYS = ("block", "traversal")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured.
+
+    contexts: places in the texts for paths.  node_contexts: for single nodes; 0 measures none.
+    rules: path rules to measure, all of them where empty; block and traversal verification are measured anyway, to compare with.
+    """
+
+    contexts: int = 240
+    node_contexts: int = 60
+    temperature: float = 1.0
+    temperatures: tuple[float, ...] = (0.2, 0.6, 1.0, 1.4)
+    num_drafts: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
+    drafts_by_temperature: int = 4
+    num_paths: tuple[int, ...] = (2, 3, 4)
+    depths: tuple[int, ...] = (4, 6, 8)
+    seed: int = 0
+    rules: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (
+            self.contexts < 6
+            or self.node_contexts in (1, -1)
+            or min(self.num_paths) < 2
+            or min(*self.temperatures, self.temperature) <= 0
+        ):
+            raise InvalidInputError(
+                f"{self} was given; expected at least six contexts (two for each third), two for nodes or none, two paths and positive temperatures. "
+                "One path is measured anyway; temperature 0 has nothing to measure, as only equal tokens are kept."
+            )
+        for name in self.rules:
+            if name not in MEASURED:
+                raise unknown_name("path rule", name, MEASURED)
+
+
+@dataclass
+class Findings:
+    """Rows of plain data. nodes: one for each rule, number of drafts and temperature; paths: for each rule, K and L;
+    relaxed: for each rule that is not lossless, and temperature."""
+
+    settings: Settings
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    paths: list[dict[str, Any]] = field(default_factory=list)
+    relaxed: list[dict[str, Any]] = field(default_factory=list)
+    by_overlap: list[dict[str, Any]] = field(default_factory=list)
+    mean_overlap: float = 0.0
+
+
+def held_out_texts() -> list[str]:
+    """Sources of the standard library's held-out modules, as installed.
+
+    Example:
+        >>> any("class ArgumentParser" in text for text in held_out_texts())
+        True
+    """
+    texts: list[str] = []
+    for name in HELD_OUT:
+        found = find_spec(name)
+        if found is not None and found.origin is not None:
+            texts.append(Path(found.origin).read_text(encoding="utf-8"))
+    return texts
+
+
+class Places:
+    """Two models and some texts. target, draft: folders, the embedded pair by default."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        target: str | None = None,
+        draft: str | None = None,
+        texts: Sequence[str] | None = None,
+    ) -> None:
+        if (target is None) != (draft is None):
+            raise InvalidInputError("one model was given without the other; expected both a target and a draft, or neither.")
+        folders = (target or str(pair.target_folder()), draft or str(pair.draft_folder()))
+        self.settings = settings
+        self.target, self.draft = (load.load_model(f, max_model_len=CONTEXT + 64, max_num_seqs=2) for f in folders)
+        tokenizers = [load.load_tokenizer(f) for f in folders]
+        load.check_same_vocabulary(*tokenizers, self.target.vocab_size, self.draft.vocab_size)
+        self.documents = [load.encode(tokenizers[0], text) for text in (held_out_texts() if texts is None else texts)]
+        if sum(max(len(ids) - CONTEXT, 0) for ids in self.documents) < 2 * max(settings.contexts, settings.node_contexts):
+            raise InvalidInputError(
+                f"texts of {sum(map(len, self.documents))} tokens were given for {settings.contexts} contexts; expected at least "
+                f"{CONTEXT} tokens each and two for every context. Give longer texts, or fewer contexts."
+            )
+
+    def contexts(self, count: int) -> list[tuple[int, ...]]:
+        """Windows of `CONTEXT` tokens that end at places spread evenly over the texts, shifted by the seed."""
+        ends = [(d, e) for d, ids in enumerate(self.documents) for e in range(CONTEXT, len(ids))]
+        u = noise.uniforms(NoiseKey.of([self.settings.seed], [0], [0]), noise.Stream.DRAFT, 1).item()
+        chosen = [ends[int((i + u) * len(ends) / count) % len(ends)] for i in range(count)]
+        return [tuple(self.documents[d][e - CONTEXT : e]) for d, e in chosen]
+
+    def last_laws(self, context: tuple[int, ...], temperatures: Sequence[float]) -> dict[float, tuple[np.ndarray, np.ndarray]]:
+        """(p, q) after the context at each temperature."""
+        rows = [_last_logits(model, context) for model in (self.target, self.draft)]
+        return {T: (_law(rows[0], T), _law(rows[1], T)) for T in temperatures}
+
+
+def _last_logits(model: Target, context: tuple[int, ...]) -> np.ndarray:
+    model.release([1])
+    return model.prefill([1], [context]).logits[0, -1].double().cpu().numpy()
+
+
+def _law(logits: np.ndarray, temperature: float) -> np.ndarray:
+    x = np.exp((logits - logits.max()) / temperature)
+    return x / x.sum()

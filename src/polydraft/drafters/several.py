@@ -1,0 +1,156 @@
+"""A path from each of several smaller models: draft j is drawn from a law q_j of its own.
+
+Khisti et al. 2024 (importance selection with different drafts, arXiv 2410.18234); multi-draft verification of unequal drafts:
+Miao et al. 2023 (SpecInfer, 2305.09781).
+
+    path j is a chain that model j draws alone; the K paths hang on the root, all of one length
+    INDEPENDENT: draws are independent, and node n's row is the law that its own model drew it from
+
+Member j draws with noise of its own, a function of the request's seed and j: with the same noise two members would tend to
+draw the same token, and the law of a pair would not be the product q_i q_j that every rule for such drafts takes for granted.
+Which members draft (the first `width`) and how deep is settled before the first draw.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
+from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.model_growth import ModelState
+from polydraft.drafters.parts import Parts, Snapshot
+from polydraft.errors import InvalidInputError
+from polydraft.models import load
+
+__all__ = ["SeveralDrafter"]
+
+_STEP = 0x1E3779B97F4A7C15
+_SEEDS = (1 << 63) - 1
+
+State = tuple[ModelState, ...]
+"""One request in every member."""
+
+
+def _own(request: Request, member: int) -> Request:
+    """The request with the member's noise; the first member keeps the request's own."""
+    return replace(request, seed=(request.seed + member * _STEP) & _SEEDS) if member else request
+
+
+class SeveralDrafter:
+    """Several smaller models of the target's vocabulary as one drafter.
+
+    models: two or more, the one that fits best first, each with as many slots as requests run at once.
+    stop_ids: end-of-sequence ids, which `min_tokens` masks.
+
+    Raises:
+        InvalidInputError: fewer than two models.
+
+    Example:
+        >>> SeveralDrafter.methods[0].laws == {SiblingLaw.INDEPENDENT}
+        True
+    """
+
+    methods = (
+        Method(
+            "several",
+            "Several smaller models, a path each",
+            "Khisti et al.",
+            2024,
+            "2410.18234",
+            frozenset({SiblingLaw.INDEPENDENT}),
+            frozenset({TreeShape.CHAIN, TreeShape.PATHS}),
+        ),
+    )
+    info = methods[0]
+    needs: frozenset[str] = frozenset()
+
+    def __init__(self, models: Sequence[Target], *, stop_ids: Sequence[int] = ()) -> None:
+        if len(models) < 2:
+            raise InvalidInputError(
+                f"{len(models)} draft model was given to the drafter 'several'; expected two or more. Give draft=... and "
+                "drafter_options={'models': [...]}, or use drafter='model'."
+            )
+        self.members = tuple(ModelDrafter(model, "chain", stop_ids=stop_ids) for model in models)
+
+    @classmethod
+    def build(cls, parts: Parts, *, models: Sequence[Target | str] = ()) -> "SeveralDrafter":
+        """For the engine: its draft model, and further ones.
+
+        models: objects, or folders to load with the target's sizes.
+
+        Raises:
+            IncompatibleError: a folder with another vocabulary, or a shorter context.
+        """
+        first = () if parts.draft_model is None else (parts.draft_model,)
+        return cls([*first, *(_loaded(m, parts) if isinstance(m, str) else m for m in models)], stop_ids=parts.eos_token_ids)
+
+    def start(self, requests: Sequence[Request]) -> list[State]:
+        """Read the prompts into free slots of every member; see `core.Drafter.start`."""
+        started = [m.start([_own(r, j) for r in requests]) for j, m in enumerate(self.members)]
+        return list(zip(*started, strict=True))
+
+    def release(self, states: Sequence[State]) -> None:
+        """Give the slots back."""
+        for member, own in zip(self.members, self._by_member(states), strict=True):
+            member.release(own)
+
+    def _by_member(self, states: Sequence[State]) -> list[list[ModelState]]:
+        return [[state[j] for state in states] for j in range(len(self.members))]
+
+    def _size(self, state: State, budget: Budget) -> tuple[int, int]:
+        """(paths, depth): equal paths of the first members, as deep as every member's context allows."""
+        width = min(budget.width, len(self.members), max(budget.max_nodes, 1))
+        room = min(m.model.max_model_len for m in self.members[:width]) - len(state[0].context) - 1
+        return width, max(min(budget.max_depth, budget.max_nodes // width, room), 0)
+
+    def propose(self, states: Sequence[State], budgets: Sequence[Budget]) -> Draft:
+        """One proposal a member, joined at the roots; see `core.Drafter.propose`. Calling it again draws the same draft."""
+        sizes = [self._size(s, g) for s, g in zip(states, budgets, strict=True)]
+        widest = max(width for width, _ in sizes)
+        drafts: list[Draft] = []
+        for j, own in enumerate(self._by_member(states)[:widest]):
+            depths = [depth if j < width else 0 for width, depth in sizes]
+            drafts.append(self.members[j].propose(own, [Budget(d, d) for d in depths]))
+        return _joined(drafts, sizes)
+
+    def observe(self, states: Sequence[State], outcome: Outcome, scores: Scores) -> list[State]:
+        """Every member keeps what of its own path was emitted; see `core.Drafter.observe`."""
+        own = zip(self.members, self._by_member(states), strict=True)
+        return list(zip(*(member.observe(s, outcome, scores) for member, s in own), strict=True))
+
+    def snapshot(self, state: State) -> Snapshot:
+        """The committed tokens; the caches are filled again from them."""
+        return self.members[0].snapshot(state[0])
+
+    def restore(self, request: Request, snapshot: Snapshot) -> State:
+        """The state that drafts as the one of the snapshot; see `parts.Resumable`."""
+        return tuple(m.restore(_own(request, j), snapshot) for j, m in enumerate(self.members))
+
+
+def _loaded(folder: str, parts: Parts) -> Target:
+    model = load.load_model(folder, max_model_len=parts.target.max_model_len, max_num_seqs=parts.target.max_num_seqs)
+    load.check_same_context(parts.target.max_model_len, model.max_model_len)
+    if parts.tokenizer is not None:
+        theirs = load.load_tokenizer(folder)
+        model.vocab_size = load.check_same_vocabulary(parts.tokenizer, theirs, parts.target.vocab_size, model.vocab_size)
+    return model
+
+
+def _joined(drafts: Sequence[Draft], sizes: Sequence[tuple[int, int]]) -> Draft:
+    """Chains side by side: node 1 + d K + j is token d of path j; its row is the one of chain j, behind those of earlier chains."""
+    B, N = len(sizes), 1 + max(width * depth for width, depth in sizes)
+    tokens, parents, rows = torch.zeros(B, N, dtype=torch.int64), torch.full((B, N), -1), torch.full((B, N), -1)
+    every = [d.probs for d in drafts if d.probs is not None]
+    begins = [0]
+    for probs in every:
+        begins.append(begins[-1] + probs.shape[1])
+    tokens[:, 0] = drafts[0].tree.tokens[:, 0]
+    for b, (width, depth) in enumerate(sizes):
+        for j in range(width):
+            nodes = torch.arange(depth) * width + j + 1
+            tokens[b, nodes] = drafts[j].tree.tokens[b, 1 : depth + 1]
+            parents[b, nodes] = (nodes - width).clamp(min=0)
+            rows[b, nodes] = drafts[j].rows[b, 1 : depth + 1] + begins[j]
+    shape = TreeShape.PATHS if max(width for width, _ in sizes) > 1 else TreeShape.CHAIN
+    return Draft(TokenTree(tokens, parents), SiblingLaw.INDEPENDENT, shape, torch.cat([x.cpu() for x in every], 1), rows)

@@ -1,0 +1,84 @@
+"""Several models draft independently of each other, each from the row that is reported; the list drafts win races of their own."""
+
+import pytest
+import torch
+from scipy.stats import chi2
+from sessions import V, models, requests
+from tables import TableModel
+
+from polydraft import Engine, SamplingParams, noise
+from polydraft import tree as trees
+from polydraft.core import Budget, NoiseKey, Request, TreeShape
+from polydraft.drafters import several
+from polydraft.drafters.model import ModelDrafter
+from polydraft.errors import InvalidInputError
+from polydraft.models import pair
+from polydraft.verifiers.list_race import path_numbers
+
+COUNT = 3000
+
+
+def alike():
+    """Two members of equal laws: where their noise is shared, they draw the same tokens."""
+    return several.SeveralDrafter([TableModel(V, seed=1, max_num_seqs=COUNT) for _ in range(2)])
+
+
+def p_value_of_pairs(drafter):
+    """Chi-square of the two children of the root against the product of their rows."""
+    states = drafter.start([Request(str(i), (1, 2), SamplingParams(), seed=i) for i in range(COUNT)])
+    draft = drafter.propose(states, [Budget(2, 1, 2)] * COUNT)
+    a, b = (draft.probs[0, draft.rows[0, n]].double() for n in (1, 2))
+    expected = COUNT * torch.outer(a, b).flatten()
+    seen = (draft.tree.tokens[:, 1] * V + draft.tree.tokens[:, 2]).bincount(minlength=V * V)
+    return chi2.sf(float(((seen - expected) ** 2 / expected).sum()), V * V - 1)
+
+
+def test_members_draw_independently():
+    assert p_value_of_pairs(alike()) > 1e-3
+
+
+def test_members_that_share_their_noise_are_caught(monkeypatch):
+    monkeypatch.setattr(several, "_own", lambda request, member: request)
+    assert p_value_of_pairs(alike()) < 1e-9
+
+
+def test_a_path_is_the_chain_that_its_model_draws_alone():
+    one, two = (TableModel(V, seed=s) for s in (1, 2))
+    drafter, alone = several.SeveralDrafter([one, two]), ModelDrafter(TableModel(V, seed=2), "chain")
+    asked = requests([1, 2, 3], [4])
+    draft = drafter.propose(drafter.start(asked), [Budget(8, 3, 2), Budget(4, 2, 2)])
+    chains = alone.propose(alone.start([several._own(r, 1) for r in asked]), [Budget(3, 3), Budget(2, 2)])
+    assert draft.shape is TreeShape.PATHS
+    for b, depth in enumerate((3, 2)):
+        nodes = [2 + 2 * d for d in range(depth)]
+        assert draft.tree.tokens[b, nodes].tolist() == chains.tree.tokens[b, 1 : depth + 1].tolist()
+        assert draft.tree.parents[b, nodes].tolist() == [0, 2, 4][:depth]
+        assert torch.equal(draft.probs[b, draft.rows[b, nodes]], chains.probs[b, chains.rows[b, 1 : depth + 1]])
+
+
+def test_one_model_is_refused():
+    with pytest.raises(InvalidInputError, match="two or more"):
+        several.SeveralDrafter([TableModel(V)])
+
+
+def test_engine_takes_folders_of_further_models():
+    engine = Engine.embedded(drafter="several", drafter_options={"models": [str(pair.draft_folder())]}, depth=3, num_paths=2)
+    plain = Engine.embedded(drafter=None)
+    prompt, params = pair.prompts()[0].text, SamplingParams(temperature=0, max_tokens=24)
+    made = engine.generate([prompt], params)[0]
+    assert engine.verifier.info.name == "traversal"
+    assert made.token_ids == plain.generate([prompt], params)[0].token_ids
+    assert made.stats.tokens_per_call > 1.5
+
+
+def test_listed_paths_win_their_own_races():
+    drafter = ModelDrafter(models()[1], "listed")
+    draft = drafter.propose(drafter.start(requests([1, 2, 3], [4])), [Budget(12, 4, 3), Budget(6, 3, 2)])
+    number, depth = path_numbers(draft.tree), trees.depths(draft.tree)
+    assert draft.tree.is_node.sum(1).tolist() == [13, 7]
+    for b, length in enumerate((3, 1)):
+        for n in range(1, int(draft.tree.is_node[b].sum())):
+            at = NoiseKey.of([b], [0], [length + int(depth[b, n]) - 1])
+            k = int(number[b, n])
+            clocks = noise.clocks(at, (k + 1) * V)[0, k * V :]
+            assert int((clocks / draft.probs[b, draft.rows[b, n]]).argmin()) == int(draft.tree.tokens[b, n])
