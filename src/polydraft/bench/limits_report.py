@@ -194,7 +194,7 @@ def _draw_paths(axis: Any, report: dict[str, Any]) -> None:
         )
     block = next(r for r in report["paths"] if (r["rule"], r["drafts"], r["depth"]) == ("block", "chain", L))
     axis.axhline(block["tokens_per_call"], color="gray", linestyle=":", label="block, one path")
-    axis.set_xticks(report["settings"]["num_paths"])
+    axis.set_xticks([1, *report["settings"]["num_paths"]])
     axis.set_xlabel(f"paths of {L} tokens")
     axis.set_ylabel("tokens per call")
     axis.grid(alpha=0.3)
