@@ -24,7 +24,8 @@ __all__ = ["DEPTHS", "Acceptance", "by_depth", "expected_tokens", "observe", "to
 
 DEPTHS = 16
 """Depths told apart; deeper ones count as the last."""
-LEAST = 1e-3
+LEAST = 0.02
+"""Chances to get there below this are not looked at: a row costs as much to read as any other."""
 STRENGTH, STRENGTH_BELOW = 6.0, 8.0
 DECAY = 0.98
 FORGET = 0.85
@@ -188,28 +189,21 @@ def observe(
     """
     if draft.tree.num_nodes == 1:
         return
+    parents, looked = draft.tree.parents.cpu().contiguous().numpy(), list[int]()
+    for b, record in enumerate(records):
+        if parents[b, 1] == 0:
+            record.rounds += 1
+            if record.rounds <= EVERY_ROUND or record.rounds % 3 == 0 or decay == 1.0:
+                looked.append(b)
+    if not looked:
+        return
     x = processed.float().cpu().contiguous().numpy()
     q = x if draft.probs is None else draft.probs.float().cpu().contiguous().numpy()
-    tokens, parents, rows = (t.cpu().contiguous().numpy() for t in (draft.tree.tokens, draft.tree.parents, draft.rows))
-    kept = outcome.num_accepted.tolist()
-    for b, record in enumerate(records):
-        if parents[b, 1] != 0:
-            continue
-        record.rounds += 1
-        if record.rounds <= EVERY_ROUND or record.rounds % 3 == 0 or decay == 1.0:
-            record.fade(decay)
-            record.predicted += _look(
-                x[b],
-                q[b],
-                tokens[b],
-                parents[b],
-                rows[b],
-                draft.probs is not None,
-                greedy[b],
-                prior,
-                record.looks,
-                record.kept,
-                record.seen,
-            )
-            record.looks += 1
-            record.accepted += kept[b]
+    tokens, rows = (t.cpu().contiguous().numpy() for t in (draft.tree.tokens, draft.rows))
+    has_law, kept = draft.probs is not None, outcome.num_accepted.tolist()
+    for b in looked:
+        r = records[b]
+        r.fade(decay)
+        r.predicted += _look(x[b], q[b], tokens[b], parents[b], rows[b], has_law, greedy[b], prior, r.looks, r.kept, r.seen)
+        r.looks += 1
+        r.accepted += kept[b]
