@@ -41,7 +41,7 @@ class Acceptance:
     """One sequence's running record. kept, seen: [DEPTHS] weighted overlaps and weights.
 
     predicted, accepted: drafted tokens, with decay.  pause: rounds of the last wait.  waiting: rounds left.
-    due: a probe follows the wait.  rounds: that drafted.  looks: of them, those that were looked at.
+    due: a probe follows the wait.  before: `rate` at the last probe.  rounds: that drafted since the last probe.  looks: of them, those that were looked at.
     """
 
     kept: np.ndarray = field(default_factory=lambda: np.zeros(DEPTHS))
@@ -51,6 +51,7 @@ class Acceptance:
     pause: int = 0
     waiting: int = 0
     due: bool = False
+    before: float = 1.0
     rounds: int = 0
     looks: int = 0
 
@@ -58,6 +59,11 @@ class Acceptance:
     def gain(self) -> float:
         """Accepted over predicted tokens, drawn to 1 while there are few."""
         return min(max((self.accepted + TRUST) / (self.predicted + TRUST), 0.2), 1.2)
+
+    @property
+    def rate(self) -> float:
+        """Overlap of first drafts as seen, without the prior."""
+        return float(self.kept[0] / self.seen[0]) if self.seen[0] > 0 else 0.0
 
     def fade(self, factor: float) -> None:
         """Let the past count for less."""

@@ -5,6 +5,7 @@ before the first token of a round is drawn, so every choice here keeps the outpu
 Where the tables come from a clock they are measured once, before a request; inside a request only its own past decides.
 """
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -25,6 +26,10 @@ __all__ = ["AdaptivePlan", "FixedPlan", "Plan"]
 
 REMEMBERED = 4.0
 """Rounds of the past that a probe is weighed against: few, so that a change is seen, and enough to hold against the prior."""
+RISEN = 0.1
+"""Acceptance of a first draft that a probe must add to be followed by another one at once."""
+PROBING = 0.01
+"""Share of the time without drafts that probes may take."""
 
 
 class Plan(Protocol):
@@ -150,7 +155,8 @@ class AdaptivePlan:
 
     profile: None to have the engine measure one before its first request; without an engine, assumed costs.
     max_depth, max_width: bounds of the search.  margin: share by which drafting must promise to beat plain decoding.
-    first_pause, longest_pause: rounds without drafts after a stop, doubled each time one probing draft changes nothing.
+    first_pause, longest_pause: rounds without drafts after a stop, at least and at most: so many that a probing draft costs 1% of
+        them, doubled each time one changes nothing.
 
     After Yan et al. 2024, "Decoding Speculative Decoding" (arXiv 2402.01528), section on throughput.
 
@@ -213,10 +219,11 @@ class AdaptivePlan:
             if seen != self._planned:
                 self._planned, self._last = seen, self._sizes(records, widths, [len(s.token_ids) for s in sequences])
             sizes = self._last
-        return [self._budget(r, o, w, d) for r, o, (w, d) in zip(records, out, sizes, strict=True)]
+        return [self._budget(s, o, w, d) for s, o, (w, d) in zip(sequences, out, sizes, strict=True)]
 
-    def _budget(self, record: Acceptance, out: bool, width: int, depth: int) -> Budget:
-        """Keeps the account of pauses: when one ends and nothing promises a gain, a single draft probes."""
+    def _budget(self, sequence: Sequence, out: bool, width: int, depth: int) -> Budget:
+        """Keeps the account of pauses: when one ends and nothing promises a gain, a single draft probes, and another if it fitted well."""
+        record = sequence.acceptance
         if out:
             record.waiting = max(record.waiting - 1, 0)
             return _NOTHING
@@ -224,13 +231,18 @@ class AdaptivePlan:
             if depth > 1 or width > 1:
                 record.pause = 0
             return Budget(width * depth, depth, width)
-        if record.due:
-            record.due = False
+        if record.due or record.rate > record.before + RISEN:
+            record.due, record.before, record.rounds = False, record.rate, 0
             record.fade(min(1.0, REMEMBERED / max(float(record.seen[0]), REMEMBERED)))
             return _PROBE
-        record.pause = min(max(2 * record.pause, self.first_pause), self.longest_pause)
+        record.pause = min(max(2 * record.pause, self._shortest(len(sequence.token_ids))), self.longest_pause)
         record.waiting, record.due = record.pause, True
         return _NOTHING
+
+    def _shortest(self, context: int) -> int:
+        """Rounds of the first pause: enough that the probe at its end costs no more than PROBING of them."""
+        probe, plain = (self.known.costs.seconds([size], [context]) for size in ((1, 1), (1, 0)))
+        return max(self.first_pause, math.ceil((probe / plain - 1) / PROBING))
 
     def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         """Fold the round into each sequence's record; see `engine/acceptance.py`."""
