@@ -70,10 +70,11 @@ class FixedPlan:
 
 @compiled
 def _choose(kept, seen, prior, asked, costs, max_depth, margin, sizes):
-    """sizes[b] = (width, depth) of most expected tokens per second for the batch; (1, 0) all over where drafting does not pay.
+    """sizes[b] = (width, depth) of the highest geometric mean of the sequences' speeds, which is returned; (1, 0) where drafts do not pay.
 
-    For every deepest depth D: sequences share the time of a round, so each takes what gains most over the price of its own
-    nodes, rate x seconds, at the best rate so far (Dinkelbach's method for a ratio).
+    The sum of speeds would serve those that draft well first, and leave the others to smaller and dearer batches.
+    For every deepest depth D each sequence takes the size of highest log tokens - price x seconds of its own nodes; the price,
+    B / seconds of a round, follows from the last choice, each of which is better than the one before (log S <= log S0 + S/S0 - 1).
     asked[b]: gain, most paths (0 where the sequence sits this round out), cached tokens, looks.  costs: `RoundCosts.flat`.
     """
     gains, widths, contexts = asked[:, 0], asked[:, 1].astype(np.int64), asked[:, 2]
@@ -85,10 +86,9 @@ def _choose(kept, seen, prior, asked, costs, max_depth, margin, sizes):
     plain = costs[0] + costs[1] * B + costs[2] * B + costs[3] * max(0, B - HINGE)
     for b in range(B):
         plain += (costs[4] + costs[5]) * contexts[b]
-    best = (1.0 + margin) * B / plain
-    rate = B / plain
+    best = (1.0 + margin) / plain
     if most == 0:
-        return rate
+        return 1.0 / plain
     rates, tokens = np.empty(L), np.empty((B, most, max_depth + 1))
     for b in range(B):
         acceptance.by_depth(kept[b], seen[b], prior, gains[b], asked[b, 3], rates)
@@ -106,16 +106,18 @@ def _choose(kept, seen, prior, asked, costs, max_depth, margin, sizes):
                     best = tokens[0, w, d] / seconds
                     sizes[0, 0], sizes[0, 1] = w + 1, d
         return best
+    logs, seconds = np.log(tokens), plain
     for deepest in range(1, max_depth + 1):
         for _ in range(4):
+            price, before = B / seconds, seconds
             nodes, drafting, branching, reached, total, by_context = 0, 0, 0, 0, 0.0, 0.0
             for b in range(B):
-                each, gain = costs[2] + costs[5] * contexts[b] + costs[8], 1.0
+                each, gain = costs[2] + costs[5] * contexts[b] + costs[8], 0.0
                 tried[b, 0], tried[b, 1] = 1, 0
                 for w in range(widths[b]):
                     for d in range(1, deepest + 1):
                         n = (w + 1) * d
-                        value = tokens[b, w, d] - rate * (
+                        value = logs[b, w, d] - price * (
                             n * each + costs[3] * max(0.0, n - room) + costs[9] + (costs[10] if w > 0 else 0.0)
                         )
                         if value > gain:
@@ -127,19 +129,19 @@ def _choose(kept, seen, prior, asked, costs, max_depth, margin, sizes):
                 drafting += n > 0
                 branching += tried[b, 0] > 1
                 reached = max(reached, tried[b, 1])
-                total += tokens[b, tried[b, 0] - 1, tried[b, 1]] if n > 0 else 1.0
+                total += logs[b, tried[b, 0] - 1, tried[b, 1]] if n > 0 else 0.0
             if drafting == 0:
+                seconds = plain
                 break
             beyond = max(0, B + nodes - HINGE) - max(0, B - HINGE)
             seconds = plain + (costs[2] + costs[8]) * nodes + costs[5] * by_context + costs[3] * beyond
             seconds += costs[6] + costs[7] * reached + costs[9] * drafting + costs[10] * branching
-            found = total / seconds
+            found = np.exp(total / B) / seconds
             if found > best:
                 best = found
                 sizes[:] = tried
-            if found <= rate:
+            if abs(seconds - before) < 0.005 * before:
                 break
-            rate = found
     return best
 
 
@@ -147,7 +149,7 @@ def _choose(kept, seen, prior, asked, costs, max_depth, margin, sizes):
 class AdaptivePlan:
     """Width and depth of most expected tokens per second; no drafts while they do not pay, tried again after longer and longer waits.
 
-        speed(width, depth) = sum over sequences of E[tokens | acceptance by depth] / seconds(batch, rows, depth, context)
+        speed(width, depth) = E[tokens | acceptance by depth] / seconds(batch, rows, depth, context), the geometric mean over the batch
 
     Seconds come from the profile, which is measured once for a pair of models (`engine/calibrate.py`, `polydraft tune`) and
     does not change afterwards; acceptance is each sequence's own, from its past rounds, around the profile's (`engine/acceptance.py`).
@@ -219,9 +221,10 @@ class AdaptivePlan:
             if seen != self._planned:
                 self._planned, self._last = seen, self._sizes(records, widths, [len(s.token_ids) for s in sequences])
             sizes = self._last
-        return [self._budget(s, o, w, d) for s, o, (w, d) in zip(sequences, out, sizes, strict=True)]
+        alone = not any(d for _, d in sizes)
+        return [self._budget(s, o, w, d, alone) for s, o, (w, d) in zip(sequences, out, sizes, strict=True)]
 
-    def _budget(self, sequence: Sequence, out: bool, width: int, depth: int) -> Budget:
+    def _budget(self, sequence: Sequence, out: bool, width: int, depth: int, alone: bool) -> Budget:
         """Keeps the account of pauses: when one ends and nothing promises a gain, a single draft probes, and another if it fitted well."""
         record = sequence.acceptance
         if out:
@@ -235,7 +238,10 @@ class AdaptivePlan:
             record.due, record.before, record.rounds = False, record.rate, 0
             record.fade(min(1.0, REMEMBERED / max(float(record.seen[0]), REMEMBERED)))
             return _PROBE
-        record.pause = min(max(2 * record.pause, self._shortest(len(sequence.token_ids))), self.longest_pause)
+        shortest = (
+            self._shortest(len(sequence.token_ids)) if alone else self.first_pause
+        )  # beside others' drafts a probe is cheap
+        record.pause = min(max(2 * record.pause, shortest), self.longest_pause)
         record.waiting, record.due = record.pause, True
         return _NOTHING
 
