@@ -30,8 +30,8 @@ STRENGTH, STRENGTH_BELOW = 6.0, 8.0
 DECAY = 0.98
 FORGET = 0.85
 """What each look leaves of the prior's strength: it must not hold out against a text that it does not know."""
-EVERY_ROUND = 6
-"""Drafting rounds that are all looked at; of later ones every third is, as looking and planning anew cost 4% of a round of the embedded pair."""
+EVERY_ROUND = 4
+"""Drafting rounds that are all looked at; of later ones every fourth is, as looking and planning anew cost 4% of a round of the embedded pair."""
 TRUST = 80.0
 """Predicted tokens that weigh as much as the belief that a rule keeps the overlap."""
 
@@ -199,7 +199,7 @@ def observe(
     for b, record in enumerate(records):
         if parents[b, 1] == 0:
             record.rounds += 1
-            if record.rounds <= EVERY_ROUND or record.rounds % 3 == 0 or decay == 1.0:
+            if record.rounds <= EVERY_ROUND or record.rounds % 4 == 0 or decay == 1.0:
                 looked.append(b)
     if not looked:
         return

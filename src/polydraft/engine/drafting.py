@@ -17,7 +17,7 @@ from torch import Tensor
 
 from polydraft import tree
 from polydraft.core import AuxRows, Budget, Draft, Drafter, Outcome, Request, Scores, TokenTree
-from polydraft.drafters.parts import Auxiliary
+from polydraft.drafters.parts import Auxiliary, as_one_round
 from polydraft.engine.sequence import Sequence
 from polydraft.errors import DrafterWarning
 
@@ -89,16 +89,8 @@ def _catch_up(drafter: Drafter, behind: Seq[Sequence]) -> None:
     """Tell the drafter all that these sequences emitted since it was last told, as one round whose draft was right."""
     if not behind:
         return
-    missed = [s.token_ids[s.num_read :] for s in behind]
-    chains = tree.pad(
-        [([s.token_ids[s.num_read - 1], *ids[:-1]], range(-1, len(ids) - 1)) for s, ids in zip(behind, missed, strict=True)]
-    )
-    kept = [len(ids) - 1 for ids in missed]
-    path = torch.tensor([[*range(1, k + 1), *[-1] * (max(kept) - k)] for k in kept], dtype=torch.int64).reshape(
-        len(kept), max(kept)
-    )
-    outcome = Outcome(path, torch.tensor(kept), torch.tensor([ids[-1] for ids in missed]))
-    _tell(drafter, behind, outcome, Scores(chains, torch.empty(*chains.tokens.shape, 0)))
+    missed = as_one_round([s.token_ids[s.num_read - 1] for s in behind], [s.token_ids[s.num_read :] for s in behind])
+    _tell(drafter, behind, *missed)
     for s in behind:
         s.num_read = len(s.token_ids)
 

@@ -175,7 +175,7 @@ class AdaptivePlan:
     first_pause: int = 4
     longest_pause: int = 256
     _planned: list[tuple[int, int, bool, int]] = field(default_factory=list, init=False, repr=False, compare=False)
-    _last: list[list[int]] = field(default_factory=list, init=False, repr=False, compare=False)
+    _last: tuple[list[list[int]], float] = field(default=([], 0.0), init=False, repr=False, compare=False)
 
     @property
     def known(self) -> Profile:
@@ -188,39 +188,42 @@ class AdaptivePlan:
     def _prior(self) -> np.ndarray:
         return self.known.priors
 
-    def _sizes(self, records: Seq[Acceptance], widths: list[int], contexts: list[int]) -> list[list[int]]:
+    def _sizes(self, records: Seq[Acceptance], widths: list[int], contexts: list[int]) -> tuple[list[list[int]], float]:
         known, sizes = self.known, np.empty((len(records), 2), np.int64)
         if len(records) == 1:
             kept, seen = records[0].kept[None], records[0].seen[None]
         else:
             kept, seen = np.array([r.kept for r in records]), np.array([r.seen for r in records])
         asked = np.array([[r.gain, w, c, r.looks] for r, w, c in zip(records, widths, contexts, strict=True)])
-        _choose(kept, seen, known.priors, asked, known.costs.flat, self.max_depth, self.margin, sizes)
-        return sizes.tolist()
+        speed = _choose(kept, seen, known.priors, asked, known.costs.flat, self.max_depth, self.margin, sizes)
+        return sizes.tolist(), speed
+
+    def promise(self, sequences: Seq[Sequence], out: Seq[bool]) -> tuple[list[list[int]], float]:
+        """(width, depth) for each sequence, and the speed that they promise: the geometric mean of tokens per second over the batch.
+
+        out: sequences that draft nothing in any case.  At temperature 0 one chain, as a second path would be a copy.
+        """
+        widest, records = min(self.max_width, self.known.max_width), [s.acceptance for s in sequences]
+        widths = [0 if o else 1 if s.request.params.greedy else widest for o, s in zip(out, sequences, strict=True)]
+        seen = [(id(r), r.looks, r.due, w) for r, w in zip(records, widths, strict=True)]
+        if seen != self._planned:
+            self._planned, self._last = seen, self._sizes(records, widths, [len(s.token_ids) for s in sequences])
+        return self._last
 
     def best(self, rate: float, *, batch: int = 1, context: int = 0, greedy: bool = False) -> Budget:
         """The budget for a known acceptance of one draft, the same at every depth."""
         record = Acceptance(kept=np.full(DEPTHS, 1e9 * rate), seen=np.full(DEPTHS, 1e9))
         width = 1 if greedy else min(self.max_width, self.known.max_width)
-        w, d = self._sizes([record] * batch, [width] * batch, [context] * batch)[0]
+        w, d = self._sizes([record] * batch, [width] * batch, [context] * batch)[0][0]
         return Budget(w * d, d, w)
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
-        """One each; at temperature 0 one chain, as a second path would be a copy."""
+        """One each."""
         if len(sequences) == 1 and sequences[0].acceptance.waiting:
             sequences[0].acceptance.waiting -= 1
             return [_NOTHING]
-        widest = min(self.max_width, self.known.max_width)
-        records = [s.acceptance for s in sequences]
-        out = [r.waiting > 0 or not s.drafting for r, s in zip(records, sequences, strict=True)]
-        widths = [0 if o else 1 if s.request.params.greedy else widest for o, s in zip(out, sequences, strict=True)]
-        if not any(widths):
-            sizes = [[1, 0]] * len(sequences)
-        else:
-            seen = [(id(r), r.looks, r.due, w) for r, w in zip(records, widths, strict=True)]
-            if seen != self._planned:
-                self._planned, self._last = seen, self._sizes(records, widths, [len(s.token_ids) for s in sequences])
-            sizes = self._last
+        out = [s.acceptance.waiting > 0 or not s.drafting for s in sequences]
+        sizes, _ = ([[1, 0]] * len(sequences), 0.0) if all(out) else self.promise(sequences, out)
         alone = not any(d for _, d in sizes)
         return [self._budget(s, o, w, d, alone) for s, o, (w, d) in zip(sequences, out, sizes, strict=True)]
 
