@@ -242,13 +242,13 @@ class AdaptivePlan:
             record.fade(min(1.0, REMEMBERED / max(float(record.seen[0]), REMEMBERED)))
             return _PROBE
         shortest = (
-            self._shortest(len(sequence.token_ids)) if alone else self.first_pause
+            self.shortest_pause(len(sequence.token_ids)) if alone else self.first_pause
         )  # beside others' drafts a probe is cheap
         record.pause = min(max(2 * record.pause, shortest), self.longest_pause)
         record.waiting, record.due = record.pause, True
         return _NOTHING
 
-    def _shortest(self, context: int) -> int:
+    def shortest_pause(self, context: int) -> int:
         """Rounds of the first pause: enough that the probe at its end costs no more than PROBING of them."""
         probe, plain = (self.known.costs.seconds([size], [context]) for size in ((1, 1), (1, 0)))
         return max(self.first_pause, math.ceil((probe / plain - 1) / PROBING))
