@@ -2,12 +2,13 @@
 
     promise of an arm = (h T + 1 - h) / (h S + (1 - h) S_0)
     T, S  tokens and seconds of a round of its best size, from its own profile and its own record of acceptance, with decay
-    S_0   seconds of a round without drafts;  h  share of rounds in which it had something to draft, with decay
+    S_0   seconds of a round without drafts;  h  share of the batch for which it has something to draft
 
 An arm that was not used for long is tried again, after longer and longer waits. All of this is decided from the rounds that are
 over and from tables that were measured before the request, never from a draft of the round itself: given its past, a round is one of a
 drafter with a rule that is exact for it, so the output law is kept (specification, section 12.2), and for the same profiles a
 seed gives one text. A choice made after a look at the drafts would be biased.
+Whether an arm that copies has something to copy is a function of the past too, and is looked up; that of others is taken for granted.
 Arms that are not asked are not called; they read what they missed when their turn comes.
 """
 
@@ -45,9 +46,7 @@ from polydraft.verifiers.token.match import match
 
 __all__ = ["Choice", "ChoicePlan", "RuleByLaw"]
 
-DECAY = 0.95
-"""What a round leaves of the count of rounds in which an arm had a draft."""
-FIRST_WAIT, LONGEST_WAIT = 8, 256
+FIRST_WAIT, LONGEST_WAIT = 4, 256
 """Rounds after which an unused arm is tried again; doubled each time that it is not chosen afterwards."""
 
 
@@ -114,7 +113,7 @@ class Choice:
         'ngram,suffix'
     """
 
-    needs: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset({"every round"})
 
     def __init__(self, arms: dict[str, Drafter]) -> None:
         models = [id(m) for m in (getattr(a, "model", None) for a in arms.values()) if m is not None]
@@ -165,14 +164,29 @@ class Choice:
         for s, new in zip(states, self.arms[i].observe([s.states[i] for s in states], outcome, scores), strict=True):
             s.states[i] = new
 
-    def propose(self, states: Seq[ChoiceState], budgets: Seq[Budget]) -> Draft:
-        """The current arm's draft, once it has read what it missed."""
-        i = self.current
+    def ready(self, i: int, states: Seq[ChoiceState]) -> float:
+        """Share of the batch for which arm i has a draft: looked up where it copies, 1 where it runs a model. Draws nothing."""
+        arm = self.arms[i]
+        if arm.info.laws != {SiblingLaw.POINT_MASS} or getattr(arm, "model", None) is not None:
+            return 1.0
+        try:
+            self._catch_up(i, states)
+            parents = arm.propose([s.states[i] for s in states], [Budget(1, 1, 1)] * len(states)).tree.parents
+        except Exception:
+            return 1.0  # the proposal meets it again, where it is dealt with
+        return float((parents[:, 1:2] == 0).sum()) / len(states)
+
+    def _catch_up(self, i: int, states: Seq[ChoiceState]) -> None:
         behind = [s for s in states if len(s.unread[i]) > 1]
         if behind:
             self._tell(i, behind, *as_one_round([s.unread[i][0] for s in behind], [s.unread[i][1:] for s in behind]))
             for s in behind:
                 s.unread[i] = s.unread[i][-1:]
+
+    def propose(self, states: Seq[ChoiceState], budgets: Seq[Budget]) -> Draft:
+        """The current arm's draft, once it has read what it missed."""
+        i = self.current
+        self._catch_up(i, states)
         draft = self.arms[i].propose([s.states[i] for s in states], budgets)
         for s in states:
             s.asked = i
@@ -193,11 +207,9 @@ class Choice:
 
 @dataclass
 class _Past:
-    """What one sequence has seen of its arms: acceptance, rounds asked and rounds with a draft, rounds since the last use and until a trial."""
+    """What one sequence has seen of its arms: acceptance, rounds since the last use and until a trial."""
 
     records: list[Acceptance]
-    asked: list[float]
-    drafted: list[float]
     idle: list[int]
     wait: list[int]
 
@@ -220,7 +232,6 @@ class ChoicePlan:
         self.plans = [AdaptivePlan() for _ in choice.arms] if plans is None else list(plans)
         self._pasts: WeakKeyDictionary[Sequence, _Past] = WeakKeyDictionary()
         self._times: list[tuple[Any, float, float]] = [(None, 0.0, 0.0)] * len(self.plans)
-        self._depths: list[int] = []
 
     def measure(self, target: Target, rule: Verifier, request: Request) -> None:
         """Get each arm's profile, from before or measured now; see `engine/calibrate.py`."""
@@ -231,13 +242,12 @@ class ChoicePlan:
 
     def _past(self, sequence: Sequence) -> _Past:
         if sequence not in self._pasts:
-            n = len(self.plans)
-            waits = [max(FIRST_WAIT, plan.shortest_pause(len(sequence.token_ids))) for plan in self.plans]
-            self._pasts[sequence] = _Past([Acceptance() for _ in waits], [0.0] * n, [0.0] * n, [0] * n, waits)
+            waits = [FIRST_WAIT for _ in self.plans]
+            self._pasts[sequence] = _Past([Acceptance() for _ in waits], [0] * len(waits), waits)
         return self._pasts[sequence]
 
-    def _promise(self, i: int, sequences: Seq[Sequence], pasts: Seq[_Past]) -> float:
-        """Tokens per second with arm i."""
+    def _promise(self, i: int, sequences: Seq[Sequence], pasts: Seq[_Past]) -> tuple[float, float]:
+        """Tokens per second with arm i, and the share of the batch that it can draft for."""
         for s, past in zip(sequences, pasts, strict=True):
             s.acceptance = past.records[i]
         found = self.plans[i].promise(sequences, [not s.drafting for s in sequences])
@@ -246,16 +256,18 @@ class ChoicePlan:
             seconds = self.plans[i].known.costs.seconds
             self._times[i] = found, seconds(sizes, contexts), seconds([(1, 0)] * len(sizes), contexts)
         (_, speed), full, plain = self._times[i]
-        share = sum((p.drafted[i] + 1) / (p.asked[i] + 1) for p in pasts) / len(pasts)
+        live = [s.state for s in sequences if s.drafting]
+        share = self.choice.ready(i, live) * len(live) / len(sequences) if live else 0.0
         tokens = speed * full if full > plain else 1.0
-        return (share * tokens + 1 - share) / (share * full + (1 - share) * plain)
+        return (share * tokens + 1 - share) / (share * full + (1 - share) * plain), share
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         """One each, for the arm that this sets as the current one."""
         pasts = [self._past(s) for s in sequences]
         arms = range(len(self.plans))
-        best = max(arms, key=lambda i: self._promise(i, sequences, pasts))
-        due = [i for i in arms if i != best and all(p.idle[i] >= p.wait[i] for p in pasts)]
+        promises = [self._promise(i, sequences, pasts) for i in arms]
+        best = max(arms, key=lambda i: promises[i][0])
+        due = [i for i in arms if i != best and promises[i][1] > 0 and all(p.idle[i] >= p.wait[i] for p in pasts)]
         current = max(due, key=lambda i: pasts[0].idle[i]) if due else best
         for p in pasts:
             p.wait[current] = min(2 * p.wait[current], LONGEST_WAIT) if due else FIRST_WAIT
@@ -266,15 +278,8 @@ class ChoicePlan:
         budgets = self.plans[current].budgets(sequences)
         if due and not any(g.max_depth for g in budgets):
             budgets = [Budget(1, 1, 1) if s.drafting else g for s, g in zip(sequences, budgets, strict=True)]
-        self._depths = [g.max_depth for g in budgets]
         return budgets
 
     def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         """Fold the round into the records of the arm that drafted."""
-        i, bare = self.choice.current, draft.tree.num_nodes == 1
-        for b, s in enumerate(sequences):
-            if self._depths[b]:
-                past = self._past(s)
-                past.asked[i] = DECAY * past.asked[i] + 1
-                past.drafted[i] = DECAY * past.drafted[i] + (not bare and int(draft.tree.parents[b, 1]) == 0)
-        self.plans[i].learn(sequences, draft, processed, outcome)
+        self.plans[self.choice.current].learn(sequences, draft, processed, outcome)
