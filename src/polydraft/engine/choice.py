@@ -246,8 +246,8 @@ class ChoicePlan:
             self._pasts[sequence] = _Past([Acceptance() for _ in waits], [0] * len(waits), waits)
         return self._pasts[sequence]
 
-    def _promise(self, i: int, sequences: Seq[Sequence], pasts: Seq[_Past]) -> tuple[float, float]:
-        """Tokens per second with arm i, and the share of the batch that it can draft for."""
+    def _promise(self, i: int, sequences: Seq[Sequence], pasts: Seq[_Past], share: float = 1.0) -> float:
+        """Tokens per second with arm i where it has a draft for this share of the batch."""
         for s, past in zip(sequences, pasts, strict=True):
             s.acceptance = past.records[i]
         found = self.plans[i].promise(sequences, [not s.drafting for s in sequences])
@@ -256,27 +256,42 @@ class ChoicePlan:
             seconds = self.plans[i].known.costs.seconds
             self._times[i] = found, seconds(sizes, contexts), seconds([(1, 0)] * len(sizes), contexts)
         (_, speed), full, plain = self._times[i]
-        live = [s.state for s in sequences if s.drafting]
-        share = self.choice.ready(i, live) * len(live) / len(sequences) if live else 0.0
         tokens = speed * full if full > plain else 1.0
-        return (share * tokens + 1 - share) / (share * full + (1 - share) * plain), share
+        return (share * tokens + 1 - share) / (share * full + (1 - share) * plain)
+
+    def _pick(self, sequences: Seq[Sequence], pasts: Seq[_Past]) -> tuple[int, bool]:
+        """The arm of this round, and whether it is on trial. Arms are looked up in the order of what they promise, as far as needed."""
+        live = [s.state for s in sequences if s.drafting]
+        arms = range(len(self.plans))
+        promises = [self._promise(i, sequences, pasts) for i in arms]
+        best, most = 0, 0.0
+        for i in sorted(arms, key=lambda i: -promises[i]):
+            if promises[i] <= most:
+                break
+            share = self.choice.ready(i, live) if live else 0.0
+            found = promises[i] if share == 1 else self._promise(i, sequences, pasts, share)
+            if found > most:
+                best, most = i, found
+        due = [i for i in arms if i != best and all(p.idle[i] >= p.wait[i] for p in pasts)]
+        for i in sorted(due, key=lambda i: -pasts[0].idle[i]):
+            if live and self.choice.ready(i, live):
+                return i, True
+            for p in pasts:  # nothing to copy: looked up again after as long a wait
+                p.idle[i] = 0
+        return best, False
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         """One each, for the arm that this sets as the current one."""
         pasts = [self._past(s) for s in sequences]
-        arms = range(len(self.plans))
-        promises = [self._promise(i, sequences, pasts) for i in arms]
-        best = max(arms, key=lambda i: promises[i][0])
-        due = [i for i in arms if i != best and promises[i][1] > 0 and all(p.idle[i] >= p.wait[i] for p in pasts)]
-        current = max(due, key=lambda i: pasts[0].idle[i]) if due else best
+        current, trial = self._pick(sequences, pasts)
         for p in pasts:
-            p.wait[current] = min(2 * p.wait[current], LONGEST_WAIT) if due else FIRST_WAIT
+            p.wait[current] = min(2 * p.wait[current], LONGEST_WAIT) if trial else FIRST_WAIT
             p.idle = [0 if i == current else n + 1 for i, n in enumerate(p.idle)]
         for s, p in zip(sequences, pasts, strict=True):
             s.acceptance = p.records[current]
         self.choice.current = current
         budgets = self.plans[current].budgets(sequences)
-        if due and not any(g.max_depth for g in budgets):
+        if trial and not any(g.max_depth for g in budgets):
             budgets = [Budget(1, 1, 1) if s.drafting else g for s, g in zip(sequences, budgets, strict=True)]
         return budgets
 
