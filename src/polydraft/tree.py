@@ -152,10 +152,12 @@ class Dedup:
 
 @njit(cache=True)
 def _all_distinct(tokens: np.ndarray, parents: np.ndarray) -> bool:
-    """No padding, and no two siblings with one token."""
+    """No two siblings with one token, and no node behind padding."""
     for b in range(parents.shape[0]):
         for n in range(1, parents.shape[1]):
             if parents[b, n] < 0:
+                continue
+            if n > 1 and parents[b, n - 1] < 0:
                 return False
             for m in range(parents[b, n] + 1, n):
                 if parents[b, m] == parents[b, n] and tokens[b, m] == tokens[b, n]:

@@ -134,3 +134,10 @@ def test_a_row_of_a_padded_batch_is_the_tree_it_was_made_from():
 def test_trees_that_are_not_well_formed_are_refused(tokens, parents, message):
     with pytest.raises(InvalidInputError, match=message):
         trees.check(TokenTree(torch.tensor([tokens]), torch.tensor([parents])), vocab_size=9)
+
+
+def test_rows_of_different_lengths_without_copies_are_scored_as_they_are():
+    ragged = trees.pad([([5, 7, 8, 9], [-1, 0, 1, 2]), ([6], [-1]), ([4, 2], [-1, 0])])
+    assert trees.dedup(ragged).same
+    copied = trees.pad([([5, 7, 8, 9], [-1, 0, 1, 2]), ([6, 3, 3], [-1, 0, 0])])
+    assert not trees.dedup(copied).same

@@ -115,7 +115,7 @@ def _planner(json_file: Path | None, quick: bool) -> None:
 
     found = []
     for name in planner.WORKLOADS:
-        found.append(planner.accuracy(name, count=2 if quick else 8, max_tokens=16 if quick else 96))
+        found.append(planner.accuracy(name, count=2 if quick else 24, max_tokens=16 if quick else 96))
         typer.echo(f"{name}: {found[-1].ratio:.3f} of the best fixed plan, {found[-1].best_fixed}", err=True)
     typer.echo(planner.markdown(found))
     if json_file is not None:

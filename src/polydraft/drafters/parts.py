@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 
-from polydraft.core import AuxRows, Request, Target
+from polydraft import tree
+from polydraft.core import AuxRows, Outcome, Request, Scores, Target
 
-__all__ = ["Auxiliary", "Parts", "Resumable", "Snapshot"]
+__all__ = ["Auxiliary", "Parts", "Resumable", "Snapshot", "as_one_round"]
 
 Snapshot = dict[str, np.ndarray]
 """A request's drafter state as plain arrays, to be stored with safetensors or npz."""
@@ -43,3 +45,21 @@ class Resumable(Protocol):
     def snapshot(self, state: Any) -> Snapshot: ...
 
     def restore(self, request: Request, snapshot: Snapshot) -> Any: ...
+
+
+def as_one_round(last: Sequence[int], missed: Sequence[Sequence[int]]) -> tuple[Outcome, Scores]:
+    """What `observe` takes, for tokens of several rounds at once: a round whose draft was right; without logits.
+
+    last: the last token before, of every row.  missed: what each row emitted since, at least one token.
+
+    Example:
+        >>> outcome, scores = as_one_round([7], [[1, 2, 3]])
+        >>> outcome.emitted(scores.tree), scores.tree.tokens.tolist()
+        ([[1, 2, 3]], [[7, 1, 2]])
+    """
+    chains = tree.pad([([root, *ids[:-1]], range(-1, len(ids) - 1)) for root, ids in zip(last, missed, strict=True)])
+    kept = torch.tensor([len(ids) - 1 for ids in missed])
+    nodes = torch.arange(1, chains.num_nodes).expand(len(missed), -1)
+    path = torch.where(nodes <= kept[:, None], nodes, -1)
+    outcome = Outcome(path, kept, torch.tensor([ids[-1] for ids in missed]))
+    return outcome, Scores(chains, torch.empty(*chains.tokens.shape, 0))

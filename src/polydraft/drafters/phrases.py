@@ -98,6 +98,7 @@ class PhraseDrafter:
         if pool is not None and pool.length != length:
             raise InvalidInputError(f"a pool of phrases of {pool.length} was given; expected length={length}.")
         self.model, self.length, self.per_token, self.num_phrases, self.pool = model, length, per_token, num_phrases, pool
+        self.needs = frozenset({"logits"}) if learn else frozenset[str]()
         self.gamma, self.speed_up, self.extend, self.learn, self._eos = gamma, speed_up, extend, learn, frozenset(eos_token_ids)
         self._free = [] if model is None else list(range(model.max_num_seqs))[::-1]
 

@@ -24,13 +24,14 @@ __all__ = ["DEPTHS", "Acceptance", "by_depth", "expected_tokens", "observe", "to
 
 DEPTHS = 16
 """Depths told apart; deeper ones count as the last."""
-LEAST = 1e-3
+LEAST = 0.02
+"""Chances to get there below this are not looked at: a row costs as much to read as any other."""
 STRENGTH, STRENGTH_BELOW = 6.0, 8.0
 DECAY = 0.98
 FORGET = 0.85
 """What each look leaves of the prior's strength: it must not hold out against a text that it does not know."""
-EVERY_ROUND = 6
-"""Drafting rounds that are all looked at; of later ones every third is, as looking and planning anew cost 4% of a round of the embedded pair."""
+EVERY_ROUND = 4
+"""Drafting rounds that are all looked at; of later ones every fourth is, as looking and planning anew cost 4% of a round of the embedded pair."""
 TRUST = 80.0
 """Predicted tokens that weigh as much as the belief that a rule keeps the overlap."""
 
@@ -40,7 +41,7 @@ class Acceptance:
     """One sequence's running record. kept, seen: [DEPTHS] weighted overlaps and weights.
 
     predicted, accepted: drafted tokens, with decay.  pause: rounds of the last wait.  waiting: rounds left.
-    due: a probe follows the wait.  rounds: that drafted.  looks: of them, those that were looked at.
+    due: a probe follows the wait.  before: `rate` at the last probe.  rounds: that drafted since the last probe.  looks: of them, those that were looked at.
     """
 
     kept: np.ndarray = field(default_factory=lambda: np.zeros(DEPTHS))
@@ -50,6 +51,7 @@ class Acceptance:
     pause: int = 0
     waiting: int = 0
     due: bool = False
+    before: float = 1.0
     rounds: int = 0
     looks: int = 0
 
@@ -57,6 +59,11 @@ class Acceptance:
     def gain(self) -> float:
         """Accepted over predicted tokens, drawn to 1 while there are few."""
         return min(max((self.accepted + TRUST) / (self.predicted + TRUST), 0.2), 1.2)
+
+    @property
+    def rate(self) -> float:
+        """Overlap of first drafts as seen, without the prior."""
+        return float(self.kept[0] / self.seen[0]) if self.seen[0] > 0 else 0.0
 
     def fade(self, factor: float) -> None:
         """Let the past count for less."""
@@ -188,28 +195,21 @@ def observe(
     """
     if draft.tree.num_nodes == 1:
         return
+    parents, looked = draft.tree.parents.cpu().contiguous().numpy(), list[int]()
+    for b, record in enumerate(records):
+        if parents[b, 1] == 0:
+            record.rounds += 1
+            if record.rounds <= EVERY_ROUND or record.rounds % 4 == 0 or decay == 1.0:
+                looked.append(b)
+    if not looked:
+        return
     x = processed.float().cpu().contiguous().numpy()
     q = x if draft.probs is None else draft.probs.float().cpu().contiguous().numpy()
-    tokens, parents, rows = (t.cpu().contiguous().numpy() for t in (draft.tree.tokens, draft.tree.parents, draft.rows))
-    kept = outcome.num_accepted.tolist()
-    for b, record in enumerate(records):
-        if parents[b, 1] != 0:
-            continue
-        record.rounds += 1
-        if record.rounds <= EVERY_ROUND or record.rounds % 3 == 0 or decay == 1.0:
-            record.fade(decay)
-            record.predicted += _look(
-                x[b],
-                q[b],
-                tokens[b],
-                parents[b],
-                rows[b],
-                draft.probs is not None,
-                greedy[b],
-                prior,
-                record.looks,
-                record.kept,
-                record.seen,
-            )
-            record.looks += 1
-            record.accepted += kept[b]
+    tokens, rows = (t.cpu().contiguous().numpy() for t in (draft.tree.tokens, draft.rows))
+    has_law, kept = draft.probs is not None, outcome.num_accepted.tolist()
+    for b in looked:
+        r = records[b]
+        r.fade(decay)
+        r.predicted += _look(x[b], q[b], tokens[b], parents[b], rows[b], has_law, greedy[b], prior, r.looks, r.kept, r.seen)
+        r.looks += 1
+        r.accepted += kept[b]

@@ -12,6 +12,7 @@ from polydraft import registry
 from polydraft.core import Drafter, Request, SamplingParams, Target, Verifier
 from polydraft.drafters.parts import Parts
 from polydraft.engine.calibrate import profile_of
+from polydraft.engine.choice import Choice, ChoicePlan
 from polydraft.engine.loop import Loop, StepOutput
 from polydraft.engine.plan import AdaptivePlan, FixedPlan, Plan
 from polydraft.engine.profile import Profile
@@ -48,7 +49,7 @@ class Engine(Loop):
         target: str,
         *,
         draft: str | None = None,
-        drafter: str | Drafter | None = "auto",
+        drafter: str | Drafter | Seq[str] | None = "auto",
         verifier: str | Verifier = "auto",
         depth: int | None = None,
         num_paths: int | None = None,
@@ -69,12 +70,13 @@ class Engine(Loop):
         target, draft: causal language models with the same vocabulary, or with drafter "tli" or "slem" any two. A target whose cache cannot be rolled back (sliding
             window, recurrent, hybrid) is decoded plainly: give drafter=None.
         drafter: a name of `polydraft methods` (such as "model:coupled"), an object, None for plain decoding; "auto" is "model" with a draft, else "ngram".
+            Several names, as a list or "model,ngram": each round is drafted by the one that promises most, see `engine/choice.py`.
         verifier: a name, an object, or "auto" for the best lossless rule for the drafter's law and shape.
         depth, num_paths: a fixed plan; without them the plan follows measured costs and acceptance.
         plan: "adaptive", "fixed" (a chain of 5 where depth and num_paths are not given), or an object.
         profile: what `polydraft tune` saved, for the adaptive plan; without it costs are measured before the first request,
             once for a pair of models, see `engine/profile.py`.
-        drafter_options: passed to the drafter's `build`.
+        drafter_options: passed to the drafter's `build`; of several drafters, by their names.
         dtype, device: of both models, for example "bfloat16" and "cuda".
         backend: "compiled" (Llama family on a CPU), "static" (Llama family in torch, for GPUs), "transformers", or "auto".
         quantization, draft_quantization: "bfloat16" or "int8" matrices of the target or the draft, on the compiled path.
@@ -136,7 +138,7 @@ class Engine(Loop):
         tokenizer: Any = None,
         draft_model: Target | None = None,
         draft_tokenizer: Any = None,
-        drafter: str | Drafter | None = "auto",
+        drafter: str | Drafter | Seq[str] | None = "auto",
         verifier: str | Verifier = "auto",
         depth: int | None = None,
         num_paths: int | None = None,
@@ -151,20 +153,19 @@ class Engine(Loop):
         parts = Parts(target, draft_model, tokenizer, eos, draft_tokenizer)
         source = _drafter(drafter, parts, drafter_options or {})
         rule = _verifier(verifier, source)
-        plan = _plan(plan, depth, num_paths, profile)
+        chosen = _choice_plan(source, plan, depth, num_paths, profile) if isinstance(source, Choice) else None
+        plan = chosen or _plan(plan, depth, num_paths, profile)
         return cls(target, source, rule, plan, tokenizer=tokenizer, eos_token_ids=eos, tie_margin=tie_margin)
 
     def step(self) -> list[StepOutput]:
         """One round for everything that runs; before the very first, an adaptive plan gets its profile."""
         plan, drafter = self.plan, self.drafter
-        if (
-            isinstance(plan, AdaptivePlan)
-            and plan.profile is None
-            and drafter is not None
-            and self._waiting
-            and not self._running
-        ):
-            plan.profile = profile_of(self.target, drafter, self.verifier, self._waiting[0].request)
+        if drafter is not None and self._waiting and not self._running:
+            request = self._waiting[0].request
+            if isinstance(plan, ChoicePlan):
+                plan.measure(self.target, self.verifier, request)
+            elif isinstance(plan, AdaptivePlan) and plan.profile is None:
+                plan.profile = profile_of(self.target, drafter, self.verifier, request)
         return super().step()
 
     def summary(self) -> dict[str, Any]:
@@ -331,19 +332,43 @@ def _plan(plan: Plan | str | None, depth: int | None, num_paths: int | None, pro
     return wanted
 
 
-def _drafter(drafter: str | Drafter | None, parts: Parts, options: Mapping[str, Any]) -> Drafter | None:
+def _choice_plan(
+    choice: Choice, plan: Plan | str | None, depth: int | None, num_paths: int | None, profile: str | Profile | None
+) -> Plan:
+    given = {"plan": plan, "depth": depth, "num_paths": num_paths, "profile": profile}
+    if isinstance(plan, ChoicePlan) or all(v in (None, "adaptive") for v in given.values()):
+        return plan if isinstance(plan, ChoicePlan) else ChoicePlan(choice)
+    said = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+    raise InvalidInputError(
+        f"{said} was given with drafters {choice.names}; expected none of these, as the plan chooses between the drafters. "
+        "Drop it, or name one drafter."
+    )
+
+
+def _drafter(drafter: str | Drafter | Seq[str] | None, parts: Parts, options: Mapping[str, Any]) -> Drafter | None:
     if drafter is None or drafter == "none":
         return None
-    if not isinstance(drafter, str):
-        return drafter
-    name, _, kind = (("ngram" if parts.draft_model is None else "model") if drafter == "auto" else drafter).partition(":")
+    names = drafter.split(",") if isinstance(drafter, str) else drafter
+    if isinstance(names, str) or not isinstance(names, Seq):
+        return cast(Drafter, drafter)
+    if len(names) > 1:
+        return Choice({name: _made(name, parts, options.get(name, {})) for name in names})
+    return _made(names[0], parts, options)
+
+
+def _made(named: str, parts: Parts, options: Mapping[str, Any]) -> Drafter:
+    auto = "ngram" if parts.draft_model is None else "model"
+    name, _, kind = (auto if named == "auto" else named).partition(":")
     return registry.drafter(name).build(parts, **({"kind": kind} if kind else {}), **options)
 
 
 def _verifier(verifier: str | Verifier, drafter: Drafter | None) -> Verifier:
-    if isinstance(verifier, str):
+    rule: Verifier
+    if isinstance(drafter, Choice) and verifier == "auto":
+        rule = drafter.rule()
+    elif isinstance(verifier, str):
         name = verifier if verifier != "auto" else "match" if drafter is None else choose.best_for(drafter.info)
-        rule: Verifier = registry.verifier(name)
+        rule = registry.verifier(name)
     else:
         rule = verifier
     if drafter is not None:

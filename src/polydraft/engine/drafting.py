@@ -2,6 +2,9 @@
 
 A failing batch is asked again one row at a time (`propose` is pure), so that only the requests that fail lose their
 drafts. What a drafter returns is checked before it is scored.
+
+Rounds without any draft are not told: a drafter that pauses is not called at all, and reads what it missed in one go when it
+is asked again. One that needs more of a round than its tokens is told of every round.
 """
 
 import warnings
@@ -14,7 +17,7 @@ from torch import Tensor
 
 from polydraft import tree
 from polydraft.core import AuxRows, Budget, Draft, Drafter, Outcome, Request, Scores, TokenTree
-from polydraft.drafters.parts import Auxiliary
+from polydraft.drafters.parts import Auxiliary, as_one_round
 from polydraft.engine.sequence import Sequence
 from polydraft.errors import DrafterWarning
 
@@ -41,6 +44,7 @@ def start(drafter: Drafter, sequences: Seq[Sequence]) -> None:
             request = Request(s.request.id, tuple(s.token_ids), s.request.params, s.request.seed, s.request.sample)
             try:
                 (s.state,) = drafter.start([request])
+                s.num_read = len(s.token_ids)
             except Exception as error:
                 _switch_off(drafter, s, error)
 
@@ -56,6 +60,7 @@ def release(drafter: Drafter, sequences: Seq[Sequence]) -> None:
 
 def propose(drafter: Drafter, sequences: Seq[Sequence], budgets: Seq[Budget], roots: Int[Tensor, "B"], vocab_size: int) -> Draft:
     """One draft for the whole batch; sequences whose drafting is off get bare roots."""
+    _catch_up(drafter, [s for s in sequences if s.drafting and s.num_read < len(s.token_ids)])
     live = [b for b, s in enumerate(sequences) if s.drafting]
     if not live:
         return Draft.empty(roots)
@@ -78,6 +83,16 @@ def propose(drafter: Drafter, sequences: Seq[Sequence], budgets: Seq[Budget], ro
             return Draft.empty(roots)
         draft = ask(live)
     return draft if len(live) == len(sequences) else _spread(draft, live, roots)
+
+
+def _catch_up(drafter: Drafter, behind: Seq[Sequence]) -> None:
+    """Tell the drafter all that these sequences emitted since it was last told, as one round whose draft was right."""
+    if not behind:
+        return
+    missed = as_one_round([s.token_ids[s.num_read - 1] for s in behind], [s.token_ids[s.num_read :] for s in behind])
+    _tell(drafter, behind, *missed)
+    for s in behind:
+        s.num_read = len(s.token_ids)
 
 
 def _spread(draft: Draft, rows: list[int], roots: Int[Tensor, "B"]) -> Draft:
@@ -115,19 +130,28 @@ def aux(drafter: Drafter | None, sequences: Seq[Sequence]) -> AuxRows | None:
 
 
 def observe(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
-    """Tell the drafter what the round kept."""
+    """Tell the drafter what the round kept, unless nothing was drafted."""
+    if scores.tree.num_nodes == 1 and not drafter.needs:
+        return
     live = [b for b, s in enumerate(sequences) if s.drafting]
     if not live:
         return
     kept, seen = (outcome, scores) if len(live) == len(sequences) else _some(live, outcome, scores)
+    told = [sequences[b] for b in live]
+    _tell(drafter, told, kept, seen)
+    for s, accepted in zip(told, kept.num_accepted.tolist(), strict=True):
+        s.num_read = len(s.token_ids) + accepted + 1
+
+
+def _tell(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
     try:
-        states = drafter.observe([sequences[b].state for b in live], kept, seen)
+        states = drafter.observe([s.state for s in sequences], outcome, scores)
     except Exception as error:
-        for b in live:
-            _switch_off(drafter, sequences[b], error)
+        for s in sequences:
+            _switch_off(drafter, s, error)
         return
-    for b, state in zip(live, states, strict=True):
-        sequences[b].state = state
+    for s, state in zip(sequences, states, strict=True):
+        s.state = state
 
 
 def _some(rows: list[int], outcome: Outcome, scores: Scores) -> tuple[Outcome, Scores]:

@@ -201,7 +201,8 @@ class Loop:
     def _emit(self, b: int, s: Sequence, done: Round) -> StepOutput:
         """Append the round's tokens up to a stop, with text, origins and log-probabilities."""
         nodes, tokens = done.nodes[b], done.tokens[b]
-        branch, sources = _branch(done, b), getattr(s.state, "credit", None) or [self._source] * (len(tokens) - 1)
+        branch, drafted = _branch(done, b), len(tokens) - 1
+        sources = (getattr(s.state, "credit", None) or [self._source] * drafted)[:drafted]
         origins = [*(Origin(source, branch) for source in sources), Origin("target")]
         kept = 0
         for token in tokens:

@@ -5,6 +5,7 @@ before the first token of a round is drawn, so every choice here keeps the outpu
 Where the tables come from a clock they are measured once, before a request; inside a request only its own past decides.
 """
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -25,6 +26,10 @@ __all__ = ["AdaptivePlan", "FixedPlan", "Plan"]
 
 REMEMBERED = 4.0
 """Rounds of the past that a probe is weighed against: few, so that a change is seen, and enough to hold against the prior."""
+RISEN = 0.1
+"""Acceptance of a first draft that a probe must add to be followed by another one at once."""
+PROBING = 0.01
+"""Share of the time without drafts that probes may take."""
 
 
 class Plan(Protocol):
@@ -65,10 +70,11 @@ class FixedPlan:
 
 @compiled
 def _choose(kept, seen, prior, asked, costs, max_depth, margin, sizes):
-    """sizes[b] = (width, depth) of most expected tokens per second for the batch; (1, 0) all over where drafting does not pay.
+    """sizes[b] = (width, depth) of the highest geometric mean of the sequences' speeds, which is returned; (1, 0) where drafts do not pay.
 
-    For every deepest depth D: sequences share the time of a round, so each takes what gains most over the price of its own
-    nodes, rate x seconds, at the best rate so far (Dinkelbach's method for a ratio).
+    The sum of speeds would serve those that draft well first, and leave the others to smaller and dearer batches.
+    For every deepest depth D each sequence takes the size of highest log tokens - price x seconds of its own nodes; the price,
+    B / seconds of a round, follows from the last choice, each of which is better than the one before (log S <= log S0 + S/S0 - 1).
     asked[b]: gain, most paths (0 where the sequence sits this round out), cached tokens, looks.  costs: `RoundCosts.flat`.
     """
     gains, widths, contexts = asked[:, 0], asked[:, 1].astype(np.int64), asked[:, 2]
@@ -80,10 +86,9 @@ def _choose(kept, seen, prior, asked, costs, max_depth, margin, sizes):
     plain = costs[0] + costs[1] * B + costs[2] * B + costs[3] * max(0, B - HINGE)
     for b in range(B):
         plain += (costs[4] + costs[5]) * contexts[b]
-    best = (1.0 + margin) * B / plain
-    rate = B / plain
+    best = (1.0 + margin) / plain
     if most == 0:
-        return rate
+        return 1.0 / plain
     rates, tokens = np.empty(L), np.empty((B, most, max_depth + 1))
     for b in range(B):
         acceptance.by_depth(kept[b], seen[b], prior, gains[b], asked[b, 3], rates)
@@ -101,16 +106,18 @@ def _choose(kept, seen, prior, asked, costs, max_depth, margin, sizes):
                     best = tokens[0, w, d] / seconds
                     sizes[0, 0], sizes[0, 1] = w + 1, d
         return best
+    logs, seconds = np.log(tokens), plain
     for deepest in range(1, max_depth + 1):
         for _ in range(4):
+            price, before = B / seconds, seconds
             nodes, drafting, branching, reached, total, by_context = 0, 0, 0, 0, 0.0, 0.0
             for b in range(B):
-                each, gain = costs[2] + costs[5] * contexts[b] + costs[8], 1.0
+                each, gain = costs[2] + costs[5] * contexts[b] + costs[8], 0.0
                 tried[b, 0], tried[b, 1] = 1, 0
                 for w in range(widths[b]):
                     for d in range(1, deepest + 1):
                         n = (w + 1) * d
-                        value = tokens[b, w, d] - rate * (
+                        value = logs[b, w, d] - price * (
                             n * each + costs[3] * max(0.0, n - room) + costs[9] + (costs[10] if w > 0 else 0.0)
                         )
                         if value > gain:
@@ -122,19 +129,19 @@ def _choose(kept, seen, prior, asked, costs, max_depth, margin, sizes):
                 drafting += n > 0
                 branching += tried[b, 0] > 1
                 reached = max(reached, tried[b, 1])
-                total += tokens[b, tried[b, 0] - 1, tried[b, 1]] if n > 0 else 1.0
+                total += logs[b, tried[b, 0] - 1, tried[b, 1]] if n > 0 else 0.0
             if drafting == 0:
+                seconds = plain
                 break
             beyond = max(0, B + nodes - HINGE) - max(0, B - HINGE)
             seconds = plain + (costs[2] + costs[8]) * nodes + costs[5] * by_context + costs[3] * beyond
             seconds += costs[6] + costs[7] * reached + costs[9] * drafting + costs[10] * branching
-            found = total / seconds
+            found = np.exp(total / B) / seconds
             if found > best:
                 best = found
                 sizes[:] = tried
-            if found <= rate:
+            if abs(seconds - before) < 0.005 * before:
                 break
-            rate = found
     return best
 
 
@@ -142,7 +149,7 @@ def _choose(kept, seen, prior, asked, costs, max_depth, margin, sizes):
 class AdaptivePlan:
     """Width and depth of most expected tokens per second; no drafts while they do not pay, tried again after longer and longer waits.
 
-        speed(width, depth) = sum over sequences of E[tokens | acceptance by depth] / seconds(batch, rows, depth, context)
+        speed(width, depth) = E[tokens | acceptance by depth] / seconds(batch, rows, depth, context), the geometric mean over the batch
 
     Seconds come from the profile, which is measured once for a pair of models (`engine/calibrate.py`, `polydraft tune`) and
     does not change afterwards; acceptance is each sequence's own, from its past rounds, around the profile's (`engine/acceptance.py`).
@@ -150,7 +157,8 @@ class AdaptivePlan:
 
     profile: None to have the engine measure one before its first request; without an engine, assumed costs.
     max_depth, max_width: bounds of the search.  margin: share by which drafting must promise to beat plain decoding.
-    first_pause, longest_pause: rounds without drafts after a stop, doubled each time one probing draft changes nothing.
+    first_pause, longest_pause: rounds without drafts after a stop, at least and at most: so many that a probing draft costs 1% of
+        them, doubled each time one changes nothing.
 
     After Yan et al. 2024, "Decoding Speculative Decoding" (arXiv 2402.01528), section on throughput.
 
@@ -167,7 +175,7 @@ class AdaptivePlan:
     first_pause: int = 4
     longest_pause: int = 256
     _planned: list[tuple[int, int, bool, int]] = field(default_factory=list, init=False, repr=False, compare=False)
-    _last: list[list[int]] = field(default_factory=list, init=False, repr=False, compare=False)
+    _last: tuple[list[list[int]], float] = field(default=([], 0.0), init=False, repr=False, compare=False)
 
     @property
     def known(self) -> Profile:
@@ -180,43 +188,48 @@ class AdaptivePlan:
     def _prior(self) -> np.ndarray:
         return self.known.priors
 
-    def _sizes(self, records: Seq[Acceptance], widths: list[int], contexts: list[int]) -> list[list[int]]:
+    def _sizes(self, records: Seq[Acceptance], widths: list[int], contexts: list[int]) -> tuple[list[list[int]], float]:
         known, sizes = self.known, np.empty((len(records), 2), np.int64)
         if len(records) == 1:
             kept, seen = records[0].kept[None], records[0].seen[None]
         else:
             kept, seen = np.array([r.kept for r in records]), np.array([r.seen for r in records])
         asked = np.array([[r.gain, w, c, r.looks] for r, w, c in zip(records, widths, contexts, strict=True)])
-        _choose(kept, seen, known.priors, asked, known.costs.flat, self.max_depth, self.margin, sizes)
-        return sizes.tolist()
+        speed = _choose(kept, seen, known.priors, asked, known.costs.flat, self.max_depth, self.margin, sizes)
+        return sizes.tolist(), speed
+
+    def promise(self, sequences: Seq[Sequence], out: Seq[bool]) -> tuple[list[list[int]], float]:
+        """(width, depth) for each sequence, and the speed that they promise: the geometric mean of tokens per second over the batch.
+
+        out: sequences that draft nothing in any case.  At temperature 0 one chain, as a second path would be a copy.
+        """
+        widest, records = min(self.max_width, self.known.max_width), [s.acceptance for s in sequences]
+        widths = [0 if o else 1 if s.request.params.greedy else widest for o, s in zip(out, sequences, strict=True)]
+        seen = [(id(r), r.looks, r.due, w) for r, w in zip(records, widths, strict=True)]
+        if seen != self._planned:
+            self._planned, self._last = seen, self._sizes(records, widths, [len(s.token_ids) for s in sequences])
+        return self._last
 
     def best(self, rate: float, *, batch: int = 1, context: int = 0, greedy: bool = False) -> Budget:
         """The budget for a known acceptance of one draft, the same at every depth."""
         record = Acceptance(kept=np.full(DEPTHS, 1e9 * rate), seen=np.full(DEPTHS, 1e9))
         width = 1 if greedy else min(self.max_width, self.known.max_width)
-        w, d = self._sizes([record] * batch, [width] * batch, [context] * batch)[0]
+        w, d = self._sizes([record] * batch, [width] * batch, [context] * batch)[0][0]
         return Budget(w * d, d, w)
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
-        """One each; at temperature 0 one chain, as a second path would be a copy."""
+        """One each."""
         if len(sequences) == 1 and sequences[0].acceptance.waiting:
             sequences[0].acceptance.waiting -= 1
             return [_NOTHING]
-        widest = min(self.max_width, self.known.max_width)
-        records = [s.acceptance for s in sequences]
-        out = [r.waiting > 0 or not s.drafting for r, s in zip(records, sequences, strict=True)]
-        widths = [0 if o else 1 if s.request.params.greedy else widest for o, s in zip(out, sequences, strict=True)]
-        if not any(widths):
-            sizes = [[1, 0]] * len(sequences)
-        else:
-            seen = [(id(r), r.looks, r.due, w) for r, w in zip(records, widths, strict=True)]
-            if seen != self._planned:
-                self._planned, self._last = seen, self._sizes(records, widths, [len(s.token_ids) for s in sequences])
-            sizes = self._last
-        return [self._budget(r, o, w, d) for r, o, (w, d) in zip(records, out, sizes, strict=True)]
+        out = [s.acceptance.waiting > 0 or not s.drafting for s in sequences]
+        sizes, _ = ([[1, 0]] * len(sequences), 0.0) if all(out) else self.promise(sequences, out)
+        alone = not any(d for _, d in sizes)
+        return [self._budget(s, o, w, d, alone) for s, o, (w, d) in zip(sequences, out, sizes, strict=True)]
 
-    def _budget(self, record: Acceptance, out: bool, width: int, depth: int) -> Budget:
-        """Keeps the account of pauses: when one ends and nothing promises a gain, a single draft probes."""
+    def _budget(self, sequence: Sequence, out: bool, width: int, depth: int, alone: bool) -> Budget:
+        """Keeps the account of pauses: when one ends and nothing promises a gain, a single draft probes, and another if it fitted well."""
+        record = sequence.acceptance
         if out:
             record.waiting = max(record.waiting - 1, 0)
             return _NOTHING
@@ -224,13 +237,21 @@ class AdaptivePlan:
             if depth > 1 or width > 1:
                 record.pause = 0
             return Budget(width * depth, depth, width)
-        if record.due:
-            record.due = False
+        if record.due or record.rate > record.before + RISEN:
+            record.due, record.before, record.rounds = False, record.rate, 0
             record.fade(min(1.0, REMEMBERED / max(float(record.seen[0]), REMEMBERED)))
             return _PROBE
-        record.pause = min(max(2 * record.pause, self.first_pause), self.longest_pause)
+        shortest = (
+            self.shortest_pause(len(sequence.token_ids)) if alone else self.first_pause
+        )  # beside others' drafts a probe is cheap
+        record.pause = min(max(2 * record.pause, shortest), self.longest_pause)
         record.waiting, record.due = record.pause, True
         return _NOTHING
+
+    def shortest_pause(self, context: int) -> int:
+        """Rounds of the first pause: enough that the probe at its end costs no more than PROBING of them."""
+        probe, plain = (self.known.costs.seconds([size], [context]) for size in ((1, 1), (1, 0)))
+        return max(self.first_pause, math.ceil((probe / plain - 1) / PROBING))
 
     def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         """Fold the round into each sequence's record; see `engine/acceptance.py`."""

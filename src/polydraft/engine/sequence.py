@@ -105,7 +105,8 @@ class Sequence:
     """The engine's record of a sample while it runs.
 
     token_ids: prompt and output, the one truth about what is committed.  slot: None while waiting.
-    state: the drafter's, or None where drafting is off.  acceptance: how well drafts have fitted so far.
+    state: the drafter's, or None where drafting is off.  num_read: committed tokens that the state has been told.
+    acceptance: how well drafts have fitted so far.
     """
 
     request: Request
@@ -115,6 +116,7 @@ class Sequence:
     arrival: float = field(default_factory=perf_counter)
     slot: int | None = None
     state: Any = None
+    num_read: int = 0
     drafting: bool = True
     acceptance: Acceptance = field(default_factory=Acceptance)
 

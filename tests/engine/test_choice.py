@@ -1,0 +1,124 @@
+"""The choice between drafters: by what each promises, from the past only, with a rule that is exact for each."""
+
+import pytest
+from tables import TableModel, plain_greedy
+from test_loop import p_value
+from test_plan import costs
+
+from polydraft import Engine, SamplingParams
+from polydraft.core import SiblingLaw
+from polydraft.drafters.lookahead import LookaheadDrafter
+from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.ngram import NgramDrafter
+from polydraft.engine.acceptance import DEPTHS
+from polydraft.engine.choice import Choice, ChoicePlan
+from polydraft.engine.plan import AdaptivePlan
+from polydraft.engine.profile import Profile
+from polydraft.errors import IncompatibleError, InvalidInputError
+
+
+def plans(*rates, **seconds):
+    known = costs(**({"rows": 0.02, "depths": 0.02} | seconds))
+    return [AdaptivePlan(Profile(known, (r,) * DEPTHS, 2), max_depth=4) for r in rates]
+
+
+def made(rates=(0.6, 0.6), *, seqs=4, V=7, fit=0.7, kind=Choice, **model):
+    target = TableModel(max_num_seqs=seqs, V=V, **model)
+    small = TableModel(seed=1, max_num_seqs=seqs, V=V, **model)
+    small.logits = fit * target.logits + (1 - fit) * small.logits
+    choice = kind({"model": ModelDrafter(small), "ngram": NgramDrafter()})
+    return Engine(target, choice, choice.rule(), ChoicePlan(choice, plans(*rates)))
+
+
+def sources(sample):
+    return {o.source for o in sample.origins} - {"target"}
+
+
+def test_each_law_gets_its_best_rule():
+    rule = made().verifier
+    assert {law: r.info.name for law, r in rule.rules.items()} == {
+        SiblingLaw.IID: "greedy_traversal",
+        SiblingLaw.POINT_MASS: "match",
+    }
+    assert rule.info.lossless
+
+
+def test_greedy_output_is_the_tables_whoever_drafts():
+    results = made().generate([[1, 2, 3], [4], [5, 5, 0, 1]], SamplingParams(temperature=0, max_tokens=40))
+    for prompt, result in zip([[1, 2, 3], [4], [5, 5, 0, 1]], results, strict=True):
+        assert result.token_ids == plain_greedy(TableModel(), prompt, 40)
+        assert result.stats.drafter_error is None
+
+
+def test_the_law_of_several_rounds_is_kept():
+    both = made((0.4, 0.5), seqs=8, V=3)
+    assert p_value(both, [1, 2], 3, 600) > 1e-3
+    shown = both.generate([[1, 2]], SamplingParams(max_tokens=40, n=8, seed=1))[0].samples
+    assert {"model", "ngram"} <= set().union(*map(sources, shown))
+
+
+class Peeking(Choice):
+    """Wrong: looks at the model's draft, and takes the copy instead where that begins with token 0."""
+
+    def propose(self, states, budgets):
+        self.current = 0
+        draft = super().propose(states, budgets)
+        if draft.tree.num_nodes > 1 and (draft.tree.tokens[:, 1] == 0).all():
+            self.current = 1
+            draft = super().propose(states, budgets)
+        return draft
+
+
+def test_a_choice_made_after_a_look_at_the_draft_is_caught():
+    assert p_value(made((0.6, 0.6), seqs=1, V=3, fit=0.0, kind=Peeking), [1, 2, 1, 2], 2, 600) < 1e-3
+    assert p_value(made((0.6, 0.6), seqs=1, V=3, fit=0.0), [1, 2, 1, 2], 2, 600) > 1e-3
+
+
+def test_the_better_drafter_does_the_work_and_the_other_is_tried_again():
+    params = SamplingParams(seed=3, max_tokens=300)
+    fits = made(fit=1.0, max_model_len=400).generate([[1, 2]], params)[0]
+    assert fits.stats.tokens_per_call > 2
+    by = [o.source for o in fits.samples[0].origins]
+    assert by.count("model") > 20 * max(1, by.count("ngram"))
+    cycle = made(fit=0.0, rates=(0.7, 0.1), max_model_len=400)
+    loop = cycle.generate([[1, 2]], SamplingParams(temperature=0, max_tokens=300))[0]
+    by = [o.source for o in loop.samples[0].origins]
+    assert by.count("ngram") > 5 * by.count("model")
+
+
+def test_arms_that_sat_out_draft_as_fresh_readers_of_the_text():
+    both = made(rates=(0.6, 0.6))
+    for _ in both.stream([1, 2, 3], SamplingParams(seed=2, max_tokens=40)):
+        for s in both._running:
+            if s.drafting and s.num_read == len(s.token_ids):
+                model = s.state.states[0]
+                assert s.state.unread[0][0] == model.context[-1]
+                assert [*model.context, *s.state.unread[0][1:]] == s.token_ids
+                assert [*s.state.states[1].tokens, *s.state.unread[1][1:]] == s.token_ids
+
+
+def test_one_profile_and_one_seed_give_one_text_whatever_ran_before():
+    params, first, second = SamplingParams(seed=4, max_tokens=40), made(), made()
+    second.generate([[3, 3]], SamplingParams(seed=9, max_tokens=30))
+    assert first.generate([[1, 2]], params)[0].token_ids == second.generate([[1, 2]], params)[0].token_ids
+
+
+def test_drafters_are_named_together_and_measured_before_the_first_request(monkeypatch):
+    monkeypatch.setenv("POLYDRAFT_CACHE", "off")
+    target, small = TableModel(max_num_seqs=4), TableModel(seed=1, max_num_seqs=4)
+    engine = Engine.of(target, draft_model=small, drafter="model,ngram", drafter_options={"ngram": {"max_ngram": 3}})
+    assert engine.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=12))[0].token_ids == plain_greedy(
+        target, [1, 2, 3], 12
+    )
+    assert all(p.profile is not None and not p.profile.about.get("assumed") for p in engine.plan.plans)
+    assert engine.summary()["drafter"] == "model,ngram"
+
+
+def test_what_cannot_be_chosen_between_is_refused_with_advice():
+    target, small = TableModel(), TableModel(seed=1)
+    with pytest.raises(InvalidInputError, match="draft model"):
+        Engine.of(target, draft_model=small, drafter=["model", "model:chain"])
+    with pytest.raises(InvalidInputError, match="name one drafter"):
+        Engine.of(target, draft_model=small, drafter=["model", "ngram"], depth=3)
+    with pytest.raises(IncompatibleError, match="Use it alone"):
+        Choice({"lookahead": LookaheadDrafter(), "ngram": NgramDrafter()})

@@ -1,0 +1,133 @@
+"""Drafters that pause: not called while nothing is drafted, and up to date when they are asked again."""
+
+import pytest
+import torch
+from tables import TableModel, plain_greedy
+
+from polydraft import SamplingParams
+from polydraft.core import Budget, Request
+from polydraft.drafters.mixture import MixtureDrafter
+from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.ngram import NgramDrafter
+from polydraft.drafters.phrases import PhraseDrafter
+from polydraft.engine.loop import Loop
+from polydraft.registry import verifier
+
+
+class Script:
+    """Depths by round; the last one is kept."""
+
+    def __init__(self, *depths):
+        self.depths = list(depths)
+
+    def budgets(self, sequences):
+        depth = self.depths.pop(0) if len(self.depths) > 1 else self.depths[0]
+        return [Budget(depth, depth)] * len(sequences)
+
+    def learn(self, sequences, draft, processed, outcome):
+        pass
+
+
+class Spy:
+    """A drafter that notes what it is told."""
+
+    def __init__(self, drafter):
+        self.drafter, self.info, self.needs = drafter, drafter.info, drafter.needs
+        self.calls, self.told, self.asked = [], [], []
+
+    def start(self, requests):
+        return self.drafter.start(requests)
+
+    def propose(self, states, budgets):
+        self.calls.append("propose")
+        self.asked.append(self.drafter.propose(states, budgets))
+        return self.asked[-1]
+
+    def observe(self, states, outcome, scores):
+        self.calls.append("observe")
+        self.told.append(outcome.emitted(scores.tree))
+        return self.drafter.observe(states, outcome, scores)
+
+    def release(self, states):
+        self.drafter.release(states)
+
+
+MAKERS = {
+    "model": lambda: ModelDrafter(TableModel(seed=1, max_num_seqs=8)),
+    "ngram": NgramDrafter,
+    "mixture": lambda: MixtureDrafter(
+        {
+            "model": ModelDrafter(TableModel(seed=1, max_num_seqs=8), "top_k"),
+            "ngram": NgramDrafter(),
+            "phrases": PhraseDrafter(learn=False),
+        }
+    ),
+}
+
+
+def run(spy, *depths, prompts=((1, 2, 3, 1, 2),), max_tokens=24, temperature=1.0):
+    loop = Loop(TableModel(), spy, verifier("traversal" if spy.info.name == "model" else "match"), Script(*depths))
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
+    for i, prompt in enumerate(prompts):
+        loop.add_request(Request(str(i), tuple(prompt), params, 5 + i))
+    done = {}
+    while loop.has_unfinished_requests:
+        for output in loop.step():
+            done[output.request_id] = output.sample
+    return [done[str(i)] for i in range(len(prompts))]
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_drafter_that_pauses_is_not_called(kind):
+    spy = Spy(MAKERS[kind]())
+    run(spy, 2, *[0] * 8, 2)
+    after = spy.calls.index("observe") + 1
+    assert spy.calls[:after] == ["propose", "observe"]
+    assert spy.calls[after : after + 2] == ["observe", "propose"] and len(spy.told[1][0]) == 8
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_drafter_that_comes_back_has_read_every_token_once(kind):
+    spy = Spy(MAKERS[kind]())
+    prompts = ((1, 2, 3, 1, 2), (4, 5))
+    samples = run(spy, 0, 0, 0, 3, 0, 0, 2, 2, 0, 0, 0, 0, 0, 3, prompts=prompts, max_tokens=40)
+    for b, sample in enumerate(samples):
+        told = [t for emitted in spy.told if len(emitted) == 2 for t in emitted[b]]
+        assert len(told) > 20 and told[:20] == sample.token_ids[:20]
+
+
+@pytest.mark.parametrize("kind", ["model", "ngram"])
+def test_what_it_then_drafts_is_what_a_fresh_reader_of_the_text_drafts(kind):
+    spy = Spy(MAKERS[kind]())
+    (sample,) = run(spy, 2, 0, 0, 0, 0, 3)
+    draft = spy.asked[1]
+    so_far = (1, 2, 3, 1, 2, *(t for e in spy.told[:2] for t in e[0]))
+    fresh = MAKERS[kind]()
+    again = fresh.propose(fresh.start([Request("0", so_far, SamplingParams(), 5)]), [Budget(3, 3)])
+    assert so_far[5:] == tuple(sample.token_ids[: len(so_far) - 5])
+    assert torch.equal(again.tree.tokens, draft.tree.tokens) and torch.equal(again.tree.parents, draft.tree.parents)
+
+
+def test_one_that_reads_the_targets_rows_is_told_of_every_round():
+    spy = Spy(PhraseDrafter())
+    run(spy, 2, *[0] * 8, 2)
+    assert spy.needs == {"logits"} and [len(e[0]) for e in spy.told[1:9]] == [1] * 8
+
+
+def test_pauses_change_no_greedy_token_and_credit_no_stale_source():
+    spy = MAKERS["mixture"]()
+    (sample,) = run(spy, 3, 3, 0, 0, 3, 0, 0, 0, 3, temperature=0.0)
+    assert sample.token_ids == plain_greedy(TableModel(), (1, 2, 3, 1, 2), 24)
+    assert len(sample.origins) == 24 and sum(o.source == "target" for o in sample.origins) == sample.stats.target_calls
+
+
+def test_a_drafter_that_fails_while_catching_up_is_switched_off():
+    class Broken(NgramDrafter):
+        def observe(self, states, outcome, scores):
+            if scores.tree.num_nodes > 3:
+                raise RuntimeError("no room")
+            return super().observe(states, outcome, scores)
+
+    with pytest.warns(match="no room"):
+        (sample,) = run(Broken(), *[0] * 6, 2, temperature=0.0)
+    assert sample.token_ids == plain_greedy(TableModel(), (1, 2, 3, 1, 2), 24) and sample.stats.drafter_error
