@@ -231,9 +231,12 @@ class Outcome:
         return [nodes[:count] for nodes, count in zip(path, counts, strict=True)], token
 
     def emitted(self, tree: TokenTree) -> list[list[int]]:
-        """The tokens that each row emits: accepted path, then the extra token."""
-        rows = zip(tree.lists[0], *self.lists, strict=True)
-        return [[*(tokens[n] for n in path), extra] for tokens, path, extra in rows]
+        """The tokens that each row emits: accepted path, then the extra token. Read off once for a tree; not to be changed."""
+        known = self.__dict__.get("_emitted")
+        if known is None or known[0] is not tree:
+            rows = zip(tree.lists[0], *self.lists, strict=True)
+            known = self.__dict__["_emitted"] = tree, [[*(tokens[n] for n in path), extra] for tokens, path, extra in rows]
+        return known[1]
 
 
 class Verdict(Protocol):
