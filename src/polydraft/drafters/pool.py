@@ -4,13 +4,16 @@ import threading
 from collections.abc import Sequence
 
 import numpy as np
+import torch
+from jaxtyping import Float
 from numba import njit
+from torch import Tensor
 
-from polydraft.drafters.growth import GrownTree, add_node, is_full
+from polydraft.drafters.growth import TOKEN, GrownTree, add_node, is_full
 from polydraft.drafters.recent import by_age, find, insert, new_index, touch
 from polydraft.errors import InvalidInputError
 
-__all__ = ["PhrasePool", "add_phrase", "read_text"]
+__all__ = ["PhrasePool", "add_phrase", "most_likely", "read_text"]
 
 
 class PhrasePool:
@@ -128,7 +131,7 @@ def _hang(pool, tree, node, count):
     """Hang up to `count` phrases on a node, latest first; returns the nodes where they end, -1 behind them."""
     index, sizes, phrases = pool
     ends, num = np.full(max(count, 1), -1, np.int64), 0
-    at = find(index, tree[0][0, node])
+    at = find(index, tree[0][TOKEN, node])
     if at >= 0:
         for i in range(sizes[at] - 1, max(-1, sizes[at] - 1 - count), -1):
             end = np.int64(node)
@@ -149,3 +152,15 @@ def _draft(pool, tree, count):
         at = end
         while at >= 0 and not is_full(tree):
             at = _hang(pool, tree, at, 1)[0]
+
+
+def most_likely(logits: Float[Tensor, "B N V"]) -> np.ndarray:
+    """[B, N] the target's argmaxes, the first one of equals.
+
+    Example:
+        >>> most_likely(torch.tensor([[[0.0, 2.0, 1.0]]])).tolist()
+        [[1]]
+    """
+    if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
+        return logits.detach().numpy().argmax(-1)  # in vector registers, which torch's is not
+    return logits.argmax(-1).cpu().numpy()
