@@ -12,7 +12,7 @@ from numba import njit
 
 from polydraft.core import Budget, Draft, SiblingLaw, TokenTree, TreeShape
 
-__all__ = ["GrownTree", "add_node", "add_ranked", "end_ids", "is_full", "num_paths", "point_mass"]
+__all__ = ["PARENT", "TOKEN", "GrownTree", "add_node", "add_ranked", "end_ids", "is_full", "num_paths", "point_mass"]
 
 TOKEN, PARENT, DEPTH, INNER, ABOUT = range(5)
 """Rows of a tree's cells: a column for each node, and what is known of the whole."""
