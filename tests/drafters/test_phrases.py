@@ -10,7 +10,7 @@ from tables import plain_greedy
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import AuxRows, Budget, Outcome, Scores, TokenTree
-from polydraft.drafters.growth import GrownTree
+from polydraft.drafters.growth import end_ids
 from polydraft.drafters.lookahead import LookaheadDrafter, Window
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.ngram import NgramDrafter
@@ -48,9 +48,7 @@ def test_reading_a_text_in_parts_stores_what_reading_it_at_once_stores():
 def test_phrases_go_on_until_the_tree_is_full():
     pool = PhrasePool(2)
     pool.read([1, 2, 3, 4, 5, 1])
-    grown = GrownTree(1, Budget(6, 6))
-    pool.draft(grown, 3)
-    assert grown.tokens == [1, 2, 3, 4, 5]
+    assert pool.draft(1, Budget(6, 6), end_ids(())).tokens == [1, 2, 3, 4, 5]
 
 
 def test_threads_share_a_pool_within_its_bounds():

@@ -13,7 +13,7 @@ from sessions import laws, models, play, requests
 from polydraft import Engine, registry
 from polydraft.core import Budget
 from polydraft.drafters.index_file import fingerprint
-from polydraft.drafters.trigram import TrigramDrafter, TrigramStore, TrigramTable, _search
+from polydraft.drafters.trigram import TrigramDrafter, TrigramStore, TrigramTable, _explore, _search
 from polydraft.drafters.trigram_table import WIDTH
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
@@ -128,7 +128,9 @@ TABLE = TrigramTable.build([[0, 1, 2, 3, 4, 0, 1, 2, 4, 3, 0, 1, 3, 2, 0, 1, 2, 
 
 
 def search(table, tokens=(0, 1), iterations=150, c1=32.0, c2=8.0, levels=3, seed=0, num_paths=24):
-    return _search(table.arrays, TrigramStore(1).arrays, *tokens, levels, iterations, c1, c2, num_paths, seed, 0, 9)
+    return _search(
+        table.arrays, TrigramStore(1).arrays, *tokens, levels, iterations, _explore(iterations, c1, c2), num_paths, seed, 0, 9
+    )
 
 
 def naive_search(table, a, b, levels, iterations, c1, c2, uniform):

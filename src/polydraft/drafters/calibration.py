@@ -13,6 +13,7 @@ import numpy as np
 from numba import njit
 
 from polydraft.core import Budget
+from polydraft.drafters.growth import GrownTree, add_ranked, limits, new_cells, plant
 from polydraft.errors import InvalidInputError
 
 __all__ = ["Calibration"]
@@ -63,7 +64,16 @@ class Calibration:
     def select(self, nodes: tuple[np.ndarray, ...], budget: Budget) -> tuple[np.ndarray, ...]:
         """(token, parent, source, value) of the nodes taken, most valuable first; parents index them, -1 is the root."""
         with self.lock:
-            return _select(self.cells, self.totals, *nodes, budget.max_nodes, budget.max_depth, budget.width)
+            return _select(self.cells, self.totals, *nodes, *limits(budget))
+
+    def grow(
+        self, root: int, nodes: tuple[np.ndarray, ...], budget: Budget, eos: np.ndarray
+    ) -> tuple[GrownTree, tuple[np.ndarray, ...]]:
+        """The tree of what `select` takes, and (token, parent, source) of that."""
+        tree = new_cells(budget), eos
+        with self.lock:
+            size, *taken = _grow(tree, root, self.cells, self.totals, *nodes, *limits(budget))
+        return GrownTree.grown(tree, size), tuple(taken)
 
 
 @njit(cache=True)
@@ -163,3 +173,10 @@ def _select(cells, totals, token, parent, source, score, max_nodes, max_depth, w
         out_source[num], out_value[num] = credit[take], value[take]
         num += 1
     return out_token[:num], out_parent[:num], out_source[:num], out_value[:num]
+
+
+@njit(cache=True)
+def _grow(tree, root, cells, totals, token, parent, source, score, max_nodes, max_depth, width):
+    plant(tree, root, max_nodes, max_depth, width)
+    taken = _select(cells, totals, token, parent, source, score, max_nodes, max_depth, width)
+    return add_ranked(tree, taken[0], taken[1], taken[3]), taken[0], taken[1], taken[2]

@@ -1,21 +1,40 @@
 """A tree of deterministic drafts, grown node by node under a budget: what every training-free drafter builds.
 
 Children are merged by token, so that no two nodes spell the same prefix; nothing hangs on an end-of-sequence token.
-A tree lives in arrays, so that a compiled drafter grows it in one call; the methods are for drafters in Python.
+A tree lives in an array, so that a compiled drafter grows it in one call; the methods are for drafters in Python. Between two
+passes of a model nothing of all this is in the processor's caches: few different functions a round are worth more than few steps.
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from numba import njit
+from torch import Tensor
 
 from polydraft.core import Budget, Draft, SiblingLaw, TokenTree, TreeShape
 
-__all__ = ["PARENT", "TOKEN", "GrownTree", "add_node", "add_ranked", "end_ids", "is_full", "num_paths", "point_mass"]
+__all__ = [
+    "PARENT",
+    "SCORE",
+    "TOKEN",
+    "GrownTree",
+    "add_node",
+    "add_ranked",
+    "end_ids",
+    "is_full",
+    "limits",
+    "new_cells",
+    "num_paths",
+    "plant",
+    "point_mass",
+    "size_of",
+]
 
-TOKEN, PARENT, DEPTH, INNER, ABOUT = range(5)
-"""Rows of a tree's cells: a column for each node, and what is known of the whole."""
+TOKEN, PARENT, DEPTH, INNER, SCORE, ABOUT = range(6)
+"""Rows of a tree's cells: a column for each node (the scores are the bits of float64), and what is known of the whole."""
 NUM, PATHS, MAX_NODES, MAX_DEPTH, WIDTH = range(5)
 """Columns of the row ABOUT. NUM counts the root."""
 
@@ -31,7 +50,7 @@ class GrownTree:
     root: last committed token.  eos: ids that end a path, best given by `end_ids`.
     scores: what the source thinks of each node once its parent is accepted, in [0, 1]; only a mixture reads it, no verifier.
     A path is what leads from the root to a leaf: `budget.width` bounds their number, and so the nodes of every depth.
-    arrays: (cells, scores, eos), for the compiled functions of this module.
+    arrays: (cells, eos), for the compiled functions of this module.
 
     Example:
         >>> tree = GrownTree(5, Budget(max_nodes=3, max_depth=2, width=2))
@@ -42,15 +61,15 @@ class GrownTree:
     """
 
     def __init__(self, root: int, budget: Budget, eos: Collection[int] | np.ndarray = ()) -> None:
-        room = max(budget.max_nodes, WIDTH) + 1
-        ends = eos if isinstance(eos, np.ndarray) else end_ids(eos)
-        self.arrays = np.empty((5, room), np.int64), np.empty(room), ends
-        _plant(*self.arrays[:2], root, budget.max_nodes, budget.max_depth, budget.width)
+        self.arrays = new_cells(budget), eos if isinstance(eos, np.ndarray) else end_ids(eos)
+        self.size = plant(self.arrays, root, *limits(budget))
 
-    @property
-    def size(self) -> int:
-        """Nodes, the root among them."""
-        return int(self.arrays[0][ABOUT, NUM])
+    @classmethod
+    def grown(cls, arrays: tuple[np.ndarray, np.ndarray], size: int) -> "GrownTree":
+        """What a compiled drafter has planted and grown to this size."""
+        tree = cls.__new__(cls)
+        tree.arrays, tree.size = arrays, size
+        return tree
 
     @property
     def num_paths(self) -> int:
@@ -71,7 +90,7 @@ class GrownTree:
 
     @property
     def scores(self) -> list[float]:
-        return self.arrays[1][: self.size].tolist()
+        return self.arrays[0][SCORE, : self.size].view(np.float64).tolist()
 
     def child(self, parent: int, token: int) -> int:
         """The node of this child, or -1."""
@@ -79,7 +98,9 @@ class GrownTree:
 
     def add(self, parent: int, token: int, score: float = 1.0) -> int:
         """The node of this child, new if need be; -1 if it does not fit. score: see the class."""
-        return int(add_node(self.arrays, parent, token, score))
+        node = add_node(self.arrays, parent, token, score)
+        self.size = size_of(self.arrays)
+        return node
 
     def add_path(self, tokens: Iterable[int], parent: int = 0, score: float = 1.0) -> int:
         """Follow tokens down from `parent`, as far as they fit; returns the last node reached."""
@@ -95,14 +116,34 @@ class GrownTree:
 
         What hangs on a refused candidate is refused with it.
         """
-        add_ranked(self.arrays, tokens, parents, scores)
+        self.size = add_ranked(self.arrays, tokens, parents, scores)
+
+
+def new_cells(budget: Budget) -> np.ndarray:
+    """Room for a tree within a budget, still to be planted."""
+    return np.empty((6, max(budget.max_nodes, WIDTH) + 1), np.int64)
+
+
+def limits(budget: Budget) -> tuple[int, int, int]:
+    """A budget as `plant` takes it."""
+    return budget.max_nodes, budget.max_depth, budget.width
 
 
 @njit(cache=True)
-def _plant(cells, scores, root, max_nodes, max_depth, width):
+def plant(tree, root, max_nodes, max_depth, width):
+    """Begin a tree in cells that may hold anything; returns its size, which is 1."""
+    cells = tree[0]
     about = cells[ABOUT]
     about[NUM], about[PATHS], about[MAX_NODES], about[MAX_DEPTH], about[WIDTH] = 1, 0, max_nodes, max_depth, width
-    cells[TOKEN, 0], cells[PARENT, 0], cells[DEPTH, 0], cells[INNER, 0], scores[0] = root, -1, 0, 0, 1.0
+    cells[TOKEN, 0], cells[PARENT, 0], cells[DEPTH, 0], cells[INNER, 0] = root, -1, 0, 0
+    cells[SCORE].view(np.float64)[0] = 1.0
+    return 1
+
+
+@njit(cache=True)
+def size_of(tree):
+    """Nodes of a tree, the root among them."""
+    return tree[0][ABOUT, NUM]
 
 
 @njit(cache=True)
@@ -128,7 +169,7 @@ def _child(cells, parent, token):
 @njit(cache=True)
 def add_node(tree, parent, token, score):
     """`GrownTree.add`, for compiled callers."""
-    cells, scores, eos = tree
+    cells, eos = tree
     node = _child(cells, parent, token)
     if node >= 0:
         return node
@@ -145,30 +186,40 @@ def add_node(tree, parent, token, score):
     about[PATHS] += opens_path
     cells[INNER, parent] = 1
     cells[TOKEN, node], cells[PARENT, node], cells[DEPTH, node], cells[INNER, node] = token, parent, cells[DEPTH, parent] + 1, 0
-    scores[node] = score
+    cells[SCORE].view(np.float64)[node] = score
     return node
 
 
 @njit(cache=True)
 def add_ranked(tree, tokens, parents, scores):
-    """`GrownTree.add_ranked`, for compiled callers."""
+    """`GrownTree.add_ranked`, for compiled callers; returns the size of the tree."""
     nodes = np.empty(len(tokens), np.int64)
     for i in range(len(tokens)):
         above = 0 if parents[i] < 0 else nodes[parents[i]]
         nodes[i] = -1 if above < 0 else add_node(tree, above, tokens[i], scores[i])
+    return tree[0][ABOUT, NUM]
+
+
+@lru_cache(maxsize=1024)
+def _no_rows(B: int, N: int) -> Int[Tensor, "B N"]:
+    """The rows of a draft without a q, the same tensor for all drafts of this size."""
+    return torch.full((B, N), -1)
 
 
 def point_mass(grown: Sequence[GrownTree]) -> Draft:
-    """A batch of grown trees as a draft without a q.
+    """A batch of grown trees as a draft without a q; the tree of a batch of one is not copied.
 
     Example:
         >>> point_mass([GrownTree(5, Budget(0, 0))]).law.name
         'POINT_MASS'
     """
-    sizes = [g.size for g in grown]
-    arrays = np.full((3, len(grown), max(sizes)), -1)  # tokens, parents, rows
-    for b, (g, size) in enumerate(zip(grown, sizes, strict=True)):
-        arrays[:2, b, :size] = g.arrays[0][:2, :size]
-        arrays[0, b, size:] = 0
-    tokens, parents, rows = torch.from_numpy(arrays).unbind()
-    return Draft(TokenTree(tokens, parents), SiblingLaw.POINT_MASS, TreeShape.GROWN, None, rows)
+    size = max([g.size for g in grown])
+    if len(grown) == 1:
+        cells = grown[0].arrays[0]
+        arrays = cells[TOKEN : TOKEN + 1, :size], cells[PARENT : PARENT + 1, :size]
+    else:
+        arrays = np.zeros((len(grown), size), np.int64), np.full((len(grown), size), -1)
+        for b, g in enumerate(grown):
+            arrays[0][b, : g.size], arrays[1][b, : g.size] = g.arrays[0][TOKEN, : g.size], g.arrays[0][PARENT, : g.size]
+    tree = TokenTree(torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1]))
+    return Draft(tree, SiblingLaw.POINT_MASS, TreeShape.GROWN, None, _no_rows(len(grown), size))

@@ -186,9 +186,7 @@ class LookaheadDrafter:
 
     def grow(self, state: LookaheadState, budget: Budget) -> GrownTree:
         """The latest phrases of the last token, each going on phrase by phrase."""
-        grown = GrownTree(state.tokens[-1], budget, self._eos)
-        state.pool.draft(grown, budget.width)
-        return grown
+        return state.pool.draft(state.tokens[-1], budget, self._eos)
 
     def propose(self, states: Sequence[LookaheadState], budgets: Sequence[Budget]) -> Draft:
         """Phrases of the pool for each row; a token without any gives an empty row."""

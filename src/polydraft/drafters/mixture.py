@@ -25,7 +25,7 @@ from polydraft import registry
 from polydraft.core import AuxRows, Budget, Draft, Drafter, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
 from polydraft.drafters import index_file
 from polydraft.drafters.calibration import Calibration
-from polydraft.drafters.growth import PARENT, TOKEN, GrownTree, end_ids, point_mass
+from polydraft.drafters.growth import PARENT, SCORE, TOKEN, end_ids, point_mass
 from polydraft.drafters.parts import Auxiliary, Parts, Resumable, Snapshot
 from polydraft.errors import IncompatibleError, InvalidInputError
 
@@ -158,51 +158,35 @@ class MixtureDrafter:
         for i, source in enumerate(self.sources):
             source.release([state.members[i] for state in states])
 
-    def _trees(
-        self, i: int, states: Sequence[MixtureState], budgets: Sequence[Budget]
-    ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """(tokens, parents, scores) of what source i proposes for each row; the root is node 0."""
+    def _trees(self, i: int, states: Sequence[MixtureState], budgets: Sequence[Budget]) -> list[tuple[np.ndarray, int]]:
+        """(cells, size) of the tree that source i proposes for each row, as in a `GrownTree`."""
         source, members = self.sources[i], [state.members[i] for state in states]
         grow = getattr(source, "grow", None)
         if grow is not None:
             grown = [grow(member, budget) for member, budget in zip(members, budgets, strict=True)]
-            return [
-                (cells[TOKEN, :n], cells[PARENT, :n], scores[:n]) for (cells, scores, _), n in ((g.arrays, g.size) for g in grown)
-            ]
+            return [(g.arrays[0], g.size) for g in grown]
         draft = source.propose(members, budgets)
-        counts = draft.tree.is_node.sum(1).tolist()
-        tokens, parents, rows = draft.tree.tokens.numpy(), draft.tree.parents.numpy(), draft.rows.tolist()
-        found = []
-        for b, n in enumerate(counts):
-            q = draft.probs
-            scores = [
-                1.0 if q is None or row < 0 else float(q[b, row, t]) for row, t in zip(rows[b][:n], tokens[b], strict=False)
-            ]
-            found.append((tokens[b, :n], parents[b, :n], np.array(scores)))
-        return found
-
-    def _nodes(self, states: Sequence[MixtureState], budgets: Sequence[Budget]) -> list[tuple[np.ndarray, ...]]:
-        """What all sources propose, as arrays for `Calibration`."""
-        trees = [self._trees(i, states, budgets) for i in range(len(self.sources))]
-        found = []
-        for own in zip(*trees, strict=True):
-            count = sum(len(scores) - 1 for _, _, scores in own)
-            nodes, score, at = np.empty((3, count), np.int64), np.empty(count), 0
-            for i, tree in enumerate(own):
-                at = _append(nodes, score, at, i, *tree)
-            found.append((*nodes, score))
+        found, q, rows = [], draft.probs, draft.rows.tolist()
+        for b, size in enumerate(draft.tree.is_node.sum(1).tolist()):
+            cells = np.empty((6, size), np.int64)
+            cells[TOKEN], cells[PARENT] = draft.tree.tokens[b, :size].numpy(), draft.tree.parents[b, :size].numpy()
+            drawn = zip(rows[b], cells[TOKEN].tolist(), strict=False)
+            cells[SCORE].view(np.float64)[:] = [1.0 if q is None or row < 0 else float(q[b, row, t]) for row, t in drawn]
+            found.append((cells, size))
         return found
 
     def propose(self, states: Sequence[MixtureState], budgets: Sequence[Budget]) -> Draft:
         """The most valuable nodes of all sources for each row."""
-        trees = []
-        for state, budget, nodes in zip(states, budgets, self._nodes(states, budgets), strict=True):
-            grown = GrownTree(state.tokens[-1], budget, self._eos)
-            taken = state.calibration.select(nodes, budget)
-            grown.add_ranked(taken[0], taken[1], taken[3])
-            state.nodes, state.taken, state.length = nodes, taken[:3], len(state.tokens)
-            trees.append(grown)
-        return point_mass(trees)
+        trees, drafts = [self._trees(i, states, budgets) for i in range(len(self.sources))], []
+        for state, budget, own in zip(states, budgets, zip(*trees, strict=True), strict=True):
+            count = sum([size - 1 for _, size in own])
+            nodes, score, at = np.empty((3, count), np.int64), np.empty(count), 0
+            for i, (cells, size) in enumerate(own):
+                at = _append(nodes, score, at, i, cells, size)
+            state.nodes, state.length = (nodes[0], nodes[1], nodes[2], score), len(state.tokens)
+            grown, state.taken = state.calibration.grow(state.tokens[-1], state.nodes, budget, self._eos)
+            drafts.append(grown)
+        return point_mass(drafts)
 
     def aux(self, states: Sequence[MixtureState]) -> AuxRows | None:
         """The auxiliary rows of the source that needs some."""
@@ -258,13 +242,13 @@ class MixtureDrafter:
 
 
 @njit(cache=True)
-def _append(nodes, score, at, source, tokens, parents, scores):
+def _append(nodes, score, at, source, cells, size):
     """Put the nodes of a tree, less its root, behind `at` candidates; returns how many there are now."""
-    for n in range(1, len(tokens)):
-        i = at + n - 1
-        nodes[0, i], nodes[1, i], nodes[2, i] = tokens[n], at + parents[n] - 1 if parents[n] else -1, source
-        score[i] = scores[n]
-    return at + len(tokens) - 1
+    scores = cells[SCORE].view(np.float64)
+    for n in range(1, size):
+        i, above = at + n - 1, cells[PARENT, n]
+        nodes[0, i], nodes[1, i], nodes[2, i], score[i] = cells[TOKEN, n], at + above - 1 if above else -1, source, scores[n]
+    return at + size - 1
 
 
 def _credit(taken: tuple[np.ndarray, ...], accepted: Sequence[int]) -> list[int]:

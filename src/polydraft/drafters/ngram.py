@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 
 from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
-from polydraft.drafters.growth import GrownTree, add_node, end_ids, is_full, point_mass
+from polydraft.drafters.growth import GrownTree, add_node, end_ids, is_full, limits, new_cells, plant, point_mass, size_of
 from polydraft.drafters.parts import Parts, Snapshot
 from polydraft.errors import InvalidInputError
 
@@ -54,10 +54,6 @@ class NgramState:
     @property
     def tokens(self) -> list[int]:
         return self._text[: self.num_tokens].tolist()
-
-    @property
-    def last(self) -> int:
-        return int(self._text[self.num_tokens - 1])
 
     def extend(self, tokens: Sequence[int] | np.ndarray) -> None:
         """Append to the text and index it."""
@@ -130,8 +126,9 @@ def _places(index, found):
 
 
 @njit(cache=True)
-def _grow(index, tree, max_depth):
+def _grow(tree, index, max_nodes, max_depth, width):
     text, about = index[0], index[3]
+    plant(tree, text[about[KNOWN] - 1], max_nodes, max_depth, width)
     found = np.empty((MOST_PLACES * (about[LONGEST] - about[SHORTEST] + 1), 2), np.int64)
     for f in range(_places(index, found)):
         if is_full(tree):
@@ -141,6 +138,7 @@ def _grow(index, tree, max_depth):
             node = add_node(tree, node, np.int64(text[at]), score)
             if node < 0:
                 break
+    return size_of(tree)
 
 
 class NgramDrafter:
@@ -197,9 +195,8 @@ class NgramDrafter:
 
     def grow(self, state: NgramState, budget: Budget) -> GrownTree:
         """Continuations merged by prefix; the first ones make the paths, later ones may lengthen them; scores grow with the match."""
-        grown = GrownTree(state.last, budget, self._eos)
-        _grow(state.arrays, grown.arrays, budget.max_depth)
-        return grown
+        tree = new_cells(budget), self._eos
+        return GrownTree.grown(tree, _grow(tree, state.arrays, *limits(budget)))
 
     def propose(self, states: Sequence[NgramState], budgets: Sequence[Budget]) -> Draft:
         """Continuations of the known suffixes, within each budget; an unknown suffix gives an empty row."""

@@ -173,11 +173,10 @@ class PhraseDrafter:
 
     def grow(self, state: PhraseState, budget: Budget) -> GrownTree:
         """The small model's chain with the pool's phrases at its end; without a model, phrase by phrase."""
+        if self.model is None:
+            return state.pool.draft(state.tokens[-1], budget, self._eos)
         grown = GrownTree(state.tokens[-1], budget, self._eos)
         if not min(budget.max_nodes, budget.max_depth):
-            return grown
-        if self.model is None:
-            state.pool.draft(grown, budget.width)
             return grown
         room = min(self.length, budget.max_depth // 2) if self.extend else 0
         gamma = min(budget.max_depth, budget.max_nodes)

@@ -9,7 +9,8 @@ from jaxtyping import Float
 from numba import njit
 from torch import Tensor
 
-from polydraft.drafters.growth import TOKEN, GrownTree, add_node, is_full
+from polydraft.core import Budget
+from polydraft.drafters.growth import TOKEN, GrownTree, add_node, is_full, limits, new_cells, plant, size_of
 from polydraft.drafters.recent import by_age, find, insert, new_index, touch
 from polydraft.errors import InvalidInputError
 
@@ -65,11 +66,13 @@ class PhrasePool:
         """Hang up to `count` phrases on a node, latest first."""
         with self.lock:
             _hang(self.arrays, grown.arrays, node, count)
+        grown.size = size_of(grown.arrays)
 
-    def draft(self, grown: GrownTree, count: int) -> None:
-        """Hang up to `count` phrases on the root, and let each go on phrase by phrase, the latest one each time."""
+    def draft(self, root: int, budget: Budget, eos: np.ndarray) -> GrownTree:
+        """Up to `budget.width` phrases of the root, each going on phrase by phrase, the latest one each time."""
+        tree = new_cells(budget), eos
         with self.lock:
-            _draft(self.arrays, grown.arrays, count)
+            return GrownTree.grown(tree, _draft(self.arrays, tree, root, *limits(budget)))
 
     def to_array(self) -> np.ndarray:
         """[P, 1 + length] token and phrase, in the order in which they would leave."""
@@ -147,11 +150,13 @@ def _hang(pool, tree, node, count):
 
 
 @njit(cache=True)
-def _draft(pool, tree, count):
-    for end in _hang(pool, tree, 0, count):
+def _draft(pool, tree, root, max_nodes, max_depth, width):
+    plant(tree, root, max_nodes, max_depth, width)
+    for end in _hang(pool, tree, 0, width):
         at = end
         while at >= 0 and not is_full(tree):
             at = _hang(pool, tree, at, 1)[0]
+    return size_of(tree)
 
 
 def most_likely(logits: Float[Tensor, "B N V"]) -> np.ndarray:

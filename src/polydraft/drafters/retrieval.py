@@ -28,7 +28,18 @@ from pydivsufsort import divsufsort
 
 from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
 from polydraft.drafters import index_file
-from polydraft.drafters.growth import GrownTree, add_ranked, end_ids, is_full, num_paths, point_mass
+from polydraft.drafters.growth import (
+    GrownTree,
+    add_ranked,
+    end_ids,
+    is_full,
+    limits,
+    new_cells,
+    num_paths,
+    plant,
+    point_mass,
+    size_of,
+)
 from polydraft.drafters.parts import Parts, Snapshot
 from polydraft.errors import InvalidInputError
 
@@ -201,12 +212,16 @@ def _longest(index, text, most, least):
 
 @njit(cache=True)
 def _grow(tree, index, text, most, least, max_nodes, max_depth, width):
-    """Continuations of the longest match, then of matches of half the length, and so on."""
+    """Continuations of the longest match, then of matches of half the length, and so on; returns the size of the tree."""
+    plant(tree, text[-1], max_nodes, max_depth, width)
+    if max_nodes == 0 or max_depth == 0:
+        return 1
     m, tried = _longest(index, text, most, least), 0
     while m >= least and m != tried and not is_full(tree) and num_paths(tree) < width:
         token, parent, share = _trie(index, text, m, max_nodes, max_depth, width)
         add_ranked(tree, token, parent, share)
         m, tried = (m + 1) // 2, m
+    return size_of(tree)
 
 
 @njit(cache=True)
@@ -333,13 +348,8 @@ class RetrievalDrafter:
 
     def grow(self, state: RetrievalState, budget: Budget) -> GrownTree:
         """Continuations of the longest match, then of shorter ones; the share of the occurrences is the score."""
-        grown = GrownTree(state.tokens[-1], budget, self._eos)
-        if not min(budget.max_nodes, budget.max_depth):
-            return grown
-        text = np.array(state.tokens[-self.max_match :])
-        limits = self.max_match, self.min_match, budget.max_nodes, budget.max_depth, budget.width
-        _grow(grown.arrays, self.index.arrays, text, *limits)
-        return grown
+        tree, text = (new_cells(budget), self._eos), np.array(state.tokens[-self.max_match :])
+        return GrownTree.grown(tree, _grow(tree, self.index.arrays, text, self.max_match, self.min_match, *limits(budget)))
 
     def propose(self, states: Sequence[RetrievalState], budgets: Sequence[Budget]) -> Draft:
         """The top of the trie for each row; a text whose end is not in the corpus gives an empty row."""

@@ -30,9 +30,9 @@ from numba import njit
 
 from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
 from polydraft.drafters import index_file
-from polydraft.drafters.growth import GrownTree, add_ranked, end_ids, point_mass
+from polydraft.drafters.growth import GrownTree, add_ranked, end_ids, limits, new_cells, plant, point_mass
 from polydraft.drafters.parts import Parts, Snapshot
-from polydraft.drafters.suffix_tree import SuffixTree, Tokens, ends_of, tail_of
+from polydraft.drafters.suffix_tree import SuffixTree, Tokens, ends_of, last_of, tail_of
 from polydraft.errors import InvalidInputError
 
 __all__ = ["SuffixDrafter", "SuffixState", "SuffixStore"]
@@ -182,17 +182,12 @@ class SuffixDrafter:
 
     def grow(self, state: SuffixState, budget: Budget) -> GrownTree:
         """The better of both trees' drafts, with the estimates n(sc)/n(s) * |s|/(|s| + 1) as scores; empty if nothing matches."""
-        grown = GrownTree(state.tree.last, budget, self._eos)
-        if not min(budget.max_nodes, budget.max_depth):
-            return grown
-        limits = self.factor, self.offset, self.min_prob, budget.max_nodes, budget.max_depth, budget.width
-        own, store = state.tree.arrays, self.store
+        tree, own, store = (new_cells(budget), self._eos), state.tree.arrays, self.store
+        given = self.factor, self.offset, self.min_prob, *limits(budget)
         if store is None:
-            _grow(grown.arrays, own, own, False, *limits)
-        else:
-            with store.lock:
-                _grow(grown.arrays, own, store.tree.arrays, True, *limits)
-        return grown
+            return GrownTree.grown(tree, _grow(tree, own, own, False, *given))
+        with store.lock:
+            return GrownTree.grown(tree, _grow(tree, own, store.tree.arrays, True, *given))
 
     def propose(self, states: Sequence[SuffixState], budgets: Sequence[Budget]) -> Draft:
         """The best-scored tree for each row; see the module."""
@@ -217,14 +212,17 @@ class SuffixDrafter:
 
 @njit(cache=True)
 def _grow(grown, own, store, shared, factor, offset, min_prob, max_nodes, max_depth, width):
-    """Hang the better draft on a bare root: that of the request's own tree, or (shared) of the store's."""
+    """Grow the better draft: that of the request's own tree, or (shared) of the store's. Returns its size."""
+    plant(grown, last_of(own), max_nodes, max_depth, width)
+    if max_nodes == 0 or max_depth == 0:
+        return 1
     best = _speculate(own, ends_of(own), True, factor, offset, min_prob, max_nodes, max_depth, width)
     if shared:
         places = tail_of(own, store)
         other = _speculate(store, places, False, factor, offset, min_prob, max_nodes, max_depth, width)
         if other[0] > best[0]:
             best = other
-    add_ranked(grown, best[1], best[2], best[3])
+    return add_ranked(grown, best[1], best[2], best[3])
 
 
 @njit(cache=True)

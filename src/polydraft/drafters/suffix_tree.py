@@ -20,7 +20,7 @@ from numba import njit
 
 from polydraft.errors import InvalidInputError
 
-__all__ = ["SuffixTree", "Tokens", "ends_of", "tail_of"]
+__all__ = ["SuffixTree", "Tokens", "ends_of", "last_of", "tail_of"]
 
 Tokens = Sequence[int] | np.ndarray
 
@@ -90,11 +90,6 @@ class SuffixTree:
     def num_tokens(self) -> int:
         """Of the growing text, or of all finished ones."""
         return int(self._about[END]) if self.max_tokens is None else sum(b - a for a, b in self._texts.values())
-
-    @property
-    def last(self) -> int:
-        """The last token of the growing text."""
-        return int(self._pool[self._about[END] - 1])
 
     def tokens(self) -> np.ndarray:
         """[T] the growing text."""
@@ -531,6 +526,12 @@ def _walk(tree, tokens, begin):
 def ends_of(tree):
     """`SuffixTree.places`, for compiled callers."""
     return tree[3][: tree[5][PLACES]][::-1]
+
+
+@njit(cache=True)
+def last_of(tree):
+    """The last token of the growing text."""
+    return tree[0][tree[5][END] - 1]
 
 
 @njit(cache=True)

@@ -30,7 +30,7 @@ from numba import njit
 
 from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
 from polydraft.drafters import index_file
-from polydraft.drafters.growth import GrownTree, add_ranked, end_ids, point_mass
+from polydraft.drafters.growth import GrownTree, add_ranked, end_ids, limits, new_cells, plant, point_mass
 from polydraft.drafters.parts import Parts, Snapshot
 from polydraft.drafters.recent import find
 from polydraft.drafters.trigram_store import TrigramStore
@@ -65,91 +65,111 @@ def _entry(table, store, learnt, begin, j):
     return np.int64(table[3][begin + j]), np.float64(table[4][begin + j])
 
 
+@njit(cache=True)
+def _explore(iterations, c1, c2):
+    """The exploration factor at a node, by its visits."""
+    factor = np.empty(iterations + 1)
+    for n in range(iterations + 1):
+        factor[n] = (c1 + np.log((n + c2 + 1) / c2)) * np.sqrt(n)
+    return factor
+
+
 @njit(cache=True, error_model="numpy")
-def _search(table, store, a, b, levels, iterations, c1, c2, num_paths, seed, sample, position):
-    """(tokens, parents, visits) of the draft's candidates, best first; parents index candidates, -1 is the root."""
-    most = 1 + iterations * WIDTH
+def _search(table, store, a, b, levels, iterations, explore, num_paths, seed, sample, position):
+    """(tokens, parents, visits) of the draft's candidates, best first; parents index candidates, -1 is the root.
+
+    A node is made when it is first visited; successors are tried in their order, so those that have been are the first ones.
+    """
+    most = 2 * iterations + 1
     token, before = np.empty(most, np.int64), np.empty(most, np.int64)  # before: the token above, the other half of the state
-    parent, child = np.empty(most, np.int32), np.empty(most, np.int32)
-    children, tried = np.empty(most, np.int32), np.empty(most, np.int32)  # tried: children that were visited, the first ones
-    visits, reward = np.empty(most, np.int32), np.empty(most)
-    total = np.empty(most)  # weights from the root down to the node
+    parent, age = np.empty(most, np.int32), np.empty(most, np.int32)  # age: the order in which expansions meet the nodes
+    child, last, after = np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most, np.int32)  # children as a list
+    learnt, begin = np.empty(most, np.bool_), np.empty(most, np.int64)  # the row of the successors
+    count, tried, met = np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most, np.int32)  # count: -1 not expanded
+    visits, reward, total = np.empty(most, np.int32), np.empty(most), np.empty(most)  # total: weights from the root down
     prior, mean, urge = np.empty(most), np.empty(most), np.empty(most)  # mean: W/n; urge: M/(1 + n)
-    explore = np.empty(iterations + 1)
-    for v in range(iterations + 1):
-        explore[v] = (c1 + np.log((v + c2 + 1) / c2)) * np.sqrt(v)
-    seen = np.empty(2 * iterations, np.int64)  # visited nodes below the root
-    token[0], before[0], parent[0], child[0], children[0], tried[0] = b, a, -1, -1, 0, 0
-    visits[0], reward[0], total[0], prior[0], size, num_seen, draws = 0, 0.0, 0.0, 0.0, 1, 0, 0
+    token[0], before[0], parent[0], age[0], child[0], last[0], after[0] = b, a, -1, 0, -1, -1, -1
+    count[0], tried[0], visits[0], reward[0], total[0], prior[0] = -1, 0, 0, 0.0, 0.0, 0.0
+    size, all_met, draws = 1, 1, 0
     for _ in range(iterations):
         n, level = 0, 0
-        while children[n] > 0:
-            if tried[n] < children[n]:
-                best = child[n] + tried[n]
-                tried[n] += 1
+        while True:
+            if count[n] < 0 and level < levels:
+                learnt[n], begin[n], count[n] = _row(table, store, before[n], token[n])
+                met[n] = all_met
+                all_met += count[n]
+                expanded = True
             else:
-                factor, best, best_score = explore[visits[n]], -1, -np.inf
-                for m in range(child[n], child[n] + children[n]):
+                expanded = False
+            if count[n] <= 0:
+                break
+            if tried[n] < count[n]:
+                m, up = size, n
+                size += 1
+                t, w = _entry(table, store, learnt[up], begin[up], tried[up])
+                token[m], before[m], parent[m], age[m] = t, token[up], up, met[up] + tried[up]
+                child[m], last[m], after[m], count[m], tried[m] = -1, -1, -1, -1, 0
+                visits[m], reward[m], total[m], prior[m] = 0, 0.0, total[up] + w, w
+                if last[up] < 0:
+                    child[up] = m
+                else:
+                    after[last[up]] = m
+                last[up] = m
+                tried[up] += 1
+                n = m
+            else:
+                factor, best_score, m = explore[visits[n]], -np.inf, child[n]
+                while m >= 0:
                     score = mean[m] + factor * urge[m]
                     if score > best_score:
-                        best, best_score = m, score
-            n, level = best, level + 1
-        if level < levels and child[n] < 0:
-            learnt, begin, count = _row(table, store, before[n], token[n])
-            child[n], children[n], tried[n] = size, count, min(count, 1)
-            for j in range(count):
-                m = size + j
-                t, w = _entry(table, store, learnt, begin, j)
-                token[m], before[m], parent[m], prior[m], total[m] = t, token[n], n, w, total[n] + w
-                child[m], children[m], tried[m], visits[m], reward[m] = -1, 0, 0, 0, 0.0
-            size += count
-            if count:
-                n, level = child[n], level + 1
+                        n, best_score = m, score
+                    m = after[m]
+            level += 1
+            if expanded:
+                break
         x, y, gained = before[n], token[n], total[n]
         while level < levels:
-            learnt, begin, count = _row(table, store, x, y)
+            known, at, num = _row(table, store, x, y)
             mass = 0.0
-            for j in range(count):
-                mass += _entry(table, store, learnt, begin, j)[1]
+            for j in range(num):
+                mass += _entry(table, store, known, at, j)[1]
             if mass <= 0:
                 break
             left = uniform_at(seed, sample, position, 0, draws) * mass
             draws += 1
             j = 0
-            t, w = _entry(table, store, learnt, begin, 0)
-            while j < count - 1 and left >= w:
+            t, w = _entry(table, store, known, at, 0)
+            while j < num - 1 and left >= w:
                 left -= w
                 j += 1
-                t, w = _entry(table, store, learnt, begin, j)
+                t, w = _entry(table, store, known, at, j)
             x, y, gained, level = y, t, gained + w, level + 1
         while n >= 0:
-            if visits[n] == 0 and n:
-                seen[num_seen] = n
-                num_seen += 1
             visits[n] += 1
             reward[n] += 1 + gained
             mean[n], urge[n] = reward[n] / visits[n], prior[n] / (1 + visits[n])
             n = parent[n]
-    # the most visited nodes, the earliest of equals first; a node is no more visited than its parent, which is earlier
-    kept = min(num_paths, num_seen)
+    # the most visited nodes, those met first among equals; a node is no more visited than its parent, which was met earlier
+    kept = min(num_paths, size - 1)
+    order = np.arange(1, size)
     for i in range(kept):
         best = i
-        for j in range(i + 1, num_seen):
-            m, n = seen[j], seen[best]
-            if visits[m] > visits[n] or (visits[m] == visits[n] and m < n):
+        for j in range(i + 1, size - 1):
+            m, n = order[j], order[best]
+            if visits[m] > visits[n] or (visits[m] == visits[n] and age[m] < age[n]):
                 best = j
-        seen[i], seen[best] = seen[best], seen[i]
+        order[i], order[best] = order[best], order[i]
     tokens, parents, ranks = np.empty(2 * kept, np.int64), np.empty(2 * kept, np.int64), np.zeros(2 * kept, np.int64)
     num = kept
     for i in range(kept):
-        n, up = seen[i], parent[seen[i]]
+        n, up = order[i], parent[order[i]]
         tokens[i], parents[i], ranks[i] = token[n], -1, visits[n]
         for j in range(i):
-            if up and seen[j] == up:
+            if up and order[j] == up:
                 parents[i] = j
-        learnt, begin, count = _row(table, store, before[n], token[n])
-        if count:
-            tokens[num], parents[num] = _entry(table, store, learnt, begin, 0)[0], i
+        known, at, found = _row(table, store, before[n], token[n])
+        if found:
+            tokens[num], parents[num] = _entry(table, store, known, at, 0)[0], i
             num += 1
     return tokens[:num], parents[:num], ranks[:num]
 
@@ -165,9 +185,14 @@ def _shares(parents, visits, iterations):
 
 
 @njit(cache=True)
-def _grow(tree, table, store, a, b, levels, iterations, c1, c2, num_paths, seed, sample, position):
-    tokens, parents, visits = _search(table, store, a, b, levels, iterations, c1, c2, num_paths, seed, sample, position)
-    add_ranked(tree, tokens, parents, _shares(parents, visits, iterations))
+def _grow(tree, table, store, a, b, levels, iterations, explore, num_paths, seed, sample, position, max_nodes, max_depth, width):
+    """Plant and grow a tree of the search's candidates; returns its size."""
+    plant(tree, b, max_nodes, max_depth, width)
+    if max_nodes == 0 or max_depth == 0 or a < 0:
+        return 1
+    levels = min(levels, max_depth)
+    tokens, parents, visits = _search(table, store, a, b, levels, iterations, explore, num_paths, seed, sample, position)
+    return add_ranked(tree, tokens, parents, _shares(parents, visits, iterations))
 
 
 # The drafter
@@ -240,6 +265,7 @@ class TrigramDrafter:
         self.table = TrigramTable.empty(1) if table is None else table
         self.store, self.max_pairs = store, max_pairs
         self.iterations, self.levels, self.c1, self.c2, self.num_paths = iterations, levels, float(c1), float(c2), num_paths
+        self._search = levels, iterations, _explore(iterations, self.c1, self.c2), num_paths
         self.window, self.bump, self.cap, self.read_prompt = window, bump, cap, read_prompt
         self._eos = end_ids(eos_token_ids)
 
@@ -277,26 +303,12 @@ class TrigramDrafter:
 
     def grow(self, state: TrigramState, budget: Budget) -> GrownTree:
         """The search's candidates, most visited first, scored by their share of the parent's visits; empty for a text of one token or a pair that was never seen."""
-        grown = GrownTree(state.tokens[-1], budget, self._eos)
-        if len(state.tokens) < 2 or not min(budget.max_nodes, budget.max_depth):
-            return grown
-        request, levels = state.request, min(self.levels, budget.max_depth)
-        with state.store.lock:
-            _grow(
-                grown.arrays,
-                self.table.arrays,
-                state.store.arrays,
-                *state.tokens[-2:],
-                levels,
-                self.iterations,
-                self.c1,
-                self.c2,
-                self.num_paths,
-                request.seed,
-                request.sample,
-                len(state.tokens),
-            )
-        return grown
+        tree, request, store, text = (new_cells(budget), self._eos), state.request, state.store, state.tokens
+        before = text[-2] if len(text) > 1 else -1
+        key = request.seed, request.sample, len(text)
+        with store.lock:
+            size = _grow(tree, self.table.arrays, store.arrays, before, text[-1], *self._search, *key, *limits(budget))
+        return GrownTree.grown(tree, size)
 
     def propose(self, states: Sequence[TrigramState], budgets: Sequence[Budget]) -> Draft:
         """A searched tree for each row; see the module."""
