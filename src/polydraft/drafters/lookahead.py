@@ -194,15 +194,16 @@ class LookaheadDrafter:
 
     def aux(self, states: Sequence[LookaheadState]) -> AuxRows:
         """The windows, as rows of the next pass of the target."""
-        B = len(states)
-        inputs = torch.from_numpy(np.array([state.window.guesses for state in states]).reshape(B, -1))
-        return AuxRows(inputs, self._positions.expand(B, -1), self._nodes.expand(B, -1), self._mask.expand(B, -1, -1))
+        inputs = torch.from_numpy(np.array([state.window.guesses for state in states]).reshape(len(states), -1))
+        if len(states) == 1:
+            return AuxRows(inputs, self._positions, self._nodes, self._mask)
+        return AuxRows(inputs, *(x.expand(len(states), *x.shape[1:]) for x in (self._positions, self._nodes, self._mask)))
 
     def observe(self, states: Sequence[LookaheadState], outcome: Outcome, scores: Scores) -> list[LookaheadState]:
         """Complete n-grams with the target's argmaxes, and move the windows on."""
         best = np.empty((len(states), 0), np.int64)
         if scores.aux_logits is not None:
-            best = most_likely(scores.aux_logits[:, -self.columns :])
+            best = most_likely(scores.aux_logits, self.columns)
         for b, (state, tokens) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
             state.tokens += tokens
             accepted = len(tokens) - 1

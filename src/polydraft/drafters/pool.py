@@ -159,13 +159,13 @@ def _draft(pool, tree, root, max_nodes, max_depth, width):
     return size_of(tree)
 
 
-def most_likely(logits: Float[Tensor, "B N V"]) -> np.ndarray:
-    """[B, N] the target's argmaxes, the first one of equals.
+def most_likely(logits: Float[Tensor, "B N V"], last: int = 0) -> np.ndarray:
+    """[B, N] the target's argmaxes, the first one of equals. last: of so many rows at the end only; 0: of all.
 
     Example:
         >>> most_likely(torch.tensor([[[0.0, 2.0, 1.0]]])).tolist()
         [[1]]
     """
     if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
-        return logits.detach().numpy().argmax(-1)  # in vector registers, which torch's is not
-    return logits.argmax(-1).cpu().numpy()
+        return logits.detach().numpy()[:, -last:].argmax(-1)  # in vector registers, which torch's is not
+    return logits[:, -last:].argmax(-1).cpu().numpy()

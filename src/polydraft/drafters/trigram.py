@@ -33,7 +33,7 @@ from polydraft.drafters import index_file
 from polydraft.drafters.growth import GrownTree, add_ranked, end_ids, limits, new_cells, plant, point_mass
 from polydraft.drafters.parts import Parts, Snapshot
 from polydraft.drafters.recent import find
-from polydraft.drafters.trigram_store import TrigramStore
+from polydraft.drafters.trigram_store import TrigramStore, bump_all
 from polydraft.drafters.trigram_table import WIDTH, TrigramTable, find_pair
 from polydraft.errors import InvalidInputError
 from polydraft.noise import uniform_at
@@ -185,8 +185,10 @@ def _shares(parents, visits, iterations):
 
 
 @njit(cache=True)
-def _grow(tree, table, store, a, b, levels, iterations, explore, num_paths, seed, sample, position, max_nodes, max_depth, width):
-    """Plant and grow a tree of the search's candidates; returns its size."""
+def _grow(tree, table, store, unread, bump, cap, a, b, levels, iterations, explore, num_paths, seed, sample, position, *limits):
+    """Bump what is unread, then plant and grow a tree of the search's candidates; returns its size."""
+    bump_all(table, store, unread, bump, cap)
+    max_nodes, max_depth, width = limits
     plant(tree, b, max_nodes, max_depth, width)
     if max_nodes == 0 or max_depth == 0 or a < 0:
         return 1
@@ -200,11 +202,16 @@ def _grow(tree, table, store, a, b, levels, iterations, explore, num_paths, seed
 
 @dataclass
 class TrigramState:
-    """One request: its text and the updates that it sees. store: its own, or the one shared by the drafter's requests."""
+    """One request: its text and the updates that it sees.
+
+    store: its own, or the one shared by the drafter's requests.
+    unread: tokens at the end of the text whose triples are to be bumped, when next it drafts or leaves.
+    """
 
     request: Request
     tokens: list[int]
     store: TrigramStore
+    unread: int = 0
 
 
 class TrigramDrafter:
@@ -266,7 +273,7 @@ class TrigramDrafter:
         self.store, self.max_pairs = store, max_pairs
         self.iterations, self.levels, self.c1, self.c2, self.num_paths = iterations, levels, float(c1), float(c2), num_paths
         self._search = levels, iterations, _explore(iterations, self.c1, self.c2), num_paths
-        self.window, self.bump, self.cap, self.read_prompt = window, bump, cap, read_prompt
+        self.window, self.bump, self.cap, self.read_prompt = window, float(bump), float(cap), read_prompt
         self._eos = end_ids(eos_token_ids)
 
     @classmethod
@@ -289,25 +296,46 @@ class TrigramDrafter:
         states = []
         for request in requests:
             tokens = list(request.prompt_token_ids)
-            state = TrigramState(request, tokens, TrigramStore(self.max_pairs) if self.store is None else self.store)
-            self._learn(state, len(tokens) if self.read_prompt else self.window)
+            store = TrigramStore(self.max_pairs) if self.store is None else self.store
+            state = TrigramState(request, tokens, store, len(tokens) if self.read_prompt else self.window)
+            self._read(state)
             states.append(state)
         return states
 
-    def _learn(self, state: TrigramState, window: int) -> None:
-        if self.bump > 0:
-            state.store.bump(self.table, state.tokens, window=window, bump=self.bump, cap=self.cap)
+    def _unread(self, state: TrigramState) -> np.ndarray:
+        """What is unread, as it is handed over."""
+        unread, state.unread = state.unread if self.bump > 0 else 0, 0
+        return np.array(state.tokens[-unread:] if unread else (), np.int64)
+
+    def _read(self, state: TrigramState) -> None:
+        unread = self._unread(state)
+        with state.store.lock:
+            bump_all(self.table.arrays, state.store.arrays, unread, self.bump, self.cap)
 
     def release(self, states: Sequence[TrigramState]) -> None:
-        """Nothing to give back; what a shared store learnt stays in it."""
+        """Bump what is unread; what a shared store learnt stays in it."""
+        for state in states:
+            self._read(state)
 
     def grow(self, state: TrigramState, budget: Budget) -> GrownTree:
         """The search's candidates, most visited first, scored by their share of the parent's visits; empty for a text of one token or a pair that was never seen."""
         tree, request, store, text = (new_cells(budget), self._eos), state.request, state.store, state.tokens
-        before = text[-2] if len(text) > 1 else -1
+        before, unread = text[-2] if len(text) > 1 else -1, self._unread(state)
         key = request.seed, request.sample, len(text)
         with store.lock:
-            size = _grow(tree, self.table.arrays, store.arrays, before, text[-1], *self._search, *key, *limits(budget))
+            size = _grow(
+                tree,
+                self.table.arrays,
+                store.arrays,
+                unread,
+                self.bump,
+                self.cap,
+                before,
+                text[-1],
+                *self._search,
+                *key,
+                *limits(budget),
+            )
         return GrownTree.grown(tree, size)
 
     def propose(self, states: Sequence[TrigramState], budgets: Sequence[Budget]) -> Draft:
@@ -315,14 +343,15 @@ class TrigramDrafter:
         return point_mass([self.grow(state, budget) for state, budget in zip(states, budgets, strict=True)])
 
     def observe(self, states: Sequence[TrigramState], outcome: Outcome, scores: Scores) -> list[TrigramState]:
-        """Bump the triples of the last tokens."""
+        """Append what was emitted; the triples of the last tokens are bumped before the next draft."""
         for state, tokens in zip(states, outcome.emitted(scores.tree), strict=True):
             state.tokens += tokens
-            self._learn(state, self.window)
+            state.unread = self.window
         return list(states)
 
     def snapshot(self, state: TrigramState) -> Snapshot:
         """The text and the request's own updates; a shared store is saved by its owner."""
+        self._read(state)
         own = state.store.to_arrays() if self.store is None else {}
         return {"tokens": np.array(state.tokens), **own}
 

@@ -12,7 +12,7 @@ from polydraft.drafters.recent import by_age, find, insert, new_index, num_used,
 from polydraft.drafters.trigram_table import WIDTH, TrigramTable, find_pair
 from polydraft.errors import InvalidInputError
 
-__all__ = ["TrigramStore"]
+__all__ = ["TrigramStore", "bump_all"]
 
 VERSION = 1
 
@@ -53,7 +53,7 @@ class TrigramStore:
         """Raise the weight of every triple in the last `window` tokens by `bump`, up to `cap`."""
         last = np.array(tokens[-window:], np.int64)
         with self.lock:
-            _bump(table.arrays, self.arrays, last, np.float32(bump), np.float32(cap))
+            bump_all(table.arrays, self.arrays, last, bump, cap)
 
     def successors(self, a: int, b: int) -> list[tuple[int, float]]:
         """(token, weight) of a pair that was bumped, heaviest first; empty for others."""
@@ -92,7 +92,9 @@ class TrigramStore:
 
 
 @njit(cache=True)
-def _bump(table, store, tokens, bump, cap):
+def bump_all(table, store, tokens, bump, cap):
+    """Raise the weight of every triple of the tokens."""
+    step, most = np.float32(bump), np.float32(cap)
     first, second, row, token, weight = table
     index, sizes, successors, weights = store
     for i in range(len(tokens) - 2):
@@ -118,7 +120,7 @@ def _bump(table, store, tokens, bump, cap):
             else:
                 j -= 1  # the lightest one leaves
             successors[at, j], weights[at, j] = c, np.float32(0)
-        w = min(cap, weights[at, j] + bump)
+        w = min(most, weights[at, j] + step)
         while j > 0 and weights[at, j - 1] < w:
             successors[at, j], weights[at, j] = successors[at, j - 1], weights[at, j - 1]
             j -= 1
