@@ -7,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from polydraft import Engine, SamplingParams
-from polydraft.bench.drafters import CONTENDERS, WORKLOADS, Bench, Contender, Row
+from polydraft.bench.drafters import CONTENDERS, TEXTS, WORKLOADS, Bench, Contender, Row
 from polydraft.bench.replay import ReplayTarget
 from polydraft.cli.main import app
 from polydraft.core import TokenTree
@@ -61,6 +61,19 @@ def test_the_edited_copy_differs_from_the_original_in_the_name_alone(bench):
     assert bench.run(Contender("ngram", "ngram"), "edits", "replayed").tokens_per_call > 2
 
 
+def test_paired_texts_are_what_the_target_writes_and_the_same_for_every_drafter(bench):
+    written = bench.written("chat")
+    assert [t.prompt for t in written] == [t.prompt for t in bench.tasks("chat") for _ in range(TEXTS)]
+    assert len({tuple(t.rest) for t in written}) == len(written)
+    for name in ("ngram", "suffix"):
+        assert [sum(s) for s in bench.run(Contender(name, name), "chat", "paired").steps] == [len(t.rest) for t in written]
+
+
+def test_a_drafters_own_time_is_part_of_drafting_and_that_of_the_step(bench):
+    row = bench.run(Contender("ngram", "ngram"), "chat", "written")
+    assert 0 < row.own_ms < row.drafting_ms < row.step_ms
+
+
 def test_an_unknown_workload_is_refused(bench):
     with pytest.raises(InvalidInputError, match="python, edits, chat"):
         bench.tasks("pythn")
@@ -77,7 +90,7 @@ def test_a_quick_run_writes_tables_and_pictures(tmp_path):
     found = CliRunner().invoke(app, [*given, "--out", str(tmp_path / "d")])
     assert found.exit_code == 0, found.output
     report = json.loads((tmp_path / "d" / "drafters.json").read_text())
-    assert [r["contender"] for r in report["rows"]] == ["suffix", "trigram"] * 6
+    assert [r["contender"] for r in report["rows"]] == ["suffix", "trigram"] * 9
     assert all(r["tokens_per_call"] >= 1 for r in report["rows"])
     assert set(report["curves"]) == {"suffix", "trigram"}
     assert {p.name for p in (tmp_path / "d").iterdir()} == {

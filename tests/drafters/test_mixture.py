@@ -9,8 +9,9 @@ from sessions import build, laws, models, play, requests
 
 from polydraft import Engine, SamplingParams, registry
 from polydraft.core import Budget, Outcome, Scores, TokenTree
+from polydraft.drafters.calibration import Calibration
 from polydraft.drafters.index_file import kind_of
-from polydraft.drafters.mixture import Calibration, MixtureDrafter
+from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.model import ModelDrafter
 from polydraft.drafters.ngram import NgramDrafter
 from polydraft.drafters.suffix import SuffixDrafter

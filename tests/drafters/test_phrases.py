@@ -10,7 +10,7 @@ from tables import plain_greedy
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import AuxRows, Budget, Outcome, Scores, TokenTree
-from polydraft.drafters.growth import GrownTree
+from polydraft.drafters.growth import end_ids
 from polydraft.drafters.lookahead import LookaheadDrafter, Window
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.ngram import NgramDrafter
@@ -29,8 +29,8 @@ def test_a_pool_keeps_the_latest_distinct_phrases_of_each_token_and_the_latest_t
     pool = PhrasePool(2, per_token=2, max_tokens=2)
     for token, phrase in [(1, (5, 5)), (1, (6, 6)), (1, (5, 5)), (1, (7, 7)), (2, (8, 8)), (3, (9, 9)), (3, (4,))]:
         pool.add(token, phrase)
-    assert list(pool.latest(1)) == []
-    assert list(pool.latest(2)) == [(8, 8)]
+    assert pool.latest(1) == []
+    assert pool.latest(2) == [(8, 8)]
     assert len(pool) == 2
     again = PhrasePool(2, 2, 2).fill(pool.to_array())
     assert again.to_array().tolist() == pool.to_array().tolist() == [[2, 8, 8], [3, 9, 9]]
@@ -48,9 +48,7 @@ def test_reading_a_text_in_parts_stores_what_reading_it_at_once_stores():
 def test_phrases_go_on_until_the_tree_is_full():
     pool = PhrasePool(2)
     pool.read([1, 2, 3, 4, 5, 1])
-    grown = GrownTree(1, Budget(6, 6))
-    pool.lengthen(grown, pool.hang(grown, 0, 3))
-    assert grown.tokens == [1, 2, 3, 4, 5]
+    assert pool.draft(1, Budget(6, 6), end_ids(())).tokens == [1, 2, 3, 4, 5]
 
 
 def test_threads_share_a_pool_within_its_bounds():
@@ -59,7 +57,7 @@ def test_threads_share_a_pool_within_its_bounds():
     def work(seed):
         for a, b in np.random.default_rng(seed).integers(0, 9, (500, 2)).tolist():
             pool.add(a, (b,))
-            list(pool.latest(b))
+            pool.latest(b)
 
     workers = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for w in workers:
@@ -235,9 +233,9 @@ def test_what_the_target_says_of_rejected_nodes_enters_the_pool():
     logits = torch.nn.functional.one_hot(torch.tensor([[3, 2, 4, 0]]), 5).double()
     outcome = Outcome(torch.full((1, 0), -1), torch.tensor([0]), torch.tensor([3]))
     drafter.observe([state], outcome, Scores(tree, logits))
-    assert (2, 4) in list(state.pool.latest(1)), "as far as they agree, and one further"
-    assert list(state.pool.latest(3)) == [], "too short to be stored"
-    assert (3, 2) in list(state.pool.latest(0)), "the tested phrase 1 2, rewritten"
+    assert (2, 4) in state.pool.latest(1), "as far as they agree, and one further"
+    assert state.pool.latest(3) == [], "too short to be stored"
+    assert (3, 2) in state.pool.latest(0), "the tested phrase 1 2, rewritten"
     (dull,) = PhraseDrafter(length=2, learn=False).start(requests([0]))
     PhraseDrafter(length=2, learn=False).observe([dull], outcome, Scores(tree, logits))
     assert len(dull.pool) == 0

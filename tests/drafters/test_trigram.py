@@ -13,7 +13,8 @@ from sessions import laws, models, play, requests
 from polydraft import Engine, registry
 from polydraft.core import Budget
 from polydraft.drafters.index_file import fingerprint
-from polydraft.drafters.trigram import WIDTH, TrigramDrafter, TrigramStore, TrigramTable, _search
+from polydraft.drafters.trigram import TrigramDrafter, TrigramStore, TrigramTable, _explore, _search
+from polydraft.drafters.trigram_table import WIDTH
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 from polydraft.verifiers.token.match import emitted
@@ -53,7 +54,7 @@ def test_counting_in_pieces_is_counting_at_once(monkeypatch):
     rng = np.random.default_rng(0)
     documents = [rng.integers(0, 9, 50) for _ in range(20)]
     whole = TrigramTable.build(documents, 9)
-    monkeypatch.setattr("polydraft.drafters.trigram.CHUNK", 60)
+    monkeypatch.setattr("polydraft.drafters.trigram_table.CHUNK", 60)
     assert all(np.array_equal(a, b) for a, b in zip(whole.arrays, TrigramTable.build(documents, 9).arrays, strict=True))
 
 
@@ -127,7 +128,9 @@ TABLE = TrigramTable.build([[0, 1, 2, 3, 4, 0, 1, 2, 4, 3, 0, 1, 3, 2, 0, 1, 2, 
 
 
 def search(table, tokens=(0, 1), iterations=150, c1=32.0, c2=8.0, levels=3, seed=0, num_paths=24):
-    return _search(table.arrays, TrigramStore(1)._arrays, *tokens, levels, iterations, c1, c2, num_paths, seed, 0, 9)
+    return _search(
+        table.arrays, TrigramStore(1).arrays, *tokens, levels, iterations, _explore(iterations, c1, c2), num_paths, seed, 0, 9
+    )
 
 
 def naive_search(table, a, b, levels, iterations, c1, c2, uniform):

@@ -1,22 +1,24 @@
 """Drafters that need no training, measured against each other at one node budget.
 
-Three workloads, each in two ways:
+Three workloads, each in three ways:
 
     python   the middle of modules that neither the embedded target nor an index has seen
     edits    a function, then the same function with a name changed, to be copied
     chat     turns of a conversation about one subject
 
     written  the embedded target continues the prompt, at the given temperature
+    paired   three texts that it so wrote on each prompt without drafts go on: the same texts for every drafter, so differences are
+             those of the drafters and not of what happened to be written
     replayed the text itself goes on: a target that is certain of it (no pass of a model, so its milliseconds are the drafter's)
 
 Stores that outlive a request (`+store`) start empty and see the requests of one workload one after the other: a session.
 """
 
 import re
-import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -37,10 +39,14 @@ from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
 from polydraft.train import corpus
 
-__all__ = ["CONTENDERS", "LEARNERS", "WAYS", "WORKLOADS", "Bench", "Contender", "Row", "Task"]
+__all__ = ["CONTENDERS", "LEARNERS", "MIXED", "TEXTS", "WAYS", "WORKLOADS", "Bench", "Contender", "Row", "Task"]
 
 WORKLOADS = ("python", "edits", "chat")
-WAYS = ("written", "replayed")
+WAYS = ("written", "paired", "replayed")
+TEXTS = 3
+"""Texts written on each prompt, for `paired`."""
+MIXED = ("ngram", "suffix", "trigram", "retrieval")
+"""Sources of the mixture of all."""
 
 CHAT = """
 How do I keep tomatoes from splitting? | Tomatoes split when they take up a lot of water after a dry spell. Water them a little every day instead of a lot once a week, and put straw around the plants so that the soil stays moist. | And what if it rains a lot? | When it rains a lot you cannot keep the soil from getting wet, but you can pick the tomatoes a little earlier. Tomatoes that are picked early do not split, and they go on to ripen on a window sill. | Which tomatoes split least? | Small tomatoes split less than large ones, and tomatoes with a thick skin split less than those with a thin skin.
@@ -73,12 +79,17 @@ class Contender:
 
 @dataclass
 class Row:
-    """One contender on one workload in one way. steps[r]: tokens emitted by each step of request r."""
+    """One contender on one workload in one way. steps[r]: tokens emitted by each step of request r.
+
+    Milliseconds a step: own_ms in the drafter's own calls (propose, aux, observe); drafting_ms with the engine's budgets and checks
+    of the draft; step_ms in all.
+    """
 
     contender: str
     workload: str
     way: str
     steps: list[list[int]] = field(default_factory=list[list[int]])
+    own_ms: float = 0.0
     drafting_ms: float = 0.0
     step_ms: float = 0.0
     accepted_by_source: dict[str, int] = field(default_factory=dict[str, int])
@@ -112,6 +123,7 @@ class Row:
             "way": self.way,
             "tokens_per_call": self.tokens_per_call,
             "error": self.error(),
+            "own_ms": self.own_ms,
             "drafting_ms": self.drafting_ms,
             "step_ms": self.step_ms,
             "accepted_by_source": self.accepted_by_source,
@@ -138,7 +150,7 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender(
         "mixture of all",
         "mixture",
-        lambda bench: {"sources": ["ngram", "suffix", bench.with_index("trigram"), bench.with_index("retrieval")]},
+        lambda bench: {"sources": [bench.with_index(name) for name in MIXED]},
     ),
 )
 
@@ -171,6 +183,7 @@ class Bench:
             temperature,
             index_bytes,
         )
+        self._written: dict[str, list[Task]] = {}
         self.tokenizer = load.load_tokenizer(str(pair.target_folder()))
         self.target = load.load_model(str(pair.target_folder()), max_num_seqs=1)
         self.target.vocab_size = load.num_token_ids(self.tokenizer, self.target.vocab_size)
@@ -196,8 +209,9 @@ class Bench:
         return RetrievalIndex.build(self.documents, self.target.vocab_size, tokens_of=fingerprint(self.tokenizer))
 
     def with_index(self, name: str) -> tuple[str, dict[str, Any]]:
-        """A source of a mixture."""
-        return name, {"index": {"trigram": self.trigrams, "retrieval": self.retrieval}[name]}
+        """A source of a mixture, with its index if it reads one."""
+        indexes = {"trigram": lambda: self.trigrams, "retrieval": lambda: self.retrieval}
+        return name, {"index": indexes[name]()} if name in indexes else {}
 
     @cached_property
     def draft_model(self) -> Target:
@@ -211,10 +225,22 @@ class Bench:
         Raises:
             InvalidInputError: no such workload.
         """
-        made = {"python": self._python, "edits": self._edits, "chat": self._chat}
+        made: dict[str, Callable[[], Iterator[Task]]] = {"python": self._python, "edits": self._edits, "chat": self._chat}
         if workload not in made:
             raise InvalidInputError(f"workload {workload!r} was given; expected one of {', '.join(WORKLOADS)}.")
         return list(made[workload]())[: self.num_requests]
+
+    def written(self, workload: str) -> list[Task]:
+        """What the target writes on the prompts of this workload without a drafter, `TEXTS` times each; made once."""
+        if workload not in self._written:
+            engine, made = Engine.of(self.target, drafter=None), []
+            for task in self.tasks(workload):
+                params = SamplingParams(
+                    temperature=self.temperature, max_tokens=self.num_tokens, ignore_eos=True, seed=1000, n=TEXTS
+                )
+                made += [Task(task.prompt, list(s.token_ids)) for s in engine.generate([task.prompt], params)[0].samples]
+            self._written[workload] = made
+        return self._written[workload]
 
     def _texts(self) -> Iterator[list[int]]:
         """Held-out modules of the standard library, the longest first, then their later parts."""
@@ -267,17 +293,13 @@ class Bench:
         num_tokens = sum(map(len, self.documents))
         history = [t for d in self.documents for t in d][:100_000]
         request = Request("r", tuple(history), SamplingParams(), seed=0)
-        tracemalloc.start()
-        own = NgramDrafter().start([request])
-        ngram_bytes = tracemalloc.get_traced_memory()[0]
-        tracemalloc.stop()
-        del own
+        (own,) = NgramDrafter().start([request])
         tree, store = SuffixTree(), SuffixStore(num_tokens)
         tree.extend(history)
         for document in self.documents:
             store.add(document)
         bytes_a_token = {
-            "prompt lookup, of a request": ngram_bytes / len(history),
+            "prompt lookup, of a request": own.num_bytes / own.num_tokens,
             "suffix tree, of a request": tree.num_bytes / len(history),
             "suffix store": store.num_bytes / store.num_tokens,
             "trigram table": self.trigrams.num_bytes / num_tokens,
@@ -288,7 +310,7 @@ class Bench:
     def run(self, contender: Contender, workload: str, way: str) -> Row:
         """One session: all requests of a workload, one after the other, after one to compile what is used."""
         target = self.target if way == "written" else ReplayTarget(self.target.vocab_size)
-        row, tasks = Row(contender.name, workload, way), self.tasks(workload)
+        row, tasks = Row(contender.name, workload, way), self.written(workload) if way == "paired" else self.tasks(workload)
         self._play(Engine.of(target, drafter=self.drafter(contender, target), plan=self.plan), tasks[:1], Row("", "", way))
         drafter = self.drafter(contender, target)
         self._play(Engine.of(target, drafter=drafter, plan=self.plan), tasks, row)
@@ -296,13 +318,13 @@ class Bench:
         return row
 
     def _play(self, engine: Engine, tasks: Sequence[Task], row: Row) -> None:
-        seconds, drafting, calls = 0.0, 0.0, 0
+        seconds, drafting, calls, watch = 0.0, 0.0, 0, _Watch(engine.drafter)
         for seed, task in enumerate(tasks):
             if isinstance(engine.target, ReplayTarget):
                 engine.target.text = task.prompt + task.rest
             params = SamplingParams(
                 temperature=self.temperature if row.way == "written" else 0.0,
-                max_tokens=len(task.rest) if row.way == "replayed" else self.num_tokens,
+                max_tokens=self.num_tokens if row.way == "written" else len(task.rest),
                 ignore_eos=True,
                 seed=seed,
             )
@@ -319,4 +341,23 @@ class Bench:
             seconds += sum(spent.values()) - spent["prefill"]
             drafting += spent["drafting"]
             calls += sample.stats.target_calls
-        row.drafting_ms, row.step_ms = 1e3 * drafting / max(1, calls), 1e3 * seconds / max(1, calls)
+        row.own_ms, row.drafting_ms, row.step_ms = (1e3 * x / max(1, calls) for x in (watch.seconds, drafting, seconds))
+
+
+class _Watch:
+    """Seconds that a drafter spends in its own calls, from now on."""
+
+    def __init__(self, drafter: Drafter | None) -> None:
+        self.seconds = 0.0
+        for name in ("propose", "aux", "observe"):
+            if hasattr(drafter, name):
+                setattr(drafter, name, self._timed(getattr(drafter, name)))
+
+    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*given: Any) -> Any:
+            start = perf_counter()
+            found = call(*given)
+            self.seconds += perf_counter() - start
+            return found
+
+        return timed

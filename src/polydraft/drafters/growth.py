@@ -1,25 +1,56 @@
 """A tree of deterministic drafts, grown node by node under a budget: what every training-free drafter builds.
 
 Children are merged by token, so that no two nodes spell the same prefix; nothing hangs on an end-of-sequence token.
+A tree lives in an array, so that a compiled drafter grows it in one call; the methods are for drafters in Python. Between two
+passes of a model nothing of all this is in the processor's caches: few different functions a round are worth more than few steps.
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from numba import njit
+from torch import Tensor
 
 from polydraft.core import Budget, Draft, SiblingLaw, TokenTree, TreeShape
 
-__all__ = ["GrownTree", "point_mass"]
+__all__ = [
+    "PARENT",
+    "SCORE",
+    "TOKEN",
+    "GrownTree",
+    "add_node",
+    "add_ranked",
+    "end_ids",
+    "is_full",
+    "limits",
+    "new_cells",
+    "num_paths",
+    "plant",
+    "point_mass",
+    "size_of",
+]
+
+TOKEN, PARENT, DEPTH, INNER, SCORE, ABOUT = range(6)
+"""Rows of a tree's cells: a column for each node (the scores are the bits of float64), and what is known of the whole."""
+NUM, PATHS, MAX_NODES, MAX_DEPTH, WIDTH = range(5)
+"""Columns of the row ABOUT. NUM counts the root."""
+
+
+def end_ids(ids: Collection[int]) -> np.ndarray:
+    """End-of-sequence ids as compiled drafters read them."""
+    return np.array(sorted(ids), np.int64)
 
 
 class GrownTree:
     """Tokens and parents of one draft; `add` refuses what the budget does not hold.
 
-    root: last committed token.  eos: ids that end a path.
+    root: last committed token.  eos: ids that end a path, best given by `end_ids`.
     scores: what the source thinks of each node once its parent is accepted, in [0, 1]; only a mixture reads it, no verifier.
     A path is what leads from the root to a leaf: `budget.width` bounds their number, and so the nodes of every depth.
+    arrays: (cells, eos), for the compiled functions of this module.
 
     Example:
         >>> tree = GrownTree(5, Budget(max_nodes=3, max_depth=2, width=2))
@@ -29,53 +60,46 @@ class GrownTree:
         ([5, 7, 8, 9], [-1, 0, 1, 1])
     """
 
-    def __init__(self, root: int, budget: Budget, eos: Collection[int] = ()) -> None:
-        self.tokens, self.parents, self.scores = [root], [-1], [1.0]
-        self._budget, self._eos = budget, eos
-        self._child: dict[tuple[int, int], int] = {}
-        self._depths, self._inner, self.num_paths = [0], set[int](), 0
+    def __init__(self, root: int, budget: Budget, eos: Collection[int] | np.ndarray = ()) -> None:
+        self.arrays = new_cells(budget), eos if isinstance(eos, np.ndarray) else end_ids(eos)
+        self.size = plant(self.arrays, root, *limits(budget))
+
+    @classmethod
+    def grown(cls, arrays: tuple[np.ndarray, np.ndarray], size: int) -> "GrownTree":
+        """What a compiled drafter has planted and grown to this size."""
+        tree = cls.__new__(cls)
+        tree.arrays, tree.size = arrays, size
+        return tree
+
+    @property
+    def num_paths(self) -> int:
+        return int(self.arrays[0][ABOUT, PATHS])
 
     @property
     def full(self) -> bool:
         """No further node fits."""
-        return len(self.tokens) > self._budget.max_nodes
+        return bool(is_full(self.arrays))
 
-    def _catch_up(self) -> None:
-        """What `add` needs to know of nodes that came all at once."""
-        for n in range(len(self._depths), len(self.tokens)):
-            parent = self.parents[n]
-            self._child[parent, self.tokens[n]] = n
-            self._depths.append(self._depths[parent] + 1)
-            self._inner.add(parent)
+    @property
+    def tokens(self) -> list[int]:
+        return self.arrays[0][TOKEN, : self.size].tolist()
+
+    @property
+    def parents(self) -> list[int]:
+        return self.arrays[0][PARENT, : self.size].tolist()
+
+    @property
+    def scores(self) -> list[float]:
+        return self.arrays[0][SCORE, : self.size].view(np.float64).tolist()
 
     def child(self, parent: int, token: int) -> int:
         """The node of this child, or -1."""
-        self._catch_up()
-        return self._child.get((parent, token), -1)
+        return int(_child(self.arrays[0], parent, token))
 
     def add(self, parent: int, token: int, score: float = 1.0) -> int:
         """The node of this child, new if need be; -1 if it does not fit. score: see the class."""
-        if len(self._depths) < len(self.tokens):
-            self._catch_up()
-        node = self._child.get((parent, token))
-        if node is not None:
-            return node
-        node = len(self.tokens)
-        opens_path = parent == 0 or parent in self._inner
-        if (
-            node > self._budget.max_nodes
-            or self._depths[parent] >= self._budget.max_depth
-            or (opens_path and self.num_paths >= self._budget.width)
-            or (parent and self.tokens[parent] in self._eos)
-        ):
-            return -1
-        self.num_paths += opens_path
-        self._inner.add(parent)
-        self._child[parent, token] = node
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self._depths.append(self._depths[parent] + 1)
-        self.scores.append(score)
+        node = add_node(self.arrays, parent, token, score)
+        self.size = size_of(self.arrays)
         return node
 
     def add_path(self, tokens: Iterable[int], parent: int = 0, score: float = 1.0) -> int:
@@ -92,60 +116,110 @@ class GrownTree:
 
         What hangs on a refused candidate is refused with it.
         """
-        if len(self.tokens) == 1:
-            budget, eos = self._budget, np.array([*self._eos], np.int64)
-            fit, self.num_paths = _fit(tokens, parents, scores, eos, budget.max_nodes, budget.max_depth, budget.width)
-            for mine, new in zip((self.tokens, self.parents, self.scores), fit, strict=True):
-                mine += new.tolist()
-            return
-        nodes: list[int] = []
-        for token, parent, score in zip(tokens.tolist(), parents.tolist(), scores.tolist(), strict=True):
-            above = 0 if parent < 0 else nodes[parent]
-            nodes.append(-1 if above < 0 else self.add(above, token, score))
+        self.size = add_ranked(self.arrays, tokens, parents, scores)
+
+
+def new_cells(budget: Budget) -> np.ndarray:
+    """Room for a tree within a budget, still to be planted."""
+    return np.empty((6, max(budget.max_nodes, WIDTH) + 1), np.int64)
+
+
+def limits(budget: Budget) -> tuple[int, int, int]:
+    """A budget as `plant` takes it."""
+    return budget.max_nodes, budget.max_depth, budget.width
 
 
 @njit(cache=True)
-def _fit(tokens, parents, scores, eos, max_nodes, max_depth, width):
-    """What `GrownTree.add` would take of candidates below a bare root, and the number of paths."""
-    node, num, paths = np.full(len(tokens), -1, np.int64), 0, 0
-    out_token, out_parent, out_score = np.empty(len(tokens), np.int64), np.empty(len(tokens), np.int64), np.empty(len(tokens))
-    depth, inner = np.zeros(len(tokens) + 1, np.int64), np.zeros(len(tokens) + 1, np.bool_)
+def plant(tree, root, max_nodes, max_depth, width):
+    """Begin a tree in cells that may hold anything; returns its size, which is 1."""
+    cells = tree[0]
+    about = cells[ABOUT]
+    about[NUM], about[PATHS], about[MAX_NODES], about[MAX_DEPTH], about[WIDTH] = 1, 0, max_nodes, max_depth, width
+    cells[TOKEN, 0], cells[PARENT, 0], cells[DEPTH, 0], cells[INNER, 0] = root, -1, 0, 0
+    cells[SCORE].view(np.float64)[0] = 1.0
+    return 1
+
+
+@njit(cache=True)
+def size_of(tree):
+    """Nodes of a tree, the root among them."""
+    return tree[0][ABOUT, NUM]
+
+
+@njit(cache=True)
+def is_full(tree):
+    """No further node fits."""
+    return tree[0][ABOUT, NUM] > tree[0][ABOUT, MAX_NODES]
+
+
+@njit(cache=True)
+def num_paths(tree):
+    """Paths of a tree, as `GrownTree.num_paths`."""
+    return tree[0][ABOUT, PATHS]
+
+
+@njit(cache=True)
+def _child(cells, parent, token):
+    for n in range(parent + 1, cells[ABOUT, NUM]):
+        if cells[PARENT, n] == parent and cells[TOKEN, n] == token:
+            return n
+    return -1
+
+
+@njit(cache=True)
+def add_node(tree, parent, token, score):
+    """`GrownTree.add`, for compiled callers."""
+    cells, eos = tree
+    node = _child(cells, parent, token)
+    if node >= 0:
+        return node
+    about = cells[ABOUT]
+    node = about[NUM]
+    opens_path = parent == 0 or cells[INNER, parent] == 1
+    if node > about[MAX_NODES] or cells[DEPTH, parent] >= about[MAX_DEPTH] or (opens_path and about[PATHS] >= about[WIDTH]):
+        return -1
+    if parent:
+        for end in eos:
+            if cells[TOKEN, parent] == end:
+                return -1
+    about[NUM] += 1
+    about[PATHS] += opens_path
+    cells[INNER, parent] = 1
+    cells[TOKEN, node], cells[PARENT, node], cells[DEPTH, node], cells[INNER, node] = token, parent, cells[DEPTH, parent] + 1, 0
+    cells[SCORE].view(np.float64)[node] = score
+    return node
+
+
+@njit(cache=True)
+def add_ranked(tree, tokens, parents, scores):
+    """`GrownTree.add_ranked`, for compiled callers; returns the size of the tree."""
+    nodes = np.empty(len(tokens), np.int64)
     for i in range(len(tokens)):
-        above = 0 if parents[i] < 0 else node[parents[i]]
-        if above < 0:
-            continue
-        for j in range(above, num):
-            if out_parent[j] == above and out_token[j] == tokens[i]:
-                node[i] = j + 1
-                break
-        if node[i] > 0:
-            continue
-        opens_path = above == 0 or inner[above]
-        ended = False
-        for t in eos:
-            ended |= above > 0 and out_token[above - 1] == t
-        if num >= max_nodes or depth[above] >= max_depth or ended or (opens_path and paths >= width):
-            continue
-        out_token[num], out_parent[num], out_score[num] = tokens[i], above, scores[i]
-        num += 1
-        paths += opens_path
-        inner[above] = True
-        depth[num] = depth[above] + 1
-        node[i] = num
-    return (out_token[:num], out_parent[:num], out_score[:num]), paths
+        above = 0 if parents[i] < 0 else nodes[parents[i]]
+        nodes[i] = -1 if above < 0 else add_node(tree, above, tokens[i], scores[i])
+    return tree[0][ABOUT, NUM]
+
+
+@lru_cache(maxsize=1024)
+def _no_rows(B: int, N: int) -> Int[Tensor, "B N"]:
+    """The rows of a draft without a q, the same tensor for all drafts of this size."""
+    return torch.full((B, N), -1)
 
 
 def point_mass(grown: Sequence[GrownTree]) -> Draft:
-    """A batch of grown trees as a draft without a q.
+    """A batch of grown trees as a draft without a q; the tree of a batch of one is not copied.
 
     Example:
         >>> point_mass([GrownTree(5, Budget(0, 0))]).law.name
         'POINT_MASS'
     """
-    size = max(len(g.tokens) for g in grown)
-    arrays = np.full((3, len(grown), size), -1)  # tokens, parents, rows
-    for b, g in enumerate(grown):
-        arrays[0, b] = 0
-        arrays[:2, b, : len(g.tokens)] = g.tokens, g.parents
-    tokens, parents, rows = torch.from_numpy(arrays).unbind()
-    return Draft(TokenTree(tokens, parents), SiblingLaw.POINT_MASS, TreeShape.GROWN, None, rows)
+    size = max([g.size for g in grown])
+    if len(grown) == 1:
+        cells = grown[0].arrays[0]
+        arrays = cells[TOKEN : TOKEN + 1, :size], cells[PARENT : PARENT + 1, :size]
+    else:
+        arrays = np.zeros((len(grown), size), np.int64), np.full((len(grown), size), -1)
+        for b, g in enumerate(grown):
+            arrays[0][b, : g.size], arrays[1][b, : g.size] = g.arrays[0][TOKEN, : g.size], g.arrays[0][PARENT, : g.size]
+    tree = TokenTree(torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1]))
+    return Draft(tree, SiblingLaw.POINT_MASS, TreeShape.GROWN, None, _no_rows(len(grown), size))

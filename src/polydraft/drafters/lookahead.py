@@ -22,11 +22,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numba import njit
 
 from polydraft.core import AuxRows, Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
-from polydraft.drafters.growth import GrownTree, point_mass
+from polydraft.drafters.growth import GrownTree, end_ids, point_mass
 from polydraft.drafters.parts import Parts, Snapshot
-from polydraft.drafters.pool import PhrasePool
+from polydraft.drafters.pool import PhrasePool, add_phrase, most_likely, read_text
 from polydraft.errors import InvalidInputError
 from polydraft.noise import Stream, uniform_at
 
@@ -67,13 +68,35 @@ class Window:
 
         best: [W].  new: tokens for the columns that come in, level by level; (N - 1) * min(W, num_accepted) of them.
         """
-        grid = np.concatenate([self.guesses, best[None]])
-        found = [tuple(column) for column in grid.T.tolist()]
-        moved, columns = grid[1:], grid.shape[1]
-        shift = min(num_accepted, columns)
-        filled = np.array(new, np.int64).reshape(len(moved), shift)
-        self.guesses = np.concatenate([moved[:, shift:], filled], 1)
-        return found
+        found = np.empty((self.guesses.shape[1], len(self.guesses) + 1), np.int64)
+        _advance(self.guesses, best, num_accepted, np.array(new, np.int64), found)
+        return [tuple(column) for column in found.tolist()]
+
+
+@njit(cache=True)
+def _advance(guesses, best, num_accepted, new, found):
+    """`Window.advance`; the n-grams of the columns go into `found` [W, N]."""
+    levels, columns = guesses.shape
+    for w in range(columns):
+        for r in range(levels):
+            found[w, r] = guesses[r, w]
+        found[w, levels] = best[w]
+    shift = min(num_accepted, columns)
+    for r in range(levels):
+        for w in range(columns - shift):
+            guesses[r, w] = found[w + shift, r + 1]
+        for w in range(shift):
+            guesses[r, columns - shift + w] = new[r * shift + w]
+
+
+@njit(cache=True)
+def _learn(pool, guesses, best, num_accepted, new, text):
+    found = np.empty((guesses.shape[1], len(guesses) + 1), np.int64)
+    if len(best):
+        _advance(guesses, best, num_accepted, new, found)
+        for w in range(len(found)):
+            add_phrase(pool, found[w, 0], found[w, 1:])
+    read_text(pool, text)
 
 
 @dataclass
@@ -133,8 +156,11 @@ class LookaheadDrafter:
         if pool is not None and pool.length != ngram - 1:
             raise InvalidInputError(f"a pool of phrases of {pool.length} was given; expected {ngram - 1}, one less than ngram.")
         self.columns, self.ngram, self.per_token, self.pool, self.read_text = columns, ngram, per_token, pool, read_text
-        self._eos = frozenset(eos_token_ids)
+        self._eos = end_ids(eos_token_ids)
         PhrasePool(ngram - 1, per_token)
+        window = Window(np.zeros((ngram - 1, columns), np.int64))
+        self._positions, self._mask = torch.from_numpy(window.positions)[None], torch.from_numpy(window.mask)[None]
+        self._nodes = torch.zeros_like(self._positions)
 
     @classmethod
     def build(cls, parts: Parts, **options: Any) -> "LookaheadDrafter":
@@ -160,9 +186,7 @@ class LookaheadDrafter:
 
     def grow(self, state: LookaheadState, budget: Budget) -> GrownTree:
         """The latest phrases of the last token, each going on phrase by phrase."""
-        grown = GrownTree(state.tokens[-1], budget, self._eos)
-        state.pool.lengthen(grown, state.pool.hang(grown, 0, budget.width))
-        return grown
+        return state.pool.draft(state.tokens[-1], budget, self._eos)
 
     def propose(self, states: Sequence[LookaheadState], budgets: Sequence[Budget]) -> Draft:
         """Phrases of the pool for each row; a token without any gives an empty row."""
@@ -170,24 +194,23 @@ class LookaheadDrafter:
 
     def aux(self, states: Sequence[LookaheadState]) -> AuxRows:
         """The windows, as rows of the next pass of the target."""
-        windows = [state.window for state in states]
-        inputs = torch.from_numpy(np.stack([w.guesses.ravel() for w in windows]))
-        positions, mask = (torch.from_numpy(x).expand(len(states), *x.shape) for x in (windows[0].positions, windows[0].mask))
-        return AuxRows(inputs, positions, torch.zeros_like(inputs), mask)
+        inputs = torch.from_numpy(np.array([state.window.guesses for state in states]).reshape(len(states), -1))
+        if len(states) == 1:
+            return AuxRows(inputs, self._positions, self._nodes, self._mask)
+        return AuxRows(inputs, *(x.expand(len(states), *x.shape[1:]) for x in (self._positions, self._nodes, self._mask)))
 
     def observe(self, states: Sequence[LookaheadState], outcome: Outcome, scores: Scores) -> list[LookaheadState]:
         """Complete n-grams with the target's argmaxes, and move the windows on."""
-        best = None if scores.aux_logits is None else scores.aux_logits[:, -self.columns :].argmax(-1).cpu().numpy()
+        best = np.empty((len(states), 0), np.int64)
+        if scores.aux_logits is not None:
+            best = most_likely(scores.aux_logits, self.columns)
         for b, (state, tokens) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
-            before = len(state.tokens)
             state.tokens += tokens
-            if best is not None:
-                shift = min(len(tokens) - 1, self.columns)
-                drawn = _drawn(state.request, state.tokens, shift * (self.ngram - 1))
-                for first, *rest in state.window.advance(best[b], len(tokens) - 1, drawn):
-                    state.pool.add(first, rest)
-            if self.read_text:
-                state.pool.read(state.tokens, before)
+            accepted = len(tokens) - 1
+            drawn = _drawn(state.request, state.tokens, min(accepted, self.columns) * (self.ngram - 1) if best.size else 0)
+            text = np.array(state.tokens[-len(tokens) - self.ngram + 1 :] if self.read_text else [], np.int64)
+            with state.pool.lock:
+                _learn(state.pool.arrays, state.window.guesses, best[b], accepted, np.array(drawn, np.int64), text)
         return list(states)
 
     def snapshot(self, state: LookaheadState) -> Snapshot:

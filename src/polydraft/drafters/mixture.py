@@ -1,9 +1,6 @@
 """Several drafters share one tree: the nodes that are most likely to be accepted, whoever proposes them.
 
-    s  source      a(s, d, g)  how often nodes of source s, at depth d, of score grade g, were right once their parent was
-    r(s)           accepted over expected nodes of s: corrects the scores of a source where a cell has seen little
-    v              value of a node: the product along its path of the best source's estimate (for nodes that more than one
-                   source proposes, 1 - prod(1 - a)^AGREEMENT of the others)
+The notation is that of `drafters.calibration`.
 
 1. Each source proposes under the whole budget. Equal prefixes are one node.
 2. Nodes are taken in the order of v until the budget is used up.
@@ -16,7 +13,6 @@ the sources drafted and on rounds that are over, never on the draws that decide 
 only after it. So any choice, however clever or wrong, keeps the law.
 """
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,159 +24,14 @@ from numba import njit
 from polydraft import registry
 from polydraft.core import AuxRows, Budget, Draft, Drafter, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
 from polydraft.drafters import index_file
-from polydraft.drafters.growth import GrownTree, point_mass
+from polydraft.drafters.calibration import Calibration
+from polydraft.drafters.growth import PARENT, SCORE, TOKEN, end_ids, point_mass
 from polydraft.drafters.parts import Auxiliary, Parts, Resumable, Snapshot
 from polydraft.errors import IncompatibleError, InvalidInputError
 
-__all__ = ["Calibration", "MixtureDrafter", "MixtureState"]
+__all__ = ["MixtureDrafter", "MixtureState"]
 
-DEPTHS, GRADES = 4, 8
-GRADE_ENDS = np.array([0.05, 0.12, 0.25, 0.4, 0.6, 0.8, 0.95])
-PRIOR_WEIGHT = 4.0
-PRIOR_RATIO = 0.6
-AGREEMENT = 0.5
 MOST_SOURCES = 8
-
-
-class Calibration:
-    """How often each source's nodes were right. One belongs to each request, unless it is given to the drafter.
-
-    decay: weight of a round relative to the one after it.
-
-    Example:
-        >>> calibration = Calibration(1)
-        >>> round(calibration.estimate(0, depth=1, score=1.0), 2)
-        0.6
-        >>> for _ in range(20):
-        ...     calibration.learn(0, depth=1, score=1.0, right=False)
-        >>> round(calibration.estimate(0, depth=1, score=1.0), 2)
-        0.02
-    """
-
-    def __init__(self, num_sources: int, decay: float = 0.99) -> None:
-        if not 0 < decay <= 1:
-            raise InvalidInputError(f"decay={decay} was given; expected 0 < decay <= 1.")
-        self.decay, self.lock = decay, threading.RLock()
-        self.cells = np.zeros((2, num_sources, DEPTHS, GRADES))  # right, tried
-        self.totals = np.zeros((2, num_sources))  # right, expected
-
-    def estimate(self, source: int, *, depth: int, score: float) -> float:
-        """Chance that a node of this source is right if its parent is. depth: from 1."""
-        return float(_estimate(self.cells, self.totals, source, depth, score))
-
-    def learn(self, source: int, *, depth: int, score: float, right: bool) -> None:
-        """One node whose parent was right."""
-        with self.lock:
-            _learn(self.cells, self.totals, source, depth, score, right)
-
-    def learn_round(self, nodes: tuple[np.ndarray, ...], emitted: Sequence[int]) -> None:
-        """All nodes that were proposed before these tokens came out."""
-        with self.lock:
-            _learn_round(self.cells, self.totals, self.decay, *nodes, np.array(emitted, np.int64))
-
-    def select(self, nodes: tuple[np.ndarray, ...], budget: Budget) -> tuple[np.ndarray, ...]:
-        """(token, parent, source, value) of the nodes taken, most valuable first; parents index them, -1 is the root."""
-        with self.lock:
-            return _select(self.cells, self.totals, *nodes, budget.max_nodes, budget.max_depth, budget.width)
-
-
-@njit(cache=True)
-def _grade(score):
-    g = 0
-    while g < len(GRADE_ENDS) and score >= GRADE_ENDS[g]:
-        g += 1
-    return g
-
-
-@njit(cache=True)
-def _estimate(cells, totals, s, depth, score):
-    d, g = min(depth, DEPTHS) - 1, _grade(score)
-    ratio = (totals[0, s] + PRIOR_WEIGHT * PRIOR_RATIO) / (totals[1, s] + PRIOR_WEIGHT)
-    prior = min(max(score * ratio, 0.005), 0.98)
-    return (cells[0, s, d, g] + PRIOR_WEIGHT * prior) / (cells[1, s, d, g] + PRIOR_WEIGHT)
-
-
-@njit(cache=True)
-def _learn(cells, totals, s, depth, score, right):
-    d, g = min(depth, DEPTHS) - 1, _grade(score)
-    cells[1, s, d, g] += 1
-    totals[1, s] += score
-    if right:
-        cells[0, s, d, g] += 1
-        totals[0, s] += 1
-
-
-@njit(cache=True)
-def _learn_round(cells, totals, decay, token, parent, source, score, emitted):
-    cells *= decay
-    totals *= decay
-    level = np.full(len(token), -1, np.int64)  # depth of the nodes whose path is what was emitted
-    for i in range(len(token)):
-        above = 0 if parent[i] < 0 else level[parent[i]]
-        if 0 <= above < len(emitted):
-            right = token[i] == emitted[above]
-            _learn(cells, totals, source[i], above + 1, score[i], right)
-            if right:
-                level[i] = above + 1
-
-
-@njit(cache=True)
-def _select(cells, totals, token, parent, source, score, max_nodes, max_depth, width):
-    # merge equal prefixes; the nodes of each source come after their parents
-    count = len(token)
-    node = np.empty(count, np.int64)  # merged node of each candidate
-    first = np.empty(count, np.int64)  # candidate that made each merged node
-    above, depth = np.empty(count, np.int64), np.empty(count, np.int64)
-    best, misses, credit = np.empty(count), np.empty(count), np.empty(count, np.int64)
-    size = 0
-    for i in range(count):
-        up = -1 if parent[i] < 0 else node[parent[i]]
-        level = 1 if up < 0 else depth[up] + 1
-        p = _estimate(cells, totals, source[i], level, score[i])
-        n = -1
-        if source[i] > 0:  # the first source's nodes are distinct
-            for m in range(up + 1, size):
-                if above[m] == up and token[first[m]] == token[i]:
-                    n = m
-                    break
-        if n < 0:
-            n = size
-            size += 1
-            first[n], above[n], depth[n] = i, up, level
-            best[n], misses[n], credit[n] = p, 1.0, source[i]
-        elif p > best[n]:
-            misses[n] *= (1 - best[n]) ** AGREEMENT
-            best[n], credit[n] = p, source[i]
-        else:
-            misses[n] *= (1 - p) ** AGREEMENT
-        node[i] = n
-    value = np.empty(size)
-    for n in range(size):
-        value[n] = (1 - (1 - best[n]) * misses[n]) * (1.0 if above[n] < 0 else value[above[n]])
-    # take them, most valuable first
-    place, inner, paths, num = np.full(size, -1, np.int64), np.zeros(size, np.bool_), 0, 0
-    out_token, out_parent = np.empty(max_nodes, np.int64), np.empty(max_nodes, np.int64)
-    out_source, out_value = np.empty(max_nodes, np.int64), np.empty(max_nodes)
-    while num < max_nodes:
-        take = -1
-        for n in range(size):
-            if place[n] >= 0 or depth[n] > max_depth or (above[n] >= 0 and place[above[n]] < 0):
-                continue
-            if take >= 0 and value[n] <= value[take]:
-                continue
-            if paths < width or (above[n] >= 0 and not inner[above[n]]):
-                take = n
-        if take < 0:
-            break
-        up = above[take]
-        paths += up < 0 or inner[up]
-        if up >= 0:
-            inner[up] = True
-        place[take] = num
-        out_token[num], out_parent[num] = token[first[take]], -1 if up < 0 else place[up]
-        out_source[num], out_value[num] = credit[take], value[take]
-        num += 1
-    return out_token[:num], out_parent[:num], out_source[:num], out_value[:num]
 
 
 @dataclass
@@ -249,7 +100,7 @@ class MixtureDrafter:
             )
         self.names, self.sources = list(sources), list(sources.values())
         self.needs: frozenset[str] = frozenset().union(*(source.needs for source in self.sources))
-        self.calibration, self.decay, self._eos = calibration, decay, frozenset(eos_token_ids)
+        self.calibration, self.decay, self._eos = calibration, decay, end_ids(eos_token_ids)
         Calibration(1, decay)
 
     @classmethod
@@ -307,55 +158,35 @@ class MixtureDrafter:
         for i, source in enumerate(self.sources):
             source.release([state.members[i] for state in states])
 
-    def _trees(
-        self, i: int, states: Sequence[MixtureState], budgets: Sequence[Budget]
-    ) -> list[tuple[list[int], list[int], list[float]]]:
-        """(tokens, parents, scores) of what source i proposes for each row; the root is node 0."""
+    def _trees(self, i: int, states: Sequence[MixtureState], budgets: Sequence[Budget]) -> list[tuple[np.ndarray, int]]:
+        """(cells, size) of the tree that source i proposes for each row, as in a `GrownTree`."""
         source, members = self.sources[i], [state.members[i] for state in states]
         grow = getattr(source, "grow", None)
         if grow is not None:
             grown = [grow(member, budget) for member, budget in zip(members, budgets, strict=True)]
-            return [(g.tokens, g.parents, g.scores) for g in grown]
+            return [(g.arrays[0], g.size) for g in grown]
         draft = source.propose(members, budgets)
-        counts = draft.tree.is_node.sum(1).tolist()
-        tokens, parents, rows = draft.tree.tokens.tolist(), draft.tree.parents.tolist(), draft.rows.tolist()
-        found = []
-        for b, n in enumerate(counts):
-            q = draft.probs
-            scores = [
-                1.0 if q is None or row < 0 else float(q[b, row, t]) for row, t in zip(rows[b][:n], tokens[b], strict=False)
-            ]
-            found.append((tokens[b][:n], parents[b][:n], scores))
-        return found
-
-    def _nodes(self, states: Sequence[MixtureState], budgets: Sequence[Budget]) -> list[tuple[np.ndarray, ...]]:
-        """What all sources propose, as arrays for `Calibration`."""
-        trees = [self._trees(i, states, budgets) for i in range(len(self.sources))]
-        found = []
-        for b in range(len(states)):
-            token, parent, source, score = [], [], [], []
-            for i, tree in enumerate(trees):
-                tokens, parents, scores = tree[b]
-                before = len(token) - 1  # node n of the tree is candidate before + n
-                token += tokens[1:]
-                parent += [before + p if p else -1 for p in parents[1:]]
-                source += [i] * (len(tokens) - 1)
-                score += scores[1:]
-            found.append(
-                (np.array(token, np.int64), np.array(parent, np.int64), np.array(source, np.int64), np.array(score, np.float64))
-            )
+        found, q, rows = [], draft.probs, draft.rows.tolist()
+        for b, size in enumerate(draft.tree.is_node.sum(1).tolist()):
+            cells = np.empty((6, size), np.int64)
+            cells[TOKEN], cells[PARENT] = draft.tree.tokens[b, :size].numpy(), draft.tree.parents[b, :size].numpy()
+            drawn = zip(rows[b], cells[TOKEN].tolist(), strict=False)
+            cells[SCORE].view(np.float64)[:] = [1.0 if q is None or row < 0 else float(q[b, row, t]) for row, t in drawn]
+            found.append((cells, size))
         return found
 
     def propose(self, states: Sequence[MixtureState], budgets: Sequence[Budget]) -> Draft:
         """The most valuable nodes of all sources for each row."""
-        trees = []
-        for state, budget, nodes in zip(states, budgets, self._nodes(states, budgets), strict=True):
-            grown = GrownTree(state.tokens[-1], budget, self._eos)
-            taken = state.calibration.select(nodes, budget)
-            grown.add_ranked(taken[0], taken[1], taken[3])
-            state.nodes, state.taken, state.length = nodes, taken[:3], len(state.tokens)
-            trees.append(grown)
-        return point_mass(trees)
+        trees, drafts = [self._trees(i, states, budgets) for i in range(len(self.sources))], []
+        for state, budget, own in zip(states, budgets, zip(*trees, strict=True), strict=True):
+            count = sum([size - 1 for _, size in own])
+            nodes, score, at = np.empty((3, count), np.int64), np.empty(count), 0
+            for i, (cells, size) in enumerate(own):
+                at = _append(nodes, score, at, i, cells, size)
+            state.nodes, state.length = (nodes[0], nodes[1], nodes[2], score), len(state.tokens)
+            grown, state.taken = state.calibration.grow(state.tokens[-1], state.nodes, budget, self._eos)
+            drafts.append(grown)
+        return point_mass(drafts)
 
     def aux(self, states: Sequence[MixtureState]) -> AuxRows | None:
         """The auxiliary rows of the source that needs some."""
@@ -408,6 +239,16 @@ class MixtureDrafter:
         if self.calibration is None:
             calibration.cells[:], calibration.totals[:] = snapshot["cells"], snapshot["totals"]
         return MixtureState(snapshot["tokens"].tolist(), members, calibration)
+
+
+@njit(cache=True)
+def _append(nodes, score, at, source, cells, size):
+    """Put the nodes of a tree, less its root, behind `at` candidates; returns how many there are now."""
+    scores = cells[SCORE].view(np.float64)
+    for n in range(1, size):
+        i, above = at + n - 1, cells[PARENT, n]
+        nodes[0, i], nodes[1, i], nodes[2, i], score[i] = cells[TOKEN, n], at + above - 1 if above else -1, source, scores[n]
+    return at + size - 1
 
 
 def _credit(taken: tuple[np.ndarray, ...], accepted: Sequence[int]) -> list[int]:

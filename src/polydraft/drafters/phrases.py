@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numba import njit
 
 from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, Target, TreeShape
-from polydraft.drafters.growth import GrownTree, point_mass
+from polydraft.drafters.growth import GrownTree, end_ids, point_mass
 from polydraft.drafters.parts import Parts, Snapshot
-from polydraft.drafters.pool import PhrasePool
+from polydraft.drafters.pool import PhrasePool, add_phrase, most_likely, read_text
 from polydraft.errors import CapacityError, InvalidInputError
 
 __all__ = ["PhraseDrafter", "PhraseState"]
@@ -99,7 +100,7 @@ class PhraseDrafter:
             raise InvalidInputError(f"a pool of phrases of {pool.length} was given; expected length={length}.")
         self.model, self.length, self.per_token, self.num_phrases, self.pool = model, length, per_token, num_phrases, pool
         self.needs = frozenset({"logits"}) if learn else frozenset[str]()
-        self.gamma, self.speed_up, self.extend, self.learn, self._eos = gamma, speed_up, extend, learn, frozenset(eos_token_ids)
+        self.gamma, self.speed_up, self.extend, self.learn, self._eos = gamma, speed_up, extend, learn, end_ids(eos_token_ids)
         self._free = [] if model is None else list(range(model.max_num_seqs))[::-1]
 
     @classmethod
@@ -173,11 +174,10 @@ class PhraseDrafter:
 
     def grow(self, state: PhraseState, budget: Budget) -> GrownTree:
         """The small model's chain with the pool's phrases at its end; without a model, phrase by phrase."""
+        if self.model is None:
+            return state.pool.draft(state.tokens[-1], budget, self._eos)
         grown = GrownTree(state.tokens[-1], budget, self._eos)
         if not min(budget.max_nodes, budget.max_depth):
-            return grown
-        if self.model is None:
-            state.pool.lengthen(grown, state.pool.hang(grown, 0, budget.width))
             return grown
         room = min(self.length, budget.max_depth // 2) if self.extend else 0
         gamma = min(budget.max_depth, budget.max_nodes)
@@ -194,21 +194,20 @@ class PhraseDrafter:
 
     def observe(self, states: Sequence[PhraseState], outcome: Outcome, scores: Scores) -> list[PhraseState]:
         """Learn from the target's argmaxes and from the text; keep what is right of the small model's cache."""
-        best = scores.logits.argmax(-1).tolist() if self.learn else []
-        tokens, parents = scores.tree.tokens.tolist(), scores.tree.parents.tolist()
-        paths = outcome.path.tolist()
-        for b, (state, new) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
-            if self.learn:
-                _learn(state.pool, tokens[b], parents[b], best[b], {0, *paths[b]})
+        tree, num_nodes = scores.tree, scores.tree.num_nodes
+        best = most_likely(scores.logits) if self.learn and num_nodes > 1 else np.zeros((len(states), num_nodes), np.int64)
+        tokens, parents, paths = tree.tokens.numpy(), tree.parents.numpy(), outcome.path.numpy()
+        for b, (state, new) in enumerate(zip(states, outcome.emitted(tree), strict=True)):
             if self.model is not None:
                 kept = 0
                 while kept < min(len(new), len(state.drafted)) - 1 and new[kept] == state.drafted[kept]:
                     kept += 1
                 state.fed = min(int(self.model.lengths[state.slot]), len(state.tokens) + kept)
                 state.drafted = ()
-            before = len(state.tokens)
             state.tokens += new
-            state.pool.read(state.tokens, before)
+            text = np.array(state.tokens[-len(new) - self.length :])
+            with state.pool.lock:
+                _learn(state.pool.arrays, tokens[b], parents[b], best[b], paths[b], self.learn, text)
         return list(states)
 
     def snapshot(self, state: PhraseState) -> Snapshot:
@@ -224,19 +223,32 @@ class PhraseDrafter:
         return state
 
 
-def _learn(pool: PhrasePool, tokens: Sequence[int], parents: Sequence[int], best: Sequence[int], kept: set[int]) -> None:
-    """Step 3 for one row. best: the target's argmax behind each node.  kept: the root and the accepted nodes."""
-    child = {(parent, tokens[n]): n for n, parent in enumerate(parents) if parent >= 0}
-    for n, parent in enumerate(parents):
-        if parent < 0 or n in kept:
+@njit(cache=True)
+def _learn(pool, tokens, parents, best, path, corrected, text):
+    """Step 3 for one row. best: the target's argmax behind each node.  path: the accepted nodes.  text: its new end."""
+    length = pool[2].shape[2]
+    kept = np.zeros(len(tokens), np.bool_)
+    for n in path:
+        if n > 0:
+            kept[n] = True
+    phrase = np.empty(length, np.int64)
+    for n in range(1, len(tokens) if corrected else 0):
+        if parents[n] < 0 or kept[n]:
             continue
-        phrase, at = [best[n]], child.get((n, best[n]))
-        while at is not None and len(phrase) < pool.length:
-            phrase.append(best[at])
-            at = child.get((at, best[at]))
-        pool.add(tokens[n], phrase)
-        rewritten, up = [], n  # the last `length` nodes above and at n, each replaced by the argmax before it
-        while parents[up] >= 0 and len(rewritten) < pool.length:
+        at, num = n, 0
+        while at >= 0 and num < length:
+            phrase[num] = best[at]
+            num += 1
+            below = -1
+            for c in range(at + 1, len(tokens)):
+                if parents[c] == at and tokens[c] == best[at]:
+                    below = c
+            at = below
+        add_phrase(pool, tokens[n], phrase[:num])
+        up, num = n, 0  # the last `length` nodes above and at n, each replaced by the argmax before it
+        while parents[up] >= 0 and num < length:
             up = parents[up]
-            rewritten.append(best[up])
-        pool.add(tokens[up], rewritten[::-1])
+            num += 1
+            phrase[length - num] = best[up]
+        add_phrase(pool, tokens[up], phrase[length - num :])
+    read_text(pool, text)

@@ -11,29 +11,42 @@ He, Zhong, Cai, Lee & He 2023, "REST: retrieval-based speculative decoding" (arX
 
 Lossless: the draft is a function of the committed text and a fixed corpus; counts are scores, never a q: POINT_MASS.
 Trap: drawing again from p after a failed match, or once for each path, as the released code does, is biased.
-Suffixes are sorted by their first 32 tokens, so `max_match` plus the depth of a draft is at most 32. No match and no
-continuation crosses from one document into the next.
+No match and no continuation crosses from one document into the next.
+The suffixes are sorted by libdivsufsort (Mori; bound by `pydivsufsort`), which takes ids of any width: each is written as
+big-endian bytes, whose order is theirs, and places inside an id are dropped.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numba import njit
+from pydivsufsort import divsufsort
 
 from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
 from polydraft.drafters import index_file
-from polydraft.drafters.growth import GrownTree, point_mass
+from polydraft.drafters.growth import (
+    GrownTree,
+    add_ranked,
+    end_ids,
+    is_full,
+    limits,
+    new_cells,
+    num_paths,
+    plant,
+    point_mass,
+    size_of,
+)
 from polydraft.drafters.parts import Parts, Snapshot
 from polydraft.errors import InvalidInputError
 
 __all__ = ["RetrievalDrafter", "RetrievalIndex", "RetrievalState"]
 
-VERSION = 1
-SORTED = 32
-"""Tokens by which the suffixes are sorted."""
+VERSION = 2
+"""1 was sorted by the first 32 tokens only."""
 PROBES = 32
 """Places of an interval that are looked at for its children."""
 
@@ -43,8 +56,8 @@ class RetrievalIndex:
     """A corpus and its suffix array, which may be mapped from a file.
 
     tokens: [T] uint16 (int32 for a vocabulary beyond 65,534), each document followed by the id `vocab_size`.
-    order: [T] uint32, places of the suffixes in the order of their first 32 tokens.
-    Memory: 6 bytes a token, or 8; while it is built about 40.
+    order: [T] uint32, places of the suffixes in their order.
+    Memory: 6 bytes a token, or 8, and 8 a token of the vocabulary; while it is built about 40.
 
     Example:
         >>> index = RetrievalIndex.build([[1, 2, 3, 1, 2, 4], [1, 2, 3]], vocab_size=5)
@@ -60,6 +73,15 @@ class RetrievalIndex:
     @property
     def num_tokens(self) -> int:
         return len(self.tokens)
+
+    @cached_property
+    def first(self) -> np.ndarray:
+        """[V + 2] suffixes that begin with token t are order[first[t] : first[t + 1]]."""
+        return np.append(0, np.cumsum(np.bincount(self.tokens, minlength=self.vocab_size + 1)))
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        return self.tokens, self.order, self.first
 
     @property
     def num_bytes(self) -> int:
@@ -107,22 +129,14 @@ class RetrievalIndex:
         return index
 
     def count(self, tokens: Sequence[int]) -> int:
-        """Occurrences of a string of 1 to 32 tokens."""
-        low, high = _interval(self.tokens, self.order, np.asarray(tokens, np.int64), 0)
+        """Occurrences of a string of at least one token."""
+        low, high = _interval(self.arrays, np.asarray(tokens, np.int64), 0)
         return int(high - low)
 
 
 def _sorted_suffixes(tokens: np.ndarray) -> np.ndarray:
-    """Places in the order of the 32 tokens that begin there, by doubling (Manber & Myers 1993); equal ones by place."""
-    rank = np.unique(tokens, return_inverse=True)[1].astype(np.int64) + 1
-    order, width = np.argsort(rank, kind="stable"), 1
-    while width < SORTED and rank[order[-1]] < len(tokens):
-        key = rank * (len(tokens) + 1)
-        key[:-width] += rank[width:]
-        order = np.argsort(key, kind="stable")
-        rank[order] = np.cumsum(np.append(True, key[order[1:]] != key[order[:-1]]))
-        width *= 2
-    order = order.astype(np.uint32)
+    """Places in the order of what follows them; a suffix that ends comes before those that go on."""
+    order = divsufsort(tokens).astype(np.uint32)
     order.flags.writeable = False
     return order
 
@@ -135,13 +149,14 @@ def _at(tokens, order, i, offset):
 
 
 @njit(cache=True)
-def _bound(tokens, order, text, begin, above):
-    """The first suffix that is not below text[begin:], or (above) that is above all its continuations."""
-    low, high = 0, len(order)
+def _bound(index, text, begin, low, above):
+    """The first suffix from `low` on that is not below text[begin:], or (above) that is above all its continuations."""
+    tokens, order, first = index
+    high = first[text[begin] + 1]
     while low < high:
         middle = (low + high) // 2
         below = above
-        for k in range(len(text) - begin):
+        for k in range(1, len(text) - begin):
             t = _at(tokens, order, middle, k)
             if t != text[begin + k]:
                 below = t < text[begin + k]
@@ -154,8 +169,18 @@ def _bound(tokens, order, text, begin, above):
 
 
 @njit(cache=True)
-def _interval(tokens, order, text, begin):
-    return _bound(tokens, order, text, begin, False), _bound(tokens, order, text, begin, True)
+def _interval(index, text, begin):
+    """The suffixes that begin with text[begin:]."""
+    tokens, order, first = index
+    if text[begin] >= len(first) - 2:
+        return np.int64(0), np.int64(0)  # beyond the vocabulary
+    low = _bound(index, text, begin, first[text[begin]], False)
+    if low == first[text[begin] + 1]:
+        return low, low
+    for k in range(1, len(text) - begin):
+        if _at(tokens, order, low, k) != text[begin + k]:
+            return low, low
+    return low, _bound(index, text, begin, low, True)
 
 
 @njit(cache=True)
@@ -172,12 +197,12 @@ def _edge(tokens, order, low, high, offset, token, above):
 
 
 @njit(cache=True)
-def _longest(tokens, order, text, most, least):
+def _longest(index, text, most, least):
     """Length of the longest end of the text that occurs, within the bounds; 0 if there is none. Ends of ends occur too."""
     low, high = least - 1, min(most, len(text))
     while low < high:
         m = (low + high + 1) // 2
-        begin, end = _interval(tokens, order, text, len(text) - m)
+        begin, end = _interval(index, text, len(text) - m)
         if begin < end:
             low = m
         else:
@@ -186,9 +211,24 @@ def _longest(tokens, order, text, most, least):
 
 
 @njit(cache=True)
-def _trie(tokens, order, text, m, separator, max_nodes, max_depth, width):
+def _grow(tree, index, text, most, least, max_nodes, max_depth, width):
+    """Continuations of the longest match, then of matches of half the length, and so on; returns the size of the tree."""
+    plant(tree, text[-1], max_nodes, max_depth, width)
+    if max_nodes == 0 or max_depth == 0:
+        return 1
+    m, tried = _longest(index, text, most, least), 0
+    while m >= least and m != tried and not is_full(tree) and num_paths(tree) < width:
+        token, parent, share = _trie(index, text, m, max_nodes, max_depth, width)
+        add_ranked(tree, token, parent, share)
+        m, tried = (m + 1) // 2, m
+    return size_of(tree)
+
+
+@njit(cache=True)
+def _trie(index, text, m, max_nodes, max_depth, width):
     """(token, parent, share of the parent's occurrences) of the most frequent continuations of the last m tokens."""
-    room = (PROBES + 1) * (max_nodes + 1)
+    tokens, order, first = index
+    separator, room = len(first) - 2, (PROBES + 1) * (max_nodes + 1)
     low, high, level, above = (
         np.empty(room, np.int64),
         np.empty(room, np.int64),
@@ -199,9 +239,9 @@ def _trie(tokens, order, text, m, separator, max_nodes, max_depth, width):
     taken_token, taken_parent = np.empty(max_nodes, np.int64), np.empty(max_nodes, np.int64)
     taken_share, inner = np.empty(max_nodes), np.zeros(max_nodes, np.bool_)
     size, num, paths, parent, depth = 0, 0, 0, -1, 0
-    begin, end = _interval(tokens, order, text, len(text) - m)
+    begin, end = _interval(index, text, len(text) - m)
     while True:
-        if depth < max_depth and m + depth < SORTED:
+        if depth < max_depth:
             total, offset, i = end - begin, m + depth, begin
             step = max(1, total // PROBES)
             probe = begin
@@ -248,7 +288,7 @@ class RetrievalDrafter:
     max_match, min_match: longest and shortest end of the text that is looked up.  eos_token_ids: nothing is drafted behind one.
 
     Raises:
-        InvalidInputError: unless 1 <= min_match <= max_match <= 31.
+        InvalidInputError: unless 1 <= min_match <= max_match.
 
     Example:
         >>> from polydraft.core import SamplingParams
@@ -273,12 +313,12 @@ class RetrievalDrafter:
     def __init__(
         self, index: RetrievalIndex, *, max_match: int = 16, min_match: int = 2, eos_token_ids: Sequence[int] = ()
     ) -> None:
-        if not 1 <= min_match <= max_match < SORTED:
+        if not 1 <= min_match <= max_match:
             raise InvalidInputError(
-                f"min_match={min_match} and max_match={max_match} were given; expected 1 <= min_match <= max_match < {SORTED}."
+                f"min_match={min_match} and max_match={max_match} were given; expected 1 <= min_match <= max_match."
             )
         self.index, self.max_match, self.min_match = index, max_match, min_match
-        self._eos = frozenset(eos_token_ids)
+        self._eos = end_ids(eos_token_ids)
 
     @classmethod
     def build(cls, parts: Parts, *, index: str | Path | RetrievalIndex | None = None, **options: Any) -> "RetrievalDrafter":
@@ -308,16 +348,8 @@ class RetrievalDrafter:
 
     def grow(self, state: RetrievalState, budget: Budget) -> GrownTree:
         """Continuations of the longest match, then of shorter ones; the share of the occurrences is the score."""
-        grown = GrownTree(state.tokens[-1], budget, self._eos)
-        if not min(budget.max_nodes, budget.max_depth):
-            return grown
-        text, corpus = np.array(state.tokens[-self.max_match :]), (self.index.tokens, self.index.order)
-        limits = (self.index.vocab_size, budget.max_nodes, budget.max_depth, budget.width)
-        m, tried = _longest(*corpus, text, self.max_match, self.min_match), 0
-        while m >= self.min_match and m != tried and not grown.full and grown.num_paths < budget.width:
-            grown.add_ranked(*_trie(*corpus, text, m, *limits))
-            m, tried = (m + 1) // 2, m
-        return grown
+        tree, text = (new_cells(budget), self._eos), np.array(state.tokens[-self.max_match :])
+        return GrownTree.grown(tree, _grow(tree, self.index.arrays, text, self.max_match, self.min_match, *limits(budget)))
 
     def propose(self, states: Sequence[RetrievalState], budgets: Sequence[Budget]) -> Draft:
         """The top of the trie for each row; a text whose end is not in the corpus gives an empty row."""

@@ -30,9 +30,9 @@ from numba import njit
 
 from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
 from polydraft.drafters import index_file
-from polydraft.drafters.growth import GrownTree, point_mass
+from polydraft.drafters.growth import GrownTree, add_ranked, end_ids, limits, new_cells, plant, point_mass
 from polydraft.drafters.parts import Parts, Snapshot
-from polydraft.drafters.suffix_tree import SuffixTree, Tokens
+from polydraft.drafters.suffix_tree import SuffixTree, Tokens, ends_of, last_of, tail_of
 from polydraft.errors import InvalidInputError
 
 __all__ = ["SuffixDrafter", "SuffixState", "SuffixStore"]
@@ -158,7 +158,7 @@ class SuffixDrafter:
         SuffixTree(depth)
         self.store, self.depth = store, depth
         self.factor, self.offset, self.min_prob = float(factor), float(offset), float(min_prob)
-        self._eos = frozenset(eos_token_ids)
+        self._eos = end_ids(eos_token_ids)
 
     @classmethod
     def build(cls, parts: Parts, **options: Any) -> "SuffixDrafter":
@@ -182,19 +182,12 @@ class SuffixDrafter:
 
     def grow(self, state: SuffixState, budget: Budget) -> GrownTree:
         """The better of both trees' drafts, with the estimates n(sc)/n(s) * |s|/(|s| + 1) as scores; empty if nothing matches."""
-        grown = GrownTree(state.tree.last, budget, self._eos)
-        if not min(budget.max_nodes, budget.max_depth):
-            return grown
-        limits = (self.factor, self.offset, self.min_prob, budget.max_nodes, budget.max_depth, budget.width)
-        score, *found = _speculate(state.tree.arrays, state.tree.places(), True, *limits)
-        if self.store is not None:
-            with self.store.lock:
-                tail = state.tree.tail(self.store.tree.depth)
-                other, *theirs = _speculate(self.store.tree.arrays, self.store.tree.matches(tail), False, *limits)
-            if other > score:
-                found = theirs
-        grown.add_ranked(*found)
-        return grown
+        tree, own, store = (new_cells(budget), self._eos), state.tree.arrays, self.store
+        given = self.factor, self.offset, self.min_prob, *limits(budget)
+        if store is None:
+            return GrownTree.grown(tree, _grow(tree, own, own, False, *given))
+        with store.lock:
+            return GrownTree.grown(tree, _grow(tree, own, store.tree.arrays, True, *given))
 
     def propose(self, states: Sequence[SuffixState], budgets: Sequence[Budget]) -> Draft:
         """The best-scored tree for each row; see the module."""
@@ -218,6 +211,21 @@ class SuffixDrafter:
 
 
 @njit(cache=True)
+def _grow(grown, own, store, shared, factor, offset, min_prob, max_nodes, max_depth, width):
+    """Grow the better draft: that of the request's own tree, or (shared) of the store's. Returns its size."""
+    plant(grown, last_of(own), max_nodes, max_depth, width)
+    if max_nodes == 0 or max_depth == 0:
+        return 1
+    best = _speculate(own, ends_of(own), True, factor, offset, min_prob, max_nodes, max_depth, width)
+    if shared:
+        places = tail_of(own, store)
+        other = _speculate(store, places, False, factor, offset, min_prob, max_nodes, max_depth, width)
+        if other[0] > best[0]:
+            best = other
+    return add_ranked(grown, best[1], best[2], best[3])
+
+
+@njit(cache=True)
 def _speculate(tree, places, own, factor, offset, min_prob, max_nodes, max_depth, width):
     """(score, tokens, parents, estimates) of the best draft over the matches, filled up; places[m - 1] is the match of m tokens.
 
@@ -230,9 +238,11 @@ def _speculate(tree, places, own, factor, offset, min_prob, max_nodes, max_depth
     usable = min(len(places), max(longest - ahead, longest // 2))
     best, best_m = 0.0, 0
     for m in range(usable, 0, -1):
-        most = min(max_nodes, int(factor * m + offset))
-        if best >= most:
-            break  # shorter matches may not draft more
+        most, bound = min(max_nodes, int(factor * m + offset)), 0.0
+        for k in range(1, min(most, max_depth) + 1):
+            bound += m / (m + k)  # trust in the match, were all that follows certain
+        if best > bound + 1e-9:
+            break  # shorter matches promise less
         num, score = _best_first(
             tree, places[m - 1], m, own, min_prob, most, max_depth, width, tokens, parents, estimates, work, masses, open_
         )

@@ -20,7 +20,7 @@ from numba import njit
 
 from polydraft.errors import InvalidInputError
 
-__all__ = ["SuffixTree", "Tokens"]
+__all__ = ["SuffixTree", "Tokens", "ends_of", "last_of", "tail_of"]
 
 Tokens = Sequence[int] | np.ndarray
 
@@ -91,19 +91,9 @@ class SuffixTree:
         """Of the growing text, or of all finished ones."""
         return int(self._about[END]) if self.max_tokens is None else sum(b - a for a, b in self._texts.values())
 
-    @property
-    def last(self) -> int:
-        """The last token of the growing text."""
-        return int(self._pool[self._about[END] - 1])
-
     def tokens(self) -> np.ndarray:
         """[T] the growing text."""
         return self._pool[: self._about[END]].copy()
-
-    def tail(self, count: int) -> np.ndarray:
-        """The last `count` tokens of the growing text."""
-        end = self._about[END]
-        return self._pool[max(0, end - count) : end]
 
     def texts(self) -> list[np.ndarray]:
         """The finished texts, oldest first."""
@@ -115,12 +105,12 @@ class SuffixTree:
         Raises:
             InvalidInputError: negative ids.
         """
-        new = np.asarray(tokens, np.int32)
-        if len(new) and new.min() < 0:
+        new, end = np.array(tokens, np.int32), int(self._about[END])
+        if _least(new) < 0:
             raise InvalidInputError(f"token id {new.min()} was given; expected ids >= 0. Use the target's own tokenizer.")
-        if self.max_tokens is None and self._about[END] + len(new) >= len(self._pool):
-            larger = np.empty(1 << int(self._about[END] + len(new)).bit_length(), np.int32)
-            larger[: self._about[END]] = self._pool[: self._about[END]]
+        if self.max_tokens is None and end + len(new) >= len(self._pool):
+            larger = np.empty(1 << (end + len(new)).bit_length(), np.int32)
+            larger[:end] = self._pool[:end]
             self._pool = larger
         done = 0
         while (done := _extend(self.arrays, new, done, self.depth)) < len(new):
@@ -135,12 +125,7 @@ class SuffixTree:
 
     def places(self) -> np.ndarray:
         """[L, 2] the place of the last m tokens of the growing text in row m - 1: all lengths that occurred before."""
-        return self._places[: self._about[PLACES]][::-1]
-
-    def matches(self, tokens: np.ndarray) -> np.ndarray:
-        """[L, 2] the same for the end of another text."""
-        found = np.empty((min(len(tokens), self.depth - 1), 2), np.int32)
-        return found[: _matches(self.arrays, np.asarray(tokens, np.int32), found)]
+        return ends_of(self.arrays)
 
     def count(self, tokens: Tokens) -> int:
         """Occurrences of a string of 1 to D tokens."""
@@ -346,6 +331,14 @@ def _free(tree, n):
 
 
 @njit(cache=True)
+def _least(tokens):
+    least = 0
+    for t in tokens:
+        least = min(least, t)
+    return least
+
+
+@njit(cache=True)
 def _split(tree, num_places, n, offset, start):
     """A node after `offset` tokens of the edge into n, whose latest occurrence begins at `start`; places move along."""
     nodes, places = tree[1], tree[3]
@@ -527,6 +520,27 @@ def _walk(tree, tokens, begin):
             return n, offset
         if offset < nodes[n, DEPTH] - nodes[nodes[n, PARENT], DEPTH]:
             return 0, 0
+
+
+@njit(cache=True)
+def ends_of(tree):
+    """`SuffixTree.places`, for compiled callers."""
+    return tree[3][: tree[5][PLACES]][::-1]
+
+
+@njit(cache=True)
+def last_of(tree):
+    """The last token of the growing text."""
+    return tree[0][tree[5][END] - 1]
+
+
+@njit(cache=True)
+def tail_of(own, other):
+    """[L, 2] the places in another tree of the end of this one's growing text, as `ends_of` gives them."""
+    pool, end = own[0], own[5][END]
+    tokens = pool[max(0, end - len(other[3]) + 1) : end]
+    found = np.empty((min(len(tokens), len(other[3]) - 2), 2), np.int32)
+    return found[: _matches(other, tokens, found)]
 
 
 @njit(cache=True)

@@ -20,8 +20,7 @@ Beyond the paper: the prompt is read whole when a request starts (`read_prompt`)
 own on top of the corpus's, least recently bumped pairs leaving first, so that requests do not see each other.
 """
 
-import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,446 +30,146 @@ from numba import njit
 
 from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
 from polydraft.drafters import index_file
-from polydraft.drafters.growth import GrownTree, point_mass
+from polydraft.drafters.growth import GrownTree, add_ranked, end_ids, limits, new_cells, plant, point_mass
 from polydraft.drafters.parts import Parts, Snapshot
+from polydraft.drafters.recent import find
+from polydraft.drafters.trigram_store import TrigramStore, bump_all
+from polydraft.drafters.trigram_table import WIDTH, TrigramTable, find_pair
 from polydraft.errors import InvalidInputError
 from polydraft.noise import uniform_at
 
 __all__ = ["TrigramDrafter", "TrigramState", "TrigramStore", "TrigramTable"]
-
-VERSION = 1
-ARRAYS: tuple[str, ...] = ("first", "second", "row", "token", "weight")
-WIDTH = 16
-"""Most successors of a pair in a store; the lightest leaves for a new one."""
-CHUNK = 4_000_000
-"""Triples sorted at a time while counting."""
-
-
-# The table of a corpus
-
-
-@dataclass(frozen=True)
-class TrigramTable:
-    """Successors of token pairs, heaviest first, as sorted arrays that may be mapped from a file.
-
-    first: [V + 1] int64, pairs that begin with a are first[a] .. first[a + 1].  second: [P] int32, b of each pair, ascending.
-    row: [P + 1] int64, entries of each pair.  token: [E] int32.  weight: [E] float32.
-    Memory: 8 bytes an entry, 12 bytes a pair and 8 bytes a token of the vocabulary: at most 20 bytes an entry.
-
-    Example:
-        >>> table = TrigramTable.build([[1, 2, 3, 1, 2, 4, 1, 2, 3]], vocab_size=5)
-        >>> table.successors(1, 2)
-        [(3, 0.6666666865348816), (4, 0.3333333432674408)]
-    """
-
-    first: np.ndarray
-    second: np.ndarray
-    row: np.ndarray
-    token: np.ndarray
-    weight: np.ndarray
-    vocab_size: int
-    tokens_of: str = ""
-
-    @property
-    def arrays(self) -> tuple[np.ndarray, ...]:
-        return self.first, self.second, self.row, self.token, self.weight
-
-    @property
-    def num_entries(self) -> int:
-        return len(self.token)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(x.nbytes for x in self.arrays)
-
-    @classmethod
-    def empty(cls, vocab_size: int) -> "TrigramTable":
-        """A table that knows nothing: all is learnt online."""
-        return cls._of(np.empty(0, np.int64), np.empty(0, np.int64), vocab_size, WIDTH, "")
-
-    @classmethod
-    def build(cls, documents: Iterable[Sequence[int]], vocab_size: int, *, top: int = 12, tokens_of: str = "") -> "TrigramTable":
-        """Count a corpus.
-
-        documents: token ids; no triple crosses from one to the next.  top: successors kept of each pair.
-        tokens_of: fingerprint of the tokenizer, see `index_file.fingerprint`.
-
-        Raises:
-            InvalidInputError: no document of three tokens, or ids outside the vocabulary.
-        """
-        if not 1 <= top <= WIDTH or vocab_size >= 1 << 21:
-            raise InvalidInputError(
-                f"top={top} and vocab_size={vocab_size} were given; expected 1 <= top <= {WIDTH} and a vocabulary below 2^21."
-            )
-        codes, counts = np.empty(0, np.int64), np.empty(0, np.int64)
-        waiting: list[np.ndarray] = []
-        for number, document in enumerate(documents):
-            t = np.asarray(document, np.int64)
-            index_file.check_tokens(t, vocab_size, f"document {number} of the corpus")
-            waiting.append((t[:-2] * vocab_size + t[1:-1]) * vocab_size + t[2:])
-            if sum(map(len, waiting)) > CHUNK:
-                codes, counts = _merge(codes, counts, waiting)
-        codes, counts = _merge(codes, counts, waiting)
-        if not len(codes):
-            raise InvalidInputError("an empty corpus was given; expected a document of at least three tokens.")
-        return cls._of(codes, counts, vocab_size, top, tokens_of)
-
-    @classmethod
-    def _of(cls, codes: np.ndarray, counts: np.ndarray, V: int, top: int, tokens_of: str) -> "TrigramTable":
-        pairs, begins = np.unique(codes // V, return_index=True)
-        sizes = np.diff(np.append(begins, len(codes)))
-        weight = counts / np.repeat(np.add.reduceat(counts, begins), sizes) if len(codes) else np.empty(0)
-        number = np.repeat(np.arange(len(pairs)), sizes)
-        order = np.lexsort((codes, -counts, number))
-        rank = np.arange(len(codes)) - np.repeat(begins, sizes)
-        kept = order[rank < top]
-        row = np.append(0, np.cumsum(np.minimum(sizes, top)))
-        first = np.searchsorted(pairs // V, np.arange(V + 1))
-        return cls._frozen(first, pairs % V, row, codes[kept] % V, weight[kept], V, tokens_of)
-
-    @classmethod
-    def _frozen(cls, first: Any, second: Any, row: Any, token: Any, weight: Any, V: int, tokens_of: str) -> "TrigramTable":
-        kinds = (np.int64, np.int32, np.int64, np.int32, np.float32)
-        arrays = [np.ascontiguousarray(x, k) for x, k in zip((first, second, row, token, weight), kinds, strict=True)]
-        for x in arrays:
-            x.flags.writeable = False
-        return cls(*arrays, V, tokens_of)
-
-    def save(self, path: str | Path) -> None:
-        """Write the table; see `index_file.save`."""
-        arrays = dict(zip(ARRAYS, self.arrays, strict=True))
-        index_file.save(path, "trigram", VERSION, arrays, vocab_size=self.vocab_size, tokens_of=self.tokens_of)
-
-    @classmethod
-    def load(cls, path: str | Path) -> "TrigramTable":
-        """Map a table from a file.
-
-        Raises:
-            InvalidInputError: not a table, truncated, or with ids or weights that cannot be.
-        """
-        found = index_file.load(path, "trigram", VERSION)
-        table = cls(*(found.arrays[name] for name in ARRAYS), found.vocab_size, found.tokens_of)
-        index_file.check_tokens(table.token, table.vocab_size, Path(path).name)
-        index_file.check_tokens(table.second, table.vocab_size, Path(path).name)
-        if not (np.isfinite(table.weight).all() and (table.weight >= 0).all()):
-            raise InvalidInputError(f"{Path(path).name!r} holds weights that are negative or not finite; build the table again.")
-        return table
-
-    def successors(self, a: int, b: int) -> list[tuple[int, float]]:
-        """(token, weight) of what follows a pair, heaviest first."""
-        at = _pair(*self.arrays[:2], a, b)
-        entries = slice(self.row[at], self.row[at + 1]) if at >= 0 else slice(0)
-        return list(zip(self.token[entries].tolist(), self.weight[entries].tolist(), strict=True))
-
-
-def _merge(codes: np.ndarray, counts: np.ndarray, waiting: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Fold waiting triples into the sorted counts; empties `waiting`."""
-    new, times = np.unique(np.concatenate([np.empty(0, np.int64), *waiting]), return_counts=True)
-    waiting.clear()
-    merged, place = np.unique(np.concatenate([codes, new]), return_inverse=True)
-    return merged, np.bincount(place, np.concatenate([counts, times]), len(merged)).astype(np.int64)
-
-
-@njit(cache=True)
-def _pair(first, second, a, b):
-    """Number of the pair (a, b), or -1."""
-    if a + 1 >= len(first):
-        return -1
-    low, high = first[a], first[a + 1]
-    while low < high:
-        middle = (low + high) // 2
-        if second[middle] < b:
-            low = middle + 1
-        else:
-            high = middle
-    return low if low < first[a + 1] and second[low] == b else -1
-
-
-# Online updates: rows copied from the table when they are first bumped
-
-_USED, _OLDEST, _NEWEST = range(3)
-
-
-class TrigramStore:
-    """Rows that differ from the corpus's table, bounded: the least recently bumped pair leaves first.
-
-    One belongs to each request, unless a store is given to the drafter: then all its requests share what they learn.
-    max_pairs: most pairs.  Memory: 152 bytes a pair, allocated at once.
-    A shared store may be used by several threads at a time.
-
-    Example:
-        >>> store = TrigramStore(max_pairs=4)
-        >>> store.bump(TrigramTable.empty(9), [1, 2, 3, 1, 2, 3], window=6, bump=1.25, cap=3.0)
-        >>> store.successors(1, 2)
-        [(3, 2.5)]
-    """
-
-    def __init__(self, max_pairs: int = 4096) -> None:
-        if max_pairs < 1:
-            raise InvalidInputError(f"max_pairs={max_pairs} was given; expected at least 1.")
-        self.max_pairs, self.lock = max_pairs, threading.RLock()
-        links = np.full((3, max_pairs), -1, np.int32)  # older, newer, next in the bucket
-        buckets = np.full(1 << (max_pairs - 1).bit_length(), -1, np.int32)
-        self._arrays = (
-            np.zeros(max_pairs, np.int64),
-            np.zeros(max_pairs, np.int32),
-            np.zeros((max_pairs, WIDTH), np.int32),
-            np.zeros((max_pairs, WIDTH), np.float32),
-            links,
-            buckets,
-            np.array([0, -1, -1], np.int64),
-        )
-
-    def __len__(self) -> int:
-        return int(self._arrays[-1][_USED])
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(x.nbytes for x in self._arrays)
-
-    def bump(self, table: TrigramTable, tokens: Sequence[int], *, window: int, bump: float, cap: float) -> None:
-        """Raise the weight of every triple in the last `window` tokens by `bump`, up to `cap`."""
-        last = np.array(tokens[-window:], np.int64)
-        with self.lock:
-            _bump(table.arrays, self._arrays, last, np.float32(bump), np.float32(cap))
-
-    def successors(self, a: int, b: int) -> list[tuple[int, float]]:
-        """(token, weight) of a pair that was bumped, heaviest first; empty for others."""
-        with self.lock:
-            at = _find(self._arrays, (a << 32) | b)
-            n = self._arrays[1][at] if at >= 0 else 0
-            return list(zip(self._arrays[2][at, :n].tolist(), self._arrays[3][at, :n].tolist(), strict=True))
-
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        """The pairs from the least to the most recently bumped: key, size, token, weight."""
-        with self.lock:
-            order = _by_age(self._arrays)
-            return {name: x[order] for name, x in zip(("key", "size", "token", "weight"), self._arrays, strict=False)}
-
-    @classmethod
-    def from_arrays(cls, arrays: dict[str, np.ndarray], max_pairs: int) -> "TrigramStore":
-        """The store that `to_arrays` was taken of; of more than `max_pairs` pairs the most recent stay."""
-        store = cls(max_pairs)
-        for i in range(max(0, len(arrays["key"]) - max_pairs), len(arrays["key"])):
-            at = _insert(store._arrays, arrays["key"][i])
-            for kept, given in zip(store._arrays[1:4], ("size", "token", "weight"), strict=True):
-                kept[at] = arrays[given][i]
-        return store
-
-    def save(self, path: str | Path, vocab_size: int, tokens_of: str = "") -> None:
-        """Write what was learnt; see `index_file.save`."""
-        index_file.save(path, "trigram-store", VERSION, self.to_arrays(), vocab_size=vocab_size, tokens_of=tokens_of)
-
-    @classmethod
-    def load(cls, path: str | Path, max_pairs: int = 4096) -> "TrigramStore":
-        """Read what was learnt; see `index_file.load` for what is refused."""
-        return cls.from_arrays(index_file.load(path, "trigram-store", VERSION).arrays, max_pairs)
-
-
-@njit(cache=True)
-def _bucket(key, buckets):
-    mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
-    return np.int64((mixed >> np.uint64(32)) & np.uint64(len(buckets) - 1))
-
-
-@njit(cache=True)
-def _find(store, key):
-    keys, _, _, _, links, buckets, _ = store
-    at = buckets[_bucket(key, buckets)]
-    while at >= 0 and keys[at] != key:
-        at = links[2, at]
-    return at
-
-
-@njit(cache=True)
-def _detach(store, at):
-    """Take a row out of the order of age."""
-    links, about = store[4], store[6]
-    older, newer = links[0, at], links[1, at]
-    if older >= 0:
-        links[1, older] = newer
-    else:
-        about[_OLDEST] = newer
-    if newer >= 0:
-        links[0, newer] = older
-    else:
-        about[_NEWEST] = older
-
-
-@njit(cache=True)
-def _make_newest(store, at):
-    links, about = store[4], store[6]
-    links[0, at], links[1, at] = about[_NEWEST], -1
-    if about[_NEWEST] >= 0:
-        links[1, about[_NEWEST]] = at
-    else:
-        about[_OLDEST] = at
-    about[_NEWEST] = at
-
-
-@njit(cache=True)
-def _insert(store, key):
-    """An empty row for a new key, the oldest one's if there is no other."""
-    keys, sizes, _, _, links, buckets, about = store
-    if about[_USED] < len(keys):
-        at = about[_USED]
-        about[_USED] += 1
-    else:
-        at = about[_OLDEST]
-        _detach(store, at)
-        place = _bucket(keys[at], buckets)
-        if buckets[place] == at:
-            buckets[place] = links[2, at]
-        else:
-            before = buckets[place]
-            while links[2, before] != at:
-                before = links[2, before]
-            links[2, before] = links[2, at]
-    place = _bucket(key, buckets)
-    keys[at], sizes[at], links[2, at] = key, 0, buckets[place]
-    buckets[place] = at
-    _make_newest(store, at)
-    return at
-
-
-@njit(cache=True)
-def _by_age(store):
-    order = np.empty(store[6][_USED], np.int64)
-    at = store[6][_OLDEST]
-    for i in range(len(order)):
-        order[i] = at
-        at = store[4][1, at]
-    return order
-
-
-@njit(cache=True)
-def _bump(table, store, tokens, bump, cap):
-    first, second, row, token, weight = table
-    _, sizes, successors, weights, _, _, _ = store
-    for i in range(len(tokens) - 2):
-        a, b, c = tokens[i], tokens[i + 1], tokens[i + 2]
-        key = (a << 32) | b
-        at = _find(store, key)
-        if at < 0:
-            at = _insert(store, key)
-            pair = _pair(first, second, a, b)
-            if pair >= 0:
-                for e in range(row[pair], row[pair + 1]):
-                    successors[at, sizes[at]], weights[at, sizes[at]] = token[e], weight[e]
-                    sizes[at] += 1
-        else:
-            _detach(store, at)
-            _make_newest(store, at)
-        j = 0
-        while j < sizes[at] and successors[at, j] != c:
-            j += 1
-        if j == sizes[at]:
-            if j < WIDTH:
-                sizes[at] += 1
-            else:
-                j -= 1  # the lightest one leaves
-            successors[at, j], weights[at, j] = c, np.float32(0)
-        w = min(cap, weights[at, j] + bump)
-        while j > 0 and weights[at, j - 1] < w:
-            successors[at, j], weights[at, j] = successors[at, j - 1], weights[at, j - 1]
-            j -= 1
-        successors[at, j], weights[at, j] = c, w
 
 
 # The search
 
 
 @njit(cache=True)
-def _successors(table, store, a, b, tokens, weights):
-    """Fill what follows a pair, the store's row before the table's; returns how many."""
-    at = _find(store, (a << 32) | b)
+def _row(table, store, a, b):
+    """(learnt, begin, count) of what follows a pair: a row of the store, or else entries of the table."""
+    at = find(store[0], (a << 32) | b)
     if at >= 0:
-        n = store[1][at]
-        for j in range(n):
-            tokens[j], weights[j] = store[2][at, j], store[3][at, j]
-        return n
-    pair = _pair(table[0], table[1], a, b)
+        return True, at, np.int64(store[1][at])
+    pair = find_pair(table[0], table[1], a, b)
     if pair < 0:
-        return 0
-    begin, n = table[2][pair], min(table[2][pair + 1] - table[2][pair], WIDTH)
-    for j in range(n):
-        tokens[j], weights[j] = table[3][begin + j], table[4][begin + j]
-    return n
+        return False, np.int64(0), np.int64(0)
+    begin = table[2][pair]
+    return False, begin, min(table[2][pair + 1] - begin, np.int64(WIDTH))
 
 
 @njit(cache=True)
-def _search(table, store, a, b, levels, iterations, c1, c2, num_paths, seed, sample, position):
-    """(tokens, parents, visits) of the draft's candidates, best first; parents index candidates, -1 is the root."""
-    most = 1 + iterations * WIDTH
-    token = np.empty(most, np.int64)
-    before = np.empty(most, np.int64)  # the token above, the other half of the state
-    parent = np.empty(most, np.int32)
-    child = np.full(most, -1, np.int32)
-    children = np.zeros(most, np.int32)
-    visits = np.zeros(most, np.int32)
-    reward = np.zeros(most)
-    prior = np.zeros(most)
-    total = np.zeros(most)  # weights from the root down to the node
-    found, weights = np.empty(WIDTH, np.int64), np.empty(WIDTH)
-    token[0], before[0], parent[0], size, draws = b, a, -1, 1, 0
+def _entry(table, store, learnt, begin, j):
+    """(token, weight) of the j-th successor of a row."""
+    if learnt:
+        return np.int64(store[2][begin, j]), np.float64(store[3][begin, j])
+    return np.int64(table[3][begin + j]), np.float64(table[4][begin + j])
+
+
+@njit(cache=True)
+def _explore(iterations, c1, c2):
+    """The exploration factor at a node, by its visits."""
+    factor = np.empty(iterations + 1)
+    for n in range(iterations + 1):
+        factor[n] = (c1 + np.log((n + c2 + 1) / c2)) * np.sqrt(n)
+    return factor
+
+
+@njit(cache=True, error_model="numpy")
+def _search(table, store, a, b, levels, iterations, explore, num_paths, seed, sample, position):
+    """(tokens, parents, visits) of the draft's candidates, best first; parents index candidates, -1 is the root.
+
+    A node is made when it is first visited; successors are tried in their order, so those that have been are the first ones.
+    """
+    most = 2 * iterations + 1
+    token, before = np.empty(most, np.int64), np.empty(most, np.int64)  # before: the token above, the other half of the state
+    parent, age = np.empty(most, np.int32), np.empty(most, np.int32)  # age: the order in which expansions meet the nodes
+    child, last, after = np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most, np.int32)  # children as a list
+    learnt, begin = np.empty(most, np.bool_), np.empty(most, np.int64)  # the row of the successors
+    count, tried, met = np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most, np.int32)  # count: -1 not expanded
+    visits, reward, total = np.empty(most, np.int32), np.empty(most), np.empty(most)  # total: weights from the root down
+    prior, mean, urge = np.empty(most), np.empty(most), np.empty(most)  # mean: W/n; urge: M/(1 + n)
+    token[0], before[0], parent[0], age[0], child[0], last[0], after[0] = b, a, -1, 0, -1, -1, -1
+    count[0], tried[0], visits[0], reward[0], total[0], prior[0] = -1, 0, 0, 0.0, 0.0, 0.0
+    size, all_met, draws = 1, 1, 0
     for _ in range(iterations):
         n, level = 0, 0
-        while children[n] > 0:
-            explore = (c1 + np.log((visits[n] + c2 + 1) / c2)) * np.sqrt(visits[n])
-            best, best_score = -1, -np.inf
-            for m in range(child[n], child[n] + children[n]):
-                if visits[m] == 0:
-                    best = m
-                    break
-                score = reward[m] / visits[m] + explore * prior[m] / (1 + visits[m])
-                if score > best_score:
-                    best, best_score = m, score
-            n, level = best, level + 1
-        if level < levels and child[n] < 0:
-            count = _successors(table, store, before[n], token[n], found, weights)
-            child[n], children[n] = size, count
-            for j in range(count):
-                m = size + j
-                token[m], before[m], parent[m], prior[m] = found[j], token[n], n, weights[j]
-                total[m] = total[n] + weights[j]
-            size += count
-            if count:
-                n, level = child[n], level + 1
+        while True:
+            if count[n] < 0 and level < levels:
+                learnt[n], begin[n], count[n] = _row(table, store, before[n], token[n])
+                met[n] = all_met
+                all_met += count[n]
+                expanded = True
+            else:
+                expanded = False
+            if count[n] <= 0:
+                break
+            if tried[n] < count[n]:
+                m, up = size, n
+                size += 1
+                t, w = _entry(table, store, learnt[up], begin[up], tried[up])
+                token[m], before[m], parent[m], age[m] = t, token[up], up, met[up] + tried[up]
+                child[m], last[m], after[m], count[m], tried[m] = -1, -1, -1, -1, 0
+                visits[m], reward[m], total[m], prior[m] = 0, 0.0, total[up] + w, w
+                if last[up] < 0:
+                    child[up] = m
+                else:
+                    after[last[up]] = m
+                last[up] = m
+                tried[up] += 1
+                n = m
+            else:
+                factor, best_score, m = explore[visits[n]], -np.inf, child[n]
+                while m >= 0:
+                    score = mean[m] + factor * urge[m]
+                    if score > best_score:
+                        n, best_score = m, score
+                    m = after[m]
+            level += 1
+            if expanded:
+                break
         x, y, gained = before[n], token[n], total[n]
         while level < levels:
-            count = _successors(table, store, x, y, found, weights)
-            mass = weights[:count].sum()
-            if count == 0 or mass <= 0:
+            known, at, num = _row(table, store, x, y)
+            mass = 0.0
+            for j in range(num):
+                mass += _entry(table, store, known, at, j)[1]
+            if mass <= 0:
                 break
             left = uniform_at(seed, sample, position, 0, draws) * mass
             draws += 1
             j = 0
-            while j < count - 1 and left >= weights[j]:
-                left -= weights[j]
+            t, w = _entry(table, store, known, at, 0)
+            while j < num - 1 and left >= w:
+                left -= w
                 j += 1
-            x, y, gained, level = y, found[j], gained + weights[j], level + 1
+                t, w = _entry(table, store, known, at, j)
+            x, y, gained, level = y, t, gained + w, level + 1
         while n >= 0:
             visits[n] += 1
             reward[n] += 1 + gained
+            mean[n], urge[n] = reward[n] / visits[n], prior[n] / (1 + visits[n])
             n = parent[n]
-    order = np.argsort(-visits[1:size], kind="mergesort") + 1
-    place = np.full(most, -1, np.int64)
-    tokens, parents, ranks = (
-        np.empty(2 * num_paths, np.int64),
-        np.empty(2 * num_paths, np.int64),
-        np.zeros(2 * num_paths, np.int64),
-    )
-    num = 0
-    for n in order[:num_paths]:
-        if visits[n] == 0:
-            break
-        tokens[num], parents[num], ranks[num] = token[n], place[parent[n]] if parent[n] else -1, visits[n]
-        place[n] = num
-        num += 1
-    searched = num
-    for n in order[:searched]:
-        if _successors(table, store, before[n], token[n], found, weights):
-            tokens[num], parents[num] = found[0], place[n]
+    # the most visited nodes, those met first among equals; a node is no more visited than its parent, which was met earlier
+    kept = min(num_paths, size - 1)
+    order = np.arange(1, size)
+    for i in range(kept):
+        best = i
+        for j in range(i + 1, size - 1):
+            m, n = order[j], order[best]
+            if visits[m] > visits[n] or (visits[m] == visits[n] and age[m] < age[n]):
+                best = j
+        order[i], order[best] = order[best], order[i]
+    tokens, parents, ranks = np.empty(2 * kept, np.int64), np.empty(2 * kept, np.int64), np.zeros(2 * kept, np.int64)
+    num = kept
+    for i in range(kept):
+        n, up = order[i], parent[order[i]]
+        tokens[i], parents[i], ranks[i] = token[n], -1, visits[n]
+        for j in range(i):
+            if up and order[j] == up:
+                parents[i] = j
+        known, at, found = _row(table, store, before[n], token[n])
+        if found:
+            tokens[num], parents[num] = _entry(table, store, known, at, 0)[0], i
             num += 1
     return tokens[:num], parents[:num], ranks[:num]
 
@@ -485,16 +184,34 @@ def _shares(parents, visits, iterations):
     return shares
 
 
+@njit(cache=True)
+def _grow(tree, table, store, unread, bump, cap, a, b, levels, iterations, explore, num_paths, seed, sample, position, *limits):
+    """Bump what is unread, then plant and grow a tree of the search's candidates; returns its size."""
+    bump_all(table, store, unread, bump, cap)
+    max_nodes, max_depth, width = limits
+    plant(tree, b, max_nodes, max_depth, width)
+    if max_nodes == 0 or max_depth == 0 or a < 0:
+        return 1
+    levels = min(levels, max_depth)
+    tokens, parents, visits = _search(table, store, a, b, levels, iterations, explore, num_paths, seed, sample, position)
+    return add_ranked(tree, tokens, parents, _shares(parents, visits, iterations))
+
+
 # The drafter
 
 
 @dataclass
 class TrigramState:
-    """One request: its text and the updates that it sees. store: its own, or the one shared by the drafter's requests."""
+    """One request: its text and the updates that it sees.
+
+    store: its own, or the one shared by the drafter's requests.
+    unread: tokens at the end of the text whose triples are to be bumped, when next it drafts or leaves.
+    """
 
     request: Request
     tokens: list[int]
     store: TrigramStore
+    unread: int = 0
 
 
 class TrigramDrafter:
@@ -555,8 +272,9 @@ class TrigramDrafter:
         self.table = TrigramTable.empty(1) if table is None else table
         self.store, self.max_pairs = store, max_pairs
         self.iterations, self.levels, self.c1, self.c2, self.num_paths = iterations, levels, float(c1), float(c2), num_paths
-        self.window, self.bump, self.cap, self.read_prompt = window, bump, cap, read_prompt
-        self._eos = frozenset(eos_token_ids)
+        self._search = levels, iterations, _explore(iterations, self.c1, self.c2), num_paths
+        self.window, self.bump, self.cap, self.read_prompt = window, float(bump), float(cap), read_prompt
+        self._eos = end_ids(eos_token_ids)
 
     @classmethod
     def build(cls, parts: Parts, *, index: str | Path | TrigramTable | None = None, **options: Any) -> "TrigramDrafter":
@@ -578,54 +296,62 @@ class TrigramDrafter:
         states = []
         for request in requests:
             tokens = list(request.prompt_token_ids)
-            state = TrigramState(request, tokens, TrigramStore(self.max_pairs) if self.store is None else self.store)
-            self._learn(state, len(tokens) if self.read_prompt else self.window)
+            store = TrigramStore(self.max_pairs) if self.store is None else self.store
+            state = TrigramState(request, tokens, store, len(tokens) if self.read_prompt else self.window)
+            self._read(state)
             states.append(state)
         return states
 
-    def _learn(self, state: TrigramState, window: int) -> None:
-        if self.bump > 0:
-            state.store.bump(self.table, state.tokens, window=window, bump=self.bump, cap=self.cap)
+    def _unread(self, state: TrigramState) -> np.ndarray:
+        """What is unread, as it is handed over."""
+        unread, state.unread = state.unread if self.bump > 0 else 0, 0
+        return np.array(state.tokens[-unread:] if unread else (), np.int64)
+
+    def _read(self, state: TrigramState) -> None:
+        unread = self._unread(state)
+        with state.store.lock:
+            bump_all(self.table.arrays, state.store.arrays, unread, self.bump, self.cap)
 
     def release(self, states: Sequence[TrigramState]) -> None:
-        """Nothing to give back; what a shared store learnt stays in it."""
+        """Bump what is unread; what a shared store learnt stays in it."""
+        for state in states:
+            self._read(state)
 
     def grow(self, state: TrigramState, budget: Budget) -> GrownTree:
         """The search's candidates, most visited first, scored by their share of the parent's visits; empty for a text of one token or a pair that was never seen."""
-        grown = GrownTree(state.tokens[-1], budget, self._eos)
-        if len(state.tokens) < 2 or not min(budget.max_nodes, budget.max_depth):
-            return grown
-        request, levels = state.request, min(self.levels, budget.max_depth)
-        with state.store.lock:
-            tokens, parents, visits = _search(
+        tree, request, store, text = (new_cells(budget), self._eos), state.request, state.store, state.tokens
+        before, unread = text[-2] if len(text) > 1 else -1, self._unread(state)
+        key = request.seed, request.sample, len(text)
+        with store.lock:
+            size = _grow(
+                tree,
                 self.table.arrays,
-                state.store._arrays,
-                *state.tokens[-2:],
-                levels,
-                self.iterations,
-                self.c1,
-                self.c2,
-                self.num_paths,
-                request.seed,
-                request.sample,
-                len(state.tokens),
+                store.arrays,
+                unread,
+                self.bump,
+                self.cap,
+                before,
+                text[-1],
+                *self._search,
+                *key,
+                *limits(budget),
             )
-        grown.add_ranked(tokens, parents, _shares(parents, visits, self.iterations))
-        return grown
+        return GrownTree.grown(tree, size)
 
     def propose(self, states: Sequence[TrigramState], budgets: Sequence[Budget]) -> Draft:
         """A searched tree for each row; see the module."""
         return point_mass([self.grow(state, budget) for state, budget in zip(states, budgets, strict=True)])
 
     def observe(self, states: Sequence[TrigramState], outcome: Outcome, scores: Scores) -> list[TrigramState]:
-        """Bump the triples of the last tokens."""
+        """Append what was emitted; the triples of the last tokens are bumped before the next draft."""
         for state, tokens in zip(states, outcome.emitted(scores.tree), strict=True):
             state.tokens += tokens
-            self._learn(state, self.window)
+            state.unread = self.window
         return list(states)
 
     def snapshot(self, state: TrigramState) -> Snapshot:
         """The text and the request's own updates; a shared store is saved by its owner."""
+        self._read(state)
         own = state.store.to_arrays() if self.store is None else {}
         return {"tokens": np.array(state.tokens), **own}
 
