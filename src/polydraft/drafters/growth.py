@@ -221,5 +221,5 @@ def point_mass(grown: Sequence[GrownTree]) -> Draft:
         arrays = np.zeros((len(grown), size), np.int64), np.full((len(grown), size), -1)
         for b, g in enumerate(grown):
             arrays[0][b, : g.size], arrays[1][b, : g.size] = g.arrays[0][TOKEN, : g.size], g.arrays[0][PARENT, : g.size]
-    tree = TokenTree(torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1]))
+    tree = TokenTree.of(*arrays)
     return Draft(tree, SiblingLaw.POINT_MASS, TreeShape.GROWN, None, _no_rows(len(grown), size))

@@ -196,7 +196,7 @@ class PhraseDrafter:
         """Learn from the target's argmaxes and from the text; keep what is right of the small model's cache."""
         tree, num_nodes = scores.tree, scores.tree.num_nodes
         best = most_likely(scores.logits) if self.learn and num_nodes > 1 else np.zeros((len(states), num_nodes), np.int64)
-        tokens, parents, paths = tree.tokens.numpy(), tree.parents.numpy(), outcome.path.numpy()
+        (tokens, parents), paths = tree.host, outcome.host[0]
         for b, (state, new) in enumerate(zip(states, outcome.emitted(tree), strict=True)):
             if self.model is not None:
                 kept = 0
