@@ -16,13 +16,13 @@ from polydraft.core import Budget, Draft, Outcome, Request, SiblingLaw, TokenTre
 from polydraft.drafters.ngram import NgramDrafter
 from polydraft.engine import acceptance, profile
 from polydraft.engine.acceptance import DEPTHS, Acceptance, expected_tokens
-from polydraft.engine.calibrate import calibrate
+from polydraft.engine.calibrate import calibrate, profile_of
 from polydraft.engine.costs import FEATURES, Observation, RoundCosts, features
 from polydraft.engine.plan import AdaptivePlan, FixedPlan
 from polydraft.engine.profile import Profile
 from polydraft.engine.sequence import Sample, Sequence
 from polydraft.engine.stopping import Stopper
-from polydraft.errors import InvalidInputError, UnknownNameError
+from polydraft.errors import DrafterWarning, IncompatibleError, InvalidInputError, UnknownNameError
 from polydraft.registry import verifier
 
 SIZES = [(1, 0), (1, 1), (1, 4), (2, 4), (1, 8), (3, 3), (1, 12), (2, 8)]
@@ -280,6 +280,16 @@ def test_measuring_fits_into_a_small_context():
     known = calibrate(target, drafts, verifier("match"), [1, 2, 1, 2, 1], budget_seconds=0.02)
     assert known.max_width == 1
     assert target.texts == [[]] * 4
+
+
+def test_nothing_is_kept_of_a_drafter_that_fails_while_it_is_measured(monkeypatch):
+    made = table_engine("chain")
+    monkeypatch.setattr(made.drafter, "propose", lambda *_: 1 / 0)
+    request = Request("r", (1, 2, 3), SamplingParams(), 0)
+    with pytest.warns(DrafterWarning, match="ZeroDivisionError"):
+        assert profile_of(made.target, made.drafter, made.verifier, request) == Profile.assumed()
+    with pytest.warns(DrafterWarning), pytest.raises(IncompatibleError, match="ZeroDivisionError"):
+        calibrate(made.target, made.drafter, made.verifier, [1, 2, 3], budget_seconds=0.1)
 
 
 def test_a_profile_comes_back_from_its_file(tmp_path):

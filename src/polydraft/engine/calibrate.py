@@ -21,6 +21,7 @@ from polydraft.engine.costs import PHASES, Observation, RoundCosts
 from polydraft.engine.loop import Loop
 from polydraft.engine.profile import PRIOR, Profile, identity, once, widest
 from polydraft.engine.sequence import Sequence
+from polydraft.errors import IncompatibleError
 
 __all__ = ["SIZES", "Bed", "calibrate", "clock", "profile_of"]
 
@@ -97,6 +98,11 @@ class Bed:
         self._drafted = {}
         for output in self._loop.step():
             name, now = output.request_id, dict(output.sample.stats.seconds)
+            if output.sample.stats.drafter_error:
+                raise IncompatibleError(
+                    f"the drafter failed while its costs were measured ({output.sample.stats.drafter_error}). "
+                    "Mend it, or plan without measuring: depth=4, or plan='fixed'."
+                )
             self._contexts[name] += len(output.token_ids)
             for phase, value in now.items():
                 if phase != "prefill":
@@ -164,10 +170,11 @@ def calibrate(
     budget_seconds: about how long it may take on fast models; a slow model takes two rounds of every size in any case.
 
     Raises:
+        IncompatibleError: the drafter fails on short texts too; where only a longer text or a batch is too much, that is left out.
         PolydraftError: what the models themselves refuse.
     """
     params = params or SamplingParams(temperature=1.0, ignore_eos=True)
-    space = target.max_model_len
+    space = min(target.max_model_len, getattr(getattr(drafter, "model", target), "max_model_len", target.max_model_len))
     ids = list(prompt)[-max(1, min(LONGEST_PROMPT, space // 4)) :]
     if drafter.info.laws == {SiblingLaw.POINT_MASS}:  # copying needs something to copy: the text begins again
         ids = (ids + ids)[-max(1, min(2 * LONGEST_PROMPT, space // 4)) :]
@@ -190,14 +197,22 @@ def calibrate(
         bed = Bed(target, drafter, verifier, text, batch=batch, params=params)
         try:
             found += _measure(bed, batch, some, 0.25 * budget_seconds)
+        except IncompatibleError:
+            continue
         finally:
             bed.close()
     return Profile(RoundCosts.fit(found), rates, most_paths, {"identity": identity(target, drafter, verifier)})
 
 
 def profile_of(target: Target, drafter: Drafter, verifier: Verifier, request: Request) -> Profile:
-    """The profile of these parts: known from before, or measured now on a request's prompt; see `engine/profile.py`."""
+    """The profile of these parts: known from before, or measured now on a request's prompt; see `engine/profile.py`.
+
+    Nothing is kept of a drafter that fails meanwhile: costs are then assumed.
+    """
     greedy = request.params.greedy
     params = SamplingParams(temperature=0.0 if greedy else 1.0, ignore_eos=True)
     about = identity(target, drafter, verifier, greedy=greedy)
-    return once(about, lambda: calibrate(target, drafter, verifier, request.prompt_token_ids, params=params))
+    try:
+        return once(about, lambda: calibrate(target, drafter, verifier, request.prompt_token_ids, params=params))
+    except IncompatibleError:  # the engine has warned, and the requests themselves go on without drafts
+        return Profile.assumed()
