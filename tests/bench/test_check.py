@@ -36,6 +36,20 @@ def test_right_rules_pass_with_rules_draws_and_texts(ways, judge):
     assert report.rounds >= 300
 
 
+def test_the_check_ends_where_nothing_is_drafted(judge):
+    engine = Engine.embedded(drafter=None)
+    plan = engine.plan
+    report = check(engine, PROMPTS[:1], PARAMS, judge=judge, rounds=40)
+    assert report.passed
+    assert (report.rounds, report.tokens) == (0, 48)
+    assert engine.plan is plan
+
+
+def test_a_check_that_tested_nothing_is_not_called_passed():
+    with pytest.raises(InvalidInputError, match="nothing to test"):
+        check(Engine.embedded(drafter=None), PROMPTS[:1], PARAMS, rounds=40)
+
+
 def test_greedy_tokens_are_compared_one_by_one(engine, judge):
     report = check(engine, PROMPTS, PARAMS.with_(temperature=0), judge=judge, rounds=40)
     (text,) = [f for f in report.findings if f.what.startswith("text")]

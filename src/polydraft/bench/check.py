@@ -33,14 +33,19 @@ from polydraft import sampling
 from polydraft.bench.check_rounds import LEAST_ROUNDS, Finding, Recorder
 from polydraft.bench.law_check import NEAR_TIE, places
 from polydraft.bench.wrong_rules import FEW, Reversed, mistakes
-from polydraft.core import SamplingParams, Target, TokenTree
+from polydraft.core import Budget, Draft, Outcome, SamplingParams, Target, TokenTree
 from polydraft.engine.api import Engine
+from polydraft.engine.plan import Plan
 from polydraft.errors import InvalidInputError
 
 __all__ = ["Report", "check", "self_test"]
 
 IMPLAUSIBLE = 1e-4
 """A smallest p-value below this, after correction for the number of tests, is a failure."""
+WHEN_PAUSED = Budget(4, 4, 1)
+"""Drafted where the engine's plan would sit a round out."""
+EMPTY = 8
+"""Rounds with nothing drafted for each one that is wanted, before the check makes do with those it saw."""
 SELF_TEST = 3
 """Times as many rounds at most for a known mistake; most are found in a few hundred."""
 
@@ -66,6 +71,22 @@ class Report:
         """Plain data for JSON."""
         rows = [{"what": f.what, "count": f.count, "effect": f.effect, "p_value": f.p_value} for f in self.findings]
         return {"passed": self.passed, "p_value": self.p_value, "rounds": self.rounds, "tokens": self.tokens, "tests": rows}
+
+
+@dataclass(frozen=True)
+class _Drafting:
+    """The engine's plan without its pauses: a plain round tests no rule, and how much is drafted changes no law."""
+
+    plan: Plan
+
+    def budgets(self, sequences: Sequence[Any]) -> list[Budget]:
+        given = self.plan.budgets(sequences)
+        if any(g.max_depth for g in given):
+            return given
+        return [WHEN_PAUSED if s.drafting else g for s, g in zip(sequences, given, strict=True)]
+
+    def learn(self, sequences: Sequence[Any], draft: Draft, processed: Tensor, outcome: Outcome) -> None:
+        self.plan.learn(sequences, draft, processed, outcome)
 
 
 @torch.inference_mode()
@@ -129,13 +150,16 @@ def check(
     progress: Callable[[int, int], None] | None = None,
     stop_early: bool = False,
 ) -> Report:
-    """Generate from the prompts with different seeds until `rounds` rounds are over, and test them.
+    """Generate from the prompts with different seeds until `rounds` rounds with drafts are over, and test them.
+
+    Where the engine's plan pauses, four tokens are drafted all the same. A drafter that rarely has something to draft ends the
+    check after `EMPTY` times as many rounds, and one that is absent after `rounds`: the report says how many drafts it saw.
 
     judge: the target as a module of transformers; without it only the rule is tested, not the texts.
     progress: told of rounds done and rounds wanted.  stop_early: end as soon as the rule's tests fail.
 
     Raises:
-        InvalidInputError: fewer rounds than a test needs, or no prompt.
+        InvalidInputError: fewer rounds than a test needs, no prompt, or nothing to test.
 
     Example:
         >>> engine = Engine.embedded(drafter="model:chain", depth=2)
@@ -146,12 +170,16 @@ def check(
         raise InvalidInputError(
             f"rounds={rounds} and {len(prompts)} prompts were given; expected rounds >= {LEAST_ROUNDS} and at least one prompt."
         )
-    recorder, rule = Recorder(engine.verifier), engine.verifier
+    recorder, rule, plan = Recorder(engine.verifier), engine.verifier, engine.plan
     results: list[Any] = []
     seed = 0 if params.seed is None else params.seed
-    engine.verifier = recorder
+    engine.generate(
+        list(prompts[:1]), params.with_(max_tokens=1)
+    )  # an adaptive plan measures its costs before the rounds that count
+    engine.verifier, engine.plan = recorder, _Drafting(plan)
+    most = rounds if engine.drafter is None else EMPTY * rounds
     try:
-        while len(recorder.values) < rounds:
+        while len(recorder.values) < rounds and recorder.rounds < most:
             seeds = [params.with_(seed=seed + i) for i in range(len(prompts))]
             results += engine.generate(list(prompts), seeds)
             seed += len(prompts)
@@ -160,10 +188,15 @@ def check(
             if stop_early and _early(recorder):
                 break
     finally:
-        engine.verifier = rule
+        engine.verifier, engine.plan = rule, plan
     found = recorder.findings
     if judge is not None:
         found += text_findings(judge, engine, results, params)
+    if not found:
+        raise InvalidInputError(
+            f"{recorder.rounds} rounds left nothing to test: {len(recorder.values)} had a draft, and there is no judge for the texts. "
+            "Give a judge, more rounds, or a drafter that finds something to draft."
+        )
     return Report(found, len(recorder.values), sum(len(s.token_ids) for r in results for s in r.samples))
 
 

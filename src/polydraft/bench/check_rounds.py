@@ -40,6 +40,7 @@ class Recorder:
     """A verifier that behaves as `rule` and keeps M_j and X_j of every round, by statistic and position.
 
     paired: for each other lossless rule that fits the drafts, M_j of `rule` minus M_j of that rule on the same draft.
+    rounds: sequences' rounds, those without a draft among them.
     """
 
     rule: Verifier
@@ -47,6 +48,7 @@ class Recorder:
     values: list[Float[np.ndarray, "S J"]] = field(default_factory=list[np.ndarray])
     drawn: list[Float[np.ndarray, "S J"]] = field(default_factory=list[np.ndarray])
     again: "_Again" = field(default_factory=lambda: _Again())
+    rounds: int = 0
     walk = None  # every round is seen
 
     @property
@@ -64,6 +66,7 @@ class Recorder:
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Verdict:
         verdict = self.rule(draft, target_probs)
+        self.rounds += len(target_probs)
         if draft.tree.num_nodes == 1:
             return verdict  # plain decoding: no rule had a part in it
         now = _Round.of(draft, target_probs)

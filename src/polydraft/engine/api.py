@@ -348,9 +348,14 @@ def _choice_plan(
 def _drafter(drafter: str | Drafter | Seq[str] | None, parts: Parts, options: Mapping[str, Any]) -> Drafter | None:
     if drafter is None or drafter == "none":
         return None
-    names = drafter.split(",") if isinstance(drafter, str) else drafter
-    if isinstance(names, str) or not isinstance(names, Seq):
-        return cast(Drafter, drafter)
+    if isinstance(drafter, str):
+        names: Seq[str] = (
+            [drafter] if drafter.startswith("mixture:") else drafter.split(",")
+        )  # a mixture's sources have commas too
+    elif isinstance(drafter, Seq):
+        names = drafter
+    else:
+        return drafter
     if len(names) > 1:
         return Choice({name: _made(name, parts, options.get(name, {})) for name in names})
     return _made(names[0], parts, options)
