@@ -333,7 +333,16 @@ def harden(processed: Float[Tensor, "B N V"], params: Sequence[SamplingParams]) 
         [[[-inf, 3.0, -inf]]]
     """
     rows = [b for b, row in enumerate(params) if row.greedy]
-    return _on_rows(processed, rows, lambda x: x.masked_fill(_point_mass(x) == 0, -torch.inf))
+    if processed.device.type != "cpu":
+        return _on_rows(processed, rows, lambda x: x.masked_fill(_point_mass(x) == 0, -torch.inf))
+    hard = processed.clone()
+    x, nodes = hard.numpy(), np.arange(processed.shape[1])
+    for b in rows:
+        largest = x[b].argmax(-1)
+        kept = x[b, nodes, largest]
+        x[b] = -np.inf
+        x[b, nodes, largest] = kept
+    return hard
 
 
 def soften(processed: Float[Tensor, "B N V"], params: Sequence[SamplingParams]) -> Float[Tensor, "B N V"]:

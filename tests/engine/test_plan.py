@@ -153,7 +153,7 @@ def test_overlaps_are_weighted_by_the_chance_to_get_there():
     q = [[0.9, 0.1], [0.2, 0.8]]
     draft, logits = round_of(p, q, [0, 0, 1])
     record = Acceptance()
-    acceptance.observe([record], draft, logits, [False], np.full(DEPTHS, 0.5), outcome(0))
+    acceptance.observe([record], draft, logits, [False], np.full((2, DEPTHS), 0.5), outcome(0))
     w = 0.5 / 0.9
     assert record.kept[:2] == pytest.approx([0.6, min(0.2, 0.9 * w) + min(0.8, 0.1 * w)], rel=1e-5)
     assert record.seen[:3] == pytest.approx([1.0, w, 0.0], rel=1e-5)
@@ -166,7 +166,7 @@ def test_a_point_mass_overlaps_with_its_probability_and_greedy_with_all_or_nothi
     logits = torch.tensor([[0.2, 0.3, 0.5]]).log().expand(1, 4, 3)
     for greedy, wanted in ((False, 0.8), (True, 1.0)):
         record = Acceptance()
-        acceptance.observe([record], draft, logits, [greedy], np.full(DEPTHS, 0.5), outcome(0))
+        acceptance.observe([record], draft, logits, [greedy], np.full((2, DEPTHS), 0.5), outcome(0))
         assert record.kept[0] == pytest.approx(wanted)
 
 
@@ -292,10 +292,22 @@ def test_nothing_is_kept_of_a_drafter_that_fails_while_it_is_measured(monkeypatc
         calibrate(made.target, made.drafter, made.verifier, [1, 2, 3], budget_seconds=0.1)
 
 
-def test_a_profile_comes_back_from_its_file(tmp_path):
-    known = Profile(RoundCosts.fit(synthetic()), tuple(np.linspace(0.9, 0.5, DEPTHS).tolist()), 2, {"x": 1})
+@pytest.mark.parametrize("greedy", [(), (0.95,) * DEPTHS])
+def test_a_profile_comes_back_from_its_file(tmp_path, greedy):
+    known = Profile(RoundCosts.fit(synthetic()), tuple(np.linspace(0.9, 0.5, DEPTHS).tolist()), 2, {"x": 1}, greedy)
     known.save(tmp_path / "deep" / "p.json")
     assert Profile.load(tmp_path / "deep" / "p.json") == known
+
+
+def test_a_greedy_text_starts_from_its_own_acceptance():
+    profile = Profile(RoundCosts.assumed(), (0.3,) * DEPTHS, 1, greedy=(0.95,) * DEPTHS)
+    texts = [sequences(temperature=t)[0] for t in (1.0, 0.0)]
+    sampled, greedy = (AdaptivePlan(profile).budgets([s])[0].max_depth for s in texts)
+    assert sampled < greedy
+    both = [b.max_depth for b in AdaptivePlan(profile).budgets(texts)]
+    assert both[0] < both[1]
+    with pytest.raises(InvalidInputError, match="greedy"):
+        Profile(RoundCosts.assumed(), (0.3,) * DEPTHS, 1, greedy=(0.9,))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"polydraft_profile": 1, "costs": {}}', '{"polydraft_profile": 2}'])

@@ -153,8 +153,7 @@ def accuracy(name: str, *, count: int = 24, max_tokens: int = 96, progress: Call
     work = _workload(name, count, max_tokens)
     probe = work.engine(FixedPlan(1))
     assert probe.drafter is not None
-    params = SamplingParams(temperature=0.0 if work.params[0].greedy else 1.0, ignore_eos=True)
-    profile = calibrate(probe.target, probe.drafter, probe.verifier, work.batches[0][0], params=params)
+    profile = calibrate(probe.target, probe.drafter, probe.verifier, work.batches[0][0])
     made = {"plain": work.plain(), "adaptive": work.engine(AdaptivePlan(profile))}
     for w, d in sizes_of(profile.max_width):
         made[f"{w}x{d}"] = work.engine(FixedPlan(d, w))

@@ -57,8 +57,8 @@ class Acceptance:
 
     @property
     def gain(self) -> float:
-        """Accepted over predicted tokens, drawn to 1 while there are few."""
-        return min(max((self.accepted + TRUST) / (self.predicted + TRUST), 0.2), 1.2)
+        """Accepted over predicted tokens, drawn to 1 while there are few; never above: overlaps rise by themselves where texts are easy."""
+        return min(max((self.accepted + TRUST) / (self.predicted + TRUST), 0.2), 1.0)
 
     @property
     def rate(self) -> float:
@@ -183,7 +183,7 @@ def observe(
     draft: Draft,
     processed: Float[Tensor, "B N V"],
     greedy: Sequence[bool],
-    prior: np.ndarray,
+    priors: np.ndarray,
     outcome: Outcome,
     *,
     decay: float = DECAY,
@@ -191,7 +191,7 @@ def observe(
     """Fold a round's overlaps into each sequence's record; rows without a draft leave theirs as it is.
 
     processed: the target's logits, processed but for temperature 0.  greedy: rows at temperature 0.
-    prior: acceptance by depth before anything was seen.  decay: of what was seen before.
+    priors: [2, DEPTHS] acceptance before anything was seen, of sampled and of greedy rows.  decay: of what was seen before.
     """
     if draft.tree.num_nodes == 1:
         return
@@ -210,6 +210,8 @@ def observe(
     for b in looked:
         r = records[b]
         r.fade(decay)
-        r.predicted += _look(x[b], q[b], tokens[b], parents[b], rows[b], has_law, greedy[b], prior, r.looks, r.kept, r.seen)
+        r.predicted += _look(
+            x[b], q[b], tokens[b], parents[b], rows[b], has_law, greedy[b], priors[int(greedy[b])], r.looks, r.kept, r.seen
+        )
         r.looks += 1
         r.accepted += kept[b]

@@ -30,8 +30,13 @@ SIZES = ((1, 0), (1, 4), (1, 1), (2, 4), (1, 8), (3, 3), (1, 12), (2, 8))
 LONGEST_PROMPT = 128
 LEAST, MOST = 5, 16
 """Repetitions of a size. Medians count, not the least: two paths that happen to agree make a round that is cheaper than others."""
+GREEDY = 16
+"""Rounds at temperature 0, for the acceptance there."""
 BLOCK = 3
-"""Rounds of one size in a row: the first finds the caches as another size left them."""
+"""Rounds of one size in a row that count."""
+PLAIN, DRAFTED, SETTLING = 12, 4, 0.02
+"""Rounds without and with drafts, and their seconds at most, before some count: the round of a small model is a third dearer until
+the caches have forgotten the size before, and in use rounds of one kind follow each other."""
 
 
 def clock(target: Target) -> Callable[[], float]:
@@ -46,19 +51,19 @@ class _Script:
     def __init__(self) -> None:
         self.budget = Budget(0, 0)
         self.record = Acceptance()
-        self._prior = np.full(DEPTHS, PRIOR)
+        self._priors = np.full((2, DEPTHS), PRIOR)
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         return [self.budget] * len(sequences)
 
     def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         greedy = [s.request.params.greedy for s in sequences]
-        acceptance.observe([self.record] * len(sequences), draft, processed, greedy, self._prior, outcome, decay=1.0)
+        acceptance.observe([self.record] * len(sequences), draft, processed, greedy, self._priors, outcome, decay=1.0)
 
     def acceptance(self) -> tuple[float, ...]:
         """[DEPTHS] of what was seen, drawn to PRIOR where there was little."""
         rates = np.empty(DEPTHS)
-        acceptance.by_depth(self.record.kept, self.record.seen, self._prior, 1.0, 0.0, rates)
+        acceptance.by_depth(self.record.kept, self.record.seen, self._priors[0], 1.0, 0.0, rates)
         return tuple(rates.tolist())
 
 
@@ -130,6 +135,15 @@ class Bed:
         self._running, self._contexts, self._seconds, self._drafted = [], {}, {}, {}
 
 
+def _settle(bed: Bed, size: tuple[int, int]) -> None:
+    bed.round(*size)
+    start = perf_counter()
+    for _ in range((DRAFTED if size[1] else PLAIN) - 1):
+        if perf_counter() - start > SETTLING:
+            break
+        bed.round(*size)
+
+
 def _measure(bed: Bed, batch: int, sizes: Seq[tuple[int, int]], budget_seconds: float) -> list[Observation]:
     """Sizes for which the drafter had as many tokens as asked. Each in turn, a round to warm up, then at least two that count; LEAST while the time lasts thrice, MOST while it lasts."""
     taken: dict[tuple[int, int], list[tuple[float, ...]]] = {size: [] for size in sizes}
@@ -141,7 +155,9 @@ def _measure(bed: Bed, batch: int, sizes: Seq[tuple[int, int]], budget_seconds: 
         allowed = 3 * budget_seconds if repetition < LEAST else budget_seconds
         if repetition >= 2 and (perf_counter() - start) * (repetition + 1) / repetition > allowed:
             break
+        bed.close()  # from the prompt again: contexts are alike for all repetitions
         for size in sizes:
+            _settle(bed, size)
             for _ in range(BLOCK):
                 seconds, context, _ = bed.round(*size)
                 if bed.nodes == batch * size[0] * size[1]:
@@ -201,7 +217,23 @@ def calibrate(
             continue
         finally:
             bed.close()
-    return Profile(RoundCosts.fit(found), rates, most_paths, {"identity": identity(target, drafter, verifier)})
+    greedy = () if params.greedy else _at_temperature_zero(target, drafter, verifier, ids, params, max(d for _, d in sizes))
+    return Profile(RoundCosts.fit(found), rates, most_paths, {"identity": identity(target, drafter, verifier)}, greedy)
+
+
+def _at_temperature_zero(
+    target: Target, drafter: Drafter, verifier: Verifier, ids: Seq[int], params: SamplingParams, deepest: int
+) -> tuple[float, ...]:
+    """Acceptance by depth of greedy drafts, from GREEDY rounds; nothing where the drafter fails."""
+    bed = Bed(target, drafter, verifier, ids, batch=1, params=params.with_(temperature=0.0))
+    try:
+        for _ in range(GREEDY):
+            bed.round(1, deepest)
+        return bed.script.acceptance()
+    except IncompatibleError:
+        return ()
+    finally:
+        bed.close()
 
 
 def profile_of(target: Target, drafter: Drafter, verifier: Verifier, request: Request) -> Profile:
@@ -209,10 +241,8 @@ def profile_of(target: Target, drafter: Drafter, verifier: Verifier, request: Re
 
     Nothing is kept of a drafter that fails meanwhile: costs are then assumed.
     """
-    greedy = request.params.greedy
-    params = SamplingParams(temperature=0.0 if greedy else 1.0, ignore_eos=True)
-    about = identity(target, drafter, verifier, greedy=greedy)
+    about = identity(target, drafter, verifier)
     try:
-        return once(about, lambda: calibrate(target, drafter, verifier, request.prompt_token_ids, params=params))
+        return once(about, lambda: calibrate(target, drafter, verifier, request.prompt_token_ids))
     except IncompatibleError:  # the engine has warned, and the requests themselves go on without drafts
         return Profile.assumed()

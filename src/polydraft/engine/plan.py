@@ -69,13 +69,13 @@ class FixedPlan:
 
 
 @compiled
-def _choose(kept, seen, prior, asked, costs, max_depth, margin, sizes):
+def _choose(kept, seen, priors, asked, costs, max_depth, margin, sizes):
     """sizes[b] = (width, depth) of the highest geometric mean of the sequences' speeds, which is returned; (1, 0) where drafts do not pay.
 
     The sum of speeds would serve those that draft well first, and leave the others to smaller and dearer batches.
     For every deepest depth D each sequence takes the size of highest log tokens - price x seconds of its own nodes; the price,
     B / seconds of a round, follows from the last choice, each of which is better than the one before (log S <= log S0 + S/S0 - 1).
-    asked[b]: gain, most paths (0 where the sequence sits this round out), cached tokens, looks.  costs: `RoundCosts.flat`.
+    asked[b]: gain, most paths (0 where the sequence sits this round out), cached tokens, looks, 1 at temperature 0.  costs: `RoundCosts.flat`.
     """
     gains, widths, contexts = asked[:, 0], asked[:, 1].astype(np.int64), asked[:, 2]
     B, L = kept.shape
@@ -91,7 +91,7 @@ def _choose(kept, seen, prior, asked, costs, max_depth, margin, sizes):
         return 1.0 / plain
     rates, tokens = np.empty(L), np.empty((B, most, max_depth + 1))
     for b in range(B):
-        acceptance.by_depth(kept[b], seen[b], prior, gains[b], asked[b, 3], rates)
+        acceptance.by_depth(kept[b], seen[b], priors[int(asked[b, 4])], gains[b], asked[b, 3], rates)
         for w in range(widths[b]):
             acceptance.tokens_by_depth(rates, w + 1, tokens[b, w])
     room = max(0.0, (HINGE - B) / B)
@@ -184,17 +184,15 @@ class AdaptivePlan:
             self.profile = Profile.assumed()
         return self.profile
 
-    @property
-    def _prior(self) -> np.ndarray:
-        return self.known.priors
-
-    def _sizes(self, records: Seq[Acceptance], widths: list[int], contexts: list[int]) -> tuple[list[list[int]], float]:
+    def _sizes(
+        self, records: Seq[Acceptance], widths: list[int], contexts: list[int], greedy: Seq[bool]
+    ) -> tuple[list[list[int]], float]:
         known, sizes = self.known, np.empty((len(records), 2), np.int64)
         if len(records) == 1:
             kept, seen = records[0].kept[None], records[0].seen[None]
         else:
             kept, seen = np.array([r.kept for r in records]), np.array([r.seen for r in records])
-        asked = np.array([[r.gain, w, c, r.looks] for r, w, c in zip(records, widths, contexts, strict=True)])
+        asked = np.array([[r.gain, w, c, r.looks, g] for r, w, c, g in zip(records, widths, contexts, greedy, strict=True)])
         speed = _choose(kept, seen, known.priors, asked, known.costs.flat, self.max_depth, self.margin, sizes)
         return sizes.tolist(), speed
 
@@ -204,17 +202,18 @@ class AdaptivePlan:
         out: sequences that draft nothing in any case.  At temperature 0 one chain, as a second path would be a copy.
         """
         widest, records = min(self.max_width, self.known.max_width), [s.acceptance for s in sequences]
-        widths = [0 if o else 1 if s.request.params.greedy else widest for o, s in zip(out, sequences, strict=True)]
+        greedy = [s.request.params.greedy for s in sequences]
+        widths = [0 if o else 1 if g else widest for o, g in zip(out, greedy, strict=True)]
         seen = [(id(r), r.looks, r.due, w) for r, w in zip(records, widths, strict=True)]
         if seen != self._planned:
-            self._planned, self._last = seen, self._sizes(records, widths, [len(s.token_ids) for s in sequences])
+            self._planned, self._last = seen, self._sizes(records, widths, [len(s.token_ids) for s in sequences], greedy)
         return self._last
 
     def best(self, rate: float, *, batch: int = 1, context: int = 0, greedy: bool = False) -> Budget:
         """The budget for a known acceptance of one draft, the same at every depth."""
         record = Acceptance(kept=np.full(DEPTHS, 1e9 * rate), seen=np.full(DEPTHS, 1e9))
         width = 1 if greedy else min(self.max_width, self.known.max_width)
-        w, d = self._sizes([record] * batch, [width] * batch, [context] * batch)[0][0]
+        w, d = self._sizes([record] * batch, [width] * batch, [context] * batch, [greedy] * batch)[0][0]
         return Budget(w * d, d, w)
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
@@ -257,7 +256,7 @@ class AdaptivePlan:
         """Fold the round into each sequence's record; see `engine/acceptance.py`."""
         if draft.tree.num_nodes > 1:
             greedy = [s.request.params.greedy for s in sequences]
-            acceptance.observe([s.acceptance for s in sequences], draft, processed, greedy, self._prior, outcome)
+            acceptance.observe([s.acceptance for s in sequences], draft, processed, greedy, self.known.priors, outcome)
 
 
 _NOTHING, _PROBE = Budget(0, 0, 1), Budget(1, 1, 1)

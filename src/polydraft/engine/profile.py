@@ -37,6 +37,7 @@ class Profile:
 
     costs: seconds of rounds.  acceptance: of one draft by depth, [DEPTHS], before a sequence has shown its own.
     max_width: most paths worth a thought for this drafter.  about: what it was measured on.
+    greedy: the same at temperature 0, where drafts fit better; empty for no difference.
 
     Raises:
         InvalidInputError: acceptances outside [0, 1], or no path at all.
@@ -51,18 +52,25 @@ class Profile:
     acceptance: tuple[float, ...]
     max_width: int = MOST_PATHS
     about: dict[str, Any] = field(default_factory=dict[str, Any])
+    greedy: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.acceptance) != DEPTHS or not all(0 <= a <= 1 for a in self.acceptance) or self.max_width < 1:
+        rates = *self.acceptance, *(self.greedy or self.acceptance)
+        if (
+            len(self.acceptance) != DEPTHS
+            or len(rates) != 2 * DEPTHS
+            or not all(0 <= a <= 1 for a in rates)
+            or self.max_width < 1
+        ):
             raise InvalidInputError(
-                f"acceptance {list(self.acceptance)} and max_width={self.max_width} were given; expected {DEPTHS} numbers in "
-                "[0, 1] and at least one path. Measure again with `polydraft tune`."
+                f"acceptance {list(self.acceptance)}, greedy {list(self.greedy)} and max_width={self.max_width} were given; "
+                f"expected {DEPTHS} numbers in [0, 1] each and at least one path. Measure again with `polydraft tune`."
             )
 
     @cached_property
     def priors(self) -> np.ndarray:
-        """`acceptance` as an array."""
-        return np.array(self.acceptance)
+        """[2, DEPTHS] acceptance of sampled texts, then of greedy ones."""
+        return np.array([self.acceptance, self.greedy or self.acceptance])
 
     @classmethod
     def assumed(cls, max_width: int = MOST_PATHS) -> "Profile":
@@ -76,6 +84,7 @@ class Profile:
             "about": self.about,
             "max_width": self.max_width,
             "acceptance": list(self.acceptance),
+            "greedy": list(self.greedy),
             "costs": self.costs.to_dict(),
         }
 
@@ -90,7 +99,8 @@ class Profile:
             raise InvalidInputError("this is not a profile that polydraft 1 wrote; make one with `polydraft tune --save FILE`.")
         try:
             costs = RoundCosts.from_dict(data["costs"])
-            return cls(costs, tuple(map(float, data["acceptance"])), int(data["max_width"]), dict(data["about"]))
+            sampled, greedy = (tuple(map(float, data[name])) for name in ("acceptance", "greedy"))
+            return cls(costs, sampled, int(data["max_width"]), dict(data["about"]), greedy)
         except (KeyError, TypeError) as error:
             raise InvalidInputError(
                 f"the profile lacks or garbles {error}; make it again with `polydraft tune --save FILE`."
@@ -144,8 +154,8 @@ def _model(model: Any) -> dict[str, Any] | None:
     }
 
 
-def identity(target: Target, drafter: Drafter, verifier: Verifier, *, greedy: bool = False) -> dict[str, Any] | None:
-    """What a profile is valid for; None where a model has no name to be known by again. greedy: measured at temperature 0."""
+def identity(target: Target, drafter: Drafter, verifier: Verifier) -> dict[str, Any] | None:
+    """What a profile is valid for; None where a model has no name to be known by again."""
     models = [_model(target)]
     if hasattr(drafter, "model"):
         models.append(_model(getattr(drafter, "model")))  # noqa: B009 - drafters need not have one
@@ -155,7 +165,6 @@ def identity(target: Target, drafter: Drafter, verifier: Verifier, *, greedy: bo
         "models": models,
         "drafter": drafter.info.name,
         "verifier": verifier.info.name,
-        "greedy": greedy,
         "machine": [platform.node(), platform.machine(), torch.get_num_threads()],
         "version": __version__,
     }

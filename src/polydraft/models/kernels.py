@@ -11,6 +11,9 @@ All sums of one row are made in an order that depends on that row alone; attenti
 keys and values in panels, with `soften` between them.
 """
 
+import mmap
+from contextlib import suppress
+
 import llvmlite.binding
 import numpy as np
 import torch
@@ -45,10 +48,11 @@ LANES = 16 if _WIDE else 8
 PANEL = 2 * LANES
 """Output columns that a tile computes at once."""
 _UNROLL = 4
+_HUGE = 2**21
 _LINE, _AHEAD = 64, 4096
 """Bytes: weights are asked for a page before they are used, as the hardware's own look-ahead ends with each page."""
-_ROWS = 12 if _WIDE else 6
-"""Rows of a tile: with two vectors each they fill the registers."""
+_ROWS = 11 if _WIDE else 6
+"""Rows of a tile: with two vectors each they fill the registers. Twelve with AVX-512 spill, at half the speed."""
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
 
 
@@ -63,16 +67,26 @@ def instruction_set() -> str:
     return next((name for feature, name in known.items() if _FEATURES.get(feature)), "baseline")
 
 
-def aligned(*shape: int, dtype: type[np.generic] = np.float32) -> np.ndarray:
+def aligned(*shape: int, dtype: type[np.generic] = np.float32, huge: bool = False) -> np.ndarray:
     """Zeros that begin on a cache line; the system hands out a page when it is first written.
 
+    huge: in pages of two MiB where the system has them, for arrays that are read from end to end again and again: small pages
+    would push everything else out of the table in which the processor finds pages.
+
     Example:
-        >>> aligned(3, 5).ctypes.data % 64
-        0
+        >>> aligned(3, 5).ctypes.data % 64, aligned(1024, 1024, huge=True).ctypes.data % 64
+        (0, 0)
     """
     size = np.dtype(dtype).itemsize * int(np.prod(shape))
-    raw = np.zeros(size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
+    advice = getattr(mmap, "MADV_HUGEPAGE", None)
+    if huge and advice is not None and 4 * size >= _HUGE:
+        pages = mmap.mmap(-1, size + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError):  # a system built without them
+            pages.madvise(advice)
+        raw, start = np.frombuffer(pages, np.uint8), _HUGE
+    else:
+        raw, start = np.zeros(size + 64, np.uint8), 64
+    start = -raw.ctypes.data % start
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
@@ -168,7 +182,7 @@ def _tile(rows: int):
     return tile
 
 
-_1, _2, _3, _4, _5, _6, _7, _8, _9, _10, _11, _12 = (_tile(min(rows, _ROWS)) for rows in range(1, 13))
+_1, _2, _3, _4, _5, _6, _7, _8, _9, _10, _11 = (_tile(min(rows, _ROWS)) for rows in range(1, 12))
 
 
 @njit
@@ -203,10 +217,8 @@ def product(x, xo, xs, w, wo, stride, panels, n, y, yo, ys, rows):
                 _9(x, xt, xs, w, wj, y, yt, ys, n)
             elif r == 10:
                 _10(x, xt, xs, w, wj, y, yt, ys, n)
-            elif r == 11:
-                _11(x, xt, xs, w, wj, y, yt, ys, n)
             else:
-                _12(x, xt, xs, w, wj, y, yt, ys, n)
+                _11(x, xt, xs, w, wj, y, yt, ys, n)
             t += r
 
 

@@ -33,7 +33,7 @@ def _quantization_error(matrices: Sequence[Tensor], dtype: type[np.generic]) -> 
 def _packed(layers: Sequence[Sequence[Tensor]], dtype: type[np.generic]) -> tuple[np.ndarray, np.ndarray]:
     """The matrices of each layer below one another, in panels [L, panels, inputs, PANEL], and their factors [L, outputs or 0]."""
     outputs, inputs = sum(len(w) for w in layers[0]), layers[0][0].shape[1]
-    out = aligned(len(layers), -(-outputs // PANEL), inputs, PANEL, dtype=dtype)
+    out = aligned(len(layers), -(-outputs // PANEL), inputs, PANEL, dtype=dtype, huge=True)
     factors = [pack(torch.cat([w.detach() for w in matrices]), out[layer]) for layer, matrices in enumerate(layers)]
     return out, np.stack(factors) if dtype is np.int8 else np.zeros((len(layers), 0), np.float32)
 
