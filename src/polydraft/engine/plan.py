@@ -177,7 +177,7 @@ class AdaptivePlan:
     profile: Profile | None = None
     max_depth: int = 12
     max_width: int = 4
-    max_trunk: int = 3
+    max_trunk: int = 2
     margin: float = 0.02
     first_pause: int = 4
     longest_pause: int = 256
