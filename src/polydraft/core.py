@@ -308,17 +308,31 @@ class Request:
 
 @dataclass(frozen=True)
 class Budget:
-    """Most that one proposal may hold: nodes below the root, depth, and width (paths, or children of a node)."""
+    """Most that one proposal may hold: nodes below the root, depth, and width (paths, or children of a node).
+
+    trunk: tokens of one path before it branches, for drafters that decide the shape beforehand; others leave it aside.
+
+    Example:
+        >>> Budget.of_paths(width=2, depth=4, trunk=1)
+        Budget(max_nodes=7, max_depth=4, width=2, trunk=1)
+    """
 
     max_nodes: int
     max_depth: int
     width: int = 1
+    trunk: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.max_nodes, self.max_depth) < 0 or self.width < 1:
+        if min(self.max_nodes, self.max_depth, self.trunk) < 0 or self.width < 1:
             raise InvalidInputError(
-                f"budget {self} was given; expected max_nodes >= 0, max_depth >= 0 and width >= 1. Use max_depth=0 for plain decoding."
+                f"budget {self} was given; expected max_nodes >= 0, max_depth >= 0, trunk >= 0 and width >= 1. "
+                "Use max_depth=0 for plain decoding."
             )
+
+    @classmethod
+    def of_paths(cls, width: int, depth: int, trunk: int = 0) -> "Budget":
+        """Just enough for a trunk and then `width` paths down to `depth`."""
+        return cls(min(trunk, depth) + width * max(depth - trunk, 0), depth, width, trunk)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from sessions import laws, models, play, requests
 from tables import TableModel
 
 from polydraft import tree as trees
-from polydraft.core import Budget, Outcome, Scores
+from polydraft.core import Budget, Outcome, Scores, TreeShape
 from polydraft.drafters.model import KINDS, ModelDrafter
 from polydraft.errors import CapacityError, InvalidInputError, UnknownNameError
 from polydraft.models import load, pair
@@ -89,7 +89,7 @@ def test_twenty_rounds_leave_exactly_the_committed_tokens_in_the_cache(kind):
     target, small = models()
     drafter = ModelDrafter(small, kind)
     states = drafter.start(requests(*PROMPTS))
-    states, texts = play(drafter, states, PROMPTS, target, [WIDE, Budget(3, 3), Budget(0, 0)], 20)
+    states, texts = play(drafter, states, PROMPTS, target, [WIDE, Budget.of_paths(2, 4, 2), Budget(0, 0)], 20)
     drafter._rewind(states)
     for state, text in zip(states, texts, strict=True):
         assert list(state.context) == text
@@ -115,6 +115,51 @@ def test_drafts_of_the_embedded_model_after_rounds_equal_those_of_a_fresh_cache(
     assert torch.equal(draft.tree.tokens, expected.tree.tokens)
     if draft.probs is not None:
         torch.testing.assert_close(draft.probs, expected.probs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["paths", "coupled"])
+def test_a_compiled_proposal_with_a_trunk_is_the_grown_one(kind):
+    model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=6)
+    texts = [load.encode(load.load_tokenizer(str(pair.draft_folder())), p.text) for p in pair.prompts()[:3]]
+    one, two = ModelDrafter(model, kind), ModelDrafter(model, kind)
+    two._free, two._compiled = [3, 4, 5], False
+    sizes = [Budget.of_paths(2, 4, 1), Budget.of_paths(3, 4, 3), Budget.of_paths(2, 3)]
+    drafts = [d.propose(d.start(requests(*texts)), sizes) for d in (one, two)]
+    assert torch.equal(drafts[0].tree.tokens, drafts[1].tree.tokens)
+    assert torch.equal(drafts[0].tree.parents, drafts[1].tree.parents)
+    assert trees.depths(drafts[0].tree).amax(1).tolist() == [4, 4, 3]
+    for b, n in (drafts[0].rows >= 0).nonzero().tolist():
+        compiled, grown = (d.probs[b, d.rows[b, n]] for d in drafts)
+        torch.testing.assert_close(compiled, grown, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "sizes"),
+    [
+        (Budget.of_paths(2, 4, 1), (2, 4, 1)),
+        (Budget(6, 4, 2, trunk=1), (2, 3, 1)),
+        (Budget(2, 4, 2, trunk=2), (1, 2, 0)),
+        (Budget(9, 2, 3, trunk=2), (1, 2, 0)),
+        (Budget(4, 4, 1, trunk=2), (1, 4, 0)),
+        (Budget(0, 0, 2, trunk=1), (1, 0, 0)),
+    ],
+)
+def test_a_trunk_below_which_nothing_is_left_is_a_chain(given, sizes):
+    drafter, (state,) = started("paths", [1, 2])
+    assert drafter._sizes(state, given) == sizes
+    draft = drafter.propose([state], [given])
+    assert draft.tree.num_nodes == 1 + min(given.max_nodes, Budget.of_paths(*sizes).max_nodes)
+    assert (draft.shape is TreeShape.PATHS) == (sizes[0] > 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_branches_at_the_end_of_its_trunk(kind):
+    drafter, (state,) = started(kind, [1, 2])
+    parents = drafter.propose([state], [Budget.of_paths(2, 3, 1)]).tree.parents[0].tolist()
+    shape = {"chain": [-1, 0, 1, 2], "listed": [-1, 0, 0, 1, 2]}  # listed paths leave the trunk aside
+    assert parents[:5] == shape.get(kind, parents[:5])
+    if kind not in shape:
+        assert parents[1:4] == [0, 1, 1] and parents[4] in (2, 3)
 
 
 def test_accepted_tokens_are_not_fed_twice():

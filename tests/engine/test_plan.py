@@ -92,7 +92,8 @@ def test_a_fit_without_plain_rounds_or_with_negative_times_is_refused(rounds):
 
 def brute_force(known, rates, batch, context, max_depth, max_width):
     """Best geometric mean of speeds over every joint choice of sizes."""
-    options = [(1, 0), *product(range(1, max_width + 1), range(1, max_depth + 1))]
+    shapes = product(range(1, max_width + 1), range(1, max_depth + 1), range(3))
+    options = [(1, 0), *((w, d, t) for w, d, t in shapes if t == 0 or (w > 1 and t < d))]
     speeds = []
     for chosen in product(options, repeat=batch):
         tokens = math.prod(expected_tokens(np.array(rates[b]), *size) for b, size in enumerate(chosen))
@@ -109,8 +110,10 @@ def test_the_choice_for_one_sequence_is_the_best_of_all_sizes(rate, seconds):
     known = costs(**seconds)
     speed, (size,) = brute_force(known, [[rate] * DEPTHS], 1, [20], 8, 4)
     found = made(known, max_depth=8, margin=0.0).best(rate, context=20)
-    tokens = expected_tokens(np.full(DEPTHS, rate), found.width, found.max_depth)
-    assert tokens / known.seconds([(found.width, found.max_depth)], [20]) == pytest.approx(speed, rel=1e-9), size
+    chosen = found.width, found.max_depth, found.trunk
+    assert Budget.of_paths(*chosen) == found
+    tokens = expected_tokens(np.full(DEPTHS, rate), *chosen)
+    assert tokens / known.seconds([chosen], [20]) == pytest.approx(speed, rel=1e-9), size
 
 
 @pytest.mark.parametrize("rates", [(0.9, 0.2), (0.5, 0.5), (0.95, 0.9), (0.1, 0.05)])
@@ -119,8 +122,8 @@ def test_the_choice_for_a_batch_is_within_a_percent_of_the_best_joint_choice(rat
     pair = sequences(2, length=1)
     for s, rate in zip(pair, rates, strict=True):
         s.acceptance.kept[:], s.acceptance.seen[:] = 1e9 * rate, 1e9
-    found = [(g.width, g.max_depth) for g in made(known, max_depth=6, max_width=2, margin=0.0).budgets(pair)]
-    tokens = math.prod(expected_tokens(np.full(DEPTHS, r), w, d) for r, (w, d) in zip(rates, found, strict=True))
+    found = [(g.width, g.max_depth, g.trunk) for g in made(known, max_depth=6, max_width=2, margin=0.0).budgets(pair)]
+    tokens = math.prod(expected_tokens(np.full(DEPTHS, r), *size) for r, size in zip(rates, found, strict=True))
     best, _ = brute_force(known, [[r] * DEPTHS for r in rates], 2, [1, 1], 6, 2)
     assert tokens**0.5 / known.seconds(found, [1, 1]) >= 0.99 * best
 
@@ -129,6 +132,15 @@ def test_dear_drafts_are_not_made_and_cheap_ones_are_deep():
     assert made(costs(depths=5.0)).best(0.8).max_depth == 0
     assert made(costs(depths=0.2)).best(0.8).max_depth < made(costs(depths=0.02)).best(0.8).max_depth
     assert made(costs(rows=0.02)).best(0.6).width > made(costs(rows=0.2)).best(0.6).width
+
+
+def test_paths_part_where_drafts_begin_to_fail():
+    rates = (0.98, 0.98, *[0.4] * (DEPTHS - 2))
+    known = costs(rows=0.03, depths=0.05)
+    (found,) = made(known, rates=rates).budgets(sequences())
+    assert found.trunk == 2 and found.width > 1
+    assert made(known, rates=rates, max_trunk=0).budgets(sequences())[0].trunk == 0
+    assert made(known, rates=(0.4,) * DEPTHS).budgets(sequences())[0].trunk == 0
 
 
 def test_greedy_requests_get_one_path():
@@ -160,6 +172,17 @@ def test_overlaps_are_weighted_by_the_chance_to_get_there():
     assert record.predicted == pytest.approx(0.5 + 0.25)
 
 
+def test_what_a_trunk_then_paths_should_keep_is_predicted_as_such():
+    tree = TokenTree(torch.tensor([[0, 1, 0, 1, 1, 0]]), torch.tensor([[-1, 0, 1, 1, 2, 3]]))
+    rows = torch.tensor([[-1, 0, 1, 1, 2, 3]])
+    draft = Draft(tree, SiblingLaw.IID, TreeShape.PATHS, torch.full((1, 4, 2), 0.5), rows)
+    record = Acceptance()
+    acceptance.observe([record], draft, torch.zeros(1, 6, 2), [False], np.full((2, DEPTHS), 0.5), outcome(0))
+    assert record.predicted == pytest.approx(expected_tokens(np.full(DEPTHS, 0.5), 2, 3, 1) - 1)
+    assert record.predicted > expected_tokens(np.full(DEPTHS, 0.5), 1, 3) - 1
+    assert record.kept[:3] == pytest.approx([1.0, 1.0, 1.0])
+
+
 def test_a_point_mass_overlaps_with_its_probability_and_greedy_with_all_or_nothing():
     tree = TokenTree(torch.tensor([[0, 1, 2, 1]]), torch.tensor([[-1, 0, 0, 0]]))
     draft = Draft(tree, SiblingLaw.POINT_MASS, TreeShape.GROWN, None, torch.full((1, 4), -1))
@@ -173,6 +196,7 @@ def test_a_point_mass_overlaps_with_its_probability_and_greedy_with_all_or_nothi
 def test_expected_tokens_of_a_chain_are_the_geometric_sum():
     assert expected_tokens(np.full(DEPTHS, 0.8), 1, 5) == pytest.approx((1 - 0.8**6) / 0.2)
     assert expected_tokens(np.full(DEPTHS, 0.0), 3, 5) == 1.0
+    assert expected_tokens(np.full(DEPTHS, 0.8), 3, 5, 5) == expected_tokens(np.full(DEPTHS, 0.8), 1, 5)
     assert [expected_tokens(np.full(DEPTHS, 0.6), w, 4) for w in (1, 2, 3)] == sorted(
         expected_tokens(np.full(DEPTHS, 0.6), w, 4) for w in (1, 2, 3)
     )

@@ -10,8 +10,8 @@ from polydraft.engine.api import Engine
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models.hf import HFTarget
 
-PROMPTS = [[(7 * i + 3 * j * j) % V for j in range(2 + i % 5)] for i in range(24)]
-GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+PROMPTS = [[(7 * i + 3 * j * j) % V for j in range(2 + i % 5)] for i in range(12)]
+GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
 MARGIN = 0.5
 
 
@@ -34,7 +34,7 @@ def test_rows_beyond_the_margin_are_not_scored_again():
     few, many = (Engine.of(target(1), drafter=None, tie_margin=margin) for margin in (1e-9, 1e9))
     for engine in (few, many):
         engine.generate(PROMPTS[0], GREEDY)
-    assert many.target.passes - few.target.passes >= 36
+    assert many.target.passes - few.target.passes >= 28
 
 
 def test_sampled_requests_are_left_alone():

@@ -13,12 +13,15 @@ TREES = {
     TreeShape.PATHS: [-1, 0, 0, 1, 2, 3, 4],
     TreeShape.PRODUCT: [-1, 0, 0, 1, 1, 2, 2],
 }
+DELAYED = [-1, 0, 1, 1, 2, 3, 4, 5]
 
 
-def rounds(shape: TreeShape, law: SiblingLaw, seed: int, sharpness: float = 2.0) -> tuple[Draft, torch.Tensor, NoiseKey]:
+def rounds(
+    shape: TreeShape, law: SiblingLaw, seed: int, sharpness: float = 2.0, given: list[int] | None = None
+) -> tuple[Draft, torch.Tensor, NoiseKey]:
     """Drafts of a drafter near the target, laws that depend on the last token alone, so that copies have equal rows."""
     g = torch.Generator().manual_seed(seed)
-    parents = torch.tensor(TREES[shape]).expand(B, -1).contiguous()
+    parents = torch.tensor(given or TREES[shape]).expand(B, -1).contiguous()
     N = parents.shape[1]
     target = torch.randn(B, V, V, generator=g) * sharpness
     q = (target + torch.randn(B, V, V, generator=g)).softmax(-1)
@@ -36,7 +39,7 @@ def rounds(shape: TreeShape, law: SiblingLaw, seed: int, sharpness: float = 2.0)
 
 WALKS = [
     ("block", TreeShape.CHAIN, SiblingLaw.IID),
-    ("greedy_traversal", TreeShape.CHAIN, SiblingLaw.IID),
+    *(("greedy_traversal", shape, SiblingLaw.IID) for shape in TREES),
     *(("match", shape, law) for shape in TREES for law in (SiblingLaw.IID, SiblingLaw.POINT_MASS)),
     *(("race", shape, SiblingLaw.IID) for shape in TREES),
     *(("list_race", shape, SiblingLaw.LISTED) for shape in (TreeShape.CHAIN, TreeShape.PATHS)),
@@ -109,8 +112,24 @@ def test_a_walk_never_emits_a_masked_token():
     assert len(emitted) > B and all(token % 2 for token in emitted)
 
 
-def test_greedy_traversal_walks_chains_alone():
-    assert registry.verifier("greedy_traversal").walk(*rounds(TreeShape.PATHS, SiblingLaw.IID, 0)) is None
+def test_greedy_traversal_walks_a_trunk_and_then_paths():
+    rule = registry.verifier("greedy_traversal")
+    for seed in range(5):
+        draft, logits, key = rounds(TreeShape.PATHS, SiblingLaw.IID, seed, given=DELAYED)
+        slow, fast = rule(draft, logits.softmax(-1)).sample(key), rule.walk(draft, logits, key)
+        assert torch.equal(slow.path, fast.path) and torch.equal(slow.token, fast.token)
+        assert set(fast.num_accepted.tolist()) == {0, 1, 2, 3, 4}
+
+
+def test_greedy_traversal_leaves_faulty_rows_to_the_readable_path():
+    rule = registry.verifier("greedy_traversal")
+    for node, fault in ((0, float("nan")), (6, float("inf"))):
+        draft, logits, key = rounds(TreeShape.PATHS, SiblingLaw.IID, 0)
+        logits[7, node, 5] = fault
+        assert rule.walk(draft, logits, key) is None
+    draft, logits, key = rounds(TreeShape.PATHS, SiblingLaw.IID, 0)
+    draft.probs[3, draft.rows[3, 1], draft.tree.tokens[3, 1]] = 0.0
+    assert rule.walk(draft, logits, key) is None
 
 
 def test_other_noise_gives_other_outcomes():

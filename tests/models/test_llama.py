@@ -67,22 +67,24 @@ def _step(fast, slot, token):
     return logits
 
 
-def proposal(fast, widths, depths, law=(1.0, 0, 1.0, 0.0), seed=0):
-    B = len(widths)
+def proposal(fast, sizes, law=(1.0, 0, 1.0, 0.0), seed=0):
+    B = len(sizes)
     fast.lengths[:B] = 4
     keys = list(range(seed, seed + B)), [0] * B, [5] * B
-    return propose_paths(fast, list(range(B)), [[7]] * B, keys, widths, depths, [law] * B, np.zeros((B, 0), np.float32))
+    return propose_paths(fast, list(range(B)), [[7]] * B, keys, sizes, [law] * B, np.zeros((B, 0), np.float32))
 
 
 def test_proposed_rows_are_the_models_laws():
     reference = model("llama")
-    fast = CompiledLlama(reference, max_num_seqs=2)
-    fast.prefill([0, 1], [[1, 2, 3, 4]] * 2)
-    tree, rows, probs = proposal(fast, [2, 3], [3, 2])
-    for b in range(2):
+    fast = CompiledLlama(reference, max_num_seqs=4)
+    fast.prefill([0, 1, 2, 3], [[1, 2, 3, 4]] * 4)
+    tree, rows, probs = proposal(fast, [(2, 3, 0), (3, 2, 0), (2, 4, 1), (3, 3, 2)])
+    assert tree.parents[2].tolist() == [-1, 0, 1, 1, 2, 3, 4, 5]
+    assert tree.parents[3, :6].tolist() == [-1, 0, 1, 2, 2, 2]
+    for b in range(4):
         for n in range(1, int(tree.is_node[b].sum())):
             above = int(tree.parents[b, n])
-            path, length = trees.path_to(tree, torch.tensor([above if i == b else 0 for i in range(2)]))
+            path, length = trees.path_to(tree, torch.tensor([above if i == b else 0 for i in range(4)]))
             text = [1, 2, 3, 4, 7, *(int(tree.tokens[b, m]) for m in path[b, : length[b]])]
             law = reference(torch.tensor([text])).logits[0, -1].softmax(-1)
             assert torch.allclose(probs[b, rows[b, n]], law, atol=1e-5)
@@ -91,12 +93,12 @@ def test_proposed_rows_are_the_models_laws():
 def test_equal_prefixes_share_one_row():
     fast = CompiledLlama(model("llama"), max_num_seqs=8)
     fast.prefill(list(range(8)), [[1, 2, 3, 4]] * 8)
-    tree, rows, _ = proposal(fast, [4] * 8, [3] * 8, law=(0.2, 0, 1.0, 0.0))
+    tree, rows, _ = proposal(fast, [(4, 3, 0), (4, 4, 1)] * 4, law=(0.2, 0, 1.0, 0.0))
     first = trees.first_copies(tree)
     copies = (first != torch.arange(tree.num_nodes)).nonzero()
     assert len(copies)
     for b in range(8):
-        for n in range(1, tree.num_nodes):
+        for n in range(1, int(tree.is_node[b].sum())):
             for m in range(1, n):
                 if first[b, tree.parents[b, n]] == first[b, tree.parents[b, m]]:
                     assert rows[b, n] == rows[b, m]
@@ -107,7 +109,7 @@ def test_drawn_tokens_follow_the_reported_row():
     fast.prefill([0], [[1, 2, 3, 4]])
     seen = torch.zeros(61)
     for seed in range(1500):
-        tree, _, probs = proposal(fast, [2], [1], law=(0.5, 0, 0.8, 0.0), seed=seed)
+        tree, _, probs = proposal(fast, [(2, 1, 0)], law=(0.5, 0, 0.8, 0.0), seed=seed)
         seen += torch.bincount(tree.tokens[0, 1:], minlength=61)
     q = probs[0, 0]
     assert (seen[q == 0] == 0).all()
@@ -120,8 +122,8 @@ def test_drawn_tokens_follow_the_reported_row():
 def test_truncated_laws_keep_the_largest_tokens(law, kept):
     fast = CompiledLlama(model("llama"), max_num_seqs=1)
     fast.prefill([0], [[1, 2, 3, 4]])
-    _, _, whole = proposal(fast, [1], [1])
-    _, _, probs = proposal(fast, [1], [1], law=law)
+    _, _, whole = proposal(fast, [(1, 1, 0)])
+    _, _, probs = proposal(fast, [(1, 1, 0)], law=law)
     assert set(probs[0, 0].nonzero().flatten().tolist()) == set(whole[0, 0].topk(kept).indices.tolist())
     assert probs[0, 0].sum().item() == pytest.approx(1, abs=1e-6)
 
@@ -139,17 +141,18 @@ def test_what_is_not_covered_is_refused_with_the_reason():
         fast.prefill([0], [[1] * 300])
 
 
-def test_coupled_proposals_are_won_by_the_smallest_arrival():
+@pytest.mark.parametrize("trunk", [0, 1, 2])
+def test_coupled_proposals_are_won_by_the_smallest_arrival(trunk):
     fast = CompiledLlama(model("llama"), max_num_seqs=1)
     fast.prefill([0], [[1, 2, 3, 4]])
     key = NoiseKey.of([3], [1], [5])
     keys, bias = ([3], [1], [5]), np.zeros((1, 0), np.float32)
-    tree, rows, probs = propose_paths(fast, [0], [[7]], keys, [2], [3], [(1.0, 0, 1.0, 0.0)], bias, coupled=True)
-    for n in range(1, 7):
-        depth = (n - 1) // 2
+    tree, rows, probs = propose_paths(fast, [0], [[7]], keys, [(2, 3, trunk)], [(1.0, 0, 1.0, 0.0)], bias, coupled=True)
+    for n in range(1, tree.num_nodes):
+        depth = int(trees.depths(tree)[0, n]) - 1
         clocks = noise.clocks(NoiseKey(key.seed, key.sample, key.position + depth), 61)[0]
         ranking = (probs[0, rows[0, n]].double() / clocks).argsort(descending=True)
-        assert tree.tokens[0, n] == ranking[n - 1 if depth == 0 else 0]
+        assert tree.tokens[0, n] == ranking[n - 1 - trunk if depth == trunk else 0]
 
 
 def test_a_proposal_reads_many_pending_tokens():
@@ -157,7 +160,7 @@ def test_a_proposal_reads_many_pending_tokens():
     fast.prefill([0], [text[:3]])
     fast.prefill([1], [text[:89]])
     keys, law, bias = ([1, 1], [0, 0], [90, 90]), (1.0, 0, 1.0, 0.0), np.zeros((2, 0), np.float32)
-    tree, _, probs = propose_paths(fast, [0, 1], [text[3:], text[89:]], keys, [1, 1], [4, 4], [law] * 2, bias)
+    tree, _, probs = propose_paths(fast, [0, 1], [text[3:], text[89:]], keys, [(1, 4, 0)] * 2, [law] * 2, bias)
     assert torch.equal(probs[0], probs[1])
     assert torch.equal(tree.tokens[0], tree.tokens[1])
     assert fast.lengths.tolist() == [90, 90]

@@ -36,14 +36,16 @@ def same(one, two):
 
 
 @pytest.mark.parametrize("name", PARAMS)
-@pytest.mark.parametrize("budgets", [[(4, 1)] * 3, [(3, 3)] * 3, [(4, 2), (2, 3), (3, 1)], [(3, 2), (0, 1), (1, 4)]])
+@pytest.mark.parametrize(
+    "budgets", [[(4, 1)] * 3, [(3, 3)] * 3, [(4, 2), (2, 3), (3, 1)], [(3, 2), (0, 1), (1, 4)], [(4, 3, 2), (3, 2), (2, 2, 1)]]
+)
 def test_rounds_of_proposals_are_those_of_growing(name, budgets):
     both = drafters()
     requests = [Request(str(b), (1, 2, 3 + b), PARAMS[name], seed=b) for b in range(3)]
     states = [d.start(requests) for d in both]
     target = torch.randn(1, V, V, generator=torch.Generator().manual_seed(0)) * 2
     for position in range(5):
-        limits = [Budget(depth * width, depth, width) for depth, width in budgets]
+        limits = [Budget.of_paths(width, depth, *trunk) for depth, width, *trunk in budgets]
         one, two = (d.propose(s, limits) for d, s in zip(both, states, strict=True))
         same(one, two)
         logits = target[0][one.tree.tokens]
@@ -90,12 +92,13 @@ def test_only_the_drawn_tokens_are_read_back(monkeypatch):
     model.device = moved(torch.empty(1)).device
     with OneDevice(), pytest.raises(ReadBackError, match=r"2, 3, 2"):
         static_proposal.propose_paths(
-            model, [0, 1], [5, 6], NoiseKey.of([1, 2], [0, 0], [3, 3]), [2, 1], [3, 2], [PARAMS["plain"]] * 2
+            model, [0, 1], [5, 6], NoiseKey.of([1, 2], [0, 0], [3, 3]), [(2, 3, 0), (1, 2, 0)], [PARAMS["plain"]] * 2
         )
     assert read == [1, 2, 2]
 
 
 def test_nodes_are_numbered_depth_by_depth():
-    found = static_proposal._numbers([2, 1], [2, 3])
+    found = np.where(*static_proposal._numbers([(2, 2, 0), (1, 3, 0), (2, 3, 1)])[::-1], -1)
     assert np.array_equal(found[0], [[1, 2], [3, 4], [-1, -1]])
     assert np.array_equal(found[1], [[1, -1], [2, -1], [3, -1]])
+    assert np.array_equal(found[2], [[1, -1], [2, 3], [4, 5]])

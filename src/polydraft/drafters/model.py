@@ -10,7 +10,8 @@
 Every token is drawn with the noise of its node from the very row that is reported, processed with the request's own
 sampling parameters. Penalties that depend on the path are left out of q where the whole proposal is one compiled call:
 the draft fits a little less and the output law does not change.
-Depth and width are fixed before the first draw of a round; no drawn token is ever dropped.
+Depth, width and trunk are fixed before the first draw of a round; no drawn token is ever dropped. With a trunk the node at its end
+branches instead of the root (`listed` knows none).
 """
 
 from collections.abc import Sequence
@@ -147,18 +148,20 @@ class ModelDrafter:
             self.model.release([state.slot])
             self._free.append(state.slot)
 
-    def _sizes(self, state: ModelState, budget: Budget) -> tuple[int, int]:
-        """(width, depth) within the budget and the model's context; depth 0 = no draft."""
+    def _sizes(self, state: ModelState, budget: Budget) -> tuple[int, int, int]:
+        """(width, depth, trunk) within the budget and the model's context; depth 0 = no draft. A trunk below which nothing is left is a chain."""
         width = 1 if self.kind == "chain" else budget.width
-        depth = min(budget.max_depth, budget.max_nodes // width, self.model.max_model_len - len(state.context) - 1)
-        return width, max(depth, 0)
+        trunk = 0 if width == 1 or self.kind == "listed" else budget.trunk
+        deepest = max(min(budget.max_depth, self.model.max_model_len - len(state.context) - 1), 0)
+        depth = min(deepest, trunk + (budget.max_nodes - trunk) // width)
+        return (width, depth, trunk) if depth > trunk or trunk == 0 else (1, min(deepest, budget.max_nodes), 0)
 
     def propose(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
         """One batched proposal; see `core.Drafter.propose`. Calling it again draws the same draft."""
         sizes = [self._sizes(s, g) for s, g in zip(states, budgets, strict=True)]
         self._rewind(states)
         keys = [s.request.seed for s in states], [s.request.sample for s in states], [len(s.context) for s in states]
-        if max(depth for _, depth in sizes) == 0:
+        if max(depth for _, depth, _ in sizes) == 0:
             return self._empty(states)
         draft = self._drawn(states, sizes, keys)
         for b, s in enumerate(states):
@@ -167,7 +170,7 @@ class ModelDrafter:
         return draft
 
     def _drawn(
-        self, states: Sequence[ModelState], sizes: list[tuple[int, int]], keys: tuple[list[int], list[int], list[int]]
+        self, states: Sequence[ModelState], sizes: list[tuple[int, int, int]], keys: tuple[list[int], list[int], list[int]]
     ) -> Draft:
         if self._compiled:
             return self._compiled_paths(states, sizes, keys)
@@ -201,7 +204,7 @@ class ModelDrafter:
         return TreeShape.PATHS if TreeShape.PATHS in self.info.shapes else TreeShape.PRODUCT
 
     def _compiled_paths(
-        self, states: Sequence[ModelState], sizes: list[tuple[int, int]], keys: tuple[list[int], list[int], list[int]]
+        self, states: Sequence[ModelState], sizes: list[tuple[int, int, int]], keys: tuple[list[int], list[int], list[int]]
     ) -> Draft:
         assert isinstance(self.model, CompiledLlama)
         params = [s.request.params for s in states]
@@ -210,12 +213,13 @@ class ModelDrafter:
         for b, g in enumerate(params):
             for token, value in g.logit_bias.items():
                 bias[b, token] = value
-        widths, depths = [w for w, _ in sizes], [d for _, d in sizes]
         slots, pending = [s.slot for s in states], [s.pending for s in states]
         coupled = self.kind == "coupled"
-        tree, rows, probs = propose_paths(self.model, slots, pending, keys, widths, depths, law, bias, coupled=coupled)
+        tree, rows, probs = propose_paths(self.model, slots, pending, keys, sizes, law, bias, coupled=coupled)
         (siblings,) = self.info.laws
-        return Draft(tree, siblings, self._shape(max(widths)), probs, rows, NoiseKey.of(*keys) if coupled else None)
+        return Draft(
+            tree, siblings, self._shape(max(w for w, _, _ in sizes)), probs, rows, NoiseKey.of(*keys) if coupled else None
+        )
 
     def _catch_up(self, states: Sequence[ModelState]) -> None:
         """Feed the committed tokens that the slots lack, but for the root."""
@@ -223,18 +227,16 @@ class ModelDrafter:
         if behind:
             self.model.prefill([s.slot for s in behind], [s.pending[:-1] for s in behind])
 
-    def _static_paths(self, states: Sequence[ModelState], sizes: list[tuple[int, int]], key: NoiseKey) -> Draft:
+    def _static_paths(self, states: Sequence[ModelState], sizes: list[tuple[int, int, int]], key: NoiseKey) -> Draft:
         """Without a look at what is drawn before all is drawn; rows with a draft, then all rows."""
         assert isinstance(self.model, StaticLlama)
-        live = [b for b, (_, depth) in enumerate(sizes) if depth]
+        live = [b for b, (_, depth, _) in enumerate(sizes) if depth]
         chosen = [states[b] for b in live]
         self._catch_up(chosen)
         some = NoiseKey(*(x[live] for x in (key.seed, key.sample, key.position)))
-        widths, depths = [sizes[b][0] for b in live], [sizes[b][1] for b in live]
+        shapes = [sizes[b] for b in live]
         params, roots = [s.request.params for s in chosen], [s.context[-1] for s in chosen]
-        tree, rows, probs = static_proposal.propose_paths(
-            self.model, [s.slot for s in chosen], roots, some, widths, depths, params
-        )
+        tree, rows, probs = static_proposal.propose_paths(self.model, [s.slot for s in chosen], roots, some, shapes, params)
         (law,) = self.info.laws
         if len(live) < len(states):
             index = torch.tensor(live)
@@ -244,16 +246,16 @@ class ModelDrafter:
             tree, rows = TokenTree(tokens, unrooted.index_copy(0, index, tree.parents)), unrooted.index_copy(0, index, rows)
             whole = probs.new_full((len(states), *probs.shape[1:]), 1 / probs.shape[2])
             probs = whole.index_copy(0, index.to(probs.device), probs)
-        return Draft(tree, law, self._shape(max(widths)), probs, rows)
+        return Draft(tree, law, self._shape(max(w for w, _, _ in shapes)), probs, rows)
 
-    def _grow(self, states: Sequence[ModelState], sizes: list[tuple[int, int]], key: NoiseKey) -> Draft:
+    def _grow(self, states: Sequence[ModelState], sizes: list[tuple[int, int, int]], key: NoiseKey) -> Draft:
         """Depth by depth through `score`: one pass for the whole batch and each depth."""
-        self._catch_up([s for s, (_, depth) in zip(states, sizes, strict=True) if depth])
+        self._catch_up([s for s, (_, depth, _) in zip(states, sizes, strict=True) if depth])
         growth = Growth(self.model, self.kind, states, sizes, key, self._stop_ids)
-        for depth in range(max(d for _, d in sizes)):
+        for depth in range(max(d for _, d, _ in sizes)):
             growth.deepen(depth)
         (law,) = self.info.laws
-        return growth.draft(law, self._shape(max(w for w, _ in sizes)))
+        return growth.draft(law, self._shape(max(w for w, _, _ in sizes)))
 
     def observe(self, states: Sequence[ModelState], outcome: Outcome, scores: Scores) -> list[ModelState]:
         """Keep the cache rows of the proposal that agree with what was emitted; see `core.Drafter.observe`.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polydraft import noise, sampling
 from polydraft import tree as trees
-from polydraft.core import Draft, NoiseKey, Request, SiblingLaw, Target, TreeShape
+from polydraft.core import Budget, Draft, NoiseKey, Request, SiblingLaw, Target, TreeShape
 
 __all__ = ["Growth", "ModelState"]
 
@@ -28,8 +28,8 @@ class ModelState:
 class Growth:
     """Trees being grown through a model's `score`, one depth for all rows at a time.
 
-    Rows may differ in width and depth: nodes are kept per row, and a pass scores, for every row, the nodes that are new.
-    kind: see `drafters.model`.  sizes: (width, depth) of each row.  stop_ids: what `min_tokens` masks.
+    Rows may differ in width, depth and trunk: nodes are kept per row, and a pass scores, for every row, the nodes that are new.
+    kind: see `drafters.model`.  sizes: (width, depth, trunk) of each row.  stop_ids: what `min_tokens` masks.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class Growth:
         model: Target,
         kind: str,
         states: Sequence[ModelState],
-        sizes: Sequence[tuple[int, int]],
+        sizes: Sequence[tuple[int, int, int]],
         key: NoiseKey,
         stop_ids: Sequence[int] = (),
     ) -> None:
         self.model, self.kind, self.states, self.sizes, self.key, self.stop_ids = model, kind, states, sizes, key, stop_ids
-        self.uniforms = noise.uniforms(key, noise.Stream.DRAFT, 1 + max(w * d for w, d in sizes))
+        self.uniforms = noise.uniforms(key, noise.Stream.DRAFT, 1 + max(Budget.of_paths(*size).max_nodes for size in sizes))
         self.tokens = [[s.context[-1]] for s in states]
         self.parents = [[-1] for _ in states]
         self.rows = [[-1] for _ in states]
@@ -53,7 +53,7 @@ class Growth:
 
     def deepen(self, depth: int) -> None:
         """Score the frontier, then draw its children."""
-        live = [b for b, (_, deepest) in enumerate(self.sizes) if depth < deepest]
+        live = [b for b, (_, deepest, _) in enumerate(self.sizes) if depth < deepest]
         groups: dict[tuple[int, int], list[int]] = {}
         for b in live:
             since = min(self.frontier[b])
@@ -81,13 +81,13 @@ class Growth:
             if first[n] == n:
                 self.row_of[b][n] = len(self.laws[b])
                 self.laws[b].append(probs[n])
-        width = self.sizes[b][0]
+        width, _, trunk = self.sizes[b]
         if self.kind == "top_k":
-            self._beam(b, frontier, width)
+            self._beam(b, frontier, width if depth >= trunk else 1)
             return
         for n in frontier:
             row = self.row_of[b][first[n]]
-            for x in self._draw(b, self.laws[b][row], width if depth == 0 else 1, depth):
+            for x in self._draw(b, self.laws[b][row], width if depth == trunk else 1, depth):
                 self._add(b, n, x, row)
 
     def _add(self, b: int, parent: int, token: int, row: int) -> None:

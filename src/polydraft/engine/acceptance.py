@@ -88,10 +88,10 @@ def by_depth(kept: np.ndarray, seen: np.ndarray, prior: np.ndarray, gain: float,
 
 
 @compiled
-def tokens_by_depth(acceptance: np.ndarray, width: int, out: np.ndarray) -> None:
-    """out[d] = tokens per call of `width` iid paths of depth d, from the acceptance of one draft by depth.
+def tokens_by_depth(acceptance: np.ndarray, width: int, trunk: int, out: np.ndarray) -> None:
+    """out[d] = tokens per call of `width` iid paths down to depth d, below a trunk of one, from the acceptance of one draft by depth.
 
-    A chain: 1 + a_0 + a_0 a_1 + ...  With K paths a rejection 1 - a becomes (1 - a)^(1 + 0.53 log2 K) at the root and
+    A chain: 1 + a_0 + a_0 a_1 + ...  With K paths a rejection 1 - a becomes (1 - a)^(1 + 0.53 log2 K) where they part and
     (1 - a)^(1 + 0.08 log2 K) below, where mostly one path is left: a fit to the block efficiency of greedy traversal on the
     embedded pair (K = 1 to 4, depths 1 to 8, three temperatures; within 5%).
     """
@@ -99,21 +99,21 @@ def tokens_by_depth(acceptance: np.ndarray, width: int, out: np.ndarray) -> None
     out[0] = reached = 1.0
     for d in range(out.size - 1):
         a = acceptance[min(d, acceptance.size - 1)]
-        if width > 1:
-            a = 1.0 - np.exp((1.0 + (0.53 if d == 0 else 0.08) * octaves) * np.log(max(1.0 - a, 1e-12)))
+        if width > 1 and d >= trunk:
+            a = 1.0 - np.exp((1.0 + (0.53 if d == trunk else 0.08) * octaves) * np.log(max(1.0 - a, 1e-12)))
         reached *= a
         out[d + 1] = out[d] + reached
 
 
-def expected_tokens(acceptance: np.ndarray, width: int, depth: int) -> float:
-    """Tokens per call of `width` iid paths of `depth`; see `tokens_by_depth`.
+def expected_tokens(acceptance: np.ndarray, width: int, depth: int, trunk: int = 0) -> float:
+    """Tokens per call of `width` iid paths down to `depth`; see `tokens_by_depth`.
 
     Example:
         >>> round(expected_tokens(np.full(4, 0.5), 1, 4), 4)
         1.9375
     """
     out = np.empty(depth + 1)
-    tokens_by_depth(acceptance, width, out)
+    tokens_by_depth(acceptance, width, trunk, out)
     return float(out[depth])
 
 
@@ -121,15 +121,18 @@ def expected_tokens(acceptance: np.ndarray, width: int, depth: int) -> float:
 def _look(logits, q, tokens, parents, rows, has_law, greedy, prior, looks, kept, seen):
     """Add one row's overlaps along its first path; returns the accepted tokens that the record predicted."""
     N, V = logits.shape
-    width, depth, node = 0, 0, 0
+    width, trunk, depth, node = 1, 0, 0, 0
     for n in range(1, N):
-        width += parents[n] == 0
         if parents[n] == node:
+            if width == 1:
+                for m in range(n + 1, N):
+                    width += parents[m] == node
+                trunk = depth
             node, depth = n, depth + 1
     rates = np.empty(kept.size)
     by_depth(kept, seen, prior, 1.0, looks, rates)
     tokens_of = np.empty(depth + 1)
-    tokens_by_depth(rates, max(width, 1), tokens_of)
+    tokens_by_depth(rates, width, trunk, tokens_of)
     predicted = tokens_of[depth] - 1.0
     p = np.empty(V, np.float32)
     node, reached = 0, 1.0

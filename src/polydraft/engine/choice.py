@@ -252,7 +252,7 @@ class ChoicePlan:
             s.acceptance = past.records[i]
         found = self.plans[i].promise(sequences, [not s.drafting for s in sequences])
         if self._times[i][0] is not found:
-            sizes, contexts = [(w, d) for w, d in found[0]], [len(s.token_ids) for s in sequences]
+            sizes, contexts = [tuple(size) for size in found[0]], [len(s.token_ids) for s in sequences]
             seconds = self.plans[i].known.costs.seconds
             self._times[i] = found, seconds(sizes, contexts), seconds([(1, 0)] * len(sizes), contexts)
         (_, speed), full, plain = self._times[i]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import nnls
 
+from polydraft.core import Budget
 from polydraft.errors import InvalidInputError
 
 __all__ = ["FEATURES", "Observation", "RoundCosts", "features"]
@@ -59,18 +60,20 @@ class Observation(NamedTuple):
         return self.drafting + self.scoring + self.other
 
 
-def features(sizes: Sequence[tuple[int, int]], contexts: Sequence[int]) -> np.ndarray:
-    """What a round is charged for, see `FEATURES`. sizes: (width, depth) of each sequence.  contexts: cached tokens of each.
+def features(sizes: Sequence[tuple[int, ...]], contexts: Sequence[int]) -> np.ndarray:
+    """What a round is charged for, see `FEATURES`. sizes: (width, depth) or (width, depth, trunk) of each sequence.  contexts: cached tokens of each.
 
     Example:
         >>> features([(2, 3), (1, 0)], [100, 50]).tolist()
         [1.0, 2.0, 8.0, 0.0, 150.0, 750.0, 1.0, 3.0, 6.0, 1.0, 1.0]
+        >>> float(features([(2, 3, 1)], [0])[FEATURES.index("drafted nodes")])
+        5.0
     """
-    nodes = [w * d for w, d in sizes]
+    nodes = [Budget.of_paths(*size).max_nodes for size in sizes]
     rows = len(sizes) + sum(nodes)
     by_context = sum((1 + n) * c for n, c in zip(nodes, contexts, strict=True))
-    deepest, drafting = max(d for _, d in sizes), sum(d > 0 for _, d in sizes)
-    branching = sum(w > 1 and d > 0 for w, d in sizes)
+    deepest, drafting = max(size[1] for size in sizes), sum(size[1] > 0 for size in sizes)
+    branching = sum(size[0] > 1 and size[1] > 0 for size in sizes)
     return np.array(
         [
             1,
@@ -123,8 +126,8 @@ class RoundCosts:
         """[11] seconds per unit of each feature, all phases together."""
         return np.sum([self.coefficients[phase] for phase in PHASES], axis=0)
 
-    def seconds(self, sizes: Sequence[tuple[int, int]], contexts: Sequence[int]) -> float:
-        """Of a round in which sequence b drafts sizes[b] = (width, depth) with contexts[b] cached tokens."""
+    def seconds(self, sizes: Sequence[tuple[int, ...]], contexts: Sequence[int]) -> float:
+        """Of a round in which sequence b drafts sizes[b] = (width, depth[, trunk]) with contexts[b] cached tokens."""
         return float(self.flat @ features(sizes, contexts))
 
     @cached_property

@@ -225,9 +225,10 @@ class Loop:
 
 
 def _branch(done: Round, b: int) -> int:
-    """Which child of the root, in draw order, the accepted path begins with."""
-    nodes = done.nodes[b]
-    return done.parents[b][: nodes[1]].count(0) if len(nodes) > 1 else 0
+    """Which child, in draw order, the accepted path takes where the tree first branches on its way."""
+    parents = done.parents[b]
+    parted = next((n for n in done.nodes[b][1:] if parents.count(parents[n]) > 1), 0)
+    return parents[:parted].count(parents[parted])
 
 
 def _share(sequences: Seq[Sequence], seconds: dict[str, float]) -> None:

@@ -1,13 +1,13 @@
 """How much to draft in the next round, decided from past rounds and tables only.
 
-A plan may look at tables and at rounds that are over, never at the draft it is deciding about: depth and width are fixed
+A plan may look at tables and at rounds that are over, never at the draft it is deciding about: depth, width and trunk are fixed
 before the first token of a round is drawn, so every choice here keeps the output law (specification, section 12.2).
 Where the tables come from a clock they are measured once, before a request; inside a request only its own past decides.
 """
 
 import math
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -46,20 +46,23 @@ class Plan(Protocol):
 class FixedPlan:
     """The same budget in every round, for reproducible comparisons.
 
-    depth: drafted tokens on a path.  width: paths (or children of a node).  max_nodes: default depth x width.
+    depth: drafted tokens on a path.  width: paths (or children of a node).  trunk: tokens before the paths part.
+    max_nodes: default all of them.
 
     Example:
-        >>> FixedPlan(depth=4, width=2).budget
-        Budget(max_nodes=8, max_depth=4, width=2)
+        >>> FixedPlan(depth=4, width=2, trunk=1).budget
+        Budget(max_nodes=7, max_depth=4, width=2, trunk=1)
     """
 
     depth: int
     width: int = 1
     max_nodes: int | None = None
+    trunk: int = 0
 
     @property
     def budget(self) -> Budget:
-        return Budget(self.depth * self.width if self.max_nodes is None else self.max_nodes, self.depth, self.width)
+        whole = Budget.of_paths(self.width, self.depth, self.trunk)
+        return whole if self.max_nodes is None else replace(whole, max_nodes=self.max_nodes)
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         return [self.budget] * len(sequences)
@@ -69,8 +72,8 @@ class FixedPlan:
 
 
 @compiled
-def _choose(kept, seen, priors, asked, costs, max_depth, margin, sizes):
-    """sizes[b] = (width, depth) of the highest geometric mean of the sequences' speeds, which is returned; (1, 0) where drafts do not pay.
+def _choose(kept, seen, priors, asked, costs, max_depth, max_trunk, margin, sizes):
+    """sizes[b] = (width, depth, trunk) of the highest geometric mean of the sequences' speeds, which is returned; (1, 0, 0) where drafts do not pay.
 
     The sum of speeds would serve those that draft well first, and leave the others to smaller and dearer batches.
     For every deepest depth D each sequence takes the size of highest log tokens - price x seconds of its own nodes; the price,
@@ -82,29 +85,32 @@ def _choose(kept, seen, priors, asked, costs, max_depth, margin, sizes):
     most = 0
     for b in range(B):
         most = max(most, widths[b])
-        sizes[b, 0], sizes[b, 1] = 1, 0
+        sizes[b, 0], sizes[b, 1], sizes[b, 2] = 1, 0, 0
     plain = costs[0] + costs[1] * B + costs[2] * B + costs[3] * max(0, B - HINGE)
     for b in range(B):
         plain += (costs[4] + costs[5]) * contexts[b]
     best = (1.0 + margin) / plain
     if most == 0:
         return 1.0 / plain
-    rates, tokens = np.empty(L), np.empty((B, most, max_depth + 1))
+    trunks = 1 if most == 1 else max_trunk + 1
+    rates, tokens = np.empty(L), np.empty((B, most, trunks, max_depth + 1))
     for b in range(B):
         acceptance.by_depth(kept[b], seen[b], priors[int(asked[b, 4])], gains[b], asked[b, 3], rates)
         for w in range(widths[b]):
-            acceptance.tokens_by_depth(rates, w + 1, tokens[b, w])
+            for t in range(trunks if w > 0 else 1):
+                acceptance.tokens_by_depth(rates, w + 1, t, tokens[b, w, t])
     room = max(0.0, (HINGE - B) / B)
     tried = np.empty_like(sizes)
     if B == 1:
         for w in range(widths[0]):
-            for d in range(1, max_depth + 1):
-                n = (w + 1) * d
-                seconds = plain + (costs[2] + costs[8] + costs[5] * contexts[0]) * n + costs[3] * max(0, 1 + n - HINGE)
-                seconds += costs[6] + costs[7] * d + costs[9] + (costs[10] if w > 0 else 0.0)
-                if tokens[0, w, d] / seconds > best:
-                    best = tokens[0, w, d] / seconds
-                    sizes[0, 0], sizes[0, 1] = w + 1, d
+            for t in range(trunks if w > 0 else 1):
+                for d in range(t + 1, max_depth + 1):
+                    n = t + (w + 1) * (d - t)
+                    seconds = plain + (costs[2] + costs[8] + costs[5] * contexts[0]) * n + costs[3] * max(0, 1 + n - HINGE)
+                    seconds += costs[6] + costs[7] * d + costs[9] + (costs[10] if w > 0 else 0.0)
+                    if tokens[0, w, t, d] / seconds > best:
+                        best = tokens[0, w, t, d] / seconds
+                        sizes[0, 0], sizes[0, 1], sizes[0, 2] = w + 1, d, t
         return best
     logs, seconds = np.log(tokens), plain
     for deepest in range(1, max_depth + 1):
@@ -113,23 +119,23 @@ def _choose(kept, seen, priors, asked, costs, max_depth, margin, sizes):
             nodes, drafting, branching, reached, total, by_context = 0, 0, 0, 0, 0.0, 0.0
             for b in range(B):
                 each, gain = costs[2] + costs[5] * contexts[b] + costs[8], 0.0
-                tried[b, 0], tried[b, 1] = 1, 0
+                tried[b, 0], tried[b, 1], tried[b, 2] = 1, 0, 0
                 for w in range(widths[b]):
-                    for d in range(1, deepest + 1):
-                        n = (w + 1) * d
-                        value = logs[b, w, d] - price * (
-                            n * each + costs[3] * max(0.0, n - room) + costs[9] + (costs[10] if w > 0 else 0.0)
-                        )
-                        if value > gain:
-                            gain = value
-                            tried[b, 0], tried[b, 1] = w + 1, d
-                n = tried[b, 0] * tried[b, 1]
+                    once = costs[9] + (costs[10] if w > 0 else 0.0)
+                    for t in range(trunks if w > 0 else 1):
+                        for d in range(t + 1, deepest + 1):
+                            n = t + (w + 1) * (d - t)
+                            value = logs[b, w, t, d] - price * (n * each + costs[3] * max(0.0, n - room) + once)
+                            if value > gain:
+                                gain = value
+                                tried[b, 0], tried[b, 1], tried[b, 2] = w + 1, d, t
+                n = tried[b, 2] + tried[b, 0] * (tried[b, 1] - tried[b, 2])
                 nodes += n
                 by_context += n * contexts[b]
                 drafting += n > 0
                 branching += tried[b, 0] > 1
                 reached = max(reached, tried[b, 1])
-                total += logs[b, tried[b, 0] - 1, tried[b, 1]] if n > 0 else 0.0
+                total += logs[b, tried[b, 0] - 1, tried[b, 2], tried[b, 1]] if n > 0 else 0.0
             if drafting == 0:
                 seconds = plain
                 break
@@ -147,16 +153,16 @@ def _choose(kept, seen, priors, asked, costs, max_depth, margin, sizes):
 
 @dataclass
 class AdaptivePlan:
-    """Width and depth of most expected tokens per second; no drafts while they do not pay, tried again after longer and longer waits.
+    """Width, depth and trunk of most expected tokens per second; no drafts while they do not pay, tried again after longer and longer waits.
 
-        speed(width, depth) = E[tokens | acceptance by depth] / seconds(batch, rows, depth, context), the geometric mean over the batch
+        speed(size) = E[tokens | acceptance by depth] / seconds(batch, rows, depth, context), the geometric mean over the batch
 
     Seconds come from the profile, which is measured once for a pair of models (`engine/calibrate.py`, `polydraft tune`) and
     does not change afterwards; acceptance is each sequence's own, from its past rounds, around the profile's (`engine/acceptance.py`).
     Only these decide, before the round's first draw: the output law is kept, and for one profile a seed gives one text.
 
     profile: None to have the engine measure one before its first request; without an engine, assumed costs.
-    max_depth, max_width: bounds of the search.  margin: share by which drafting must promise to beat plain decoding.
+    max_depth, max_width, max_trunk: bounds of the search.  margin: share by which drafting must promise to beat plain decoding.
     first_pause, longest_pause: rounds without drafts after a stop, at least and at most: so many that a probing draft costs 1% of
         them, doubled each time one changes nothing.
 
@@ -165,12 +171,13 @@ class AdaptivePlan:
     Example:
         >>> plan = AdaptivePlan(Profile.assumed())
         >>> plan.best(0.9), plan.best(0.02).max_depth
-        (Budget(max_nodes=11, max_depth=11, width=1), 0)
+        (Budget(max_nodes=11, max_depth=11, width=1, trunk=0), 0)
     """
 
     profile: Profile | None = None
     max_depth: int = 12
     max_width: int = 4
+    max_trunk: int = 2
     margin: float = 0.02
     first_pause: int = 4
     longest_pause: int = 256
@@ -187,17 +194,17 @@ class AdaptivePlan:
     def _sizes(
         self, records: Seq[Acceptance], widths: list[int], contexts: list[int], greedy: Seq[bool]
     ) -> tuple[list[list[int]], float]:
-        known, sizes = self.known, np.empty((len(records), 2), np.int64)
+        known, sizes = self.known, np.empty((len(records), 3), np.int64)
         if len(records) == 1:
             kept, seen = records[0].kept[None], records[0].seen[None]
         else:
             kept, seen = np.array([r.kept for r in records]), np.array([r.seen for r in records])
         asked = np.array([[r.gain, w, c, r.looks, g] for r, w, c, g in zip(records, widths, contexts, greedy, strict=True)])
-        speed = _choose(kept, seen, known.priors, asked, known.costs.flat, self.max_depth, self.margin, sizes)
+        speed = _choose(kept, seen, known.priors, asked, known.costs.flat, self.max_depth, self.max_trunk, self.margin, sizes)
         return sizes.tolist(), speed
 
     def promise(self, sequences: Seq[Sequence], out: Seq[bool]) -> tuple[list[list[int]], float]:
-        """(width, depth) for each sequence, and the speed that they promise: the geometric mean of tokens per second over the batch.
+        """(width, depth, trunk) for each sequence, and the speed that they promise: the geometric mean of tokens per second over the batch.
 
         out: sequences that draft nothing in any case.  At temperature 0 one chain, as a second path would be a copy.
         """
@@ -213,8 +220,7 @@ class AdaptivePlan:
         """The budget for a known acceptance of one draft, the same at every depth."""
         record = Acceptance(kept=np.full(DEPTHS, 1e9 * rate), seen=np.full(DEPTHS, 1e9))
         width = 1 if greedy else min(self.max_width, self.known.max_width)
-        w, d = self._sizes([record] * batch, [width] * batch, [context] * batch, [greedy] * batch)[0][0]
-        return Budget(w * d, d, w)
+        return Budget.of_paths(*self._sizes([record] * batch, [width] * batch, [context] * batch, [greedy] * batch)[0][0])
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         """One each."""
@@ -222,20 +228,20 @@ class AdaptivePlan:
             sequences[0].acceptance.waiting -= 1
             return [_NOTHING]
         out = [s.acceptance.waiting > 0 or not s.drafting for s in sequences]
-        sizes, _ = ([[1, 0]] * len(sequences), 0.0) if all(out) else self.promise(sequences, out)
-        alone = not any(d for _, d in sizes)
-        return [self._budget(s, o, w, d, alone) for s, o, (w, d) in zip(sequences, out, sizes, strict=True)]
+        sizes, _ = ([[1, 0, 0]] * len(sequences), 0.0) if all(out) else self.promise(sequences, out)
+        alone = not any(size[1] for size in sizes)
+        return [self._budget(s, o, size, alone) for s, o, size in zip(sequences, out, sizes, strict=True)]
 
-    def _budget(self, sequence: Sequence, out: bool, width: int, depth: int, alone: bool) -> Budget:
+    def _budget(self, sequence: Sequence, out: bool, size: list[int], alone: bool) -> Budget:
         """Keeps the account of pauses: when one ends and nothing promises a gain, a single draft probes, and another if it fitted well."""
         record = sequence.acceptance
         if out:
             record.waiting = max(record.waiting - 1, 0)
             return _NOTHING
-        if depth:
-            if depth > 1 or width > 1:
+        if size[1]:
+            if size[:2] != [1, 1]:
                 record.pause = 0
-            return Budget(width * depth, depth, width)
+            return Budget.of_paths(*size)
         if record.due or record.rate > record.before + RISEN:
             record.due, record.before, record.rounds = False, record.rate, 0
             record.fade(min(1.0, REMEMBERED / max(float(record.seen[0]), REMEMBERED)))

@@ -31,6 +31,7 @@ from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TreeSha
 from polydraft.errors import InvalidInputError
 from polydraft.verifiers._rows import compiled, copy_normalised, keep, leftover, reject, reweight, surplus, total
 from polydraft.verifiers._verdict import TreeVerdict
+from polydraft.verifiers._walk import EXTRA, STOP, arrays, drawn, outcome, soften
 from polydraft.verifiers.block.block import block
 
 __all__ = ["GreedyTraversal", "greedy_traversal"]
@@ -164,6 +165,26 @@ def _after(u, p, q, rows, kids, counts, place, P, weights, out):
         copy_normalised(p[u], out)
 
 
+@compiled
+def _soften_all(logits, first, parents, p):
+    """p = softmax(logits), not normalised, at every context of every row; 0 where logits are faulty, else 1."""
+    for b in range(len(p)):
+        for n in range(p.shape[1]):
+            if (n == 0 or parents[b, n] >= 0) and first[b, n] == n and not soften(logits[b, n], p[b, n]) > 0.0:
+                return 0
+    return 1
+
+
+@compiled
+def _sample(stop, law, p, q, rows, kids, counts, place, P, weights, seed, sample, position):
+    """The two draws of a verdict: stop node and extra token; -1 where there is none."""
+    node = drawn(stop, seed, sample, position, STOP)
+    if node < 0:
+        return node, node
+    _after(node, p, q, rows, kids, counts, place, P, weights, law)
+    return node, drawn(law, seed, sample, position, EXTRA)
+
+
 def _law(
     p: np.ndarray,
     q: np.ndarray,
@@ -196,11 +217,24 @@ class GreedyTraversal:
     )
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
-        kids = tree.children(draft.tree)
-        first = tree.first_copies(draft.tree)
         p = target_probs.cpu().contiguous().numpy()
         q = p[:, :1] if draft.probs is None else draft.probs.cpu().contiguous().numpy()
-        rows, tokens, first, kids = (x.cpu().contiguous().numpy() for x in (draft.rows, draft.tree.tokens, first, kids))
+        rows, (kids, counts, place), stop, weights, residuals = self._visited(draft, p, q)
+        if np.isnan(stop).any():
+            raise InvalidInputError(
+                "a drafted token has probability 0 in its row of draft.probs; report the very rows that were sampled."
+            )
+        device = target_probs.device
+        after = partial(_law, p, q, rows, kids, counts, place, residuals, weights, device)
+        return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), after)
+
+    @staticmethod
+    def _visited(
+        draft: Draft, p: np.ndarray, q: np.ndarray
+    ) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray, np.ndarray, list[np.ndarray]]:
+        """Every node's row, the geometry (children, their number, place among those with several), stops, weights and residual rows."""
+        kids, first = (x.cpu().numpy() for x in (tree.children(draft.tree), tree.first_copies(draft.tree)))
+        rows, tokens = draft.rows.cpu().contiguous().numpy(), draft.tree.host[0]
         counts = (kids >= 0).sum(-1)
         place = (counts > 1).cumsum(-1) - 1
         stop, weights = np.zeros(tokens.shape), np.ones(tokens.shape)
@@ -214,17 +248,27 @@ class GreedyTraversal:
             given = (p[b], q[b], rows[b], tokens[b], first[b], kids[b], counts[b], place[b])
             _visit(0, 1.0, 1.0, *given, P, Q, LAW, order, ratio, stop[b], weights[b])
             residuals.append(P)
-        if np.isnan(stop).any():
-            raise InvalidInputError(
-                "a drafted token has probability 0 in its row of draft.probs; report the very rows that were sampled."
-            )
-        device = target_probs.device
-        after = partial(_law, p, q, rows, kids, counts, place, residuals, weights, device)
-        return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), after)
+        return rows, (kids, counts, place), stop, weights, residuals
 
     def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
-        """That of block verification, which this rule is where drafts are chains; None for other shapes."""
-        return block.walk(draft, logits, key) if draft.shape is TreeShape.CHAIN else None
+        """What the verdict samples, for float32 logits and laws on the host; chains as block verification, which this rule then is.
+
+        None where it does not apply, or where logits are faulty.
+        """
+        if draft.shape is TreeShape.CHAIN:
+            return block.walk(draft, logits, key)
+        if logits.device.type != "cpu" or draft.probs is None or draft.probs.dtype != torch.float32:
+            return None
+        done = arrays(draft, logits, key)
+        p = np.empty_like(done.logits)
+        if not _soften_all(done.logits, tree.first_copies(draft.tree).numpy(), done.parents, p):
+            return None
+        rows, geometry, stop, weights, residuals = self._visited(draft, p, done.laws)
+        law = np.empty(p.shape[-1])
+        for b, P in enumerate(residuals):
+            given = (p[b], done.laws[b], rows[b], *(x[b] for x in geometry), P, weights[b])
+            done.node[b], done.token[b] = _sample(stop[b], law, *given, done.seed[b], done.sample[b], done.position[b])
+        return outcome(draft, done)
 
 
 greedy_traversal = GreedyTraversal()

@@ -1,0 +1,53 @@
+"""Every run of a program that draws from laws: each draw in turn takes every token that its law allows, with its probability."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from polydraft import noise
+
+
+class Draws:
+    """Stands in for the noise. trail: for each draw of this run the (token, probability) that are left to take, the present one first."""
+
+    def __init__(self) -> None:
+        self.trail: list[list[tuple[int, float]]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        self.at, self.probability = 0, 1.0
+
+    def choose(self, probs: torch.Tensor, *_: Any) -> torch.Tensor:
+        """In the place of `noise.choose` and `noise.draw`."""
+        rows = probs.double().reshape(-1, probs.shape[-1])
+        return torch.tensor([self._draw(row / row.sum()) for row in rows]).reshape(probs.shape[:-1])
+
+    def _draw(self, law: torch.Tensor) -> int:
+        if self.at == len(self.trail):
+            self.trail.append([(t, p) for t, p in enumerate(law.tolist()) if p > 0])
+        token, p = self.trail[self.at][0]
+        self.at += 1
+        self.probability *= p
+        return token
+
+    def turn(self) -> bool:
+        """On to the next run; False where there is none."""
+        assert self.at == len(self.trail), "a run drew less often than the one before: it has other randomness"
+        while self.trail and len(self.trail[-1]) == 1:
+            self.trail.pop()
+        if self.trail:
+            self.trail[-1].pop(0)
+        return bool(self.trail)
+
+
+def every_run(program: Callable[[], Any], monkeypatch: Any) -> Iterator[tuple[float, Any]]:
+    """(probability, result) of every run of a program whose only randomness is `noise.choose` and `noise.draw`."""
+    draws, more = Draws(), True
+    monkeypatch.setattr(noise, "choose", draws.choose)
+    monkeypatch.setattr(noise, "draw", draws.choose)
+    while more:
+        draws.begin()
+        result = program()
+        yield draws.probability, result
+        more = draws.turn()
