@@ -13,7 +13,9 @@ from sessions import laws, models, play, requests
 from polydraft import Engine, registry
 from polydraft.core import Budget
 from polydraft.drafters.index_file import fingerprint
-from polydraft.drafters.trigram import TrigramDrafter, TrigramStore, TrigramTable, _explore, _search
+from polydraft.drafters.trigram import TrigramDrafter, TrigramStore, TrigramTable
+from polydraft.drafters.trigram_search import explore
+from polydraft.drafters.trigram_search import search as searched
 from polydraft.drafters.trigram_table import WIDTH
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
@@ -128,8 +130,8 @@ TABLE = TrigramTable.build([[0, 1, 2, 3, 4, 0, 1, 2, 4, 3, 0, 1, 3, 2, 0, 1, 2, 
 
 
 def search(table, tokens=(0, 1), iterations=150, c1=32.0, c2=8.0, levels=3, seed=0, num_paths=24):
-    return _search(
-        table.arrays, TrigramStore(1).arrays, *tokens, levels, iterations, _explore(iterations, c1, c2), num_paths, seed, 0, 9
+    return searched(
+        table.arrays, TrigramStore(1).arrays, *tokens, levels, iterations, explore(iterations, c1, c2), num_paths, seed, 0, 9
     )
 
 
@@ -187,6 +189,16 @@ def test_the_compiled_search_visits_what_a_plain_one_visits(c1, iterations, leve
     found = {path: n for path, n in zip(paths, visits.tolist(), strict=True) if n}
     assert found == naive_search(TABLE, 0, 1, levels, iterations, c1, 8.0, lambda i: uniform_at(0, 0, 9, 0, i))
     assert list(found.values()) == sorted(found.values(), reverse=True)
+
+
+def test_a_small_budget_is_searched_as_often_as_it_has_room():
+    prompts = [[0, 1], [1, 2], [3, 4]]
+    for nodes, iterations in ((1, 4), (8, 32), (60, 150)):
+        short, capped = TrigramDrafter(TABLE, iterations=iterations, per_node=10_000), TrigramDrafter(TABLE)
+        for prompt in prompts:
+            assert drafted(short, *short.start(requests(prompt)), Budget(nodes, 4, 24)) == drafted(
+                capped, *capped.start(requests(prompt)), Budget(nodes, 4, 24)
+            )
 
 
 def test_each_kept_path_is_extended_by_its_heaviest_successor():
@@ -328,12 +340,44 @@ def test_ids_beyond_the_vocabulary_and_weights_that_cannot_be_are_refused(tmp_pa
     replace(TABLE, vocab_size=3).save(tmp_path / "ids")
     with pytest.raises(InvalidInputError, match="expected 0 <= id < 3"):
         TrigramTable.load(tmp_path / "ids")
-    replace(TABLE, weight=np.full_like(TABLE.weight, np.nan)).save(tmp_path / "nan")
+    cells = TABLE.cells.copy()
+    cells.view(np.float32)[3] = np.nan  # of the first successor, behind the first head
+    replace(TABLE, cells=cells).save(tmp_path / "nan")
     with pytest.raises(InvalidInputError, match="not finite"):
         TrigramTable.load(tmp_path / "nan")
 
 
-@pytest.mark.parametrize("bad", [{"iterations": 0}, {"levels": 0}, {"c1": -1}, {"bump": 4.0}, {"window": 2}, {"max_pairs": 0}])
+def damaged():
+    """Tables whose rows do not follow each other, or are not found."""
+    rng, table = np.random.default_rng(3), TrigramTable.build([np.random.default_rng(0).integers(0, 40, 2000)], 40)
+    for name in ("cells", "slots"):
+        array = getattr(table, name)
+        heads = np.flatnonzero(array) if name == "slots" else np.cumsum([0, *(1 + (array[:1] & 31))])
+        for at in rng.choice(heads, 20):
+            for value in (-1, 0, 1 << 50, int(array[at]) + 1, int(array[at]) ^ 1 << 21):
+                changed = array.copy()
+                changed[at] = value
+                yield name, int(at), value, {name: changed}
+    yield "slots", 0, 0, {"slots": np.ones_like(table.slots)}
+    yield "slots", 0, 0, {"slots": table.slots[:0]}
+    yield "cells", 0, 0, {"cells": table.cells[:-1]}
+
+
+def test_a_table_whose_rows_are_damaged_is_refused(tmp_path):
+    from dataclasses import replace
+
+    table = TrigramTable.build([np.random.default_rng(0).integers(0, 40, 2000)], 40)
+    table.save(tmp_path / "whole")
+    assert TrigramTable.load(tmp_path / "whole").num_entries == table.num_entries
+    for name, at, value, changed in damaged():
+        replace(table, **changed).save(tmp_path / "damaged")
+        with pytest.raises(InvalidInputError, match="build the table again"):
+            print(name, at, value, TrigramTable.load(tmp_path / "damaged"))
+
+
+@pytest.mark.parametrize(
+    "bad", [{"iterations": 0}, {"per_node": 0}, {"levels": 0}, {"c1": -1}, {"bump": 4.0}, {"window": 2}, {"max_pairs": 0}]
+)
 def test_parameters_out_of_range_are_refused(bad):
     with pytest.raises(InvalidInputError, match=next(iter(bad))):
         TrigramDrafter(**bad)
