@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ from sessions import laws, models, play, requests
 
 from polydraft import Engine, registry
 from polydraft.core import Budget
+from polydraft.drafters.growth import GrownTree
 from polydraft.drafters.index_file import fingerprint
 from polydraft.drafters.trigram import TrigramDrafter, TrigramStore, TrigramTable
-from polydraft.drafters.trigram_search import explore
+from polydraft.drafters.trigram_search import AGE, PARENT, TOKEN, VISITS, explore
 from polydraft.drafters.trigram_search import search as searched
 from polydraft.drafters.trigram_table import WIDTH
 from polydraft.errors import IncompatibleError, InvalidInputError
@@ -129,10 +131,16 @@ def test_bounded_store_equals_an_ordered_dictionary(triples, most):
 TABLE = TrigramTable.build([[0, 1, 2, 3, 4, 0, 1, 2, 4, 3, 0, 1, 3, 2, 0, 1, 2, 3, 1, 0, 1, 4] * 3], 5)
 
 
-def search(table, tokens=(0, 1), iterations=150, c1=32.0, c2=8.0, levels=3, seed=0, num_paths=24):
-    return searched(
-        table.arrays, TrigramStore(1).arrays, *tokens, levels, iterations, explore(iterations, c1, c2), num_paths, seed, 0, 9
+def search(table, tokens=(0, 1), iterations=150, c1=32.0, c2=8.0, levels=3, seed=0):
+    """Visits by path, those met first among equals."""
+    nodes, _, size = searched(
+        table.arrays, TrigramStore(1).arrays, *tokens, levels, iterations, explore(iterations, c1, c2), seed, 0, 9
     )
+    paths = [()]
+    for token, parent in nodes[[TOKEN, PARENT], 1:size].T.tolist():
+        paths.append((*paths[parent], token))
+    order = sorted(range(1, size), key=lambda n: (-nodes[VISITS, n], nodes[AGE, n]))
+    return {paths[n]: int(nodes[VISITS, n]) for n in order}
 
 
 def naive_search(table, a, b, levels, iterations, c1, c2, uniform):
@@ -182,13 +190,10 @@ def naive_search(table, a, b, levels, iterations, c1, c2, uniform):
 def test_the_compiled_search_visits_what_a_plain_one_visits(c1, iterations, levels):
     from polydraft.noise import uniform_at
 
-    tokens, parents, visits = search(TABLE, iterations=iterations, c1=c1, levels=levels, num_paths=1000)
-    paths = []
-    for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
-    found = {path: n for path, n in zip(paths, visits.tolist(), strict=True) if n}
+    found = search(TABLE, iterations=iterations, c1=c1, levels=levels)
     assert found == naive_search(TABLE, 0, 1, levels, iterations, c1, 8.0, lambda i: uniform_at(0, 0, 9, 0, i))
-    assert list(found.values()) == sorted(found.values(), reverse=True)
+    order = {path: i for i, path in enumerate(found)}
+    assert all(order[path[:-1]] < i for path, i in order.items() if len(path) > 1)
 
 
 def test_a_small_budget_is_searched_as_often_as_it_has_room():
@@ -201,35 +206,43 @@ def test_a_small_budget_is_searched_as_often_as_it_has_room():
             )
 
 
-def test_each_kept_path_is_extended_by_its_heaviest_successor():
-    tokens, parents, visits = search(TABLE, num_paths=6)
-    searched = int((visits > 0).sum())
-    state = {-1: (0, 1)}
-    for i, (token, parent) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
-        state[i] = (state[parent][1], token)
-        if i >= searched:
-            assert token == TABLE.successors(*state[parent])[0][0]
-    assert sorted(parents[searched:].tolist()) == list(range(searched))
+@pytest.mark.parametrize("table", [TABLE, TrigramTable.build([np.random.default_rng(0).integers(0, 30, 20_000)], 30)])
+@pytest.mark.parametrize("budget", [WIDE, Budget(500, 9, 500), Budget(12, 4, 2), Budget(9, 2, 9)])
+def test_the_most_visited_paths_then_a_successor_of_each_make_the_draft(table, budget):
+    """One after the other, as far as each fits; what hangs on a refused one is refused."""
+    drafter = TrigramDrafter(table, num_paths=20)
+    (state,) = drafter.start([replace(requests([0, 1])[0], prompt_token_ids=(3, 2, 4, 1, 0, 2, 0, 0, 1))])
+    drafter.bump, state.store = 0.0, TrigramStore(1)
+    visits = search(table, iterations=min(150, 4 * budget.max_nodes), levels=min(3, budget.max_depth))
+    kept = list(visits)[:20]
+    expected, nodes = GrownTree(1, budget), {(): 0}
+    for path in kept:
+        share = visits[path] / (visits[path[:-1]] if len(path) > 1 else min(150, 4 * budget.max_nodes))
+        nodes[path] = expected.add(nodes[path[:-1]], path[-1], share) if nodes[path[:-1]] >= 0 else -1
+    for path in kept:
+        following = table.successors(*(0, 1, *path)[-2:])
+        if following and nodes[path] >= 0:
+            expected.add(nodes[path], following[0][0], 0.5)
+    found = drafter.grow(state, budget)
+    assert (found.tokens, found.parents) == (expected.tokens, expected.parents)
+    assert found.scores == pytest.approx(expected.scores)
 
 
 def test_more_iterations_concentrate_visits_on_the_heavier_paths():
     def share(iterations):
-        tokens, parents, visits = search(TABLE, iterations=iterations)
-        heaviest = TABLE.successors(0, 1)[0][0]
-        roots = [(t, n) for t, p, n in zip(tokens.tolist(), parents.tolist(), visits.tolist(), strict=True) if p < 0 and n]
-        return sum(n for t, n in roots if t == heaviest) / sum(n for _, n in roots)
+        roots = {path[0]: n for path, n in search(TABLE, iterations=iterations).items() if len(path) == 1}
+        return roots[TABLE.successors(0, 1)[0][0]] / sum(roots.values())
 
     assert share(400) > share(3)
 
 
 def test_exploration_changes_the_draft():
-    greedy, explored = (search(TABLE, c1=c1)[2] for c1 in (0.0, 32.0))
-    assert greedy.tolist() != explored.tolist()
+    assert list(search(TABLE, c1=0.0)) != list(search(TABLE, c1=32.0))
 
 
 def test_the_draft_is_a_function_of_seed_and_position():
     flat = TrigramTable.build([np.random.default_rng(0).integers(0, 9, 4000)], 9)
-    a, b, c = (search(flat, seed=seed, c1=0.0)[0].tolist() for seed in (0, 0, 5))
+    a, b, c = (list(search(flat, seed=seed, c1=0.0)) for seed in (0, 0, 5))
     assert a == b != c
 
 
@@ -333,8 +346,6 @@ def test_the_embedded_engine_refuses_a_table_of_another_tokenizer(tmp_path):
 
 
 def test_ids_beyond_the_vocabulary_and_weights_that_cannot_be_are_refused(tmp_path):
-    from dataclasses import replace
-
     with pytest.raises(InvalidInputError, match="token id 9 was given in document 1"):
         TrigramTable.build([[1, 2, 3], [1, 9, 2]], 5)
     replace(TABLE, vocab_size=3).save(tmp_path / "ids")
@@ -347,9 +358,9 @@ def test_ids_beyond_the_vocabulary_and_weights_that_cannot_be_are_refused(tmp_pa
         TrigramTable.load(tmp_path / "nan")
 
 
-def damaged():
+def damaged(table):
     """Tables whose rows do not follow each other, or are not found."""
-    rng, table = np.random.default_rng(3), TrigramTable.build([np.random.default_rng(0).integers(0, 40, 2000)], 40)
+    rng = np.random.default_rng(3)
     for name in ("cells", "slots"):
         array = getattr(table, name)
         heads = np.flatnonzero(array) if name == "slots" else np.cumsum([0, *(1 + (array[:1] & 31))])
@@ -357,22 +368,20 @@ def damaged():
             for value in (-1, 0, 1 << 50, int(array[at]) + 1, int(array[at]) ^ 1 << 21):
                 changed = array.copy()
                 changed[at] = value
-                yield name, int(at), value, {name: changed}
-    yield "slots", 0, 0, {"slots": np.ones_like(table.slots)}
-    yield "slots", 0, 0, {"slots": table.slots[:0]}
-    yield "cells", 0, 0, {"cells": table.cells[:-1]}
+                yield {name: changed}
+    yield {"slots": np.ones_like(table.slots)}
+    yield {"slots": table.slots[:0]}
+    yield {"cells": table.cells[:-1]}
 
 
 def test_a_table_whose_rows_are_damaged_is_refused(tmp_path):
-    from dataclasses import replace
-
     table = TrigramTable.build([np.random.default_rng(0).integers(0, 40, 2000)], 40)
     table.save(tmp_path / "whole")
     assert TrigramTable.load(tmp_path / "whole").num_entries == table.num_entries
-    for name, at, value, changed in damaged():
+    for changed in damaged(table):
         replace(table, **changed).save(tmp_path / "damaged")
         with pytest.raises(InvalidInputError, match="build the table again"):
-            print(name, at, value, TrigramTable.load(tmp_path / "damaged"))
+            TrigramTable.load(tmp_path / "damaged")
 
 
 @pytest.mark.parametrize(

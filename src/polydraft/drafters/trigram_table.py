@@ -18,7 +18,7 @@ from numba import njit
 from polydraft.drafters import index_file
 from polydraft.errors import InvalidInputError
 
-__all__ = ["COUNT_BITS", "WIDTH", "TrigramTable", "find_row"]
+__all__ = ["WIDTH", "TrigramTable", "find_row"]
 
 VERSION = 2
 WIDTH = 16
