@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from polydraft import tree
-from polydraft.core import AuxRows, Outcome, Request, Scores, Target
+from polydraft.core import AuxRows, Outcome, Request, Scores, Target, TokenTree
 
-__all__ = ["Auxiliary", "Parts", "Resumable", "Snapshot", "as_one_round"]
+__all__ = ["Auxiliary", "Parts", "Resumable", "Snapshot", "as_one_round", "emitted"]
 
 Snapshot = dict[str, np.ndarray]
 """A request's drafter state as plain arrays, to be stored with safetensors or npz."""
@@ -63,3 +63,19 @@ def as_one_round(last: Sequence[int], missed: Sequence[Sequence[int]]) -> tuple[
     path = torch.where(nodes <= kept[:, None], nodes, -1)
     outcome = Outcome(path, kept, torch.tensor([ids[-1] for ids in missed]))
     return outcome, Scores(chains, torch.empty(*chains.tokens.shape, 0))
+
+
+def emitted(outcome: Outcome, scored: TokenTree) -> list[list[int]]:
+    """`outcome.emitted(scored)` from the arrays on the host: a drafter reads a few tokens and makes no lists of whole trees.
+
+    Example:
+        >>> outcome, scores = as_one_round([7, 8], [[1, 2, 3], [4]])
+        >>> emitted(outcome, scores.tree)
+        [[1, 2, 3], [4]]
+    """
+    tokens = scored.host[0]
+    path, counts, extra = outcome.host
+    return [
+        [*tokens[b].take(path[b, :count]).tolist(), last]
+        for b, (count, last) in enumerate(zip(counts.tolist(), extra.tolist(), strict=True))
+    ]

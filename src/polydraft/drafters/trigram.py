@@ -30,7 +30,7 @@ import numpy as np
 from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
 from polydraft.drafters import index_file
 from polydraft.drafters.growth import GrownTree, end_ids, limits, new_cells, point_mass
-from polydraft.drafters.parts import Parts, Snapshot
+from polydraft.drafters.parts import Parts, Snapshot, emitted
 from polydraft.drafters.trigram_search import explore, grow
 from polydraft.drafters.trigram_store import TrigramStore, bump_all
 from polydraft.drafters.trigram_table import TrigramTable
@@ -186,7 +186,7 @@ class TrigramDrafter:
 
     def observe(self, states: Sequence[TrigramState], outcome: Outcome, scores: Scores) -> list[TrigramState]:
         """Append what was emitted; the triples of the last tokens are bumped before the next draft."""
-        for state, tokens in zip(states, outcome.emitted(scores.tree), strict=True):
+        for state, tokens in zip(states, emitted(outcome, scores.tree), strict=True):
             state.tokens += tokens
             state.unread = self.window
         return list(states)
