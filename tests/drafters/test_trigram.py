@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 from dataclasses import replace
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -198,7 +199,7 @@ def test_the_compiled_search_visits_what_a_plain_one_visits(c1, iterations, leve
 
 def test_a_small_budget_is_searched_as_often_as_it_has_room():
     prompts = [[0, 1], [1, 2], [3, 4]]
-    for nodes, iterations in ((1, 4), (8, 32), (60, 150)):
+    for nodes, iterations in ((1, 64), (16, 64), (24, 96), (60, 150)):
         short, capped = TrigramDrafter(TABLE, iterations=iterations, per_node=10_000), TrigramDrafter(TABLE)
         for prompt in prompts:
             assert drafted(short, *short.start(requests(prompt)), Budget(nodes, 4, 24)) == drafted(
@@ -213,11 +214,12 @@ def test_the_most_visited_paths_then_a_successor_of_each_make_the_draft(table, b
     drafter = TrigramDrafter(table, num_paths=20)
     (state,) = drafter.start([replace(requests([0, 1])[0], prompt_token_ids=(3, 2, 4, 1, 0, 2, 0, 0, 1))])
     drafter.bump, state.store = 0.0, TrigramStore(1)
-    visits = search(table, iterations=min(150, 4 * budget.max_nodes), levels=min(3, budget.max_depth))
+    iterations = min(150, max(64, 4 * budget.max_nodes))
+    visits = search(table, iterations=iterations, levels=min(3, budget.max_depth))
     kept = list(visits)[:20]
     expected, nodes = GrownTree(1, budget), {(): 0}
     for path in kept:
-        share = visits[path] / (visits[path[:-1]] if len(path) > 1 else min(150, 4 * budget.max_nodes))
+        share = visits[path] / (visits[path[:-1]] if len(path) > 1 else iterations)
         nodes[path] = expected.add(nodes[path[:-1]], path[-1], share) if nodes[path[:-1]] >= 0 else -1
     for path in kept:
         following = table.successors(*(0, 1, *path)[-2:])
@@ -399,3 +401,25 @@ def test_laws_of_a_searched_tree_are_asked_at_every_node():
     p, _ = laws(target, draft, [[0, 1]])
     assert p.shape[:2] == draft.tree.tokens.shape
     assert draft.tree.num_nodes > 10
+
+
+def test_a_table_of_ten_million_entries_is_searched_150_times_within_half_a_millisecond():
+    """32,000 tokens, each with 32 followers; a pair's ten successors are followers of its second token, so no search runs dry."""
+    V, F, top, rng = 32_000, 32, 10, np.random.default_rng(0)
+    followers = (np.arange(V)[:, None] * 7 + rng.integers(1, 900, (V, F)).cumsum(1)) % V
+    second = followers.ravel()
+    token = followers[second[:, None], (rng.integers(0, F, len(second))[:, None] + np.arange(top)) % F]
+    weight = np.sort(rng.dirichlet(np.ones(top), len(second)), axis=1)[:, ::-1]
+    table = TrigramTable.of_rows(
+        np.repeat(np.arange(V), F), second, np.full(len(second), top), token.ravel(), weight.ravel(), V, ""
+    )
+    assert table.num_entries > 10_000_000
+    assert table.num_bytes < 10.1 * table.num_entries
+    drafter, seconds = TrigramDrafter(table, per_node=10), []
+    for pair in rng.integers(0, len(second), 300):
+        (state,) = drafter.start(requests([int(pair) // F, int(second[pair])]))
+        start = perf_counter()
+        grown = drafter.grow(state, Budget(16, 8, 4))
+        seconds.append(perf_counter() - start)
+        assert grown.size > 8
+    assert np.median(seconds) < 0.5e-3

@@ -76,6 +76,6 @@ def emitted(outcome: Outcome, scored: TokenTree) -> list[list[int]]:
     tokens = scored.host[0]
     path, counts, extra = outcome.host
     return [
-        [*tokens[b].take(path[b, :count]).tolist(), last]
+        [*tokens[b].take(path[b, :count]).tolist(), last] if count else [last]
         for b, (count, last) in enumerate(zip(counts.tolist(), extra.tolist(), strict=True))
     ]

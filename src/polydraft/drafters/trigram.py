@@ -38,6 +38,8 @@ from polydraft.errors import InvalidInputError
 
 __all__ = ["TrigramDrafter", "TrigramState", "TrigramStore", "TrigramTable"]
 
+_NOTHING = np.empty(0, np.int64)
+
 
 @dataclass
 class TrigramState:
@@ -58,7 +60,7 @@ class TrigramDrafter:
 
     table: counted from a corpus; None knows nothing at first.
     store: shared by all requests, if they may learn from each other; without it each request has a store of `max_pairs`.
-    iterations, per_node: of the search, 150 in the release and here also at most so many for each node of the budget.
+    iterations, per_node: of the search, 150 in the release; here also no more than so many for each node of the budget, or 64.
     levels: of the search below the root; drafts are one level deeper.
     c1, c2: exploration.  num_paths: most visited nodes that are kept, each extended by one.
     window, bump, cap: of the online update; bump=0 makes the table static.  read_prompt: bump every triple of the prompt once.
@@ -146,8 +148,10 @@ class TrigramDrafter:
 
     def _unread(self, state: TrigramState) -> np.ndarray:
         """What is unread, as it is handed over."""
-        unread, state.unread = state.unread if self.bump > 0 else 0, 0
-        return np.array(state.tokens[-unread:] if unread else (), np.int64)
+        if not state.unread or not self.bump:
+            return _NOTHING
+        unread, state.unread = state.unread, 0
+        return np.array(state.tokens[-unread:])
 
     def _read(self, state: TrigramState) -> None:
         unread = self._unread(state)

@@ -15,6 +15,9 @@ from polydraft.noise import uniform_at
 
 __all__ = ["explore", "grow", "search"]
 
+FEWEST = 64
+"""Iterations that every budget is worth: from here on more of them change no draft of 16 nodes or less to speak of."""
+
 TOKEN, BEFORE, PARENT, CHILD, LAST, AFTER, LEARNT, COUNT, TRIED, MET, AGE, VISITS = range(12)
 """Rows of a search's nodes, a column for each node, column 0 the root. BEFORE: the token above, the other half of the state.
 CHILD, LAST, AFTER: tried children as a list. LEARNT, COUNT: of the row of successors; COUNT is -1 where it was not looked up.
@@ -170,6 +173,6 @@ def grow(
     plant(tree, b, max_nodes, max_depth, width)
     if max_nodes == 0 or max_depth == 0 or a < 0:
         return 1
-    levels, iterations = min(levels, max_depth), min(iterations, per_node * max_nodes)
+    levels, iterations = min(levels, max_depth), min(iterations, max(FEWEST, per_node * max_nodes))
     nodes, begin, size = search(table, store, a, b, levels, iterations, factors, seed, sample, position)
     return _hang(tree, table, store, nodes, begin, size, num_paths)
