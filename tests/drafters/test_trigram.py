@@ -416,8 +416,8 @@ def test_a_table_of_ten_million_entries_is_searched_150_times_within_half_a_mill
     assert table.num_entries > 10_000_000
     assert table.num_bytes < 10.1 * table.num_entries
     drafter, seconds = TrigramDrafter(table, per_node=10), []
-    for pair in rng.integers(0, len(second), 300):
-        (state,) = drafter.start(requests([int(pair) // F, int(second[pair])]))
+    for row in rng.integers(0, len(second), 300).tolist():
+        (state,) = drafter.start(requests([row // F, int(second[row])]))
         start = perf_counter()
         grown = drafter.grow(state, Budget(16, 8, 4))
         seconds.append(perf_counter() - start)
