@@ -1,7 +1,7 @@
 """What drafters share: rounds told as one, and what a round emitted."""
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polydraft import tree as trees
@@ -11,6 +11,7 @@ from polydraft.drafters.parts import as_one_round, emitted
 texts = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), min_size=1, max_size=4)
 
 
+@settings(deadline=None)
 @given(texts, st.data())
 def test_rounds_told_as_one_emit_all_their_tokens(missed, data):
     last = [data.draw(st.integers(0, 9)) for _ in missed]
