@@ -96,8 +96,18 @@ class TrigramStore:
 
     @classmethod
     def load(cls, path: str | Path, max_pairs: int = 4096) -> "TrigramStore":
-        """Read what was learnt; see `index_file.load` for what is refused."""
-        return cls.from_arrays(index_file.load(path, "trigram-store", VERSION).arrays, max_pairs)
+        """Read what was learnt.
+
+        Raises:
+            InvalidInputError: what `index_file.load` refuses, and rows, ids or weights that cannot be.
+        """
+        found, name = index_file.load(path, "trigram-store", VERSION), Path(path).name
+        sizes, weights = found.arrays["size"], found.arrays["weight"]
+        if not (((sizes >= 0) & (sizes <= WIDTH)).all() and np.isfinite(weights).all() and (weights >= 0).all()):
+            raise InvalidInputError(f"{name!r} holds rows that are damaged; save the store again.")
+        for ids in (found.arrays["token"], found.arrays["key"] >> 32, found.arrays["key"] & 0xFFFFFFFF):
+            index_file.check_tokens(ids.ravel(), found.vocab_size, name)
+        return cls.from_arrays(found.arrays, max_pairs)
 
 
 @njit(cache=True)
