@@ -1,7 +1,8 @@
-"""ADED: the table, its online updates, and the search."""
+"""ADED: the table, its online updates, and the drafter."""
 
 import threading
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from sessions import laws, models, play, requests
 
 from polydraft import Engine, registry
 from polydraft.core import Budget
+from polydraft.drafters import index_file
 from polydraft.drafters.index_file import fingerprint
-from polydraft.drafters.trigram import TrigramDrafter, TrigramStore, TrigramTable, _explore, _search
+from polydraft.drafters.trigram import TrigramDrafter, TrigramStore, TrigramTable
 from polydraft.drafters.trigram_table import WIDTH
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
@@ -127,100 +129,6 @@ def test_bounded_store_equals_an_ordered_dictionary(triples, most):
 TABLE = TrigramTable.build([[0, 1, 2, 3, 4, 0, 1, 2, 4, 3, 0, 1, 3, 2, 0, 1, 2, 3, 1, 0, 1, 4] * 3], 5)
 
 
-def search(table, tokens=(0, 1), iterations=150, c1=32.0, c2=8.0, levels=3, seed=0, num_paths=24):
-    return _search(
-        table.arrays, TrigramStore(1).arrays, *tokens, levels, iterations, _explore(iterations, c1, c2), num_paths, seed, 0, 9
-    )
-
-
-def naive_search(table, a, b, levels, iterations, c1, c2, uniform):
-    """The search on linked dictionaries; returns visits by path."""
-    root = {"path": (), "state": (a, b), "n": 0, "W": 0.0, "M": 0.0, "sum": 0.0, "children": None, "up": None}
-    all_nodes, draws = [root], 0
-    for _ in range(iterations):
-        node = root
-        while node["children"]:
-            explore = (c1 + np.log((node["n"] + c2 + 1) / c2)) * np.sqrt(node["n"])
-            node = max(
-                node["children"], key=lambda m: np.inf if m["n"] == 0 else m["W"] / m["n"] + explore * m["M"] / (1 + m["n"])
-            )
-        if len(node["path"]) < levels and node["children"] is None:
-            node["children"] = [
-                {
-                    "path": (*node["path"], c),
-                    "state": (node["state"][1], c),
-                    "n": 0,
-                    "W": 0.0,
-                    "M": w,
-                    "sum": node["sum"] + w,
-                    "children": None,
-                    "up": node,
-                }
-                for c, w in table.successors(*node["state"])
-            ]
-            all_nodes += node["children"]
-            node = node["children"][0] if node["children"] else node
-        state, gained, level = node["state"], node["sum"], len(node["path"])
-        while level < levels and (row := table.successors(*state)):
-            left, draws = uniform(draws) * sum(w for _, w in row), draws + 1
-            c = row[-1][0]
-            for token, w in row:
-                if left < w:
-                    c = token
-                    break
-                left -= w
-            w = dict(row)[c]
-            state, gained, level = (state[1], c), gained + w, level + 1
-        while node is not None:
-            node["n"], node["W"], node = node["n"] + 1, node["W"] + 1 + gained, node["up"]
-    return {m["path"]: m["n"] for m in all_nodes[1:] if m["n"]}
-
-
-@pytest.mark.parametrize(("c1", "iterations", "levels"), [(32.0, 150, 3), (0.0, 40, 2), (4.0, 80, 4)])
-def test_the_compiled_search_visits_what_a_plain_one_visits(c1, iterations, levels):
-    from polydraft.noise import uniform_at
-
-    tokens, parents, visits = search(TABLE, iterations=iterations, c1=c1, levels=levels, num_paths=1000)
-    paths = []
-    for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
-    found = {path: n for path, n in zip(paths, visits.tolist(), strict=True) if n}
-    assert found == naive_search(TABLE, 0, 1, levels, iterations, c1, 8.0, lambda i: uniform_at(0, 0, 9, 0, i))
-    assert list(found.values()) == sorted(found.values(), reverse=True)
-
-
-def test_each_kept_path_is_extended_by_its_heaviest_successor():
-    tokens, parents, visits = search(TABLE, num_paths=6)
-    searched = int((visits > 0).sum())
-    state = {-1: (0, 1)}
-    for i, (token, parent) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
-        state[i] = (state[parent][1], token)
-        if i >= searched:
-            assert token == TABLE.successors(*state[parent])[0][0]
-    assert sorted(parents[searched:].tolist()) == list(range(searched))
-
-
-def test_more_iterations_concentrate_visits_on_the_heavier_paths():
-    def share(iterations):
-        tokens, parents, visits = search(TABLE, iterations=iterations)
-        heaviest = TABLE.successors(0, 1)[0][0]
-        roots = [(t, n) for t, p, n in zip(tokens.tolist(), parents.tolist(), visits.tolist(), strict=True) if p < 0 and n]
-        return sum(n for t, n in roots if t == heaviest) / sum(n for _, n in roots)
-
-    assert share(400) > share(3)
-
-
-def test_exploration_changes_the_draft():
-    greedy, explored = (search(TABLE, c1=c1)[2] for c1 in (0.0, 32.0))
-    assert greedy.tolist() != explored.tolist()
-
-
-def test_the_draft_is_a_function_of_seed_and_position():
-    flat = TrigramTable.build([np.random.default_rng(0).integers(0, 9, 4000)], 9)
-    a, b, c = (search(flat, seed=seed, c1=0.0)[0].tolist() for seed in (0, 0, 5))
-    assert a == b != c
-
-
 def drafted(drafter, state, budget=WIDE):
     return drafter.propose([state], [budget]).tree.tokens[0].tolist()
 
@@ -321,22 +229,72 @@ def test_the_embedded_engine_refuses_a_table_of_another_tokenizer(tmp_path):
 
 
 def test_ids_beyond_the_vocabulary_and_weights_that_cannot_be_are_refused(tmp_path):
-    from dataclasses import replace
-
     with pytest.raises(InvalidInputError, match="token id 9 was given in document 1"):
         TrigramTable.build([[1, 2, 3], [1, 9, 2]], 5)
     replace(TABLE, vocab_size=3).save(tmp_path / "ids")
     with pytest.raises(InvalidInputError, match="expected 0 <= id < 3"):
         TrigramTable.load(tmp_path / "ids")
-    replace(TABLE, weight=np.full_like(TABLE.weight, np.nan)).save(tmp_path / "nan")
+    cells = TABLE.cells.copy()
+    cells.view(np.float32)[3] = np.nan  # of the first successor, behind the first head
+    replace(TABLE, cells=cells).save(tmp_path / "nan")
     with pytest.raises(InvalidInputError, match="not finite"):
         TrigramTable.load(tmp_path / "nan")
 
 
-@pytest.mark.parametrize("bad", [{"iterations": 0}, {"levels": 0}, {"c1": -1}, {"bump": 4.0}, {"window": 2}, {"max_pairs": 0}])
+def damaged(table):
+    """Tables whose rows do not follow each other, or are not found."""
+    rng = np.random.default_rng(3)
+    for name in ("cells", "slots"):
+        array = getattr(table, name)
+        heads = np.flatnonzero(array) if name == "slots" else np.cumsum([0, *(1 + (array[:1] & 31))])
+        for at in rng.choice(heads, 20):
+            for value in (-1, 0, 1 << 50, int(array[at]) + 1, int(array[at]) ^ 1 << 21):
+                changed = array.copy()
+                changed[at] = value
+                yield {name: changed}
+    yield {"slots": np.ones_like(table.slots)}
+    yield {"slots": table.slots[:0]}
+    yield {"cells": table.cells[:-1]}
+
+
+def test_a_table_whose_rows_are_damaged_is_refused(tmp_path):
+    table = TrigramTable.build([np.random.default_rng(0).integers(0, 40, 2000)], 40)
+    table.save(tmp_path / "whole")
+    assert TrigramTable.load(tmp_path / "whole").num_entries == table.num_entries
+    for changed in damaged(table):
+        replace(table, **changed).save(tmp_path / "damaged")
+        with pytest.raises(InvalidInputError, match="build the table again"):
+            TrigramTable.load(tmp_path / "damaged")
+
+
+@pytest.mark.parametrize(
+    "bad", [{"iterations": 0}, {"per_node": 0}, {"levels": 0}, {"c1": -1}, {"bump": 4.0}, {"window": 2}, {"max_pairs": 0}]
+)
 def test_parameters_out_of_range_are_refused(bad):
     with pytest.raises(InvalidInputError, match=next(iter(bad))):
         TrigramDrafter(**bad)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("size", WIDTH + 1, "damaged"),
+        ("size", -1, "damaged"),
+        ("weight", np.nan, "damaged"),
+        ("token", 9, "< 5"),
+        ("key", 9, "< 5"),
+    ],
+)
+def test_a_store_with_rows_that_cannot_be_is_refused(name, value, words, tmp_path):
+    store = TrigramStore(8)
+    store.bump(TABLE, [0, 1, 2, 3], window=4, bump=0.5, cap=3.0)
+    store.save(tmp_path / "store", 5)
+    assert TrigramStore.load(tmp_path / "store").successors(0, 1) == store.successors(0, 1)
+    arrays = store.to_arrays()
+    arrays[name].flat[0] = value
+    index_file.save(tmp_path / "store", "trigram-store", 1, arrays, vocab_size=5, tokens_of="")
+    with pytest.raises(InvalidInputError, match=words):
+        TrigramStore.load(tmp_path / "store")
 
 
 def test_laws_of_a_searched_tree_are_asked_at_every_node():

@@ -33,6 +33,7 @@ __all__ = [
     "size_of",
 ]
 
+_LAW, _SHAPE = SiblingLaw.POINT_MASS, TreeShape.GROWN  # a member of an enumeration is slow to look up
 TOKEN, PARENT, DEPTH, INNER, SCORE, ABOUT = range(6)
 """Rows of a tree's cells: a column for each node (the scores are the bits of float64), and what is known of the whole."""
 NUM, PATHS, MAX_NODES, MAX_DEPTH, WIDTH = range(5)
@@ -213,13 +214,12 @@ def point_mass(grown: Sequence[GrownTree]) -> Draft:
         >>> point_mass([GrownTree(5, Budget(0, 0))]).law.name
         'POINT_MASS'
     """
-    size = max([g.size for g in grown])
     if len(grown) == 1:
-        cells = grown[0].arrays[0]
-        arrays = cells[TOKEN : TOKEN + 1, :size], cells[PARENT : PARENT + 1, :size]
-    else:
-        arrays = np.zeros((len(grown), size), np.int64), np.full((len(grown), size), -1)
-        for b, g in enumerate(grown):
-            arrays[0][b, : g.size], arrays[1][b, : g.size] = g.arrays[0][TOKEN, : g.size], g.arrays[0][PARENT, : g.size]
-    tree = TokenTree.of(*arrays)
-    return Draft(tree, SiblingLaw.POINT_MASS, TreeShape.GROWN, None, _no_rows(len(grown), size))
+        cells, size = grown[0].arrays[0], grown[0].size
+        tree = TokenTree.of(cells[TOKEN : TOKEN + 1, :size], cells[PARENT : PARENT + 1, :size])
+        return Draft(tree, _LAW, _SHAPE, None, _no_rows(1, size))
+    size = max([g.size for g in grown])
+    tokens, parents = np.zeros((len(grown), size), np.int64), np.full((len(grown), size), -1)
+    for b, g in enumerate(grown):
+        tokens[b, : g.size], parents[b, : g.size] = g.arrays[0][TOKEN, : g.size], g.arrays[0][PARENT, : g.size]
+    return Draft(TokenTree.of(tokens, parents), _LAW, _SHAPE, None, _no_rows(len(grown), size))

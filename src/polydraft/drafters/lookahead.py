@@ -26,7 +26,7 @@ from numba import njit
 
 from polydraft.core import AuxRows, Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
 from polydraft.drafters.growth import GrownTree, end_ids, point_mass
-from polydraft.drafters.parts import Parts, Snapshot
+from polydraft.drafters.parts import Parts, Snapshot, emitted
 from polydraft.drafters.pool import PhrasePool, add_phrase, most_likely, read_text
 from polydraft.errors import InvalidInputError
 from polydraft.noise import Stream, uniform_at
@@ -204,7 +204,7 @@ class LookaheadDrafter:
         best = np.empty((len(states), 0), np.int64)
         if scores.aux_logits is not None:
             best = most_likely(scores.aux_logits, self.columns)
-        for b, (state, tokens) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
+        for b, (state, tokens) in enumerate(zip(states, emitted(outcome, scores.tree), strict=True)):
             state.tokens += tokens
             accepted = len(tokens) - 1
             drawn = _drawn(state.request, state.tokens, min(accepted, self.columns) * (self.ngram - 1) if best.size else 0)

@@ -15,7 +15,7 @@ from numba import njit
 
 from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
 from polydraft.drafters.growth import GrownTree, add_node, end_ids, is_full, limits, new_cells, plant, point_mass, size_of
-from polydraft.drafters.parts import Parts, Snapshot
+from polydraft.drafters.parts import Parts, Snapshot, emitted
 from polydraft.errors import InvalidInputError
 
 __all__ = ["NgramDrafter", "NgramState"]
@@ -204,7 +204,7 @@ class NgramDrafter:
 
     def observe(self, states: Sequence[NgramState], outcome: Outcome, scores: Scores) -> list[NgramState]:
         """Index what was emitted."""
-        for state, tokens in zip(states, outcome.emitted(scores.tree), strict=True):
+        for state, tokens in zip(states, emitted(outcome, scores.tree), strict=True):
             state.extend(tokens)
         return list(states)
 

@@ -7,10 +7,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from polydraft import tree
-from polydraft.core import AuxRows, Outcome, Request, Scores, Target
+from polydraft.core import AuxRows, Outcome, Request, Scores, Target, TokenTree
 
-__all__ = ["Auxiliary", "Parts", "Resumable", "Snapshot", "as_one_round"]
+__all__ = ["Auxiliary", "Parts", "Resumable", "Snapshot", "as_one_round", "emitted"]
 
 Snapshot = dict[str, np.ndarray]
 """A request's drafter state as plain arrays, to be stored with safetensors or npz."""
@@ -57,9 +56,30 @@ def as_one_round(last: Sequence[int], missed: Sequence[Sequence[int]]) -> tuple[
         >>> outcome.emitted(scores.tree), scores.tree.tokens.tolist()
         ([[1, 2, 3]], [[7, 1, 2]])
     """
-    chains = tree.pad([([root, *ids[:-1]], range(-1, len(ids) - 1)) for root, ids in zip(last, missed, strict=True)])
-    kept = torch.tensor([len(ids) - 1 for ids in missed])
-    nodes = torch.arange(1, chains.num_nodes).expand(len(missed), -1)
-    path = torch.where(nodes <= kept[:, None], nodes, -1)
-    outcome = Outcome(path, kept, torch.tensor([ids[-1] for ids in missed]))
-    return outcome, Scores(chains, torch.empty(*chains.tokens.shape, 0))
+    size = max(map(len, missed))
+    tokens, parents, path = (
+        np.zeros((len(last), size), np.int64),
+        np.full((len(last), size), -1),
+        np.full((len(last), size - 1), -1),
+    )
+    for b, (root, ids) in enumerate(zip(last, missed, strict=True)):
+        n = len(ids)
+        tokens[b, :n], parents[b, 1:n], path[b, : n - 1] = [root, *ids[:-1]], np.arange(n - 1), np.arange(1, n)
+    outcome = Outcome.of(path, np.array([len(ids) - 1 for ids in missed]), np.array([ids[-1] for ids in missed]))
+    return outcome, Scores(TokenTree.of(tokens, parents), torch.empty(len(last), size, 0))
+
+
+def emitted(outcome: Outcome, scored: TokenTree) -> list[list[int]]:
+    """`outcome.emitted(scored)` from the arrays on the host: a drafter reads a few tokens and makes no lists of whole trees.
+
+    Example:
+        >>> outcome, scores = as_one_round([7, 8], [[1, 2, 3], [4]])
+        >>> emitted(outcome, scores.tree)
+        [[1, 2, 3], [4]]
+    """
+    tokens = scored.host[0]
+    path, counts, extra = outcome.host
+    return [
+        [*tokens[b].take(path[b, :count]).tolist(), last] if count else [last]
+        for b, (count, last) in enumerate(zip(counts.tolist(), extra.tolist(), strict=True))
+    ]

@@ -23,7 +23,7 @@ from numba import njit
 
 from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, Target, TreeShape
 from polydraft.drafters.growth import GrownTree, end_ids, point_mass
-from polydraft.drafters.parts import Parts, Snapshot
+from polydraft.drafters.parts import Parts, Snapshot, emitted
 from polydraft.drafters.pool import PhrasePool, add_phrase, most_likely, read_text
 from polydraft.errors import CapacityError, InvalidInputError
 
@@ -197,7 +197,7 @@ class PhraseDrafter:
         tree, num_nodes = scores.tree, scores.tree.num_nodes
         best = most_likely(scores.logits) if self.learn and num_nodes > 1 else np.zeros((len(states), num_nodes), np.int64)
         (tokens, parents), paths = tree.host, outcome.host[0]
-        for b, (state, new) in enumerate(zip(states, outcome.emitted(tree), strict=True)):
+        for b, (state, new) in enumerate(zip(states, emitted(outcome, tree), strict=True)):
             if self.model is not None:
                 kept = 0
                 while kept < min(len(new), len(state.drafted)) - 1 and new[kept] == state.drafted[kept]:

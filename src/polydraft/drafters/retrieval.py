@@ -40,7 +40,7 @@ from polydraft.drafters.growth import (
     point_mass,
     size_of,
 )
-from polydraft.drafters.parts import Parts, Snapshot
+from polydraft.drafters.parts import Parts, Snapshot, emitted
 from polydraft.errors import InvalidInputError
 
 __all__ = ["RetrievalDrafter", "RetrievalIndex", "RetrievalState"]
@@ -357,7 +357,7 @@ class RetrievalDrafter:
 
     def observe(self, states: Sequence[RetrievalState], outcome: Outcome, scores: Scores) -> list[RetrievalState]:
         """Append what was emitted."""
-        for state, tokens in zip(states, outcome.emitted(scores.tree), strict=True):
+        for state, tokens in zip(states, emitted(outcome, scores.tree), strict=True):
             state.tokens += tokens
         return list(states)
 

@@ -31,7 +31,7 @@ from numba import njit
 from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
 from polydraft.drafters import index_file
 from polydraft.drafters.growth import GrownTree, add_ranked, end_ids, limits, new_cells, plant, point_mass
-from polydraft.drafters.parts import Parts, Snapshot
+from polydraft.drafters.parts import Parts, Snapshot, emitted
 from polydraft.drafters.suffix_tree import SuffixTree, Tokens, ends_of, last_of, tail_of
 from polydraft.errors import InvalidInputError
 
@@ -195,7 +195,7 @@ class SuffixDrafter:
 
     def observe(self, states: Sequence[SuffixState], outcome: Outcome, scores: Scores) -> list[SuffixState]:
         """Append what was emitted."""
-        for state, tokens in zip(states, outcome.emitted(scores.tree), strict=True):
+        for state, tokens in zip(states, emitted(outcome, scores.tree), strict=True):
             state.tree.extend(tokens)
         return list(states)
 

@@ -9,19 +9,21 @@ from numba import njit
 
 from polydraft.drafters import index_file
 from polydraft.drafters.recent import by_age, find, insert, new_index, num_used, touch
-from polydraft.drafters.trigram_table import WIDTH, TrigramTable, find_pair
+from polydraft.drafters.trigram_table import WIDTH, TrigramTable, find_row
 from polydraft.errors import InvalidInputError
 
-__all__ = ["TrigramStore", "bump_all"]
+__all__ = ["ROW", "TrigramStore", "bump_all"]
 
 VERSION = 1
+ROW = 1 + WIDTH
+"""Cells of a row: the number of successors, then those as in the table."""
 
 
 class TrigramStore:
     """Rows that differ from the corpus's table, bounded: the least recently bumped pair leaves first.
 
     One belongs to each request, unless a store is given to the drafter: then all its requests share what they learn.
-    max_pairs: most pairs.  Memory: 152 bytes a pair, allocated at once.
+    max_pairs: most pairs.  Memory: 160 to 164 bytes a pair, allocated at once.
     A shared store may be used by several threads at a time.
 
     Example:
@@ -35,19 +37,21 @@ class TrigramStore:
         if max_pairs < 1:
             raise InvalidInputError(f"max_pairs={max_pairs} was given; expected at least 1.")
         self.max_pairs, self.lock = max_pairs, threading.RLock()
-        self.arrays = (
-            new_index(max_pairs),
-            np.zeros(max_pairs, np.int32),
-            np.zeros((max_pairs, WIDTH), np.int32),
-            np.zeros((max_pairs, WIDTH), np.float32),
-        )
+        cells = np.zeros(max_pairs * ROW, np.int64)
+        self.arrays = new_index(max_pairs), cells, cells.view(np.int32), cells.view(np.float32)
 
     def __len__(self) -> int:
         return num_used(self.arrays[0])
 
     @property
     def num_bytes(self) -> int:
-        return sum(x.nbytes for x in (*self.arrays[0], *self.arrays[1:]))
+        return sum(x.nbytes for x in (*self.arrays[0], self.arrays[1]))
+
+    def _rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(size [R], token [R, WIDTH], weight [R, WIDTH]) of all rows, as views."""
+        _, cells, tokens, weights = self.arrays
+        half = tokens.reshape(-1, 2 * ROW), weights.reshape(-1, 2 * ROW)
+        return cells.reshape(-1, ROW)[:, 0], half[0][:, 2::2], half[1][:, 3::2]
 
     def bump(self, table: TrigramTable, tokens: Sequence[int], *, window: int, bump: float, cap: float) -> None:
         """Raise the weight of every triple in the last `window` tokens by `bump`, up to `cap`."""
@@ -57,24 +61,29 @@ class TrigramStore:
 
     def successors(self, a: int, b: int) -> list[tuple[int, float]]:
         """(token, weight) of a pair that was bumped, heaviest first; empty for others."""
-        index, sizes, tokens, weights = self.arrays
+        sizes, tokens, weights = self._rows()
         with self.lock:
-            at = find(index, (a << 32) | b)
+            at = find(self.arrays[0], (a << 32) | b)
             n = sizes[at] if at >= 0 else 0
             return list(zip(tokens[at, :n].tolist(), weights[at, :n].tolist(), strict=True))
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """The pairs from the least to the most recently bumped: key, size, token, weight."""
-        index, sizes, tokens, weights = self.arrays
+        index, (sizes, tokens, weights) = self.arrays[0], self._rows()
         with self.lock:
             order = by_age(index)
-            return {"key": index[0][order], "size": sizes[order], "token": tokens[order], "weight": weights[order]}
+            return {
+                "key": index[0][order],
+                "size": sizes[order].astype(np.int32),
+                "token": tokens[order],
+                "weight": weights[order],
+            }
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray], max_pairs: int) -> "TrigramStore":
         """The store that `to_arrays` was taken of; of more than `max_pairs` pairs the most recent stay."""
         store = cls(max_pairs)
-        index, *rows = store.arrays
+        index, rows = store.arrays[0], store._rows()
         for i in range(max(0, len(arrays["key"]) - max_pairs), len(arrays["key"])):
             at = insert(index, arrays["key"][i])
             for kept, given in zip(rows, ("size", "token", "weight"), strict=True):
@@ -87,41 +96,50 @@ class TrigramStore:
 
     @classmethod
     def load(cls, path: str | Path, max_pairs: int = 4096) -> "TrigramStore":
-        """Read what was learnt; see `index_file.load` for what is refused."""
-        return cls.from_arrays(index_file.load(path, "trigram-store", VERSION).arrays, max_pairs)
+        """Read what was learnt.
+
+        Raises:
+            InvalidInputError: what `index_file.load` refuses, and rows, ids or weights that cannot be.
+        """
+        found, name = index_file.load(path, "trigram-store", VERSION), Path(path).name
+        sizes, weights = found.arrays["size"], found.arrays["weight"]
+        if not (((sizes >= 0) & (sizes <= WIDTH)).all() and np.isfinite(weights).all() and (weights >= 0).all()):
+            raise InvalidInputError(f"{name!r} holds rows that are damaged; save the store again.")
+        for ids in (found.arrays["token"], found.arrays["key"] >> 32, found.arrays["key"] & 0xFFFFFFFF):
+            index_file.check_tokens(ids.ravel(), found.vocab_size, name)
+        return cls.from_arrays(found.arrays, max_pairs)
 
 
 @njit(cache=True)
 def bump_all(table, store, tokens, bump, cap):
     """Raise the weight of every triple of the tokens."""
     step, most = np.float32(bump), np.float32(cap)
-    first, second, row, token, weight = table
-    index, sizes, successors, weights = store
+    index, cells, words, weights = store
     for i in range(len(tokens) - 2):
         a, b, c = tokens[i], tokens[i + 1], tokens[i + 2]
         key = (a << 32) | b
         at = find(index, key)
         if at < 0:
             at = insert(index, key)
-            sizes[at] = 0
-            pair = find_pair(first, second, a, b)
-            if pair >= 0:
-                for e in range(row[pair], row[pair + 1]):
-                    successors[at, sizes[at]], weights[at, sizes[at]] = token[e], weight[e]
-                    sizes[at] += 1
+            row, count = find_row(table[0], table[1], a, b)
+            for j in range(count):
+                cells[at * ROW + 1 + j] = table[0][row + j]
         else:
             touch(index, at)
-        j = 0
-        while j < sizes[at] and successors[at, j] != c:
+            count = cells[at * ROW]
+        first = at * ROW + 1
+        j = first
+        while j < first + count and words[2 * j] != c:
             j += 1
-        if j == sizes[at]:
-            if j < WIDTH:
-                sizes[at] += 1
+        if j == first + count:
+            if count < WIDTH:
+                count += 1
             else:
                 j -= 1  # the lightest one leaves
-            successors[at, j], weights[at, j] = c, np.float32(0)
-        w = min(most, weights[at, j] + step)
-        while j > 0 and weights[at, j - 1] < w:
-            successors[at, j], weights[at, j] = successors[at, j - 1], weights[at, j - 1]
+            weights[2 * j + 1] = 0
+        cells[first - 1] = count
+        w = min(most, weights[2 * j + 1] + step)
+        while j > first and weights[2 * j - 1] < w:
+            cells[j] = cells[j - 1]
             j -= 1
-        successors[at, j], weights[at, j] = c, w
+        words[2 * j], weights[2 * j + 1] = c, w
