@@ -15,6 +15,7 @@ from polydraft import Engine, registry
 from polydraft.core import Budget
 from polydraft.drafters import index_file
 from polydraft.drafters.index_file import fingerprint
+from polydraft.drafters.suffix import SuffixStore
 from polydraft.drafters.trigram import TrigramDrafter, TrigramStore, TrigramTable
 from polydraft.drafters.trigram_table import WIDTH
 from polydraft.errors import IncompatibleError, InvalidInputError
@@ -226,6 +227,17 @@ def test_the_embedded_engine_refuses_a_table_of_another_tokenizer(tmp_path):
         Engine.embedded(drafter="trigram", drafter_options={"index": tmp_path / "other"})
     with pytest.raises(IncompatibleError, match="vocabulary of 4096"):
         Engine.embedded(drafter="trigram", drafter_options={"index": tmp_path / "large"})
+
+
+@pytest.mark.parametrize("kind", [SuffixStore, TrigramStore])
+def test_the_embedded_engine_refuses_a_saved_store_of_another_tokenizer(tmp_path, kind):
+    words, name = load.load_tokenizer(str(pair.target_folder())), "suffix" if kind is SuffixStore else "trigram"
+    for file, tokens_of in {"fits": fingerprint(words), "other": "0" * 16}.items():
+        kind().save(tmp_path / file, 2048, tokens_of)
+    fits, other = (kind.load(tmp_path / file) for file in ("fits", "other"))
+    assert Engine.embedded(drafter=name, drafter_options={"store": fits}).drafter.store is fits
+    with pytest.raises(IncompatibleError, match="fingerprint 0000"):
+        Engine.embedded(drafter=name, drafter_options={"store": other})
 
 
 def test_ids_beyond_the_vocabulary_and_weights_that_cannot_be_are_refused(tmp_path):

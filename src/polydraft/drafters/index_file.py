@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 
-__all__ = ["IndexFile", "check_tokens", "check_vocabulary", "fingerprint", "kind_of", "load", "save"]
+__all__ = ["IndexFile", "check_store", "check_tokens", "check_vocabulary", "fingerprint", "kind_of", "load", "save"]
 
 FORMAT = "polydraft"
 _DTYPES = {
@@ -73,6 +73,16 @@ def check_vocabulary(what: str, vocab_size: int, tokens_of: str, target_vocab_si
         raise IncompatibleError(
             f"{what} was made with a tokenizer of fingerprint {tokens_of}; the engine's is {ours}. Build it with the target's tokenizer."
         )
+
+
+def check_store(what: str, store: Any, target_vocab_size: int, tokenizer: Any) -> None:
+    """Refuse a store that was loaded from a file of another tokenizer; one that was made here has no `made_with`.
+
+    Raises:
+        IncompatibleError: see `check_vocabulary`.
+    """
+    if store is not None and store.made_with is not None:
+        check_vocabulary(what, *store.made_with, target_vocab_size, tokenizer)
 
 
 @dataclass(frozen=True)

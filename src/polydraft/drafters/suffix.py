@@ -43,7 +43,7 @@ VERSION = 1
 class SuffixStore:
     """Finished outputs for the drafts of later requests; the oldest leave first. May be used by several threads at a time.
 
-    max_tokens: most tokens held.  depth: of the tree.
+    max_tokens: most tokens held.  depth: of the tree.  made_with: vocabulary size and tokenizer of the file it was loaded from.
 
     Example:
         >>> store = SuffixStore(max_tokens=8)
@@ -56,6 +56,7 @@ class SuffixStore:
     def __init__(self, max_tokens: int = 1_000_000, depth: int = 64) -> None:
         self.lock = threading.RLock()
         self.tree = SuffixTree(depth, max_tokens)
+        self.made_with: tuple[int, str] | None = None
 
     def add(self, tokens: Tokens) -> None:
         """Put in a finished text, and the oldest ones out as far as needed; of a text beyond `max_tokens` the end stays."""
@@ -99,6 +100,7 @@ class SuffixStore:
         index_file.check_tokens(found.arrays["tokens"], found.vocab_size, Path(path).name)
         for text in np.split(found.arrays["tokens"], np.cumsum(found.arrays["lengths"])[:-1]):
             store.add(text)
+        store.made_with = found.vocab_size, found.tokens_of
         return store
 
 
@@ -162,7 +164,12 @@ class SuffixDrafter:
 
     @classmethod
     def build(cls, parts: Parts, **options: Any) -> "SuffixDrafter":
-        """For the engine: end drafts at its end-of-sequence ids; options as the constructor."""
+        """For the engine: end drafts at its end-of-sequence ids; options as the constructor.
+
+        Raises:
+            IncompatibleError: a store that was saved with another tokenizer.
+        """
+        index_file.check_store("the suffix store", options.get("store"), parts.target.vocab_size, parts.tokenizer)
         return cls(eos_token_ids=parts.eos_token_ids, **options)
 
     def start(self, requests: Sequence[Request]) -> list[SuffixState]:

@@ -126,8 +126,9 @@ class TrigramDrafter:
 
         Raises:
             InvalidInputError: a file that is no table.
-            IncompatibleError: a table of another tokenizer.
+            IncompatibleError: a table, or a saved store, of another tokenizer.
         """
+        index_file.check_store("the trigram store", options.get("store"), parts.target.vocab_size, parts.tokenizer)
         table = TrigramTable.load(index) if isinstance(index, (str, Path)) else index
         if table is not None:
             index_file.check_vocabulary(

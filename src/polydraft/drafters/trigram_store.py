@@ -23,6 +23,7 @@ class TrigramStore:
     """Rows that differ from the corpus's table, bounded: the least recently bumped pair leaves first.
 
     One belongs to each request, unless a store is given to the drafter: then all its requests share what they learn.
+    made_with: vocabulary size and tokenizer of the file it was loaded from.
     max_pairs: most pairs.  Memory: 160 to 164 bytes a pair, allocated at once.
     A shared store may be used by several threads at a time.
 
@@ -37,6 +38,7 @@ class TrigramStore:
         if max_pairs < 1:
             raise InvalidInputError(f"max_pairs={max_pairs} was given; expected at least 1.")
         self.max_pairs, self.lock = max_pairs, threading.RLock()
+        self.made_with: tuple[int, str] | None = None
         cells = np.zeros(max_pairs * ROW, np.int64)
         self.arrays = new_index(max_pairs), cells, cells.view(np.int32), cells.view(np.float32)
 
@@ -107,7 +109,9 @@ class TrigramStore:
             raise InvalidInputError(f"{name!r} holds rows that are damaged; save the store again.")
         for ids in (found.arrays["token"], found.arrays["key"] >> 32, found.arrays["key"] & 0xFFFFFFFF):
             index_file.check_tokens(ids.ravel(), found.vocab_size, name)
-        return cls.from_arrays(found.arrays, max_pairs)
+        store = cls.from_arrays(found.arrays, max_pairs)
+        store.made_with = found.vocab_size, found.tokens_of
+        return store
 
 
 @njit(cache=True)
