@@ -3,7 +3,7 @@
 The matrix product is made of tiles written in LLVM's own language through numba: LLVM turns their fixed-width vectors into
 AVX-512, AVX2 or NEON. Weights are packed into panels of `PANEL` output columns,
 
-    packed[j, i, c] = W[j * PANEL + c, i]
+    packed[j, i, c] = W[j * PANEL + c, i]        (bfloat16: output c at place 2 c, c + LANES at 2 c + 1)
 
 so that a pass reads every weight once from memory, front to back, for all its rows, and no sum over lanes is needed. Each
 output is one chain of fused multiply-adds over i: a row's result has the same bits whatever other rows are in the pass.
@@ -114,6 +114,9 @@ def pack(weight: Float[Tensor, "O I"], out: np.ndarray) -> Float[np.ndarray, "P"
     packed[:full].copy_(values[: full * PANEL].view(full, PANEL, inputs).transpose(1, 2))
     if rest:
         packed[panels - 1, :, :rest].copy_(values[full * PANEL :].T)
+    if out.dtype == np.uint16:  # one vector of 32-bit lanes then holds both halves: its low and its high bits
+        for panel in out:
+            panel[:] = panel.reshape(inputs, 2, LANES).swapaxes(1, 2).reshape(inputs, PANEL)
     return factors.numpy()
 
 
@@ -147,15 +150,19 @@ def _tile(rows: int):
         )
 
         def widened(pointer):
-            """A vector of weights as float32."""
-            if stored == 32:
-                return builder.load(builder.bitcast(pointer, vector.as_pointer()), align=4)
+            """PANEL weights as two vectors of float32."""
             wide = ir.VectorType(lane, LANES)
+            if stored == 16:
+                both = builder.load(builder.bitcast(pointer, wide.as_pointer()), align=2)
+                low = builder.shl(both, ir.Constant(wide, [16] * LANES))
+                high = builder.and_(both, ir.Constant(wide, [-(1 << 16)] * LANES))
+                return [builder.bitcast(x, vector) for x in (low, high)]
+            halves = [builder.gep(pointer, [number(half * LANES)]) for half in range(2)]
+            if stored == 32:
+                return [builder.load(builder.bitcast(p, vector.as_pointer()), align=4) for p in halves]
             narrow = ir.VectorType(ir.IntType(stored), LANES)
-            raw = builder.load(builder.bitcast(pointer, narrow.as_pointer()), align=1)
-            if stored == 8:
-                return builder.sitofp(builder.sext(raw, wide), vector)
-            return builder.bitcast(builder.shl(builder.zext(raw, wide), ir.Constant(wide, [16] * LANES)), vector)
+            raw = [builder.load(builder.bitcast(p, narrow.as_pointer()), align=1) for p in halves]
+            return [builder.sitofp(builder.sext(x, wide), vector) for x in raw]
 
         sums = [[cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * LANES)) for _ in range(2)] for _ in range(rows)]
         with cgutils.for_range_slice(builder, number(0), n, number(_UNROLL)) as (first, _):
@@ -165,7 +172,7 @@ def _tile(rows: int):
                 for line in range(0, PANEL * stored // 8, _LINE):
                     ahead = builder.gep(builder.bitcast(weights, byte), [number(_AHEAD + line)])
                     builder.call(fetch, [ahead, *(ir.Constant(flag, x) for x in (0, 3, 1))])  # read, keep close, data
-                halves = [widened(builder.gep(weights, [number(half * LANES)])) for half in range(2)]
+                halves = widened(weights)
                 for r in range(rows):
                     value = builder.load(builder.gep(x, [builder.add(builder.mul(xs, number(r)), i)]))
                     spread = builder.insert_element(nothing, value, ir.Constant(lane, 0))
