@@ -57,8 +57,8 @@ class Acceptance:
 
     @property
     def gain(self) -> float:
-        """Accepted over predicted tokens, drawn to 1 while there are few; never above: overlaps rise by themselves where texts are easy."""
-        return min(max((self.accepted + TRUST) / (self.predicted + TRUST), 0.2), 1.0)
+        """Accepted over predicted tokens, drawn to 1 while there are few; hardly above: overlaps rise by themselves where texts are easy."""
+        return min(max((self.accepted + TRUST) / (self.predicted + TRUST), 0.2), 1.1)
 
     @property
     def rate(self) -> float:

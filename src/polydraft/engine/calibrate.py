@@ -82,6 +82,7 @@ class Bed:
         self.script = _Script()
         self._loop = Loop(target, drafter, verifier, self.script, clock=clock(target))
         self._prompt, self._params, self._batch = tuple(prompt), params, batch
+        self._seeds = count()  # another text after each restart
         self._running: list[str] = []
         self._contexts: dict[str, int] = {}
         self._seconds: dict[str, dict[str, float]] = {}
@@ -91,8 +92,8 @@ class Bed:
     def _restart(self) -> None:
         self.close()
         self._running = [f"calibration-{next(self._ids)}" for _ in range(self._batch)]
-        for number, name in enumerate(self._running):
-            self._loop.add_request(Request(name, self._prompt, self._params, number))
+        for name in self._running:
+            self._loop.add_request(Request(name, self._prompt, self._params, next(self._seeds)))
             self._contexts[name] = len(self._prompt)
         self._step()
 
