@@ -3,14 +3,16 @@
 Other packages add theirs through the entry-point groups `polydraft.verifiers` and `polydraft.drafters`.
 """
 
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import entry_points
+from inspect import Parameter, signature
 from typing import Any
 
-from polydraft.errors import unknown_name
+from polydraft.errors import InvalidInputError, unknown_name
 
-__all__ = ["DRAFTERS", "INDEXES", "VERIFIERS", "drafter", "index", "names", "verifier"]
+__all__ = ["DRAFTERS", "INDEXES", "VERIFIERS", "build_drafter", "drafter", "index", "names", "verifier"]
 
 VERIFIERS: dict[str, str] = {
     "speculative": "polydraft.verifiers.token.speculative:speculative",
@@ -104,6 +106,47 @@ def drafter(name: str) -> Any:
         UnknownNameError: with the nearest known name.
     """
     return _load("drafter", DRAFTERS, name)
+
+
+def build_drafter(named: str, parts: Any, options: Mapping[str, Any]) -> Any:
+    """A drafter for an engine of these parts, as `drafters.parts.Parts`. named: "model" or with its kind, "model:chain".
+
+    Raises:
+        UnknownNameError: with the nearest known name.
+        InvalidInputError: an option that this drafter does not have; others as of its `build`.
+    """
+    name, _, kind = named.partition(":")
+    made = drafter(name)
+    given = {**({"kind": kind} if kind else {}), **options}
+    known = _options(made.build, made)
+    if known is not None and (unknown := sorted(set(given) - known)):
+        raise InvalidInputError(f"{_said(name, unknown[0], given[unknown[0]])} {_advice(name, unknown[0], known)}")
+    return made.build(parts, **given)
+
+
+def _said(name: str, option: str, value: Any) -> str:
+    if option == "kind":
+        return f"{name}:{value} was given; the drafter {name!r} has no kinds."
+    return f"the option {option}={str(value)!r} was given to the drafter {name!r}, which has no such option."
+
+
+def _advice(name: str, option: str, known: set[str]) -> str:
+    if option == "kind":
+        return f"Use {name!r}."
+    if option == "index":
+        return f"Leave the index out, or name a drafter that reads it: {', '.join([*INDEXES, 'mixture'])}."
+    return f"Expected one of: {', '.join(sorted(known)) or 'none'}."
+
+
+def _options(build: Callable[..., Any], then: Callable[..., Any] | None = None) -> set[str] | None:
+    """Keywords of `build`, and those of the constructor where it passes others on; None: any."""
+    found = signature(build).parameters.values()
+    kinds = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    names = {p.name for p in found if p.kind in kinds} - {"parts", "eos_token_ids"}
+    if not any(p.kind is Parameter.VAR_KEYWORD for p in found):
+        return names
+    more = None if then is None else _options(then)
+    return None if more is None else names | more
 
 
 def index(kind: str) -> Any:

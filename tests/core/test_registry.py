@@ -2,7 +2,9 @@ import pytest
 
 from polydraft import registry
 from polydraft.core import Method
-from polydraft.errors import UnknownNameError
+from polydraft.drafters.suffix import SuffixDrafter, SuffixStore
+from polydraft.engine.api import Engine
+from polydraft.errors import InvalidInputError, UnknownNameError
 
 
 @pytest.mark.parametrize("name", registry.VERIFIERS)
@@ -28,6 +30,30 @@ def test_unknown_names_are_refused_with_the_nearest_known_one():
         registry.verifier("blok")
     with pytest.raises(UnknownNameError, match="unknown drafter 'zzz'; Known: "):
         registry.drafter("zzz")
+
+
+def test_options_that_a_constructor_takes_by_place_are_known_too():
+    store = SuffixStore(max_tokens=100)
+    made = Engine.embedded(drafter="suffix", drafter_options={"store": store, "depth": 5}, max_num_seqs=1)
+    assert isinstance(made.drafter, SuffixDrafter)
+    assert made.drafter.store is store and made.drafter.depth == 5
+
+
+@pytest.mark.parametrize(
+    ("drafter", "options", "said"),
+    [
+        ("ngram", {"index": "code.trigram"}, r"no such option. Leave the index out, or name .*: trigram, retrieval, mixture"),
+        ("model", {"widht": 3}, r"the option widht='3' was given to the drafter 'model', .* Expected one of: kind\."),
+        ("suffix", {"dept": 3}, r"no such option. Expected one of: .*depth, factor, .*store"),
+        ("trigram", {"itrations": 3}, r"Expected one of: .*index, iterations"),
+        ("slem:chain", {}, r"slem:chain was given; the drafter 'slem' has no kinds. Use 'slem'"),
+        ("mixture:ngram:long,suffix", {}, r"ngram:long was given"),
+        ("mixture", {"sources": ["ngram", ("trigram", {"dept": 1})]}, r"the option dept='1' was given to the drafter 'trigram'"),
+    ],
+)
+def test_an_option_that_a_drafter_does_not_have_is_refused_with_those_it_has(drafter, options, said):
+    with pytest.raises(InvalidInputError, match=said):
+        Engine.embedded(drafter=drafter, drafter_options=options, max_num_seqs=1)
 
 
 @pytest.mark.parametrize(("kind", "table"), [("verifier", registry.VERIFIERS), ("drafter", registry.DRAFTERS)])

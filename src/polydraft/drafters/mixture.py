@@ -130,13 +130,13 @@ class MixtureDrafter:
         made: dict[str, Drafter] = {}
         for source in chosen:
             full, own = (source, {}) if isinstance(source, str) else source
-            name, _, inner = full.partition(":")
+            name = full.partition(":")[0]
             if full in made or name == "mixture":
                 raise InvalidInputError(
                     f"sources {[str(c) for c in chosen]} were given; expected each once, and no mixture in a mixture."
                 )
-            given = {**({"index": of_kind.pop(name)} if name in of_kind else {}), **({"kind": inner} if inner else {}), **own}
-            made[full] = registry.drafter(name).build(parts, **given)
+            given = {**({"index": of_kind.pop(name)} if name in of_kind else {}), **own}
+            made[full] = registry.build_drafter(full, parts, given)
         if of_kind:
             raise InvalidInputError(
                 f"an index of kind {next(iter(of_kind))!r} was given; no source of {list(made)} reads it. Leave it out."

@@ -363,8 +363,7 @@ def _drafter(drafter: str | Drafter | Seq[str] | None, parts: Parts, options: Ma
 
 def _made(named: str, parts: Parts, options: Mapping[str, Any]) -> Drafter:
     auto = "ngram" if parts.draft_model is None else "model"
-    name, _, kind = (auto if named == "auto" else named).partition(":")
-    return registry.drafter(name).build(parts, **({"kind": kind} if kind else {}), **options)
+    return registry.build_drafter(auto if named == "auto" else named, parts, options)
 
 
 def _verifier(verifier: str | Verifier, drafter: Drafter | None) -> Verifier:
