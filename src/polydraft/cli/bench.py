@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from polydraft.cli.doctor import machine
+from polydraft.cli.files import check_output, check_output_folder, read_lines
 from polydraft.cli.quiet import quiet
-from polydraft.errors import InvalidInputError
 
 __all__ = ["app"]
 
@@ -26,7 +26,10 @@ def bench(
     inflate: Annotated[int, typer.Option(min=0, help="Append N layers to the target that cost and change nothing.")] = 0,
     threads: Annotated[int, typer.Option(min=1, help="Threads of everyone. One avoids stalls on a busy machine.")] = 1,
     batch: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 1,
-    prompts: Annotated[Path | None, typer.Option(help="Text file, one prompt a line; default: held-out Python files.")] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="Text file, one prompt a line, or .jsonl with a prompt key; default: held-out Python files."),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Folder of the target; the embedded pair without it.")] = None,
     draft_model: Annotated[str | None, typer.Option(help="Folder of a smaller model with the same vocabulary.")] = None,
     way: Annotated[
@@ -53,6 +56,7 @@ def bench(
     """Measure this library against its peers: same models, prompts and threads, one interleaved run, outputs checked."""
     if context.invoked_subcommand is not None:
         return
+    check_output("--json", json_file)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     import torch
 
@@ -137,14 +141,7 @@ def _scaling(json_file: Path | None, quick: bool) -> None:
 def _read(path: Path, tokenizer: Any) -> list[list[int]]:
     from polydraft.models import load
 
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"{str(path)!r} could not be read ({error}); expected UTF-8 text, one prompt a line.") from error
-    if not lines:
-        raise InvalidInputError(f"{str(path)!r} holds no prompt; expected one a line.")
-    decoded = [json.loads(line)["prompt"] if path.suffix == ".jsonl" else line for line in lines]
-    return [load.encode(tokenizer, text) for text in decoded]
+    return [load.encode(tokenizer, text) for text in read_lines("--prompts", path)]
 
 
 @app.command()
@@ -161,6 +158,7 @@ def drafters(
     index_bytes: Annotated[int, typer.Option(min=1, help="Text that the indexes are made of.")] = 2_000_000,
 ) -> None:
     """Compare the drafters that need no training, at one node budget, on code, edits and chat-like text."""
+    check_output_folder("--out", out)
     import torch
 
     torch.set_num_threads(1)

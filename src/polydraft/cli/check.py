@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polydraft.cli.prompts import read_prompt
+from polydraft.cli.files import read_lines
 from polydraft.cli.quiet import quiet
 from polydraft.errors import InvalidInputError
 
@@ -86,10 +86,7 @@ def _prompts(file: Path | None) -> list[str]:
 
     if file is None:
         return [prompt.text for prompt in pair.prompts()[:8]]
-    lines = [line for line in read_prompt(None, file).splitlines() if line.strip()]
-    if not lines:
-        raise InvalidInputError(f"--prompts {str(file)!r} has no text; expected one prompt a line.")
-    return lines
+    return read_lines("--prompts", file)
 
 
 class _bar:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from polydraft.cli.files import check_output
 from polydraft.cli.quiet import quiet
 
 __all__ = ["app"]
@@ -32,6 +33,7 @@ def build(
     ] = False,
 ) -> None:
     """Build an index of a corpus for `--drafter trigram` or `--drafter retrieval`."""
+    check_output("--out", out)
     quiet()
     from rich.console import Console
     from rich.progress import Progress

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from polydraft.cli.doctor import machine
+from polydraft.cli.files import check_output
 from polydraft.cli.quiet import quiet
 from polydraft.errors import InvalidInputError
 
@@ -31,6 +32,7 @@ def limits(
     seed: Annotated[int, typer.Option(help="Of the places and the draws.")] = 0,
 ) -> None:
     """Measure acceptance and tokens per call of every rule against the optimum, on real text; tables, CSV and a picture."""
+    check_output("--json", json_file)
     quiet()
     from rich.progress import Progress
 

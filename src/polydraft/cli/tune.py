@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from polydraft.cli.files import check_output, read_lines
 from polydraft.cli.quiet import quiet
-from polydraft.errors import InvalidInputError
 
 __all__ = ["tune"]
 
@@ -30,6 +30,8 @@ def tune(
     quick: Annotated[bool, typer.Option("--quick", help="Two prompts of 24 tokens and fewer sizes.")] = False,
 ) -> None:
     """Measure costs and acceptance, predict and measure the speed of several sizes, and recommend one."""
+    for option, file in (("--save", save), ("--json", json_file), ("--picture", picture)):
+        check_output(option, file)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     import torch
 
@@ -48,7 +50,7 @@ def tune(
     options = {"drafter": drafter, "verifier": verifier, "max_num_seqs": 4}
     given = {} if draft_model is None else {"draft": draft_model}
     engine = Engine.embedded(**given, **options) if model is None else Engine.from_pretrained(model, **given, **options)
-    texts = [p.text for p in pair.prompts()[:6]] if prompts is None else _lines(prompts)
+    texts = [p.text for p in pair.prompts()[:6]] if prompts is None else read_lines("--prompts", prompts)
     ids = [engine.encode(text) for text in (texts[:2] if quick else texts)]
     folder = draft_model or (str(pair.draft_folder()) if model is None else None)
     repetitions = 1 if quick else repetitions
@@ -90,13 +92,3 @@ def tune(
     if picture is not None:
         tuning.picture(found, picture)
         typer.echo(f"wrote {picture}", err=True)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"{str(path)!r} could not be read ({error}); expected UTF-8 text, one prompt a line.") from error
-    if not lines:
-        raise InvalidInputError(f"{str(path)!r} holds no prompt; expected one a line.")
-    return lines

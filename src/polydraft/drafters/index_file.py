@@ -116,7 +116,8 @@ def save(
         scratch = None
     except (OSError, SafetensorError) as error:
         raise CapacityError(
-            f"{kind} index {path.name!r} could not be written ({error}); what was there before is intact. Make room and try again."
+            f"{kind} index {str(path)!r} could not be written ({error}); what was there before is intact. "
+            "Make room, or choose another folder."
         ) from error
     finally:
         if scratch is not None:

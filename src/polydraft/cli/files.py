@@ -1,0 +1,80 @@
+"""Files of the commands: prompts that are read, and results that are refused before the work if they could not be written."""
+
+import json
+import tempfile
+from pathlib import Path
+
+from polydraft.errors import InvalidInputError
+
+__all__ = ["check_output", "check_output_folder", "read_lines"]
+
+
+def check_output(option: str, file: Path | None) -> None:
+    """Refuse, before anything is measured, a file that could not be written. Folders on the way are made; None is no file.
+
+    Raises:
+        InvalidInputError: a folder is there, or its folder cannot be made or written to.
+    """
+    if file is None:
+        return
+    if file.is_dir():
+        raise InvalidInputError(f"{option} {str(file)!r} was given, which is a folder; expected the name of a file. Add one.")
+    _check(option, file, file.parent)
+
+
+def check_output_folder(option: str, folder: Path | None) -> None:
+    """The same for a folder that is filled.
+
+    Raises:
+        InvalidInputError: a file is there, or the folder cannot be made or written to.
+    """
+    if folder is not None:
+        _check(option, folder, folder)
+
+
+def _check(option: str, given: Path, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InvalidInputError(
+            f"{option} {str(given)!r} was given and cannot be written: {error.strerror}. Name a place that you may write to."
+        ) from error
+
+
+def read_lines(option: str, file: Path) -> list[str]:
+    """One prompt a line; of a .jsonl file each line's "prompt". Empty lines are left out.
+
+    Raises:
+        InvalidInputError: a file that cannot be read, holds no prompt, or a line of JSON without one.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise InvalidInputError(
+            f"{option} {str(file)!r} was given and cannot be read: {error.strerror}. Check the path."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(
+            f"{option} {str(file)!r} holds bytes that are not UTF-8 at offset {error.start}; expected text, one prompt a line. "
+            "Convert it first."
+        ) from error
+    of_line = _of_json if file.suffix == ".jsonl" else lambda _, line: line
+    found = [of_line(f"{option} {str(file)!r}, line {n}", line) for n, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise InvalidInputError(f"{option} {str(file)!r} holds no prompt; expected one a line. Add some text.")
+    return found
+
+
+def _of_json(where: str, line: str) -> str:
+    try:
+        prompt = json.loads(line)["prompt"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise InvalidInputError(
+            f'{where} holds no prompt ({type(error).__name__}: {error}); expected {{"prompt": "text"}}. Correct it, or name the '
+            "file .txt to read each line as it is."
+        ) from error
+    if not isinstance(prompt, str) or not prompt:
+        raise InvalidInputError(f"{where} has the prompt {prompt!r}; expected text that is not empty. Correct it.")
+    return prompt

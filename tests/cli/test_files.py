@@ -1,0 +1,68 @@
+"""Files that commands read and write: refused before the work, in one line."""
+
+import pytest
+from typer.testing import CliRunner
+
+from polydraft.cli.files import read_lines
+from polydraft.cli.main import EXIT_STATUS, app
+from polydraft.errors import InvalidInputError
+
+MEASURING = (
+    ("bench", "--json"),
+    ("bench --planner", "--json"),
+    ("bench --scaling", "--json"),
+    ("bench drafters", "--out"),
+    ("tune", "--save"),
+    ("tune", "--json"),
+    ("tune", "--picture"),
+    ("limits", "--json"),
+    ("index build CORPUS", "--out"),
+)
+
+
+def line(*given):
+    found = CliRunner().invoke(app, [str(x) for x in given])
+    assert found.exit_code == EXIT_STATUS, found.output
+    (said,) = [x for x in found.stderr.splitlines() if x.startswith("error: ")]
+    return said
+
+
+@pytest.mark.parametrize(("command", "option"), MEASURING)
+def test_results_that_could_not_be_written_are_refused_before_the_work(command, option, tmp_path):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("x = 1\n" * 9, encoding="utf-8")
+    given = command.replace("CORPUS", str(corpus)).split()
+    said = line(*given, option, corpus / "below")  # a file is no folder, for any user
+    assert f"{option} '{corpus / 'below'}' was given and cannot be written" in said
+    if command != "bench drafters":
+        assert "which is a folder; expected the name of a file" in line(*given, option, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("p.txt", b"\n \n", "holds no prompt; expected one a line"),
+        ("p.txt", b"ok\n\xff", "not UTF-8 at offset 3"),
+        ("p.jsonl", b'{"prompt": "a"}\n{"text": "b"}', "line 2 holds no prompt \\(KeyError"),
+        ("p.jsonl", b"a", "line 1 holds no prompt \\(JSONDecodeError"),
+        ("p.jsonl", b"[1]", "line 1 holds no prompt \\(TypeError"),
+        ("p.jsonl", b'{"prompt": 3}', "has the prompt 3; expected text"),
+    ],
+)
+def test_a_file_of_prompts_that_holds_none_is_refused_with_its_line(name, content, said, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InvalidInputError, match=said):
+        read_lines("--prompts", tmp_path / name)
+
+
+def test_prompts_are_lines_of_text_or_of_json(tmp_path):
+    (tmp_path / "p.txt").write_text("a b\n\nc\n", encoding="utf-8")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a\\nb"}\n\n{"prompt": "c"}\n', encoding="utf-8")
+    assert read_lines("--prompts", tmp_path / "p.txt") == ["a b", "c"]
+    assert read_lines("--prompts", tmp_path / "p.jsonl") == ["a\nb", "c"]
+
+
+@pytest.mark.parametrize("command", ["bench", "tune", "check"])
+def test_a_file_of_prompts_that_is_not_there_is_refused(command, tmp_path):
+    said = line(command, "--prompts", tmp_path / "nothing.txt")
+    assert "nothing.txt' was given and cannot be read: No such file" in said
