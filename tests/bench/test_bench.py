@@ -129,6 +129,21 @@ def test_ways_are_parsed_by_name_and_size():
     assert Way.parse("ngram@2x5") == Way("ngram", "auto", 5, 2)
 
 
+@pytest.mark.parametrize("text", ["ngram@3", "ngram@ax4", "ngram@", "model@-1x4", "+block", ""])
+def test_a_way_that_cannot_be_read_is_refused_with_its_form(text):
+    with pytest.raises(InvalidInputError, match=r"expected DRAFTER\[\+VERIFIER\]\[@PATHSxDEPTH\]"):
+        Way.parse(text)
+    result = CliRunner().invoke(app, ["bench", "--quick", "--no-peers", "--way", text])
+    assert result.exit_code == 2 and "error: --way" in result.stderr
+
+
+def test_a_run_in_which_nobody_could_be_measured_is_an_error_with_the_reasons():
+    result = CliRunner().invoke(app, ["bench", "--quick", "--no-peers", "--max-tokens", "5000", "--way", "ngram"])
+    assert result.exit_code == 2
+    (said,) = [x for x in result.stderr.splitlines() if x.startswith("error: ")]
+    assert "no contender could be measured" in said and "the context holds 1024" in said
+
+
 def test_the_command_writes_json_table_and_picture(tmp_path):
     file = tmp_path / "bench.json"
     asked = ["bench", "--quick", "--no-peers", "--max-tokens", "6", "--json", str(file), "--way", "model:chain+block@1x3"]

@@ -19,6 +19,7 @@ from polydraft.bench.law_check import check_law
 from polydraft.bench.peers import transformers_contender
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
+from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
 from polydraft.models.folder import load_module
 from polydraft.models.hf import HFTarget
@@ -40,16 +41,21 @@ class Way:
     def parse(cls, text: str) -> "Way":
         """From `DRAFTER[+VERIFIER][@PATHSxDEPTH]`.
 
+        Raises:
+            InvalidInputError: a size that is not two whole numbers, or no drafter.
+
         Example:
             >>> Way.parse("model:chain+block@1x4")
             Way(drafter='model:chain', verifier='block', depth=4, num_paths=1)
         """
-        names, _, size = text.partition("@")
+        names, at, size = text.partition("@")
         drafter, _, verifier = names.partition("+")
-        if not size:
-            return cls(drafter, verifier or "auto")
         paths, _, depth = size.partition("x")
-        return cls(drafter, verifier or "auto", int(depth), int(paths))
+        if not drafter or (at and not (paths.isdecimal() and depth.isdecimal())):
+            raise InvalidInputError(
+                f"--way {text!r} was given; expected DRAFTER[+VERIFIER][@PATHSxDEPTH], such as model:chain+block@1x4. Correct it."
+            )
+        return cls(drafter, verifier or "auto", *((int(depth), int(paths)) if at else ()))
 
 
 DEFAULT_WAYS = ("model", "model:chain+block@1x4", "model+greedy_traversal@2x4", "ngram+match@1x5", "model:coupled+race@1x4")

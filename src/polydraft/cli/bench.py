@@ -12,6 +12,7 @@ import typer
 from polydraft.cli.doctor import machine
 from polydraft.cli.files import check_output, check_output_folder, read_lines
 from polydraft.cli.quiet import quiet
+from polydraft.errors import InvalidInputError
 
 __all__ = ["app"]
 
@@ -81,8 +82,10 @@ def bench(
     from rich.progress import Progress
 
     from polydraft.bench import report as reports
-    from polydraft.bench.suite import DEFAULT_WAYS, Bench
+    from polydraft.bench.suite import DEFAULT_WAYS, Bench, Way
 
+    for text in way or ():
+        Way.parse(text)
     made = Bench(
         target=model,
         draft=draft_model,
@@ -98,6 +101,9 @@ def bench(
     with closing(made), Progress(transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("measuring", total=len(made.contenders) * (1 + len(texts) * repetitions))
         found = made.run(texts, max_tokens=max_tokens, repetitions=repetitions, progress=lambda: bar.advance(task))
+    if not found.measurements:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in found.absent.items())
+        raise InvalidInputError(f"no contender could be measured; expected at least one. {reasons}")
     settings = {
         "temperature": temperature,
         "inflate": inflate,

@@ -125,6 +125,8 @@ def _show(report: "Report", engine: "Engine", params: "SamplingParams") -> None:
         f"{report.rounds} rounds, {report.tokens} tokens; drafter {built['drafter']}, verifier {built['verifier']}, "
         f"temperature {params.temperature:g}."
     )
+    if report.passed and not built["lossless"]:
+        console.print(f"{built['verifier']} is not lossless by its own account: these are too few rounds to see it.")
 
 
 def _self_test(engine: "Engine", texts: list[str], params: "SamplingParams", rounds: int, as_json: bool) -> None:
