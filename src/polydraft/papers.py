@@ -1,6 +1,7 @@
 """BibTeX for the papers behind the methods that were used."""
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from polydraft import registry
 from polydraft.core import Method
@@ -114,16 +115,36 @@ def _key(paper: Paper) -> str:
     return f"{paper.authors.split(',')[0].lower()}{paper.year}{paper.title.split()[0].strip(':').lower()}"
 
 
-def bibtex(*names: str) -> str:
-    """BibTeX of the library and of the papers behind methods; all of them without names. See `citation`."""
+class Used(Protocol):
+    """An engine, as far as its papers go."""
+
+    @property
+    def drafter(self) -> Any: ...
+
+    @property
+    def verifier(self) -> Any: ...
+
+
+def _methods_of(used: Any) -> list[Method]:
+    """A mixture, a choice between drafters and their rule stand for what they are made of."""
+    parts = getattr(used, "sources", None) or getattr(used, "arms", None) or list(getattr(used, "rules", {}).values())
+    return [info for part in parts for info in _methods_of(part)] if parts else [used.info]
+
+
+def bibtex(*used: str | Used) -> str:
+    """BibTeX of the library and of the papers behind methods; all of them without arguments. See `citation`."""
     known = _methods()
+    names = [one for one in used if isinstance(one, str)]
     for name in names:
         if name not in known and name not in PAPERS:
             raise unknown_name("method or arXiv id", name, (*known, *PAPERS))
-    ids = {known[name].arxiv if name in known else name for name in (names or (*known, *PAPERS))} - {""}
+    parts = [part for one in used if not isinstance(one, str) for part in (one.drafter, one.verifier) if part is not None]
+    infos = [info for part in parts for info in _methods_of(part)]
+    chosen = names if used else (*known, *PAPERS)
+    ids = {known[name].arxiv if name in known else name for name in chosen} | {info.arxiv for info in infos}
     entries = [OURS]
-    for arxiv in sorted(ids):
-        plugged = next((info for info in known.values() if info.arxiv == arxiv), None)
+    for arxiv in sorted(ids - {""}):
+        plugged = next((info for info in (*known.values(), *infos) if info.arxiv == arxiv), None)
         paper = PAPERS.get(arxiv) or Paper(
             plugged.title if plugged else arxiv, plugged.authors if plugged else "", plugged.year if plugged else 0
         )
@@ -131,8 +152,8 @@ def bibtex(*names: str) -> str:
     return "\n\n".join(entries)
 
 
-def citation(*names: str) -> None:
-    """Print BibTeX for what was used: names of verifiers and drafters, or arXiv ids; everything without names.
+def citation(*used: str | Used) -> None:
+    """Print BibTeX for what was used: an engine, names of verifiers and drafters, or arXiv ids; everything without arguments.
 
     Raises:
         UnknownNameError: with the nearest known name.
@@ -152,4 +173,4 @@ def citation(*names: str) -> None:
           archivePrefix = {arXiv}
         }
     """
-    print(bibtex(*names))
+    print(bibtex(*used))

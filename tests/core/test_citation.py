@@ -4,6 +4,7 @@ import pytest
 
 import polydraft
 from polydraft import papers, registry
+from polydraft.engine.api import Engine
 from polydraft.errors import UnknownNameError
 
 
@@ -28,6 +29,21 @@ def test_only_what_was_used_is_printed(capsys):
     assert printed.count("@misc") == 2
     assert "2403.10444" in printed
     assert "2504.15475" in printed
+
+
+@pytest.mark.parametrize(
+    ("drafter", "ids"),
+    [
+        (None, {"2305.09781"}),
+        ("model:chain", {"2211.17192", "2403.10444"}),
+        ("mixture:suffix,trigram", {"2411.04975", "2407.12021", "2305.09781"}),
+        (["model:top_k", "ngram"], {"2406.16858", "2304.04487", "2305.09781"}),
+    ],
+)
+def test_an_engine_is_cited_by_what_it_is_made_of(drafter, ids):
+    verifier = "block" if drafter == "model:chain" else "auto"
+    engine = Engine.embedded(drafter=drafter, verifier=verifier, max_num_seqs=1)
+    assert set(re.findall(r"eprint = {(.*)}", papers.bibtex(engine))) == ids
 
 
 def test_unknown_names_are_refused():

@@ -100,15 +100,16 @@ def _curves(report: dict[str, Any], path: Path) -> None:
 
 
 def write(report: dict[str, Any], folder: Path) -> list[Path]:
-    """Files in a folder: drafters.json, drafters.md, tokens_per_call.png, learning_curve.png. Texts are renamed into place."""
+    """The files that were written: drafters.json, drafters.md, tokens_per_call.png, learning_curve.png. Texts are renamed into place."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = {"drafters.json": json.dumps(report, indent=1) + "\n", "drafters.md": markdown(report)}
     for name, content in texts.items():
         partial = folder / f"{name}.partial"
         partial.write_text(content, encoding="utf-8")
         os.replace(partial, folder / name)
-    if report["rows"]:
-        _bars(report, folder / "tokens_per_call.png")
-    if report["curves"]:
-        _curves(report, folder / "learning_curve.png")
-    return sorted(folder.iterdir())
+    written = [folder / name for name in texts]
+    for key, draw, name in (("rows", _bars, "tokens_per_call.png"), ("curves", _curves, "learning_curve.png")):
+        if report[key]:
+            draw(report, folder / name)
+            written.append(folder / name)
+    return written

@@ -235,11 +235,12 @@ def picture(curves: Sequence[Curve], path: Path) -> None:
     panels = list(dict.fromkeys(c.panel for c in curves))
     figure, grid = plt.subplots(3, len(panels), figsize=(3.4 * len(panels), 8), layout="constrained", squeeze=False)
     for column, panel in enumerate(panels):
-        for curve in (c for c in curves if c.panel == panel):
+        for i, curve in enumerate(c for c in curves if c.panel == panel):
             xs = [p.x for p in curve.points]
             grid[0][column].plot(xs, [1e3 * p.seconds for p in curve.points], "o-", label=curve.name, markersize=3)
             grid[1][column].plot(xs, [p.rate for p in curve.points], "o-", label=curve.name, markersize=3)
-            grid[2][column].plot(xs, [p.num_bytes / 2**20 for p in curve.points], "o-", label=curve.name, markersize=3)
+            wide = {"linewidth": 6 - 2 * i, "markersize": 7 - 2 * i}  # equal memory is seen as lines within each other
+            grid[2][column].plot(xs, [p.num_bytes / 2**20 for p in curve.points], "o-", label=curve.name, **wide)
         for row, label in enumerate(("ms", "rows/s" if panel == "rows of a pass" else "tokens/s", "MiB")):
             grid[row][column].set_ylabel(label)
             grid[row][column].set_ylim(bottom=0)
