@@ -16,7 +16,7 @@ from polydraft.core import Budget, Draft, Outcome, Request, SiblingLaw, TokenTre
 from polydraft.drafters.ngram import NgramDrafter
 from polydraft.engine import acceptance, profile
 from polydraft.engine.acceptance import DEPTHS, Acceptance, expected_tokens
-from polydraft.engine.calibrate import calibrate, profile_of
+from polydraft.engine.calibrate import Bed, _levelled, _Place, calibrate, profile_of
 from polydraft.engine.costs import FEATURES, Observation, RoundCosts, features
 from polydraft.engine.plan import AdaptivePlan, FixedPlan
 from polydraft.engine.profile import Profile
@@ -296,6 +296,30 @@ def test_measuring_leaves_the_models_free_and_finds_costs_and_acceptance():
     assert sorted(fast.drafter._free) == [0, 1, 2, 3]
     fast.generate([[1, 2, 3]] * 4, SamplingParams(max_tokens=5, seed=0))
     assert fast.plan.profile is known
+
+
+def test_a_machine_that_is_slower_for_a_while_is_slower_for_all_sizes():
+    """A size that had something to draft only in slow moments: plain medians would call it twice as dear."""
+    place, speeds = _Place(Bed, 1, {(1, 0): [], (1, 4): []}), [1.0, 1.0, 1.0, 2.0, 2.0]
+    for repetition, factor in enumerate(speeds):
+        place.taken[1, 0] += [(repetition, (0.0, factor, 0.0), 10)] * 3
+        if repetition >= 2:
+            place.taken[1, 4] += [(repetition, (factor, factor, factor), 10)] * 3
+    plain, drafted = _levelled([place])
+    assert drafted.seconds / plain.seconds == pytest.approx(3.0, rel=0.01)
+    raw = [np.median([sum(seconds) for _, seconds, _ in found]) for found in place.taken.values()]
+    assert raw[1] / raw[0] == 6.0
+
+
+def test_budgets_hold_until_a_sequence_is_looked_at_leaves_or_stops_drafting():
+    planned, (first, second) = made(costs(rows=0.05, depths=0.05)), sequences(2)
+    before = planned.budgets([first, second])
+    assert [g.max_depth for g in before] == [before[0].max_depth] * 2
+    first.acceptance.seen[:], first.acceptance.looks = 50.0, 1  # all of 50 drafts failed
+    assert planned.budgets([first, second])[0].max_depth < before[0].max_depth
+    assert planned.budgets([second])[0].max_depth >= before[1].max_depth
+    second.drafting = False
+    assert planned.budgets([second])[0].max_depth == 0
 
 
 def test_measuring_fits_into_a_small_context():

@@ -198,7 +198,8 @@ def observe(
     """
     if draft.tree.num_nodes == 1:
         return
-    parents, looked = draft.tree.parents.cpu().contiguous().numpy(), list[int]()
+    tokens, parents = draft.tree.host
+    looked = list[int]()
     for b, record in enumerate(records):
         if parents[b, 1] == 0:
             record.rounds += 1
@@ -208,7 +209,7 @@ def observe(
         return
     x = processed.float().cpu().contiguous().numpy()
     q = x if draft.probs is None else draft.probs.float().cpu().contiguous().numpy()
-    tokens, rows = (t.cpu().contiguous().numpy() for t in (draft.tree.tokens, draft.rows))
+    rows = draft.rows.cpu().contiguous().numpy()
     has_law, kept = draft.probs is not None, outcome.num_accepted.tolist()
     for b in looked:
         r = records[b]

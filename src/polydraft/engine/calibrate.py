@@ -4,8 +4,9 @@ Real rounds are run in an engine of their own on the same models while nothing e
 verification are charged too. Sizes alternate within a repetition: a machine that slows down slows all of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from itertools import count
 from time import perf_counter, thread_time
 
@@ -27,13 +28,15 @@ __all__ = ["SIZES", "Bed", "calibrate", "clock", "profile_of"]
 
 SIZES = ((1, 0), (1, 4), (1, 1), (2, 4), (1, 8), (3, 3), (1, 12), (2, 8))
 """(width, depth) of measured rounds, the most telling first."""
+TOGETHER, LONGER = ((1, 0), (1, 4), (2, 4)), ((1, 0), (1, 8))
+"""Those of them that are measured for a batch, and in a long context, too."""
 LONGEST_PROMPT = 128
 LEAST, MOST = 5, 16
 """Repetitions of a size. Medians count, not the least: two paths that happen to agree make a round that is cheaper than others."""
 GREEDY = 16
 """Rounds at temperature 0, for the acceptance there."""
-BLOCK = 3
-"""Rounds of one size in a row that count."""
+BLOCK, PLAIN_BLOCK = 3, 9
+"""Rounds of one size in a row that count; of those without drafts more, as they are short and all else is compared to them."""
 PLAIN, DRAFTED, SETTLING = 12, 4, 0.02
 """Rounds without and with drafts, and their seconds at most, before some count: the round of a small model is a third dearer until
 the caches have forgotten the size before, and in use rounds of one kind follow each other."""
@@ -71,18 +74,28 @@ class Bed:
     """A test bed for rounds: `batch` copies of a prompt that start anew when their context is full.
 
     target, drafter, verifier: idle parts of an engine; all their slots are free again after `close`.
+    script: what is noted of acceptance, to go on with; seeds: of the texts, another for each.
     `nodes`: tokens that the last round drafted, all sequences together.
     """
 
     _ids = count()
 
     def __init__(
-        self, target: Target, drafter: Drafter, verifier: Verifier, prompt: Seq[int], *, batch: int, params: SamplingParams
+        self,
+        target: Target,
+        drafter: Drafter,
+        verifier: Verifier,
+        prompt: Seq[int],
+        *,
+        batch: int,
+        params: SamplingParams,
+        script: _Script | None = None,
+        seeds: Iterator[int] | None = None,
     ) -> None:
-        self.script = _Script()
+        self.script = script or _Script()
         self._loop = Loop(target, drafter, verifier, self.script, clock=clock(target))
         self._prompt, self._params, self._batch = tuple(prompt), params, batch
-        self._seeds = count()  # another text after each restart
+        self._seeds = seeds or count()  # another text after each restart
         self._running: list[str] = []
         self._contexts: dict[str, int] = {}
         self._seconds: dict[str, dict[str, float]] = {}
@@ -145,29 +158,71 @@ def _settle(bed: Bed, size: tuple[int, int]) -> None:
         bed.round(*size)
 
 
-def _measure(bed: Bed, batch: int, sizes: Seq[tuple[int, int]], budget_seconds: float) -> list[Observation]:
-    """Sizes for which the drafter had as many tokens as asked. Each in turn, a round to warm up, then at least two that count; LEAST while the time lasts thrice, MOST while it lasts."""
-    taken: dict[tuple[int, int], list[tuple[float, ...]]] = {size: [] for size in sizes}
-    contexts: dict[tuple[int, int], list[int]] = {size: [] for size in sizes}
-    for size in sizes:
-        bed.round(*size)
+@dataclass
+class _Place:
+    """Sizes that are measured on one bed, of which there is one at a time: `make` has slots taken until it is closed.
+
+    taken: by size, the repetition, seconds by phase and context of each round whose drafter had as many tokens as asked.
+    """
+
+    make: Callable[[], Bed]
+    batch: int
+    taken: dict[tuple[int, int], list[tuple[int, tuple[float, ...], int]]]
+
+    def run(self, repetition: int) -> None:
+        bed = self.make()
+        try:
+            for size, rounds in self.taken.items():
+                _settle(bed, size)
+                for _ in range(BLOCK if size[1] else PLAIN_BLOCK):
+                    seconds, context, _ = bed.round(*size)
+                    if bed.nodes == self.batch * size[0] * size[1]:
+                        rounds.append((repetition, tuple(seconds[phase] for phase in PHASES), context))
+        finally:
+            bed.close()
+
+
+def _measure(places: list[_Place], budget_seconds: float) -> list[Observation]:
+    """All places in turn, again and again: LEAST times while the time lasts thrice, MOST while it lasts. A place that fails is left out, but for the first."""
     start = perf_counter()
     for repetition in range(MOST):
         allowed = 3 * budget_seconds if repetition < LEAST else budget_seconds
         if repetition >= 2 and (perf_counter() - start) * (repetition + 1) / repetition > allowed:
             break
-        bed.close()  # from the prompt again: contexts are alike for all repetitions
-        for size in sizes:
-            _settle(bed, size)
-            for _ in range(BLOCK):
-                seconds, context, _ = bed.round(*size)
-                if bed.nodes == batch * size[0] * size[1]:
-                    taken[size].append(tuple(seconds[phase] for phase in PHASES))
-                    contexts[size].append(context)
+        for place in list(places):
+            try:
+                place.run(repetition)
+            except IncompatibleError:
+                if place is places[0]:
+                    raise
+                places.remove(place)
+    return _levelled(places)
+
+
+def _levelled(places: Seq[_Place]) -> list[Observation]:
+    """Medians of what was taken, after each repetition's common factor was taken out: for a while a shared machine is slower for all sizes.
+
+    Without it the median of one size may be of a fast moment and that of another of a slow one.
+    """
+    rounds = {(i, size): found for i, place in enumerate(places) for size, found in place.taken.items() if found}
+    repetitions = sorted({r for found in rounds.values() for r, _, _ in found})
+    logs = np.full((len(rounds), len(repetitions)), np.nan)
+    for row, found in enumerate(rounds.values()):
+        for column, repetition in enumerate(repetitions):
+            totals = [sum(seconds) for r, seconds, _ in found if r == repetition]
+            logs[row, column] = np.log(np.mean(totals)) if totals else np.nan
+    common = np.zeros(len(repetitions))
+    for _ in range(10):  # Tukey's median polish
+        common = np.nanmedian(logs - np.nanmedian(logs - common, 1, keepdims=True), 0)
+    factors = dict(zip(repetitions, np.exp(common - np.median(common)), strict=True))
     return [
-        Observation(batch, *size, round(np.mean(contexts[size])), *np.median(taken[size], axis=0).tolist())
-        for size in sizes
-        if taken[size]  # a drafter that copies may have had nothing to copy
+        Observation(
+            places[i].batch,
+            *size,
+            round(np.mean([context for _, _, context in found])),
+            *np.median([np.array(seconds) / factors[r] for r, seconds, _ in found], axis=0).tolist(),
+        )
+        for (i, size), found in rounds.items()  # a drafter that copies may have had nothing to copy
     ]
 
 
@@ -197,29 +252,37 @@ def calibrate(
         ids = (ids + ids)[-max(1, min(2 * LONGEST_PROMPT, space // 4)) :]
     most_paths = widest(drafter)
     sizes = [(w, d) for w, d in SIZES if w <= most_paths and d < space // 4]
-    found: list[Observation] = []
-    bed = Bed(target, drafter, verifier, ids, batch=1, params=params)
-    try:
-        found += _measure(bed, 1, sizes, 0.5 * budget_seconds)
-        rates = bed.script.acceptance()
-    finally:
-        bed.close()
-    together = min(4, target.max_num_seqs)
-    plans = [] if together == 1 else [(together, ids, [s for s in sizes if s in ((1, 0), (1, 4), (2, 4))])]
+    script, seeds = _Script(), count()
+
+    def place(batch: int, text: Seq[int], some: Seq[tuple[int, int]]) -> _Place:
+        def make() -> Bed:
+            return Bed(target, drafter, verifier, text, batch=batch, params=params, script=script, seeds=seeds)
+
+        return _Place(make, batch, {size: [] for size in some if size in sizes})
+
+    first = place(1, ids, sizes)
+    plain = _warm(first)
+    places, together = [first], min(4, target.max_num_seqs)
+    if together > 1:
+        places.append(place(together, ids, TOGETHER))
     longer = (ids * (space // len(ids) + 1))[: min(space - 64, 768)]
-    plain = found[0].seconds
     if len(longer) > 2 * len(ids) and plain * len(longer) / 4 < 0.5 * budget_seconds:
-        plans.append((1, longer, [s for s in sizes if s in ((1, 0), (1, 8))]))
-    for batch, text, some in plans:
-        bed = Bed(target, drafter, verifier, text, batch=batch, params=params)
-        try:
-            found += _measure(bed, batch, some, 0.25 * budget_seconds)
-        except IncompatibleError:
-            continue
-        finally:
-            bed.close()
+        places.append(place(1, longer, LONGER))
+    found = _measure(places, budget_seconds)
+    rates = script.acceptance()
     greedy = () if params.greedy else _at_temperature_zero(target, drafter, verifier, ids, params, max(d for _, d in sizes))
     return Profile(RoundCosts.fit(found), rates, most_paths, {"identity": identity(target, drafter, verifier)}, greedy)
+
+
+def _warm(place: _Place) -> float:
+    """A round of each size that does not count; seconds of one without drafts."""
+    bed = place.make()
+    try:
+        for size in place.taken:
+            bed.round(*size)
+        return sum(bed.round(1, 0)[0].values())
+    finally:
+        bed.close()
 
 
 def _at_temperature_zero(

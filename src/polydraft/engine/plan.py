@@ -28,8 +28,8 @@ REMEMBERED = 4.0
 """Rounds of the past that a probe is weighed against: few, so that a change is seen, and enough to hold against the prior."""
 RISEN = 0.1
 """Acceptance of a first draft that a probe must add to be followed by another one at once."""
-PROBING = 0.01
-"""Share of the time without drafts that probes may take."""
+PROBING = 0.005
+"""Share of the time without drafts that probes may take, beside the drafter's reading of what it missed."""
 
 
 class Plan(Protocol):
@@ -163,8 +163,8 @@ class AdaptivePlan:
 
     profile: None to have the engine measure one before its first request; without an engine, assumed costs.
     max_depth, max_width, max_trunk: bounds of the search.  margin: share by which drafting must promise to beat plain decoding.
-    first_pause, longest_pause: rounds without drafts after a stop, at least and at most: so many that a probing draft costs 1% of
-        them, doubled each time one changes nothing.
+    first_pause, longest_pause: rounds without drafts after a stop, at least and at most: so many that a probing draft costs 0.5%
+        of them, doubled each time one changes nothing.
 
     After Yan et al. 2024, "Decoding Speculative Decoding" (arXiv 2402.01528), section on throughput.
 
@@ -182,6 +182,8 @@ class AdaptivePlan:
     first_pause: int = 4
     longest_pause: int = 256
     _planned: list[tuple[int, int, bool, int]] = field(default_factory=list, init=False, repr=False, compare=False)
+    _held: list[tuple[Acceptance, int, Budget]] = field(default_factory=list, init=False, repr=False, compare=False)
+    """Records, their looks, and the budgets that hold while all of these draft and none is looked at."""
     _last: tuple[list[list[int]], float] = field(default=([], 0.0), init=False, repr=False, compare=False)
 
     @property
@@ -227,10 +229,17 @@ class AdaptivePlan:
         if len(sequences) == 1 and sequences[0].acceptance.waiting:
             sequences[0].acceptance.waiting -= 1
             return [_NOTHING]
+        if len(sequences) == len(self._held) and all(
+            s.drafting and s.acceptance is r and r.looks == n for s, (r, n, _) in zip(sequences, self._held, strict=True)
+        ):
+            return [budget for _, _, budget in self._held]
         out = [s.acceptance.waiting > 0 or not s.drafting for s in sequences]
         sizes, _ = ([[1, 0, 0]] * len(sequences), 0.0) if all(out) else self.promise(sequences, out)
         alone = not any(size[1] for size in sizes)
-        return [self._budget(s, o, size, alone) for s, o, size in zip(sequences, out, sizes, strict=True)]
+        budgets = [self._budget(s, o, size, alone) for s, o, size in zip(sequences, out, sizes, strict=True)]
+        drafting = all(size[1] for size in sizes)
+        self._held = [(s.acceptance, s.acceptance.looks, g) for s, g in zip(sequences, budgets, strict=True)] if drafting else []
+        return budgets
 
     def _budget(self, sequence: Sequence, out: bool, size: list[int], alone: bool) -> Budget:
         """Keeps the account of pauses: when one ends and nothing promises a gain, a single draft probes, and another if it fitted well."""
