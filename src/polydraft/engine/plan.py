@@ -178,7 +178,7 @@ class AdaptivePlan:
     max_depth: int = 12
     max_width: int = 4
     max_trunk: int = 2
-    margin: float = 0.02
+    margin: float = 0.0
     first_pause: int = 4
     longest_pause: int = 256
     _planned: list[tuple[int, int, bool, int]] = field(default_factory=list, init=False, repr=False, compare=False)
