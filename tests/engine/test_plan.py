@@ -218,7 +218,7 @@ def drive(plan, s, rate, rounds):
 def test_drafting_stops_where_it_does_not_pay_with_longer_and_longer_pauses():
     plan = made(costs(rows=0.1, depths=0.1), max_width=1)
     (s,) = sequences()
-    given = drive(plan, s, 0.02, 800)
+    given = drive(plan, s, 0.02, 600)
     drafted = [i for i, g in enumerate(given) if g.max_depth]
     assert drafted[:2] == [0, 1] and len(drafted) < 24
     pauses = np.diff(drafted[-4:])
