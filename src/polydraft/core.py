@@ -71,7 +71,7 @@ class TreeShape(Enum):
     PRODUCT = auto()
     """A fixed number of children for every node of a depth."""
     RAGGED = auto()
-    """Paths from the root of unequal lengths, the longest drawn first; they never branch again."""
+    """Paths from the root, the first longer than the others and drawn first; they never branch again. In a batch: for some row."""
     GROWN = auto()
     """Numbers of children that depend on sampled values or scores."""
 
@@ -258,6 +258,7 @@ class Method:
     """What a verifier or a drafter declares about itself; tables, checks and docs are made from it.
 
     laws: sibling laws that a verifier accepts, or the one that a drafter makes.  shapes: likewise.
+    on_request: further shapes of a drafter, which it makes only where a budget asks for them.
     arxiv: id such as "2211.17192", or "" where there is no paper.
     shared_noise: the verdict is a function of the draft's own noise, a point mass once that is known.
     """
@@ -271,6 +272,7 @@ class Method:
     shapes: frozenset[TreeShape]
     lossless: bool = True
     shared_noise: bool = False
+    on_request: frozenset[TreeShape] = frozenset()
 
 
 @runtime_checkable
@@ -310,29 +312,37 @@ class Request:
 class Budget:
     """Most that one proposal may hold: nodes below the root, depth, and width (paths, or children of a node).
 
-    trunk: tokens of one path before it branches, for drafters that decide the shape beforehand; others leave it aside.
+    For drafters that decide the shape beforehand, others leave them aside:
+    trunk: tokens of one path before it branches.  short: depth of the paths after the first; 0: as deep as the first.
 
     Example:
         >>> Budget.of_paths(width=2, depth=4, trunk=1)
-        Budget(max_nodes=7, max_depth=4, width=2, trunk=1)
+        Budget(max_nodes=7, max_depth=4, width=2, trunk=1, short=0)
+        >>> Budget.of_paths(width=2, depth=6, short=2).max_nodes
+        8
     """
 
     max_nodes: int
     max_depth: int
     width: int = 1
     trunk: int = 0
+    short: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.max_nodes, self.max_depth, self.trunk) < 0 or self.width < 1:
+        if min(self.max_nodes, self.max_depth, self.trunk, self.short) < 0 or self.width < 1:
             raise InvalidInputError(
-                f"budget {self} was given; expected max_nodes >= 0, max_depth >= 0, trunk >= 0 and width >= 1. "
+                f"budget {self} was given; expected max_nodes >= 0, max_depth >= 0, trunk >= 0, short >= 0 and width >= 1. "
                 "Use max_depth=0 for plain decoding."
+            )
+        if self.trunk and self.short:
+            raise InvalidInputError(
+                f"budget {self} was given; expected a trunk or paths of unequal lengths, not both. Set trunk=0 or short=0."
             )
 
     @classmethod
-    def of_paths(cls, width: int, depth: int, trunk: int = 0) -> "Budget":
-        """Just enough for a trunk and then `width` paths down to `depth`."""
-        return cls(min(trunk, depth) + width * max(depth - trunk, 0), depth, width, trunk)
+    def of_paths(cls, width: int, depth: int, trunk: int = 0, short: int = 0) -> "Budget":
+        """Just enough for a trunk and then `width` paths, the first down to `depth`, the others down to `short` (0: likewise)."""
+        return cls(depth + (width - 1) * max(min(depth, short or depth) - trunk, 0), depth, width, trunk, short)
 
 
 @dataclass(frozen=True)

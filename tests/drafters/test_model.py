@@ -117,39 +117,72 @@ def test_drafts_of_the_embedded_model_after_rounds_equal_those_of_a_fresh_cache(
         torch.testing.assert_close(draft.probs, expected.probs, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["paths", "coupled"])
-def test_a_compiled_proposal_with_a_trunk_is_the_grown_one(kind):
+def compiled_and_grown(kind, sizes):
+    """The draft of the embedded model in one compiled call and depth by depth, for three texts; equal but for rounding."""
     model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=6)
     texts = [load.encode(load.load_tokenizer(str(pair.draft_folder())), p.text) for p in pair.prompts()[:3]]
     one, two = ModelDrafter(model, kind), ModelDrafter(model, kind)
     two._free, two._compiled = [3, 4, 5], False
-    sizes = [Budget.of_paths(2, 4, 1), Budget.of_paths(3, 4, 3), Budget.of_paths(2, 3)]
     drafts = [d.propose(d.start(requests(*texts)), sizes) for d in (one, two)]
     assert torch.equal(drafts[0].tree.tokens, drafts[1].tree.tokens)
     assert torch.equal(drafts[0].tree.parents, drafts[1].tree.parents)
-    assert trees.depths(drafts[0].tree).amax(1).tolist() == [4, 4, 3]
+    assert drafts[0].shape is drafts[1].shape
     for b, n in (drafts[0].rows >= 0).nonzero().tolist():
         compiled, grown = (d.probs[b, d.rows[b, n]] for d in drafts)
         torch.testing.assert_close(compiled, grown, rtol=0, atol=1e-5)
+    return drafts[0]
+
+
+@pytest.mark.parametrize("kind", ["paths", "coupled"])
+def test_a_compiled_proposal_with_a_trunk_is_the_grown_one(kind):
+    draft = compiled_and_grown(kind, [Budget.of_paths(2, 4, 1), Budget.of_paths(3, 4, 3), Budget.of_paths(2, 3)])
+    assert trees.depths(draft.tree).amax(1).tolist() == [4, 4, 3]
+
+
+@pytest.mark.parametrize("shorts", [(2, 1, 3), (1, 2, 0)])
+def test_a_compiled_ragged_proposal_is_the_grown_one(shorts):
+    draft = compiled_and_grown("paths", [Budget.of_paths(w, d, 0, s) for w, d, s in zip((2, 3, 2), (6, 4, 4), shorts, strict=True)])
+    assert draft.shape is TreeShape.RAGGED
+    for b, (depth, width, short) in enumerate(zip((6, 4, 4), (2, 3, 2), shorts, strict=True)):
+        levels = trees.depths(draft.tree)[b].tolist()
+        assert [levels.count(d) for d in range(1, depth + 1)] == [width if d <= (short or depth) else 1 for d in range(1, depth + 1)]
+    parents = draft.tree.parents[1].tolist()
+    assert parents[:5] == [-1, 0, 0, 0, 1]  # the first path goes on
 
 
 @pytest.mark.parametrize(
     ("given", "sizes"),
     [
-        (Budget.of_paths(2, 4, 1), (2, 4, 1)),
-        (Budget(6, 4, 2, trunk=1), (2, 3, 1)),
-        (Budget(2, 4, 2, trunk=2), (1, 2, 0)),
-        (Budget(9, 2, 3, trunk=2), (1, 2, 0)),
-        (Budget(4, 4, 1, trunk=2), (1, 4, 0)),
-        (Budget(0, 0, 2, trunk=1), (1, 0, 0)),
+        (Budget.of_paths(2, 4, 1), (2, 4, 1, 0)),
+        (Budget(6, 4, 2, trunk=1), (2, 3, 1, 0)),
+        (Budget(2, 4, 2, trunk=2), (1, 2, 0, 0)),
+        (Budget(9, 2, 3, trunk=2), (1, 2, 0, 0)),
+        (Budget(4, 4, 1, trunk=2), (1, 4, 0, 0)),
+        (Budget(0, 0, 2, trunk=1), (1, 0, 0, 0)),
+        (Budget.of_paths(2, 6, 0, 2), (2, 6, 0, 2)),
+        (Budget(7, 6, 2, short=2), (2, 5, 0, 2)),
+        (Budget(5, 6, 2, short=2), (2, 3, 0, 2)),
+        (Budget(4, 6, 2, short=2), (2, 2, 0, 0)),
+        (Budget(8, 2, 2, short=2), (2, 2, 0, 0)),
+        (Budget(12, 4, 3, short=9), (3, 4, 0, 0)),
+        (Budget(3, 3, 1, short=2), (1, 3, 0, 0)),
+        (Budget(0, 0, 2, short=1), (2, 0, 0, 0)),
     ],
 )
-def test_a_trunk_below_which_nothing_is_left_is_a_chain(given, sizes):
+def test_trees_are_cut_to_their_budget_before_they_are_drawn(given, sizes):
     drafter, (state,) = started("paths", [1, 2])
     assert drafter._sizes(state, given) == sizes
     draft = drafter.propose([state], [given])
     assert draft.tree.num_nodes == 1 + min(given.max_nodes, Budget.of_paths(*sizes).max_nodes)
-    assert (draft.shape is TreeShape.PATHS) == (sizes[0] > 1)
+    if sizes[1]:
+        assert draft.shape is (TreeShape.RAGGED if sizes[3] else TreeShape.PATHS if sizes[0] > 1 else TreeShape.CHAIN)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_iid_paths_are_ragged(kind):
+    drafter, states = started(kind, [1, 2], [3])
+    draft = drafter.propose(states, [Budget.of_paths(2, 4, 0, 1), Budget.of_paths(2, 3)])
+    assert (draft.shape is TreeShape.RAGGED) == (kind == "paths") == (TreeShape.RAGGED in drafter.info.on_request)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -147,7 +147,7 @@ def test_coupled_proposals_are_won_by_the_smallest_arrival(trunk):
     fast.prefill([0], [[1, 2, 3, 4]])
     key = NoiseKey.of([3], [1], [5])
     keys, bias = ([3], [1], [5]), np.zeros((1, 0), np.float32)
-    tree, rows, probs = propose_paths(fast, [0], [[7]], keys, [(2, 3, trunk)], [(1.0, 0, 1.0, 0.0)], bias, coupled=True)
+    tree, rows, probs = propose_paths(fast, [0], [[7]], keys, [(2, 3, trunk, 0)], [(1.0, 0, 1.0, 0.0)], bias, coupled=True)
     for n in range(1, tree.num_nodes):
         depth = int(trees.depths(tree)[0, n]) - 1
         clocks = noise.clocks(NoiseKey(key.seed, key.sample, key.position + depth), 61)[0]

@@ -37,7 +37,7 @@ def same(one, two):
 
 @pytest.mark.parametrize("name", PARAMS)
 @pytest.mark.parametrize(
-    "budgets", [[(4, 1)] * 3, [(3, 3)] * 3, [(4, 2), (2, 3), (3, 1)], [(3, 2), (0, 1), (1, 4)], [(4, 3, 2), (3, 2), (2, 2, 1)]]
+    "budgets", [[(4, 1)] * 3, [(3, 3)] * 3, [(4, 2), (2, 3), (3, 1)], [(3, 2), (0, 1), (1, 4)], [(4, 3, 2), (3, 2), (2, 2, 1)], [(5, 2, 0, 2), (4, 3, 0, 1), (3, 2)]]
 )
 def test_rounds_of_proposals_are_those_of_growing(name, budgets):
     both = drafters()
@@ -92,13 +92,14 @@ def test_only_the_drawn_tokens_are_read_back(monkeypatch):
     model.device = moved(torch.empty(1)).device
     with OneDevice(), pytest.raises(ReadBackError, match=r"2, 3, 2"):
         static_proposal.propose_paths(
-            model, [0, 1], [5, 6], NoiseKey.of([1, 2], [0, 0], [3, 3]), [(2, 3, 0), (1, 2, 0)], [PARAMS["plain"]] * 2
+            model, [0, 1], [5, 6], NoiseKey.of([1, 2], [0, 0], [3, 3]), [(2, 3, 0, 0), (1, 2, 0, 0)], [PARAMS["plain"]] * 2
         )
     assert read == [1, 2, 2]
 
 
 def test_nodes_are_numbered_depth_by_depth():
-    found = np.where(*static_proposal._numbers([(2, 2, 0), (1, 3, 0), (2, 3, 1)])[::-1], -1)
+    found = np.where(*static_proposal._numbers([(2, 2, 0, 0), (1, 3, 0, 0), (2, 3, 1, 0), (2, 3, 0, 1)])[::-1], -1)
     assert np.array_equal(found[0], [[1, 2], [3, 4], [-1, -1]])
     assert np.array_equal(found[1], [[1, -1], [2, -1], [3, -1]])
     assert np.array_equal(found[2], [[1, -1], [2, 3], [4, 5]])
+    assert np.array_equal(found[3], [[1, 2], [3, -1], [4, -1]])

@@ -10,8 +10,8 @@
 Every token is drawn with the noise of its node from the very row that is reported, processed with the request's own
 sampling parameters. Penalties that depend on the path are left out of q where the whole proposal is one compiled call:
 the draft fits a little less and the output law does not change.
-Depth, width and trunk are fixed before the first draw of a round; no drawn token is ever dropped. With a trunk the node at its end
-branches instead of the root (`listed` knows none).
+Depth, width, trunk and short paths are fixed before the first draw of a round; no drawn token is ever dropped. With a trunk the node
+at its end branches instead of the root (`listed` knows none). Only iid paths may be ragged: the first, drawn first at each depth, deeper than the others.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from polydraft.core import Budget, Draft, Method, NoiseKey, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
-from polydraft.drafters.model_growth import Growth, ModelState
+from polydraft.drafters.model_growth import Growth, ModelState, Size
 from polydraft.drafters.parts import Parts, Snapshot
 from polydraft.errors import CapacityError, InvalidInputError, unknown_name
 from polydraft.models import static_proposal
@@ -34,7 +34,8 @@ __all__ = ["ModelDrafter", "ModelState"]
 
 def _method(kind: str, title: str, authors: str, year: int, arxiv: str, law: SiblingLaw, *shapes: TreeShape) -> Method:
     name = "model" if kind == "paths" else f"model:{kind}"
-    return Method(name, title, authors, year, arxiv, frozenset({law}), frozenset(shapes))
+    on_request = frozenset({TreeShape.RAGGED} if kind == "paths" else ())
+    return Method(name, title, authors, year, arxiv, frozenset({law}), frozenset(shapes), on_request=on_request)
 
 
 KINDS: dict[str, Method] = {
@@ -148,20 +149,27 @@ class ModelDrafter:
             self.model.release([state.slot])
             self._free.append(state.slot)
 
-    def _sizes(self, state: ModelState, budget: Budget) -> tuple[int, int, int]:
-        """(width, depth, trunk) within the budget and the model's context; depth 0 = no draft. A trunk below which nothing is left is a chain."""
+    def _sizes(self, state: ModelState, budget: Budget) -> Size:
+        """(width, depth, trunk, short) within the budget and the model's context; depth 0 = no draft.
+
+        A trunk below which nothing is left is a chain, and paths of which the first cannot be the longest are equal.
+        """
         width = 1 if self.kind == "chain" else budget.width
         trunk = 0 if width == 1 or self.kind == "listed" else budget.trunk
         deepest = max(min(budget.max_depth, self.model.max_model_len - len(state.context) - 1), 0)
+        if budget.short and width > 1 and TreeShape.RAGGED in self.info.on_request:
+            depth = min(deepest, budget.max_nodes - (width - 1) * budget.short)
+            if depth > budget.short:
+                return width, depth, 0, budget.short
         depth = min(deepest, trunk + (budget.max_nodes - trunk) // width)
-        return (width, depth, trunk) if depth > trunk or trunk == 0 else (1, min(deepest, budget.max_nodes), 0)
+        return (width, depth, trunk, 0) if depth > trunk or trunk == 0 else (1, min(deepest, budget.max_nodes), 0, 0)
 
     def propose(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
         """One batched proposal; see `core.Drafter.propose`. Calling it again draws the same draft."""
         sizes = [self._sizes(s, g) for s, g in zip(states, budgets, strict=True)]
         self._rewind(states)
         keys = [s.request.seed for s in states], [s.request.sample for s in states], [len(s.context) for s in states]
-        if max(depth for _, depth, _ in sizes) == 0:
+        if max(depth for _, depth, *_ in sizes) == 0:
             return self._empty(states)
         draft = self._drawn(states, sizes, keys)
         for b, s in enumerate(states):
@@ -170,7 +178,7 @@ class ModelDrafter:
         return draft
 
     def _drawn(
-        self, states: Sequence[ModelState], sizes: list[tuple[int, int, int]], keys: tuple[list[int], list[int], list[int]]
+        self, states: Sequence[ModelState], sizes: list[Size], keys: tuple[list[int], list[int], list[int]]
     ) -> Draft:
         if self._compiled:
             return self._compiled_paths(states, sizes, keys)
@@ -194,17 +202,19 @@ class ModelDrafter:
             if law is SiblingLaw.POINT_MASS
             else torch.full((len(states), 1, self.model.vocab_size), 1 / self.model.vocab_size)
         )
-        return replace(bare, law=law, shape=self._shape(1), probs=probs)
+        return replace(bare, law=law, shape=self._shape([(1, 0, 0, 0)]), probs=probs)
 
-    def _shape(self, width: int) -> TreeShape:
+    def _shape(self, sizes: Sequence[Size]) -> TreeShape:
         if TreeShape.GROWN in self.info.shapes:
             return TreeShape.GROWN
-        if width == 1:
+        if any(short for *_, short in sizes):
+            return TreeShape.RAGGED
+        if max(width for width, *_ in sizes) == 1:
             return TreeShape.CHAIN
         return TreeShape.PATHS if TreeShape.PATHS in self.info.shapes else TreeShape.PRODUCT
 
     def _compiled_paths(
-        self, states: Sequence[ModelState], sizes: list[tuple[int, int, int]], keys: tuple[list[int], list[int], list[int]]
+        self, states: Sequence[ModelState], sizes: list[Size], keys: tuple[list[int], list[int], list[int]]
     ) -> Draft:
         assert isinstance(self.model, CompiledLlama)
         params = [s.request.params for s in states]
@@ -217,9 +227,7 @@ class ModelDrafter:
         coupled = self.kind == "coupled"
         tree, rows, probs = propose_paths(self.model, slots, pending, keys, sizes, law, bias, coupled=coupled)
         (siblings,) = self.info.laws
-        return Draft(
-            tree, siblings, self._shape(max(w for w, _, _ in sizes)), probs, rows, NoiseKey.of(*keys) if coupled else None
-        )
+        return Draft(tree, siblings, self._shape(sizes), probs, rows, NoiseKey.of(*keys) if coupled else None)
 
     def _catch_up(self, states: Sequence[ModelState]) -> None:
         """Feed the committed tokens that the slots lack, but for the root."""
@@ -227,10 +235,10 @@ class ModelDrafter:
         if behind:
             self.model.prefill([s.slot for s in behind], [s.pending[:-1] for s in behind])
 
-    def _static_paths(self, states: Sequence[ModelState], sizes: list[tuple[int, int, int]], key: NoiseKey) -> Draft:
+    def _static_paths(self, states: Sequence[ModelState], sizes: list[Size], key: NoiseKey) -> Draft:
         """Without a look at what is drawn before all is drawn; rows with a draft, then all rows."""
         assert isinstance(self.model, StaticLlama)
-        live = [b for b, (_, depth, _) in enumerate(sizes) if depth]
+        live = [b for b, (_, depth, *_) in enumerate(sizes) if depth]
         chosen = [states[b] for b in live]
         self._catch_up(chosen)
         some = NoiseKey(*(x[live] for x in (key.seed, key.sample, key.position)))
@@ -246,16 +254,16 @@ class ModelDrafter:
             tree, rows = TokenTree(tokens, unrooted.index_copy(0, index, tree.parents)), unrooted.index_copy(0, index, rows)
             whole = probs.new_full((len(states), *probs.shape[1:]), 1 / probs.shape[2])
             probs = whole.index_copy(0, index.to(probs.device), probs)
-        return Draft(tree, law, self._shape(max(w for w, _, _ in shapes)), probs, rows)
+        return Draft(tree, law, self._shape(shapes), probs, rows)
 
-    def _grow(self, states: Sequence[ModelState], sizes: list[tuple[int, int, int]], key: NoiseKey) -> Draft:
+    def _grow(self, states: Sequence[ModelState], sizes: list[Size], key: NoiseKey) -> Draft:
         """Depth by depth through `score`: one pass for the whole batch and each depth."""
-        self._catch_up([s for s, (_, depth, _) in zip(states, sizes, strict=True) if depth])
+        self._catch_up([s for s, (_, depth, *_) in zip(states, sizes, strict=True) if depth])
         growth = Growth(self.model, self.kind, states, sizes, key, self._stop_ids)
-        for depth in range(max(d for _, d, _ in sizes)):
+        for depth in range(max(d for _, d, *_ in sizes)):
             growth.deepen(depth)
         (law,) = self.info.laws
-        return growth.draft(law, self._shape(max(w for w, _, _ in sizes)))
+        return growth.draft(law, self._shape(sizes))
 
     def observe(self, states: Sequence[ModelState], outcome: Outcome, scores: Scores) -> list[ModelState]:
         """Keep the cache rows of the proposal that agree with what was emitted; see `core.Drafter.observe`.

@@ -12,7 +12,10 @@ from polydraft import noise, sampling
 from polydraft import tree as trees
 from polydraft.core import Budget, Draft, NoiseKey, Request, SiblingLaw, Target, TreeShape
 
-__all__ = ["Growth", "ModelState"]
+__all__ = ["Growth", "ModelState", "Size"]
+
+Size = tuple[int, int, int, int]
+"""(width, depth, trunk, short), as in `Budget.of_paths`."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,8 @@ class ModelState:
 class Growth:
     """Trees being grown through a model's `score`, one depth for all rows at a time.
 
-    Rows may differ in width, depth and trunk: nodes are kept per row, and a pass scores, for every row, the nodes that are new.
-    kind: see `drafters.model`.  sizes: (width, depth, trunk) of each row.  stop_ids: what `min_tokens` masks.
+    Rows may differ in size: nodes are kept per row, and a pass scores, for every row, the nodes that are new.
+    kind: see `drafters.model`.  sizes: of each row.  stop_ids: what `min_tokens` masks.
     """
 
     def __init__(
@@ -37,7 +40,7 @@ class Growth:
         model: Target,
         kind: str,
         states: Sequence[ModelState],
-        sizes: Sequence[tuple[int, int, int]],
+        sizes: Sequence[Size],
         key: NoiseKey,
         stop_ids: Sequence[int] = (),
     ) -> None:
@@ -53,7 +56,7 @@ class Growth:
 
     def deepen(self, depth: int) -> None:
         """Score the frontier, then draw its children."""
-        live = [b for b, (_, deepest, _) in enumerate(self.sizes) if depth < deepest]
+        live = [b for b, (_, deepest, *_) in enumerate(self.sizes) if depth < deepest]
         groups: dict[tuple[int, int], list[int]] = {}
         for b in live:
             since = min(self.frontier[b])
@@ -76,12 +79,12 @@ class Growth:
                 self._branch(b, depth, probs[i], first[i].tolist())
 
     def _branch(self, b: int, depth: int, probs: Float[Tensor, "N V"], first: list[int]) -> None:
-        frontier, self.frontier[b] = self.frontier[b], []
+        width, _, trunk, short = self.sizes[b]
+        frontier, self.frontier[b] = self.frontier[b][: 1 if 0 < short <= depth else None], []
         for n in frontier:
             if first[n] == n:
                 self.row_of[b][n] = len(self.laws[b])
                 self.laws[b].append(probs[n])
-        width, _, trunk = self.sizes[b]
         if self.kind == "top_k":
             self._beam(b, frontier, width if depth >= trunk else 1)
             return

@@ -40,7 +40,8 @@ class TliDrafter(ModelDrafter):
     def __init__(self, model: Target, kind: str = "paths", *, stop_ids: Any = ()) -> None:
         super().__init__(model, kind, stop_ids=stop_ids)
         name = "tli" if kind == "paths" else f"tli:{kind}"
-        self.info = replace(self.methods[0], name=name, laws=self.info.laws, shapes=self.info.shapes)
+        own = self.info
+        self.info = replace(self.methods[0], name=name, laws=own.laws, shapes=own.shapes, on_request=own.on_request)
 
     @classmethod
     def build(cls, parts: Parts, *, kind: str = "paths") -> "TliDrafter":

@@ -1,7 +1,8 @@
 """A whole proposal of a compiled draft model in one call: passes, laws and draws, depth by depth for the whole batch.
 
-K paths of equal length hang below the root, or below a trunk that is drawn first; nodes lie depth by depth, paths in order. Paths that agree share their rows:
-a prefix is run through the model once, whatever the number of its copies.
+K paths hang below the root, or below a trunk that is drawn first, all of one length or the first longer than the others; nodes lie
+depth by depth, paths in order. Paths that agree share their rows: a prefix is run through the model once, whatever the number of its
+copies, and the ends of short paths not at all.
 """
 
 from collections.abc import Sequence
@@ -68,25 +69,26 @@ def _law(logits, bias, temperature, top_k, top_p, min_p, out):
 
 
 @njit(cache=True)
-def _begin(depth, width, trunk):
+def _begin(depth, width, trunk, short):
     """The first node whose parent is `depth` below the root."""
-    return 1 + min(depth, trunk) + max(0, depth - trunk) * width
+    end = min(depth, short) if short > 0 else depth
+    return 1 + depth + (width - 1) * max(0, end - trunk)
 
 
 @njit(cache=True, error_model="numpy")
 def _propose(parts, vocab, asked, law, bias, coupled):
-    """asked [B, 8 + P] = slot, depth, width, trunk, seed, sample, position, number of pending tokens, those tokens, the root last.
+    """asked [B, 9 + P] = slot, depth, width, trunk, short, seed, sample, position, number of pending tokens, those tokens, the root last.
 
     law [B, 4] = temperature, top_k, top_p, min_p.  Caches grow by what is pending.
     Returns tokens, parents, rows [B, N] and probs [B, R, V]. coupled: draws by the race, else independent ones.
     """
-    slots, depths, widths, trunks, counts = asked[:, 0].copy(), asked[:, 1], asked[:, 2], asked[:, 3], asked[:, 7]
-    keys, pending = asked[:, 4:7], asked[:, 8:]
+    slots, depths, widths, trunks, shorts = asked[:, 0].copy(), asked[:, 1], asked[:, 2], asked[:, 3], asked[:, 4]
+    keys, counts, pending = asked[:, 5:8], asked[:, 8], asked[:, 9:]
     B = slots.size
     N, distinct, P = 1, 1, pending.shape[1]
     for b in range(B):
-        N = max(N, _begin(depths[b], widths[b], trunks[b]))
-        distinct = max(distinct, _begin(depths[b] - 1, widths[b], trunks[b]))
+        N = max(N, _begin(depths[b], widths[b], trunks[b], shorts[b]))
+        distinct = max(distinct, _begin(depths[b] - 1, widths[b], trunks[b], shorts[b]))
     tokens, parents, rows = np.zeros((B, N), np.int64), np.full((B, N), -1, np.int64), np.full((B, N), -1, np.int64)
     probs = np.zeros((B, distinct, vocab), _f32)
     first, row_of = np.zeros((B, N), np.int64), np.full((B, N), -1, np.int64)  # earliest copy of a node, its row of probs
@@ -104,8 +106,10 @@ def _propose(parts, vocab, asked, law, bias, coupled):
         R = 0
         for b in range(B):
             root = counts[b] - 1
-            begins[b] = 0 if d == 0 else root + _begin(d - 1, widths[b], trunks[b])
-            ends[b] = begins[b] if d >= depths[b] else root + _begin(d, widths[b], trunks[b])
+            begins[b] = 0 if d == 0 else root + _begin(d - 1, widths[b], trunks[b], shorts[b])
+            ends[b] = begins[b] if d >= depths[b] else root + _begin(d, widths[b], trunks[b], shorts[b])
+            if d == shorts[b] < depths[b] and d > 0:
+                ends[b] = begins[b] + 1
             wanted[b] = root if d == 0 else begins[b]
             R += ends[b] - wanted[b] if ends[b] > wanted[b] else 0
         logits = np.empty((R, whole), _f32)
@@ -122,10 +126,11 @@ def _propose(parts, vocab, asked, law, bias, coupled):
                 r += 1
             if d >= depths[b]:
                 continue
-            here, trunk = _begin(d, widths[b], trunks[b]), trunks[b]
-            for k in range(1 if d < trunk else widths[b]):
+            here, trunk = _begin(d, widths[b], trunks[b], shorts[b]), trunks[b]
+            above_here = _begin(d - 1, widths[b], trunks[b], shorts[b])
+            for k in range(_begin(d + 1, widths[b], trunks[b], shorts[b]) - here):
                 n, root = here + k, counts[b] - 1
-                parent = d if d <= trunk else n - widths[b]
+                parent = d if d <= trunk else above_here + k
                 source = row_of[b, first[b, parent]]
                 parents[b, n], rows[b, n] = parent, source
                 if not coupled:
@@ -155,7 +160,7 @@ def propose_paths(
     slots: Sequence[int],
     pending: Sequence[Sequence[int]],
     keys: tuple[Sequence[int], Sequence[int], Sequence[int]],
-    sizes: Sequence[tuple[int, int, int]],
+    sizes: Sequence[tuple[int, int, int, int]],
     law: Sequence[tuple[float, float, float, float]],
     bias: np.ndarray,
     *,
@@ -163,14 +168,14 @@ def propose_paths(
 ) -> tuple[TokenTree, Int[Tensor, "B N"], Float[Tensor, "B R V"]]:
     """K paths for every row in one compiled call: the tree, each node's row, and the rows that tokens were drawn from.
 
-    sizes: paths, depth and trunk of every row, trunk < depth or 0.
+    sizes: paths, depth, trunk and depth of the paths after the first of every row, trunk < depth or 0, short < depth or 0.
     pending: committed tokens that the cache lacks, the root last; they are cached where the depth is not 0.
     keys: seeds, sample indices and positions of the noise.
     law: temperature, top_k, top_p, min_p of every row.  bias: added to logits, float32, [B, V] or [B, 0].
     coupled: children of the node that branches are the smallest clock / q, and so is the one child of each node below
         (Kobus & Gunduz 2025, arXiv 2504.15475); else every token is an independent draw of its row.
     """
-    depths = [depth for _, depth, _ in sizes]
+    depths = [depth for _, depth, *_ in sizes]
     for slot, ids, depth in zip(slots, pending, depths, strict=True):
         if depth and len(ids) > LONGEST_PENDING:
             model.prefill([slot], [ids[:-LONGEST_PENDING]])
@@ -178,8 +183,8 @@ def propose_paths(
     longest = max(map(len, left))
     asked = np.array(
         [
-            [slot, depth, width, trunk, *key, len(ids), *ids, *[0] * (longest - len(ids))]
-            for slot, (width, depth, trunk), ids, *key in zip(slots, sizes, left, *keys, strict=True)
+            [slot, depth, width, trunk, short, *key, len(ids), *ids, *[0] * (longest - len(ids))]
+            for slot, (width, depth, trunk, short), ids, *key in zip(slots, sizes, left, *keys, strict=True)
         ]
     )
     found = _propose(model.parts, model.vocab_size, asked, np.array(law), bias, coupled)

@@ -13,8 +13,9 @@ leaf-to-root walk of traversal verification (Weng et al. 2025, 2505.12398).
       then q <- q below the bucket, and the order is computed anew on the residual p
     accept v with probability w, and emit a token of p
 
-Where drafts already fit (sum min(p, q) > 1 - 0.2/n) all tokens share one bucket, which is traversal verification. One path
-is block verification. Lossless for iid draws whose number at each node was fixed beforehand; the order may be any function
+Where drafts already fit (sum min(p, q) > 1 - 0.2/n) all tokens share one bucket, which is traversal verification of merged draws.
+One path is block verification. On paths of unequal lengths the order would give all weight to a short path as to the deep one, so
+that the children are tried in draw order, the deepest first, each against q: traversal verification itself. Lossless for iid draws whose number at each node was fixed beforehand; the order may be any function
 of prefix, rows and residuals, never of draws not yet looked at (specification 9.2).
 Traps: merged duplicates, sorted siblings, a trunk token counted once for each path.
 """
@@ -112,8 +113,8 @@ def _restrict(q, buckets, low, high, out):
 
 
 @compiled
-def _visit(u, w, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, ratio, stop, weights):
-    """Visit context u with weight w; `alive` = probability that nothing was accepted before; returns it after u."""
+def _visit(u, w, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, ratio, ragged, stop, weights):
+    """Visit context u with weight w; `alive` = probability that nothing was accepted before; returns it after u. ragged: in draw order."""
     n = counts[u]
     if n == 1:
         x = kids[u, 0]
@@ -121,7 +122,7 @@ def _visit(u, w, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LA
         pu, qu = total(p[u]), total(q[r])
         into = keep(w, p[u, t] / pu, q[r, t] / qu)
         alive = _visit(
-            first[x], into, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, ratio, stop, weights
+            first[x], into, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, ratio, ragged, stop, weights
         )
         weights[u] = w
         w = reweight(w, surplus(w / pu, p[u], 1.0 / qu, q[r]))
@@ -129,7 +130,16 @@ def _visit(u, w, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LA
         k = place[u]
         copy_normalised(p[u], P[k])
         copy_normalised(q[rows[kids[u, 0]]], Q[k])
-        left = kids[u, :n].copy()
+        for j in range(n if ragged else 0):
+            x = kids[u, j]
+            t = tokens[x]
+            if not (tokens[kids[u, :j]] == t).any():
+                into = keep(w, P[k, t], Q[k, t])
+                alive = _visit(
+                    first[x], into, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, ratio, ragged, stop, weights
+                )
+            w = reject(w, P[k], Q[k])
+        left = kids[u, : 0 if ragged else n].copy()
         while left.size > 0:
             _order(P[k], Q[k], left.size, order[k], ratio)
             _first_of_highest(Q[k], left.size, order[k], LAW[k])
@@ -141,7 +151,7 @@ def _visit(u, w, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LA
                 t = tokens[x]
                 into = keep(w, P[k, t], LAW[k, t])
                 alive = _visit(
-                    first[x], into, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, ratio, stop, weights
+                    first[x], into, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, ratio, ragged, stop, weights
                 )
                 w = reject(w, P[k], LAW[k])
                 inside = inside[tokens[inside] != t]
@@ -152,6 +162,20 @@ def _visit(u, w, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LA
                 _restrict(Q[k], order[k], 0, highest, Q[k])
     stop[u] = alive * w
     return alive * (1.0 - w)
+
+
+@compiled
+def _unequal(parents):
+    """Whether a row has leaves of different depths."""
+    N = len(parents)
+    depth, leaf, least, most = np.zeros(N, np.int64), np.ones(N, np.bool_), N, 0
+    for n in range(1, N):
+        if parents[n] >= 0:
+            depth[n], leaf[parents[n]] = depth[parents[n]] + 1, False
+    for n in range(1, N):
+        if parents[n] >= 0 and leaf[n]:
+            least, most = min(least, depth[n]), max(most, depth[n])
+    return least < most
 
 
 @compiled
@@ -213,7 +237,7 @@ class GreedyTraversal:
         year=2026,
         arxiv="",
         laws=frozenset({SiblingLaw.IID}),
-        shapes=frozenset({TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT}),
+        shapes=frozenset({TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT, TreeShape.RAGGED}),
     )
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
@@ -234,7 +258,7 @@ class GreedyTraversal:
     ) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray, np.ndarray, list[np.ndarray]]:
         """Every node's row, the geometry (children, their number, place among those with several), stops, weights and residual rows."""
         kids, first = (x.cpu().numpy() for x in (tree.children(draft.tree), tree.first_copies(draft.tree)))
-        rows, tokens = draft.rows.cpu().contiguous().numpy(), draft.tree.host[0]
+        rows, (tokens, parents) = draft.rows.cpu().contiguous().numpy(), draft.tree.host
         counts = (kids >= 0).sum(-1)
         place = (counts > 1).cumsum(-1) - 1
         stop, weights = np.zeros(tokens.shape), np.ones(tokens.shape)
@@ -246,7 +270,8 @@ class GreedyTraversal:
             P, Q, LAW = np.empty((3, size, p.shape[-1]), p.dtype)
             order, ratio = np.empty((size, p.shape[-1]), np.int32), np.empty(p.shape[-1], np.float32)
             given = (p[b], q[b], rows[b], tokens[b], first[b], kids[b], counts[b], place[b])
-            _visit(0, 1.0, 1.0, *given, P, Q, LAW, order, ratio, stop[b], weights[b])
+            ragged = draft.shape is TreeShape.RAGGED and _unequal(parents[b])
+            _visit(0, 1.0, 1.0, *given, P, Q, LAW, order, ratio, ragged, stop[b], weights[b])
             residuals.append(P)
         return rows, (kids, counts, place), stop, weights, residuals
 
