@@ -141,11 +141,15 @@ def test_a_compiled_proposal_with_a_trunk_is_the_grown_one(kind):
 
 @pytest.mark.parametrize("shorts", [(2, 1, 3), (1, 2, 0)])
 def test_a_compiled_ragged_proposal_is_the_grown_one(shorts):
-    draft = compiled_and_grown("paths", [Budget.of_paths(w, d, 0, s) for w, d, s in zip((2, 3, 2), (6, 4, 4), shorts, strict=True)])
+    draft = compiled_and_grown(
+        "paths", [Budget.of_paths(w, d, 0, s) for w, d, s in zip((2, 3, 2), (6, 4, 4), shorts, strict=True)]
+    )
     assert draft.shape is TreeShape.RAGGED
     for b, (depth, width, short) in enumerate(zip((6, 4, 4), (2, 3, 2), shorts, strict=True)):
         levels = trees.depths(draft.tree)[b].tolist()
-        assert [levels.count(d) for d in range(1, depth + 1)] == [width if d <= (short or depth) else 1 for d in range(1, depth + 1)]
+        assert [levels.count(d) for d in range(1, depth + 1)] == [
+            width if d <= (short or depth) else 1 for d in range(1, depth + 1)
+        ]
     parents = draft.tree.parents[1].tolist()
     assert parents[:5] == [-1, 0, 0, 0, 1]  # the first path goes on
 

@@ -93,7 +93,8 @@ def test_a_fit_without_plain_rounds_or_with_negative_times_is_refused(rounds):
 def brute_force(known, rates, batch, context, max_depth, max_width):
     """Best geometric mean of speeds over every joint choice of sizes."""
     shapes = product(range(1, max_width + 1), range(1, max_depth + 1), range(3))
-    options = [(1, 0), *((w, d, t) for w, d, t in shapes if t == 0 or (w > 1 and t < d))]
+    options = [(1, 0), *((w, d, t, 0) for w, d, t in shapes if t == 0 or (w > 1 and t < d))]
+    options += [(2, d, 0, s) for d, s in product(range(2, max_depth + 1), range(1, 4)) if s < d and max_width > 1]
     speeds = []
     for chosen in product(options, repeat=batch):
         tokens = math.prod(expected_tokens(np.array(rates[b]), *size) for b, size in enumerate(chosen))
@@ -110,7 +111,7 @@ def test_the_choice_for_one_sequence_is_the_best_of_all_sizes(rate, seconds):
     known = costs(**seconds)
     speed, (size,) = brute_force(known, [[rate] * DEPTHS], 1, [20], 8, 4)
     found = made(known, max_depth=8, margin=0.0).best(rate, context=20)
-    chosen = found.width, found.max_depth, found.trunk
+    chosen = found.width, found.max_depth, found.trunk, found.short
     assert Budget.of_paths(*chosen) == found
     tokens = expected_tokens(np.full(DEPTHS, rate), *chosen)
     assert tokens / known.seconds([chosen], [20]) == pytest.approx(speed, rel=1e-9), size
@@ -122,7 +123,7 @@ def test_the_choice_for_a_batch_is_within_a_percent_of_the_best_joint_choice(rat
     pair = sequences(2, length=1)
     for s, rate in zip(pair, rates, strict=True):
         s.acceptance.kept[:], s.acceptance.seen[:] = 1e9 * rate, 1e9
-    found = [(g.width, g.max_depth, g.trunk) for g in made(known, max_depth=6, max_width=2, margin=0.0).budgets(pair)]
+    found = [(g.width, g.max_depth, g.trunk, g.short) for g in made(known, max_depth=6, max_width=2, margin=0.0).budgets(pair)]
     tokens = math.prod(expected_tokens(np.full(DEPTHS, r), *size) for r, size in zip(rates, found, strict=True))
     best, _ = brute_force(known, [[r] * DEPTHS for r in rates], 2, [1, 1], 6, 2)
     assert tokens**0.5 / known.seconds(found, [1, 1]) >= 0.99 * best

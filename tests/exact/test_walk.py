@@ -121,6 +121,16 @@ def test_greedy_traversal_walks_a_trunk_and_then_paths():
         assert set(fast.num_accepted.tolist()) == {0, 1, 2, 3, 4}
 
 
+@pytest.mark.parametrize("given", [[-1, 0, 0, 1, 3, 4], [-1, 0, 0, 1, 2, 3], [-1, 0, 0, 0, 1, 2, 3, 4]])
+def test_greedy_traversal_walks_ragged_paths_as_traversal_does(given):
+    for seed in range(5):
+        draft, logits, key = rounds(TreeShape.RAGGED, SiblingLaw.IID, seed, given=given)
+        slow = registry.verifier("traversal")(draft, logits.softmax(-1)).sample(key)
+        fast = registry.verifier("greedy_traversal").walk(draft, logits, key)
+        assert torch.equal(slow.path, fast.path) and torch.equal(slow.token, fast.token)
+        assert set(fast.num_accepted.tolist()) >= {0, 1, 2, 3}
+
+
 def test_greedy_traversal_leaves_faulty_rows_to_the_readable_path():
     rule = registry.verifier("greedy_traversal")
     for node, fault in ((0, float("nan")), (6, float("inf"))):

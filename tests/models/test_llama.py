@@ -76,28 +76,29 @@ def proposal(fast, sizes, law=(1.0, 0, 1.0, 0.0), seed=0):
 
 def test_proposed_rows_are_the_models_laws():
     reference = model("llama")
-    fast = CompiledLlama(reference, max_num_seqs=4)
-    fast.prefill([0, 1, 2, 3], [[1, 2, 3, 4]] * 4)
-    tree, rows, probs = proposal(fast, [(2, 3, 0), (3, 2, 0), (2, 4, 1), (3, 3, 2)])
+    fast = CompiledLlama(reference, max_num_seqs=5)
+    fast.prefill([0, 1, 2, 3, 4], [[1, 2, 3, 4]] * 5)
+    tree, rows, probs = proposal(fast, [(2, 3, 0, 0), (3, 2, 0, 0), (2, 4, 1, 0), (3, 3, 2, 0), (2, 5, 0, 2)])
     assert tree.parents[2].tolist() == [-1, 0, 1, 1, 2, 3, 4, 5]
     assert tree.parents[3, :6].tolist() == [-1, 0, 1, 2, 2, 2]
-    for b in range(4):
+    assert tree.parents[4, :8].tolist() == [-1, 0, 0, 1, 2, 3, 5, 6]
+    for b in range(5):
         for n in range(1, int(tree.is_node[b].sum())):
             above = int(tree.parents[b, n])
-            path, length = trees.path_to(tree, torch.tensor([above if i == b else 0 for i in range(4)]))
+            path, length = trees.path_to(tree, torch.tensor([above if i == b else 0 for i in range(5)]))
             text = [1, 2, 3, 4, 7, *(int(tree.tokens[b, m]) for m in path[b, : length[b]])]
             law = reference(torch.tensor([text])).logits[0, -1].softmax(-1)
             assert torch.allclose(probs[b, rows[b, n]], law, atol=1e-5)
 
 
 def test_equal_prefixes_share_one_row():
-    fast = CompiledLlama(model("llama"), max_num_seqs=8)
-    fast.prefill(list(range(8)), [[1, 2, 3, 4]] * 8)
-    tree, rows, _ = proposal(fast, [(4, 3, 0), (4, 4, 1)] * 4, law=(0.2, 0, 1.0, 0.0))
+    fast = CompiledLlama(model("llama"), max_num_seqs=9)
+    fast.prefill(list(range(9)), [[1, 2, 3, 4]] * 9)
+    tree, rows, _ = proposal(fast, [(4, 3, 0, 0), (4, 4, 1, 0), (4, 4, 0, 2)] * 3, law=(0.2, 0, 1.0, 0.0))
     first = trees.first_copies(tree)
     copies = (first != torch.arange(tree.num_nodes)).nonzero()
     assert len(copies)
-    for b in range(8):
+    for b in range(9):
         for n in range(1, int(tree.is_node[b].sum())):
             for m in range(1, n):
                 if first[b, tree.parents[b, n]] == first[b, tree.parents[b, m]]:
@@ -109,7 +110,7 @@ def test_drawn_tokens_follow_the_reported_row():
     fast.prefill([0], [[1, 2, 3, 4]])
     seen = torch.zeros(61)
     for seed in range(1500):
-        tree, _, probs = proposal(fast, [(2, 1, 0)], law=(0.5, 0, 0.8, 0.0), seed=seed)
+        tree, _, probs = proposal(fast, [(2, 1, 0, 0)], law=(0.5, 0, 0.8, 0.0), seed=seed)
         seen += torch.bincount(tree.tokens[0, 1:], minlength=61)
     q = probs[0, 0]
     assert (seen[q == 0] == 0).all()
@@ -122,8 +123,8 @@ def test_drawn_tokens_follow_the_reported_row():
 def test_truncated_laws_keep_the_largest_tokens(law, kept):
     fast = CompiledLlama(model("llama"), max_num_seqs=1)
     fast.prefill([0], [[1, 2, 3, 4]])
-    _, _, whole = proposal(fast, [(1, 1, 0)])
-    _, _, probs = proposal(fast, [(1, 1, 0)], law=law)
+    _, _, whole = proposal(fast, [(1, 1, 0, 0)])
+    _, _, probs = proposal(fast, [(1, 1, 0, 0)], law=law)
     assert set(probs[0, 0].nonzero().flatten().tolist()) == set(whole[0, 0].topk(kept).indices.tolist())
     assert probs[0, 0].sum().item() == pytest.approx(1, abs=1e-6)
 
@@ -160,7 +161,7 @@ def test_a_proposal_reads_many_pending_tokens():
     fast.prefill([0], [text[:3]])
     fast.prefill([1], [text[:89]])
     keys, law, bias = ([1, 1], [0, 0], [90, 90]), (1.0, 0, 1.0, 0.0), np.zeros((2, 0), np.float32)
-    tree, _, probs = propose_paths(fast, [0, 1], [text[3:], text[89:]], keys, [(1, 4, 0)] * 2, [law] * 2, bias)
+    tree, _, probs = propose_paths(fast, [0, 1], [text[3:], text[89:]], keys, [(1, 4, 0, 0)] * 2, [law] * 2, bias)
     assert torch.equal(probs[0], probs[1])
     assert torch.equal(tree.tokens[0], tree.tokens[1])
     assert fast.lengths.tolist() == [90, 90]

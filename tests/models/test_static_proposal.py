@@ -37,7 +37,15 @@ def same(one, two):
 
 @pytest.mark.parametrize("name", PARAMS)
 @pytest.mark.parametrize(
-    "budgets", [[(4, 1)] * 3, [(3, 3)] * 3, [(4, 2), (2, 3), (3, 1)], [(3, 2), (0, 1), (1, 4)], [(4, 3, 2), (3, 2), (2, 2, 1)], [(5, 2, 0, 2), (4, 3, 0, 1), (3, 2)]]
+    "budgets",
+    [
+        [(4, 1)] * 3,
+        [(3, 3)] * 3,
+        [(4, 2), (2, 3), (3, 1)],
+        [(3, 2), (0, 1), (1, 4)],
+        [(4, 3, 2), (3, 2), (2, 2, 1)],
+        [(5, 2, 0, 2), (4, 3, 0, 1), (3, 2)],
+    ],
 )
 def test_rounds_of_proposals_are_those_of_growing(name, budgets):
     both = drafters()

@@ -177,9 +177,7 @@ class ModelDrafter:
                 self._proposed[s.slot] = draft.tree, b
         return draft
 
-    def _drawn(
-        self, states: Sequence[ModelState], sizes: list[Size], keys: tuple[list[int], list[int], list[int]]
-    ) -> Draft:
+    def _drawn(self, states: Sequence[ModelState], sizes: list[Size], keys: tuple[list[int], list[int], list[int]]) -> Draft:
         if self._compiled:
             return self._compiled_paths(states, sizes, keys)
         if self._static and not any(s.request.params.has_penalties or s.request.params.min_tokens for s in states):

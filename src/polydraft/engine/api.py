@@ -155,6 +155,8 @@ class Engine(Loop):
         rule = _verifier(verifier, source)
         chosen = _choice_plan(source, plan, depth, num_paths, profile) if isinstance(source, Choice) else None
         plan = chosen or _plan(plan, depth, num_paths, profile)
+        if source is not None:
+            _settle_ragged(plan, source, rule)
         return cls(target, source, rule, plan, tokenizer=tokenizer, eos_token_ids=eos, tie_margin=tie_margin)
 
     def step(self) -> list[StepOutput]:
@@ -330,6 +332,15 @@ def _plan(plan: Plan | str | None, depth: int | None, num_paths: int | None, pro
     if isinstance(wanted, str):
         raise unknown_name("plan", wanted, ("adaptive", "fixed"))
     return wanted
+
+
+def _settle_ragged(plan: Plan, drafter: Drafter, rule: Verifier) -> None:
+    """Refuse a fixed plan for ragged drafts where there are none or the rule is not exact for them; keep adaptive plans from them."""
+    for each in plan.plans if isinstance(plan, ChoicePlan) else [plan]:
+        if isinstance(each, FixedPlan) and each.short:
+            choose.check_ragged(drafter.info, rule.info)
+        elif isinstance(each, AdaptivePlan) and not choose.allows_ragged(drafter.info, rule.info):
+            each.max_short = 0
 
 
 def _choice_plan(

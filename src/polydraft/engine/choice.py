@@ -138,6 +138,7 @@ class Choice:
             "",
             frozenset().union(*(i.laws for i in infos)),
             frozenset().union(*(i.shapes for i in infos)),
+            on_request=frozenset().union(*(i.on_request for i in infos)),
         )
 
     def rule(self) -> Verifier:
@@ -145,7 +146,7 @@ class Choice:
         rules: dict[SiblingLaw, Verifier] = {}
         for law in self.info.laws:
             same = [a.info for a in self.arms if law in a.info.laws]
-            shapes = frozenset().union(*(i.shapes for i in same))
+            shapes = frozenset().union(*(i.shapes | i.on_request for i in same))
             one = Method(same[0].name, "", "", 0, "", frozenset({law}), shapes)
             rules[law] = registry.verifier(choose.best_for(one))
         return RuleByLaw(rules)

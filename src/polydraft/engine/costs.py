@@ -61,7 +61,7 @@ class Observation(NamedTuple):
 
 
 def features(sizes: Sequence[tuple[int, ...]], contexts: Sequence[int]) -> np.ndarray:
-    """What a round is charged for, see `FEATURES`. sizes: (width, depth) or (width, depth, trunk) of each sequence.  contexts: cached tokens of each.
+    """What a round is charged for, see `FEATURES`. sizes: (width, depth[, trunk[, short]]) of each sequence.  contexts: cached tokens of each.
 
     Example:
         >>> features([(2, 3), (1, 0)], [100, 50]).tolist()
@@ -127,7 +127,7 @@ class RoundCosts:
         return np.sum([self.coefficients[phase] for phase in PHASES], axis=0)
 
     def seconds(self, sizes: Sequence[tuple[int, ...]], contexts: Sequence[int]) -> float:
-        """Of a round in which sequence b drafts sizes[b] = (width, depth[, trunk]) with contexts[b] cached tokens."""
+        """Of a round in which sequence b drafts sizes[b] = (width, depth[, trunk[, short]]) with contexts[b] cached tokens."""
         return float(self.flat @ features(sizes, contexts))
 
     @cached_property

@@ -1,7 +1,7 @@
 """How much to draft in the next round, decided from past rounds and tables only.
 
-A plan may look at tables and at rounds that are over, never at the draft it is deciding about: depth, width and trunk are fixed
-before the first token of a round is drawn, so every choice here keeps the output law (specification, section 12.2).
+A plan may look at tables and at rounds that are over, never at the draft it is deciding about: depth, width, trunk and short paths are
+fixed before the first token of a round is drawn, so every choice here keeps the output law (specification, section 12.2).
 Where the tables come from a clock they are measured once, before a request; inside a request only its own past decides.
 """
 
@@ -47,21 +47,22 @@ class FixedPlan:
     """The same budget in every round, for reproducible comparisons.
 
     depth: drafted tokens on a path.  width: paths (or children of a node).  trunk: tokens before the paths part.
-    max_nodes: default all of them.
+    max_nodes: default all of them.  short: tokens of the paths after the first; 0: as many as the first has.
 
     Example:
         >>> FixedPlan(depth=4, width=2, trunk=1).budget
-        Budget(max_nodes=7, max_depth=4, width=2, trunk=1)
+        Budget(max_nodes=7, max_depth=4, width=2, trunk=1, short=0)
     """
 
     depth: int
     width: int = 1
     max_nodes: int | None = None
     trunk: int = 0
+    short: int = 0
 
     @property
     def budget(self) -> Budget:
-        whole = Budget.of_paths(self.width, self.depth, self.trunk)
+        whole = Budget.of_paths(self.width, self.depth, self.trunk, self.short)
         return whole if self.max_nodes is None else replace(whole, max_nodes=self.max_nodes)
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
@@ -72,8 +73,26 @@ class FixedPlan:
 
 
 @compiled
-def _choose(kept, seen, priors, asked, costs, max_depth, max_trunk, margin, sizes):
-    """sizes[b] = (width, depth, trunk) of the highest geometric mean of the sequences' speeds, which is returned; (1, 0, 0) where drafts do not pay.
+def _shapes(most, max_trunk, max_short):
+    """(width, trunk, short) of all shapes for up to `most` paths, by width: a chain, equal paths, paths behind a trunk, ragged pairs."""
+    out = np.zeros((1 + (most - 1) * (max_trunk + 1) + (max_short if most > 1 else 0), 3), np.int64)
+    out[0, 0], k = 1, 1
+    for w in range(2, most + 1):
+        for i in range(1 + max_trunk + (max_short if w == 2 else 0)):
+            out[k] = w, (i if i <= max_trunk else 0), max(i - max_trunk, 0)
+            k += 1
+    return out
+
+
+@compiled
+def _nodes(width, depth, trunk, short):
+    """`Budget.of_paths(width, depth, trunk, short).max_nodes`."""
+    return depth + (width - 1) * max((min(depth, short) if short > 0 else depth) - trunk, 0)
+
+
+@compiled
+def _choose(kept, seen, priors, asked, costs, max_depth, max_trunk, max_short, margin, sizes):
+    """sizes[b] = (width, depth, trunk, short) of the highest geometric mean of the sequences' speeds, which is returned; depth 0 where drafts do not pay.
 
     The sum of speeds would serve those that draft well first, and leave the others to smaller and dearer batches.
     For every deepest depth D each sequence takes the size of highest log tokens - price x seconds of its own nodes; the price,
@@ -85,32 +104,32 @@ def _choose(kept, seen, priors, asked, costs, max_depth, max_trunk, margin, size
     most = 0
     for b in range(B):
         most = max(most, widths[b])
-        sizes[b, 0], sizes[b, 1], sizes[b, 2] = 1, 0, 0
+        sizes[b, 0], sizes[b, 1], sizes[b, 2], sizes[b, 3] = 1, 0, 0, 0
     plain = costs[0] + costs[1] * B + costs[2] * B + costs[3] * max(0, B - HINGE)
     for b in range(B):
         plain += (costs[4] + costs[5]) * contexts[b]
     best = (1.0 + margin) / plain
     if most == 0:
         return 1.0 / plain
-    trunks = 1 if most == 1 else max_trunk + 1
-    rates, tokens = np.empty(L), np.empty((B, most, trunks, max_depth + 1))
+    shapes = _shapes(most, max_trunk, max_short)
+    rates, tokens = np.empty(L), np.empty((B, len(shapes), max_depth + 1))
     for b in range(B):
         acceptance.by_depth(kept[b], seen[b], priors[int(asked[b, 4])], gains[b], asked[b, 3], rates)
-        for w in range(widths[b]):
-            for t in range(trunks if w > 0 else 1):
-                acceptance.tokens_by_depth(rates, w + 1, t, tokens[b, w, t])
+        for k in range(len(shapes)):
+            if shapes[k, 0] <= widths[b]:
+                acceptance.tokens_by_depth(rates, shapes[k, 0], shapes[k, 1], shapes[k, 2], tokens[b, k])
     room = max(0.0, (HINGE - B) / B)
     tried = np.empty_like(sizes)
     if B == 1:
-        for w in range(widths[0]):
-            for t in range(trunks if w > 0 else 1):
-                for d in range(t + 1, max_depth + 1):
-                    n = t + (w + 1) * (d - t)
-                    seconds = plain + (costs[2] + costs[8] + costs[5] * contexts[0]) * n + costs[3] * max(0, 1 + n - HINGE)
-                    seconds += costs[6] + costs[7] * d + costs[9] + (costs[10] if w > 0 else 0.0)
-                    if tokens[0, w, t, d] / seconds > best:
-                        best = tokens[0, w, t, d] / seconds
-                        sizes[0, 0], sizes[0, 1], sizes[0, 2] = w + 1, d, t
+        for k in range(len(shapes)):
+            w, t, s = shapes[k]
+            for d in range(max(t, s) + 1, max_depth + 1):
+                n = _nodes(w, d, t, s)
+                seconds = plain + (costs[2] + costs[8] + costs[5] * contexts[0]) * n + costs[3] * max(0, 1 + n - HINGE)
+                seconds += costs[6] + costs[7] * d + costs[9] + (costs[10] if w > 1 else 0.0)
+                if tokens[0, k, d] / seconds > best:
+                    best = tokens[0, k, d] / seconds
+                    sizes[0, 0], sizes[0, 1], sizes[0, 2], sizes[0, 3] = w, d, t, s
         return best
     logs, seconds = np.log(tokens), plain
     for deepest in range(1, max_depth + 1):
@@ -118,24 +137,26 @@ def _choose(kept, seen, priors, asked, costs, max_depth, max_trunk, margin, size
             price, before = B / seconds, seconds
             nodes, drafting, branching, reached, total, by_context = 0, 0, 0, 0, 0.0, 0.0
             for b in range(B):
-                each, gain = costs[2] + costs[5] * contexts[b] + costs[8], 0.0
-                tried[b, 0], tried[b, 1], tried[b, 2] = 1, 0, 0
-                for w in range(widths[b]):
-                    once = costs[9] + (costs[10] if w > 0 else 0.0)
-                    for t in range(trunks if w > 0 else 1):
-                        for d in range(t + 1, deepest + 1):
-                            n = t + (w + 1) * (d - t)
-                            value = logs[b, w, t, d] - price * (n * each + costs[3] * max(0.0, n - room) + once)
-                            if value > gain:
-                                gain = value
-                                tried[b, 0], tried[b, 1], tried[b, 2] = w + 1, d, t
-                n = tried[b, 2] + tried[b, 0] * (tried[b, 1] - tried[b, 2])
+                each, gain, gained = costs[2] + costs[5] * contexts[b] + costs[8], 0.0, 0.0
+                tried[b, 0], tried[b, 1], tried[b, 2], tried[b, 3] = 1, 0, 0, 0
+                for k in range(len(shapes)):
+                    w, t, s = shapes[k]
+                    if w > widths[b]:
+                        break
+                    once = costs[9] + (costs[10] if w > 1 else 0.0)
+                    for d in range(max(t, s) + 1, deepest + 1):
+                        n = _nodes(w, d, t, s)
+                        value = logs[b, k, d] - price * (n * each + costs[3] * max(0.0, n - room) + once)
+                        if value > gain:
+                            gain, gained = value, logs[b, k, d]
+                            tried[b, 0], tried[b, 1], tried[b, 2], tried[b, 3] = w, d, t, s
+                n = _nodes(tried[b, 0], tried[b, 1], tried[b, 2], tried[b, 3])
                 nodes += n
                 by_context += n * contexts[b]
                 drafting += n > 0
                 branching += tried[b, 0] > 1
                 reached = max(reached, tried[b, 1])
-                total += logs[b, tried[b, 0] - 1, tried[b, 2], tried[b, 1]] if n > 0 else 0.0
+                total += gained
             if drafting == 0:
                 seconds = plain
                 break
@@ -153,7 +174,7 @@ def _choose(kept, seen, priors, asked, costs, max_depth, max_trunk, margin, size
 
 @dataclass
 class AdaptivePlan:
-    """Width, depth and trunk of most expected tokens per second; no drafts while they do not pay, tried again after longer and longer waits.
+    """Width, depth, trunk and short paths of most expected tokens per second; no drafts while they do not pay, tried again after longer and longer waits.
 
         speed(size) = E[tokens | acceptance by depth] / seconds(batch, rows, depth, context), the geometric mean over the batch
 
@@ -162,7 +183,9 @@ class AdaptivePlan:
     Only these decide, before the round's first draw: the output law is kept, and for one profile a seed gives one text.
 
     profile: None to have the engine measure one before its first request; without an engine, assumed costs.
-    max_depth, max_width, max_trunk: bounds of the search.  margin: share by which drafting must promise to beat plain decoding.
+    max_depth, max_width, max_trunk, max_short: bounds of the search; max_short: of the second of a ragged pair, 0 for none, to
+        which an engine sets it where its drafter does not make them or its rule is not exact for them.
+    margin: share by which drafting must promise to beat plain decoding.
     first_pause, longest_pause: rounds without drafts after a stop, at least and at most: so many that a probing draft costs 0.5%
         of them, doubled each time one changes nothing.
 
@@ -171,13 +194,14 @@ class AdaptivePlan:
     Example:
         >>> plan = AdaptivePlan(Profile.assumed())
         >>> plan.best(0.9), plan.best(0.02).max_depth
-        (Budget(max_nodes=11, max_depth=11, width=1, trunk=0), 0)
+        (Budget(max_nodes=11, max_depth=11, width=1, trunk=0, short=0), 0)
     """
 
     profile: Profile | None = None
     max_depth: int = 12
     max_width: int = 4
     max_trunk: int = 2
+    max_short: int = 3
     margin: float = 0.0
     first_pause: int = 4
     longest_pause: int = 256
@@ -196,17 +220,18 @@ class AdaptivePlan:
     def _sizes(
         self, records: Seq[Acceptance], widths: list[int], contexts: list[int], greedy: Seq[bool]
     ) -> tuple[list[list[int]], float]:
-        known, sizes = self.known, np.empty((len(records), 3), np.int64)
+        known, sizes = self.known, np.empty((len(records), 4), np.int64)
         if len(records) == 1:
             kept, seen = records[0].kept[None], records[0].seen[None]
         else:
             kept, seen = np.array([r.kept for r in records]), np.array([r.seen for r in records])
         asked = np.array([[r.gain, w, c, r.looks, g] for r, w, c, g in zip(records, widths, contexts, greedy, strict=True)])
-        speed = _choose(kept, seen, known.priors, asked, known.costs.flat, self.max_depth, self.max_trunk, self.margin, sizes)
+        bounds = self.max_depth, self.max_trunk, self.max_short
+        speed = _choose(kept, seen, known.priors, asked, known.costs.flat, *bounds, self.margin, sizes)
         return sizes.tolist(), speed
 
     def promise(self, sequences: Seq[Sequence], out: Seq[bool]) -> tuple[list[list[int]], float]:
-        """(width, depth, trunk) for each sequence, and the speed that they promise: the geometric mean of tokens per second over the batch.
+        """(width, depth, trunk, short) for each sequence, and the speed that they promise: the geometric mean of tokens per second over the batch.
 
         out: sequences that draft nothing in any case.  At temperature 0 one chain, as a second path would be a copy.
         """
@@ -234,7 +259,7 @@ class AdaptivePlan:
         ):
             return [budget for _, _, budget in self._held]
         out = [s.acceptance.waiting > 0 or not s.drafting for s in sequences]
-        sizes, _ = ([[1, 0, 0]] * len(sequences), 0.0) if all(out) else self.promise(sequences, out)
+        sizes, _ = ([[1, 0, 0, 0]] * len(sequences), 0.0) if all(out) else self.promise(sequences, out)
         alone = not any(size[1] for size in sizes)
         budgets = [self._budget(s, o, size, alone) for s, o, size in zip(sequences, out, sizes, strict=True)]
         drafting = all(size[1] for size in sizes)

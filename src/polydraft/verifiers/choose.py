@@ -1,10 +1,12 @@
 """Which rules are exact for which drafts, and which of them to prefer."""
 
+from dataclasses import replace
+
 from polydraft import registry
 from polydraft.core import Method, SiblingLaw, TreeShape
 from polydraft.errors import IncompatibleError
 
-__all__ = ["PREFERRED", "best_for", "check_pair", "fitting"]
+__all__ = ["PREFERRED", "allows_ragged", "best_for", "check_pair", "check_ragged", "fitting"]
 
 PREFERRED: dict[SiblingLaw, tuple[str, ...]] = {
     SiblingLaw.IID: ("block", "greedy_traversal", "traversal", "recursive", "match"),
@@ -48,6 +50,21 @@ def check_pair(drafter: Method, verifier: Method) -> None:
         raise IncompatibleError(
             f"verifier {verifier.name!r} was joined with drafter {drafter.name!r}, which makes {_words(drafter)}; it is exact "
             f"only for {_words(verifier)}. Verifiers that fit: {', '.join(fitting(drafter))}."
+        )
+
+
+def allows_ragged(drafter: Method, verifier: Method) -> bool:
+    """Whether the drafter makes ragged drafts on request and the verifier is exact for them."""
+    return TreeShape.RAGGED in drafter.on_request & verifier.shapes
+
+
+def check_ragged(drafter: Method, verifier: Method) -> None:
+    """Raise IncompatibleError, naming both and what fits, unless `allows_ragged`."""
+    if not allows_ragged(drafter, verifier):
+        exact = fitting(replace(drafter, shapes=frozenset({TreeShape.RAGGED})))
+        raise IncompatibleError(
+            f"paths of unequal lengths (short=...) were asked of drafter {drafter.name!r} with verifier {verifier.name!r}; expected a drafter that "
+            f"makes them, such as 'model', and a verifier that is exact for them: {', '.join(exact)}. Use these, or drop short."
         )
 
 

@@ -136,7 +136,25 @@ def _visit(u, w, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LA
             if not (tokens[kids[u, :j]] == t).any():
                 into = keep(w, P[k, t], Q[k, t])
                 alive = _visit(
-                    first[x], into, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, ratio, ragged, stop, weights
+                    first[x],
+                    into,
+                    alive,
+                    p,
+                    q,
+                    rows,
+                    tokens,
+                    first,
+                    kids,
+                    counts,
+                    place,
+                    P,
+                    Q,
+                    LAW,
+                    order,
+                    ratio,
+                    ragged,
+                    stop,
+                    weights,
                 )
             w = reject(w, P[k], Q[k])
         left = kids[u, : 0 if ragged else n].copy()
@@ -151,7 +169,25 @@ def _visit(u, w, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LA
                 t = tokens[x]
                 into = keep(w, P[k, t], LAW[k, t])
                 alive = _visit(
-                    first[x], into, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, ratio, ragged, stop, weights
+                    first[x],
+                    into,
+                    alive,
+                    p,
+                    q,
+                    rows,
+                    tokens,
+                    first,
+                    kids,
+                    counts,
+                    place,
+                    P,
+                    Q,
+                    LAW,
+                    order,
+                    ratio,
+                    ragged,
+                    stop,
+                    weights,
                 )
                 w = reject(w, P[k], LAW[k])
                 inside = inside[tokens[inside] != t]

@@ -1,0 +1,91 @@
+"""Ragged pairs in a plan, weighed like all else; and in an engine, only where drafter and rule have them, and in a batch each row as it would be alone."""
+
+import numpy as np
+import pytest
+import torch
+from tables import TableModel
+from test_plan import costs, made, outcome, sequences
+
+from polydraft import Engine, FixedPlan, SamplingParams
+from polydraft.core import Budget, Draft, SiblingLaw, TokenTree, TreeShape
+from polydraft.engine import acceptance
+from polydraft.engine.acceptance import DEPTHS, Acceptance, expected_tokens
+from polydraft.engine.plan import AdaptivePlan
+from polydraft.errors import IncompatibleError
+
+
+class Script(FixedPlan):
+    """Budgets in the order of the seeds."""
+
+    def budgets(self, sequences):
+        return [BUDGETS[s.request.seed] for s in sequences]
+
+
+BUDGETS = [Budget.of_paths(2, 4, 0, 1), Budget.of_paths(2, 3), Budget.of_paths(1, 4), Budget.of_paths(2, 4, 1), Budget(0, 0)]
+
+
+def engine(plan, drafter="model", **options):
+    target, small = (TableModel(5, seed=seed, max_num_seqs=8) for seed in (0, 1))
+    return Engine.of(target, draft_model=small, drafter=drafter, plan=plan, **options)
+
+
+def shapes_of(fast, monkeypatch):
+    """Shapes of the drafts as they come."""
+    seen, propose = [], fast.drafter.propose
+    monkeypatch.setattr(fast.drafter, "propose", lambda *given: seen.append(propose(*given)) or seen[-1])
+    return seen
+
+
+@pytest.mark.parametrize("options", [{"verifier": "multipath"}, {"drafter": "model:listed"}, {"drafter": "ngram"}])
+def test_ragged_drafts_are_refused_where_there_are_none_or_the_rule_is_not_exact_for_them(options):
+    with pytest.raises(IncompatibleError, match=r"short=.*greedy_traversal|short=.*list_race|short=.*match"):
+        engine(FixedPlan(4, 2, short=1), **options)
+    plan = made(costs())
+    engine(plan, **options)
+    assert plan.max_short == 0
+
+
+def test_adaptive_plans_weigh_them_where_they_may_be():
+    plans = AdaptivePlan(), AdaptivePlan()
+    engine(plans[0])
+    engine(plans[1], verifier="traversal")
+    assert [p.max_short for p in plans] == [AdaptivePlan.max_short] * 2
+
+
+@pytest.mark.parametrize(("name", "shape"), [("multipath", TreeShape.PATHS), ("traversal", TreeShape.RAGGED)])
+def test_a_plan_of_ones_own_gets_equal_paths_where_the_rule_is_exact_only_for_these(name, shape, monkeypatch):
+    fast = engine(Script(1), verifier=name)
+    drafts = shapes_of(fast, monkeypatch)
+    fast.generate([[1, 2]], SamplingParams(seed=0, max_tokens=20))
+    assert drafts and {d.shape for d in drafts if d.tree.num_nodes > 3} == {shape}
+
+
+def test_in_a_batch_of_all_shapes_each_text_is_the_one_that_it_is_alone(monkeypatch):
+    params = [SamplingParams(seed=seed, max_tokens=40) for seed in range(len(BUDGETS))]
+    together = engine(Script(1))
+    drafts = shapes_of(together, monkeypatch)
+    texts = [r.token_ids for r in together.generate([[1, 2]] * len(params), params)]
+    alone = engine(Script(1))
+    assert texts == [alone.generate([[1, 2]], p)[0].token_ids for p in params]
+    assert drafts[0].shape is TreeShape.RAGGED and drafts[0].tree.parents[1, 1:7].tolist() == [0, 0, 1, 2, 3, 4]
+
+
+def test_a_short_path_beside_a_deep_one_takes_the_rows_that_are_left():
+    rates = (0.7, *[0.85] * (DEPTHS - 1))
+    known = costs(rows=0.01, rows_beyond_8=0.3, depths=0.1)
+    (found,) = made(known, rates=rates).budgets(sequences())
+    assert found == Budget.of_paths(2, 5, 0, 2)
+    (equal,) = made(known, rates=rates, max_short=0).budgets(sequences())
+    assert equal == Budget.of_paths(2, 3)
+    tokens = [expected_tokens(np.array(rates), 2, g.max_depth, 0, g.short) for g in (found, equal)]
+    assert tokens[0] / known.seconds([(2, 5, 0, 2)], [10]) > 1.01 * tokens[1] / known.seconds([(2, 3)], [10])
+
+
+def test_what_a_ragged_pair_should_keep_is_predicted_as_such():
+    tree = TokenTree(torch.tensor([[0, 1, 0, 1, 1, 0]]), torch.tensor([[-1, 0, 0, 1, 2, 3]]))
+    draft = Draft(tree, SiblingLaw.IID, TreeShape.RAGGED, torch.full((1, 4, 2), 0.5), torch.tensor([[-1, 0, 0, 1, 2, 3]]))
+    record = Acceptance()
+    acceptance.observe([record], draft, torch.zeros(1, 6, 2), [False], np.full((2, DEPTHS), 0.5), outcome(0))
+    assert record.predicted == pytest.approx(expected_tokens(np.full(DEPTHS, 0.5), 2, 3, 0, 2) - 1)
+    lengths = [expected_tokens(np.full(DEPTHS, 0.5), 2, 3, 0, short) for short in (1, 2)]
+    assert expected_tokens(np.full(DEPTHS, 0.5), 1, 3) < lengths[0] < lengths[1] < expected_tokens(np.full(DEPTHS, 0.5), 2, 3)

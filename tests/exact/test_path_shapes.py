@@ -1,0 +1,131 @@
+"""A trunk, then K paths, and ragged pairs: the drafter draws what the checker enumerates, and every rule for them keeps the law, over rounds too."""
+
+import numpy as np
+import pytest
+import torch
+from harness import Grown, Tables, by_depth, enumerate_drafts, measure, ragged
+from runs import every_run
+from tables import TableModel, law
+
+from polydraft import Engine, FixedPlan, SamplingParams, registry
+from polydraft.core import Budget, Request, SiblingLaw, TreeShape
+from polydraft.drafters.model import ModelDrafter
+
+IID, PATHS, RAGGED = SiblingLaw.IID, TreeShape.PATHS, TreeShape.RAGGED
+SHAPES = {
+    (2, 3, 1, 0): by_depth(1, 2, 1),
+    (2, 3, 2, 0): by_depth(1, 1, 2),
+    (3, 2, 1, 0): by_depth(1, 3),
+    (2, 3, 0, 1): ragged(3, 1),
+    (2, 3, 0, 2): ragged(3, 2),
+    (3, 2, 0, 1): ragged(2, 1, 1),
+}
+"""(paths, depth, trunk, short): children by depth or by path."""
+
+
+def exact_for(shape):
+    """Lossless rules for iid draws of this shape."""
+    infos = {name: registry.verifier(name).info for name in registry.names("verifier")}
+    return [n for n, i in infos.items() if i.lossless and not i.shared_noise and IID in i.laws and shape in i.shapes]
+
+
+class TwoTables:
+    """A target and a draft table as the checker's rows below a prompt."""
+
+    def __init__(self, target, draft, prompt):
+        self.V, self.prompt = target.vocab_size, prompt
+        self.models = {"p": target, "q": draft}
+
+    def row(self, which, path):
+        text = [*self.prompt, *path]
+        return self.models[which].logits[text[-2], text[-1]].softmax(-1).numpy()
+
+
+@pytest.fixture
+def pair():
+    """Two tables of three tokens, and drafts in float64."""
+    torch.set_default_dtype(torch.float64)
+    yield TableModel(3, seed=0), TableModel(3, seed=1)
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("size", SHAPES, ids=str)
+def test_the_drafters_draws_are_those_of_the_checker_and_every_rule_keeps_the_law(pair, size, monkeypatch):
+    tables, shape = TwoTables(*pair, [1, 2]), RAGGED if size[3] else PATHS
+    drafter = ModelDrafter(pair[1])
+    (state,) = drafter.start([Request("r", (1, 2), SamplingParams(), 0)])
+    expected = {(*d.tokens[1:], *d.parents): d.probability for d in enumerate_drafts(tables, IID, SHAPES[size], size[1])}
+    found = {}
+    for probability, draft in every_run(lambda: drafter.propose([state], [Budget.of_paths(*size)]), monkeypatch):
+        assert draft.shape is shape
+        found[(*draft.tree.tokens[0, 1:].tolist(), *draft.tree.parents[0].tolist())] = probability
+        for n in range(1, draft.tree.num_nodes):
+            path, m = [], int(draft.tree.parents[0, n])
+            while m > 0:
+                path, m = [int(draft.tree.tokens[0, m]), *path], int(draft.tree.parents[0, m])
+            assert np.abs(draft.probs[0, draft.rows[0, n]].numpy() - tables.row("q", path)).max() < 1e-12
+    assert found == pytest.approx(expected, abs=1e-12)
+    for name in exact_for(shape):
+        assert measure(registry.verifier(name), tables, IID, shape, SHAPES[size], size[1]).error < 1e-12, name
+
+
+def emitted_law(engine, prompt, length, monkeypatch):
+    """Probability of every text of this length, from every run of the engine."""
+    found = torch.zeros((engine.target.vocab_size,) * length, dtype=torch.float64)
+    params = SamplingParams(max_tokens=length, seed=0)
+    for probability, (result,) in every_run(lambda: engine.generate([prompt], params), monkeypatch):
+        found[tuple(result.token_ids)] += probability
+    return found
+
+
+@pytest.mark.parametrize("plan", [FixedPlan(2, 2, trunk=1), FixedPlan(2, 2, short=1)], ids=["trunk", "ragged"])
+@pytest.mark.parametrize("name", ["greedy_traversal", "traversal"])
+def test_rounds_keep_the_law(pair, name, plan, monkeypatch):
+    engine = Engine.of(pair[0], draft_model=pair[1], verifier=name, plan=plan)
+    found = emitted_law(engine, [1, 2], 3, monkeypatch)
+    assert (found - law(pair[0], [1, 2], 3)).abs().max() < 1e-12
+
+
+def test_rules_for_ragged_batches_are_exact_for_whatever_their_rows_are():
+    """Where one row is ragged, others may be chains, equal paths or have a trunk; greedy traversal orders these as it always does."""
+    assert all(TreeShape.GROWN in registry.verifier(n).info.shapes for n in exact_for(RAGGED) if n != "greedy_traversal")
+    rule, tables = registry.verifier("greedy_traversal"), Tables(3, seed=5)
+    for counts, depth in ((by_depth(1, 1), 2), (by_depth(2, 1), 2), (by_depth(1, 2), 2)):
+        found, as_ever = (measure(rule, tables, IID, shape, counts, depth) for shape in (RAGGED, PATHS))
+        assert found.error < 1e-12
+        assert found.block_efficiency == pytest.approx(as_ever.block_efficiency, abs=1e-12)
+
+
+@pytest.mark.parametrize("lengths", [(3, 1), (3, 2), (2, 1, 1)])
+def test_greedy_traversal_is_traversal_where_paths_are_ragged_and_keeps_at_least_the_chain(lengths):
+    for seed in range(6):
+        tables = Tables(3, seed)
+        setting = tables, IID, RAGGED, ragged(*lengths), max(lengths)
+        ours, theirs = (measure(registry.verifier(n), *setting) for n in ("greedy_traversal", "traversal"))
+        chain = measure(registry.verifier("block"), tables, IID, TreeShape.CHAIN, by_depth(*[1] * max(lengths)), max(lengths))
+        assert ours.block_efficiency == pytest.approx(theirs.block_efficiency, abs=1e-12)
+        assert ours.block_efficiency >= chain.block_efficiency - 1e-12
+
+
+def test_ragged_paths_told_to_be_equal_are_caught():
+    """Multi-path block verification, which picks a path by all its tokens, on paths that have not equally many."""
+    tables = Tables(3, seed=4)
+    assert measure(registry.verifier("multipath"), tables, IID, PATHS, by_depth(2, 1), 2).error < 1e-12
+    assert measure(registry.verifier("multipath"), tables, IID, PATHS, ragged(3, 1), 3).tv > 0.05
+
+
+def dropped(drafts, agree):
+    """Wrong: the short path is dropped where it begins as the deep one does, or where it does not."""
+    cut = [Grown(d.probability, [*d.tokens[:2], *d.tokens[3:]], [-1, 0, 1, 2], [*d.paths[:2], *d.paths[3:]], []) for d in drafts]
+    return [c if (d.tokens[1] == d.tokens[2]) == agree else d for d, c in zip(drafts, cut, strict=True)]
+
+
+@pytest.mark.parametrize("agree", [True, False])
+@pytest.mark.parametrize("name", ["greedy_traversal", "traversal"])
+def test_short_paths_dropped_by_a_look_at_their_tokens_are_caught(name, agree):
+    tables, counts = Tables(4, seed=7), ragged(3, 1)
+    drafts = enumerate_drafts(tables, IID, counts, 3)
+    assert drafts[0].parents == [-1, 0, 0, 1, 3]
+    setting = registry.verifier(name), tables, IID, RAGGED, counts, 3
+    assert measure(*setting, drafts).error < 1e-12
+    assert measure(*setting, dropped(drafts, agree)).tv > 0.02
