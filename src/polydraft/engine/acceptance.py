@@ -98,7 +98,7 @@ def tokens_by_depth(acceptance: np.ndarray, width: int, trunk: int, short: int, 
     embedded pair (K = 1 to 4, depths 1 to 8, three temperatures; within 5%).
     Short paths are tried where nothing of the deep one is kept: to what the chain keeps they add, with probability
     (1 - a_0) (1 - (1 - a_0)^(0.30 log2 K)), a chain whose acceptance is that of K draws, as where paths agree at first it is a
-    later draw that is tried again (lengths 2 to 8 and 1 to 3, likewise; within 4%).
+    later draw that is tried again (lengths 2 to 8 and 1 to 3, likewise; their share within 0.05 tokens).
     """
     octaves = np.log2(float(width))
     out[0] = reached = 1.0
@@ -143,7 +143,7 @@ def _look(logits, q, tokens, parents, rows, has_law, greedy, prior, looks, kept,
     rates = np.empty(kept.size)
     by_depth(kept, seen, prior, 1.0, looks, rates)
     tokens_of = np.empty(depth + 1)
-    end = (nodes - depth) // (width - 1) if width > 1 and trunk == 0 else depth  # of the paths after the first
+    end = (nodes - depth) // (width - 1) if has_law and width > 1 and trunk == 0 else depth  # of the paths after the first
     tokens_by_depth(rates, width, trunk, end if 0 < end < depth else 0, tokens_of)
     predicted = tokens_of[depth] - 1.0
     p = np.empty(V, np.float32)
