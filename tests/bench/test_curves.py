@@ -59,3 +59,12 @@ def test_all_curves_are_measured_and_drawn(tmp_path):
     assert "| 16 |" in scaling_markdown(found)
     picture(found, tmp_path / "s.png")
     assert (tmp_path / "s.png").stat().st_size > 1000
+
+
+def test_the_parts_of_a_round_add_up_and_none_is_missing():
+    started = perf_counter()
+    found = profile(SIZES["3M"], num_rounds=4)
+    assert list(found) == list(PARTS)
+    assert all(ms >= 0 for ms in found.values()) and found["projections"] > 0 and found["verification"] > 0
+    assert found["noise"] < 0.2 * sum(found.values())
+    assert 4 * sum(found.values()) < 1e3 * (perf_counter() - started)

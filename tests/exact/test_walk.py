@@ -123,23 +123,48 @@ def test_greedy_traversal_walks_a_trunk_and_then_paths():
 
 @pytest.mark.parametrize("given", [[-1, 0, 0, 1, 3, 4], [-1, 0, 0, 1, 2, 3], [-1, 0, 0, 0, 1, 2, 3, 4]])
 def test_greedy_traversal_walks_ragged_paths_as_traversal_does(given):
+    rule = registry.verifier("greedy_traversal")
     for seed in range(5):
         draft, logits, key = rounds(TreeShape.RAGGED, SiblingLaw.IID, seed, given=given)
-        slow = registry.verifier("traversal")(draft, logits.softmax(-1)).sample(key)
-        fast = registry.verifier("greedy_traversal").walk(draft, logits, key)
+        verdict = rule(draft, logits.softmax(-1))
+        assert torch.allclose(verdict.stop, registry.verifier("traversal")(draft, logits.softmax(-1)).stop, atol=1e-5)
+        slow, fast = verdict.sample(key), rule.walk(draft, logits, key)
         assert torch.equal(slow.path, fast.path) and torch.equal(slow.token, fast.token)
         assert set(fast.num_accepted.tolist()) >= {0, 1, 2, 3}
 
 
 def test_greedy_traversal_leaves_faulty_rows_to_the_readable_path():
     rule = registry.verifier("greedy_traversal")
-    for node, fault in ((0, float("nan")), (6, float("inf"))):
+    for node, fault in ((0, float("nan")), (1, float("inf"))):
         draft, logits, key = rounds(TreeShape.PATHS, SiblingLaw.IID, 0)
         logits[7, node, 5] = fault
+        logits[7, 2] = logits[7, node]  # whichever child is tried first
         assert rule.walk(draft, logits, key) is None
     draft, logits, key = rounds(TreeShape.PATHS, SiblingLaw.IID, 0)
-    draft.probs[3, draft.rows[3, 1], draft.tree.tokens[3, 1]] = 0.0
+    draft.probs[3, draft.rows[3, 1], draft.tree.tokens[3, 1:3]] = 0.0
     assert rule.walk(draft, logits, key) is None
+
+
+def test_greedy_traversal_does_not_look_beyond_the_end_of_its_walk():
+    """What comes after it may hold anything: half of the walks end before the last leaf, whose row is faulty here."""
+    rule = registry.verifier("greedy_traversal")
+    draft, logits, key = rounds(TreeShape.PATHS, SiblingLaw.IID, 0)
+    whole, found = rule.walk(draft, logits, key), 0
+    for b in range(100):
+        one = Draft(
+            *(TokenTree(draft.tree.tokens[b : b + 1], draft.tree.parents[b : b + 1]), draft.law, draft.shape),
+            draft.probs[b : b + 1],
+            draft.rows[b : b + 1],
+        )
+        spoilt, noise = logits[b : b + 1].clone(), NoiseKey.of([b], [0], [11])
+        path = whole.path[b].tolist()
+        other = 5 if 6 in path or 4 in path or 2 in path else 6
+        spoilt[:, other] = float("nan")
+        fast = rule.walk(one, spoilt, noise)
+        if fast is not None:
+            found += 1
+            assert fast.path[0, : whole.path.shape[1]].tolist() == path[: fast.path.shape[1]] and fast.token[0] == whole.token[b]
+    assert 30 < found < 100
 
 
 def test_other_noise_gives_other_outcomes():

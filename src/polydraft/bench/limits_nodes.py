@@ -19,8 +19,6 @@ __all__ = ["Nodes"]
 
 DRAWS = 16
 """Sampled draws a context, for rules without a closed form."""
-PROGRAMMES_UP_TO = 3
-"""Most drafts for which linear programmes are solved."""
 
 
 class Nodes:
@@ -65,6 +63,7 @@ def _at_node(
     order = np.argsort(arrivals[:, 0], axis=1)[:, :most]  # first arrivals of one race: draws without replacement
     lists = arrivals.argmin(2)
     rows = torch.from_numpy(p).expand(DRAWS, -1), torch.from_numpy(q).expand(DRAWS, -1)
+    tournaments = _overlaps_of_tournaments(p, q, most)
     for n in counts:
         yield ("optimum", "IID", n), acceptance.with_replacement(p, q, n).alpha
         yield ("optimum", "WITHOUT_REPLACEMENT", n), acceptance.without_replacement(p, q, n).alpha
@@ -77,8 +76,7 @@ def _at_node(
         yield ("kseq", "IID", n), rules.kseq(p, q, n)[1]
         yield ("max_ratio", "IID", n), max(rules.single(p, q), _overlap_of_highest(p, q, n))
         yield ("transport", "IID", n), max(rules.single(p, q), float(np.minimum(p, transport.select(p, q, n)[0]).sum()))
-        if n <= PROGRAMMES_UP_TO:
-            yield ("importance", "IID", n), _overlap_of_tournament(p, q, n)
+        yield ("importance", "IID", n), tournaments[n - 1]
         emitted = recursive.recursive_wor.emitted(*rows, torch.from_numpy(order[:, :n].copy()))
         drafted = emitted.gather(1, torch.from_numpy(order[:, :n].copy())).sum(1)
         yield ("recursive_wor", "WITHOUT_REPLACEMENT", n), float(drafted.mean())
@@ -94,9 +92,10 @@ def _overlap_of_highest(p: np.ndarray, q: np.ndarray, n: int) -> float:
     return float(torch.minimum(torch.from_numpy(p), law[0]).sum())
 
 
-def _overlap_of_tournament(p: np.ndarray, q: np.ndarray, n: int) -> float:
+def _overlaps_of_tournaments(p: np.ndarray, q: np.ndarray, most: int) -> list[float]:
+    """For 1, 2, ..., `most` drafts: each further one plays against the winner of those before."""
     wanted, drafted = (torch.from_numpy(x)[None] for x in (p, q))
-    law = drafted
-    for _ in range(n - 1):
-        law = importance.select_pairs(wanted, law, drafted).law
-    return float(torch.minimum(wanted, law).sum())
+    laws = [drafted]
+    while len(laws) < most:
+        laws.append(importance.select_pairs(wanted, laws[-1], drafted).law)
+    return [float(torch.minimum(wanted, law).sum()) for law in laws]

@@ -54,7 +54,7 @@ class Settings:
     node_contexts: int = 60
     temperature: float = 1.0
     temperatures: tuple[float, ...] = (0.2, 0.6, 1.0, 1.4)
-    num_drafts: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
+    num_drafts: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
     drafts_by_temperature: int = 4
     num_paths: tuple[int, ...] = (2, 3, 4)
     depths: tuple[int, ...] = (4, 6, 8)

@@ -3,7 +3,8 @@
 The models are random Llama models with the embedded draft's shape beside them: costs do not depend on weights, so drafts are
 one chain of fixed length whatever is accepted. Parts inside the compiled pass are timed by running its products alone, on the
 same weights and rows; what remains of the pass is attention, norms and rotations. Verification
-is the fused walk: softmax, stop probabilities, residual and both draws. What no part claims is Python.
+is the fused walk: softmax, stop probabilities and residual. Noise is a round's key, and its uniforms, one for each drafted token and
+two for the walk, which are timed alone and taken off what they are part of. What no part claims is Python.
 """
 
 import sys
@@ -16,14 +17,16 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from numba import njit
 
 from polydraft import sampling
-from polydraft.core import Request, SamplingParams
+from polydraft.core import NoiseKey, Request, SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.engine.stopping import Stopper
 from polydraft.models import load, pair
 from polydraft.models.kernels import matmul
 from polydraft.models.llama import CompiledLlama
+from polydraft.noise import uniform_at
 from polydraft.verifiers.block.block import Block
 
 __all__ = ["SIZES", "profile", "show"]
@@ -33,7 +36,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "10M": {"hidden_size": 320, "intermediate_size": 896, "num_hidden_layers": 8, "num_attention_heads": 5},
     "110M": {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 15, "num_attention_heads": 12},
 }
-PARTS = ("drafting", "projections", "head", "attention", "law", "verification", "detokenising", "Python")
+PARTS = ("drafting", "projections", "head", "attention", "law", "verification", "noise", "detokenising", "Python")
 
 
 @dataclass
@@ -57,6 +60,7 @@ class _Probe:
         watched = (
             (sampling, "process", "law"),
             (Block, "walk", "verification"),
+            (NoiseKey, "of", "noise"),
             (Stopper, "push", "detokenising"),
             (CompiledLlama, "score", "pass"),
         )
@@ -101,6 +105,21 @@ def _products(target: CompiledLlama, rows: int, repetitions: int) -> tuple[float
     return best[0], best[1]
 
 
+@njit(error_model="numpy")
+def _draws(repetitions: int) -> float:
+    total = 0.0
+    for i in range(repetitions):
+        total += uniform_at(1, 0, i, 0, 0)
+    return total
+
+
+def _seconds_of_a_draw(repetitions: int = 10_000) -> float:
+    _draws(1)
+    start = perf_counter()
+    _draws(repetitions)
+    return (perf_counter() - start) / repetitions
+
+
 def profile(shape: dict[str, Any], *, depth: int = 4, num_rounds: int = 40) -> dict[str, float]:
     """Milliseconds per round of one sequence by part, for a random target of a shape; a chain of `depth` and block verification."""
     folder = str(pair.draft_folder())
@@ -123,6 +142,10 @@ def profile(shape: dict[str, Any], *, depth: int = 4, num_rounds: int = 40) -> d
     layers, head = _products(target, depth + 1, 5)
     found = {name: 1e3 * seconds / num_rounds for name, seconds in probe.seconds.items()}
     found["drafting"] = 1e3 * (after["drafting"] - before["drafting"]) / num_rounds
+    draw = 1e3 * _seconds_of_a_draw()
+    for part, count in (("drafting", depth), ("verification", 2)):
+        found[part] -= count * draw
+        found["noise"] += count * draw
     found["projections"], found["head"] = 1e3 * layers, 1e3 * head
     found["attention"] = max(found.pop("pass") - found["projections"] - found["head"], 0.0)
     found["Python"] = 1e3 * total / num_rounds - sum(found.values())

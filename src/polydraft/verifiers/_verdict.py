@@ -17,11 +17,13 @@ class TreeVerdict:
     """Stop probabilities, and a function that makes the law of the extra token only where it is asked for.
 
     stop: [B, N] float64, rows sum to 1.  law_after: node [B] -> [B, V] float64, rows sum to 1.
+    order: [B, N] nodes in the order in which the stop is drawn, ended by any whose stop is 0; default as they are numbered.
     """
 
     tree: TokenTree
     stop: Float[Tensor, "B N"]
     law_after: Callable[[Tensor], Tensor]
+    order: Int[Tensor, "B N"] | None = None
 
     def after(self, node: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
         """Law of the one extra token once stopped at `node`."""
@@ -29,7 +31,11 @@ class TreeVerdict:
 
     def sample(self, key: NoiseKey) -> Outcome:
         """Two draws: the stop node from the stop stream, the extra token from the extra stream."""
-        node = noise.draw(self.stop, key, noise.Stream.STOP)
+        if self.order is None:
+            node = noise.draw(self.stop, key, noise.Stream.STOP)
+        else:
+            place = noise.draw(self.stop.gather(1, self.order), key, noise.Stream.STOP)
+            node = self.order.gather(1, place[:, None])[:, 0]
         token = noise.draw(self.after(node), key, noise.Stream.EXTRA)
         path, length = tree.path_to(self.tree, node)
         return Outcome(path, length, token)

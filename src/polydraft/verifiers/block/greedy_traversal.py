@@ -14,7 +14,7 @@ leaf-to-root walk of traversal verification (Weng et al. 2025, 2505.12398).
     accept v with probability w, and emit a token of p
 
 Where drafts already fit (sum min(p, q) > 1 - 0.2/n) all tokens share one bucket, which is traversal verification of merged draws.
-One path is block verification. On paths of unequal lengths the order would give all weight to a short path as to the deep one, so
+The stop node is drawn in the order in which visits end, so that a walk need not look beyond it. One path is block verification. On paths of unequal lengths the order would give all weight to a short path as to the deep one, so
 that the children are tried in draw order, the deepest first, each against q: traversal verification itself. Lossless for iid draws whose number at each node was fixed beforehand; the order may be any function
 of prefix, rows and residuals, never of draws not yet looked at (specification 9.2).
 Traps: merged duplicates, sorted siblings, a trunk token counted once for each path.
@@ -30,6 +30,7 @@ from torch import Tensor
 from polydraft import tree
 from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TreeShape
 from polydraft.errors import InvalidInputError
+from polydraft.noise import uniform_at
 from polydraft.verifiers._rows import compiled, copy_normalised, keep, leftover, reject, reweight, surplus, total
 from polydraft.verifiers._verdict import TreeVerdict
 from polydraft.verifiers._walk import EXTRA, STOP, arrays, drawn, outcome, soften
@@ -41,6 +42,7 @@ PER_OCTAVE = 16.0
 HALF = 128
 BUCKETS = 2 * HALF + 1
 GATE = 0.2
+FAULTY = -2
 
 _FRACTION_BITS = 23
 _LOWEST = np.int32(np.float32(0.5**0.5).view(np.int32))
@@ -113,17 +115,30 @@ def _restrict(q, buckets, low, high, out):
 
 
 @compiled
-def _visit(u, w, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, ratio, ragged, stop, weights):
-    """Visit context u with weight w; `alive` = probability that nothing was accepted before; returns it after u. ragged: in draw order."""
+def _visit(
+    u, w, alive, x, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, ratio, ragged, until, stop, weights, path
+):
+    """Visit context u with weight w; `alive` = probability that nothing was accepted before; returns it after u. ragged: in draw order.
+
+    until: the walk ends at the first context whose visit brings the accepted probability above it, which is where a draw of that
+    uniform in the order of the visits stops; p = exp(x - max(x)) is then made of each context that is visited. Above 1: visit all.
+    path: where it ended, -1 before, FAULTY at faulty logits; the number of visits that are over; their contexts in order.
+    """
+    if until <= 1.0 and not soften(x[u], p[u]) > 0.0:
+        path[0] = FAULTY
+        return alive
     n = counts[u]
     if n == 1:
-        x = kids[u, 0]
-        t, r = tokens[x], rows[x]
+        c = kids[u, 0]
+        t, r = tokens[c], rows[c]
         pu, qu = total(p[u]), total(q[r])
         into = keep(w, p[u, t] / pu, q[r, t] / qu)
         alive = _visit(
-            first[x], into, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, ratio, ragged, stop, weights
-        )
+            first[c], into, alive, x, p, q, rows, tokens, first, kids, counts, place,
+            P, Q, LAW, order, ratio, ragged, until, stop, weights, path,
+        )  # fmt: skip
+        if path[0] != -1:
+            return alive
         weights[u] = w
         w = reweight(w, surplus(w / pu, p[u], 1.0 / qu, q[r]))
     elif n > 1:
@@ -131,31 +146,16 @@ def _visit(u, w, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LA
         copy_normalised(p[u], P[k])
         copy_normalised(q[rows[kids[u, 0]]], Q[k])
         for j in range(n if ragged else 0):
-            x = kids[u, j]
-            t = tokens[x]
+            c = kids[u, j]
+            t = tokens[c]
             if not (tokens[kids[u, :j]] == t).any():
                 into = keep(w, P[k, t], Q[k, t])
                 alive = _visit(
-                    first[x],
-                    into,
-                    alive,
-                    p,
-                    q,
-                    rows,
-                    tokens,
-                    first,
-                    kids,
-                    counts,
-                    place,
-                    P,
-                    Q,
-                    LAW,
-                    order,
-                    ratio,
-                    ragged,
-                    stop,
-                    weights,
-                )
+                    first[c], into, alive, x, p, q, rows, tokens, first, kids, counts, place,
+                    P, Q, LAW, order, ratio, ragged, until, stop, weights, path,
+                )  # fmt: skip
+                if path[0] != -1:
+                    return alive
             w = reject(w, P[k], Q[k])
         left = kids[u, : 0 if ragged else n].copy()
         while left.size > 0:
@@ -165,30 +165,15 @@ def _visit(u, w, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LA
             inside = left[order[k][tokens[left]] == highest]
             left = left[order[k][tokens[left]] < highest]
             while inside.size > 0:
-                x = inside[0]
-                t = tokens[x]
+                c = inside[0]
+                t = tokens[c]
                 into = keep(w, P[k, t], LAW[k, t])
                 alive = _visit(
-                    first[x],
-                    into,
-                    alive,
-                    p,
-                    q,
-                    rows,
-                    tokens,
-                    first,
-                    kids,
-                    counts,
-                    place,
-                    P,
-                    Q,
-                    LAW,
-                    order,
-                    ratio,
-                    ragged,
-                    stop,
-                    weights,
-                )
+                    first[c], into, alive, x, p, q, rows, tokens, first, kids, counts, place,
+                    P, Q, LAW, order, ratio, ragged, until, stop, weights, path,
+                )  # fmt: skip
+                if path[0] != -1:
+                    return alive
                 w = reject(w, P[k], LAW[k])
                 inside = inside[tokens[inside] != t]
                 Q[k, t] = 0.0
@@ -197,7 +182,12 @@ def _visit(u, w, alive, p, q, rows, tokens, first, kids, counts, place, P, Q, LA
             if left.size > 0:
                 _restrict(Q[k], order[k], 0, highest, Q[k])
     stop[u] = alive * w
-    return alive * (1.0 - w)
+    path[1] += 1
+    path[1 + path[1]] = u
+    alive *= 1.0 - w
+    if 1.0 - alive > until:
+        path[0] = u
+    return alive
 
 
 @compiled
@@ -226,23 +216,18 @@ def _after(u, p, q, rows, kids, counts, place, P, weights, out):
 
 
 @compiled
-def _soften_all(logits, first, parents, p):
-    """p = softmax(logits), not normalised, at every context of every row; 0 where logits are faulty, else 1."""
-    for b in range(len(p)):
-        for n in range(p.shape[1]):
-            if (n == 0 or parents[b, n] >= 0) and first[b, n] == n and not soften(logits[b, n], p[b, n]) > 0.0:
-                return 0
-    return 1
-
-
-@compiled
-def _sample(stop, law, p, q, rows, kids, counts, place, P, weights, seed, sample, position):
-    """The two draws of a verdict: stop node and extra token; -1 where there is none."""
-    node = drawn(stop, seed, sample, position, STOP)
-    if node < 0:
-        return node, node
+def _extra(node, law, p, q, rows, kids, counts, place, P, weights, seed, sample, position):
+    """The extra token after a walk that ended at `node`; -1 where there is none."""
     _after(node, p, q, rows, kids, counts, place, P, weights, law)
-    return node, drawn(law, seed, sample, position, EXTRA)
+    return drawn(law, seed, sample, position, EXTRA)
+
+
+def _permutation(paths: np.ndarray) -> np.ndarray:
+    """All nodes of each row, those that were visited first, in the order of their visits."""
+    order = np.zeros((len(paths), paths.shape[1] - 2), np.int64)
+    for b, (_, count, *nodes) in enumerate(paths.tolist()):
+        order[b] = [*nodes[:count], *({*range(len(nodes))} - {*nodes[:count]})]
+    return order
 
 
 def _law(
@@ -279,42 +264,45 @@ class GreedyTraversal:
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
         p = target_probs.cpu().contiguous().numpy()
         q = p[:, :1] if draft.probs is None else draft.probs.cpu().contiguous().numpy()
-        rows, (kids, counts, place), stop, weights, residuals = self._visited(draft, p, q)
+        rows, (kids, counts, place), stop, weights, residuals, order = self._visited(draft, p, p, q, np.full(len(p), 2.0))
         if np.isnan(stop).any():
             raise InvalidInputError(
                 "a drafted token has probability 0 in its row of draft.probs; report the very rows that were sampled."
             )
         device = target_probs.device
         after = partial(_law, p, q, rows, kids, counts, place, residuals, weights, device)
-        return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), after)
+        visits = None if draft.shape is TreeShape.CHAIN else torch.from_numpy(_permutation(order)).to(device)
+        return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), after, visits)
 
     @staticmethod
     def _visited(
-        draft: Draft, p: np.ndarray, q: np.ndarray
-    ) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray, np.ndarray, list[np.ndarray]]:
-        """Every node's row, the geometry (children, their number, place among those with several), stops, weights and residual rows."""
+        draft: Draft, logits: np.ndarray, p: np.ndarray, q: np.ndarray, until: np.ndarray
+    ) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray, np.ndarray, list[np.ndarray], np.ndarray]:
+        """Every node's row, the geometry (children, their number, place among those with several), stops, weights, residual rows and paths, see `_visit`."""
         kids, first = (x.cpu().numpy() for x in (tree.children(draft.tree), tree.first_copies(draft.tree)))
         rows, (tokens, parents) = draft.rows.cpu().contiguous().numpy(), draft.tree.host
         counts = (kids >= 0).sum(-1)
         place = (counts > 1).cumsum(-1) - 1
         stop, weights = np.zeros(tokens.shape), np.ones(tokens.shape)
         residuals: list[np.ndarray] = []
+        paths = np.zeros((len(p), 2 + tokens.shape[1]), np.int64)
+        paths[:, 0] = -1
         for b in range(
             len(p)
         ):  # not compiled: a caller of a function that calls itself crashes when numba loads it from its cache
             size = int(place[b, -1]) + 1
             P, Q, LAW = np.empty((3, size, p.shape[-1]), p.dtype)
             order, ratio = np.empty((size, p.shape[-1]), np.int32), np.empty(p.shape[-1], np.float32)
-            given = (p[b], q[b], rows[b], tokens[b], first[b], kids[b], counts[b], place[b])
+            given = (logits[b], p[b], q[b], rows[b], tokens[b], first[b], kids[b], counts[b], place[b])
             ragged = draft.shape is TreeShape.RAGGED and _unequal(parents[b])
-            _visit(0, 1.0, 1.0, *given, P, Q, LAW, order, ratio, ragged, stop[b], weights[b])
+            _visit(0, 1.0, 1.0, *given, P, Q, LAW, order, ratio, ragged, until[b], stop[b], weights[b], paths[b])
             residuals.append(P)
-        return rows, (kids, counts, place), stop, weights, residuals
+        return rows, (kids, counts, place), stop, weights, residuals, paths
 
     def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
         """What the verdict samples, for float32 logits and laws on the host; chains as block verification, which this rule then is.
 
-        None where it does not apply, or where logits are faulty.
+        Contexts that come after the end of the walk are not looked at. None where it does not apply, or where what was looked at is faulty.
         """
         if draft.shape is TreeShape.CHAIN:
             return block.walk(draft, logits, key)
@@ -322,13 +310,15 @@ class GreedyTraversal:
             return None
         done = arrays(draft, logits, key)
         p = np.empty_like(done.logits)
-        if not _soften_all(done.logits, tree.first_copies(draft.tree).numpy(), done.parents, p):
+        until = np.array([uniform_at(*at, STOP, 0) for at in zip(done.seed, done.sample, done.position, strict=True)])
+        rows, geometry, _, weights, residuals, paths = self._visited(draft, done.logits, p, done.laws, until)
+        done.node[:] = paths[:, 0]
+        if done.node.min() < 0:
             return None
-        rows, geometry, stop, weights, residuals = self._visited(draft, p, done.laws)
         law = np.empty(p.shape[-1])
         for b, P in enumerate(residuals):
-            given = (p[b], done.laws[b], rows[b], *(x[b] for x in geometry), P, weights[b])
-            done.node[b], done.token[b] = _sample(stop[b], law, *given, done.seed[b], done.sample[b], done.position[b])
+            given = (done.node[b], law, p[b], done.laws[b], rows[b], *(x[b] for x in geometry), P, weights[b])
+            done.token[b] = _extra(*given, done.seed[b], done.sample[b], done.position[b])
         return outcome(draft, done)
 
 
