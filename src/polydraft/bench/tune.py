@@ -87,7 +87,7 @@ def predicted(profile: Profile, width: int, depth: int, *, batch: int = 1, conte
         >>> predicted(Profile.assumed(), 1, 4) > predicted(Profile.assumed(), 1, 0)
         True
     """
-    tokens = expected_tokens(profile.priors[0], width, depth)
+    tokens = expected_tokens(profile.prior(1.0), width, depth)
     return batch * tokens / profile.costs.seconds([(width, depth)] * batch, [context] * batch)
 
 

@@ -30,8 +30,9 @@ STRENGTH, STRENGTH_BELOW = 6.0, 8.0
 DECAY = 0.98
 FORGET = 0.85
 """What each look leaves of the prior's strength: it must not hold out against a text that it does not know."""
-EVERY_ROUND = 4
-"""Drafting rounds that are all looked at; of later ones every fourth is, as looking and planning anew cost 4% of a round of the embedded pair."""
+EVERY_ROUND = 8
+"""Drafting rounds that are all looked at, so that a text which nothing fits is soon known; of later ones every fourth is, as looking and planning
+anew cost 4% of a round of the embedded pair."""
 TRUST = 80.0
 """Predicted tokens that weigh as much as the belief that a rule keeps the overlap."""
 
@@ -198,7 +199,7 @@ def observe(
     draft: Draft,
     processed: Float[Tensor, "B N V"],
     greedy: Sequence[bool],
-    priors: np.ndarray,
+    priors: Sequence[np.ndarray],
     outcome: Outcome,
     *,
     decay: float = DECAY,
@@ -206,7 +207,7 @@ def observe(
     """Fold a round's overlaps into each sequence's record; rows without a draft leave theirs as it is.
 
     processed: the target's logits, processed but for temperature 0.  greedy: rows at temperature 0.
-    priors: [2, DEPTHS] acceptance before anything was seen, of sampled and of greedy rows.  decay: of what was seen before.
+    priors: of each row, [DEPTHS] acceptance before anything was seen.  decay: of what was seen before.
     """
     if draft.tree.num_nodes == 1:
         return
@@ -226,8 +227,6 @@ def observe(
     for b in looked:
         r = records[b]
         r.fade(decay)
-        r.predicted += _look(
-            x[b], q[b], tokens[b], parents[b], rows[b], has_law, greedy[b], priors[int(greedy[b])], r.looks, r.kept, r.seen
-        )
+        r.predicted += _look(x[b], q[b], tokens[b], parents[b], rows[b], has_law, greedy[b], priors[b], r.looks, r.kept, r.seen)
         r.looks += 1
         r.accepted += kept[b]

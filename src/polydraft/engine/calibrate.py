@@ -32,7 +32,10 @@ TOGETHER, LONGER = ((1, 0), (1, 4), (2, 4)), ((1, 0), (1, 8))
 """Those of them that are measured for a batch, and in a long context, too."""
 LONGEST_PROMPT = 128
 LEAST, MOST = 5, 16
-"""Repetitions of a size. Medians count, not the least: two paths that happen to agree make a round that is cheaper than others."""
+"""Repetitions of a size."""
+TRIMMED = 0.1
+"""Share of the longest, and of the shortest, rounds that do not count. The mean of the others does: dear rounds are part of the cost, and
+two paths that happen to agree make a round that is cheaper than others."""
 GREEDY = 16
 """Rounds at temperature 0, for the acceptance there."""
 BLOCK, PLAIN_BLOCK = 3, 9
@@ -54,19 +57,21 @@ class _Script:
     def __init__(self) -> None:
         self.budget = Budget(0, 0)
         self.record = Acceptance()
-        self._priors = np.full((2, DEPTHS), PRIOR)
+        self._prior = np.full(DEPTHS, PRIOR)
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         return [self.budget] * len(sequences)
 
     def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         greedy = [s.request.params.greedy for s in sequences]
-        acceptance.observe([self.record] * len(sequences), draft, processed, greedy, self._priors, outcome, decay=1.0)
+        acceptance.observe(
+            [self.record] * len(sequences), draft, processed, greedy, [self._prior] * len(sequences), outcome, decay=1.0
+        )
 
     def acceptance(self) -> tuple[float, ...]:
         """[DEPTHS] of what was seen, drawn to PRIOR where there was little."""
         rates = np.empty(DEPTHS)
-        acceptance.by_depth(self.record.kept, self.record.seen, self._priors[0], 1.0, 0.0, rates)
+        acceptance.by_depth(self.record.kept, self.record.seen, self._prior, 1.0, 0.0, rates)
         return tuple(rates.tolist())
 
 
@@ -200,9 +205,9 @@ def _measure(places: list[_Place], budget_seconds: float) -> list[Observation]:
 
 
 def _levelled(places: Seq[_Place]) -> list[Observation]:
-    """Medians of what was taken, after each repetition's common factor was taken out: for a while a shared machine is slower for all sizes.
+    """Means of what was taken, after each repetition's common factor was taken out: for a while a shared machine is slower for all sizes.
 
-    Without it the median of one size may be of a fast moment and that of another of a slow one.
+    Without it the figure of one size may be of a fast moment and that of another of a slow one.
     """
     rounds = {(i, size): found for i, place in enumerate(places) for size, found in place.taken.items() if found}
     repetitions = sorted({r for found in rounds.values() for r, _, _ in found})
@@ -220,10 +225,16 @@ def _levelled(places: Seq[_Place]) -> list[Observation]:
             places[i].batch,
             *size,
             round(np.mean([context for _, _, context in found])),
-            *np.median([np.array(seconds) / factors[r] for r, seconds, _ in found], axis=0).tolist(),
+            *_trimmed_mean(np.array([np.array(seconds) / factors[r] for r, seconds, _ in found])),
         )
         for (i, size), found in rounds.items()  # a drafter that copies may have had nothing to copy
     ]
+
+
+def _trimmed_mean(x: np.ndarray) -> list[float]:
+    """Of each column (scipy.stats has it, and takes a second to import)."""
+    cut = int(TRIMMED * len(x))
+    return np.sort(x, 0)[cut : len(x) - cut].mean(0).tolist()
 
 
 def calibrate(

@@ -1,10 +1,11 @@
 """What a round costs in seconds, by batch, rows, drafting depth and context: measured, then fitted.
 
     seconds = once + batch + rows + rows beyond 8 + context + rows x context       (a pass of the target, and what is around it)
-            + drafting at all + depths + drafted nodes + drafting sequences + branching sequences
+            + drafting at all + depths + drafted nodes + drafting sequences + branching sequences, or + not drafting at all
 
 Each phase of a round (drafting, scoring, other) has its own non-negative coefficients, found by least squares on relative
-errors (Huber's weights for outliers), so that a noisy clock can never make more work look cheaper. After the throughput model of Yan et al. 2024, "Decoding
+errors (Huber's weights for outliers), so that a noisy clock can never make more work look cheaper; a round without drafts has a term
+of its own, as all others are compared to it. After the throughput model of Yan et al. 2024, "Decoding
 Speculative Decoding" (arXiv 2402.01528), where time is measured by batch and rows and not assumed.
 """
 
@@ -33,12 +34,13 @@ FEATURES = (
     "drafted nodes",
     "drafting sequences",
     "branching sequences",
+    "not drafting at all",
 )
 PHASES = ("drafting", "scoring", "other")
 _USED = {
     "drafting": ("batch", "drafting at all", "depths", "drafted nodes", "drafting sequences", "rows x context"),
-    "scoring": ("once", "batch", "rows", "rows beyond 8", "context", "rows x context", "drafting at all"),
-    "other": ("once", "batch", "rows", "drafting at all", "drafting sequences", "branching sequences"),
+    "scoring": ("once", "batch", "rows", "rows beyond 8", "context", "rows x context", "drafting at all", "not drafting at all"),
+    "other": ("once", "batch", "rows", "drafting at all", "drafting sequences", "branching sequences", "not drafting at all"),
 }
 HINGE = 8
 
@@ -65,7 +67,7 @@ def features(sizes: Sequence[tuple[int, ...]], contexts: Sequence[int]) -> np.nd
 
     Example:
         >>> features([(2, 3), (1, 0)], [100, 50]).tolist()
-        [1.0, 2.0, 8.0, 0.0, 150.0, 750.0, 1.0, 3.0, 6.0, 1.0, 1.0]
+        [1.0, 2.0, 8.0, 0.0, 150.0, 750.0, 1.0, 3.0, 6.0, 1.0, 1.0, 0.0]
         >>> float(features([(2, 3, 1)], [0])[FEATURES.index("drafted nodes")])
         5.0
     """
@@ -87,6 +89,7 @@ def features(sizes: Sequence[tuple[int, ...]], contexts: Sequence[int]) -> np.nd
             sum(nodes),
             drafting,
             branching,
+            drafting == 0,
         ],
         dtype=np.float64,
     )
@@ -123,7 +126,7 @@ class RoundCosts:
 
     @cached_property
     def flat(self) -> np.ndarray:
-        """[11] seconds per unit of each feature, all phases together."""
+        """[12] seconds per unit of each feature, all phases together."""
         return np.sum([self.coefficients[phase] for phase in PHASES], axis=0)
 
     def seconds(self, sizes: Sequence[tuple[int, ...]], contexts: Sequence[int]) -> float:

@@ -28,7 +28,7 @@ REMEMBERED = 4.0
 """Rounds of the past that a probe is weighed against: few, so that a change is seen, and enough to hold against the prior."""
 RISEN = 0.1
 """Acceptance of a first draft that a probe must add to be followed by another one at once."""
-PROBING = 0.005
+PROBING = 0.0025
 """Share of the time without drafts that probes may take, beside the drafter's reading of what it missed."""
 
 
@@ -91,13 +91,48 @@ def _nodes(width, depth, trunk, short):
 
 
 @compiled
+def _base(costs, contexts):
+    """Seconds of a round but for what is drafted; without drafts costs[11] more."""
+    B, seconds = contexts.size, costs[0]
+    for b in range(B):
+        seconds += costs[1] + costs[2] + (costs[4] + costs[5]) * contexts[b]
+    return seconds + costs[3] * max(0, B - HINGE)
+
+
+@compiled
+def _probe(kept, seen, priors, asked, costs, max_depth):
+    """(depth, loss) of the chain for all who may draft that falls least short of plain decoding; loss: in tokens of each sequence, >= 0.
+
+    asked: as in `_choose`.
+    """
+    B, L = kept.shape
+    base, live, by_context = _base(costs, asked[:, 2]), 0, 0.0
+    rates, tokens, logs = np.empty(L), np.empty(max_depth + 1), np.zeros(max_depth + 1)
+    for b in range(B):
+        if asked[b, 1] > 0:
+            acceptance.by_depth(kept[b], seen[b], priors[b], asked[b, 0], asked[b, 3], rates)
+            acceptance.tokens_by_depth(rates, 1, 0, 0, tokens)
+            logs += np.log(tokens)
+            live += 1
+            by_context += asked[b, 2]
+    depth, most, loss = 1, 0.0, 0.0
+    for d in range(1, max_depth + 1):
+        seconds = base + costs[6] + costs[7] * d + costs[9] * live + (costs[2] + costs[8]) * d * live + costs[5] * d * by_context
+        seconds += costs[3] * (max(0, B + d * live - HINGE) - max(0, B - HINGE))
+        each, rounds = np.exp(logs[d] / live), seconds / (base + costs[11])
+        if each / rounds > most:
+            depth, most, loss = d, each / rounds, max(rounds - each, 0.0)
+    return depth, loss
+
+
+@compiled
 def _choose(kept, seen, priors, asked, costs, max_depth, max_trunk, max_short, margin, sizes):
     """sizes[b] = (width, depth, trunk, short) of the highest geometric mean of the sequences' speeds, which is returned; depth 0 where drafts do not pay.
 
     The sum of speeds would serve those that draft well first, and leave the others to smaller and dearer batches.
     For every deepest depth D each sequence takes the size of highest log tokens - price x seconds of its own nodes; the price,
     B / seconds of a round, follows from the last choice, each of which is better than the one before (log S <= log S0 + S/S0 - 1).
-    asked[b]: gain, most paths (0 where the sequence sits this round out), cached tokens, looks, 1 at temperature 0.  costs: `RoundCosts.flat`.
+    asked[b]: gain, most paths (0 where the sequence sits this round out), cached tokens, looks.  priors: [B, L] acceptances.  costs: `RoundCosts.flat`.
     """
     gains, widths, contexts = asked[:, 0], asked[:, 1].astype(np.int64), asked[:, 2]
     B, L = kept.shape
@@ -105,16 +140,15 @@ def _choose(kept, seen, priors, asked, costs, max_depth, max_trunk, max_short, m
     for b in range(B):
         most = max(most, widths[b])
         sizes[b, 0], sizes[b, 1], sizes[b, 2], sizes[b, 3] = 1, 0, 0, 0
-    plain = costs[0] + costs[1] * B + costs[2] * B + costs[3] * max(0, B - HINGE)
-    for b in range(B):
-        plain += (costs[4] + costs[5]) * contexts[b]
+    base = _base(costs, contexts)
+    plain = base + costs[11]
     best = (1.0 + margin) / plain
     if most == 0:
         return 1.0 / plain
     shapes = _shapes(most, max_trunk, max_short)
     rates, tokens = np.empty(L), np.empty((B, len(shapes), max_depth + 1))
     for b in range(B):
-        acceptance.by_depth(kept[b], seen[b], priors[int(asked[b, 4])], gains[b], asked[b, 3], rates)
+        acceptance.by_depth(kept[b], seen[b], priors[b], gains[b], asked[b, 3], rates)
         for k in range(len(shapes)):
             if shapes[k, 0] <= widths[b]:
                 acceptance.tokens_by_depth(rates, shapes[k, 0], shapes[k, 1], shapes[k, 2], tokens[b, k])
@@ -125,7 +159,7 @@ def _choose(kept, seen, priors, asked, costs, max_depth, max_trunk, max_short, m
             w, t, s = shapes[k]
             for d in range(max(t, s) + 1, max_depth + 1):
                 n = _nodes(w, d, t, s)
-                seconds = plain + (costs[2] + costs[8] + costs[5] * contexts[0]) * n + costs[3] * max(0, 1 + n - HINGE)
+                seconds = base + (costs[2] + costs[8] + costs[5] * contexts[0]) * n + costs[3] * max(0, 1 + n - HINGE)
                 seconds += costs[6] + costs[7] * d + costs[9] + (costs[10] if w > 1 else 0.0)
                 if tokens[0, k, d] / seconds > best:
                     best = tokens[0, k, d] / seconds
@@ -161,7 +195,7 @@ def _choose(kept, seen, priors, asked, costs, max_depth, max_trunk, max_short, m
                 seconds = plain
                 break
             beyond = max(0, B + nodes - HINGE) - max(0, B - HINGE)
-            seconds = plain + (costs[2] + costs[8]) * nodes + costs[5] * by_context + costs[3] * beyond
+            seconds = base + (costs[2] + costs[8]) * nodes + costs[5] * by_context + costs[3] * beyond
             seconds += costs[6] + costs[7] * reached + costs[9] * drafting + costs[10] * branching
             found = np.exp(total / B) / seconds
             if found > best:
@@ -185,9 +219,10 @@ class AdaptivePlan:
     profile: None to have the engine measure one before its first request; without an engine, assumed costs.
     max_depth, max_width, max_trunk, max_short: bounds of the search; max_short: of the second of a ragged pair, 0 for none, to
         which an engine sets it where its drafter does not make them or its rule is not exact for them.
-    margin: share by which drafting must promise to beat plain decoding.
-    first_pause, longest_pause: rounds without drafts after a stop, at least and at most: so many that a probing draft costs 0.5%
-        of them, doubled each time one changes nothing.
+    margin: share by which drafting must promise to beat plain decoding; below 0 as a pause is not free: what is missed is read
+        before the next draft, and sizes that change cost.
+    first_pause, longest_pause: rounds without drafts after a stop, at least and at most: so many that the draft which
+        falls least short of plain decoding loses 0.25% of them, doubled each time one changes nothing.
 
     After Yan et al. 2024, "Decoding Speculative Decoding" (arXiv 2402.01528), section on throughput.
 
@@ -202,7 +237,7 @@ class AdaptivePlan:
     max_width: int = 4
     max_trunk: int = 2
     max_short: int = 3
-    margin: float = 0.0
+    margin: float = -0.05
     first_pause: int = 4
     longest_pause: int = 256
     _planned: list[tuple[int, int, bool, int]] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -218,17 +253,25 @@ class AdaptivePlan:
         return self.profile
 
     def _sizes(
-        self, records: Seq[Acceptance], widths: list[int], contexts: list[int], greedy: Seq[bool]
+        self, records: Seq[Acceptance], widths: list[int], contexts: list[int], priors: Seq[np.ndarray]
     ) -> tuple[list[list[int]], float]:
-        known, sizes = self.known, np.empty((len(records), 4), np.int64)
-        if len(records) == 1:
-            kept, seen = records[0].kept[None], records[0].seen[None]
-        else:
-            kept, seen = np.array([r.kept for r in records]), np.array([r.seen for r in records])
-        asked = np.array([[r.gain, w, c, r.looks, g] for r, w, c, g in zip(records, widths, contexts, greedy, strict=True)])
-        bounds = self.max_depth, self.max_trunk, self.max_short
-        speed = _choose(kept, seen, known.priors, asked, known.costs.flat, *bounds, self.margin, sizes)
+        sizes, bounds = np.empty((len(records), 4), np.int64), (self.max_depth, self.max_trunk, self.max_short)
+        speed = _choose(*self._asked(records, widths, contexts, priors), *bounds, self.margin, sizes)
         return sizes.tolist(), speed
+
+    def _asked(
+        self, records: Seq[Acceptance], widths: list[int], contexts: list[int], priors: Seq[np.ndarray]
+    ) -> tuple[np.ndarray, ...]:
+        """kept, seen, priors, asked and costs as `_choose` takes them."""
+        if len(records) == 1:
+            kept, seen, prior = records[0].kept[None], records[0].seen[None], priors[0][None]
+        else:
+            kept, seen, prior = np.array([r.kept for r in records]), np.array([r.seen for r in records]), np.array(priors)
+        asked = np.array([[r.gain, w, c, r.looks] for r, w, c in zip(records, widths, contexts, strict=True)])
+        return kept, seen, prior, asked, self.known.costs.flat
+
+    def _priors(self, sequences: Seq[Sequence]) -> list[np.ndarray]:
+        return [self.known.prior(s.request.params.temperature) for s in sequences]
 
     def promise(self, sequences: Seq[Sequence], out: Seq[bool]) -> tuple[list[list[int]], float]:
         """(width, depth, trunk, short) for each sequence, and the speed that they promise: the geometric mean of tokens per second over the batch.
@@ -240,14 +283,16 @@ class AdaptivePlan:
         widths = [0 if o else 1 if g else widest for o, g in zip(out, greedy, strict=True)]
         seen = [(id(r), r.looks, r.due, w) for r, w in zip(records, widths, strict=True)]
         if seen != self._planned:
-            self._planned, self._last = seen, self._sizes(records, widths, [len(s.token_ids) for s in sequences], greedy)
+            contexts = [len(s.token_ids) for s in sequences]
+            self._planned, self._last = seen, self._sizes(records, widths, contexts, self._priors(sequences))
         return self._last
 
     def best(self, rate: float, *, batch: int = 1, context: int = 0, greedy: bool = False) -> Budget:
         """The budget for a known acceptance of one draft, the same at every depth."""
         record = Acceptance(kept=np.full(DEPTHS, 1e9 * rate), seen=np.full(DEPTHS, 1e9))
         width = 1 if greedy else min(self.max_width, self.known.max_width)
-        return Budget.of_paths(*self._sizes([record] * batch, [width] * batch, [context] * batch, [greedy] * batch)[0][0])
+        priors = [self.known.prior(0.0 if greedy else 1.0)] * batch
+        return Budget.of_paths(*self._sizes([record] * batch, [width] * batch, [context] * batch, priors)[0][0])
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         """One each."""
@@ -260,14 +305,23 @@ class AdaptivePlan:
             return [budget for _, _, budget in self._held]
         out = [s.acceptance.waiting > 0 or not s.drafting for s in sequences]
         sizes, _ = ([[1, 0, 0, 0]] * len(sequences), 0.0) if all(out) else self.promise(sequences, out)
-        alone = not any(size[1] for size in sizes)
-        budgets = [self._budget(s, o, size, alone) for s, o, size in zip(sequences, out, sizes, strict=True)]
+        probe, pause = _PROBE, self.first_pause  # beside others' drafts a probe is cheap
+        if not all(out) and not any(size[1] for size in sizes):
+            probe, pause = self._probe(sequences, out)
+        budgets = [self._budget(s, o, size, probe, pause) for s, o, size in zip(sequences, out, sizes, strict=True)]
         drafting = all(size[1] for size in sizes)
         self._held = [(s.acceptance, s.acceptance.looks, g) for s, g in zip(sequences, budgets, strict=True)] if drafting else []
         return budgets
 
-    def _budget(self, sequence: Sequence, out: bool, size: list[int], alone: bool) -> Budget:
-        """Keeps the account of pauses: when one ends and nothing promises a gain, a single draft probes, and another if it fitted well."""
+    def _probe(self, sequences: Seq[Sequence], out: Seq[bool]) -> tuple[Budget, int]:
+        """The draft that loses least where none promises a gain, and rounds of the first pause: so many that it costs PROBING of them."""
+        records, contexts = [s.acceptance for s in sequences], [len(s.token_ids) for s in sequences]
+        asked = self._asked(records, [int(not o) for o in out], contexts, self._priors(sequences))
+        depth, loss = _probe(*asked, self.max_depth)
+        return Budget.of_paths(1, depth), max(self.first_pause, math.ceil(loss / PROBING))
+
+    def _budget(self, sequence: Sequence, out: bool, size: list[int], probe: Budget, shortest: int) -> Budget:
+        """Keeps the account of pauses: when one ends and nothing promises a gain, a draft probes, and another if it fitted well."""
         record = sequence.acceptance
         if out:
             record.waiting = max(record.waiting - 1, 0)
@@ -277,26 +331,19 @@ class AdaptivePlan:
                 record.pause = 0
             return Budget.of_paths(*size)
         if record.due or record.rate > record.before + RISEN:
-            record.due, record.before, record.rounds = False, record.rate, 0
+            before = record.rate if record.looks else float(self.known.prior(sequence.request.params.temperature)[0])
+            record.due, record.before, record.rounds = False, before, 0
             record.fade(min(1.0, REMEMBERED / max(float(record.seen[0]), REMEMBERED)))
-            return _PROBE
-        shortest = (
-            self.shortest_pause(len(sequence.token_ids)) if alone else self.first_pause
-        )  # beside others' drafts a probe is cheap
+            return probe
         record.pause = min(max(2 * record.pause, shortest), self.longest_pause)
         record.waiting, record.due = record.pause, True
         return _NOTHING
-
-    def shortest_pause(self, context: int) -> int:
-        """Rounds of the first pause: enough that the probe at its end costs no more than PROBING of them."""
-        probe, plain = (self.known.costs.seconds([size], [context]) for size in ((1, 1), (1, 0)))
-        return max(self.first_pause, math.ceil((probe / plain - 1) / PROBING))
 
     def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         """Fold the round into each sequence's record; see `engine/acceptance.py`."""
         if draft.tree.num_nodes > 1:
             greedy = [s.request.params.greedy for s in sequences]
-            acceptance.observe([s.acceptance for s in sequences], draft, processed, greedy, self.known.priors, outcome)
+            acceptance.observe([s.acceptance for s in sequences], draft, processed, greedy, self._priors(sequences), outcome)
 
 
 _NOTHING, _PROBE = Budget(0, 0, 1), Budget(1, 1, 1)

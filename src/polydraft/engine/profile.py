@@ -29,6 +29,7 @@ __all__ = ["Profile", "identity", "once", "widest"]
 
 PRIOR = 0.7
 MOST_PATHS = 4
+MOST_TEMPERATURES = 64
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,23 @@ class Profile:
                 f"expected {DEPTHS} numbers in [0, 1] each and at least one path. Measure again with `polydraft tune`."
             )
 
+    def prior(self, temperature: float) -> np.ndarray:
+        """[DEPTHS] acceptance at a temperature before a text has shown its own: between those at 1 and at 0, linearly; above 1 as at 1.
+
+        Example:
+            >>> Profile(RoundCosts.assumed(), (0.6,) * DEPTHS, greedy=(0.8,) * DEPTHS).prior(0.5)[0].item()
+            0.7
+        """
+        if temperature not in self._priors:
+            if len(self._priors) == MOST_TEMPERATURES:
+                self._priors.clear()
+            cold = max(0.0, 1.0 - temperature)
+            self._priors[temperature] = cold * np.array(self.greedy or self.acceptance) + (1.0 - cold) * np.array(self.acceptance)
+        return self._priors[temperature]
+
     @cached_property
-    def priors(self) -> np.ndarray:
-        """[2, DEPTHS] acceptance of sampled texts, then of greedy ones."""
-        return np.array([self.acceptance, self.greedy or self.acceptance])
+    def _priors(self) -> dict[float, np.ndarray]:
+        return {}
 
     @classmethod
     def assumed(cls, max_width: int = MOST_PATHS) -> "Profile":
