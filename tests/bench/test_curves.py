@@ -1,11 +1,13 @@
 """Scaling curves and the planner's accuracy table: the figures behind the pages."""
 
 import math
+from time import perf_counter
 
 import numpy as np
 import pytest
 
 from polydraft.bench.planner import WORKLOADS, Accuracy, accuracy, markdown, sizes_of
+from polydraft.bench.profile import PARTS, SIZES, profile
 from polydraft.bench.scaling import Curve, Point, picture, scaling
 from polydraft.bench.scaling import markdown as scaling_markdown
 

@@ -14,7 +14,7 @@ leaf-to-root walk of traversal verification (Weng et al. 2025, 2505.12398).
     accept v with probability w, and emit a token of p
 
 Where drafts already fit (sum min(p, q) > 1 - 0.2/n) all tokens share one bucket, which is traversal verification of merged draws.
-The stop node is drawn in the order in which visits end, so that a walk need not look beyond it. One path is block verification. On paths of unequal lengths the order would give all weight to a short path as to the deep one, so
+The stop node is drawn in the order in which visits end, so that a walk need not look beyond it. One path is block verification, its draw too. On paths of unequal lengths the order would give all weight to a short path as to the deep one, so
 that the children are tried in draw order, the deepest first, each against q: traversal verification itself. Lossless for iid draws whose number at each node was fixed beforehand; the order may be any function
 of prefix, rows and residuals, never of draws not yet looked at (specification 9.2).
 Traps: merged duplicates, sorted siblings, a trunk token counted once for each path.
@@ -34,6 +34,7 @@ from polydraft.noise import uniform_at
 from polydraft.verifiers._rows import compiled, copy_normalised, keep, leftover, reject, reweight, surplus, total
 from polydraft.verifiers._verdict import TreeVerdict
 from polydraft.verifiers._walk import EXTRA, STOP, arrays, drawn, outcome, soften
+from polydraft.verifiers.block.block import _walk as block_walk
 from polydraft.verifiers.block.block import block
 
 __all__ = ["GreedyTraversal", "greedy_traversal"]
@@ -43,6 +44,7 @@ HALF = 128
 BUCKETS = 2 * HALF + 1
 GATE = 0.2
 FAULTY = -2
+SKIPPED = -1.0
 
 _FRACTION_BITS = 23
 _LOWEST = np.int32(np.float32(0.5**0.5).view(np.int32))
@@ -222,11 +224,17 @@ def _extra(node, law, p, q, rows, kids, counts, place, P, weights, seed, sample,
     return drawn(law, seed, sample, position, EXTRA)
 
 
-def _permutation(paths: np.ndarray) -> np.ndarray:
-    """All nodes of each row, those that were visited first, in the order of their visits."""
-    order = np.zeros((len(paths), paths.shape[1] - 2), np.int64)
+def _chains(parents: np.ndarray) -> np.ndarray:
+    """[B] whether a row is one path."""
+    return ((parents == np.arange(-1, parents.shape[1] - 1)) | (parents < 0)).all(1)
+
+
+def _permutation(paths: np.ndarray, chains: np.ndarray) -> np.ndarray:
+    """All nodes of each row in the order of the stop's draw: of their visits, then the others; of chains as in block verification, root first."""
+    order = np.tile(np.arange(paths.shape[1] - 2), (len(paths), 1))
     for b, (_, count, *nodes) in enumerate(paths.tolist()):
-        order[b] = [*nodes[:count], *({*range(len(nodes))} - {*nodes[:count]})]
+        if not chains[b]:
+            order[b] = [*nodes[:count], *({*range(len(nodes))} - {*nodes[:count]})]
     return order
 
 
@@ -271,7 +279,7 @@ class GreedyTraversal:
             )
         device = target_probs.device
         after = partial(_law, p, q, rows, kids, counts, place, residuals, weights, device)
-        visits = None if draft.shape is TreeShape.CHAIN else torch.from_numpy(_permutation(order)).to(device)
+        visits = torch.from_numpy(_permutation(order, _chains(draft.tree.host[1]))).to(device)
         return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), after, visits)
 
     @staticmethod
@@ -290,12 +298,13 @@ class GreedyTraversal:
         for b in range(
             len(p)
         ):  # not compiled: a caller of a function that calls itself crashes when numba loads it from its cache
-            size = int(place[b, -1]) + 1
+            size = 0 if until[b] == SKIPPED else int(place[b, -1]) + 1
             P, Q, LAW = np.empty((3, size, p.shape[-1]), p.dtype)
             order, ratio = np.empty((size, p.shape[-1]), np.int32), np.empty(p.shape[-1], np.float32)
             given = (logits[b], p[b], q[b], rows[b], tokens[b], first[b], kids[b], counts[b], place[b])
             ragged = draft.shape is TreeShape.RAGGED and _unequal(parents[b])
-            _visit(0, 1.0, 1.0, *given, P, Q, LAW, order, ratio, ragged, until[b], stop[b], weights[b], paths[b])
+            if until[b] != SKIPPED:
+                _visit(0, 1.0, 1.0, *given, P, Q, LAW, order, ratio, ragged, until[b], stop[b], weights[b], paths[b])
             residuals.append(P)
         return rows, (kids, counts, place), stop, weights, residuals, paths
 
@@ -310,14 +319,18 @@ class GreedyTraversal:
             return None
         done = arrays(draft, logits, key)
         p = np.empty_like(done.logits)
+        chains = _chains(done.parents)
+        for b in np.flatnonzero(chains):
+            block_walk(*(x[b : b + 1] for x in done))
         until = np.array([uniform_at(*at, STOP, 0) for at in zip(done.seed, done.sample, done.position, strict=True)])
+        until[chains] = SKIPPED
         rows, geometry, _, weights, residuals, paths = self._visited(draft, done.logits, p, done.laws, until)
-        done.node[:] = paths[:, 0]
-        if done.node.min() < 0:
-            return None
         law = np.empty(p.shape[-1])
-        for b, P in enumerate(residuals):
-            given = (done.node[b], law, p[b], done.laws[b], rows[b], *(x[b] for x in geometry), P, weights[b])
+        for b in np.flatnonzero(~chains):
+            node = done.node[b] = paths[b, 0]
+            if node < 0:
+                return None
+            given = (node, law, p[b], done.laws[b], rows[b], *(x[b] for x in geometry), residuals[b], weights[b])
             done.token[b] = _extra(*given, done.seed[b], done.sample[b], done.position[b])
         return outcome(draft, done)
 
