@@ -14,13 +14,15 @@ leaf-to-root walk of traversal verification (Weng et al. 2025, 2505.12398).
     accept v with probability w, and emit a token of p
 
 Where drafts already fit (sum min(p, q) > 1 - 0.2/n) all tokens share one bucket, which is traversal verification of merged draws.
-The stop node is drawn in the order in which visits end, so that a walk need not look beyond it. One path is block verification, its draw too. On paths of unequal lengths the order would give all weight to a short path as to the deep one, so
-that the children are tried in draw order, the deepest first, each against q: traversal verification itself. Lossless for iid draws whose number at each node was fixed beforehand; the order may be any function
-of prefix, rows and residuals, never of draws not yet looked at (specification 9.2).
+The stop node is drawn in the order in which visits end, so that a walk need not look beyond it. One path is block verification, its draw too. On paths of unequal lengths the order would give as much weight to a short path as to
+the deep one, so that the children are tried in draw order, the deepest first, each against q: traversal verification itself.
+Lossless for iid draws whose number at each node was fixed beforehand; the order may be any function of prefix, rows and residuals,
+never of draws not yet looked at (specification 9.2).
 Traps: merged duplicates, sorted siblings, a trunk token counted once for each path.
 """
 
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -44,7 +46,8 @@ HALF = 128
 BUCKETS = 2 * HALF + 1
 GATE = 0.2
 FAULTY = -2
-SKIPPED = -1.0
+ALL = 2.0
+"""Where a walk ends that visits every context."""
 
 _FRACTION_BITS = 23
 _LOWEST = np.int32(np.float32(0.5**0.5).view(np.int32))
@@ -116,79 +119,95 @@ def _restrict(q, buckets, low, high, out):
             out[t] *= scale
 
 
-@compiled
-def _visit(
-    u, w, alive, x, p, q, rows, tokens, first, kids, counts, place, P, Q, LAW, order, ratio, ragged, until, stop, weights, path
-):
-    """Visit context u with weight w; `alive` = probability that nothing was accepted before; returns it after u. ragged: in draw order.
+class _Walk(NamedTuple):
+    """One row of a batch, as the compiled walk sees it.
 
-    until: the walk ends at the first context whose visit brings the accepted probability above it, which is where a draw of that
-    uniform in the order of the visits stops; p = exp(x - max(x)) is then made of each context that is visited. Above 1: visit all.
-    path: where it ended, -1 before, FAULTY at faulty logits; the number of visits that are over; their contexts in order.
+    x: logits, of which p = exp(x - max(x)) is made at each context that is visited, where `until` <= 1; else p is given.  q: laws of the draft.
+    rows, tokens: as in the draft.  first: earliest copy of each node.  kids, counts: children, and how many.
+    place: of contexts with several children, their row in P, Q, LAW and order: what is left of p and of q, the law tried, buckets.
+    ratio: room for one row.  ragged: children in draw order.
+    until: the walk ends at the first context whose visit brings the accepted probability above it, where a draw of that uniform in
+        the order of the visits stops.
+    stop, weights: of each context.  trace: where the walk ended (-1 before, FAULTY at faulty logits), visits that are over, their contexts.
     """
-    if until <= 1.0 and not soften(x[u], p[u]) > 0.0:
-        path[0] = FAULTY
+
+    x: np.ndarray
+    p: np.ndarray
+    q: np.ndarray
+    rows: np.ndarray
+    tokens: np.ndarray
+    first: np.ndarray
+    kids: np.ndarray
+    counts: np.ndarray
+    place: np.ndarray
+    P: np.ndarray
+    Q: np.ndarray
+    LAW: np.ndarray
+    order: np.ndarray
+    ratio: np.ndarray
+    ragged: bool
+    until: float
+    stop: np.ndarray
+    weights: np.ndarray
+    trace: np.ndarray
+
+
+@compiled
+def _visit(u, w, alive, at):
+    """Visit context u with weight w; `alive` = probability that nothing was accepted before; returns it after u, or where the walk ends."""
+    p, q, tokens, trace = at.p, at.q, at.tokens, at.trace
+    if at.until <= 1.0 and not soften(at.x[u], p[u]) > 0.0:
+        trace[0] = FAULTY
         return alive
-    n = counts[u]
+    n, kids = at.counts[u], at.kids[u]
     if n == 1:
-        c = kids[u, 0]
-        t, r = tokens[c], rows[c]
+        c = kids[0]
+        t, r = tokens[c], at.rows[c]
         pu, qu = total(p[u]), total(q[r])
-        into = keep(w, p[u, t] / pu, q[r, t] / qu)
-        alive = _visit(
-            first[c], into, alive, x, p, q, rows, tokens, first, kids, counts, place,
-            P, Q, LAW, order, ratio, ragged, until, stop, weights, path,
-        )  # fmt: skip
-        if path[0] != -1:
+        alive = _visit(at.first[c], keep(w, p[u, t] / pu, q[r, t] / qu), alive, at)
+        if trace[0] != -1:
             return alive
-        weights[u] = w
+        at.weights[u] = w
         w = reweight(w, surplus(w / pu, p[u], 1.0 / qu, q[r]))
     elif n > 1:
-        k = place[u]
-        copy_normalised(p[u], P[k])
-        copy_normalised(q[rows[kids[u, 0]]], Q[k])
-        for j in range(n if ragged else 0):
-            c = kids[u, j]
+        k = at.place[u]
+        P, Q, LAW, order = at.P[k], at.Q[k], at.LAW[k], at.order[k]
+        copy_normalised(p[u], P)
+        copy_normalised(q[at.rows[kids[0]]], Q)
+        for j in range(n if at.ragged else 0):
+            c = kids[j]
             t = tokens[c]
-            if not (tokens[kids[u, :j]] == t).any():
-                into = keep(w, P[k, t], Q[k, t])
-                alive = _visit(
-                    first[c], into, alive, x, p, q, rows, tokens, first, kids, counts, place,
-                    P, Q, LAW, order, ratio, ragged, until, stop, weights, path,
-                )  # fmt: skip
-                if path[0] != -1:
+            if not (tokens[kids[:j]] == t).any():
+                alive = _visit(at.first[c], keep(w, P[t], Q[t]), alive, at)
+                if trace[0] != -1:
                     return alive
-            w = reject(w, P[k], Q[k])
-        left = kids[u, : 0 if ragged else n].copy()
+            w = reject(w, P, Q)
+        left = kids[: 0 if at.ragged else n].copy()
         while left.size > 0:
-            _order(P[k], Q[k], left.size, order[k], ratio)
-            _first_of_highest(Q[k], left.size, order[k], LAW[k])
-            highest = order[k][tokens[left]].max()
-            inside = left[order[k][tokens[left]] == highest]
-            left = left[order[k][tokens[left]] < highest]
+            _order(P, Q, left.size, order, at.ratio)
+            _first_of_highest(Q, left.size, order, LAW)
+            highest = order[tokens[left]].max()
+            inside = left[order[tokens[left]] == highest]
+            left = left[order[tokens[left]] < highest]
             while inside.size > 0:
                 c = inside[0]
                 t = tokens[c]
-                into = keep(w, P[k, t], LAW[k, t])
-                alive = _visit(
-                    first[c], into, alive, x, p, q, rows, tokens, first, kids, counts, place,
-                    P, Q, LAW, order, ratio, ragged, until, stop, weights, path,
-                )  # fmt: skip
-                if path[0] != -1:
+                alive = _visit(at.first[c], keep(w, P[t], LAW[t]), alive, at)
+                if trace[0] != -1:
                     return alive
-                w = reject(w, P[k], LAW[k])
+                w = reject(w, P, LAW)
                 inside = inside[tokens[inside] != t]
-                Q[k, t] = 0.0
+                Q[t] = 0.0
                 if inside.size > 0:
-                    _restrict(Q[k], order[k], highest, highest + 1, LAW[k])
+                    _restrict(Q, order, highest, highest + 1, LAW)
             if left.size > 0:
-                _restrict(Q[k], order[k], 0, highest, Q[k])
-    stop[u] = alive * w
-    path[1] += 1
-    path[1 + path[1]] = u
+                _restrict(Q, order, 0, highest, Q)
+    at.stop[u] = alive * w
+    trace[1] += 1
+    trace[1 + trace[1]] = u
     alive *= 1.0 - w
-    if 1.0 - alive > until:
-        path[0] = u
+    if 1.0 - alive > at.until:
+        trace[0] = u
     return alive
 
 
@@ -207,21 +226,14 @@ def _unequal(parents):
 
 
 @compiled
-def _after(u, p, q, rows, kids, counts, place, P, weights, out):
+def _after(u, at, out):
     """out = the target row of context u with all that the children took out of it."""
-    if counts[u] > 1:
-        out[:] = P[place[u]]
-    elif counts[u] == 1:
-        leftover(weights[u], p[u], q[rows[kids[u, 0]]], out)
+    if at.counts[u] > 1:
+        out[:] = at.P[at.place[u]]
+    elif at.counts[u] == 1:
+        leftover(at.weights[u], at.p[u], at.q[at.rows[at.kids[u, 0]]], out)
     else:
-        copy_normalised(p[u], out)
-
-
-@compiled
-def _extra(node, law, p, q, rows, kids, counts, place, P, weights, seed, sample, position):
-    """The extra token after a walk that ended at `node`; -1 where there is none."""
-    _after(node, p, q, rows, kids, counts, place, P, weights, law)
-    return drawn(law, seed, sample, position, EXTRA)
+        copy_normalised(at.p[u], out)
 
 
 def _chains(parents: np.ndarray) -> np.ndarray:
@@ -229,30 +241,19 @@ def _chains(parents: np.ndarray) -> np.ndarray:
     return ((parents == np.arange(-1, parents.shape[1] - 1)) | (parents < 0)).all(1)
 
 
-def _permutation(paths: np.ndarray, chains: np.ndarray) -> np.ndarray:
+def _draw_order(walks: list[_Walk], chains: np.ndarray) -> np.ndarray:
     """All nodes of each row in the order of the stop's draw: of their visits, then the others; of chains as in block verification, root first."""
-    order = np.tile(np.arange(paths.shape[1] - 2), (len(paths), 1))
-    for b, (_, count, *nodes) in enumerate(paths.tolist()):
-        if not chains[b]:
-            order[b] = [*nodes[:count], *({*range(len(nodes))} - {*nodes[:count]})]
+    order = np.tile(np.arange(walks[0].stop.size), (len(walks), 1))
+    for b in np.flatnonzero(~chains):
+        _, count, *nodes = walks[b].trace.tolist()
+        order[b] = [*nodes[:count], *({*range(len(nodes))} - {*nodes[:count]})]
     return order
 
 
-def _law(
-    p: np.ndarray,
-    q: np.ndarray,
-    rows: np.ndarray,
-    kids: np.ndarray,
-    counts: np.ndarray,
-    place: np.ndarray,
-    residuals: list[np.ndarray],
-    weights: np.ndarray,
-    device: torch.device,
-    node: Int[Tensor, "B"],
-) -> Float[Tensor, "B V"]:
-    law = np.empty((len(p), p.shape[-1]))
-    for b, u in enumerate(node.tolist()):
-        _after(u, p[b], q[b], rows[b], kids[b], counts[b], place[b], residuals[b], weights[b], law[b])
+def _law(walks: list[_Walk], device: torch.device, node: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+    law = np.empty((len(walks), walks[0].p.shape[-1]))
+    for u, at, out in zip(node.tolist(), walks, law, strict=True):
+        _after(u, at, out)
     return torch.from_numpy(law).to(device)
 
 
@@ -272,41 +273,51 @@ class GreedyTraversal:
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
         p = target_probs.cpu().contiguous().numpy()
         q = p[:, :1] if draft.probs is None else draft.probs.cpu().contiguous().numpy()
-        rows, (kids, counts, place), stop, weights, residuals, order = self._visited(draft, p, p, q, np.full(len(p), 2.0))
+        walks = self._walks(draft, p, p, q, dict.fromkeys(range(len(p)), ALL))
+        stop = np.stack([at.stop for at in walks])
         if np.isnan(stop).any():
             raise InvalidInputError(
                 "a drafted token has probability 0 in its row of draft.probs; report the very rows that were sampled."
             )
-        device = target_probs.device
-        after = partial(_law, p, q, rows, kids, counts, place, residuals, weights, device)
-        visits = torch.from_numpy(_permutation(order, _chains(draft.tree.host[1]))).to(device)
-        return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), after, visits)
+        device, order = target_probs.device, _draw_order(walks, _chains(draft.tree.host[1]))
+        after = partial(_law, walks, device)
+        return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), after, torch.from_numpy(order).to(device))
 
     @staticmethod
-    def _visited(
-        draft: Draft, logits: np.ndarray, p: np.ndarray, q: np.ndarray, until: np.ndarray
-    ) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray, np.ndarray, list[np.ndarray], np.ndarray]:
-        """Every node's row, the geometry (children, their number, place among those with several), stops, weights, residual rows and paths, see `_visit`."""
+    def _walks(draft: Draft, logits: np.ndarray, p: np.ndarray, q: np.ndarray, until: dict[int, float]) -> list[_Walk]:
+        """The finished walks of the rows b in `until`, each until[b] long; see `_Walk`."""
         kids, first = (x.cpu().numpy() for x in (tree.children(draft.tree), tree.first_copies(draft.tree)))
         rows, (tokens, parents) = draft.rows.cpu().contiguous().numpy(), draft.tree.host
         counts = (kids >= 0).sum(-1)
         place = (counts > 1).cumsum(-1) - 1
-        stop, weights = np.zeros(tokens.shape), np.ones(tokens.shape)
-        residuals: list[np.ndarray] = []
-        paths = np.zeros((len(p), 2 + tokens.shape[1]), np.int64)
-        paths[:, 0] = -1
-        for b in range(
-            len(p)
-        ):  # not compiled: a caller of a function that calls itself crashes when numba loads it from its cache
-            size = 0 if until[b] == SKIPPED else int(place[b, -1]) + 1
-            P, Q, LAW = np.empty((3, size, p.shape[-1]), p.dtype)
-            order, ratio = np.empty((size, p.shape[-1]), np.int32), np.empty(p.shape[-1], np.float32)
-            given = (logits[b], p[b], q[b], rows[b], tokens[b], first[b], kids[b], counts[b], place[b])
-            ragged = draft.shape is TreeShape.RAGGED and _unequal(parents[b])
-            if until[b] != SKIPPED:
-                _visit(0, 1.0, 1.0, *given, P, Q, LAW, order, ratio, ragged, until[b], stop[b], weights[b], paths[b])
-            residuals.append(P)
-        return rows, (kids, counts, place), stop, weights, residuals, paths
+        (N, V), found = p.shape[1:], list[_Walk]()
+        for (
+            b,
+            end,
+        ) in until.items():  # not compiled: a caller of a function that calls itself crashes when numba loads it from its cache
+            size = int(place[b, -1]) + 1
+            at = _Walk(
+                logits[b],
+                p[b],
+                q[b],
+                rows[b],
+                tokens[b],
+                first[b],
+                kids[b],
+                counts[b],
+                place[b],
+                *np.empty((3, size, V), p.dtype),
+                np.empty((size, V), np.int32),
+                np.empty(V, np.float32),
+                draft.shape is TreeShape.RAGGED and bool(_unequal(parents[b])),
+                end,
+                np.zeros(N),
+                np.ones(N),
+                np.concatenate([[-1], np.zeros(1 + N, np.int64)]),
+            )
+            _visit(0, 1.0, 1.0, at)
+            found.append(at)
+        return found
 
     def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
         """What the verdict samples, for float32 logits and laws on the host; chains as block verification, which this rule then is.
@@ -318,20 +329,18 @@ class GreedyTraversal:
         if logits.device.type != "cpu" or draft.probs is None or draft.probs.dtype != torch.float32:
             return None
         done = arrays(draft, logits, key)
-        p = np.empty_like(done.logits)
-        chains = _chains(done.parents)
+        p, chains = np.empty_like(done.logits), _chains(done.parents)
         for b in np.flatnonzero(chains):
             block_walk(*(x[b : b + 1] for x in done))
-        until = np.array([uniform_at(*at, STOP, 0) for at in zip(done.seed, done.sample, done.position, strict=True)])
-        until[chains] = SKIPPED
-        rows, geometry, _, weights, residuals, paths = self._visited(draft, done.logits, p, done.laws, until)
+        noise = list(zip(done.seed, done.sample, done.position, strict=True))
+        until = {int(b): uniform_at(*noise[b], STOP, 0) for b in np.flatnonzero(~chains)}
         law = np.empty(p.shape[-1])
-        for b in np.flatnonzero(~chains):
-            node = done.node[b] = paths[b, 0]
-            if node < 0:
+        for b, at in zip(until, self._walks(draft, done.logits, p, done.laws, until), strict=True):
+            done.node[b] = at.trace[0]
+            if done.node[b] < 0:
                 return None
-            given = (node, law, p[b], done.laws[b], rows[b], *(x[b] for x in geometry), residuals[b], weights[b])
-            done.token[b] = _extra(*given, done.seed[b], done.sample[b], done.position[b])
+            _after(done.node[b], at, law)
+            done.token[b] = drawn(law, *noise[b], EXTRA)
         return outcome(draft, done)
 
 
