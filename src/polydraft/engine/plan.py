@@ -100,6 +100,14 @@ def _base(costs, contexts):
 
 
 @compiled
+def _seconds(costs, base, B, nodes, by_context, deepest, drafting, branching):
+    """Of a round that drafts `nodes` tokens; by_context: the sum over them of their sequences' cached tokens; see `costs.features`."""
+    beyond = max(0, B + nodes - HINGE) - max(0, B - HINGE)
+    seconds = base + (costs[2] + costs[8]) * nodes + costs[5] * by_context + costs[3] * beyond
+    return seconds + costs[6] + costs[7] * deepest + costs[9] * drafting + costs[10] * branching
+
+
+@compiled
 def _probe(kept, seen, priors, asked, costs, max_depth):
     """(depth, loss) of the chain for all who may draft that falls least short of plain decoding; loss: in tokens of each sequence, >= 0.
 
@@ -117,8 +125,7 @@ def _probe(kept, seen, priors, asked, costs, max_depth):
             by_context += asked[b, 2]
     depth, most, loss = 1, 0.0, 0.0
     for d in range(1, max_depth + 1):
-        seconds = base + costs[6] + costs[7] * d + costs[9] * live + (costs[2] + costs[8]) * d * live + costs[5] * d * by_context
-        seconds += costs[3] * (max(0, B + d * live - HINGE) - max(0, B - HINGE))
+        seconds = _seconds(costs, base, B, d * live, d * by_context, d, live, 0)
         each, rounds = np.exp(logs[d] / live), seconds / (base + costs[11])
         if each / rounds > most:
             depth, most, loss = d, each / rounds, max(rounds - each, 0.0)
@@ -159,8 +166,7 @@ def _choose(kept, seen, priors, asked, costs, max_depth, max_trunk, max_short, m
             w, t, s = shapes[k]
             for d in range(max(t, s) + 1, max_depth + 1):
                 n = _nodes(w, d, t, s)
-                seconds = base + (costs[2] + costs[8] + costs[5] * contexts[0]) * n + costs[3] * max(0, 1 + n - HINGE)
-                seconds += costs[6] + costs[7] * d + costs[9] + (costs[10] if w > 1 else 0.0)
+                seconds = _seconds(costs, base, 1, n, n * contexts[0], d, 1, int(w > 1))
                 if tokens[0, k, d] / seconds > best:
                     best = tokens[0, k, d] / seconds
                     sizes[0, 0], sizes[0, 1], sizes[0, 2], sizes[0, 3] = w, d, t, s
@@ -194,9 +200,7 @@ def _choose(kept, seen, priors, asked, costs, max_depth, max_trunk, max_short, m
             if drafting == 0:
                 seconds = plain
                 break
-            beyond = max(0, B + nodes - HINGE) - max(0, B - HINGE)
-            seconds = base + (costs[2] + costs[8]) * nodes + costs[5] * by_context + costs[3] * beyond
-            seconds += costs[6] + costs[7] * reached + costs[9] * drafting + costs[10] * branching
+            seconds = _seconds(costs, base, B, nodes, by_context, reached, drafting, branching)
             found = np.exp(total / B) / seconds
             if found > best:
                 best = found
