@@ -245,6 +245,8 @@ class AdaptivePlan:
     first_pause: int = 4
     longest_pause: int = 256
     _planned: list[tuple[int, int, bool, int]] = field(default_factory=list, init=False, repr=False, compare=False)
+    _records: list[Acceptance] = field(default_factory=list, init=False, repr=False, compare=False)
+    """Those of `_planned`, held so that no other record takes their ids."""
     _held: list[tuple[Acceptance, int, Budget]] = field(default_factory=list, init=False, repr=False, compare=False)
     """Records, their looks, and the budgets that hold while all of these draft and none is looked at."""
     _last: tuple[list[list[int]], float] = field(default=([], 0.0), init=False, repr=False, compare=False)
@@ -288,7 +290,8 @@ class AdaptivePlan:
         seen = [(id(r), r.looks, r.due, w) for r, w in zip(records, widths, strict=True)]
         if seen != self._planned:
             contexts = [len(s.token_ids) for s in sequences]
-            self._planned, self._last = seen, self._sizes(records, widths, contexts, self._priors(sequences))
+            self._planned, self._records = seen, records
+            self._last = self._sizes(records, widths, contexts, self._priors(sequences))
         return self._last
 
     def best(self, rate: float, *, batch: int = 1, context: int = 0, greedy: bool = False) -> Budget:
