@@ -1,12 +1,18 @@
 """How well drafts fit, by depth: estimated for each sequence from its own rounds, with decay, around a prior.
 
+    a_d = (kept_d + strength m_d) / (seen_d + strength);  m_0 = prior_0, and m_d carries a_(d-1) on along the prior's shape
+
+A chain, and any draft without a law, is counted: seen_d rounds that came down to depth d and had a draft there, kept_d of them
+kept it. That is what the rule keeps, whichever it is, costs next to nothing, and is done in every round. Where iid paths part, what is kept is not that of one draft, and some of the
+rounds are looked at:
+
     W_d  chance that block verification keeps the first path down to depth d: W_0 = 1, W <- min(1, W p/q), W p without a q
     o_d  its mean over the next draft: sum min(q, W p) (W P(children) without a q), so that E[o_d] = E[W_(d+1)]
-    a_d  = (sum o + strength m_d) / (sum W + strength);  m_0 = prior_0 with a strength that fades, and m_d carries a_(d-1) on along the prior's shape
+    kept_d += o_d,  seen_d += W_d
 
 Block verification keeps a chain down to depth d with probability W_d given its tokens (Sun et al. 2024, arXiv 2403.10444), so
-the products of a_0, a_1, ... predict its tokens per call, without the noise of coins and of the last draft.
-A rule that keeps less (or more) than the overlap is followed by `gain`: accepted tokens over predicted ones.
+the products of a_0, a_1, ... predict its tokens per call, without the noise of coins and of the last draft. So is the prior measured.
+A rule that keeps less of several paths (or more) is followed by `gain`: accepted tokens over predicted ones.
 """
 
 from collections.abc import Sequence
@@ -20,19 +26,19 @@ from polydraft.core import Draft, Outcome
 from polydraft.verifiers._rows import compiled
 from polydraft.verifiers._walk import highest, soften
 
-__all__ = ["DEPTHS", "Acceptance", "by_depth", "expected_tokens", "observe", "tokens_by_depth"]
+__all__ = ["DEPTHS", "Acceptance", "by_depth", "expected_tokens", "look", "observe", "tokens_by_depth"]
 
 DEPTHS = 16
 """Depths told apart; deeper ones count as the last."""
 LEAST = 0.02
 """Chances to get there below this are not looked at: a row costs as much to read as any other."""
-STRENGTH, STRENGTH_BELOW = 6.0, 8.0
-DECAY = 0.98
-FORGET = 0.85
-"""What each look leaves of the prior's strength: it must not hold out against a text that it does not know."""
+STRENGTH, STRENGTH_BELOW = 8.0, 8.0
+DECAY = 0.85
+"""What is left of a round after the next. Texts change: with recorded rounds of five workloads 0.8 to 0.9 chose best, 0.98 lost 1% to 8%."""
+FAILING, FLOOR = 0.85, 0.5
+"""What each further round in a row whose first draft fails leaves of the prior's strength, and its least: it must not hold out against a text that nothing fits."""
 EVERY_ROUND = 8
-"""Drafting rounds that are all looked at, so that a text which nothing fits is soon known; of later ones every fourth is, as looking and planning
-anew cost 4% of a round of the embedded pair."""
+"""Rounds of several paths that are all looked at; of later ones every fourth is, as a look costs 5% of a round of the embedded pair."""
 TRUST = 80.0
 """Predicted tokens that weigh as much as the belief that a rule keeps the overlap."""
 
@@ -42,7 +48,8 @@ class Acceptance:
     """One sequence's running record. kept, seen: [DEPTHS] weighted overlaps and weights.
 
     predicted, accepted: drafted tokens, with decay.  pause: rounds of the last wait.  waiting: rounds left.
-    due: a probe follows the wait.  before: `rate` at the last probe.  rounds: that drafted since the last probe.  looks: of them, those that were looked at.
+    due: a probe follows the wait.  before: `rate` at the last probe.  rounds: that drafted since the last probe.
+    folded: rounds that were counted or looked at.  failed: of them, the last in a row that kept nothing.
     """
 
     kept: np.ndarray = field(default_factory=lambda: np.zeros(DEPTHS))
@@ -54,7 +61,13 @@ class Acceptance:
     due: bool = False
     before: float = 1.0
     rounds: int = 0
-    looks: int = 0
+    folded: int = 0
+    failed: int = 0
+
+    def fold(self, num_accepted: int) -> None:
+        """Take note that a round was counted or looked at."""
+        self.folded += 1
+        self.failed = 0 if num_accepted else self.failed + 1
 
     @property
     def gain(self) -> float:
@@ -63,7 +76,7 @@ class Acceptance:
 
     @property
     def rate(self) -> float:
-        """Overlap of first drafts as seen, without the prior."""
+        """Acceptance of first drafts as seen, without the prior."""
         return float(self.kept[0] / self.seen[0]) if self.seen[0] > 0 else 0.0
 
     def fade(self, factor: float) -> None:
@@ -75,13 +88,13 @@ class Acceptance:
 
 
 @compiled
-def by_depth(kept: np.ndarray, seen: np.ndarray, prior: np.ndarray, gain: float, looks: float, out: np.ndarray) -> None:
+def by_depth(kept: np.ndarray, seen: np.ndarray, prior: np.ndarray, gain: float, failed: float, out: np.ndarray) -> None:
     """out[d] = a_d; see the module."""
     before, expected = prior[0], prior[0]
     for d in range(out.size):
         if d > 0:
             expected = min(max(1.0 - (1.0 - before) * (1.0 - prior[d]) / max(1.0 - prior[d - 1], 1e-6), 0.0), 0.999)
-        strength = max(STRENGTH * FORGET**looks, 0.5) if d == 0 else STRENGTH_BELOW
+        strength = max(STRENGTH * FAILING**failed, FLOOR) if d == 0 else STRENGTH_BELOW
         before = (kept[d] + strength * expected) / (seen[d] + strength)
         out[d] = before
     for d in range(out.size):
@@ -129,7 +142,7 @@ def expected_tokens(acceptance: np.ndarray, width: int, depth: int, trunk: int =
 
 
 @compiled
-def _look(logits, q, tokens, parents, rows, has_law, greedy, prior, looks, kept, seen):
+def _look(logits, q, tokens, parents, rows, has_law, greedy, prior, failed, kept, seen):
     """Add one row's overlaps along its first path; returns the accepted tokens that the record predicted."""
     N, V = logits.shape
     width, trunk, depth, node, nodes = 1, 0, 0, 0, 0
@@ -142,7 +155,7 @@ def _look(logits, q, tokens, parents, rows, has_law, greedy, prior, looks, kept,
                 trunk = depth
             node, depth = n, depth + 1
     rates = np.empty(kept.size)
-    by_depth(kept, seen, prior, 1.0, looks, rates)
+    by_depth(kept, seen, prior, 1.0, failed, rates)
     tokens_of = np.empty(depth + 1)
     end = (nodes - depth) // (width - 1) if has_law and width > 1 and trunk == 0 else depth  # of the paths after the first
     tokens_by_depth(rates, width, trunk, end if 0 < end < depth else 0, tokens_of)
@@ -194,6 +207,24 @@ def _look(logits, q, tokens, parents, rows, has_law, greedy, prior, looks, kept,
     return predicted
 
 
+@compiled
+def _count(parents, path, accepted, has_law, decay, kept, seen):
+    """Add a round that kept `accepted` nodes of a row's tree, `path`; False, and nothing is added, where paths drawn from a law part."""
+    end, goes_on = path[accepted - 1] if accepted > 0 else 0, False
+    for n in range(1, parents.size):
+        if has_law and 0 <= parents[n] < n - 1:
+            return False
+        goes_on |= parents[n] == end
+    for d in range(kept.size):
+        kept[d] *= decay
+        seen[d] *= decay
+    for d in range(accepted + goes_on):
+        at = min(d, kept.size - 1)
+        seen[at] += 1.0
+        kept[at] += 1.0 if d < accepted else 0.0
+    return True
+
+
 def observe(
     records: Sequence[Acceptance],
     draft: Draft,
@@ -201,32 +232,53 @@ def observe(
     greedy: Sequence[bool],
     priors: Sequence[np.ndarray],
     outcome: Outcome,
-    *,
-    decay: float = DECAY,
 ) -> None:
-    """Fold a round's overlaps into each sequence's record; rows without a draft leave theirs as it is.
+    """Fold a round into each sequence's record: counted, or looked at where paths part; rows without a draft leave theirs as it is.
 
     processed: the target's logits, processed but for temperature 0.  greedy: rows at temperature 0.
-    priors: of each row, [DEPTHS] acceptance before anything was seen.  decay: of what was seen before.
+    priors: of each row, [DEPTHS] acceptance before anything was seen.
     """
     if draft.tree.num_nodes == 1:
         return
-    tokens, parents = draft.tree.host
+    parents, has_law = draft.tree.host[1], draft.probs is not None
+    paths, accepted, _ = outcome.host
     looked = list[int]()
-    for b, record in enumerate(records):
-        if parents[b, 1] == 0:
-            record.rounds += 1
-            if record.rounds <= EVERY_ROUND or record.rounds % 4 == 0 or decay == 1.0:
-                looked.append(b)
-    if not looked:
+    for b, r in enumerate(records):
+        if parents[b, 1] != 0:
+            continue
+        r.rounds += 1
+        if _count(parents[b], paths[b], accepted[b], has_law, DECAY, r.kept, r.seen):
+            r.fold(accepted[b])
+        elif r.rounds <= EVERY_ROUND or r.rounds % 4 == 0:
+            looked.append(b)
+    look(records, draft, processed, greedy, priors, outcome, rows=looked)
+
+
+def look(
+    records: Sequence[Acceptance],
+    draft: Draft,
+    processed: Float[Tensor, "B N V"],
+    greedy: Sequence[bool],
+    priors: Sequence[np.ndarray],
+    outcome: Outcome,
+    *,
+    rows: Sequence[int],
+    decay: float = DECAY,
+) -> None:
+    """Fold a round's overlaps into the records of some rows; see `observe`. decay: of what was seen before.
+
+    Twelve times as dear as counting, and far more is learnt from a round: for measuring.
+    """
+    if not rows:
         return
+    tokens, parents = draft.tree.host
     x = processed.float().cpu().contiguous().numpy()
     q = x if draft.probs is None else draft.probs.float().cpu().contiguous().numpy()
-    rows = draft.rows.cpu().contiguous().numpy()
-    has_law, kept = draft.probs is not None, outcome.num_accepted.tolist()
-    for b in looked:
+    sources = draft.rows.cpu().contiguous().numpy()
+    has_law, accepted = draft.probs is not None, outcome.num_accepted.tolist()
+    for b in rows:
         r = records[b]
         r.fade(decay)
-        r.predicted += _look(x[b], q[b], tokens[b], parents[b], rows[b], has_law, greedy[b], priors[b], r.looks, r.kept, r.seen)
-        r.looks += 1
-        r.accepted += kept[b]
+        r.predicted += _look(x[b], q[b], tokens[b], parents[b], sources[b], has_law, greedy[b], priors[b], r.failed, r.kept, r.seen)
+        r.fold(accepted[b])
+        r.accepted += accepted[b]

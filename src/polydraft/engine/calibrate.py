@@ -33,12 +33,12 @@ TOGETHER, LONGER = ((1, 0), (1, 4), (2, 4)), ((1, 0), (1, 8))
 LONGEST_PROMPT = 128
 LEAST, MOST = 5, 16
 """Repetitions of a size."""
-TRIMMED = 0.1
-"""Share of the longest, and of the shortest, rounds that do not count. The mean of the others does: dear rounds are part of the cost, and
+STALLED = 2.0
+"""Medians that a round counts for at most. Else the mean counts: dear rounds are part of the cost, of which short rounds have the larger share, and
 two paths that happen to agree make a round that is cheaper than others."""
 GREEDY = 16
 """Rounds at temperature 0, for the acceptance there."""
-BLOCK, PLAIN_BLOCK = 3, 9
+BLOCK, PLAIN_BLOCK = 6, 12
 """Rounds of one size in a row that count; of those without drafts more, as they are short and all else is compared to them."""
 PLAIN, DRAFTED, SETTLING = 12, 4, 0.02
 """Rounds without and with drafts, and their seconds at most, before some count: the round of a small model is a third dearer until
@@ -64,9 +64,10 @@ class _Script:
 
     def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         greedy = [s.request.params.greedy for s in sequences]
-        acceptance.observe(
-            [self.record] * len(sequences), draft, processed, greedy, [self._prior] * len(sequences), outcome, decay=1.0
-        )
+        if draft.tree.num_nodes > 1:
+            rows = [b for b, parents in enumerate(draft.tree.lists[1]) if parents[1] == 0]
+            records, priors = [self.record] * len(sequences), [self._prior] * len(sequences)
+            acceptance.look(records, draft, processed, greedy, priors, outcome, rows=rows, decay=1.0)
 
     def acceptance(self) -> tuple[float, ...]:
         """[DEPTHS] of what was seen, drawn to PRIOR where there was little."""
@@ -225,16 +226,16 @@ def _levelled(places: Seq[_Place]) -> list[Observation]:
             places[i].batch,
             *size,
             round(np.mean([context for _, _, context in found])),
-            *_trimmed_mean(np.array([np.array(seconds) / factors[r] for r, seconds, _ in found])),
+            *_mean(np.array([np.array(seconds) / factors[r] for r, seconds, _ in found])),
         )
         for (i, size), found in rounds.items()  # a drafter that copies may have had nothing to copy
     ]
 
 
-def _trimmed_mean(x: np.ndarray) -> list[float]:
-    """Of each column (scipy.stats has it, and takes a second to import)."""
-    cut = int(TRIMMED * len(x))
-    return np.sort(x, 0)[cut : len(x) - cut].mean(0).tolist()
+def _mean(x: np.ndarray) -> list[float]:
+    """Of each column, of rows that stand for STALLED medians at most."""
+    totals = x.sum(1)
+    return (x * np.minimum(1.0, STALLED * np.median(totals) / totals)[:, None]).mean(0).tolist()
 
 
 def calibrate(
@@ -244,7 +245,7 @@ def calibrate(
     prompt: Seq[int],
     *,
     params: SamplingParams | None = None,
-    budget_seconds: float = 1.0,
+    budget_seconds: float = 1.5,
 ) -> Profile:
     """Measure costs and acceptance on a prompt; nothing may be running on the models.
 

@@ -28,8 +28,10 @@ REMEMBERED = 4.0
 """Rounds of the past that a probe is weighed against: few, so that a change is seen, and enough to hold against the prior."""
 RISEN = 0.1
 """Acceptance of a first draft that a probe must add to be followed by another one at once."""
-PROBING = 0.0025
+PROBING = 0.01
 """Share of the time without drafts that probes may take, beside the drafter's reading of what it missed."""
+EARLY, HELD = 4, 4
+"""Drafting rounds of a text that are all planned for; afterwards a plan holds for several, as planning costs 4% of a round of the embedded pair."""
 
 
 class Plan(Protocol):
@@ -118,7 +120,7 @@ def _probe(kept, seen, priors, asked, costs, max_depth):
     rates, tokens, logs = np.empty(L), np.empty(max_depth + 1), np.zeros(max_depth + 1)
     for b in range(B):
         if asked[b, 1] > 0:
-            acceptance.by_depth(kept[b], seen[b], priors[b], asked[b, 0], asked[b, 3], rates)
+            acceptance.by_depth(kept[b], seen[b], priors[b], 1.0, asked[b, 3], rates)
             acceptance.tokens_by_depth(rates, 1, 0, 0, tokens)
             logs += np.log(tokens)
             live += 1
@@ -139,7 +141,7 @@ def _choose(kept, seen, priors, asked, costs, max_depth, max_trunk, max_short, m
     The sum of speeds would serve those that draft well first, and leave the others to smaller and dearer batches.
     For every deepest depth D each sequence takes the size of highest log tokens - price x seconds of its own nodes; the price,
     B / seconds of a round, follows from the last choice, each of which is better than the one before (log S <= log S0 + S/S0 - 1).
-    asked[b]: gain, most paths (0 where the sequence sits this round out), cached tokens, looks.  priors: [B, L] acceptances.  costs: `RoundCosts.flat`.
+    asked[b]: gain, most paths (0 where the sequence sits this round out), cached tokens, rounds failed in a row.  priors: [B, L] acceptances.  costs: `RoundCosts.flat`.
     """
     gains, widths, contexts = asked[:, 0], asked[:, 1].astype(np.int64), asked[:, 2]
     B, L = kept.shape
@@ -155,8 +157,9 @@ def _choose(kept, seen, priors, asked, costs, max_depth, max_trunk, max_short, m
     shapes = _shapes(most, max_trunk, max_short)
     rates, tokens = np.empty(L), np.empty((B, len(shapes), max_depth + 1))
     for b in range(B):
-        acceptance.by_depth(kept[b], seen[b], priors[b], gains[b], asked[b, 3], rates)
         for k in range(len(shapes)):
+            if k < 2 and shapes[k, 0] <= widths[b]:  # a chain, then what parts
+                acceptance.by_depth(kept[b], seen[b], priors[b], gains[b] if k else 1.0, asked[b, 3], rates)
             if shapes[k, 0] <= widths[b]:
                 acceptance.tokens_by_depth(rates, shapes[k, 0], shapes[k, 1], shapes[k, 2], tokens[b, k])
     room = max(0.0, (HINGE - B) / B)
@@ -171,8 +174,12 @@ def _choose(kept, seen, priors, asked, costs, max_depth, max_trunk, max_short, m
                     best = tokens[0, k, d] / seconds
                     sizes[0, 0], sizes[0, 1], sizes[0, 2], sizes[0, 3] = w, d, t, s
         return best
-    logs, seconds = np.log(tokens), plain
+    logs, live, cached = np.log(tokens), 0, 0.0
+    for b in range(B):
+        live += widths[b] > 0
+        cached += contexts[b] if widths[b] > 0 else 0.0
     for deepest in range(1, max_depth + 1):
+        seconds = _seconds(costs, base, B, deepest * live, deepest * cached, deepest, live, 0)  # all draw as deep a chain: what follows is better
         for _ in range(4):
             price, before = B / seconds, seconds
             nodes, drafting, branching, reached, total, by_context = 0, 0, 0, 0, 0.0, 0.0
@@ -226,7 +233,7 @@ class AdaptivePlan:
     margin: share by which drafting must promise to beat plain decoding; below 0 as a pause is not free: what is missed is read
         before the next draft, and sizes that change cost.
     first_pause, longest_pause: rounds without drafts after a stop, at least and at most: so many that the draft which
-        falls least short of plain decoding loses 0.25% of them, doubled each time one changes nothing.
+        falls least short of plain decoding loses 1% of them, doubled each time one changes nothing.
 
     After Yan et al. 2024, "Decoding Speculative Decoding" (arXiv 2402.01528), section on throughput.
 
@@ -247,8 +254,9 @@ class AdaptivePlan:
     _planned: list[tuple[int, int, bool, int]] = field(default_factory=list, init=False, repr=False, compare=False)
     _records: list[Acceptance] = field(default_factory=list, init=False, repr=False, compare=False)
     """Those of `_planned`, held so that no other record takes their ids."""
-    _held: list[tuple[Acceptance, int, Budget]] = field(default_factory=list, init=False, repr=False, compare=False)
-    """Records, their looks, and the budgets that hold while all of these draft and none is looked at."""
+    _held: list[tuple[Acceptance, Budget]] = field(default_factory=list, init=False, repr=False, compare=False)
+    """Records and the budgets that hold while these and no others draft, for `_holding` rounds more."""
+    _holding: int = field(default=0, init=False, repr=False, compare=False)
     _last: tuple[list[list[int]], float] = field(default=([], 0.0), init=False, repr=False, compare=False)
 
     @property
@@ -273,7 +281,7 @@ class AdaptivePlan:
             kept, seen, prior = records[0].kept[None], records[0].seen[None], priors[0][None]
         else:
             kept, seen, prior = np.array([r.kept for r in records]), np.array([r.seen for r in records]), np.array(priors)
-        asked = np.array([[r.gain, w, c, r.looks] for r, w, c in zip(records, widths, contexts, strict=True)])
+        asked = np.array([[r.gain, w, c, r.failed] for r, w, c in zip(records, widths, contexts, strict=True)])
         return kept, seen, prior, asked, self.known.costs.flat
 
     def _priors(self, sequences: Seq[Sequence]) -> list[np.ndarray]:
@@ -287,7 +295,7 @@ class AdaptivePlan:
         widest, records = min(self.max_width, self.known.max_width), [s.acceptance for s in sequences]
         greedy = [s.request.params.greedy for s in sequences]
         widths = [0 if o else 1 if g else widest for o, g in zip(out, greedy, strict=True)]
-        seen = [(id(r), r.looks, r.due, w) for r, w in zip(records, widths, strict=True)]
+        seen = [(id(r), r.folded, r.due, w) for r, w in zip(records, widths, strict=True)]
         if seen != self._planned:
             contexts = [len(s.token_ids) for s in sequences]
             self._planned, self._records = seen, records
@@ -306,10 +314,13 @@ class AdaptivePlan:
         if len(sequences) == 1 and sequences[0].acceptance.waiting:
             sequences[0].acceptance.waiting -= 1
             return [_NOTHING]
-        if len(sequences) == len(self._held) and all(
-            s.drafting and s.acceptance is r and r.looks == n for s, (r, n, _) in zip(sequences, self._held, strict=True)
+        if (
+            self._holding
+            and len(sequences) == len(self._held)
+            and all(s.drafting and s.acceptance is r for s, (r, _) in zip(sequences, self._held, strict=True))
         ):
-            return [budget for _, _, budget in self._held]
+            self._holding -= 1
+            return [budget for _, budget in self._held]
         out = [s.acceptance.waiting > 0 or not s.drafting for s in sequences]
         sizes, _ = ([[1, 0, 0, 0]] * len(sequences), 0.0) if all(out) else self.promise(sequences, out)
         probe, pause = _PROBE, self.first_pause  # beside others' drafts a probe is cheap
@@ -317,7 +328,8 @@ class AdaptivePlan:
             probe, pause = self._probe(sequences, out)
         budgets = [self._budget(s, o, size, probe, pause) for s, o, size in zip(sequences, out, sizes, strict=True)]
         drafting = all(size[1] for size in sizes)
-        self._held = [(s.acceptance, s.acceptance.looks, g) for s, g in zip(sequences, budgets, strict=True)] if drafting else []
+        self._held = [(s.acceptance, g) for s, g in zip(sequences, budgets, strict=True)] if drafting else []
+        self._holding = HELD - 1 if drafting and all(s.acceptance.rounds >= EARLY for s in sequences) else 0
         return budgets
 
     def _probe(self, sequences: Seq[Sequence], out: Seq[bool]) -> tuple[Budget, int]:
@@ -338,7 +350,7 @@ class AdaptivePlan:
                 record.pause = 0
             return Budget.of_paths(*size)
         if record.due or record.rate > record.before + RISEN:
-            before = record.rate if record.looks else float(self.known.prior(sequence.request.params.temperature)[0])
+            before = record.rate if record.folded else float(self.known.prior(sequence.request.params.temperature)[0])
             record.due, record.before, record.rounds = False, before, 0
             record.fade(min(1.0, REMEMBERED / max(float(record.seen[0]), REMEMBERED)))
             return probe
