@@ -129,6 +129,15 @@ def test_the_choice_for_a_batch_is_within_a_percent_of_the_best_joint_choice(rat
     assert tokens**0.5 / known.seconds(found, [1, 1]) >= 0.99 * best
 
 
+def test_a_batch_drafts_where_its_rounds_become_thrice_as_long_and_give_more_than_that():
+    known, batch = costs(rows=0.25, depths=0.15), sequences(4, length=1)
+    for s in batch:
+        s.acceptance.kept[:], s.acceptance.seen[:] = 1e9 * 0.8, 1e9
+    sizes = [(g.width, g.max_depth) for g in made(known, max_width=1, margin=0.0).budgets(batch)]
+    gain = known.seconds(sizes, [1] * 4) / known.seconds([(1, 0)] * 4, [1] * 4)
+    assert gain > 2.5 and expected_tokens(np.full(DEPTHS, 0.8), *sizes[0]) > 1.05 * gain and len(set(sizes)) == 1
+
+
 def test_dear_drafts_are_not_made_and_cheap_ones_are_deep():
     assert made(costs(depths=5.0)).best(0.8).max_depth == 0
     assert made(costs(depths=0.2)).best(0.8).max_depth < made(costs(depths=0.02)).best(0.8).max_depth

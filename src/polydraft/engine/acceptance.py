@@ -279,6 +279,8 @@ def look(
     for b in rows:
         r = records[b]
         r.fade(decay)
-        r.predicted += _look(x[b], q[b], tokens[b], parents[b], sources[b], has_law, greedy[b], priors[b], r.failed, r.kept, r.seen)
+        r.predicted += _look(
+            x[b], q[b], tokens[b], parents[b], sources[b], has_law, greedy[b], priors[b], r.failed, r.kept, r.seen
+        )
         r.fold(accepted[b])
         r.accepted += accepted[b]

@@ -28,8 +28,10 @@ REMEMBERED = 4.0
 """Rounds of the past that a probe is weighed against: few, so that a change is seen, and enough to hold against the prior."""
 RISEN = 0.1
 """Acceptance of a first draft that a probe must add to be followed by another one at once."""
-PROBING = 0.01
+PROBING = 0.0025
 """Share of the time without drafts that probes may take, beside the drafter's reading of what it missed."""
+UNEVEN = 1.04
+"""Seconds of a batch's drafts of different depths over those of as many tokens to one depth, beside what they are charged (measured, batches of four)."""
 EARLY, HELD = 4, 4
 """Drafting rounds of a text that are all planned for; afterwards a plan holds for several, as planning costs 4% of a round of the embedded pair."""
 
@@ -179,10 +181,17 @@ def _choose(kept, seen, priors, asked, costs, max_depth, max_trunk, max_short, m
         live += widths[b] > 0
         cached += contexts[b] if widths[b] > 0 else 0.0
     for deepest in range(1, max_depth + 1):
-        seconds = _seconds(costs, base, B, deepest * live, deepest * cached, deepest, live, 0)  # all draw as deep a chain: what follows is better
+        seconds = _seconds(costs, base, B, deepest * live, deepest * cached, deepest, live, 0)
+        total = 0.0
+        for b in range(B):
+            total += logs[b, 0, deepest] if widths[b] > 0 else 0.0
+        if np.exp(total / B) / seconds > best:  # all draw as deep a chain; from there on it gets better
+            best = np.exp(total / B) / seconds
+            for b in range(B):
+                sizes[b, 0], sizes[b, 1], sizes[b, 2], sizes[b, 3] = 1, (deepest if widths[b] > 0 else 0), 0, 0
         for _ in range(4):
             price, before = B / seconds, seconds
-            nodes, drafting, branching, reached, total, by_context = 0, 0, 0, 0, 0.0, 0.0
+            nodes, drafting, branching, reached, depths, total, by_context = 0, 0, 0, 0, 0, 0.0, 0.0
             for b in range(B):
                 each, gain, gained = costs[2] + costs[5] * contexts[b] + costs[8], 0.0, 0.0
                 tried[b, 0], tried[b, 1], tried[b, 2], tried[b, 3] = 1, 0, 0, 0
@@ -203,11 +212,13 @@ def _choose(kept, seen, priors, asked, costs, max_depth, max_trunk, max_short, m
                 drafting += n > 0
                 branching += tried[b, 0] > 1
                 reached = max(reached, tried[b, 1])
+                depths += tried[b, 1]
                 total += gained
             if drafting == 0:
                 seconds = plain
                 break
             seconds = _seconds(costs, base, B, nodes, by_context, reached, drafting, branching)
+            seconds *= UNEVEN if depths < reached * drafting else 1.0
             found = np.exp(total / B) / seconds
             if found > best:
                 best = found
@@ -233,7 +244,7 @@ class AdaptivePlan:
     margin: share by which drafting must promise to beat plain decoding; below 0 as a pause is not free: what is missed is read
         before the next draft, and sizes that change cost.
     first_pause, longest_pause: rounds without drafts after a stop, at least and at most: so many that the draft which
-        falls least short of plain decoding loses 1% of them, doubled each time one changes nothing.
+        falls least short of plain decoding loses 0.25% of them, doubled each time one changes nothing.
 
     After Yan et al. 2024, "Decoding Speculative Decoding" (arXiv 2402.01528), section on throughput.
 
