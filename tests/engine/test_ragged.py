@@ -85,7 +85,8 @@ def test_what_a_ragged_pair_should_keep_is_predicted_as_such():
     tree = TokenTree(torch.tensor([[0, 1, 0, 1, 1, 0]]), torch.tensor([[-1, 0, 0, 1, 2, 3]]))
     draft = Draft(tree, SiblingLaw.IID, TreeShape.RAGGED, torch.full((1, 4, 2), 0.5), torch.tensor([[-1, 0, 0, 1, 2, 3]]))
     record = Acceptance()
-    acceptance.observe([record], draft, torch.zeros(1, 6, 2), [False], np.full((2, DEPTHS), 0.5), outcome(0))
+    assert acceptance.count([record], draft, outcome(0)) == [0]
+    acceptance.look([record], draft, torch.zeros(1, 6, 2), [False], np.full((2, DEPTHS), 0.5), outcome(0), rows=[0])
     assert record.predicted == pytest.approx(expected_tokens(np.full(DEPTHS, 0.5), 2, 3, 0, 2) - 1)
     lengths = [expected_tokens(np.full(DEPTHS, 0.5), 2, 3, 0, short) for short in (1, 2)]
     assert expected_tokens(np.full(DEPTHS, 0.5), 1, 3) < lengths[0] < lengths[1] < expected_tokens(np.full(DEPTHS, 0.5), 2, 3)

@@ -26,7 +26,7 @@ from polydraft.core import Draft, Outcome
 from polydraft.verifiers._rows import compiled
 from polydraft.verifiers._walk import highest, soften
 
-__all__ = ["DEPTHS", "Acceptance", "by_depth", "expected_tokens", "look", "observe", "tokens_by_depth"]
+__all__ = ["DEPTHS", "Acceptance", "by_depth", "count", "expected_tokens", "look", "tokens_by_depth"]
 
 DEPTHS = 16
 """Depths told apart; deeper ones count as the last."""
@@ -225,21 +225,10 @@ def _count(parents, path, accepted, has_law, decay, kept, seen):
     return True
 
 
-def observe(
-    records: Sequence[Acceptance],
-    draft: Draft,
-    processed: Float[Tensor, "B N V"],
-    greedy: Sequence[bool],
-    priors: Sequence[np.ndarray],
-    outcome: Outcome,
-) -> None:
-    """Fold a round into each sequence's record: counted, or looked at where paths part; rows without a draft leave theirs as it is.
-
-    processed: the target's logits, processed but for temperature 0.  greedy: rows at temperature 0.
-    priors: of each row, [DEPTHS] acceptance before anything was seen.
-    """
+def count(records: Sequence[Acceptance], draft: Draft, outcome: Outcome) -> list[int]:
+    """Fold a round into the record of each sequence that drafted; returns rows whose paths part, where `look` should be called instead."""
     if draft.tree.num_nodes == 1:
-        return
+        return []
     parents, has_law = draft.tree.host[1], draft.probs is not None
     paths, accepted, _ = outcome.host
     looked = list[int]()
@@ -251,7 +240,7 @@ def observe(
             r.fold(accepted[b])
         elif r.rounds <= EVERY_ROUND or r.rounds % 4 == 0:
             looked.append(b)
-    look(records, draft, processed, greedy, priors, outcome, rows=looked)
+    return looked
 
 
 def look(
@@ -265,12 +254,11 @@ def look(
     rows: Sequence[int],
     decay: float = DECAY,
 ) -> None:
-    """Fold a round's overlaps into the records of some rows; see `observe`. decay: of what was seen before.
+    """Fold a round's overlaps into the records of some rows: far dearer than counting, and more is learnt from a round.
 
-    Twelve times as dear as counting, and far more is learnt from a round: for measuring.
+    processed: the target's logits, processed but for temperature 0.  greedy: rows at temperature 0.
+    priors: of each row, [DEPTHS] acceptance before anything was seen.  decay: of what was seen before.
     """
-    if not rows:
-        return
     tokens, parents = draft.tree.host
     x = processed.float().cpu().contiguous().numpy()
     q = x if draft.probs is None else draft.probs.float().cpu().contiguous().numpy()

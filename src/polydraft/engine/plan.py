@@ -371,9 +371,10 @@ class AdaptivePlan:
 
     def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         """Fold the round into each sequence's record; see `engine/acceptance.py`."""
-        if draft.tree.num_nodes > 1:
+        records = [s.acceptance for s in sequences]
+        if rows := acceptance.count(records, draft, outcome):
             greedy = [s.request.params.greedy for s in sequences]
-            acceptance.observe([s.acceptance for s in sequences], draft, processed, greedy, self._priors(sequences), outcome)
+            acceptance.look(records, draft, processed, greedy, self._priors(sequences), outcome, rows=rows)
 
 
 _NOTHING, _PROBE = Budget(0, 0, 1), Budget(1, 1, 1)
