@@ -51,7 +51,7 @@ class FixedPlan:
 
     Example:
         >>> FixedPlan(depth=4, width=2, trunk=1).budget
-        Budget(max_nodes=7, max_depth=4, width=2, trunk=1, short=0)
+        Budget(max_nodes=7, max_depth=4, width=2, trunk=1, short=0, least=0.0)
     """
 
     depth: int
@@ -233,7 +233,7 @@ class AdaptivePlan:
     Example:
         >>> plan = AdaptivePlan(Profile.assumed())
         >>> plan.best(0.9), plan.best(0.02).max_depth
-        (Budget(max_nodes=11, max_depth=11, width=1, trunk=0, short=0), 0)
+        (Budget(max_nodes=11, max_depth=11, width=1, trunk=0, short=0, least=0.0), 0)
     """
 
     profile: Profile | None = None
