@@ -1,5 +1,7 @@
 """The most probable tree of a draft model: equal to its reference, a function of the past, exact as point masses and only so."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from sessions import models, requests
 from tables import TableModel
 
 from polydraft.core import Budget, Outcome, Scores, SiblingLaw, TreeShape
+from polydraft.drafters import best_first
 from polydraft.drafters.model import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
@@ -146,3 +149,22 @@ def test_top_children_passed_off_as_draws_from_q_bias_the_output(seed):
         drafts, law = top_children(tables, reported)
         found = measure(verifier(rule), tables, law, TreeShape.GROWN, lambda path: 0, 1, drafts)
         assert (found.error < 1e-12) if exact else (found.tv > 0.02), (reported, found.tv)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9}, {"logit_bias": {5: 3.0}}])
+def test_the_compiled_tree_is_the_one_grown_depth_by_depth(params):
+    model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=8)
+    tokenizer = load.load_tokenizer(str(pair.draft_folder()))
+    texts = [load.encode(tokenizer, p.text) for p in pair.prompts()[:4]]
+    budgets = [Budget(12, 5, 3), Budget(5, 2, 5), Budget(0, 4), Budget(30, 6, 2, least=0.02)]
+    compiled = ModelDrafter(model, "top_k").start(requests(*texts, **params))
+    drafter = ModelDrafter(model, "top_k")
+    drafter._free = [4, 5, 6, 7]
+    grown = drafter.start(requests(*texts, **params))
+    compiled[3] = replace(compiled[3], pending=compiled[3].context[-40:])
+    model.lengths[compiled[3].slot] -= 39
+    tree, scored = best_first._compiled(model, compiled, budgets)
+    expected, rows = best_first._by_depth(model, grown, budgets, ())
+    assert tree.lists == expected.lists
+    for one, other in zip(scored, rows, strict=True):  # but for the copies that fill a batch
+        assert one[0] == [t for n, t in enumerate(other[0]) if n == 0 or (t, other[1][n]) != (other[0][n - 1], other[1][n - 1])]

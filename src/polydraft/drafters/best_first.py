@@ -19,39 +19,50 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft import sampling
-from polydraft import tree as trees
 from polydraft.core import Budget, Draft, SamplingParams, Scores, SiblingLaw, Target, TokenTree, TreeShape
 from polydraft.drafters.model_growth import ModelState
-from polydraft.verifiers._rows import compiled
+from polydraft.models.llama import CompiledLlama
+from polydraft.models.tree_proposal import advance, draft_of, join, propose_tree
 
 __all__ = ["grow"]
 
-TOKEN, PARENT, ROW = range(3)
-"""Rows of the kept nodes' cells: the token, the scored row of the parent, and the own scored row, -1 while there is none."""
+Rows = tuple[list[int], list[int]]
+"""Tokens and parents."""
 
 
-@compiled
-def _offer(laws, weights, begin, least, values, cells, size):
-    """Candidates behind a frontier join the kept nodes, which stay in the order of falling value, the earlier first among equals; returns how many these are.
+def grow(
+    model: Target, states: Sequence[ModelState], budgets: Sequence[Budget], stop_ids: Sequence[int] = ()
+) -> tuple[Draft, list[TokenTree]]:
+    """The draft of a batch, and for each row the tree of what the model's cache now holds behind the committed tokens, none where nothing was asked for.
 
-    laws: [F, V] behind the nodes of path probability `weights`, which are the scored rows from `begin` on.
-    values: [max_nodes] path probabilities.  cells: [3, max_nodes].
+    budgets: of which the contexts leave room for the depths.  stop_ids: what `min_tokens` masks.  One pass a depth for the whole batch.
+    On the compiled path, which is one call, penalties are left out of the law: the tree fits a little less.
     """
-    for f in range(weights.size):
-        for t in range(laws.shape[1]):
-            value = weights[f] * laws[f, t]
-            if value <= 0.0 or value < least or (size == values.size and value <= values[size - 1]):
-                continue
-            size = min(size + 1, values.size)
-            at = size - 1
-            while at > 0 and values[at - 1] < value:
-                values[at] = values[at - 1]
-                for row in range(3):
-                    cells[row, at] = cells[row, at - 1]
-                at -= 1
-            values[at] = value
-            cells[TOKEN, at], cells[PARENT, at], cells[ROW, at] = t, begin + f, -1
-    return size
+    if isinstance(model, CompiledLlama):
+        tree, scored = _compiled(model, states, budgets)
+    else:
+        tree, scored = _by_depth(model, states, budgets, stop_ids)
+    rows = torch.full_like(tree.parents, -1)
+    return Draft(tree, SiblingLaw.POINT_MASS, TreeShape.GROWN, None, rows), [_inner(*x) for x in scored]
+
+
+def _inner(tokens: list[int], parents: list[int]) -> TokenTree:
+    """The scored rows as inner nodes: each has a child without a token, which tells that its own row is in the cache."""
+    count = len(tokens)
+    return TokenTree.of(np.array([tokens + [-1] * count], np.int64), np.array([[*parents, *range(count)]], np.int64))
+
+
+def _compiled(model: CompiledLlama, states: Sequence[ModelState], budgets: Sequence[Budget]) -> tuple[TokenTree, list[Rows]]:
+    params = [s.request.params for s in states]
+    law = [
+        (g.temperature or 1.0, max(g.top_k, 0), g.top_p, g.min_p, budget.least) for g, budget in zip(params, budgets, strict=True)
+    ]
+    bias = np.zeros((len(states), model.vocab_size if any(g.logit_bias for g in params) else 0), np.float32)
+    for b, g in enumerate(params):
+        for token, value in g.logit_bias.items():
+            bias[b, token] = value
+    sizes = [(g.max_depth if g.max_nodes else 0, g.width, g.max_nodes) for g in budgets]
+    return propose_tree(model, [s.slot for s in states], [s.pending for s in states], sizes, law, bias)
 
 
 class _Tree:
@@ -62,14 +73,16 @@ class _Tree:
         self.values, self.cells, self.size = np.empty(budget.max_nodes), np.empty((3, budget.max_nodes), np.int64), 0
         self.begin, self.weights = 0, np.ones(1)
 
-    def deepen(self, laws: np.ndarray) -> None:
+    def deepen(self, laws: Float[np.ndarray, "F V"]) -> None:
         """Take the children of the frontier, then choose the next one."""
-        self.size = _offer(laws, self.weights, self.begin, self.budget.least, self.values, self.cells, self.size)
-        below = np.flatnonzero(self.cells[PARENT, : self.size] >= self.begin)[: self.budget.width]
-        self.begin, self.weights = len(self.tokens), self.values[below]
-        self.cells[ROW, below] = np.arange(self.begin, self.begin + len(below))
-        self.tokens += self.cells[TOKEN, below].tolist()
-        self.parents += self.cells[PARENT, below].tolist()
+        for f, weight in enumerate(self.weights.tolist()):
+            self.size = join(laws[f], weight, self.begin + f, self.budget.least, self.values, self.cells, self.size)
+        chosen, begin = np.empty(self.budget.max_nodes, np.int64), self.begin
+        self.begin = len(self.tokens)
+        chosen = chosen[: advance(self.cells, self.size, begin, self.begin, self.budget.width, chosen)]
+        self.weights = self.values[chosen]
+        self.tokens += self.cells[0, chosen].tolist()
+        self.parents += self.cells[1, chosen].tolist()
 
     def fill(self, count: int) -> None:
         """Copies of the last frontier node up to this many: rows of a batch are scored together, and nothing reads a copy."""
@@ -77,27 +90,15 @@ class _Tree:
         self.tokens += self.tokens[-1:] * missing
         self.parents += self.parents[-1:] * missing
 
-    def kept(self) -> tuple[list[int], list[int]]:
-        """Tokens and parents of the draft, the root first, by falling path probability."""
-        node = np.zeros(len(self.tokens) + 1, np.int64)  # the last place takes what was not scored
-        node[self.cells[ROW, : self.size]] = np.arange(1, self.size + 1)
-        return [self.tokens[0], *self.cells[TOKEN, : self.size].tolist()], [-1, *node[self.cells[PARENT, : self.size]].tolist()]
 
-    def scored(self) -> TokenTree:
-        """The scored rows as a tree of inner nodes: each has a child without a token, which tells that its row is in the cache."""
-        tokens, parents = [*self.tokens[: self.begin], *[-1] * self.begin], [*self.parents[: self.begin], *range(self.begin)]
-        return TokenTree.of(np.array([tokens], np.int64), np.array([parents], np.int64))
-
-
-def grow(
-    model: Target, states: Sequence[ModelState], budgets: Sequence[Budget], stop_ids: Sequence[int] = ()
-) -> tuple[Draft, list[TokenTree]]:
-    """The draft of a batch, and for each row the tree of the rows that the model's cache now holds behind the committed tokens.
-
-    Slots hold all committed tokens but the root.  stop_ids: what `min_tokens` masks.  One pass a depth for the whole batch.
-    """
+def _by_depth(
+    model: Target, states: Sequence[ModelState], budgets: Sequence[Budget], stop_ids: Sequence[int]
+) -> tuple[TokenTree, list[Rows]]:
     grown = [_Tree(s.context[-1], g) for s, g in zip(states, budgets, strict=True)]
     live = [b for b, g in enumerate(budgets) if min(g.max_depth, g.max_nodes) > 0]
+    behind = [states[b] for b in live if len(states[b].pending) > 1]
+    if behind:
+        model.prefill([s.slot for s in behind], [s.pending[:-1] for s in behind])
     since, depth = 0, 0
     while live:
         widest = max(len(grown[b].weights) for b in live)
@@ -110,9 +111,12 @@ def grow(
         for b, rows in zip(live, laws, strict=True):
             grown[b].deepen(rows)
         live = [b for b in live if len(grown[b].weights) and depth < budgets[b].max_depth]
-    drafted = trees.pad([g.kept() for g in grown])
-    draft = Draft(drafted, SiblingLaw.POINT_MASS, TreeShape.GROWN, None, torch.full_like(drafted.parents, -1))
-    return draft, [g.scored() for g in grown]
+    tokens = np.zeros((len(states), 1 + max(g.size for g in grown)), np.int64)
+    parents = np.full_like(tokens, -1)
+    for b, g in enumerate(grown):
+        tokens[b, 0] = g.tokens[0]
+        draft_of(g.cells, g.size, len(g.tokens), tokens[b], parents[b])
+    return TokenTree.of(tokens, parents), [(g.tokens[: g.begin], g.parents[: g.begin]) for g in grown]
 
 
 def _laws(

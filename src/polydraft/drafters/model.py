@@ -197,7 +197,6 @@ class ModelDrafter:
 
     def _best_first(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
         limits = [replace(g, max_depth=self._deepest(s, g)) for s, g in zip(states, budgets, strict=True)]
-        self._catch_up([s for s, g in zip(states, limits, strict=True) if min(g.max_depth, g.max_nodes)])
         draft, scored = grow(self.model, states, limits, self._stop_ids)
         self._proposed |= {s.slot: (tree, 0) for s, tree in zip(states, scored, strict=True) if tree.num_nodes}
         return draft

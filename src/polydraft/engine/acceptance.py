@@ -20,7 +20,7 @@ from polydraft.core import Draft, Outcome
 from polydraft.verifiers._rows import compiled
 from polydraft.verifiers._walk import highest, soften
 
-__all__ = ["DEPTHS", "Acceptance", "by_depth", "expected_tokens", "observe", "tokens_by_depth"]
+__all__ = ["DEPTHS", "Acceptance", "by_depth", "expected_tokens", "looked_at", "observe", "tokens_by_depth"]
 
 DEPTHS = 16
 """Depths told apart; deeper ones count as the last."""
@@ -194,6 +194,17 @@ def _look(logits, q, tokens, parents, rows, has_law, greedy, prior, looks, kept,
     return predicted
 
 
+def looked_at(records: Sequence[Acceptance], drafted: Sequence[bool], *, every: bool) -> list[int]:
+    """Count a drafting round, and say which records are to look at it."""
+    looked = list[int]()
+    for b, record in enumerate(records):
+        if drafted[b]:
+            record.rounds += 1
+            if record.rounds <= EVERY_ROUND or record.rounds % 4 == 0 or every:
+                looked.append(b)
+    return looked
+
+
 def observe(
     records: Sequence[Acceptance],
     draft: Draft,
@@ -212,12 +223,7 @@ def observe(
     if draft.tree.num_nodes == 1:
         return
     tokens, parents = draft.tree.host
-    looked = list[int]()
-    for b, record in enumerate(records):
-        if parents[b, 1] == 0:
-            record.rounds += 1
-            if record.rounds <= EVERY_ROUND or record.rounds % 4 == 0 or decay == 1.0:
-                looked.append(b)
+    looked = looked_at(records, (parents[:, 1] == 0).tolist(), every=decay == 1.0)
     if not looked:
         return
     x = processed.float().cpu().contiguous().numpy()

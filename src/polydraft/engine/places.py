@@ -1,0 +1,147 @@
+"""What the nodes of a most probable tree are worth, by their place: estimated for each sequence from its own rounds, around a prior.
+
+A tree of n nodes and depth D holds, in the order of falling path probability, all smaller ones: leave out what is deeper than D' and
+cut after r nodes, and what is left is the tree of that budget. So one verified round tells of every budget (r, D') within its own
+
+    v  value of a node: the product of the target's probabilities along its path, which is the chance that `match` keeps it
+    table[0, D' - 1, r - 1]  mean v of the r-th node within depth D';  [1, ...] its chance to be drafted at all;  [2, ...] to be the first of its depth
+
+and the tokens, drafted nodes and passes of the draft model that a budget yields are sums over its places. Of deterministic drafts all
+of this is observed without noise of coins: E[accepted | tree] = sum v. A place that a round left empty, as nothing there was worth
+drafting, counts as a node of no value; places beyond a full tree are not judged.
+    mean = (seen values + STRENGTH prior x scale) / (looks + STRENGTH);  scale: values seen over values that the prior expected
+so that places which were not drafted lately move with those that were.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from polydraft.core import Budget, Draft
+from polydraft.engine.acceptance import DECAY, FORGET, Acceptance, looked_at
+from polydraft.theory.tree_plan import grow_by_probability
+from polydraft.verifiers._rows import compiled
+from polydraft.verifiers._walk import highest, soften
+
+__all__ = ["SHAPE", "assumed", "fit", "means", "observe"]
+
+SHAPE = 3, 12, 24
+"""What is told apart: value, drafted, first of its depth; depths; nodes."""
+STRENGTH, STRENGTH_ALL = 8.0, 4.0
+LEAST = 1e-4
+"""Values below this count as none."""
+
+
+def fit(record: Acceptance) -> Acceptance:
+    """The same record, of these tables if it was of others: `kept` holds all three, `seen` the looks; its `rate` is then the mean value of the first node.
+
+    Example:
+        >>> fit(Acceptance()).kept.shape
+        (864,)
+    """
+    if record.kept.size != math.prod(SHAPE):
+        record.kept, record.seen = np.zeros(math.prod(SHAPE)), np.zeros(math.prod(SHAPE[1:]))
+    return record
+
+
+def assumed(rates: Sequence[float] | np.ndarray) -> Float[np.ndarray, "3 D N"]:
+    """The table where only the acceptance of first children is known, by depth: of the rest each next child takes the same share.
+
+    Example:
+        >>> assumed([0.5] * 12)[0, 1, :3].tolist()
+        [0.5, 0.25, 0.25]
+    """
+    table = np.zeros(SHAPE)
+    table[1] = 1.0
+    shares = [a * (1.0 - a) ** np.arange(SHAPE[2]) for a in np.asarray(rates, np.float64)]
+    for deepest in range(1, SHAPE[1] + 1):
+        tokens, parents, _ = grow_by_probability(
+            lambda path: shares[min(len(path), len(shares) - 1)], max_nodes=SHAPE[2], max_depth=deepest
+        )
+        values, depths = [1.0], [0]
+        for token, parent in zip(tokens[1:], parents[1:], strict=True):
+            depths.append(depths[parent] + 1)
+            values.append(values[parent] * shares[min(depths[parent], len(shares) - 1)][token])
+        table[0, deepest - 1, : len(values) - 1] = values[1:]
+        table[2, deepest - 1, : len(values) - 1] = np.diff(np.maximum.accumulate(depths))
+    return table
+
+
+@compiled
+def means(kept, seen, prior, looks, out):
+    """out = the means of the module's formula. kept, prior, out: [3, D, N].  seen: [D, N]."""
+    D, N = seen.shape
+    strength = max(STRENGTH_ALL * FORGET**looks, 0.5)
+    found, expected = strength, strength
+    for d in range(D):
+        for r in range(N):
+            found += kept[0, d, r]
+            expected += seen[d, r] * prior[0, d, r]
+    scale = found / expected
+    for d in range(D):
+        for r in range(N):
+            share = 1.0 / (seen[d, r] + STRENGTH)
+            out[0, d, r] = min((kept[0, d, r] + STRENGTH * prior[0, d, r] * scale) * share, 1.0)
+            out[1, d, r] = (kept[1, d, r] + STRENGTH * prior[1, d, r]) * share
+            out[2, d, r] = (kept[2, d, r] + STRENGTH * prior[2, d, r]) * share
+
+
+@compiled
+def _look(logits, tokens, parents, greedy, max_nodes, max_depth, kept, seen):
+    """Add one row's tree, drafted within `max_nodes` and `max_depth`."""
+    N, V = logits.shape
+    value, depth = np.zeros(N), np.zeros(N, np.int64)
+    top, total, p = np.empty(N, np.float32), np.zeros(N), np.empty(V, np.float32)
+    value[0], size = 1.0, 0
+    for n in range(1, N):
+        parent = parents[n]
+        if parent < 0:
+            break
+        size, depth[n] = size + 1, depth[parent] + 1
+        if value[parent] < LEAST:
+            continue
+        if total[parent] == 0.0:
+            top[parent] = highest(logits[parent])
+            total[parent] = 1.0 if greedy else soften(logits[parent], p)
+        x = logits[parent, tokens[n]]
+        if greedy:
+            value[n] = value[parent] if x == top[parent] else 0.0
+        else:
+            value[n] = value[parent] * np.exp(np.float64(x - top[parent])) / total[parent]
+    for deepest in range(1, min(max_depth, seen.shape[0]) + 1):
+        r, reached = 0, 0
+        for n in range(1, size + 1):
+            if depth[n] <= deepest and r < seen.shape[1]:
+                kept[0, deepest - 1, r] += value[n]
+                kept[1, deepest - 1, r] += 1.0
+                kept[2, deepest - 1, r] += depth[n] > reached
+                seen[deepest - 1, r] += 1.0
+                reached = max(reached, depth[n])
+                r += 1
+        if size < max_nodes:
+            for empty in range(r, min(max_nodes, seen.shape[1])):
+                seen[deepest - 1, empty] += 1.0
+
+
+def observe(
+    records: Sequence[Acceptance],
+    draft: Draft,
+    processed: Float[Tensor, "B N V"],
+    greedy: Sequence[bool],
+    budgets: Sequence[Budget],
+    *,
+    decay: float = DECAY,
+) -> None:
+    """Fold a round into each sequence's record. processed, greedy, decay: as in `acceptance.observe`.  budgets: of the draft, without depth where none was asked for."""
+    looked = looked_at(records, [g.max_depth > 0 for g in budgets], every=decay == 1.0)
+    if not looked:
+        return
+    (tokens, parents), x = draft.tree.host, processed.float().cpu().contiguous().numpy()
+    for b in looked:
+        r, g = fit(records[b]), budgets[b]
+        r.fade(decay)
+        _look(x[b], tokens[b], parents[b], greedy[b], g.max_nodes, g.max_depth, r.kept.reshape(SHAPE), r.seen.reshape(SHAPE[1:]))
+        r.looks += 1
