@@ -178,6 +178,7 @@ class Draft:
         Siblings share one row, and nodes that hang on equal prefixes share one row (bit-equal laws); only where `law` is
         INDEPENDENT has each sibling a row of its own.
     noise: the shared noise, only for COUPLED and LISTED.
+    scores: [B, N] the draft's own probability of each node's path, only of a ranked drafter; for plans, no rule reads it.
     """
 
     tree: TokenTree
@@ -186,6 +187,7 @@ class Draft:
     probs: Float[Tensor, "B R V"] | None
     rows: Int[Tensor, "B N"]
     noise: NoiseKey | None = None
+    scores: Float[Tensor, "B N"] | None = None
 
     @classmethod
     def empty(cls, roots: Int[Tensor, "B"]) -> "Draft":

@@ -55,8 +55,8 @@ def test_the_tree_is_the_references_where_the_beam_does_not_bind(nodes, depth, l
         assert without_padding(tokens[b], parents[b]) == reference(small, prompt, budget)
 
 
-@pytest.mark.parametrize(("temperature", "reads_as"), [(0.5, 0.5), (0.0, 1.0)])
-def test_the_law_is_the_requests_and_at_temperature_1_for_a_greedy_one(temperature, reads_as):
+@pytest.mark.parametrize(("temperature", "reads_as"), [(0.5, 0.5), (0.0, best_first.COLD)])
+def test_the_law_is_the_requests_and_tempered_for_a_greedy_one(temperature, reads_as):
     budget = Budget(12, 3, 12)
     small, (tokens, parents) = drafted([budget], [[1, 2]], temperature=temperature)
     assert (tokens[0], parents[0]) == reference(small, [1, 2], budget, reads_as)
@@ -163,8 +163,9 @@ def test_the_compiled_tree_is_the_one_grown_depth_by_depth(params):
     grown = drafter.start(requests(*texts, **params))
     compiled[3] = replace(compiled[3], pending=compiled[3].context[-40:])
     model.lengths[compiled[3].slot] -= 39
-    tree, scored = best_first._compiled(model, compiled, budgets)
-    expected, rows = best_first._by_depth(model, grown, budgets, ())
+    tree, scores, scored = best_first._compiled(model, compiled, budgets)
+    expected, values, rows = best_first._by_depth(model, grown, budgets, ())
+    np.testing.assert_allclose(scores, values, rtol=1e-4)
     assert tree.lists == expected.lists
     for one, other in zip(scored, rows, strict=True):  # but for the copies that fill a batch
         assert one[0] == [t for n, t in enumerate(other[0]) if n == 0 or (t, other[1][n]) != (other[0][n - 1], other[1][n - 1])]

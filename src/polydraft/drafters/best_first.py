@@ -7,8 +7,8 @@
 The sum of the kept products, which estimates the accepted tokens, is the largest of all trees of so many nodes where `width` does not
 bind (Wang et al. 2024, OPT-Tree, arXiv 2406.17276); a bounded frontier and a choice among the candidates of all depths are EAGLE-2's
 (Li et al. 2024, arXiv 2406.16858). `theory.tree_plan.grow_by_probability` is the reference.
-A tree is a function of the past: its nodes are point masses. Traps: verifying them with the draft's law as if they had been drawn from it
-biases the output (total variation .30 in the specification's example), and at temperature 0 the law must not be taken at temperature 0, where it leaves one chain.
+A tree is a function of the past, whatever its law: its nodes are point masses. Traps: verifying them with the draft's law as if they had been
+drawn from it biases the output (total variation .30 in the specification's example), and a law at temperature 0 leaves one chain (`COLD`).
 """
 
 from collections.abc import Sequence
@@ -28,6 +28,9 @@ __all__ = ["grow"]
 
 Rows = tuple[list[int], list[int]]
 """Tokens and parents."""
+COLD = 0.4
+"""Temperature of the law for a greedy request. At 0 it leaves a chain, and at 1 it does not know how much surer than the draft's second choice the first is to
+be the target's: on the embedded pair trees of 12 nodes and depth 8 then yield 6.5 tokens a call instead of 7.4 (11 texts; 0.35 and 0.5 within 2%)."""
 
 
 def grow(
@@ -39,11 +42,12 @@ def grow(
     On the compiled path, which is one call, penalties are left out of the law: the tree fits a little less.
     """
     if isinstance(model, CompiledLlama):
-        tree, scored = _compiled(model, states, budgets)
+        tree, scores, scored = _compiled(model, states, budgets)
     else:
-        tree, scored = _by_depth(model, states, budgets, stop_ids)
+        tree, scores, scored = _by_depth(model, states, budgets, stop_ids)
     rows = torch.full_like(tree.parents, -1)
-    return Draft(tree, SiblingLaw.POINT_MASS, TreeShape.GROWN, None, rows), [_inner(*x) for x in scored]
+    draft = Draft(tree, SiblingLaw.POINT_MASS, TreeShape.GROWN, None, rows, scores=torch.from_numpy(scores))
+    return draft, [_inner(*x) for x in scored]
 
 
 def _inner(tokens: list[int], parents: list[int]) -> TokenTree:
@@ -52,10 +56,13 @@ def _inner(tokens: list[int], parents: list[int]) -> TokenTree:
     return TokenTree.of(np.array([tokens + [-1] * count], np.int64), np.array([[*parents, *range(count)]], np.int64))
 
 
-def _compiled(model: CompiledLlama, states: Sequence[ModelState], budgets: Sequence[Budget]) -> tuple[TokenTree, list[Rows]]:
+def _compiled(
+    model: CompiledLlama, states: Sequence[ModelState], budgets: Sequence[Budget]
+) -> tuple[TokenTree, np.ndarray, list[Rows]]:
     params = [s.request.params for s in states]
     law = [
-        (g.temperature or 1.0, max(g.top_k, 0), g.top_p, g.min_p, budget.least) for g, budget in zip(params, budgets, strict=True)
+        (g.temperature or COLD, max(g.top_k, 0), g.top_p, g.min_p, budget.least)
+        for g, budget in zip(params, budgets, strict=True)
     ]
     bias = np.zeros((len(states), model.vocab_size if any(g.logit_bias for g in params) else 0), np.float32)
     for b, g in enumerate(params):
@@ -93,7 +100,7 @@ class _Tree:
 
 def _by_depth(
     model: Target, states: Sequence[ModelState], budgets: Sequence[Budget], stop_ids: Sequence[int]
-) -> tuple[TokenTree, list[Rows]]:
+) -> tuple[TokenTree, np.ndarray, list[Rows]]:
     grown = [_Tree(s.context[-1], g) for s, g in zip(states, budgets, strict=True)]
     live = [b for b, g in enumerate(budgets) if min(g.max_depth, g.max_nodes) > 0]
     behind = [states[b] for b in live if len(states[b].pending) > 1]
@@ -112,17 +119,17 @@ def _by_depth(
             grown[b].deepen(rows)
         live = [b for b in live if len(grown[b].weights) and depth < budgets[b].max_depth]
     tokens = np.zeros((len(states), 1 + max(g.size for g in grown)), np.int64)
-    parents = np.full_like(tokens, -1)
+    parents, scores = np.full_like(tokens, -1), np.ones(tokens.shape)
     for b, g in enumerate(grown):
         tokens[b, 0] = g.tokens[0]
-        draft_of(g.cells, g.size, len(g.tokens), tokens[b], parents[b])
-    return TokenTree.of(tokens, parents), [(g.tokens[: g.begin], g.parents[: g.begin]) for g in grown]
+        draft_of(g.values, g.cells, g.size, len(g.tokens), tokens[b], parents[b], scores[b])
+    return TokenTree.of(tokens, parents), scores, [(g.tokens[: g.begin], g.parents[: g.begin]) for g in grown]
 
 
 def _laws(
     scores: Scores, tree: TokenTree, since: int, states: Sequence[ModelState], stop_ids: Sequence[int]
 ) -> Float[np.ndarray, "B F V"]:
-    """The laws at the new nodes, processed with each request's parameters; a greedy request's at temperature 1."""
+    """The laws at the new nodes, processed with each request's parameters; a greedy request's at temperature COLD."""
     params = [_warm(s.request.params) for s in states]
     logits, contexts = scores.logits.cpu(), [s.context for s in states]
     if not all(map(sampling.is_plain, params)):  # a path begins at the root: rows for all nodes
@@ -133,10 +140,10 @@ def _laws(
     return sampling.laws(logits, tree, contexts, prompts, params, stop_ids)[:, since - tree.num_nodes :].numpy()
 
 
-_PLAIN = SamplingParams()
+_PLAIN = SamplingParams(temperature=COLD)
 
 
 def _warm(params: SamplingParams) -> SamplingParams:
     if not params.greedy:
         return params
-    return _PLAIN if sampling.is_plain(params) else params.with_(temperature=1.0)
+    return _PLAIN if sampling.is_plain(params) else params.with_(temperature=COLD)

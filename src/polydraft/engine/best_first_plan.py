@@ -23,7 +23,7 @@ from polydraft.core import Budget, Draft, Drafter, Outcome
 from polydraft.engine import places
 from polydraft.engine.acceptance import Acceptance
 from polydraft.engine.costs import HINGE
-from polydraft.engine.places import SHAPE
+from polydraft.engine.places import BINS, SHAPE, SIZE
 from polydraft.engine.plan import PROBING, AdaptivePlan, _base, _seconds  # pyright: ignore[reportPrivateUsage]
 from polydraft.engine.profile import Profile
 from polydraft.engine.sequence import Sequence
@@ -111,18 +111,18 @@ class BestFirstPlan(AdaptivePlan):
     def _priors(self, sequences: Seq[Sequence]) -> list[np.ndarray]:
         return [self.known.prior_places(s.request.params.temperature) for s in sequences]
 
-    def _table(self, records: Seq[Acceptance], priors: Seq[np.ndarray]) -> Float[np.ndarray, "B 3 D N"]:
-        """Sums over places."""
-        table = np.empty((len(records), *SHAPE))
-        for r, prior, out in zip(records, priors, table, strict=True):
-            places.means(places.fit(r).kept.reshape(SHAPE), r.seen.reshape(SHAPE[1:]), prior, float(r.looks), out)
-        return table.cumsum(-1)
+    def _means(self, records: Seq[Acceptance], priors: Seq[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Sums over places, [B, 3, D, N], and values by path probability, [B, BINS]."""
+        found = np.empty((len(records), SIZE + BINS))
+        for r, prior, out in zip(records, priors, found, strict=True):
+            places.means(places.fit(r).kept, r.seen, prior, float(r.looks), out)
+        return found[:, :SIZE].reshape(-1, *SHAPE).cumsum(-1), found[:, SIZE:]
 
     def _sizes(
         self, records: Seq[Acceptance], widths: list[int], contexts: list[int], priors: Seq[np.ndarray], *, must: bool = False
     ) -> tuple[list[list[Any]], float]:
         """(nodes, depth, least, expected nodes, expected passes) of each, and the speed."""
-        table, sizes = self._table(records, priors), np.empty((len(records), 2), np.int64)
+        (table, worth), sizes = self._means(records, priors), np.empty((len(records), 2), np.int64)
         asked, costs = np.array([[float(w > 0), float(c)] for w, c in zip(widths, contexts, strict=True)]), self.known.costs.flat
         bounds = min(self.max_nodes, SHAPE[2]), min(self.max_depth, SHAPE[1])
         speed = _choose(table, asked, costs, *bounds, np.nan if must else self.margin, sizes)
@@ -131,11 +131,11 @@ class BestFirstPlan(AdaptivePlan):
         ]
         seconds = self.seconds(found, contexts)
         beyond = costs[3] * (len(records) + sum(size[3] for size in found) > HINGE)
-        for size, x, context in zip(found, table, contexts, strict=True):
+        for size, x, values, context in zip(found, table, worth, contexts, strict=True):
             if size[0]:
                 tokens = 1.0 + float(x[0, size[1] - 1, size[0] - 1])
                 each = costs[2] + costs[5] * context + costs[8] + beyond
-                size[2] = min(len(records) * tokens * float(each) / seconds, 1.0)
+                size[2] = places.least(values, len(records) * tokens * float(each) / seconds)
         return found, float(speed)
 
     def seconds(self, sizes: Seq[Seq[float]], contexts: Seq[int]) -> float:

@@ -81,9 +81,9 @@ class _Script:
 
     def table(self) -> tuple[float, ...]:
         """Of `engine/places.py`, around what the acceptance lets expect."""
-        seen, table = self.places.seen.reshape(places.SHAPE[1:]), np.empty(places.SHAPE)
-        places.means(self.places.kept.reshape(places.SHAPE), seen, places.assumed(self.acceptance()), 0.0, table)
-        return tuple(table.round(5).ravel().tolist())
+        table = np.empty(places.SIZE + places.BINS)
+        places.means(self.places.kept, self.places.seen, places.assumed(self.acceptance()), 0.0, table)
+        return tuple(table.round(5).tolist())
 
 
 class Bed:

@@ -11,6 +11,9 @@ of this is observed without noise of coins: E[accepted | tree] = sum v. A place 
 drafting, counts as a node of no value; places beyond a full tree are not judged.
     mean = (seen values + STRENGTH prior x scale) / (looks + STRENGTH);  scale: values seen over values that the prior expected
 so that places which were not drafted lately move with those that were.
+
+What the draft's own path probability of a node means for its value is learnt too, by half octaves (a greedy target takes far more than the draft's
+law at temperature 1 says): `least` is the path probability above which nodes have been worth a price.
 """
 
 import math
@@ -26,32 +29,37 @@ from polydraft.theory.tree_plan import grow_by_probability
 from polydraft.verifiers._rows import compiled
 from polydraft.verifiers._walk import highest, soften
 
-__all__ = ["SHAPE", "assumed", "fit", "means", "observe"]
+__all__ = ["BINS", "SHAPE", "SIZE", "assumed", "fit", "least", "means", "observe"]
 
 SHAPE = 3, 12, 24
 """What is told apart: value, drafted, first of its depth; depths; nodes."""
-STRENGTH, STRENGTH_ALL = 8.0, 4.0
+BINS = 12
+"""Half octaves of path probability, the first below 1."""
+SIZE, LOOKS = math.prod(SHAPE), math.prod(SHAPE[1:])
+STRENGTH, STRENGTH_ALL = 8.0, 12.0
 LEAST = 1e-4
 """Values below this count as none."""
 
 
 def fit(record: Acceptance) -> Acceptance:
-    """The same record, of these tables if it was of others: `kept` holds all three, `seen` the looks; its `rate` is then the mean value of the first node.
+    """The same record, of these tables if it was of others; its `rate` is then the mean value of the first node.
+
+    kept: the sums of all three tables, then values by path probability.  seen: looks by depth and node, then nodes by path probability.
 
     Example:
         >>> fit(Acceptance()).kept.shape
-        (864,)
+        (876,)
     """
-    if record.kept.size != math.prod(SHAPE):
-        record.kept, record.seen = np.zeros(math.prod(SHAPE)), np.zeros(math.prod(SHAPE[1:]))
+    if record.kept.size != SIZE + BINS:
+        record.kept, record.seen = np.zeros(SIZE + BINS), np.zeros(LOOKS + BINS)
     return record
 
 
-def assumed(rates: Sequence[float] | np.ndarray) -> Float[np.ndarray, "3 D N"]:
-    """The table where only the acceptance of first children is known, by depth: of the rest each next child takes the same share.
+def assumed(rates: Sequence[float] | np.ndarray) -> np.ndarray:
+    """The means, laid out as `kept`, where only the acceptance of first children is known, by depth: of the rest each next child takes the same share, and path probabilities are right.
 
     Example:
-        >>> assumed([0.5] * 12)[0, 1, :3].tolist()
+        >>> assumed([0.5] * 12)[:SIZE].reshape(SHAPE)[0, 1, :3].tolist()
         [0.5, 0.25, 0.25]
     """
     table = np.zeros(SHAPE)
@@ -67,30 +75,45 @@ def assumed(rates: Sequence[float] | np.ndarray) -> Float[np.ndarray, "3 D N"]:
             values.append(values[parent] * shares[min(depths[parent], len(shares) - 1)][token])
         table[0, deepest - 1, : len(values) - 1] = values[1:]
         table[2, deepest - 1, : len(values) - 1] = np.diff(np.maximum.accumulate(depths))
-    return table
+    return np.concatenate([table.ravel(), 2.0 ** (-0.25 - 0.5 * np.arange(BINS))])
 
 
 @compiled
 def means(kept, seen, prior, looks, out):
-    """out = the means of the module's formula. kept, prior, out: [3, D, N].  seen: [D, N]."""
-    D, N = seen.shape
-    strength = max(STRENGTH_ALL * FORGET**looks, 0.5)
+    """out = the means of the module's formula, laid out as `kept`, of [SIZE + BINS]; those by path probability fall with it."""
+    D, N = SHAPE[1], SHAPE[2]
+    row, strength = 0, max(STRENGTH_ALL * FORGET**looks, 0.5)
+    for d in range(1, D):
+        if 2.0 * seen[d * N] >= seen[0] > 0.0:
+            row = d  # the deepest trees that are usual
     found, expected = strength, strength
-    for d in range(D):
-        for r in range(N):
-            found += kept[0, d, r]
-            expected += seen[d, r] * prior[0, d, r]
+    for r in range(row * N, row * N + N):
+        found += kept[r]
+        expected += seen[r] * prior[r]
     scale = found / expected
-    for d in range(D):
-        for r in range(N):
-            share = 1.0 / (seen[d, r] + STRENGTH)
-            out[0, d, r] = min((kept[0, d, r] + STRENGTH * prior[0, d, r] * scale) * share, 1.0)
-            out[1, d, r] = (kept[1, d, r] + STRENGTH * prior[1, d, r]) * share
-            out[2, d, r] = (kept[2, d, r] + STRENGTH * prior[2, d, r]) * share
+    for i in range(D * N):
+        share = 1.0 / (seen[i] + STRENGTH)
+        out[i] = min((kept[i] + STRENGTH * prior[i] * scale) * share, 1.0)
+        for j in range(i + D * N, SIZE, D * N):
+            out[j] = (kept[j] + STRENGTH * prior[j]) * share
+    above = 0.0
+    for i in range(BINS - 1, -1, -1):
+        above = max(above, (kept[SIZE + i] + STRENGTH * prior[SIZE + i]) / (seen[LOOKS + i] + STRENGTH))
+        out[SIZE + i] = above
+
+
+def least(worth: np.ndarray, price: float) -> float:
+    """The path probability above which nodes are worth a price, at most that of the first half octave. worth: [BINS] means.
+
+    Example:
+        >>> least(assumed([0.5])[SIZE:], 0.3)
+        0.353...
+    """
+    return float(2.0 ** (-0.5 * max(1, int((worth >= price).sum()))))
 
 
 @compiled
-def _look(logits, tokens, parents, greedy, max_nodes, max_depth, kept, seen):
+def _look(logits, tokens, parents, scores, greedy, max_nodes, max_depth, kept, seen):
     """Add one row's tree, drafted within `max_nodes` and `max_depth`."""
     N, V = logits.shape
     value, depth = np.zeros(N), np.zeros(N, np.int64)
@@ -111,19 +134,22 @@ def _look(logits, tokens, parents, greedy, max_nodes, max_depth, kept, seen):
             value[n] = value[parent] if x == top[parent] else 0.0
         else:
             value[n] = value[parent] * np.exp(np.float64(x - top[parent])) / total[parent]
-    for deepest in range(1, min(max_depth, seen.shape[0]) + 1):
-        r, reached = 0, 0
+    for n in range(1, size + 1):
+        i = min(int(-2.0 * np.log2(max(scores[n], 1e-9))), BINS - 1)
+        kept[SIZE + i] += value[n]
+        seen[LOOKS + i] += 1.0
+    for deepest in range(min(max_depth, SHAPE[1])):
+        at, end, reached = deepest * SHAPE[2], (deepest + 1) * SHAPE[2], 0
         for n in range(1, size + 1):
-            if depth[n] <= deepest and r < seen.shape[1]:
-                kept[0, deepest - 1, r] += value[n]
-                kept[1, deepest - 1, r] += 1.0
-                kept[2, deepest - 1, r] += depth[n] > reached
-                seen[deepest - 1, r] += 1.0
+            if depth[n] <= deepest + 1 and at < end:
+                kept[at] += value[n]
+                kept[at + LOOKS] += 1.0
+                kept[at + 2 * LOOKS] += depth[n] > reached
+                seen[at] += 1.0
                 reached = max(reached, depth[n])
-                r += 1
+                at += 1
         if size < max_nodes:
-            for empty in range(r, min(max_nodes, seen.shape[1])):
-                seen[deepest - 1, empty] += 1.0
+            seen[at : min(deepest * SHAPE[2] + max_nodes, end)] += 1.0
 
 
 def observe(
@@ -139,9 +165,10 @@ def observe(
     looked = looked_at(records, [g.max_depth > 0 for g in budgets], every=decay == 1.0)
     if not looked:
         return
+    scores = np.ones(draft.tree.tokens.shape) if draft.scores is None else draft.scores.numpy()
     (tokens, parents), x = draft.tree.host, processed.float().cpu().contiguous().numpy()
     for b in looked:
         r, g = fit(records[b]), budgets[b]
         r.fade(decay)
-        _look(x[b], tokens[b], parents[b], greedy[b], g.max_nodes, g.max_depth, r.kept.reshape(SHAPE), r.seen.reshape(SHAPE[1:]))
+        _look(x[b], tokens[b], parents[b], scores[b], greedy[b], g.max_nodes, g.max_depth, r.kept, r.seen)
         r.looks += 1

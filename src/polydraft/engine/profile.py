@@ -7,7 +7,6 @@ with them the texts of a seed, are the same in the next process.
 
 import hashlib
 import json
-import math
 import os
 import platform
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from polydraft import __version__
 from polydraft.core import Drafter, SiblingLaw, Target, TreeShape, Verifier
 from polydraft.engine.acceptance import DEPTHS
 from polydraft.engine.costs import RoundCosts
-from polydraft.engine.places import SHAPE, assumed
+from polydraft.engine.places import BINS, SIZE, assumed
 from polydraft.errors import InvalidInputError
 
 __all__ = ["Profile", "identity", "once", "widest"]
@@ -72,10 +71,10 @@ class Profile:
                 f"acceptance {list(self.acceptance)}, greedy {list(self.greedy)} and max_width={self.max_width} were given; "
                 f"expected {DEPTHS} numbers in [0, 1] each and at least one path. Measure again with `polydraft tune`."
             )
-        sizes = {len(self.places), len(self.greedy_places)} - {0, math.prod(SHAPE)}
+        sizes = {len(self.places), len(self.greedy_places)} - {0, SIZE + BINS}
         if sizes or not all(0 <= x <= 1 for x in (*self.places, *self.greedy_places)):
             raise InvalidInputError(
-                f"tables of {len(self.places)} and {len(self.greedy_places)} places were given; expected {math.prod(SHAPE)} "
+                f"tables of {len(self.places)} and {len(self.greedy_places)} places were given; expected {SIZE + BINS} "
                 "numbers in [0, 1], or none. Measure again with `polydraft tune`."
             )
 
@@ -94,18 +93,18 @@ class Profile:
         return self._priors[temperature]
 
     def prior_places(self, temperature: float) -> np.ndarray:
-        """The tables of `engine/places.py` at a temperature, likewise.
+        """The means of `engine/places.py` at a temperature, likewise.
 
         Example:
-            >>> Profile.assumed().prior_places(1.0)[0, 0, :2].round(3).tolist()
+            >>> Profile.assumed().prior_places(1.0)[:2].round(3).tolist()
             [0.7, 0.21]
         """
         if temperature not in self._tables:
             if len(self._tables) == MOST_TEMPERATURES:
                 self._tables.clear()
             cold = max(0.0, 1.0 - temperature)
-            warm = np.reshape(self.places, SHAPE) if self.places else assumed(self.acceptance)
-            cool = np.reshape(self.greedy_places, SHAPE) if self.greedy_places else warm
+            warm = np.array(self.places) if self.places else assumed(self.acceptance)
+            cool = np.array(self.greedy_places) if self.greedy_places else warm
             self._tables[temperature] = cold * cool + (1.0 - cold) * warm
         return self._tables[temperature]
 

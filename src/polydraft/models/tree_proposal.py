@@ -58,13 +58,13 @@ def advance(cells, size, begin, row, width, chosen):
 
 
 @njit(cache=True)
-def draft_of(cells, size, rows, tokens, parents):
-    """Fill tokens[1:] and parents[1:] of a draft, whose root is there, with the kept nodes in order. rows: at least as many as were given."""
+def draft_of(values, cells, size, rows, tokens, parents, scores):
+    """Fill the places behind the root of a draft with the kept nodes in order. rows: at least as many as were given."""
     node = np.zeros(rows + 1, np.int64)
     for i in range(size):
         if cells[ROW, i] >= 0:
             node[cells[ROW, i]] = i + 1
-        tokens[i + 1], parents[i + 1] = cells[TOKEN, i], node[cells[PARENT, i]]
+        tokens[i + 1], parents[i + 1], scores[i + 1] = cells[TOKEN, i], node[cells[PARENT, i]], values[i]
 
 
 @njit(cache=True, error_model="numpy")
@@ -72,7 +72,7 @@ def _grow(parts, vocab, asked, law, bias):
     """asked [B, 5 + P] = slot, depth, width, most nodes, number of pending tokens, those tokens, the root last.
 
     law [B, 5] = temperature, top_k, top_p, min_p, least.  Caches grow by what is pending.
-    Returns tokens and parents of the drafts, tokens and parents of what was scored, the root first, and how many rows that is.
+    Returns tokens, parents and scores of the drafts, tokens and parents of what was scored, the root first, and how many rows that is.
     """
     slots, depths, widths, most, counts, pending = (
         asked[:, 0].copy(), asked[:, 1], asked[:, 2], asked[:, 3], asked[:, 4], asked[:, 5:]
@@ -80,7 +80,7 @@ def _grow(parts, vocab, asked, law, bias):
     B, P, M, R = slots.size, pending.shape[1], 0, 1
     for b in range(B):
         M, R = max(M, most[b]), max(R, 1 + min(widths[b], most[b]) * depths[b])
-    tokens, parents = np.zeros((B, 1 + M), np.int64), np.full((B, 1 + M), -1, np.int64)
+    tokens, parents, scores = np.zeros((B, 1 + M), np.int64), np.full((B, 1 + M), -1, np.int64), np.ones((B, 1 + M))
     fed, above = np.zeros((B, P + R), np.int64), np.full((B, P + R), -1, np.int64)
     values, cells, size = np.empty((B, M)), np.empty((B, 3, M), np.int64), np.zeros(B, np.int64)
     weights, chosen, count = np.ones((B, max(M, 1))), np.empty(max(M, 1), np.int64), np.ones(B, np.int64)
@@ -123,12 +123,12 @@ def _grow(parts, vocab, asked, law, bias):
     for b in range(B):
         if rows[b] > 0:
             parts.memory.lengths[slots[b]] += counts[b]
-            draft_of(cells[b], size[b], R, tokens[b], parents[b])
+            draft_of(values[b], cells[b], size[b], R, tokens[b], parents[b], scores[b])
         for i in range(rows[b]):
             scored[b, i] = fed[b, counts[b] - 1 + i]
             below[b, i] = above[b, counts[b] - 1 + i] - counts[b] + 1 if i > 0 else -1
     N = 1 + size.max()
-    return tokens[:, :N].copy(), parents[:, :N].copy(), scored, below, rows
+    return tokens[:, :N].copy(), parents[:, :N].copy(), scores[:, :N].copy(), scored, below, rows
 
 
 def propose_tree(
@@ -138,8 +138,8 @@ def propose_tree(
     sizes: Sequence[tuple[int, int, int]],
     law: Sequence[tuple[float, float, float, float, float]],
     bias: np.ndarray,
-) -> tuple[TokenTree, list[tuple[list[int], list[int]]]]:
-    """The draft, and tokens and parents of each row's scored nodes, which the cache holds from the root on.
+) -> tuple[TokenTree, np.ndarray, list[tuple[list[int], list[int]]]]:
+    """The draft, its nodes' path probabilities [B, N], and tokens and parents of each row's scored nodes, which the cache holds from the root on.
 
     sizes: depth, expanded nodes of a depth, and most nodes of every row; depth 0 for none.  pending, bias: as of `propose_paths`.
     law: temperature, top_k, top_p, min_p and the least path probability of every row.
@@ -152,7 +152,7 @@ def propose_tree(
     asked = np.array(
         [[slot, *size, len(ids), *ids, *[0] * (longest - len(ids))] for slot, size, ids in zip(slots, sizes, left, strict=True)]
     )
-    tokens, parents, scored, below, rows = _grow(model.parts, model.vocab_size, asked, np.array(law), bias)
+    tokens, parents, scores, scored, below, rows = _grow(model.parts, model.vocab_size, asked, np.array(law), bias)
     model.passes += max(depth for depth, *_ in sizes)
     cached = [(scored[b, :n].tolist(), below[b, :n].tolist()) for b, n in enumerate(rows.tolist())]
-    return TokenTree.of(tokens, parents), cached
+    return TokenTree.of(tokens, parents), scores, cached
