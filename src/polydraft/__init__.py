@@ -25,6 +25,7 @@ _WHERE = {
     "Engine": "engine.api",
     "FixedPlan": "engine.plan",
     "AdaptivePlan": "engine.plan",
+    "BestFirstPlan": "engine.best_first_plan",
     "Profile": "engine.profile",
     "citation": "papers",
     "custom_generate": "integrations.transformers",
@@ -37,6 +38,7 @@ __all__ = [*sorted(_WHERE), "__version__"]  # pyright: ignore[reportUnsupportedD
 if TYPE_CHECKING:
     from polydraft.core import Budget, Draft, Method, NoiseKey, Outcome, Request, SiblingLaw, TokenTree, TreeShape
     from polydraft.engine.api import Engine
+    from polydraft.engine.best_first_plan import BestFirstPlan
     from polydraft.engine.plan import AdaptivePlan, FixedPlan
     from polydraft.engine.profile import Profile
     from polydraft.errors import PolydraftError

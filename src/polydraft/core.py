@@ -178,6 +178,7 @@ class Draft:
         Siblings share one row, and nodes that hang on equal prefixes share one row (bit-equal laws); only where `law` is
         INDEPENDENT has each sibling a row of its own.
     noise: the shared noise, only for COUPLED and LISTED.
+    scores: [B, N] the draft's own probability of each node's path, only of a ranked drafter; for plans, no rule reads it.
     """
 
     tree: TokenTree
@@ -186,6 +187,7 @@ class Draft:
     probs: Float[Tensor, "B R V"] | None
     rows: Int[Tensor, "B N"]
     noise: NoiseKey | None = None
+    scores: Float[Tensor, "B N"] | None = None
 
     @classmethod
     def empty(cls, roots: Int[Tensor, "B"]) -> "Draft":
@@ -261,6 +263,7 @@ class Method:
     on_request: further shapes of a drafter, which it makes only where a budget asks for them.
     arxiv: id such as "2211.17192", or "" where there is no paper.
     shared_noise: the verdict is a function of the draft's own noise, a point mass once that is known.
+    ranked: a drafter whose trees of any number of nodes are its most probable nodes, in this order; planned by nodes and depth.
     """
 
     name: str
@@ -273,6 +276,7 @@ class Method:
     lossless: bool = True
     shared_noise: bool = False
     on_request: frozenset[TreeShape] = frozenset()
+    ranked: bool = False
 
 
 @runtime_checkable
@@ -314,10 +318,12 @@ class Budget:
 
     For drafters that decide the shape beforehand, others leave them aside:
     trunk: tokens of one path before it branches.  short: depth of the paths after the first; 0: as deep as the first.
+    For drafters that grow the most probable tree (`Method.ranked`): width: nodes of a depth that are expanded.
+    least: smallest path probability for which a node is worth drafting.
 
     Example:
         >>> Budget.of_paths(width=2, depth=4, trunk=1)
-        Budget(max_nodes=7, max_depth=4, width=2, trunk=1, short=0)
+        Budget(max_nodes=7, max_depth=4, width=2, trunk=1, short=0, least=0.0)
         >>> Budget.of_paths(width=2, depth=6, short=2).max_nodes
         8
     """
@@ -327,12 +333,17 @@ class Budget:
     width: int = 1
     trunk: int = 0
     short: int = 0
+    least: float = 0.0
 
     def __post_init__(self) -> None:
         if min(self.max_nodes, self.max_depth, self.trunk, self.short) < 0 or self.width < 1:
             raise InvalidInputError(
                 f"budget {self} was given; expected max_nodes >= 0, max_depth >= 0, trunk >= 0, short >= 0 and width >= 1. "
                 "Use max_depth=0 for plain decoding."
+            )
+        if not 0.0 <= self.least <= 1.0:
+            raise InvalidInputError(
+                f"least={self.least} was given in a budget; expected a probability in [0, 1]. Use 0 for no limit."
             )
         if self.trunk and self.short:
             raise InvalidInputError(

@@ -14,6 +14,7 @@ from polydraft.drafters.model import ModelDrafter
 from polydraft.drafters.ngram import NgramDrafter
 from polydraft.engine import choice
 from polydraft.engine.acceptance import DEPTHS
+from polydraft.engine.best_first_plan import plan_for
 from polydraft.engine.choice import Choice, ChoicePlan
 from polydraft.engine.plan import AdaptivePlan
 from polydraft.engine.profile import Profile
@@ -102,8 +103,8 @@ def test_drafters_are_named_together_and_measured_before_the_first_request(monke
 
 def test_what_cannot_be_chosen_between_is_refused_with_advice():
     target, small = TableModel(), TableModel(seed=1)
-    with pytest.raises(InvalidInputError, match="draft model"):
-        Engine.of(target, draft_model=small, drafter=["model", "model:chain"])
+    with pytest.raises(InvalidInputError, match="share its slots"):
+        Choice({"model": ModelDrafter(small), "model:top_k": ModelDrafter(small, "top_k")})
     with pytest.raises(InvalidInputError, match="name one drafter"):
         Engine.of(target, draft_model=small, drafter=["model", "ngram"], depth=3)
     with pytest.raises(IncompatibleError, match="Use it alone"):
@@ -122,18 +123,33 @@ class Peeking(Choice):
         return draft
 
 
-def enumerated(kind, monkeypatch):
+def with_copies():
+    return {"model": ModelDrafter(TableModel(2, seed=1)), "ngram": NgramDrafter()}
+
+
+def with_its_most_probable_trees():
+    model = ModelDrafter(TableModel(2, seed=1))
+    return {"model": model, "model:top_k": model.sibling("top_k")}
+
+
+ARMS = [with_copies, with_its_most_probable_trees]
+
+
+def enumerated(kind, arms, monkeypatch):
     """Two arms on tables of two tokens in float64, arms of which each is tried every second round: the engine's exact law of four tokens, and who drafted."""
     monkeypatch.setattr(choice, "FIRST_WAIT", 1)
     monkeypatch.setattr(choice, "LONGEST_WAIT", 1)
     torch.set_default_dtype(torch.float64)
     try:
         target, found, used = TableModel(2), torch.zeros(2, 2, 2, 2), set[tuple[str, ...]]()
-        arms = {"model": ModelDrafter(TableModel(2, seed=1)), "ngram": NgramDrafter()}
+        made = arms()
 
         def run():
-            chosen = kind(arms)
-            chosen_plans = [AdaptivePlan(Profile(p.profile.costs, p.profile.acceptance, 1), max_depth=2) for p in plans(0.6, 0.6)]
+            chosen = kind(made)
+            known = [Profile(p.profile.costs, p.profile.acceptance, 1) for p in plans(0.6, 0.6)]
+            chosen_plans = [plan_for(arm, profile) for arm, profile in zip(chosen.arms, known, strict=True)]
+            for plan in chosen_plans:
+                plan.max_depth, plan.max_nodes = 2, 3
             engine = Engine(target, chosen, chosen.rule(), ChoicePlan(chosen, chosen_plans))
             return engine.generate([[0, 1, 0, 1]], SamplingParams(max_tokens=4, seed=0))[0].samples[0]
 
@@ -145,12 +161,33 @@ def enumerated(kind, monkeypatch):
         torch.set_default_dtype(torch.float32)
 
 
-def test_the_law_of_every_run_of_several_rounds_is_exactly_the_tables(monkeypatch):
-    error, used = enumerated(Choice, monkeypatch)
+@pytest.mark.parametrize("arms", ARMS)
+def test_the_law_of_every_run_of_several_rounds_is_exactly_the_tables(arms, monkeypatch):
+    error, used = enumerated(Choice, arms, monkeypatch)
     assert error.max() < 1e-12
-    assert any({"model", "ngram"} <= set(sources) for sources in used)
+    assert any(set(arms()) <= set(sources) for sources in used)
 
 
-def test_a_choice_made_after_a_look_at_the_draft_is_not_exact(monkeypatch):
-    error, _ = enumerated(Peeking, monkeypatch)
+@pytest.mark.parametrize("arms", ARMS)
+def test_a_choice_made_after_a_look_at_the_draft_is_not_exact(arms, monkeypatch):
+    error, _ = enumerated(Peeking, arms, monkeypatch)
     assert error.sum() / 2 > 1e-2
+
+
+def test_kinds_of_one_model_share_its_slots_and_its_cache():
+    target, small = (TableModel(seed=s, max_num_seqs=2) for s in (0, 1))
+    small.logits = 0.7 * target.logits + 0.3 * small.logits
+    both = Engine.of(target, draft_model=small, drafter="model,model:top_k")
+    for plan, known in zip(both.plan.plans, plans(0.6, 0.6), strict=True):
+        plan.profile = known.profile
+    rounds = 0
+    for _ in both.stream([1, 2, 3], SamplingParams(seed=2, max_tokens=40)):
+        for s in both._running:
+            (state,) = s.state.states.values()
+            assert [*state.context, *s.state.unread[0][1:]] == s.token_ids
+            cached = small.texts[state.slot]
+            assert cached[: len(state.context) - len(state.pending)] == list(state.context[: -len(state.pending)])
+            rounds += 1
+    assert rounds > 5 and both._running == [] and len(both.drafter.arms[0]._free) == 2
+    shown = both.generate([[1, 2], [3]], SamplingParams(temperature=0, max_tokens=30))
+    assert [r.token_ids for r in shown] == [plain_greedy(target, p, 30) for p in ([1, 2], [3])]

@@ -3,7 +3,7 @@
     paths            K iid paths of equal length (K = 1: a chain)                    IID
     without_replacement   K distinct children of the root, then chains below each   WITHOUT_REPLACEMENT
     greedy_plus_one  the top K-1 children of the root and one drawn from the rest, then chains   GREEDY_PLUS_ONE
-    top_k            a beam of the K most probable continuations of each depth       POINT_MASS
+    top_k            the most probable nodes, grown best first (`best_first`)        POINT_MASS
     coupled          K smallest clock/q at the root, then the smallest one below     COUPLED
     listed           K paths, each the smallest clock/q of a race of its own         LISTED
 
@@ -11,7 +11,7 @@ Every token is drawn with the noise of its node from the very row that is report
 sampling parameters. Penalties that depend on the path are left out of q where the whole proposal is one compiled call:
 the draft fits a little less and the output law does not change.
 Depth, width, trunk and short paths are fixed before the first draw of a round; no drawn token is ever dropped. With a trunk the node
-at its end branches instead of the root (`listed` knows none). Only iid paths may be ragged: the first, drawn first at each depth, deeper than the others.
+at its end branches instead of the root (`listed` and `top_k` know none). Only iid paths may be ragged: the first, drawn first at each depth, deeper than the others.
 """
 
 from collections.abc import Sequence
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from polydraft.core import Budget, Draft, Method, NoiseKey, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
+from polydraft.drafters.best_first import grow
 from polydraft.drafters.model_growth import Growth, ModelState, Size
 from polydraft.drafters.parts import Parts, Snapshot
 from polydraft.errors import CapacityError, InvalidInputError, unknown_name
@@ -35,7 +36,8 @@ __all__ = ["ModelDrafter", "ModelState"]
 def _method(kind: str, title: str, authors: str, year: int, arxiv: str, law: SiblingLaw, *shapes: TreeShape) -> Method:
     name = "model" if kind == "paths" else f"model:{kind}"
     on_request = frozenset({TreeShape.RAGGED} if kind == "paths" else ())
-    return Method(name, title, authors, year, arxiv, frozenset({law}), frozenset(shapes), on_request=on_request)
+    ranked = kind == "top_k"
+    return Method(name, title, authors, year, arxiv, frozenset({law}), frozenset(shapes), on_request=on_request, ranked=ranked)
 
 
 KINDS: dict[str, Method] = {
@@ -129,6 +131,17 @@ class ModelDrafter:
             )
         return cls(parts.draft_model, kind, stop_ids=parts.eos_token_ids)
 
+    def sibling(self, kind: str) -> "ModelDrafter":
+        """Another kind of drafts from the same model and slots: what either starts, is told or releases is so for both."""
+        other = type(self)(self.model, kind, stop_ids=self._stop_ids)
+        other._free, other._proposed = self._free, self._proposed
+        return other
+
+    @property
+    def slots(self) -> object:
+        """Equal for those that share them."""
+        return self._free
+
     def start(self, requests: Sequence[Request]) -> list[ModelState]:
         """Read the prompts into free slots; see `core.Drafter.start`."""
         states: list[ModelState] = []
@@ -149,6 +162,9 @@ class ModelDrafter:
             self.model.release([state.slot])
             self._free.append(state.slot)
 
+    def _deepest(self, state: ModelState, budget: Budget) -> int:
+        return max(min(budget.max_depth, self.model.max_model_len - len(state.context) - 1), 0)
+
     def _sizes(self, state: ModelState, budget: Budget) -> Size:
         """(width, depth, trunk, short) within the budget and the model's context; depth 0 = no draft.
 
@@ -156,7 +172,7 @@ class ModelDrafter:
         """
         width = 1 if self.kind == "chain" else budget.width
         trunk = 0 if width == 1 or self.kind == "listed" else budget.trunk
-        deepest = max(min(budget.max_depth, self.model.max_model_len - len(state.context) - 1), 0)
+        deepest = self._deepest(state, budget)
         if budget.short and width > 1 and TreeShape.RAGGED in self.info.on_request:
             depth = min(deepest, budget.max_nodes - (width - 1) * budget.short)
             if depth > budget.short:
@@ -166,8 +182,10 @@ class ModelDrafter:
 
     def propose(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
         """One batched proposal; see `core.Drafter.propose`. Calling it again draws the same draft."""
-        sizes = [self._sizes(s, g) for s, g in zip(states, budgets, strict=True)]
         self._rewind(states)
+        if self.info.ranked:
+            return self._best_first(states, budgets)
+        sizes = [self._sizes(s, g) for s, g in zip(states, budgets, strict=True)]
         keys = [s.request.seed for s in states], [s.request.sample for s in states], [len(s.context) for s in states]
         if max(depth for _, depth, *_ in sizes) == 0:
             return self._empty(states)
@@ -175,6 +193,12 @@ class ModelDrafter:
         for b, s in enumerate(states):
             if sizes[b][1]:
                 self._proposed[s.slot] = draft.tree, b
+        return draft
+
+    def _best_first(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
+        limits = [replace(g, max_depth=self._deepest(s, g)) for s, g in zip(states, budgets, strict=True)]
+        draft, scored = grow(self.model, states, limits, self._stop_ids)
+        self._proposed |= {s.slot: (tree, 0) for s, tree in zip(states, scored, strict=True) if tree.num_nodes}
         return draft
 
     def _drawn(self, states: Sequence[ModelState], sizes: list[Size], keys: tuple[list[int], list[int], list[int]]) -> Draft:
@@ -195,16 +219,10 @@ class ModelDrafter:
     def _empty(self, states: Sequence[ModelState]) -> Draft:
         bare = Draft.empty(torch.tensor([s.context[-1] for s in states]))
         (law,) = self.info.laws
-        probs = (
-            None
-            if law is SiblingLaw.POINT_MASS
-            else torch.full((len(states), 1, self.model.vocab_size), 1 / self.model.vocab_size)
-        )
+        probs = torch.full((len(states), 1, self.model.vocab_size), 1 / self.model.vocab_size)
         return replace(bare, law=law, shape=self._shape([(1, 0, 0, 0)]), probs=probs)
 
     def _shape(self, sizes: Sequence[Size]) -> TreeShape:
-        if TreeShape.GROWN in self.info.shapes:
-            return TreeShape.GROWN
         if any(short for *_, short in sizes):
             return TreeShape.RAGGED
         if max(width for width, *_ in sizes) == 1:

@@ -50,7 +50,6 @@ class Growth:
         self.parents = [[-1] for _ in states]
         self.rows = [[-1] for _ in states]
         self.frontier = [[0] for _ in states]
-        self.score = [{0: 0.0} for _ in states]
         self.laws: list[list[Float[Tensor, V]]] = [[] for _ in states]
         self.row_of: list[dict[int, int]] = [{} for _ in states]
 
@@ -85,9 +84,6 @@ class Growth:
             if first[n] == n:
                 self.row_of[b][n] = len(self.laws[b])
                 self.laws[b].append(probs[n])
-        if self.kind == "top_k":
-            self._beam(b, frontier, width if depth >= trunk else 1)
-            return
         for n in frontier:
             row = self.row_of[b][first[n]]
             for x in self._draw(b, self.laws[b][row], width if depth == trunk else 1, depth):
@@ -139,21 +135,10 @@ class Growth:
             drawn.append(int(winner[0]))
         return drawn
 
-    def _beam(self, b: int, frontier: list[int], width: int) -> None:
-        """The `width` most probable continuations of the frontier, by the probability of their whole path."""
-        logs = torch.stack([self.laws[b][self.row_of[b][n]].double().log() + self.score[b][n] for n in frontier])
-        values, places = logs.flatten().topk(min(width, logs.numel()))
-        for value, place in zip(values.tolist(), places.tolist(), strict=True):
-            if value > -torch.inf:
-                self._add(b, frontier[place // logs.shape[1]], place % logs.shape[1], -1)
-                self.score[b][len(self.tokens[b]) - 1] = value
-
     def draft(self, law: SiblingLaw, shape: TreeShape) -> Draft:
         """What was grown, with the rows that it was drawn from."""
         tree = trees.pad(list(zip(self.tokens, self.parents, strict=True)))
         rows = torch.tensor([r + [-1] * (tree.num_nodes - len(r)) for r in self.rows])
-        if law is SiblingLaw.POINT_MASS:
-            return Draft(tree, law, shape, None, rows)
         V = self.model.vocab_size
         probs = torch.full((len(self.laws), max(1, *map(len, self.laws)), V), 1 / V)
         for b, found in enumerate(self.laws):

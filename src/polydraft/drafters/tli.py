@@ -41,7 +41,8 @@ class TliDrafter(ModelDrafter):
         super().__init__(model, kind, stop_ids=stop_ids)
         name = "tli" if kind == "paths" else f"tli:{kind}"
         own = self.info
-        self.info = replace(self.methods[0], name=name, laws=own.laws, shapes=own.shapes, on_request=own.on_request)
+        same = {"laws": own.laws, "shapes": own.shapes, "on_request": own.on_request, "ranked": own.ranked}
+        self.info = replace(self.methods[0], name=name, **same)
 
     @classmethod
     def build(cls, parts: Parts, *, kind: str = "paths") -> "TliDrafter":

@@ -26,7 +26,7 @@ from polydraft.core import Draft, Outcome
 from polydraft.verifiers._rows import compiled
 from polydraft.verifiers._walk import highest, soften
 
-__all__ = ["DEPTHS", "Acceptance", "by_depth", "count", "expected_tokens", "look", "tokens_by_depth"]
+__all__ = ["DEPTHS", "EVERY_ROUND", "Acceptance", "by_depth", "count", "expected_tokens", "look", "tokens_by_depth"]
 
 DEPTHS = 16
 """Depths told apart; deeper ones count as the last."""

@@ -1,7 +1,7 @@
 """The faces of the engine: build it from folders, generate, stream."""
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from itertools import count
 from typing import Any, cast
@@ -10,7 +10,9 @@ from jinja2 import TemplateError
 
 from polydraft import registry
 from polydraft.core import Drafter, Request, SamplingParams, Target, Verifier
+from polydraft.drafters.model import ModelDrafter
 from polydraft.drafters.parts import Parts
+from polydraft.engine.best_first_plan import plan_for
 from polydraft.engine.calibrate import profile_of
 from polydraft.engine.choice import Choice, ChoicePlan
 from polydraft.engine.loop import Loop, StepOutput
@@ -154,7 +156,7 @@ class Engine(Loop):
         source = _drafter(drafter, parts, drafter_options or {})
         rule = _verifier(verifier, source)
         chosen = _choice_plan(source, plan, depth, num_paths, profile) if isinstance(source, Choice) else None
-        plan = chosen or _plan(plan, depth, num_paths, profile)
+        plan = chosen or _plan(plan, depth, num_paths, profile, source)
         if source is not None:
             _settle_ragged(plan, source, rule)
         return cls(target, source, rule, plan, tokenizer=tokenizer, eos_token_ids=eos, tie_margin=tie_margin)
@@ -314,7 +316,9 @@ def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
     return list(cast(Seq[Prompt], prompts))
 
 
-def _plan(plan: Plan | str | None, depth: int | None, num_paths: int | None, profile: str | Profile | None) -> Plan:
+def _plan(
+    plan: Plan | str | None, depth: int | None, num_paths: int | None, profile: str | Profile | None, drafter: Drafter | None
+) -> Plan:
     for name, value in (("depth", depth), ("num_paths", num_paths)):
         if value is not None and value < 1:
             raise InvalidInputError(f"{name}={value} was given; expected at least 1. For plain decoding use drafter=None.")
@@ -328,7 +332,7 @@ def _plan(plan: Plan | str | None, depth: int | None, num_paths: int | None, pro
     if wanted == "fixed":
         return FixedPlan(depth or 5, num_paths or 1)
     if wanted == "adaptive":
-        return AdaptivePlan(Profile.load(profile) if isinstance(profile, str) else profile)
+        return plan_for(drafter, Profile.load(profile) if isinstance(profile, str) else profile)
     if isinstance(wanted, str):
         raise unknown_name("plan", wanted, ("adaptive", "fixed"))
     return wanted
@@ -368,8 +372,18 @@ def _drafter(drafter: str | Drafter | Seq[str] | None, parts: Parts, options: Ma
     else:
         return drafter
     if len(names) > 1:
-        return Choice({name: _made(name, parts, options.get(name, {})) for name in names})
+        arms: dict[str, Drafter] = {}
+        for name in names:
+            arms[name] = _kind_of(arms.values(), name) or _made(name, parts, options.get(name, {}))
+        return Choice(arms)
     return _made(names[0], parts, options)
+
+
+def _kind_of(made: Iterable[Drafter], named: str) -> Drafter | None:
+    """A further kind of a model drafter that is there already: it shares the model and its slots."""
+    name, _, kind = named.partition(":")
+    model = next((d for d in made if isinstance(d, ModelDrafter) and d.info.name.partition(":")[0] == name), None)
+    return None if model is None else model.sibling(kind or "paths")
 
 
 def _made(named: str, parts: Parts, options: Mapping[str, Any]) -> Drafter:

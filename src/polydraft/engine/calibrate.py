@@ -4,6 +4,7 @@ Real rounds are run in an engine of their own on the same models while nothing e
 verification are charged too. Sizes alternate within a repetition: a machine that slows down slows all of them.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.core import Budget, Draft, Drafter, Outcome, Request, SamplingParams, SiblingLaw, Target, Verifier
-from polydraft.engine import acceptance
+from polydraft.engine import acceptance, places
 from polydraft.engine.acceptance import DEPTHS, Acceptance
 from polydraft.engine.costs import PHASES, Observation, RoundCosts
 from polydraft.engine.loop import Loop
@@ -28,7 +29,9 @@ __all__ = ["SIZES", "Bed", "calibrate", "clock", "profile_of"]
 
 SIZES = ((1, 0), (1, 4), (1, 1), (2, 4), (1, 8), (3, 3), (1, 12), (2, 8))
 """(width, depth) of measured rounds, the most telling first."""
-TOGETHER, LONGER = ((1, 0), (1, 4), (2, 4)), ((1, 0), (1, 8))
+RANKED = ((1, 0), (2, 4), (1, 1), (2, 2), (4, 4), (4, 2), (2, 8), (1, 4), (3, 8))
+"""The same for a drafter of most probable trees of width x depth nodes, of which only those that reach the depth count."""
+TOGETHER, LONGER = ((1, 0), (1, 4), (2, 4)), ((1, 0), (1, 8), (2, 8))
 """Those of them that are measured for a batch, and in a long context, too."""
 LONGEST_PROMPT = 128
 LEAST, MOST = 5, 16
@@ -54,9 +57,9 @@ def clock(target: Target) -> Callable[[], float]:
 class _Script:
     """A plan that does as it is told and notes how drafts fit."""
 
-    def __init__(self) -> None:
-        self.budget = Budget(0, 0)
-        self.record = Acceptance()
+    def __init__(self, *, ranked: bool = False) -> None:
+        self.budget, self.ranked = Budget(0, 0), ranked
+        self.record, self.places = Acceptance(), places.fit(Acceptance())
         self._prior = np.full(DEPTHS, PRIOR)
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
@@ -68,6 +71,8 @@ class _Script:
             rows = [b for b, parents in enumerate(draft.tree.lists[1]) if parents[1] == 0]
             records, priors = [self.record] * len(sequences), [self._prior] * len(sequences)
             acceptance.look(records, draft, processed, greedy, priors, outcome, rows=rows, decay=1.0)
+        if self.ranked:
+            places.observe([self.places] * len(sequences), draft, processed, greedy, [self.budget] * len(sequences), decay=1.0)
 
     def acceptance(self) -> tuple[float, ...]:
         """[DEPTHS] of what was seen, drawn to PRIOR where there was little."""
@@ -75,13 +80,19 @@ class _Script:
         acceptance.by_depth(self.record.kept, self.record.seen, self._prior, 1.0, 0.0, rates)
         return tuple(rates.tolist())
 
+    def table(self) -> tuple[float, ...]:
+        """Of `engine/places.py`, around what the acceptance lets expect."""
+        table = np.empty(places.SIZE + places.BINS)
+        places.means(self.places.kept, self.places.seen, places.assumed(self.acceptance()), 0.0, table)
+        return tuple(table.round(5).tolist())
+
 
 class Bed:
     """A test bed for rounds: `batch` copies of a prompt that start anew when their context is full.
 
     target, drafter, verifier: idle parts of an engine; all their slots are free again after `close`.
     script: what is noted of acceptance, to go on with; seeds: of the texts, another for each.
-    `nodes`: tokens that the last round drafted, all sequences together.
+    `nodes`: tokens that the last round drafted, all sequences together; `depth`: those of the deepest path.
     """
 
     _ids = count()
@@ -98,15 +109,15 @@ class Bed:
         script: _Script | None = None,
         seeds: Iterator[int] | None = None,
     ) -> None:
-        self.script = script or _Script()
+        self.script = script or _Script(ranked=drafter.info.ranked)
         self._loop = Loop(target, drafter, verifier, self.script, clock=clock(target))
         self._prompt, self._params, self._batch = tuple(prompt), params, batch
         self._seeds = seeds or count()  # another text after each restart
         self._running: list[str] = []
         self._contexts: dict[str, int] = {}
         self._seconds: dict[str, dict[str, float]] = {}
-        self._drafted: dict[str, int] = {}
-        self.nodes = 0
+        self._drafted: dict[str, tuple[int, int]] = {}
+        self.nodes = self.depth = 0
 
     def _restart(self) -> None:
         self.close()
@@ -132,8 +143,10 @@ class Bed:
             for phase, value in now.items():
                 if phase != "prefill":
                     spent[phase if phase in spent else "other"] += value - self._seconds.get(name, {}).get(phase, 0.0)
-            self._seconds[name], self._drafted[name] = now, output.sample.stats.drafted
-        self.nodes = sum(count - drafted.get(name, 0) for name, count in self._drafted.items())
+            stats = output.sample.stats
+            self._seconds[name], self._drafted[name] = now, (stats.drafted, sum(stats.drafted_by_depth))
+        gained = [(n - m, d - e) for name, (n, d) in self._drafted.items() for m, e in [drafted.get(name, (0, 0))]]
+        self.nodes, self.depth = sum(n for n, _ in gained), max((d for _, d in gained), default=0)
         return spent
 
     def round(self, width: int, depth: int) -> tuple[dict[str, float], int, int]:
@@ -182,7 +195,7 @@ class _Place:
                 _settle(bed, size)
                 for _ in range(BLOCK if size[1] else PLAIN_BLOCK):
                     seconds, context, _ = bed.round(*size)
-                    if bed.nodes == self.batch * size[0] * size[1]:
+                    if bed.nodes == self.batch * size[0] * size[1] and bed.depth == size[1]:
                         rounds.append((repetition, tuple(seconds[phase] for phase in PHASES), context))
         finally:
             bed.close()
@@ -260,11 +273,12 @@ def calibrate(
     params = params or SamplingParams(temperature=1.0, ignore_eos=True)
     space = min(target.max_model_len, getattr(getattr(drafter, "model", target), "max_model_len", target.max_model_len))
     ids = list(prompt)[-max(1, min(LONGEST_PROMPT, space // 4)) :]
-    if drafter.info.laws == {SiblingLaw.POINT_MASS}:  # copying needs something to copy: the text begins again
+    ranked = drafter.info.ranked
+    if drafter.info.laws == {SiblingLaw.POINT_MASS} and not ranked:  # copying needs something to copy: the text begins again
         ids = (ids + ids)[-max(1, min(2 * LONGEST_PROMPT, space // 4)) :]
     most_paths = widest(drafter)
-    sizes = [(w, d) for w, d in SIZES if w <= most_paths and d < space // 4]
-    script, seeds = _Script(), count()
+    sizes = [(w, d) for w, d in (RANKED if ranked else SIZES) if w <= most_paths and d < space // 4]
+    script, seeds = _Script(ranked=ranked), count()
 
     def place(batch: int, text: Seq[int], some: Seq[tuple[int, int]]) -> _Place:
         def make() -> Bed:
@@ -282,8 +296,10 @@ def calibrate(
         places.append(place(1, longer, LONGER))
     found = _measure(places, budget_seconds)
     rates = script.acceptance()
-    greedy = () if params.greedy else _at_temperature_zero(target, drafter, verifier, ids, params, max(d for _, d in sizes))
-    return Profile(RoundCosts.fit(found), rates, most_paths, {"identity": identity(target, drafter, verifier)}, greedy)
+    cold = None if params.greedy else _at_temperature_zero(target, drafter, verifier, ids, params, max(sizes, key=math.prod))
+    about, greedy = {"identity": identity(target, drafter, verifier)}, () if cold is None else cold.acceptance()
+    tables = (script.table(), () if cold is None else cold.table()) if ranked else ((), ())
+    return Profile(RoundCosts.fit(found), rates, most_paths, about, greedy, *tables)
 
 
 def _warm(place: _Place) -> float:
@@ -298,16 +314,16 @@ def _warm(place: _Place) -> float:
 
 
 def _at_temperature_zero(
-    target: Target, drafter: Drafter, verifier: Verifier, ids: Seq[int], params: SamplingParams, deepest: int
-) -> tuple[float, ...]:
-    """Acceptance by depth of greedy drafts, from GREEDY rounds; nothing where the drafter fails."""
+    target: Target, drafter: Drafter, verifier: Verifier, ids: Seq[int], params: SamplingParams, size: tuple[int, int]
+) -> _Script | None:
+    """What GREEDY rounds of greedy drafts noted; nothing where the drafter fails."""
     bed = Bed(target, drafter, verifier, ids, batch=1, params=params.with_(temperature=0.0))
     try:
         for _ in range(GREEDY):
-            bed.round(1, deepest)
-        return bed.script.acceptance()
+            bed.round(*size if drafter.info.ranked else (1, size[1]))
+        return bed.script
     except IncompatibleError:
-        return ()
+        return None
     finally:
         bed.close()
 

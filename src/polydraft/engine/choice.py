@@ -37,6 +37,7 @@ from polydraft.core import (
 )
 from polydraft.drafters.parts import as_one_round
 from polydraft.engine.acceptance import Acceptance
+from polydraft.engine.best_first_plan import plan_for
 from polydraft.engine.calibrate import profile_of
 from polydraft.engine.plan import AdaptivePlan
 from polydraft.engine.sequence import Sequence
@@ -86,13 +87,14 @@ class RuleByLaw:
 
 @dataclass
 class ChoiceState:
-    """States of all arms.  unread: by arm, the last token it knows and what it was not told.  asked: the arm that drafted, if one did.
+    """States of all arms, by the first of those that share slots.  unread: of each, the last token it knows and what it was not told.
+    asked: the arm that drafted, if one did.
 
     credit: who made the accepted tokens of the last round; see `core.Drafter`.
     """
 
-    states: list[Any]
-    unread: list[list[int]]
+    states: dict[int, Any]
+    unread: dict[int, list[int]]
     asked: int | None = None
     credit: list[str] = field(default_factory=list[str])
 
@@ -100,10 +102,11 @@ class ChoiceState:
 class Choice:
     """Several drafters as one; `current` drafts.
 
-    arms: by name. They may not share a model, nor need more of a round than its tokens, nor draft with shared noise.
+    arms: by name. They may share a model as kinds in the same slots (`ModelDrafter.sibling`) only, and may neither need more of a round than
+        its tokens nor draft with shared noise.
 
     Raises:
-        InvalidInputError: fewer than two arms, or arms with one model.
+        InvalidInputError: fewer than two arms, or arms with one model that do not share its slots.
         IncompatibleError: an arm that cannot sit out a round.
 
     Example:
@@ -116,11 +119,14 @@ class Choice:
     needs: frozenset[str] = frozenset({"every round"})
 
     def __init__(self, arms: dict[str, Drafter]) -> None:
-        models = [id(m) for m in (getattr(a, "model", None) for a in arms.values()) if m is not None]
+        slots = [getattr(a, "slots", a) for a in arms.values()]
+        self._home = [next(j for j, x in enumerate(slots) if x is own) for own in slots]
+        homes = {h: list(arms.values())[h] for h in self._home}
+        models = [id(m) for m in (getattr(a, "model", None) for a in homes.values()) if m is not None]
         if len(arms) < 2 or len(set(models)) < len(models):
             raise InvalidInputError(
-                f"drafters {list(arms)} were given to choose from; expected at least two, of which one at most uses the draft model "
-                "(it chooses its number of paths by itself). Add one such as 'ngram', or leave one out."
+                f"drafters {list(arms)} were given to choose from; expected at least two, of which those of one model share its slots. "
+                "Name several ('model,model:top_k'), make kinds by `sibling`, or leave one out."
             )
         for name, arm in arms.items():
             if arm.needs or arm.info.laws & {SiblingLaw.COUPLED, SiblingLaw.LISTED}:
@@ -128,7 +134,7 @@ class Choice:
                     f"drafter {name!r} was given among {list(arms)}; it needs {sorted(arm.needs) or 'noise that its rule shares'} in every "
                     "round, also in those that another drafts. Use it alone."
                 )
-        self.names, self.arms, self.current = list(arms), list(arms.values()), 0
+        self.names, self.arms, self.current, self._homes = list(arms), list(arms.values()), 0, homes
         infos = [a.info for a in self.arms]
         self.info = Method(
             ",".join(self.names),
@@ -153,17 +159,20 @@ class Choice:
 
     def start(self, requests: Seq[Request]) -> list[ChoiceState]:
         """States of all arms; see `core.Drafter.start`."""
-        by_request = zip(requests, *(arm.start(requests) for arm in self.arms), strict=True)
-        return [ChoiceState(states, [[r.prompt_token_ids[-1]] for _ in states]) for r, *states in by_request]
+        by_request = zip(requests, *(arm.start(requests) for arm in self._homes.values()), strict=True)
+        return [
+            ChoiceState(dict(zip(self._homes, states, strict=True)), {h: [r.prompt_token_ids[-1]] for h in self._homes})
+            for r, *states in by_request
+        ]
 
     def release(self, states: Seq[ChoiceState]) -> None:
         """Give back what all arms hold."""
-        for i, arm in enumerate(self.arms):
-            arm.release([s.states[i] for s in states])
+        for home, arm in self._homes.items():
+            arm.release([s.states[home] for s in states])
 
-    def _tell(self, i: int, states: Seq[ChoiceState], outcome: Outcome, scores: Scores) -> None:
-        for s, new in zip(states, self.arms[i].observe([s.states[i] for s in states], outcome, scores), strict=True):
-            s.states[i] = new
+    def _tell(self, home: int, states: Seq[ChoiceState], outcome: Outcome, scores: Scores) -> None:
+        for s, new in zip(states, self._homes[home].observe([s.states[home] for s in states], outcome, scores), strict=True):
+            s.states[home] = new
 
     def ready(self, i: int, states: Seq[ChoiceState]) -> float:
         """Share of the batch for which arm i has a draft: looked up where it copies, 1 where it runs a model. Draws nothing."""
@@ -171,24 +180,25 @@ class Choice:
         if arm.info.laws != {SiblingLaw.POINT_MASS} or getattr(arm, "model", None) is not None:
             return 1.0
         try:
-            self._catch_up(i, states)
-            parents = arm.propose([s.states[i] for s in states], [Budget(1, 1, 1)] * len(states)).tree.parents
+            parents = self._ask(i, states, [Budget(1, 1, 1)] * len(states)).tree.parents
         except Exception:
             return 1.0  # the proposal meets it again, where it is dealt with
         return float((parents[:, 1:2] == 0).sum()) / len(states)
 
-    def _catch_up(self, i: int, states: Seq[ChoiceState]) -> None:
-        behind = [s for s in states if len(s.unread[i]) > 1]
+    def _ask(self, i: int, states: Seq[ChoiceState], budgets: Seq[Budget]) -> Draft:
+        """The draft of arm i, once it has read what it missed."""
+        home = self._home[i]
+        behind = [s for s in states if len(s.unread[home]) > 1]
         if behind:
-            self._tell(i, behind, *as_one_round([s.unread[i][0] for s in behind], [s.unread[i][1:] for s in behind]))
+            self._tell(home, behind, *as_one_round([s.unread[home][0] for s in behind], [s.unread[home][1:] for s in behind]))
             for s in behind:
-                s.unread[i] = s.unread[i][-1:]
+                s.unread[home] = s.unread[home][-1:]
+        return self.arms[i].propose([s.states[home] for s in states], budgets)
 
     def propose(self, states: Seq[ChoiceState], budgets: Seq[Budget]) -> Draft:
-        """The current arm's draft, once it has read what it missed."""
+        """The current arm's draft."""
         i = self.current
-        self._catch_up(i, states)
-        draft = self.arms[i].propose([s.states[i] for s in states], budgets)
+        draft = self._ask(i, states, budgets)
         for s in states:
             s.asked = i
         return draft
@@ -198,9 +208,10 @@ class Choice:
         asked = {s.asked for s in states}
         told = asked.pop() if len(asked) == 1 else None
         if told is not None:
+            told = self._home[told]
             self._tell(told, states, outcome, scores)
         for s, emitted in zip(states, outcome.emitted(scores.tree), strict=True):
-            s.unread = [emitted[-1:] if i == told else unread + emitted for i, unread in enumerate(s.unread)]
+            s.unread = {home: emitted[-1:] if home == told else unread + emitted for home, unread in s.unread.items()}
             s.credit = [] if s.asked is None else [self.names[s.asked]] * (len(emitted) - 1)
             s.asked = None
         return list(states)
@@ -230,7 +241,7 @@ class ChoicePlan:
 
     def __init__(self, choice: Choice, plans: Seq[AdaptivePlan] | None = None) -> None:
         self.choice = choice
-        self.plans = [AdaptivePlan() for _ in choice.arms] if plans is None else list(plans)
+        self.plans = [plan_for(arm) for arm in choice.arms] if plans is None else list(plans)
         self._pasts: WeakKeyDictionary[Sequence, _Past] = WeakKeyDictionary()
         self._times: list[tuple[Any, float, float]] = [(None, 0.0, 0.0)] * len(self.plans)
 
@@ -253,9 +264,9 @@ class ChoicePlan:
             s.acceptance = past.records[i]
         found = self.plans[i].promise(sequences, [not s.drafting for s in sequences])
         if self._times[i][0] is not found:
-            sizes, contexts = [tuple(size) for size in found[0]], [len(s.token_ids) for s in sequences]
-            seconds = self.plans[i].known.costs.seconds
-            self._times[i] = found, seconds(sizes, contexts), seconds([(1, 0)] * len(sizes), contexts)
+            plan, contexts = self.plans[i], [len(s.token_ids) for s in sequences]
+            plain = plan.known.costs.seconds([(1, 0)] * len(contexts), contexts)
+            self._times[i] = found, plan.seconds(found[0], contexts), plain
         (_, speed), full, plain = self._times[i]
         tokens = speed * full if full > plain else 1.0
         return (share * tokens + 1 - share) / (share * full + (1 - share) * plain)

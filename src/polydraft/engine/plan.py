@@ -8,7 +8,7 @@ Where the tables come from a clock they are measured once, before a request; ins
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Float
@@ -55,7 +55,7 @@ class FixedPlan:
 
     Example:
         >>> FixedPlan(depth=4, width=2, trunk=1).budget
-        Budget(max_nodes=7, max_depth=4, width=2, trunk=1, short=0)
+        Budget(max_nodes=7, max_depth=4, width=2, trunk=1, short=0, least=0.0)
     """
 
     depth: int
@@ -251,7 +251,7 @@ class AdaptivePlan:
     Example:
         >>> plan = AdaptivePlan(Profile.assumed())
         >>> plan.best(0.9), plan.best(0.02).max_depth
-        (Budget(max_nodes=11, max_depth=11, width=1, trunk=0, short=0), 0)
+        (Budget(max_nodes=11, max_depth=11, width=1, trunk=0, short=0, least=0.0), 0)
     """
 
     profile: Profile | None = None
@@ -350,7 +350,15 @@ class AdaptivePlan:
         depth, loss = _probe(*asked, self.max_depth)
         return Budget.of_paths(1, depth), max(self.first_pause, math.ceil(loss / PROBING))
 
-    def _budget(self, sequence: Sequence, out: bool, size: list[int], probe: Budget, shortest: int) -> Budget:
+    def seconds(self, sizes: Seq[Seq[float]], contexts: Seq[int]) -> float:
+        """Of a round of the sizes that were promised."""
+        return self.known.costs.seconds([tuple(map(int, size)) for size in sizes], contexts)
+
+    def _of(self, size: list[Any]) -> Budget:
+        """The budget of a size."""
+        return Budget.of_paths(*size)
+
+    def _budget(self, sequence: Sequence, out: bool, size: list[Any], probe: Budget, shortest: int) -> Budget:
         """Keeps the account of pauses: when one ends and nothing promises a gain, a draft probes, and another if it fitted well."""
         record = sequence.acceptance
         if out:
@@ -359,7 +367,7 @@ class AdaptivePlan:
         if size[1]:
             if size[:2] != [1, 1]:
                 record.pause = 0
-            return Budget.of_paths(*size)
+            return self._of(size)
         if record.due or record.rate > record.before + RISEN:
             before = record.rate if record.folded else float(self.known.prior(sequence.request.params.temperature)[0])
             record.due, record.before, record.rounds = False, before, 0

@@ -23,6 +23,7 @@ from polydraft import __version__
 from polydraft.core import Drafter, SiblingLaw, Target, TreeShape, Verifier
 from polydraft.engine.acceptance import DEPTHS
 from polydraft.engine.costs import RoundCosts
+from polydraft.engine.places import BINS, SIZE, assumed
 from polydraft.errors import InvalidInputError
 
 __all__ = ["Profile", "identity", "once", "widest"]
@@ -39,6 +40,7 @@ class Profile:
     costs: seconds of rounds.  acceptance: of one draft by depth, [DEPTHS], before a sequence has shown its own.
     max_width: most paths worth a thought for this drafter.  about: what it was measured on.
     greedy: the same at temperature 0, where drafts fit better; empty for no difference.
+    places, greedy_places: of a drafter of most probable trees, the tables of `engine/places.py`, flat; empty where they are to be assumed.
 
     Raises:
         InvalidInputError: acceptances outside [0, 1], or no path at all.
@@ -54,6 +56,8 @@ class Profile:
     max_width: int = MOST_PATHS
     about: dict[str, Any] = field(default_factory=dict[str, Any])
     greedy: tuple[float, ...] = ()
+    places: tuple[float, ...] = ()
+    greedy_places: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         rates = *self.acceptance, *(self.greedy or self.acceptance)
@@ -66,6 +70,12 @@ class Profile:
             raise InvalidInputError(
                 f"acceptance {list(self.acceptance)}, greedy {list(self.greedy)} and max_width={self.max_width} were given; "
                 f"expected {DEPTHS} numbers in [0, 1] each and at least one path. Measure again with `polydraft tune`."
+            )
+        sizes = {len(self.places), len(self.greedy_places)} - {0, SIZE + BINS}
+        if sizes or not all(0 <= x <= 1 for x in (*self.places, *self.greedy_places)):
+            raise InvalidInputError(
+                f"tables of {len(self.places)} and {len(self.greedy_places)} places were given; expected {SIZE + BINS} "
+                "numbers in [0, 1], or none. Measure again with `polydraft tune`."
             )
 
     def prior(self, temperature: float) -> np.ndarray:
@@ -81,6 +91,26 @@ class Profile:
             cold = max(0.0, 1.0 - temperature)
             self._priors[temperature] = cold * np.array(self.greedy or self.acceptance) + (1.0 - cold) * np.array(self.acceptance)
         return self._priors[temperature]
+
+    def prior_places(self, temperature: float) -> np.ndarray:
+        """The means of `engine/places.py` at a temperature, likewise.
+
+        Example:
+            >>> Profile.assumed().prior_places(1.0)[:2].round(3).tolist()
+            [0.7, 0.21]
+        """
+        if temperature not in self._tables:
+            if len(self._tables) == MOST_TEMPERATURES:
+                self._tables.clear()
+            cold = max(0.0, 1.0 - temperature)
+            warm = np.array(self.places) if self.places else assumed(self.acceptance)
+            cool = np.array(self.greedy_places) if self.greedy_places else warm
+            self._tables[temperature] = cold * cool + (1.0 - cold) * warm
+        return self._tables[temperature]
+
+    @cached_property
+    def _tables(self) -> dict[float, np.ndarray]:
+        return {}
 
     @cached_property
     def _priors(self) -> dict[float, np.ndarray]:
@@ -99,6 +129,8 @@ class Profile:
             "max_width": self.max_width,
             "acceptance": list(self.acceptance),
             "greedy": list(self.greedy),
+            "places": list(self.places),
+            "greedy_places": list(self.greedy_places),
             "costs": self.costs.to_dict(),
         }
 
@@ -114,7 +146,8 @@ class Profile:
         try:
             costs = RoundCosts.from_dict(data["costs"])
             sampled, greedy = (tuple(map(float, data[name])) for name in ("acceptance", "greedy"))
-            return cls(costs, sampled, int(data["max_width"]), dict(data["about"]), greedy)
+            tables = (tuple(map(float, data.get(name, ()))) for name in ("places", "greedy_places"))
+            return cls(costs, sampled, int(data["max_width"]), dict(data["about"]), greedy, *tables)
         except (KeyError, TypeError) as error:
             raise InvalidInputError(
                 f"the profile lacks or garbles {error}; make it again with `polydraft tune --save FILE`."
@@ -147,8 +180,9 @@ class Profile:
 
 
 def widest(drafter: Drafter) -> int:
-    """Most paths worth a thought: one for chains and for drafts without a law, whose second path has no acceptance to plan with."""
-    single = drafter.info.shapes == {TreeShape.CHAIN} or drafter.info.laws == {SiblingLaw.POINT_MASS}
+    """Most paths worth a thought: one for chains and for drafts without a law, whose second path has no acceptance to plan with, unless they are ranked."""
+    info = drafter.info
+    single = info.shapes == {TreeShape.CHAIN} or (info.laws == {SiblingLaw.POINT_MASS} and not info.ranked)
     return 1 if single else MOST_PATHS
 
 

@@ -1,0 +1,158 @@
+"""The most probable tree of a compiled draft model in one call: passes, laws and choices, depth by depth for the whole batch.
+
+`join` keeps the best nodes of all depths and `advance` chooses which of them are expanded; see `drafters/best_first.py`, which grows the same
+trees through any model's `score`.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numba import njit
+
+from polydraft.core import TokenTree
+from polydraft.models.kernels import PANEL
+from polydraft.models.llama_pass import compiled_pass
+from polydraft.models.proposal import LONGEST_PENDING, _law  # pyright: ignore[reportPrivateUsage]
+
+if TYPE_CHECKING:
+    from polydraft.models.llama import CompiledLlama
+
+__all__ = ["advance", "draft_of", "join", "propose_tree"]
+
+TOKEN, PARENT, ROW = range(3)
+"""Rows of the kept nodes' cells: the token, the scored row of the parent, and the own scored row, -1 while there is none."""
+
+
+@njit(cache=True, error_model="numpy")
+def join(law, weight, row, least, values, cells, size):
+    """Children of a scored row join the kept nodes, which stay in the order of falling value, the earlier first among equals; returns how many there are.
+
+    law: [V] behind the row, whose path has probability `weight`.  values: [max_nodes] path probabilities.  cells: [3, max_nodes].
+    """
+    for t in range(law.size):
+        value = weight * law[t]
+        if value <= 0.0 or value < least or (size == values.size and value <= values[size - 1]):
+            continue
+        size = min(size + 1, values.size)
+        at = size - 1
+        while at > 0 and values[at - 1] < value:
+            values[at] = values[at - 1]
+            for i in range(3):
+                cells[i, at] = cells[i, at - 1]
+            at -= 1
+        values[at] = value
+        cells[TOKEN, at], cells[PARENT, at], cells[ROW, at] = t, row, -1
+    return size
+
+
+@njit(cache=True)
+def advance(cells, size, begin, row, width, chosen):
+    """Give the best `width` kept children of the rows from `begin` on the scored rows from `row` on; returns how many, their places in `chosen`."""
+    count = 0
+    for i in range(size):
+        if cells[PARENT, i] >= begin and count < width:
+            cells[ROW, i], chosen[count] = row + count, i
+            count += 1
+    return count
+
+
+@njit(cache=True)
+def draft_of(values, cells, size, rows, tokens, parents, scores):
+    """Fill the places behind the root of a draft with the kept nodes in order. rows: at least as many as were given."""
+    node = np.zeros(rows + 1, np.int64)
+    for i in range(size):
+        if cells[ROW, i] >= 0:
+            node[cells[ROW, i]] = i + 1
+        tokens[i + 1], parents[i + 1], scores[i + 1] = cells[TOKEN, i], node[cells[PARENT, i]], values[i]
+
+
+@njit(cache=True, error_model="numpy")
+def _grow(parts, vocab, asked, law, bias):
+    """asked [B, 5 + P] = slot, depth, width, most nodes, number of pending tokens, those tokens, the root last.
+
+    law [B, 5] = temperature, top_k, top_p, min_p, least.  Caches grow by what is pending.
+    Returns tokens, parents and scores of the drafts, tokens and parents of what was scored, the root first, and how many rows that is.
+    """
+    slots, depths, widths, most, counts, pending = (
+        asked[:, 0].copy(), asked[:, 1], asked[:, 2], asked[:, 3], asked[:, 4], asked[:, 5:]
+    )  # fmt: skip
+    B, P, M, R = slots.size, pending.shape[1], 0, 1
+    for b in range(B):
+        M, R = max(M, most[b]), max(R, 1 + min(widths[b], most[b]) * depths[b])
+    tokens, parents, scores = np.zeros((B, 1 + M), np.int64), np.full((B, 1 + M), -1, np.int64), np.ones((B, 1 + M))
+    fed, above = np.zeros((B, P + R), np.int64), np.full((B, P + R), -1, np.int64)
+    values, cells, size = np.empty((B, M)), np.empty((B, 3, M), np.int64), np.zeros(B, np.int64)
+    weights, chosen, count = np.ones((B, max(M, 1))), np.empty(max(M, 1), np.int64), np.ones(B, np.int64)
+    begins, ends, wanted, rows = np.zeros(B, np.int64), np.zeros(B, np.int64), np.zeros(B, np.int64), np.zeros(B, np.int64)
+    probs, states = np.empty(vocab, np.float32), np.empty((0, 0, 0), np.float32)
+    taken = np.full(parts.weights.attention_norm.shape[0] + 1, -1, np.int64)
+    extra, mask = np.empty((B, 3, 0), np.int64), np.empty((B, 0, 0), np.bool_)
+    for b in range(B):
+        tokens[b, 0] = pending[b, counts[b] - 1]
+        for i in range(counts[b]):
+            fed[b, i], above[b, i] = pending[b, i], i - 1
+    for d in range(depths.max()):
+        total = 0
+        for b in range(B):
+            if d >= depths[b]:
+                count[b] = 0
+            wanted[b] = counts[b] - 1 + rows[b]
+            begins[b], ends[b] = 0 if d == 0 and count[b] > 0 else wanted[b], wanted[b] + count[b]
+            total += count[b]
+        if total == 0:
+            break
+        logits = np.empty((total, parts.weights.head.shape[0] * PANEL), np.float32)
+        compiled_pass(parts, slots, fed, above, begins, ends, wanted, logits, states, taken, extra, mask)
+        r = 0
+        for b in range(B):
+            if count[b] == 0:
+                continue
+            for f in range(count[b]):
+                _law(logits[r], bias[b], law[b, 0], int(law[b, 1]), law[b, 2], law[b, 3], probs)
+                size[b] = join(probs, weights[b, f], rows[b] + f, law[b, 4], values[b, : most[b]], cells[b], size[b])
+                r += 1
+            begin = rows[b]
+            rows[b] += count[b]
+            count[b] = advance(cells[b], size[b], begin, rows[b], widths[b], chosen)
+            for f in range(count[b]):
+                at, n = chosen[f], counts[b] - 1 + rows[b] + f
+                weights[b, f] = values[b, at]
+                fed[b, n], above[b, n] = cells[b, TOKEN, at], counts[b] - 1 + cells[b, PARENT, at]
+    scored, below = np.zeros((B, R), np.int64), np.full((B, R), -1, np.int64)
+    for b in range(B):
+        if rows[b] > 0:
+            parts.memory.lengths[slots[b]] += counts[b]
+            draft_of(values[b], cells[b], size[b], R, tokens[b], parents[b], scores[b])
+        for i in range(rows[b]):
+            scored[b, i] = fed[b, counts[b] - 1 + i]
+            below[b, i] = above[b, counts[b] - 1 + i] - counts[b] + 1 if i > 0 else -1
+    N = 1 + size.max()
+    return tokens[:, :N].copy(), parents[:, :N].copy(), scores[:, :N].copy(), scored, below, rows
+
+
+def propose_tree(
+    model: "CompiledLlama",
+    slots: Sequence[int],
+    pending: Sequence[Sequence[int]],
+    sizes: Sequence[tuple[int, int, int]],
+    law: Sequence[tuple[float, float, float, float, float]],
+    bias: np.ndarray,
+) -> tuple[TokenTree, np.ndarray, list[tuple[list[int], list[int]]]]:
+    """The draft, its nodes' path probabilities [B, N], and tokens and parents of each row's scored nodes, which the cache holds from the root on.
+
+    sizes: depth, expanded nodes of a depth, and most nodes of every row; depth 0 for none.  pending, bias: as of `propose_paths`.
+    law: temperature, top_k, top_p, min_p and the least path probability of every row.
+    """
+    for slot, ids, (depth, *_) in zip(slots, pending, sizes, strict=True):
+        if depth and len(ids) > LONGEST_PENDING:
+            model.prefill([slot], [ids[:-LONGEST_PENDING]])
+    left = [ids[-LONGEST_PENDING:] if depth else ids[-1:] for ids, (depth, *_) in zip(pending, sizes, strict=True)]
+    longest = max(map(len, left))
+    asked = np.array(
+        [[slot, *size, len(ids), *ids, *[0] * (longest - len(ids))] for slot, size, ids in zip(slots, sizes, left, strict=True)]
+    )
+    tokens, parents, scores, scored, below, rows = _grow(model.parts, model.vocab_size, asked, np.array(law), bias)
+    model.passes += max(depth for depth, *_ in sizes)
+    cached = [(scored[b, :n].tolist(), below[b, :n].tolist()) for b, n in enumerate(rows.tolist())]
+    return TokenTree.of(tokens, parents), scores, cached

@@ -1,0 +1,171 @@
+"""The most probable tree of a draft model: equal to its reference, a function of the past, exact as point masses and only so."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from harness import Grown, Tables, measure
+from sessions import models, requests
+from tables import TableModel
+
+from polydraft.core import Budget, Outcome, Scores, SiblingLaw, TreeShape
+from polydraft.drafters import best_first
+from polydraft.drafters.model import ModelDrafter
+from polydraft.errors import InvalidInputError
+from polydraft.models import load, pair
+from polydraft.registry import verifier
+from polydraft.theory.tree_plan import grow_by_probability
+
+
+def reference(model, text, budget, temperature=1.0):
+    """The tree of the theory for a table model, root included."""
+
+    def row(path):
+        before, last = [*text, *path][-2:] if len(text) + len(path) > 1 else (0, text[-1])
+        return (model.logits[before, last] / temperature).softmax(-1).numpy()
+
+    given = {"max_nodes": budget.max_nodes, "max_depth": budget.max_depth, "least": budget.least}
+    tokens, parents, _ = grow_by_probability(row, **given)
+    return [text[-1], *tokens[1:]], parents
+
+
+def drafted(budgets, prompts, **params):
+    small = TableModel(7, seed=1, max_num_seqs=len(prompts))
+    drafter = ModelDrafter(small, "top_k")
+    states = drafter.start(requests(*prompts, **params))
+    draft = drafter.propose(states, budgets)
+    again = drafter.propose(states, budgets)
+    assert torch.equal(draft.tree.tokens, again.tree.tokens) and torch.equal(draft.tree.parents, again.tree.parents)
+    return small, draft.tree.lists
+
+
+def without_padding(tokens, parents):
+    size = 1 + sum(parent >= 0 for parent in parents)
+    return tokens[:size], parents[:size]
+
+
+@pytest.mark.parametrize("least", [0.0, 0.02, 0.1, 1.0])
+@pytest.mark.parametrize(("nodes", "depth"), [(1, 1), (6, 3), (20, 4), (40, 2)])
+def test_the_tree_is_the_references_where_the_beam_does_not_bind(nodes, depth, least):
+    prompts = [[1, 2, 3], [4], [0, 0]]
+    budget = Budget(nodes, depth, nodes, least=least)
+    small, (tokens, parents) = drafted([budget] * 3, prompts)
+    for b, prompt in enumerate(prompts):
+        assert without_padding(tokens[b], parents[b]) == reference(small, prompt, budget)
+
+
+@pytest.mark.parametrize(("temperature", "reads_as"), [(0.5, 0.5), (0.0, best_first.COLD)])
+def test_the_law_is_the_requests_and_tempered_for_a_greedy_one(temperature, reads_as):
+    budget = Budget(12, 3, 12)
+    small, (tokens, parents) = drafted([budget], [[1, 2]], temperature=temperature)
+    assert (tokens[0], parents[0]) == reference(small, [1, 2], budget, reads_as)
+
+
+def test_rows_of_a_batch_grow_as_they_would_alone_in_one_pass_a_depth():
+    prompts, budgets = (
+        [[1, 2, 3], [4], [0, 0], [5]],
+        [Budget(9, 3, 2), Budget(4, 4, 1), Budget(0, 0), Budget(16, 2, 8, least=0.05)],
+    )
+    small, (tokens, parents) = drafted(budgets, prompts)
+    assert small.passes == 2 * 4
+    for b, prompt in enumerate(prompts):
+        _, (alone, above) = drafted([budgets[b]], [prompt])
+        assert without_padding(tokens[b], parents[b]) == (alone[0], above[0])
+
+
+def test_a_beam_of_one_expands_the_most_probable_chain_and_keeps_its_neighbours():
+    _, (_, (parents,)) = drafted([Budget(10, 3, 1)], [[1, 2]])
+    assert len({p for p in parents if p >= 0}) == 3 and max(map(parents.count, parents[1:])) > 1
+
+
+def test_what_is_pruned_or_truncated_away_is_not_drafted():
+    _, ((tokens,), (parents,)) = drafted([Budget(30, 2, 8)], [[1, 2]], top_k=2)
+    assert parents.count(0) == 2 and len(tokens) == 1 + 2 + 4
+    assert len(drafted([Budget(30, 2, 8)], [[1, 2]], repetition_penalty=1.5)[1][0][0]) == 31
+
+
+@pytest.mark.parametrize("least", [-0.1, 1.5, float("nan")])
+def test_an_impossible_least_probability_is_refused(least):
+    with pytest.raises(InvalidInputError, match="a probability in"):
+        Budget(4, 2, least=least)
+
+
+def test_a_scored_row_is_not_fed_again_even_where_none_of_its_children_was_kept():
+    small = models()[1]
+    drafter = ModelDrafter(small, "top_k")
+    (state,) = drafter.start(requests([1, 2]))
+    tree = drafter.propose([state], [Budget(1, 2)]).tree
+    top = tree.lists[0][0][1]
+    outcome = Outcome(torch.tensor([[1]]), torch.tensor([1]), torch.tensor([0]))
+    (state,) = drafter.observe([state], outcome, Scores(tree, torch.zeros(1, 2, 5)))
+    assert state.pending == (0,) and small.texts[state.slot] == [1, 2, top]
+
+
+def test_the_embedded_models_tree_after_rounds_is_that_of_a_fresh_cache():
+    model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=4)
+    drafter, tokenizer = ModelDrafter(model, "top_k"), load.load_tokenizer(str(pair.draft_folder()))
+    texts = [load.encode(tokenizer, p.text) for p in pair.prompts()[:2]]
+    states, budgets = drafter.start(requests(*texts)), [Budget(12, 5, 3), Budget(8, 3, 4)]
+    for deepest in (5, 0, 2, 9):
+        tree = drafter.propose(states, budgets).tree
+        paths = [path_down(*(rows[b] for rows in tree.lists), deepest) for b in range(2)]
+        longest = max(map(len, paths))
+        outcome = Outcome(
+            torch.tensor([[*p, *[-1] * (longest - len(p))] for p in paths], dtype=torch.int64).reshape(2, longest),
+            torch.tensor([len(p) for p in paths]),
+            torch.tensor([7, 11]),
+        )
+        texts = [[*text, *new] for text, new in zip(texts, outcome.emitted(tree), strict=True)]
+        states = drafter.observe(states, outcome, Scores(tree, torch.zeros(2, tree.num_nodes, 1)))
+    fresh = drafter.start(requests(*texts))
+    for one, other, budget in zip(states, fresh, budgets, strict=True):
+        assert drafter.propose([one], [budget]).tree.lists == drafter.propose([other], [budget]).tree.lists
+
+
+def path_down(tokens, parents, deepest):
+    """First children from the root down."""
+    path = [0]
+    while len(path) <= deepest and path[-1] in parents[1:]:
+        path.append(parents.index(path[-1], 1))
+    return path[1:]
+
+
+def top_children(tables, reported):
+    """The two most probable children of the root, as point masses or passed off as draws from q."""
+    q = tables.row("q", ())
+    best = [int(t) for t in np.argsort(-q, kind="stable")[:2]]
+    return [Grown(1.0, [0, *best], [-1, 0, 0], [(), *((t,) for t in best)], [])], SiblingLaw[reported]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_top_children_passed_off_as_draws_from_q_bias_the_output(seed):
+    tables = Tables(3, seed)
+    for reported, rule, exact in (
+        ("POINT_MASS", "match", True),
+        ("WITHOUT_REPLACEMENT", "recursive_wor", False),
+        ("IID", "recursive", False),
+    ):
+        drafts, law = top_children(tables, reported)
+        found = measure(verifier(rule), tables, law, TreeShape.GROWN, lambda path: 0, 1, drafts)
+        assert (found.error < 1e-12) if exact else (found.tv > 0.02), (reported, found.tv)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9}, {"logit_bias": {5: 3.0}}])
+def test_the_compiled_tree_is_the_one_grown_depth_by_depth(params):
+    model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=8)
+    tokenizer = load.load_tokenizer(str(pair.draft_folder()))
+    texts = [load.encode(tokenizer, p.text) for p in pair.prompts()[:4]]
+    budgets = [Budget(12, 5, 3), Budget(5, 2, 5), Budget(0, 4), Budget(30, 6, 2, least=0.02)]
+    compiled = ModelDrafter(model, "top_k").start(requests(*texts, **params))
+    drafter = ModelDrafter(model, "top_k")
+    drafter._free = [4, 5, 6, 7]
+    grown = drafter.start(requests(*texts, **params))
+    compiled[3] = replace(compiled[3], pending=compiled[3].context[-40:])
+    model.lengths[compiled[3].slot] -= 39
+    tree, scores, scored = best_first._compiled(model, compiled, budgets)
+    expected, values, rows = best_first._by_depth(model, grown, budgets, ())
+    np.testing.assert_allclose(scores, values, rtol=1e-4)
+    assert tree.lists == expected.lists
+    for one, other in zip(scored, rows, strict=True):  # but for the copies that fill a batch
+        assert one[0] == [t for n, t in enumerate(other[0]) if n == 0 or (t, other[1][n]) != (other[0][n - 1], other[1][n - 1])]
