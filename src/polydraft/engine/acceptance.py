@@ -16,7 +16,8 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.core import Draft, Outcome
+from polydraft.core import Draft, Outcome, TreeShape
+from polydraft.engine.tree_search import chances, expected
 from polydraft.verifiers._rows import compiled
 from polydraft.verifiers._walk import highest, soften
 
@@ -33,6 +34,8 @@ FORGET = 0.85
 EVERY_ROUND = 8
 """Drafting rounds that are all looked at, so that a text which nothing fits is soon known; of later ones every fourth is, as looking and planning
 anew cost 4% of a round of the embedded pair."""
+CHILDREN = 8
+"""Most children of a node whose chances are told apart where a tree by position is predicted."""
 TRUST = 80.0
 """Predicted tokens that weigh as much as the belief that a rule keeps the overlap."""
 
@@ -129,9 +132,9 @@ def expected_tokens(acceptance: np.ndarray, width: int, depth: int, trunk: int =
 
 
 @compiled
-def _look(logits, q, tokens, parents, rows, has_law, greedy, prior, looks, kept, seen):
-    """Add one row's overlaps along its first path; returns the accepted tokens that the record predicted."""
-    N, V = logits.shape
+def _predicted(rates, parents, has_law):
+    """The accepted tokens that these rates promise of a draft of paths, or of children without a law."""
+    N = len(parents)
     width, trunk, depth, node, nodes = 1, 0, 0, 0, 0
     for n in range(1, N):
         nodes += parents[n] >= 0
@@ -141,12 +144,24 @@ def _look(logits, q, tokens, parents, rows, has_law, greedy, prior, looks, kept,
                     width += parents[m] == node
                 trunk = depth
             node, depth = n, depth + 1
-    rates = np.empty(kept.size)
-    by_depth(kept, seen, prior, 1.0, looks, rates)
     tokens_of = np.empty(depth + 1)
     end = (nodes - depth) // (width - 1) if has_law and width > 1 and trunk == 0 else depth  # of the paths after the first
     tokens_by_depth(rates, width, trunk, end if 0 < end < depth else 0, tokens_of)
-    predicted = tokens_of[depth] - 1.0
+    return tokens_of[depth] - 1.0
+
+
+@compiled
+def _look(logits, q, tokens, parents, rows, has_law, by_position, greedy, prior, looks, kept, seen):
+    """Add one row's overlaps along its first path; returns the accepted tokens that the record predicted."""
+    N, V = logits.shape
+    rates = np.empty(kept.size)
+    by_depth(kept, seen, prior, 1.0, looks, rates)
+    if by_position:
+        chance = np.empty((rates.size, CHILDREN))
+        chances(rates, chance)
+        predicted = expected(chance, parents) - 1.0
+    else:
+        predicted = _predicted(rates, parents, has_law)
     p = np.empty(V, np.float32)
     node, reached = 0, 1.0
     for d in range(N):
@@ -223,10 +238,12 @@ def observe(
     x = processed.float().cpu().contiguous().numpy()
     q = x if draft.probs is None else draft.probs.float().cpu().contiguous().numpy()
     rows = draft.rows.cpu().contiguous().numpy()
-    has_law, kept = draft.probs is not None, outcome.num_accepted.tolist()
+    has_law, by_position = draft.probs is not None, draft.shape is TreeShape.BY_POSITION
+    kept = outcome.num_accepted.tolist()
     for b in looked:
         r = records[b]
         r.fade(decay)
-        r.predicted += _look(x[b], q[b], tokens[b], parents[b], rows[b], has_law, greedy[b], priors[b], r.looks, r.kept, r.seen)
+        tree = tokens[b], parents[b], rows[b], has_law, by_position
+        r.predicted += _look(x[b], q[b], *tree, greedy[b], priors[b], r.looks, r.kept, r.seen)
         r.looks += 1
         r.accepted += kept[b]
