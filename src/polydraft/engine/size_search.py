@@ -75,26 +75,23 @@ def probe(kept, seen, priors, asked, costs, max_depth):
 
 
 @compiled
-def _trees(chance, width, most, found, reached):
-    """found[D, n], reached[D, n]: expected tokens and depth of the best tree of n nodes and a depth of at most D; returns the last D of use."""
-    parents = np.empty(found.shape[1], np.int64)
+def _trees(chance, width, tokens):
+    """tokens[D, n]: expected tokens of the tree of up to n nodes and depth D, at most `width` children a node; see `tree_search.grow`."""
+    parents = np.empty(tokens.shape[1], np.int64)
     chance[:, width:] = 0.0
-    for D in range(1, most + 1):
-        grow(chance, D, parents, found[D], reached[D])
-        if reached[D, -1] < D:
-            found[D + 1 :], reached[D + 1 :] = found[D], reached[D]
-            return D
-    return most
+    tokens[0] = 0.0
+    for D in range(1, len(tokens)):
+        grow(chance, D, parents, tokens[D])
 
 
 @compiled
 def _settle(sizes, chances_of, trees):
     """The parents of each tree that was chosen, and its most children as its width."""
     N = trees.shape[1]
-    tokens, depths, children = np.empty(N), np.empty(N, np.int64), np.zeros(N, np.int64)
+    tokens, children = np.empty(N), np.zeros(N, np.int64)
     for b in range(len(sizes)):
         if sizes[b, 4] > 0:
-            grow(chances_of[b], sizes[b, 1], trees[b], tokens, depths)
+            grow(chances_of[b], sizes[b, 1], trees[b], tokens)
             children[:] = 0
             for n in range(1, sizes[b, 4] + 1):
                 children[trees[b, n]] += 1
@@ -125,9 +122,8 @@ def choose(kept, seen, priors, asked, costs, max_depth, max_trunk, max_short, ma
     shapes = _shapes(most, max_trunk, max_short)
     rates, tokens = np.empty(L), np.empty((B, len(shapes), max_depth + 1))
     max_nodes = trees.shape[1] - 1 if most > 1 and max_depth > 1 else 0
-    limits, room_of = np.zeros(B, np.int64), B if max_nodes > 0 else 0
-    chances_of, tokens_of = np.empty((room_of, max_depth, most)), np.empty((room_of, max_depth + 1, max_nodes + 1))
-    depths_of = np.empty(tokens_of.shape, np.int64)
+    planned = B if max_nodes > 0 else 0
+    chances_of, tokens_of = np.empty((planned, max_depth, most)), np.zeros((planned, max_depth + 1, max_nodes + 1))
     for b in range(B):
         acceptance.by_depth(kept[b], seen[b], priors[b], gains[b], asked[b, 3], rates)
         for k in range(len(shapes)):
@@ -135,7 +131,7 @@ def choose(kept, seen, priors, asked, costs, max_depth, max_trunk, max_short, ma
                 acceptance.tokens_by_depth(rates, shapes[k, 0], shapes[k, 1], shapes[k, 2], tokens[b, k])
         if max_nodes > 0 and widths[b] > 1:
             chances(rates, chances_of[b])
-            limits[b] = _trees(chances_of[b], widths[b], max_depth, tokens_of[b], depths_of[b])
+            _trees(chances_of[b], widths[b], tokens_of[b])
     room = max(0.0, (HINGE - B) / B)
     tried = np.empty_like(sizes)
     if B == 1:
@@ -148,16 +144,16 @@ def choose(kept, seen, priors, asked, costs, max_depth, max_trunk, max_short, ma
                     best = tokens[0, k, d] / seconds
                     sizes[0, 0], sizes[0, 1], sizes[0, 2], sizes[0, 3] = w, d, t, s
         least = best * (1.0 + TREE_MARGIN)
-        for D in range(1, limits[0] + 1):
-            for n in range(D + 1, max_nodes + 1):
-                d = depths_of[0, D, n]
-                if d < n and tokens_of[0, D, n] > least * _seconds(costs, base, 1, n, n * contexts[0], d, 1, 1):
-                    best = least = tokens_of[0, D, n] / _seconds(costs, base, 1, n, n * contexts[0], d, 1, 1)
+        for d in range(1, max_depth + 1 if max_nodes > 0 else 1):
+            for n in range(d + 1, max_nodes + 1):
+                seconds = _seconds(costs, base, 1, n, n * contexts[0], d, 1, 1)
+                if tokens_of[0, d, n] / seconds > least:
+                    best = least = tokens_of[0, d, n] / seconds
                     sizes[0, 1], sizes[0, 2], sizes[0, 3], sizes[0, 4] = d, 0, 0, n
         _settle(sizes, chances_of, trees)
         return best
     logs, seconds = np.log(tokens), plain
-    logs_of_trees = np.log(tokens_of)
+    logs_of_trees = np.log(np.maximum(tokens_of, 1e-12))
     for deepest in range(1, max_depth + 1):
         for _ in range(4):
             price, before = B / seconds, seconds
@@ -177,11 +173,14 @@ def choose(kept, seen, priors, asked, costs, max_depth, max_trunk, max_short, ma
                             gain, gained = value, logs[b, k, d]
                             tried[b, 0], tried[b, 1], tried[b, 2], tried[b, 3] = w, d, t, s
                 least = gain + TREE_MARGIN
-                for n in range(2, (max_nodes if limits[b] > 0 else 0) + 1):
-                    value = logs_of_trees[b, deepest, n] - price * (n * each + costs[3] * max(0.0, n - room) + costs[9] + costs[10])
-                    if value > least and depths_of[b, deepest, n] < n:
-                        least, gained = value, logs_of_trees[b, deepest, n]
-                        tried[b, 0], tried[b, 1], tried[b, 2], tried[b, 3], tried[b, 4] = 2, depths_of[b, deepest, n], 0, 0, n
+                for d in range(1, deepest + 1 if max_nodes > 0 and widths[b] > 1 else 1):
+                    for n in range(d + 1, max_nodes + 1):
+                        if logs_of_trees[b, d, n] <= logs_of_trees[b, d, n - 1]:
+                            continue
+                        value = logs_of_trees[b, d, n] - price * (n * each + costs[3] * max(0.0, n - room) + costs[9] + costs[10])
+                        if value > least:
+                            least, gained = value, logs_of_trees[b, d, n]
+                            tried[b, 0], tried[b, 1], tried[b, 2], tried[b, 3], tried[b, 4] = 2, d, 0, 0, n
                 n = tried[b, 4] if tried[b, 4] > 0 else _nodes(tried[b, 0], tried[b, 1], tried[b, 2], tried[b, 3])
                 nodes += n
                 by_context += n * contexts[b]
