@@ -186,7 +186,11 @@ class ModelDrafter:
         if self._compiled:
             return self._compiled_paths(states, sizes, keys)
         planned = any(size.parents for size in sizes)
-        if self._static and not planned and not any(s.request.params.has_penalties or s.request.params.min_tokens for s in states):
+        if (
+            self._static
+            and not planned
+            and not any(s.request.params.has_penalties or s.request.params.min_tokens for s in states)
+        ):
             return self._static_paths(states, sizes, NoiseKey.of(*keys))
         return self._grow(states, sizes, NoiseKey.of(*keys))
 

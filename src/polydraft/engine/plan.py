@@ -141,7 +141,7 @@ class AdaptivePlan:
         sizes, trees = np.empty((len(records), 5), np.int64), np.empty((len(records), 1 + self.max_tree_nodes), np.int64)
         bounds = self.max_depth, self.max_trunk, self.max_short, self.margin
         speed = size_search.choose(*self._asked(records, widths, contexts, priors), *bounds, sizes, trees)
-        found = sizes.tolist()
+        found: list[list[Any]] = sizes.tolist()
         for size, tree in zip(found, trees, strict=True):
             nodes = size.pop()
             if nodes:

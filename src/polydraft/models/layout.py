@@ -80,7 +80,7 @@ def layout(size: Size | tuple[int, int, int, int]) -> Layout:
         >>> layout(Size(2, 3, short=1)).parents.tolist(), layout(Size(2, 2, parents=(-1, 0, 0, 2))).parents.tolist()
         ([[-1, 0, 0, 1, 3]], [[-1, 0, 0, 1]])
     """
-    size = Size(*size)
+    size = size if isinstance(size, Size) else Size(*size)
     parents, starts, inner = [-1], [0, 1], list[int]()
     for above in _levels_of_tree(size.parents) if size.parents else _levels_of_paths(size):
         begin = starts[-2]
@@ -98,7 +98,11 @@ def layouts(sizes: Sequence[Size | tuple[int, int, int, int]]) -> Layout:
     if len(each) == 1:
         return each[0]
     N, D = (max(x.shape[1] for x in found) for found in ((e.parents for e in each), (e.inner for e in each)))
-    parents, starts, inner = np.full((len(each), N), -1), np.empty((len(each), D + 1), np.int64), np.empty((len(each), D), np.int64)
+    parents, starts, inner = (
+        np.full((len(each), N), -1),
+        np.empty((len(each), D + 1), np.int64),
+        np.empty((len(each), D), np.int64),
+    )
     for b, e in enumerate(each):
         parents[b, : e.parents.shape[1]] = e.parents
         starts[b], inner[b] = e.starts[0, -1], e.starts[0, -1]

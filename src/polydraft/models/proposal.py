@@ -165,10 +165,7 @@ def propose_paths(
     left = [ids[-LONGEST_PENDING:] if depth else ids[-1:] for ids, depth in zip(pending, depths, strict=True)]
     longest = max(map(len, left))
     asked = np.array(
-        [
-            [slot, *key, len(ids), *ids, *[0] * (longest - len(ids))]
-            for slot, ids, *key in zip(slots, left, *keys, strict=True)
-        ]
+        [[slot, *key, len(ids), *ids, *[0] * (longest - len(ids))] for slot, ids, *key in zip(slots, left, *keys, strict=True)]
     )
     found = _propose(model.parts, model.vocab_size, asked, *layouts(tuple(sizes)), np.array(law), bias, coupled)
     model.passes += max(depths, default=0)
