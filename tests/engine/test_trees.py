@@ -126,7 +126,7 @@ def test_what_a_tree_by_position_should_keep_is_predicted_as_such():
 
 def test_an_adaptive_engine_draws_the_trees_that_it_plans(monkeypatch):
     target, small = (TableModel(5, seed=seed, max_num_seqs=8) for seed in (0, 1))
-    fast = Engine.of(target, draft_model=small, plan=made(costs(**CHEAP), rates=EARLY_AND_LATE))
+    fast = Engine.of(target, draft_model=small, plan=made(costs(rows=0.003, depths=0.2), rates=EARLY_AND_LATE))
     drafts = shapes_of(fast, monkeypatch)
     texts = fast.generate([[1, 2], [2, 1]], SamplingParams(seed=0, max_tokens=30))
     assert [len(r.token_ids) for r in texts] == [30, 30]
