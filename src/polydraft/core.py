@@ -8,7 +8,7 @@ row. Every tensor has a leading batch dimension B; trees are padded to N nodes a
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -72,6 +72,8 @@ class TreeShape(Enum):
     """A fixed number of children for every node of a depth."""
     RAGGED = auto()
     """Paths from the root, the first longer than the others and drawn first; they never branch again. In a batch: for some row."""
+    BY_POSITION = auto()
+    """Any numbers of children, fixed for every position. In a batch: for some row."""
     GROWN = auto()
     """Numbers of children that depend on sampled values or scores."""
 
@@ -318,14 +320,18 @@ class Budget:
 
     For drafters that decide the shape beforehand, others leave them aside:
     trunk: tokens of one path before it branches.  short: depth of the paths after the first; 0: as deep as the first.
+    parents: a tree by position: the parent of each node, the root first with -1, parents before children, siblings in the order
+        of their draws but for those without children, which are drawn last; where it does not fit, its first nodes.
     For drafters that grow the most probable tree (`Method.ranked`): width: nodes of a depth that are expanded.
     least: smallest path probability for which a node is worth drafting.
 
     Example:
         >>> Budget.of_paths(width=2, depth=4, trunk=1)
-        Budget(max_nodes=7, max_depth=4, width=2, trunk=1, short=0, least=0.0)
+        Budget(max_nodes=7, max_depth=4, width=2, trunk=1, short=0, least=0.0, parents=())
         >>> Budget.of_paths(width=2, depth=6, short=2).max_nodes
         8
+        >>> Budget.of_tree((-1, 0, 0, 1))
+        Budget(max_nodes=3, max_depth=2, width=2, trunk=0, short=0, least=0.0, parents=(-1, 0, 0, 1))
     """
 
     max_nodes: int
@@ -334,6 +340,7 @@ class Budget:
     trunk: int = 0
     short: int = 0
     least: float = 0.0
+    parents: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if min(self.max_nodes, self.max_depth, self.trunk, self.short) < 0 or self.width < 1:
@@ -345,15 +352,42 @@ class Budget:
             raise InvalidInputError(
                 f"least={self.least} was given in a budget; expected a probability in [0, 1]. Use 0 for no limit."
             )
-        if self.trunk and self.short:
+        if (self.trunk > 0) + (self.short > 0) + (len(self.parents) > 0) > 1:
             raise InvalidInputError(
-                f"budget {self} was given; expected a trunk or paths of unequal lengths, not both. Set trunk=0 or short=0."
+                f"budget {self} was given; expected a trunk, paths of unequal lengths or a tree by position, not two of them. "
+                "Set trunk=0, short=0 or parents=()."
+            )
+        if self.parents and not (self.parents[0] == -1 and all(0 <= p < n for n, p in enumerate(self.parents[1:], 1))):
+            raise InvalidInputError(
+                f"parents={self.parents} were given; expected the root first with -1, then for each node one that comes before it, "
+                "such as (-1, 0, 0, 1). Number the nodes so that parents come before their children."
             )
 
     @classmethod
     def of_paths(cls, width: int, depth: int, trunk: int = 0, short: int = 0) -> "Budget":
         """Just enough for a trunk and then `width` paths, the first down to `depth`, the others down to `short` (0: likewise)."""
         return cls(depth + (width - 1) * max(min(depth, short or depth) - trunk, 0), depth, width, trunk, short)
+
+    @classmethod
+    def of_tree(cls, parents: Sequence[int]) -> "Budget":
+        """Just enough for a tree by position; width: most children of a node."""
+        deep, children = [0] * len(parents), [0] * len(parents)
+        for n, parent in enumerate(parents[1:], 1):
+            if 0 <= parent < n:  # others are refused below
+                deep[n] = deep[parent] + 1
+                children[parent] += 1
+        return cls(max(len(parents) - 1, 0), max(deep, default=0), max([1, *children]), parents=tuple(parents))
+
+    @property
+    def asks_for(self) -> TreeShape | None:
+        """The shape that it asks for beyond what drafters make unasked; see `Method.on_request`."""
+        if self.parents:
+            return TreeShape.BY_POSITION
+        return TreeShape.RAGGED if self.short and self.width > 1 else None
+
+    def unasked(self) -> "Budget":
+        """The same limits without asking for a shape."""
+        return replace(self, short=0, parents=())
 
 
 @dataclass(frozen=True)

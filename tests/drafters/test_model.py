@@ -1,5 +1,8 @@
 """A smaller model as a drafter: what is drawn, from which rows, and what its cache holds afterwards."""
 
+import hashlib
+from dataclasses import replace
+
 import pytest
 import torch
 from sessions import laws, models, play, requests
@@ -12,6 +15,7 @@ from polydraft.errors import CapacityError, InvalidInputError, UnknownNameError
 from polydraft.models import load, pair
 
 WIDE = Budget(max_nodes=12, max_depth=4, width=3)
+TREE = Budget.of_tree((-1, 0, 1, 0, 1, 2, 3, 6))
 PROMPTS = [[1, 2, 3, 1, 2], [4], [0, 0, 1]]
 SAMPLED = [kind for kind in KINDS if kind != "top_k"]
 
@@ -79,6 +83,7 @@ def test_twenty_rounds_leave_exactly_the_committed_tokens_in_the_cache(kind):
     drafter = ModelDrafter(small, kind)
     states = drafter.start(requests(*PROMPTS))
     states, texts = play(drafter, states, PROMPTS, target, [WIDE, Budget.of_paths(2, 4, 2), Budget(0, 0)], 20)
+    states, texts = play(drafter, states, texts, target, [TREE, Budget(0, 0), Budget.of_paths(3, 2)], 10)
     drafter._rewind(states)
     for state, text in zip(states, texts, strict=True):
         assert list(state.context) == text
@@ -87,20 +92,22 @@ def test_twenty_rounds_leave_exactly_the_committed_tokens_in_the_cache(kind):
         assert list(state.pending) == text[len(cached) :]
 
 
-@pytest.mark.parametrize("kind", ["paths", "chain", "top_k"])
-def test_drafts_of_the_embedded_model_after_rounds_equal_those_of_a_fresh_cache(kind):
+@pytest.mark.parametrize(
+    ("kind", "budget"), [("paths", Budget(8, 4, 2)), ("paths", TREE), ("chain", Budget(8, 4, 2)), ("top_k", Budget(8, 4, 2))]
+)
+def test_drafts_of_the_embedded_model_after_rounds_equal_those_of_a_fresh_cache(kind, budget):
     model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=2)
     drafter = ModelDrafter(model, kind)
     text = load.encode(load.load_tokenizer(str(pair.draft_folder())), pair.prompts()[0].text)
     (state,) = drafter.start(requests(text))
     for accepted, extra in ((4, 7), (0, 11), (2, 5)):
-        tree = drafter.propose([state], [Budget(8, 4, 2)]).tree
+        tree = drafter.propose([state], [budget]).tree
         path, _ = trees.path_to(tree, (trees.depths(tree) == max(accepted, 0)).int().argmax(1))
         outcome = Outcome(path, torch.tensor([accepted]), torch.tensor([extra]))
         text = [*text, *outcome.emitted(tree)[0]]
         (state,) = drafter.observe([state], outcome, Scores(tree, torch.zeros(1, tree.num_nodes, 1)))
     (fresh,) = drafter.start(requests(text))
-    draft, expected = (drafter.propose([s], [Budget(8, 4, 2)]) for s in (state, fresh))
+    draft, expected = (drafter.propose([s], [budget]) for s in (state, fresh))
     assert torch.equal(draft.tree.tokens, expected.tree.tokens)
     if draft.probs is not None:
         torch.testing.assert_close(draft.probs, expected.probs, rtol=0, atol=1e-4)
@@ -143,6 +150,56 @@ def test_a_compiled_ragged_proposal_is_the_grown_one(shorts):
     assert parents[:5] == [-1, 0, 0, 0, 1]  # the first path goes on
 
 
+def test_a_compiled_tree_by_position_is_the_grown_one():
+    given = (-1, 0, 0, 0, 1, 1, 2, 4, 6, 7), (-1, 0, 0, 2, 2, 3)
+    draft = compiled_and_grown("paths", [*map(Budget.of_tree, given), Budget.of_paths(2, 3)])
+    assert draft.shape is TreeShape.BY_POSITION
+    found = [[p for p in parents if p != -1] for parents in draft.tree.parents.tolist()]
+    assert found == [[0, 0, 0, 1, 2, 1, 4, 5, 7], [0, 0, 1, 1, 3], [0, 0, 1, 2, 3, 4]]  # those with children first
+
+
+def test_paths_are_drawn_as_ever():
+    """What was drawn before trees by position were known, when nodes were numbered by a formula."""
+    model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=3)
+    texts = [load.encode(load.load_tokenizer(str(pair.draft_folder())), p.text)[:60] for p in pair.prompts()[:3]]
+    sizes = [(1, 4), (2, 4), (3, 3), (2, 4, 1), (3, 4, 2), (2, 6, 0, 2), (3, 4, 0, 1), (1, 0), (2, 5, 0, 3)]
+    found = hashlib.sha256()
+    for kind in ("paths", "coupled"):
+        for i in range(0, 9, 3):
+            drafter = ModelDrafter(model, kind)
+            draft = drafter.propose(drafter.start(requests(*texts)), [Budget.of_paths(*size) for size in sizes[i : i + 3]])
+            for x in (draft.tree.tokens, draft.tree.parents, draft.rows):
+                found.update(x.contiguous().numpy().tobytes())
+    assert found.hexdigest()[:16] == "9d545d4cc2a31622"
+
+
+@pytest.mark.parametrize(
+    ("given", "nodes", "depth"), [(TREE, 7, 3), (replace(TREE, max_depth=2), 5, 2), (replace(TREE, max_nodes=4), 4, 2)]
+)
+def test_trees_by_position_are_cut_to_their_budget_before_they_are_drawn(given, nodes, depth):
+    drafter, (state,) = started("paths", [1, 2])
+    tree = drafter.propose([state], [given]).tree
+    assert tree.num_nodes == 1 + nodes and int(trees.depths(tree).max()) == depth
+    short = ModelDrafter(TableModel(5, max_model_len=5))
+    draft = short.propose(short.start(requests([1, 2, 3])), [given])
+    assert draft.shape is TreeShape.BY_POSITION and int(trees.depths(draft.tree).max()) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_iid_draws_are_trees_by_position(kind):
+    drafter, states = started(kind, [1, 2], [3])
+    draft = drafter.propose(states, [TREE, Budget.of_paths(2, 3)])
+    assert (draft.shape is TreeShape.BY_POSITION) == (kind == "paths") == (TreeShape.BY_POSITION in drafter.info.on_request)
+
+
+@pytest.mark.parametrize("parents", [(0, 0), (-1, 1), (-1, -1), (-1, 0, 3)])
+def test_parents_that_are_no_tree_are_refused(parents):
+    with pytest.raises(InvalidInputError, match="such as"):
+        Budget.of_tree(parents)
+    with pytest.raises(InvalidInputError, match="not two of them"):
+        Budget(3, 3, 2, trunk=1, parents=(-1, 0))
+
+
 @pytest.mark.parametrize(
     ("given", "sizes"),
     [
@@ -164,7 +221,7 @@ def test_a_compiled_ragged_proposal_is_the_grown_one(shorts):
 )
 def test_trees_are_cut_to_their_budget_before_they_are_drawn(given, sizes):
     drafter, (state,) = started("paths", [1, 2])
-    assert drafter._sizes(state, given) == sizes
+    assert drafter._sizes(state, given)[:4] == sizes
     draft = drafter.propose([state], [given])
     assert draft.tree.num_nodes == 1 + min(given.max_nodes, Budget.of_paths(*sizes).max_nodes)
     if sizes[1]:

@@ -73,9 +73,9 @@ def test_in_a_batch_of_all_shapes_each_text_is_the_one_that_it_is_alone(monkeypa
 def test_a_short_path_beside_a_deep_one_takes_the_rows_that_are_left():
     rates = (0.7, *[0.85] * (DEPTHS - 1))
     known = costs(rows=0.01, rows_beyond_8=0.3, depths=0.1)
-    (found,) = made(known, rates=rates).budgets(sequences())
+    (found,) = made(known, rates=rates, max_tree_nodes=0).budgets(sequences())
     assert found == Budget.of_paths(2, 5, 0, 2)
-    (equal,) = made(known, rates=rates, max_short=0).budgets(sequences())
+    (equal,) = made(known, rates=rates, max_short=0, max_tree_nodes=0).budgets(sequences())
     assert equal == Budget.of_paths(2, 3)
     tokens = [expected_tokens(np.array(rates), 2, g.max_depth, 0, g.short) for g in (found, equal)]
     assert tokens[0] / known.seconds([(2, 5, 0, 2)], [10]) > 1.01 * tokens[1] / known.seconds([(2, 3)], [10])

@@ -234,6 +234,16 @@ def ragged(*lengths: int) -> Counts:
     return lambda path, place: int(len(place) < lengths[place[0]]) if place else len(lengths)
 
 
+def by_position(*parents: int) -> Counts:
+    """The tree of these parents, the root's first; places number siblings in this order."""
+    places, children = list[Path]([()]), dict[Path, int]()
+    for parent in parents[1:]:
+        above = places[parent]
+        places.append((*above, children.get(above, 0)))
+        children[above] = children.get(above, 0) + 1
+    return lambda path, place: children.get(place, 0)
+
+
 SHAPES: dict[TreeShape, list[tuple[str, Counts, int]]] = {
     TreeShape.CHAIN: [("chain of 2", by_depth(1, 1), 2)],
     TreeShape.PATHS: [
@@ -244,4 +254,8 @@ SHAPES: dict[TreeShape, list[tuple[str, Counts, int]]] = {
     TreeShape.PRODUCT: [("2 x 2", by_depth(2, 2), 2)],
     TreeShape.GROWN: [("grown", looks_back, 2)],
     TreeShape.RAGGED: [("3 and 1", ragged(3, 1), 3)],
+    TreeShape.BY_POSITION: [
+        ("3, then 2", by_position(-1, 0, 0, 0, 1, 1), 2),
+        ("a chain and two leaves", by_position(-1, 0, 0, 1, 1, 3), 3),
+    ],
 }

@@ -12,6 +12,7 @@ TREES = {
     TreeShape.CHAIN: [-1, 0, 1, 2],
     TreeShape.PATHS: [-1, 0, 0, 1, 2, 3, 4],
     TreeShape.PRODUCT: [-1, 0, 0, 1, 1, 2, 2],
+    TreeShape.BY_POSITION: [-1, 0, 0, 0, 1, 1, 2, 4],
 }
 DELAYED = [-1, 0, 1, 1, 2, 3, 4, 5]
 
@@ -121,7 +122,7 @@ def test_greedy_traversal_walks_a_trunk_and_then_paths():
         assert set(fast.num_accepted.tolist()) == {0, 1, 2, 3, 4}
 
 
-@pytest.mark.parametrize("given", [[-1, 0, 0, 1, 3, 4], [-1, 0, 0, 1, 2, 3], [-1, 0, 0, 0, 1, 2, 3, 4]])
+@pytest.mark.parametrize("given", [[-1, 0, 0, 1, 3, 4], [-1, 0, 0, 1, 2, 3], [-1, 0, 0, 0, 1, 2, 4, 6]])
 def test_greedy_traversal_walks_ragged_paths_as_traversal_does(given):
     rule = registry.verifier("greedy_traversal")
     for seed in range(5):

@@ -11,7 +11,8 @@ Every token is drawn with the noise of its node from the very row that is report
 sampling parameters. Penalties that depend on the path are left out of q where the whole proposal is one compiled call:
 the draft fits a little less and the output law does not change.
 Depth, width, trunk and short paths are fixed before the first draw of a round; no drawn token is ever dropped. With a trunk the node
-at its end branches instead of the root (`listed` and `top_k` know none). Only iid paths may be ragged: the first, drawn first at each depth, deeper than the others.
+at its end branches instead of the root (`listed` and `top_k` know none). Only iid paths may be ragged, the first, drawn first at each depth, deeper than the others;
+or any tree whose numbers of children are fixed by position.
 """
 
 from collections.abc import Sequence
@@ -22,10 +23,11 @@ import torch
 
 from polydraft.core import Budget, Draft, Method, NoiseKey, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
 from polydraft.drafters.best_first import grow
-from polydraft.drafters.model_growth import Growth, ModelState, Size
+from polydraft.drafters.model_growth import Growth, ModelState
 from polydraft.drafters.parts import Parts, Snapshot
 from polydraft.errors import CapacityError, InvalidInputError, unknown_name
 from polydraft.models import static_proposal
+from polydraft.models.layout import Size, cut
 from polydraft.models.llama import CompiledLlama
 from polydraft.models.proposal import propose_paths
 from polydraft.models.static import StaticLlama
@@ -35,7 +37,7 @@ __all__ = ["ModelDrafter", "ModelState"]
 
 def _method(kind: str, title: str, authors: str, year: int, arxiv: str, law: SiblingLaw, *shapes: TreeShape) -> Method:
     name = "model" if kind == "paths" else f"model:{kind}"
-    on_request = frozenset({TreeShape.RAGGED} if kind == "paths" else ())
+    on_request = frozenset({TreeShape.RAGGED, TreeShape.BY_POSITION} if kind == "paths" else ())
     ranked = kind == "top_k"
     return Method(name, title, authors, year, arxiv, frozenset({law}), frozenset(shapes), on_request=on_request, ranked=ranked)
 
@@ -166,19 +168,22 @@ class ModelDrafter:
         return max(min(budget.max_depth, self.model.max_model_len - len(state.context) - 1), 0)
 
     def _sizes(self, state: ModelState, budget: Budget) -> Size:
-        """(width, depth, trunk, short) within the budget and the model's context; depth 0 = no draft.
+        """What fits into the budget and the model's context; depth 0 = no draft.
 
         A trunk below which nothing is left is a chain, and paths of which the first cannot be the longest are equal.
         """
         width = 1 if self.kind == "chain" else budget.width
         trunk = 0 if width == 1 or self.kind == "listed" else budget.trunk
         deepest = self._deepest(state, budget)
-        if budget.short and width > 1 and TreeShape.RAGGED in self.info.on_request:
+        asked = budget.asks_for if budget.asks_for in self.info.on_request else None
+        if asked is TreeShape.BY_POSITION:
+            return cut(budget.parents, deepest, budget.max_nodes)
+        if asked is TreeShape.RAGGED:
             depth = min(deepest, budget.max_nodes - (width - 1) * budget.short)
             if depth > budget.short:
-                return width, depth, 0, budget.short
+                return Size(width, depth, short=budget.short)
         depth = min(deepest, trunk + (budget.max_nodes - trunk) // width)
-        return (width, depth, trunk, 0) if depth > trunk or trunk == 0 else (1, min(deepest, budget.max_nodes), 0, 0)
+        return Size(width, depth, trunk) if depth > trunk or trunk == 0 else Size(1, min(deepest, budget.max_nodes))
 
     def propose(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
         """One batched proposal; see `core.Drafter.propose`. Calling it again draws the same draft."""
@@ -204,7 +209,12 @@ class ModelDrafter:
     def _drawn(self, states: Sequence[ModelState], sizes: list[Size], keys: tuple[list[int], list[int], list[int]]) -> Draft:
         if self._compiled:
             return self._compiled_paths(states, sizes, keys)
-        if self._static and not any(s.request.params.has_penalties or s.request.params.min_tokens for s in states):
+        planned = any(size.parents for size in sizes)
+        if (
+            self._static
+            and not planned
+            and not any(s.request.params.has_penalties or s.request.params.min_tokens for s in states)
+        ):
             return self._static_paths(states, sizes, NoiseKey.of(*keys))
         return self._grow(states, sizes, NoiseKey.of(*keys))
 
@@ -220,12 +230,14 @@ class ModelDrafter:
         bare = Draft.empty(torch.tensor([s.context[-1] for s in states]))
         (law,) = self.info.laws
         probs = torch.full((len(states), 1, self.model.vocab_size), 1 / self.model.vocab_size)
-        return replace(bare, law=law, shape=self._shape([(1, 0, 0, 0)]), probs=probs)
+        return replace(bare, law=law, shape=self._shape([Size(1, 0)]), probs=probs)
 
     def _shape(self, sizes: Sequence[Size]) -> TreeShape:
-        if any(short for *_, short in sizes):
+        if any(size.parents for size in sizes):
+            return TreeShape.BY_POSITION
+        if any(size.short for size in sizes):
             return TreeShape.RAGGED
-        if max(width for width, *_ in sizes) == 1:
+        if max(size.width for size in sizes) == 1:
             return TreeShape.CHAIN
         return TreeShape.PATHS if TreeShape.PATHS in self.info.shapes else TreeShape.PRODUCT
 
@@ -259,8 +271,9 @@ class ModelDrafter:
         self._catch_up(chosen)
         some = NoiseKey(*(x[live] for x in (key.seed, key.sample, key.position)))
         shapes = [sizes[b] for b in live]
+        paths = [(w, d, trunk, short) for w, d, trunk, short, _ in shapes]
         params, roots = [s.request.params for s in chosen], [s.context[-1] for s in chosen]
-        tree, rows, probs = static_proposal.propose_paths(self.model, [s.slot for s in chosen], roots, some, shapes, params)
+        tree, rows, probs = static_proposal.propose_paths(self.model, [s.slot for s in chosen], roots, some, paths, params)
         (law,) = self.info.laws
         if len(live) < len(states):
             index = torch.tensor(live)

@@ -10,12 +10,10 @@ from torch import Tensor
 
 from polydraft import noise, sampling
 from polydraft import tree as trees
-from polydraft.core import Budget, Draft, NoiseKey, Request, SiblingLaw, Target, TreeShape
+from polydraft.core import Draft, NoiseKey, Request, SiblingLaw, Target, TreeShape
+from polydraft.models.layout import Size, layout
 
-__all__ = ["Growth", "ModelState", "Size"]
-
-Size = tuple[int, int, int, int]
-"""(width, depth, trunk, short), as in `Budget.of_paths`."""
+__all__ = ["Growth", "ModelState"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Growth:
         stop_ids: Sequence[int] = (),
     ) -> None:
         self.model, self.kind, self.states, self.sizes, self.key, self.stop_ids = model, kind, states, sizes, key, stop_ids
-        self.uniforms = noise.uniforms(key, noise.Stream.DRAFT, 1 + max(Budget.of_paths(*size).max_nodes for size in sizes))
+        self.uniforms = noise.uniforms(key, noise.Stream.DRAFT, max(layout(size).parents.shape[1] for size in sizes))
         self.tokens = [[s.context[-1]] for s in states]
         self.parents = [[-1] for _ in states]
         self.rows = [[-1] for _ in states]
@@ -78,12 +76,20 @@ class Growth:
                 self._branch(b, depth, probs[i], first[i].tolist())
 
     def _branch(self, b: int, depth: int, probs: Float[Tensor, "N V"], first: list[int]) -> None:
-        width, _, trunk, short = self.sizes[b]
-        frontier, self.frontier[b] = self.frontier[b][: 1 if 0 < short <= depth else None], []
+        width, _, trunk, short, by_position = self.sizes[b]
+        parents, starts, inner = layout(self.sizes[b])
+        going_on = inner[0, depth] - starts[0, depth] if by_position else 1 if 0 < short <= depth else None
+        frontier, self.frontier[b] = self.frontier[b][:going_on], []
         for n in frontier:
             if first[n] == n:
                 self.row_of[b][n] = len(self.laws[b])
                 self.laws[b].append(probs[n])
+        if by_position:
+            for n in range(starts[0, depth + 1], starts[0, depth + 2]):
+                parent = int(parents[0, n])
+                row = self.row_of[b][first[parent]]
+                self._add(b, parent, *self._draw(b, self.laws[b][row], 1, depth), row)
+            return
         for n in frontier:
             row = self.row_of[b][first[n]]
             for x in self._draw(b, self.laws[b][row], width if depth == trunk else 1, depth):

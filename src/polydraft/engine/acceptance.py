@@ -22,7 +22,8 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.core import Draft, Outcome
+from polydraft.core import Draft, Outcome, TreeShape
+from polydraft.engine.tree_search import chances, expected
 from polydraft.verifiers._rows import compiled
 from polydraft.verifiers._walk import highest, soften
 
@@ -39,6 +40,8 @@ FAILING, FLOOR = 0.85, 0.5
 """What each further round in a row whose first draft fails leaves of the prior's strength, and its least: it must not hold out against a text that nothing fits."""
 EVERY_ROUND = 8
 """Rounds of several paths that are all looked at; of later ones every fourth is, as a look costs 5% of a round of the embedded pair."""
+CHILDREN = 8
+"""Most children of a node whose chances are told apart where a tree by position is predicted."""
 TRUST = 80.0
 """Predicted tokens that weigh as much as the belief that a rule keeps the overlap."""
 
@@ -142,9 +145,9 @@ def expected_tokens(acceptance: np.ndarray, width: int, depth: int, trunk: int =
 
 
 @compiled
-def _look(logits, q, tokens, parents, rows, has_law, greedy, prior, failed, kept, seen):
-    """Add one row's overlaps along its first path; returns the accepted tokens that the record predicted."""
-    N, V = logits.shape
+def _predicted(rates, parents, has_law):
+    """The accepted tokens that these rates promise of a draft of paths, or of children without a law."""
+    N = len(parents)
     width, trunk, depth, node, nodes = 1, 0, 0, 0, 0
     for n in range(1, N):
         nodes += parents[n] >= 0
@@ -154,12 +157,24 @@ def _look(logits, q, tokens, parents, rows, has_law, greedy, prior, failed, kept
                     width += parents[m] == node
                 trunk = depth
             node, depth = n, depth + 1
-    rates = np.empty(kept.size)
-    by_depth(kept, seen, prior, 1.0, failed, rates)
     tokens_of = np.empty(depth + 1)
     end = (nodes - depth) // (width - 1) if has_law and width > 1 and trunk == 0 else depth  # of the paths after the first
     tokens_by_depth(rates, width, trunk, end if 0 < end < depth else 0, tokens_of)
-    predicted = tokens_of[depth] - 1.0
+    return tokens_of[depth] - 1.0
+
+
+@compiled
+def _look(logits, q, tokens, parents, rows, has_law, by_position, greedy, prior, failed, kept, seen):
+    """Add one row's overlaps along its first path; returns the accepted tokens that the record predicted."""
+    N, V = logits.shape
+    rates = np.empty(kept.size)
+    by_depth(kept, seen, prior, 1.0, failed, rates)
+    if by_position:
+        chance = np.empty((rates.size, CHILDREN))
+        chances(rates, chance)
+        predicted = expected(chance, parents) - 1.0
+    else:
+        predicted = _predicted(rates, parents, has_law)
     p = np.empty(V, np.float32)
     node, reached = 0, 1.0
     for d in range(N):
@@ -263,12 +278,11 @@ def look(
     x = processed.float().cpu().contiguous().numpy()
     q = x if draft.probs is None else draft.probs.float().cpu().contiguous().numpy()
     sources = draft.rows.cpu().contiguous().numpy()
-    has_law, accepted = draft.probs is not None, outcome.num_accepted.tolist()
+    has_law, by_position, accepted = draft.probs is not None, draft.shape is TreeShape.BY_POSITION, outcome.num_accepted.tolist()
     for b in rows:
         r = records[b]
         r.fade(decay)
-        r.predicted += _look(
-            x[b], q[b], tokens[b], parents[b], sources[b], has_law, greedy[b], priors[b], r.failed, r.kept, r.seen
-        )
+        tree = tokens[b], parents[b], sources[b], has_law, by_position
+        r.predicted += _look(x[b], q[b], *tree, greedy[b], priors[b], r.failed, r.kept, r.seen)
         r.fold(accepted[b])
         r.accepted += accepted[b]

@@ -9,7 +9,7 @@ from typing import Any, cast
 from jinja2 import TemplateError
 
 from polydraft import registry
-from polydraft.core import Drafter, Request, SamplingParams, Target, Verifier
+from polydraft.core import Drafter, Request, SamplingParams, Target, TreeShape, Verifier
 from polydraft.drafters.model import ModelDrafter
 from polydraft.drafters.parts import Parts
 from polydraft.engine.best_first_plan import plan_for
@@ -158,7 +158,7 @@ class Engine(Loop):
         chosen = _choice_plan(source, plan, depth, num_paths, profile) if isinstance(source, Choice) else None
         plan = chosen or _plan(plan, depth, num_paths, profile, source)
         if source is not None:
-            _settle_ragged(plan, source, rule)
+            _settle_requests(plan, source, rule)
         return cls(target, source, rule, plan, tokenizer=tokenizer, eos_token_ids=eos, tie_margin=tie_margin)
 
     def step(self) -> list[StepOutput]:
@@ -338,13 +338,14 @@ def _plan(
     return wanted
 
 
-def _settle_ragged(plan: Plan, drafter: Drafter, rule: Verifier) -> None:
-    """Refuse a fixed plan for ragged drafts where there are none or the rule is not exact for them; keep adaptive plans from them."""
+def _settle_requests(plan: Plan, drafter: Drafter, rule: Verifier) -> None:
+    """Refuse a fixed plan for a shape on request where there is none or the rule is not exact for it; keep adaptive plans from it."""
     for each in plan.plans if isinstance(plan, ChoicePlan) else [plan]:
-        if isinstance(each, FixedPlan) and each.short:
-            choose.check_ragged(drafter.info, rule.info)
-        elif isinstance(each, AdaptivePlan) and not choose.allows_ragged(drafter.info, rule.info):
-            each.max_short = 0
+        if isinstance(each, FixedPlan) and each.budget.asks_for is not None:
+            choose.check_request(each.budget.asks_for, drafter.info, rule.info)
+        elif isinstance(each, AdaptivePlan):
+            each.max_short *= choose.allows(TreeShape.RAGGED, drafter.info, rule.info)
+            each.max_tree_nodes *= choose.allows(TreeShape.BY_POSITION, drafter.info, rule.info)
 
 
 def _choice_plan(

@@ -24,9 +24,10 @@ from polydraft.engine import places
 from polydraft.engine.acceptance import Acceptance
 from polydraft.engine.costs import HINGE
 from polydraft.engine.places import BINS, SHAPE, SIZE
-from polydraft.engine.plan import PROBING, AdaptivePlan, _base, _seconds  # pyright: ignore[reportPrivateUsage]
+from polydraft.engine.plan import PROBING, AdaptivePlan
 from polydraft.engine.profile import Profile
 from polydraft.engine.sequence import Sequence
+from polydraft.engine.size_search import base_seconds, round_seconds
 from polydraft.verifiers._rows import compiled
 
 __all__ = ["BestFirstPlan", "plan_for"]
@@ -43,7 +44,7 @@ def _choose(table, asked, costs, max_nodes, max_depth, margin, sizes):
     margin: as of `AdaptivePlan`; NaN for the best that drafts at all.  For the price of a batch's seconds see `plan._choose`.
     """
     B, contexts = len(sizes), asked[:, 1]
-    base = _base(costs, contexts)
+    base = base_seconds(costs, contexts)
     plain = base + costs[11]
     sizes[:] = 0
     best = (1.0 + margin) / plain if margin == margin else 0.0
@@ -55,7 +56,7 @@ def _choose(table, asked, costs, max_nodes, max_depth, margin, sizes):
                 nodes += table[b, 1, deepest - 1, deepest - 1]
                 by_context += table[b, 1, deepest - 1, deepest - 1] * contexts[b]
                 passes = max(passes, table[b, 2, deepest - 1, deepest - 1])
-        seconds = _seconds(costs, base, B, nodes, by_context, passes, int(asked[:, 0].sum()), 0)
+        seconds = round_seconds(costs, base, B, nodes, by_context, passes, int(asked[:, 0].sum()), 0)
         for _ in range(4 if B > 1 else 1):
             price, before = B / seconds, seconds
             nodes, by_context, drafting, branching, passes, total = 0.0, 0.0, 0, 0, 0.0, 0.0
@@ -72,7 +73,7 @@ def _choose(table, asked, costs, max_nodes, max_depth, margin, sizes):
                             table[b, 2, D - 1, n - 1],
                         )
                         if B == 1:
-                            value = tokens / _seconds(costs, base, 1, drafted, drafted * contexts[0], depth, 1, n > D)
+                            value = tokens / round_seconds(costs, base, 1, drafted, drafted * contexts[0], depth, 1, n > D)
                         else:
                             value = np.log(tokens) - price * (
                                 drafted * each + costs[3] * max(0.0, drafted - room) + costs[9] + costs[10] * (n > D)
@@ -88,7 +89,7 @@ def _choose(table, asked, costs, max_nodes, max_depth, margin, sizes):
                     total += np.log(1.0 + table[b, 0, D - 1, n - 1])
             if drafting == 0:
                 break
-            seconds = _seconds(costs, base, B, nodes, by_context, passes, drafting, branching)
+            seconds = round_seconds(costs, base, B, nodes, by_context, passes, drafting, branching)
             found = np.exp(total / B) / seconds
             if found > best:
                 best = found
@@ -147,12 +148,12 @@ class BestFirstPlan(AdaptivePlan):
     def seconds(self, sizes: Seq[Seq[float]], contexts: Seq[int]) -> float:
         """Of a round of the sizes that were promised."""
         costs, B = self.known.costs.flat, len(sizes)
-        base, drafting = _base(costs, np.array(contexts, np.float64)), sum(size[0] > 0 for size in sizes)
+        base, drafting = base_seconds(costs, np.array(contexts, np.float64)), sum(size[0] > 0 for size in sizes)
         if not drafting:
             return float(base + costs[11])
         nodes, by_context = sum(size[3] for size in sizes), sum(size[3] * c for size, c in zip(sizes, contexts, strict=True))
         passes, branching = max(size[4] for size in sizes), sum(size[0] > size[1] for size in sizes)
-        return float(_seconds(costs, base, B, nodes, by_context, passes, drafting, branching))
+        return float(round_seconds(costs, base, B, nodes, by_context, passes, drafting, branching))
 
     def best(self, rate: float, *, batch: int = 1, context: int = 0, greedy: bool = False) -> Budget:
         """The budget for a known acceptance of first children, the same at every depth."""

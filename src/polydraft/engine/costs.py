@@ -20,7 +20,7 @@ from scipy.optimize import nnls
 from polydraft.core import Budget
 from polydraft.errors import InvalidInputError
 
-__all__ = ["FEATURES", "Observation", "RoundCosts", "features"]
+__all__ = ["FEATURES", "Observation", "RoundCosts", "budget_of", "features"]
 
 FEATURES = (
     "once",
@@ -62,8 +62,20 @@ class Observation(NamedTuple):
         return self.drafting + self.scoring + self.other
 
 
-def features(sizes: Sequence[tuple[int, ...]], contexts: Sequence[int]) -> np.ndarray:
-    """What a round is charged for, see `FEATURES`. sizes: (width, depth[, trunk[, short]]) of each sequence.  contexts: cached tokens of each.
+def budget_of(size: Sequence[Any]) -> Budget:
+    """Of (width, depth[, trunk[, short]]), or (width, depth, 0, 0, parents) of a tree by position.
+
+    Example:
+        >>> budget_of((2, 3, 1)).max_nodes, budget_of((2, 2, 0, 0, (-1, 0, 0, 1))).max_nodes
+        (5, 3)
+    """
+    if len(size) < 5:
+        return Budget.of_paths(*size)
+    return Budget(len(size[4]) - 1, size[1], size[0], parents=size[4])
+
+
+def features(sizes: Sequence[Sequence[Any]], contexts: Sequence[int]) -> np.ndarray:
+    """What a round is charged for, see `FEATURES`. sizes: of each sequence, as in `budget_of`.  contexts: cached tokens of each.
 
     Example:
         >>> features([(2, 3), (1, 0)], [100, 50]).tolist()
@@ -71,7 +83,7 @@ def features(sizes: Sequence[tuple[int, ...]], contexts: Sequence[int]) -> np.nd
         >>> float(features([(2, 3, 1)], [0])[FEATURES.index("drafted nodes")])
         5.0
     """
-    nodes = [Budget.of_paths(*size).max_nodes for size in sizes]
+    nodes = [budget_of(size).max_nodes for size in sizes]
     rows = len(sizes) + sum(nodes)
     by_context = sum((1 + n) * c for n, c in zip(nodes, contexts, strict=True))
     deepest, drafting = max(size[1] for size in sizes), sum(size[1] > 0 for size in sizes)
@@ -129,8 +141,8 @@ class RoundCosts:
         """[12] seconds per unit of each feature, all phases together."""
         return np.sum([self.coefficients[phase] for phase in PHASES], axis=0)
 
-    def seconds(self, sizes: Sequence[tuple[int, ...]], contexts: Sequence[int]) -> float:
-        """Of a round in which sequence b drafts sizes[b] = (width, depth[, trunk[, short]]) with contexts[b] cached tokens."""
+    def seconds(self, sizes: Sequence[Sequence[Any]], contexts: Sequence[int]) -> float:
+        """Of a round in which sequence b drafts sizes[b], see `budget_of`, with contexts[b] cached tokens."""
         return float(self.flat @ features(sizes, contexts))
 
     @cached_property

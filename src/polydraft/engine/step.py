@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft import sampling
-from polydraft.core import AuxRows, Draft, Drafter, Law, NoiseKey, Outcome, SamplingParams, Scores, Target, TreeShape, Verifier
+from polydraft.core import AuxRows, Draft, Drafter, Law, NoiseKey, Outcome, SamplingParams, Scores, Target, Verifier
 from polydraft.engine import drafting
 from polydraft.engine.plan import Plan
 from polydraft.engine.sequence import Sequence
@@ -119,8 +119,8 @@ class Stepper:
         budgets = self.plan.budgets(sequences)
         if not any(g.max_depth for g in budgets):
             return Draft.empty(roots)
-        if any(g.short for g in budgets) and TreeShape.RAGGED not in self.verifier.info.shapes:
-            budgets = [replace(g, short=0) for g in budgets]  # never a draft that the rule is not exact for
+        if {g.asks_for for g in budgets} - {None} - self.verifier.info.shapes:
+            budgets = [g.unasked() for g in budgets]  # never a draft that the rule is not exact for
         rooms = [self._room(s) for s in sequences]
         budgets = [g if g.max_depth <= room else replace(g, max_depth=room) for g, room in zip(budgets, rooms, strict=True)]
         if not any(g.max_depth for g in budgets):

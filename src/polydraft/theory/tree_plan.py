@@ -1,15 +1,17 @@
 """The best draft tree: by position for known acceptance (Sequoia), or grown by path probability (OPT-Tree, EAGLE-2).
 
-By position. The k-th child of an accepted node is accepted with probability a_k, whatever the node (children drawn one after
-the other and tried in order). A tree of n nodes then yields, in expectation, F tokens, the sum over its nodes of the product of
-a_k along the path, and the best one follows from
+By position. The k-th child of an accepted node is accepted with probability a_k, whatever the node or by its depth (children drawn
+one after the other and tried in order). A tree of n nodes then yields, in expectation, F tokens, the sum over its nodes of the product
+of a_k along the path, and the best one follows from
 
     T(n, d)    best F of a subtree with n nodes, its root included, and depth at most d below it:  T(1, d) = T(n, 0) = 1
     T(n, d)    = 1 + C(n - 1, d, 1)
     C(m, d, k) = max over 1 <= s <= m of  a_k T(s, d - 1) + C(m - s, d, k + 1),     C(0, d, k) = C(m, d, K + 1) = 0
 
 (Chen et al. 2024, Sequoia, arXiv 2402.12374, section 3.1; there without depth limit as well.) Drafting costs depth, and a pass
-costs rows, so the speed T(n, d) / seconds(n, d) is maximised over both.
+costs rows, so the speed T(n, d) / seconds(n, d) is maximised over both. With T(1, d) and T(n, d) of too few nodes infinitely bad, all
+paths reach the depth: for rules that try such siblings in a better order than draws that go on less deep (greedy traversal). The engine
+grows these trees path by path (`engine/tree_search.py`).
 
 By path probability. Children of a node are taken in order of q, and the nodes of largest path product are kept: that maximises
 the estimate sum of path products for n nodes (Wang et al. 2024, OPT-Tree, arXiv 2406.17276; Li et al. 2024, EAGLE-2,
@@ -29,7 +31,7 @@ import numpy as np
 
 from polydraft.errors import InvalidInputError
 
-__all__ = ["PositionalTree", "best_by_position", "fastest_by_position", "grow_by_probability"]
+__all__ = ["PositionalTree", "best_by_position", "best_of_one_depth", "fastest_by_position", "grow_by_probability"]
 
 
 @dataclass(frozen=True)
@@ -60,32 +62,42 @@ class PositionalTree:
         return len(self.parents)
 
 
-def _check(acceptance: Sequence[float], num_nodes: int, depth: int) -> np.ndarray:
+Acceptance = Sequence[float] | Sequence[Sequence[float]]
+"""a_k of the first, second, ... child in draw order; or such a row for each depth of the parent, of which the last holds for deeper ones."""
+
+
+def _check(acceptance: Acceptance, num_nodes: int, depth: int) -> np.ndarray:
+    """[depth, K]: the rates of each depth."""
     rates = np.asarray(acceptance, dtype=np.float64)
-    if rates.ndim != 1 or rates.size == 0 or not ((rates >= 0) & (rates <= 1)).all():
+    if rates.ndim not in (1, 2) or rates.size == 0 or not ((rates >= 0) & (rates <= 1)).all():
         raise InvalidInputError(
-            f"acceptance {list(acceptance)} was given; expected at least one probability, of the first, second, ... child of a node."
+            f"acceptance {list(acceptance)} was given; expected at least one probability, of the first, second, ... child of a node, "
+            "or as many for each depth."
         )
     if num_nodes < 1 or depth < 0:
         raise InvalidInputError(f"{num_nodes} nodes of depth {depth} were given; expected at least the root and depth >= 0.")
-    return rates
+    rates = np.atleast_2d(rates)
+    return rates[np.minimum(np.arange(max(depth, 1)), len(rates) - 1)]
 
 
-def _tables(rates: np.ndarray, num_nodes: int, depth: int) -> tuple[np.ndarray, np.ndarray]:
-    """T[d, n] and sizes[d, k, m], the nodes of child k where m nodes are left for children k, k + 1, ...; 0 = no such child."""
-    K = len(rates)
+def _tables(by_depth: np.ndarray, num_nodes: int, depth: int, leaf: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """T[d, n] and sizes[d, k, m], the nodes of child k where m nodes are left for children k, k + 1, ...; 0 = no such child.
+
+    leaf: T of a node without children above the depth.
+    """
+    K = by_depth.shape[1]
     T = np.zeros((depth + 1, num_nodes + 1))
-    T[:, 1:] = 1.0
+    T[0, 1:], T[1:, 1:] = 1.0, leaf
     sizes = np.zeros((depth + 1, K + 1, num_nodes), np.int64)
     for d in range(1, depth + 1):
-        C = np.zeros((K + 1, num_nodes))
+        C, rates = np.zeros((K + 1, num_nodes)), by_depth[depth - d]
         for k in range(K - 1, -1, -1):
             for m in range(1, num_nodes):
                 gains = rates[k] * T[d - 1, 1 : m + 1] + C[k + 1, m - 1 :: -1][:m]
                 s = int(gains.argmax())
                 if gains[s] > 0:
                     C[k, m], sizes[d, k, m] = gains[s], s + 1
-        T[d, 1:] = 1.0 + C[0]
+        T[d, 1:] = np.where(C[0] > 0, 1.0 + C[0], leaf)
     return T, sizes
 
 
@@ -105,10 +117,10 @@ def _build(sizes: np.ndarray, num_nodes: int, depth: int) -> tuple[int, ...]:
     return tuple(parents)
 
 
-def best_by_position(acceptance: Sequence[float], num_nodes: int, depth: int) -> PositionalTree:
+def best_by_position(acceptance: Acceptance, num_nodes: int, depth: int) -> PositionalTree:
     """The tree of at most `num_nodes` nodes (root included) and `depth` with most expected tokens.
 
-    acceptance: a_k, the chance that the k-th child in draw order is the accepted one.
+    acceptance: a_k, the chance that the k-th child in draw order is the accepted one; or such a row for each depth of the parent.
 
     Raises:
         InvalidInputError: probabilities outside [0, 1], none at all, or no node.
@@ -118,14 +130,35 @@ def best_by_position(acceptance: Sequence[float], num_nodes: int, depth: int) ->
         (-1, 0, 1, 2)
         >>> best_by_position([0.5, 0.4], 4, 3).parents
         (-1, 0, 0, 1)
+        >>> best_by_position([[0.8, 0.1], [0.5, 0.4]], 4, 2).parents
+        (-1, 0, 1, 1)
     """
     rates = _check(acceptance, num_nodes, depth)
     T, sizes = _tables(rates, num_nodes, depth)
     return PositionalTree(_build(sizes, num_nodes, depth), float(T[depth, num_nodes]))
 
 
+def best_of_one_depth(acceptance: Acceptance, num_nodes: int, depth: int) -> PositionalTree:
+    """As `best_by_position`, of the trees whose paths all reach `depth`.
+
+    Raises:
+        InvalidInputError: as there, or fewer nodes than one path has.
+
+    Example:
+        >>> best_of_one_depth([0.8, 0.1], 6, 2).parents, best_by_position([0.8, 0.1], 6, 2).parents
+        ((-1, 0, 0, 1, 1, 2), (-1, 0, 0, 1, 1, 2))
+        >>> best_of_one_depth([0.5, 0.4], 4, 2).parents
+        (-1, 0, 1, 1)
+    """
+    rates = _check(acceptance, num_nodes, depth)
+    T, sizes = _tables(rates, num_nodes, depth, -np.inf)
+    if not np.isfinite(T[depth, num_nodes]):
+        raise InvalidInputError(f"{num_nodes} nodes of depth {depth} were given; expected {depth + 1} or more for one path.")
+    return PositionalTree(_build(sizes, num_nodes, depth), float(T[depth, num_nodes]))
+
+
 def fastest_by_position(
-    acceptance: Sequence[float], seconds: Callable[[int, int], float], *, max_nodes: int = 32, max_depth: int = 12
+    acceptance: Acceptance, seconds: Callable[[int, int], float], *, max_nodes: int = 32, max_depth: int = 12
 ) -> PositionalTree:
     """The tree of most expected tokens per second. seconds(rows, depth): of a round, measured; see `engine/costs.py`.
 
@@ -136,10 +169,9 @@ def fastest_by_position(
         1
     """
     rates = _check(acceptance, max_nodes, max_depth)
-    T, sizes = _tables(rates, max_nodes, max_depth)
-    options = [(T[d, n] / seconds(n, d), -n, -d) for d in range(max_depth + 1) for n in range(1, max_nodes + 1) if d < n]
-    _, n, d = max(options)
-    return PositionalTree(_build(sizes, -n, -d), float(T[-d, -n]))
+    best = [_tables(rates[: max(d, 1)], max_nodes, d)[0][d] for d in range(max_depth + 1)]
+    _, n, d = max((best[d][n] / seconds(n, d), -n, -d) for d in range(max_depth + 1) for n in range(d + 1, max_nodes + 1))
+    return best_by_position(acceptance, -n, -d)
 
 
 def grow_by_probability(

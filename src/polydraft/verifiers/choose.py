@@ -6,7 +6,7 @@ from polydraft import registry
 from polydraft.core import Method, SiblingLaw, TreeShape
 from polydraft.errors import IncompatibleError
 
-__all__ = ["PREFERRED", "allows_ragged", "best_for", "check_pair", "check_ragged", "fitting"]
+__all__ = ["PREFERRED", "allows", "best_for", "check_pair", "check_request", "fitting"]
 
 PREFERRED: dict[SiblingLaw, tuple[str, ...]] = {
     SiblingLaw.IID: ("block", "greedy_traversal", "traversal", "recursive", "match"),
@@ -53,18 +53,24 @@ def check_pair(drafter: Method, verifier: Method) -> None:
         )
 
 
-def allows_ragged(drafter: Method, verifier: Method) -> bool:
-    """Whether the drafter makes ragged drafts on request and the verifier is exact for them."""
-    return TreeShape.RAGGED in drafter.on_request & verifier.shapes
+def allows(shape: TreeShape, drafter: Method, verifier: Method) -> bool:
+    """Whether the drafter makes this shape on request and the verifier is exact for it."""
+    return shape in drafter.on_request & verifier.shapes
 
 
-def check_ragged(drafter: Method, verifier: Method) -> None:
-    """Raise IncompatibleError, naming both and what fits, unless `allows_ragged`."""
-    if not allows_ragged(drafter, verifier):
-        exact = fitting(replace(drafter, shapes=frozenset({TreeShape.RAGGED})))
+_REQUESTS = {
+    TreeShape.RAGGED: ("paths of unequal lengths", "short"),
+    TreeShape.BY_POSITION: ("trees by position", "parents"),
+}
+
+
+def check_request(shape: TreeShape, drafter: Method, verifier: Method) -> None:
+    """Raise IncompatibleError, naming both and what fits, unless it `allows` the shape."""
+    if not allows(shape, drafter, verifier):
+        (what, option), exact = _REQUESTS[shape], fitting(replace(drafter, shapes=frozenset({shape})))
         raise IncompatibleError(
-            f"paths of unequal lengths (short=...) were asked of drafter {drafter.name!r} with verifier {verifier.name!r}; expected a drafter that "
-            f"makes them, such as 'model', and a verifier that is exact for them: {', '.join(exact)}. Use these, or drop short."
+            f"{what} ({option}=...) were asked of drafter {drafter.name!r} with verifier {verifier.name!r}; expected a drafter that "
+            f"makes them, such as 'model', and a verifier that is exact for them: {', '.join(exact)}. Use these, or drop {option}."
         )
 
 

@@ -14,8 +14,10 @@ leaf-to-root walk of traversal verification (Weng et al. 2025, 2505.12398).
     accept v with probability w, and emit a token of p
 
 Where drafts already fit (sum min(p, q) > 1 - 0.2/n) all tokens share one bucket, which is traversal verification of merged draws.
-The stop node is drawn in the order in which visits end, so that a walk need not look beyond it. One path is block verification, its draw too. On paths of unequal lengths the order would give as much weight to a short path as to
-the deep one, so that the children are tried in draw order, the deepest first, each against q: traversal verification itself.
+The stop node is drawn in the order in which visits end, so that a walk need not look beyond it. One path is block verification, its draw too.
+The order gives a child with little below it as much weight as one with much. In trees by position only neighbours in draw order that
+go on equally deep share it; such groups, often of one child, are tried in draw order, a child alone against q: on ragged pairs this is
+traversal verification itself.
 Lossless for iid draws whose number at each node was fixed beforehand; the order may be any function of prefix, rows and residuals,
 never of draws not yet looked at (specification 9.2).
 Traps: merged duplicates, sorted siblings, a trunk token counted once for each path.
@@ -125,7 +127,7 @@ class _Walk(NamedTuple):
     x: logits, of which p = exp(x - max(x)) is made at each context that is visited, where `until` <= 1; else p is given.  q: laws of the draft.
     rows, tokens: as in the draft.  first: earliest copy of each node.  kids, counts: children, and how many.
     place: of contexts with several children, their row in P, Q, LAW and order: what is left of p and of q, the law tried, buckets.
-    ratio: room for one row.  ragged: children in draw order.
+    ratio: room for one row.  height: of each node, how deep the tree goes on below it, where this was fixed before any draw.
     until: the walk ends at the first context whose visit brings the accepted probability above it, where a draw of that uniform in
         the order of the visits stops.
     stop, weights: of each context.  trace: where the walk ended (-1 before, FAULTY at faulty logits), visits that are over, their contexts.
@@ -145,7 +147,7 @@ class _Walk(NamedTuple):
     LAW: np.ndarray
     order: np.ndarray
     ratio: np.ndarray
-    ragged: bool
+    height: np.ndarray
     until: float
     stop: np.ndarray
     weights: np.ndarray
@@ -174,34 +176,42 @@ def _visit(u, w, alive, at):
         P, Q, LAW, order = at.P[k], at.Q[k], at.LAW[k], at.order[k]
         copy_normalised(p[u], P)
         copy_normalised(q[at.rows[kids[0]]], Q)
-        for j in range(n if at.ragged else 0):
-            c = kids[j]
-            t = tokens[c]
-            if not (tokens[kids[:j]] == t).any():
-                alive = _visit(at.first[c], keep(w, P[t], Q[t]), alive, at)
-                if trace[0] != -1:
-                    return alive
-            w = reject(w, P, Q)
-        left = kids[: 0 if at.ragged else n].copy()
-        while left.size > 0:
-            _order(P, Q, left.size, order, at.ratio)
-            _first_of_highest(Q, left.size, order, LAW)
-            highest = order[tokens[left]].max()
-            inside = left[order[tokens[left]] == highest]
-            left = left[order[tokens[left]] < highest]
-            while inside.size > 0:
-                c = inside[0]
-                t = tokens[c]
-                alive = _visit(at.first[c], keep(w, P[t], LAW[t]), alive, at)
-                if trace[0] != -1:
-                    return alive
-                w = reject(w, P, LAW)
-                inside = inside[tokens[inside] != t]
-                Q[t] = 0.0
-                if inside.size > 0:
-                    _restrict(Q, order, highest, highest + 1, LAW)
-            if left.size > 0:
-                _restrict(Q, order, 0, highest, Q)
+        end = 0
+        while end < n:
+            begin, end = end, end + 1
+            while end < n and at.height[kids[end]] == at.height[kids[begin]]:
+                end += 1
+            before, left = tokens[kids[:begin]], kids[begin:end].copy()
+            if left.size == 1:
+                t = tokens[left[0]]
+                if not (before == t).any():
+                    alive = _visit(at.first[left[0]], keep(w, P[t], Q[t]), alive, at)
+                    if trace[0] != -1:
+                        return alive
+                w = reject(w, P, Q)
+                continue
+            while left.size > 0:
+                _order(P, Q, left.size, order, at.ratio)
+                _first_of_highest(Q, left.size, order, LAW)
+                highest = order[tokens[left]].max()
+                inside = left[order[tokens[left]] == highest]
+                left = left[order[tokens[left]] < highest]
+                while inside.size > 0:
+                    c = inside[0]
+                    t = tokens[c]
+                    if not (before == t).any():
+                        alive = _visit(at.first[c], keep(w, P[t], LAW[t]), alive, at)
+                        if trace[0] != -1:
+                            return alive
+                    w = reject(w, P, LAW)
+                    inside = inside[tokens[inside] != t]
+                    Q[t] = 0.0
+                    if inside.size > 0:
+                        _restrict(Q, order, highest, highest + 1, LAW)
+                if left.size > 0:
+                    _restrict(Q, order, 0, highest, Q)
+            if end < n:
+                copy_normalised(q[at.rows[kids[0]]], Q)
     at.stop[u] = alive * w
     trace[1] += 1
     trace[1 + trace[1]] = u
@@ -212,17 +222,13 @@ def _visit(u, w, alive, at):
 
 
 @compiled
-def _unequal(parents):
-    """Whether a row has leaves of different depths."""
-    N = len(parents)
-    depth, leaf, least, most = np.zeros(N, np.int64), np.ones(N, np.bool_), N, 0
-    for n in range(1, N):
+def _heights(parents):
+    """How deep a row goes on below each of its nodes."""
+    height = np.zeros(len(parents), np.int64)
+    for n in range(len(parents) - 1, 0, -1):
         if parents[n] >= 0:
-            depth[n], leaf[parents[n]] = depth[parents[n]] + 1, False
-    for n in range(1, N):
-        if parents[n] >= 0 and leaf[n]:
-            least, most = min(least, depth[n]), max(most, depth[n])
-    return least < most
+            height[parents[n]] = max(height[parents[n]], 1 + height[n])
+    return height
 
 
 @compiled
@@ -267,7 +273,7 @@ class GreedyTraversal:
         year=2026,
         arxiv="",
         laws=frozenset({SiblingLaw.IID}),
-        shapes=frozenset({TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT, TreeShape.RAGGED}),
+        shapes=frozenset(TreeShape) - {TreeShape.GROWN},
     )
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
@@ -309,7 +315,7 @@ class GreedyTraversal:
                 *np.empty((3, size, V), p.dtype),
                 np.empty((size, V), np.int32),
                 np.empty(V, np.float32),
-                draft.shape is TreeShape.RAGGED and bool(_unequal(parents[b])),
+                _heights(parents[b]) if draft.shape in (TreeShape.RAGGED, TreeShape.BY_POSITION) else np.zeros(N, np.int64),
                 end,
                 np.zeros(N),
                 np.ones(N),

@@ -1,0 +1,132 @@
+"""Trees by position: the drafter draws what the checker enumerates, every rule for them keeps the law, over rounds too; what only looks like one is caught."""
+
+import numpy as np
+import pytest
+import torch
+from harness import Grown, Tables, by_position, enumerate_drafts, measure, sibling_draws
+from runs import every_run
+from tables import TableModel, law
+from test_path_shapes import TwoTables, emitted_law, exact_for, pair  # noqa: F401
+
+from polydraft import Engine, FixedPlan, SamplingParams, registry
+from polydraft.core import Budget, Request, SiblingLaw, TreeShape
+from polydraft.drafters.model import ModelDrafter
+
+IID, BY_POSITION = SiblingLaw.IID, TreeShape.BY_POSITION
+TREES = [(-1, 0, 0, 0, 1, 1), (-1, 0, 1, 0, 1, 2), (-1, 0, 0, 2, 2), (-1, 0, 1, 2, 0, 4), (-1, 0, 1)]
+"""With three leaves, with a chain and a leaf at each branching, with the leaf given first, with two paths of unequal lengths, a chain."""
+
+
+def placed(tokens, parents):
+    """Tokens by place, children with children of their own numbered first: what does not depend on how nodes are numbered."""
+    places, last = [()], {}
+    order = sorted(range(1, len(parents)), key=lambda n: n not in parents)
+    number = {}
+    for n in order:
+        last[parents[n]] = number[n] = last.get(parents[n], -1) + 1
+    for n in range(1, len(parents)):
+        places.append((*places[parents[n]], number[n]))
+    return tuple(sorted(zip(places[1:], tokens[1:], strict=True)))
+
+
+@pytest.mark.parametrize("parents", TREES, ids=str)
+def test_the_drafters_draws_are_those_of_the_checker_and_every_rule_keeps_the_law(pair, parents, monkeypatch):  # noqa: F811
+    tables, counts, depth = TwoTables(*pair, [1, 2]), by_position(*parents), Budget.of_tree(parents).max_depth
+    drafter = ModelDrafter(pair[1])
+    (state,) = drafter.start([Request("r", (1, 2), SamplingParams(), 0)])
+    expected, found = {}, {}
+    for d in enumerate_drafts(tables, IID, counts, depth):
+        key = placed(d.tokens, d.parents)
+        expected[key] = expected.get(key, 0) + d.probability
+    for probability, draft in every_run(lambda: drafter.propose([state], [Budget.of_tree(parents)]), monkeypatch):
+        assert draft.shape is BY_POSITION
+        tokens, above = draft.tree.tokens[0].tolist(), draft.tree.parents[0].tolist()
+        key = placed(tokens, above)
+        assert key not in found
+        found[key] = probability
+        for n in range(1, len(tokens)):
+            path, m = [], above[n]
+            while m > 0:
+                path, m = [tokens[m], *path], above[m]
+            assert np.abs(draft.probs[0, draft.rows[0, n]].numpy() - tables.row("q", path)).max() < 1e-12
+    assert found == pytest.approx(expected, abs=1e-12)
+    for name in exact_for(BY_POSITION):
+        assert measure(registry.verifier(name), tables, IID, BY_POSITION, counts, depth).error < 1e-12, name
+
+
+class Wandering(FixedPlan):
+    """Another tree in each round, by the text so far."""
+
+    def budgets(self, sequences):
+        given = Budget.of_tree((-1, 0, 1, 0)), Budget.of_tree((-1, 0, 0, 1, 1)), Budget.of_tree((-1, 0, 0)), Budget.of_paths(2, 2)
+        return [given[(sum(s.token_ids) + len(s.token_ids)) % 4] for s in sequences]
+
+
+@pytest.mark.parametrize("name", ["greedy_traversal", "traversal"])
+def test_rounds_whose_trees_follow_the_past_keep_the_law(name, monkeypatch):
+    torch.set_default_dtype(torch.float64)
+    try:
+        target, small = TableModel(2, seed=0), TableModel(2, seed=1)
+        engine = Engine.of(target, draft_model=small, verifier=name, plan=Wandering(1))
+        found = emitted_law(engine, [1, 0], 4, monkeypatch)
+        assert (found - law(target, [1, 0], 4)).abs().max() < 1e-12
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def stopped_inside(tables):
+    """Wrong: after a look at the first child the second one is not drawn, or is."""
+    q, found = tables.row("q", ()), []
+    for x in map(int, np.flatnonzero(q)):
+        if x == int(q.argmax()):
+            found.append(Grown(q[x], [0, x], [-1, 0], [(), (x,)], []))
+        else:
+            more = [(q[x] * q[y], int(y)) for y in np.flatnonzero(q)]
+            found += [Grown(w, [0, x, y], [-1, 0, 0], [(), (x,), (y,)], []) for w, y in more]
+    return found
+
+
+def without_copies(drafts):
+    """Wrong: of equal leaves one is dropped."""
+    found = []
+    for d in drafts:
+        kept = [n for n in range(len(d.tokens)) if n < 2 or d.parents[n] or d.tokens[n] not in d.tokens[2:n]]
+        number = {n: i for i, n in enumerate(kept)}
+        parents = [-1, *(number[d.parents[n]] for n in kept[1:])]
+        found.append(Grown(d.probability, [d.tokens[n] for n in kept], parents, [d.paths[n] for n in kept], []))
+    return found
+
+
+def deeper_by_value(tables):
+    """Wrong for trees by position, though legal growth: whether anything is drawn below the first of two children depends on both."""
+    found = []
+    for w, (x, y) in sibling_draws(IID, [tables.row("q", ())] * 2, 2):
+        below = sibling_draws(IID, [tables.row("q", (x,))], 1) if x <= y else [(1.0, ())]
+        for v, z in below:
+            found.append(Grown(w * v, [0, x, y, *z], [-1, 0, 0, 1][: 3 + len(z)], [(), (x,), (y,), (x, *z)][: 3 + len(z)], []))
+    return found
+
+
+def test_trees_that_are_none_are_caught():
+    rule, tables, nothing = registry.verifier("greedy_traversal"), Tables(3, seed=0), by_position(-1)
+    assert measure(rule, tables, IID, BY_POSITION, nothing, 1, stopped_inside(tables)).tv > 0.05
+    grown = deeper_by_value(tables)
+    assert measure(rule, tables, IID, TreeShape.GROWN, nothing, 2, grown).error < 1e-12
+    assert measure(rule, tables, IID, BY_POSITION, nothing, 2, grown).tv > 0.01
+    tables = Tables(3, seed=2)
+    drafts = enumerate_drafts(tables, IID, by_position(-1, 0, 0, 0, 1), 2)
+    for name in ("greedy_traversal", "traversal"):
+        assert measure(registry.verifier(name), tables, IID, BY_POSITION, nothing, 2, drafts).error < 1e-12
+        assert measure(registry.verifier(name), tables, IID, BY_POSITION, nothing, 2, without_copies(drafts)).tv > 0.02, name
+
+
+def test_children_that_go_on_equally_deep_share_the_order_of_greedy_traversal():
+    rule, plain, shapes = registry.verifier("greedy_traversal"), registry.verifier("traversal"), TreeShape
+    for seed in range(6):
+        tables = Tables(3, seed)
+        star, chain = (by_position(-1, 0, 0, 0), 1), (by_position(-1, 0, 0, 0, 1), 2)
+        as_paths = measure(rule, tables, IID, shapes.PATHS, *star).block_efficiency
+        assert measure(rule, tables, IID, BY_POSITION, *star).block_efficiency == pytest.approx(as_paths, abs=1e-12)
+        leaves, in_turn = (measure(r, tables, IID, BY_POSITION, *chain).block_efficiency for r in (rule, plain))
+        alone = measure(rule, tables, IID, BY_POSITION, by_position(-1, 0, 1), 2).block_efficiency
+        assert min(leaves, in_turn) >= alone - 1e-12
