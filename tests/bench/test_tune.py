@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from polydraft.bench.tune import Parts, Trial, Tuning, break_even, draft_shapes, predicted, tune
+from polydraft.bench.tune import Parts, Trial, Tuning, break_even, draft_shapes, predicted, settings, tree_for, tune
 from polydraft.cli.main import app
 from polydraft.engine.acceptance import DEPTHS
 from polydraft.engine.api import Engine
@@ -75,6 +75,22 @@ def test_wider_drafts_of_the_same_size_are_timed():
     assert [layers for layers, *_ in shapes] == [4, 2, 1, 8]
     assert all(0.5 < size / shapes[0][2] < 2 for _, _, size, _ in shapes)
     assert shapes[-1][3] > shapes[2][3] > 0
+
+
+def test_all_shapes_that_drafter_and_rule_make_are_run():
+    def names(**options):
+        return [plan.name for plan in settings(Parts.of(Engine.embedded(max_num_seqs=1, **options)), USUAL)]
+
+    every = names()
+    assert {"1x4", "2x4", "2x4, trunk 1", "2x6, short 2", "tree of 12, depth 4"} <= set(every) and len(set(every)) == len(every)
+    assert set(every) - set(names(verifier="multipath")) == {"2x6, short 2", "tree of 12, depth 4"}
+
+
+def test_a_tree_that_is_fastest_is_recommended_as_such():
+    found = tuning(500, 600, 700)
+    found.trials[2].plan = tree_for(USUAL)
+    assert found.recommendation().startswith("Give the engine plan=FixedPlan(depth=4, width=") and found.trials[2].size is None
+    assert predicted(USUAL, *tree_for(USUAL).size) > predicted(USUAL, 3, 4)
 
 
 def test_tuning_needs_prompts_and_a_drafter():

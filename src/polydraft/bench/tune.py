@@ -14,18 +14,28 @@ from typing import Any
 import numpy as np
 
 from polydraft.core import Drafter, SamplingParams, Target, Verifier
+from polydraft.engine import tree_search
 from polydraft.engine.acceptance import DEPTHS, expected_tokens
 from polydraft.engine.api import Engine
+from polydraft.engine.best_first_plan import plan_for
 from polydraft.engine.calibrate import calibrate, clock
 from polydraft.engine.costs import PHASES, RoundCosts, features
-from polydraft.engine.plan import AdaptivePlan, FixedPlan, Plan
+from polydraft.engine.plan import FixedPlan, Plan
 from polydraft.engine.profile import Profile
 from polydraft.errors import InvalidInputError
+from polydraft.verifiers import choose
 
-__all__ = ["FIXED", "Parts", "Trial", "Tuning", "break_even", "picture", "predicted", "tune"]
+__all__ = ["FIXED", "Parts", "Trial", "Tuning", "break_even", "picture", "predicted", "settings", "tree_for", "tune"]
 
-FIXED = ((1, 1), (1, 2), (1, 4), (1, 6), (1, 8), (2, 2), (2, 4), (3, 3))
-"""(paths, depth) that are run; (1, 2), (1, 6) and (2, 2) are not among the rounds that costs are fitted to."""
+FIXED = (
+    *(FixedPlan(depth) for depth in (1, 2, 4, 6, 8)),
+    *(FixedPlan(depth, width) for depth, width in ((2, 2), (4, 2), (3, 3))),
+    FixedPlan(4, 2, trunk=1),
+    FixedPlan(6, 2, short=2),
+)
+"""What is run, beside a tree by position; 1x2, 1x6, 2x2 and those with a trunk or a short path are not among the rounds that costs are fitted to."""
+TREE = 12, 4
+"""Nodes and depth of that tree."""
 WORTH = 1.03
 """A speed-up below this is not worth a draft model."""
 
@@ -56,7 +66,7 @@ class Parts:
 
 @dataclass
 class Trial:
-    """One setting. name: "plain", "adaptive", or PATHSxDEPTH.  predicted: tokens per second, None for "adaptive"."""
+    """One setting. name: "plain", "adaptive", or that of a fixed plan.  predicted: tokens per second, None for "adaptive"."""
 
     name: str
     plan: Plan | None
@@ -75,20 +85,40 @@ class Trial:
         return self.tokens / self.calls if self.calls else 0.0
 
     @property
+    def fixed(self) -> FixedPlan | None:
+        """The plan where it is a fixed one."""
+        return self.plan if isinstance(self.plan, FixedPlan) else None
+
+    @property
     def size(self) -> tuple[int, int] | None:
-        """(paths, depth) of a fixed plan."""
-        return (self.plan.width, self.plan.depth) if isinstance(self.plan, FixedPlan) else None
+        """(paths, depth) of equal paths."""
+        fixed = self.fixed
+        return None if fixed is None or len(fixed.size) > 4 or any(fixed.size[2:]) else (fixed.width, fixed.depth)
 
 
-def predicted(profile: Profile, width: int, depth: int, *, batch: int = 1, context: int = 0) -> float:
-    """Tokens per second that the profile promises for equal sequences.
+def predicted(profile: Profile, *size: Any, batch: int = 1, context: int = 0) -> float:
+    """Tokens per second that the profile promises for equal sequences. size: as `costs.budget_of` takes it.
 
     Example:
         >>> predicted(Profile.assumed(), 1, 4) > predicted(Profile.assumed(), 1, 0)
         True
     """
-    tokens = expected_tokens(profile.prior(1.0), width, depth)
-    return batch * tokens / profile.costs.seconds([(width, depth)] * batch, [context] * batch)
+    tokens = expected_tokens(profile.prior(1.0), *size)
+    return batch * tokens / profile.costs.seconds([size] * batch, [context] * batch)
+
+
+def tree_for(profile: Profile, num_nodes: int = TREE[0], depth: int = TREE[1]) -> FixedPlan:
+    """The tree by position of so many nodes that keeps most under this acceptance.
+
+    Example:
+        >>> tree_for(Profile.assumed()).name
+        'tree of 12, depth 4'
+    """
+    rates, tokens, parents = profile.prior(1.0), np.empty(1 + num_nodes), np.empty(1 + num_nodes, np.int64)
+    chance = np.empty((depth, profile.max_width))
+    tree_search.chances(rates, chance)
+    tree_search.grow(chance, depth, parents, tokens)
+    return FixedPlan.of_tree([p for n, p in enumerate(parents.tolist()) if n == 0 or p >= 0])
 
 
 def _best(profile: Profile, context: int, max_depth: int = 16) -> tuple[float, int, int]:
@@ -145,13 +175,15 @@ class Tuning:
                 f"This draft pays {limit}; {here:.0%} of its first tokens are. Use --drafter none, or a draft that costs less or fits better."
             )
         gain = f"{best.measured / plain.measured:.2f} times plain decoding ({best.measured:.0f} against {plain.measured:.0f} tokens/s)"
-        if adaptive.measured >= 0.97 * best.measured or best.size is None:
+        if adaptive.measured >= 0.97 * best.measured or best.fixed is None:
+            fixed = max((t for t in self.trials if t.fixed), key=lambda t: t.measured)
             return (
                 f"Leave the plan adaptive: {adaptive.measured / plain.measured:.2f} times plain decoding; the best fixed size, "
-                f"{max((t for t in self.trials if t.size), key=lambda t: t.measured).name}, makes "
-                f"{max(t.measured for t in self.trials if t.size):.0f} tokens/s, adaptive {adaptive.measured:.0f}. "
+                f"{fixed.name}, makes {fixed.measured:.0f} tokens/s, adaptive {adaptive.measured:.0f}. "
                 f"Drafting pays from an acceptance of {'-' if need is None else f'{need:.0%}'}; it is {here:.0%} here."
             )
+        if best.size is None:
+            return f"Give the engine plan={best.fixed!r}: {gain}; the adaptive plan makes {adaptive.measured:.0f}."
         width, depth = best.size
         return f"Use --num-paths {width} --depth {depth}: {gain}; the adaptive plan makes {adaptive.measured:.0f}."
 
@@ -232,17 +264,18 @@ def tune(
     prompts: Prompts,
     *,
     params: SamplingParams | None = None,
-    fixed: Sequence[tuple[int, int]] = FIXED,
+    fixed: Sequence[FixedPlan] | None = None,
     repetitions: int = 1,
     budget_seconds: float = 1.0,
     draft_config: Any = None,
-    progress: Callable[[], None] = lambda: None,
+    progress: Callable[[int], None] = lambda runs: None,
 ) -> Tuning:
-    """Measure, predict, and run plain decoding, the adaptive plan and `fixed` sizes in turn on every prompt.
+    """Measure, predict, and run plain decoding, the adaptive plan and fixed ones in turn on every prompt.
 
+    fixed: default all of FIXED, and a tree by position, that the drafter makes and the rule is exact for.
     params: sampling and `max_tokens`, default 64 tokens at temperature 1; end-of-text is ignored.
     budget_seconds: for the measurement of costs, see `calibrate`.  draft_config: transformers' configuration of the draft
-    model, to compare shapes of its size.  progress: called after each run.
+    model, to compare shapes of its size.  progress: called after each run with the number of them all.
 
     Raises:
         InvalidInputError: no prompt.
@@ -252,16 +285,25 @@ def tune(
     wanted = replace(params or SamplingParams(max_tokens=64), ignore_eos=True)
     profile = _profile(parts, prompts, replace(wanted, max_tokens=None, seed=None), budget_seconds)
     context = round(float(np.mean([len(p) for p in prompts])) + (wanted.max_tokens or 64) / 2)
-    trials = [Trial("plain", None, predicted(profile, 1, 0, context=context)), Trial("adaptive", AdaptivePlan(profile), None)]
-    for w, d in fixed:
-        if w <= profile.max_width:
-            trials.append(Trial(f"{w}x{d}", FixedPlan(d, w), predicted(profile, w, d, context=context)))
+    trials = [
+        Trial("plain", None, predicted(profile, 1, 0, context=context)),
+        Trial("adaptive", plan_for(parts.drafter, profile), None),
+    ]
+    for each in settings(parts, profile) if fixed is None else fixed:
+        if each.width <= profile.max_width:
+            trials.append(Trial(each.name, each, predicted(profile, *each.size, context=context)))
     for number in range(repetitions * len(prompts)):
         turn = number % len(trials)
         for trial in trials[turn:] + trials[:turn]:
             _run(parts, trial, prompts[number % len(prompts)], replace(wanted, seed=number))
-            progress()
+            progress(len(trials) * repetitions * len(prompts))
     return Tuning(profile, trials, context, [] if draft_config is None else draft_shapes(draft_config))
+
+
+def settings(parts: Parts, profile: Profile) -> list[FixedPlan]:
+    """Fixed plans that the drafter makes and the rule is exact for."""
+    found, infos = [*FIXED, *([tree_for(profile)] if profile.max_width > 1 else [])], (parts.drafter.info, parts.verifier.info)
+    return [plan for plan in found if plan.budget.asks_for is None or choose.allows(plan.budget.asks_for, *infos)]
 
 
 def _run(parts: Parts, trial: Trial, prompt: Sequence[int], params: SamplingParams) -> None:
@@ -318,7 +360,7 @@ def draft_shapes(config: Any, *, repetitions: int = 20) -> list[tuple[int, int, 
 
 
 def picture(tuning: Tuning, path: Path) -> None:
-    """Tokens per second over depth, a line for each number of paths as predicted, dots as measured, plain and adaptive level."""
+    """Tokens per second over depth, a line for each number of paths as predicted, dots as measured, crosses for other shapes, plain and adaptive level."""
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
@@ -329,6 +371,10 @@ def picture(tuning: Tuning, path: Path) -> None:
         dots = [(t.size[1], t.measured) for t in tuning.trials if t.size is not None and t.size[0] == w]
         if dots:
             axes.plot(*zip(*dots, strict=True), "o", color=line.get_color(), label=f"{w} path{'s' if w > 1 else ''}, measured")
+    for t in tuning.trials:
+        if t.fixed is not None and t.size is None:
+            axes.plot(t.fixed.depth, t.measured, "x", color="black")
+            axes.annotate(t.name, (t.fixed.depth, t.measured), fontsize=6, xytext=(4, 3), textcoords="offset points")
     for name, style in (("plain", ":"), ("adaptive", "--")):
         axes.axhline(tuning.trial(name).measured, color="black", linestyle=style, label=f"{name}, measured")
     axes.set_xlabel("depth: drafted tokens on a path")

@@ -45,6 +45,7 @@ def tune(
     from polydraft.bench import tune as tuning
     from polydraft.core import SamplingParams
     from polydraft.engine.api import Engine
+    from polydraft.engine.plan import FixedPlan
     from polydraft.models import pair
 
     options = {"drafter": drafter, "verifier": verifier, "max_num_seqs": 4}
@@ -54,10 +55,10 @@ def tune(
     ids = [engine.encode(text) for text in (texts[:2] if quick else texts)]
     folder = draft_model or (str(pair.draft_folder()) if model is None else None)
     repetitions = 1 if quick else repetitions
-    fixed = ((1, 2), (1, 4), (2, 2)) if quick else tuning.FIXED
+    fixed = [FixedPlan(2), FixedPlan(4), FixedPlan(2, 2)] if quick else None
     console = Console() if sys.stdout.isatty() else Console(width=120)
     with Progress(transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("measuring", total=(len(fixed) + 2) * len(ids) * repetitions)
+        task = bar.add_task("measuring", total=None)
         found = tuning.tune(
             tuning.Parts.of(engine),
             ids,
@@ -66,11 +67,11 @@ def tune(
             repetitions=repetitions,
             budget_seconds=0.2 if quick else 1.0,
             draft_config=None if folder is None or quick else AutoConfig.from_pretrained(folder),
-            progress=lambda: bar.advance(task),
+            progress=lambda runs: bar.update(task, total=runs, advance=1),
         )
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("paths x depth", "predicted", "measured", "error", "over plain", "tokens/call"):
-        table.add_column(title, justify="left" if title.startswith("paths") else "right")
+    for title in ("setting", "predicted", "measured", "error", "over plain", "tokens/call"):
+        table.add_column(title, justify="left" if title == "setting" else "right")
     plain = found.trial("plain").measured
     for t in found.trials:
         guess = ("-", "-") if t.predicted is None else (f"{t.predicted:.0f}", f"{t.predicted / t.measured - 1:+.0%}")

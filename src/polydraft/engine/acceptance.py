@@ -132,13 +132,19 @@ def tokens_by_depth(acceptance: np.ndarray, width: int, trunk: int, short: int, 
             out[d + 1] += again
 
 
-def expected_tokens(acceptance: np.ndarray, width: int, depth: int, trunk: int = 0, short: int = 0) -> float:
-    """Tokens per call of `width` iid paths down to `depth`; see `tokens_by_depth`.
+def expected_tokens(
+    acceptance: np.ndarray, width: int, depth: int, trunk: int = 0, short: int = 0, parents: Sequence[int] = ()
+) -> float:
+    """Tokens per call of `width` iid paths down to `depth`, see `tokens_by_depth`, or of the tree by position of these parents.
 
     Example:
         >>> round(expected_tokens(np.full(4, 0.5), 1, 4), 4)
         1.9375
     """
+    if parents:
+        chance = np.empty((acceptance.size, CHILDREN))
+        chances(acceptance, chance)
+        return float(expected(chance, np.array(parents, np.int64)))
     out = np.empty(depth + 1)
     tokens_by_depth(acceptance, width, trunk, short, out)
     return float(out[depth])

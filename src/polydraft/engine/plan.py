@@ -80,6 +80,24 @@ class FixedPlan:
             whole = Budget.of_paths(self.width, self.depth, self.trunk, self.short)
         return whole if self.max_nodes is None else replace(whole, max_nodes=self.max_nodes)
 
+    @property
+    def size(self) -> tuple[Any, ...]:
+        """As `costs.budget_of` takes it."""
+        return (self.width, self.depth, self.trunk, self.short, *([self.parents] if self.parents else []))
+
+    @property
+    def name(self) -> str:
+        """For tables.
+
+        Example:
+            >>> FixedPlan(4, 2).name, FixedPlan(4, 2, trunk=1).name, FixedPlan(6, 2, short=2).name, FixedPlan.of_tree((-1, 0, 0, 1)).name
+            ('2x4', '2x4, trunk 1', '2x6, short 2', 'tree of 3, depth 2')
+        """
+        if self.parents:
+            return f"tree of {self.budget.max_nodes}, depth {self.depth}"
+        beyond = f", trunk {self.trunk}" if self.trunk else f", short {self.short}" if self.short else ""
+        return f"{self.width}x{self.depth}{beyond}"
+
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         return [self.budget] * len(sequences)
 
