@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from polydraft.bench.tune import Parts, Trial, Tuning, break_even, draft_shapes, predicted, settings, tree_for, tune
 from polydraft.cli.main import app
-from polydraft.engine.acceptance import DEPTHS
+from polydraft.engine.acceptance import DEPTHS, expected_tokens
 from polydraft.engine.api import Engine
 from polydraft.engine.costs import FEATURES, RoundCosts
 from polydraft.engine.plan import AdaptivePlan, FixedPlan
@@ -90,7 +90,9 @@ def test_a_tree_that_is_fastest_is_recommended_as_such():
     found = tuning(500, 600, 700)
     found.trials[2].plan = tree_for(USUAL)
     assert found.recommendation().startswith("Give the engine plan=FixedPlan(depth=4, width=") and found.trials[2].size is None
-    assert predicted(USUAL, *tree_for(USUAL).size) > predicted(USUAL, 3, 4)
+    tree = tree_for(USUAL)
+    seconds = USUAL.costs.seconds([tree.size], [0])
+    assert predicted(USUAL, *tree.size) == pytest.approx(expected_tokens(USUAL.prior(1.0), *tree.size) / seconds)
 
 
 def test_tuning_needs_prompts_and_a_drafter():
