@@ -1,27 +1,24 @@
 """The faces of the engine: build it from folders, generate, stream."""
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from itertools import count
 from typing import Any, cast
 
 from jinja2 import TemplateError
 
-from polydraft import registry
-from polydraft.core import Drafter, Request, SamplingParams, Target, TreeShape, Verifier
-from polydraft.drafters.model import ModelDrafter
+from polydraft.core import Drafter, Request, SamplingParams, Target, Verifier
 from polydraft.drafters.parts import Parts
-from polydraft.engine.best_first_plan import plan_for
+from polydraft.engine import build
 from polydraft.engine.calibrate import profile_of
-from polydraft.engine.choice import Choice, ChoicePlan
+from polydraft.engine.choice import ChoicePlan
 from polydraft.engine.loop import Loop, StepOutput
-from polydraft.engine.plan import AdaptivePlan, FixedPlan, Plan
+from polydraft.engine.plan import AdaptivePlan, Plan
 from polydraft.engine.profile import Profile
 from polydraft.engine.sequence import Result
-from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
+from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
-from polydraft.verifiers import choose
 
 __all__ = ["Engine", "Prompt"]
 
@@ -153,12 +150,11 @@ class Engine(Loop):
         """An engine from objects that are already there; see `from_pretrained`."""
         eos = tuple(eos_token_ids if eos_token_ids is not None else getattr(target, "eos_token_ids", ()))
         parts = Parts(target, draft_model, tokenizer, eos, draft_tokenizer)
-        source = _drafter(drafter, parts, drafter_options or {})
-        rule = _verifier(verifier, source)
-        chosen = _choice_plan(source, plan, depth, num_paths, profile) if isinstance(source, Choice) else None
-        plan = chosen or _plan(plan, depth, num_paths, profile, source)
+        source = build.drafter(drafter, parts, drafter_options or {})
+        rule = build.verifier(verifier, source)
+        plan = build.plan(plan, depth, num_paths, profile, source)
         if source is not None:
-            _settle_requests(plan, source, rule)
+            build.settle(plan, source, rule)
         return cls(target, source, rule, plan, tokenizer=tokenizer, eos_token_ids=eos, tie_margin=tie_margin)
 
     def step(self) -> list[StepOutput]:
@@ -314,93 +310,3 @@ def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
         return [cast(Prompt, prompts)]
     return list(cast(Seq[Prompt], prompts))
-
-
-def _plan(
-    plan: Plan | str | None, depth: int | None, num_paths: int | None, profile: str | Profile | None, drafter: Drafter | None
-) -> Plan:
-    for name, value in (("depth", depth), ("num_paths", num_paths)):
-        if value is not None and value < 1:
-            raise InvalidInputError(f"{name}={value} was given; expected at least 1. For plain decoding use drafter=None.")
-    fixed = depth is not None or num_paths is not None
-    wanted = plan if plan is not None else "fixed" if fixed and profile is None else "adaptive"
-    if wanted != "fixed" and fixed:
-        raise InvalidInputError(
-            f"depth={depth} and num_paths={num_paths} were given beside plan={plan!r} and profile={profile!r}; "
-            "a fixed size leaves nothing to plan. Drop one of them."
-        )
-    if wanted == "fixed":
-        return FixedPlan(depth or 5, num_paths or 1)
-    if wanted == "adaptive":
-        return plan_for(drafter, Profile.load(profile) if isinstance(profile, str) else profile)
-    if isinstance(wanted, str):
-        raise unknown_name("plan", wanted, ("adaptive", "fixed"))
-    return wanted
-
-
-def _settle_requests(plan: Plan, drafter: Drafter, rule: Verifier) -> None:
-    """Refuse a fixed plan for a shape on request where there is none or the rule is not exact for it; keep adaptive plans from it."""
-    for each in plan.plans if isinstance(plan, ChoicePlan) else [plan]:
-        if isinstance(each, FixedPlan) and each.budget.asks_for is not None:
-            choose.check_request(each.budget.asks_for, drafter.info, rule.info)
-        elif isinstance(each, AdaptivePlan):
-            each.max_short *= choose.allows(TreeShape.RAGGED, drafter.info, rule.info)
-            each.max_tree_nodes *= choose.allows(TreeShape.BY_POSITION, drafter.info, rule.info)
-
-
-def _choice_plan(
-    choice: Choice, plan: Plan | str | None, depth: int | None, num_paths: int | None, profile: str | Profile | None
-) -> Plan:
-    given = {"plan": plan, "depth": depth, "num_paths": num_paths, "profile": profile}
-    if isinstance(plan, ChoicePlan) or all(v in (None, "adaptive") for v in given.values()):
-        return plan if isinstance(plan, ChoicePlan) else ChoicePlan(choice)
-    said = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
-    raise InvalidInputError(
-        f"{said} was given with drafters {choice.names}; expected none of these, as the plan chooses between the drafters. "
-        "Drop it, or name one drafter."
-    )
-
-
-def _drafter(drafter: str | Drafter | Seq[str] | None, parts: Parts, options: Mapping[str, Any]) -> Drafter | None:
-    if drafter is None or drafter == "none":
-        return None
-    if isinstance(drafter, str):
-        names: Seq[str] = (
-            [drafter] if drafter.startswith("mixture:") else drafter.split(",")
-        )  # a mixture's sources have commas too
-    elif isinstance(drafter, Seq):
-        names = drafter
-    else:
-        return drafter
-    if len(names) > 1:
-        arms: dict[str, Drafter] = {}
-        for name in names:
-            arms[name] = _kind_of(arms.values(), name) or _made(name, parts, options.get(name, {}))
-        return Choice(arms)
-    return _made(names[0], parts, options)
-
-
-def _kind_of(made: Iterable[Drafter], named: str) -> Drafter | None:
-    """A further kind of a model drafter that is there already: it shares the model and its slots."""
-    name, _, kind = named.partition(":")
-    model = next((d for d in made if isinstance(d, ModelDrafter) and d.info.name.partition(":")[0] == name), None)
-    return None if model is None else model.sibling(kind or "paths")
-
-
-def _made(named: str, parts: Parts, options: Mapping[str, Any]) -> Drafter:
-    auto = "ngram" if parts.draft_model is None else "model"
-    return registry.build_drafter(auto if named == "auto" else named, parts, options)
-
-
-def _verifier(verifier: str | Verifier, drafter: Drafter | None) -> Verifier:
-    rule: Verifier
-    if isinstance(drafter, Choice) and verifier == "auto":
-        rule = drafter.rule()
-    elif isinstance(verifier, str):
-        name = verifier if verifier != "auto" else "match" if drafter is None else choose.best_for(drafter.info)
-        rule = registry.verifier(name)
-    else:
-        rule = verifier
-    if drafter is not None:
-        choose.check_pair(drafter.info, rule.info)
-    return rule

@@ -1,0 +1,115 @@
+"""From what an engine is asked for to its drafter, its rule and its plan."""
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from polydraft import registry
+from polydraft.core import Drafter, TreeShape, Verifier
+from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.parts import Parts
+from polydraft.engine.best_first_plan import plan_for
+from polydraft.engine.choice import Choice, ChoicePlan
+from polydraft.engine.plan import AdaptivePlan, FixedPlan, Plan
+from polydraft.engine.profile import Profile
+from polydraft.errors import InvalidInputError, unknown_name
+from polydraft.verifiers import choose
+
+__all__ = ["drafter", "plan", "settle", "verifier"]
+
+
+def drafter(wanted: str | Drafter | Seq[str] | None, parts: Parts, options: Mapping[str, Any]) -> Drafter | None:
+    """By name, by several names to choose from, or as it is; None decodes plainly."""
+    if wanted is None or wanted == "none":
+        return None
+    if isinstance(wanted, str):
+        names: Seq[str] = [wanted] if wanted.startswith("mixture:") else wanted.split(",")  # a mixture's sources have commas too
+    elif isinstance(wanted, Seq):
+        names = wanted
+    else:
+        return wanted
+    if len(names) > 1:
+        arms: dict[str, Drafter] = {}
+        for name in names:
+            arms[name] = _kind_of(arms.values(), name) or _made(name, parts, options.get(name, {}))
+        return Choice(arms)
+    return _made(names[0], parts, options)
+
+
+def _kind_of(made: Iterable[Drafter], named: str) -> Drafter | None:
+    """A further kind of a model drafter that is there already: it shares the model and its slots."""
+    name, _, kind = named.partition(":")
+    model = next((d for d in made if isinstance(d, ModelDrafter) and d.info.name.partition(":")[0] == name), None)
+    return None if model is None else model.sibling(kind or "paths")
+
+
+def _made(named: str, parts: Parts, options: Mapping[str, Any]) -> Drafter:
+    auto = "ngram" if parts.draft_model is None else "model"
+    return registry.build_drafter(auto if named == "auto" else named, parts, options)
+
+
+def verifier(wanted: str | Verifier, source: Drafter | None) -> Verifier:
+    """By name, "auto" for the best one that is exact for the drafter, or as it is.
+
+    Raises:
+        IncompatibleError: one that is not exact for the drafter.
+    """
+    rule: Verifier
+    if isinstance(source, Choice) and wanted == "auto":
+        rule = source.rule()
+    elif isinstance(wanted, str):
+        name = wanted if wanted != "auto" else "match" if source is None else choose.best_for(source.info)
+        rule = registry.verifier(name)
+    else:
+        rule = wanted
+    if source is not None:
+        choose.check_pair(source.info, rule.info)
+    return rule
+
+
+def plan(
+    wanted: Plan | str | None, depth: int | None, num_paths: int | None, profile: str | Profile | None, source: Drafter | None
+) -> Plan:
+    """Its plan; a drafter that chooses among several plans for each of them."""
+    if isinstance(source, Choice):
+        return _choice_plan(source, wanted, depth, num_paths, profile)
+    for name, value in (("depth", depth), ("num_paths", num_paths)):
+        if value is not None and value < 1:
+            raise InvalidInputError(f"{name}={value} was given; expected at least 1. For plain decoding use drafter=None.")
+    fixed = depth is not None or num_paths is not None
+    chosen = wanted if wanted is not None else "fixed" if fixed and profile is None else "adaptive"
+    if chosen != "fixed" and fixed:
+        raise InvalidInputError(
+            f"depth={depth} and num_paths={num_paths} were given beside plan={wanted!r} and profile={profile!r}; "
+            "a fixed size leaves nothing to plan. Drop one of them."
+        )
+    if chosen == "fixed":
+        return FixedPlan(depth or 5, num_paths or 1)
+    if chosen == "adaptive":
+        return plan_for(source, Profile.load(profile) if isinstance(profile, str) else profile)
+    if isinstance(chosen, str):
+        raise unknown_name("plan", chosen, ("adaptive", "fixed"))
+    return chosen
+
+
+def _choice_plan(
+    choice: Choice, plan: Plan | str | None, depth: int | None, num_paths: int | None, profile: str | Profile | None
+) -> Plan:
+    given = {"plan": plan, "depth": depth, "num_paths": num_paths, "profile": profile}
+    if isinstance(plan, ChoicePlan) or all(v in (None, "adaptive") for v in given.values()):
+        return plan if isinstance(plan, ChoicePlan) else ChoicePlan(choice)
+    said = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+    raise InvalidInputError(
+        f"{said} was given with drafters {choice.names}; expected none of these, as the plan chooses between the drafters. "
+        "Drop it, or name one drafter."
+    )
+
+
+def settle(chosen: Plan, source: Drafter, rule: Verifier) -> None:
+    """Refuse a fixed plan for a shape on request where there is none or the rule is not exact for it; keep adaptive plans from it."""
+    for each in chosen.plans if isinstance(chosen, ChoicePlan) else [chosen]:
+        if isinstance(each, FixedPlan) and each.budget.asks_for is not None:
+            choose.check_request(each.budget.asks_for, source.info, rule.info)
+        elif isinstance(each, AdaptivePlan):
+            each.max_short *= choose.allows(TreeShape.RAGGED, source.info, rule.info)
+            each.max_tree_nodes *= choose.allows(TreeShape.BY_POSITION, source.info, rule.info)
