@@ -5,6 +5,7 @@ verification are charged too. Sizes alternate within a repetition: a machine tha
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from polydraft.engine.costs import PHASES, Observation, RoundCosts
 from polydraft.engine.loop import Loop
 from polydraft.engine.profile import PRIOR, Profile, identity, once, widest
 from polydraft.engine.sequence import Sequence
-from polydraft.errors import IncompatibleError
+from polydraft.errors import DrafterWarning, IncompatibleError
 
 __all__ = ["SIZES", "Bed", "calibrate", "clock", "profile_of"]
 
@@ -210,7 +211,10 @@ def _measure(places: list[_Place], budget_seconds: float) -> list[Observation]:
             break
         for place in list(places):
             try:
-                place.run(repetition)
+                with warnings.catch_warnings():
+                    if place is not places[0]:
+                        warnings.simplefilter("ignore", DrafterWarning)
+                    place.run(repetition)
             except IncompatibleError:
                 if place is places[0]:
                     raise

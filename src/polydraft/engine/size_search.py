@@ -14,7 +14,7 @@ from polydraft.verifiers._rows import compiled
 __all__ = ["base_seconds", "choose", "probe", "round_seconds"]
 
 TREE_MARGIN = 0.01
-"""Share by which a tree by position must promise to beat all other sizes."""
+"""Share by which a tree by position must promise to beat all other sizes; none is looked for where a chain is the best of these."""
 UNEVEN = 1.04
 """Seconds of a batch's drafts of different depths over those of as many tokens to one depth, beside what they are charged (measured, batches of four)."""
 
@@ -122,19 +122,16 @@ def choose(kept, seen, priors, asked, costs, max_depth, max_trunk, max_short, ma
     if most == 0:
         return 1.0 / plain
     shapes = _shapes(most, max_trunk, max_short)
-    rates, tokens = np.empty(L), np.empty((B, len(shapes), max_depth + 1))
+    rates, tokens = np.empty((B, L)), np.empty((B, len(shapes), max_depth + 1))
     max_nodes = trees.shape[1] - 1 if most > 1 and max_depth > 1 else 0
     planned = B if max_nodes > 0 else 0
     chances_of, tokens_of = np.empty((planned, max_depth, most)), np.zeros((planned, max_depth + 1, max_nodes + 1))
     for b in range(B):
         for k in range(len(shapes)):
             if k < 2 and shapes[k, 0] <= widths[b]:  # a chain, then what parts
-                acceptance.by_depth(kept[b], seen[b], priors[b], gains[b] if k else 1.0, asked[b, 3], rates)
+                acceptance.by_depth(kept[b], seen[b], priors[b], gains[b] if k else 1.0, asked[b, 3], rates[b])
             if shapes[k, 0] <= widths[b]:
-                acceptance.tokens_by_depth(rates, shapes[k, 0], shapes[k, 1], shapes[k, 2], tokens[b, k])
-        if max_nodes > 0 and widths[b] > 1:
-            chances(rates, chances_of[b])
-            _trees(chances_of[b], widths[b], tokens_of[b])
+                acceptance.tokens_by_depth(rates[b], shapes[k, 0], shapes[k, 1], shapes[k, 2], tokens[b, k])
     room = max(0.0, (HINGE - B) / B)
     tried = np.empty_like(sizes)
     if B == 1:
@@ -146,7 +143,10 @@ def choose(kept, seen, priors, asked, costs, max_depth, max_trunk, max_short, ma
                 if tokens[0, k, d] / seconds > best:
                     best = tokens[0, k, d] / seconds
                     sizes[0, 0], sizes[0, 1], sizes[0, 2], sizes[0, 3] = w, d, t, s
-        least = best * (1.0 + TREE_MARGIN)
+        least, max_nodes = best * (1.0 + TREE_MARGIN), max_nodes if sizes[0, 0] > 1 else 0
+        if max_nodes > 0:
+            chances(rates[0], chances_of[0])
+            _trees(chances_of[0], widths[0], tokens_of[0])
         for d in range(1, max_depth + 1 if max_nodes > 0 else 1):
             for n in range(d + 1, max_nodes + 1):
                 seconds = round_seconds(costs, base, 1, n, n * contexts[0], d, 1, 1)
@@ -155,7 +155,8 @@ def choose(kept, seen, priors, asked, costs, max_depth, max_trunk, max_short, ma
                     sizes[0, 1], sizes[0, 2], sizes[0, 3], sizes[0, 4] = d, 0, 0, n
         _settle(sizes, chances_of, trees)
         return best
-    logs, logs_of_trees, live, cached = np.log(tokens), np.log(np.maximum(tokens_of, 1e-12)), 0, 0.0
+    logs, logs_of_trees, live, cached = np.log(tokens), tokens_of, 0, 0.0
+    grown = np.zeros(B, np.bool_)
     for b in range(B):
         live += widths[b] > 0
         cached += contexts[b] if widths[b] > 0 else 0.0
@@ -185,8 +186,12 @@ def choose(kept, seen, priors, asked, costs, max_depth, max_trunk, max_short, ma
                         if value > gain:
                             gain, gained = value, logs[b, k, d]
                             tried[b, 0], tried[b, 1], tried[b, 2], tried[b, 3] = w, d, t, s
-                least = gain + TREE_MARGIN
-                for d in range(1, deepest + 1 if max_nodes > 0 and widths[b] > 1 else 1):
+                least, weighed = gain + TREE_MARGIN, max_nodes > 0 and tried[b, 0] > 1
+                if weighed and not grown[b]:
+                    chances(rates[b], chances_of[b])
+                    _trees(chances_of[b], widths[b], tokens_of[b])
+                    logs_of_trees[b], grown[b] = np.log(np.maximum(tokens_of[b], 1e-12)), True
+                for d in range(1, deepest + 1 if weighed else 1):
                     for n in range(d + 1, max_nodes + 1):
                         if logs_of_trees[b, d, n] <= logs_of_trees[b, d, n - 1]:
                             continue
