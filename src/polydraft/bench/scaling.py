@@ -29,6 +29,8 @@ CONTEXTS = (256, 512, 1024, 2048, 4096)
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32)
 VOCABULARIES = (2048, 8192, 32768, 65536, 151936)
 DEPTHS = (0, 1, 2, 4, 8, 12)
+BLOCK = 6
+"""Rounds of one size in a row that count, after one that does not."""
 TARGET: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 3}
 DRAFT: dict[str, Any] = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 3}
 
@@ -92,25 +94,24 @@ def _bytes(*models: CompiledLlama) -> int:
     return sum(_weight_bytes(m) + m.cache_bytes for m in models)
 
 
-def _round(bed: Bed, size: tuple[int, int], repetitions: int) -> tuple[float, float]:
-    """(seconds, tokens) of a round: the median of seconds, the mean of tokens."""
-    bed.round(*size)
-    found = [bed.round(*size) for _ in range(repetitions)]
-    return float(np.median([sum(seconds.values()) for seconds, _, _ in found])), float(
-        np.mean([tokens for _, _, tokens in found])
-    )
-
-
 def _rounds(
     target: CompiledLlama, draft: CompiledLlama, prompt: list[int], sizes: Sequence[tuple[int, int]], batch: int, repetitions: int
 ) -> dict[tuple[int, int], tuple[float, float]]:
+    """By size (seconds, tokens) of a round: the median of seconds, the mean of tokens; blocks of rounds of all sizes in turn."""
     bed = Bed(
         target, ModelDrafter(draft), verifier("greedy_traversal"), prompt, batch=batch, params=SamplingParams(ignore_eos=True)
     )
+    found: dict[tuple[int, int], list[tuple[float, int]]] = {size: [] for size in sizes}
     try:
-        return {size: _round(bed, size, repetitions) for size in sizes}
+        for _ in range(repetitions):
+            for size, taken in found.items():
+                bed.round(*size)
+                for _ in range(BLOCK):
+                    seconds, _, tokens = bed.round(*size)
+                    taken.append((sum(seconds.values()), tokens))
     finally:
         bed.close()
+    return {size: (float(np.median([s for s, _ in x])), float(np.mean([t for _, t in x]))) for size, x in found.items()}
 
 
 def _by_batch(repetitions: int) -> list[Curve]:
@@ -176,7 +177,7 @@ def _by_rows(repetitions: int) -> list[Curve]:
         watch = clock(model)
         model.prefill([0], [list(range(1, 129))])
         taken: dict[int, list[float]] = {rows: [] for rows in ROWS}
-        for _ in range(repetitions + 1):
+        for _ in range(BLOCK * repetitions + 1):
             for rows in ROWS:
                 tree, start = TokenTree.chain(torch.ones(1, rows, dtype=torch.int64)), watch()
                 model.score([0], tree)
@@ -189,7 +190,7 @@ def _by_rows(repetitions: int) -> list[Curve]:
 
 def scaling(*, quick: bool = False, progress: Callable[[str], None] = lambda name: None) -> list[Curve]:
     """All curves. quick: few repetitions, contexts up to 512 and vocabularies up to 8k.  progress: called with each panel's name."""
-    repetitions, found = 3 if quick else 24, []
+    repetitions, found = 1 if quick else 8, []
     for name, measured in (
         ("batch", lambda: _by_batch(repetitions)),
         ("context", lambda: _by_context(repetitions, 512 if quick else CONTEXTS[-1])),
