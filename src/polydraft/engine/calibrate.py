@@ -32,8 +32,9 @@ SIZES = ((1, 0), (1, 4), (1, 1), (2, 4), (1, 8), (3, 3), (1, 12), (2, 8))
 """(width, depth) of measured rounds, the most telling first."""
 RANKED = ((1, 0), (2, 4), (1, 1), (2, 2), (4, 4), (4, 2), (2, 8), (1, 4), (3, 8))
 """The same for a drafter of most probable trees of width x depth nodes, of which only those that reach the depth count."""
-TOGETHER, LONGER = ((1, 0), (1, 4), (2, 4)), ((1, 0), (1, 8), (2, 8))
-"""Those of them that are measured for a batch, and in a long context, too."""
+TOGETHER, LONGER, BOTH = ((1, 0), (1, 4), (2, 4)), ((1, 0), (1, 8), (2, 8)), ((1, 0), (1, 4))
+"""Those of them that are measured for a batch, in a long context, and for a batch of long contexts, too: four contexts of 400 tokens cost more than
+one of 1600 where the caches of the machine hold one and not four."""
 LONGEST_PROMPT = 128
 LEAST, MOST = 5, 16
 """Repetitions of a size."""
@@ -298,6 +299,8 @@ def calibrate(
     longer = (ids * (space // len(ids) + 1))[: min(space - 64, 768)]
     if len(longer) > 2 * len(ids) and plain * len(longer) / 4 < 0.5 * budget_seconds:
         places.append(place(1, longer, LONGER))
+        if together > 1:
+            places.append(place(together, longer[: 3 * LONGEST_PROMPT], BOTH))
     found = _measure(places, budget_seconds)
     rates = script.acceptance()
     cold = None if params.greedy else _at_temperature_zero(target, drafter, verifier, ids, params, max(sizes, key=math.prod))
