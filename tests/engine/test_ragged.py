@@ -3,37 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from tables import TableModel
+from scripted import engine
 from test_plan import costs, made, outcome, sequences
 
-from polydraft import Engine, FixedPlan, SamplingParams
+from polydraft import FixedPlan
 from polydraft.core import Budget, Draft, SiblingLaw, TokenTree, TreeShape
 from polydraft.engine import acceptance
 from polydraft.engine.acceptance import DEPTHS, Acceptance, expected_tokens
 from polydraft.engine.plan import AdaptivePlan
 from polydraft.errors import IncompatibleError
-
-
-class Script(FixedPlan):
-    """Budgets in the order of the seeds."""
-
-    def budgets(self, sequences):
-        return [BUDGETS[s.request.seed] for s in sequences]
-
-
-BUDGETS = [Budget.of_paths(2, 4, 0, 1), Budget.of_paths(2, 3), Budget.of_paths(1, 4), Budget.of_paths(2, 4, 1), Budget(0, 0)]
-
-
-def engine(plan, drafter="model", **options):
-    target, small = (TableModel(5, seed=seed, max_num_seqs=8) for seed in (0, 1))
-    return Engine.of(target, draft_model=small, drafter=drafter, plan=plan, **options)
-
-
-def shapes_of(fast, monkeypatch):
-    """Shapes of the drafts as they come."""
-    seen, propose = [], fast.drafter.propose
-    monkeypatch.setattr(fast.drafter, "propose", lambda *given: seen.append(propose(*given)) or seen[-1])
-    return seen
 
 
 @pytest.mark.parametrize("options", [{"verifier": "multipath"}, {"drafter": "model:listed"}, {"drafter": "ngram"}])
@@ -50,24 +28,6 @@ def test_adaptive_plans_weigh_them_where_they_may_be():
     engine(plans[0])
     engine(plans[1], verifier="traversal")
     assert [p.max_short for p in plans] == [AdaptivePlan.max_short] * 2
-
-
-@pytest.mark.parametrize(("name", "shape"), [("multipath", TreeShape.PATHS), ("traversal", TreeShape.RAGGED)])
-def test_a_plan_of_ones_own_gets_equal_paths_where_the_rule_is_exact_only_for_these(name, shape, monkeypatch):
-    fast = engine(Script(1), verifier=name)
-    drafts = shapes_of(fast, monkeypatch)
-    fast.generate([[1, 2]], SamplingParams(seed=0, max_tokens=20))
-    assert drafts and {d.shape for d in drafts if d.tree.num_nodes > 3} == {shape}
-
-
-def test_in_a_batch_of_all_shapes_each_text_is_the_one_that_it_is_alone(monkeypatch):
-    params = [SamplingParams(seed=seed, max_tokens=40) for seed in range(len(BUDGETS))]
-    together = engine(Script(1))
-    drafts = shapes_of(together, monkeypatch)
-    texts = [r.token_ids for r in together.generate([[1, 2]] * len(params), params)]
-    alone = engine(Script(1))
-    assert texts == [alone.generate([[1, 2]], p)[0].token_ids for p in params]
-    assert drafts[0].shape is TreeShape.RAGGED and drafts[0].tree.parents[1, 1:7].tolist() == [0, 0, 1, 2, 3, 4]
 
 
 def test_a_short_path_beside_a_deep_one_takes_the_rows_that_are_left():

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from scripted import engine, shapes_of
 from tables import TableModel
 from test_plan import costs, made, outcome, sequences
-from test_ragged import engine, shapes_of
 
 from polydraft import Engine, FixedPlan, SamplingParams
 from polydraft.core import Budget, Draft, SiblingLaw, TokenTree, TreeShape
@@ -21,14 +21,6 @@ TREE = (-1, 0, 1, 0, 3, 1, 3)
 EARLY_AND_LATE = (0.9, 0.9, *[0.4] * (DEPTHS - 2))
 """Acceptances of which neither a second draw at the root nor one further down alone makes the most."""
 CHEAP = {"rows": 0.01, "depths": 0.1}
-BUDGETS = [Budget.of_tree(TREE), Budget.of_paths(2, 4, 0, 1), Budget.of_paths(2, 3), Budget.of_tree((-1, 0, 0, 1)), Budget(0, 0)]
-
-
-class Script(FixedPlan):
-    """Budgets in the order of the seeds."""
-
-    def budgets(self, sequences):
-        return [BUDGETS[s.request.seed] for s in sequences]
 
 
 def grown(rates, num_nodes, depth, width=4):
@@ -54,24 +46,6 @@ def test_adaptive_plans_weigh_them_where_they_may_be():
     engine(plans[0])
     engine(plans[1], verifier="traversal")
     assert [p.max_tree_nodes for p in plans] == [AdaptivePlan.max_tree_nodes, 8]
-
-
-@pytest.mark.parametrize(("name", "shape"), [("multipath", TreeShape.PATHS), ("traversal", TreeShape.BY_POSITION)])
-def test_a_plan_of_ones_own_gets_equal_paths_where_the_rule_is_exact_only_for_these(name, shape, monkeypatch):
-    fast = engine(Script(1), verifier=name)
-    drafts = shapes_of(fast, monkeypatch)
-    fast.generate([[1, 2]], SamplingParams(seed=0, max_tokens=20))
-    assert drafts and {d.shape for d in drafts if d.tree.num_nodes > 3} == {shape}
-
-
-def test_in_a_batch_of_all_shapes_each_text_is_the_one_that_it_is_alone(monkeypatch):
-    params = [SamplingParams(seed=seed, max_tokens=40) for seed in range(len(BUDGETS))]
-    together = engine(Script(1))
-    drafts = shapes_of(together, monkeypatch)
-    texts = [r.token_ids for r in together.generate([[1, 2]] * len(params), params)]
-    alone = engine(Script(1))
-    assert texts == [alone.generate([[1, 2]], p)[0].token_ids for p in params]
-    assert drafts[0].shape is TreeShape.BY_POSITION and drafts[0].tree.parents[0, :7].tolist() == [-1, 0, 0, 1, 1, 2, 2]
 
 
 def test_trees_are_grown_nearly_as_the_programme_finds_them():

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-import torch
 from harness import Grown, Tables, by_depth, enumerate_drafts, measure, ragged
 from runs import every_run
-from tables import TableModel, law
+from table_pairs import TwoTables, emitted_law, exact_for
+from tables import law
 
 from polydraft import Engine, FixedPlan, SamplingParams, registry
 from polydraft.core import Budget, Request, SiblingLaw, TreeShape
@@ -21,32 +21,6 @@ SHAPES = {
     (3, 2, 0, 1): ragged(2, 1, 1),
 }
 """(paths, depth, trunk, short): children by depth or by path."""
-
-
-def exact_for(shape):
-    """Lossless rules for iid draws of this shape."""
-    infos = {name: registry.verifier(name).info for name in registry.names("verifier")}
-    return [n for n, i in infos.items() if i.lossless and not i.shared_noise and IID in i.laws and shape in i.shapes]
-
-
-class TwoTables:
-    """A target and a draft table as the checker's rows below a prompt."""
-
-    def __init__(self, target, draft, prompt):
-        self.V, self.prompt = target.vocab_size, prompt
-        self.models = {"p": target, "q": draft}
-
-    def row(self, which, path):
-        text = [*self.prompt, *path]
-        return self.models[which].logits[text[-2], text[-1]].softmax(-1).numpy()
-
-
-@pytest.fixture
-def pair():
-    """Two tables of three tokens, and drafts in float64."""
-    torch.set_default_dtype(torch.float64)
-    yield TableModel(3, seed=0), TableModel(3, seed=1)
-    torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("size", SHAPES, ids=str)
@@ -67,15 +41,6 @@ def test_the_drafters_draws_are_those_of_the_checker_and_every_rule_keeps_the_la
     assert found == pytest.approx(expected, abs=1e-12)
     for name in exact_for(shape):
         assert measure(registry.verifier(name), tables, IID, shape, SHAPES[size], size[1]).error < 1e-12, name
-
-
-def emitted_law(engine, prompt, length, monkeypatch):
-    """Probability of every text of this length, from every run of the engine."""
-    found = torch.zeros((engine.target.vocab_size,) * length, dtype=torch.float64)
-    params = SamplingParams(max_tokens=length, seed=0)
-    for probability, (result,) in every_run(lambda: engine.generate([prompt], params), monkeypatch):
-        found[tuple(result.token_ids)] += probability
-    return found
 
 
 @pytest.mark.parametrize("plan", [FixedPlan(2, 2, trunk=1), FixedPlan(2, 2, short=1)], ids=["trunk", "ragged"])

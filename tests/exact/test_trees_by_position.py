@@ -5,8 +5,8 @@ import pytest
 import torch
 from harness import Grown, Tables, by_position, enumerate_drafts, measure, sibling_draws
 from runs import every_run
+from table_pairs import TwoTables, emitted_law, exact_for
 from tables import TableModel, law
-from test_path_shapes import TwoTables, emitted_law, exact_for, pair  # noqa: F401
 
 from polydraft import Engine, FixedPlan, SamplingParams, registry
 from polydraft.core import Budget, Request, SiblingLaw, TreeShape
@@ -30,7 +30,7 @@ def placed(tokens, parents):
 
 
 @pytest.mark.parametrize("parents", TREES, ids=str)
-def test_the_drafters_draws_are_those_of_the_checker_and_every_rule_keeps_the_law(pair, parents, monkeypatch):  # noqa: F811
+def test_the_drafters_draws_are_those_of_the_checker_and_every_rule_keeps_the_law(pair, parents, monkeypatch):
     tables, counts, depth = TwoTables(*pair, [1, 2]), by_position(*parents), Budget.of_tree(parents).max_depth
     drafter = ModelDrafter(pair[1])
     (state,) = drafter.start([Request("r", (1, 2), SamplingParams(), 0)])

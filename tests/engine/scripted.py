@@ -1,0 +1,28 @@
+"""Engines on tables whose budgets are told by the seeds, and the drafts that they make."""
+
+from tables import TableModel
+
+from polydraft import Engine, FixedPlan
+
+
+class Script(FixedPlan):
+    """Of these budgets the one of the request's seed, in every round."""
+
+    def __init__(self, budgets):
+        super().__init__(1)
+        object.__setattr__(self, "told", budgets)
+
+    def budgets(self, sequences):
+        return [self.told[s.request.seed] for s in sequences]
+
+
+def engine(plan, drafter="model", **options):
+    target, small = (TableModel(5, seed=seed, max_num_seqs=8) for seed in (0, 1))
+    return Engine.of(target, draft_model=small, drafter=drafter, plan=plan, **options)
+
+
+def shapes_of(fast, monkeypatch):
+    """Shapes of the drafts as they come."""
+    seen, propose = [], fast.drafter.propose
+    monkeypatch.setattr(fast.drafter, "propose", lambda *given: seen.append(propose(*given)) or seen[-1])
+    return seen

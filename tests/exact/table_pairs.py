@@ -1,0 +1,34 @@
+"""Two tables in float64, a target and a draft, as the checker sees them; the rules for a shape, and the law of what an engine emits."""
+
+import torch
+from runs import every_run
+
+from polydraft import SamplingParams, registry
+from polydraft.core import SiblingLaw
+
+
+def exact_for(shape):
+    """Lossless rules for iid draws of this shape."""
+    infos = {name: registry.verifier(name).info for name in registry.names("verifier")}
+    return [n for n, i in infos.items() if i.lossless and not i.shared_noise and SiblingLaw.IID in i.laws and shape in i.shapes]
+
+
+class TwoTables:
+    """A target and a draft table as the checker's rows below a prompt."""
+
+    def __init__(self, target, draft, prompt):
+        self.V, self.prompt = target.vocab_size, prompt
+        self.models = {"p": target, "q": draft}
+
+    def row(self, which, path):
+        text = [*self.prompt, *path]
+        return self.models[which].logits[text[-2], text[-1]].softmax(-1).numpy()
+
+
+def emitted_law(engine, prompt, length, monkeypatch):
+    """Probability of every text of this length, from every run of the engine."""
+    found = torch.zeros((engine.target.vocab_size,) * length, dtype=torch.float64)
+    params = SamplingParams(max_tokens=length, seed=0)
+    for probability, (result,) in every_run(lambda: engine.generate([prompt], params), monkeypatch):
+        found[tuple(result.token_ids)] += probability
+    return found
