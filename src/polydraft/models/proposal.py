@@ -23,7 +23,7 @@ from polydraft.noise import choose_row, first_arrivals, uniform_at
 if TYPE_CHECKING:
     from polydraft.models.llama import CompiledLlama
 
-__all__ = ["propose_paths"]
+__all__ = ["LONGEST_PENDING", "draft_law", "propose_paths"]
 
 _f32 = np.float32
 LONGEST_PENDING = 32
@@ -31,7 +31,7 @@ LONGEST_PENDING = 32
 
 
 @njit(cache=True, fastmath={"contract"}, error_model="numpy")
-def _law(logits, bias, temperature, top_k, top_p, min_p, out):
+def draft_law(logits, bias, temperature, top_k, top_p, min_p, out):
     """out = the law that a draft token is drawn from; logits are changed."""
     V = out.size
     for i in range(bias.size):
@@ -108,7 +108,7 @@ def _propose(parts, vocab, asked, given, starts, inner, law, bias, coupled):
                 if first[b, node] != node:
                     continue
                 row_of[b, node] = used[b]
-                _law(logits[r], bias[b], law[b, 0], int(law[b, 1]), law[b, 2], law[b, 3], probs[b, used[b]])
+                draft_law(logits[r], bias[b], law[b, 0], int(law[b, 1]), law[b, 2], law[b, 3], probs[b, used[b]])
                 used[b] += 1
                 r += 1
             for n in range(here, end):

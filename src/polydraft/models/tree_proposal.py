@@ -13,7 +13,7 @@ from numba import njit
 from polydraft.core import TokenTree
 from polydraft.models.kernels import PANEL
 from polydraft.models.llama_pass import compiled_pass
-from polydraft.models.proposal import LONGEST_PENDING, _law  # pyright: ignore[reportPrivateUsage]
+from polydraft.models.proposal import LONGEST_PENDING, draft_law
 
 if TYPE_CHECKING:
     from polydraft.models.llama import CompiledLlama
@@ -109,7 +109,7 @@ def _grow(parts, vocab, asked, law, bias):
             if count[b] == 0:
                 continue
             for f in range(count[b]):
-                _law(logits[r], bias[b], law[b, 0], int(law[b, 1]), law[b, 2], law[b, 3], probs)
+                draft_law(logits[r], bias[b], law[b, 0], int(law[b, 1]), law[b, 2], law[b, 3], probs)
                 size[b] = join(probs, weights[b, f], rows[b] + f, law[b, 4], values[b, : most[b]], cells[b], size[b])
                 r += 1
             begin = rows[b]
