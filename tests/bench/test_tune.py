@@ -19,6 +19,10 @@ from polydraft.models import pair
 
 def profile(rate=0.7, **seconds):
     zero = (0.0,) * len(FEATURES)
+    for given in seconds.values():
+        plain = {"once": given.get("once", 0.0), "batch": given.get("rows", 0.0)}
+        given |= {f"without_drafts:_{name}": value for name, value in plain.items()}
+        given["once"] = plain["once"] + given.pop("drafting_at_all", 0.0)
     of = {name: tuple(given.get(f.replace(" ", "_"), 0.0) for f in FEATURES) for name, given in seconds.items()}
     return Profile(RoundCosts({"drafting": zero, "scoring": zero, "other": zero} | of), (rate,) * DEPTHS)
 

@@ -1,7 +1,11 @@
 """A target and a draft model that are tables in float64: the law of the next token depends on the last two tokens."""
 
-import torch
+from collections import Counter
 
+import torch
+from scipy.stats import chi2
+
+from polydraft import Engine, SamplingParams
 from polydraft.core import Scores, TokenTree
 
 
@@ -87,3 +91,26 @@ def law(model, prompt, count):
 
 
 __all__ = ["TableModel", "law", "plain_greedy"]
+
+
+def table_engine(kind="paths", verifier="auto", depth=3, num_paths=2, seqs=4, **model):
+    target = TableModel(max_num_seqs=seqs, **model)
+    small = TableModel(seed=1, sharp=1.0, max_num_seqs=seqs, **model)
+    small.logits = 0.7 * target.logits + 0.3 * small.logits
+    return Engine.of(
+        target, draft_model=small, verifier=verifier, depth=depth, num_paths=num_paths, drafter_options={"kind": kind}
+    )
+
+
+def p_value(make, prompt, count, seeds, **params):
+    """Chi-square of the engine's first tokens against the table, cells of small expectation pooled."""
+    made = make.generate([prompt], SamplingParams(max_tokens=count + 3, n=seeds, seed=5, **params))[0]
+    V = make.target.vocab_size
+    expected = law(make.target, prompt, count).flatten() * seeds
+    code = [sum(t * V ** (count - 1 - i) for i, t in enumerate(s.token_ids[:count])) for s in made.samples]
+    seen = torch.zeros_like(expected)
+    for c, times in Counter(code).items():
+        seen[c] = times
+    big = expected >= 5
+    e, s = [torch.cat([x[big], x[~big].sum()[None]]) for x in (expected, seen)]
+    return chi2.sf(float(((s - e) ** 2 / e.clamp(min=1e-9)).sum()), int(big.sum()))

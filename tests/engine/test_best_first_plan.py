@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from planning import costs, sequences
 from runs import every_run
 from tables import TableModel, law, plain_greedy
-from test_plan import costs, sequences
 
 from polydraft import Engine, FixedPlan, SamplingParams
 from polydraft.core import Budget
@@ -14,6 +14,7 @@ from polydraft.drafters.ngram import NgramDrafter
 from polydraft.engine import best_first_plan, places
 from polydraft.engine.acceptance import DEPTHS, Acceptance
 from polydraft.engine.best_first_plan import BestFirstPlan, plan_for
+from polydraft.engine.costs import FEATURES
 from polydraft.engine.places import SHAPE, SIZE
 from polydraft.engine.plan import AdaptivePlan
 from polydraft.engine.profile import Profile
@@ -43,7 +44,7 @@ def test_the_choice_for_one_sequence_is_the_best_of_all_budgets(rate, seconds):
         for n in range(1, 25):
             passes = table[2, D - 1, n - 1]
             priced = plan.seconds([(n, D, 0.0, n, passes)], [0])
-            assert priced == pytest.approx(known.seconds([(n, 1)], [0]) + known.flat[7] * (passes - 1))
+            assert priced == pytest.approx(known.seconds([(n, 1)], [0]) + known.flat[FEATURES.index("depths")] * (passes - 1))
             speeds[n, D] = (1 + table[0, D - 1, n - 1]) / priced
     found = plan.best(rate)
     assert speeds[found.max_nodes, found.max_depth] == pytest.approx(max(speeds.values()), rel=1e-9)

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
+from planning import costs
 from runs import every_run
-from tables import TableModel, law, plain_greedy
-from test_loop import p_value
-from test_plan import costs
+from tables import TableModel, law, p_value, plain_greedy
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import SiblingLaw

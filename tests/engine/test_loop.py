@@ -1,11 +1,8 @@
 """The loop: equal to plain decoding, exact in law, sequences join and leave, failures leave the text unharmed."""
 
-from collections import Counter
-
 import pytest
-import torch
-from scipy.stats import chi2
-from tables import TableModel, law, plain_greedy
+from tables import TableModel, p_value, plain_greedy
+from tables import table_engine as engine
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import Request
@@ -14,15 +11,6 @@ from polydraft.errors import CapacityError, DrafterWarning, IncompatibleError, I
 
 KINDS = ["paths", "chain", "without_replacement", "greedy_plus_one", "top_k", "coupled"]
 PROMPTS = [[1, 2, 3], [4], [5, 5, 0, 1]]
-
-
-def engine(kind="paths", verifier="auto", depth=3, num_paths=2, seqs=4, **model):
-    target = TableModel(max_num_seqs=seqs, **model)
-    small = TableModel(seed=1, sharp=1.0, max_num_seqs=seqs, **model)
-    small.logits = 0.7 * target.logits + 0.3 * small.logits
-    return Engine.of(
-        target, draft_model=small, verifier=verifier, depth=depth, num_paths=num_paths, drafter_options={"kind": kind}
-    )
 
 
 def plain(verifier="match", seqs=4, **model):
@@ -43,20 +31,6 @@ def test_seed_exact_output_does_not_depend_on_drafter_depth_or_batch(kind):
     for depth, paths in ((1, 1), (4, 2), (3, 3)):
         found = engine(kind, "race", depth, paths).generate(PROMPTS, params)
         assert [r.token_ids for r in found] == expected
-
-
-def p_value(make, prompt, count, seeds, **params):
-    """Chi-square of the engine's first tokens against the table, cells of small expectation pooled."""
-    made = make.generate([prompt], SamplingParams(max_tokens=count + 3, n=seeds, seed=5, **params))[0]
-    V = make.target.vocab_size
-    expected = law(make.target, prompt, count).flatten() * seeds
-    code = [sum(t * V ** (count - 1 - i) for i, t in enumerate(s.token_ids[:count])) for s in made.samples]
-    seen = torch.zeros_like(expected)
-    for c, times in Counter(code).items():
-        seen[c] = times
-    big = expected >= 5
-    e, s = [torch.cat([x[big], x[~big].sum()[None]]) for x in (expected, seen)]
-    return chi2.sf(float(((s - e) ** 2 / e.clamp(min=1e-9)).sum()), int(big.sum()))
 
 
 @pytest.mark.parametrize(("kind", "verifier"), [("chain", "block"), ("paths", "auto"), ("without_replacement", "recursive_wor")])

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 from harness import Grown, Tables, by_depth, enumerate_drafts, measure
-from tables import TableModel
-from test_loop import engine as table_engine
-from test_loop import p_value
+from planning import costs, made, outcome, sequences
+from tables import TableModel, p_value, table_engine
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import Budget, Draft, Outcome, Request, SiblingLaw, TokenTree, TreeShape
@@ -17,34 +16,13 @@ from polydraft.drafters.ngram import NgramDrafter
 from polydraft.engine import acceptance, profile
 from polydraft.engine.acceptance import DEPTHS, Acceptance, expected_tokens
 from polydraft.engine.calibrate import Bed, _levelled, _Place, calibrate, profile_of
-from polydraft.engine.costs import FEATURES, Observation, RoundCosts, features
+from polydraft.engine.costs import Observation, RoundCosts, features
 from polydraft.engine.plan import EARLY, HELD, AdaptivePlan, FixedPlan
 from polydraft.engine.profile import Profile
-from polydraft.engine.sequence import Sample, Sequence
-from polydraft.engine.stopping import Stopper
 from polydraft.errors import DrafterWarning, IncompatibleError, InvalidInputError, UnknownNameError
 from polydraft.registry import verifier
 
 SIZES = [(1, 0), (1, 1), (1, 4), (2, 4), (1, 8), (3, 3), (1, 12), (2, 8)]
-
-
-def costs(**seconds):
-    """Seconds of named features, all booked as scoring; a pass costs 1 where nothing is said."""
-    known = {"once": 1.0} | {name.replace("_", " "): value for name, value in seconds.items()}
-    assert set(known) <= set(FEATURES)
-    zero = (0.0,) * len(FEATURES)
-    return RoundCosts({"drafting": zero, "scoring": tuple(known.get(name, 0.0) for name in FEATURES), "other": zero})
-
-
-def made(known, rates=0.7, **options):
-    shape = (rates,) * DEPTHS if isinstance(rates, float) else rates
-    return AdaptivePlan(Profile(known, shape), **options)
-
-
-def sequences(count=1, length=10, **params):
-    request = Request("r", (1,) * length, SamplingParams(**params), 0)
-    stopper = Stopper(None, (1,), stop_ids=frozenset(), stop_strings=(), max_tokens=99, min_tokens=0, skip_special_tokens=True)
-    return [Sequence(request, stopper, Sample(0, 0), [1] * length) for _ in range(count)]
 
 
 def synthetic(noise=0.0, outlier=None, seed=0):
@@ -78,7 +56,14 @@ def test_one_disturbed_measurement_does_not_spoil_the_fit():
 def test_more_work_never_looks_cheaper_however_noisy_the_clock():
     for seed in range(5):
         flat = RoundCosts.fit(synthetic(noise=2.0, seed=seed)).flat
-        assert (flat >= 0).all() and flat[:3].sum() > 0
+        assert (flat >= 0).all() and flat[:3].sum() > 0 and flat[10:].sum() > 0
+
+
+def test_where_nothing_was_drafted_drafts_cost_what_plain_rounds_do():
+    fitted = RoundCosts.fit([o for o in synthetic() if o.depth == 0])
+    for contexts in ([100], [100] * 4, [1000]):
+        plain, drafted = (fitted.seconds([(1, d)] * len(contexts), contexts) for d in (0, 3))
+        assert drafted == pytest.approx(plain, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -164,11 +149,6 @@ def round_of(p, q, tokens):
     tree = TokenTree.chain(torch.tensor([tokens]))
     rows = torch.arange(-1, len(tokens) - 1)[None]
     return Draft(tree, SiblingLaw.IID, TreeShape.CHAIN, torch.tensor(q)[None], rows), torch.tensor(p).log()[None]
-
-
-def outcome(accepted):
-    """The first nodes of a chain were kept."""
-    return Outcome(torch.arange(1, accepted + 1)[None], torch.tensor([accepted]), torch.tensor([0]))
 
 
 def test_overlaps_are_weighted_by_the_chance_to_get_there():

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from planning import costs, made, outcome, sequences
 from scripted import engine
-from test_plan import costs, made, outcome, sequences
 
 from polydraft import FixedPlan
 from polydraft.core import Budget, Draft, SiblingLaw, TokenTree, TreeShape

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from planning import costs, made, outcome, sequences
 from scripted import engine, shapes_of
 from tables import TableModel
-from test_plan import costs, made, outcome, sequences
 
 from polydraft import Engine, FixedPlan, SamplingParams
 from polydraft.core import Budget, Draft, SiblingLaw, TokenTree, TreeShape

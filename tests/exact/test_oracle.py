@@ -1,21 +1,16 @@
 """The numbers of the oracle file, reproduced by closed forms and by the rules themselves."""
 
-import json
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from harness import Grown, Markov, as_batch, by_depth, enumerate_drafts, measure, sibling_draws
+from harness import Grown, as_batch, by_depth, enumerate_drafts, measure, sibling_draws
+from oracle import ORACLE, markov
 
 from polydraft import registry, tree
 from polydraft.core import SiblingLaw, TreeShape
 from polydraft.theory import acceptance, rules
 from polydraft.verifiers.token import greedy_plus_one, kseq, match, recursive, single_with_spares, speculative
 
-FILE = Path(os.environ.get("POLYDRAFT_ORACLE", Path(__file__).parent / "verification_cases.json"))
-ORACLE = json.loads(FILE.read_text())
 CLOSED, QUADRATURE = ORACLE["tolerance"]["closed_form"], ORACLE["tolerance"]["quadrature"]
 MOST_DRAFTS = 20_000
 
@@ -126,10 +121,6 @@ def test_law_of_the_emitted_token_for_fixed_draws(case):
     for name, given in case["fixed_draft_laws"].items():
         law = FIXED[name][0](p, q, torch.tensor([given["drafts"]]))
         assert law[0].tolist() == pytest.approx(given["law"], abs=CLOSED), name
-
-
-def markov(case):
-    return Markov(np.array(case["p"]), np.array(case["q"]), case["root_token"])
 
 
 def topology(case, method):

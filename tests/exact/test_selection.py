@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 from harness import Tables, by_depth, measure, sibling_draws
+from oracle import Fixed, lifted
 from scipy.optimize import linprog
-from test_wrong_variants import Fixed, lifted
 
 from polydraft.core import SiblingLaw, TreeShape
 from polydraft.theory import acceptance, rules

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from harness import Tables, by_depth, enumerate_drafts, measure
+from oracle import Fixed, Q, lifted
 
 from polydraft import tree
 from polydraft.core import Draft, SiblingLaw, TreeShape
@@ -14,23 +15,6 @@ from polydraft.verifiers._residual import normalise, normalise_or, positive_part
 from polydraft.verifiers._verdict import TreeVerdict
 from polydraft.verifiers.block import multipath as multipath_module
 from polydraft.verifiers.token import kseq, recursive, recursive_merged, speculative
-from polydraft.verifiers.tree.topdown import TopDown
-
-P = np.array([0.05, 0.35, 0.3, 0.2, 0.1])
-Q = np.array([0.5, 0.1, 0.2, 0.15, 0.05])
-
-
-class Fixed:
-    """The five-token example of the specification, the same row everywhere."""
-
-    V = 5
-
-    def row(self, which, path):
-        return P if which == "p" else Q
-
-
-def lifted(emitted):
-    return TopDown(verifier("match").info, emitted)
 
 
 def duplicates_skipped(p, q, draws):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from harness import Markov, as_batch, by_depth, enumerate_drafts, measure
-from test_oracle import ORACLE, markov
+from oracle import ORACLE, markov
 
 from polydraft.core import SiblingLaw, TreeShape
 from polydraft.registry import verifier

@@ -27,7 +27,7 @@ from polydraft.engine.places import BINS, SHAPE, SIZE
 from polydraft.engine.plan import PROBING, AdaptivePlan
 from polydraft.engine.profile import Profile
 from polydraft.engine.sequence import Sequence
-from polydraft.engine.size_search import base_seconds, round_seconds
+from polydraft.engine.size_search import base_seconds, plain_seconds, round_seconds
 from polydraft.verifiers._rows import compiled
 
 __all__ = ["BestFirstPlan", "plan_for"]
@@ -44,8 +44,7 @@ def _choose(table, asked, costs, max_nodes, max_depth, margin, sizes):
     margin: as of `AdaptivePlan`; NaN for the best that drafts at all.  For the price of a batch's seconds see `plan._choose`.
     """
     B, contexts = len(sizes), asked[:, 1]
-    base = base_seconds(costs, contexts)
-    plain = base + costs[11]
+    base, plain = base_seconds(costs, contexts), plain_seconds(costs, contexts)
     sizes[:] = 0
     best = (1.0 + margin) / plain if margin == margin else 0.0
     room, tried = max(0.0, (HINGE - B) / B), np.zeros_like(sizes)
@@ -64,7 +63,7 @@ def _choose(table, asked, costs, max_nodes, max_depth, margin, sizes):
                 tried[b, 0], tried[b, 1] = 0, 0
                 if asked[b, 0] == 0:
                     continue
-                each, most = costs[2] + costs[5] * contexts[b] + costs[8], 0.0 if margin == margin else -np.inf
+                each, most = costs[2] + costs[5] * contexts[b] + costs[7], 0.0 if margin == margin else -np.inf
                 for D in range(deepest if B == 1 else 1, deepest + 1):
                     for n in range(1, max_nodes + 1):
                         tokens, drafted, depth = (
@@ -76,7 +75,7 @@ def _choose(table, asked, costs, max_nodes, max_depth, margin, sizes):
                             value = tokens / round_seconds(costs, base, 1, drafted, drafted * contexts[0], depth, 1, n > D)
                         else:
                             value = np.log(tokens) - price * (
-                                drafted * each + costs[3] * max(0.0, drafted - room) + costs[9] + costs[10] * (n > D)
+                                drafted * each + costs[3] * max(0.0, drafted - room) + costs[8] + costs[9] * (n > D)
                             )
                         if value > most:
                             most, tried[b, 0], tried[b, 1] = value, n, D
@@ -141,19 +140,19 @@ class BestFirstPlan(AdaptivePlan):
         for size, x, values, context in zip(found, table, worth, contexts, strict=True):
             if size[0]:
                 tokens = 1.0 + float(x[0, size[1] - 1, size[0] - 1])
-                each = costs[2] + costs[5] * context + costs[8] + beyond
+                each = costs[2] + costs[5] * context + costs[7] + beyond
                 size[2] = places.least(values, len(records) * tokens * float(each) / seconds)
         return found, float(speed)
 
     def seconds(self, sizes: Seq[Seq[float]], contexts: Seq[int]) -> float:
         """Of a round of the sizes that were promised."""
         costs, B = self.known.costs.flat, len(sizes)
-        base, drafting = base_seconds(costs, np.array(contexts, np.float64)), sum(size[0] > 0 for size in sizes)
+        cached, drafting = np.array(contexts, np.float64), sum(size[0] > 0 for size in sizes)
         if not drafting:
-            return float(base + costs[11])
+            return float(plain_seconds(costs, cached))
         nodes, by_context = sum(size[3] for size in sizes), sum(size[3] * c for size, c in zip(sizes, contexts, strict=True))
         passes, branching = max(size[4] for size in sizes), sum(size[0] > size[1] for size in sizes)
-        return float(round_seconds(costs, base, B, nodes, by_context, passes, drafting, branching))
+        return float(round_seconds(costs, base_seconds(costs, cached), B, nodes, by_context, passes, drafting, branching))
 
     def best(self, rate: float, *, batch: int = 1, context: int = 0, greedy: bool = False) -> Budget:
         """The budget for a known acceptance of first children, the same at every depth."""

@@ -1,12 +1,13 @@
 """What a round costs in seconds, by batch, rows, drafting depth and context: measured, then fitted.
 
-    seconds = once + batch + rows + rows beyond 8 + context + rows x context       (a pass of the target, and what is around it)
-            + drafting at all + depths + drafted nodes + drafting sequences + branching sequences, or + not drafting at all
+    with drafts     once + batch + rows + rows beyond 8 + context + rows x context + depths + drafted nodes + drafting and branching sequences
+    without drafts  once + batch + context + rows beyond 8
 
 Each phase of a round (drafting, scoring, other) has its own non-negative coefficients, found by least squares on relative
-errors (Huber's weights for outliers), so that a noisy clock can never make more work look cheaper; a round without drafts has a term
-of its own, as all others are compared to it. After the throughput model of Yan et al. 2024, "Decoding
-Speculative Decoding" (arXiv 2402.01528), where time is measured by batch and rows and not assumed.
+errors (Huber's weights for outliers), so that a noisy clock can never make more work look cheaper. A round without drafts has
+coefficients of its own, as all others are compared to it and the two run different code; chains, which are nearly always what is
+chosen, count twice. After the throughput model of Yan et al. 2024, "Decoding Speculative Decoding" (arXiv 2402.01528), where time is
+measured by batch and rows and not assumed.
 """
 
 from collections.abc import Sequence
@@ -29,19 +30,23 @@ FEATURES = (
     "rows beyond 8",
     "context",
     "rows x context",
-    "drafting at all",
     "depths",
     "drafted nodes",
     "drafting sequences",
     "branching sequences",
-    "not drafting at all",
+    "without drafts: once",
+    "without drafts: batch",
+    "without drafts: context",
 )
 PHASES = ("drafting", "scoring", "other")
+_PLAIN = FEATURES[10:]
 _USED = {
-    "drafting": ("batch", "drafting at all", "depths", "drafted nodes", "drafting sequences", "rows x context"),
-    "scoring": ("once", "batch", "rows", "rows beyond 8", "context", "rows x context", "drafting at all", "not drafting at all"),
-    "other": ("once", "batch", "rows", "drafting at all", "drafting sequences", "branching sequences", "not drafting at all"),
+    "drafting": ("once", "drafting sequences", "depths", "drafted nodes", "rows x context", *_PLAIN),
+    "scoring": ("once", "batch", "rows", "rows beyond 8", "context", "rows x context", *_PLAIN),
+    "other": ("once", "batch", "rows", "branching sequences", *_PLAIN),
 }
+CHAINS = 2.0
+"""What a round of chains, or without drafts, counts for in the fit; others 1."""
 HINGE = 8
 
 
@@ -79,32 +84,22 @@ def features(sizes: Sequence[Sequence[Any]], contexts: Sequence[int]) -> np.ndar
 
     Example:
         >>> features([(2, 3), (1, 0)], [100, 50]).tolist()
-        [1.0, 2.0, 8.0, 0.0, 150.0, 750.0, 1.0, 3.0, 6.0, 1.0, 1.0, 0.0]
+        [1.0, 2.0, 8.0, 0.0, 150.0, 750.0, 3.0, 6.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+        >>> features([(1, 0)] * 2, [100, 50])[-3:].tolist()
+        [1.0, 2.0, 150.0]
         >>> float(features([(2, 3, 1)], [0])[FEATURES.index("drafted nodes")])
         5.0
     """
     nodes = [budget_of(size).max_nodes for size in sizes]
-    rows = len(sizes) + sum(nodes)
+    rows, cached = len(sizes) + sum(nodes), sum(contexts)
+    beyond = max(0, rows - HINGE)
+    if not any(nodes):
+        return np.array([0, 0, 0, beyond, 0, 0, 0, 0, 0, 0, 1, len(sizes), cached], dtype=np.float64)
     by_context = sum((1 + n) * c for n, c in zip(nodes, contexts, strict=True))
-    deepest, drafting = max(size[1] for size in sizes), sum(size[1] > 0 for size in sizes)
-    branching = sum(size[0] > 1 and size[1] > 0 for size in sizes)
-    return np.array(
-        [
-            1,
-            len(sizes),
-            rows,
-            max(0, rows - HINGE),
-            sum(contexts),
-            by_context,
-            drafting > 0,
-            deepest,
-            sum(nodes),
-            drafting,
-            branching,
-            drafting == 0,
-        ],
-        dtype=np.float64,
-    )
+    deepest, drafting = max(size[1] for size in sizes), sum(n > 0 for n in nodes)
+    branching = sum(size[0] > 1 and n > 0 for size, n in zip(sizes, nodes, strict=True))
+    drafted = [1, len(sizes), rows, beyond, cached, by_context, deepest, sum(nodes), drafting, branching]
+    return np.array([*drafted, 0, 0, 0], dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -133,12 +128,12 @@ class RoundCosts:
                     f"costs of {phase} were given as {list(given)}; expected {len(FEATURES)} numbers >= 0, one each for "
                     f"{', '.join(FEATURES)}. Measure them again with `polydraft tune`."
                 )
-        if self.flat[:3].sum() <= 0:
+        if self.flat[:3].sum() <= 0 or self.flat[10:12].sum() <= 0:
             raise InvalidInputError("a pass that costs nothing was given; expected seconds > 0. Measure again with a real clock.")
 
     @cached_property
     def flat(self) -> np.ndarray:
-        """[12] seconds per unit of each feature, all phases together."""
+        """[13] seconds per unit of each feature, all phases together."""
         return np.sum([self.coefficients[phase] for phase in PHASES], axis=0)
 
     def seconds(self, sizes: Sequence[Sequence[Any]], contexts: Sequence[int]) -> float:
@@ -168,7 +163,7 @@ class RoundCosts:
                 "drafts (depth 0). Measure plain rounds too."
             )
         x = np.array([features([(o.width, o.depth)] * o.batch, [o.context] * o.batch) for o in observations])
-        weight = 1 / np.array([o.seconds for o in observations])
+        weight = np.array([(CHAINS if o.width == 1 else 1.0) / o.seconds for o in observations])
         found: dict[str, tuple[float, ...]] = {}
         for phase in PHASES:
             used = [FEATURES.index(name) for name in _USED[phase]]
@@ -181,6 +176,8 @@ class RoundCosts:
                 trust = np.sqrt(np.minimum(1.0, 2 * max(float(np.median(missed)), 1e-3) / np.maximum(missed, 1e-12)))
             whole = np.zeros(len(FEATURES))
             whole[used] = solved / scale
+            if not any(o.depth for o in observations):  # there was nothing to copy: as far as is known, drafts cost nothing
+                whole[[FEATURES.index(name) for name in ("once", "batch", "context")]] = whole[10:]
             found[phase] = tuple(whole.tolist())
         return cls(found, tuple(observations))
 
@@ -189,8 +186,9 @@ class RoundCosts:
         """Costs in passes of one row, for a machine that was not measured: 0.05 for a drafting depth, 0.04 for a node."""
         zero = [0.0] * len(FEATURES)
         drafting, scoring = list(zero), list(zero)
-        drafting[FEATURES.index("depths")], drafting[FEATURES.index("drafting at all")] = 0.05, 0.1
-        scoring[FEATURES.index("once")], scoring[FEATURES.index("rows")] = 0.96, 0.04
+        drafting[FEATURES.index("depths")], drafting[FEATURES.index("once")] = 0.05, 0.1
+        for once, row in (("once", "rows"), ("without drafts: once", "without drafts: batch")):
+            scoring[FEATURES.index(once)], scoring[FEATURES.index(row)] = 0.96, 0.04
         return cls({"drafting": tuple(drafting), "scoring": tuple(scoring), "other": tuple(zero)})
 
     def to_dict(self) -> dict[str, Any]:

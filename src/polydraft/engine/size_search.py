@@ -11,7 +11,7 @@ from polydraft.engine.costs import HINGE
 from polydraft.engine.tree_search import chances, grow
 from polydraft.verifiers._rows import compiled
 
-__all__ = ["base_seconds", "choose", "probe", "round_seconds"]
+__all__ = ["base_seconds", "choose", "plain_seconds", "probe", "round_seconds"]
 
 TREE_MARGIN = 0.01
 """Share by which a tree by position must promise to beat all other sizes; none is looked for where a chain is the best of these."""
@@ -38,27 +38,31 @@ def _nodes(width, depth, trunk, short):
 
 
 @compiled
+def plain_seconds(costs, contexts):
+    """Seconds of a round without drafts."""
+    return costs[10] + costs[11] * contexts.size + costs[12] * contexts.sum() + costs[3] * max(0, contexts.size - HINGE)
+
+
+@compiled
 def base_seconds(costs, contexts):
-    """Seconds of a round but for what is drafted; without drafts costs[11] more."""
-    B, seconds = contexts.size, costs[0]
-    for b in range(B):
-        seconds += costs[1] + costs[2] + (costs[4] + costs[5]) * contexts[b]
-    return seconds + costs[3] * max(0, B - HINGE)
+    """Seconds of a round with drafts but for what is drafted."""
+    B = contexts.size
+    return costs[0] + (costs[1] + costs[2]) * B + (costs[4] + costs[5]) * contexts.sum() + costs[3] * max(0, B - HINGE)
 
 
 @compiled
 def round_seconds(costs, base, B, nodes, by_context, deepest, drafting, branching):
     """Of a round that drafts `nodes` tokens; by_context: the sum over them of their sequences' cached tokens; see `costs.features`."""
     beyond = max(0, B + nodes - HINGE) - max(0, B - HINGE)
-    seconds = base + (costs[2] + costs[8]) * nodes + costs[5] * by_context + costs[3] * beyond
-    return seconds + costs[6] + costs[7] * deepest + costs[9] * drafting + costs[10] * branching
+    seconds = base + (costs[2] + costs[7]) * nodes + costs[5] * by_context + costs[3] * beyond
+    return seconds + costs[6] * deepest + costs[8] * drafting + costs[9] * branching
 
 
 @compiled
 def probe(kept, seen, priors, asked, costs, max_depth):
     """(depth, loss) of the chain for all who may draft that falls least short of plain decoding; loss: in tokens of each sequence, >= 0."""
     B, L = kept.shape
-    base, live, by_context = base_seconds(costs, asked[:, 2]), 0, 0.0
+    base, plain, live, by_context = base_seconds(costs, asked[:, 2]), plain_seconds(costs, asked[:, 2]), 0, 0.0
     rates, tokens, logs = np.empty(L), np.empty(max_depth + 1), np.zeros(max_depth + 1)
     for b in range(B):
         if asked[b, 1] > 0:
@@ -70,7 +74,7 @@ def probe(kept, seen, priors, asked, costs, max_depth):
     depth, most, loss = 1, 0.0, 0.0
     for d in range(1, max_depth + 1):
         seconds = round_seconds(costs, base, B, d * live, d * by_context, d, live, 0)
-        each, rounds = np.exp(logs[d] / live), seconds / (base + costs[11])
+        each, rounds = np.exp(logs[d] / live), seconds / plain
         if each / rounds > most:
             depth, most, loss = d, each / rounds, max(rounds - each, 0.0)
     return depth, loss
@@ -117,7 +121,7 @@ def choose(kept, seen, priors, asked, costs, max_depth, max_trunk, max_short, ma
         most = max(most, widths[b])
         sizes[b, 0], sizes[b, 1:] = 1, 0
     base = base_seconds(costs, contexts)
-    plain = base + costs[11]
+    plain = plain_seconds(costs, contexts)
     best = (1.0 + margin) / plain
     if most == 0:
         return 1.0 / plain
@@ -173,13 +177,13 @@ def choose(kept, seen, priors, asked, costs, max_depth, max_trunk, max_short, ma
             price, before = B / seconds, seconds
             nodes, drafting, branching, reached, depths, total, by_context = 0, 0, 0, 0, 0, 0.0, 0.0
             for b in range(B):
-                each, gain, gained = costs[2] + costs[5] * contexts[b] + costs[8], 0.0, 0.0
+                each, gain, gained = costs[2] + costs[5] * contexts[b] + costs[7], 0.0, 0.0
                 tried[b, 0], tried[b, 1:] = 1, 0
                 for k in range(len(shapes)):
                     w, t, s = shapes[k]
                     if w > widths[b]:
                         break
-                    once = costs[9] + (costs[10] if w > 1 else 0.0)
+                    once = costs[8] + (costs[9] if w > 1 else 0.0)
                     for d in range(max(t, s) + 1, deepest + 1):
                         n = _nodes(w, d, t, s)
                         value = logs[b, k, d] - price * (n * each + costs[3] * max(0.0, n - room) + once)
@@ -195,7 +199,7 @@ def choose(kept, seen, priors, asked, costs, max_depth, max_trunk, max_short, ma
                     for n in range(d + 1, max_nodes + 1):
                         if logs_of_trees[b, d, n] <= logs_of_trees[b, d, n - 1]:
                             continue
-                        value = logs_of_trees[b, d, n] - price * (n * each + costs[3] * max(0.0, n - room) + costs[9] + costs[10])
+                        value = logs_of_trees[b, d, n] - price * (n * each + costs[3] * max(0.0, n - room) + costs[8] + costs[9])
                         if value > least:
                             least, gained = value, logs_of_trees[b, d, n]
                             tried[b, 0], tried[b, 1], tried[b, 2], tried[b, 3], tried[b, 4] = 2, d, 0, 0, n
