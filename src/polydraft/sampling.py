@@ -27,7 +27,7 @@ from polydraft.core import TokenTree
 from polydraft.errors import InvalidInputError
 from polydraft.params import SamplingParams
 
-__all__ = ["check_vocabulary", "harden", "is_plain", "laws", "logprobs", "process", "soften"]
+__all__ = ["check_vocabulary", "is_plain", "laws", "logprobs", "process", "soften"]
 
 
 def is_plain(params: SamplingParams) -> bool:
@@ -323,26 +323,6 @@ def laws(
         if not p[..., 0].isnan().any():  # a row with a fault has no number at all; the checked path below names it
             return p
     return soften(process(logits, tree, contexts, prompt_lengths, params, stop_ids), params)
-
-
-def harden(processed: Float[Tensor, "B N V"], params: Sequence[SamplingParams]) -> Float[Tensor, "B N V"]:
-    """Processed logits whose softmax is the law at temperature 0 too: only the largest stays. Faulty rows stay faulty.
-
-    Example:
-        >>> harden(torch.tensor([[[1.0, 3.0, 2.0]]]), [SamplingParams(temperature=0)]).tolist()
-        [[[-inf, 3.0, -inf]]]
-    """
-    rows = [b for b, row in enumerate(params) if row.greedy]
-    if processed.device.type != "cpu":
-        return _on_rows(processed, rows, lambda x: x.masked_fill(_point_mass(x) == 0, -torch.inf))
-    hard = processed.clone()
-    x, nodes = hard.numpy(), np.arange(processed.shape[1])
-    for b in rows:
-        largest = x[b].argmax(-1)
-        kept = x[b, nodes, largest]
-        x[b] = -np.inf
-        x[b, nodes, largest] = kept
-    return hard
 
 
 def soften(processed: Float[Tensor, "B N V"], params: Sequence[SamplingParams]) -> Float[Tensor, "B N V"]:

@@ -83,7 +83,7 @@ def test_the_greedy_walk_is_every_rule_at_temperature_zero(name, shape, law):
 def test_hardened_logits_have_the_law_of_temperature_zero_in_a_mixed_batch(name, shape, law):
     draft, logits, key = rounds(shape, law, 5)
     params = [SamplingParams(temperature=b % 2) for b in range(B)]
-    fast = registry.verifier(name).walk(draft, sampling.harden(logits, params), key)
+    fast = registry.verifier(name).walk(draft, greedy.harden(logits, params), key)
     slow = registry.verifier(name)(draft, sampling.soften(logits, params)).sample(key)
     assert torch.equal(slow.path, fast.path) and torch.equal(slow.token, fast.token)
 
@@ -93,7 +93,7 @@ def test_hardened_logits_keep_their_faults(fault):
     draft, logits, key = rounds(TreeShape.CHAIN, SiblingLaw.IID, 0)
     logits[7, 0, slice(None) if fault < 0 else 5] = fault
     params = [SamplingParams(temperature=b % 2 == 0) for b in range(B)]
-    assert registry.verifier("block").walk(draft, sampling.harden(logits, params), key) is None
+    assert registry.verifier("block").walk(draft, greedy.harden(logits, params), key) is None
 
 
 @pytest.mark.parametrize("fault", [float("nan"), float("inf")])

@@ -32,9 +32,11 @@ SIZES = ((1, 0), (1, 4), (1, 1), (2, 4), (1, 8), (3, 3), (1, 12), (2, 8))
 """(width, depth) of measured rounds, the most telling first."""
 RANKED = ((1, 0), (2, 4), (1, 1), (2, 2), (4, 4), (4, 2), (2, 8), (1, 4), (3, 8))
 """The same for a drafter of most probable trees of width x depth nodes, of which only those that reach the depth count."""
-TOGETHER, LONGER, BOTH = ((1, 0), (1, 4), (2, 4)), ((1, 0), (1, 8), (2, 8)), ((1, 0), (1, 4))
+TOGETHER, LONGER, BOTH = ((1, 0), (1, 4), (1, 1), (2, 4)), ((1, 0), (1, 8), (2, 8)), ((1, 0), (1, 4), (1, 1))
 """Those of them that are measured for a batch, in a long context, and for a batch of long contexts, too: four contexts of 400 tokens cost more than
 one of 1600 where the caches of the machine hold one and not four."""
+TOGETHER_MOST = 4
+"""Sequences of such a batch, at most."""
 LONGEST_PROMPT = 128
 LEAST, MOST = 5, 16
 """Repetitions of a size."""
@@ -57,24 +59,36 @@ def clock(target: Target) -> Callable[[], float]:
 
 
 class _Script:
-    """A plan that does as it is told and notes how drafts fit."""
+    """A plan that does as it is told and notes how drafts fit: within a round as an adaptive plan does, which is part of the cost, and
+    thoroughly once its time is taken."""
 
     def __init__(self, *, ranked: bool = False) -> None:
         self.budget, self.ranked = Budget(0, 0), ranked
         self.record, self.places = Acceptance(), places.fit(Acceptance())
         self._prior = np.full(DEPTHS, PRIOR)
+        self._known = [Acceptance(rounds=acceptance.EVERY_ROUND) for _ in range(TOGETHER_MOST)]
+        self._last: tuple[Seq[Sequence], Draft, Float[Tensor, "B N V"], Outcome] | None = None
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         return [self.budget] * len(sequences)
 
     def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
+        self._last = sequences, draft, processed, outcome
         greedy = [s.request.params.greedy for s in sequences]
-        if draft.tree.num_nodes > 1:
-            rows = [b for b, parents in enumerate(draft.tree.lists[1]) if parents[1] == 0]
-            records, priors = [self.record] * len(sequences), [self._prior] * len(sequences)
-            acceptance.look(records, draft, processed, greedy, priors, outcome, rows=rows, decay=1.0)
         if self.ranked:
             places.observe([self.places] * len(sequences), draft, processed, greedy, [self.budget] * len(sequences), decay=1.0)
+        elif rows := acceptance.count(self._known[: len(sequences)], draft, outcome):
+            acceptance.look(self._known, draft, processed, greedy, [self._prior] * len(sequences), outcome, rows=rows)
+
+    def note(self) -> None:
+        """Look at every draft of the last round."""
+        if self._last is None:
+            return
+        (sequences, draft, processed, outcome), self._last = self._last, None
+        if draft.tree.num_nodes > 1:
+            rows = [b for b, parents in enumerate(draft.tree.lists[1]) if parents[1] == 0]
+            greedy, priors = [s.request.params.greedy for s in sequences], [self._prior] * len(sequences)
+            acceptance.look([self.record] * len(sequences), draft, processed, greedy, priors, outcome, rows=rows, decay=1.0)
 
     def acceptance(self) -> tuple[float, ...]:
         """[DEPTHS] of what was seen, drawn to PRIOR where there was little."""
@@ -147,6 +161,7 @@ class Bed:
                     spent[phase if phase in spent else "other"] += value - self._seconds.get(name, {}).get(phase, 0.0)
             stats = output.sample.stats
             self._seconds[name], self._drafted[name] = now, (stats.drafted, sum(stats.drafted_by_depth))
+        self.script.note()
         gained = [(n - m, d - e) for name, (n, d) in self._drafted.items() for m, e in [drafted.get(name, (0, 0))]]
         self.nodes, self.depth = sum(n for n, _ in gained), max((d for _, d in gained), default=0)
         return spent
@@ -293,7 +308,7 @@ def calibrate(
 
     first = place(1, ids, sizes)
     plain = _warm(first)
-    places, together = [first], min(4, target.max_num_seqs)
+    places, together = [first], min(TOGETHER_MOST, target.max_num_seqs)
     if together > 1:
         places.append(place(together, ids, TOGETHER))
     longer = (ids * (space // len(ids) + 1))[: min(space - 64, 768)]

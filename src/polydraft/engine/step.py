@@ -164,7 +164,7 @@ class Stepper:
         if num_greedy == len(params) and self.verifier.info.lossless:
             return greedy.walk(draft, processed, key)
         if num_greedy:
-            processed = sampling.harden(processed, params)
+            processed = greedy.harden(processed, params)
         if draft.tree.num_nodes == 1 and not self.verifier.info.shared_noise:
             return match.walk(draft, processed, key)
         return walk(draft, processed, key)

@@ -4,19 +4,40 @@ The target's law is a point mass on its largest logit, the lowest id among equal
 goes on while the largest logit's token is a child, and ends with the first that is not.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from polydraft import tree
 from polydraft.core import Draft, NoiseKey, Outcome
+from polydraft.params import SamplingParams
 from polydraft.verifiers import _device
 from polydraft.verifiers._rows import compiled
 from polydraft.verifiers._walk import arrays, highest, outcome
 
-__all__ = ["walk"]
+__all__ = ["harden", "walk"]
 
 _SPAN = 64
+
+
+@compiled
+def _first(x: np.ndarray, value: np.float32) -> int:
+    """The first place of a value, -1 where there is none; spans of a fixed length are compared in vector lanes."""
+    whole = x.size // _SPAN * _SPAN
+    for start in range(0, whole, _SPAN):
+        found = 0
+        for i in range(_SPAN):
+            found += x[start + i] == value
+        if found:
+            whole = start
+            break
+    for i in range(whole, x.size):
+        if x[i] == value:
+            return i
+    return -1
 
 
 @compiled
@@ -25,17 +46,7 @@ def _largest(x: np.ndarray) -> int:
     top, faults = highest(x), 0
     for i in range(x.size):
         faults += x[i] != x[i]
-    if faults or not -np.inf < top < np.inf:
-        return -1
-    for start in range(0, x.size, _SPAN):
-        found = 0
-        for i in range(start, min(start + _SPAN, x.size)):
-            found += x[i] == top
-        if found:
-            for i in range(start, x.size):
-                if x[i] == top:
-                    return i
-    return -1
+    return _first(x, top) if not faults and -np.inf < top < np.inf else -1
 
 
 @compiled
@@ -53,13 +64,43 @@ def _walk(logits, laws, first, tokens, parents, seed, sample, position, node, to
         node[b] = n
 
 
+@compiled
+def _keep_largest(x, rows):
+    for b in rows:
+        for n in range(x.shape[1]):
+            largest = _largest(x[b, n])
+            if largest >= 0:
+                kept = x[b, n, largest]
+                x[b, n] = -np.inf
+                x[b, n, largest] = kept
+
+
+def harden(logits: Float[Tensor, "B N V"], params: Sequence[SamplingParams]) -> Float[Tensor, "B N V"]:
+    """Processed logits whose softmax is the law at temperature 0 too: only the largest stays. Faulty rows stay faulty.
+
+    logits: float32, on the host or a device.
+
+    Example:
+        >>> harden(torch.tensor([[[1.0, 3.0, 2.0]]]), [SamplingParams(temperature=0)]).tolist()
+        [[[-inf, 3.0, -inf]]]
+    """
+    rows = [b for b, row in enumerate(params) if row.greedy]
+    if logits.device.type != "cpu":
+        largest = logits.argmax(-1, keepdim=True)
+        others = torch.ones_like(logits, dtype=torch.bool).scatter_(-1, largest, False)
+        others[[b for b, row in enumerate(params) if not row.greedy]] = False
+        return logits.masked_fill(others, -torch.inf)
+    hard = logits.clone(memory_format=torch.contiguous_format)
+    _keep_largest(hard.numpy(), np.array(rows))
+    return hard
+
+
 def walk(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
     """The outcome of any lossless rule at temperature 0, looking at visited nodes alone; None where logits are faulty.
 
     logits: float32, processed but for the temperature.
 
     Example:
-        >>> import torch
         >>> from polydraft.core import NoiseKey, TokenTree
         >>> chain = Draft.empty(torch.tensor([5]))
         >>> walk(chain, torch.tensor([[[0.0, 2.0, 1.0]]]), NoiseKey.of([0], [0], [1])).token.tolist()
