@@ -51,6 +51,14 @@ def test_a_workload_runs_every_size_on_the_same_rounds(name, monkeypatch):
     assert name in WORKLOADS
 
 
+def test_sizes_that_fall_behind_are_left_out_and_never_the_best(monkeypatch):
+    monkeypatch.setattr("polydraft.bench.planner.DEPTHS", {1: (1, 4)})
+    monkeypatch.setattr("polydraft.bench.planner.CLOSE", -9.0)  # all sizes are behind ten times the best
+    found = accuracy("high temperature", count=4, max_tokens=8)
+    assert {n: len(r) for n, r in found.rounds.items()} == {"plain": 4, "adaptive": 4, "1x1": 2, "1x4": 2}
+    assert found.best_fixed == "plain" and found.interval[0] <= found.ratio <= found.interval[1]
+
+
 @pytest.mark.slow
 def test_all_curves_are_measured_and_drawn(tmp_path):
     found = scaling(quick=True)

@@ -17,7 +17,7 @@ from polydraft.engine import acceptance, profile
 from polydraft.engine.acceptance import DEPTHS, Acceptance, expected_tokens
 from polydraft.engine.calibrate import Bed, _levelled, _Place, calibrate, profile_of
 from polydraft.engine.costs import Observation, RoundCosts, features
-from polydraft.engine.plan import EARLY, HELD, AdaptivePlan, FixedPlan
+from polydraft.engine.plan import HELD, AdaptivePlan, FixedPlan
 from polydraft.engine.profile import Profile
 from polydraft.errors import DrafterWarning, IncompatibleError, InvalidInputError, UnknownNameError
 from polydraft.registry import verifier
@@ -254,7 +254,7 @@ def test_a_rule_that_keeps_less_than_the_overlap_is_believed():
     draft, logits = round_of(p, q, [0] * 5)
     for _ in range(8):
         plan.learn([s], draft, logits, outcome(0))
-    assert plan.budgets([s])[0].max_depth < first.max_depth
+    assert [plan.budgets([s]) for _ in range(HELD)][-1][0].max_depth < first.max_depth
 
 
 def adaptive(known, kind="paths", rates=0.7, **options):
@@ -287,12 +287,13 @@ def test_one_profile_and_one_seed_give_one_text():
     assert texts[0].token_ids == texts[1].token_ids
 
 
-def test_drafts_that_never_fit_are_hardly_ever_made():
-    target, small = TableModel(V=40, sharp=6.0, seed=0, max_model_len=400), TableModel(V=40, sharp=6.0, seed=5, max_model_len=400)
+@pytest.mark.parametrize("seed", range(4))
+def test_drafts_that_never_fit_cost_three_percent_at_most(seed):
+    target, small = (TableModel(V=40, sharp=6.0, seed=s, max_model_len=400) for s in (seed, seed + 5))
     fast = Engine.of(target, draft_model=small, plan=made(costs(rows=0.1, depths=0.1)))
     stats = fast.generate([[1, 2]], SamplingParams(seed=0, max_tokens=300))[0].stats
     assert stats.target_calls > 250
-    assert stats.drafted < 40
+    assert 300 * 1.1 / (stats.target_calls * 1.1 + stats.drafted * 0.2) > 0.97
 
 
 def test_measuring_leaves_the_models_free_and_finds_costs_and_acceptance():
@@ -324,7 +325,6 @@ def test_a_machine_that_is_slower_for_a_while_is_slower_for_all_sizes():
 
 def test_budgets_hold_for_some_rounds_or_until_a_sequence_leaves_or_stops_drafting():
     planned, (first, second) = made(costs(rows=0.05, depths=0.05)), sequences(2)
-    first.acceptance.rounds = second.acceptance.rounds = EARLY
     before = planned.budgets([first, second])
     assert [g.max_depth for g in before] == [before[0].max_depth] * 2
     first.acceptance.seen[:], first.acceptance.folded = 50.0, 1  # all of 50 drafts failed

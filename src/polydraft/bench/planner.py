@@ -7,9 +7,10 @@ high temperature    temperature 1.8
 random target       a target of random weights, which no draft fits
 mixed batch         four sequences at a time: two greedy, two sampled
 
-The best fixed plan is the best of all sizes, plain decoding included. The largest of many noisy figures is too large, so it is chosen
-on one half of the rounds and met on the other, both ways round: every prompt is in both halves, with another seed. Rates count decoding
-without the prefill, in CPU seconds on one thread, so that other work on the machine counts little.
+The best fixed plan is the best of all sizes, plain decoding included. All run for a quarter of the rounds; those that are then more than
+CLOSE behind the best are left out, so that there is time for more rounds of the others. The largest of many noisy figures is too
+large, so the best is chosen on one half of the rounds and met on the other, both ways round: every prompt is in both halves, with
+another seed. Rates count decoding without the prefill, in CPU seconds on one thread, so that other work on the machine counts little.
 """
 
 import math
@@ -40,6 +41,7 @@ CHAT = (
 WORKLOADS = ("held-out Python", "repeated edits", "chat", "high temperature", "random target", "mixed batch")
 DEPTHS = {1: (1, 2, 3, 4, 5, 6, 8, 10), 2: (1, 2, 3, 4, 6), 3: (1, 2, 3, 4)}
 """Fixed sizes: paths -> depths."""
+CLOSE = 0.1
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def _workload(name: str, count: int, max_tokens: int) -> _Workload:
 
 @dataclass
 class Accuracy:
-    """One workload. rounds: setting -> (tokens, seconds) of each round, rounds in the same order for all settings."""
+    """One workload. rounds: setting -> (tokens, seconds) of each round, in the same order for all settings; of some sizes only the first rounds."""
 
     name: str
     rounds: dict[str, list[tuple[int, float]]] = field(default_factory=dict[str, list[tuple[int, float]]])
@@ -108,11 +110,14 @@ class Accuracy:
 
     @property
     def best_fixed(self) -> str:
-        """The fastest fixed plan over all rounds, plain decoding included."""
+        """The fastest fixed plan over all rounds, plain decoding included; those that were left out are not."""
         return self._fastest(range(len(self.rounds["plain"])))
 
     def _fastest(self, rounds: Sequence[int]) -> str:
-        return max((n for n in self.rounds if n != "adaptive"), key=lambda n: self.speed(n, rounds))
+        whole = len(self.rounds["adaptive"])
+        return max(
+            (n for n, r in self.rounds.items() if n != "adaptive" and len(r) == whole), key=lambda n: self.speed(n, rounds)
+        )
 
     def _ratio(self, pairs: Sequence[int]) -> float:
         """Of the rounds 2i and 2i + 1, i in pairs: the geometric mean over both ways to choose on one half and compare on the other."""
@@ -138,6 +143,7 @@ class Accuracy:
         return {
             "workload": self.name,
             "tokens_per_second": {n: self.speed(n) for n in self.rounds},
+            "rounds": {n: len(r) for n, r in self.rounds.items()},
             "best_fixed": self.best_fixed,
             "ratio": self.ratio,
             "interval": self.interval,
@@ -146,7 +152,7 @@ class Accuracy:
 
 
 def accuracy(name: str, *, count: int = 24, max_tokens: int = 96, progress: Callable[[], None] = lambda: None) -> Accuracy:
-    """Run one workload: `count` rounds, an even number, of plain decoding, the adaptive plan and every fixed size, in a turning order.
+    """Run one workload: `count` rounds, an even number, of plain decoding, the adaptive plan and the fixed sizes, in a turning order.
 
     The profile is measured on the workload's first prompt, as an engine does before its first request.
     """
@@ -161,6 +167,9 @@ def accuracy(name: str, *, count: int = 24, max_tokens: int = 96, progress: Call
     for engine in made.values():
         engine.generate(work.batches[0], [replace(p, max_tokens=4, seed=0) for p in work.params])
     for number, batch in enumerate(work.batches):
+        if number == max(2, count // 8 * 2):
+            least = (1 - CLOSE) * max(found.speed(n) for n in names)
+            names = [n for n in names if n in ("plain", "adaptive") or found.speed(n) >= least]
         turn = number % len(names)
         for setting in names[turn:] + names[:turn]:
             results = made[setting].generate(batch, [replace(p, seed=number) for p in work.params])

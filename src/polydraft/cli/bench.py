@@ -125,7 +125,7 @@ def _planner(json_file: Path | None, quick: bool) -> None:
 
     found = []
     for name in planner.WORKLOADS:
-        count = 2 if quick else 20 if name == "mixed batch" else 40  # of four texts each
+        count = 2 if quick else 60 if name == "mixed batch" else 120  # of four texts each
         found.append(planner.accuracy(name, count=count, max_tokens=16 if quick else 96))
         typer.echo(f"{name}: {found[-1].ratio:.3f} of the best fixed plan, {found[-1].best_fixed}", err=True)
     typer.echo(planner.markdown(found))

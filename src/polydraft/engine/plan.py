@@ -30,8 +30,8 @@ RISEN = 0.1
 """Acceptance of a first draft that a probe must add to be followed by another one at once."""
 PROBING = 0.0025
 """Share of the time without drafts that probes may take, beside the drafter's reading of what it missed."""
-EARLY, HELD = 4, 4
-"""Drafting rounds of a text that are all planned for; afterwards a plan holds for several, as planning costs 4% of a round of the embedded pair."""
+HELD = 4
+"""Drafting rounds for which a plan holds, as planning costs 4% of a round of the embedded pair; chosen like `acceptance.DECAY`: 8 is late where texts change."""
 
 
 class Plan(Protocol):
@@ -225,7 +225,7 @@ class AdaptivePlan:
         budgets = [self._budget(s, o, size, probe, pause) for s, o, size in zip(sequences, out, sizes, strict=True)]
         drafting = all(size[1] for size in sizes)
         self._held = [(s.acceptance, g) for s, g in zip(sequences, budgets, strict=True)] if drafting else []
-        self._holding = HELD - 1 if drafting and all(s.acceptance.rounds >= EARLY for s in sequences) else 0
+        self._holding = HELD - 1 if drafting else 0
         return budgets
 
     def _probe(self, sequences: Seq[Sequence], out: Seq[bool]) -> tuple[Budget, int]:
