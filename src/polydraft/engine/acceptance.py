@@ -54,6 +54,7 @@ class Acceptance:
     predicted, accepted: drafted tokens, with decay.  pause: rounds of the last wait.  waiting: rounds left.
     due: a probe follows the wait.  before: `rate` at the last probe.  rounds: that drafted since the last probe.
     folded: rounds that were counted or looked at.  failed: of them, the last in a row that kept nothing; halved by one that kept something.
+    depth: of the chain that is drafted so far, 0 for another shape or none.
     """
 
     kept: np.ndarray = field(default_factory=lambda: np.zeros(DEPTHS))
@@ -67,6 +68,7 @@ class Acceptance:
     rounds: int = 0
     folded: int = 0
     failed: int = 0
+    depth: int = 0
 
     def fold(self, num_accepted: int) -> None:
         """Take note that a round was counted or looked at."""

@@ -177,7 +177,7 @@ class AdaptivePlan:
             kept, seen, prior = records[0].kept[None], records[0].seen[None], priors[0][None]
         else:
             kept, seen, prior = np.array([r.kept for r in records]), np.array([r.seen for r in records]), np.array(priors)
-        asked = np.array([[r.gain, w, c, r.failed] for r, w, c in zip(records, widths, contexts, strict=True)])
+        asked = np.array([[r.gain, w, c, r.failed, r.depth] for r, w, c in zip(records, widths, contexts, strict=True)])
         return kept, seen, prior, asked, self.known.costs.flat
 
     def _priors(self, sequences: Seq[Sequence]) -> list[np.ndarray]:
@@ -246,6 +246,7 @@ class AdaptivePlan:
     def _budget(self, sequence: Sequence, out: bool, size: list[Any], probe: Budget, shortest: int) -> Budget:
         """Keeps the account of pauses: when one ends and nothing promises a gain, a draft probes, and another if it fitted well."""
         record = sequence.acceptance
+        record.depth = size[1] if size[0] == 1 and not out else 0
         if out:
             record.waiting = max(record.waiting - 1, 0)
             return _NOTHING

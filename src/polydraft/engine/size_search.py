@@ -1,7 +1,7 @@
 """The sizes of a round that promise most tokens per second, compiled: chains, K paths, a trunk and then paths, ragged pairs, trees by position.
 
 kept, seen: [B, L] what each sequence's record holds.  priors: [B, L] acceptances.  costs: `RoundCosts.flat`.
-asked[b]: gain, most paths (0 where the sequence sits this round out), cached tokens, rounds failed in a row.
+asked[b]: gain, most paths (0 where the sequence sits this round out), cached tokens, rounds failed in a row, depth of the chain it drafts so far.
 """
 
 import numpy as np
@@ -15,6 +15,8 @@ __all__ = ["base_seconds", "choose", "plain_seconds", "probe", "round_seconds"]
 
 TREE_MARGIN = 0.01
 """Share by which a tree by position must promise to beat all other sizes; none is looked for where a chain is the best of these."""
+STAYING = 1.01
+"""What the tokens of the chain that is drafted so far count for: rounds of a new size cost 2% more, until the caches have forgotten the last."""
 UNEVEN = 1.04
 """Seconds of a batch's drafts of different depths over those of as many tokens to one depth, beside what they are charged (measured, batches of four)."""
 
@@ -136,6 +138,8 @@ def choose(kept, seen, priors, asked, costs, max_depth, max_trunk, max_short, ma
                 acceptance.by_depth(kept[b], seen[b], priors[b], gains[b] if k else 1.0, asked[b, 3], rates[b])
             if shapes[k, 0] <= widths[b]:
                 acceptance.tokens_by_depth(rates[b], shapes[k, 0], shapes[k, 1], shapes[k, 2], tokens[b, k])
+        if 0 < asked[b, 4] <= max_depth:
+            tokens[b, 0, int(asked[b, 4])] *= STAYING
     room = max(0.0, (HINGE - B) / B)
     tried = np.empty_like(sizes)
     if B == 1:
