@@ -36,6 +36,7 @@ class Spy:
         self.calls, self.told, self.asked = [], [], []
 
     def start(self, requests):
+        self.calls.append(("start", *(len(r.prompt_token_ids) for r in requests)))
         return self.drafter.start(requests)
 
     def propose(self, states, budgets):
@@ -82,15 +83,25 @@ def test_a_drafter_that_pauses_is_not_called(kind):
     spy = Spy(MAKERS[kind]())
     run(spy, 2, *[0] * 8, 2)
     after = spy.calls.index("observe") + 1
-    assert spy.calls[:after] == ["propose", "observe"]
+    assert spy.calls[:after] == [("start", 5), "propose", "observe"]
     assert spy.calls[after : after + 2] == ["observe", "propose"] and len(spy.told[1][0]) == 8
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_drafter_begins_with_its_first_draft_and_has_then_read_all(kind):
+    spy = Spy(MAKERS[kind]())
+    run(spy, 0, 0, 0, 2)
+    assert spy.calls[:2] == [("start", 8), "propose"]
+    never = Spy(MAKERS[kind]())
+    run(never, 0)
+    assert never.calls == []
 
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_drafter_that_comes_back_has_read_every_token_once(kind):
     spy = Spy(MAKERS[kind]())
     prompts = ((1, 2, 3, 1, 2), (4, 5))
-    samples = run(spy, 0, 0, 0, 3, 0, 0, 2, 2, 0, 0, 0, 0, 0, 3, prompts=prompts, max_tokens=40)
+    samples = run(spy, 1, 0, 0, 0, 3, 0, 0, 2, 2, 0, 0, 0, 0, 0, 3, prompts=prompts, max_tokens=40)
     for b, sample in enumerate(samples):
         told = [t for emitted in spy.told if len(emitted) == 2 for t in emitted[b]]
         assert len(told) > 20 and told[:20] == sample.token_ids[:20]
@@ -129,5 +140,5 @@ def test_a_drafter_that_fails_while_catching_up_is_switched_off():
             return super().observe(states, outcome, scores)
 
     with pytest.warns(match="no room"):
-        (sample,) = run(Broken(), *[0] * 6, 2, temperature=0.0)
+        (sample,) = run(Broken(), 1, *[0] * 6, 2, temperature=0.0)
     assert sample.token_ids == plain_greedy(TableModel(), (1, 2, 3, 1, 2), 24) and sample.stats.drafter_error

@@ -21,7 +21,7 @@ from polydraft.drafters.parts import Auxiliary, as_one_round
 from polydraft.engine.sequence import Sequence
 from polydraft.errors import DrafterWarning
 
-__all__ = ["aux", "observe", "propose", "release", "start"]
+__all__ = ["aux", "begin", "observe", "propose", "release", "start"]
 
 
 def _switch_off(drafter: Drafter, sequence: Sequence, error: Exception) -> None:
@@ -38,9 +38,15 @@ def _switch_off(drafter: Drafter, sequence: Sequence, error: Exception) -> None:
 
 
 def start(drafter: Drafter, sequences: Seq[Sequence]) -> None:
-    """Give each sequence a drafter state that has read all its committed tokens."""
+    """Let a drafter that is told of every round begin; others do before their first draft: one whose drafts do not pay reads no prompt."""
+    if drafter.needs:
+        begin(drafter, sequences)
+
+
+def begin(drafter: Drafter, sequences: Seq[Sequence]) -> None:
+    """Give each sequence without one a drafter state that has read all its committed tokens."""
     for s in sequences:
-        if s.drafting:
+        if s.drafting and s.state is None:
             request = Request(s.request.id, tuple(s.token_ids), s.request.params, s.request.seed, s.request.sample)
             try:
                 (s.state,) = drafter.start([request])
@@ -59,7 +65,7 @@ def release(drafter: Drafter, sequences: Seq[Sequence]) -> None:
 
 
 def propose(drafter: Drafter, sequences: Seq[Sequence], budgets: Seq[Budget], roots: Int[Tensor, "B"], vocab_size: int) -> Draft:
-    """One draft for the whole batch; sequences whose drafting is off get bare roots."""
+    """One draft for the whole batch, whose states have begun; sequences whose drafting is off get bare roots."""
     _catch_up(drafter, [s for s in sequences if s.drafting and s.num_read < len(s.token_ids)])
     live = [b for b, s in enumerate(sequences) if s.drafting]
     if not live:

@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft import sampling
-from polydraft.core import AuxRows, Draft, Drafter, Law, NoiseKey, Outcome, SamplingParams, Scores, Target, Verifier
+from polydraft.core import AuxRows, Budget, Draft, Drafter, Law, NoiseKey, Outcome, SamplingParams, Scores, Target, Verifier
 from polydraft.engine import drafting
 from polydraft.engine.plan import Plan
 from polydraft.engine.sequence import Sequence
@@ -89,7 +89,12 @@ class Stepper:
             [len(s.token_ids) for s in sequences],
         )
         with watch.phase("drafting"):
-            draft = self._propose(sequences)
+            budgets = self._budgets(sequences)
+        if budgets and self.drafter is not None and any(s.drafting and s.state is None for s in sequences):
+            with watch.phase("prefill"):
+                drafting.begin(self.drafter, sequences)
+        with watch.phase("drafting"):
+            draft = self._propose(sequences, budgets)
             if self.verifier.info.shared_noise:
                 draft = replace(draft, noise=key)
             extra = drafting.aux(self.drafter, sequences)
@@ -112,18 +117,22 @@ class Stepper:
         self._record(sequences, draft, outcome)
         return Round(draft, scores, processed, params, outcome, watch.stop())
 
-    def _propose(self, sequences: Seq[Sequence]) -> Draft:
-        roots = torch.from_numpy(np.array([s.token_ids[-1] for s in sequences]))
+    def _budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
+        """One each; none where nothing is to be drafted."""
         if self.drafter is None:
-            return Draft.empty(roots)
+            return []
         budgets = self.plan.budgets(sequences)
         if not any(g.max_depth for g in budgets):
-            return Draft.empty(roots)
+            return []
         if {g.asks_for for g in budgets} - {None} - self.verifier.info.shapes:
             budgets = [g.unasked() for g in budgets]  # never a draft that the rule is not exact for
         rooms = [self._room(s) for s in sequences]
         budgets = [g if g.max_depth <= room else replace(g, max_depth=room) for g, room in zip(budgets, rooms, strict=True)]
-        if not any(g.max_depth for g in budgets):
+        return budgets if any(g.max_depth for g in budgets) else []
+
+    def _propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+        roots = torch.from_numpy(np.array([s.token_ids[-1] for s in sequences]))
+        if self.drafter is None or not budgets:
             return Draft.empty(roots)
         return drafting.propose(self.drafter, sequences, budgets, roots, self.target.vocab_size)
 
