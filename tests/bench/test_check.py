@@ -4,15 +4,19 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft.bench.check import check
+from polydraft import registry
+from polydraft.bench.check import Watched, check
 from polydraft.bench.check_rounds import RESOLUTION, Recorder, _normal, _Round
-from polydraft.bench.wrong_rules import FEW, Reversed, mistakes
+from polydraft.bench.wrong_rules import FEW, FUSED, Reversed, keep_all, mistakes
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
 from polydraft.models import pair
 from polydraft.models.folder import load_module
 from polydraft.registry import verifier
+from polydraft.verifiers import _device, greedy
+from polydraft.verifiers.block.block import Block
+from polydraft.verifiers.token.match import Match
 
 PROMPTS = [prompt.text for prompt in pair.prompts()[:8]]
 PARAMS = SamplingParams(max_tokens=24)
@@ -45,9 +49,10 @@ def test_the_check_ends_where_nothing_is_drafted(judge):
     assert engine.plan is plan
 
 
-def test_a_check_that_tested_nothing_is_not_called_passed():
-    with pytest.raises(InvalidInputError, match="nothing to test"):
-        check(Engine.embedded(drafter=None), PROMPTS[:1], PARAMS, rounds=40)
+def test_rounds_without_drafts_are_tested_too():
+    report = check(Engine.embedded(drafter=None), PROMPTS[:1], PARAMS, rounds=40)
+    assert report.passed
+    assert {f.what.partition(",")[0] for f in report.findings} == {"rounds without drafts"}
 
 
 def test_greedy_tokens_are_compared_one_by_one(engine, judge):
@@ -84,7 +89,7 @@ QUICK = [
 ]
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", [*QUICK, *(f"a broken walk of {rule}" for rule in FUSED)])
 def test_a_known_mistake_is_found(name, engine):
     mistake, bad = MISTAKES[name], Reversed(engine.drafter.model)
     wrong = Engine.of(
@@ -120,15 +125,52 @@ def test_the_statistic_of_a_right_rule_has_mean_zero_by_enumeration():
     assert total(q**2 / (q**2).sum()) > 1e-2
 
 
-def test_the_recorder_changes_no_token(engine):
+def test_every_fused_rule_has_a_broken_walk_among_the_mistakes():
+    rules = map(registry.verifier, registry.names("verifier"))
+    assert {rule.info.name for rule in rules if hasattr(rule, "walk")} == set(FUSED)
+
+
+def kept_on_a_device(self, draft, logits, key):
+    """The deepest node and the likeliest token, by the way of a device."""
+    last = draft.tree.is_node.sum(1) - 1
+    return _device.walk(lambda logits, *_: (last, logits[torch.arange(len(last)), last].argmax(-1)), draft, logits, key)
+
+
+@pytest.mark.parametrize("walk", [lambda self, *given: keep_all(*given), kept_on_a_device], ids=["compiled", "device"])
+def test_a_block_rule_whose_walk_is_replaced_is_found(engine, walk, monkeypatch):
+    monkeypatch.setattr(Block, "walk", walk)
+    assert not check(engine, PROMPTS, PARAMS, rounds=60).passed
+
+
+def test_a_broken_greedy_walk_is_found(engine, monkeypatch):
+    monkeypatch.setattr(greedy, "walk", keep_all)
+    assert not check(engine, PROMPTS, PARAMS.with_(temperature=0), rounds=60).passed
+
+
+def test_a_broken_walk_of_rounds_without_drafts_is_found(monkeypatch):
+    monkeypatch.setattr(Match, "walk", lambda self, *given: keep_all(*given))
+    assert not check(Engine.embedded(drafter=None), PROMPTS, PARAMS, rounds=60).passed
+
+
+def test_a_look_at_the_rounds_changes_no_token(engine):
+    """And the rule's own walk is what is looked at."""
     plain = engine.generate(PROMPTS[0], PARAMS.with_(seed=3))[0].token_ids
-    recorder, rule = Recorder(engine.verifier), engine.verifier
-    engine.verifier = recorder
+    recorder, plan = Recorder(engine.verifier), engine.plan
+    engine.plan = Watched(plan, recorder)
     try:
         assert engine.generate(PROMPTS[0], PARAMS.with_(seed=3))[0].token_ids == plain
     finally:
-        engine.verifier = rule
+        engine.plan = plan
     assert len(recorder.values) == len(recorder.drawn) > 0
+
+
+def test_texts_are_judged_as_they_come_without_a_look(engine, judge, monkeypatch):
+    seen, generate = [], engine.generate
+    monkeypatch.setattr(engine, "generate", lambda *given: seen.append(type(engine.plan)) or generate(*given))
+    report = check(engine, PROMPTS, PARAMS, judge=judge, rounds=40)
+    watched = seen.count(Watched)
+    assert seen == [type(engine.plan), *[Watched] * watched, *[type(engine.plan)] * watched]
+    assert report.passed
 
 
 def test_differences_below_the_resolution_of_float32_mean_nothing():

@@ -1,21 +1,23 @@
 """Is the output of this engine, with these models and settings, the target's? A test on texts that it generates itself.
 
-Six looks at every round of real, many-round texts:
+Six looks at real, many-round texts, in which the engine does all that it does otherwise:
 
-rule    the verdict gives the law of a round's block before any randomness of the rule. For every position j of the block,
+rule    the verdict, worked out beside each round, gives the law of its block before any randomness of the rule. For every position j,
             M_j = sum over nodes n of depth j - 1 of  sum_y w(n, y) f_n(y)  -  R(n) sum_y p_n(y) f_n(y)
         with w(n, y) the mass of blocks that go through n and then y, R(n) the mass that goes through n, p_n the target's law.
         If the rule is lossless and drafts are drawn as reported, M_j has mean 0 over rounds for any f that is a function of the
         context alone: tokens of later rounds add nothing. f = q/(p+q), to which every mistake with q or with the draws is
         sensitive, f = p/max p, and the indicators of the best token by p and by q. All lie in [0, 1], so |mean| is a lower bound of the total variation distance.
-draws   the same with the tokens that were drawn, X_j = f_n(x_j) - sum_y p_n(y) f_n(y): it sees mistakes of the noise as well.
+draws   the same with the tokens that the engine kept, X_j = f_n(x_j) - sum_y p_n(y) f_n(y): it sees mistakes of the noise and of
+        the way to the outcome as well, be it the verdict, a fused walk, the greedy one or one on a device; without drafts too.
 beside  M_j minus that of another lossless rule on the same draft: what both owe to the chance of the draft falls out, and a
         small mistake of the rule shows in few rounds.
-noise   X_j - M_j: the stop and the extra token against the verdict they were drawn from.
+noise   X_j - M_j: what the engine kept against the verdict.
 again   positions that are drafted again after a rejection: the new draw's place in the draft's cumulative law times that of the
         draw before. Fresh noise makes the mean 0; noise keyed by a token's own position repeats the place.
-text    the tokens that came out, judged by transformers: their places in the cumulative law of a pass of the plain model over
-        the finished text are uniform (Kolmogorov-Smirnov), for each position of a block; at temperature 0 each is the largest.
+text    the tokens that come out of the same requests with no look at the rounds and the engine's own plan, judged by transformers:
+        their places in the cumulative law of a pass of the plain model over the finished text are uniform (Kolmogorov-Smirnov),
+        for each position of a block; at temperature 0 each is the largest.
 
 Rounds follow each other as martingale differences, so mean / standard error is a standard normal for many rounds.
 """
@@ -33,12 +35,12 @@ from polydraft import sampling
 from polydraft.bench.check_rounds import LEAST_ROUNDS, Finding, Recorder
 from polydraft.bench.law_check import NEAR_TIE, places
 from polydraft.bench.wrong_rules import FEW, Reversed, mistakes
-from polydraft.core import Budget, Draft, Outcome, SamplingParams, Target, TokenTree
+from polydraft.core import Budget, Draft, NoiseKey, Outcome, SamplingParams, Target, TokenTree
 from polydraft.engine.api import Engine
 from polydraft.engine.plan import Plan
 from polydraft.errors import InvalidInputError
 
-__all__ = ["Report", "check", "self_test"]
+__all__ = ["Report", "Watched", "check", "self_test"]
 
 IMPLAUSIBLE = 1e-4
 """A smallest p-value below this, after correction for the number of tests, is a failure."""
@@ -74,10 +76,14 @@ class Report:
 
 
 @dataclass(frozen=True)
-class _Drafting:
-    """The engine's plan without its pauses: a plain round tests no rule, and how much is drafted changes no law."""
+class Watched:
+    """The engine's plan, which shows the recorder every round that is over; the rule and its walks stay as they are.
+
+    It does not pause: a plain round tests no rule, and how much is drafted changes no law.
+    """
 
     plan: Plan
+    recorder: Recorder
 
     def budgets(self, sequences: Sequence[Any]) -> list[Budget]:
         given = self.plan.budgets(sequences)
@@ -86,6 +92,9 @@ class _Drafting:
         return [WHEN_PAUSED if s.drafting else g for s, g in zip(sequences, given, strict=True)]
 
     def learn(self, sequences: Sequence[Any], draft: Draft, processed: Tensor, outcome: Outcome) -> None:
+        requests = [s.request for s in sequences]
+        key = NoiseKey.of([r.seed for r in requests], [r.sample for r in requests], [len(s.token_ids) for s in sequences])
+        self.recorder.see(draft, sampling.soften(processed, [r.params for r in requests]), key, outcome)
         self.plan.learn(sequences, draft, processed, outcome)
 
 
@@ -155,11 +164,12 @@ def check(
     Where the engine's plan pauses, four tokens are drafted all the same. A drafter that rarely has something to draft ends the
     check after `EMPTY` times as many rounds, and one that is absent after `rounds`: the report says how many drafts it saw.
 
-    judge: the target as a module of transformers; without it only the rule is tested, not the texts.
+    judge: the target as a module of transformers; without it only rounds are tested, not texts. With it the same requests are
+        generated once more with no look at the rounds, and judged.
     progress: told of rounds done and rounds wanted.  stop_early: end as soon as the rule's tests fail.
 
     Raises:
-        InvalidInputError: fewer rounds than a test needs, no prompt, or nothing to test.
+        InvalidInputError: fewer rounds than a test needs, or no prompt.
 
     Example:
         >>> engine = Engine.embedded(drafter="model:chain", depth=2)
@@ -170,33 +180,30 @@ def check(
         raise InvalidInputError(
             f"rounds={rounds} and {len(prompts)} prompts were given; expected rounds >= {LEAST_ROUNDS} and at least one prompt."
         )
-    recorder, rule, plan = Recorder(engine.verifier), engine.verifier, engine.plan
+    recorder, plan = Recorder(engine.verifier), engine.plan
     results: list[Any] = []
+    asked: list[list[SamplingParams]] = []
     seed = 0 if params.seed is None else params.seed
     engine.generate(
         list(prompts[:1]), params.with_(max_tokens=1)
     )  # an adaptive plan measures its costs before the rounds that count
-    engine.verifier, engine.plan = recorder, _Drafting(plan)
+    engine.plan = Watched(plan, recorder)
     most = rounds if engine.drafter is None else EMPTY * rounds
     try:
         while len(recorder.values) < rounds and recorder.rounds < most:
-            seeds = [params.with_(seed=seed + i) for i in range(len(prompts))]
-            results += engine.generate(list(prompts), seeds)
+            asked.append([params.with_(seed=seed + i) for i in range(len(prompts))])
+            results += engine.generate(list(prompts), asked[-1])
             seed += len(prompts)
             if progress is not None:
                 progress(min(len(recorder.values), rounds), rounds)
             if stop_early and _early(recorder):
                 break
     finally:
-        engine.verifier, engine.plan = rule, plan
+        engine.plan = plan
     found = recorder.findings
     if judge is not None:
+        results = [result for each in asked for result in engine.generate(list(prompts), each)]
         found += text_findings(judge, engine, results, params)
-    if not found:
-        raise InvalidInputError(
-            f"{recorder.rounds} rounds left nothing to test: {len(recorder.values)} had a draft, and there is no judge for the texts. "
-            "Give a judge, more rounds, or a drafter that finds something to draft."
-        )
     return Report(found, len(recorder.values), sum(len(s.token_ids) for r in results for s in r.samples))
 
 

@@ -1,23 +1,25 @@
-"""What `polydraft check` sees of rounds: M_j and X_j of every verdict, and the tests of their means; see `bench.check`."""
+"""What `polydraft check` sees of rounds: M_j of every verdict, X_j of every outcome, and the tests of their means; see `bench.check`."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from scipy import stats
 from torch import Tensor
 
 from polydraft import registry
 from polydraft import tree as trees
-from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TokenTree, Verdict, Verifier
+from polydraft.core import Draft, NoiseKey, Outcome, SiblingLaw, TokenTree, Verdict, Verifier
 
 __all__ = ["LEAST_ROUNDS", "Finding", "Recorder", "rule_findings"]
 
 RESOLUTION = 1e-5
 """Laws come from float32 logits: mean differences of this size mean nothing."""
 STATISTICS = ("draft", "sharp", "best", "best of draft")
+OF_TARGET = ("sharp", "best")
+"""Statistics that need no draft: of tokens that came out they are a test even where all values are 0, as at temperature 0."""
 CONTROLS = ("speculative", "recursive", "recursive_wor", "block", "greedy_traversal")
 """Rules to stand beside the one that is checked."""
 LEAST_ROUNDS = 30
@@ -37,71 +39,55 @@ class Finding:
 
 @dataclass
 class Recorder:
-    """A verifier that behaves as `rule` and keeps M_j and X_j of every round, by statistic and position.
+    """M_j and X_j of every round that it is shown, by statistic and position.
+
+    An outcome comes from the engine, in whatever way the engine came to it; the verdict is worked out beside it.
 
     paired: for each other lossless rule that fits the drafts, M_j of `rule` minus M_j of that rule on the same draft.
-    rounds: sequences' rounds, those without a draft among them.
+    plain: X_1 of rounds without a draft.  rounds: sequences' rounds, those without a draft among them.
     """
 
     rule: Verifier
     paired: dict[str, list[Float[np.ndarray, "S J"]]] = field(default_factory=dict[str, list[np.ndarray]])
     values: list[Float[np.ndarray, "S J"]] = field(default_factory=list[np.ndarray])
     drawn: list[Float[np.ndarray, "S J"]] = field(default_factory=list[np.ndarray])
+    plain: list[Float[np.ndarray, "S J"]] = field(default_factory=list[np.ndarray])
     again: "_Again" = field(default_factory=lambda: _Again())
     rounds: int = 0
-    walk = None  # every round is seen
-
-    @property
-    def info(self) -> Method:
-        return self.rule.info
 
     @property
     def findings(self) -> list[Finding]:
         """All tests of the rounds so far."""
         noise = [x - m for x, m in zip(self.drawn, self.values, strict=True)]
-        found = [*rule_findings(self.values), *rule_findings(self.drawn, "draws"), *rule_findings(noise, "noise")]
+        found = [
+            *rule_findings(self.values),
+            *rule_findings(self.drawn, "draws", OF_TARGET),
+            *rule_findings(noise, "noise"),
+            *rule_findings(self.plain, "rounds without drafts", OF_TARGET),
+        ]
         for name, values in self.paired.items():
             found += rule_findings(values, f"rule beside {name}")
         return [*found, *self.again.findings]
 
-    def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Verdict:
-        verdict = self.rule(draft, target_probs)
-        self.rounds += len(target_probs)
+    def see(self, draft: Draft, target_probs: Float[Tensor, "B N V"], key: NoiseKey, outcome: Outcome) -> None:
+        """Take note of a round that is over: what was drafted, the target's laws there, and what the engine kept."""
+        p = target_probs.cpu()
+        if draft.probs is not None:
+            draft = replace(draft, probs=draft.probs.cpu())
+        self.rounds += len(p)
+        now = _Round.of(draft, p)
         if draft.tree.num_nodes == 1:
-            return verdict  # plain decoding: no rule had a part in it
-        now = _Round.of(draft, target_probs)
-        own = now.expected(verdict)
+            self.plain += now.drawn(outcome)
+            return
+        own = now.expected(self.rule(draft, p))
         self.values += own
+        self.drawn += now.drawn(outcome)
+        self.again.see(draft, key)
         for name in CONTROLS:
             info = registry.verifier(name).info
             if draft.law in info.laws and draft.shape in info.shapes:
-                other = now.expected(registry.verifier(name)(draft, target_probs))
+                other = now.expected(registry.verifier(name)(draft, p))
                 self.paired.setdefault(name, []).extend(a - b for a, b in zip(own, other, strict=True))
-        return _Watched(verdict, now, draft, self.drawn, self.again)
-
-
-@dataclass(frozen=True)
-class _Watched:
-    """A verdict that notes which tokens are drawn from it."""
-
-    verdict: Verdict
-    now: "_Round"
-    draft: Draft
-    drawn: list[Float[np.ndarray, "S J"]]
-    again: "_Again"
-
-    @property
-    def stop(self) -> Float[Tensor, "B N"]:
-        return self.verdict.stop
-
-    def after(self, node: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
-        return self.verdict.after(node)
-
-    def sample(self, key: NoiseKey) -> Outcome:
-        outcome = self.verdict.sample(key)
-        self.again.see(self.draft, key)
-        self.drawn.extend(self.now.drawn(outcome))
-        return outcome
 
 
 @dataclass
@@ -220,16 +206,20 @@ def _normal(what: str, x: Float[np.ndarray, "n"]) -> Finding:
     return Finding(what, len(x), float(abs(x.mean())), float(2 * stats.norm.sf(abs(x.mean()) / error)))
 
 
-def rule_findings(values: Sequence[Float[np.ndarray, "S J"]], look: str = "rule") -> list[Finding]:
-    """Tests of M_j or X_j for each position and for whole blocks (the sum over positions), for each statistic."""
+def rule_findings(values: Sequence[Float[np.ndarray, "S J"]], look: str = "rule", always: Sequence[str] = ()) -> list[Finding]:
+    """Tests of M_j or X_j for each position and for whole blocks (the sum over positions), for each statistic.
+
+    always: statistics that are tested where all values are 0 too; the others then have nothing to look at.
+    """
     found: list[Finding] = []
     longest = max((v.shape[1] for v in values), default=0)
     for s, name in enumerate(STATISTICS):
+
+        def test(where: str, x: Float[np.ndarray, "n"], name: str = name) -> None:
+            if len(x) >= LEAST_ROUNDS and (x.any() or name in always):
+                found.append(_normal(f"{look}, {where}, {name}", x))
+
         for j in range(longest):
-            x = np.array([v[s, j] for v in values if v.shape[1] > j])
-            if len(x) >= LEAST_ROUNDS and x.any():
-                found.append(_normal(f"{look}, position {j + 1}, {name}", x))
-        x = np.array([v[s].sum() for v in values])
-        if len(x) >= LEAST_ROUNDS and x.any():
-            found.append(_normal(f"{look}, whole blocks, {name}", x))
+            test(f"position {j + 1}", np.array([v[s, j] for v in values if v.shape[1] > j]))
+        test("whole blocks", np.array([v[s].sum() for v in values]))
     return found

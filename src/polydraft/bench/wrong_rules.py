@@ -23,7 +23,7 @@ from polydraft.verifiers._verdict import TreeVerdict
 from polydraft.verifiers.token import recursive, speculative
 from polydraft.verifiers.tree.topdown import TopDown
 
-__all__ = ["FEW", "Mistake", "Reversed", "mistakes"]
+__all__ = ["FEW", "FUSED", "Mistake", "Reversed", "keep_all", "mistakes"]
 
 FEW = 5
 """Tokens that the laws of a self-test are cut to: mistakes show where draws repeat."""
@@ -308,6 +308,44 @@ class _OwnPositions(ModelDrafter):
         return new
 
 
+# Wrong walks
+
+FUSED = {
+    "block": ("chain", 1),
+    "greedy_traversal": ("paths", 2),
+    "match": ("chain", 1),
+    "race": ("coupled", 2),
+    "list_race": ("listed", 2),
+}
+"""Rules with a fused walk, and the kind and width of drafts that go through it."""
+
+
+def keep_all(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome:
+    """A broken walk: the first path is accepted as it stands, and the likeliest token follows."""
+    batch, node = torch.arange(len(logits)), torch.zeros(len(logits), dtype=torch.int64)
+    for n in range(1, draft.tree.num_nodes):
+        node = torch.where(draft.tree.parents[:, n] == node, n, node)
+    path, length = trees.path_to(draft.tree, node)
+    return Outcome(path, length, logits.cpu()[batch, node].argmax(-1))
+
+
+@dataclass(frozen=True)
+class _BrokenWalk:
+    """A rule whose verdict is right and whose walk is not."""
+
+    right: Any
+
+    @property
+    def info(self) -> Method:
+        return self.right.info
+
+    def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Verdict:
+        return self.right(draft, target_probs)
+
+    def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome:
+        return keep_all(draft, logits, key)
+
+
 def mistakes(stop_ids: Sequence[int] = ()) -> Iterator[Mistake]:
     """Every known mistake, with the drafts that show it."""
 
@@ -336,3 +374,5 @@ def mistakes(stop_ids: Sequence[int] = ()) -> Iterator[Mistake]:
     yield Mistake("paths sorted after drawing", model("paths"), _Wrong(_sorted_paths), 2, 2)
     yield Mistake("one path counted twice", model("chain"), _Wrong(_counted_twice), 2, 1)
     yield Mistake("noise keyed by a token's own position", model("chain", _OwnPositions), _Wrong(_own_position), 3, 1)
+    for name, (kind, width) in FUSED.items():
+        yield Mistake(f"a broken walk of {name}", model(kind), _BrokenWalk(verifier(name)), 2, width)
