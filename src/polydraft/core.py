@@ -75,7 +75,7 @@ class TreeShape(Enum):
     BY_POSITION = auto()
     """Any numbers of children, fixed for every position. In a batch: for some row."""
     GROWN = auto()
-    """Numbers of children that depend on sampled values or scores."""
+    """Numbers of children that depend on sampled values or scores, on any branch; at each node fixed before its first draw."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from harness import Grown, Tables, measure
+from harness import Grown, Tables, by_depth, measure
 from sessions import models, requests
 from tables import TableModel
 
@@ -147,7 +147,7 @@ def test_top_children_passed_off_as_draws_from_q_bias_the_output(seed):
         ("IID", "recursive", False),
     ):
         drafts, law = top_children(tables, reported)
-        found = measure(verifier(rule), tables, law, TreeShape.GROWN, lambda path: 0, 1, drafts)
+        found = measure(verifier(rule), tables, law, TreeShape.GROWN, by_depth(), 1, drafts)
         assert (found.error < 1e-12) if exact else (found.tv > 0.02), (reported, found.tv)
 
 

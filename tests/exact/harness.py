@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import permutations, product
 
 import numpy as np
@@ -12,8 +12,6 @@ from polydraft import tree as trees
 from polydraft.core import Draft, SiblingLaw, TreeShape, Verifier
 
 Path = tuple[int, ...]
-Counts = Callable[[Path, Path], int]
-"""How many children are drawn at the node with this path (tokens below the root) and place (child numbers below the root)."""
 
 
 @dataclass
@@ -99,7 +97,7 @@ def sibling_draws(law: SiblingLaw, rows: Sequence[np.ndarray], n: int) -> Iterat
 
 @dataclass
 class Grown:
-    """A partly grown draft."""
+    """A partly grown draft. paths: tokens below the root.  places: child numbers below the root.  frontier: nodes to expand, in turn."""
 
     probability: float
     tokens: list[int]
@@ -109,30 +107,40 @@ class Grown:
     places: list[Path] = field(default_factory=list)
 
 
+Counts = Callable[[Grown, int], int]
+"""How many children are drawn at a node of a draft whose nodes so far, all of this depth or less, it may look at."""
+
+
 def enumerate_drafts(tables: Tables | Markov, law: SiblingLaw, counts: Counts, depth: int) -> list[Grown]:
-    """All drafts, depth by depth; at every frontier node, copies included, counts(path) children are drawn."""
-    drafts = [Grown(1.0, [0], [-1], [()], [0], [()])]
-    for _ in range(depth):
-        grown = []
-        for d in drafts:
-            options = []
-            for n in d.frontier:
-                count = counts(d.paths[n], d.places[n])
-                rows = [draft_row(tables, law, d.paths[n], (*d.places[n], turn)) for turn in range(max(count, 1))]
-                options.append(list(sibling_draws(law, rows, count)) if count else [(1.0, ())])
-            for chosen in product(*options):
-                new = Grown(d.probability, [*d.tokens], [*d.parents], [*d.paths], [], [*d.places])
-                for n, (probability, draws) in zip(d.frontier, chosen, strict=True):
-                    new.probability *= probability
-                    for turn, x in enumerate(draws):
-                        new.frontier.append(len(new.tokens))
-                        new.tokens.append(x)
-                        new.parents.append(n)
-                        new.paths.append((*d.paths[n], x))
-                        new.places.append((*d.places[n], turn))
-                grown.append(new)
-        drafts = grown
-    return drafts
+    """All drafts, depth by depth and node by node, copies included: what counts(draft, node) says is drawn before the next node is looked at."""
+
+    @cache
+    def options(path: Path, place: Path, count: int) -> list[tuple[float, Path]]:
+        return list(sibling_draws(law, [draft_row(tables, law, path, (*place, turn)) for turn in range(count)], count))
+
+    growing, done = [Grown(1.0, [0], [-1], [()], [0], [()])], list[Grown]()
+    while growing:
+        d = growing.pop()
+        n, count = 0, 0
+        while d.frontier and count == 0:
+            n, *d.frontier = d.frontier
+            count = counts(d, n) if len(d.paths[n]) < depth else 0
+        if count == 0:
+            done.append(d)
+            continue
+        for probability, draws in reversed(options(d.paths[n], d.places[n], count)):
+            new = range(len(d.tokens), len(d.tokens) + len(draws))
+            growing.append(
+                Grown(
+                    d.probability * probability,
+                    [*d.tokens, *draws],
+                    [*d.parents, *[n] * len(draws)],
+                    [*d.paths, *((*d.paths[n], x) for x in draws)],
+                    [*d.frontier, *new],
+                    [*d.places, *((*d.places[n], turn) for turn in range(len(draws)))],
+                )
+            )
+    return done
 
 
 def as_batch(tables: Tables | Markov, law: SiblingLaw, shape: TreeShape, drafts: Sequence[Grown]) -> tuple[Draft, torch.Tensor]:
@@ -221,17 +229,27 @@ def measure(
 
 def by_depth(*counts: int) -> Counts:
     """The same number of children at every node of a depth."""
-    return lambda path, place: counts[len(path)] if len(path) < len(counts) else 0
+    return lambda d, n: counts[len(d.paths[n])] if len(d.paths[n]) < len(counts) else 0
 
 
-def looks_back(path: Path, place: Path) -> int:
+def looks_back(d: Grown, n: int) -> int:
     """A growth that depends on sampled values but never looks ahead: two at the root, then by the token reached."""
-    return 2 if not path else (1, 2, 0, 1, 0)[path[-1]]
+    return 2 if n == 0 else (1, 2, 0, 1, 0)[d.tokens[n]]
+
+
+def across(d: Grown, n: int) -> int:
+    """A growth across branches: two at the root, one below its first child, two below its second where that one is token 0, else none.
+
+    So copies of one context are given their draws in turn, and how many come last depends on the first of them.
+    """
+    if n == 2:
+        return 2 if 0 in (token for token, parent in zip(d.tokens, d.parents, strict=True) if parent == 1) else 0
+    return 2 - n if n < 2 else 0
 
 
 def ragged(*lengths: int) -> Counts:
     """Paths from the root of these lengths."""
-    return lambda path, place: int(len(place) < lengths[place[0]]) if place else len(lengths)
+    return lambda d, n: int(len(d.places[n]) < lengths[d.places[n][0]]) if n else len(lengths)
 
 
 def by_position(*parents: int) -> Counts:
@@ -241,7 +259,7 @@ def by_position(*parents: int) -> Counts:
         above = places[parent]
         places.append((*above, children.get(above, 0)))
         children[above] = children.get(above, 0) + 1
-    return lambda path, place: children.get(place, 0)
+    return lambda d, n: children.get(d.places[n], 0)
 
 
 SHAPES: dict[TreeShape, list[tuple[str, Counts, int]]] = {
@@ -252,7 +270,7 @@ SHAPES: dict[TreeShape, list[tuple[str, Counts, int]]] = {
         ("trunk, then 2", by_depth(1, 2), 2),
     ],
     TreeShape.PRODUCT: [("2 x 2", by_depth(2, 2), 2)],
-    TreeShape.GROWN: [("grown", looks_back, 2)],
+    TreeShape.GROWN: [("grown", looks_back, 2), ("grown across branches", across, 2)],
     TreeShape.RAGGED: [("3 and 1", ragged(3, 1), 3)],
     TreeShape.BY_POSITION: [
         ("3, then 2", by_position(-1, 0, 0, 0, 1, 1), 2),

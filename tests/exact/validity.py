@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from harness import Tables, by_depth, by_position, measure, ragged
+from harness import Tables, across, by_depth, by_position, measure, ragged
 
 from polydraft import registry
 from polydraft.core import SiblingLaw, TreeShape
@@ -18,6 +18,7 @@ COLUMNS = {
     "2x2 iid": (SiblingLaw.IID, TreeShape.PRODUCT, by_depth(2, 2), 2),
     "iid, 3 and 1": (SiblingLaw.IID, TreeShape.RAGGED, ragged(3, 1), 3),
     "iid, 3 then 2": (SiblingLaw.IID, TreeShape.BY_POSITION, by_position(-1, 0, 0, 0, 1, 1), 2),
+    "iid, grown": (SiblingLaw.IID, TreeShape.GROWN, across, 2),
     "2x2 distinct": (SiblingLaw.WITHOUT_REPLACEMENT, TreeShape.PRODUCT, by_depth(2, 2), 2),
     "2x2 top": (SiblingLaw.POINT_MASS, TreeShape.PRODUCT, by_depth(2, 2), 2),
     "2x2 top + sampled": (SiblingLaw.GREEDY_PLUS_ONE, TreeShape.PRODUCT, by_depth(2, 2), 2),

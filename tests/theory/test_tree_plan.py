@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from harness import Grown, Tables, measure, sibling_draws
+from harness import Grown, Tables, by_depth, measure, sibling_draws
 
 from polydraft.core import SiblingLaw, TreeShape
 from polydraft.errors import InvalidInputError
@@ -88,7 +88,7 @@ def drafts_of(parents, law=SiblingLaw.WITHOUT_REPLACEMENT):
 
 def efficiency(parents, depth):
     rule, law = verifier("recursive_wor"), SiblingLaw.WITHOUT_REPLACEMENT
-    found = measure(rule, Fixed(), law, TreeShape.PRODUCT, lambda path: 0, depth, drafts_of(parents))
+    found = measure(rule, Fixed(), law, TreeShape.PRODUCT, by_depth(), depth, drafts_of(parents))
     assert found.error < 1e-12
     return found.block_efficiency
 
@@ -146,7 +146,7 @@ def test_growth_by_all_branches_without_looking_ahead_is_lossless(rule, law, see
     drafts = best_first(tables, law)
     assert sum(d.probability for d in drafts) == pytest.approx(1)
     assert len({tuple(d.parents) for d in drafts}) > 1
-    found = measure(verifier(rule), tables, law, TreeShape.GROWN, lambda path: 0, 2, drafts)
+    found = measure(verifier(rule), tables, law, TreeShape.GROWN, by_depth(), 2, drafts)
     assert found.error < 1e-12
 
 
@@ -186,7 +186,7 @@ def drafts_below(tables):
 
 
 def bias(rule, drafts, tables, depth):
-    return measure(verifier(rule), tables, SiblingLaw.IID, TreeShape.GROWN, lambda path: 0, depth, drafts).tv
+    return measure(verifier(rule), tables, SiblingLaw.IID, TreeShape.GROWN, by_depth(), depth, drafts).tv
 
 
 def test_growth_that_looks_ahead_is_caught():
@@ -214,7 +214,7 @@ def test_growth_by_probability_is_the_largest_sum_and_lossless_as_point_masses(s
     for token, parent in zip(tokens[1:], parents[1:], strict=True):
         paths.append((*paths[parent], token))
     drafts = [Grown(1.0, [0, *tokens[1:]], parents, paths, [])]
-    found = measure(verifier("match"), tables, SiblingLaw.POINT_MASS, TreeShape.GROWN, lambda path: 0, 3, drafts)
+    found = measure(verifier("match"), tables, SiblingLaw.POINT_MASS, TreeShape.GROWN, by_depth(), 3, drafts)
     reached = sum(float(np.prod([tables.row("p", p[:i])[t] for i, t in enumerate(p)])) for p in paths)
     assert found.error < 1e-12
     assert found.block_efficiency == pytest.approx(reached)

@@ -187,7 +187,7 @@ importance = TopDown(
         year=2024,
         arxiv="2410.18234",
         laws=frozenset({SiblingLaw.IID, SiblingLaw.INDEPENDENT}),
-        shapes=frozenset(TreeShape),
+        shapes=frozenset(TreeShape) - {TreeShape.GROWN},
     ),
     emitted,
 )

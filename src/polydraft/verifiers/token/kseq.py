@@ -7,7 +7,8 @@ Sun et al. 2023 (SpecTr, arXiv 2310.15141).
     accept x_j with probability min(1, p(x_j) / (rho q(x_j))); if all are rejected emit N(p - min(p/rho, q) A/b)
 
 Lossless for n iid draws of one q, duplicates kept; acceptance A, at least (1 - 1/e) of the optimum (the paper's guarantee).
-Traps: rho below its root; merged duplicates; a child list made from paths, which counts a shared draw twice.
+Traps: rho below its root; merged duplicates; a child list made from paths, which counts a shared draw twice; a number n that was
+not fixed before the first of the n draws, as where copies of a context get theirs in turn and the tree grows by what was drawn.
 """
 
 import numpy as np
@@ -102,7 +103,7 @@ kseq = TopDown(
         year=2023,
         arxiv="2310.15141",
         laws=frozenset({SiblingLaw.IID}),
-        shapes=frozenset(TreeShape),
+        shapes=frozenset(TreeShape) - {TreeShape.GROWN},
     ),
     emitted,
 )

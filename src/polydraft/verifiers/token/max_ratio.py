@@ -69,7 +69,7 @@ max_ratio = TopDown(
         year=2024,
         arxiv="2410.18234",
         laws=frozenset({SiblingLaw.IID}),
-        shapes=frozenset(TreeShape),
+        shapes=frozenset(TreeShape) - {TreeShape.GROWN},
     ),
     emitted,
 )

@@ -8,7 +8,8 @@ Khisti et al. 2024 (arXiv 2410.18234).
 
 Lossless for any pi as long as q_I is the law of the pi that is used; acceptance at least sum min(p, q_I). Whether to select at
 all is decided by that sum, a function of the tables alone: so no rule made here is below speculative sampling of one draw.
-Trap: q_I of other weights than those used, or a choice that looks at the draws.
+Traps: q_I of other weights than those used, or a choice that looks at the draws; a number of draws that was not fixed before the
+first of them, as where copies of a context get theirs in turn and the tree grows by what was drawn.
 """
 
 import torch

@@ -271,7 +271,7 @@ transport = TopDown(
         year=2025,
         arxiv="2511.15898",
         laws=frozenset({SiblingLaw.IID}),
-        shapes=frozenset(TreeShape),
+        shapes=frozenset(TreeShape) - {TreeShape.GROWN},
     ),
     emitted,
 )

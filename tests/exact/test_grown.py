@@ -1,0 +1,42 @@
+"""Trees that grow by what was drawn: which rules bear them, and growth that some or all of these rules would not bear."""
+
+import pytest
+from harness import Grown, Tables, across, looks_back, measure, sibling_draws
+
+from polydraft import registry
+from polydraft.core import SiblingLaw, TreeShape
+
+IID, INDEPENDENT, WOR, GROWN = SiblingLaw.IID, SiblingLaw.INDEPENDENT, SiblingLaw.WITHOUT_REPLACEMENT, TreeShape.GROWN
+COUNTING = [("kseq", IID), ("max_ratio", IID), ("importance", IID), ("transport", IID), ("greedy_traversal", IID)]
+
+
+@pytest.mark.parametrize(("name", "law"), [*COUNTING, ("importance", INDEPENDENT)])
+def test_rules_that_count_tries_are_biased_where_another_branch_decides_the_number_and_are_not_declared(name, law):
+    rule, tables = registry.verifier(name), Tables(3, 0)
+    assert measure(rule, tables, law, GROWN, looks_back, 2).error < 1e-12  # the context's own path decides it
+    assert measure(rule, tables, law, GROWN, across, 2).tv > 0.01
+    assert GROWN not in rule.info.shapes
+
+
+def stopped_inside(tables, law):
+    """Wrong: of the root's children a second one is drawn only after a look at the first."""
+    found = dict[tuple[int, ...], float]()
+    for probability, draws in sibling_draws(law, [tables.row("q", ())] * 2, 2):
+        draws = draws[:1] if draws[0] == 0 else draws
+        found[draws] = found.get(draws, 0.0) + probability
+    return [Grown(w, [0, *x], [-1, *[0] * len(x)], [(), *((t,) for t in x)], []) for x, w in found.items()]
+
+
+@pytest.mark.parametrize(("name", "law"), [*COUNTING, ("greedy_traversal_wor", WOR), ("greedy_plus_one", WOR)])
+def test_a_number_of_draws_that_follows_from_the_first_of_them_is_caught(name, law):
+    tables = Tables(4, 0)
+    assert measure(registry.verifier(name), tables, law, GROWN, across, 1, stopped_inside(tables, law)).tv > 0.07
+
+
+@pytest.mark.parametrize(
+    ("name", "law"), [("traversal", IID), ("traversal", WOR), ("recursive", IID), ("recursive_wor", WOR), ("match", IID)]
+)
+def test_rules_that_try_in_the_order_of_the_draws_bear_even_that(name, law):
+    for seed in range(6):
+        tables = Tables(4, seed)
+        assert measure(registry.verifier(name), tables, law, GROWN, across, 1, stopped_inside(tables, law)).error < 1e-12
