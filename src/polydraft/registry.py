@@ -113,10 +113,14 @@ def build_drafter(named: str, parts: Any, options: Mapping[str, Any]) -> Any:
 
     Raises:
         UnknownNameError: with the nearest known name.
-        InvalidInputError: an option that this drafter does not have; others as of its `build`.
+        InvalidInputError: a colon without a kind, or an option that this drafter does not have; others as of its `build`.
     """
-    name, _, kind = named.partition(":")
+    name, colon, kind = named.partition(":")
     made = drafter(name)
+    if colon and not kind.strip(" ,"):
+        raise InvalidInputError(
+            f"the drafter {named!r} was given; expected a kind after the colon, or {name!r} alone. `polydraft methods` lists kinds."
+        )
     given = {**({"kind": kind} if kind else {}), **options}
     known = _options(made.build, made)
     if known is not None and (unknown := sorted(set(given) - known)):

@@ -38,6 +38,8 @@ def line(*given: str, stdin: bytes | None = None) -> str:
         (["--stop", ""], "expected non-empty strings"),
         (["--depth", "0"], "depth=0 was given; expected at least 1"),
         (["--num-paths", "0"], "num_paths=0 was given; expected at least 1"),
+        (["--num-paths", "100000", "--depth", "50"], "up to 5000000 drafted tokens a step; expected at most 255"),
+        (["--drafter", "mixture:"], "'mixture:' was given; expected a kind after the colon"),
         (["--verifier", "blok"], "unknown verifier 'blok'; did you mean 'block'?"),
         (["--drafter", "modle"], "unknown drafter 'modle'; did you mean 'model'?"),
         (["--drafter", "ngram", "--verifier", "block"], "Verifiers that fit: match"),

@@ -277,6 +277,47 @@ def test_drafting_stops_where_the_draft_models_context_ends():
     assert drafter.propose([state], [Budget(9, 9)]).tree.num_nodes == 1
 
 
+@pytest.fixture(scope="module")
+def small():
+    return load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "budget"),
+    [("paths", Budget.of_paths(256, 8)), ("coupled", Budget.of_paths(500, 4)), ("top_k", Budget(255, 50, 250))],
+)
+def test_more_rows_than_a_pass_takes_are_refused_before_anything_is_written(small, kind, budget):
+    drafter = ModelDrafter(small, kind)
+    states = drafter.start(requests([1, 2]))
+    with pytest.raises(CapacityError, match="a pass takes at most 256"):
+        drafter.propose(states, [budget])
+    drafter.release(states)
+
+
+@pytest.mark.parametrize(("kind", "budget"), [("paths", Budget(255, 255)), ("top_k", Budget(255, 51, 5))])
+def test_the_largest_draft_is_the_same_behind_unread_tokens(small, kind, budget):
+    text = [(7 * i) % 97 + 3 for i in range(60)]
+    drafter = ModelDrafter(small, kind)
+    fresh, behind = drafter.start(requests(text, text))
+    small.lengths[behind.slot] = 10
+    behind = replace(behind, pending=tuple(text[10:]))
+    drafts = [drafter.propose([s], [budget]).tree for s in (fresh, replace(behind, request=fresh.request))]
+    assert drafts[0].num_nodes == 256 and torch.equal(drafts[0].tokens, drafts[1].tokens)
+    drafter.release([fresh, behind])
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 5e-324, 1e-38])
+def test_the_coldest_law_is_the_greedy_one(small, temperature):
+    drawn = []
+    for cold in (temperature, 0):
+        drafter = ModelDrafter(small)
+        states = drafter.start(requests([3, 1, 4], temperature=cold))
+        drawn.append(drafter.propose(states, [Budget(8, 4, 2)]))
+        drafter.release(states)
+    assert torch.equal(drawn[0].tree.tokens, drawn[1].tree.tokens)
+    assert torch.allclose(drawn[0].probs, drawn[1].probs)
+
+
 def test_more_requests_than_slots_are_refused():
     drafter = ModelDrafter(TableModel(5, max_num_seqs=1))
     drafter.start(requests([1]))

@@ -18,7 +18,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import polydraft
 from models.tree_rounds import ARCHITECTURES, V, small_model
-from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
+from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError, PolydraftError
 from polydraft.integrations.transformers_law import ByRow
 from polydraft.models import pair
 
@@ -349,3 +349,11 @@ def test_a_draft_of_another_vocabulary_and_a_model_that_cannot_roll_back_are_ref
     mamba = small_model(hf.MambaConfig(vocab_size=V, hidden_size=32, num_hidden_layers=1, state_size=4))
     with pytest.raises(ModelLoadError, match="Mamba"):
         mamba.generate(**SINGLE, max_new_tokens=4, custom_generate=polydraft.custom_generate())
+
+
+@pytest.mark.parametrize(
+    ("draft", "said"), [(3, "draft=3 was given; expected a smaller model"), ("/nowhere/model", "does not exist")]
+)
+def test_a_draft_that_is_no_model_is_refused_before_generate_runs(draft, said):
+    with pytest.raises(PolydraftError, match=said):
+        polydraft.custom_generate(draft=draft)

@@ -1,9 +1,13 @@
 """The faces of the engine: build it from folders, generate, stream."""
 
+import operator
+import reprlib
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from itertools import count
+from numbers import Integral
 from typing import Any, cast
 
 from jinja2 import TemplateError
@@ -189,10 +193,10 @@ class Engine(Loop):
         """Token ids of a prompt, with BOS once where the model wants it.
 
         Raises:
-            InvalidInputError: an empty prompt, or text without a tokenizer.
+            InvalidInputError: an empty prompt, text without a tokenizer, or neither text nor token ids.
         """
         if not isinstance(prompt, str):
-            ids = [int(t) for t in prompt]
+            ids = _as_ids(prompt)
         elif self.tokenizer is None:
             raise InvalidInputError(
                 "text was given to an engine without a tokenizer; give token ids, or build it with a tokenizer."
@@ -205,6 +209,10 @@ class Engine(Loop):
 
     def _submit(self, prompt: Prompt, params: SamplingParams) -> Result:
         """Queue all samples of a prompt; the returned result fills as they run."""
+        if not isinstance(params, SamplingParams):
+            raise InvalidInputError(
+                f"params={params!r} was given; expected a SamplingParams, such as SamplingParams(temperature=0.8, max_tokens=64)."
+            )
         ids = self.encode(prompt)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         name = f"request-{next(self._ids)}"
@@ -227,7 +235,7 @@ class Engine(Loop):
         If it is interrupted, the requests of this call are aborted and the engine stays usable.
         """
         given = _as_list(prompts)
-        each = [params or SamplingParams()] * len(given) if params is None or isinstance(params, SamplingParams) else list(params)
+        each = list(params) if isinstance(params, Seq) else [SamplingParams() if params is None else params] * len(given)
         if len(each) != len(given):
             raise InvalidInputError(f"{len(given)} prompts and {len(each)} params were given; expected one for all or one each.")
         results: list[Result] = []
@@ -254,7 +262,7 @@ class Engine(Loop):
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StepOutput]:
         """Yield what each step emits for one prompt; closing the iterator aborts the request."""
-        result = self._submit(prompt, params or SamplingParams())
+        result = self._submit(prompt, SamplingParams() if params is None else params)
         try:
             while any(s.finish_reason is None for s in result.samples):
                 yield from (o for o in self.step() if o.request_id == result.id)
@@ -307,6 +315,16 @@ def _check_messages(messages: Seq[Mapping[str, str]]) -> None:
 
 
 def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-        return [cast(Prompt, prompts)]
-    return list(cast(Seq[Prompt], prompts))
+    """One prompt alone or several; what is neither is taken for one, which `Engine.encode` refuses."""
+    if not isinstance(prompts, (str, bytes, Mapping)):
+        with suppress(TypeError):
+            given: list[Any] = list(prompts)
+            return [given] if given and isinstance(given[0], Integral) else given
+    return [cast(Prompt, prompts)]
+
+
+def _as_ids(prompt: Iterable[Any]) -> list[int]:
+    if not isinstance(prompt, (bytes, Mapping)):
+        with suppress(TypeError):
+            return [operator.index(token) for token in prompt]
+    raise InvalidInputError(f"the prompt {reprlib.repr(prompt)} was given; expected text, or whole numbers: token ids.")

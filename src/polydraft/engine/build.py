@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
+from numbers import Integral
 from typing import Any
 
 from polydraft import registry
@@ -12,22 +13,33 @@ from polydraft.engine.best_first_plan import plan_for
 from polydraft.engine.choice import Choice, ChoicePlan
 from polydraft.engine.plan import AdaptivePlan, FixedPlan, Plan
 from polydraft.engine.profile import Profile
-from polydraft.errors import InvalidInputError, unknown_name
+from polydraft.errors import CapacityError, InvalidInputError, unknown_name
+from polydraft.models.llama_pass import TREE_ROOM
 from polydraft.verifiers import choose
 
 __all__ = ["drafter", "plan", "settle", "verifier"]
 
 
 def drafter(wanted: str | Drafter | Seq[str] | None, parts: Parts, options: Mapping[str, Any]) -> Drafter | None:
-    """By name, by several names to choose from, or as it is; None decodes plainly."""
+    """By name, by several names to choose from, or as it is; None decodes plainly.
+
+    Raises:
+        InvalidInputError: neither a name, names, nor a drafter.
+    """
     if wanted is None or wanted == "none":
         return None
     if isinstance(wanted, str):
         names: Seq[str] = [wanted] if wanted.startswith("mixture:") else wanted.split(",")  # a mixture's sources have commas too
     elif isinstance(wanted, Seq):
         names = wanted
-    else:
+    elif hasattr(wanted, "propose"):
         return wanted
+    else:
+        names = ()
+    if not names or not all(isinstance(name, str) for name in names):
+        raise InvalidInputError(
+            f"drafter={wanted!r} was given; expected a name, several names, a `core.Drafter`, or None. `polydraft methods` lists names."
+        )
     if len(names) > 1:
         arms: dict[str, Drafter] = {}
         for name in names:
@@ -53,6 +65,7 @@ def verifier(wanted: str | Verifier, source: Drafter | None) -> Verifier:
 
     Raises:
         IncompatibleError: one that is not exact for the drafter.
+        InvalidInputError: neither a name nor a rule.
     """
     rule: Verifier
     if isinstance(source, Choice) and wanted == "auto":
@@ -60,8 +73,12 @@ def verifier(wanted: str | Verifier, source: Drafter | None) -> Verifier:
     elif isinstance(wanted, str):
         name = wanted if wanted != "auto" else "match" if source is None else choose.best_for(source.info)
         rule = registry.verifier(name)
-    else:
+    elif isinstance(wanted, Verifier):
         rule = wanted
+    else:
+        raise InvalidInputError(
+            f"verifier={wanted!r} was given; expected a name, 'auto' or a `core.Verifier`. `polydraft methods` lists names."
+        )
     if source is not None:
         choose.check_pair(source.info, rule.info)
     return rule
@@ -74,8 +91,10 @@ def plan(
     if isinstance(source, Choice):
         return _choice_plan(source, wanted, depth, num_paths, profile)
     for name, value in (("depth", depth), ("num_paths", num_paths)):
-        if value is not None and value < 1:
-            raise InvalidInputError(f"{name}={value} was given; expected at least 1. For plain decoding use drafter=None.")
+        if value is not None and (not isinstance(value, Integral) or value < 1):
+            raise InvalidInputError(
+                f"{name}={value!r} was given; expected at least 1, a whole number. For plain decoding use drafter=None."
+            )
     fixed = depth is not None or num_paths is not None
     chosen = wanted if wanted is not None else "fixed" if fixed and profile is None else "adaptive"
     if chosen != "fixed" and fixed:
@@ -89,6 +108,10 @@ def plan(
         return plan_for(source, Profile.load(profile) if isinstance(profile, str) else profile)
     if isinstance(chosen, str):
         raise unknown_name("plan", chosen, ("adaptive", "fixed"))
+    if not hasattr(chosen, "budgets"):
+        raise InvalidInputError(
+            f"plan={chosen!r} was given; expected 'adaptive', 'fixed' or an object such as `FixedPlan(depth=4)`."
+        )
     return chosen
 
 
@@ -106,10 +129,23 @@ def _choice_plan(
 
 
 def settle(chosen: Plan, source: Drafter, rule: Verifier) -> None:
-    """Refuse a fixed plan for a shape on request where there is none or the rule is not exact for it; keep adaptive plans from it."""
+    """Refuse plans for more than a pass takes, and a fixed plan for a shape on request where there is none or the rule is not exact for it;
+    keep adaptive plans from such shapes."""
     for each in chosen.plans if isinstance(chosen, ChoicePlan) else [chosen]:
-        if isinstance(each, FixedPlan) and each.budget.asks_for is not None:
-            choose.check_request(each.budget.asks_for, source.info, rule.info)
+        if isinstance(each, FixedPlan):
+            _check_room(each.budget.max_nodes, f"depth={each.depth} and num_paths={each.width}")
+            if each.budget.asks_for is not None:
+                choose.check_request(each.budget.asks_for, source.info, rule.info)
         elif isinstance(each, AdaptivePlan):
+            _check_room(each.max_depth * each.max_width, f"max_depth={each.max_depth} and max_width={each.max_width}")
             each.max_short *= choose.allows(TreeShape.RAGGED, source.info, rule.info)
             each.max_tree_nodes *= choose.allows(TreeShape.BY_POSITION, source.info, rule.info)
+
+
+def _check_room(num_drafted: int, given: str) -> None:
+    """The last committed token takes one of a pass's rows."""
+    if num_drafted >= TREE_ROOM:
+        raise CapacityError(
+            f"{given} were given, up to {num_drafted} drafted tokens a step; expected at most {TREE_ROOM - 1}, the rows of one pass. "
+            "Lower one of the two."
+        )

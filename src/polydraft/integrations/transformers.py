@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
@@ -28,6 +29,7 @@ from polydraft.engine.step import Stepper
 from polydraft.engine.stopping import Stopper
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.integrations.transformers_law import ByRow, ProcessedLaw, refused
+from polydraft.models.folder import load_config
 from polydraft.models.hf import HFTarget
 from polydraft.models.load import load_model
 from polydraft.models.supported import check_supported
@@ -72,6 +74,16 @@ def _check_inputs(model_kwargs: dict[str, Any]) -> None:
         raise refused("past_key_values", type(past).__name__, "The cache is polydraft's own; give the whole text as input_ids.")
 
 
+def _check_draft(draft: Any) -> None:
+    """Before `generate` runs: a folder or name has a configuration, anything else is a model."""
+    if isinstance(draft, str):
+        load_config(draft)
+    elif draft is not None and not isinstance(draft, PreTrainedModel):
+        raise InvalidInputError(
+            f"draft={draft!r} was given; expected a smaller model of transformers, its folder, or None to copy earlier text."
+        )
+
+
 class _Row:
     """One row of the batch: what it was given, what it emitted, and the scores kept on the way."""
 
@@ -107,6 +119,7 @@ class CustomGenerate:
         depth: int | None,
         num_paths: int | None,
     ) -> None:
+        _check_draft(draft)
         self._draft, self._drafter, self._verifier = draft, drafter, verifier
         self._sizes = {"depth": depth, "num_paths": num_paths}
         self._built: tuple[Any, Engine] | None = None
@@ -329,6 +342,10 @@ def custom_generate(
     `max_length`, `max_new_tokens`, `num_return_sequences`, left padding, `return_dict_in_generate` with `output_scores` and
     `output_logits`, streamers (one text), `prefix_allowed_tokens_fn`, `torch.manual_seed`. Others are refused by name.
     Of `stop_strings` transformers 5 loses the tokenizer on the way to a callable: give a `StopStringCriteria` instead.
+
+    Raises:
+        InvalidInputError: a draft that is neither a model nor a name.
+        ModelLoadError: a folder or name without a model.
 
     Raises (when `generate` runs):
         IncompatibleError: an option that cannot be honoured, or a processor that looks at other rows or keeps state.

@@ -14,18 +14,21 @@ from numba import njit
 from torch import Tensor
 
 from polydraft.core import TokenTree
+from polydraft.errors import CapacityError
 from polydraft.exponential import exp
 from polydraft.models.kernels import PANEL
 from polydraft.models.layout import Size, layouts
-from polydraft.models.llama_pass import compiled_pass
+from polydraft.models.llama_pass import TREE_ROOM, compiled_pass
 from polydraft.noise import choose_row, first_arrivals, uniform_at
 
 if TYPE_CHECKING:
     from polydraft.models.llama import CompiledLlama
 
-__all__ = ["LONGEST_PENDING", "draft_law", "propose_paths"]
+__all__ = ["draft_law", "propose_paths", "read_pending"]
 
 _f32 = np.float32
+_STEEPEST = float(np.finfo(_f32).max)
+"""Largest inverse of a temperature: 0 times it is 0, where 0 times infinity is no number."""
 LONGEST_PENDING = 32
 """Committed tokens that a proposal reads itself; more are read by a pass of their own before."""
 
@@ -44,7 +47,7 @@ def draft_law(logits, bias, temperature, top_k, top_p, min_p, out):
         out[:] = 0
         out[best] = 1
         return
-    top, inverse = logits[best], _f32(1.0 / temperature)
+    top, inverse = logits[best], _f32(min(1.0 / temperature, _STEEPEST))
     for i in range(V):
         out[i] = exp((logits[i] - top) * inverse)
     if 0 < top_k < V:
@@ -138,6 +141,25 @@ def _propose(parts, vocab, asked, given, starts, inner, law, bias, coupled):
     return tokens, parents, rows, probs
 
 
+def read_pending(
+    model: "CompiledLlama", slots: Sequence[int], pending: Sequence[Sequence[int]], depths: Sequence[int], num_rows: int
+) -> list[Sequence[int]]:
+    """What is left of `pending` for a proposal of `num_rows` rows, the root's included; what does not fit beside them is read now.
+
+    Raises:
+        CapacityError: more rows than the cache has room for behind the committed tokens.
+    """
+    if num_rows > TREE_ROOM:
+        raise CapacityError(
+            f"a draft of {num_rows} nodes was asked for; a pass takes at most {TREE_ROOM}. Draft fewer or shorter paths."
+        )
+    most = min(LONGEST_PENDING, TREE_ROOM + 1 - num_rows)
+    for slot, ids, depth in zip(slots, pending, depths, strict=True):
+        if depth and len(ids) > most:
+            model.prefill([slot], [ids[:-most]])
+    return [ids[-most:] if depth else ids[-1:] for ids, depth in zip(pending, depths, strict=True)]
+
+
 def propose_paths(
     model: "CompiledLlama",
     slots: Sequence[int],
@@ -157,17 +179,17 @@ def propose_paths(
     law: temperature, top_k, top_p, min_p of every row.  bias: added to logits, float32, [B, V] or [B, 0].
     coupled: children of the node that branches are the smallest clock / q, and so is the one child of each node below
         (Kobus & Gunduz 2025, arXiv 2504.15475); else every token is an independent draw of its row.
+
+    Raises:
+        CapacityError: a tree of more nodes than a pass takes.
     """
-    depths = [depth for _, depth, *_ in sizes]
-    for slot, ids, depth in zip(slots, pending, depths, strict=True):
-        if depth and len(ids) > LONGEST_PENDING:
-            model.prefill([slot], [ids[:-LONGEST_PENDING]])
-    left = [ids[-LONGEST_PENDING:] if depth else ids[-1:] for ids, depth in zip(pending, depths, strict=True)]
+    depths, places = [depth for _, depth, *_ in sizes], layouts(tuple(sizes))
+    left = read_pending(model, slots, pending, depths, places.parents.shape[1])
     longest = max(map(len, left))
     asked = np.array(
         [[slot, *key, len(ids), *ids, *[0] * (longest - len(ids))] for slot, ids, *key in zip(slots, left, *keys, strict=True)]
     )
-    found = _propose(model.parts, model.vocab_size, asked, *layouts(tuple(sizes)), np.array(law), bias, coupled)
+    found = _propose(model.parts, model.vocab_size, asked, *places, np.array(law), bias, coupled)
     model.passes += max(depths, default=0)
     tokens, parents, rows, probs = found
     return TokenTree.of(tokens, parents), torch.from_numpy(rows), torch.from_numpy(probs)

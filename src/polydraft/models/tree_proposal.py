@@ -13,7 +13,7 @@ from numba import njit
 from polydraft.core import TokenTree
 from polydraft.models.kernels import PANEL
 from polydraft.models.llama_pass import compiled_pass
-from polydraft.models.proposal import LONGEST_PENDING, draft_law
+from polydraft.models.proposal import draft_law, read_pending
 
 if TYPE_CHECKING:
     from polydraft.models.llama import CompiledLlama
@@ -143,16 +143,17 @@ def propose_tree(
 
     sizes: depth, expanded nodes of a depth, and most nodes of every row; depth 0 for none.  pending, bias: as of `propose_paths`.
     law: temperature, top_k, top_p, min_p and the least path probability of every row.
+
+    Raises:
+        CapacityError: more expanded nodes than a pass takes.
     """
-    for slot, ids, (depth, *_) in zip(slots, pending, sizes, strict=True):
-        if depth and len(ids) > LONGEST_PENDING:
-            model.prefill([slot], [ids[:-LONGEST_PENDING]])
-    left = [ids[-LONGEST_PENDING:] if depth else ids[-1:] for ids, (depth, *_) in zip(pending, sizes, strict=True)]
+    depths = [depth for depth, *_ in sizes]
+    left = read_pending(model, slots, pending, depths, 1 + max(min(width, most) * depth for depth, width, most in sizes))
     longest = max(map(len, left))
     asked = np.array(
         [[slot, *size, len(ids), *ids, *[0] * (longest - len(ids))] for slot, size, ids in zip(slots, sizes, left, strict=True)]
     )
     tokens, parents, scores, scored, below, rows = _grow(model.parts, model.vocab_size, asked, np.array(law), bias)
-    model.passes += max(depth for depth, *_ in sizes)
+    model.passes += max(depths)
     cached = [(scored[b, :n].tolist(), below[b, :n].tolist()) for b, n in enumerate(rows.tolist())]
     return TokenTree.of(tokens, parents), scores, cached

@@ -1,0 +1,83 @@
+"""What an engine is asked for in the wrong words is refused in ours: what was given, what was expected."""
+
+import numpy as np
+import pytest
+import torch
+from tables import TableModel
+
+from polydraft import Engine, FixedPlan, SamplingParams
+from polydraft.errors import CapacityError, InvalidInputError
+
+SHORT = SamplingParams(max_tokens=2, temperature=0)
+
+
+def asked(**options):
+    return Engine.of(TableModel(), draft_model=TableModel(seed=1), **options)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return asked(depth=2)
+
+
+@pytest.mark.parametrize("prompts", [None, 3, [["a"]], [1.5, 2], [1, "a"], [[1], None], b"x", {1: 2}, torch.tensor(1)], ids=repr)
+def test_a_prompt_that_is_neither_text_nor_token_ids_is_refused(engine, prompts):
+    with pytest.raises(InvalidInputError, match="expected text, or whole numbers: token ids"):
+        engine.generate(prompts, SHORT)
+    assert not engine.has_unfinished_requests
+
+
+@pytest.mark.parametrize(
+    "prompts", [[1, 2], (1, 2), np.array([1, 2]), [[1, 2]], [np.array([1, 2])], [torch.tensor([1, 2])]], ids=repr
+)
+def test_token_ids_may_come_in_any_sequence(engine, prompts):
+    (result,) = engine.generate(prompts, SHORT)
+    assert result.prompt_token_ids == [1, 2]
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 2}, {}, 3, 0, "x", [{"max_tokens": 2}], [None]], ids=repr)
+def test_parameters_that_are_no_sampling_params_are_refused(engine, params):
+    with pytest.raises(InvalidInputError, match="expected a SamplingParams"):
+        engine.generate([1, 2], params)
+    with pytest.raises(InvalidInputError, match="expected a SamplingParams"):
+        next(engine.stream([1, 2], params))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"depth": "4"}, "depth='4' was given; expected at least 1, a whole number"),
+        ({"num_paths": 2.5}, "num_paths=2.5 was given"),
+        ({"drafter": 3}, "drafter=3 was given; expected a name, several names"),
+        ({"drafter": ["model", 3]}, "drafter=\\['model', 3\\] was given"),
+        ({"drafter": []}, "drafter=\\[\\] was given"),
+        ({"drafter": "mixture:"}, "'mixture:' was given; expected a kind after the colon"),
+        ({"drafter": "model: "}, "'model: ' was given; expected a kind"),
+        ({"verifier": 3}, "verifier=3 was given; expected a name"),
+        ({"plan": 3}, "plan=3 was given; expected 'adaptive'"),
+    ],
+    ids=lambda x: repr(x) if isinstance(x, dict) else "",
+)
+def test_parts_of_the_wrong_kind_are_refused(options, said):
+    with pytest.raises(InvalidInputError, match=said):
+        asked(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"depth": 8, "num_paths": 256},
+        {"depth": 4, "num_paths": 500},
+        {"depth": 256},
+        {"plan": FixedPlan.of_tree((-1, *range(256)))},
+        {"plan": FixedPlan(depth=200, width=2, trunk=100)},
+    ],
+    ids=repr,
+)
+def test_more_drafted_tokens_than_a_pass_takes_are_refused(options):
+    with pytest.raises(CapacityError, match="expected at most 255, the rows of one pass"):
+        asked(**options)
+
+
+def test_as_many_drafted_tokens_as_a_pass_takes_are_planned():
+    assert asked(depth=5, num_paths=51).plan.budget.max_nodes == 255
