@@ -1,5 +1,9 @@
 """The compiled Llama family equals transformers after any number of rounds."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -177,6 +181,36 @@ def test_weights_that_fit_bfloat16_are_stored_so_with_the_same_bits(monkeypatch)
     assert halved.quantization_error == 0
     texts = [list(range(40))]
     assert torch.equal(halved.prefill([0], texts).logits, whole.prefill([0], texts).logits)
+
+
+_PREFILL = """
+import hashlib, torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from polydraft.models.llama import CompiledLlama
+from polydraft.models.llama_pass import compiled_pass
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+sizes = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+made = Qwen2ForCausalLM(Qwen2Config(**sizes)).eval()
+for parameter in made.parameters():
+    parameter.data.normal_(std=0.2)
+logits = CompiledLlama(made, max_num_seqs=1).prefill([0], [list(range(40))]).logits
+print(sum(compiled_pass.stats.cache_hits.values()), hashlib.sha256(logits.numpy().tobytes()).hexdigest())
+"""
+
+
+def test_code_that_was_loaded_gives_the_bits_of_code_that_was_compiled(tmp_path):
+    """The two are linked to other copies of the functions they call; only unflagged arithmetic is the same in every copy."""
+    environment = dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path), NUMBA_NUM_THREADS="1")
+    once, again = (
+        subprocess.run(
+            [sys.executable, "-c", _PREFILL], env=environment, capture_output=True, text=True, check=True
+        ).stdout.split()
+        for _ in range(2)
+    )
+    assert (once[0], again[0]) == ("0", "1")
+    assert once[1] == again[1]
 
 
 @pytest.mark.parametrize("quantization", ["bfloat16", "int8"])

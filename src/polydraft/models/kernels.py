@@ -8,7 +8,8 @@ AVX-512, AVX2 or NEON. Weights are packed into panels of `PANEL` output columns,
 so that a pass reads every weight once from memory, front to back, for all its rows, and no sum over lanes is needed. Each
 output is one chain of fused multiply-adds over i: a row's result has the same bits whatever other rows are in the pass.
 All sums of one row are made in an order that depends on that row alone; attention is two such products, over cached
-keys and values in panels, with `soften` between them.
+keys and values in panels, with `soften` between them. No function has a fast-math flag: flagged, its bits would depend on what
+it is compiled into, and on whether it was compiled or loaded (see `polydraft.exponential`).
 """
 
 import mmap
@@ -24,7 +25,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
-from polydraft.exponential import exp
+from polydraft.exponential import exp, fma
 
 __all__ = [
     "LANES",
@@ -53,7 +54,6 @@ _LINE, _AHEAD = 64, 4096
 """Bytes: weights are asked for a page before they are used, as the hardware's own look-ahead ends with each page."""
 _ROWS = 11 if _WIDE else 6
 """Rows of a tile: with two vectors each they fill the registers. Twelve with AVX-512 spill, at half the speed."""
-_FAST = {"reassoc", "contract", "nsz", "arcp"}
 
 
 def instruction_set() -> str:
@@ -242,32 +242,41 @@ def matmul(x, w, factors, y, rows):
             y[t, o] *= factors[o]
 
 
-@njit(fastmath=_FAST)
+@njit(error_model="numpy")
+def _inverse_norm(x, begin, n, epsilon):
+    """1 / sqrt(mean(x^2) + epsilon) of x[begin : begin + n]: eight sums, that wait for one another less, of fused terms."""
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = np.float32(0.0)
+    end = begin + n // 8 * 8
+    for i in range(begin, end, 8):
+        s0, s1 = fma(x[i], x[i], s0), fma(x[i + 1], x[i + 1], s1)
+        s2, s3 = fma(x[i + 2], x[i + 2], s2), fma(x[i + 3], x[i + 3], s3)
+        s4, s5 = fma(x[i + 4], x[i + 4], s4), fma(x[i + 5], x[i + 5], s5)
+        s6, s7 = fma(x[i + 6], x[i + 6], s6), fma(x[i + 7], x[i + 7], s7)
+    for i in range(end, begin + n):
+        s0 = fma(x[i], x[i], s0)
+    total = ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
+    return np.float32(1.0) / np.sqrt(total / np.float32(n) + epsilon)
+
+
+@njit
 def rms_norm(x: np.ndarray, gain: np.ndarray, epsilon: np.float32, out: np.ndarray, rows: int) -> None:
     """out[t] = gain x[t] / sqrt(mean(x[t]^2) + epsilon)."""
     n = len(gain)
     for t in range(rows):
-        total = np.float32(0.0)
-        for i in range(n):
-            total += x[t, i] * x[t, i]
-        scale = np.float32(1.0) / np.sqrt(total / np.float32(n) + epsilon)
+        scale = _inverse_norm(x[t], 0, n, epsilon)
         for i in range(n):
             out[t, i] = x[t, i] * scale * gain[i]
 
 
-@njit(fastmath=_FAST)
+@njit
 def norm_part(x: np.ndarray, begin: int, gain: np.ndarray, epsilon: np.float32) -> None:
     """`rms_norm` of x[begin : begin + len(gain)], in place."""
-    n = len(gain)
-    total = np.float32(0.0)
-    for i in range(n):
-        total += x[begin + i] * x[begin + i]
-    scale = np.float32(1.0) / np.sqrt(total / np.float32(n) + epsilon)
-    for i in range(n):
+    scale = _inverse_norm(x, begin, len(gain), epsilon)
+    for i in range(len(gain)):
         x[begin + i] *= scale * gain[i]
 
 
-@njit(fastmath=_FAST)
+@njit
 def add(x: np.ndarray, y: np.ndarray, rows: int) -> None:
     """x[t] += y[t]; rows of y may be longer."""
     for t in range(rows):
@@ -275,7 +284,7 @@ def add(x: np.ndarray, y: np.ndarray, rows: int) -> None:
             x[t, i] += y[t, i]
 
 
-@njit(fastmath=_FAST, error_model="numpy")
+@njit(error_model="numpy")
 def swiglu(x: np.ndarray, n: int, out: np.ndarray, rows: int) -> None:
     """out[t, i] = silu(x[t, i]) x[t, n + i]."""
     for t in range(rows):
@@ -284,7 +293,7 @@ def swiglu(x: np.ndarray, n: int, out: np.ndarray, rows: int) -> None:
             out[t, i] = gate / (np.float32(1.0) + exp(-gate)) * x[t, n + i]
 
 
-@njit(fastmath={"contract"}, error_model="numpy")
+@njit(error_model="numpy")
 def soften(scores, base, seen, count, end, lanes, found):
     """Scores of one query over columns -> weights, not yet divided by their sum, which is returned; 0 where it does not look.
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from polydraft.exponential import fma
 from polydraft.models.kernels import PANEL, add, aligned, matmul, norm_part, product, rms_norm, soften, swiglu
 
 __all__ = ["TREE_ROOM", "Parts", "Sizes", "SlotMemory", "Weights", "compiled_pass", "keep_path", "whole", "workspace"]
@@ -97,13 +98,13 @@ class Parts(NamedTuple):
     work: Workspace
 
 
-@njit(fastmath={"contract"})
+@njit
 def _rotate(x, begin, cos, sin):
     half = len(cos)
     for i in range(half):
         a, b = x[begin + i], x[begin + i + half]
-        x[begin + i] = a * cos[i] - b * sin[i]
-        x[begin + i + half] = b * cos[i] + a * sin[i]
+        x[begin + i] = fma(a, cos[i], -(b * sin[i]))
+        x[begin + i + half] = fma(b, cos[i], a * sin[i])
 
 
 @njit
@@ -123,7 +124,7 @@ def _place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, keys, values, colum
             values[j, i // PANEL, column, i % PANEL] = qkv[(H + G + j) * D + i]
 
 
-@njit(fastmath={"contract"}, error_model="numpy")
+@njit(error_model="numpy")
 def _attend(sizes, memory, work, layer, first, last):
     """Rows first .. last-1, all of one slot: softmax(q . keys / sqrt(D)) values, every head of a group in one product."""
     D, G = sizes.width, sizes.groups

@@ -33,7 +33,7 @@ LONGEST_PENDING = 32
 """Committed tokens that a proposal reads itself; more are read by a pass of their own before."""
 
 
-@njit(cache=True, fastmath={"contract"}, error_model="numpy")
+@njit(cache=True, error_model="numpy")
 def draft_law(logits, bias, temperature, top_k, top_p, min_p, out):
     """out = the law that a draft token is drawn from; logits are changed."""
     V = out.size
