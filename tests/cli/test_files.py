@@ -1,5 +1,10 @@
 """Files that commands read and write: refused before the work, in one line."""
 
+import os
+import resource
+import sys
+from contextlib import contextmanager, redirect_stdout
+
 import pytest
 from typer.testing import CliRunner
 
@@ -17,6 +22,13 @@ MEASURING = (
     ("tune", "--picture"),
     ("limits", "--json"),
     ("index build CORPUS", "--out"),
+)
+DRAWING = (
+    ("bench", "--json"),
+    ("bench --scaling", "--json"),
+    ("bench drafters", "--out"),
+    ("tune", "--picture"),
+    ("limits", "--json"),
 )
 
 
@@ -36,6 +48,40 @@ def test_results_that_could_not_be_written_are_refused_before_the_work(command, 
     assert f"{option} '{corpus / 'below'}' was given and cannot be written" in said
     if command != "bench drafters":
         assert "which is a folder; expected the name of a file" in line(*given, option, tmp_path)
+
+
+@contextmanager
+def room_of(num_bytes):
+    """Files may have so many bytes, as if the disk were full behind them."""
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+
+
+@pytest.mark.parametrize(("command", "option"), MEASURING)
+def test_a_full_disk_is_found_before_the_work(command, option, tmp_path):
+    given = command.replace("CORPUS", str(tmp_path)).split()
+    with room_of(1 << 19):
+        said = line(*given, option, tmp_path / "result")
+    assert "cannot be written: File too large. Name a place that you may write to, with a megabyte of room." in said
+
+
+@pytest.mark.parametrize(("command", "option"), DRAWING)
+def test_a_picture_that_nothing_can_draw_is_refused_before_the_work(command, option, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "matplotlib is not installed. Try: pip install matplotlib." in line(*command.split(), option, tmp_path / "result")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
+def test_an_output_without_room_is_told_in_one_line(capsys):
+    with open("/dev/full", "w", encoding="utf-8") as full, redirect_stdout(full):
+        status = app(["methods", "--markdown"], standalone_mode=False)
+    assert status == EXIT_STATUS
+    said = capsys.readouterr().err
+    assert said == "error: the output could not be written: No space left on device. Free some room, or name another place.\n"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import gc
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
@@ -107,7 +108,7 @@ class Bench:
     """The models, loaded once, and the contenders that could be built on them.
 
     target, draft: folders, the embedded pair by default; without a draft only contenders that need none.
-    ways: see `Way.parse`.  inflate_layers: layers that cost and change nothing, see `inflate`.
+    ways: see `Way.parse`; DEFAULT_WAYS without any, as far as they can be built.  inflate_layers: layers that cost and change nothing, see `inflate`.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Bench:
         *,
         target: str | None = None,
         draft: str | None = None,
-        ways: Sequence[str] = DEFAULT_WAYS,
+        ways: Sequence[str] = (),
         temperature: float = 1.0,
         inflate_layers: int = 0,
         num_threads: int = 1,
@@ -164,8 +165,15 @@ class Bench:
 
     def _add_own(self, ways: Sequence[str]) -> None:
         self._try("plain", lambda: engine_contender("plain", self._engine(Way(None)), self.temperature))
-        for text in ways:
-            self._try(text, lambda text=text: engine_contender(text, self._engine(Way.parse(text)), self.temperature))
+        for text in ways or DEFAULT_WAYS:
+            build = partial(self._own, text)
+            if ways:
+                self.contenders.append(build())
+            else:
+                self._try(text, build)
+
+    def _own(self, text: str) -> Contender:
+        return engine_contender(text, self._engine(Way.parse(text)), self.temperature)
 
     def _add_transformers(self) -> None:
         model, small = self.judge, self._draft_module

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from polydraft.cli.doctor import machine
-from polydraft.cli.files import check_output, check_output_folder, read_lines
+from polydraft.cli.files import check_output, check_output_folder, check_picture, read_lines
 from polydraft.cli.quiet import quiet
 from polydraft.errors import InvalidInputError
 
@@ -58,6 +58,7 @@ def bench(
     if context.invoked_subcommand is not None:
         return
     check_output("--json", json_file)
+    check_picture("--json", None if planner else json_file)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     import torch
 
@@ -82,14 +83,14 @@ def bench(
     from rich.progress import Progress
 
     from polydraft.bench import report as reports
-    from polydraft.bench.suite import DEFAULT_WAYS, Bench, Way
+    from polydraft.bench.suite import Bench, Way
 
     for text in way or ():
         Way.parse(text)
     made = Bench(
         target=model,
         draft=draft_model,
-        ways=way or DEFAULT_WAYS,
+        ways=way or (),
         temperature=temperature,
         inflate_layers=inflate,
         num_threads=threads,
@@ -166,6 +167,7 @@ def drafters(
 ) -> None:
     """Compare the drafters that need no training, at one node budget, on code, edits and chat-like text."""
     check_output_folder("--out", out)
+    check_picture("--out", out)
     import torch
 
     torch.set_num_threads(1)

@@ -2,11 +2,15 @@
 
 import json
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 from polydraft.errors import InvalidInputError
 
-__all__ = ["check_output", "check_output_folder", "read_lines"]
+__all__ = ["check_output", "check_output_folder", "check_picture", "read_lines"]
+
+ROOM = 1 << 20
+"""Bytes that must fit where a result is to be written; the largest report has half as many."""
 
 
 def check_output(option: str, file: Path | None) -> None:
@@ -35,12 +39,25 @@ def check_output_folder(option: str, folder: Path | None) -> None:
 def _check(option: str, given: Path, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(ROOM))
     except OSError as error:
         raise InvalidInputError(
-            f"{option} {str(given)!r} was given and cannot be written: {error.strerror}. Name a place that you may write to."
+            f"{option} {str(given)!r} was given and cannot be written: {error.strerror}. Name a place that you may write to, with a "
+            "megabyte of room."
         ) from error
+
+
+def check_picture(option: str, file: Path | None) -> None:
+    """Refuse, before anything is measured, a file that is or brings a picture where nothing can draw one; None is no file.
+
+    Raises:
+        InvalidInputError: matplotlib is not installed.
+    """
+    if file is not None and find_spec("matplotlib") is None:
+        raise InvalidInputError(
+            f"{option} {str(file)!r} was given, with a picture, and matplotlib is not installed. Try: pip install matplotlib."
+        )
 
 
 def read_lines(option: str, file: Path) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from polydraft.cli.doctor import machine
-from polydraft.cli.files import check_output
+from polydraft.cli.files import check_output, check_picture
 from polydraft.cli.quiet import quiet
 from polydraft.errors import InvalidInputError
 
@@ -33,6 +33,7 @@ def limits(
 ) -> None:
     """Measure acceptance and tokens per call of every rule against the optimum, on real text; tables, CSV and a picture."""
     check_output("--json", json_file)
+    check_picture("--json", json_file)
     quiet()
     from rich.progress import Progress
 

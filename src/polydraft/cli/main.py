@@ -3,7 +3,10 @@
 Nothing heavy is imported here; each command imports what it needs when it runs.
 """
 
-from typing import Annotated, Any
+import os
+import sys
+from errno import EDQUOT, EFBIG, ENOSPC, EPIPE
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -25,18 +28,33 @@ __all__ = ["EXIT_STATUS", "app"]
 
 EXIT_STATUS = 2
 """Of every refusal: the same as for an option that does not exist."""
+FULL = (ENOSPC, EDQUOT, EFBIG)
+"""Where there is no more room."""
 
 
 class _Commands(TyperGroup):
-    """Errors that the library raises on purpose become one line; anything else is a defect and keeps its traceback."""
+    """Errors that the library raises on purpose and those of files become one line; anything else is a defect and keeps its traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except PolydraftError as error:
-            message = " ".join(str(error).split())
-            typer.secho(f"error: {message}", fg="red", err=True)
-            raise typer.Exit(EXIT_STATUS) from error
+            _end(" ".join(str(error).split()), error)
+        except OSError as error:
+            if error.errno in (None, EPIPE):  # no file's, or the reader of a pipe has left, who wants no message
+                raise
+            what = "the output could not be written" if error.filename is None else f"{str(error.filename)!r} could not be used"
+            advice = "Free some room, or name another place." if error.errno in FULL else "Check the path and who may use it."
+            _end(f"{what}: {error.strerror}. {advice}", error)
+
+
+def _end(message: str, error: Exception) -> NoReturn:
+    try:
+        sys.stdout.flush()
+    except OSError:  # the rest goes nowhere, or it would fail once more when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    typer.secho(f"error: {message}", fg="red", err=True)
+    raise typer.Exit(EXIT_STATUS) from error
 
 
 app = typer.Typer(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from polydraft.cli.files import check_output, read_lines
+from polydraft.cli.files import check_output, check_picture, read_lines
 from polydraft.cli.quiet import quiet
 
 __all__ = ["tune"]
@@ -32,6 +32,7 @@ def tune(
     """Measure costs and acceptance, predict and measure the speed of several sizes, and recommend one."""
     for option, file in (("--save", save), ("--json", json_file), ("--picture", picture)):
         check_output(option, file)
+    check_picture("--picture", picture)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     import torch
 
