@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from walk_rounds import TREES, B, V, first_nodes, rounds, same
 
-from exact.test_walk import TREES, B, V, rounds
 from other_device import OneDevice, moved
 from polydraft import noise, registry
 from polydraft.core import Draft, NoiseKey, SiblingLaw, TreeShape
@@ -18,17 +18,6 @@ WALKS = [
 ]
 
 
-def ragged(draft: Draft, sizes: list[int]) -> Draft:
-    """The first nodes of every row's tree; the rest becomes padding."""
-    real = torch.arange(draft.tree.num_nodes) < torch.tensor(sizes)[:, None]
-    tree = type(draft.tree)(draft.tree.tokens.where(real, 0), draft.tree.parents.where(real, -1))
-    return Draft(tree, draft.law, draft.shape, draft.probs, draft.rows.where(real, -1), draft.noise)
-
-
-def same(one, two) -> bool:
-    return all(torch.equal(getattr(one, x), getattr(two, x)) for x in ("path", "num_accepted", "token"))
-
-
 @pytest.mark.parametrize(("name", "shape", "law"), WALKS)
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "ragged"])
 def test_a_walk_on_the_device_finds_what_the_compiled_walk_finds(name, shape, law, whole):
@@ -36,7 +25,7 @@ def test_a_walk_on_the_device_finds_what_the_compiled_walk_finds(name, shape, la
     for seed in range(3):
         draft, logits, key = rounds(shape, law, seed)
         if not whole:
-            draft = ragged(draft, [1 + b % draft.tree.num_nodes for b in range(B)])
+            draft = first_nodes(draft, [1 + b % draft.tree.num_nodes for b in range(B)])
         found = _device.walk(RULES[name], draft, logits, key)
         assert same(found, rule.walk(draft, logits, key))
         assert same(found, rule(draft, logits.softmax(-1)).sample(key))

@@ -9,8 +9,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton cannot be imported here")
 
-from exact.test_device_walk import ragged, same
-from exact.test_walk import B, rounds
+from walk_rounds import B, first_nodes, rounds, same
+
 from polydraft.core import Draft, NoiseKey, SiblingLaw, TokenTree, TreeShape
 from polydraft.verifiers import _device, _triton
 from polydraft.verifiers.block.block import _rule_for, block
@@ -29,7 +29,7 @@ def some(draft: Draft, logits: torch.Tensor, key: NoiseKey, count: int) -> tuple
 def test_the_kernels_find_what_the_readable_rule_samples(whole):
     draft, logits, key = rounds(*CHAIN, 0)
     if not whole:
-        draft = ragged(draft, [1 + b % draft.tree.num_nodes for b in range(B)])
+        draft = first_nodes(draft, [1 + b % draft.tree.num_nodes for b in range(B)])
     few, x, keys = some(draft, logits, key, 40)
     found = _device.walk(_triton.block, few, x, keys)
     assert same(found, block(few, x.softmax(-1)).sample(keys))

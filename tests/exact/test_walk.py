@@ -2,42 +2,13 @@
 
 import pytest
 import torch
+from walk_rounds import DEGENERATE, TREES, B, V, degenerate, rounds, same
 
 from polydraft import registry, sampling
 from polydraft.core import Draft, NoiseKey, SamplingParams, SiblingLaw, TokenTree, TreeShape
 from polydraft.verifiers import greedy
 
-V, B = 37, 400
-TREES = {
-    TreeShape.CHAIN: [-1, 0, 1, 2],
-    TreeShape.PATHS: [-1, 0, 0, 1, 2, 3, 4],
-    TreeShape.PRODUCT: [-1, 0, 0, 1, 1, 2, 2],
-    TreeShape.BY_POSITION: [-1, 0, 0, 0, 1, 1, 2, 4],
-}
 DELAYED = [-1, 0, 1, 1, 2, 3, 4, 5]
-
-
-def rounds(
-    shape: TreeShape, law: SiblingLaw, seed: int, sharpness: float = 2.0, given: list[int] | None = None
-) -> tuple[Draft, torch.Tensor, NoiseKey]:
-    """Drafts of a drafter near the target, laws that depend on the last token alone, so that copies have equal rows."""
-    g = torch.Generator().manual_seed(seed)
-    parents = torch.tensor(given or TREES[shape]).expand(B, -1).contiguous()
-    N = parents.shape[1]
-    target = torch.randn(B, V, V, generator=g) * sharpness
-    q = (target + torch.randn(B, V, V, generator=g)).softmax(-1)
-    tokens, rows = torch.zeros(B, N, dtype=torch.int64), torch.full((B, N), -1)
-    every = torch.arange(B)
-    for n in range(1, N):
-        rows[:, n] = tokens[every, parents[:, n]]
-        tokens[:, n] = torch.multinomial(q[every, rows[:, n]], 1, generator=g)[:, 0]
-    logits = target[every[:, None], tokens]
-    key = NoiseKey.of(range(B), [seed] * B, [11] * B)
-    if law is SiblingLaw.POINT_MASS:
-        return Draft(TokenTree(tokens, parents), law, shape, None, torch.full_like(rows, -1)), logits, key
-    return Draft(TokenTree(tokens, parents), law, shape, q, rows, key), logits, key
-
-
 WALKS = [
     ("block", TreeShape.CHAIN, SiblingLaw.IID),
     *(("greedy_traversal", shape, SiblingLaw.IID) for shape in TREES),
@@ -57,6 +28,31 @@ def test_a_walk_finds_what_the_verdict_samples(name, shape, law):
         assert torch.equal(slow.token, fast.token)
         depths |= set(slow.num_accepted.tolist())
     assert depths >= {0, 1, 2}
+
+
+@pytest.mark.parametrize("kind", DEGENERATE)
+@pytest.mark.parametrize(("name", "shape", "law"), WALKS)
+def test_a_walk_finds_what_the_verdict_samples_on_degenerate_rows(name, shape, law, kind):
+    rule = registry.verifier(name)
+    for vocab_size in (2, 5, 300):
+        draft, logits, key = degenerate(kind, vocab_size, shape, law)
+        found = rule.walk(draft, logits, key)
+        assert same(found, rule(draft, logits.softmax(-1)).sample(key))
+        assert (logits[torch.arange(len(logits)), _last(found), found.token] > -torch.inf).all()
+
+
+def _last(outcome):
+    """The node that the extra token follows."""
+    path = torch.nn.functional.pad(outcome.path, (1, 0))
+    return path.gather(1, outcome.num_accepted[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("kind", DEGENERATE)
+def test_the_greedy_walk_is_that_of_point_masses_on_degenerate_rows(kind):
+    for vocab_size in (2, 5, 300):
+        draft, logits, key = degenerate(kind, vocab_size, TreeShape.PRODUCT, SiblingLaw.POINT_MASS)
+        certain = sampling.soften(logits, [SamplingParams(temperature=0)] * len(logits))
+        assert same(greedy.walk(draft, logits, key), registry.verifier("match")(draft, certain).sample(key))
 
 
 @pytest.mark.parametrize(("name", "shape", "law"), WALKS)

@@ -99,7 +99,7 @@ def _resorted(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
     return recursive.emitted(p, q, draws.gather(1, there.argsort(1, descending=True)), replacement=False)
 
 
-def _redraws(p: Tensor, q: Tensor | None, draws: Int[Tensor, "M n"]) -> Tensor:
+def redraws(p: Tensor, q: Tensor | None, draws: Int[Tensor, "M n"]) -> Tensor:
     accept = p.gather(1, draws[:, :1])
     return ((1 - accept) * p).scatter_add(1, draws[:, :1], accept)
 
@@ -107,7 +107,7 @@ def _redraws(p: Tensor, q: Tensor | None, draws: Int[Tensor, "M n"]) -> Tensor:
 # Wrong rules for chains and paths
 
 
-def _block(
+def block(
     draft: Draft, target_probs: Tensor, *, clamp_factors: bool = False, plain_residual: bool = False, uncapped: bool = False,
     first_failure: bool = False,
 ) -> Verdict:  # fmt: skip
@@ -182,7 +182,7 @@ def _sorted_paths(draft: Draft, target_probs: Tensor) -> Verdict:
     return TreeVerdict(draft.tree, stop, lambda node: verdict.after(rank.gather(1, node[:, None])[:, 0]))
 
 
-def _counted_twice(draft: Draft, target_probs: Tensor) -> Verdict:
+def counted_twice(draft: Draft, target_probs: Tensor) -> Verdict:
     """Greedy traversal told of two equal paths where one was drawn."""
     N = draft.tree.num_nodes
     L = N - 1
@@ -362,7 +362,7 @@ def mistakes(stop_ids: Sequence[int] = ()) -> Iterator[Mistake]:
     yield Mistake("distinct draws verified as with replacement", model("without_replacement"), lifted(with_replacement), 1, 3)
     yield Mistake("siblings sorted after drawing", model("without_replacement"), lifted(_resorted), 1, 3)
     yield Mistake("top tokens verified as if drawn", model("without_replacement", _TopWithRow), lifted(without), 1, 3)
-    yield Mistake("a new draw after a mismatch", model("chain"), lifted(_redraws), 1, 1)
+    yield Mistake("a new draw after a mismatch", model("chain"), lifted(redraws), 1, 1)
     yield Mistake("unlikely draws dropped", model("chain", _DropsUnlikely), lifted(speculative.emitted), 1, 1)
     for option, name in (
         ("clamp_factors", "block rule with clamped factors"),
@@ -370,9 +370,9 @@ def mistakes(stop_ids: Sequence[int] = ()) -> Iterator[Mistake]:
         ("uncapped", "block rule without its cap"),
         ("first_failure", "block rule that stops at the first failure"),
     ):
-        yield Mistake(name, model("chain"), _Wrong(partial(_block, **{option: True})), 2, 1)
+        yield Mistake(name, model("chain"), _Wrong(partial(block, **{option: True})), 2, 1)
     yield Mistake("paths sorted after drawing", model("paths"), _Wrong(_sorted_paths), 2, 2)
-    yield Mistake("one path counted twice", model("chain"), _Wrong(_counted_twice), 2, 1)
+    yield Mistake("one path counted twice", model("chain"), _Wrong(counted_twice), 2, 1)
     yield Mistake("noise keyed by a token's own position", model("chain", _OwnPositions), _Wrong(_own_position), 3, 1)
     for name, (kind, width) in FUSED.items():
         yield Mistake(f"a broken walk of {name}", model(kind), _BrokenWalk(verifier(name)), 2, width)

@@ -1,0 +1,334 @@
+"""Walks keep the target's law: texts from what they emit in float32 with the real noise, against the product of target rows.
+
+Readable rules are enumerated (`test_lossless`). Walks draw, so theirs is a chi-square: ROWS drafts, drawn by their probabilities, are
+walked in one batch of as many seeds, and every block is completed by target rows to three tokens of three, 27 texts.
+
+Power: a bias adds ROWS times sum (difference^2 / law) to a statistic of mean 26 and standard deviation 7, so a total variation of 0.05 adds
+at least 120 on any tables. The weakest of the wrong variants below adds about 100 on its own. Each is asked for p < 1e-6.
+"""
+
+from dataclasses import replace
+from functools import lru_cache, partial
+
+import numpy as np
+import pytest
+import torch
+from harness import Tables, as_batch, by_depth, by_position, enumerate_drafts, ragged, target_law
+from oracle import lifted
+from scipy.stats import chi2
+from walk_rounds import first_nodes
+
+from polydraft import noise, registry
+from polydraft import tree as trees
+from polydraft.bench import wrong_rules
+from polydraft.core import Draft, NoiseKey, Outcome, SiblingLaw, TokenTree, TreeShape
+from polydraft.verifiers import greedy, list_race
+from polydraft.verifiers.race import follow
+
+V, DEPTH, ROWS = 3, 2, 12_000
+TABLES = {"plain": Tables(V, 30), "zeros": Tables(V, 2), "ties": Tables(V, 15)}
+IID, WOR, PM, G1, COUPLED, LISTED = (
+    SiblingLaw[name] for name in ("IID", "WITHOUT_REPLACEMENT", "POINT_MASS", "GREEDY_PLUS_ONE", "COUPLED", "LISTED")
+)
+CHAIN, PATHS, PRODUCT, RAGGED, BY_POSITION = (TreeShape[x] for x in ("CHAIN", "PATHS", "PRODUCT", "RAGGED", "BY_POSITION"))
+ONE, TWO, TRUNK, FULL = by_depth(1, 1), by_depth(2, 1), by_depth(1, 2), by_depth(2, 2)
+LONG_AND_SHORT, LEAVES = ragged(2, 1), by_position(-1, 0, 0, 0, 1, 1)
+
+
+def laws(tables, which):
+    """Row of every text of 0, 1, ... tokens, [V] * length + [V]."""
+    found = [TABLES[tables].row(which, ())]
+    for length in range(1, DEPTH + 1):
+        texts = np.ndindex(*[V] * length)
+        found.append(np.array([TABLES[tables].row(which, text) for text in texts]).reshape(*[V] * length, V))
+    return found
+
+
+@lru_cache
+def drawn(tables, law, shape, counts, said=None):
+    """A batch of drafts drawn by their probabilities, logits of the target at their nodes, and the keys of their rounds.
+
+    said: the sibling law that the drafts claim, where it is another.
+    """
+    drafts, law = enumerate_drafts(TABLES[tables], law, counts, DEPTH), said or law
+    every, p = as_batch(TABLES[tables], law, shape, drafts)
+    odds = torch.tensor([d.probability for d in drafts], dtype=torch.float64)
+    at = torch.multinomial(odds, ROWS, replacement=True, generator=torch.Generator().manual_seed(1))
+    tree = TokenTree(every.tree.tokens[at], every.tree.parents[at])
+    key = NoiseKey.of(range(ROWS), [1] * ROWS, [5] * ROWS)
+    probs = None if every.probs is None else every.probs[at].float()
+    return Draft(tree, law, shape, probs, every.rows[at], key), p[at].log().float(), key
+
+
+@lru_cache
+def raced(tables, law, num_paths):
+    """Drafts that win races: the first arrivals at the root and the first below each, or each path by clocks of its own."""
+    key = NoiseKey.of(range(ROWS), [1] * ROWS, [5] * ROWS)
+    own = num_paths if law is LISTED else 1
+    clocks = [noise.clocks(NoiseKey(key.seed, key.sample, key.position + d), own * V).view(ROWS, own, V) for d in range(DEPTH)]
+    q = [torch.from_numpy(rows) for rows in laws(tables, "q")]
+    heads = (clocks[0] / q[0]).argmin(-1) if law is LISTED else (clocks[0][:, 0] / q[0]).argsort(-1)[:, :num_paths]
+    tails = (clocks[1] / q[1][heads]).argmin(-1)
+    parents = torch.tensor([-1, *[0] * num_paths, *range(1, num_paths + 1)]).expand(ROWS, -1).contiguous()
+    tree = TokenTree(torch.cat([torch.zeros(ROWS, 1, dtype=torch.int64), heads, tails], 1), parents)
+    p = [torch.from_numpy(rows) for rows in laws(tables, "p")]
+    at_nodes = torch.cat([p[0].expand(ROWS, 1, V), p[1][heads], p[2][heads, tails]], 1)
+    probs = torch.cat([q[0].expand(ROWS, 1, V), q[1][heads]], 1).float()
+    shape = CHAIN if num_paths == 1 else PATHS if law is LISTED else PRODUCT
+    return Draft(tree, law, shape, probs, parents.clone(), key), at_nodes.log().float(), key
+
+
+def texts(tables, draft, outcome):
+    """What is emitted, completed by target rows, [ROWS, 3]."""
+    rows, fresh = laws(tables, "p"), np.random.default_rng(2).random((ROWS, DEPTH + 1, 1))
+    path, count, token = outcome.path.numpy(), outcome.num_accepted.numpy(), outcome.token.numpy()
+    found, every = np.zeros((ROWS, DEPTH + 1), np.int64), np.arange(ROWS)
+    for j in range(DEPTH + 1):
+        law = np.broadcast_to(rows[j][tuple(found[:, :j].T)], (ROWS, V)).cumsum(1)
+        found[:, j] = (fresh[:, j] * law[:, -1:] >= law).sum(1)
+        found[:, j] = np.where(count == j, token, found[:, j])
+        if j < path.shape[1]:
+            found[:, j] = np.where(count > j, draft.tree.tokens.numpy()[every, path[:, j]], found[:, j])
+    return found
+
+
+def p_value(tables, draft, outcome):
+    law = target_law(TABLES[tables], DEPTH + 1).ravel()
+    seen = np.bincount(np.ravel_multi_index(tuple(texts(tables, draft, outcome).T), [V] * (DEPTH + 1)), minlength=law.size)
+    if seen[law == 0].any():
+        return 0.0
+    expected = ROWS * law
+    rare = expected < 5
+    seen, expected = (np.append(x[~rare], x[rare].sum()) for x in (seen, expected))
+    return float(chi2.sf(((seen - expected) ** 2 / np.maximum(expected, 1e-9)).sum(), len(law[~rare]) - 1 + rare.any()))
+
+
+def walk(name):
+    return lambda *given: registry.verifier(name).walk(*given)
+
+
+def sampled(rule):
+    """The way of a rule without a walk, or of a wrong one: the verdict of laws in float32, and two draws."""
+    return lambda draft, logits, key: rule(draft, logits.softmax(-1)).sample(key)
+
+
+RIGHT = [
+    ("block", IID, CHAIN, ONE),
+    ("greedy_traversal", IID, PATHS, TWO),
+    ("greedy_traversal", IID, PATHS, TRUNK),
+    ("greedy_traversal", IID, PRODUCT, FULL),
+    ("greedy_traversal", IID, RAGGED, LONG_AND_SHORT),
+    ("greedy_traversal", IID, BY_POSITION, LEAVES),
+    ("match", IID, CHAIN, ONE),
+    ("match", IID, PRODUCT, FULL),
+    ("match", WOR, PRODUCT, FULL),
+    ("match", PM, PATHS, TWO),
+    ("race", IID, PATHS, TWO),
+    ("race", PM, PRODUCT, FULL),
+]
+
+
+@pytest.mark.parametrize("tables", TABLES)
+@pytest.mark.parametrize(("name", "law", "shape", "counts"), RIGHT)
+def test_a_walk_keeps_the_law(name, law, shape, counts, tables):
+    draft, logits, key = drawn(tables, law, shape, counts)
+    assert p_value(tables, draft, walk(name)(draft, logits, key)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "law", "shape", "counts"),
+    [
+        ("block", IID, CHAIN, ONE),
+        ("greedy_traversal", IID, CHAIN, ONE),
+        ("greedy_traversal", IID, BY_POSITION, LEAVES),
+        ("match", IID, BY_POSITION, LEAVES),
+        ("race", PM, PRODUCT, FULL),
+    ],
+)
+def test_a_walk_keeps_the_law_in_a_batch_of_trees_of_all_sizes(name, law, shape, counts):
+    draft, logits, key = drawn("plain", law, shape, counts)
+    draft = first_nodes(draft, [1 + b % draft.tree.num_nodes for b in range(ROWS)])
+    assert p_value("plain", draft, walk(name)(draft, logits, key)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("law", "shape", "counts"), [(IID, PATHS, TWO), (WOR, PRODUCT, FULL), (G1, PRODUCT, FULL), (IID, RAGGED, LONG_AND_SHORT)]
+)
+def test_traversal_keeps_the_law_in_float32(law, shape, counts):
+    draft, logits, key = drawn("plain", law, shape, counts)
+    assert p_value("plain", draft, sampled(registry.verifier("traversal"))(draft, logits, key)) > 1e-3
+
+
+RACES = [("race", COUPLED, 1), ("race", COUPLED, 2), ("list_race", LISTED, 1), ("list_race", LISTED, 2)]
+
+
+@pytest.mark.parametrize("tables", TABLES)
+@pytest.mark.parametrize(("name", "law", "num_paths"), RACES)
+def test_a_walk_of_shared_races_keeps_the_law(name, law, num_paths, tables):
+    draft, logits, key = raced(tables, law, num_paths)
+    assert p_value(tables, draft, walk(name)(draft, logits, key)) > 1e-3
+
+
+def likeliest(tables):
+    """The text of largest logits, the lowest id among equals."""
+    text = ()
+    for _ in range(DEPTH + 1):
+        text += (int(TABLES[tables].row("p", text).argmax()),)
+    return text
+
+
+def misses(way, tables, law, shape, counts):
+    """Emitted tokens that are not the likeliest, by number of accepted drafts."""
+    draft, logits, key = drawn(tables, law, shape, counts)
+    draft = first_nodes(draft, [1 + b % draft.tree.num_nodes for b in range(ROWS)])
+    outcome = way(draft, logits, key)
+    count = outcome.num_accepted.numpy()
+    wrong = (texts(tables, draft, outcome) != likeliest(tables)) & (np.arange(DEPTH + 1) <= count[:, None])
+    return {k: int(wrong[count == k].sum()) for k in set(count.tolist())}
+
+
+@pytest.mark.parametrize("tables", ["plain", "ties"])
+@pytest.mark.parametrize(("law", "shape", "counts"), [(IID, CHAIN, ONE), (IID, PRODUCT, FULL), (PM, PATHS, TWO)])
+def test_the_greedy_walk_emits_the_likeliest_text(law, shape, counts, tables):
+    assert misses(greedy.walk, tables, law, shape, counts) == {0: 0, 1: 0, 2: 0}
+
+
+@pytest.mark.parametrize("tables", ["plain", "ties"])
+def test_a_broken_greedy_walk_misses_the_likeliest_text(tables):
+    assert sum(misses(wrong_rules.keep_all, tables, IID, CHAIN, ONE).values()) > ROWS / 10
+
+
+# What would have been caught: wrong rules, right walks on drafts that are not what they say, and broken walks
+
+
+def copies_dropped(draft, logits):
+    """Of two equal children of the root one is dropped, and what was below it hangs below the other."""
+    equal = (draft.tree.tokens[:, 1] == draft.tree.tokens[:, 2])[:, None]
+    order = torch.tensor([0, 1, 3, 4, 2])
+    tokens = torch.where(equal, draft.tree.tokens[:, order] * torch.tensor([1, 1, 1, 1, 0]), draft.tree.tokens)
+    parents = torch.where(equal, torch.tensor([-1, 0, 1, 1, -1]), draft.tree.parents)
+    rows = torch.where(equal, torch.tensor([-1, 0, 1, 1, -1]), draft.rows)
+    return replace(draft, tree=TokenTree(tokens, parents), rows=rows), torch.where(equal[..., None], logits[:, order], logits)
+
+
+def trunk_counted_twice(draft, logits):
+    """One draw of a trunk passed off as two."""
+    parents = torch.tensor([-1, 0, 0, 1, 2]).expand(ROWS, -1).contiguous()
+    rows = torch.tensor([-1, 0, 0, 1, 1]).expand(ROWS, -1).contiguous()
+    tree = TokenTree(draft.tree.tokens[:, [0, 1, 1, 2, 3]], parents)
+    return replace(draft, tree=tree, rows=rows), logits[:, [0, 1, 1, 2, 3]].contiguous()
+
+
+def likeliest_first(draft, logits):
+    """Two paths sorted by the draft's probability of their first tokens."""
+    q = draft.probs[:, 0].gather(1, draft.tree.tokens[:, 1:3])
+    order = torch.where((q[:, 0] < q[:, 1])[:, None], torch.tensor([0, 2, 1, 4, 3]), torch.arange(5))
+    tree = TokenTree(draft.tree.tokens.gather(1, order), draft.tree.parents)
+    moved = logits.gather(1, order[..., None].expand(-1, -1, V))
+    return replace(draft, tree=tree, rows=draft.rows.gather(1, order)), moved
+
+
+def sharpened(draft, logits):
+    """Another q reported than the tokens were drawn from."""
+    return replace(draft, probs=draft.probs**2 / (draft.probs**2).sum(-1, keepdim=True)), logits
+
+
+def as_it_is(draft, logits):
+    return draft, logits
+
+
+WRONG = {
+    **{
+        f"block, {mistake}": ("plain", IID, CHAIN, ONE, None, as_it_is, sampled(partial(wrong_rules.block, **{mistake: True})))
+        for mistake in ("clamp_factors", "plain_residual", "uncapped", "first_failure")
+    },
+    "block, another q": ("plain", IID, CHAIN, ONE, None, sharpened, walk("block")),
+    "block, deterministic drafts": ("plain", PM, CHAIN, ONE, IID, as_it_is, walk("block")),
+    "greedy traversal, distinct draws told to be iid": ("plain", WOR, PATHS, TWO, IID, as_it_is, walk("greedy_traversal")),
+    "greedy traversal, distinct draws in a whole tree told to be iid": (
+        "plain",
+        WOR,
+        PRODUCT,
+        FULL,
+        IID,
+        as_it_is,
+        walk("greedy_traversal"),
+    ),
+    "greedy traversal, copies dropped": ("plain", IID, PATHS, TWO, None, copies_dropped, walk("greedy_traversal")),
+    "greedy traversal, sorted": ("ties", IID, PATHS, TWO, None, likeliest_first, walk("greedy_traversal")),
+    "greedy traversal, a trunk counted twice": ("plain", IID, PATHS, TRUNK, None, trunk_counted_twice, walk("greedy_traversal")),
+    "greedy traversal, a chain counted twice": ("plain", IID, CHAIN, ONE, None, as_it_is, sampled(wrong_rules.counted_twice)),
+    "greedy traversal, another q": ("plain", IID, PATHS, TWO, None, sharpened, walk("greedy_traversal")),
+    "traversal, distinct draws told to be iid": (
+        "plain",
+        WOR,
+        PRODUCT,
+        FULL,
+        IID,
+        as_it_is,
+        sampled(registry.verifier("traversal")),
+    ),
+    "traversal, iid draws told to be distinct": (
+        "plain",
+        IID,
+        PATHS,
+        TWO,
+        WOR,
+        as_it_is,
+        sampled(registry.verifier("traversal")),
+    ),
+    "traversal, the whole q for a sampled child": (
+        "plain",
+        G1,
+        PRODUCT,
+        FULL,
+        IID,
+        as_it_is,
+        sampled(registry.verifier("traversal")),
+    ),
+    "traversal, copies dropped": ("zeros", IID, PATHS, TWO, None, copies_dropped, sampled(registry.verifier("traversal"))),
+    "traversal, sorted": ("plain", IID, PATHS, TWO, None, likeliest_first, sampled(registry.verifier("traversal"))),
+    "match, a new draw after a mismatch": ("plain", IID, CHAIN, ONE, None, as_it_is, sampled(lifted(wrong_rules.redraws))),
+    "match, a new draw after a mismatch of several": (
+        "plain",
+        IID,
+        PATHS,
+        TWO,
+        None,
+        as_it_is,
+        sampled(lifted(wrong_rules.redraws)),
+    ),
+    "a broken walk of a chain": ("plain", IID, CHAIN, ONE, None, as_it_is, wrong_rules.keep_all),
+    "a broken walk of paths": ("plain", IID, PATHS, TWO, None, as_it_is, wrong_rules.keep_all),
+    "a broken walk of fixed tokens": ("plain", PM, PATHS, TWO, None, as_it_is, wrong_rules.keep_all),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_wrong_variant_is_caught(mistake):
+    *given, change, way = WRONG[mistake]
+    draft, logits, key = drawn(*given)
+    draft, logits = change(draft, logits)
+    assert p_value(given[0], draft, way(draft, logits, key)) < 1e-6
+
+
+def clocks_of_the_round(draft, logits, key):
+    """A race with one clock vector for all positions of a round."""
+    picks = (noise.clocks(key, V)[:, None] / logits.softmax(-1)).argmin(-1)
+    node = follow(draft.tree, picks)
+    return Outcome(*trees.path_to(draft.tree, node), picks.gather(1, node[:, None])[:, 0])
+
+
+@pytest.mark.parametrize("way", [clocks_of_the_round, wrong_rules.keep_all])
+def test_a_wrong_race_is_caught(way):
+    draft, logits, key = raced("plain", COUPLED, 1)
+    assert p_value("plain", draft, way(draft, logits, key)) < 1e-6
+
+
+def test_a_list_race_that_drops_paths_by_their_tokens_is_caught(monkeypatch):
+    draft, logits, key = raced("plain", LISTED, 2)
+    active = list_race._active(draft.tree)
+    likely = (draft.tree.tokens[:, 1:3] == int(TABLES["plain"].row("p", ()).argmax())).numpy()
+    active[:, 0] &= likely | ~likely.any(1, keepdims=True)
+    monkeypatch.setattr(list_race, "_active", lambda tree: active)
+    assert p_value("plain", draft, walk("list_race")(draft, logits, key)) < 1e-6
