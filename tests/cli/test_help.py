@@ -19,6 +19,28 @@ def test_help_imports_nothing_heavy():
     assert not {"torch", "transformers", "numba", "numpy"} & set(loaded)
 
 
+def test_help_of_every_command_imports_nothing_heavy():
+    asked = (
+        "import sys; from typer.testing import CliRunner; from polydraft.cli.main import app; names = "
+        "[c.name or c.callback.__name__ for c in app.registered_commands] + [g.name for g in app.registered_groups]; "
+        "assert all(CliRunner().invoke(app, [n, '--help']).exit_code == 0 for n in names); print(*names, '|', *sys.modules)"
+    )
+    names, _, loaded = python("-c", asked).stdout.partition(" | ")
+    assert {"generate", "doctor", "bench"} <= set(names.split())
+    assert not {"torch", "transformers", "numba", "numpy"} & set(loaded.split())
+
+
+def test_the_engine_is_imported_without_transformers_and_scipy():
+    loaded = python("-c", "import sys; from polydraft import Engine; print(*sys.modules)").stdout.split()
+    assert "torch" in loaded
+    assert not {"transformers", "scipy.optimize", "safetensors", "matplotlib"} & set(loaded)
+
+
+def test_the_package_is_imported_without_torch_and_numba():
+    loaded = python("-c", "import sys, polydraft; print(*sys.modules)").stdout.split()
+    assert not {"torch", "transformers", "numba", "numpy", "typer"} & set(loaded)
+
+
 def test_version_is_the_package_version():
     assert CliRunner().invoke(app, ["--version"]).output == f"polydraft {__version__}\n"
 

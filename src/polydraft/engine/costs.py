@@ -16,7 +16,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import nnls
 
 from polydraft.core import Budget
 from polydraft.errors import InvalidInputError
@@ -157,6 +156,8 @@ class RoundCosts:
         Raises:
             InvalidInputError: no round without drafts, or times that are not positive.
         """
+        from scipy.optimize import nnls
+
         if not any(o.depth == 0 for o in observations) or any(o.seconds <= 0 for o in observations):
             raise InvalidInputError(
                 f"{len(observations)} measured rounds were given; expected positive seconds and at least one round without "

@@ -21,9 +21,10 @@ from polydraft.core import AuxRows, Outcome, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError, PolydraftError
 from polydraft.models.cache import CacheLayout, SlotCache
 from polydraft.models.folder import load_module
+from polydraft.models.grouped_attention import GROUPED
 from polydraft.models.memory import check_memory, fitting_length
 from polydraft.models.supported import check_supported, context_length, end_ids
-from polydraft.models.tree_attention import GROUPED, node_mask
+from polydraft.models.tree_attention import node_mask
 
 __all__ = ["HFTarget"]
 

@@ -50,6 +50,8 @@ PANEL = 2 * LANES
 """Output columns that a tile computes at once."""
 _UNROLL = 4
 _HUGE = 2**21
+_TOGETHER = 64
+"""Panels that are packed at a time: what is rounded on the way then stays in the caches."""
 _LINE, _AHEAD = 64, 4096
 """Bytes: weights are asked for a page before they are used, as the hardware's own look-ahead ends with each page."""
 _ROWS = 11 if _WIDE else 6
@@ -102,22 +104,35 @@ def pack(weight: Float[Tensor, "O I"], out: np.ndarray) -> Float[np.ndarray, "P"
         >>> out[0, :, :3].tolist(), factors[:2].tolist()
         ([[1.0, 3.0, 0.0], [2.0, 4.0, 0.0]], [1.0, 1.0])
     """
-    panels, inputs, _ = out.shape
-    source, factors = weight.detach().float(), torch.ones(panels * PANEL)
-    if out.dtype == np.int8:
-        largest = source.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny)
-        factors[: len(source)] = largest / 127
-        source = (source / factors[: len(source), None]).round()
-    values = {np.float32: source, np.uint16: source.bfloat16().view(torch.uint16), np.int8: source.to(torch.int8)}[out.dtype.type]
-    full, rest = divmod(len(source), PANEL)
-    packed = torch.from_numpy(out)
-    packed[:full].copy_(values[: full * PANEL].view(full, PANEL, inputs).transpose(1, 2))
-    if rest:
-        packed[panels - 1, :, :rest].copy_(values[full * PANEL :].T)
-    if out.dtype == np.uint16:  # one vector of 32-bit lanes then holds both halves: its low and its high bits
-        for panel in out:
-            panel[:] = panel.reshape(inputs, 2, LANES).swapaxes(1, 2).reshape(inputs, PANEL)
+    factors = torch.ones(len(out) * PANEL)
+    for begin in range(0, len(out), _TOGETHER):
+        some = slice(begin * PANEL, (begin + _TOGETHER) * PANEL)
+        _place(_stored(weight.detach()[some], out.dtype, factors[some]), out[begin : begin + _TOGETHER])
     return factors.numpy()
+
+
+def _stored(weight: Float[Tensor, "O I"], dtype: np.dtype, factors: Float[Tensor, "P"]) -> Tensor:
+    """Rows of a matrix in their number format, bfloat16 as int16; what int8 divides them by goes to `factors`."""
+    if dtype == np.uint16:
+        return (weight if weight.dtype == torch.bfloat16 else weight.float().bfloat16()).view(torch.int16)
+    wide = weight.float()
+    if dtype == np.float32:
+        return wide
+    factors[: len(wide)] = wide.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 127
+    return (wide / factors[: len(wide), None]).round().to(torch.int8)
+
+
+def _place(values: Tensor, out: np.ndarray) -> None:
+    """One strided copy of rows [O, I] into panels. In bfloat16 one vector of 32-bit lanes holds both halves: its low and its high bits."""
+    panels, inputs, _ = out.shape
+    halves = 2 if out.dtype == np.uint16 else 1
+    packed = torch.from_numpy(out.view(np.int16) if halves == 2 else out).view(panels, inputs, PANEL // halves, halves)
+    full = len(values) // PANEL * PANEL
+    if full < len(values):
+        filled = torch.zeros(PANEL, inputs, dtype=values.dtype)
+        filled[: len(values) - full] = values[full:]
+        packed[-1:].copy_(filled.view(1, halves, PANEL // halves, inputs).permute(0, 3, 2, 1))
+    packed[: full // PANEL].copy_(values[:full].reshape(-1, halves, PANEL // halves, inputs).permute(0, 3, 2, 1))
 
 
 def _tile(rows: int):

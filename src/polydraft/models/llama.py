@@ -17,6 +17,8 @@ import torch
 
 from polydraft.core import AuxRows, Outcome, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
+from polydraft.models import checkpoint
+from polydraft.models.checkpoint import FAMILY, Checkpoint, head_width
 from polydraft.models.kernels import PANEL, aligned
 from polydraft.models.llama_pass import TREE_ROOM, Parts, Sizes, SlotMemory, compiled_pass, keep_path, whole, workspace
 from polydraft.models.llama_weights import packed_weights
@@ -25,7 +27,6 @@ from polydraft.models.supported import check_supported, context_length
 
 __all__ = ["CompiledLlama"]
 
-FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 QUANTIZATIONS = (None, "bfloat16", "int8")
 STRETCH = 256
 """Tokens of a prompt that become committed at a time."""
@@ -34,7 +35,7 @@ STRETCH = 256
 class CompiledLlama:
     """A Llama-family model in compiled code, with slots; see `core.Target`.
 
-    model: the module of transformers whose weights are taken; it is not needed afterwards.
+    model: the weights to take: a `Checkpoint`, read one at a time, or a module of transformers, which is not needed afterwards.
     max_model_len: longest sequence, default the model's own context.  max_num_seqs: slots.
     quantization: "bfloat16" or "int8" (one factor a row) for the matrices; all arithmetic stays float32. None changes no weight:
         those of a checkpoint in bfloat16 are stored as such, which halves what a pass reads and gives the same bits.
@@ -55,12 +56,13 @@ class CompiledLlama:
         reason = self.why_unsupported(model)
         if reason:
             raise IncompatibleError(f"{type(model).__name__} cannot be compiled: {reason}. Use backend='transformers'.")
-        config = model.config
+        taken = _taken(model)
+        config = taken.config
         check_supported(config, max_model_len)
         self.name, self.vocab_size = str(config.name_or_path or type(model).__name__), int(config.vocab_size)
         self.device, self.dtype = torch.device("cpu"), torch.float32
-        self.eos_token_ids, self.bos_token_id = _special_ids(model)
-        width = model.model.layers[0].self_attn.head_dim
+        self.eos_token_ids, self.bos_token_id = _special_ids(taken)
+        width = head_width(config)
         sizes = Sizes(
             config.num_attention_heads,
             config.num_key_value_heads,
@@ -77,7 +79,7 @@ class CompiledLlama:
         self.cache_bytes = 4 * int(np.prod(keys) + np.prod(values))
         check_memory(self.cache_bytes, self.device, max_model_len=self.max_model_len, max_num_seqs=max_num_seqs)
         memory = SlotMemory(aligned(*keys), aligned(*values), np.zeros(max_num_seqs, np.int64))
-        weights, self.quantization_error = packed_weights(model, columns, quantization)
+        weights, self.quantization_error = packed_weights(taken, columns, quantization)
         self.weight_format = {np.float32: "float32", np.uint16: "bfloat16", np.int8: "int8"}[weights.qkv.dtype.type]
         self.parts = Parts(weights, sizes, memory, workspace(weights, sizes, columns))
         self.lengths = memory.lengths
@@ -96,12 +98,12 @@ class CompiledLlama:
         """
         from polydraft.models.folder import load_module
 
-        module = load_module(name, dtype=torch.float32, device="cpu", max_model_len=max_model_len)
-        return cls(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs, quantization=quantization)
+        model = checkpoint.of_folder(name) or load_module(name, dtype=torch.float32, device="cpu", max_model_len=max_model_len)
+        return cls(model, max_model_len=max_model_len, max_num_seqs=max_num_seqs, quantization=quantization)
 
     @staticmethod
     def why_unsupported(model: Any) -> str | None:
-        """Why a module of transformers is not covered, or None if it is."""
+        """Why a model is not covered, or None if it is. model: as for the constructor."""
         config = model.config
         if config.model_type not in FAMILY:
             return f"its type {config.model_type!r} is not one of {', '.join(sorted(FAMILY))}"
@@ -109,15 +111,14 @@ class CompiledLlama:
             return f"it is {model.dtype} on {model.device}, and the compiled path is float32 on a CPU"
         if config.hidden_act != "silu" or getattr(config, "mlp_bias", False):
             return "its feed-forward is not a plain SiLU gate"
-        attention = model.model.layers[0].self_attn
-        if attention.o_proj.bias is not None:
+        if "model.layers.0.self_attn.o_proj.bias" in _taken(model).outlines:
             return "its attention output has a bias"
         rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
         if rope.get("rope_type", "default") in {"dynamic", "longrope"}:
             return f"its rope scaling {rope['rope_type']!r} changes with the length"
         if rope.get("partial_rotary_factor", 1.0) != 1.0:
             return "it rotates only a part of each head"
-        sizes = (config.hidden_size, config.intermediate_size, config.num_attention_heads * attention.head_dim)
+        sizes = (config.hidden_size, config.intermediate_size, config.num_attention_heads * head_width(config))
         if any(size % 8 for size in sizes):
             return f"its widths {sizes} are not all multiples of 8"
         return None
@@ -228,6 +229,10 @@ class CompiledLlama:
         self.lengths[list(slots)] = 0
 
 
+def _taken(model: Any) -> Checkpoint:
+    return model if isinstance(model, Checkpoint) else checkpoint.of_module(model)
+
+
 def _place(rows: np.ndarray, parents: np.ndarray, roots: bool, extra: int) -> np.ndarray:
     """Rows [R, W] of what is real -> rows [B, T, W] of all places, zero where there is padding.
 
@@ -243,9 +248,9 @@ def _place(rows: np.ndarray, parents: np.ndarray, roots: bool, extra: int) -> np
     return placed
 
 
-def _special_ids(model: Any) -> tuple[list[int], int | None]:
+def _special_ids(model: Checkpoint) -> tuple[list[int], int | None]:
     """End-of-sequence ids (generation config first, one or many) and the BOS id of a model."""
-    eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    eos = getattr(model.generation_config, "eos_token_id", None)
     eos = model.config.eos_token_id if eos is None else eos
     return ([] if eos is None else list(eos) if isinstance(eos, (list, tuple)) else [eos]), getattr(
         model.config, "bos_token_id", None

@@ -8,8 +8,9 @@ import torch
 
 from polydraft.core import Target
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
-from polydraft.models.folder import load_module
-from polydraft.models.hf import HFTarget
+from polydraft.models import checkpoint
+from polydraft.models.checkpoint import Checkpoint
+from polydraft.models.folder import as_device, as_dtype, load_module
 from polydraft.models.llama import CompiledLlama
 from polydraft.models.plain import PlainTarget
 from polydraft.models.static import StaticLlama
@@ -54,6 +55,9 @@ def load_model(
     """
     if backend not in BACKENDS:
         raise InvalidInputError(f"backend={backend!r} was given; expected one of {', '.join(BACKENDS)}.")
+    files = _files(name, dtype, device, backend)
+    if files is not None and (not plain or _rolls_back(files, max_model_len)):
+        return CompiledLlama(files, max_model_len=max_model_len, max_num_seqs=max_num_seqs, quantization=quantization)
     module = load_module(name, dtype=dtype, device=device, max_model_len=max_model_len, plain=plain)
     if plain and not _rolls_back(module, max_model_len):
         return PlainTarget(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
@@ -70,7 +74,18 @@ def load_model(
         )
     if static is None and (backend == "static" or (backend == "auto" and module.device.type == "cuda")):
         return StaticLlama(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
+    from polydraft.models.hf import HFTarget
+
     return HFTarget(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
+
+
+def _files(name: str, dtype: str | torch.dtype | None, device: str | torch.device | None, backend: str) -> Checkpoint | None:
+    """The folder's weights where the compiled path is meant and covers them, and takes them from the files; else None."""
+    place = as_device(device)
+    if backend not in ("auto", "compiled") or place.type != "cpu" or as_dtype(dtype, place) != torch.float32:
+        return None
+    files = checkpoint.of_folder(name)
+    return None if files is None or CompiledLlama.why_unsupported(files) else files
 
 
 def _rolls_back(module: Any, max_model_len: int | None) -> bool:

@@ -23,7 +23,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 from polydraft.core import AuxRows, Outcome, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
-from polydraft.models.llama import FAMILY
+from polydraft.models.checkpoint import FAMILY
 from polydraft.models.memory import check_memory, fitting_length
 from polydraft.models.replay import Replay
 from polydraft.models.static_layers import fused_layer

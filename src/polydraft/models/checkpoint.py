@@ -1,0 +1,180 @@
+"""A causal language model as its configuration and its weights by name, read one at a time: from a folder or from a module.
+
+Read straight from safetensors files there is never a second copy of the model in memory, and neither the modelling code of
+transformers nor its loader is imported. That is for folders of the Llama family as `save_pretrained` writes them; anything else
+(names of older versions, quantised, missing or misshapen weights) is left to transformers, which mends it or says what is wrong.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from polydraft.models.folder import load_config
+
+__all__ = ["EMBEDDING", "FAMILY", "HEAD", "Checkpoint", "head_width", "of_folder", "of_module", "rotary"]
+
+FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+NUMBERS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """config, generation_config: of transformers; the second may be None.  outlines: by name, tensors of each weight's shape and
+    number format, whose values may not be there.  read: a weight by its name.  tied: the embedding is the head, too.
+    device, dtype: of the module; files are read to a CPU, to be used as float32.
+    """
+
+    config: Any
+    generation_config: Any
+    outlines: Mapping[str, Tensor]
+    read: Callable[[str], Tensor]
+    tied: bool
+    device: torch.device
+    dtype: torch.dtype
+
+
+def of_module(module: Any) -> Checkpoint:
+    """The weights of a module of transformers; nothing is copied."""
+    weights = dict(module.named_parameters(remove_duplicate=False))
+    tied = HEAD in weights and weights[HEAD] is weights.get(EMBEDDING)
+    generation = getattr(module, "generation_config", None)
+    return Checkpoint(module.config, generation, weights, lambda name: weights[name].detach(), tied, module.device, module.dtype)
+
+
+def of_folder(name: str) -> Checkpoint | None:
+    """The weights of a folder of `save_pretrained`, or None where transformers has to load it.
+
+    A tensor that was read holds its file open: what is dropped before the next one is read is no longer in memory.
+
+    Raises:
+        ModelLoadError: no folder with a configuration and readable safetensors files.
+
+    Example:
+        >>> from polydraft.models import pair
+        >>> files = of_folder(str(pair.draft_folder()))
+        >>> files.outlines["model.norm.weight"].dtype, files.read("model.norm.weight").shape
+        (torch.bfloat16, torch.Size([128]))
+    """
+    folder = Path(os.path.expanduser(name))
+    if not folder.is_dir():
+        return None
+    config = load_config(name)
+    if config.model_type not in FAMILY or getattr(config, "quantization_config", None) is not None:
+        return None
+    try:
+        files, wanted = _files(folder), _shapes(config)
+        outlines = {name: _outline(files[name], name, shape) for name, shape in wanted.items()}
+        rotary(config, 1)
+        float(config.rms_norm_eps)
+        if (HEAD in wanted) != (HEAD in files):
+            return None
+        generation = _generation_config(folder)
+    except Exception:  # whatever is odd about it, transformers' own loader has the words for it
+        return None
+    tied, cpu = HEAD not in wanted, torch.device("cpu")
+    return Checkpoint(config, generation, outlines, lambda name: _read(files[name], name), tied, cpu, torch.float32)
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Tensor name -> file, with the files that transformers would choose."""
+    from safetensors import safe_open
+
+    whole = folder / "model.safetensors"
+    if whole.is_file():
+        with safe_open(whole, "pt") as opened:
+            return dict.fromkeys(opened.keys(), whole)
+    index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    return {name: folder / file for name, file in index["weight_map"].items()}
+
+
+def _outline(file: Path, name: str, shape: tuple[int, ...]) -> Tensor:
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as opened:
+        found = opened.get_slice(name)
+        if tuple(found.get_shape()) != shape:
+            raise ValueError(name)
+        return torch.empty(shape, dtype=NUMBERS[found.get_dtype()], device="meta")
+
+
+def _read(file: Path, name: str) -> Tensor:
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as opened:
+        return opened.get_tensor(name)
+
+
+def _generation_config(folder: Path) -> Any:
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(folder)
+    except OSError:  # there is none, or it is no JSON: transformers then goes by the model's configuration
+        return None
+
+
+def head_width(config: Any) -> int:
+    """Width of one attention head.
+
+    Example:
+        >>> from transformers import LlamaConfig
+        >>> head_width(LlamaConfig(hidden_size=64, num_attention_heads=4))
+        16
+    """
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    """Of the weights of a model without biases but those of Qwen2, by name."""
+    if config.model_type != "qwen2" and (getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False)):
+        raise ValueError(config.model_type)
+    h, inner, width = config.hidden_size, config.intermediate_size, head_width(config)
+    q, kv = config.num_attention_heads * width, config.num_key_value_heads * width
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (h,),
+        "post_attention_layernorm.weight": (h,),
+        "self_attn.q_proj.weight": (q, h),
+        "self_attn.k_proj.weight": (kv, h),
+        "self_attn.v_proj.weight": (kv, h),
+        "self_attn.o_proj.weight": (h, q),
+        "mlp.gate_proj.weight": (inner, h),
+        "mlp.up_proj.weight": (inner, h),
+        "mlp.down_proj.weight": (h, inner),
+    }
+    if config.model_type == "qwen2":
+        layer |= {"self_attn.q_proj.bias": (q,), "self_attn.k_proj.bias": (kv,), "self_attn.v_proj.bias": (kv,)}
+    if config.model_type == "qwen3":
+        layer |= {"self_attn.q_norm.weight": (width,), "self_attn.k_norm.weight": (width,)}
+    layers = {f"model.layers.{i}.{name}": shape for i in range(config.num_hidden_layers) for name, shape in layer.items()}
+    ends = {EMBEDDING: (config.vocab_size, h), "model.norm.weight": (h,)}
+    return {**ends, **layers} if config.tie_word_embeddings else {**ends, **layers, HEAD: (config.vocab_size, h)}
+
+
+def rotary(config: Any, columns: int) -> tuple[Float[Tensor, "C D2"], Float[Tensor, "C D2"]]:
+    """Cosines and sines of the family's rotary positions 0 .. columns-1, for the first half of a head: the second repeats it.
+
+    Example:
+        >>> from transformers import LlamaConfig
+        >>> cos, sin = rotary(LlamaConfig(hidden_size=8, num_attention_heads=2), 2)
+        >>> cos[0].tolist(), sin.shape
+        ([1.0, 1.0], torch.Size([2, 2]))
+    """
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        width, theta = head_width(config), rope.get("rope_theta") or config.rope_theta
+        frequencies, factor = 1.0 / (theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)), 1.0
+    else:
+        frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    angles = torch.arange(columns, dtype=torch.float32)[:, None] * frequencies
+    return angles.cos() * factor, angles.sin() * factor

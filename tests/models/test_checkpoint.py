@@ -1,0 +1,166 @@
+"""Weights read straight from files, one at a time, are those that transformers loads."""
+
+import gc
+import json
+import subprocess
+import sys
+import weakref
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+
+from models.tree_rounds import ARCHITECTURES, small_model
+from polydraft.errors import ModelLoadError
+from polydraft.models import checkpoint, pair
+from polydraft.models.folder import load_module
+from polydraft.models.kernels import LANES, PANEL, aligned, pack
+from polydraft.models.llama import CompiledLlama
+from polydraft.models.load import load_model
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+ROPES = {
+    "llama": {"rope_type": "llama3", "rope_theta": 500.0, **LLAMA3},
+    "llama_tied": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
+    "qwen2": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 160},
+    "qwen3": {"rope_type": "default", "rope_theta": 1e6},
+    "mistral": {"rope_type": "default", "rope_theta": 1e5},
+}
+
+
+def saved(folder, name, dtype=torch.bfloat16, **changed):
+    config = deepcopy(ARCHITECTURES[name])
+    for key, value in {"rope_parameters": ROPES.get(name), "eos_token_id": [2, 5], **changed}.items():
+        setattr(config, key, value)
+    small_model(config).to(dtype).save_pretrained(folder, max_shard_size="20KB")
+    return str(folder)
+
+
+def arrays(model):
+    return model.parts.weights._asdict()
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, torch.bfloat16) for name in sorted(ROPES)), ("qwen2", torch.float16), ("qwen2", torch.float32)]
+)
+def test_a_folder_gives_the_same_bits_as_its_module(tmp_path, name, dtype):
+    folder = saved(tmp_path, name, dtype)
+    module, files = load_module(folder, device="cpu"), checkpoint.of_folder(folder)
+    assert files is not None
+    ours, theirs = (CompiledLlama(x, max_num_seqs=1) for x in (files, module))
+    for part, array in arrays(theirs).items():
+        assert np.array_equal(arrays(ours)[part], array), part
+    told = ("name", "vocab_size", "max_model_len", "eos_token_ids", "bos_token_id", "weight_format", "quantization_error")
+    assert [getattr(ours, x) for x in told] == [getattr(theirs, x) for x in told]
+    cos, sin = module.model.rotary_emb(torch.zeros(1), torch.arange(640)[None])
+    for mine, whole in zip(checkpoint.rotary(module.config, 640), (cos, sin), strict=True):
+        assert torch.equal(torch.cat([mine, mine], 1), whole[0])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16, np.int8])
+@pytest.mark.parametrize("outputs", [3, PANEL, 2 * PANEL + 5])
+def test_a_panel_holds_what_its_definition_says(monkeypatch, dtype, outputs):
+    monkeypatch.setattr("polydraft.models.kernels._TOGETHER", 1)
+    w = torch.randn(outputs, 8, generator=torch.Generator().manual_seed(0))
+    out = aligned(-(-outputs // PANEL), 8, PANEL, dtype=dtype)
+    factors = pack(w, out)
+    for o in range(len(out) * PANEL):
+        c = o % PANEL
+        place = 2 * (c % LANES) + c // LANES if dtype is np.uint16 else c
+        row = w[o] if o < outputs else torch.zeros(8)
+        stored = {np.float32: row, np.uint16: row.bfloat16().view(torch.int16), np.int8: (row / float(factors[o])).round()}[dtype]
+        assert out[o // PANEL, :, place].astype(np.float32).tolist() == stored.numpy().astype(dtype).astype(np.float32).tolist()
+    assert factors[:outputs] == pytest.approx(w.abs().amax(1).numpy() / 127 if dtype is np.int8 else 1.0)
+
+
+def test_no_more_than_one_matrix_is_held_while_a_folder_is_packed(monkeypatch):
+    live, most, read = set(), [0], checkpoint._read
+
+    def watched(file, name):
+        gc.collect(0)
+        tensor = read(file, name)
+        live.add(entry := (name, tensor.nbytes))
+        weakref.finalize(tensor, live.discard, entry)
+        most[0] = max(most[0], sum(size for _, size in live))
+        return tensor
+
+    monkeypatch.setattr(checkpoint, "_read", watched)
+    files = checkpoint.of_folder(str(pair.target_folder()))
+    assert files is not None
+    CompiledLlama(files, max_num_seqs=1)
+    largest = max(weight.nbytes for weight in files.outlines.values())
+    assert largest <= most[0] <= 1.1 * largest
+    assert not live
+
+
+def without_a_norm(weights, config):
+    del weights["model.norm.weight"]
+
+
+def with_a_misshapen_norm(weights, config):
+    weights["model.norm.weight"] = torch.ones(5)
+
+
+def with_a_head_beside_the_embedding(weights, config):
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+
+
+def with_integers(weights, config):
+    weights["model.norm.weight"] = torch.ones(32, dtype=torch.int64)
+
+
+def with_rotary_settings_that_are_none(weights, config):
+    config["rope_parameters"] = {"rope_type": "unheard_of"}
+
+
+@pytest.mark.parametrize(
+    ("edit", "loads"),
+    [
+        (without_a_norm, False),
+        (with_a_misshapen_norm, False),
+        (with_a_head_beside_the_embedding, True),
+        (with_integers, True),
+        (with_rotary_settings_that_are_none, False),
+    ],
+)
+def test_a_folder_that_is_out_of_the_ordinary_is_left_to_transformers(tmp_path, edit, loads):
+    saved(tmp_path, "llama_tied", max_position_embeddings=64, rope_parameters=ROPES["qwen3"])
+    assert checkpoint.of_folder(str(tmp_path)) is not None
+    weights = {name: tensor for file in tmp_path.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    config = json.loads((tmp_path / "config.json").read_text())
+    for file in tmp_path.glob("model*"):
+        file.unlink()
+    edit(weights, config)
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert checkpoint.of_folder(str(tmp_path)) is None
+    if loads:
+        load_model(str(tmp_path), device="cpu", max_num_seqs=1)
+    else:
+        with pytest.raises(ModelLoadError):
+            load_model(str(tmp_path), device="cpu", max_num_seqs=1)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral"])
+def test_the_weights_expected_of_a_folder_are_those_of_the_module(name):
+    module = hf.AutoModelForCausalLM.from_config(deepcopy(ARCHITECTURES[name]))
+    assert checkpoint._shapes(module.config) == {
+        name: tuple(w.shape) for name, w in checkpoint.of_module(module).outlines.items()
+    }
+
+
+def test_biases_of_the_attention_are_left_to_transformers(tmp_path):
+    assert checkpoint.of_folder(saved(tmp_path, "llama", attention_bias=True)) is None
+    assert not isinstance(load_model(str(tmp_path), device="cpu"), CompiledLlama)
+
+
+def test_loading_a_folder_imports_no_modelling_code():
+    code = (
+        "import sys; from polydraft.models import load, pair; load.load_model(str(pair.draft_folder()), device='cpu'); "
+        "print(*(m for m in sys.modules if m.startswith('transformers.models.llama.modeling')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == []
