@@ -422,9 +422,9 @@ class Drafter(Protocol):
     """A source of drafts. State is a value beside the object: only the newest state of a request is valid.
 
     `info.laws` and `info.shapes` hold the one sibling law and the shapes that it makes. `needs` names what it asks of
-    the target beyond tokens ("every round", its "logits", "hidden:<layer>", "aux", ...); one that needs nothing is not told of rounds
-    without drafts until it is asked for the next, then of all their tokens at once, without logits. One that needs "aux" has `aux(states) -> AuxRows | None`, whose nodes
-    are those of its last proposal; the rows' logits come with the next `observe`. One that knows more than its own name about
+    the target beyond tokens ("every round", its "logits", "hidden:<layer>", "aux", ...); one that needs "logits" and "aux" at most is not told of
+    rounds for which no draft was asked until it is asked for the next, then of all their tokens at once, without logits. One that needs "aux" has
+    `aux(states) -> AuxRows | None`, called in rounds for which a draft was asked, whose nodes are those of its last proposal; the rows' logits come with the next `observe`. One that knows more than its own name about
     who drafted what keeps in its states `credit`, the sources of the tokens accepted in the last round.
     """
 

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from planning import costs, made, outcome, sequences
 from tables import TableModel, plain_greedy
 
 from polydraft import SamplingParams
-from polydraft.core import Budget, Request
+from polydraft.core import Budget, Draft, Request
+from polydraft.drafters.lookahead import LookaheadDrafter
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.model import ModelDrafter
 from polydraft.drafters.ngram import NgramDrafter
@@ -56,11 +58,13 @@ class Spy:
 MAKERS = {
     "model": lambda: ModelDrafter(TableModel(seed=1, max_num_seqs=8)),
     "ngram": NgramDrafter,
+    "lookahead": LookaheadDrafter,
+    "phrases": lambda: PhraseDrafter(TableModel(seed=1, max_num_seqs=8)),
     "mixture": lambda: MixtureDrafter(
         {
             "model": ModelDrafter(TableModel(seed=1, max_num_seqs=8), "top_k"),
             "ngram": NgramDrafter(),
-            "phrases": PhraseDrafter(learn=False),
+            "phrases": PhraseDrafter(),
         }
     ),
 }
@@ -119,10 +123,50 @@ def test_what_it_then_drafts_is_what_a_fresh_reader_of_the_text_drafts(kind):
     assert torch.equal(again.tree.tokens, draft.tree.tokens) and torch.equal(again.tree.parents, draft.tree.parents)
 
 
-def test_one_that_reads_the_targets_rows_is_told_of_every_round():
-    spy = Spy(PhraseDrafter())
+@pytest.mark.parametrize("needs", ["every round", "hidden:1"])
+def test_one_that_needs_more_of_every_round_than_its_tokens_is_told_of_each(needs):
+    spy = Spy(NgramDrafter())
+    spy.needs = frozenset({needs})
     run(spy, 2, *[0] * 8, 2)
-    assert spy.needs == {"logits"} and [len(e[0]) for e in spy.told[1:9]] == [1] * 8
+    assert [len(e[0]) for e in spy.told[1:9]] == [1] * 8
+
+
+def aux_rows_of(drafter, *depths):
+    """Auxiliary rows in each pass of the target."""
+    rows, score = [], TableModel.score
+
+    class Counting(TableModel):
+        def score(self, slots, tree, *, aux=None, **options):
+            rows.append(0 if aux is None else aux.nodes.shape[1])
+            return score(self, slots, tree, aux=aux, **options)
+
+    loop = Loop(Counting(), drafter, verifier("match"), Script(*depths))
+    loop.add_request(Request("0", (1, 2, 3, 1, 2), SamplingParams(max_tokens=20), 5))
+    while loop.has_unfinished_requests:
+        loop.step()
+    return rows
+
+
+def test_a_round_without_drafts_carries_no_auxiliary_rows():
+    rows = aux_rows_of(LookaheadDrafter(columns=2, ngram=3), 2, 2, 0, 0, 0, 0, 2, 0)
+    assert rows[:8] == [4, 4, 0, 0, 0, 0, 4, 0]
+    assert set(rows[8:]) == {0}
+
+
+def asked_in_vain(rounds, **seconds):
+    """Rounds of a plan that are asked for a draft, where there never is one."""
+    plan, texts, empty = made(costs(**seconds), rates=0.6), sequences(), Draft.empty(torch.tensor([1]))
+    asked = []
+    for _ in range(rounds):
+        asked.append(plan.budgets(texts)[0].max_depth > 0)
+        plan.learn(texts, empty, torch.zeros(1, 1, 5), outcome(0))
+    return asked
+
+
+def test_a_drafter_that_has_nothing_to_draft_is_left_alone_where_asking_it_costs():
+    asked = asked_in_vain(600, rows=0.1, drafting_sequences=0.3)
+    assert asked[0] and sum(asked) < 24 and sum(asked[-200:]) <= 2
+    assert all(asked_in_vain(50, rows=0.1))  # asked for nothing, for as long as it costs nothing
 
 
 def test_pauses_change_no_greedy_token_and_credit_no_stale_source():

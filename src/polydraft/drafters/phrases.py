@@ -195,7 +195,8 @@ class PhraseDrafter:
     def observe(self, states: Sequence[PhraseState], outcome: Outcome, scores: Scores) -> list[PhraseState]:
         """Learn from the target's argmaxes and from the text; keep what is right of the small model's cache."""
         tree, num_nodes = scores.tree, scores.tree.num_nodes
-        best = most_likely(scores.logits) if self.learn and num_nodes > 1 else np.zeros((len(states), num_nodes), np.int64)
+        learn = self.learn and num_nodes > 1 and scores.logits.shape[-1] > 0  # of rounds that were missed there are no logits
+        best = most_likely(scores.logits) if learn else np.zeros((len(states), num_nodes), np.int64)
         (tokens, parents), paths = tree.host, outcome.host[0]
         for b, (state, new) in enumerate(zip(states, emitted(outcome, tree), strict=True)):
             if self.model is not None:
@@ -207,7 +208,7 @@ class PhraseDrafter:
             state.tokens += new
             text = np.array(state.tokens[-len(new) - self.length :])
             with state.pool.lock:
-                _learn(state.pool.arrays, tokens[b], parents[b], best[b], paths[b], self.learn, text)
+                _learn(state.pool.arrays, tokens[b], parents[b], best[b], paths[b], learn, text)
         return list(states)
 
     def snapshot(self, state: PhraseState) -> Snapshot:

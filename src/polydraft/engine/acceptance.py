@@ -43,6 +43,8 @@ EVERY_ROUND = 8
 """Rounds of several paths that are all looked at; of later ones every fourth is, as a look costs 5% of a round of the embedded pair."""
 CHILDREN = 8
 """Most children of a node whose chances are told apart where a tree by position is predicted."""
+HAVING, HAVING_DECAY = 1.0, 0.95
+"""Rounds for which a drafter is taken to have something to draft before it was asked, and what is left of a round after the next."""
 TRUST = 80.0
 """Predicted tokens that weigh as much as the belief that a rule keeps the overlap."""
 
@@ -55,6 +57,7 @@ class Acceptance:
     due: a probe follows the wait.  before: `rate` at the last probe.  rounds: that drafted since the last probe.
     folded: rounds that were counted or looked at.  failed: of them, the last in a row that kept nothing; halved by one that kept something.
     depth: of the chain that is drafted so far, 0 for another shape or none.
+    asked, had: rounds in which a draft was asked for, and in which there was one, with decay.
     """
 
     kept: np.ndarray = field(default_factory=lambda: np.zeros(DEPTHS))
@@ -69,11 +72,22 @@ class Acceptance:
     folded: int = 0
     failed: int = 0
     depth: int = 0
+    asked: float = 0.0
+    had: float = 0.0
 
     def fold(self, num_accepted: int) -> None:
         """Take note that a round was counted or looked at."""
         self.folded += 1
         self.failed = self.failed // 2 if num_accepted else self.failed + 1
+
+    def ask(self, had: bool) -> None:
+        """Take note that a draft was asked for, and whether there was one."""
+        self.asked, self.had = HAVING_DECAY * self.asked + 1.0, HAVING_DECAY * self.had + had
+
+    @property
+    def share(self) -> float:
+        """Of the rounds in which a draft is asked for, those in which there is one."""
+        return (self.had + HAVING) / (self.asked + HAVING)
 
     @property
     def gain(self) -> float:

@@ -11,7 +11,7 @@ tree of a quarter more nodes (two at least) and one more depth, from which none 
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -112,7 +112,6 @@ class BestFirstPlan(AdaptivePlan):
     """
 
     max_nodes: int = SHAPE[2]
-    _given: list[tuple[Acceptance, Budget]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def _priors(self, sequences: Seq[Sequence]) -> list[np.ndarray]:
         return [self.known.prior_places(s.request.params.temperature) for s in sequences]
@@ -170,11 +169,8 @@ class BestFirstPlan(AdaptivePlan):
         full, plain = self.seconds(found, contexts), self.seconds([(0, 0)] * len(found), contexts)
         return self._of(size), max(self.first_pause, ceil(full * (1.0 / plain - speed) / PROBING))
 
-    def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
-        """One each."""
-        budgets = [self._beyond(s.acceptance, g) for s, g in zip(sequences, super().budgets(sequences), strict=True)]
-        self._given = [(s.acceptance, g) for s, g in zip(sequences, budgets, strict=True)]
-        return budgets
+    def _next(self, sequences: Seq[Sequence]) -> list[Budget]:
+        return [self._beyond(s.acceptance, g) for s, g in zip(sequences, super()._next(sequences), strict=True)]
 
     def _beyond(self, record: Acceptance, budget: Budget) -> Budget:
         if budget.max_depth == 0 or (record.rounds + 1) % EXPLORE:
@@ -184,10 +180,10 @@ class BestFirstPlan(AdaptivePlan):
 
     def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         """Fold the round into each sequence's record; see `engine/places.py`."""
-        given = [g for _, g in self._given]
-        if not any(g.max_depth for g in given):
+        if not self._given:
             return
-        budgets = [g if s.drafting else replace(g, max_depth=0) for s, g in zip(sequences, given, strict=True)]
+        self._ask(draft)
+        budgets = [g if s.drafting else replace(g, max_depth=0) for s, (_, g) in zip(sequences, self._given, strict=True)]
         greedy = [s.request.params.greedy for s in sequences]
         places.observe([s.acceptance for s in sequences], draft, processed, greedy, budgets)
 

@@ -8,9 +8,10 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter, thread_time
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 from polydraft.core import Budget, Draft, Drafter, Outcome, Request, SamplingParams, SiblingLaw, Target, Verifier
 from polydraft.engine import acceptance, places
 from polydraft.engine.acceptance import DEPTHS, Acceptance
-from polydraft.engine.costs import PHASES, Observation, RoundCosts
+from polydraft.engine.costs import IN_VAIN, PHASES, Observation, RoundCosts
 from polydraft.engine.loop import Loop
 from polydraft.engine.profile import PRIOR, Profile, identity, once, widest
 from polydraft.engine.sequence import Sequence
@@ -199,11 +200,13 @@ class _Place:
     """Sizes that are measured on one bed, of which there is one at a time: `make` has slots taken until it is closed.
 
     taken: by size, the repetition, seconds by phase and context of each round whose drafter had as many tokens as asked.
+    in_vain: the same of rounds whose drafter had none.
     """
 
     make: Callable[[], Bed]
     batch: int
     taken: dict[tuple[int, int], list[tuple[int, tuple[float, ...], int]]]
+    in_vain: list[tuple[int, tuple[float, ...], int]] = field(default_factory=list[Any])
 
     def run(self, repetition: int) -> None:
         bed = self.make()
@@ -212,8 +215,11 @@ class _Place:
                 _settle(bed, size)
                 for _ in range(BLOCK if size[1] else PLAIN_BLOCK):
                     seconds, context, _ = bed.round(*size)
-                    if bed.nodes == self.batch * size[0] * size[1] and bed.depth == size[1]:
-                        rounds.append((repetition, tuple(seconds[phase] for phase in PHASES), context))
+                    full = bed.nodes == self.batch * size[0] * size[1] and bed.depth == size[1]
+                    if full or not bed.nodes:
+                        (rounds if full else self.in_vain).append(
+                            (repetition, tuple(seconds[phase] for phase in PHASES), context)
+                        )
         finally:
             bed.close()
 
@@ -243,7 +249,12 @@ def _levelled(places: Seq[_Place]) -> list[Observation]:
 
     Without it the figure of one size may be of a fast moment and that of another of a slow one.
     """
-    rounds = {(i, size): found for i, place in enumerate(places) for size, found in place.taken.items() if found}
+    rounds = {
+        (i, size): found
+        for i, place in enumerate(places)
+        for size, found in {**place.taken, IN_VAIN: place.in_vain}.items()
+        if found
+    }
     repetitions = sorted({r for found in rounds.values() for r, _, _ in found})
     logs = np.full((len(rounds), len(repetitions)), np.nan)
     for row, found in enumerate(rounds.values()):

@@ -304,7 +304,8 @@ class ChoicePlan:
         self.choice.current = current
         budgets = self.plans[current].budgets(sequences)
         if trial and not any(g.max_depth for g in budgets):
-            budgets = [Budget(1, 1, 1) if s.drafting else g for s, g in zip(sequences, budgets, strict=True)]
+            tried = [Budget(1, 1, 1) if s.drafting else g for s, g in zip(sequences, budgets, strict=True)]
+            budgets = self.plans[current].give(sequences, tried)
         return budgets
 
     def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:

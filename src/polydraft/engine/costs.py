@@ -20,7 +20,7 @@ import numpy as np
 from polydraft.core import Budget
 from polydraft.errors import InvalidInputError
 
-__all__ = ["FEATURES", "Observation", "RoundCosts", "budget_of", "features"]
+__all__ = ["FEATURES", "IN_VAIN", "Observation", "RoundCosts", "budget_of", "features"]
 
 FEATURES = (
     "once",
@@ -47,10 +47,15 @@ _USED = {
 CHAINS = 2.0
 """What a round of chains, or without drafts, counts for in the fit; others 1."""
 HINGE = 8
+IN_VAIN = 0, 0
+"""The size of a sequence whose drafter was asked and had nothing to draft."""
 
 
 class Observation(NamedTuple):
-    """One measured kind of round: `batch` equal sequences, each with `width` paths of `depth`; seconds by phase."""
+    """One measured kind of round: `batch` equal sequences, each with `width` paths of `depth`; seconds by phase.
+
+    Depth 0 is a round without drafts, and width 0 one that asked for drafts in vain.
+    """
 
     batch: int
     width: int
@@ -67,14 +72,14 @@ class Observation(NamedTuple):
 
 
 def budget_of(size: Sequence[Any]) -> Budget:
-    """Of (width, depth[, trunk[, short]]), or (width, depth, 0, 0, parents) of a tree by position.
+    """Of (width, depth[, trunk[, short]]), of IN_VAIN, or (width, depth, 0, 0, parents) of a tree by position.
 
     Example:
         >>> budget_of((2, 3, 1)).max_nodes, budget_of((2, 2, 0, 0, (-1, 0, 0, 1))).max_nodes
         (5, 3)
     """
     if len(size) < 5:
-        return Budget.of_paths(*size)
+        return Budget.of_paths(*size) if size[1] else Budget(0, 0)
     return Budget(len(size[4]) - 1, size[1], size[0], parents=size[4])
 
 
@@ -89,13 +94,13 @@ def features(sizes: Sequence[Sequence[Any]], contexts: Sequence[int]) -> np.ndar
         >>> float(features([(2, 3, 1)], [0])[FEATURES.index("drafted nodes")])
         5.0
     """
-    nodes = [budget_of(size).max_nodes for size in sizes]
+    nodes, in_vain = [budget_of(size).max_nodes for size in sizes], sum(tuple(size) == IN_VAIN for size in sizes)
     rows, cached = len(sizes) + sum(nodes), sum(contexts)
     beyond = max(0, rows - HINGE)
-    if not any(nodes):
+    if not any(nodes) and not in_vain:
         return np.array([0, 0, 0, beyond, 0, 0, 0, 0, 0, 0, 1, len(sizes), cached], dtype=np.float64)
     by_context = sum((1 + n) * c for n, c in zip(nodes, contexts, strict=True))
-    deepest, drafting = max(size[1] for size in sizes), sum(n > 0 for n in nodes)
+    deepest, drafting = max(size[1] for size in sizes), in_vain + sum(n > 0 for n in nodes)
     branching = sum(size[0] > 1 and n > 0 for size, n in zip(sizes, nodes, strict=True))
     drafted = [1, len(sizes), rows, beyond, cached, by_context, deepest, sum(nodes), drafting, branching]
     return np.array([*drafted, 0, 0, 0], dtype=np.float64)
@@ -158,7 +163,7 @@ class RoundCosts:
         """
         from scipy.optimize import nnls
 
-        if not any(o.depth == 0 for o in observations) or any(o.seconds <= 0 for o in observations):
+        if not any(o.depth == 0 < o.width for o in observations) or any(o.seconds <= 0 for o in observations):
             raise InvalidInputError(
                 f"{len(observations)} measured rounds were given; expected positive seconds and at least one round without "
                 "drafts (depth 0). Measure plain rounds too."
@@ -177,7 +182,9 @@ class RoundCosts:
                 trust = np.sqrt(np.minimum(1.0, 2 * max(float(np.median(missed)), 1e-3) / np.maximum(missed, 1e-12)))
             whole = np.zeros(len(FEATURES))
             whole[used] = solved / scale
-            if not any(o.depth for o in observations):  # there was nothing to copy: as far as is known, drafts cost nothing
+            if not any(
+                o.depth or not o.width for o in observations
+            ):  # there was nothing to copy: as far as is known, drafts cost nothing
                 whole[[FEATURES.index(name) for name in ("once", "batch", "context")]] = whole[10:]
             found[phase] = tuple(whole.tolist())
         return cls(found, tuple(observations))

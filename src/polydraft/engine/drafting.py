@@ -4,7 +4,8 @@ A failing batch is asked again one row at a time (`propose` is pure), so that on
 drafts. What a drafter returns is checked before it is scored.
 
 Rounds without any draft are not told: a drafter that pauses is not called at all, and reads what it missed in one go when it
-is asked again. One that needs more of a round than its tokens is told of every round.
+is asked again. Only one that needs more of such a round than its tokens is told of every round. Auxiliary rows ride in the
+rounds for which the plan asks for drafts, and in no others.
 """
 
 import warnings
@@ -37,9 +38,17 @@ def _switch_off(drafter: Drafter, sequence: Sequence, error: Exception) -> None:
     )
 
 
+WITH_DRAFTS = frozenset({"aux", "logits"})
+"""What a drafter may need of the rounds that it drafts for; without drafts there is nothing in it to learn from."""
+
+
+def _told_of_every_round(drafter: Drafter) -> bool:
+    return not drafter.needs <= WITH_DRAFTS
+
+
 def start(drafter: Drafter, sequences: Seq[Sequence]) -> None:
     """Let a drafter that is told of every round begin; others do before their first draft: one whose drafts do not pay reads no prompt."""
-    if drafter.needs:
+    if _told_of_every_round(drafter):
         begin(drafter, sequences)
 
 
@@ -137,8 +146,8 @@ def aux(drafter: Drafter | None, sequences: Seq[Sequence]) -> AuxRows | None:
 
 
 def observe(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
-    """Tell the drafter what the round kept, unless nothing was drafted."""
-    if scores.tree.num_nodes == 1 and not drafter.needs:
+    """Tell the drafter what the round kept, unless the pass carried nothing of its own."""
+    if scores.tree.num_nodes == 1 and scores.aux_logits is None and not _told_of_every_round(drafter):
         return
     live = [b for b, s in enumerate(sequences) if s.drafting]
     if not live:

@@ -33,6 +33,9 @@ PROBING = 0.0025
 HELD = 4
 """Drafting rounds for which a plan holds, as planning costs 4% of a round of the embedded pair; chosen like `acceptance.DECAY`: 8 is late where texts change."""
 
+ASKING = 4e-5
+"""Seconds that asking for drafts takes at least: 40 to 60 us of calls to n-grams and tables, which a clock on a busy machine may not tell from none."""
+
 
 class Plan(Protocol):
     """Budgets for the next round of each sequence."""
@@ -147,6 +150,8 @@ class AdaptivePlan:
     _held: list[tuple[Acceptance, Budget]] = field(default_factory=list, init=False, repr=False, compare=False)
     """Records and the budgets that hold while these and no others draft, for `_holding` rounds more."""
     _holding: int = field(default=0, init=False, repr=False, compare=False)
+    _given: list[tuple[Acceptance, Budget]] = field(default_factory=list, init=False, repr=False, compare=False)
+    """Records and budgets of the round that runs; empty where none is asked for drafts."""
     _last: tuple[list[list[Any]], float] = field(default=([], 0.0), init=False, repr=False, compare=False)
 
     @property
@@ -209,7 +214,17 @@ class AdaptivePlan:
         """One each."""
         if len(sequences) == 1 and sequences[0].acceptance.waiting:
             sequences[0].acceptance.waiting -= 1
+            self._given = []
             return [_NOTHING]
+        return self.give(sequences, self._next(sequences))
+
+    def give(self, sequences: Seq[Sequence], budgets: list[Budget]) -> list[Budget]:
+        """Take note of what this round is given; from its draft `learn` sees who was asked in vain."""
+        asking = any(g.max_depth for g in budgets)
+        self._given = [(s.acceptance, g) for s, g in zip(sequences, budgets, strict=True)] if asking else []
+        return budgets
+
+    def _next(self, sequences: Seq[Sequence]) -> list[Budget]:
         if (
             self._holding
             and len(sequences) == len(self._held)
@@ -218,15 +233,41 @@ class AdaptivePlan:
             self._holding -= 1
             return [budget for _, budget in self._held]
         out = [s.acceptance.waiting > 0 or not s.drafting for s in sequences]
-        sizes, _ = ([[1, 0, 0, 0]] * len(sequences), 0.0) if all(out) else self.promise(sequences, out)
+        sizes, speed = ([[1, 0, 0, 0]] * len(sequences), 0.0) if all(out) else self.promise(sequences, out)
+        if not all(out) and not self._worth_asking(sequences, out, sizes, speed):
+            sizes = [[1, 0, 0, 0]] * len(sequences)
         probe, pause = _PROBE, self.first_pause  # beside others' drafts a probe is cheap
         if not all(out) and not any(size[1] for size in sizes):
             probe, pause = self._probe(sequences, out)
+            plain, in_vain, share = self._asking(sequences, out)
+            if share < 1.0:
+                pause = max(pause, math.ceil((in_vain / plain - 1.0) / PROBING))
         budgets = [self._budget(s, o, size, probe, pause) for s, o, size in zip(sequences, out, sizes, strict=True)]
         drafting = all(size[1] for size in sizes)
         self._held = [(s.acceptance, g) for s, g in zip(sequences, budgets, strict=True)] if drafting else []
         self._holding = HELD - 1 if drafting else 0
         return budgets
+
+    def _asking(self, sequences: Seq[Sequence], out: Seq[bool]) -> tuple[float, float, float]:
+        """Seconds of a round without drafts, and of one that asks for drafts in vain; the share of rounds that do not."""
+        costs, cached = self.known.costs.flat, np.array([len(s.token_ids) for s in sequences], np.float64)
+        shares = [s.acceptance.share for s, o in zip(sequences, out, strict=True) if not o]
+        plain, in_vain = (
+            size_search.plain_seconds(costs, cached),
+            size_search.base_seconds(costs, cached) + costs[8] * len(shares),
+        )
+        return float(plain), max(float(in_vain), float(plain) + ASKING), sum(shares) / len(shares)
+
+    def _worth_asking(self, sequences: Seq[Sequence], out: Seq[bool], sizes: list[list[Any]], speed: float) -> bool:
+        """Whether drafts of these sizes pay, those counted that are asked for in vain: h of the rounds have something to draft.
+
+        (h T + 1 - h) / (h S + (1 - h) S_in_vain) >= 1 / S_0
+        """
+        plain, in_vain, share = self._asking(sequences, out)
+        if share == 1.0:
+            return True
+        full = self.seconds(sizes, [len(s.token_ids) for s in sequences])
+        return plain * (share * speed * full + 1.0 - share) >= share * full + (1.0 - share) * in_vain
 
     def _probe(self, sequences: Seq[Sequence], out: Seq[bool]) -> tuple[Budget, int]:
         """The draft that loses least where none promises a gain, and rounds of the first pause: so many that it costs PROBING of them."""
@@ -265,10 +306,22 @@ class AdaptivePlan:
 
     def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         """Fold the round into each sequence's record; see `engine/acceptance.py`."""
+        if not self._given:
+            return
+        self._ask(draft)
         records = [s.acceptance for s in sequences]
         if rows := acceptance.count(records, draft, outcome):
             greedy = [s.request.params.greedy for s in sequences]
             acceptance.look(records, draft, processed, greedy, self._priors(sequences), outcome, rows=rows)
+
+    def _ask(self, draft: Draft) -> None:
+        """Note who was asked for a draft and had one, without which nothing holds."""
+        parents = draft.tree.host[1]
+        for b, (record, g) in enumerate(self._given):
+            if g.max_depth:
+                had = parents.shape[1] > 1 and parents[b, 1] == 0
+                record.ask(had)
+                self._holding *= had
 
 
 _NOTHING, _PROBE = Budget(0, 0, 1), Budget(1, 1, 1)

@@ -97,7 +97,7 @@ class Stepper:
             draft = self._propose(sequences, budgets)
             if self.verifier.info.shared_noise:
                 draft = replace(draft, noise=key)
-            extra = drafting.aux(self.drafter, sequences)
+            extra = drafting.aux(self.drafter, sequences) if budgets else None
         slots = [s.slot for s in sequences if s.slot is not None]
         with watch.phase("scoring"):
             unique = dedup(draft.tree)
