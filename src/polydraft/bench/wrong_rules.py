@@ -228,7 +228,7 @@ class _OwnPositionVerdict:
         return Outcome(path, length, token)
 
 
-def _own_position(draft: Draft, target_probs: Tensor) -> Verdict:
+def own_position(draft: Draft, target_probs: Tensor) -> Verdict:
     return _OwnPositionVerdict(draft.tree, verifier("block")(draft, target_probs))
 
 
@@ -373,6 +373,6 @@ def mistakes(stop_ids: Sequence[int] = ()) -> Iterator[Mistake]:
         yield Mistake(name, model("chain"), _Wrong(partial(block, **{option: True})), 2, 1)
     yield Mistake("paths sorted after drawing", model("paths"), _Wrong(_sorted_paths), 2, 2)
     yield Mistake("one path counted twice", model("chain"), _Wrong(counted_twice), 2, 1)
-    yield Mistake("noise keyed by a token's own position", model("chain", _OwnPositions), _Wrong(_own_position), 3, 1)
+    yield Mistake("noise keyed by a token's own position", model("chain", _OwnPositions), _Wrong(own_position), 3, 1)
     for name, (kind, width) in FUSED.items():
         yield Mistake(f"a broken walk of {name}", model(kind), _BrokenWalk(verifier(name)), 2, width)
