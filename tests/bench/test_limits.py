@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from matplotlib import pyplot as plt
+from matplotlib.container import ErrorbarContainer
 from typer.testing import CliRunner
 
 from polydraft import tree as trees
-from polydraft.bench import limits_report
+from polydraft.bench import limits_picture, limits_report
 from polydraft.bench.limits import Limits
 from polydraft.bench.limits_paths import restrict
 from polydraft.bench.limits_places import CONTEXT, Settings
@@ -124,6 +126,21 @@ def test_report_is_written_and_read(found, tmp_path):
     assert len(rows) == len(found.paths)
     assert "| bound | paths |" in files[1].read_text()
     assert (tmp_path / "out" / "limits.png").stat().st_size > 10_000
+
+
+def test_panels_have_titles_errors_and_legends_that_cover_nothing(found):
+    figure = limits_picture.draw(limits_report.as_dict(found, {}, "polydraft limits"))
+    figure.canvas.draw()
+    for axis in figure.axes:
+        assert axis.get_title() and axis.containers
+        assert all(isinstance(c, ErrorbarContainer) and c.has_yerr for c in axis.containers)
+        legend = axis.get_legend().get_window_extent()
+        assert not any(legend.overlaps(other.get_window_extent()) for other in figure.axes)
+    (bound,) = (c for c in figure.axes[2].containers if c.get_label() == "bound for any rule")
+    row = by(found.paths, rule="bound", paths=2, depth=3)[0]
+    low, high = bound.lines[2][0].get_segments()[-1][:, 1]
+    assert (high - low) / 4 == pytest.approx(row["standard_error"])
+    plt.close(figure)
 
 
 def test_texts_that_are_too_short_are_refused(tmp_path):

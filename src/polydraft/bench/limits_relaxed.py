@@ -82,16 +82,18 @@ class Relaxed:
                     values.setdefault((name, T), []).append((float(tv), float(kept), float(overlap(p, q))))
             progress()
         for (name, T), rows in values.items():
-            tv, kept, lossless = np.array(rows).T
-            e = efficiency.estimate(tv)
+            columns = np.array(rows).T
+            tv, kept, lossless = map(efficiency.estimate, columns)
             self.found.relaxed.append(
                 {
                     "rule": name,
                     "temperature": T,
-                    "tv": e.mean,
-                    "standard_error": e.standard_error,
-                    "largest": float(tv.max()),
-                    "kept": float(kept.mean()),
-                    "kept_lossless": float(lossless.mean()),
+                    "tv": tv.mean,
+                    "standard_error": tv.standard_error,
+                    "largest": float(columns[0].max()),
+                    "kept": kept.mean,
+                    "kept_error": kept.standard_error,
+                    "kept_lossless": lossless.mean,
+                    "kept_lossless_error": lossless.standard_error,
                 }
             )

@@ -1,4 +1,4 @@
-"""The findings of `polydraft limits` as JSON, CSV tables, markdown and a picture."""
+"""The findings of `polydraft limits` as JSON, CSV tables and markdown."""
 
 import csv
 import io
@@ -9,9 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from polydraft.bench.limits_picture import picture
 from polydraft.bench.limits_places import Findings
 
-__all__ = ["as_dict", "markdown", "picture", "write"]
+__all__ = ["as_dict", "markdown", "write"]
 
 LAWS = ("IID", "WITHOUT_REPLACEMENT", "GREEDY_PLUS_ONE", "POINT_MASS", "COUPLED", "LISTED")
 
@@ -133,109 +134,6 @@ def _csv(rows: list[dict[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(flat)
     return out.getvalue()
-
-
-def picture(report: dict[str, Any], path: Path) -> None:
-    """Panels: acceptance by drafts and by temperature, tokens per call against the bound, gains by overlap, what relaxed rules cost."""
-    from matplotlib import pyplot as plt
-
-    s = report["settings"]
-    figure, axes = plt.subplots(3, 2, figsize=(14, 15), layout="constrained")
-    shown = [
-        ("optimum", "IID", "black"),
-        ("transport", "IID", "tab:blue"),
-        ("kseq", "IID", "tab:cyan"),
-        ("recursive", "IID", "tab:green"),
-        ("optimum", "WITHOUT_REPLACEMENT", "gray"),
-        ("recursive_wor", "WITHOUT_REPLACEMENT", "tab:olive"),
-        ("greedy_plus_one", "GREEDY_PLUS_ONE", "tab:red"),
-        ("match", "POINT_MASS", "tab:pink"),
-        ("race", "COUPLED", "tab:purple"),
-    ]
-    for axis, column, where in (
-        (axes[0, 0], "drafts", ("temperature", s["temperature"])),
-        (axes[0, 1], "temperature", ("drafts", s["drafts_by_temperature"])),
-    ):
-        for rule, law, colour in shown:
-            rows = sorted(
-                (r for r in report["nodes"] if (r["rule"], r["law"]) == (rule, law) and r[where[0]] == where[1]),
-                key=lambda r: r[column],
-            )
-            style = "--" if rule == "optimum" else "-"
-            axis.plot(
-                [r[column] for r in rows], [r["acceptance"] for r in rows], style, color=colour, label=f"{rule}, {law.lower()}"
-            )
-        axis.set_xlabel(f"{column} ({where[0]} {where[1]:g})")
-        axis.set_ylabel("acceptance at one node")
-        axis.grid(alpha=0.3)
-    axes[0, 0].legend(fontsize=8)
-    _draw_paths(axes[1, 0], report)
-    _draw_thirds(axes[1, 1], report)
-    _draw_relaxed(axes[2], report)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
-def _draw_paths(axis: Any, report: dict[str, Any]) -> None:
-    L = report["settings"]["depths"][len(report["settings"]["depths"]) // 2]
-    for rule in ("bound", "greedy_traversal", "multipath", "traversal", "transport", "kseq", "recursive"):
-        rows = sorted(
-            (r for r in report["paths"] if (r["rule"], r["drafts"], r["depth"]) == (rule, "paths", L)), key=lambda r: r["paths"]
-        )
-        if not rows:
-            continue
-        axis.errorbar(
-            [r["paths"] for r in rows],
-            [r["tokens_per_call"] for r in rows],
-            [r["standard_error"] for r in rows],
-            fmt="--" if rule == "bound" else "o-",
-            color="black" if rule == "bound" else None,
-            label=rule,
-        )
-    block = next(r for r in report["paths"] if (r["rule"], r["drafts"], r["depth"]) == ("block", "chain", L))
-    axis.axhline(block["tokens_per_call"], color="gray", linestyle=":", label="block, one path")
-    axis.set_xticks([1, *report["settings"]["num_paths"]])
-    axis.set_xlabel(f"paths of {L} tokens")
-    axis.set_ylabel("tokens per call")
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
-
-
-def _draw_thirds(axis: Any, report: dict[str, Any]) -> None:
-    K = max(report["settings"]["num_paths"])
-    for rule in ("traversal", "multipath", "greedy_traversal"):
-        rows = sorted((r for r in report["by_overlap"] if (r["rule"], r["paths"]) == (rule, K)), key=lambda r: r["overlap"])
-        if not rows:
-            continue
-        axis.errorbar(
-            [r["overlap"] for r in rows],
-            [r["over_block"] for r in rows],
-            [r["standard_error"] for r in rows],
-            fmt="o-",
-            label=rule,
-        )
-    axis.axhline(1, color="gray", linestyle=":")
-    axis.set_xlabel("overlap of draft and target at the root (thirds of the contexts)")
-    axis.set_ylabel(f"tokens per call over block verification, {K} paths")
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
-
-
-def _draw_relaxed(axes: Any, report: dict[str, Any]) -> None:
-    rules = dict.fromkeys(r["rule"] for r in report["relaxed"])
-    for rule in rules:
-        rows = [r for r in report["relaxed"] if r["rule"] == rule]
-        x = [r["temperature"] for r in rows]
-        axes[0].errorbar(x, [r["tv"] for r in rows], [r["standard_error"] for r in rows], fmt="o-", label=rule)
-        axes[1].plot(x, [r["kept"] for r in rows], "o-", label=rule)
-    rows = [r for r in report["relaxed"] if r["rule"] == next(iter(rules), None)]
-    axes[1].plot([r["temperature"] for r in rows], [r["kept_lossless"] for r in rows], "--", color="black", label="lossless")
-    for axis, label in zip(axes, ("total variation from the target's law, one token", "one draft is kept"), strict=True):
-        axis.set_xlabel("temperature")
-        axis.set_ylabel(label)
-        axis.grid(alpha=0.3)
-        if rules:
-            axis.legend(fontsize=8)
 
 
 def write(report: dict[str, Any], path: Path) -> list[Path]:
