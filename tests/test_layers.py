@@ -10,7 +10,7 @@ import polydraft
 
 SOURCE = Path(polydraft.__file__).parent
 LAYERS = [
-    ["errors", "exponential", "stale_code"],
+    ["compile_time", "errors", "exponential", "stale_code"],
     ["params"],
     ["core"],
     ["tree", "noise", "sampling", "registry"],

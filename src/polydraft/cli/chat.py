@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polydraft.cli.progress import Preparation
 from polydraft.cli.quiet import quiet
 
 if TYPE_CHECKING:
@@ -30,13 +31,14 @@ def chat(
     show: Annotated[bool, typer.Option(help="Colour accepted draft tokens.")] = True,
 ) -> None:
     """Talk to a model: one message a line. /reset forgets the conversation, /exit or an empty input ends it."""
-    quiet()
-    from polydraft.core import SamplingParams
-    from polydraft.engine.api import Engine
-
     options: dict[str, Any] = {"draft": draft_model} if draft_model is not None else {}
     options |= {"drafter": drafter, "verifier": verifier, "dtype": dtype, "device": device}
-    engine = Engine.from_pretrained(model, max_model_len=max_model_len, max_num_seqs=1, **options)
+    with Preparation(f"loading {model} ..."):
+        from polydraft.core import SamplingParams
+        from polydraft.engine.api import Engine
+
+        quiet()
+        engine = Engine.from_pretrained(model, max_model_len=max_model_len, max_num_seqs=1, **options)
     params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
     start = [] if system is None else [{"role": "system", "content": system}]
     engine.encode_chat([*start, {"role": "user", "content": "?"}])  # no template is told before the first message
@@ -70,16 +72,19 @@ def _answer(engine: "Engine", history: list[dict[str, str]], params: "SamplingPa
     room = engine.target.max_model_len - len(ids)
     fitting = params.with_(max_tokens=max(1, min(params.max_tokens or room, room)))
     console, painter, sample = Console(), Painter(engine.tokenizer, ids, Palette()), None
-    for output in engine.stream(ids, fitting):
-        sample = output.sample
-        for piece, style in painter.paint(output):
-            console.out(piece, style=style if show else None, end="", highlight=False)
+    with Preparation() as preparation:
+        for output in engine.stream(ids, fitting):
+            preparation.close()
+            sample = output.sample
+            for piece, style in painter.paint(output):
+                console.out(piece, style=style if show else None, end="", highlight=False)
     typer.echo()
     if sample is None:
         return ""
     stats = sample.stats
     typer.secho(
-        f"{stats.emitted} tokens, {stats.tokens_per_second:.0f} tokens/s, {stats.tokens_per_call:.2f} tokens per target call",
+        f"{stats.emitted} tokens, {stats.tokens_per_second:.0f} tokens/s, {stats.tokens_per_call:.2f} tokens per target call, "
+        f"first token after {stats.seconds_to_first_token or 0:.2f} s",
         dim=True,
         err=True,
     )

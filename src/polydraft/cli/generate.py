@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polydraft.cli.progress import Preparation
 from polydraft.cli.prompts import read_prompt
 from polydraft.cli.quiet import quiet
 from polydraft.errors import DrafterWarning
@@ -125,15 +126,16 @@ def generate(
         "max_num_seqs": max(1, min(n, 8)),
         "tie_margin": tie_margin,
     }
-    engine = _engine(model, draft_model, options)
-    _say_limits(engine)
-    with warnings.catch_warnings():
+    with Preparation(f"loading {model or 'the embedded models'} ...") as preparation, warnings.catch_warnings():
         warnings.simplefilter("ignore", DrafterWarning)  # the statistics tell it
+        engine = _engine(model, draft_model, options)
+        preparation.say(_limits(engine))
         if as_json:
             _print_json(engine, engine.generate(text, params)[0])
         elif stream and n == 1:
-            _stream(engine, text, params, show)
+            _stream(engine, text, params, show, preparation)
         else:
+            preparation.close()  # a bar takes its place
             _print_samples(engine.generate(text, params, progress=sys.stderr.isatty())[0])
 
 
@@ -145,38 +147,39 @@ def _engine(model: str | None, draft_model: str | None, options: dict[str, Any])
     return Engine.embedded(**given, **options) if model is None else Engine.from_pretrained(model, **given, **options)
 
 
-def _say_limits(engine: "Engine") -> None:
+def _limits(engine: "Engine") -> str:
     built = engine.summary()
     size = "" if built["cache_bytes"] is None else f", cache {built['cache_bytes'] / 1e6:.1f} MB"
     drafts = "no drafts" if built["drafter"] is None else f"drafter {built['drafter']}"
-    typer.echo(
+    return (
         f"{built['target']}: context of {built['max_model_len']} tokens, {built['max_num_seqs']} at a time{size}; "
-        f"{drafts}, verifier {built['verifier']}{'' if built['lossless'] else ' (not lossless)'}",
-        err=True,
+        f"{drafts}, verifier {built['verifier']}{'' if built['lossless'] else ' (not lossless)'}"
     )
 
 
 def _statistics(sample: "Sample") -> str:
     stats = sample.stats
+    first = f", first token after {stats.seconds_to_first_token:.2f} s" if stats.seconds_to_first_token is not None else ""
     accepted = f", {stats.accepted} of {stats.drafted} drafted tokens accepted" if stats.drafted else ""
     failed = f"; drafter switched off: {stats.drafter_error}" if stats.drafter_error else ""
     return (
         f"{stats.emitted} tokens, {stats.tokens_per_second:.0f} tokens/s, {stats.tokens_per_call:.2f} tokens per target call"
-        f"{accepted}; finish reason {sample.finish_reason}, seed {sample.seed}{failed}"
+        f"{first}{accepted}; finish reason {sample.finish_reason}, seed {sample.seed}{failed}"
     )
 
 
-def _stream(engine: "Engine", prompt: str, params: "SamplingParams", show: bool) -> None:
+def _stream(engine: "Engine", prompt: str, params: "SamplingParams", show: bool, preparation: Preparation) -> None:
     from rich.console import Console
 
     from polydraft.cli.show import Painter, Palette
 
     console, palette = Console(), Palette()
     painter = Painter(engine.tokenizer, engine.encode(prompt), palette)
-    if show:
-        console.out(prompt, style="dim", end="", highlight=False)
     sample = None
     for output in engine.stream(prompt, params):
+        if sample is None:
+            preparation.close()
+            console.out(prompt if show else "", style="dim", end="", highlight=False)
         sample = output.sample
         for piece, style in painter.paint(output):
             console.out(piece, style=style if show else None, end="", highlight=False)

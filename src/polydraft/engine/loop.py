@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from polydraft import sampling
+from polydraft.compile_time import working
 from polydraft.core import Drafter, Request, SamplingParams, Target, Verifier
 from polydraft.engine import drafting
 from polydraft.engine.plan import Plan
@@ -49,7 +50,7 @@ class Loop:
     target, drafter, verifier, plan: the parts of a step, already checked against each other.
     tokenizer: None to work on token ids only.  eos_token_ids: ids that end a text.
     tie_margin: see `ties`; None = off.
-    clock: of the seconds that steps take.
+    clock: of the seconds that steps take; it stands still while functions are compiled.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Loop:
         check_margin(target, tie_margin)
         self.tie_margin = tie_margin
         self.target, self.drafter, self.verifier, self.plan = target, drafter, verifier, plan
-        self.tokenizer, self.eos_token_ids, self._clock = tokenizer, tuple(eos_token_ids), clock
+        self.tokenizer, self.eos_token_ids, self._clock = tokenizer, tuple(eos_token_ids), working(clock)
         self._free = list(range(target.max_num_seqs))[::-1]
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []

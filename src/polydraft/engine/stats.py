@@ -21,7 +21,8 @@ class RequestStats:
 
     target_calls: passes of the target after the prefill.  drafted, accepted: tokens.
     drafted_by_depth[d]: rounds whose tree reached depth d+1; accepted_by_depth[d]: rounds that kept a token there.
-    seconds: by phase, see `PHASES`.  seconds_to_first_token: from `add_request`, waiting included.
+    seconds: by phase, see `PHASES`; compiling and loading compiled code is left out.
+    seconds_to_first_token: from `add_request`, waiting and compiling included.
 
     Example:
         >>> stats = RequestStats()

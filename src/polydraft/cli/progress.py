@@ -1,0 +1,56 @@
+"""What a command does before its first word comes, in one line on standard error."""
+
+import sys
+from contextlib import ExitStack
+
+import typer
+
+__all__ = ["Preparation"]
+
+WIDTH = 79
+
+
+class Preparation(ExitStack):
+    """While entered, says what is loaded and which functions are compiled; `close` it when the first word comes.
+
+    A terminal shows one line, which is gone afterwards. Elsewhere only compiling is told of: when it begins, and how long it took.
+    begins: the line before anything is compiled.
+    """
+
+    def __init__(self, begins: str = "") -> None:
+        super().__init__()
+        self._begins, self._num_compiled, self._terminal = begins, 0, sys.stderr.isatty()
+
+    def __enter__(self) -> "Preparation":
+        self._show(self._begins)  # before the imports, of which numba's is one
+        from polydraft import compile_time
+
+        self._before = compile_time.seconds()
+        self.callback(self._end)
+        self.enter_context(compile_time.told(self._tell))
+        return self
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._show("")
+        typer.echo(text, err=True)
+
+    def _tell(self, name: str) -> None:
+        if not self._num_compiled and not self._terminal:
+            typer.echo("compiling for this machine, once ...", err=True)
+        self._num_compiled += 1
+        self._show(f"compiling for this machine, once: function {self._num_compiled}, {name} ...")
+
+    def _end(self) -> None:
+        from polydraft import compile_time
+
+        self._show("")
+        if self._num_compiled:
+            spent = compile_time.seconds() - self._before
+            functions = f"{self._num_compiled} function{'s' if self._num_compiled > 1 else ''}"
+            typer.echo(f"compiled {functions} in {spent:.0f} s; the next start finds them", err=True)
+
+    def _show(self, text: str) -> None:
+        if self._terminal:
+            sys.stderr.write(f"\r\x1b[K{text[:WIDTH]}")
+            sys.stderr.flush()

@@ -1,0 +1,86 @@
+"""Time that goes into compiling functions, or loading what was compiled before: nobody's work is charged with it.
+
+Functions are compiled when they are first called, and only for what they are called with; numba keeps the code for the next process.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter, thread_time
+
+from numba.core.event import Event, Listener, register, unregister
+
+__all__ = ["seconds", "told", "working"]
+
+_CLOCKS = (perf_counter, thread_time)
+
+
+class _Lock(Listener):
+    """Numba holds its lock for as long as it loads or compiles; what a function calls is compiled within."""
+
+    def __init__(self) -> None:
+        self.here = threading.local()
+        self.total = 0.0
+
+    def lost(self, clock: Callable[[], float]) -> float:
+        """Seconds of this thread on that clock, up to the last release."""
+        return getattr(self.here, "lost", {}).get(clock, 0.0)
+
+    def on_start(self, event: Event) -> None:
+        self.here.depth = getattr(self.here, "depth", 0) + 1
+        if self.here.depth == 1:
+            self.here.began = [clock() for clock in _CLOCKS]
+
+    def on_end(self, event: Event) -> None:
+        self.here.depth -= 1
+        if self.here.depth == 0:
+            spent = [clock() - began for clock, began in zip(_CLOCKS, self.here.began, strict=True)]
+            self.here.lost = {clock: self.lost(clock) + more for clock, more in zip(_CLOCKS, spent, strict=True)}
+            self.total += spent[0]
+
+
+class _Teller(Listener):
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self.tell, self.depth = tell, 0
+
+    def on_start(self, event: Event) -> None:
+        self.depth += 1
+        if self.depth == 1:
+            assert event.data is not None
+            self.tell(event.data["dispatcher"].py_func.__name__.strip("_"))
+
+    def on_end(self, event: Event) -> None:
+        self.depth -= 1
+
+
+_lock = _Lock()
+register("numba:compiler_lock", _lock)
+
+
+def seconds() -> float:
+    """Seconds of the wall that this process has compiled and loaded compiled code for, all threads together."""
+    return _lock.total
+
+
+def working(clock: Callable[[], float] = perf_counter) -> Callable[[], float]:
+    """The clock, standing still while its thread compiles or loads compiled code. clock: `perf_counter` or `thread_time`.
+
+    Example:
+        >>> import numba
+        >>> now = working()
+        >>> start, before, slow = now(), perf_counter(), numba.njit(lambda x: x + 1)(1)
+        >>> now() - start < (perf_counter() - before) / 2
+        True
+    """
+    return lambda: clock() - _lock.lost(clock)
+
+
+@contextmanager
+def told(tell: Callable[[str], None]) -> Iterator[None]:
+    """While entered, `tell` is called with the name of each function that is about to be compiled, not of those that it calls."""
+    teller = _Teller(tell)
+    register("numba:compile", teller)
+    try:
+        yield
+    finally:
+        unregister("numba:compile", teller)

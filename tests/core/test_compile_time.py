@@ -1,0 +1,59 @@
+"""Compiling is nobody's working time, and it is told of."""
+
+import threading
+from time import perf_counter, thread_time
+
+import numba
+import pytest
+
+from polydraft import compile_time
+
+
+def new_function():
+    """A function that nobody has compiled yet, and one that it calls."""
+    inner = numba.njit(lambda x: x + 1)
+
+    def outer(x):
+        return inner(x) + 2
+
+    return numba.njit(outer)
+
+
+@pytest.mark.parametrize("clock", [perf_counter, thread_time])
+def test_a_working_clock_stands_still_while_a_function_is_compiled(clock):
+    now, call = compile_time.working(clock), new_function()
+    start, whole = now(), clock()
+    assert call(1) == 4
+    worked, passed = now() - start, clock() - whole
+    assert 0 <= worked < 0.5 * passed
+    start, whole = now(), clock()
+    while clock() - whole < 0.01:
+        call(1)
+    assert now() - start == pytest.approx(clock() - whole, abs=0.005)
+
+
+def test_time_counts_once_where_a_function_calls_another():
+    call, before, start = new_function(), compile_time.seconds(), perf_counter()
+    call(1)
+    assert 0 < compile_time.seconds() - before <= perf_counter() - start
+
+
+def test_other_threads_go_on_working():
+    now = compile_time.working(thread_time)
+    start, lost = now(), thread_time()
+    thread = threading.Thread(target=new_function(), args=(1,))
+    thread.start()
+    thread.join()
+    assert now() - start == pytest.approx(thread_time() - lost, abs=1e-3)
+
+
+def test_each_function_that_is_called_is_told_of_once_when_it_is_compiled():
+    call, names = new_function(), []
+    with compile_time.told(names.append):
+        call(1)
+        call(2)
+        call(1.0)
+    assert names == ["outer", "outer"]
+    with compile_time.told(names.append):
+        call(3)
+    assert names == ["outer", "outer"]

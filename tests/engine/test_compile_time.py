@@ -1,0 +1,25 @@
+"""What a request is charged with leaves compiling out; its first token comes when it comes."""
+
+import numba
+from tables import TableModel
+
+from polydraft import Engine, SamplingParams, compile_time
+from polydraft.engine.plan import FixedPlan
+
+
+class CompilingPlan(FixedPlan):
+    """Compiles a function of its own in every round."""
+
+    def budgets(self, sequences):
+        numba.njit(lambda x: x * 3 + 1)(2)
+        return super().budgets(sequences)
+
+
+def test_seconds_and_tokens_per_second_leave_out_what_was_compiled_meanwhile():
+    fast = Engine.of(TableModel(), draft_model=TableModel(seed=1), plan=CompilingPlan(2))
+    before = compile_time.seconds()
+    stats = fast.generate([1, 2], SamplingParams(temperature=0, max_tokens=6))[0].stats
+    compiled = compile_time.seconds() - before
+    assert stats.total_seconds < 0.5 * compiled
+    assert stats.tokens_per_second > stats.emitted / (0.5 * compiled)
+    assert stats.seconds_to_first_token > stats.total_seconds
