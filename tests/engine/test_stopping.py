@@ -1,5 +1,7 @@
 """Text comes out only when it is certain, and nothing comes out behind a stop."""
 
+import random
+
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -78,3 +80,37 @@ def test_length_ends_a_text(tokenizer):
 @pytest.mark.parametrize(("text", "held"), [("ab\n", 1), ("ab\n\n", 2), ("ab", 0), ("", 0)])
 def test_only_a_possible_beginning_of_a_stop_string_is_held_back(text, held):
     assert _held_back(text, ["\n\n\n"]) == held
+
+
+@pytest.fixture(scope="module")
+def syllables():
+    """Tokens of several characters over a, b and c, one of two bytes that are half a character each."""
+    pieces = ["a", "b", "c", "ab", "ba", "bca", "\u00c3", "\u00a9"]  # bytes C3 A9 are one letter
+    backend = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, pieces[0]))
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend), pieces
+
+
+def test_the_pieces_that_are_given_out_are_the_final_text_whatever_the_stops(syllables):
+    tokenizer, tokens = syllables
+    draw = random.Random(0)
+    for _ in range(1500):
+        stops = tuple("".join(draw.choices("abc", k=draw.randint(1, 5))) for _ in range(draw.randint(1, 3)))
+        ids = draw.choices(range(len(tokens)), k=12)
+        least, most = sorted(draw.choices(range(1, 13), k=2))
+        s, found = stopper(tokenizer, stop_strings=stops, min_tokens=least - 1, max_tokens=most), []
+        while not s.stop:  # rounds of several tokens, as the engine emits them; one may be aborted
+            for _ in ids[: draw.randint(1, 4)]:
+                if not s.stop:
+                    s.push(ids.pop(0))
+            if draw.random() < 0.05 and not s.stop:
+                s.end("abort")
+            found.append(s.take())
+        assert "".join(found) == s.text, (stops, least, most)
+        assert s.stop.stop_reason is None or s.stop.stop_reason in stops
+
+
+def test_a_stop_string_that_was_complete_before_min_tokens_ends_nothing(tokenizer):
+    s = stopper(tokenizer, stop_strings=("ab", "xyzxyz"), min_tokens=3)
+    assert pieces(s, tokenizer, "abcdab") == ["", "ab", "c", "d", "", ""]
+    assert s.text == "abcd"

@@ -68,7 +68,7 @@ def _slow_push(tokenizer: Any, context: list[int], skip_special_tokens: bool) ->
 
 @dataclass(frozen=True)
 class Stop:
-    """Why and where a sequence ended: "stop" or "length", and the id or string that did it."""
+    """Why and where a sequence ended ("stop" or "length", or from outside "abort" or "error"), and the id or string that did it."""
 
     finish_reason: str
     stop_reason: int | str | None = None
@@ -79,6 +79,7 @@ class Stopper:
 
     tokenizer: None for token ids without text (then stop strings cannot be used).
     stop_ids: end-of-sequence and stop ids.  max_tokens: most tokens to emit.
+    min_tokens: an id or a stop string ends the text only where a later token completes it.
     """
 
     def __init__(
@@ -116,15 +117,20 @@ class Stopper:
             self.stop = Stop("length")
 
     def _push_text(self, piece: str) -> None:
-        begin = max(0, len(self._text) - max(map(len, self._stop_strings), default=0) + 1)
+        known = len(self._text)
         self._text += piece
         if self._num_tokens <= self._min_tokens:
             return
-        found = [(at, stop) for stop in self._stop_strings if (at := self._text.find(stop, begin)) >= 0]
+        begins = ((stop, max(0, known - len(stop) + 1)) for stop in self._stop_strings)  # one that ended before has no say
+        found = [(at, stop) for stop, begin in begins if (at := self._text.find(stop, begin)) >= 0]
         if found:
             at, stop = min(found)
             self._text = self._text[:at]
             self.stop = Stop("stop", stop)
+
+    def end(self, finish_reason: str) -> None:
+        """End from outside: text that was held back is certain now."""
+        self.stop = Stop(finish_reason)
 
     def take(self) -> str:
         """Text that is certain and was not given out before."""
