@@ -10,7 +10,8 @@ import polydraft
 
 SOURCE = Path(polydraft.__file__).parent
 LAYERS = [
-    ["compile_time", "errors", "exponential", "stale_code"],
+    ["compile_time", "errors", "exponential", "schema", "stale_code"],
+    ["atomic"],
     ["params"],
     ["core"],
     ["tree", "noise", "sampling", "registry"],

@@ -1,30 +1,54 @@
 """Index files: complete or not at all, and nothing but what they say they are."""
 
+import os
+import stat
 import subprocess
 import sys
 import threading
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from polydraft.drafters import index_file
 from polydraft.errors import CapacityError, InvalidInputError
 
-ARRAYS = {"a": np.arange(1000, dtype=np.int32), "b": np.ones((3, 2), np.float32), "c": np.empty(0, np.int64)}
+ARRAYS = {"tokens": np.arange(1000, dtype=np.int32) % 7, "lengths": np.array([400, 600])}
 
 
-def save(path, kind="trigram", arrays=ARRAYS, version=1):
-    index_file.save(path, kind, version, arrays, vocab_size=7, tokens_of="ab", top=12)
+def save(path, value=3, depth=12):
+    arrays = ARRAYS | {"tokens": np.full(50_000, value, np.int32)} if value != 3 else ARRAYS
+    index_file.save(path, "suffix-store", arrays, vocab_size=7, tokens_of="ab" * 8, depth=depth, max_tokens=90_000)
+
+
+def load(path, kind="suffix-store"):
+    return index_file.load(path, kind)
 
 
 def test_what_is_saved_is_mapped_back_read_only(tmp_path):
     save(tmp_path / "i")
-    found = index_file.load(tmp_path / "i", "trigram", 1)
+    found = load(tmp_path / "i")
     assert all(np.array_equal(found.arrays[k], v) and found.arrays[k].dtype == v.dtype for k, v in ARRAYS.items())
-    assert isinstance(found.arrays["a"].base, np.memmap)
-    assert (found.vocab_size, found.tokens_of, found.facts) == (7, "ab", {"top": 12})
+    assert isinstance(found.arrays["tokens"].base.base, np.memmap)
+    assert (found.vocab_size, found.tokens_of, found.facts) == (7, "ab" * 8, {"depth": 12, "max_tokens": 90_000})
     with pytest.raises(ValueError, match="read-only"):
-        found.arrays["a"][0] = 1
+        found.arrays["tokens"][0] = 1
+
+
+def test_other_programs_read_it_as_safetensors(tmp_path):
+    save(tmp_path / "i")
+    found = load_file(tmp_path / "i")
+    assert all(np.array_equal(found[k], v) for k, v in ARRAYS.items())
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_a_file_is_as_readable_as_any_new_one(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        save(tmp_path / "i")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "i").stat().st_mode) == 0o666 & ~umask
 
 
 def test_a_truncated_file_is_refused_wherever_it_was_cut(tmp_path):
@@ -32,8 +56,8 @@ def test_a_truncated_file_is_refused_wherever_it_was_cut(tmp_path):
     whole = (tmp_path / "i").read_bytes()
     for length in (0, 5, 9, 60, len(whole) // 2, len(whole) - 1):
         (tmp_path / "cut").write_bytes(whole[:length])
-        with pytest.raises(InvalidInputError, match="'cut' was given as a trigram index"):
-            index_file.load(tmp_path / "cut", "trigram", 1)
+        with pytest.raises(InvalidInputError, match="'cut' was given as a suffix-store index"):
+            load(tmp_path / "cut")
 
 
 @pytest.mark.parametrize(
@@ -42,17 +66,31 @@ def test_a_truncated_file_is_refused_wherever_it_was_cut(tmp_path):
 def test_a_foreign_file_is_refused(content, tmp_path):
     (tmp_path / "f").write_bytes(content)
     with pytest.raises(InvalidInputError, match="polydraft index build --kind trigram"):
-        index_file.load(tmp_path / "f", "trigram", 1)
+        load(tmp_path / "f", "trigram")
+
+
+def test_json_that_is_nested_beyond_reason_is_refused(tmp_path):
+    header = b"[" * 200_000
+    (tmp_path / "f").write_bytes(len(header).to_bytes(8, "little") + header)
+    for read in (load, index_file.kind_of):
+        with pytest.raises(InvalidInputError, match="'f' was given as"):
+            read(tmp_path / "f")
 
 
 def test_another_kind_or_version_and_a_missing_file_are_refused(tmp_path):
-    save(tmp_path / "i", kind="retrieval")
-    with pytest.raises(InvalidInputError, match="it is a retrieval index of version 1"):
-        index_file.load(tmp_path / "i", "trigram", 1)
-    with pytest.raises(InvalidInputError, match="version 2 of retrieval was expected"):
-        index_file.load(tmp_path / "i", "retrieval", 2)
+    save(tmp_path / "i")
+    with pytest.raises(InvalidInputError, match="it is a suffix-store index of version 2, version 3 of trigram was expected"):
+        load(tmp_path / "i", "trigram")
+    whole = (tmp_path / "i").read_bytes()
+    older = whole.replace(b'\\"version\\": 2', b'\\"version\\": 1')
+    assert older != whole
+    (tmp_path / "i").write_bytes(older)
+    with pytest.raises(InvalidInputError, match="of version 1, version 2 of suffix-store was expected"):
+        load(tmp_path / "i")
     with pytest.raises(InvalidInputError, match="No such file"):
-        index_file.load(tmp_path / "none", "trigram", 1)
+        load(tmp_path / "none")
+    with pytest.raises(InvalidInputError, match="Is a directory"):
+        load(tmp_path)
 
 
 FULL_DISK = """
@@ -61,7 +99,7 @@ import numpy as np
 from polydraft.drafters import index_file
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # every larger file meets an error in the middle of its writing
 try:
-    index_file.save(sys.argv[1], "trigram", 1, {"a": np.zeros(100_000)}, vocab_size=7, tokens_of="")
+    index_file.save(sys.argv[1], "retrieval", {"tokens": np.zeros(100_000, np.int32)}, vocab_size=7, tokens_of="")
 except index_file.CapacityError as error:
     print(error)
 """
@@ -73,28 +111,33 @@ def test_a_full_disk_leaves_the_old_index_and_no_debris(tmp_path):
         [sys.executable, "-c", FULL_DISK, str(tmp_path / "i")], capture_output=True, text=True, timeout=120, check=True
     )
     assert "what was there before is intact" in said.stdout
-    assert np.array_equal(index_file.load(tmp_path / "i", "trigram", 1).arrays["a"], ARRAYS["a"])
+    assert np.array_equal(load(tmp_path / "i").arrays["tokens"], ARRAYS["tokens"])
     assert [p.name for p in tmp_path.iterdir()] == ["i"]
 
 
-def test_a_folder_that_is_not_there_is_said(tmp_path):
-    with pytest.raises(CapacityError, match="No such file"):
+def test_a_folder_that_is_not_there_is_said_and_not_made(tmp_path):
+    with pytest.raises(InvalidInputError, match=r"there is no folder .*nowhere"):
         save(tmp_path / "nowhere" / "i")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(CapacityError, match="Not a directory"):
+        save(tmp_path / "file" / "i")
 
 
 def test_concurrent_writers_leave_one_whole_index_at_every_moment(tmp_path):
     path, stop, seen = tmp_path / "i", threading.Event(), []
-    save(path, arrays={"a": np.zeros(50_000)})
+    save(path, 0)
 
     def write(value):
         for _ in range(20):
-            save(path, arrays={"a": np.full(50_000, float(value))})
+            save(path, value, depth=10 + value)
 
     def read():
         while not stop.is_set():
-            seen.append(np.unique(index_file.load(path, "trigram", 1).arrays["a"]).tolist())
+            found = load(path)
+            seen.append([*np.unique(found.arrays["tokens"]).tolist(), found.facts["depth"]])
 
-    reader, writers = threading.Thread(target=read), [threading.Thread(target=write, args=(v,)) for v in (1, 2, 3)]
+    reader, writers = threading.Thread(target=read), [threading.Thread(target=write, args=(v,)) for v in (1, 2, 4)]
     for t in (reader, *writers):
         t.start()
     for t in writers:
@@ -102,7 +145,7 @@ def test_concurrent_writers_leave_one_whole_index_at_every_moment(tmp_path):
     stop.set()
     reader.join()
     assert seen
-    assert all(values in ([0.0], [1.0], [2.0], [3.0]) for values in seen)
+    assert all(values in ([0, 12], [1, 11], [2, 12], [4, 14]) for values in seen)
     assert [p.name for p in tmp_path.iterdir()] == ["i"]
 
 

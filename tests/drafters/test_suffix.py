@@ -196,7 +196,7 @@ def test_a_store_with_ids_beyond_its_vocabulary_is_refused(tmp_path):
     store = SuffixStore(9)
     store.add([3, 25])
     store.save(tmp_path / "store", 20)
-    with pytest.raises(InvalidInputError, match="token id 25"):
+    with pytest.raises(InvalidInputError, match="tokens holds numbers from 3 to 25; expected them from 0 to 19"):
         SuffixStore.load(tmp_path / "store")
 
 

@@ -290,11 +290,14 @@ def test_parameters_out_of_range_are_refused(bad):
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("size", WIDTH + 1, "damaged"),
-        ("size", -1, "damaged"),
-        ("weight", np.nan, "damaged"),
-        ("token", 9, "< 5"),
+        ("size", WIDTH + 1, "size holds"),
+        ("size", -1, "size holds"),
+        ("weight", np.nan, "weight holds"),
+        ("weight", np.inf, "weight holds"),
+        ("token", 9, "token holds"),
+        ("key", -1, "key holds"),
         ("key", 9, "< 5"),
+        ("key", (1 << 32) + 2, "twice"),
     ],
 )
 def test_a_store_with_rows_that_cannot_be_is_refused(name, value, words, tmp_path):
@@ -304,7 +307,7 @@ def test_a_store_with_rows_that_cannot_be_is_refused(name, value, words, tmp_pat
     assert TrigramStore.load(tmp_path / "store").successors(0, 1) == store.successors(0, 1)
     arrays = store.to_arrays()
     arrays[name].flat[0] = value
-    index_file.save(tmp_path / "store", "trigram-store", 1, arrays, vocab_size=5, tokens_of="")
+    index_file.save(tmp_path / "store", "trigram-store", arrays, vocab_size=5, tokens_of="")
     with pytest.raises(InvalidInputError, match=words):
         TrigramStore.load(tmp_path / "store")
 

@@ -356,8 +356,10 @@ def test_nothing_is_kept_of_a_drafter_that_fails_while_it_is_measured(monkeypatc
 @pytest.mark.parametrize("greedy", [(), (0.95,) * DEPTHS])
 def test_a_profile_comes_back_from_its_file(tmp_path, greedy):
     known = Profile(RoundCosts.fit(synthetic()), tuple(np.linspace(0.9, 0.5, DEPTHS).tolist()), 2, {"x": 1}, greedy)
-    known.save(tmp_path / "deep" / "p.json")
-    assert Profile.load(tmp_path / "deep" / "p.json") == known
+    known.save(tmp_path / "p.json")
+    assert Profile.load(tmp_path / "p.json") == known
+    with pytest.raises(InvalidInputError, match="there is no folder"):
+        known.save(tmp_path / "deep" / "p.json")
 
 
 def test_a_greedy_text_starts_from_its_own_acceptance():
@@ -401,7 +403,8 @@ def test_a_profile_is_measured_once_and_survives_a_broken_cache(tmp_path, monkey
     assert len(calls) == 2
     (next(tmp_path.glob("*.json"))).write_text("broken", encoding="utf-8")
     monkeypatch.setattr(profile, "_known", {})
-    assert profile.once({"pair": 1}, measure) == Profile.assumed()
+    with pytest.warns(UserWarning, match="measured again"):
+        assert profile.once({"pair": 1}, measure) == Profile.assumed()
     assert len(calls) == 3
 
 

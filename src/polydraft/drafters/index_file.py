@@ -1,37 +1,52 @@
-"""Index files: arrays with a declared kind, version and tokenizer, written whole or not at all, mapped and not read.
+"""Index files: arrays with a declared kind, version, tokenizer and checksum, written whole or not at all, mapped and read through once.
 
 The format is safetensors; the header's metadata says what the file is. A save writes a neighbour file and renames it, so that a
-full disk or a second writer leaves the old index or a new one, never half of one.
+full disk or a second writer leaves the old index or a new one, never half of one. What a file says is checked against
+`schema.INDEXES` before anything computes with it: compiled code follows its integers without looking.
 """
 
 import hashlib
 import json
+import math
 import os
-import tempfile
+import zlib
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
+from polydraft.atomic import replacing
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
+from polydraft.schema import ANYTHING, INDEXES, MOST_IDS, Items, Number, Record, Text, fault, read_json
 
-__all__ = ["IndexFile", "check_store", "check_tokens", "check_vocabulary", "fingerprint", "kind_of", "load", "save"]
+__all__ = ["IndexFile", "check_size", "check_store", "check_tokens", "check_vocabulary", "fingerprint", "kind_of", "load", "save"]
 
 FORMAT = "polydraft"
-_DTYPES = {
-    "F32": np.float32,
-    "F64": np.float64,
-    "U8": np.uint8,
-    "U16": np.uint16,
-    "U32": np.uint32,
-    "I32": np.int32,
-    "I64": np.int64,
+MOST_HEADER = 1 << 20
+_FORMATS = {
+    "F32": np.dtype(np.float32),
+    "U16": np.dtype(np.uint16),
+    "U32": np.dtype(np.uint32),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
 }
+_KIND = Record({"kind": Text("|".join(INDEXES)), "version": Number(0, 1 << 20)}, more=True)
+_ABOUT = Record(
+    {
+        "kind": ANYTHING,
+        "version": ANYTHING,
+        "vocab_size": Number(1, MOST_IDS),
+        "tokens_of": Text("|[0-9a-f]{16}"),
+        "facts": Record(more=True),
+        "checksum": Number(0, (1 << 32) - 1),
+    }
+)
+_ENTRY = Record(
+    {"dtype": Text("|".join(_FORMATS)), "shape": Items(Number(0, 1 << 40), 1, 4), "data_offsets": Items(Number(0, 1 << 60), 2, 2)}
+)
 
 
 def fingerprint(tokenizer: Any) -> str:
@@ -53,6 +68,14 @@ def check_tokens(tokens: np.ndarray, vocab_size: int, where: str) -> None:
     if len(bad):
         raise InvalidInputError(
             f"token id {bad[0]} was given in {where}; expected 0 <= id < {vocab_size}. Use the target's own tokenizer."
+        )
+
+
+def check_size(vocab_size: int) -> None:
+    """Raise InvalidInputError for a vocabulary that no index file may have."""
+    if not 1 <= vocab_size <= MOST_IDS:
+        raise InvalidInputError(
+            f"vocab_size={vocab_size} was given; expected 1 to {MOST_IDS}. Give the number of the tokenizer's ids."
         )
 
 
@@ -95,34 +118,49 @@ class IndexFile:
     facts: dict[str, Any]
 
 
-def save(
-    path: str | Path, kind: str, version: int, arrays: Mapping[str, np.ndarray], *, vocab_size: int, tokens_of: str, **facts: Any
-) -> None:
+class _DamagedError(Exception):
+    """What is wrong with a file, as the end of a sentence about it."""
+
+
+def save(path: str | Path, kind: str, arrays: Mapping[str, np.ndarray], *, vocab_size: int, tokens_of: str, **facts: Any) -> None:
     """Write an index; whatever was at `path` stays until the new one is complete.
 
     Raises:
+        InvalidInputError: there is no such folder.
         CapacityError: the disk is full, or the folder cannot be written to.
     """
     path = Path(path)
-    about = {"format": FORMAT, "kind": kind, "version": version, "vocab_size": vocab_size, "tokens_of": tokens_of, "facts": facts}
-    scratch = None
+    names = {dtype: name for name, dtype in _FORMATS.items()}
+    stored = {
+        name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays, key=lambda n: -arrays[n].itemsize)
+    }  # all aligned
+    entries, end = {}, 0
+    for name, array in stored.items():
+        entries[name] = {"dtype": names[array.dtype], "shape": list(array.shape), "data_offsets": [end, end + array.nbytes]}
+        end += array.nbytes
+    about = {"kind": kind, "version": INDEXES[kind].version, "vocab_size": vocab_size, "tokens_of": tokens_of, "facts": facts}
+    data = [array.reshape(-1).view(np.uint8).data for array in stored.values()]
+    about["checksum"] = _checksum(about, entries, *data)
+    header = json.dumps({"__metadata__": {FORMAT: json.dumps(about)}, **entries}).encode()
+    header += b" " * (-len(header) % 8)
     try:
-        descriptor, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        os.close(descriptor)
-        save_file({k: np.ascontiguousarray(v) for k, v in arrays.items()}, scratch, metadata={FORMAT: json.dumps(about)})
-        with open(scratch, "rb+") as written:
-            os.fsync(written.fileno())
-        os.replace(scratch, path)
-        scratch = None
-    except (OSError, SafetensorError) as error:
+        with replacing(path) as file:
+            for part in (len(header).to_bytes(8, "little"), header, *data):
+                file.write(part)
+    except OSError as error:
         raise CapacityError(
             f"{kind} index {str(path)!r} could not be written ({error}); what was there before is intact. "
             "Make room, or choose another folder."
         ) from error
-    finally:
-        if scratch is not None:
-            with suppress(OSError):
-                os.unlink(scratch)
+
+
+def _checksum(about: Mapping[str, Any], entries: Mapping[str, Any], *data: memoryview) -> int:
+    """Of all that a file says, less the checksum itself."""
+    said = {name: value for name, value in about.items() if name != "checksum"}
+    found = zlib.crc32(json.dumps([said, entries], sort_keys=True).encode())
+    for part in data:
+        found = zlib.crc32(part, found)
+    return found
 
 
 def kind_of(path: str | Path) -> str:
@@ -133,65 +171,83 @@ def kind_of(path: str | Path) -> str:
     """
     try:
         with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length)) if length < 1 << 24 else None
-    except (OSError, ValueError) as error:
+            return _header(file)[0]["kind"]
+    except (OSError, ValueError, _DamagedError) as error:
         raise InvalidInputError(
-            f"{Path(path).name!r} was given as an index and cannot be read ({error}); expected a file of `polydraft index build`."
+            f"{Path(path).name!r} was given as an index, but {_why(error)}. Expected a file of `polydraft index build`."
         ) from error
-    about = (header.get("__metadata__") or {}).get(FORMAT) if isinstance(header, dict) else None
-    if about is None:
-        raise InvalidInputError(
-            f"{Path(path).name!r} was given as an index; it is a file of another program. Expected one of `polydraft index build`."
-        )
-    return json.loads(about)["kind"]
 
 
-def load(path: str | Path, kind: str, version: int) -> IndexFile:
-    """Map an index of this kind.
+def load(path: str | Path, kind: str, **sizes: int) -> IndexFile:
+    """Map an index of this kind, after a look at all of it. sizes: those that the arrays' schema leaves to the reader.
 
     Raises:
-        InvalidInputError: no such file, not an index of this kind and version, or truncated.
+        InvalidInputError: no such file, not an index of this kind and version, truncated, damaged, or with numbers that cannot be.
     """
-    path = Path(path)
-    refused = f"{path.name!r} was given as a {kind} index"
-    advice = f"Build one with `polydraft index build --kind {kind}`."
+    expected = INDEXES[kind]
     try:
         with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length)) if 0 < length < size else None
-    except OSError as error:
-        raise InvalidInputError(f"{refused} and cannot be read: {error.strerror}. {advice}") from error
-    except ValueError as error:
-        raise InvalidInputError(f"{refused}; it is no such file, or its beginning is damaged. {advice}") from error
-    about = (header.get("__metadata__") or {}).get(FORMAT) if isinstance(header, dict) else None
-    if not isinstance(header, dict) or about is None:
-        raise InvalidInputError(f"{refused}; it is a file of another program. {advice}")
-    about = json.loads(about)
-    if (about["kind"], about["version"]) != (kind, version):
+            about, entries, begin = _header(file)
+            if (about["kind"], about["version"]) != (kind, expected.version):
+                raise _DamagedError(
+                    f"it is a {about['kind']} index of version {about['version']}, version {expected.version} of {kind} was expected"
+                )
+            _check(about, _ABOUT)
+            _check(about["facts"], expected.facts)
+            whole = np.memmap(file, np.uint8, "r")
+        arrays = _arrays(np.asarray(whole[begin:]), entries, begin)
+        if _checksum(about, entries, whole[begin:].data) != about["checksum"]:
+            raise _DamagedError("it does not add up to its checksum: it is damaged")
+        _check(arrays, expected.arrays, {"vocab_size": about["vocab_size"], **sizes})
+    except (OSError, ValueError, _DamagedError) as error:
         raise InvalidInputError(
-            f"{refused}; it is a {about['kind']} index of version {about['version']}, version {version} of {kind} was expected. {advice}"
-        )
-    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-    end = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-    if size != end:
-        raise InvalidInputError(
-            f"{refused}; it has {size} bytes where its header says {end}: it is truncated or damaged. {advice}"
-        )
-    return IndexFile(
-        {name: _map(path, 8 + length, entry) for name, entry in entries.items()},
-        about["vocab_size"],
-        about["tokens_of"],
-        about["facts"],
-    )
+            f"{Path(path).name!r} was given as a {kind} index, but {_why(error)}. {expected.remedy}"
+        ) from error
+    return IndexFile(arrays, about["vocab_size"], about["tokens_of"], about["facts"])
 
 
-def _map(path: Path, begin: int, entry: Mapping[str, Any]) -> np.ndarray:
-    """One array of the file, as a plain read-only array over mapped memory."""
-    shape, dtype = tuple(entry["shape"]), np.dtype(_DTYPES[entry["dtype"]])
-    if 0 in shape:
-        empty = np.empty(shape, dtype)
-        empty.flags.writeable = False
-        return empty
-    return np.asarray(np.memmap(path, dtype, "r", begin + entry["data_offsets"][0], shape))
+def _why(error: Exception) -> str:
+    return f"it cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+
+
+def _check(value: Any, schema: Any, names: dict[str, int] | None = None) -> None:
+    found = fault(value, schema, names)
+    if found:
+        raise _DamagedError(found)
+
+
+def _header(file: BinaryIO) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """(what the file says of itself, of its arrays, where their bytes begin); only kind and version are checked."""
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    header = read_json(file.read(length)) if 0 < length <= min(size, MOST_HEADER) else None
+    if not isinstance(header, dict):
+        raise _DamagedError("it is no such file, or its beginning is damaged")
+    metadata = header.pop("__metadata__", None)
+    if not isinstance(metadata, dict) or not isinstance(metadata.get(FORMAT), str):
+        raise _DamagedError("it is a file of another program")
+    about = read_json(metadata[FORMAT])
+    _check(about, _KIND)
+    return about, header, 8 + length
+
+
+def _arrays(data: np.ndarray, entries: dict[str, Any], begin: int) -> dict[str, np.ndarray]:
+    """The arrays of a file as read-only views of its bytes, which they fill one after the other."""
+    for name, entry in entries.items():
+        _check(entry, _ENTRY)
+        first, last = entry["data_offsets"]
+        dtype = _FORMATS[entry["dtype"]]
+        if last - first != math.prod(entry["shape"]) * dtype.itemsize or (begin + first) % dtype.itemsize:
+            raise _DamagedError(
+                f"its array {name!r} of {entry['dtype']} {entry['shape']} does not fit the bytes {first} to {last}"
+            )
+    spans = sorted(entry["data_offsets"] for entry in entries.values())
+    end = max((last for _, last in spans), default=0)
+    if len(data) != end:
+        raise _DamagedError(f"it has {len(data)} bytes of arrays where its header says {end}: it is truncated or damaged")
+    if any(a[1] != b[0] for a, b in pairwise([[0, 0], *spans])):
+        raise _DamagedError("its arrays overlap or leave gaps")
+    return {
+        name: data[slice(*entry["data_offsets"])].view(_FORMATS[entry["dtype"]]).reshape(entry["shape"])
+        for name, entry in entries.items()
+    }

@@ -45,10 +45,8 @@ from polydraft.errors import InvalidInputError
 
 __all__ = ["RetrievalDrafter", "RetrievalIndex", "RetrievalState"]
 
-VERSION = 2
-"""1 was sorted by the first 32 tokens only."""
 PROBES = 32
-"""Places of an interval that are looked at for its children."""
+"""Places of an interval that are looked at for its children: at least so many where there are as many, and less than twice as many."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +92,7 @@ class RetrievalIndex:
         Raises:
             InvalidInputError: no token at all, ids outside the vocabulary, or more than 2^32 tokens.
         """
+        index_file.check_size(vocab_size)
         kind = np.uint16 if vocab_size < 65_535 else np.int32
         parts: list[np.ndarray] = []
         for number, document in enumerate(documents):
@@ -112,21 +111,17 @@ class RetrievalIndex:
     def save(self, path: str | Path) -> None:
         """Write the index; see `index_file.save`."""
         arrays = {"tokens": self.tokens, "order": self.order}
-        index_file.save(path, "retrieval", VERSION, arrays, vocab_size=self.vocab_size, tokens_of=self.tokens_of)
+        index_file.save(path, "retrieval", arrays, vocab_size=self.vocab_size, tokens_of=self.tokens_of)
 
     @classmethod
     def load(cls, path: str | Path) -> "RetrievalIndex":
         """Map an index from a file.
 
         Raises:
-            InvalidInputError: not such an index, truncated, or with places or ids that cannot be.
+            InvalidInputError: what `index_file.load` refuses.
         """
-        found = index_file.load(path, "retrieval", VERSION)
-        index = cls(found.arrays["tokens"], found.arrays["order"], found.vocab_size, found.tokens_of)
-        index_file.check_tokens(index.tokens, index.vocab_size + 1, Path(path).name)
-        if len(index.order) != len(index.tokens) or (len(index.order) and index.order.max() >= len(index.tokens)):
-            raise InvalidInputError(f"{Path(path).name!r} holds places outside its corpus; build the index again.")
-        return index
+        found = index_file.load(path, "retrieval")
+        return cls(found.arrays["tokens"], found.arrays["order"], found.vocab_size, found.tokens_of)
 
     def count(self, tokens: Sequence[int]) -> int:
         """Occurrences of a string of at least one token."""
@@ -228,7 +223,7 @@ def _grow(tree, index, text, most, least, max_nodes, max_depth, width):
 def _trie(index, text, m, max_nodes, max_depth, width):
     """(token, parent, share of the parent's occurrences) of the most frequent continuations of the last m tokens."""
     tokens, order, first = index
-    separator, room = len(first) - 2, (PROBES + 1) * (max_nodes + 1)
+    separator, room = len(first) - 2, 2 * PROBES * (max_nodes + 1)
     low, high, level, above = (
         np.empty(room, np.int64),
         np.empty(room, np.int64),

@@ -37,8 +37,6 @@ from polydraft.errors import InvalidInputError
 
 __all__ = ["SuffixDrafter", "SuffixState", "SuffixStore"]
 
-VERSION = 1
-
 
 class SuffixStore:
     """Finished outputs for the drafts of later requests; the oldest leave first. May be used by several threads at a time.
@@ -85,20 +83,26 @@ class SuffixStore:
                 "lengths": np.array(list(map(len, texts)), np.int64),
             }
         depth, most = self.tree.depth, self.tree.max_tokens
-        index_file.save(
-            path, "suffix-store", VERSION, arrays, vocab_size=vocab_size, tokens_of=tokens_of, depth=depth, max_tokens=most
-        )
+        index_file.save(path, "suffix-store", arrays, vocab_size=vocab_size, tokens_of=tokens_of, depth=depth, max_tokens=most)
 
     @classmethod
     def load(cls, path: str | Path) -> "SuffixStore":
-        """Read the texts and grow their tree again; see `index_file.load` for what is refused.
+        """Read the texts and grow their tree again.
 
         Drafts are as before, but where texts had left, equally frequent continuations may change places.
+
+        Raises:
+            InvalidInputError: what `index_file.load` refuses, and texts that are not as long as the file says.
         """
-        found = index_file.load(path, "suffix-store", VERSION)
-        store = cls(found.facts["max_tokens"], found.facts["depth"])
-        index_file.check_tokens(found.arrays["tokens"], found.vocab_size, Path(path).name)
-        for text in np.split(found.arrays["tokens"], np.cumsum(found.arrays["lengths"])[:-1]):
+        found = index_file.load(path, "suffix-store")
+        tokens, lengths, most = found.arrays["tokens"], found.arrays["lengths"], found.facts["max_tokens"]
+        if lengths.sum() != len(tokens) or len(tokens) > most:
+            raise InvalidInputError(
+                f"{Path(path).name!r} was given as a suffix-store index, but it says {lengths.sum()} tokens in {len(lengths)} texts "
+                f"and at most {most}, and holds {len(tokens)}. Save the store again with `SuffixStore.save`."
+            )
+        store = cls(most, found.facts["depth"])
+        for text in np.split(tokens, np.cumsum(lengths)[:-1]):
             store.add(text)
         store.made_with = found.vocab_size, found.tokens_of
         return store

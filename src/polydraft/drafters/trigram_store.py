@@ -14,7 +14,6 @@ from polydraft.errors import InvalidInputError
 
 __all__ = ["ROW", "TrigramStore", "bump_all"]
 
-VERSION = 1
 ROW = 1 + WIDTH
 """Cells of a row: the number of successors, then those as in the table."""
 
@@ -94,21 +93,23 @@ class TrigramStore:
 
     def save(self, path: str | Path, vocab_size: int, tokens_of: str = "") -> None:
         """Write what was learnt; see `index_file.save`."""
-        index_file.save(path, "trigram-store", VERSION, self.to_arrays(), vocab_size=vocab_size, tokens_of=tokens_of)
+        index_file.save(path, "trigram-store", self.to_arrays(), vocab_size=vocab_size, tokens_of=tokens_of)
 
     @classmethod
     def load(cls, path: str | Path, max_pairs: int = 4096) -> "TrigramStore":
         """Read what was learnt.
 
         Raises:
-            InvalidInputError: what `index_file.load` refuses, and rows, ids or weights that cannot be.
+            InvalidInputError: what `index_file.load` refuses, and pairs that cannot be or are there twice.
         """
-        found, name = index_file.load(path, "trigram-store", VERSION), Path(path).name
-        sizes, weights = found.arrays["size"], found.arrays["weight"]
-        if not (((sizes >= 0) & (sizes <= WIDTH)).all() and np.isfinite(weights).all() and (weights >= 0).all()):
-            raise InvalidInputError(f"{name!r} holds rows that are damaged; save the store again.")
-        for ids in (found.arrays["token"], found.arrays["key"] >> 32, found.arrays["key"] & 0xFFFFFFFF):
-            index_file.check_tokens(ids.ravel(), found.vocab_size, name)
+        found, name = index_file.load(path, "trigram-store", width=WIDTH), Path(path).name
+        keys = found.arrays["key"]
+        if len(np.unique(keys)) != len(keys):
+            raise InvalidInputError(
+                f"{name!r} was given as a trigram-store index, but it holds a pair twice. Save the store again."
+            )
+        for ids in (keys >> 32, keys & 0xFFFFFFFF):
+            index_file.check_tokens(ids, found.vocab_size, name)
         store = cls.from_arrays(found.arrays, max_pairs)
         store.made_with = found.vocab_size, found.tokens_of
         return store

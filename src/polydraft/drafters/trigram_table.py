@@ -20,7 +20,6 @@ from polydraft.errors import InvalidInputError
 
 __all__ = ["WIDTH", "TrigramTable", "find_row"]
 
-VERSION = 2
 WIDTH = 16
 """Most successors of a pair."""
 CHUNK = 4_000_000
@@ -81,10 +80,9 @@ class TrigramTable:
         Raises:
             InvalidInputError: no document of three tokens, or ids outside the vocabulary.
         """
-        if not 1 <= top <= WIDTH or vocab_size > 1 << TOKEN_BITS:
-            raise InvalidInputError(
-                f"top={top} and vocab_size={vocab_size} were given; expected 1 <= top <= {WIDTH} and a vocabulary of at most 2^{TOKEN_BITS}."
-            )
+        index_file.check_size(vocab_size)
+        if not 1 <= top <= WIDTH:
+            raise InvalidInputError(f"top={top} was given; expected 1 <= top <= {WIDTH}.")
         codes, counts = np.empty(0, np.int64), np.empty(0, np.int64)
         waiting: list[np.ndarray] = []
         for number, document in enumerate(documents):
@@ -133,7 +131,7 @@ class TrigramTable:
     def save(self, path: str | Path) -> None:
         """Write the table; see `index_file.save`."""
         arrays = {"cells": self.cells, "slots": self.slots}
-        index_file.save(path, "trigram", VERSION, arrays, vocab_size=self.vocab_size, tokens_of=self.tokens_of)
+        index_file.save(path, "trigram", arrays, vocab_size=self.vocab_size, tokens_of=self.tokens_of)
 
     @classmethod
     def load(cls, path: str | Path) -> "TrigramTable":
@@ -142,10 +140,11 @@ class TrigramTable:
         Raises:
             InvalidInputError: not a table, truncated, with rows that are not found, or with ids or weights that cannot be.
         """
-        found, name = index_file.load(path, "trigram", VERSION), Path(path).name
+        found, name = index_file.load(path, "trigram"), Path(path).name
         table = cls(found.arrays["cells"], found.arrays["slots"], found.vocab_size, found.tokens_of)
         heads = np.zeros(len(table.cells), np.bool_)
-        if table.num_pairs >= len(table.slots) or not _mark_heads(*table.arrays[:2], heads):
+        full = table.num_pairs >= len(table.slots)  # a search would not end
+        if full or not _mark_heads(*table.arrays[:2], heads) or np.count_nonzero(heads) != table.num_pairs:
             raise InvalidInputError(f"{name!r} holds rows that are damaged; build the table again.")
         pairs = table.cells[heads] >> COUNT_BITS
         index_file.check_tokens(pairs >> TOKEN_BITS, table.vocab_size, name)
@@ -195,9 +194,12 @@ def _slots(cells, num_pairs):
 
 @njit(cache=True)
 def _mark_heads(cells, slots, heads):
-    """Mark where rows begin; False unless every row is whole and found, and every slot leads into the cells."""
+    """Mark where rows begin; False unless every row is whole and found, and every slot leads into the cells.
+
+    If as many rows are marked as slots are in use, each slot leads to a row of its own.
+    """
     for slot in slots:
-        if slot < 0 or (slot >> TAG_BITS) > len(cells):
+        if slot and not 1 <= slot >> TAG_BITS <= len(cells):
             return False
     at = 0
     while at < len(cells):

@@ -209,12 +209,12 @@ class RoundCosts:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "RoundCosts":
-        """From `to_dict`.
+        """From `to_dict`, of the schema that `schema.PROFILE` has for costs.
 
         Raises:
-            InvalidInputError: other features than this version knows, or faulty numbers.
+            InvalidInputError: other features than this version knows, or a pass that costs nothing.
         """
-        if list(data.get("features", ())) != list(FEATURES):
+        if data["features"] != list(FEATURES):
             raise InvalidInputError("the costs are of another version of polydraft; measure them again with `polydraft tune`.")
         rounds = tuple(Observation(**o) for o in data["observations"])
         return cls({phase: tuple(map(float, values)) for phase, values in data["coefficients"].items()}, rounds)

@@ -9,6 +9,8 @@ import hashlib
 import json
 import os
 import platform
+import warnings
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,11 +22,13 @@ import numpy as np
 import torch
 
 from polydraft import __version__
+from polydraft.atomic import replacing
 from polydraft.core import Drafter, SiblingLaw, Target, TreeShape, Verifier
 from polydraft.engine.acceptance import DEPTHS
-from polydraft.engine.costs import RoundCosts
+from polydraft.engine.costs import FEATURES, RoundCosts
 from polydraft.engine.places import BINS, SIZE, assumed
 from polydraft.errors import InvalidInputError
+from polydraft.schema import PROFILE, fault, read_json
 
 __all__ = ["Profile", "identity", "once", "widest"]
 
@@ -141,42 +145,44 @@ class Profile:
         Raises:
             InvalidInputError: not a profile of this version, or faulty numbers.
         """
-        if data.get("polydraft_profile") != 1:
-            raise InvalidInputError("this is not a profile that polydraft 1 wrote; make one with `polydraft tune --save FILE`.")
-        try:
-            costs = RoundCosts.from_dict(data["costs"])
-            sampled, greedy = (tuple(map(float, data[name])) for name in ("acceptance", "greedy"))
-            tables = (tuple(map(float, data.get(name, ()))) for name in ("places", "greedy_places"))
-            return cls(costs, sampled, int(data["max_width"]), dict(data["about"]), greedy, *tables)
-        except (KeyError, TypeError) as error:
-            raise InvalidInputError(
-                f"the profile lacks or garbles {error}; make it again with `polydraft tune --save FILE`."
-            ) from error
+        found = fault(data, PROFILE, {"depths": DEPTHS, "places": SIZE + BINS, "features": len(FEATURES)}, "the profile")
+        if found:
+            raise InvalidInputError(f"{found}. Make it again with `polydraft tune --save FILE`.")
+        rates = (tuple(map(float, data[name])) for name in ("acceptance", "greedy", "places", "greedy_places"))
+        sampled, greedy, places, greedy_places = rates
+        return cls(RoundCosts.from_dict(data["costs"]), sampled, data["max_width"], data["about"], greedy, places, greedy_places)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON, under another name first, so that a reader never sees half a file."""
-        file = Path(path)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
-        partial.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, file)
+        """Write it as JSON with a checksum, whole or not at all; see `atomic.replacing` for the errors."""
+        said = self.to_dict()
+        with replacing(path) as file:
+            file.write(json.dumps({"checksum": _checksum(said), **said}, indent=1).encode() + b"\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Profile":
         """Read what `save` wrote.
 
         Raises:
-            InvalidInputError: a file that cannot be read or is no profile.
+            InvalidInputError: a file that cannot be read, is no profile, or was changed since.
         """
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            data = read_json(Path(path).read_bytes())
+            checksum = data.pop("checksum", None) if isinstance(data, dict) else None
+            profile = cls.from_dict(data)
+        except (OSError, ValueError) as error:  # of a profile that does not fit, too
             raise InvalidInputError(
                 f"profile {str(path)!r} was given and cannot be read ({error}); make one with `polydraft tune --save FILE`."
             ) from error
-        if not isinstance(data, dict):
-            raise InvalidInputError(f"profile {str(path)!r} holds no JSON object; make one with `polydraft tune --save FILE`.")
-        return cls.from_dict(data)
+        if checksum != _checksum(data):
+            raise InvalidInputError(
+                f"profile {str(path)!r} does not add up to its checksum: it was changed or damaged since it was written. "
+                "Make one with `polydraft tune --save FILE`."
+            )
+        return profile
+
+
+def _checksum(said: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(said, sort_keys=True).encode())
 
 
 def widest(drafter: Drafter) -> int:
@@ -232,19 +238,22 @@ _known: dict[str, Profile] = {}
 def once(about: dict[str, Any] | None, measure: Callable[[], Profile]) -> Profile:
     """The profile of this identity: known, or in the cache folder, or measured now and kept in both.
 
-    A cache that cannot be read or written is done without.
+    A file that does not hold a profile is measured again, with a warning; a folder that cannot be written is done without.
     """
     if about is None:
         return measure()
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
     folder = _folder()
     file = None if folder is None else folder / f"{key}.json"
-    if key not in _known and file is not None and file.exists():
-        with suppress(InvalidInputError):
+    if key not in _known and file is not None and os.path.exists(file):  # False where the folder may not be looked into
+        try:
             _known[key] = Profile.load(file)
+        except InvalidInputError as error:
+            warnings.warn(f"the cached costs are measured again: {error}", stacklevel=2)
     if key not in _known:
         _known[key] = measure()
         if file is not None:
             with suppress(OSError):
+                file.parent.mkdir(parents=True, exist_ok=True)
                 _known[key].save(file)
     return _known[key]

@@ -1,0 +1,306 @@
+"""What the files that are read must hold, as data, and the one check of it.
+
+Nothing computes with what a file says before `fault` has looked at it: names, formats, shapes and ranges; it tells the first
+thing that does not fit, and the reader raises its own error with it. A schema is one of
+
+    Number, Text, Array    a value        Items, Record    several        (a, b)    one of these        None    null        ANYTHING
+
+Bounds and sizes may have names, alone or less a number ("T - 1"): the reader gives some, and the first array that has a size gives others.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "ANYTHING",
+    "CONFIG",
+    "INDEXES",
+    "MOST_IDS",
+    "PROFILE",
+    "PROMPT",
+    "Array",
+    "Index",
+    "Items",
+    "Number",
+    "Record",
+    "Text",
+    "fault",
+    "read_json",
+]
+
+Bound = int | float | str
+Schema = Any
+"""A class below, a tuple of schemas, or None."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A finite number; whole: an integer."""
+
+    low: Bound = 0
+    high: Bound = sys.float_info.max
+    whole: bool = True
+
+
+@dataclass(frozen=True)
+class Text:
+    """A string that can be written as UTF-8 and that a pattern matches as a whole."""
+
+    pattern: str = ".*"
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list of so many of one kind."""
+
+    of: Schema
+    fewest: Bound = 0
+    most: Bound = 1 << 20
+
+
+@dataclass(frozen=True)
+class Record:
+    """An object. more: names that are not listed may be there.  partial: listed ones may be missing."""
+
+    fields: Mapping[str, Schema] = field(default_factory=dict[str, Schema])
+    more: bool = False
+    partial: bool = False
+
+
+@dataclass(frozen=True)
+class Array:
+    """A numpy array: its format is one of these, its values are within the bounds."""
+
+    formats: tuple[str, ...]
+    shape: tuple[int | str, ...]
+    low: Bound = -sys.float_info.max
+    high: Bound = sys.float_info.max
+
+
+ANYTHING = object()
+
+
+def read_json(text: bytes | str) -> Any:
+    """What JSON says.
+
+    Raises:
+        ValueError: text that is none, or lists in lists beyond what Python follows.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is damaged where JSON was expected ({error})") from error
+
+
+def fault(value: Any, schema: Schema, names: dict[str, int] | None = None, at: str = "it") -> str | None:
+    """The first thing that does not fit, or None. names: of bounds and sizes; those of arrays are added.
+
+    Example:
+        >>> fault({"rate": 2}, Record({"rate": Number(0, 1, whole=False)}))
+        'rate is 2; expected a number from 0 to 1'
+        >>> fault(np.array([0, 3]), Array(("int64",), ("T",), 0, "T"), at="order")
+        'order holds numbers from 0 to 3; expected them from 0 to 2'
+    """
+    known: dict[str, int] = {} if names is None else names
+    if isinstance(schema, Array):
+        return _array_fault(value, schema, known, at)
+    if not _fits(value, schema, known):
+        return f"{at} is {_shown(value)}; expected {_expected(schema, known)}"
+    inside: list[tuple[Any, Schema, str]] = []
+    if isinstance(schema, Items):
+        inside = [(item, schema.of, f"{at}[{i}]") for i, item in enumerate(value)]
+    elif isinstance(schema, Record):
+        unknown, missing = value.keys() - schema.fields.keys(), schema.fields.keys() - value.keys()
+        if (unknown and not schema.more) or (missing and not schema.partial):
+            return f"{at} has the names {_shown(sorted(value))}; expected {sorted(schema.fields)}"
+        prefix = "" if at == "it" else f"{at}."
+        inside = [(value[name], of, f"{prefix}{name}") for name, of in schema.fields.items() if name in value]
+    return next((found for item, of, place in inside if (found := fault(item, of, known, place))), None)
+
+
+def _fits(value: Any, schema: Schema, known: dict[str, int]) -> bool:
+    """Whether a value is right, apart from what it holds."""
+    match schema:
+        case tuple():
+            return any(fault(value, one, known) is None for one in schema)
+        case Number(low, high, whole):
+            number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+            return number and _at(low, known) <= value <= _at(high, known)
+        case Text(pattern):
+            return isinstance(value, str) and _is_utf8(value) and re.fullmatch(pattern, value, re.DOTALL) is not None
+        case Items(_, fewest, most):
+            return isinstance(value, list) and _at(fewest, known) <= len(value) <= _at(most, known)
+        case Record():
+            return isinstance(value, dict)
+        case _:
+            return schema is ANYTHING or value is schema
+
+
+def _array_fault(value: np.ndarray, schema: Array, known: dict[str, int], at: str) -> str | None:
+    if str(value.dtype) not in schema.formats or value.ndim != len(schema.shape):
+        return (
+            f"{at} holds {value.dtype} of {value.ndim} dimensions; expected {' or '.join(schema.formats)} of {len(schema.shape)}"
+        )
+    wanted = tuple(
+        known.setdefault(size, given) if isinstance(size, str) else size
+        for size, given in zip(schema.shape, value.shape, strict=True)
+    )
+    if wanted != value.shape:
+        return f"{at} has the shape {value.shape}; expected {wanted}"
+    low, high = _at(schema.low, known), _at(schema.high, known)
+    least, greatest = (value.min().item(), value.max().item()) if value.size else (low, high)
+    if not (low <= least and greatest <= high):  # NaN is neither
+        return f"{at} holds numbers from {least} to {greatest}; expected them from {low} to {high}"
+    return None
+
+
+def _at(bound: Bound, known: Mapping[str, int]) -> int | float:
+    if not isinstance(bound, str):
+        return bound
+    name, _, less = bound.partition(" - ")
+    return known[name] - int(less or 0)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value) if not isinstance(value, int) or value.bit_length() < 256 else f"an integer of {value.bit_length()} bits"
+    return shown if len(shown) <= 60 else f"{shown[:60]} ..."
+
+
+def _expected(schema: Schema, known: Mapping[str, int]) -> str:
+    match schema:
+        case tuple():
+            return " or ".join(_expected(one, known) for one in schema)
+        case Number(low, high, whole):
+            most = _at(high, known)
+            reach = f">= {_at(low, known)}" if most == sys.float_info.max else f"from {_at(low, known)} to {most}"
+            return f"{'an integer' if whole else 'a number'} {reach}"
+        case Items(_, fewest, most):
+            return f"a list of {_at(fewest, known)} to {_at(most, known)}"
+        case Text(pattern):
+            return f"text that matches {pattern!r}"
+        case _:
+            return "an object" if isinstance(schema, Record) else "null"
+
+
+# What the files hold
+
+MOST_IDS = 1 << 21
+"""Most ids of a vocabulary, far beyond the largest there is; tables of a number an id stay below 32 MB."""
+
+
+@dataclass(frozen=True)
+class Index:
+    """Version and contents of an index file. remedy: how to get a whole one.
+
+    The bound `vocab_size` is the file's own; others that `Record` and `Array` name are the reader's.
+    """
+
+    version: int
+    arrays: Record
+    remedy: str
+    facts: Record = Record()
+
+
+_IDS = {"low": 0, "high": "vocab_size - 1"}
+INDEXES = {
+    "retrieval": Index(
+        3,
+        Record(
+            {
+                "tokens": Array(("uint16", "int32"), ("T",), 0, "vocab_size"),  # vocab_size itself ends a document
+                "order": Array(("uint32",), ("T",), 0, "T - 1"),
+            }
+        ),
+        "Build one with `polydraft index build --kind retrieval`.",
+    ),
+    "trigram": Index(
+        3,
+        Record({"cells": Array(("int64",), ("C",)), "slots": Array(("int64",), ("S",))}),
+        "Build one with `polydraft index build --kind trigram`.",
+    ),
+    "trigram-store": Index(
+        2,
+        Record(
+            {
+                "key": Array(("int64",), ("P",), 0),
+                "size": Array(("int32",), ("P",), 0, "width"),
+                "token": Array(("int32",), ("P", "width"), **_IDS),
+                "weight": Array(("float32",), ("P", "width"), 0),
+            }
+        ),
+        "Save the store again with `TrigramStore.save`.",
+    ),
+    "suffix-store": Index(
+        2,
+        Record({"tokens": Array(("int32",), ("T",), **_IDS), "lengths": Array(("int64",), ("N",), 0, "T")}),
+        "Save the store again with `SuffixStore.save`.",
+        Record({"depth": Number(2, 1024), "max_tokens": Number(1, 1 << 30)}),
+    ),
+}
+"""By kind: every array is listed, and no other may be there."""
+
+_SECONDS = Number(0, 1e6, whole=False)
+_RATE = Number(0, 1, whole=False)
+_RATES = Items(_RATE, "depths", "depths")
+_PLACES = (Items(_RATE, 0, 0), Items(_RATE, "places", "places"))
+_PER_FEATURE = Items(_SECONDS, "features", "features")
+PROFILE = Record(
+    {
+        "polydraft_profile": Number(1, 1),
+        "about": Record(more=True),
+        "max_width": Number(1, 256),
+        "acceptance": _RATES,
+        "greedy": (Items(_RATE, 0, 0), _RATES),
+        "places": _PLACES,
+        "greedy_places": _PLACES,
+        "costs": Record(
+            {
+                "features": Items(Text(), "features", "features"),
+                "coefficients": Record({"drafting": _PER_FEATURE, "scoring": _PER_FEATURE, "other": _PER_FEATURE}),
+                "observations": Items(
+                    Record(
+                        {
+                            **dict.fromkeys(("batch", "width"), Number(1, 1 << 20)),
+                            **dict.fromkeys(("depth", "context"), Number(0, 1 << 40)),
+                            **dict.fromkeys(("drafting", "scoring", "other"), _SECONDS),
+                        }
+                    )
+                ),
+            }
+        ),
+    }
+)
+"""What `Profile.to_dict` gives."""
+
+_WIDTH = (None, Number(1, 1 << 24))
+_TOKENS = (None, Number(-1, 1 << 31), Items(Number(-1, 1 << 31)))
+CONFIG = Record(
+    {
+        "vocab_size": (None, Number(1, MOST_IDS)),
+        "num_hidden_layers": (None, Number(1, 4096)),
+        **dict.fromkeys(("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"), _WIDTH),
+        "max_position_embeddings": (None, Number(1, 1 << 40)),
+        "rms_norm_eps": (None, Number(0, 1, whole=False)),
+        **dict.fromkeys(("eos_token_id", "bos_token_id"), _TOKENS),
+    },
+    more=True,
+    partial=True,
+)
+"""What config.json and generation_config.json may say of sizes; everything else is for transformers to refuse."""
+
+PROMPT = Record({"prompt": Text(".+")}, more=True)
+"""A line of a .jsonl file."""

@@ -1,0 +1,72 @@
+"""Profiles that are cut, flipped or forged: refused with our error and measured again, or planned with; never another error."""
+
+import json
+import warnings
+from contextlib import suppress
+from random import Random
+
+import pytest
+from planning import sequences
+
+from damage import cut, flipped, mutated
+from polydraft.engine import profile
+from polydraft.engine.acceptance import DEPTHS
+from polydraft.engine.best_first_plan import BestFirstPlan
+from polydraft.engine.costs import Observation, RoundCosts
+from polydraft.engine.places import BINS, SIZE
+from polydraft.engine.plan import AdaptivePlan
+from polydraft.engine.profile import Profile
+from polydraft.errors import InvalidInputError
+
+ROUNDS = [
+    Observation(b, w, d, 100, 1e-4 * d, 1e-3 + 1e-4 * b * (1 + w * d), 1e-4) for b in (1, 2) for w, d in ((1, 0), (1, 3), (2, 2))
+]
+KNOWN = Profile(RoundCosts.fit(ROUNDS), (0.7,) * DEPTHS, 2, {"x": [1]}, (0.8,) * DEPTHS, (0.5,) * (SIZE + BINS))
+
+
+@pytest.fixture
+def whole(tmp_path):
+    KNOWN.save(tmp_path / "p.json")
+    assert Profile.load(tmp_path / "p.json") == KNOWN
+    return (tmp_path / "p.json").read_bytes()
+
+
+def test_every_flipped_bit_and_every_cut_is_refused(tmp_path, whole):
+    rng = Random(1)
+    for damage in (flipped,) * 200 + (cut,) * 50:
+        damaged = damage(whole.rstrip(), rng)
+        (tmp_path / "p.json").write_bytes(damaged)
+        with suppress(ValueError):
+            if json.loads(damaged) == json.loads(whole):  # a blank became another, an e an E
+                continue
+        with pytest.raises(InvalidInputError, match="polydraft tune --save FILE"):
+            Profile.load(tmp_path / "p.json")
+
+
+def test_a_forged_profile_is_refused_or_planned_with(whole):
+    said = KNOWN.to_dict()
+    refused = 0
+    for seed in range(200):
+        try:
+            known = Profile.from_dict(mutated(said, Random(seed)))
+        except InvalidInputError as error:
+            refused += "polydraft tune" in str(error)
+            continue
+        for plan in (AdaptivePlan(known), BestFirstPlan(known)):
+            assert all(budget.max_nodes >= 0 for budget in plan.budgets(sequences(2, temperature=0.5)))
+    assert 100 < refused < 200
+
+
+def test_a_damaged_cache_is_measured_again_with_a_warning_and_mended(tmp_path, monkeypatch, whole):
+    monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path / "cache"))
+    profile.once({"pair": 1}, lambda: KNOWN)
+    (file,) = (tmp_path / "cache").iterdir()
+    for seed in range(20):
+        file.write_text(json.dumps(mutated(json.loads(whole), Random(seed))))
+        monkeypatch.setattr(profile, "_known", {})
+        with pytest.warns(UserWarning, match="the cached costs are measured again: profile"):
+            assert profile.once({"pair": 1}, lambda: KNOWN) == KNOWN
+        monkeypatch.setattr(profile, "_known", {})
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert profile.once({"pair": 1}, lambda: pytest.fail("what was measured again was not kept")) == KNOWN
