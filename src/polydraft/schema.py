@@ -274,8 +274,8 @@ PROFILE = Record(
                 "observations": Items(
                     Record(
                         {
-                            **dict.fromkeys(("batch", "width"), Number(1, 1 << 20)),
-                            **dict.fromkeys(("depth", "context"), Number(0, 1 << 40)),
+                            "batch": Number(1, 1 << 20),
+                            **dict.fromkeys(("width", "depth", "context"), Number(0, 1 << 40)),
                             **dict.fromkeys(("drafting", "scoring", "other"), _SECONDS),
                         }
                     )
