@@ -3,9 +3,10 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft import registry, tree
+from polydraft import registry
 from polydraft.core import Draft, Verdict
-from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.errors import IncompatibleError
+from polydraft.verifiers import inputs
 
 __all__ = ["verify"]
 
@@ -18,7 +19,7 @@ def verify(name: str, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Ver
     Raises:
         UnknownNameError: no verifier of that name.
         IncompatibleError: the rule is not exact for drafts of this sibling law or shape.
-        InvalidInputError: a malformed tree, or laws of another shape.
+        InvalidInputError: a malformed tree, rows that do not exist or are no laws, a drawn token without probability; see `verifiers.inputs`.
 
     Example:
         >>> import torch
@@ -35,9 +36,5 @@ def verify(name: str, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Ver
             f"a {draft.shape.name} draft of law {draft.law.name} was given to the verifier {name!r}; it is exact for laws "
             f"{sorted(x.name for x in rule.info.laws)} and shapes {sorted(x.name for x in rule.info.shapes)}. Choose another verifier."
         )
-    if target_probs.shape[:2] != draft.tree.tokens.shape:
-        raise InvalidInputError(
-            f"target_probs of shape {tuple(target_probs.shape)} was given for trees of shape {tuple(draft.tree.tokens.shape)}; expected [B, N, V]."
-        )
-    tree.check(draft.tree, target_probs.shape[-1])
+    inputs.check(draft, target_probs)
     return rule(draft, target_probs)

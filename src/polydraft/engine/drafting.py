@@ -16,11 +16,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from polydraft import tree
 from polydraft.core import AuxRows, Budget, Draft, Drafter, Outcome, Request, Scores, TokenTree
 from polydraft.drafters.parts import Auxiliary, as_one_round
 from polydraft.engine.sequence import Sequence
 from polydraft.errors import DrafterWarning
+from polydraft.verifiers import inputs
 
 __all__ = ["aux", "begin", "observe", "propose", "release", "start"]
 
@@ -82,7 +82,9 @@ def propose(drafter: Drafter, sequences: Seq[Sequence], budgets: Seq[Budget], ro
 
     def ask(rows: list[int]) -> Draft:
         draft = drafter.propose([sequences[b].state for b in rows], [budgets[b] for b in rows])
-        tree.check(draft.tree, vocab_size, roots if len(rows) == len(roots) else roots[rows])
+        inputs.check_draft(draft, vocab_size, roots if len(rows) == len(roots) else roots[rows])
+        if not all(sequences[b].sample.stats.drafted for b in rows):  # a request's first draft
+            inputs.check_laws(draft)
         return draft
 
     try:

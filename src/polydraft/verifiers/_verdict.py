@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft import noise, tree
 from polydraft.core import NoiseKey, Outcome, TokenTree
+from polydraft.errors import InvalidInputError
 
 __all__ = ["TreeVerdict"]
 
@@ -26,16 +28,34 @@ class TreeVerdict:
     order: Int[Tensor, "B N"] | None = None
 
     def after(self, node: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
-        """Law of the one extra token once stopped at `node`."""
+        """Law of the one extra token once stopped at `node`.
+
+        Raises:
+            InvalidInputError: not one node of its tree for each row of the batch.
+        """
+        B, N = self.stop.shape
+        if node.shape != (B,) or node.dtype != torch.int64 or not ((node >= 0) & (node < N)).all():
+            raise InvalidInputError(
+                f"node={node.tolist()} was given; expected {B} whole numbers in [0, {N}), one node of each tree."
+            )
         return self.law_after(node)
 
     def sample(self, key: NoiseKey) -> Outcome:
-        """Two draws: the stop node from the stop stream, the extra token from the extra stream."""
+        """Two draws: the stop node from the stop stream, the extra token from the extra stream.
+
+        Raises:
+            InvalidInputError: a key of another batch.
+        """
+        B = len(self.stop)
+        if not len(key.seed) == len(key.sample) == len(key.position) == B:
+            raise InvalidInputError(
+                f"a key of {len(key.seed)} seeds was given for {B} trees; expected one seed, sample and position each."
+            )
         if self.order is None:
             node = noise.draw(self.stop, key, noise.Stream.STOP)
         else:
             place = noise.draw(self.stop.gather(1, self.order), key, noise.Stream.STOP)
             node = self.order.gather(1, place[:, None])[:, 0]
-        token = noise.draw(self.after(node), key, noise.Stream.EXTRA)
+        token = noise.draw(self.law_after(node), key, noise.Stream.EXTRA)
         path, length = tree.path_to(self.tree, node)
         return Outcome(path, length, token)

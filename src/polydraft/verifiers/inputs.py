@@ -1,0 +1,223 @@
+"""What rules take for granted, checked: a draft that keeps its contract, and rows that are laws.
+
+check_draft   shapes and types, rows that exist, mass at every drawn token: a few microseconds, for every round
+check_laws    the rows of q that tokens were drawn from: one pass over them, for what comes from outside and a request's first draft
+check_target  the rows of p at every node: likewise
+
+Compiled rules index rows unchecked, and a token that its row could not give would be accepted for certain.
+"""
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from polydraft import tree
+from polydraft.core import Draft, SiblingLaw, TreeShape
+from polydraft.errors import InvalidInputError
+from polydraft.verifiers._rows import compiled
+
+__all__ = ["check", "check_draft", "check_laws", "check_target"]
+
+SLACK = 0.01
+"""How far a row's sum may be from 1: bfloat16 rounds every probability by up to 0.4%, and rules normalise."""
+
+_DISTINCT = frozenset({SiblingLaw.WITHOUT_REPLACEMENT, SiblingLaw.COUPLED, SiblingLaw.GREEDY_PLUS_ONE})
+_NO_PROBS = np.empty((0, 0, 0), np.float32)
+_ROW, _NO_ROW, _MASS, _TWICE, _BRANCH = 1, 2, 3, 4, 5
+
+
+@compiled
+def _others_have_mass(q, tokens, parents, parent):
+    """Whether q has mass outside the children of a node."""
+    for x in range(q.size):
+        if q[x] > 0.0:
+            drawn = False
+            for m in range(parent + 1, len(parents)):
+                drawn = drawn or (parents[m] == parent and tokens[m] == x)
+            if not drawn:
+                return True
+    return False
+
+
+@compiled
+def _fault(tokens, parents, rows, num_rows, has_laws, distinct, plus_one, chain, probs, place):
+    """0 where all is well, else which fault; its place in the batch and in the tree."""
+    for b in range(len(parents)):
+        for n in range(parents.shape[1]):
+            place[0], place[1] = b, n
+            r, u = rows[b, n], parents[b, n]
+            if r < -1 or r >= num_rows:
+                return _ROW
+            if u < 0:
+                continue
+            if has_laws and r < 0:
+                return _NO_ROW
+            if chain and u != n - 1:
+                return _BRANCH
+            if distinct:
+                for m in range(u + 1, n):
+                    if parents[b, m] == u and tokens[b, m] == tokens[b, n]:
+                        return _TWICE
+            if probs.size and not probs[b, r, tokens[b, n]] > 0.0:
+                fixed = plus_one and probs[b, r, tokens[b, n]] == 0.0
+                if not fixed or _others_have_mass(probs[b, r], tokens[b], parents[b], u):
+                    return _MASS
+    return 0
+
+
+@compiled
+def _no_law(x, used, place):
+    """Whether a row in use is no law; the first such row is left in `place`, and its first faulty token, -1 where it is the sum."""
+    for b in range(used.shape[0]):
+        for n in range(used.shape[1]):
+            if used[b, n]:
+                s, faults = 0.0, 0
+                for t in range(x.shape[2]):
+                    s += x[b, n, t]
+                    faults += not x[b, n, t] >= 0.0
+                if faults or not abs(s - 1.0) <= SLACK:
+                    place[0], place[1], place[2] = b, n, -1
+                    for t in range(x.shape[2] - 1, -1, -1):
+                        if not x[b, n, t] >= 0.0:
+                            place[2] = t
+                    return True
+    return False
+
+
+def _said(x: object) -> str:
+    return f"{str(x.dtype)[6:]} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+
+
+def _check_integers(name: str, x: object, shape: tuple[int, ...]) -> None:
+    if not isinstance(x, Tensor) or x.dtype is not torch.int64 or x.shape != shape:
+        raise InvalidInputError(f"{name}: {_said(x)} was given; expected int64 of shape {tuple(shape)}.")
+
+
+def _check_floats(name: str, x: object, shape: tuple[int | None, ...]) -> None:
+    """None: any length."""
+    if not isinstance(x, Tensor) or (x.dtype is not torch.float32 and x.dtype is not torch.float64) or x.requires_grad:
+        gradients = " with gradients" if isinstance(x, Tensor) and x.requires_grad else ""
+        raise InvalidInputError(
+            f"{name}: {_said(x)}{gradients} was given; expected float32 or float64 without gradients. Use .float() and .detach()."
+        )
+    if len(x.shape) != len(shape) or any(n is not None and m != n for m, n in zip(x.shape, shape, strict=True)):
+        words = ", ".join("any" if n is None else str(n) for n in shape)
+        raise InvalidInputError(f"{name}: {_said(x)} was given; expected shape ({words}).")
+
+
+def check_draft(draft: Draft, vocab_size: int, roots: Int[Tensor, "B"] | None = None) -> None:
+    """Raise InvalidInputError unless the tree is one, every drawn token has a row and that row gives it mass.
+
+    roots: the tokens that the trees have to hang on.  Rows on another device are not read: their walks notice a token without mass.
+
+    Example:
+        >>> from polydraft.core import TokenTree
+        >>> chain = TokenTree.chain(torch.tensor([[0, 1]]))
+        >>> wrong = Draft(chain, SiblingLaw.IID, TreeShape.CHAIN, torch.tensor([[[0.5, 0.5]]]), torch.tensor([[-1, 3]]))
+        >>> check_draft(wrong, vocab_size=2)
+        Traceback (most recent call last):
+        polydraft.errors.InvalidInputError: draft.rows[0, 1] = 3 was given; ...
+    """
+    drafted, probs = draft.tree, draft.probs
+    shape = getattr(drafted.tokens, "shape", ())
+    if len(shape) != 2 or 0 in shape:
+        raise InvalidInputError(
+            f"draft.tree.tokens: {_said(drafted.tokens)} was given; expected shape (B, N), at least the roots."
+        )
+    _check_integers("draft.tree.tokens", drafted.tokens, shape)
+    _check_integers("draft.tree.parents", drafted.parents, shape)
+    _check_integers("draft.rows", draft.rows, shape)
+    if roots is not None and len(roots) != shape[0]:
+        raise InvalidInputError(f"a draft of {shape[0]} trees was given; expected {len(roots)}, one for each sequence.")
+    tree.check(drafted, vocab_size, roots)
+    if draft.noise is not None:
+        for name in ("seed", "sample", "position"):
+            _check_integers(f"draft.noise.{name}", getattr(draft.noise, name), shape[:1])
+    has_laws, num_rows, q = draft.law is not SiblingLaw.POINT_MASS, 0, _NO_PROBS
+    if has_laws and probs is not None:
+        _check_floats("draft.probs", probs, (shape[0], None, vocab_size))
+        num_rows = probs.shape[1]
+        q = probs.contiguous().numpy() if probs.device.type == "cpu" else q
+    rows = draft.rows.cpu().contiguous().numpy()
+    place = np.zeros(2, np.int64)
+    kind = draft.law is SiblingLaw.GREEDY_PLUS_ONE
+    chain = draft.shape is TreeShape.CHAIN
+    fault = _fault(*drafted.host, rows, num_rows, has_laws, draft.law in _DISTINCT, kind, chain, q, place)
+    if fault:
+        raise InvalidInputError(_fault_said(draft, fault, *place.tolist()))
+
+
+def _fault_said(draft: Draft, fault: int, b: int, n: int) -> str:
+    law, probs, row, x = draft.law.name, draft.probs, int(draft.rows[b, n]), int(draft.tree.tokens[b, n])
+    if fault == _TWICE:
+        return f"draft.tree.tokens[{b}, {n}] = {x} was given twice below one node; children of law {law} are distinct. Draw them so, or say IID."
+    if fault == _BRANCH:
+        above = int(draft.tree.parents[b, n])
+        return f"draft.tree.parents[{b}, {n}] = {above} was given in a draft of shape CHAIN; expected {n - 1}. Say the tree's own shape."
+    if fault == _MASS and probs is not None:
+        return (
+            f"draft.probs[{b}, {row}, {x}] = {float(probs[b, row, x])} was given for token {x}, which node {n} was drawn as; "
+            "expected a positive probability. Report the very rows that were sampled."
+        )
+    if draft.law is SiblingLaw.POINT_MASS:
+        return f"draft.rows[{b}, {n}] = {row} was given; expected -1 in a draft of law {law}, which has no q."
+    if probs is None:
+        return f"draft.probs = None was given for a draft of law {law}; expected the rows that its tokens were drawn from, [B, R, V]."
+    least = 0 if fault == _NO_ROW else -1
+    return f"draft.rows[{b}, {n}] = {row} was given; expected {least} to {probs.shape[1] - 1}, a row of draft.probs."
+
+
+def _check_rows(name: str, x: Tensor, used: np.ndarray) -> None:
+    rows, place = x.cpu().contiguous().numpy(), np.zeros(3, np.int64)
+    if not _no_law(rows, used, place):
+        return
+    b, n, t = place.tolist()
+    if t >= 0:
+        raise InvalidInputError(
+            f"{name}[{b}, {n}, {t}] = {rows[b, n, t]} was given; expected a probability. Give softmax(logits), and look for NaN in them."
+        )
+    raise InvalidInputError(
+        f"{name}[{b}, {n}] sums to {rows[b, n].sum(dtype=np.float64):.6g}; expected 1. Give softmax(logits) after sampling parameters."
+    )
+
+
+def check_laws(draft: Draft) -> None:
+    """Raise InvalidInputError unless every row of `draft.probs` that is drawn from is a law. The draft has passed `check_draft`.
+
+    Example:
+        >>> check_laws(Draft.empty(torch.tensor([5])))
+    """
+    if draft.probs is None or draft.law is SiblingLaw.POINT_MASS:
+        return
+    used = np.zeros(draft.probs.shape[:2], np.bool_)
+    rows = draft.rows.cpu().numpy()
+    b, n = np.nonzero(draft.tree.host[1] >= 0)
+    used[b, rows[b, n]] = True
+    _check_rows("draft.probs", draft.probs, used)
+
+
+def check_target(draft: Draft, target_probs: Tensor) -> None:
+    """Raise InvalidInputError unless there is a law for every node, [B, N, V]; padding may hold anything. The tree is known to be one.
+
+    Example:
+        >>> check_target(Draft.empty(torch.tensor([0])), torch.tensor([[[0.5, -0.5]]]))
+        Traceback (most recent call last):
+        polydraft.errors.InvalidInputError: target_probs[0, 0, 1] = -0.5 was given; ...
+    """
+    _check_floats("target_probs", target_probs, (*draft.tree.tokens.shape, None))
+    nodes = draft.tree.host[1] >= 0
+    nodes[:, 0] = True
+    _check_rows("target_probs", target_probs, nodes)
+
+
+def check(draft: Draft, target_probs: Tensor) -> None:
+    """All of it: what a rule may be given by hand.
+
+    Raises:
+        InvalidInputError: naming the argument, the place and the value.
+    """
+    _check_floats("target_probs", target_probs, (None, None, None))
+    check_draft(draft, target_probs.shape[2])
+    check_laws(draft)
+    check_target(draft, target_probs)
