@@ -19,7 +19,9 @@ from polydraft.engine.profile import Profile
 from polydraft.errors import InvalidInputError
 
 ROUNDS = [
-    Observation(b, w, d, 100, 1e-4 * d, 1e-3 + 1e-4 * b * (1 + w * d), 1e-4) for b in (1, 2) for w, d in ((1, 0), (1, 3), (2, 2), (0, 2))
+    Observation(b, w, d, 100, 1e-4 * d, 1e-3 + 1e-4 * b * (1 + w * d), 1e-4)
+    for b in (1, 2)
+    for w, d in ((1, 0), (1, 3), (2, 2), (0, 0))
 ]
 KNOWN = Profile(RoundCosts.fit(ROUNDS), (0.7,) * DEPTHS, 2, {"x": [1]}, (0.8,) * DEPTHS, (0.5,) * (SIZE + BINS))
 
