@@ -56,17 +56,24 @@ def test_pages_have_something_to_run():
     assert blocks(ROOT / "README.md", "python")
 
 
-def test_readme_has_the_table_of_the_registry():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_methods_page_has_the_table_of_the_registry():
+    text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
     found = re.search(r"<!-- methods -->\n(.*)\n<!-- /methods -->", text, re.DOTALL)
     assert found is not None
     assert found.group(1) == markdown(), "paste the output of `polydraft methods --markdown` between the two marks"
 
 
-def test_readme_shows_a_first_result_within_35_lines():
+def test_readme_installs_and_shows_python_and_a_measured_result_within_35_lines():
     head = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:35]
-    assert any("tokens/s" in line for line in head)
-    assert any("make demo" in line for line in head)
+    places = [next(i for i, line in enumerate(head) if what in line) for what in ("pip install", "```python", "tokens/s")]
+    assert places == sorted(places)
+
+
+def test_everything_that_readme_shows_as_code_is_run():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert {kind for kind, _ in BLOCK.findall(text)} <= {"python", "console", "text"} and "```\n\n" not in BLOCK.sub("", text)
+    shown = [line for block in blocks(ROOT / "README.md", "console") for line in block.splitlines()]
+    assert all(line.startswith(("$ polydraft ", "$ make ", "$ pip install ")) for line in shown)
 
 
 def test_links_between_pages_lead_somewhere():

@@ -1,21 +1,27 @@
-"""The picture of how-it-works.md is drawn by its script, and shows what the page says of it."""
+"""What scripts of the docs make: the picture of how-it-works.md shows what the page says of it, the README's opening runs."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
 from matplotlib import image
 
-PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
+DOCS = Path(__file__).parents[2] / "docs"
+PICTURES = DOCS / "pictures"
 
 
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("tree_picture", PICTURES / "tree.py")
+def module_of(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def script():
+    return module_of(PICTURES / "tree.py")
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +54,10 @@ def test_nothing_is_left_for_the_token_that_the_draft_proposes_too_often(script,
     token = int(shown.draft.tree.tokens[0, n])
     assert shown.draft.probs[0, shown.draft.rows[0, n], token] > shown.target_probs[0, 0, token]
     assert contexts.reached(shown.verdict.stop[0].tolist())[n] == pytest.approx(0, abs=1e-12)
+
+
+def test_the_opening_of_the_readme_is_the_median_run_and_marks_every_pass(capsys):
+    module_of(DOCS / "opening.py").main(1, num_prompts=1)
+    head, text = capsys.readouterr().out.split("\n\n", 2)[1:]
+    passes = int(re.search(r"with drafts: (\d+) passes", head.split("without drafts")[1]).group(1))
+    assert "median of 1 runs" in head and text.count("|") >= passes - 1

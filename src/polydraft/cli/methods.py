@@ -50,7 +50,7 @@ def _paper(row: dict[str, Any]) -> str:
 
 
 def markdown() -> str:
-    """The table of the README: method, year, paper, lossless."""
+    """The table of docs/methods.md: method, year, paper, lossless."""
     lines = ["| method | year | paper | lossless |", "|---|---|---|---|"]
     for row in table():
         lossless = _ANSWER[row["lossless"]]
@@ -60,7 +60,7 @@ def markdown() -> str:
 
 def methods(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of the README.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/methods.md.")] = False,
 ) -> None:
     """List verifiers and drafters: paper, year, which drafts they are exact for, whether they are lossless."""
     if as_json:
