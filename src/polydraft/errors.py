@@ -10,6 +10,7 @@ __all__ = [
     "InvalidInputError",
     "ModelLoadError",
     "PolydraftError",
+    "RequestWarning",
     "UnknownNameError",
     "unknown_name",
 ]
@@ -41,6 +42,10 @@ class CapacityError(PolydraftError, RuntimeError):
 
 class DrafterWarning(UserWarning):
     """A drafter failed and was switched off for a request; its text is unharmed."""
+
+
+class RequestWarning(UserWarning):
+    """A request ended with an error; what it had emitted stays, and other requests are unharmed."""
 
 
 def unknown_name(kind: str, given: str, known: Iterable[str]) -> UnknownNameError:

@@ -1,8 +1,9 @@
 """Sampling parameters, named as vLLM's `SamplingParams` and checked when they are made."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from polydraft.errors import InvalidInputError
@@ -10,6 +11,18 @@ from polydraft.errors import InvalidInputError
 __all__ = ["SamplingParams"]
 
 LogprobsMode = Literal["raw", "processed"]
+LARGEST = 1e9
+"""Size of a bias or a penalty, at most, and of a repetition penalty's inverse: with these no sound logit overflows float32."""
+MOST_SAMPLES = 65_536
+"""Samples of one prompt."""
+
+
+def _is_whole(x: object) -> bool:
+    return isinstance(x, Integral) and not isinstance(x, bool)
+
+
+def _is_number(x: object) -> bool:
+    return isinstance(x, Real) and not isinstance(x, bool)
 
 
 def _refuse(name: str, given: object, expected: str, advice: str) -> InvalidInputError:
@@ -25,15 +38,15 @@ class SamplingParams:
         top_p: keep the smallest set of tokens with at least this mass; in (0, 1].
         top_k: keep the k largest; 0 and -1 switch it off; above the vocabulary it is clipped.
         min_p: keep tokens with at least this fraction of the largest probability; in [0, 1].
-        repetition_penalty: > 1 discourages tokens of prompt and output (transformers' definition).
-        presence_penalty, frequency_penalty: subtracted from logits of tokens in the output, once or per occurrence.
-        logit_bias: token id -> number added to its logit (-inf bans it).
+        repetition_penalty: > 1 discourages tokens of prompt and output (transformers' definition); in [1e-9, 1e9].
+        presence_penalty, frequency_penalty: subtracted from logits of tokens in the output, once or per occurrence; in [-1e9, 1e9].
+        logit_bias: token id -> number added to its logit, in [-1e9, 1e9] (-inf bans it).
         max_tokens: most tokens to emit; None = as many as the context holds.
-        min_tokens: end-of-sequence and stop ids have no mass before this many tokens.
+        min_tokens: end-of-sequence and stop ids have no mass before this many tokens; stop strings that these complete do not end the output.
         stop: text that ends the output; it is not part of the output.
         stop_token_ids: ids that end the output, kept as its last token id.
         ignore_eos: go on after the end-of-sequence token.
-        n: independent samples of the same prompt, each with its own sample index.
+        n: independent samples of the same prompt, each with its own sample index; at most 65,536.
         seed: noise of the request; None = drawn once from the system and recorded in the result.
         logprobs: None, or how many top alternatives to report beside each emitted token.
         logprobs_mode: "raw" = log-softmax of the target's logits; "processed" = log of the law sampled from.
@@ -67,6 +80,10 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        for name, kind, expected in _KINDS:
+            value = getattr(self, name)
+            if not kind(value):
+                raise _refuse(name, value, expected, "Check its type.")
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for name, ok, expected, advice in self._rules():
@@ -81,16 +98,16 @@ class SamplingParams:
             ("top_p", 0 < self.top_p <= 1, "a number in (0, 1]", "Use 1 to switch it off."),
             ("top_k", self.top_k >= -1, "an integer >= -1", "Use 0 or -1 to switch it off."),
             ("min_p", 0 <= self.min_p <= 1, "a number in [0, 1]", "Use 0 to switch it off."),
-            ("repetition_penalty", finite(self.repetition_penalty) and self.repetition_penalty > 0, "a finite number > 0", "Use 1 to switch it off."),
-            ("presence_penalty", finite(self.presence_penalty), "a finite number", "Use 0 to switch it off."),
-            ("frequency_penalty", finite(self.frequency_penalty), "a finite number", "Use 0 to switch it off."),
-            ("logit_bias", all(b < math.inf for b in self.logit_bias.values()), "numbers below +inf, no NaN", "Use -inf to ban a token."),
+            ("repetition_penalty", 1 / LARGEST <= self.repetition_penalty <= LARGEST, "a number in [1e-9, 1e9]", "Use 1 to switch it off."),
+            ("presence_penalty", abs(self.presence_penalty) <= LARGEST, "a number in [-1e9, 1e9]", "Use 0 to switch it off."),
+            ("frequency_penalty", abs(self.frequency_penalty) <= LARGEST, "a number in [-1e9, 1e9]", "Use 0 to switch it off."),
+            ("logit_bias", all(b == -math.inf or abs(b) <= LARGEST for b in self.logit_bias.values()), "numbers in [-1e9, 1e9], or -inf", "Use -inf to ban a token."),
             ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "an integer >= 1 or None", "None fills the context."),
             ("min_tokens", self.min_tokens >= 0 and (self.max_tokens is None or self.min_tokens <= self.max_tokens), "an integer in [0, max_tokens]", "Lower min_tokens or raise max_tokens."),
             ("stop", all(isinstance(s, str) and s for s in self.stop), "non-empty strings", "Drop the empty string: it would stop at once."),
-            ("n", self.n >= 1, "an integer >= 1", "Ask for at least one sample."),
+            ("n", 1 <= self.n <= MOST_SAMPLES, f"an integer in [1, {MOST_SAMPLES}]", "Ask for more in several calls, each with its own seed."),
             ("logprobs", self.logprobs is None or self.logprobs >= 0, "an integer >= 0 or None", "0 reports the emitted token alone."),
-            ("seed", self.seed is None or (isinstance(self.seed, int) and 0 <= self.seed < 2**63), "None or an integer in [0, 2**63)", "Use any whole number there."),
+            ("seed", self.seed is None or 0 <= self.seed < 2**63, "None or an integer in [0, 2**63)", "Use any whole number there."),
             ("logprobs_mode", self.logprobs_mode in ("raw", "processed"), '"raw" or "processed"', "Choose one of the two."),
         ]  # fmt: skip
 
@@ -107,3 +124,19 @@ class SamplingParams:
     def with_(self, **changes: Any) -> "SamplingParams":
         """A copy with some fields changed, checked again."""
         return replace(self, **changes)
+
+
+def _is_mapping_of_biases(x: object) -> bool:
+    return isinstance(x, Mapping) and all(map(_is_whole, x)) and all(map(_is_number, x.values()))
+
+
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_KINDS: list[tuple[str, Callable[[Any], bool], str]] = [
+    *((name, _is_number, "a number") for name in _NUMBERS),
+    *((name, _is_whole, "an integer") for name in ("top_k", "min_tokens", "n")),
+    *((name, lambda x: x is None or _is_whole(x), "an integer or None") for name in ("max_tokens", "seed", "logprobs")),
+    ("logit_bias", _is_mapping_of_biases, "a mapping from token ids to numbers"),
+    ("stop", lambda x: isinstance(x, (str, Sequence)), "a string or a list of them"),
+    ("stop_token_ids", lambda x: isinstance(x, (Sequence, Set)) and all(map(_is_whole, x)), "a list of token ids"),
+]
+"""(field, test, what was expected): the types, before the ranges."""

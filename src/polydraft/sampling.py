@@ -14,6 +14,7 @@ Temperature 0 is the point mass at the largest logit before the temperature, the
 always stays. Arithmetic is in the precision of the logits, float32 or wider; sums of mass are in float64.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -44,11 +45,13 @@ def _truncates(params: SamplingParams) -> bool:
     return params.top_p < 1 or params.top_k > 0 or params.min_p > 0
 
 
-def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
-    """Refuse token ids that the model does not have.
+def check_vocabulary(params: SamplingParams, vocab_size: int, stop_ids: Sequence[int] = ()) -> None:
+    """Refuse token ids that the model does not have, and bans that leave none.
+
+    stop_ids: the model's end-of-sequence ids, for min_tokens.
 
     Raises:
-        InvalidInputError: an id of `logit_bias` or `stop_token_ids` outside [0, vocab_size).
+        InvalidInputError: an id of `logit_bias` or `stop_token_ids` outside [0, vocab_size), or all ids banned at the first token.
 
     Example:
         >>> check_vocabulary(SamplingParams(stop_token_ids=[9]), vocab_size=10)
@@ -59,6 +62,13 @@ def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
             raise InvalidInputError(
                 f"{name} names token id {bad[0]}; expected 0 <= id < {vocab_size}. Take ids of this model's tokenizer."
             )
+    banned = {i for i, bias in params.logit_bias.items() if bias == -math.inf}
+    early = {*stop_ids, *params.stop_token_ids} if params.min_tokens else set[int]()
+    if len(banned | early) >= vocab_size:
+        raise InvalidInputError(
+            f"logit_bias bans {len(banned)} ids and min_tokens={params.min_tokens} {len(early - banned)} more, all {vocab_size} of the model; "
+            "expected at least one token allowed. Ban fewer."
+        )
 
 
 def logprobs(logits: Float[Tensor, "*M V"]) -> Float[Tensor, "*M V"]:

@@ -14,6 +14,7 @@ from polydraft.drafters import best_first
 from polydraft.drafters.model import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
+from polydraft.models.slots import Slots
 from polydraft.registry import verifier
 from polydraft.theory.tree_plan import grow_by_probability
 
@@ -159,7 +160,7 @@ def test_the_compiled_tree_is_the_one_grown_depth_by_depth(params):
     budgets = [Budget(12, 5, 3), Budget(5, 2, 5), Budget(0, 4), Budget(30, 6, 2, least=0.02)]
     compiled = ModelDrafter(model, "top_k").start(requests(*texts, **params))
     drafter = ModelDrafter(model, "top_k")
-    drafter._free = [4, 5, 6, 7]
+    drafter.slots = Slots(model, [4, 5, 6, 7])
     grown = drafter.start(requests(*texts, **params))
     compiled[3] = replace(compiled[3], pending=compiled[3].context[-40:])
     model.lengths[compiled[3].slot] -= 39

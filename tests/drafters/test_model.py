@@ -13,6 +13,7 @@ from polydraft.core import Budget, Outcome, Scores, TreeShape
 from polydraft.drafters.model import KINDS, ModelDrafter
 from polydraft.errors import CapacityError, InvalidInputError, UnknownNameError
 from polydraft.models import load, pair
+from polydraft.models.slots import Slots
 
 WIDE = Budget(max_nodes=12, max_depth=4, width=3)
 TREE = Budget.of_tree((-1, 0, 1, 0, 1, 2, 3, 6))
@@ -118,7 +119,7 @@ def compiled_and_grown(kind, sizes):
     model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=6)
     texts = [load.encode(load.load_tokenizer(str(pair.draft_folder())), p.text) for p in pair.prompts()[:3]]
     one, two = ModelDrafter(model, kind), ModelDrafter(model, kind)
-    two._free, two._compiled = [3, 4, 5], False
+    two.slots, two._compiled = Slots(model, [3, 4, 5]), False
     drafts = [d.propose(d.start(requests(*texts)), sizes) for d in (one, two)]
     assert torch.equal(drafts[0].tree.tokens, drafts[1].tree.tokens)
     assert torch.equal(drafts[0].tree.parents, drafts[1].tree.parents)

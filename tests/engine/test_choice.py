@@ -187,6 +187,6 @@ def test_kinds_of_one_model_share_its_slots_and_its_cache():
             cached = small.texts[state.slot]
             assert cached[: len(state.context) - len(state.pending)] == list(state.context[: -len(state.pending)])
             rounds += 1
-    assert rounds > 5 and both._running == [] and len(both.drafter.arms[0]._free) == 2
+    assert rounds > 5 and both._running == [] and both.drafter.arms[0].slots.num_free == 2
     shown = both.generate([[1, 2], [3]], SamplingParams(temperature=0, max_tokens=30))
     assert [r.token_ids for r in shown] == [plain_greedy(target, p, 30) for p in ([1, 2], [3])]

@@ -305,7 +305,7 @@ def test_measuring_leaves_the_models_free_and_finds_costs_and_acceptance():
     assert known.costs.seconds([(1, 0)], [10]) > 0 and known.costs.observations
     assert 0.3 < known.acceptance[0] < 1
     assert fast.target.texts == [[]] * 4
-    assert sorted(fast.drafter._free) == [0, 1, 2, 3]
+    assert fast.drafter.slots.num_free == 4
     fast.generate([[1, 2, 3]] * 4, SamplingParams(max_tokens=5, seed=0))
     assert fast.plan.profile is known
 

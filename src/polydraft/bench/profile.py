@@ -138,7 +138,7 @@ def profile(shape: dict[str, Any], *, depth: int = 4, num_rounds: int = 40) -> d
         for _ in range(num_rounds):
             (output,) = engine.step()
     total, after = perf_counter() - start, output.sample.stats.seconds
-    engine.abort_request("profile")
+    engine.discard(["profile"])
     layers, head = _products(target, depth + 1, 5)
     found = {name: 1e3 * seconds / num_rounds for name, seconds in probe.seconds.items()}
     found["drafting"] = 1e3 * (after["drafting"] - before["drafting"]) / num_rounds

@@ -26,7 +26,7 @@ from polydraft.core import AuxRows, Budget, Draft, Drafter, Method, Outcome, Req
 from polydraft.drafters import index_file
 from polydraft.drafters.calibration import Calibration
 from polydraft.drafters.growth import PARENT, SCORE, TOKEN, end_ids, point_mass
-from polydraft.drafters.parts import Auxiliary, Parts, Resumable, Snapshot
+from polydraft.drafters.parts import Auxiliary, Parts, Resumable, Snapshot, release_each, start_each
 from polydraft.errors import IncompatibleError, InvalidInputError
 
 __all__ = ["MixtureDrafter", "MixtureState"]
@@ -145,7 +145,7 @@ class MixtureDrafter:
 
     def start(self, requests: Sequence[Request]) -> list[MixtureState]:
         """Start every source."""
-        members = [source.start(requests) for source in self.sources]
+        members = start_each((source, requests) for source in self.sources)
         return [
             MixtureState(list(r.prompt_token_ids), [m[b] for m in members], self._calibration()) for b, r in enumerate(requests)
         ]
@@ -155,8 +155,7 @@ class MixtureDrafter:
 
     def release(self, states: Sequence[MixtureState]) -> None:
         """Release every source's states."""
-        for i, source in enumerate(self.sources):
-            source.release([state.members[i] for state in states])
+        release_each((source, [state.members[i] for state in states]) for i, source in enumerate(self.sources))
 
     def _trees(self, i: int, states: Sequence[MixtureState], budgets: Sequence[Budget]) -> list[tuple[np.ndarray, int]]:
         """(cells, size) of the tree that source i proposes for each row, as in a `GrownTree`."""

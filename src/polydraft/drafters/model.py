@@ -16,6 +16,7 @@ or any tree whose numbers of children are fixed by position.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -25,11 +26,12 @@ from polydraft.core import Budget, Draft, Method, NoiseKey, Outcome, Request, Sc
 from polydraft.drafters.best_first import grow
 from polydraft.drafters.model_growth import Growth, ModelState
 from polydraft.drafters.parts import Parts, Snapshot
-from polydraft.errors import CapacityError, InvalidInputError, unknown_name
+from polydraft.errors import InvalidInputError, unknown_name
 from polydraft.models import static_proposal
 from polydraft.models.layout import Size, cut
 from polydraft.models.llama import CompiledLlama
 from polydraft.models.proposal import propose_paths
+from polydraft.models.slots import Slots
 from polydraft.models.static import StaticLlama
 
 __all__ = ["ModelDrafter", "ModelState"]
@@ -117,7 +119,8 @@ class ModelDrafter:
             raise unknown_name("kind of model drafter", kind, KINDS)
         self.model, self.kind, self.info = model, kind, KINDS[kind]
         self._stop_ids = tuple(stop_ids)
-        self._free = list(range(model.max_num_seqs))[::-1]
+        self.slots = Slots(model)
+        """Equal for those that share them."""
         self._proposed: dict[
             int, tuple[TokenTree, int]
         ] = {}  # by slot: tree and row that the cache holds behind committed tokens
@@ -136,33 +139,27 @@ class ModelDrafter:
     def sibling(self, kind: str) -> "ModelDrafter":
         """Another kind of drafts from the same model and slots: what either starts, is told or releases is so for both."""
         other = type(self)(self.model, kind, stop_ids=self._stop_ids)
-        other._free, other._proposed = self._free, self._proposed
+        other.slots, other._proposed = self.slots, self._proposed
         return other
-
-    @property
-    def slots(self) -> object:
-        """Equal for those that share them."""
-        return self._free
 
     def start(self, requests: Sequence[Request]) -> list[ModelState]:
         """Read the prompts into free slots; see `core.Drafter.start`."""
         states: list[ModelState] = []
-        for request in requests:
-            if not self._free:
-                raise CapacityError(f"the draft model has {self.model.max_num_seqs} slots and all are taken; raise max_num_seqs.")
-            slot, ids = self._free.pop(), request.prompt_token_ids
-            self.model.release([slot])
-            if len(ids) > 1 and len(ids) < self.model.max_model_len:
-                self.model.prefill([slot], [ids[:-1]])
-            states.append(ModelState(request, slot, ids, ids[-1:]))
+        with ExitStack() as held:
+            for request in requests:
+                slot, ids = self.slots.take(), request.prompt_token_ids
+                held.callback(self.slots.give_back, slot)
+                if len(ids) > 1 and len(ids) < self.model.max_model_len:
+                    self.model.prefill([slot], [ids[:-1]])
+                states.append(ModelState(request, slot, ids, ids[-1:]))
+            held.pop_all()
         return states
 
     def release(self, states: Sequence[ModelState]) -> None:
         """Give the slots back."""
         for state in states:
             self._proposed.pop(state.slot, None)
-            self.model.release([state.slot])
-            self._free.append(state.slot)
+            self.slots.give_back(state.slot)
 
     def _deepest(self, state: ModelState, budget: Budget) -> int:
         return max(min(budget.max_depth, self.model.max_model_len - len(state.context) - 1), 0)

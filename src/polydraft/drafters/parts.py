@@ -1,15 +1,16 @@
 """What an engine offers to a drafter that is made by name, and what a drafter may offer beyond `core.Drafter`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
-from polydraft.core import AuxRows, Outcome, Request, Scores, Target, TokenTree
+from polydraft.core import AuxRows, Drafter, Outcome, Request, Scores, Target, TokenTree
 
-__all__ = ["Auxiliary", "Parts", "Resumable", "Snapshot", "as_one_round", "emitted"]
+__all__ = ["Auxiliary", "Parts", "Resumable", "Snapshot", "as_one_round", "emitted", "release_each", "start_each"]
 
 Snapshot = dict[str, np.ndarray]
 """A request's drafter state as plain arrays, to be stored with safetensors or npz."""
@@ -44,6 +45,24 @@ class Resumable(Protocol):
     def snapshot(self, state: Any) -> Snapshot: ...
 
     def restore(self, request: Request, snapshot: Snapshot) -> Any: ...
+
+
+def start_each(asked: Iterable[tuple[Drafter, Sequence[Request]]]) -> list[list[Any]]:
+    """States from each of several drafters; where one fails, the others' are released."""
+    with ExitStack() as held:
+        started: list[list[Any]] = []
+        for drafter, requests in asked:
+            started.append(drafter.start(requests))
+            held.callback(drafter.release, started[-1])
+        held.pop_all()
+    return started
+
+
+def release_each(held: Iterable[tuple[Drafter, Sequence[Any]]]) -> None:
+    """Release the states of several drafters, all of them even where one fails; its error is raised afterwards."""
+    with ExitStack() as every:
+        for drafter, states in held:
+            every.callback(drafter.release, states)
 
 
 def as_one_round(last: Sequence[int], missed: Sequence[Sequence[int]]) -> tuple[Outcome, Scores]:

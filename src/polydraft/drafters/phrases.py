@@ -15,6 +15,7 @@ Lossless: all is decided before the pass that verifies it; the tree is POINT_MAS
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,8 @@ from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, Sibl
 from polydraft.drafters.growth import GrownTree, end_ids, point_mass
 from polydraft.drafters.parts import Parts, Snapshot, emitted
 from polydraft.drafters.pool import PhrasePool, add_phrase, most_likely, read_text
-from polydraft.errors import CapacityError, InvalidInputError
+from polydraft.errors import InvalidInputError
+from polydraft.models.slots import Slots
 
 __all__ = ["PhraseDrafter", "PhraseState"]
 
@@ -101,7 +103,7 @@ class PhraseDrafter:
         self.model, self.length, self.per_token, self.num_phrases, self.pool = model, length, per_token, num_phrases, pool
         self.needs = frozenset({"logits"}) if learn else frozenset[str]()
         self.gamma, self.speed_up, self.extend, self.learn, self._eos = gamma, speed_up, extend, learn, end_ids(eos_token_ids)
-        self._free = [] if model is None else list(range(model.max_num_seqs))[::-1]
+        self.slots = None if model is None else Slots(model)
 
     @classmethod
     def build(cls, parts: Parts, *, kind: str = "", **options: Any) -> "PhraseDrafter":
@@ -121,26 +123,24 @@ class PhraseDrafter:
             CapacityError: more requests at a time than the small model has slots.
         """
         states = []
-        for request in requests:
-            tokens = list(request.prompt_token_ids)
-            state = PhraseState(tokens, PhrasePool(self.length, self.per_token) if self.pool is None else self.pool)
-            state.pool.read(tokens)
-            if self.model is not None:
-                if not self._free:
-                    raise CapacityError(
-                        f"{len(requests)} requests were started; the draft model has {self.model.max_num_seqs} slots. Raise max_num_seqs."
-                    )
-                state.slot = self._free.pop()
-            states.append(state)
+        with ExitStack() as held:
+            for request in requests:
+                tokens = list(request.prompt_token_ids)
+                state = PhraseState(tokens, PhrasePool(self.length, self.per_token) if self.pool is None else self.pool)
+                state.pool.read(tokens)
+                if self.slots is not None:
+                    state.slot = self.slots.take()
+                    held.callback(self.slots.give_back, state.slot)
+                states.append(state)
+            held.pop_all()
         return states
 
     def release(self, states: Sequence[PhraseState]) -> None:
         """Give the slots back."""
         for state in states:
-            if self.model is not None and state.slot >= 0:
-                self.model.release([state.slot])
-                self._free.append(state.slot)
-                state.slot = -1
+            if self.slots is not None and state.slot >= 0:
+                slot, state.slot = state.slot, -1
+                self.slots.give_back(slot)
 
     def _draft(self, state: PhraseState, gamma: int) -> list[int]:
         """Step 1: at least gamma tokens that the small model would write greedily, several a pass where a phrase is right."""

@@ -19,7 +19,7 @@ import torch
 from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
 from polydraft.drafters.model import ModelDrafter
 from polydraft.drafters.model_growth import ModelState
-from polydraft.drafters.parts import Parts, Snapshot
+from polydraft.drafters.parts import Parts, Snapshot, release_each, start_each
 from polydraft.errors import InvalidInputError
 from polydraft.models import load
 
@@ -87,13 +87,12 @@ class SeveralDrafter:
 
     def start(self, requests: Sequence[Request]) -> list[State]:
         """Read the prompts into free slots of every member; see `core.Drafter.start`."""
-        started = [m.start([_own(r, j) for r in requests]) for j, m in enumerate(self.members)]
+        started = start_each((m, [_own(r, j) for r in requests]) for j, m in enumerate(self.members))
         return list(zip(*started, strict=True))
 
     def release(self, states: Sequence[State]) -> None:
         """Give the slots back."""
-        for member, own in zip(self.members, self._by_member(states), strict=True):
-            member.release(own)
+        release_each(zip(self.members, self._by_member(states), strict=True))
 
     def _by_member(self, states: Sequence[State]) -> list[list[ModelState]]:
         return [[state[j] for state in states] for j in range(len(self.members))]

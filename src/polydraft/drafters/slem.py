@@ -10,6 +10,7 @@ last committed tokens are cut is read on its own.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,8 +21,8 @@ from polydraft import tree as trees
 from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
 from polydraft.drafters.parts import Parts
 from polydraft.drafters.tli import check_parts
-from polydraft.errors import CapacityError
 from polydraft.models.load import encode
+from polydraft.models.slots import Slots
 
 __all__ = ["SlemDrafter", "SlemState"]
 
@@ -67,7 +68,7 @@ class SlemDrafter:
 
     def __init__(self, model: Target, draft_tokenizer: Any, target_tokenizer: Any) -> None:
         self.model, self._theirs, self._ours = model, draft_tokenizer, target_tokenizer
-        self._free = list(range(model.max_num_seqs))[::-1]
+        self.slots = Slots(model)
 
     @classmethod
     def build(cls, parts: Parts) -> "SlemDrafter":
@@ -83,19 +84,18 @@ class SlemDrafter:
     def start(self, requests: Sequence[Request]) -> list[SlemState]:
         """Take a slot for each request; the prompt is read by the first proposal."""
         states: list[SlemState] = []
-        for request in requests:
-            if not self._free:
-                raise CapacityError(f"the draft model has {self.model.max_num_seqs} slots and all are taken; raise max_num_seqs.")
-            slot = self._free.pop()
-            self.model.release([slot])
-            states.append(SlemState(request, slot, request.prompt_token_ids, []))
+        with ExitStack() as held:
+            for request in requests:
+                slot = self.slots.take()
+                held.callback(self.slots.give_back, slot)
+                states.append(SlemState(request, slot, request.prompt_token_ids, []))
+            held.pop_all()
         return states
 
     def release(self, states: Sequence[SlemState]) -> None:
         """Give the slots back."""
         for state in states:
-            self.model.release([state.slot])
-            self._free.append(state.slot)
+            self.slots.give_back(state.slot)
 
     def _text(self, token_ids: Sequence[int]) -> str:
         """The text so far, without special tokens and without a character that is not complete."""

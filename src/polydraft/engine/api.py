@@ -3,6 +3,7 @@
 import operator
 import reprlib
 import secrets
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
@@ -20,7 +21,7 @@ from polydraft.engine.choice import ChoicePlan
 from polydraft.engine.loop import Loop, StepOutput
 from polydraft.engine.plan import AdaptivePlan, Plan
 from polydraft.engine.profile import Profile
-from polydraft.engine.sequence import Result
+from polydraft.engine.sequence import Result, Sample
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 
@@ -161,16 +162,13 @@ class Engine(Loop):
             build.settle(plan, source, rule)
         return cls(target, source, rule, plan, tokenizer=tokenizer, eos_token_ids=eos, tie_margin=tie_margin)
 
-    def step(self) -> list[StepOutput]:
-        """One round for everything that runs; before the very first, an adaptive plan gets its profile."""
+    def _prepare(self, request: Request) -> None:
+        """Before the very first round an adaptive plan gets its profile."""
         plan, drafter = self.plan, self.drafter
-        if drafter is not None and self._waiting and not self._running:
-            request = self._waiting[0].request
-            if isinstance(plan, ChoicePlan):
-                plan.measure(self.target, self.verifier, request)
-            elif isinstance(plan, AdaptivePlan) and plan.profile is None:
-                plan.profile = profile_of(self.target, drafter, self.verifier, request)
-        return super().step()
+        if drafter is not None and isinstance(plan, ChoicePlan):
+            plan.measure(self.target, self.verifier, request)
+        elif drafter is not None and isinstance(plan, AdaptivePlan) and plan.profile is None:
+            plan.profile = profile_of(self.target, drafter, self.verifier, request)
 
     def summary(self) -> dict[str, Any]:
         """What was built: models, limits, cache bytes, drafter, verifier."""
@@ -207,8 +205,8 @@ class Engine(Loop):
             raise InvalidInputError("an empty prompt was given; expected at least one token. Give some text to continue.")
         return ids
 
-    def _submit(self, prompt: Prompt, params: SamplingParams) -> Result:
-        """Queue all samples of a prompt; the returned result fills as they run."""
+    def _submit(self, prompt: Prompt, params: SamplingParams, outputs: deque[StepOutput] | None = None) -> Result:
+        """Queue all samples of a prompt; the returned result fills as they run. outputs: filled with what steps give them."""
         if not isinstance(params, SamplingParams):
             raise InvalidInputError(
                 f"params={params!r} was given; expected a SamplingParams, such as SamplingParams(temperature=0.8, max_tokens=64)."
@@ -216,10 +214,16 @@ class Engine(Loop):
         ids = self.encode(prompt)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         name = f"request-{next(self._ids)}"
-        samples = []
-        for index in range(params.n):
-            self.add_request(Request(name, tuple(ids), params, seed, index))
-            samples.append(self._waiting[-1].sample)
+        samples: list[Sample] = []
+        if outputs is not None:
+            self._streams[name] = outputs
+        try:
+            for index in range(params.n):
+                samples.append(self.add_request(Request(name, tuple(ids), params, seed, index)))
+        except BaseException:
+            self._streams.pop(name, None)
+            self.discard([name])
+            raise
         return Result(name, prompt if isinstance(prompt, str) else None, ids, samples, self.verifier.info.lossless)
 
     def generate(
@@ -244,30 +248,39 @@ class Engine(Loop):
                 results.append(self._submit(prompt, wanted))
             self._run(results, progress)
         finally:
-            for result in results:
-                self.abort_request(result.id)
+            self.discard(r.id for r in results if any(s.finish_reason is None for s in r.samples))
         return results
 
     def _run(self, results: list[Result], progress: bool) -> None:
         from rich.progress import Progress
 
-        waiting = {r.id for r in results}
+        waiting = deque(sample for result in results for sample in result.samples)
         with Progress(disable=not progress, transient=True) as bar:
-            task = bar.add_task("generating", total=sum(len(r.samples) for r in results))
+            task = bar.add_task("generating", total=len(waiting))
             while waiting:
-                for output in self.step():
-                    if output.finished:
-                        bar.advance(task)
-                waiting = {r.id for r in results if any(s.finish_reason is None for s in r.samples)}
+                if waiting[0].finish_reason is None:
+                    self.step()
+                else:
+                    waiting.popleft()
+                    bar.advance(task)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StepOutput]:
-        """Yield what each step emits for one prompt; closing the iterator aborts the request."""
-        result = self._submit(prompt, SamplingParams() if params is None else params)
+        """Yield what each step emits for one prompt, whoever calls the step; closing the iterator aborts the request."""
+        outputs = deque[StepOutput]()
+        result = self._submit(prompt, SamplingParams() if params is None else params, outputs)
+        unfinished = len(result.samples)
         try:
-            while any(s.finish_reason is None for s in result.samples):
-                yield from (o for o in self.step() if o.request_id == result.id)
+            while unfinished > 0:
+                if not outputs:
+                    self.step()
+                while outputs:
+                    output = outputs.popleft()
+                    unfinished -= output.finished
+                    yield output
         finally:
-            self.abort_request(result.id)
+            del self._streams[result.id]
+            if unfinished > 0:
+                self.discard([result.id])
 
     def encode_chat(self, messages: Seq[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation that the model is to answer, through the tokenizer's own template.

@@ -181,8 +181,7 @@ class Bed:
 
     def close(self) -> None:
         """Abort what runs: slots are free again."""
-        for name in self._running:
-            self._loop.abort_request(name)
+        self._loop.discard(self._running)
         self._running, self._contexts, self._seconds, self._drafted = [], {}, {}, {}
 
 

@@ -35,7 +35,7 @@ from polydraft.core import (
     Verdict,
     Verifier,
 )
-from polydraft.drafters.parts import as_one_round
+from polydraft.drafters.parts import as_one_round, release_each, start_each
 from polydraft.engine.acceptance import Acceptance
 from polydraft.engine.best_first_plan import plan_for
 from polydraft.engine.calibrate import profile_of
@@ -159,7 +159,7 @@ class Choice:
 
     def start(self, requests: Seq[Request]) -> list[ChoiceState]:
         """States of all arms; see `core.Drafter.start`."""
-        by_request = zip(requests, *(arm.start(requests) for arm in self._homes.values()), strict=True)
+        by_request = zip(requests, *start_each((arm, requests) for arm in self._homes.values()), strict=True)
         return [
             ChoiceState(dict(zip(self._homes, states, strict=True)), {h: [r.prompt_token_ids[-1]] for h in self._homes})
             for r, *states in by_request
@@ -167,8 +167,7 @@ class Choice:
 
     def release(self, states: Seq[ChoiceState]) -> None:
         """Give back what all arms hold."""
-        for home, arm in self._homes.items():
-            arm.release([s.states[home] for s in states])
+        release_each((arm, [s.states[home] for s in states]) for home, arm in self._homes.items())
 
     def _tell(self, home: int, states: Seq[ChoiceState], outcome: Outcome, scores: Scores) -> None:
         for s, new in zip(states, self._homes[home].observe([s.states[home] for s in states], outcome, scores), strict=True):

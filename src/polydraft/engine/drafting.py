@@ -1,7 +1,9 @@
 """Asking a drafter for drafts without trusting it: one that raises is switched off and the text is unharmed.
 
-A failing batch is asked again one row at a time (`propose` is pure), so that only the requests that fail lose their
-drafts. What a drafter returns is checked before it is scored.
+Every call is guarded, and only the requests that fail lose their drafts. `propose` and `aux` are pure: a failing batch is asked
+again one row at a time. `observe` changes states: after a failure of the batch each request begins anew from its committed tokens
+and is told alone. A state whose `release` fails is forgotten; what it holds is the drafter's to mend. What a drafter returns is
+checked before it is scored.
 
 Rounds without any draft are not told: a drafter that pauses is not called at all, and reads what it missed in one go when it
 is asked again. Only one that needs more of such a round than its tokens is told of every round. Auxiliary rows ride in the
@@ -9,8 +11,10 @@ rounds for which the plan asks for drafts, and in no others.
 """
 
 import warnings
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
+from typing import TypeVar
 
 import torch
 from jaxtyping import Int
@@ -18,21 +22,27 @@ from torch import Tensor
 
 from polydraft.core import AuxRows, Budget, Draft, Drafter, Outcome, Request, Scores, TokenTree
 from polydraft.drafters.parts import Auxiliary, as_one_round
+from polydraft.engine.batch import some
 from polydraft.engine.sequence import Sequence
 from polydraft.errors import DrafterWarning
 from polydraft.verifiers import inputs
 
 __all__ = ["aux", "begin", "observe", "propose", "release", "start"]
 
+T = TypeVar("T")
+
 
 def _switch_off(drafter: Drafter, sequence: Sequence, error: Exception) -> None:
-    with suppress(Exception):
-        release(drafter, [sequence])
-    sequence.drafting, sequence.state = False, None
-    sequence.sample.stats.drafter_error = f"{type(error).__name__}: {error}"
+    sequence.drafting = False
+    _note(sequence, error)
+    release(drafter, [sequence])
+
+
+def _note(sequence: Sequence, error: Exception) -> None:
+    said = f"{type(error).__name__}: {error}"
+    sequence.sample.stats.drafter_error = sequence.sample.stats.drafter_error or said
     warnings.warn(
-        f"the drafter failed for request {sequence.request.id!r} and is off for it now "
-        f"({sequence.sample.stats.drafter_error}); its text goes on without drafts.",
+        f"the drafter failed for request {sequence.request.id!r} and is off for it now ({said}); its text goes on without drafts.",
         DrafterWarning,
         stacklevel=2,
     )
@@ -65,12 +75,34 @@ def begin(drafter: Drafter, sequences: Seq[Sequence]) -> None:
 
 
 def release(drafter: Drafter, sequences: Seq[Sequence]) -> None:
-    """Give back what the sequences' states hold."""
-    states = [s.state for s in sequences if s.state is not None]
+    """Give back what the sequences' states hold, each on its own: one that fails keeps no other from it."""
     for s in sequences:
-        s.state = None
-    if states:
-        drafter.release(states)
+        if s.state is not None:
+            state, s.state = s.state, None
+            try:
+                drafter.release([state])
+            except Exception as error:
+                _note(s, error)
+
+
+def _ask(
+    drafter: Drafter, sequences: Seq[Sequence], live: list[int], ask: Callable[[list[int]], T]
+) -> tuple[T | None, list[int]]:
+    """`ask(rows)` for the rows that draft, and those rows; where it fails each is asked alone, and once more those that did not fail."""
+    with suppress(Exception):
+        return ask(live), live
+    for b in live:
+        try:
+            ask([b])
+        except Exception as error:
+            _switch_off(drafter, sequences[b], error)
+    live = [b for b in live if sequences[b].drafting]
+    try:
+        return (ask(live), live) if live else (None, [])
+    except Exception as error:
+        for b in live:
+            _switch_off(drafter, sequences[b], error)
+        return None, []
 
 
 def propose(drafter: Drafter, sequences: Seq[Sequence], budgets: Seq[Budget], roots: Int[Tensor, "B"], vocab_size: int) -> Draft:
@@ -87,18 +119,9 @@ def propose(drafter: Drafter, sequences: Seq[Sequence], budgets: Seq[Budget], ro
             inputs.check_laws(draft)
         return draft
 
-    try:
-        draft = ask(live)
-    except Exception:
-        for b in live:
-            try:
-                ask([b])
-            except Exception as error:
-                _switch_off(drafter, sequences[b], error)
-        live = [b for b in live if sequences[b].drafting]
-        if not live:
-            return Draft.empty(roots)
-        draft = ask(live)
+    draft, live = _ask(drafter, sequences, live, ask)
+    if draft is None:
+        return Draft.empty(roots)
     return draft if len(live) == len(sequences) else _spread(draft, live, roots)
 
 
@@ -107,7 +130,11 @@ def _catch_up(drafter: Drafter, behind: Seq[Sequence]) -> None:
     if not behind:
         return
     missed = as_one_round([s.token_ids[s.num_read - 1] for s in behind], [s.token_ids[s.num_read :] for s in behind])
-    _tell(drafter, behind, *missed)
+    try:
+        _tell(drafter, behind, *missed)
+    except Exception:
+        release(drafter, behind)
+        begin(drafter, behind)
     for s in behind:
         s.num_read = len(s.token_ids)
 
@@ -133,18 +160,14 @@ def aux(drafter: Drafter | None, sequences: Seq[Sequence]) -> AuxRows | None:
     live = [b for b, s in enumerate(sequences) if s.drafting]
     if drafter is None or "aux" not in drafter.needs or not live or not isinstance(drafter, Auxiliary):
         return None
-    try:
-        rows = drafter.aux([sequences[b].state for b in live])
-    except Exception as error:
-        for b in live:
-            _switch_off(drafter, sequences[b], error)
-        return None
+    given = drafter
+    rows, live = _ask(drafter, sequences, live, lambda rows: given.aux([sequences[b].state for b in rows]))
     if rows is None or len(live) == len(sequences):
         return rows
     index = torch.tensor(live)
     idle = (x.new_zeros(len(sequences), *x.shape[1:]) for x in (rows.inputs, rows.positions, rows.nodes, rows.mask))
-    given = (rows.inputs, rows.positions, rows.nodes, rows.mask)
-    return AuxRows(*(x.index_copy(0, index, y) for x, y in zip(idle, given, strict=True)))
+    wanted = (rows.inputs, rows.positions, rows.nodes, rows.mask)
+    return AuxRows(*(x.index_copy(0, index, y) for x, y in zip(idle, wanted, strict=True)))
 
 
 def observe(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
@@ -154,28 +177,24 @@ def observe(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores
     live = [b for b, s in enumerate(sequences) if s.drafting]
     if not live:
         return
-    kept, seen = (outcome, scores) if len(live) == len(sequences) else _some(live, outcome, scores)
+    kept, seen = (outcome, scores) if len(live) == len(sequences) else some((outcome, scores), live)
     told = [sequences[b] for b in live]
-    _tell(drafter, told, kept, seen)
+    try:
+        _tell(drafter, told, kept, seen)
+    except Exception:
+        release(drafter, told)
+        begin(drafter, told)
+        for b, s in enumerate(told):
+            if s.drafting:
+                try:
+                    _tell(drafter, [s], *some((kept, seen), [b]))
+                except Exception as error:
+                    _switch_off(drafter, s, error)
     for s, accepted in zip(told, kept.num_accepted.tolist(), strict=True):
         s.num_read = len(s.token_ids) + accepted + 1
 
 
 def _tell(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
-    try:
-        states = drafter.observe([s.state for s in sequences], outcome, scores)
-    except Exception as error:
-        for s in sequences:
-            _switch_off(drafter, s, error)
-        return
+    states = drafter.observe([s.state for s in sequences], outcome, scores)
     for s, state in zip(sequences, states, strict=True):
         s.state = state
-
-
-def _some(rows: list[int], outcome: Outcome, scores: Scores) -> tuple[Outcome, Scores]:
-    """The same of some rows only."""
-    index = torch.tensor(rows)
-    kept = Outcome(outcome.path[index], outcome.num_accepted[index], outcome.token[index])
-    trees = TokenTree(scores.tree.tokens[index], scores.tree.parents[index])
-    extra = None if scores.aux_logits is None else scores.aux_logits[index]
-    return kept, Scores(trees, scores.logits[index], {layer: states[index] for layer, states in scores.hidden.items()}, extra)

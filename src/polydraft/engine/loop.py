@@ -3,11 +3,22 @@
 `add_request`, `step` and `abort_request` are all that a server needs; `generate` and `stream` are faces on them.
 The committed token ids are the one truth: after any interruption inside a step the sequences concerned are prefilled
 again from them, so that no cache can hold a token that was not emitted.
+
+Threads: all methods may be called from any thread at any time. `add_request` and `abort_request` only ask, in a queue that the
+next step drains in order before its round; nothing else touches a sequence while a step runs. Steps run one at a time, a
+second caller waits for the first. Every output is returned by one call of `step`.
+
+Failures: a request whose parameters, logits or stop rule fail at run time ends with `finish_reason="error"`, what it emitted
+stays, and the others of its round keep their very tokens; a drafter that fails is dealt with in `drafting`. Where the target
+itself fails, the step raises and what ran waits again.
 """
 
-from collections import deque
-from collections.abc import Callable
+import threading
+import warnings
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
+from contextlib import ExitStack
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -24,24 +35,28 @@ from polydraft.engine.stats import Stopwatch
 from polydraft.engine.step import Round, Stepper
 from polydraft.engine.stopping import Stopper
 from polydraft.engine.ties import check_margin
-from polydraft.errors import CapacityError, InvalidInputError
+from polydraft.errors import CapacityError, InvalidInputError, PolydraftError, RequestWarning
+from polydraft.models.slots import Slots
 
-__all__ = ["Loop", "StepOutput"]
+__all__ = ["MOST_WAITING", "Loop", "StepOutput"]
+
+MOST_WAITING = 65_536
+"""Samples that may wait for a slot; `add_request` refuses more."""
 
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What one step gave one sample: new tokens with their origins, the text that became certain, and its state so far."""
+    """What one step gave one sample: new tokens with their origins, the text that became certain, and whether it is the last.
+
+    sample: all of it, which goes on filling.
+    """
 
     request_id: str
     token_ids: list[int]
     origins: list[Origin]
     text: str
     sample: Sample
-
-    @property
-    def finished(self) -> bool:
-        return self.sample.finish_reason is not None
+    finished: bool
 
 
 class Loop:
@@ -69,21 +84,32 @@ class Loop:
         self.tie_margin = tie_margin
         self.target, self.drafter, self.verifier, self.plan = target, drafter, verifier, plan
         self.tokenizer, self.eos_token_ids, self._clock = tokenizer, tuple(eos_token_ids), working(clock)
-        self._free = list(range(target.max_num_seqs))[::-1]
-        self._waiting: deque[Sequence] = deque()
+        self._slots = Slots(target)
+        self._asked: deque[Sequence | str] = deque()
+        """Sequences to add and ids of requests to abort, in the order of the calls."""
+        self._waiting: OrderedDict[Sequence, None] = OrderedDict()
         self._running: list[Sequence] = []
+        self._unfinished: dict[str, dict[Sequence, None]] = {}
+        self._outputs: list[StepOutput] = []
+        """Those that no call of `step` has returned yet."""
+        self._streams: dict[str, deque[StepOutput]] = {}
+        self._stepping = threading.Lock()
         self._source = "" if drafter is None else drafter.info.name
 
     @property
     def has_unfinished_requests(self) -> bool:
-        return bool(self._waiting or self._running)
+        """Whether a step has something to do or to return."""
+        return bool(self._asked or self._outputs or self._waiting or self._running)
 
-    def add_request(self, request: Request) -> None:
-        """Queue one sample of a request.
+    def add_request(self, request: Request) -> Sample:
+        """Queue one sample of a request, from any thread; it joins at the next step.
+
+        Returns:
+            the sample, which fills as it runs.
 
         Raises:
-            InvalidInputError: ids outside the vocabulary, or stop strings without a tokenizer.
-            CapacityError: the prompt, or the prompt and `max_tokens`, does not fit the context.
+            InvalidInputError: ids outside the vocabulary, bans that leave no token, or stop strings without a tokenizer.
+            CapacityError: the prompt, or the prompt and `max_tokens`, does not fit the context, or MOST_WAITING samples wait already.
         """
         self._check(request)
         params = request.params
@@ -100,9 +126,8 @@ class Loop:
         )
         sample = Sample(request.sample, request.seed, logprobs=None if params.logprobs is None else [])
         sample.stats.prompt_tokens = len(request.prompt_token_ids)
-        self._waiting.append(
-            Sequence(request, stopper, sample, list(request.prompt_token_ids), drafting=self.drafter is not None)
-        )
+        self._asked.append(Sequence(request, stopper, sample, list(request.prompt_token_ids), drafting=self.drafter is not None))
+        return sample
 
     def _check(self, request: Request) -> None:
         prompt, params = request.prompt_token_ids, request.params
@@ -112,7 +137,7 @@ class Loop:
             raise InvalidInputError(
                 f"token id {bad} was given in the prompt of {request.id!r}; expected 0 <= id < {V}. Use the target's own tokenizer."
             )
-        sampling.check_vocabulary(params, V)
+        sampling.check_vocabulary(params, V, self.eos_token_ids)
         if params.stop and self.tokenizer is None:
             raise InvalidInputError(
                 "stop strings were given without a tokenizer; use stop_token_ids, or give the engine a tokenizer."
@@ -126,42 +151,89 @@ class Loop:
                 f"a prompt of {len(prompt)} tokens and max_tokens={params.max_tokens} were given; the context holds {longest}. "
                 f"Use max_tokens <= {longest - len(prompt)} or shorten the prompt."
             )
+        if len(self._asked) + len(self._waiting) >= MOST_WAITING:
+            raise CapacityError(
+                f"request {request.id!r} was given while {MOST_WAITING} samples wait, as many as may. "
+                "Run some steps first, or split the call or its n."
+            )
 
-    def abort_request(self, request_id: str) -> list[StepOutput]:
-        """End all samples of a request now; what was emitted stays. Unknown ids are ignored.
+    def abort_request(self, request_id: str) -> None:
+        """End all samples of a request, from any thread, before the next step's round; what was emitted stays. Unknown ids are ignored.
 
-        Returns:
-            one last output for each sample that was not finished.
+        That step returns one last output for each sample that had not finished.
         """
-        gone = [s for s in (*self._waiting, *self._running) if s.request.id == request_id]
-        for s in gone:
-            s.sample.finish_reason = "abort"
-            self._leave(s)
-        return [StepOutput(request_id, [], [], s.stopper.take(), s.sample) for s in gone]
+        self._asked.append(request_id)
 
-    def _leave(self, sequence: Sequence) -> None:
-        if sequence in self._waiting:
-            self._waiting.remove(sequence)
-            return
-        self._running.remove(sequence)
-        self._evict(sequence)
+    def discard(self, request_ids: Iterable[str]) -> None:
+        """Abort requests whose outputs nobody reads: their slots are free at once, unless a step is running: then before the next.
 
-    def _evict(self, sequence: Sequence) -> None:
+        It never waits: a generator that is collected may end inside a step of its own thread.
+        """
+        gone = set(request_ids)
+        self._asked.extend(gone)
+        if self._stepping.acquire(blocking=False):
+            try:
+                self._take_in()
+                self._outputs = [o for o in self._outputs if o.request_id not in gone]
+            finally:
+                self._stepping.release()
+
+    def _take_in(self) -> None:
+        """Do what was asked since the last step."""
+        while self._asked:
+            asked = self._asked[0]
+            if isinstance(asked, Sequence):
+                self._waiting[asked] = None
+                self._unfinished.setdefault(asked.request.id, {})[asked] = None
+            else:
+                for s in list(self._unfinished.get(asked, ())):
+                    self._end(s, "abort")
+            self._asked.popleft()
+
+    def _end(self, s: Sequence, finish_reason: str) -> None:
+        """End a sequence from outside."""
+        s.stopper.end(finish_reason)
+        s.sample.finish_reason = finish_reason
+        self._give(StepOutput(s.request.id, [], [], s.stopper.take(), s.sample, True))
+        self._leave(s)
+
+    def _fail(self, s: Sequence, error: Exception) -> None:
+        s.sample.error = f"request {s.request.id!r}, sample {s.sample.index} failed: {error if isinstance(error, PolydraftError) else repr(error)}"
+        self._end(s, "error")
+        warnings.warn(s.sample.error, RequestWarning, stacklevel=2)
+
+    def _give(self, output: StepOutput) -> None:
+        self._outputs.append(output)
+        if output.request_id in self._streams:
+            self._streams[output.request_id].append(output)
+
+    def _leave(self, s: Sequence) -> None:
+        """A finished sequence is forgotten and gives back what it holds."""
+        self._waiting.pop(s, None)
+        if s in self._running:
+            self._running.remove(s)
+        siblings = self._unfinished[s.request.id]
+        del siblings[s]
+        if not siblings:
+            del self._unfinished[s.request.id]
+        self._evict(s)
+
+    def _evict(self, s: Sequence) -> None:
         """Take a sequence off its slot; what it emitted stays with it."""
-        if sequence.slot is not None:
-            slot, sequence.slot = sequence.slot, None
-            self._free.append(slot)
-            self.target.release([slot])
         if self.drafter is not None:
-            drafting.release(self.drafter, [sequence])
+            drafting.release(self.drafter, [s])
+        if s.slot is not None:
+            slot, s.slot = s.slot, None
+            self._slots.give_back(slot)
 
     def _admit(self) -> None:
         """Move waiting sequences into free slots and fill their caches with all committed tokens but the last."""
         new: list[Sequence] = []
-        while self._waiting and self._free:
-            s = self._waiting.popleft()
-            s.slot = self._free.pop()
+        while self._waiting and self._slots.num_free:
+            s = next(iter(self._waiting))
+            s.slot = self._slots.take()
             self._running.append(s)
+            del self._waiting[s]
             new.append(s)
         if not new:
             return
@@ -176,41 +248,60 @@ class Loop:
 
     def step(self) -> list[StepOutput]:
         """One round for everything that runs; an empty list when nothing is left to do."""
-        try:
-            self._admit()
-            return self._round(list(self._running)) if self._running else []
-        except BaseException:
-            for s in self._running[::-1]:
-                self._evict(s)
-                self._waiting.appendleft(s)
-            self._running.clear()
-            raise
+        with self._stepping:
+            self._take_in()
+            try:
+                if self._waiting and not self._running:
+                    self._prepare(next(iter(self._waiting)).request)
+                self._admit()
+                if self._running:
+                    self._round(list(self._running))
+            except BaseException:
+                self._put_back()
+                raise
+            outputs, self._outputs = self._outputs, []
+            return outputs
 
-    def _round(self, sequences: list[Sequence]) -> list[StepOutput]:
+    def _prepare(self, request: Request) -> None:
+        """Called while nothing runs, before a round in which this request is the first."""
+
+    def _put_back(self) -> None:
+        """All that runs waits again, before the others; what has finished leaves."""
+        stopped, self._running = self._running, []
+        for s in reversed(stopped):
+            if not s.finished:
+                self._waiting[s] = None
+                self._waiting.move_to_end(s, last=False)
+        with ExitStack() as every:
+            for s in stopped:
+                every.callback(self._leave if s.finished else self._evict, s)
+
+    def _round(self, sequences: list[Sequence]) -> None:
         stop_ids = frozenset(self.eos_token_ids)
         parts = self.target, self.drafter, self.verifier, self.plan, stop_ids, self.tie_margin
         done = Stepper(*parts, clock=self._clock)(sequences)
         start = self._clock()
-        outputs = [self._emit(b, s, done) for b, s in enumerate(sequences)]
-        for s in sequences:
-            if s.finished:
+        failed = list(done.failed)
+        for b, s in enumerate(done.sequences):
+            try:
+                self._emit(b, s, done)
+            except Exception as error:
+                failed.append((s, error))
+        for s, error in failed:
+            self._fail(s, error)
+        for s in done.sequences:
+            if s.finished and s in self._running:
                 self._leave(s)
         done.seconds["other"] += self._clock() - start
         _share(sequences, done.seconds)
-        return outputs
 
-    def _emit(self, b: int, s: Sequence, done: Round) -> StepOutput:
+    def _emit(self, b: int, s: Sequence, done: Round) -> None:
         """Append the round's tokens up to a stop, with text, origins and log-probabilities."""
         nodes, tokens = done.nodes[b], done.tokens[b]
         branch, drafted = _branch(done, b), len(tokens) - 1
         sources = (getattr(s.state, "credit", None) or [self._source] * drafted)[:drafted]
         origins = [*(Origin(source, branch) for source in sources), Origin("target")]
-        kept = 0
-        for token in tokens:
-            s.stopper.push(token)
-            kept += 1
-            if s.stopper.stop:
-                break
+        kept, failure = _read(s.stopper, tokens)
         s.sample.stats.cut_off(len(tokens) - kept)
         if s.sample.logprobs is not None:
             s.sample.logprobs += _logprobs(s.request.params, done, b, nodes[:kept], tokens[:kept])
@@ -222,7 +313,21 @@ class Loop:
             s.sample.stats.seconds_to_first_token = perf_counter() - s.arrival
         if s.stopper.stop:
             s.sample.finish_reason, s.sample.stop_reason = s.stopper.stop.finish_reason, s.stopper.stop.stop_reason
-        return StepOutput(s.request.id, tokens[:kept], origins[:kept], s.stopper.take(), s.sample)
+        self._give(StepOutput(s.request.id, tokens[:kept], origins[:kept], s.stopper.take(), s.sample, s.finished))
+        if failure is not None:
+            raise failure
+
+
+def _read(stopper: Stopper, tokens: list[int]) -> tuple[int, Exception | None]:
+    """How many of a round's tokens are emitted: up to a stop, or to one that cannot be read, with the reason."""
+    for kept, token in enumerate(tokens, 1):
+        try:
+            stopper.push(token)
+        except Exception as error:
+            return kept - 1, error
+        if stopper.stop:
+            return kept, None
+    return len(tokens), None
 
 
 def _branch(done: Round, b: int) -> int:

@@ -31,7 +31,8 @@ class TokenLogprob(NamedTuple):
 class Sample:
     """One generated continuation.
 
-    finish_reason: "stop" | "length" | "abort".  stop_reason: the stop id or string, if one did it.
+    finish_reason: "stop" | "length" | "abort" | "error".  stop_reason: the stop id or string, if one did it.
+    error: what failed, where something did.
     seed: the seed that was used, also where none was given.  origins: one for each token.
     """
 
@@ -41,6 +42,7 @@ class Sample:
     token_ids: list[int] = field(default_factory=list[int])
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    error: str | None = None
     logprobs: list[TokenLogprob] | None = None
     origins: list[Origin] = field(default_factory=list[Origin])
     stats: RequestStats = field(default_factory=RequestStats)
@@ -90,6 +92,7 @@ class Result:
                     "token_ids": s.token_ids,
                     "finish_reason": s.finish_reason,
                     "stop_reason": s.stop_reason,
+                    "error": s.error,
                     "logprobs": None
                     if s.logprobs is None
                     else [{"token_id": t.token_id, "logprob": t.logprob, "top": t.top} for t in s.logprobs],

@@ -11,7 +11,7 @@ Trees, keys and outcomes live on the host, rows over the vocabulary where the ta
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from time import perf_counter
 
@@ -21,8 +21,22 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft import sampling
-from polydraft.core import AuxRows, Budget, Draft, Drafter, Law, NoiseKey, Outcome, SamplingParams, Scores, Target, Verifier
+from polydraft.core import (
+    AuxRows,
+    Budget,
+    Draft,
+    Drafter,
+    Law,
+    NoiseKey,
+    Outcome,
+    SamplingParams,
+    Scores,
+    Target,
+    TokenTree,
+    Verifier,
+)
 from polydraft.engine import drafting
+from polydraft.engine.batch import joined, some
 from polydraft.engine.plan import Plan
 from polydraft.engine.sequence import Sequence
 from polydraft.engine.stats import Stopwatch
@@ -36,19 +50,23 @@ __all__ = ["Round", "Stepper"]
 
 @dataclass(frozen=True)
 class Round:
-    """What one step did for its batch: the draft, what was scored, the processed logits, what was kept."""
+    """What one step did for its batch: the draft, what was scored, the processed logits, what was kept.
 
+    sequences: the rows.  failed: those that have no row, as their laws or their rule failed, and why.
+    """
+
+    sequences: Seq[Sequence]
     draft: Draft
     scores: Scores
     processed: Float[Tensor, "B N V"]
-    params: Seq[SamplingParams]
     outcome: Outcome
-    seconds: dict[str, float]
+    failed: Seq[tuple[Sequence, Exception]] = ()
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     @cached_property
     def probs(self) -> Float[Tensor, "B N V"]:
         """The target law at each drafted node."""
-        return sampling.soften(self.processed, self.params)
+        return sampling.soften(self.processed, [s.request.params for s in self.sequences])
 
     @cached_property
     def nodes(self) -> list[list[int]]:
@@ -98,24 +116,23 @@ class Stepper:
             if self.verifier.info.shared_noise:
                 draft = replace(draft, noise=key)
             extra = drafting.aux(self.drafter, sequences) if budgets else None
-        slots = [s.slot for s in sequences if s.slot is not None]
         with watch.phase("scoring"):
             unique = dedup(draft.tree)
+            slots = [s.slot for s in sequences if s.slot is not None]
             scored = self.target.score(slots, unique.tree, aux=None if extra is None else _hung(unique, extra))
             if self.tie_margin is not None:
                 scored = rescored(self.target, scored, sequences, self.tie_margin, tuple(self.stop_ids))
         with watch.phase("verifying"):
-            params = [s.request.params for s in sequences]
-            outcome, processed = self._verify(sequences, draft, unique, scored, key, params)
-        with watch.phase("scoring"):
-            self.target.commit(slots, _in(unique, outcome))
-        with watch.phase("drafting"):
-            scores = _of_draft(scored, unique, draft)
-            if self.drafter is not None:
-                drafting.observe(self.drafter, sequences, outcome, scores)
-        self.plan.learn(sequences, draft, processed, outcome)
-        self._record(sequences, draft, outcome)
-        return Round(draft, scores, processed, params, outcome, watch.stop())
+            done, unique = self._decide(sequences, draft, unique, scored, key)
+        if done.sequences:
+            with watch.phase("scoring"):
+                self.target.commit([s.slot for s in done.sequences if s.slot is not None], _in(unique, done.outcome))
+            with watch.phase("drafting"):
+                if self.drafter is not None:
+                    drafting.observe(self.drafter, done.sequences, done.outcome, done.scores)
+            self.plan.learn(done.sequences, done.draft, done.processed, done.outcome)
+            self._record(done)
+        return replace(done, seconds=watch.stop())
 
     def _budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         """One each; none where nothing is to be drafted."""
@@ -143,17 +160,46 @@ class Stepper:
             ends = min(ends, sequence.num_prompt_tokens + sequence.request.params.max_tokens)
         return max(0, ends - len(sequence.token_ids) - 1)
 
+    def _decide(
+        self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, scored: Scores, key: NoiseKey
+    ) -> tuple[Round, Dedup]:
+        """What is kept of each sequence, and the scored trees of those that have a row.
+
+        Where the batch fails, each sequence is decided alone, from the same draft and the same scores: neighbours keep their tokens.
+        One that fails alone is decided without its draft, as its text may never reach the faulty node; the law is that of its
+        root. One that fails there too has failed.
+        """
+        try:
+            outcome, processed = self._verify(sequences, draft, unique, scored, key)
+            return Round(sequences, draft, _of_draft(scored, unique, draft), processed, outcome), unique
+        except Exception:
+            if self.law is not None:
+                raise
+        scores, done, failed = _of_draft(scored, unique, draft), dict[int, Round](), list[tuple[Sequence, Exception]]()
+        for b, s in enumerate(sequences):
+            own, seen, noise = some((draft, scores, key), [b])
+            for tried in (own, _undrafted(own)):
+                try:
+                    seen = replace(seen, tree=tried.tree)
+                    outcome, processed = self._verify([s], tried, Dedup(tried.tree), seen, noise)
+                    done[b] = Round([s], tried, seen, processed, _padded(outcome, draft.tree.num_nodes))
+                    break
+                except Exception as error:
+                    reason = error
+            else:
+                failed.append((s, reason))
+        rounds = list(done.values()) or [
+            some(Round([], draft, scores, scores.logits, Outcome(draft.rows, draft.rows[:, 0], draft.rows[:, 0])), [])
+        ]
+        whole = joined(rounds)
+        return replace(whole, sequences=[sequences[b] for b in done], failed=failed), some(unique, list(done))
+
     def _verify(
-        self,
-        sequences: Seq[Sequence],
-        draft: Draft,
-        unique: Dedup,
-        scored: Scores,
-        key: NoiseKey,
-        params: Seq[SamplingParams],
+        self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, scored: Scores, key: NoiseKey
     ) -> tuple[Outcome, Float[Tensor, "B N V"]]:
         """What is kept, and the processed logits: by the rule's fused walk where there is one, else by its verdict."""
         contexts, prompts = [s.token_ids for s in sequences], [s.num_prompt_tokens for s in sequences]
+        params = [s.request.params for s in sequences]
         if self.law is not None:
             probs = unique.expand(self.law(scored, scored.tree, contexts))
             return self.verifier(_on_host(draft), probs.cpu()).sample(key), probs.log()
@@ -178,8 +224,8 @@ class Stepper:
             return match.walk(draft, processed, key)
         return walk(draft, processed, key)
 
-    def _record(self, sequences: Seq[Sequence], draft: Draft, outcome: Outcome) -> None:
-        for s, parents, path in zip(sequences, draft.tree.lists[1], outcome.lists[0], strict=True):
+    def _record(self, done: Round) -> None:
+        for s, parents, path in zip(done.sequences, done.parents, done.outcome.lists[0], strict=True):
             deep = [0]
             for parent in parents[1:]:
                 if parent >= 0:
@@ -207,6 +253,20 @@ def _of_draft(scored: Scores, unique: Dedup, draft: Draft) -> Scores:
         return scored
     hidden = {k: unique.expand(h) for k, h in scored.hidden.items()}
     return Scores(draft.tree, unique.expand(scored.logits), hidden, scored.aux_logits)
+
+
+def _undrafted(draft: Draft) -> Draft:
+    """Bare roots in a tree of the same size."""
+    bare = TokenTree(draft.tree.tokens.clone(), torch.full_like(draft.tree.parents, -1))
+    bare.tokens[:, 1:] = 0
+    return replace(draft, tree=bare, rows=torch.full_like(draft.rows, -1))
+
+
+def _padded(outcome: Outcome, length: int) -> Outcome:
+    """The same outcome with paths of one length."""
+    path = outcome.path.new_full((len(outcome.path), length), -1)
+    path[:, : outcome.path.shape[1]] = outcome.path
+    return replace(outcome, path=path)
 
 
 def _in(unique: Dedup, outcome: Outcome) -> Outcome:

@@ -7,6 +7,7 @@ wherever the error of a row is below half the margin.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -44,7 +45,7 @@ def check_margin(target: Target, margin: float | None) -> None:
 
 
 def rescored(target: Target, scores: Scores, sequences: Sequence[Running], margin: float, stop_ids: Sequence[int]) -> Scores:
-    """The scores with the near ties on each greedy path scored again.
+    """The scores with the near ties on each greedy path scored again; those of a text with faulty logits stay, for the rule to refuse.
 
     margin: a row is scored again where its two best processed logits differ by less.
     """
@@ -57,14 +58,15 @@ def rescored(target: Target, scores: Scores, sequences: Sequence[Running], margi
         tree = trees.subtree(scores.tree, b)
         tokens, parents = tree.tokens[0].tolist(), tree.parents[0].tolist()
         node, path = 0, list(s.token_ids)
-        while node >= 0:
-            best = _best(logits[b : b + 1, : len(tokens)], tree, s, stop_ids, node)
-            if (best.values[0] - best.values[1]).item() < margin:
-                logits[b, node] = exact.fresh(path).to(logits.device)
+        with suppress(InvalidInputError):
+            while node >= 0:
                 best = _best(logits[b : b + 1, : len(tokens)], tree, s, stop_ids, node)
-            token = int(best.indices[best.values == best.values[0]].min())
-            path.append(token)
-            node = next((n for n in range(node + 1, len(tokens)) if parents[n] == node and tokens[n] == token), -1)
+                if (best.values[0] - best.values[1]).item() < margin:
+                    logits[b, node] = exact.fresh(path).to(logits.device)
+                    best = _best(logits[b : b + 1, : len(tokens)], tree, s, stop_ids, node)
+                token = int(best.indices[best.values == best.values[0]].min())
+                path.append(token)
+                node = next((n for n in range(node + 1, len(tokens)) if parents[n] == node and tokens[n] == token), -1)
     return replace(scores, logits=logits)
 
 

@@ -1,0 +1,226 @@
+"""What fails stays with its request: it ends or loses its drafts, and its neighbours keep their very tokens."""
+
+import math
+
+import pytest
+import torch
+from tables import TableModel, plain_greedy, table_engine
+
+from polydraft import Engine, FixedPlan, Request, SamplingParams
+from polydraft.core import Draft, SiblingLaw, TokenTree, TreeShape
+from polydraft.drafters.mixture import MixtureDrafter
+from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.ngram import NgramDrafter
+from polydraft.engine.choice import Choice
+from polydraft.errors import DrafterWarning, InvalidInputError, RequestWarning
+
+pytestmark = pytest.mark.filterwarnings("ignore::polydraft.errors.DrafterWarning")
+ONLY_3 = (2, 4)
+"""A context after which the faulty table knows one token."""
+
+
+def faulty(dtype, seqs=4):
+    """After ONLY_3 there is token 3 and no other; after (6, 6), which is in no text, nothing is a number."""
+    made = TableModel(max_num_seqs=seqs)
+    made.logits = made.logits.to(dtype)
+    made.logits[..., 6] = -torch.inf
+    made.logits[ONLY_3] = -torch.inf
+    made.logits[(*ONLY_3, 3)] = 0.0
+    made.logits[6, 6] = torch.nan
+    return made
+
+
+def served(engine, requests):
+    """Samples by request id."""
+    samples = {r.id: engine.add_request(r) for r in requests}
+    while engine.has_unfinished_requests:
+        engine.step()
+    return samples
+
+
+@pytest.mark.parametrize(
+    ("drafter", "verifier"), [(None, "match"), ("model", "auto"), ("model:coupled", "race"), ("model:top_k", "match")]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_request_whose_law_fails_ends_alone(drafter, verifier, dtype):
+    def run(*ids):
+        small = TableModel(seed=1)
+        small.logits = small.logits.to(dtype)
+        plan = {} if drafter is None else {"draft_model": small, "plan": FixedPlan(3, 2)}
+        bans = {"bans": {3: -math.inf}}
+        every = {
+            name: Request(
+                name, ONLY_3 if name == "bans" else prompt, SamplingParams(max_tokens=12, logit_bias=bans.get(name, {})), seed
+            )
+            for seed, (name, prompt) in enumerate([("one", (1, 2)), ("bans", ()), ("nan", (6, 6)), ("two", (5,))])
+        }
+        return served(Engine.of(faulty(dtype), drafter=drafter, verifier=verifier, **plan), [every[name] for name in ids])
+
+    with pytest.warns(RequestWarning):
+        together = run("one", "bans", "nan", "two")
+    alone = run("one", "two")
+    assert {name: s.token_ids for name, s in alone.items()} == {name: together[name].token_ids for name in alone}
+    assert {together[name].finish_reason for name in alone} == {"length"}
+    for name, cause in (("bans", "only -inf"), ("nan", "NaN")):
+        assert (together[name].finish_reason, together[name].token_ids) == ("error", [])
+        assert f"request {name!r}" in together[name].error and cause in together[name].error
+
+
+def test_what_was_emitted_before_an_error_stays():
+    engine = Engine.of(faulty(torch.float64), drafter="ngram", depth=3)
+    engine.target.logits[:, 2, 4], engine.target.logits[:, 4, 2] = 99.0, 99.0  # 2 4 2, then ONLY_3 after the next 2
+    engine.target.logits[(*ONLY_3, 2)] = -torch.inf
+    with pytest.warns(RequestWarning, match="only -inf"):
+        sample = served(engine, [Request("a", (2,), SamplingParams(temperature=0, logit_bias={3: -math.inf}), 0)])["a"]
+    assert (sample.token_ids, sample.finish_reason) == ([4], "error")
+
+
+class Threes(NgramDrafter):
+    """Drafts 3 3 and nothing else."""
+
+    def propose(self, states, budgets):
+        tokens = torch.tensor([[s.tokens[-1], 3, 3] for s in states])
+        tree = TokenTree.chain(tokens)
+        return Draft(tree, SiblingLaw.POINT_MASS, TreeShape.GROWN, None, torch.full_like(tokens, -1))
+
+
+def test_a_faulty_node_that_a_text_never_reaches_harms_nothing():
+    target = faulty(torch.float64)
+    target.logits[..., 3] -= 99.0
+    made = Engine.of(target, drafter=Threes(), verifier="match", depth=2).generate(
+        [[1, 2], [5]], SamplingParams(temperature=0, max_tokens=9)
+    )
+    assert [r.token_ids for r in made] == [plain_greedy(target, p, 9) for p in ([1, 2], [5])]
+    assert {r.finish_reason for r in made} == {"length"}
+
+
+class Unreadable:
+    """A tokenizer that cannot decode token 6."""
+
+    def decode(self, ids, **_):
+        if 6 in ids:
+            raise ValueError("no such piece")
+        return "".join(map(str, ids))
+
+
+def test_a_text_that_cannot_be_read_ends_its_own_request():
+    prompts = [[1, 2], [4], [5]]
+    expected = [plain_greedy(TableModel(), p, 20) for p in prompts]
+    assert sum(6 in ids for ids in expected) in (1, 2)
+    with pytest.warns(RequestWarning, match="no such piece"):
+        made = Engine.of(TableModel(), tokenizer=Unreadable(), drafter="ngram", depth=3).generate(
+            prompts, SamplingParams(temperature=0, max_tokens=20)
+        )
+    for result, ids in zip(made, expected, strict=True):
+        kept = ids[: ids.index(6)] if 6 in ids else ids
+        assert (result.token_ids, result.finish_reason) == (kept, "error" if 6 in ids else "length")
+        assert result.text == "".join(map(str, kept))
+
+
+def test_bans_that_leave_no_token_are_refused_at_once():
+    engine = table_engine()
+    every, but_one = (dict.fromkeys(range(count), -math.inf) for count in (7, 6))
+    with pytest.raises(InvalidInputError, match="bans 7 ids"):
+        engine.generate([[1, 2]], SamplingParams(logit_bias=every))
+    with pytest.raises(InvalidInputError, match="min_tokens=2 1 more"):
+        engine.generate([[1, 2]], SamplingParams(logit_bias=but_one, stop_token_ids=[6], min_tokens=2))
+    assert not engine.has_unfinished_requests
+
+
+class Fails(ModelDrafter):
+    """One call fails, for requests of odd seeds or always."""
+
+    call, when = "", staticmethod(lambda states: any(s.request.seed % 2 for s in states))
+
+    def _meet(self, call, states):
+        if self.call == call and self.when(states):
+            raise RuntimeError(f"{call} is broken")
+
+    def propose(self, states, budgets):
+        self._meet("propose", states)
+        return super().propose(states, budgets)
+
+    def observe(self, states, outcome, scores):
+        self._meet("observe", states)
+        return super().observe(states, outcome, scores)
+
+    def release(self, states):
+        self._meet("release", states)
+        super().release(states)
+
+
+@pytest.mark.parametrize("call", ["propose", "observe", "release"])
+def test_a_failing_drafter_harms_only_the_requests_that_it_fails_for(call):
+    drafter = Fails(TableModel(seed=1))
+    drafter.call = call
+    engine, seen, prompts = Engine.of(TableModel(max_num_seqs=2), drafter=drafter, depth=3), [], [[1, 2], [4], [5, 5], [0], [3]]
+    for seed, prompt in enumerate(prompts):
+        engine.add_request(Request(str(seed), tuple(prompt), SamplingParams(temperature=0, max_tokens=8), seed))
+    while engine.has_unfinished_requests:
+        outputs = engine.step()
+        assert len(outputs) <= 2
+        seen += outputs
+    for seed, prompt in enumerate(prompts):
+        own = [o for o in seen if o.request_id == str(seed)]
+        assert [t for o in own for t in o.token_ids] == own[-1].sample.token_ids == plain_greedy(TableModel(), prompt, 8)
+        assert (own[-1].sample.stats.drafter_error is not None) == (seed % 2 == 1)
+    assert engine._slots.num_free == 2
+
+
+def test_a_drafter_that_fails_for_batches_alone_is_switched_off():
+    drafter = Fails(TableModel(seed=1))
+    drafter.call, drafter.when = "propose", lambda states: len(states) > 1
+    made = Engine.of(TableModel(), drafter=drafter, depth=3).generate([[1, 2], [4]], SamplingParams(temperature=0, max_tokens=8))
+    assert [r.token_ids for r in made] == [plain_greedy(TableModel(), p, 8) for p in ([1, 2], [4])]
+    assert drafter.slots.num_free == 4
+
+
+class NoPrefill(TableModel):
+    """The second prefill fails."""
+
+    prefills = 0
+
+    def prefill(self, slots, token_ids):
+        self.prefills += 1
+        if self.prefills == 2:
+            raise MemoryError("no room")
+        return super().prefill(slots, token_ids)
+
+
+def test_a_draft_model_whose_prefill_fails_keeps_its_slots():
+    drafter, requests = ModelDrafter(NoPrefill(max_num_seqs=2)), [Request(str(i), (1, 2), SamplingParams(), i) for i in range(2)]
+    with pytest.raises(MemoryError):
+        drafter.start(requests)
+    assert drafter.slots.num_free == 2
+    drafter.release(drafter.start(requests))
+    assert drafter.slots.num_free == 2
+
+
+@pytest.mark.parametrize("joined", [Choice, MixtureDrafter])
+def test_of_several_drafters_one_that_fails_leaves_the_others_released(joined):
+    good, bad = ModelDrafter(TableModel(max_num_seqs=2), "top_k"), ModelDrafter(NoPrefill(max_num_seqs=2), "top_k")
+    both, requests = joined({"good": good, "bad": bad}), [Request(str(i), (1, 2), SamplingParams(), i) for i in range(2)]
+    with pytest.raises(MemoryError):
+        both.start(requests)
+    assert good.slots.num_free == bad.slots.num_free == 2
+    states = both.start(requests)
+    bad.release = lambda states: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        joined({"bad": bad, "good": good}).release([_turned(s) for s in states])
+    assert good.slots.num_free == 2
+
+
+def _turned(state):
+    """The same state with its two members in the other order."""
+    if hasattr(state, "members"):
+        state.members.reverse()
+    else:
+        state.states = {0: state.states[1], 1: state.states[0]}
+    return state
+
+
+def test_a_failing_drafter_warns_with_the_request_and_the_cause():
+    drafter = Fails(TableModel(seed=1))
+    drafter.call = "release"
+    with pytest.warns(DrafterWarning, match=r"request .* \(RuntimeError: release is broken\)"):
+        Engine.of(TableModel(), drafter=drafter, depth=3).generate([[1, 2]], SamplingParams(max_tokens=8, seed=1))
