@@ -2,7 +2,7 @@
 
 Every call is guarded, and only the requests that fail lose their drafts. `propose` and `aux` are pure: a failing batch is asked
 again one row at a time. `observe` changes states: after a failure of the batch each request begins anew from its committed tokens
-and is told alone. A state whose `release` fails is forgotten; what it holds is the drafter's to mend. What a drafter returns is
+and is told again, alone. A state whose `release` fails is forgotten; what it holds is the drafter's to mend. What a drafter returns is
 checked before it is scored.
 
 Rounds without any draft are not told: a drafter that pauses is not called at all, and reads what it missed in one go when it
@@ -66,12 +66,17 @@ def begin(drafter: Drafter, sequences: Seq[Sequence]) -> None:
     """Give each sequence without one a drafter state that has read all its committed tokens."""
     for s in sequences:
         if s.drafting and s.state is None:
-            request = Request(s.request.id, tuple(s.token_ids), s.request.params, s.request.seed, s.request.sample)
-            try:
-                (s.state,) = drafter.start([request])
-                s.num_read = len(s.token_ids)
-            except Exception as error:
-                _switch_off(drafter, s, error)
+            _begin(drafter, s, len(s.token_ids))
+
+
+def _begin(drafter: Drafter, s: Sequence, length: int) -> None:
+    """Begin with so many of the committed tokens."""
+    request = Request(s.request.id, tuple(s.token_ids[:length]), s.request.params, s.request.seed, s.request.sample)
+    try:
+        (s.state,) = drafter.start([request])
+        s.num_read = length
+    except Exception as error:
+        _switch_off(drafter, s, error)
 
 
 def release(drafter: Drafter, sequences: Seq[Sequence]) -> None:
@@ -130,11 +135,7 @@ def _catch_up(drafter: Drafter, behind: Seq[Sequence]) -> None:
     if not behind:
         return
     missed = as_one_round([s.token_ids[s.num_read - 1] for s in behind], [s.token_ids[s.num_read :] for s in behind])
-    try:
-        _tell(drafter, behind, *missed)
-    except Exception:
-        release(drafter, behind)
-        begin(drafter, behind)
+    _tell(drafter, behind, *missed)
     for s in behind:
         s.num_read = len(s.token_ids)
 
@@ -179,22 +180,27 @@ def observe(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores
         return
     kept, seen = (outcome, scores) if len(live) == len(sequences) else some((outcome, scores), live)
     told = [sequences[b] for b in live]
-    try:
-        _tell(drafter, told, kept, seen)
-    except Exception:
-        release(drafter, told)
-        begin(drafter, told)
-        for b, s in enumerate(told):
-            if s.drafting:
-                try:
-                    _tell(drafter, [s], *some((kept, seen), [b]))
-                except Exception as error:
-                    _switch_off(drafter, s, error)
+    _tell(drafter, told, kept, seen)
     for s, accepted in zip(told, kept.num_accepted.tolist(), strict=True):
         s.num_read = len(s.token_ids) + accepted + 1
 
 
 def _tell(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
-    states = drafter.observe([s.state for s in sequences], outcome, scores)
-    for s, state in zip(sequences, states, strict=True):
-        s.state = state
+    """One round for all; where that fails, each begins anew with what it knew before and is told alone."""
+
+    def tell(told: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
+        states = drafter.observe([s.state for s in told], outcome, scores)
+        for s, state in zip(told, states, strict=True):
+            s.state = state
+
+    with suppress(Exception):
+        tell(sequences, outcome, scores)
+        return
+    for b, s in enumerate(sequences):
+        release(drafter, [s])
+        _begin(drafter, s, s.num_read)
+        try:
+            if s.drafting:
+                tell([s], *some((outcome, scores), [b]))
+        except Exception as error:
+            _switch_off(drafter, s, error)
