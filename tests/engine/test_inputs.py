@@ -81,3 +81,11 @@ def test_more_drafted_tokens_than_a_pass_takes_are_refused(options):
 
 def test_as_many_drafted_tokens_as_a_pass_takes_are_planned():
     assert asked(depth=5, num_paths=51).plan.budget.max_nodes == 255
+
+
+def test_a_draft_that_fills_the_pass_leaves_auxiliary_rows_out():
+    prompt, params = [[5] * 40], SamplingParams(max_tokens=300, temperature=0)
+    fast, plain = (Engine.embedded(drafter=name, depth=255, max_num_seqs=1) for name in ("lookahead", "none"))
+    (result,) = fast.generate(prompt, params)
+    assert result.token_ids == plain.generate(prompt, params)[0].token_ids
+    assert result.stats.drafter_error is None and len(result.stats.drafted_by_depth) > 244

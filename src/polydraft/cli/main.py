@@ -5,6 +5,8 @@ Nothing heavy is imported here; each command imports what it needs when it runs.
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from errno import EDQUOT, EFBIG, ENOSPC, EPIPE
 from typing import Annotated, Any, NoReturn
 
@@ -35,17 +37,27 @@ FULL = (ENOSPC, EDQUOT, EFBIG)
 class _Commands(TyperGroup):
     """Errors that the library raises on purpose and those of files become one line; anything else is a defect and keeps its traceback."""
 
+    def make_context(self, *given: Any, **more: Any) -> Any:
+        with _in_one_line():  # --help and --version are printed here
+            return super().make_context(*given, **more)
+
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _in_one_line():
             return super().invoke(ctx)
-        except PolydraftError as error:
-            _end(" ".join(str(error).split()), error)
-        except OSError as error:
-            if error.errno in (None, EPIPE):  # no file's, or the reader of a pipe has left, who wants no message
-                raise
-            what = "the output could not be written" if error.filename is None else f"{str(error.filename)!r} could not be used"
-            advice = "Free some room, or name another place." if error.errno in FULL else "Check the path and who may use it."
-            _end(f"{what}: {error.strerror}. {advice}", error)
+
+
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    try:
+        yield
+    except PolydraftError as error:
+        _end(" ".join(str(error).split()), error)
+    except OSError as error:
+        if error.errno in (None, EPIPE):  # no file's, or the reader of a pipe has left, who wants no message
+            raise
+        what = "the output could not be written" if error.filename is None else f"{str(error.filename)!r} could not be used"
+        advice = "Free some room, or name another place." if error.errno in FULL else "Check the path and who may use it."
+        _end(f"{what}: {error.strerror}. {advice}", error)
 
 
 def _end(message: str, error: Exception) -> NoReturn:

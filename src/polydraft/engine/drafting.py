@@ -156,14 +156,19 @@ def _spread(draft: Draft, rows: list[int], roots: Int[Tensor, "B"]) -> Draft:
     return Draft(trees, draft.law, draft.shape, probs, place(draft.rows, -1), scores=scores)
 
 
-def aux(drafter: Drafter | None, sequences: Seq[Sequence]) -> AuxRows | None:
-    """The auxiliary rows that the drafter wants in the target's pass; sequences whose drafting is off get idle ones."""
+def aux(drafter: Drafter | None, sequences: Seq[Sequence], room: int) -> AuxRows | None:
+    """The auxiliary rows that the drafter wants in the target's pass; sequences whose drafting is off get idle ones.
+
+    room: rows that the drafted tree leaves in the pass; where they are too few, the tree goes alone.
+    """
     live = [b for b, s in enumerate(sequences) if s.drafting]
     if drafter is None or "aux" not in drafter.needs or not live or not isinstance(drafter, Auxiliary):
         return None
     given = drafter
     rows, live = _ask(drafter, sequences, live, lambda rows: given.aux([sequences[b].state for b in rows]))
-    if rows is None or len(live) == len(sequences):
+    if rows is None or rows.nodes.shape[1] > room:
+        return None
+    if len(live) == len(sequences):
         return rows
     index = torch.tensor(live)
     idle = (x.new_zeros(len(sequences), *x.shape[1:]) for x in (rows.inputs, rows.positions, rows.nodes, rows.mask))

@@ -41,6 +41,7 @@ from polydraft.engine.plan import Plan
 from polydraft.engine.sequence import Sequence
 from polydraft.engine.stats import Stopwatch
 from polydraft.engine.ties import rescored
+from polydraft.models.llama_pass import TREE_ROOM
 from polydraft.tree import Dedup, dedup
 from polydraft.verifiers import greedy
 from polydraft.verifiers.token.match import match
@@ -115,7 +116,7 @@ class Stepper:
             draft = self._propose(sequences, budgets)
             if self.verifier.info.shared_noise:
                 draft = replace(draft, noise=key)
-            extra = drafting.aux(self.drafter, sequences) if budgets else None
+            extra = drafting.aux(self.drafter, sequences, TREE_ROOM - draft.tree.num_nodes) if budgets else None
         with watch.phase("scoring"):
             unique = dedup(draft.tree)
             slots = [s.slot for s in sequences if s.slot is not None]
