@@ -299,7 +299,11 @@ class Verifier(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """One sequence to generate. `seed` is resolved (never None) and `sample` tells apart the n samples of a prompt."""
+    """One sequence to generate.
+
+    seed, sample: its noise, never shared by two requests that run together: plans look at the whole batch, and would couple them.
+    `seed` is resolved (never None); `sample` is in [0, 2**32): sample j of prompt i of a call is number 65,536 i + j.
+    """
 
     id: str
     prompt_token_ids: tuple[int, ...]

@@ -14,7 +14,7 @@ LogprobsMode = Literal["raw", "processed"]
 LARGEST = 1e9
 """Size of a bias or a penalty, at most, and of a repetition penalty's inverse: with these no sound logit overflows float32."""
 MOST_SAMPLES = 65_536
-"""Samples of one prompt."""
+"""Samples of one prompt, and prompts of one call: both fit the 32 bits that noise has for them."""
 
 
 def _is_whole(x: object) -> bool:
@@ -47,7 +47,7 @@ class SamplingParams:
         stop_token_ids: ids that end the output, kept as its last token id.
         ignore_eos: go on after the end-of-sequence token.
         n: independent samples of the same prompt, each with its own sample index; at most 65,536.
-        seed: noise of the request; None = drawn once from the system and recorded in the result.
+        seed: noise of the request, another one for each prompt of a call; None = drawn once from the system. The result records what repeats it.
         logprobs: None, or how many top alternatives to report beside each emitted token.
         logprobs_mode: "raw" = log-softmax of the target's logits; "processed" = log of the law sampled from.
         skip_special_tokens: leave special tokens out of the text.

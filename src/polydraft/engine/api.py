@@ -24,6 +24,7 @@ from polydraft.engine.profile import Profile
 from polydraft.engine.sequence import Result, Sample
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
+from polydraft.params import MOST_SAMPLES
 
 __all__ = ["Engine", "Prompt"]
 
@@ -205,7 +206,7 @@ class Engine(Loop):
             raise InvalidInputError("an empty prompt was given; expected at least one token. Give some text to continue.")
         return ids
 
-    def _submit(self, prompt: Prompt, params: SamplingParams, outputs: deque[StepOutput] | None = None) -> Result:
+    def _submit(self, prompt: Prompt, params: SamplingParams, index: int = 0, outputs: deque[StepOutput] | None = None) -> Result:
         """Queue all samples of a prompt; the returned result fills as they run. outputs: filled with what steps give them."""
         if not isinstance(params, SamplingParams):
             raise InvalidInputError(
@@ -218,13 +219,13 @@ class Engine(Loop):
         if outputs is not None:
             self._streams[name] = outputs
         try:
-            for index in range(params.n):
-                samples.append(self.add_request(Request(name, tuple(ids), params, seed, index)))
+            for sample in range(params.n):
+                samples.append(self.add_request(Request(name, tuple(ids), params, seed, MOST_SAMPLES * index + sample)))
         except BaseException:
             self._streams.pop(name, None)
             self.discard([name])
             raise
-        return Result(name, prompt if isinstance(prompt, str) else None, ids, samples, self.verifier.info.lossless)
+        return Result(name, prompt if isinstance(prompt, str) else None, ids, samples, self.verifier.info.lossless, index)
 
     def generate(
         self,
@@ -232,20 +233,27 @@ class Engine(Loop):
         params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         progress: bool = False,
+        first_index: int = 0,
     ) -> list[Result]:
         """Continue one prompt or many; results in the order of the prompts.
 
         params: one for all, or one each; default `SamplingParams()`.  progress: show a bar on the terminal.
+        first_index: number of the first prompt. Sample j of prompt i draws with (seed, j, i), so that prompts with one seed are independent;
+            a part of a call is repeated alone by its number there, see `Result.index`.
         If it is interrupted, the requests of this call are aborted and the engine stays usable.
         """
         given = _as_list(prompts)
         each = list(params) if isinstance(params, Seq) else [SamplingParams() if params is None else params] * len(given)
         if len(each) != len(given):
             raise InvalidInputError(f"{len(given)} prompts and {len(each)} params were given; expected one for all or one each.")
+        if not 0 <= first_index <= MOST_SAMPLES - len(given):
+            raise InvalidInputError(
+                f"first_index={first_index} and {len(given)} prompts were given; expected numbers of prompts in [0, {MOST_SAMPLES}). Split the call."
+            )
         results: list[Result] = []
         try:
-            for prompt, wanted in zip(given, each, strict=True):
-                results.append(self._submit(prompt, wanted))
+            for index, (prompt, wanted) in enumerate(zip(given, each, strict=True), first_index):
+                results.append(self._submit(prompt, wanted, index))
             self._run(results, progress)
         finally:
             self.discard(r.id for r in results if any(s.finish_reason is None for s in r.samples))
@@ -267,7 +275,7 @@ class Engine(Loop):
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StepOutput]:
         """Yield what each step emits for one prompt, whoever calls the step; closing the iterator aborts the request."""
         outputs = deque[StepOutput]()
-        result = self._submit(prompt, SamplingParams() if params is None else params, outputs)
+        result = self._submit(prompt, SamplingParams() if params is None else params, outputs=outputs)
         unfinished = len(result.samples)
         try:
             while unfinished > 0:

@@ -37,6 +37,7 @@ from polydraft.engine.stopping import Stopper
 from polydraft.engine.ties import check_margin
 from polydraft.errors import CapacityError, InvalidInputError, PolydraftError, RequestWarning
 from polydraft.models.slots import Slots
+from polydraft.params import MOST_SAMPLES
 
 __all__ = ["MOST_WAITING", "Loop", "StepOutput"]
 
@@ -124,7 +125,7 @@ class Loop:
             min_tokens=params.min_tokens,
             skip_special_tokens=params.skip_special_tokens,
         )
-        sample = Sample(request.sample, request.seed, logprobs=None if params.logprobs is None else [])
+        sample = Sample(request.sample % MOST_SAMPLES, request.seed, logprobs=None if params.logprobs is None else [])
         sample.stats.prompt_tokens = len(request.prompt_token_ids)
         self._asked.append(Sequence(request, stopper, sample, list(request.prompt_token_ids), drafting=self.drafter is not None))
         return sample

@@ -52,6 +52,8 @@ class Sample:
 class Result:
     """What `generate` returns for one prompt: `n` samples; the properties are those of the first.
 
+    index: number of the prompt in its call. Sample j's noise is a function of (`seed`, j, index): this result alone is repeated, for the same
+        plan, by `generate(prompt, params.with_(seed=result.seed), first_index=result.index)`.
     lossless: whether the output follows the target's law exactly.
     """
 
@@ -60,6 +62,11 @@ class Result:
     prompt_token_ids: list[int]
     samples: list[Sample]
     lossless: bool = True
+    index: int = 0
+
+    @property
+    def seed(self) -> int:
+        return self.samples[0].seed
 
     @property
     def text(self) -> str:
@@ -81,6 +88,7 @@ class Result:
         """Plain data for JSON."""
         return {
             "id": self.id,
+            "index": self.index,
             "prompt": self.prompt,
             "prompt_token_ids": self.prompt_token_ids,
             "lossless": self.lossless,
