@@ -165,6 +165,13 @@ def test_a_fixed_child_may_lack_mass_only_where_the_children_hold_all_of_it():
         verify("traversal", of(0.75, 0.0, 0.25), p)
 
 
+@pytest.mark.parametrize("name", ["block", "greedy_traversal", "traversal", "traversal_merged"])
+def test_a_rule_called_by_hand_does_not_take_the_targets_row_for_a_q_that_is_missing(name):
+    draft, p = sound(name, SiblingLaw.IID)
+    with pytest.raises(InvalidInputError, match="probability 0"):
+        registry.verifier(name)(replace(draft, probs=None, rows=draft.rows.clamp(max=0)), p)
+
+
 def test_a_tree_that_branches_is_no_chain():
     tree = TokenTree(torch.tensor([[0, 0, 1]]), torch.tensor([[-1, 0, 0]]))
     q, p = torch.full((1, 1, 2), 0.5), torch.full((1, 3, 2), 0.5)

@@ -4,7 +4,9 @@ import pytest
 from harness import Grown, Tables, across, looks_back, measure, sibling_draws
 
 from polydraft import registry
-from polydraft.core import SiblingLaw, TreeShape
+from polydraft.core import Method, SiblingLaw, TreeShape
+from polydraft.errors import IncompatibleError
+from polydraft.verifiers import choose
 
 IID, INDEPENDENT, WOR, GROWN = SiblingLaw.IID, SiblingLaw.INDEPENDENT, SiblingLaw.WITHOUT_REPLACEMENT, TreeShape.GROWN
 COUNTING = [("kseq", IID), ("max_ratio", IID), ("importance", IID), ("transport", IID), ("greedy_traversal", IID)]
@@ -16,6 +18,16 @@ def test_rules_that_count_tries_are_biased_where_another_branch_decides_the_numb
     assert measure(rule, tables, law, GROWN, looks_back, 2).error < 1e-12  # the context's own path decides it
     assert measure(rule, tables, law, GROWN, across, 2).tv > 0.01
     assert GROWN not in rule.info.shapes
+
+
+@pytest.mark.parametrize(("name", "_"), COUNTING)
+def test_a_drafter_that_grows_by_its_draws_is_refused_them_and_told_what_fits(name, _):
+    growing = Method("growing", "", "", 2024, "", frozenset({IID}), frozenset({TreeShape.PATHS, GROWN}))
+    with pytest.raises(
+        IncompatibleError, match=f"{name!r} was joined with drafter 'growing'.* GROWN.*Verifiers that fit: .*traversal"
+    ):
+        choose.check_pair(growing, registry.verifier(name).info)
+    assert choose.best_for(growing) == "traversal"
 
 
 def stopped_inside(tables, law):

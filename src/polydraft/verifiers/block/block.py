@@ -128,7 +128,8 @@ class Block:
         stop = np.zeros(draft.tree.tokens.shape)
         weights = np.zeros_like(stop)
         p = target_probs.cpu().contiguous().numpy()
-        q = p[:, :1] if draft.probs is None else draft.probs.cpu().contiguous().numpy()
+        probs = torch.zeros_like(target_probs[:, :1]) if draft.probs is None else draft.probs  # without q nothing can be drawn
+        q = probs.cpu().contiguous().numpy()
         rows, tokens, parents = (x.cpu().contiguous().numpy() for x in (draft.rows, draft.tree.tokens, draft.tree.parents))
         _weights(p, q, rows, tokens, parents, stop, weights)
         if np.isnan(stop).any():

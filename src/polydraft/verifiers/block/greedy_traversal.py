@@ -278,7 +278,8 @@ class GreedyTraversal:
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
         p = target_probs.cpu().contiguous().numpy()
-        q = p[:, :1] if draft.probs is None else draft.probs.cpu().contiguous().numpy()
+        probs = torch.zeros_like(target_probs[:, :1]) if draft.probs is None else draft.probs  # without q nothing can be drawn
+        q = probs.cpu().contiguous().numpy()
         walks = self._walks(draft, p, p, q, dict.fromkeys(range(len(p)), ALL))
         stop = np.stack([at.stop for at in walks])
         if np.isnan(stop).any():

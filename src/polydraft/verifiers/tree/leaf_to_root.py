@@ -125,7 +125,7 @@ class LeafToRoot:
     tries: Tries
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
-        probs = target_probs[:, :1] if draft.probs is None else draft.probs
+        probs = torch.zeros_like(target_probs[:, :1]) if draft.probs is None else draft.probs  # without q nothing can be drawn
         kind = torch.float64 if torch.float64 in (probs.dtype, target_probs.dtype) else torch.float32
         p, q = _host(target_probs.to(kind)), _host(probs.to(kind))
         draws = _host(tree.children(draft.tree))
