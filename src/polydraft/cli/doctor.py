@@ -1,4 +1,4 @@
-"""`polydraft doctor`: what this machine offers and which path the engine takes on it, and why."""
+"""`polydraft doctor`: what this machine offers and which path the engine takes on it, and why; or compile everything for it."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from polydraft.cli.progress import Preparation
 from polydraft.cli.quiet import quiet
 
 __all__ = ["doctor", "examine", "machine", "processor"]
@@ -129,8 +130,26 @@ def examine() -> dict[str, dict[str, Any]]:
     return {"versions": _versions(), "machine": machine(), "gpu": _gpu(), "embedded target": _kernels(), "embedded pair": _pair()}
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+def _warm() -> None:
+    """Compile everything that a run may call."""
+    with Preparation("loading the embedded models ..."):
+        from polydraft.engine.compile_all import compile_all
+
+        quiet()
+        compile_all()
+    typer.echo("everything is compiled for this machine")
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    warm: Annotated[
+        bool, typer.Option("--warm", help="Compile all that a run may call, and nothing else: minutes, once for this machine.")
+    ] = False,
+) -> None:
     """Show versions, threads, BLAS, memory bandwidth, and which compiled path is active and why."""
+    if warm:
+        _warm()
+        return
     quiet()
     found = examine()
     if as_json:

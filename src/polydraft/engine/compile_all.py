@@ -1,0 +1,118 @@
+"""Everything that a run may call is called once, on the embedded pair, so that numba has compiled it for later runs."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from polydraft import registry
+from polydraft.core import Method, SamplingParams, Target, TreeShape
+from polydraft.drafters.retrieval import RetrievalIndex
+from polydraft.drafters.trigram import TrigramTable
+from polydraft.engine.acceptance import DEPTHS
+from polydraft.engine.api import Engine
+from polydraft.engine.calibrate import calibrate
+from polydraft.engine.plan import FixedPlan, Plan
+from polydraft.engine.profile import Profile
+from polydraft.errors import DrafterWarning
+from polydraft.models import checkpoint, load, pair
+from polydraft.models.llama import CompiledLlama
+from polydraft.verifiers import choose
+
+__all__ = ["compile_all"]
+
+GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+SAMPLED = GREEDY.with_(temperature=1.0, seed=1)
+FILTERED = SAMPLED.with_(top_p=0.9, top_k=20, min_p=0.01, repetition_penalty=1.1, logprobs=2)
+PLANS = (FixedPlan(3), FixedPlan(2, 2))
+PROFILES = (Profile.assumed(), replace(Profile.assumed(), acceptance=(0.0,) * DEPTHS))
+"""One that drafts, and one that pauses and probes."""
+SHAPES: Mapping[TreeShape, Plan] = {
+    TreeShape.RAGGED: FixedPlan(3, 2, short=1),
+    TreeShape.BY_POSITION: FixedPlan.of_tree((-1, 0, 0, 1)),
+}
+
+
+def compile_all(drafters: Mapping[str, Any] | None = None) -> None:
+    """Generate a few tokens with every drafter, every rule that fits it, every kind of draft and every format of weights.
+
+    drafters: only these names of `polydraft methods`, with their options; default all.
+    """
+    folder = str(pair.target_folder())
+    tokenizer = load.load_tokenizer(folder)
+    prompts = [load.encode(tokenizer, p.text)[:40] for p in pair.prompts()[:2]]
+    prompts = [ids + ids for ids in prompts]  # those that copy then find something
+    with TemporaryDirectory() as place, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DrafterWarning)
+        models = [_model(name, "auto") for name in ("target", "draft")]
+        chosen = _options(Path(place), prompts, tokenizer) if drafters is None else drafters
+        run = partial(_generate, tokenizer, prompts)
+        for kind, options in chosen.items():
+            for rule in _rules(_info(kind)):
+                engine = run(models, kind, rule, options)
+                if rule == choose.best_for(_info(kind)) and engine.drafter is not None:
+                    calibrate(engine.target, engine.drafter, engine.verifier, prompts[0], budget_seconds=0.0)
+        for stored in ("float32", "int8", "transformers"):
+            others = [_model(name, stored) for name in ("target", "draft")]
+            for kind in chosen.keys() & {"model", "model:top_k", "model:coupled", "lookahead"}:
+                run(others, kind, choose.best_for(_info(kind)), chosen[kind])
+
+
+def _options(folder: Path, texts: list[list[int]], tokenizer: Any) -> dict[str, dict[str, Any]]:
+    """Every kind of every drafter, with what it cannot be built without."""
+    TrigramTable.build(texts, len(tokenizer)).save(folder / "trigram")
+    RetrievalIndex.build(texts, len(tokenizer)).save(folder / "retrieval")
+    needed = {
+        "trigram": {"index": folder / "trigram"},
+        "retrieval": {"index": folder / "retrieval"},
+        "several": {"models": [_model("draft", "auto")]},
+    }
+    return {info.name: needed.get(info.name, {}) for info in _infos()}
+
+
+def _infos() -> Iterator[Method]:
+    for name in registry.names("drafter"):
+        yield from registry.drafter(name).methods
+
+
+def _info(kind: str) -> Method:
+    return next(info for info in _infos() if info.name == kind)
+
+
+def _rules(drafter: Method) -> list[str]:
+    """Those that are exact for it, and those that are nobody's exactly."""
+    relaxed = [name for name in registry.names("verifier") if not registry.verifier(name).info.lossless]
+    fits = [n for n in relaxed if drafter.laws <= (v := registry.verifier(n).info).laws and drafter.shapes <= v.shapes]
+    return [*choose.fitting(drafter), *fits]
+
+
+def _model(name: str, stored: str) -> Target:
+    folder = str(pair.target_folder() if name == "target" else pair.draft_folder())
+    if stored == "transformers":
+        return load.load_model(folder, device="cpu", backend="transformers", max_num_seqs=2)
+    files = checkpoint.of_folder(folder)
+    assert files is not None
+    if stored == "float32":  # weights that bfloat16 cannot hold
+        read = files.read
+        finer = {n: torch.empty_like(w, dtype=torch.float32) for n, w in files.outlines.items()}
+        files = replace(files, outlines=finer, read=lambda n: read(n).float() * 1.001)
+    return CompiledLlama(files, max_num_seqs=2, quantization="int8" if stored == "int8" else None)
+
+
+def _generate(
+    tokenizer: Any, prompts: list[list[int]], models: list[Target], kind: str, rule: str, options: Mapping[str, Any]
+) -> Engine:
+    """A few tokens with drafts of every shape that the rule takes; an engine that made some of them."""
+    asked = [plan for shape, plan in SHAPES.items() if choose.allows(shape, _info(kind), registry.verifier(rule).info)]
+    sizes = [*({"plan": plan} for plan in (*PLANS, *asked)), *({"profile": profile} for profile in PROFILES)]
+    parts = {"tokenizer": tokenizer, "draft_model": models[1], "draft_tokenizer": tokenizer}
+    engines = [Engine.of(models[0], **parts, drafter=kind, verifier=rule, drafter_options=options, **size) for size in sizes]
+    for engine in engines:
+        engine.generate(prompts, GREEDY)
+        engine.generate(prompts, [SAMPLED, FILTERED])
+    return engines[0]

@@ -1,0 +1,39 @@
+"""Once everything was called, nothing that a run calls is left to compile or to load."""
+
+import os
+import subprocess
+import sys
+
+from polydraft import registry
+from polydraft.engine import compile_all
+from polydraft.models import load, pair
+
+RUN = """
+from polydraft import Engine, Profile, SamplingParams, compile_time
+from polydraft.engine.compile_all import compile_all
+from polydraft.models.llama_pass import Weights, compiled_pass
+
+compile_all({"model:coupled": {}})
+matrix = Weights._fields.index("qkv")
+print(*sorted(str(given[0].types[0].types[matrix].dtype) for given in compiled_pass.signatures))
+ready = compile_time.seconds()
+for options in ({}, {"drafter": "model:coupled"}, {"drafter": "model:coupled", "verifier": "match", "quantization": "int8"}):
+    engine = Engine.embedded(max_num_seqs=4, **{"drafter": None, "profile": Profile.assumed(), **options})
+    engine.generate(["def f(x):", "import"], SamplingParams(seed=1, n=2, max_tokens=40))
+    engine.generate("class A:", SamplingParams(temperature=0, max_tokens=40))
+print(compile_time.seconds() - ready)
+"""
+
+
+def test_a_run_after_it_neither_compiles_nor_loads_compiled_code():
+    environment = {**os.environ, "POLYDRAFT_CACHE": "off"}
+    done = subprocess.run([sys.executable, "-c", RUN], capture_output=True, text=True, timeout=300, env=environment, check=True)
+    assert done.stdout.splitlines() == ["float32 int8 uint16", "0.0"]
+
+
+def test_every_kind_of_every_drafter_is_called_and_every_rule(tmp_path):
+    tokenizer = load.load_tokenizer(str(pair.target_folder()))
+    kinds = compile_all._options(tmp_path, [[1, 2, 3, 4] * 5], tokenizer)
+    assert list(kinds) == [info.name for name in registry.names("drafter") for info in registry.drafter(name).methods]
+    rules = {rule for kind in kinds for rule in compile_all._rules(compile_all._info(kind))}
+    assert rules == set(registry.names("verifier"))
