@@ -8,11 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions import requests
+from tables import TableModel
 
+from polydraft import AdaptivePlan, Engine, FixedPlan, Profile, SamplingParams
 from polydraft.core import Budget
+from polydraft.drafters.mixture import MixtureDrafter
+from polydraft.drafters.ngram import NgramDrafter
 from polydraft.drafters.suffix import SuffixDrafter, SuffixStore
 from polydraft.drafters.suffix_tree import SuffixTree
+from polydraft.engine.calibrate import Bed
+from polydraft.engine.choice import Choice, ChoicePlan
 from polydraft.errors import InvalidInputError
+from polydraft.registry import verifier
+
+
+def mixed(suffix):
+    return MixtureDrafter({"suffix": suffix, "ngram": NgramDrafter()})
+
 
 CHAIN = Budget(max_nodes=8, max_depth=8)
 
@@ -168,14 +180,25 @@ def test_the_shared_store_drafts_only_where_it_knows_better():
     assert grown(drafter, [1, 2, 3, 7, 7, 7, 1, 2, 3])[0] == [7, 7, 7], "the request's own tree wins ties"
 
 
-def test_outputs_enter_the_store_when_their_request_leaves_and_prompts_do_not():
-    store = SuffixStore(100)
-    drafter = SuffixDrafter(store)
-    states = drafter.start(requests([1, 2, 3], [4]))
-    states[0].tree.extend([7, 8])
-    assert store.num_tokens == 0
-    drafter.release(states)
-    assert [x.tolist() for x in store.tree.texts()] == [[7, 8]]
+@pytest.mark.parametrize(
+    "within", [lambda suffix: suffix, lambda suffix: Choice({"suffix": suffix, "ngram": NgramDrafter()}), mixed]
+)
+def test_the_store_is_told_each_output_once_and_nothing_else(within):
+    store, options = SuffixStore(1000), SamplingParams(max_tokens=9, seed=3, stop_token_ids=[5])
+    drafter, rule = within(SuffixDrafter(store)), verifier("match")
+    bed = Bed(TableModel(), drafter, rule, [1, 2, 1, 2], batch=2, params=SamplingParams())
+    for _ in range(4):
+        bed.round(1, 4)
+    bed.close()
+    assert store.num_tokens == 0, "rounds that are only measured teach nothing"
+    plan = ChoicePlan(drafter, [AdaptivePlan(Profile.assumed())] * 2) if isinstance(drafter, Choice) else FixedPlan(4)
+    engine = Engine.of(TableModel(), drafter=drafter, verifier=rule, plan=plan)
+    made = engine.generate([[1, 2], [3, 3, 3]], options.with_(n=4))
+    stream = engine.stream([1, 2], options)
+    left = [*next(stream).token_ids]
+    stream.close()
+    assert {s.finish_reason for r in made for s in r.samples} == {"stop", "length"}
+    assert sorted(x.tolist() for x in store.tree.texts()) == sorted([left, *(s.token_ids for r in made for s in r.samples)])
 
 
 def test_a_saved_store_drafts_as_before(tmp_path):
@@ -209,7 +232,7 @@ def test_threads_share_a_store():
             (state,) = drafter.start(requests(zipf(20, 9, seed=seed * 100 + i)))
             state.tree.extend(zipf(30, 9, seed=seed * 100 + i + 50))
             drafter.grow(state, CHAIN)
-            drafter.release([state])
+            drafter.learn_output(state.tree.tokens()[20:])
 
     workers = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for w in workers:

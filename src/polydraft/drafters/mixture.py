@@ -26,7 +26,7 @@ from polydraft.core import AuxRows, Budget, Draft, Drafter, Method, Outcome, Req
 from polydraft.drafters import index_file
 from polydraft.drafters.calibration import Calibration
 from polydraft.drafters.growth import PARENT, SCORE, TOKEN, end_ids, point_mass
-from polydraft.drafters.parts import Auxiliary, Parts, Resumable, Snapshot, release_each, start_each
+from polydraft.drafters.parts import Auxiliary, Parts, Resumable, Snapshot, release_each, start_each, teach_each
 from polydraft.errors import IncompatibleError, InvalidInputError
 
 __all__ = ["MixtureDrafter", "MixtureState"]
@@ -156,6 +156,10 @@ class MixtureDrafter:
     def release(self, states: Sequence[MixtureState]) -> None:
         """Release every source's states."""
         release_each((source, [state.members[i] for state in states]) for i, source in enumerate(self.sources))
+
+    def learn_output(self, token_ids: Sequence[int]) -> None:
+        """Tell every source that learns from it."""
+        teach_each(self.sources, token_ids)
 
     def _trees(self, i: int, states: Sequence[MixtureState], budgets: Sequence[Budget]) -> list[tuple[np.ndarray, int]]:
         """(cells, size) of the tree that source i proposes for each row, as in a `GrownTree`."""

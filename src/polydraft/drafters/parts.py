@@ -10,7 +10,18 @@ import torch
 
 from polydraft.core import AuxRows, Drafter, Outcome, Request, Scores, Target, TokenTree
 
-__all__ = ["Auxiliary", "Parts", "Resumable", "Snapshot", "as_one_round", "emitted", "release_each", "start_each"]
+__all__ = [
+    "Auxiliary",
+    "Learning",
+    "Parts",
+    "Resumable",
+    "Snapshot",
+    "as_one_round",
+    "emitted",
+    "release_each",
+    "start_each",
+    "teach_each",
+]
 
 Snapshot = dict[str, np.ndarray]
 """A request's drafter state as plain arrays, to be stored with safetensors or npz."""
@@ -39,6 +50,13 @@ class Auxiliary(Protocol):
 
 
 @runtime_checkable
+class Learning(Protocol):
+    """A drafter that learns from finished outputs: it is told each of them once, with what was emitted and nothing else."""
+
+    def learn_output(self, token_ids: Sequence[int]) -> None: ...
+
+
+@runtime_checkable
 class Resumable(Protocol):
     """A drafter whose states can be saved: the restored state drafts exactly as the saved one would have."""
 
@@ -63,6 +81,13 @@ def release_each(held: Iterable[tuple[Drafter, Sequence[Any]]]) -> None:
     with ExitStack() as every:
         for drafter, states in held:
             every.callback(drafter.release, states)
+
+
+def teach_each(drafters: Iterable[Drafter], token_ids: Sequence[int]) -> None:
+    """Tell a finished output to those of several drafters that learn from it."""
+    for drafter in drafters:
+        if isinstance(drafter, Learning):
+            drafter.learn_output(token_ids)
 
 
 def as_one_round(last: Sequence[int], missed: Sequence[Sequence[int]]) -> tuple[Outcome, Scores]:

@@ -110,16 +110,15 @@ class SuffixStore:
 
 @dataclass
 class SuffixState:
-    """One request: its tree, which holds its text. num_prompt_tokens: what the shared store is not told."""
+    """One request: its tree, which holds its text."""
 
     tree: SuffixTree
-    num_prompt_tokens: int
 
 
 class SuffixDrafter:
     """SuffixDecoding over a request's own text and, if one is given, a store of earlier outputs.
 
-    store: shared by all requests; a request's output enters it when the request is released.
+    store: shared by all requests; a request's output enters it when the request is finished.
     depth: of the request's tree.  factor, offset: most drafted tokens after a match of m are factor * m + offset.
     min_prob: least estimate of a node's path.  eos_token_ids: nothing is drafted behind one.
 
@@ -180,16 +179,18 @@ class SuffixDrafter:
         """Grow the trees of the prompts."""
         states = []
         for request in requests:
-            state = SuffixState(SuffixTree(self.depth), len(request.prompt_token_ids))
+            state = SuffixState(SuffixTree(self.depth))
             state.tree.extend(request.prompt_token_ids)
             states.append(state)
         return states
 
     def release(self, states: Sequence[SuffixState]) -> None:
-        """Tell the shared store, if there is one, what was emitted."""
-        for state in states:
-            if self.store is not None and state.tree.num_tokens > state.num_prompt_tokens:
-                self.store.add(state.tree.tokens()[state.num_prompt_tokens :])
+        """Nothing to give back."""
+
+    def learn_output(self, token_ids: Sequence[int]) -> None:
+        """Put a finished output in the shared store, if there is one."""
+        if self.store is not None:
+            self.store.add(token_ids)
 
     def grow(self, state: SuffixState, budget: Budget) -> GrownTree:
         """The better of both trees' drafts, with the estimates n(sc)/n(s) * |s|/(|s| + 1) as scores; empty if nothing matches."""
@@ -212,11 +213,11 @@ class SuffixDrafter:
 
     def snapshot(self, state: SuffixState) -> Snapshot:
         """The text; its tree is grown again."""
-        return {"tokens": state.tree.tokens(), "num_prompt_tokens": np.array(state.num_prompt_tokens)}
+        return {"tokens": state.tree.tokens()}
 
     def restore(self, request: Request, snapshot: Snapshot) -> SuffixState:
         """The state that drafts as the one of the snapshot; see `parts.Resumable`."""
-        state = SuffixState(SuffixTree(self.depth), int(snapshot["num_prompt_tokens"]))
+        state = SuffixState(SuffixTree(self.depth))
         state.tree.extend(snapshot["tokens"])
         return state
 

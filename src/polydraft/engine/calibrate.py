@@ -127,7 +127,7 @@ class Bed:
         seeds: Iterator[int] | None = None,
     ) -> None:
         self.script = script or _Script(ranked=drafter.info.ranked)
-        self._loop = Loop(target, drafter, verifier, self.script, clock=clock(target))
+        self._loop = Loop(target, drafter, verifier, self.script, clock=clock(target), teaching=False)
         self._prompt, self._params, self._batch = tuple(prompt), params, batch
         self._seeds = seeds or count()  # another text after each restart
         self._running: list[str] = []

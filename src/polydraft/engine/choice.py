@@ -35,7 +35,7 @@ from polydraft.core import (
     Verdict,
     Verifier,
 )
-from polydraft.drafters.parts import as_one_round, release_each, start_each
+from polydraft.drafters.parts import as_one_round, release_each, start_each, teach_each
 from polydraft.engine.acceptance import Acceptance
 from polydraft.engine.best_first_plan import plan_for
 from polydraft.engine.calibrate import profile_of
@@ -168,6 +168,10 @@ class Choice:
     def release(self, states: Seq[ChoiceState]) -> None:
         """Give back what all arms hold."""
         release_each((arm, [s.states[home] for s in states]) for home, arm in self._homes.items())
+
+    def learn_output(self, token_ids: Seq[int]) -> None:
+        """Tell every arm that learns from it."""
+        teach_each(self._homes.values(), token_ids)
 
     def _tell(self, home: int, states: Seq[ChoiceState], outcome: Outcome, scores: Scores) -> None:
         for s, new in zip(states, self._homes[home].observe([s.states[home] for s in states], outcome, scores), strict=True):

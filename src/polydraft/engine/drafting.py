@@ -21,13 +21,13 @@ from jaxtyping import Int
 from torch import Tensor
 
 from polydraft.core import AuxRows, Budget, Draft, Drafter, Outcome, Request, Scores, TokenTree
-from polydraft.drafters.parts import Auxiliary, as_one_round
+from polydraft.drafters.parts import Auxiliary, as_one_round, teach_each
 from polydraft.engine.batch import some
 from polydraft.engine.sequence import Sequence
 from polydraft.errors import DrafterWarning
 from polydraft.verifiers import inputs
 
-__all__ = ["aux", "begin", "observe", "propose", "release", "start"]
+__all__ = ["aux", "begin", "observe", "propose", "release", "start", "teach"]
 
 T = TypeVar("T")
 
@@ -88,6 +88,16 @@ def release(drafter: Drafter, sequences: Seq[Sequence]) -> None:
                 drafter.release([state])
             except Exception as error:
                 _note(s, error)
+
+
+def teach(drafter: Drafter, sequence: Sequence) -> None:
+    """Tell a drafter that learns from outputs what a finished sequence emitted."""
+    emitted = sequence.token_ids[sequence.num_prompt_tokens :]
+    try:
+        if emitted:
+            teach_each([drafter], emitted)
+    except Exception as error:
+        _note(sequence, error)
 
 
 def _ask(

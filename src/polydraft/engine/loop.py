@@ -66,6 +66,7 @@ class Loop:
     target, drafter, verifier, plan: the parts of a step, already checked against each other.
     tokenizer: None to work on token ids only.  eos_token_ids: ids that end a text.
     tie_margin: see `ties`; None = off.
+    teaching: whether drafters learn from finished outputs; not where rounds are only measured.
     clock: of the seconds that steps take; it stands still while functions are compiled.
     """
 
@@ -80,12 +81,13 @@ class Loop:
         eos_token_ids: Seq[int] = (),
         tie_margin: float | None = None,
         clock: Callable[[], float] = perf_counter,
+        teaching: bool = True,
     ) -> None:
         check_margin(target, tie_margin)
         self.tie_margin = tie_margin
         self.target, self.drafter, self.verifier, self.plan = target, drafter, verifier, plan
         self.tokenizer, self.eos_token_ids, self._clock = tokenizer, tuple(eos_token_ids), working(clock)
-        self._slots = Slots(target)
+        self._slots, self._teaching = Slots(target), teaching
         self._asked: deque[Sequence | str] = deque()
         """Sequences to add and ids of requests to abort, in the order of the calls."""
         self._waiting: OrderedDict[Sequence, None] = OrderedDict()
@@ -217,6 +219,8 @@ class Loop:
         del siblings[s]
         if not siblings:
             del self._unfinished[s.request.id]
+        if self.drafter is not None and self._teaching:
+            drafting.teach(self.drafter, s)
         self._evict(s)
 
     def _evict(self, s: Sequence) -> None:

@@ -241,6 +241,8 @@ class _Run:
         self.engine.target.release(range(len(self.rows)))
         if self.engine.drafter is not None:
             drafting.release(self.engine.drafter, [row.sequence for row in self.rows])
+            for row in self.rows:
+                drafting.teach(self.engine.drafter, row.sequence)
 
     def step(self) -> list[int]:
         """One round for the rows that are not done; the tokens of the first row."""
