@@ -26,7 +26,7 @@ def no_law(draft):
 
 
 FAULTS = {
-    r"draft.rows\[0, 1\] = 5000 was given; expected -1 to": lambda d: replace(d, rows=d.rows + 5000 * (d.rows >= 0)),
+    r"draft.rows\[0, 1\] = 5000 was given; expected 0 to": lambda d: replace(d, rows=d.rows + 5000 * (d.rows >= 0)),
     r"draft.rows\[0, 1\] = -1 was given; expected 0 to": lambda d: replace(d, rows=torch.full_like(d.rows, -1)),
     r"draft.probs = None was given for a draft of law IID": lambda d: replace(d, probs=None),
     r"draft.probs\[0, 0, \d+\] = 0.0 was given for token": massless,

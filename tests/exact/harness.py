@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from itertools import permutations, product
+from typing import Any
 
 import numpy as np
 import torch
@@ -141,6 +142,15 @@ def enumerate_drafts(tables: Tables | Markov, law: SiblingLaw, counts: Counts, d
                 )
             )
     return done
+
+
+def stopped_inside(tables: Any, law: SiblingLaw) -> list[Grown]:
+    """Wrong: of two children of the root the second is drawn only after a look at the first, and not where that is the likeliest."""
+    q, found = tables.row("q", ()), dict[Path, float]()
+    for probability, (first, *more) in sibling_draws(law, [q] * 2, 2):
+        draws = (first,) if first == q.argmax() else (first, *more)
+        found[draws] = found.get(draws, 0.0) + probability
+    return [Grown(w, [0, *x], [-1, *[0] * len(x)], [(), *((t,) for t in x)], []) for x, w in found.items()]
 
 
 def as_batch(tables: Tables | Markov, law: SiblingLaw, shape: TreeShape, drafts: Sequence[Grown]) -> tuple[Draft, torch.Tensor]:

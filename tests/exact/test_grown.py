@@ -1,7 +1,7 @@
 """Trees that grow by what was drawn: which rules bear them, and growth that some or all of these rules would not bear."""
 
 import pytest
-from harness import Grown, Tables, across, looks_back, measure, sibling_draws
+from harness import Tables, across, looks_back, measure, stopped_inside
 
 from polydraft import registry
 from polydraft.core import Method, SiblingLaw, TreeShape
@@ -28,15 +28,6 @@ def test_a_drafter_that_grows_by_its_draws_is_refused_them_and_told_what_fits(na
     ):
         choose.check_pair(growing, registry.verifier(name).info)
     assert choose.best_for(growing) == "traversal"
-
-
-def stopped_inside(tables, law):
-    """Wrong: of the root's children a second one is drawn only after a look at the first."""
-    found = dict[tuple[int, ...], float]()
-    for probability, draws in sibling_draws(law, [tables.row("q", ())] * 2, 2):
-        draws = draws[:1] if draws[0] == 0 else draws
-        found[draws] = found.get(draws, 0.0) + probability
-    return [Grown(w, [0, *x], [-1, *[0] * len(x)], [(), *((t,) for t in x)], []) for x, w in found.items()]
 
 
 @pytest.mark.parametrize(("name", "law"), [*COUNTING, ("greedy_traversal_wor", WOR), ("greedy_plus_one", WOR)])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from harness import Grown, Tables, by_position, enumerate_drafts, measure, sibling_draws
+from harness import Grown, Tables, by_position, enumerate_drafts, measure, sibling_draws, stopped_inside
 from runs import every_run
 from table_pairs import TwoTables, emitted_law, exact_for
 from tables import TableModel, law
@@ -74,18 +74,6 @@ def test_rounds_whose_trees_follow_the_past_keep_the_law(name, monkeypatch):
         torch.set_default_dtype(torch.float32)
 
 
-def stopped_inside(tables):
-    """Wrong: after a look at the first child the second one is not drawn, or is."""
-    q, found = tables.row("q", ()), []
-    for x in map(int, np.flatnonzero(q)):
-        if x == int(q.argmax()):
-            found.append(Grown(q[x], [0, x], [-1, 0], [(), (x,)], []))
-        else:
-            more = [(q[x] * q[y], int(y)) for y in np.flatnonzero(q)]
-            found += [Grown(w, [0, x, y], [-1, 0, 0], [(), (x,), (y,)], []) for w, y in more]
-    return found
-
-
 def without_copies(drafts):
     """Wrong: of equal leaves one is dropped."""
     found = []
@@ -109,7 +97,7 @@ def deeper_by_value(tables):
 
 def test_trees_that_are_none_are_caught():
     rule, tables, nothing = registry.verifier("greedy_traversal"), Tables(3, seed=0), by_position(-1)
-    assert measure(rule, tables, IID, BY_POSITION, nothing, 1, stopped_inside(tables)).tv > 0.05
+    assert measure(rule, tables, IID, BY_POSITION, nothing, 1, stopped_inside(tables, IID)).tv > 0.05
     grown = deeper_by_value(tables)
     assert measure(rule, tables, IID, TreeShape.GROWN, nothing, 2, grown).error < 1e-12
     assert measure(rule, tables, IID, BY_POSITION, nothing, 2, grown).tv > 0.01

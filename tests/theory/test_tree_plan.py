@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from harness import Grown, Tables, by_depth, measure, sibling_draws
+from harness import Grown, Tables, by_depth, measure, sibling_draws, stopped_inside
 
 from polydraft.core import SiblingLaw, TreeShape
 from polydraft.errors import InvalidInputError
@@ -150,19 +150,6 @@ def test_growth_by_all_branches_without_looking_ahead_is_lossless(rule, law, see
     assert found.error < 1e-12
 
 
-def stopped_inside(tables):
-    """Wrong: a second child of the root is drawn only after a look at the first."""
-    q = tables.row("q", ())
-    found = []
-    for x in np.flatnonzero(q):
-        if x == int(q.argmax()):
-            found.append(Grown(q[x], [0, x], [-1, 0], [(), (int(x),)], []))
-        else:
-            more = [(q[x] * q[y], int(y)) for y in np.flatnonzero(q)]
-            found += [Grown(w, [0, int(x), y], [-1, 0, 0], [(), (int(x),), (y,)], []) for w, y in more]
-    return found
-
-
 def reordered(tables):
     """Wrong: siblings are tried in an order that the draws below them decide."""
     found = []
@@ -191,7 +178,7 @@ def bias(rule, drafts, tables, depth):
 
 def test_growth_that_looks_ahead_is_caught():
     tables = Fixed()
-    assert bias("greedy_traversal", stopped_inside(tables), tables, 1) > 0.01
+    assert bias("greedy_traversal", stopped_inside(tables, SiblingLaw.IID), tables, 1) > 0.01
     assert bias("recursive", drafts_below(tables), tables, 2) < 1e-12
     tables = Tables(3, seed=6)
     assert bias("recursive", drafts_below(tables), tables, 2) < 1e-12

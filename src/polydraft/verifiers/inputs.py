@@ -164,7 +164,7 @@ def _fault_said(draft: Draft, fault: int, b: int, n: int) -> str:
         return f"draft.rows[{b}, {n}] = {row} was given; expected -1 in a draft of law {law}, which has no q."
     if probs is None:
         return f"draft.probs = None was given for a draft of law {law}; expected the rows that its tokens were drawn from, [B, R, V]."
-    least = 0 if fault == _NO_ROW else -1
+    least = 0 if int(draft.tree.parents[b, n]) >= 0 else -1
     return f"draft.rows[{b}, {n}] = {row} was given; expected {least} to {probs.shape[1] - 1}, a row of draft.probs."
 
 
