@@ -263,6 +263,7 @@ PROFILE = Record(
         "polydraft_profile": Number(1, 1),
         "about": Record(more=True),
         "max_width": Number(1, 256),
+        "drafts": Number(0, 1),
         "acceptance": _RATES,
         "greedy": (Items(_RATE, 0, 0), _RATES),
         "places": _PLACES,

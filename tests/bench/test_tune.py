@@ -6,14 +6,16 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
+from polydraft import SamplingParams
 from polydraft.bench.tune import Parts, Trial, Tuning, break_even, draft_shapes, predicted, settings, tree_for, tune
 from polydraft.cli.main import app
 from polydraft.engine.acceptance import DEPTHS, expected_tokens
 from polydraft.engine.api import Engine
+from polydraft.engine.calibrate import calibrate
 from polydraft.engine.costs import FEATURES, RoundCosts
 from polydraft.engine.plan import AdaptivePlan, FixedPlan
 from polydraft.engine.profile import Profile
-from polydraft.errors import InvalidInputError
+from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import pair
 
 
@@ -54,6 +56,28 @@ def test_break_even_is_where_drafting_begins_to_pay():
 def test_plain_words_when_drafting_does_not_pay():
     words = tuning(500, 499, 480, replace(USUAL, acceptance=(0.1,) * DEPTHS)).recommendation()
     assert words.startswith("Do not draft here") and "--drafter none" in words and "10%" in words
+
+
+def test_words_and_profile_agree_where_single_rounds_promised_what_runs_did_not_bear_out():
+    found = tuning(500, 499, 480)
+    assert break_even(USUAL) < USUAL.acceptance[0]
+    words = found.recommendation()
+    assert words.startswith("Do not draft here") and "only where" not in words and "whole runs" in words
+    assert not found.advised.drafts and tuning(500, 600, 700).advised.drafts
+
+
+def test_a_profile_that_advises_against_drafts_makes_none(tmp_path):
+    engine = Engine.embedded(max_num_seqs=1)
+    known = calibrate(engine.target, engine.drafter, engine.verifier, [5, 6, 7], budget_seconds=0.02)
+    for drafts in (True, False):
+        replace(known, costs=USUAL.costs, acceptance=USUAL.acceptance, drafts=drafts).save(tmp_path / "p.json")
+        planned = Engine.embedded(max_num_seqs=1, profile=str(tmp_path / "p.json"))
+        stats = planned.generate("import os\n", SamplingParams(max_tokens=12, seed=0))[0].stats
+        assert (stats.drafted > 0) == drafts
+    with pytest.raises(IncompatibleError, match=r"'ngram'.*polydraft tune"):
+        Engine.embedded(max_num_seqs=1, drafter="ngram", profile=str(tmp_path / "p.json"))
+    with pytest.raises(IncompatibleError, match="same models"):
+        Engine.embedded(max_num_seqs=1, draft=str(pair.target_folder()), profile=str(tmp_path / "p.json"))
 
 
 def test_the_adaptive_plan_is_recommended_where_it_is_as_good_and_a_size_where_it_is_not():

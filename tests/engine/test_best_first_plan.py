@@ -8,12 +8,13 @@ from runs import every_run
 from tables import TableModel, law, plain_greedy
 
 from polydraft import Engine, FixedPlan, SamplingParams
-from polydraft.core import Budget
+from polydraft.core import Budget, Outcome
 from polydraft.drafters.model import ModelDrafter
 from polydraft.drafters.ngram import NgramDrafter
 from polydraft.engine import best_first_plan, places
 from polydraft.engine.acceptance import DEPTHS, Acceptance
 from polydraft.engine.best_first_plan import BestFirstPlan, plan_for
+from polydraft.engine.calibrate import calibrate
 from polydraft.engine.costs import FEATURES
 from polydraft.engine.places import SHAPE, SIZE
 from polydraft.engine.plan import AdaptivePlan
@@ -151,14 +152,12 @@ def test_every_run_of_several_rounds_has_exactly_the_tables_law(temperature, mon
         torch.set_default_dtype(torch.float32)
 
 
-def test_engines_plan_by_what_their_drafter_makes(monkeypatch):
-    monkeypatch.setenv("POLYDRAFT_CACHE", "off")
+def test_engines_plan_by_what_their_drafter_makes():
     target, small = (TableModel(9, seed=s, max_num_seqs=4, max_model_len=256) for s in (0, 1))
     one = Engine.of(target, draft_model=small, drafter="model:top_k")
     assert isinstance(one.plan, BestFirstPlan)
     assert type(plan_for(NgramDrafter())) is AdaptivePlan
-    one.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=8))
-    profile = one.plan.profile
+    profile = calibrate(target, one.drafter, one.verifier, [1, 2, 3], budget_seconds=0.1)
     assert len(profile.places) == len(profile.greedy_places) == SIZE + places.BINS
     assert {(o.width, o.depth) for o in profile.costs.observations} >= {(1, 0), (2, 4), (1, 1)}
     assert Profile.from_dict(profile.to_dict()) == profile
@@ -167,3 +166,14 @@ def test_engines_plan_by_what_their_drafter_makes(monkeypatch):
     assert stats.drafted >= 5
     with pytest.raises(InvalidInputError, match="places"):
         Profile(profile.costs, profile.acceptance, places=(0.5,))
+
+
+@pytest.mark.parametrize("plan", [planned(), AdaptivePlan(Profile(costs(**CHEAP), (0.7,) * DEPTHS))])
+def test_a_request_that_fails_in_a_round_is_not_learnt_from_and_its_neighbour_is(plan):
+    both, drafter = sequences(2, length=2), ModelDrafter(TableModel(5, max_num_seqs=2), "top_k")
+    budgets = plan.budgets(both)
+    states = drafter.start([s.request for s in both])
+    draft = drafter.propose(states[1:], budgets[1:])
+    logits = torch.zeros(1, draft.tree.num_nodes, 5)
+    plan.learn(both[1:], draft, logits, Outcome(torch.full((1, 0), -1), torch.tensor([0]), torch.tensor([0])))
+    assert (both[0].acceptance.asked, both[1].acceptance.asked) == (0.0, 1.0) and both[1].acceptance.seen.any()

@@ -89,14 +89,15 @@ def test_one_profile_and_one_seed_give_one_text_whatever_ran_before():
     assert first.generate([[1, 2]], params)[0].token_ids == second.generate([[1, 2]], params)[0].token_ids
 
 
-def test_drafters_are_named_together_and_measured_before_the_first_request(monkeypatch):
+def test_drafters_are_named_together_and_each_plan_learns_of_its_own_rounds(monkeypatch):
     monkeypatch.setenv("POLYDRAFT_CACHE", "off")
     target, small = TableModel(max_num_seqs=4), TableModel(seed=1, max_num_seqs=4)
     engine = Engine.of(target, draft_model=small, drafter="model,ngram", drafter_options={"ngram": {"max_ngram": 3}})
     assert engine.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=12))[0].token_ids == plain_greedy(
         target, [1, 2, 3], 12
     )
-    assert all(p.profile is not None and not p.profile.about.get("assumed") for p in engine.plan.plans)
+    assert all(p.profile is not None and p.learner is not None for p in engine.plan.plans)
+    assert any(p.learner.seconds > 0 for p in engine.plan.plans)
     assert engine.summary()["drafter"] == "model,ngram"
 
 

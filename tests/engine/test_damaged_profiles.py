@@ -1,4 +1,4 @@
-"""Profiles that are cut, flipped or forged: refused with our error and measured again, or planned with; never another error."""
+"""Profiles that are cut, flipped or forged: refused with our error, or planned with; never another error."""
 
 import json
 import warnings
@@ -59,16 +59,17 @@ def test_a_forged_profile_is_refused_or_planned_with(whole):
     assert 100 < refused < 200
 
 
-def test_a_damaged_cache_is_measured_again_with_a_warning_and_mended(tmp_path, monkeypatch, whole):
+def test_a_damaged_cache_is_left_with_a_warning_and_mended_by_the_next_measurement(tmp_path, monkeypatch, whole):
     monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path / "cache"))
-    profile.once({"pair": 1}, lambda: KNOWN)
+    profile.remember({"pair": 1}, KNOWN)
     (file,) = (tmp_path / "cache").iterdir()
     for seed in range(20):
         file.write_text(json.dumps(mutated(json.loads(whole), Random(seed))))
         monkeypatch.setattr(profile, "_known", {})
-        with pytest.warns(UserWarning, match="the cached costs are measured again: profile"):
-            assert profile.once({"pair": 1}, lambda: KNOWN) == KNOWN
+        with pytest.warns(UserWarning, match="the cached costs are not used, and learnt anew: profile"):
+            assert profile.remembered({"pair": 1}) is None
+        profile.remember({"pair": 1}, KNOWN)
         monkeypatch.setattr(profile, "_known", {})
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert profile.once({"pair": 1}, lambda: pytest.fail("what was measured again was not kept")) == KNOWN
+            assert profile.remembered({"pair": 1}) == KNOWN

@@ -11,11 +11,11 @@ from planning import costs, made, outcome, sequences
 from tables import TableModel, p_value, table_engine
 
 from polydraft import Engine, SamplingParams
-from polydraft.core import Budget, Draft, Outcome, Request, SiblingLaw, TokenTree, TreeShape
+from polydraft.core import Budget, Draft, Outcome, SiblingLaw, TokenTree, TreeShape
 from polydraft.drafters.ngram import NgramDrafter
 from polydraft.engine import acceptance, profile
 from polydraft.engine.acceptance import DEPTHS, Acceptance, expected_tokens
-from polydraft.engine.calibrate import Bed, _levelled, _Place, calibrate, profile_of
+from polydraft.engine.calibrate import Bed, _levelled, _Place, calibrate
 from polydraft.engine.costs import Observation, RoundCosts, features
 from polydraft.engine.plan import HELD, AdaptivePlan, FixedPlan
 from polydraft.engine.profile import Profile
@@ -298,16 +298,11 @@ def test_drafts_that_never_fit_cost_three_percent_at_most(seed):
 
 def test_measuring_leaves_the_models_free_and_finds_costs_and_acceptance():
     fast = table_engine()
-    fast.plan = AdaptivePlan()
-    first = fast.generate([[1, 2, 3]], SamplingParams(max_tokens=5, seed=0))[0]
-    known = fast.plan.profile
-    assert first.stats.emitted == 5
+    known = calibrate(fast.target, fast.drafter, fast.verifier, [1, 2, 3], budget_seconds=0.1)
     assert known.costs.seconds([(1, 0)], [10]) > 0 and known.costs.observations
     assert 0.3 < known.acceptance[0] < 1
     assert fast.target.texts == [[]] * 4
     assert fast.drafter.slots.num_free == 4
-    fast.generate([[1, 2, 3]] * 4, SamplingParams(max_tokens=5, seed=0))
-    assert fast.plan.profile is known
 
 
 def test_a_machine_that_is_slower_for_a_while_is_slower_for_all_sizes():
@@ -343,12 +338,9 @@ def test_measuring_fits_into_a_small_context():
     assert target.texts == [[]] * 4
 
 
-def test_nothing_is_kept_of_a_drafter_that_fails_while_it_is_measured(monkeypatch):
+def test_a_drafter_that_fails_is_not_measured(monkeypatch):
     made = table_engine("chain")
     monkeypatch.setattr(made.drafter, "propose", lambda *_: 1 / 0)
-    request = Request("r", (1, 2, 3), SamplingParams(), 0)
-    with pytest.warns(DrafterWarning, match="ZeroDivisionError"):
-        assert profile_of(made.target, made.drafter, made.verifier, request) == Profile.assumed()
     with pytest.warns(DrafterWarning), pytest.raises(IncompatibleError, match="ZeroDivisionError"):
         calibrate(made.target, made.drafter, made.verifier, [1, 2, 3], budget_seconds=0.1)
 
@@ -382,30 +374,20 @@ def test_what_is_no_profile_is_refused_with_advice(tmp_path, text):
         Profile.load(tmp_path / "none.json")
 
 
-def test_a_profile_is_measured_once_and_survives_a_broken_cache(tmp_path, monkeypatch):
-    calls = []
-
-    def measure():
-        calls.append(1)
-        return Profile.assumed()
-
-    for folder in (tmp_path, tmp_path / "file"):
+def test_a_measured_profile_is_remembered_and_a_broken_cache_is_done_without(tmp_path, monkeypatch):
+    pair, measured = {"pair": 1}, Profile.assumed(2)
+    for folder, survives in ((tmp_path, True), (tmp_path / "file", False)):
+        (tmp_path / "file").touch()
         monkeypatch.setenv("POLYDRAFT_CACHE", str(folder))
         monkeypatch.setattr(profile, "_known", {})
-        (tmp_path / "file").touch()
-        before = len(calls)
-        profile.once({"pair": 1}, measure)
-        profile.once({"pair": 1}, measure)
-        assert len(calls) == before + 1
-    monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path))
-    monkeypatch.setattr(profile, "_known", {})
-    profile.once({"pair": 1}, measure)
-    assert len(calls) == 2
-    (next(tmp_path.glob("*.json"))).write_text("broken", encoding="utf-8")
-    monkeypatch.setattr(profile, "_known", {})
-    with pytest.warns(UserWarning, match="measured again"):
-        assert profile.once({"pair": 1}, measure) == Profile.assumed()
-    assert len(calls) == 3
+        assert profile.remembered(pair) is None
+        profile.remember(pair, measured)
+        assert profile.remembered(pair) == measured
+        monkeypatch.setattr(profile, "_known", {})  # another process
+        assert (profile.remembered(pair) == measured) == survives
+        for file in tmp_path.glob("*.json"):
+            file.unlink()
+    assert profile.remembered(None) is None
 
 
 def test_plans_are_named_or_given_and_do_not_mix_with_a_fixed_size(tmp_path):

@@ -16,30 +16,15 @@ from polydraft.bench.profile import SIZES
 from polydraft.core import TokenTree
 from polydraft.models.hf import HFTarget
 from polydraft.models.llama import CompiledLlama
+from polydraft.models.memory import read_bandwidth
 
-__all__ = ["ROWS", "pass_costs", "read_bandwidth", "show"]
+__all__ = ["ROWS", "pass_costs", "show"]
 
 ROWS = (1, 2, 4, 8, 16)
 CONTEXT = 128
 VOCAB_SIZE = 32_000
 MODELS = {"3M": 2048, "110M": VOCAB_SIZE}
 """Size -> vocabulary."""
-
-
-def read_bandwidth(num_bytes: int = 256 << 20, rounds: int = 5) -> float:
-    """Bytes that one thread reads per second from memory larger than the caches; best of several.
-
-    Example:
-        >>> read_bandwidth(1 << 20, rounds=1) > 0
-        True
-    """
-    memory = np.ones(num_bytes // 8)
-    best = float("inf")
-    for _ in range(rounds):
-        start = perf_counter()
-        memory.sum()
-        best = min(best, perf_counter() - start)
-    return num_bytes / best
 
 
 def pass_costs(shape: dict[str, Any], vocab_size: int, *, repetitions: int = 7) -> tuple[dict[str, dict[int, float]], int]:

@@ -163,16 +163,28 @@ class Tuning:
         """Mean relative error of predicted speeds over all settings that were run, "adaptive" aside."""
         return float(np.mean([abs(t.predicted / t.measured - 1) for t in self.trials if t.predicted is not None]))
 
+    @property
+    def advised(self) -> Profile:
+        """The profile to save: plans make drafts by it only if some of those that were run paid."""
+        return replace(self.profile, drafts=self.best.measured >= WORTH * self.trial("plain").measured)
+
     def recommendation(self) -> str:
         """One setting, in plain words."""
         plain, best, adaptive = self.trial("plain"), self.best, self.trial("adaptive")
         need = break_even(self.profile, self.context)
         here = self.profile.acceptance[0]
-        if best.measured < WORTH * plain.measured:
-            limit = "at no acceptance" if need is None else f"only where more than {need:.0%} of drafts are accepted"
+        if not self.advised.drafts:
+            pays = (
+                "This draft pays at no acceptance"
+                if need is None
+                else f"This draft pays only where more than {need:.0%} of drafts are accepted; {here:.0%} of its first tokens are"
+                if here <= need
+                else f"By the costs of single rounds, drafts pay where more than {need:.0%} are accepted, and {here:.0%} of first tokens are; "
+                "whole runs, in which there is not always something to draft, are what counts"
+            )
             return (
-                f"Do not draft here: plain decoding makes {plain.measured:.0f} tokens/s and the best drafts {best.measured:.0f}. "
-                f"This draft pays {limit}; {here:.0%} of its first tokens are. Use --drafter none, or a draft that costs less or fits better."
+                f"Do not draft here: plain decoding makes {plain.measured:.0f} tokens/s and the best drafts {best.measured:.0f}. {pays}. "
+                "Use --drafter none (a profile that is saved now does the same), or a draft that costs less or fits better."
             )
         gain = f"{best.measured / plain.measured:.2f} times plain decoding ({best.measured:.0f} against {plain.measured:.0f} tokens/s)"
         if adaptive.measured >= 0.97 * best.measured or best.fixed is None:
@@ -242,7 +254,7 @@ class Tuning:
                 for t in self.trials
             ],
             "draft_shapes": [dict(zip(("layers", "hidden", "parameters", "seconds"), s, strict=True)) for s in self.shapes],
-            "profile": self.profile.to_dict(),
+            "profile": self.advised.to_dict(),
         }
 
 
@@ -250,9 +262,14 @@ def _scaled(costs: RoundCosts, phase: str, factor: float) -> RoundCosts:
     return RoundCosts({p: tuple(x * (factor if p == phase else 1.0) for x in v) for p, v in costs.coefficients.items()})
 
 
-def _profile(parts: Parts, prompts: Prompts, params: SamplingParams, seconds: float) -> Profile:
+def _profile(
+    parts: Parts, prompts: Prompts, params: SamplingParams, seconds: float, progress: Callable[[str, int], None]
+) -> Profile:
     """Costs and acceptance over the first prompts together."""
-    each = [calibrate(parts.target, parts.drafter, parts.verifier, p, params=params, budget_seconds=seconds) for p in prompts[:4]]
+    each = list[Profile]()
+    for prompt in prompts[:4]:
+        each.append(calibrate(parts.target, parts.drafter, parts.verifier, prompt, params=params, budget_seconds=seconds))
+        progress("costs of rounds", len(prompts[:4]))
     rates = np.mean([p.acceptance for p in each], axis=0)
     return replace(
         each[0], costs=RoundCosts.fit([o for p in each for o in p.costs.observations]), acceptance=tuple(rates.tolist())
@@ -268,14 +285,14 @@ def tune(
     repetitions: int = 1,
     budget_seconds: float = 1.0,
     draft_config: Any = None,
-    progress: Callable[[int], None] = lambda runs: None,
+    progress: Callable[[str, int], None] = lambda what, number: None,
 ) -> Tuning:
     """Measure, predict, and run plain decoding, the adaptive plan and fixed ones in turn on every prompt.
 
     fixed: default all of FIXED, and a tree by position, that the drafter makes and the rule is exact for.
     params: sampling and `max_tokens`, default 64 tokens at temperature 1; end-of-text is ignored.
     budget_seconds: for the measurement of costs, see `calibrate`.  draft_config: transformers' configuration of the draft
-    model, to compare shapes of its size.  progress: called after each run with the number of them all.
+    model, to compare shapes of its size.  progress: called after each measurement with what it is of and the number of them all.
 
     Raises:
         InvalidInputError: no prompt.
@@ -283,7 +300,7 @@ def tune(
     if not prompts:
         raise InvalidInputError("no prompt was given; expected at least one. Give some with --prompts FILE.")
     wanted = replace(params or SamplingParams(max_tokens=64), ignore_eos=True)
-    profile = _profile(parts, prompts, replace(wanted, max_tokens=None, seed=None), budget_seconds)
+    profile = _profile(parts, prompts, replace(wanted, max_tokens=None, seed=None), budget_seconds, progress)
     context = round(float(np.mean([len(p) for p in prompts])) + (wanted.max_tokens or 64) / 2)
     trials = [
         Trial("plain", None, predicted(profile, 1, 0, context=context)),
@@ -296,7 +313,7 @@ def tune(
         turn = number % len(trials)
         for trial in trials[turn:] + trials[:turn]:
             _run(parts, trial, prompts[number % len(prompts)], replace(wanted, seed=number))
-            progress(len(trials) * repetitions * len(prompts))
+            progress("sizes", len(trials) * repetitions * len(prompts))
     return Tuning(profile, trials, context, [] if draft_config is None else draft_shapes(draft_config))
 
 

@@ -47,6 +47,7 @@ def tune(
     from polydraft.core import SamplingParams
     from polydraft.engine.api import Engine
     from polydraft.engine.plan import FixedPlan
+    from polydraft.engine.profile import remember
     from polydraft.models import pair
 
     options = {"drafter": drafter, "verifier": verifier, "max_num_seqs": 4}
@@ -59,7 +60,7 @@ def tune(
     fixed = [FixedPlan(2), FixedPlan(4), FixedPlan(2, 2)] if quick else None
     console = Console() if sys.stdout.isatty() else Console(width=120)
     with Progress(transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("measuring", total=None)
+        tasks = {what: bar.add_task(f"measuring {what}", total=None) for what in ("costs of rounds", "sizes")}
         found = tuning.tune(
             tuning.Parts.of(engine),
             ids,
@@ -68,7 +69,7 @@ def tune(
             repetitions=repetitions,
             budget_seconds=0.2 if quick else 1.0,
             draft_config=None if folder is None or quick else AutoConfig.from_pretrained(folder),
-            progress=lambda runs: bar.update(task, total=runs, advance=1),
+            progress=lambda what, number: bar.update(tasks[what], total=number, advance=1),
         )
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("setting", "predicted", "measured", "error", "over plain", "tokens/call"):
@@ -85,8 +86,10 @@ def tune(
     )
     for line in found.advice():
         console.print(f"- {line}", highlight=False)
+    if not quick:
+        remember(found.profile.about.get("identity"), found.profile)
     if save is not None:
-        found.profile.save(save)
+        found.advised.save(save)
         typer.echo(f"wrote {save}", err=True)
     if json_file is not None:
         json_file.write_text(json.dumps(found.to_dict(), indent=1) + "\n", encoding="utf-8")

@@ -84,10 +84,9 @@ class Acceptance:
         """Take note that a draft was asked for, and whether there was one."""
         self.asked, self.had = HAVING_DECAY * self.asked + 1.0, HAVING_DECAY * self.had + had
 
-    @property
-    def share(self) -> float:
-        """Of the rounds in which a draft is asked for, those in which there is one."""
-        return (self.had + HAVING) / (self.asked + HAVING)
+    def share(self, expected: float) -> float:
+        """Of the rounds in which a draft is asked for, those in which there is one. expected: before any was."""
+        return (self.had + HAVING * expected) / (self.asked + HAVING)
 
     @property
     def gain(self) -> float:

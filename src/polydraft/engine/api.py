@@ -16,11 +16,10 @@ from jinja2 import TemplateError
 from polydraft.core import Drafter, Request, SamplingParams, Target, Verifier
 from polydraft.drafters.parts import Parts
 from polydraft.engine import build
-from polydraft.engine.calibrate import profile_of
 from polydraft.engine.choice import ChoicePlan
 from polydraft.engine.loop import Loop, StepOutput
 from polydraft.engine.plan import AdaptivePlan, Plan
-from polydraft.engine.profile import Profile
+from polydraft.engine.profile import Profile, check_identity
 from polydraft.engine.sequence import Result, Sample
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
@@ -79,8 +78,8 @@ class Engine(Loop):
         verifier: a name, an object, or "auto" for the best lossless rule for the drafter's law and shape.
         depth, num_paths: a fixed plan; without them the plan follows measured costs and acceptance.
         plan: "adaptive", "fixed" (a chain of 5 where depth and num_paths are not given), or an object.
-        profile: what `polydraft tune` saved, for the adaptive plan; without it costs are measured before the first request,
-            once for a pair of models, see `engine/profile.py`.
+        profile: what `polydraft tune` saved, for the adaptive plan; without it that of an earlier `polydraft tune` of the same parts is used, and else
+            costs are assumed and learnt while requests run: how much is drafted, and so which text of the law a seed gives, then depends on the clock.
         drafter_options: passed to the drafter's `build`; of several drafters, by their names.
         dtype, device: of both models, for example "bfloat16" and "cuda".
         backend: "compiled" (Llama family on a CPU), "static" (Llama family in torch, for GPUs), "transformers", or "auto".
@@ -161,15 +160,17 @@ class Engine(Loop):
         plan = build.plan(plan, depth, num_paths, profile, source)
         if source is not None:
             build.settle(plan, source, rule)
+            if profile is not None and isinstance(plan, AdaptivePlan):
+                check_identity(plan.known, target, source, rule)
         return cls(target, source, rule, plan, tokenizer=tokenizer, eos_token_ids=eos, tie_margin=tie_margin)
 
     def _prepare(self, request: Request) -> None:
         """Before the very first round an adaptive plan gets its profile."""
         plan, drafter = self.plan, self.drafter
         if drafter is not None and isinstance(plan, ChoicePlan):
-            plan.measure(self.target, self.verifier, request)
-        elif drafter is not None and isinstance(plan, AdaptivePlan) and plan.profile is None:
-            plan.profile = profile_of(self.target, drafter, self.verifier, request)
+            plan.begin(self.target, self.verifier)
+        elif drafter is not None and isinstance(plan, AdaptivePlan):
+            plan.begin(self.target, drafter, self.verifier)
 
     def summary(self) -> dict[str, Any]:
         """What was built: models, limits, cache bytes, drafter, verifier."""

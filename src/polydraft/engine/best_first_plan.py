@@ -13,7 +13,7 @@ tree of a quarter more nodes (two at least) and one more depth, from which none 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float
@@ -112,6 +112,7 @@ class BestFirstPlan(AdaptivePlan):
     """
 
     max_nodes: int = SHAPE[2]
+    _ranked: ClassVar[bool] = True
 
     def _priors(self, sequences: Seq[Sequence]) -> list[np.ndarray]:
         return [self.known.prior_places(s.request.params.temperature) for s in sequences]
@@ -178,11 +179,7 @@ class BestFirstPlan(AdaptivePlan):
         nodes = min(budget.max_nodes + max(2, budget.max_nodes // 4), self.max_nodes, SHAPE[2])
         return replace(budget, max_nodes=nodes, max_depth=min(budget.max_depth + 1, self.max_depth, SHAPE[1]), least=0.0)
 
-    def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
-        """Fold the round into each sequence's record; see `engine/places.py`."""
-        if not self._given:
-            return
-        self._ask(draft)
+    def _fold(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         budgets = [g if s.drafting else replace(g, max_depth=0) for s, (_, g) in zip(sequences, self._given, strict=True)]
         greedy = [s.request.params.greedy for s in sequences]
         places.observe([s.acceptance for s in sequences], draft, processed, greedy, budgets)

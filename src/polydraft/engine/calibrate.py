@@ -23,11 +23,11 @@ from polydraft.engine import acceptance, places
 from polydraft.engine.acceptance import DEPTHS, Acceptance
 from polydraft.engine.costs import IN_VAIN, PHASES, Observation, RoundCosts
 from polydraft.engine.loop import Loop
-from polydraft.engine.profile import PRIOR, Profile, identity, once, widest
+from polydraft.engine.profile import PRIOR, Profile, identity, widest
 from polydraft.engine.sequence import Sequence
 from polydraft.errors import DrafterWarning, IncompatibleError
 
-__all__ = ["SIZES", "Bed", "calibrate", "clock", "profile_of"]
+__all__ = ["SIZES", "Bed", "calibrate", "clock"]
 
 SIZES = ((1, 0), (1, 4), (1, 1), (2, 4), (1, 8), (3, 3), (1, 12), (2, 8))
 """(width, depth) of measured rounds, the most telling first."""
@@ -358,15 +358,3 @@ def _at_temperature_zero(
         return None
     finally:
         bed.close()
-
-
-def profile_of(target: Target, drafter: Drafter, verifier: Verifier, request: Request) -> Profile:
-    """The profile of these parts: known from before, or measured now on a request's prompt; see `engine/profile.py`.
-
-    Nothing is kept of a drafter that fails meanwhile: costs are then assumed.
-    """
-    about = identity(target, drafter, verifier)
-    try:
-        return once(about, lambda: calibrate(target, drafter, verifier, request.prompt_token_ids))
-    except IncompatibleError:  # the engine has warned, and the requests themselves go on without drafts
-        return Profile.assumed()

@@ -38,7 +38,6 @@ from polydraft.core import (
 from polydraft.drafters.parts import as_one_round, release_each, start_each, teach_each
 from polydraft.engine.acceptance import Acceptance
 from polydraft.engine.best_first_plan import plan_for
-from polydraft.engine.calibrate import profile_of
 from polydraft.engine.plan import AdaptivePlan
 from polydraft.engine.sequence import Sequence
 from polydraft.errors import IncompatibleError, InvalidInputError
@@ -246,14 +245,14 @@ class ChoicePlan:
         self.choice = choice
         self.plans = [plan_for(arm) for arm in choice.arms] if plans is None else list(plans)
         self._pasts: WeakKeyDictionary[Sequence, _Past] = WeakKeyDictionary()
+        self._before = -1
         self._times: list[tuple[Any, float, float]] = [(None, 0.0, 0.0)] * len(self.plans)
 
-    def measure(self, target: Target, rule: Verifier, request: Request) -> None:
-        """Get each arm's profile, from before or measured now; see `engine/calibrate.py`."""
+    def begin(self, target: Target, rule: Verifier) -> None:
+        """Get each arm's profile: from before, or assumed and learnt; see `engine/learner.py`."""
         for plan, arm in zip(self.plans, self.choice.arms, strict=True):
             (law,) = arm.info.laws
-            own = rule.rules[law] if isinstance(rule, RuleByLaw) else rule
-            plan.profile = plan.profile or profile_of(target, arm, own, request)
+            plan.begin(target, arm, rule.rules[law] if isinstance(rule, RuleByLaw) else rule)
 
     def _past(self, sequence: Sequence) -> _Past:
         if sequence not in self._pasts:
@@ -314,3 +313,9 @@ class ChoicePlan:
     def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         """Fold the round into the records of the arm that drafted."""
         self.plans[self.choice.current].learn(sequences, draft, processed, outcome)
+
+    def time(self, sequences: Seq[Sequence], draft: Draft, seconds: float) -> None:
+        """Tell the plan of the arm that drafted, unless it had to read what others drafted first."""
+        if self.choice.current == self._before:
+            self.plans[self.choice.current].time(sequences, draft, seconds)
+        self._before = self.choice.current

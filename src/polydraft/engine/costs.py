@@ -20,7 +20,7 @@ import numpy as np
 from polydraft.core import Budget
 from polydraft.errors import InvalidInputError
 
-__all__ = ["FEATURES", "IN_VAIN", "Observation", "RoundCosts", "budget_of", "features"]
+__all__ = ["FEATURES", "IN_VAIN", "Observation", "RoundCosts", "budget_of", "charged", "features"]
 
 FEATURES = (
     "once",
@@ -95,14 +95,18 @@ def features(sizes: Sequence[Sequence[Any]], contexts: Sequence[int]) -> np.ndar
         5.0
     """
     nodes, in_vain = [budget_of(size).max_nodes for size in sizes], sum(tuple(size) == IN_VAIN for size in sizes)
-    rows, cached = len(sizes) + sum(nodes), sum(contexts)
-    beyond = max(0, rows - HINGE)
-    if not any(nodes) and not in_vain:
-        return np.array([0, 0, 0, beyond, 0, 0, 0, 0, 0, 0, 1, len(sizes), cached], dtype=np.float64)
-    by_context = sum((1 + n) * c for n, c in zip(nodes, contexts, strict=True))
-    deepest, drafting = max(size[1] for size in sizes), in_vain + sum(n > 0 for n in nodes)
     branching = sum(size[0] > 1 and n > 0 for size, n in zip(sizes, nodes, strict=True))
-    drafted = [1, len(sizes), rows, beyond, cached, by_context, deepest, sum(nodes), drafting, branching]
+    return charged(nodes, max(size[1] for size in sizes), in_vain + sum(n > 0 for n in nodes), branching, contexts)
+
+
+def charged(nodes: Sequence[int], deepest: int, asked: int, branching: int, contexts: Sequence[int]) -> np.ndarray:
+    """`features` of a round. nodes: that each sequence drafted.  asked, branching: sequences that were asked for drafts, and whose drafts part."""
+    rows, cached = len(nodes) + sum(nodes), sum(contexts)
+    beyond = max(0, rows - HINGE)
+    if not asked:
+        return np.array([0, 0, 0, beyond, 0, 0, 0, 0, 0, 0, 1, len(nodes), cached], dtype=np.float64)
+    by_context = sum((1 + n) * c for n, c in zip(nodes, contexts, strict=True))
+    drafted = [1, len(nodes), rows, beyond, cached, by_context, deepest, sum(nodes), asked, branching]
     return np.array([*drafted, 0, 0, 0], dtype=np.float64)
 
 

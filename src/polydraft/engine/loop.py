@@ -299,6 +299,8 @@ class Loop:
                 self._leave(s)
         done.seconds["other"] += self._clock() - start
         _share(sequences, done.seconds)
+        if time := getattr(self.plan, "time", None):
+            time(done.sequences, done.draft, sum(done.seconds.values()) - done.seconds["prefill"])
 
     def _emit(self, b: int, s: Sequence, done: Round) -> None:
         """Append the round's tokens up to a stop, with text, origins and log-probabilities."""

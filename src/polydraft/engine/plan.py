@@ -2,24 +2,26 @@
 
 A plan may look at tables and at rounds that are over, never at the draft it is deciding about: depth, width, trunk, short paths or the
 whole tree are fixed before the first token of a round is drawn, so every choice here keeps the output law (specification, section 12.2).
-Where the tables come from a clock they are measured once, before a request; inside a request only its own past decides.
+A given profile is such a table. Without one, costs and acceptance are learnt from the rounds that are over (`engine/learner.py`).
 """
 
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.core import Budget, Draft, Outcome
+from polydraft import tree
+from polydraft.core import Budget, Draft, Drafter, Outcome, Target, Verifier
 from polydraft.engine import acceptance, size_search
 from polydraft.engine.acceptance import DEPTHS, Acceptance
-from polydraft.engine.costs import budget_of
-from polydraft.engine.profile import Profile
+from polydraft.engine.costs import budget_of, charged
+from polydraft.engine.learner import Learner, assumed
+from polydraft.engine.profile import Profile, identity, remembered
 from polydraft.engine.sequence import Sequence
 
 __all__ = ["AdaptivePlan", "FixedPlan", "Plan"]
@@ -33,12 +35,14 @@ PROBING = 0.0025
 HELD = 4
 """Drafting rounds for which a plan holds, as planning costs 4% of a round of the embedded pair; chosen like `acceptance.DECAY`: 8 is late where texts change."""
 
+EVERY = 8
+"""Of rounds without drafts one in so many is timed: their costs are soon known, and noting takes 2% of a round of the embedded target."""
 ASKING = 4e-5
 """Seconds that asking for drafts takes at least: 40 to 60 us of calls to n-grams and tables, which a clock on a busy machine may not tell from none."""
 
 
 class Plan(Protocol):
-    """Budgets for the next round of each sequence."""
+    """Budgets for the next round of each sequence. One that has `time(sequences, draft, seconds)` is told what each round took."""
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]: ...
 
@@ -114,11 +118,12 @@ class AdaptivePlan:
 
         speed(size) = E[tokens | acceptance by depth] / seconds(batch, rows, depth, context), the geometric mean over the batch
 
-    Seconds come from the profile, which is measured once for a pair of models (`engine/calibrate.py`, `polydraft tune`) and
-    does not change afterwards; acceptance is each sequence's own, from its past rounds, around the profile's (`engine/acceptance.py`).
-    Only these decide, before the round's first draw: the output law is kept, and for one profile a seed gives one text.
+    Seconds come from the profile: a given one (`polydraft tune`) does not change; without one they are assumed, and learnt from the rounds
+    that run (`learner`). Acceptance is each sequence's own, from its past rounds, around the profile's (`engine/acceptance.py`).
+    Only these decide, before the round's first draw: the output law is kept. For a given profile a seed gives one text; where costs are learnt, the
+    clock and the requests before have a say in how much is drafted, and with it in which text of the same law a seed gives.
 
-    profile: None to have the engine measure one before its first request; without an engine, assumed costs.
+    profile: None to start from assumed costs and learn in an engine; without an engine, assumed costs.
     max_depth, max_width, max_trunk, max_short: bounds of the search; max_short: of the second of a ragged pair, 0 for none, to
         which an engine sets it where its drafter does not make them or its rule is not exact for them.
     max_tree_nodes: most nodes of a tree by position that is looked for, 0 for none, likewise.
@@ -154,6 +159,22 @@ class AdaptivePlan:
     """Records and budgets of the round that runs; empty where none is asked for drafts."""
     _last: tuple[list[list[Any]], float] = field(default=([], 0.0), init=False, repr=False, compare=False)
 
+    learner: Learner | None = field(default=None, init=False, repr=False, compare=False)
+    """What the profile is learnt by while the plan is used; None where it was given."""
+    _timed: bool = field(default=False, init=False, repr=False, compare=False)
+    """Whether the seconds of the round that runs are those of a draft and nothing else."""
+    _explored: bool = field(default=False, init=False, repr=False, compare=False)
+    _rounds: int = field(default=0, init=False, repr=False, compare=False)
+    _ranked: ClassVar[bool] = False
+
+    def begin(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
+        """Get a profile where none was given: one that was measured of these parts before, else an assumed one to learn from."""
+        if self.profile is None:
+            self.profile = remembered(identity(target, drafter, verifier))
+        if self.profile is None:
+            self.learner = Learner(assumed(target, drafter), ranked=self._ranked)
+            self.profile = self.learner.profile
+
     @property
     def known(self) -> Profile:
         """The profile, or the assumed one."""
@@ -168,10 +189,10 @@ class AdaptivePlan:
         bounds = self.max_depth, self.max_trunk, self.max_short, self.margin
         speed = size_search.choose(*self._asked(records, widths, contexts, priors), *bounds, sizes, trees)
         found: list[list[Any]] = sizes.tolist()
-        for size, tree in zip(found, trees, strict=True):
+        for size, parents in zip(found, trees, strict=True):
             nodes = size.pop()
             if nodes:
-                size.append(tuple(tree[: 1 + nodes].tolist()))
+                size.append(tuple(parents[: 1 + nodes].tolist()))
         return found, speed
 
     def _asked(
@@ -212,11 +233,45 @@ class AdaptivePlan:
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         """One each."""
+        if not self.known.drafts:
+            self._given, self._explored = [], False
+            return [_NOTHING] * len(sequences)
         if len(sequences) == 1 and sequences[0].acceptance.waiting:
             sequences[0].acceptance.waiting -= 1
-            self._given = []
+            self._given, self._explored = [], False
             return [_NOTHING]
-        return self.give(sequences, self._next(sequences))
+        budgets = self._next(sequences)
+        return self.give(sequences, budgets if self.learner is None else self._tried(self.learner, sequences, budgets))
+
+    def _tried(self, learner: Learner, sequences: Seq[Sequence], budgets: list[Budget]) -> list[Budget]:
+        """Now and then, in place of drafts that all were to make, a size that is seldom seen."""
+        asked = [g.max_depth > 0 for g in budgets]
+        self._timed = not any(
+            a and (s.state is None or s.num_read < len(s.token_ids)) for s, a in zip(sequences, asked, strict=True)
+        )
+        self._explored = False
+        if not all(asked) or not self._timed:
+            return budgets
+        size = learner.untried(len(sequences), min(self.max_width, self.known.max_width), [len(s.token_ids) for s in sequences])
+        if size is None or size[1] > self.max_depth:
+            return budgets
+        self._explored = True
+        return [Budget(size[0] * size[1], size[1], size[0])] * len(sequences)
+
+    def time(self, sequences: Seq[Sequence], draft: Draft, seconds: float) -> None:
+        """Learn what a round took that is over: seconds but for those of reading prompts."""
+        learner, asked = self.learner, sum(g.max_depth > 0 for _, g in self._given)
+        if learner is None or not sequences:
+            return
+        self._rounds += 1
+        if not (self._timed if asked else self._explored or self._rounds % EVERY == 0):
+            return
+        contexts, nodes, deep = [len(s.token_ids) for s in sequences], [0] * len(sequences), [0] * len(sequences)
+        if draft.tree.num_nodes > 1:
+            nodes, deep = (draft.tree.parents >= 0).sum(1).tolist(), tree.depths(draft.tree).amax(1).tolist()
+        branching = sum(n > d for n, d in zip(nodes, deep, strict=True))
+        learner.time(charged(nodes, max(deep), asked, branching, contexts), seconds, explored=self._explored)
+        self.profile = learner.profile
 
     def give(self, sequences: Seq[Sequence], budgets: list[Budget]) -> list[Budget]:
         """Take note of what this round is given; from its draft `learn` sees who was asked in vain."""
@@ -251,7 +306,8 @@ class AdaptivePlan:
     def _asking(self, sequences: Seq[Sequence], out: Seq[bool]) -> tuple[float, float, float]:
         """Seconds of a round without drafts, and of one that asks for drafts in vain; the share of rounds that do not."""
         costs, cached = self.known.costs.flat, np.array([len(s.token_ids) for s in sequences], np.float64)
-        shares = [s.acceptance.share for s, o in zip(sequences, out, strict=True) if not o]
+        expected = 1.0 if self.learner is None else self.learner.share
+        shares = [s.acceptance.share(expected) for s, o in zip(sequences, out, strict=True) if not o]
         plain, in_vain = (
             size_search.plain_seconds(costs, cached),
             size_search.base_seconds(costs, cached) + costs[8] * len(shares),
@@ -308,7 +364,17 @@ class AdaptivePlan:
         """Fold the round into each sequence's record; see `engine/acceptance.py`."""
         if not self._given:
             return
+        records = [s.acceptance for s in sequences]
+        if len(records) < len(self._given):  # requests that failed in this round
+            self._given = [given for given in self._given if any(given[0] is r for r in records)]
+        before = [] if self.learner is None else [replace(r, kept=r.kept.copy(), seen=r.seen.copy()) for r in records]
         self._ask(draft)
+        self._fold(sequences, draft, processed, outcome)
+        for s, past in zip(sequences, before, strict=self.learner is not None):
+            assert self.learner is not None
+            self.learner.fold(s.request.params.greedy, past, s.acceptance)
+
+    def _fold(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         records = [s.acceptance for s in sequences]
         if rows := acceptance.count(records, draft, outcome):
             greedy = [s.request.params.greedy for s in sequences]

@@ -1,8 +1,8 @@
-"""What the planner knows of a pair of models on a machine: costs of rounds and acceptance by depth; saved as JSON, measured once.
+"""What the planner knows of a pair of models on a machine: costs of rounds and acceptance by depth; saved as JSON.
 
-A profile that was measured is kept in this process and, for models with a name, in a file of the user's cache folder
-(`POLYDRAFT_CACHE`, else `XDG_CACHE_HOME`/polydraft, else ~/.cache/polydraft; `POLYDRAFT_CACHE=off` keeps none), so that plans, and
-with them the texts of a seed, are the same in the next process.
+What `polydraft tune` measured is kept in this process and, for models with a name, in a file of the user's cache folder
+(`POLYDRAFT_CACHE`, else `XDG_CACHE_HOME`/polydraft, else ~/.cache/polydraft; `POLYDRAFT_CACHE=off` keeps none): engines of the same parts
+plan by it, so that the texts of a seed are the same in the next process.
 """
 
 import hashlib
@@ -11,7 +11,6 @@ import os
 import platform
 import warnings
 import zlib
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,10 +26,10 @@ from polydraft.core import Drafter, SiblingLaw, Target, TreeShape, Verifier
 from polydraft.engine.acceptance import DEPTHS
 from polydraft.engine.costs import FEATURES, RoundCosts
 from polydraft.engine.places import BINS, SIZE, assumed
-from polydraft.errors import InvalidInputError
+from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.schema import PROFILE, fault, read_json
 
-__all__ = ["Profile", "identity", "once", "widest"]
+__all__ = ["Profile", "check_identity", "identity", "remember", "remembered", "widest"]
 
 PRIOR = 0.7
 MOST_PATHS = 4
@@ -44,6 +43,7 @@ class Profile:
     costs: seconds of rounds.  acceptance: of one draft by depth, [DEPTHS], before a sequence has shown its own.
     max_width: most paths worth a thought for this drafter.  about: what it was measured on.
     greedy: the same at temperature 0, where drafts fit better; empty for no difference.
+    drafts: False where `polydraft tune` found that no drafts pay: plans then make none.
     places, greedy_places: of a drafter of most probable trees, the tables of `engine/places.py`, flat; empty where they are to be assumed.
 
     Raises:
@@ -62,6 +62,7 @@ class Profile:
     greedy: tuple[float, ...] = ()
     places: tuple[float, ...] = ()
     greedy_places: tuple[float, ...] = ()
+    drafts: bool = True
 
     def __post_init__(self) -> None:
         rates = *self.acceptance, *(self.greedy or self.acceptance)
@@ -131,6 +132,7 @@ class Profile:
             "polydraft_profile": 1,
             "about": self.about,
             "max_width": self.max_width,
+            "drafts": int(self.drafts),
             "acceptance": list(self.acceptance),
             "greedy": list(self.greedy),
             "places": list(self.places),
@@ -150,7 +152,8 @@ class Profile:
             raise InvalidInputError(f"{found}. Make it again with `polydraft tune --save FILE`.")
         rates = (tuple(map(float, data[name])) for name in ("acceptance", "greedy", "places", "greedy_places"))
         sampled, greedy, places, greedy_places = rates
-        return cls(RoundCosts.from_dict(data["costs"]), sampled, data["max_width"], data["about"], greedy, places, greedy_places)
+        costs, drafts = RoundCosts.from_dict(data["costs"]), bool(data["drafts"])
+        return cls(costs, sampled, data["max_width"], data["about"], greedy, places, greedy_places, drafts)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON with a checksum, whole or not at all; see `atomic.replacing` for the errors."""
@@ -235,25 +238,61 @@ def _folder() -> Path | None:
 _known: dict[str, Profile] = {}
 
 
-def once(about: dict[str, Any] | None, measure: Callable[[], Profile]) -> Profile:
-    """The profile of this identity: known, or in the cache folder, or measured now and kept in both.
+def check_identity(given: Profile, target: Target, drafter: Drafter, verifier: Verifier) -> None:
+    """Refuse a profile of other models or another drafter; what has no name is taken as it is.
 
-    A file that does not hold a profile is measured again, with a warning; a folder that cannot be written is done without.
+    Raises:
+        IncompatibleError: with the names of both.
+        InvalidInputError: what it was measured on cannot be read.
     """
-    if about is None:
-        return measure()
+    about, here = given.about.get("identity"), identity(target, drafter, verifier)
+    if not about or not here:
+        return
+    try:
+        measured = _parts(about)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InvalidInputError(
+            f"a profile that was measured on {about!r} was given; expected models and a drafter. Make it again with `polydraft tune --save FILE`."
+        ) from error
+    if measured != _parts(here):
+        raise IncompatibleError(
+            f"a profile of {measured} was given for {_parts(here)}; expected one of the same models and drafter. "
+            "Measure these with `polydraft tune --save FILE`, or leave the profile out."
+        )
+
+
+def _parts(about: dict[str, Any]) -> list[Any]:
+    """What an identity says of models and drafter wherever their folders lie; their options aside."""
+    models = [[Path(m["name"]).name, *(m.get(k) for k in ("class", "weight_format", "vocab_size"))] for m in about["models"]]
+    return [*models, about["drafter"]]
+
+
+def _file(about: dict[str, Any]) -> tuple[str, Path | None]:
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
     folder = _folder()
-    file = None if folder is None else folder / f"{key}.json"
+    return key, None if folder is None else folder / f"{key}.json"
+
+
+def remembered(about: dict[str, Any] | None) -> Profile | None:
+    """The profile that was measured of this identity, in this process or in the cache folder; None where there is none, or none that can be read."""
+    if about is None:
+        return None
+    key, file = _file(about)
     if key not in _known and file is not None and os.path.exists(file):  # False where the folder may not be looked into
         try:
             _known[key] = Profile.load(file)
         except InvalidInputError as error:
-            warnings.warn(f"the cached costs are measured again: {error}", stacklevel=2)
-    if key not in _known:
-        _known[key] = measure()
-        if file is not None:
-            with suppress(OSError):
-                file.parent.mkdir(parents=True, exist_ok=True)
-                _known[key].save(file)
-    return _known[key]
+            warnings.warn(f"the cached costs are not used, and learnt anew: {error}", stacklevel=2)
+    return _known.get(key)
+
+
+def remember(about: dict[str, Any] | None, profile: Profile) -> None:
+    """Keep a profile for `remembered`; a cache that cannot be written is done without."""
+    if about is None:
+        return
+    key, file = _file(about)
+    _known[key] = profile
+    if file is not None:
+        with suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            profile.save(file)

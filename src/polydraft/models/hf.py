@@ -22,7 +22,7 @@ from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.cache import CacheLayout, SlotCache
 from polydraft.models.folder import load_module
 from polydraft.models.grouped_attention import GROUPED
-from polydraft.models.memory import check_memory, fitting_length
+from polydraft.models.memory import check_memory, fitting_length, weight_bytes
 from polydraft.models.supported import check_supported, context_length, end_ids
 from polydraft.models.tree_attention import node_mask
 
@@ -95,7 +95,7 @@ class HFTarget:
         self.model = model.eval()
         self.name = getattr(model.config, "name_or_path", "") or type(model).__name__
         weights = next(model.parameters())
-        self.dtype, self.device = weights.dtype, weights.device
+        self.dtype, self.device, self.weight_bytes = weights.dtype, weights.device, weight_bytes(model)
         self.max_num_seqs = max_num_seqs
         self.eos_token_ids, self.bos_token_id = end_ids(model)
         self._attention = self._choose_attention()

@@ -1,12 +1,13 @@
-"""Caches that fit: how much memory is free, how long a context it holds, and a refusal before anything is allocated."""
+"""Memory: how much is free, how long a context it holds, a refusal before anything is allocated; how fast it is read, and what a model reads of it."""
 
 import os
+from time import perf_counter
 
 import torch
 
 from polydraft.errors import CapacityError
 
-__all__ = ["available_bytes", "check_memory", "fitting_length"]
+__all__ = ["available_bytes", "check_memory", "fitting_length", "read_bandwidth", "weight_bytes"]
 
 SHORTEST = 512
 """A default context is not cut below this."""
@@ -54,3 +55,28 @@ def fitting_length(context: int, bytes_per_token: int, scratch: int, device: tor
     """
     fits = available_bytes(device) // 2 // bytes_per_token - scratch
     return min(context, max(fits, SHORTEST))
+
+
+def read_bandwidth(num_bytes: int = 256 << 20, rounds: int = 5, device: str = "cpu") -> float:
+    """Bytes that are read per second from memory larger than the caches, by one thread on a CPU; best of several.
+
+    Example:
+        >>> read_bandwidth(1 << 20, rounds=1) > 0
+        True
+    """
+    memory, best = torch.ones(num_bytes // 4, device=device), float("inf")
+    for _ in range(rounds):
+        start = perf_counter()
+        memory.sum().item()
+        best = min(best, perf_counter() - start)
+    return num_bytes / best
+
+
+def weight_bytes(module: torch.nn.Module) -> int:
+    """Bytes of a module's weights.
+
+    Example:
+        >>> weight_bytes(torch.nn.Linear(3, 2))
+        32
+    """
+    return sum(p.numel() * p.element_size() for p in module.parameters())

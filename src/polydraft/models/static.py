@@ -24,7 +24,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention, silu
 from polydraft.core import AuxRows, Outcome, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.checkpoint import FAMILY
-from polydraft.models.memory import check_memory, fitting_length
+from polydraft.models.memory import check_memory, fitting_length, weight_bytes
 from polydraft.models.replay import Replay
 from polydraft.models.static_layers import fused_layer
 from polydraft.models.supported import check_supported, context_length
@@ -96,7 +96,7 @@ class StaticLlama:
         check_supported(config, max_model_len, model)
         attention = model.model.layers[0].self_attn
         self.name = getattr(config, "name_or_path", "") or type(model).__name__
-        self.dtype, self.device = model.dtype, model.device
+        self.dtype, self.device, self.weight_bytes = model.dtype, model.device, weight_bytes(model)
         self.weight_format = str(self.dtype).removeprefix("torch.")
         self.graphed = self.device.type == "cuda"
         self.vocab_size = model.lm_head.weight.shape[0]

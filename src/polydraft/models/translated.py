@@ -48,6 +48,7 @@ class TranslatedModel:
     def __init__(self, inner: Target, translation: Translation, vocab_size: int) -> None:
         self.inner, self.translation, self.vocab_size = inner, translation, vocab_size
         self.max_model_len, self.max_num_seqs = inner.max_model_len, inner.max_num_seqs
+        self.weight_bytes = getattr(inner, "weight_bytes", 0)
         self.ends: list[list[int]] = [[0] for _ in range(inner.max_num_seqs)]
         self.lengths: Any = _Lengths(self)
         self._ours, self._theirs = torch.from_numpy(translation.ours), torch.from_numpy(translation.theirs)
