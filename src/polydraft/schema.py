@@ -110,6 +110,11 @@ def fault(value: Any, schema: Schema, names: dict[str, int] | None = None, at: s
     known: dict[str, int] = {} if names is None else names
     if isinstance(schema, Array):
         return _array_fault(value, schema, known, at)
+    if isinstance(schema, tuple):
+        faults = [fault(value, one, known, at) for one in schema]
+        inner = next((found for found in faults if found and not found.startswith(f"{at} is ")), None)
+        either = f"{at} is {_shown(value)}; expected {' or '.join(_expected(one, known) for one in schema)}"
+        return None if None in faults else inner or either
     if not _fits(value, schema, known):
         return f"{at} is {_shown(value)}; expected {_expected(schema, known)}"
     inside: list[tuple[Any, Schema, str]] = []
@@ -127,8 +132,6 @@ def fault(value: Any, schema: Schema, names: dict[str, int] | None = None, at: s
 def _fits(value: Any, schema: Schema, known: dict[str, int]) -> bool:
     """Whether a value is right, apart from what it holds."""
     match schema:
-        case tuple():
-            return any(fault(value, one, known) is None for one in schema)
         case Number(low, high, whole):
             number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
             return number and _at(low, known) <= value <= _at(high, known)
@@ -182,8 +185,6 @@ def _shown(value: Any) -> str:
 
 def _expected(schema: Schema, known: Mapping[str, int]) -> str:
     match schema:
-        case tuple():
-            return " or ".join(_expected(one, known) for one in schema)
         case Number(low, high, whole):
             most = _at(high, known)
             reach = f">= {_at(low, known)}" if most == sys.float_info.max else f"from {_at(low, known)} to {most}"
@@ -289,19 +290,23 @@ PROFILE = Record(
 
 _WIDTH = (None, Number(1, 1 << 24))
 _TOKENS = (None, Number(-1, 1 << 31), Items(Number(-1, 1 << 31)))
+_THETA = {"rope_theta": (None, Number(1, 1e15, whole=False))}
+_ROPE = (None, Record(_THETA, more=True, partial=True))
 CONFIG = Record(
     {
         "vocab_size": (None, Number(1, MOST_IDS)),
-        "num_hidden_layers": (None, Number(1, 4096)),
+        "num_hidden_layers": (None, Number(1, 1024)),
         **dict.fromkeys(("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"), _WIDTH),
         "max_position_embeddings": (None, Number(1, 1 << 40)),
         "rms_norm_eps": (None, Number(0, 1, whole=False)),
         **dict.fromkeys(("eos_token_id", "bos_token_id"), _TOKENS),
+        **dict.fromkeys(("rope_parameters", "rope_scaling"), _ROPE),
+        **_THETA,
     },
     more=True,
     partial=True,
 )
-"""What config.json and generation_config.json may say of sizes; everything else is for transformers to refuse."""
+"""What a model's config.json and generation_config.json may say of what is allocated and computed with; the rest is for transformers to refuse."""
 
 PROMPT = Record({"prompt": Text(".+")}, more=True)
 """A line of a .jsonl file."""

@@ -11,8 +11,6 @@ from itertools import count
 from numbers import Integral
 from typing import Any, cast
 
-from jinja2 import TemplateError
-
 from polydraft.core import Drafter, Request, SamplingParams, Target, Verifier
 from polydraft.drafters.parts import Parts
 from polydraft.engine import build
@@ -310,7 +308,7 @@ class Engine(Loop):
             )
         try:
             text = self.tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
+        except Exception as error:  # a template is a program, and not ours
             raise IncompatibleError(
                 f"the chat template of {self.summary()['target']!r} refuses these messages: {error}. Change their roles or order."
             ) from error

@@ -8,8 +8,9 @@ import torch
 
 from polydraft.errors import InvalidInputError, ModelLoadError
 from polydraft.models.supported import check_plain, check_supported
+from polydraft.schema import CONFIG, fault, read_json
 
-__all__ = ["as_device", "as_dtype", "check_folder", "load_config", "load_module"]
+__all__ = ["as_device", "as_dtype", "check_folder", "first_line", "load_config", "load_module"]
 
 
 def as_device(device: str | torch.device | None) -> torch.device:
@@ -53,7 +54,7 @@ def _is_path(name: str) -> bool:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder without configuration or without readable safetensors weights.
+    """Refuse a folder without configuration, with numbers there that cannot be, or without readable safetensors weights.
 
     Raises:
         ModelLoadError: naming what is missing or which file is corrupt.
@@ -66,6 +67,8 @@ def check_folder(folder: Path) -> None:
         )
     if not (folder / "config.json").is_file():
         raise ModelLoadError(f"{str(folder)!r} has no config.json. A folder of `save_pretrained` is expected.")
+    for file in (folder / "config.json", folder / "generation_config.json"):
+        _check_config(file)
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         pickled = [f.name for f in folder.glob("*.bin")]
@@ -81,6 +84,15 @@ def check_folder(folder: Path) -> None:
                 pass
         except (SafetensorError, OSError) as error:
             raise ModelLoadError(f"{str(file)!r} is corrupt or cut off ({error}). Copy or download it again.") from error
+
+
+def _check_config(file: Path) -> None:
+    try:
+        found = fault(read_json(file.read_bytes()), CONFIG) if file.is_file() else None
+    except (OSError, ValueError) as error:
+        found = str(error)
+    if found:
+        raise ModelLoadError(f"the configuration {str(file)!r} cannot be: {found}. Copy or download it again.")
 
 
 def _advice(name: str) -> str:
@@ -104,10 +116,11 @@ def load_config(name: str) -> Any:
     try:
         return AutoConfig.from_pretrained(os.path.expanduser(name), trust_remote_code=False)
     except Exception as error:
-        raise ModelLoadError(f"the configuration of {name!r} could not be read: {_first_line(error)}.{_advice(name)}") from error
+        raise ModelLoadError(f"the configuration of {name!r} could not be read: {first_line(error)}.{_advice(name)}") from error
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says, or its name."""
     return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
 
 
@@ -137,7 +150,7 @@ def load_module(
             os.path.expanduser(name), dtype=number, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
     except Exception as error:
-        raise ModelLoadError(f"the model {name!r} could not be loaded: {_first_line(error)}.{_advice(name)}") from error
+        raise ModelLoadError(f"the model {name!r} could not be loaded: {first_line(error)}.{_advice(name)}") from error
     module, report = loaded
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])

@@ -119,6 +119,8 @@ class CompiledLlama:
             return f"its rope scaling {rope['rope_type']!r} changes with the length"
         if rope.get("partial_rotary_factor", 1.0) != 1.0:
             return "it rotates only a part of each head"
+        if config.num_attention_heads % config.num_key_value_heads:
+            return f"its {config.num_attention_heads} heads are no multiple of its {config.num_key_value_heads} groups of keys and values"
         sizes = (config.hidden_size, config.intermediate_size, config.num_attention_heads * head_width(config))
         if any(size % 8 for size in sizes):
             return f"its widths {sizes} are not all multiples of 8"

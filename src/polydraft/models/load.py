@@ -10,7 +10,7 @@ from polydraft.core import Target
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.models import checkpoint
 from polydraft.models.checkpoint import Checkpoint
-from polydraft.models.folder import as_device, as_dtype, load_module
+from polydraft.models.folder import as_device, as_dtype, first_line, load_module
 from polydraft.models.llama import CompiledLlama
 from polydraft.models.plain import PlainTarget
 from polydraft.models.static import StaticLlama
@@ -19,6 +19,7 @@ from polydraft.models.supported import check_supported
 __all__ = ["check_same_context", "check_same_vocabulary", "encode", "load_model", "load_tokenizer", "num_token_ids"]
 
 BACKENDS = ("auto", "compiled", "static", "transformers")
+INTERRUPTIONS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -110,10 +111,14 @@ def load_tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(os.path.expanduser(name), trust_remote_code=False)
-    except Exception as error:
+        made = AutoTokenizer.from_pretrained(os.path.expanduser(name), trust_remote_code=False)
+        made.decode(made("a")["input_ids"])  # some damage shows only in use
+        return made
+    except INTERRUPTIONS:
+        raise
+    except BaseException as error:  # a panic of its Rust code is no Exception
         raise ModelLoadError(
-            f"no tokenizer could be loaded from {name!r} ({type(error).__name__}: {str(error).strip().splitlines()[0][:200]}). "
+            f"no tokenizer could be loaded from {name!r} ({type(error).__name__}: {first_line(error)[:200]}). "
             "Save the model's tokenizer into its folder, or give token ids instead of text."
         ) from error
 
@@ -121,13 +126,24 @@ def load_tokenizer(name: str) -> Any:
 def encode(tokenizer: Any, text: str) -> list[int]:
     """Token ids of a prompt, as the tokenizer makes them: BOS once where it wants one, and no EOS that the text lacks.
 
+    Raises:
+        InvalidInputError: text that the tokenizer fails on.
+
     Example:
         >>> from polydraft.models import pair
         >>> tokenizer = load_tokenizer(str(pair.target_folder()))
         >>> tokenizer.decode(encode(tokenizer, "def add(a, b):"))
         'def add(a, b):'
     """
-    ids = list(tokenizer(text)["input_ids"])
+    try:
+        ids = list(tokenizer(text)["input_ids"])
+    except INTERRUPTIONS:
+        raise
+    except BaseException as error:  # see `load_tokenizer`
+        raise InvalidInputError(
+            f"a text of {len(text)} characters was given that the tokenizer fails on ({type(error).__name__}: {first_line(error)[:200]}); "
+            "expected text that can be written as UTF-8. Correct it, or give token ids."
+        ) from error
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     if bos is not None:
         begins = 0
