@@ -112,7 +112,7 @@ def test_restricted_draft_is_what_a_smaller_budget_draws(limits):
 
 def test_report_is_written_and_read(found, tmp_path):
     report = limits_report.as_dict(found, {"processor": "x"}, "polydraft limits")
-    files = limits_report.write(report, tmp_path / "out" / "limits.json")
+    files = limits_report.write(report, tmp_path / "limits.json")
     assert {f.name for f in files} == {
         "limits.json",
         "limits.md",
@@ -122,10 +122,10 @@ def test_report_is_written_and_read(found, tmp_path):
         "limits.png",
     }
     assert json.loads(files[0].read_text())["settings"]["contexts"] == 6
-    rows = list(csv.DictReader((tmp_path / "out" / "limits-paths.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "limits-paths.csv").open()))
     assert len(rows) == len(found.paths)
     assert "| bound | paths |" in files[1].read_text()
-    assert (tmp_path / "out" / "limits.png").stat().st_size > 10_000
+    assert (tmp_path / "limits.png").stat().st_size > 10_000
 
 
 def test_panels_have_titles_errors_and_legends_that_cover_nothing(found):

@@ -48,6 +48,9 @@ def test_results_that_could_not_be_written_are_refused_before_the_work(command, 
     assert f"{option} '{corpus / 'below'}' was given and cannot be written" in said
     if command != "bench drafters":
         assert "which is a folder; expected the name of a file" in line(*given, option, tmp_path)
+    said = line(*given, option, tmp_path / "nowhere" / "x")
+    assert f"cannot be written: there is no folder '{tmp_path / 'nowhere'}'. Make it first" in said
+    assert [p.name for p in tmp_path.iterdir()] == ["corpus.txt"]
 
 
 @contextmanager
@@ -90,10 +93,13 @@ def test_an_output_without_room_is_told_in_one_line(given, capsys):
     [
         ("p.txt", b"\n \n", "holds no prompt; expected one a line"),
         ("p.txt", b"ok\n\xff", "not UTF-8 at offset 3"),
-        ("p.jsonl", b'{"prompt": "a"}\n{"text": "b"}', "line 2 holds no prompt \\(KeyError"),
-        ("p.jsonl", b"a", "line 1 holds no prompt \\(JSONDecodeError"),
-        ("p.jsonl", b"[1]", "line 1 holds no prompt \\(TypeError"),
-        ("p.jsonl", b'{"prompt": 3}', "has the prompt 3; expected text"),
+        ("p.jsonl", b'{"prompt": "a"}\n{"text": "b"}', "line 2 holds no prompt: it has the names"),
+        ("p.jsonl", b"a", "line 1 holds no prompt: it is damaged where JSON"),
+        ("p.jsonl", b"[1]", "line 1 holds no prompt: it is \\[1\\]; expected an object"),
+        ("p.jsonl", b'{"prompt": 3}', "holds no prompt: prompt is 3; expected text"),
+        ("p.jsonl", b'{"prompt": ""}', "holds no prompt: prompt is ''; expected text"),
+        ("p.jsonl", b'{"prompt": "\\ud800"}', "holds no prompt: prompt is '.ud800'; expected text"),
+        ("p.jsonl", b"[" * 100_000, "line 1 holds no prompt: it is damaged where JSON"),
     ],
 )
 def test_a_file_of_prompts_that_holds_none_is_refused_with_its_line(name, content, said, tmp_path):

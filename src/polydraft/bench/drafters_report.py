@@ -1,11 +1,11 @@
 """The comparison of drafters as JSON, as markdown tables and as pictures."""
 
 import json
-import os
 import statistics
 from pathlib import Path
 from typing import Any
 
+from polydraft.atomic import replacing
 from polydraft.bench.drafters import MIXED, WAYS, WORKLOADS
 
 __all__ = ["markdown", "write"]
@@ -100,13 +100,12 @@ def _curves(report: dict[str, Any], path: Path) -> None:
 
 
 def write(report: dict[str, Any], folder: Path) -> list[Path]:
-    """The files that were written: drafters.json, drafters.md, tokens_per_call.png, learning_curve.png. Texts are renamed into place."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """The files that were written: drafters.json, drafters.md, tokens_per_call.png, learning_curve.png. An old text stays until the new one is complete."""
+    folder.mkdir(exist_ok=True)
     texts = {"drafters.json": json.dumps(report, indent=1) + "\n", "drafters.md": markdown(report)}
     for name, content in texts.items():
-        partial = folder / f"{name}.partial"
-        partial.write_text(content, encoding="utf-8")
-        os.replace(partial, folder / name)
+        with replacing(folder / name) as out:
+            out.write(content.encode())
     written = [folder / name for name in texts]
     for key, draw, name in (("rows", _bars, "tokens_per_call.png"), ("curves", _curves, "learning_curve.png")):
         if report[key]:

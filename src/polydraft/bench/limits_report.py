@@ -3,12 +3,12 @@
 import csv
 import io
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from polydraft.atomic import replacing
 from polydraft.bench.limits_picture import picture
 from polydraft.bench.limits_places import Findings
 
@@ -137,7 +137,7 @@ def _csv(rows: list[dict[str, Any]]) -> str:
 
 
 def write(report: dict[str, Any], path: Path) -> list[Path]:
-    """The JSON file, and beside it the tables (.md, three .csv) and the picture. Renamed into place: an old file survives a stop."""
+    """The JSON file, and beside it the tables (.md, three .csv) and the picture. An old text stays until the new one is complete."""
     stem = path.with_suffix("")
     texts = {
         path: json.dumps(report, indent=1) + "\n",
@@ -146,10 +146,8 @@ def write(report: dict[str, Any], path: Path) -> list[Path]:
         stem.with_name(f"{stem.name}-paths.csv"): _csv(report["paths"]),
         stem.with_name(f"{stem.name}-relaxed.csv"): _csv(report["relaxed"]),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
     for file, content in texts.items():
-        partial = file.with_name(file.name + ".partial")
-        partial.write_text(content, encoding="utf-8")
-        os.replace(partial, file)
+        with replacing(file) as out:
+            out.write(content.encode())
     picture(report, path.with_suffix(".png"))
     return [*texts, path.with_suffix(".png")]

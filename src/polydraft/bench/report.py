@@ -1,7 +1,6 @@
 """A bench's findings as JSON, as a markdown table and as a picture."""
 
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from polydraft.atomic import replacing
 from polydraft.bench.suite import Findings
 
 __all__ = ["as_dict", "markdown", "picture", "write"]
@@ -123,12 +123,10 @@ def picture(report: dict[str, Any], path: Path) -> None:
 
 
 def write(report: dict[str, Any], path: Path) -> list[Path]:
-    """The JSON file, and beside it a markdown table and a picture. Written under another name and renamed: an old one survives."""
+    """The JSON file, and beside it a markdown table and a picture. An old text stays until the new one is complete."""
     written = [path, path.with_suffix(".md"), path.with_suffix(".png")]
-    path.parent.mkdir(parents=True, exist_ok=True)
     for file, content in ((written[0], json.dumps(report, indent=1) + "\n"), (written[1], markdown(report) + "\n")):
-        partial = file.with_name(file.name + ".partial")
-        partial.write_text(content, encoding="utf-8")
-        os.replace(partial, file)
+        with replacing(file) as out:
+            out.write(content.encode())
     picture(report, written[2])
     return written

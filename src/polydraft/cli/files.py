@@ -1,6 +1,5 @@
 """Files of the commands: prompts that are read, and results that are refused before the work if they could not be written."""
 
-import json
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,10 +13,10 @@ ROOM = 1 << 20
 
 
 def check_output(option: str, file: Path | None) -> None:
-    """Refuse, before anything is measured, a file that could not be written. Folders on the way are made; None is no file.
+    """Refuse, before anything is measured, a file that could not be written; None is no file.
 
     Raises:
-        InvalidInputError: a folder is there, or its folder cannot be made or written to.
+        InvalidInputError: a folder is there, or its own folder is not there or cannot be written to.
     """
     if file is None:
         return
@@ -27,18 +26,24 @@ def check_output(option: str, file: Path | None) -> None:
 
 
 def check_output_folder(option: str, folder: Path | None) -> None:
-    """The same for a folder that is filled.
+    """The same for a folder that is filled; it is made, but not the one around it.
 
     Raises:
         InvalidInputError: a file is there, or the folder cannot be made or written to.
     """
     if folder is not None:
-        _check(option, folder, folder)
+        _check(option, folder, folder, make=True)
 
 
-def _check(option: str, given: Path, folder: Path) -> None:
+def _check(option: str, given: Path, folder: Path, *, make: bool = False) -> None:
+    around = folder.parent if make else folder
+    if not around.exists():
+        raise InvalidInputError(
+            f"{option} {str(given)!r} was given and cannot be written: there is no folder {str(around)!r}. Make it first, or name another one."
+        )
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if make:
+            folder.mkdir(exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(ROOM))
     except OSError as error:
@@ -85,13 +90,15 @@ def read_lines(option: str, file: Path) -> list[str]:
 
 
 def _of_json(where: str, line: str) -> str:
+    from polydraft.schema import PROMPT, fault, read_json
+
     try:
-        prompt = json.loads(line)["prompt"]
-    except (ValueError, TypeError, KeyError) as error:
+        said = read_json(line)
+        found = fault(said, PROMPT)
+    except ValueError as error:
+        said, found = {}, str(error)
+    if found:
         raise InvalidInputError(
-            f'{where} holds no prompt ({type(error).__name__}: {error}); expected {{"prompt": "text"}}. Correct it, or name the '
-            "file .txt to read each line as it is."
-        ) from error
-    if not isinstance(prompt, str) or not prompt:
-        raise InvalidInputError(f"{where} has the prompt {prompt!r}; expected text that is not empty. Correct it.")
-    return prompt
+            f'{where} holds no prompt: {found}; expected {{"prompt": "text"}}. Correct it, or name the file .txt to read each line as it is.'
+        )
+    return said["prompt"]
