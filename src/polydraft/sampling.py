@@ -28,7 +28,7 @@ from polydraft.core import TokenTree
 from polydraft.errors import InvalidInputError
 from polydraft.params import SamplingParams
 
-__all__ = ["check_vocabulary", "is_plain", "laws", "logprobs", "process", "soften"]
+__all__ = ["check_vocabulary", "is_plain", "laws", "logprobs", "process", "sift", "soften"]
 
 
 def is_plain(params: SamplingParams) -> bool:
@@ -162,7 +162,7 @@ _BUCKETS = 2048
 
 
 @njit(cache=True)
-def _sift(heap, x, at, size):
+def sift(heap, x, at, size):
     """Let heap[at] sink: the token to remove first, smallest logit and then highest id, comes to lie on top."""
     while 2 * at + 1 < size:
         low = 2 * at + 1
@@ -198,7 +198,7 @@ def _drop_tail(x: np.ndarray, probs: np.ndarray, limits: np.ndarray) -> None:
         heap = np.nonzero(bucket == border)[0]
         size = len(heap)
         for j in range(size // 2 - 1, -1, -1):
-            _sift(heap, x[r], j, size)
+            sift(heap, x[r], j, size)
         while size > (border == 0):  # the largest token always stays
             smallest = heap[0]
             below += probs[r, smallest]
@@ -206,7 +206,7 @@ def _drop_tail(x: np.ndarray, probs: np.ndarray, limits: np.ndarray) -> None:
                 break
             size -= 1
             heap[0] = heap[size]
-            _sift(heap, x[r], 0, size)
+            sift(heap, x[r], 0, size)
             x[r, smallest] = -np.inf
         for i in range(V):
             if bucket[i] > border:

@@ -24,7 +24,7 @@ from polydraft.core import AuxRows, NoiseKey, Outcome
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models import llama_weights
 from polydraft.models.llama import CompiledLlama
-from polydraft.models.proposal import propose_paths
+from polydraft.models.proposal import draft_law, propose_paths
 
 SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 256}
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -158,6 +158,15 @@ def test_coupled_proposals_are_won_by_the_smallest_arrival(trunk):
         clocks = noise.clocks(NoiseKey(key.seed, key.sample, key.position + depth), 61)[0]
         ranking = (probs[0, rows[0, n]].double() / clocks).argsort(descending=True)
         assert tree.tokens[0, n] == ranking[n - 1 - trunk if depth == trunk else 0]
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 7, 39, 40])
+def test_a_draft_law_keeps_the_largest_and_what_equals_the_least_of_them(top_k):
+    logits = np.random.default_rng(top_k).integers(0, 9, 40).astype(np.float32)
+    out = np.empty_like(logits)
+    draft_law(logits.copy(), np.zeros(0, np.float32), 1.0, top_k, 1.0, 0.0, out)
+    assert ((out > 0) == (logits >= np.sort(logits)[40 - top_k])).all()
+    assert out.sum() == pytest.approx(1.0)
 
 
 def test_a_proposal_reads_many_pending_tokens():

@@ -20,6 +20,7 @@ from polydraft.models.kernels import PANEL
 from polydraft.models.layout import Size, layouts
 from polydraft.models.llama_pass import TREE_ROOM, compiled_pass
 from polydraft.noise import choose_row, first_arrivals, uniform_at
+from polydraft.sampling import sift
 
 if TYPE_CHECKING:
     from polydraft.models.llama import CompiledLlama
@@ -31,6 +32,19 @@ _STEEPEST = float(np.finfo(_f32).max)
 """Largest inverse of a temperature: 0 times it is 0, where 0 times infinity is no number."""
 LONGEST_PENDING = 32
 """Committed tokens that a proposal reads itself; more are read by a pass of their own before."""
+
+
+@njit
+def _least_of_largest(x, count):
+    """The count-th largest of x. `np.partition` says the same, and takes a tenth of all compiling at first use."""
+    heap = np.arange(count)  # the least on top
+    for j in range(count // 2 - 1, -1, -1):
+        sift(heap, x, j, count)
+    for i in range(count, len(x)):
+        if x[i] > x[heap[0]]:
+            heap[0] = i
+            sift(heap, x, 0, count)
+    return x[heap[0]]
 
 
 @njit(cache=True, error_model="numpy")
@@ -51,7 +65,7 @@ def draft_law(logits, bias, temperature, top_k, top_p, min_p, out):
     for i in range(V):
         out[i] = exp((logits[i] - top) * inverse)
     if 0 < top_k < V:
-        least = np.partition(out, V - top_k)[V - top_k]
+        least = _least_of_largest(out, top_k)
         for i in range(V):
             if out[i] < least:
                 out[i] = 0
@@ -61,7 +75,8 @@ def draft_law(logits, bias, temperature, top_k, top_p, min_p, out):
         while kept < V and mass < wanted:
             mass += out[order[kept]]
             kept += 1
-        out[order[kept:]] = 0
+        for i in order[kept:]:
+            out[i] = 0
     if min_p > 0.0:
         for i in range(V):
             if out[i] < min_p * out[best]:
