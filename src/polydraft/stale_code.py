@@ -60,8 +60,9 @@ def drop(root: Path) -> list[str]:
     seen = sorted((path.as_posix(), info.st_mtime_ns, info.st_size) for path in root.rglob("*.py") for info in [path.stat()])
     quick = sha256(repr(seen).encode()).hexdigest()
     before: dict[str, str] = {}
-    with suppress(OSError, ValueError):
-        before = json.loads(stamp.read_text(encoding="utf-8"))
+    with suppress(OSError, ValueError, RecursionError):
+        said = json.loads(stamp.read_text(encoding="utf-8"))
+        before = said if isinstance(said, dict) else {}
     if before.get("all") == quick:
         return []
     now = _stamps(root)

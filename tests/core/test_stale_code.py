@@ -51,7 +51,8 @@ def test_only_what_depends_on_a_change_is_dropped(package):
     assert stale_code.drop(package) == []
 
 
-def test_a_damaged_stamp_drops_everything(package):
+@pytest.mark.parametrize("text", ["{", "[]", "3", "[" * 100_000])
+def test_a_damaged_stamp_drops_everything(package, text):
     stale_code.drop(package)
-    (package / "__pycache__" / "compiled_sources.json").write_text("{", encoding="utf-8")
+    (package / "__pycache__" / "compiled_sources.json").write_text(text, encoding="utf-8")
     assert stale_code.drop(package) == ["inner.py", "other.py", "outer.py"]

@@ -2,8 +2,14 @@
 
 import argparse
 import textwrap
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 
+import pytest
+
+from damage import mutated_json
+from polydraft.errors import InvalidInputError
 from polydraft.train.corpus import HELD_OUT, Corpus, Document, Package, is_held_out, is_prose_like_code, select, windows
 
 TEXTWRAP = Path(textwrap.__file__).read_text(encoding="utf-8")
@@ -66,6 +72,18 @@ def test_the_hash_follows_the_text(tmp_path):
     corpus.save(tmp_path / "corpus.json")
     assert Corpus.load(tmp_path / "corpus.json") == corpus
     assert corpus_of(Document("python", "rooms.py", OTHER + "\n")).hash() != corpus.hash()
+
+
+def test_a_damaged_corpus_is_refused(tmp_path):
+    corpus_of(Document("python", "rooms.py", OTHER)).save(tmp_path / "whole")
+    whole = (tmp_path / "whole").read_bytes()
+    for seed in range(200):
+        (tmp_path / "corpus.json").write_bytes(mutated_json(whole, Random(seed)))
+        with suppress(InvalidInputError):
+            loaded = Corpus.load(tmp_path / "corpus.json")
+            assert [(d.path, d.text) for d in loaded.train] == [("rooms.py", OTHER)]
+    with pytest.raises(InvalidInputError, match="No such file"):
+        Corpus.load(tmp_path / "nothing")
 
 
 def test_every_package_of_the_closure_can_be_held_out_by_path():

@@ -22,6 +22,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 from polydraft.errors import InvalidInputError
+from polydraft.schema import CORPUS, fault, read_json
 
 STANDARD_LIBRARY = "python"
 RUNTIME_DEPENDENCIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "numba", "scipy", "typer", "rich")
@@ -79,7 +80,18 @@ class Corpus:
 
     @classmethod
     def load(cls, path: Path) -> Corpus:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        """Read what `save` wrote.
+
+        Raises:
+            InvalidInputError: a file that cannot be read, is no corpus, or does not have its hash.
+        """
+        try:
+            record = read_json(path.read_bytes())
+            found = fault(record, CORPUS)
+        except (OSError, ValueError) as error:
+            record, found = {}, str(error)
+        if found:
+            raise InvalidInputError(f"{path.name} was given as a training corpus, but {found}; rebuild it with `corpus`.")
         corpus = cls(
             packages=tuple(Package(**p) for p in record["packages"]),
             train=tuple(Document(**d) for d in record["train"]),
