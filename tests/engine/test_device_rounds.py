@@ -60,7 +60,8 @@ def test_generation_with_torch_walks_is_that_of_the_compiled_ones(drafter, verif
     expected = texts(StaticLlama(model, max_num_seqs=4), drafter, verifier, params, **options)
     used = request.getfixturevalue("torch_walks")
     assert texts(StaticLlama(model, max_num_seqs=4), drafter, verifier, params, **options) == expected
-    assert set(used) == {"block" if verifier == "greedy_traversal" else verifier}
+    rule = "block" if verifier == "greedy_traversal" else verifier
+    assert {rule} <= set(used) <= {rule, "match"}, "a last token is drawn without a draft"
 
 
 @pytest.mark.parametrize(("width", "verifier"), [(1, "greedy_traversal"), (2, "greedy_traversal"), (2, "match")])

@@ -17,6 +17,7 @@ import torch
 from polydraft.core import Request, SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.engine.stats import RequestStats
+from polydraft.params import MOST_SAMPLES
 
 __all__ = ["Contender", "Measurement", "Run", "Timer", "engine_contender", "measure", "near_tie"]
 
@@ -151,8 +152,8 @@ def engine_contender(name: str, engine: Engine, temperature: float) -> Contender
     def generate(prompts: Prompts, params: SamplingParams) -> Run:
         timer = Timer()
         ids = [f"{name}-{i}" for i in range(len(prompts))]
-        for request_id, prompt in zip(ids, prompts, strict=True):
-            engine.add_request(Request(request_id, tuple(prompt), params, params.seed or 0, 0))
+        for i, (request_id, prompt) in enumerate(zip(ids, prompts, strict=True)):
+            engine.add_request(Request(request_id, tuple(prompt), params, params.seed or 0, MOST_SAMPLES * i))
         done: dict[str, Any] = {}
         while len(done) < len(ids):
             outputs = engine.step()

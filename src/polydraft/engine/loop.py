@@ -211,17 +211,17 @@ class Loop:
             self._streams[output.request_id].append(output)
 
     def _leave(self, s: Sequence) -> None:
-        """A finished sequence is forgotten and gives back what it holds."""
+        """A finished sequence gives back what it holds and is forgotten; one that was interrupted on its way may leave again."""
+        self._evict(s)
+        siblings = self._unfinished.get(s.request.id, {})
+        siblings.pop(s, None)
+        if not siblings:
+            self._unfinished.pop(s.request.id, None)
         self._waiting.pop(s, None)
         if s in self._running:
             self._running.remove(s)
-        siblings = self._unfinished[s.request.id]
-        del siblings[s]
-        if not siblings:
-            del self._unfinished[s.request.id]
         if self.drafter is not None and self._teaching:
             drafting.teach(self.drafter, s)
-        self._evict(s)
 
     def _evict(self, s: Sequence) -> None:
         """Take a sequence off its slot; what it emitted stays with it."""
