@@ -38,5 +38,5 @@ def test_in_a_batch_of_all_shapes_each_text_is_the_one_that_it_is_alone(asked, r
     drafts = shapes_of(together, monkeypatch)
     texts = [r.token_ids for r in together.generate([[1, 2]] * len(params), params)]
     alone = engine(Script(BUDGETS[asked]))
-    assert texts == [alone.generate([[1, 2]], p)[0].token_ids for p in params]
+    assert texts == [alone.generate([[1, 2]], p, first_index=i)[0].token_ids for i, p in enumerate(params)]
     assert drafts[0].shape is asked and drafts[0].tree.parents[row, slice(*nodes)].tolist() == parents
