@@ -6,6 +6,9 @@ from time import perf_counter
 import numpy as np
 import pytest
 
+from polydraft import registry
+from polydraft.bench.every_drafter import AgainstPlain, against_plain
+from polydraft.bench.every_drafter import markdown as drafters_markdown
 from polydraft.bench.planner import WORKLOADS, Accuracy, accuracy, markdown, sizes_of
 from polydraft.bench.profile import PARTS, SIZES, profile
 from polydraft.bench.scaling import Curve, Point, picture, scaling
@@ -78,3 +81,12 @@ def test_the_parts_of_a_round_add_up_and_none_is_missing():
     assert all(ms >= 0 for ms in found.values()) and found["projections"] > 0 and found["verification"] > 0
     assert found["noise"] < 0.2 * sum(found.values())
     assert 4 * sum(found.values()) < 1e3 * (perf_counter() - started)
+
+
+def test_every_registered_drafter_meets_plain_decoding_on_the_same_prompts():
+    rows = list(against_plain(drafters=["ngram", "lookahead"], count=2, max_tokens=12))
+    assert [row.drafter for row in rows] == ["ngram", "lookahead"] and set(registry.names("drafter")) > {"ngram", "lookahead"}
+    for row in rows:
+        assert [tokens for tokens, _ in row.plain] == [tokens for tokens, _ in row.adaptive] == [12, 12] and row.calls >= 2
+    even = AgainstPlain("x", [(10, 1.0)], [(30, 2.0)], drafted=6, calls=4)
+    assert "| x | 10 | 15 | 1.50 | 1.500 |" in drafters_markdown([even])

@@ -6,7 +6,15 @@ from typer.testing import CliRunner, Result
 from polydraft.cli.main import app
 
 RUNNER = CliRunner()
-SHORT = ["--max-tokens", "16", "--seed", "5", "--ignore-eos"]
+SHORT = [
+    "--max-tokens",
+    "16",
+    "--seed",
+    "5",
+    "--depth",
+    "4",
+    "--ignore-eos",
+]  # a fixed size: a plan that learns looks at the clock
 
 
 def run(*given: str, stdin: str | bytes | None = None) -> Result:

@@ -70,7 +70,7 @@ def bench(
         show_passes(quick=quick)
         return
     if planner:
-        _planner(json_file, quick)
+        _planner(json_file, quick, model)
         return
     if scaling:
         _scaling(json_file, quick)
@@ -121,17 +121,28 @@ def bench(
             typer.echo(f"wrote {path}", err=True)
 
 
-def _planner(json_file: Path | None, quick: bool) -> None:
-    from polydraft.bench import planner
+def _planner(json_file: Path | None, quick: bool, chat: str | None) -> None:
+    """The adaptive plan against fixed ones, and every drafter against none; of a chat model the latter alone."""
+    from polydraft.bench import every_drafter, planner
 
+    rows = []
+    for row in every_drafter.against_plain(chat, count=2 if quick else 24, max_tokens=16 if quick else 96):
+        rows.append(row)
+        typer.echo(every_drafter.markdown([row]).splitlines()[-1], err=True)
+    typer.echo(every_drafter.markdown(rows))
     found = []
+    if chat is not None:
+        if json_file is not None:
+            report = {"hardware": machine(), "model": Path(chat).name, "drafters": [row.to_dict() for row in rows]}
+            json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        return
     for name in planner.WORKLOADS:
         count = 2 if quick else 60 if name == "mixed batch" else 120  # of four texts each
         found.append(planner.accuracy(name, count=count, max_tokens=16 if quick else 96))
         typer.echo(f"{name}: {found[-1].ratio:.3f} of the best fixed plan, {found[-1].best_fixed}", err=True)
     typer.echo(planner.markdown(found))
     if json_file is not None:
-        report = {"hardware": machine(), "workloads": [a.to_dict() for a in found]}
+        report = {"hardware": machine(), "workloads": [a.to_dict() for a in found], "drafters": [row.to_dict() for row in rows]}
         json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 

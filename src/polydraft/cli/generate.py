@@ -73,7 +73,11 @@ def generate(
     presence_penalty: Annotated[float, typer.Option(help="0 switches it off.", rich_help_panel=_SAMPLING)] = 0.0,
     frequency_penalty: Annotated[float, typer.Option(help="0 switches it off.", rich_help_panel=_SAMPLING)] = 0.0,
     seed: Annotated[
-        int | None, typer.Option(help="Noise of the request; drawn and reported without it.", rich_help_panel=_SAMPLING)
+        int | None,
+        typer.Option(
+            help="Noise of the request; drawn and reported without it. It repeats a text at temperature 0, with --depth or --profile, or with the rule race.",
+            rich_help_panel=_SAMPLING,
+        ),
     ] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="Text that ends the output; may be repeated.", rich_help_panel=_SAMPLING)
