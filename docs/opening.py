@@ -1,8 +1,9 @@
 """The example at the top of the README: the run of median speed-up of the default method on the embedded pair.
 
-    python docs/opening.py [REPETITIONS]      prints every prompt's speed-up, then the example
+    python docs/opening.py [REPETITIONS] [PROFILE]      prints every prompt's speed-up, then the example
 
 Every short held-out prompt is continued REPETITIONS times with different seeds at temperature 1, with drafts and without, in turn.
+PROFILE: what `polydraft tune --save` wrote; without it the engine learns what rounds cost as it goes.
 Speeds are tokens per second of processor time, as others may use the machine meanwhile; everything runs on one thread.
 """
 
@@ -23,9 +24,9 @@ def rate(run: Run) -> float:
     return run.num_tokens / run.cpu_seconds
 
 
-def main(repetitions: int, num_prompts: int | None = None) -> None:
+def main(repetitions: int, profile: str | None = None, num_prompts: int | None = None) -> None:
     torch.set_num_threads(1)
-    engine, plain = Engine.embedded(max_num_seqs=1), Engine.embedded(max_num_seqs=1, drafter=None)
+    engine, plain = Engine.embedded(max_num_seqs=1, profile=profile), Engine.embedded(max_num_seqs=1, drafter=None)
     texts = {p.name: p.text for p in pair.prompts() if not p.name.endswith("-long")}
     names = list(texts)[:num_prompts]
     prompts = {name: engine.encode(texts[name]) for name in names}
@@ -51,4 +52,4 @@ def main(repetitions: int, num_prompts: int | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5, *sys.argv[2:3])
