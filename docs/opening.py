@@ -52,4 +52,4 @@ def main(repetitions: int, profile: str | None = None, num_prompts: int | None =
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5, *sys.argv[2:3])
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5, sys.argv[2] if len(sys.argv) > 2 else None)
