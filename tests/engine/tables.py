@@ -1,4 +1,4 @@
-"""A target and a draft model that are tables in float64: the law of the next token depends on the last two tokens."""
+"""A target and a draft model that are tables: the law of the next token depends on the last two tokens."""
 
 from collections import Counter
 
@@ -10,11 +10,15 @@ from polydraft.core import Scores, TokenTree
 
 
 class TableModel:
-    """`core.Target` over a random table. Contexts are remembered in slots, as a cache would."""
+    """`core.Target` over a random table. Contexts are remembered in slots, as a cache would.
 
-    def __init__(self, V=7, seed=0, sharp=2.0, max_model_len=64, max_num_seqs=4):
+    Rules have their walks for float32; float64, for strict equality, goes by their verdicts.
+    """
+
+    def __init__(self, V=7, seed=0, sharp=2.0, max_model_len=64, max_num_seqs=4, dtype=torch.float64):
         self.vocab_size, self.max_model_len, self.max_num_seqs = V, max_model_len, max_num_seqs
-        self.logits = sharp * torch.randn(V, V, V, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        logits = sharp * torch.randn(V, V, V, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        self.logits = logits.to(dtype)
         self.eos_token_ids = ()
         self.texts = [[] for _ in range(max_num_seqs)]
         self._scored = {}
@@ -80,7 +84,7 @@ def plain_greedy(model, prompt, count):
 
 def law(model, prompt, count):
     """Probability of every continuation of this length, [V] * count."""
-    probs = model.logits.softmax(-1)
+    probs = model.logits.double().softmax(-1)
     states = probs[prompt[-2] if len(prompt) > 1 else 0, prompt[-1]]
     if count == 1:
         return states
@@ -104,10 +108,12 @@ def table_engine(kind="paths", verifier="auto", depth=3, num_paths=2, seqs=4, **
 
 def p_value(make, prompt, count, seeds, **params):
     """Chi-square of the engine's first tokens against the table, cells of small expectation pooled."""
-    made = make.generate([prompt], SamplingParams(max_tokens=count + 3, n=seeds, seed=5, **params))[0]
+    sizes = [min(512, seeds - done) for done in range(0, seeds, 512)]
+    each = [SamplingParams(max_tokens=count + 1, n=size, seed=5 + i, **params) for i, size in enumerate(sizes)]
+    samples = [sample for made in make.generate([prompt] * len(sizes), each) for sample in made.samples]
     V = make.target.vocab_size
     expected = law(make.target, prompt, count).flatten() * seeds
-    code = [sum(t * V ** (count - 1 - i) for i, t in enumerate(s.token_ids[:count])) for s in made.samples]
+    code = [sum(t * V ** (count - 1 - i) for i, t in enumerate(s.token_ids[:count])) for s in samples]
     seen = torch.zeros_like(expected)
     for c, times in Counter(code).items():
         seen[c] = times

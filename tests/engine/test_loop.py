@@ -1,7 +1,7 @@
-"""The loop: equal to plain decoding, exact in law, sequences join and leave, failures leave the text unharmed."""
+"""The loop: equal to plain decoding, sequences join and leave, failures leave the text unharmed."""
 
 import pytest
-from tables import TableModel, p_value, plain_greedy
+from tables import TableModel, plain_greedy
 from tables import table_engine as engine
 
 from polydraft import Engine, SamplingParams
@@ -31,16 +31,6 @@ def test_seed_exact_output_does_not_depend_on_drafter_depth_or_batch(kind):
     for depth, paths in ((1, 1), (4, 2), (3, 3)):
         found = engine(kind, "race", depth, paths).generate(PROMPTS, params)
         assert [r.token_ids for r in found] == expected
-
-
-@pytest.mark.parametrize(("kind", "verifier"), [("chain", "block"), ("paths", "auto"), ("without_replacement", "recursive_wor")])
-def test_output_law_over_rounds_is_the_tables(kind, verifier):
-    fast = engine(kind, verifier, seqs=64, V=3)
-    assert p_value(fast, [1, 2], 2, 192) > 1e-3
-
-
-def test_output_law_is_the_same_without_drafts():
-    assert p_value(plain(seqs=64, V=3), [1, 2], 2, 192) > 1e-3
 
 
 def test_one_pass_of_the_draft_for_each_depth_of_the_whole_batch():

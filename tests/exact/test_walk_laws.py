@@ -16,7 +16,7 @@ import torch
 from harness import Tables, as_batch, by_depth, by_position, enumerate_drafts, ragged, target_law
 from oracle import lifted
 from scipy.stats import chi2
-from walk_rounds import first_nodes
+from walk_rounds import first_nodes, trunk_counted_twice
 
 from polydraft import noise, registry
 from polydraft import tree as trees
@@ -211,21 +211,10 @@ def copies_dropped(draft, logits):
     return replace(draft, tree=TokenTree(tokens, parents), rows=rows), torch.where(equal[..., None], logits[:, order], logits)
 
 
-def trunk_counted_twice(draft, logits):
-    """One draw of a trunk passed off as two."""
-    parents = torch.tensor([-1, 0, 0, 1, 2]).expand(ROWS, -1).contiguous()
-    rows = torch.tensor([-1, 0, 0, 1, 1]).expand(ROWS, -1).contiguous()
-    tree = TokenTree(draft.tree.tokens[:, [0, 1, 1, 2, 3]], parents)
-    return replace(draft, tree=tree, rows=rows), logits[:, [0, 1, 1, 2, 3]].contiguous()
-
-
 def likeliest_first(draft, logits):
     """Two paths sorted by the draft's probability of their first tokens."""
-    q = draft.probs[:, 0].gather(1, draft.tree.tokens[:, 1:3])
-    order = torch.where((q[:, 0] < q[:, 1])[:, None], torch.tensor([0, 2, 1, 4, 3]), torch.arange(5))
-    tree = TokenTree(draft.tree.tokens.gather(1, order), draft.tree.parents)
-    moved = logits.gather(1, order[..., None].expand(-1, -1, V))
-    return replace(draft, tree=tree, rows=draft.rows.gather(1, order)), moved
+    order = wrong_rules.likeliest_first(draft)
+    return wrong_rules.permuted(draft, order), logits.gather(1, order[..., None].expand(-1, -1, V))
 
 
 def sharpened(draft, logits):

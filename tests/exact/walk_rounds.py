@@ -43,6 +43,14 @@ def first_nodes(draft: Draft, sizes: list[int]) -> Draft:
     return Draft(tree, draft.law, draft.shape, draft.probs, draft.rows.where(real, -1), draft.noise)
 
 
+def trunk_counted_twice(draft: Draft, rows: torch.Tensor) -> tuple[Draft, torch.Tensor]:
+    """One draw of a trunk of one, then two children, passed off as two draws; rows: of the target, at the nodes."""
+    nodes, B = [0, 1, 1, 2, 3], len(rows)
+    parents, drawn_from = (torch.tensor(x).expand(B, -1).contiguous() for x in ([-1, 0, 0, 1, 2], [-1, 0, 0, 1, 1]))
+    tree = TokenTree(draft.tree.tokens[:, nodes], parents)
+    return Draft(tree, draft.law, draft.shape, draft.probs, drawn_from, draft.noise), rows[:, nodes].contiguous()
+
+
 def same(one: Outcome, two: Outcome) -> bool:
     return all(torch.equal(getattr(one, x), getattr(two, x)) for x in ("path", "num_accepted", "token"))
 

@@ -15,15 +15,33 @@ from torch import Tensor
 
 from polydraft import noise
 from polydraft import tree as trees
-from polydraft.core import Budget, Draft, Method, NoiseKey, Outcome, Scores, SiblingLaw, Target, TokenTree, TreeShape, Verdict
-from polydraft.drafters.model import ModelDrafter, ModelState
+from polydraft.bench.wrong_drafters import DropsUnlikely, OwnPositions, TopWithRow
+from polydraft.core import Draft, Method, NoiseKey, Outcome, Scores, SiblingLaw, Target, TokenTree, TreeShape, Verdict
+from polydraft.drafters.model import ModelDrafter
 from polydraft.registry import verifier
 from polydraft.verifiers._residual import normalise, normalise_or, positive_part
 from polydraft.verifiers._verdict import TreeVerdict
 from polydraft.verifiers.token import recursive, speculative
 from polydraft.verifiers.tree.topdown import TopDown
 
-__all__ = ["FEW", "FUSED", "Mistake", "Reversed", "keep_all", "mistakes"]
+__all__ = [
+    "FEW",
+    "FUSED",
+    "Mistake",
+    "Reversed",
+    "block",
+    "counted_twice",
+    "duplicates_skipped",
+    "iid_as_distinct",
+    "keep_all",
+    "likeliest_first",
+    "mistakes",
+    "own_position",
+    "permuted",
+    "redraws",
+    "resorted",
+    "sorted_paths",
+]
 
 FEW = 5
 """Tokens that the laws of a self-test are cut to: mistakes show where draws repeat."""
@@ -74,14 +92,14 @@ class Reversed:
 # Wrong rules for the children of one node
 
 
-def _duplicates_skipped(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
+def duplicates_skipped(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
     kept = draws.clone()
     for j in range(1, draws.shape[1]):
         kept[(draws[:, :j] == draws[:, j : j + 1]).any(1), j] = -1
     return recursive.emitted(p, q, kept, replacement=True)
 
 
-def _iid_as_distinct(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
+def iid_as_distinct(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
     """Equal draws are tested against a q without them, and take their part of the residual again."""
     law, alive, r, c = torch.zeros_like(p), torch.ones_like(p[:, 0]), p, q
     for j, draw in enumerate(draws.unbind(1)):
@@ -94,7 +112,7 @@ def _iid_as_distinct(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
     return law + alive[:, None] * r
 
 
-def _resorted(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
+def resorted(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
     there = torch.where(draws >= 0, q.gather(1, draws.clamp(min=0)), -1.0)
     return recursive.emitted(p, q, draws.gather(1, there.argsort(1, descending=True)), replacement=False)
 
@@ -152,7 +170,7 @@ def block(
     return TreeVerdict(draft.tree, stop, lambda node: laws[torch.arange(len(p)), node])
 
 
-def _permuted(draft: Draft, order: Int[Tensor, "B N"]) -> Draft:
+def permuted(draft: Draft, order: Int[Tensor, "B N"]) -> Draft:
     """The draft with its nodes in another order."""
     rank = order.argsort(1)
     moved = draft.tree.parents.gather(1, order)
@@ -160,8 +178,8 @@ def _permuted(draft: Draft, order: Int[Tensor, "B N"]) -> Draft:
     return replace(draft, tree=TokenTree(draft.tree.tokens.gather(1, order), parents), rows=draft.rows.gather(1, order))
 
 
-def _sorted_paths(draft: Draft, target_probs: Tensor) -> Verdict:
-    """Recursive rejection over paths whose order follows the draft's probability of their first token."""
+def likeliest_first(draft: Draft) -> Int[Tensor, "B N"]:
+    """An order of the nodes in which two paths follow the draft's probability of their first token."""
     B, N = draft.tree.tokens.shape
     order = torch.arange(N).expand(B, N).clone()
     for b in range(B):
@@ -171,11 +189,17 @@ def _sorted_paths(draft: Draft, target_probs: Tensor) -> Verdict:
         a, c = heads
         q = draft.probs[b, draft.rows[b, a]]
         if q[draft.tree.tokens[b, a]] < q[draft.tree.tokens[b, c]]:
-            paths = trees.ancestors(draft.tree)[b]
-            first, second = ([n for n in range(1, N) if paths[n, head]] for head in (a, c))
+            paths = trees.ancestors(trees.subtree(draft.tree, b))[0]
+            first, second = ([n for n in range(1, len(paths)) if paths[n, head]] for head in (a, c))
             order[b, 1 : 1 + len(first) + len(second)] = torch.tensor([*second, *first])
+    return order
+
+
+def sorted_paths(draft: Draft, target_probs: Tensor) -> Verdict:
+    """Recursive rejection over paths whose order follows the draft's probability of their first token."""
+    order = likeliest_first(draft)
     verdict = verifier("recursive")(
-        _permuted(draft, order), target_probs.gather(1, order[..., None].expand(-1, -1, target_probs.shape[-1]))
+        permuted(draft, order), target_probs.gather(1, order[..., None].expand(-1, -1, target_probs.shape[-1]))
     )
     stop = torch.zeros_like(verdict.stop).scatter(1, order, verdict.stop)
     rank = order.argsort(1)
@@ -232,82 +256,6 @@ def own_position(draft: Draft, target_probs: Tensor) -> Verdict:
     return _OwnPositionVerdict(draft.tree, verifier("block")(draft, target_probs))
 
 
-# Wrong drafters
-
-
-class _TopWithRow(ModelDrafter):
-    """The most probable children, passed off as draws from the row."""
-
-    def propose(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
-        draft = super().propose(states, budgets)
-        tokens = draft.tree.tokens.clone()
-        for b in range(len(tokens)):
-            heads = [n for n in range(1, tokens.shape[1]) if draft.tree.parents[b, n] == 0]
-            if heads and draft.probs is not None:
-                tokens[b, heads] = draft.probs[b, draft.rows[b, heads[0]]].topk(len(heads)).indices
-        return replace(draft, tree=replace(draft.tree, tokens=tokens))
-
-
-class _DropsUnlikely(ModelDrafter):
-    """Draws a token and drops it where the draft finds it unlikely."""
-
-    def propose(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
-        draft = super().propose(states, budgets)
-        if draft.tree.num_nodes == 1 or draft.probs is None:
-            return draft
-        x, row = draft.tree.tokens[:, 1], draft.rows[:, 1].clamp(min=0)
-        q = draft.probs[torch.arange(len(x)), row, x]
-        drop = (q < 0.25) | (draft.tree.parents[:, 1] < 0)
-        tokens, parents, rows = draft.tree.tokens.clone(), draft.tree.parents.clone(), draft.rows.clone()
-        tokens[drop, 1], parents[drop, 1], rows[drop, 1] = 0, -1, -1
-        return replace(draft, tree=TokenTree(tokens, parents), rows=rows)
-
-
-class _OwnPositions(ModelDrafter):
-    """Chains whose noise is keyed by each token's own position: a position drafted again meets the same noise.
-
-    Tokens are drawn one depth at a time from rounds that begin at each token's position.
-    """
-
-    def propose(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
-        draft = super().propose(
-            states, [replace(g, max_depth=min(g.max_depth, 1), max_nodes=min(g.max_nodes, 1)) for g in budgets]
-        )
-        deeper = [replace(s, context=(*s.context, int(draft.tree.tokens[b, 1])), pending=(*s.pending, int(draft.tree.tokens[b, 1])))
-                  if draft.tree.num_nodes > 1 and draft.tree.parents[b, 1] == 0 else s for b, s in enumerate(states)]  # fmt: skip
-        live = [b for b, (s, d) in enumerate(zip(states, deeper, strict=True)) if d is not s and budgets[b].max_depth > 1]
-        if not live or draft.probs is None:
-            return draft
-        rest = self.propose(
-            [deeper[b] for b in live],
-            [replace(budgets[b], max_depth=budgets[b].max_depth - 1, max_nodes=budgets[b].max_nodes - 1) for b in live],
-        )
-        return self._joined(draft, rest, live)
-
-    def _joined(self, head: Draft, rest: Draft, live: list[int]) -> Draft:
-        """The head's token, then the rest of the chain, in the rows that go on."""
-        assert head.probs is not None and rest.probs is not None
-        B, depth, V = len(head.tree.tokens), rest.tree.num_nodes, head.probs.shape[-1]
-        tokens, parents = torch.zeros(B, depth + 1, dtype=torch.int64), torch.full((B, depth + 1), -1)
-        rows, probs = torch.full((B, depth + 1), -1), torch.full((B, depth, V), 1 / V, dtype=head.probs.dtype)
-        tokens[:, :2], parents[:, :2], rows[:, :2] = head.tree.tokens, head.tree.parents, head.rows.clamp(max=0)
-        probs[:, 0] = head.probs[:, 0]
-        for i, b in enumerate(live):
-            tokens[b, 2:], rows[b, 2:] = rest.tree.tokens[i, 1:], torch.where(rest.rows[i, 1:] >= 0, rest.rows[i, 1:] + 1, -1)
-            parents[b, 2:] = torch.where(rest.tree.parents[i, 1:] >= 0, rest.tree.parents[i, 1:] + 1, -1)
-            probs[b, 1 : 1 + rest.probs.shape[1]] = rest.probs[i]
-        return replace(head, tree=TokenTree(tokens, parents), rows=rows, probs=probs)
-
-    def observe(self, states: Sequence[ModelState], outcome: Outcome, scores: Any) -> list[ModelState]:
-        """The cache is read again from the committed tokens: a chain made of many rounds cannot be kept."""
-        new: list[ModelState] = []
-        for s, emitted in zip(states, outcome.emitted(scores.tree), strict=True):
-            known = len(s.context) - len(s.pending)
-            self.model.lengths[s.slot] = known
-            new.append(replace(s, context=s.context + tuple(emitted), pending=s.pending + tuple(emitted)))
-        return new
-
-
 # Wrong walks
 
 FUSED = {
@@ -357,13 +305,13 @@ def mistakes(stop_ids: Sequence[int] = ()) -> Iterator[Mistake]:
 
     with_replacement = partial(recursive.emitted, replacement=True)
     without = partial(recursive.emitted, replacement=False)
-    yield Mistake("equal draws skipped", model("paths"), lifted(_duplicates_skipped), 1, 3)
-    yield Mistake("draws with replacement verified as distinct", model("paths"), lifted(_iid_as_distinct), 1, 3)
+    yield Mistake("equal draws skipped", model("paths"), lifted(duplicates_skipped), 1, 3)
+    yield Mistake("draws with replacement verified as distinct", model("paths"), lifted(iid_as_distinct), 1, 3)
     yield Mistake("distinct draws verified as with replacement", model("without_replacement"), lifted(with_replacement), 1, 3)
-    yield Mistake("siblings sorted after drawing", model("without_replacement"), lifted(_resorted), 1, 3)
-    yield Mistake("top tokens verified as if drawn", model("without_replacement", _TopWithRow), lifted(without), 1, 3)
+    yield Mistake("siblings sorted after drawing", model("without_replacement"), lifted(resorted), 1, 3)
+    yield Mistake("top tokens verified as if drawn", model("without_replacement", TopWithRow), lifted(without), 1, 3)
     yield Mistake("a new draw after a mismatch", model("chain"), lifted(redraws), 1, 1)
-    yield Mistake("unlikely draws dropped", model("chain", _DropsUnlikely), lifted(speculative.emitted), 1, 1)
+    yield Mistake("unlikely draws dropped", model("chain", DropsUnlikely), lifted(speculative.emitted), 1, 1)
     for option, name in (
         ("clamp_factors", "block rule with clamped factors"),
         ("plain_residual", "block rule with the residual of one token"),
@@ -371,8 +319,8 @@ def mistakes(stop_ids: Sequence[int] = ()) -> Iterator[Mistake]:
         ("first_failure", "block rule that stops at the first failure"),
     ):
         yield Mistake(name, model("chain"), _Wrong(partial(block, **{option: True})), 2, 1)
-    yield Mistake("paths sorted after drawing", model("paths"), _Wrong(_sorted_paths), 2, 2)
+    yield Mistake("paths sorted after drawing", model("paths"), _Wrong(sorted_paths), 2, 2)
     yield Mistake("one path counted twice", model("chain"), _Wrong(counted_twice), 2, 1)
-    yield Mistake("noise keyed by a token's own position", model("chain", _OwnPositions), _Wrong(own_position), 3, 1)
+    yield Mistake("noise keyed by a token's own position", model("chain", OwnPositions), _Wrong(own_position), 3, 1)
     for name, (kind, width) in FUSED.items():
         yield Mistake(f"a broken walk of {name}", model(kind), _BrokenWalk(verifier(name)), 2, width)

@@ -1,0 +1,85 @@
+"""Drafters with known mistakes, for `bench.wrong_rules`: what they report is not how they drew."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from polydraft.core import Budget, Draft, Outcome, TokenTree
+from polydraft.drafters.model import ModelDrafter, ModelState
+
+__all__ = ["DropsUnlikely", "OwnPositions", "TopWithRow"]
+
+
+class TopWithRow(ModelDrafter):
+    """The most probable children, passed off as draws from the row."""
+
+    def propose(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
+        draft = super().propose(states, budgets)
+        tokens = draft.tree.tokens.clone()
+        for b in range(len(tokens)):
+            heads = [n for n in range(1, tokens.shape[1]) if draft.tree.parents[b, n] == 0]
+            if heads and draft.probs is not None:
+                tokens[b, heads] = draft.probs[b, draft.rows[b, heads[0]]].topk(len(heads)).indices
+        return replace(draft, tree=replace(draft.tree, tokens=tokens))
+
+
+class DropsUnlikely(ModelDrafter):
+    """Draws a token and drops it where the draft finds it unlikely."""
+
+    def propose(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
+        draft = super().propose(states, budgets)
+        if draft.tree.num_nodes == 1 or draft.probs is None:
+            return draft
+        x, row = draft.tree.tokens[:, 1], draft.rows[:, 1].clamp(min=0)
+        q = draft.probs[torch.arange(len(x)), row, x]
+        drop = (q < 0.25) | (draft.tree.parents[:, 1] < 0)
+        tokens, parents, rows = draft.tree.tokens.clone(), draft.tree.parents.clone(), draft.rows.clone()
+        tokens[drop, 1], parents[drop, 1], rows[drop, 1] = 0, -1, -1
+        return replace(draft, tree=TokenTree(tokens, parents), rows=rows)
+
+
+class OwnPositions(ModelDrafter):
+    """Chains whose noise is keyed by each token's own position: a position drafted again meets the same noise.
+
+    Tokens are drawn one depth at a time from rounds that begin at each token's position.
+    """
+
+    def propose(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
+        draft = super().propose(
+            states, [replace(g, max_depth=min(g.max_depth, 1), max_nodes=min(g.max_nodes, 1)) for g in budgets]
+        )
+        deeper = [replace(s, context=(*s.context, int(draft.tree.tokens[b, 1])), pending=(*s.pending, int(draft.tree.tokens[b, 1])))
+                  if draft.tree.num_nodes > 1 and draft.tree.parents[b, 1] == 0 else s for b, s in enumerate(states)]  # fmt: skip
+        live = [b for b, (s, d) in enumerate(zip(states, deeper, strict=True)) if d is not s and budgets[b].max_depth > 1]
+        if not live or draft.probs is None:
+            return draft
+        rest = self.propose(
+            [deeper[b] for b in live],
+            [replace(budgets[b], max_depth=budgets[b].max_depth - 1, max_nodes=budgets[b].max_nodes - 1) for b in live],
+        )
+        return self._joined(draft, rest, live)
+
+    def _joined(self, head: Draft, rest: Draft, live: list[int]) -> Draft:
+        """The head's token, then the rest of the chain, in the rows that go on."""
+        assert head.probs is not None and rest.probs is not None
+        B, depth, V = len(head.tree.tokens), rest.tree.num_nodes, head.probs.shape[-1]
+        tokens, parents = torch.zeros(B, depth + 1, dtype=torch.int64), torch.full((B, depth + 1), -1)
+        rows, probs = torch.full((B, depth + 1), -1), torch.full((B, depth, V), 1 / V, dtype=head.probs.dtype)
+        tokens[:, :2], parents[:, :2], rows[:, :2] = head.tree.tokens, head.tree.parents, head.rows.clamp(max=0)
+        probs[:, 0] = head.probs[:, 0]
+        for i, b in enumerate(live):
+            tokens[b, 2:], rows[b, 2:] = rest.tree.tokens[i, 1:], torch.where(rest.rows[i, 1:] >= 0, rest.rows[i, 1:] + 1, -1)
+            parents[b, 2:] = torch.where(rest.tree.parents[i, 1:] >= 0, rest.tree.parents[i, 1:] + 1, -1)
+            probs[b, 1 : 1 + rest.probs.shape[1]] = rest.probs[i]
+        return replace(head, tree=TokenTree(tokens, parents), rows=rows, probs=probs)
+
+    def observe(self, states: Sequence[ModelState], outcome: Outcome, scores: Any) -> list[ModelState]:
+        """The cache is read again from the committed tokens: a chain made of many rounds cannot be kept."""
+        new: list[ModelState] = []
+        for s, emitted in zip(states, outcome.emitted(scores.tree), strict=True):
+            known = len(s.context) - len(s.pending)
+            self.model.lengths[s.slot] = known
+            new.append(replace(s, context=s.context + tuple(emitted), pending=s.pending + tuple(emitted)))
+        return new
