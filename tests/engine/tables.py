@@ -109,7 +109,7 @@ def table_engine(kind="paths", verifier="auto", depth=3, num_paths=2, seqs=4, **
 def p_value(make, prompt, count, seeds, **params):
     """Chi-square of the engine's first tokens against the table, cells of small expectation pooled."""
     sizes = [min(512, seeds - done) for done in range(0, seeds, 512)]
-    each = [SamplingParams(max_tokens=count + 1, n=size, seed=5 + i, **params) for i, size in enumerate(sizes)]
+    each = [SamplingParams(max_tokens=count + 3, n=size, seed=5 + i, **params) for i, size in enumerate(sizes)]
     samples = [sample for made in make.generate([prompt] * len(sizes), each) for sample in made.samples]
     V = make.target.vocab_size
     expected = law(make.target, prompt, count).flatten() * seeds
