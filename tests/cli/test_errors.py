@@ -35,6 +35,7 @@ def line(*given: str, stdin: bytes | None = None) -> str:
         (["--min-p", "2"], "min_p=2.0 was given"),
         (["--max-tokens", "0"], "max_tokens=0 was given; expected an integer >= 1"),
         (["--n", "0"], "n=0 was given"),
+        (["--n", "1000000"], "n=1000000 was given; expected an integer in [1, "),
         (["--stop", ""], "expected non-empty strings"),
         (["--depth", "0"], "depth=0 was given; expected at least 1"),
         (["--num-paths", "0"], "num_paths=0 was given; expected at least 1"),
