@@ -36,7 +36,7 @@ LONGEST_PENDING = 32
 
 @njit
 def _least_of_largest(x, count):
-    """The count-th largest of x. `np.partition` says the same, and takes a tenth of all compiling at first use."""
+    """The count-th largest of x. `np.partition` says the same, and takes some three seconds to compile."""
     heap = np.arange(count)  # the least on top
     for j in range(count // 2 - 1, -1, -1):
         sift(heap, x, j, count)
