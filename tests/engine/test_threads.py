@@ -67,10 +67,11 @@ def test_streams_that_take_turns_miss_nothing():
 
 
 class Collects(TableModel):
-    """Every pass collects garbage."""
+    """The third pass collects garbage."""
 
     def score(self, *given, **options):
-        gc.collect()
+        if self.passes == 2:
+            gc.collect()
         return super().score(*given, **options)
 
 
