@@ -88,7 +88,7 @@ def test_hardened_logits_have_the_law_of_temperature_zero_in_a_mixed_batch(name,
 def test_hardened_logits_keep_their_faults(fault):
     draft, logits, key = rounds(TreeShape.CHAIN, SiblingLaw.IID, 0)
     logits[7, 0, slice(None) if fault < 0 else 5] = fault
-    params = [SamplingParams(temperature=b % 2 == 0) for b in range(B)]
+    params = [SamplingParams(temperature=1 - b % 2) for b in range(B)]
     assert registry.verifier("block").walk(draft, greedy.harden(logits, params), key) is None
 
 
