@@ -121,6 +121,17 @@ def test_rounds_that_stall_or_compile_hardly_count():
     assert plain == pytest.approx(1e-3, rel=0.15) and drafted == pytest.approx(2e-3, rel=0.15)
 
 
+@pytest.mark.parametrize(("about", "dearer"), [({"assumed": "seconds"}, 1.0), ({"assumed": True}, 2.0)])
+def test_dear_drafts_do_not_make_rounds_without_them_dear_where_the_size_of_the_weights_is_known(about, dearer):
+    start = Profile(RoundCosts.assumed(), (0.7,) * DEPTHS, 4, about)
+    learner = Learner(start)
+    for _ in range(8):
+        learner.time(features([(1, 4)], [50]), 2 * start.costs.seconds([(1, 4)], [50]))
+    costs = learner.profile.costs
+    assert costs.seconds([(1, 4)], [50]) == pytest.approx(2 * start.costs.seconds([(1, 4)], [50]), rel=0.02)
+    assert costs.seconds([(1, 0)], [50]) == pytest.approx(dearer * start.costs.seconds([(1, 0)], [50]), rel=0.02)
+
+
 def test_what_is_assumed_of_a_real_pair_is_of_the_right_size():
     folders = str(pair.target_folder()), str(pair.draft_folder())
     target, small = (load.load_model(f, max_num_seqs=1) for f in folders)

@@ -1,7 +1,7 @@
 """What a plan knows before it has measured anything, and how it learns the rest from the rounds that run anyway.
 
     start   a pass reads the weights once: bytes / bandwidth, the latter measured in milliseconds; rows, calls and contexts cost the usual shares of it
-    scale   of what rounds took over what the start says, as a geometric mean: one round tells more of the machine than of its own size
+    scale   of what rounds without drafts took over what the start says; of all rounds as long as there are none and the start is in passes
     costs   least squares on relative errors over the kinds of rounds seen, and of each coefficient over scale x start (weight BELIEF), none negative
     prior   acceptance by depth, and how often there is something to draft, over all requests, with a long decay
 
@@ -36,14 +36,17 @@ ENOUGH = 8
 """Rounds of such a size after which it is not tried again."""
 KEPT, LEAST, STALLED = 16, 3, 2.0
 _OF_A_KIND = [FEATURES.index(name) for name in FEATURES if "context" not in name]
+_PLAIN = FEATURES.index("without drafts: once")
 KINDS = 32
 """Kinds that are remembered, the latest."""
-BELIEF = 0.2
+BELIEF = 0.05
 """Weight of a coefficient's start against a relative error of 1 in one round."""
 LASTING = 0.998
 """What is left of a round's acceptance after the next."""
 REFIT, MOST = 1.25, 128
 """Costs are fitted again when so many times as many rounds are known, or so many more."""
+SECONDS = "seconds"
+"""What is assumed where the size of the weights is known; else passes."""
 CALL, ROW = 2e-4, 1e-5
 """Seconds of a round, and of a row in it, beside reading the weights: the embedded pair."""
 SHARES = {"rows": 0.05, "rows beyond 8": 0.07, "context": 2e-4, "rows x context": 2e-5}
@@ -63,11 +66,10 @@ def _reading(model: Any) -> float:
 
 def assumed(target: Target, drafter: Drafter) -> Profile:
     """The profile of parts of which nothing was measured; where their size is not known, in passes of one row."""
-    once, about = _reading(target), {"assumed": True}
+    once = _reading(target)
     if not once:
-        return Profile(RoundCosts.assumed(), (PRIOR,) * DEPTHS, widest(drafter), about)
-    model = getattr(drafter, "model", None)
-    drafting = sum(map(_reading, getattr(drafter, "members", [] if model is None else [model])))
+        return Profile.assumed(widest(drafter))
+    drafting = sum(_reading(getattr(each, "model", None)) for each in getattr(drafter, "members", [drafter]))
     known = {name: share * once for name, share in SHARES.items()}
     known["once"], known["rows"] = CALL + once, known["rows"] + ROW
     known |= {"without drafts: " + name: known[of] for name, of in (("once", "once"), ("batch", "rows"), ("context", "context"))}
@@ -79,7 +81,7 @@ def assumed(target: Target, drafter: Drafter) -> Profile:
     known["branching sequences"] = 5 * ROW
     zero = (0.0,) * len(FEATURES)
     costs = RoundCosts({"drafting": zero, "scoring": tuple(known.get(name, 0.0) for name in FEATURES), "other": zero})
-    return Profile(costs, (PRIOR,) * DEPTHS, widest(drafter), about)
+    return Profile(costs, (PRIOR,) * DEPTHS, widest(drafter), {"assumed": SECONDS})
 
 
 class _Kind:
@@ -186,7 +188,10 @@ class Learner:
             return self._start.costs
         start, x = self._start.costs.flat, np.array([np.mean(kind.features, 0) for kind in kinds])
         y, weight = np.array([kind.mean for kind in kinds]), np.sqrt([len(kind.seconds) for kind in kinds])
-        scale = math.exp(np.average(np.log(y / (x @ start)), weights=weight))
+        plain = x[:, _PLAIN] > 0  # all else is compared to it
+        if not plain.any():
+            plain[:] = self._start.about.get("assumed") != SECONDS
+        scale = math.exp(np.average(np.log(y / (x @ start))[plain], weights=weight[plain])) if plain.any() else 1.0
         believed = BELIEF * np.eye(len(start))
         times, _ = nnls(
             np.vstack([x * (scale * start) * (weight / y)[:, None], believed]), np.concatenate([weight, believed.sum(1)])

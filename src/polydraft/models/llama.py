@@ -82,7 +82,7 @@ class CompiledLlama:
         weights, self.quantization_error = packed_weights(taken, columns, quantization)
         self.weight_format = {np.float32: "float32", np.uint16: "bfloat16", np.int8: "int8"}[weights.qkv.dtype.type]
         self.parts = Parts(weights, sizes, memory, workspace(weights, sizes, columns))
-        self.weight_bytes = sum(x.nbytes for x in weights)
+        self.weight_bytes = sum(x.nbytes for x in (weights.head, weights.qkv, weights.out, weights.gate_up, weights.down))
         self.lengths = memory.lengths
         self.passes = 0
 
