@@ -35,8 +35,8 @@ PROBING = 0.0025
 HELD = 4
 """Drafting rounds for which a plan holds, as planning costs 4% of a round of the embedded pair; chosen like `acceptance.DECAY`: 8 is late where texts change."""
 
-EVERY = 8
-"""Of rounds without drafts one in so many is timed: their costs are soon known, and noting takes 2% of a round of the embedded target."""
+EVERY = 32
+"""Of rounds without drafts so many are timed, and then one in so many: their costs are soon known, and noting takes a tenth of a round of the embedded target."""
 ASKING = 4e-5
 """Seconds that asking for drafts takes at least: 40 to 60 us of calls to n-grams and tables, which a clock on a busy machine may not tell from none."""
 
@@ -264,7 +264,7 @@ class AdaptivePlan:
         if learner is None or not sequences:
             return
         self._rounds += 1
-        if not (self._timed if asked else self._explored or self._rounds % EVERY == 0):
+        if not (self._timed if asked else self._explored or self._rounds < EVERY or self._rounds % EVERY == 0):
             return
         contexts, nodes, deep = [len(s.token_ids) for s in sequences], [0] * len(sequences), [0] * len(sequences)
         if draft.tree.num_nodes > 1:
