@@ -25,8 +25,8 @@ from polydraft.drafters.retrieval import RetrievalIndex
 from polydraft.drafters.trigram import TrigramTable
 from polydraft.engine.api import Engine
 from polydraft.engine.best_first_plan import plan_for
-from polydraft.engine.calibrate import clock
 from polydraft.engine.plan import FixedPlan
+from polydraft.engine.stats import clock
 from polydraft.models import load, pair
 from polydraft.models.folder import load_module
 from polydraft.models.llama import CompiledLlama

@@ -23,8 +23,9 @@ import torch
 
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
-from polydraft.engine.calibrate import calibrate, clock
+from polydraft.engine.calibrate import calibrate
 from polydraft.engine.plan import AdaptivePlan, FixedPlan, Plan
+from polydraft.engine.stats import clock
 from polydraft.models import load, pair
 from polydraft.models.llama import CompiledLlama
 

@@ -17,7 +17,8 @@ import torch
 
 from polydraft.core import SamplingParams, TokenTree
 from polydraft.drafters.model import ModelDrafter
-from polydraft.engine.calibrate import Bed, clock
+from polydraft.engine.calibrate import Bed
+from polydraft.engine.stats import clock
 from polydraft.models import load, pair
 from polydraft.models.llama import CompiledLlama
 from polydraft.registry import verifier

@@ -18,10 +18,11 @@ from polydraft.engine import tree_search
 from polydraft.engine.acceptance import DEPTHS, expected_tokens
 from polydraft.engine.api import Engine
 from polydraft.engine.best_first_plan import plan_for
-from polydraft.engine.calibrate import calibrate, clock
+from polydraft.engine.calibrate import calibrate
 from polydraft.engine.costs import PHASES, RoundCosts, features
 from polydraft.engine.plan import FixedPlan, Plan
 from polydraft.engine.profile import Profile
+from polydraft.engine.stats import clock
 from polydraft.errors import InvalidInputError
 from polydraft.verifiers import choose
 

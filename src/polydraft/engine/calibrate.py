@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import count
-from time import perf_counter, thread_time
+from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -25,9 +24,10 @@ from polydraft.engine.costs import IN_VAIN, PHASES, Observation, RoundCosts
 from polydraft.engine.loop import Loop
 from polydraft.engine.profile import PRIOR, Profile, identity, widest
 from polydraft.engine.sequence import Sequence
+from polydraft.engine.stats import clock
 from polydraft.errors import DrafterWarning, IncompatibleError
 
-__all__ = ["SIZES", "Bed", "calibrate", "clock"]
+__all__ = ["SIZES", "Bed", "calibrate"]
 
 SIZES = ((1, 0), (1, 4), (1, 1), (2, 4), (1, 8), (3, 3), (1, 12), (2, 8))
 """(width, depth) of measured rounds, the most telling first."""
@@ -51,12 +51,6 @@ BLOCK, PLAIN_BLOCK = 6, 12
 PLAIN, DRAFTED, SETTLING = 12, 4, 0.02
 """Rounds without and with drafts, and their seconds at most, before some count: the round of a small model is a third dearer until
 the caches have forgotten the size before, and in use rounds of one kind follow each other."""
-
-
-def clock(target: Target) -> Callable[[], float]:
-    """CPU time where one thread does all the work, so that a busy machine does not count; else the wall's."""
-    on_cpu = str(getattr(target, "device", "cpu")).startswith("cpu")
-    return thread_time if on_cpu and torch.get_num_threads() == 1 else perf_counter
 
 
 class _Script:

@@ -7,7 +7,7 @@
 
 A kind is a batch, its drafted nodes and the deepest path; of each the last KEPT rounds count, from LEAST on, a stalled one for STALLED medians at
 most. Some sizes no plan asks for, and rounds without drafts are what all others are compared to: a few are tried now and then in place of a planned
-draft, those without first, for at most EXPLORING of the time that was measured so far. Where nothing is drafted nothing is tried: pauses have probes.
+draft, those without first, and in pauses, a few rounds in a row, for at most EXPLORING of the time so far.
 """
 
 import math
@@ -22,21 +22,21 @@ import numpy as np
 from polydraft.core import Drafter, Target
 from polydraft.engine import acceptance, places
 from polydraft.engine.acceptance import DEPTHS, Acceptance
-from polydraft.engine.costs import FEATURES, RoundCosts, features
+from polydraft.engine.costs import FEATURES, HINGE, RoundCosts, features
 from polydraft.engine.profile import PRIOR, Profile, widest
 from polydraft.models.memory import read_bandwidth
 
 __all__ = ["EXPLORING", "Learner", "assumed"]
 
 EXPLORING = 0.02
-"""Share of the measured time that sizes which no plan asked for may take."""
+"""Share of the time that sizes which no plan asked for may take."""
 TRIED = ((1, 0), (1, 1), (1, 4), (1, 8), (2, 4))
 """(width, depth) of them; `calibrate.SIZES` has more."""
 ENOUGH = 8
 """Rounds of such a size after which it is not tried again."""
-KEPT, LEAST, STALLED = 16, 3, 2.0
+KEPT, LEAST, STALLED = 16, 2, 2.0
 _OF_A_KIND = [FEATURES.index(name) for name in FEATURES if "context" not in name]
-_PLAIN = FEATURES.index("without drafts: once")
+_PLAIN, _DEPTHS = FEATURES.index("without drafts: once"), FEATURES.index("depths")
 KINDS = 32
 """Kinds that are remembered, the latest."""
 BELIEF = 0.05
@@ -44,7 +44,7 @@ BELIEF = 0.05
 LASTING = 0.998
 """What is left of a round's acceptance after the next."""
 REFIT, MOST = 1.25, 128
-"""Costs are fitted again when so many times as many rounds are known, or so many more."""
+"""Costs are fitted again when so many times as many rounds are known, or so many more, and where a kind begins to count."""
 SECONDS = "seconds"
 """What is assumed where the size of the weights is known; else passes."""
 CALL, ROW = 2e-4, 1e-5
@@ -53,15 +53,16 @@ SHARES = {"rows": 0.05, "rows beyond 8": 0.07, "context": 2e-4, "rows x context"
 """Of a pass of one row: eight rows cost 1.04 to 1.6 of one at 110M and 135M parameters, a token of context what its keys and values are of the weights."""
 
 
-@lru_cache(maxsize=4)
-def _bandwidth(device: str) -> float:
-    return read_bandwidth(32 << 20, rounds=3, device=device)
+@lru_cache(maxsize=32)
+def _bandwidth(num_bytes: int, device: str) -> float:
+    return read_bandwidth(num_bytes, rounds=3, device=device)
 
 
 def _reading(model: Any) -> float:
-    """Seconds to read a model's weights once; 0 where their size is not known."""
+    """Seconds to read a model's weights once, small ones from the caches; 0 where their size is not known."""
     size = getattr(model, "weight_bytes", 0)
-    return size / _bandwidth(str(getattr(model, "device", "cpu"))) if size else 0.0
+    measured = 1 << min(max(size.bit_length(), 20), 25)
+    return size / _bandwidth(measured, str(getattr(model, "device", "cpu"))) if size else 0.0
 
 
 def assumed(target: Target, drafter: Drafter) -> Profile:
@@ -108,7 +109,7 @@ class Learner:
     """A profile that is learnt while it is used; see the module.
 
     start: what is assumed.  ranked: its drafter makes most probable trees, see `engine/places.py`.
-    `profile`: what is known now.  `share`: of the rounds in which a draft was asked for, those in which there was one.  `seconds`: that were measured; `exploring`: of them, in rounds that no plan asked for.
+    `profile`: what is known now.  `share`: of the rounds in which a draft was asked for, those in which there was one.  `seconds`: of all rounds; `exploring`: of them, those that no plan asked for.
 
     Example:
         >>> from polydraft.engine.costs import features
@@ -127,27 +128,35 @@ class Learner:
         self._kinds: OrderedDict[tuple[float, ...], _Kind] = OrderedDict()
         self._seen: dict[bool, Acceptance] = {}
 
-    def time(self, charged: np.ndarray, seconds: float, *, explored: bool = False) -> None:
-        """Take note of a round: what it is charged for, see `costs.charged`, and what it took."""
+    def spend(self, seconds: float, *, explored: bool = False) -> None:
+        """Take note of what a round took, whatever is learnt from it."""
         self.seconds += seconds
         self.exploring += seconds * explored
+
+    def time(self, charged: np.ndarray, seconds: float) -> None:
+        """Learn from a round: what it is charged for, see `costs.charged`, and what it took."""
         self._rounds += 1
         key = tuple(charged[_OF_A_KIND].tolist())
-        self._kinds.setdefault(key, _Kind()).add(charged, seconds)
+        kind = self._kinds.setdefault(key, _Kind())
+        kind.add(charged, seconds)
         self._kinds.move_to_end(key)
         if len(self._kinds) > KINDS:
             self._kinds.popitem(last=False)
-        if self._rounds >= self._due:
+        if self._rounds >= self._due or kind.count == LEAST:
             self._due = math.ceil(min(REFIT * self._rounds, self._rounds + MOST))
             self._learn()
 
-    def untried(self, batch: int, max_width: int, contexts: Seq[int]) -> tuple[int, int] | None:
-        """The first size that was hardly seen, or that which was seen least, where it fits into the time for exploring."""
+    def untried(self, batch: int, max_width: int, contexts: Seq[int], rounds: int = 1, unread: int = 0) -> tuple[int, int] | None:
+        """The first size that was hardly seen, or that which was seen least, where so many rounds of it fit into the time for exploring.
+
+        unread: tokens that the drafter has to catch up on before.
+        """
         seen = {(w, d): max(self._count(batch, w, d), LEAST - 1) for w, d in TRIED if w <= max_width}
         size = min(seen, key=lambda size: seen[size])
         if seen[size] >= ENOUGH:
             return None
-        price = self.profile.costs.seconds([size] * batch, contexts)
+        costs = self.profile.costs
+        price = rounds * costs.seconds([size] * batch, contexts) + (unread / HINGE) * costs.flat[_DEPTHS] * bool(size[1])
         return size if self.exploring + price <= EXPLORING * (self.seconds + price) else None
 
     def _count(self, batch: int, width: int, depth: int) -> int:

@@ -28,7 +28,7 @@ import torch
 from polydraft import sampling
 from polydraft.compile_time import working
 from polydraft.core import Drafter, Request, SamplingParams, Target, Verifier
-from polydraft.engine import drafting
+from polydraft.engine import drafting, stats
 from polydraft.engine.plan import Plan
 from polydraft.engine.sequence import Origin, Sample, Sequence, TokenLogprob
 from polydraft.engine.stats import Stopwatch
@@ -67,7 +67,8 @@ class Loop:
     tokenizer: None to work on token ids only.  eos_token_ids: ids that end a text.
     tie_margin: see `ties`; None = off.
     teaching: whether drafters learn from finished outputs; not where rounds are only measured.
-    clock: of the seconds that steps take; it stands still while functions are compiled.
+    clock: of the seconds that steps take, by default the wall's, and for what a plan learns from `stats.clock`; it stands still while
+        functions are compiled.
     """
 
     def __init__(
@@ -80,13 +81,14 @@ class Loop:
         tokenizer: Any = None,
         eos_token_ids: Seq[int] = (),
         tie_margin: float | None = None,
-        clock: Callable[[], float] = perf_counter,
+        clock: Callable[[], float] | None = None,
         teaching: bool = True,
     ) -> None:
         check_margin(target, tie_margin)
         self.tie_margin = tie_margin
         self.target, self.drafter, self.verifier, self.plan = target, drafter, verifier, plan
-        self.tokenizer, self.eos_token_ids, self._clock = tokenizer, tuple(eos_token_ids), working(clock)
+        self.tokenizer, self.eos_token_ids = tokenizer, tuple(eos_token_ids)
+        self._clock, self._pricing = working(clock or perf_counter), working(clock or stats.clock(target))
         self._slots, self._teaching = Slots(target), teaching
         self._asked: deque[Sequence | str] = deque()
         """Sequences to add and ids of requests to abort, in the order of the calls."""
@@ -284,6 +286,7 @@ class Loop:
     def _round(self, sequences: list[Sequence]) -> None:
         stop_ids = frozenset(self.eos_token_ids)
         parts = self.target, self.drafter, self.verifier, self.plan, stop_ids, self.tie_margin
+        began = self._pricing()
         done = Stepper(*parts, clock=self._clock)(sequences)
         start = self._clock()
         failed = list(done.failed)
@@ -300,7 +303,7 @@ class Loop:
         done.seconds["other"] += self._clock() - start
         _share(sequences, done.seconds)
         if time := getattr(self.plan, "time", None):
-            time(done.sequences, done.draft, sum(done.seconds.values()) - done.seconds["prefill"])
+            time(done.sequences, done.draft, self._pricing() - began)
 
     def _emit(self, b: int, s: Sequence, done: Round) -> None:
         """Append the round's tokens up to a stop, with text, origins and log-probabilities."""

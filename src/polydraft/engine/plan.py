@@ -35,8 +35,13 @@ PROBING = 0.0025
 HELD = 4
 """Drafting rounds for which a plan holds, as planning costs 4% of a round of the embedded pair; chosen like `acceptance.DECAY`: 8 is late where texts change."""
 
-EVERY = 32
-"""Of rounds without drafts so many are timed, and then one in so many: their costs are soon known, and noting takes a tenth of a round of the embedded target."""
+SETTLED, BURST = 2, 3
+"""Rounds alike in a row that are not timed, as the caches still hold what ran before and drafters catch up; timed rounds of a size that is tried."""
+LOOKING = 8
+"""Rounds from one look for a size to try to the next."""
+FIRST, EVERY, SELDOM = 128, 32, 7
+"""Rounds without drafts, and with, that are all looked at by what learns; then one in EVERY of the former, and of the latter one in SELDOM, which
+shares no divisor with HELD: a look takes a tenth of a round of the embedded target."""
 ASKING = 4e-5
 """Seconds that asking for drafts takes at least: 40 to 60 us of calls to n-grams and tables, which a clock on a busy machine may not tell from none."""
 
@@ -161,10 +166,16 @@ class AdaptivePlan:
 
     learner: Learner | None = field(default=None, init=False, repr=False, compare=False)
     """What the profile is learnt by while the plan is used; None where it was given."""
-    _timed: bool = field(default=False, init=False, repr=False, compare=False)
-    """Whether the seconds of the round that runs are those of a draft and nothing else."""
     _explored: bool = field(default=False, init=False, repr=False, compare=False)
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
+    _drafting: int = field(default=0, init=False, repr=False, compare=False)
+    """Of `_rounds`, those in which a draft was asked for."""
+    _trying: int = field(default=0, init=False, repr=False, compare=False)
+    """Rounds that the size tried is still asked for, `_tried_size`."""
+    _tried_size: Budget = field(default=Budget(0, 0, 1), init=False, repr=False, compare=False)
+    _kind: list[tuple[int, int]] = field(default_factory=list, init=False, repr=False, compare=False)
+    """Nodes and depth that were asked for in the last round; `_alike`: rounds of that kind in a row."""
+    _alike: int = field(default=0, init=False, repr=False, compare=False)
     _ranked: ClassVar[bool] = False
 
     def begin(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
@@ -236,42 +247,56 @@ class AdaptivePlan:
         if not self.known.drafts:
             self._given, self._explored = [], False
             return [_NOTHING] * len(sequences)
-        if len(sequences) == 1 and sequences[0].acceptance.waiting:
-            sequences[0].acceptance.waiting -= 1
+        if self.learner is not None and self._rounds < SETTLED + BURST:  # all else is compared to rounds without drafts
             self._given, self._explored = [], False
+            return [_NOTHING] * len(sequences)
+        tried = None if self.learner is None else self._tried(self.learner, sequences)
+        self._explored = tried is not None
+        if tried is None and len(sequences) == 1 and sequences[0].acceptance.waiting:
+            sequences[0].acceptance.waiting -= 1
+            self._given = []
             return [_NOTHING]
-        budgets = self._next(sequences)
-        return self.give(sequences, budgets if self.learner is None else self._tried(self.learner, sequences, budgets))
+        return self.give(sequences, self._next(sequences) if tried is None else [tried] * len(sequences))
 
-    def _tried(self, learner: Learner, sequences: Seq[Sequence], budgets: list[Budget]) -> list[Budget]:
-        """Now and then, in place of drafts that all were to make, a size that is seldom seen."""
-        asked = [g.max_depth > 0 for g in budgets]
-        self._timed = not any(
-            a and (s.state is None or s.num_read < len(s.token_ids)) for s, a in zip(sequences, asked, strict=True)
-        )
-        self._explored = False
-        if not all(asked) or not self._timed:
-            return budgets
-        size = learner.untried(len(sequences), min(self.max_width, self.known.max_width), [len(s.token_ids) for s in sequences])
+    def _tried(self, learner: Learner, sequences: Seq[Sequence]) -> Budget | None:
+        """Now and then, in pauses too, a size that is seldom seen, for a few rounds in a row: the first of them let caches and drafters settle."""
+        self._trying = max(self._trying - 1, 0)
+        if self._trying:
+            return self._tried_size
+        if self._rounds % LOOKING or not all(s.drafting for s in sequences):
+            return None
+        contexts = [len(s.token_ids) for s in sequences]
+        unread = sum(c - (0 if s.state is None else s.num_read) for s, c in zip(sequences, contexts, strict=True))
+        size = learner.untried(len(sequences), min(self.max_width, self.known.max_width), contexts, SETTLED + BURST, unread)
         if size is None or size[1] > self.max_depth:
-            return budgets
-        self._explored = True
-        return [Budget(size[0] * size[1], size[1], size[0])] * len(sequences)
+            return None
+        self._trying, self._tried_size = SETTLED + BURST, Budget(size[0] * size[1], size[1], size[0])
+        return self._tried_size
 
     def time(self, sequences: Seq[Sequence], draft: Draft, seconds: float) -> None:
-        """Learn what a round took that is over: seconds but for those of reading prompts."""
-        learner, asked = self.learner, sum(g.max_depth > 0 for _, g in self._given)
-        if learner is None or not sequences:
+        """Learn what a round took that is over, if it was like the rounds before it."""
+        if self.learner is None or not sequences:
             return
-        self._rounds += 1
-        if not (self._timed if asked else self._explored or self._rounds < EVERY or self._rounds % EVERY == 0):
+        self.learner.spend(seconds, explored=self._explored)
+        noted = self._noted()
+        self._rounds, self._drafting = self._rounds + 1, self._drafting + bool(self._given)
+        kind = [(g.max_nodes, g.max_depth) for _, g in self._given]
+        self._alike = self._alike + 1 if kind == self._kind else 1
+        self._kind = kind
+        if self._alike <= SETTLED or not noted:
             return
+        asked = sum(depth > 0 for _, depth in kind)
         contexts, nodes, deep = [len(s.token_ids) for s in sequences], [0] * len(sequences), [0] * len(sequences)
         if draft.tree.num_nodes > 1:
             nodes, deep = (draft.tree.parents >= 0).sum(1).tolist(), tree.depths(draft.tree).amax(1).tolist()
         branching = sum(n > d for n, d in zip(nodes, deep, strict=True))
-        learner.time(charged(nodes, max(deep), asked, branching, contexts), seconds, explored=self._explored)
-        self.profile = learner.profile
+        self.learner.time(charged(nodes, max(deep), asked, branching, contexts), seconds)
+        self.profile = self.learner.profile
+
+    def _noted(self) -> bool:
+        """Whether the learner looks at this round."""
+        count, seldom = (self._drafting, SELDOM) if self._given else (self._rounds - self._drafting, EVERY)
+        return self._explored or count < FIRST or count % seldom == 0
 
     def give(self, sequences: Seq[Sequence], budgets: list[Budget]) -> list[Budget]:
         """Take note of what this round is given; from its draft `learn` sees who was asked in vain."""
@@ -367,12 +392,13 @@ class AdaptivePlan:
         records = [s.acceptance for s in sequences]
         if len(records) < len(self._given):  # requests that failed in this round
             self._given = [given for given in self._given if any(given[0] is r for r in records)]
-        before = [] if self.learner is None else [replace(r, kept=r.kept.copy(), seen=r.seen.copy()) for r in records]
+        learner = self.learner if self._noted() else None
+        before = [] if learner is None else [replace(r, kept=r.kept.copy(), seen=r.seen.copy()) for r in records]
         self._ask(draft)
         self._fold(sequences, draft, processed, outcome)
-        for s, past in zip(sequences, before, strict=self.learner is not None):
-            assert self.learner is not None
-            self.learner.fold(s.request.params.greedy, past, s.acceptance)
+        if learner is not None:
+            for s, past in zip(sequences, before, strict=True):
+                learner.fold(s.request.params.greedy, past, s.acceptance)
 
     def _fold(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         records = [s.acceptance for s in sequences]

@@ -58,7 +58,7 @@ def fitting_length(context: int, bytes_per_token: int, scratch: int, device: tor
 
 
 def read_bandwidth(num_bytes: int = 256 << 20, rounds: int = 5, device: str = "cpu") -> float:
-    """Bytes that are read per second from memory larger than the caches, by one thread on a CPU; best of several.
+    """Bytes that are read per second from an array of this size, by one thread on a CPU; best of several.
 
     Example:
         >>> read_bandwidth(1 << 20, rounds=1) > 0
