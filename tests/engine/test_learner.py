@@ -113,9 +113,9 @@ def test_the_first_rounds_of_a_kind_are_not_timed():
 
 def test_acceptance_of_requests_that_are_over_is_where_the_next_begins():
     engine = timed(draft=4e-3, fit=0.0)
-    *_, last = [run(engine) for _ in range(5)]
+    *_, last = [run(engine) for _ in range(8)]
     assert engine.plan.profile.acceptance[0] < 0.4 < assumed(engine.target, engine.drafter).acceptance[0]
-    assert last.drafted < 0.1 * last.emitted
+    assert last.drafted < 0.3 * last.emitted
 
 
 def test_a_given_profile_does_not_change_and_one_that_was_measured_before_is_used(monkeypatch, tmp_path):

@@ -28,12 +28,14 @@ from polydraft.models.memory import read_bandwidth
 
 __all__ = ["EXPLORING", "Learner", "assumed"]
 
-EXPLORING = 0.02
-"""Share of the time that sizes which no plan asked for may take."""
-TRIED = ((1, 0), (1, 1), (1, 4), (1, 8), (2, 4))
+EXPLORING, PAUSED = 0.02, 0.005
+"""Share of the time that sizes which no plan asked for may take, and while nothing is drafted."""
+TRIED = ((1, 0), (1, 1), (1, 4), (2, 4))
 """(width, depth) of them; `calibrate.SIZES` has more."""
-ENOUGH = 8
+ENOUGH = 6
 """Rounds of such a size after which it is not tried again."""
+AGAIN = 1.1
+"""Times as long as until now, it takes until one looks again whether all such sizes, of this batch, were seen."""
 KEPT, LEAST, STALLED = 16, 2, 2.0
 _OF_A_KIND = [FEATURES.index(name) for name in FEATURES if "context" not in name]
 _PLAIN, _DEPTHS = FEATURES.index("without drafts: once"), FEATURES.index("depths")
@@ -85,6 +87,12 @@ def assumed(target: Target, drafter: Drafter) -> Profile:
     return Profile(costs, (PRIOR,) * DEPTHS, widest(drafter), {"assumed": SECONDS})
 
 
+@lru_cache(maxsize=64)
+def _key(batch: int, width: int, depth: int) -> tuple[float, ...]:
+    """Of a kind."""
+    return tuple(features([(width, depth)] * batch, [0] * batch)[_OF_A_KIND].tolist())
+
+
 class _Kind:
     """Rounds alike: what the latest of them are charged for, and took; how many there were."""
 
@@ -109,7 +117,7 @@ class Learner:
     """A profile that is learnt while it is used; see the module.
 
     start: what is assumed.  ranked: its drafter makes most probable trees, see `engine/places.py`.
-    `profile`: what is known now.  `share`: of the rounds in which a draft was asked for, those in which there was one.  `seconds`: of all rounds; `exploring`: of them, those that no plan asked for.
+    `profile`: what is known now.  `share`: of the rounds in which a draft was asked for, those in which there was one.  `seconds`: of all rounds; `exploring`: of them, those that no plan asked for; `not_before`: of them, when the next may be tried.
 
     Example:
         >>> from polydraft.engine.costs import features
@@ -122,16 +130,11 @@ class Learner:
 
     def __init__(self, start: Profile, *, ranked: bool = False) -> None:
         self.profile = self._start = start
-        self.seconds = self.exploring = self._asked = self._had = 0.0
+        self.seconds = self.exploring = self.not_before = self._asked = self._had = 0.0
         self.share = 1.0
         self._ranked, self._rounds, self._due = ranked, 0, LEAST
         self._kinds: OrderedDict[tuple[float, ...], _Kind] = OrderedDict()
         self._seen: dict[bool, Acceptance] = {}
-
-    def spend(self, seconds: float, *, explored: bool = False) -> None:
-        """Take note of what a round took, whatever is learnt from it."""
-        self.seconds += seconds
-        self.exploring += seconds * explored
 
     def time(self, charged: np.ndarray, seconds: float) -> None:
         """Learn from a round: what it is charged for, see `costs.charged`, and what it took."""
@@ -146,21 +149,29 @@ class Learner:
             self._due = math.ceil(min(REFIT * self._rounds, self._rounds + MOST))
             self._learn()
 
-    def untried(self, batch: int, max_width: int, contexts: Seq[int], rounds: int = 1, unread: int = 0) -> tuple[int, int] | None:
+    def untried(
+        self, batch: int, max_width: int, contexts: Seq[int], paused: bool = False, rounds: int = 1, unread: int = 0
+    ) -> tuple[int, int] | None:
         """The first size that was hardly seen, or that which was seen least, where so many rounds of it fit into the time for exploring.
 
+        paused: nothing is drafted; less time is for exploring then, and what drafts are thought to cost keeps none from being tried again.
         unread: tokens that the drafter has to catch up on before.
         """
         seen = {(w, d): max(self._count(batch, w, d), LEAST - 1) for w, d in TRIED if w <= max_width}
         size = min(seen, key=lambda size: seen[size])
         if seen[size] >= ENOUGH:
+            self.not_before = AGAIN * self.seconds
             return None
         costs = self.profile.costs
         price = rounds * costs.seconds([size] * batch, contexts) + (unread / HINGE) * costs.flat[_DEPTHS] * bool(size[1])
-        return size if self.exploring + price <= EXPLORING * (self.seconds + price) else None
+        if paused:
+            price = min(price, rounds * 2.0 * costs.seconds([(1, 0)] * batch, contexts))
+        share = PAUSED if paused else EXPLORING
+        self.not_before = (self.exploring + price) / share - price
+        return size if self.seconds >= self.not_before else None
 
     def _count(self, batch: int, width: int, depth: int) -> int:
-        key = tuple(features([(width, depth)] * batch, [0] * batch)[_OF_A_KIND].tolist())
+        key = _key(batch, width, depth)
         return self._kinds[key].count if key in self._kinds else 0
 
     def fold(self, greedy: bool, before: Acceptance, after: Acceptance) -> None:

@@ -40,8 +40,8 @@ SETTLED, BURST = 2, 3
 LOOKING = 8
 """Rounds from one look for a size to try to the next."""
 FIRST, EVERY, SELDOM = 128, 32, 7
-"""Rounds without drafts, and with, that are all looked at by what learns; then one in EVERY of the former, and of the latter one in SELDOM, which
-shares no divisor with HELD: a look takes a tenth of a round of the embedded target."""
+"""The first FIRST rounds with drafts are all looked at by what learns, then one in SELDOM, which shares no divisor with HELD; of the others the first
+EVERY and then one in EVERY: a look takes a tenth of a round of the embedded target."""
 ASKING = 4e-5
 """Seconds that asking for drafts takes at least: 40 to 60 us of calls to n-grams and tables, which a clock on a busy machine may not tell from none."""
 
@@ -173,7 +173,7 @@ class AdaptivePlan:
     _trying: int = field(default=0, init=False, repr=False, compare=False)
     """Rounds that the size tried is still asked for, `_tried_size`."""
     _tried_size: Budget = field(default=Budget(0, 0, 1), init=False, repr=False, compare=False)
-    _kind: list[tuple[int, int]] = field(default_factory=list, init=False, repr=False, compare=False)
+    _kind: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
     """Nodes and depth that were asked for in the last round; `_alike`: rounds of that kind in a row."""
     _alike: int = field(default=0, init=False, repr=False, compare=False)
     _ranked: ClassVar[bool] = False
@@ -260,14 +260,17 @@ class AdaptivePlan:
 
     def _tried(self, learner: Learner, sequences: Seq[Sequence]) -> Budget | None:
         """Now and then, in pauses too, a size that is seldom seen, for a few rounds in a row: the first of them let caches and drafters settle."""
-        self._trying = max(self._trying - 1, 0)
         if self._trying:
-            return self._tried_size
-        if self._rounds % LOOKING or not all(s.drafting for s in sequences):
+            self._trying -= 1
+            if self._trying:
+                return self._tried_size
+        if self._rounds % LOOKING or learner.seconds < learner.not_before or not all(s.drafting for s in sequences):
             return None
+        paused = all(s.acceptance.waiting for s in sequences)
         contexts = [len(s.token_ids) for s in sequences]
         unread = sum(c - (0 if s.state is None else s.num_read) for s, c in zip(sequences, contexts, strict=True))
-        size = learner.untried(len(sequences), min(self.max_width, self.known.max_width), contexts, SETTLED + BURST, unread)
+        width = min(self.max_width, self.known.max_width)
+        size = learner.untried(len(sequences), width, contexts, paused, SETTLED + BURST, unread)
         if size is None or size[1] > self.max_depth:
             return None
         self._trying, self._tried_size = SETTLED + BURST, Budget(size[0] * size[1], size[1], size[0])
@@ -275,28 +278,34 @@ class AdaptivePlan:
 
     def time(self, sequences: Seq[Sequence], draft: Draft, seconds: float) -> None:
         """Learn what a round took that is over, if it was like the rounds before it."""
-        if self.learner is None or not sequences:
+        learner, given = self.learner, self._given
+        if learner is None or not sequences:
             return
-        self.learner.spend(seconds, explored=self._explored)
+        learner.seconds += seconds
+        if self._explored:
+            learner.exploring += seconds
         noted = self._noted()
-        self._rounds, self._drafting = self._rounds + 1, self._drafting + bool(self._given)
-        kind = [(g.max_nodes, g.max_depth) for _, g in self._given]
+        kind = [(g.max_nodes, g.max_depth) for _, g in given] if given else given
         self._alike = self._alike + 1 if kind == self._kind else 1
         self._kind = kind
-        if self._alike <= SETTLED or not noted:
+        self._rounds += 1
+        if given:
+            self._drafting += 1
+        if not noted or self._alike <= SETTLED:
             return
-        asked = sum(depth > 0 for _, depth in kind)
         contexts, nodes, deep = [len(s.token_ids) for s in sequences], [0] * len(sequences), [0] * len(sequences)
         if draft.tree.num_nodes > 1:
             nodes, deep = (draft.tree.parents >= 0).sum(1).tolist(), tree.depths(draft.tree).amax(1).tolist()
         branching = sum(n > d for n, d in zip(nodes, deep, strict=True))
-        self.learner.time(charged(nodes, max(deep), asked, branching, contexts), seconds)
-        self.profile = self.learner.profile
+        asked = sum(g.max_depth > 0 for _, g in given)
+        learner.time(charged(nodes, max(deep), asked, branching, contexts), seconds)
+        self.profile = learner.profile
 
     def _noted(self) -> bool:
         """Whether the learner looks at this round."""
-        count, seldom = (self._drafting, SELDOM) if self._given else (self._rounds - self._drafting, EVERY)
-        return self._explored or count < FIRST or count % seldom == 0
+        if self._given:
+            return self._explored or self._drafting < FIRST or self._drafting % SELDOM == 0
+        return self._explored or self._rounds < EVERY or self._rounds % EVERY == 0
 
     def give(self, sequences: Seq[Sequence], budgets: list[Budget]) -> list[Budget]:
         """Take note of what this round is given; from its draft `learn` sees who was asked in vain."""
