@@ -129,6 +129,8 @@ class Learner:
     """
 
     def __init__(self, start: Profile, *, ranked: bool = False) -> None:
+        import scipy.optimize  # noqa: F401 - a third of a second: here, not in the middle of the first text
+
         self.profile = self._start = start
         self.seconds = self.exploring = self.not_before = self._asked = self._had = 0.0
         self.share = 1.0
