@@ -1,7 +1,10 @@
 """Without a measured profile nothing runs before the first token, and costs and acceptance are learnt from the rounds that run anyway."""
 
+from time import perf_counter, thread_time
+
 import numpy as np
 import pytest
+import torch
 from tables import TableModel
 
 from polydraft import Engine, SamplingParams
@@ -12,6 +15,7 @@ from polydraft.engine.costs import FEATURES, RoundCosts, features
 from polydraft.engine.learner import EXPLORING, Learner, assumed
 from polydraft.engine.plan import SETTLED, AdaptivePlan
 from polydraft.engine.profile import Profile, identity, remember
+from polydraft.engine.stats import clock
 from polydraft.models import load, pair
 from polydraft.registry import verifier
 
@@ -150,6 +154,12 @@ def test_dear_drafts_do_not_make_rounds_without_them_dear_where_the_size_of_the_
     costs = learner.profile.costs
     assert costs.seconds([(1, 4)], [50]) == pytest.approx(2 * start.costs.seconds([(1, 4)], [50]), rel=0.02)
     assert costs.seconds([(1, 0)], [50]) == pytest.approx(dearer * start.costs.seconds([(1, 0)], [50]), rel=0.02)
+
+
+def test_a_compiled_pass_is_timed_on_its_own_thread_however_many_torch_has(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert clock(load.load_model(str(pair.draft_folder()), max_num_seqs=1)) is thread_time
+    assert clock(TableModel()) is perf_counter
 
 
 def test_what_is_assumed_of_a_real_pair_is_of_the_right_size():

@@ -18,7 +18,7 @@ PHASES = ("prefill", "drafting", "scoring", "verifying", "other")
 def clock(target: Target) -> Callable[[], float]:
     """CPU time where one thread does all the work, so that a busy machine does not count; else the wall's."""
     on_cpu = str(getattr(target, "device", "cpu")).startswith("cpu")
-    return thread_time if on_cpu and torch.get_num_threads() == 1 else perf_counter
+    return thread_time if on_cpu and getattr(target, "num_threads", torch.get_num_threads()) == 1 else perf_counter
 
 
 def _no_seconds() -> dict[str, float]:

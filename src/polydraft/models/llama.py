@@ -46,6 +46,9 @@ class CompiledLlama:
         ModelLoadError, CapacityError, InvalidInputError: the context asked for does not suit the model or the memory.
     """
 
+    num_threads = 1
+    """That a pass runs on, however many torch has."""
+
     def __init__(
         self, model: Any, *, max_model_len: int | None = None, max_num_seqs: int = 8, quantization: str | None = None
     ) -> None:
