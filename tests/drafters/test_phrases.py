@@ -233,6 +233,7 @@ def test_what_the_target_says_of_rejected_nodes_enters_the_pool():
     logits = torch.nn.functional.one_hot(torch.tensor([[3, 2, 4, 0]]), 5).double()
     outcome = Outcome(torch.full((1, 0), -1), torch.tensor([0]), torch.tensor([3]))
     drafter.observe([state], outcome, Scores(tree, logits))
+    drafter.snapshot(state)  # or a draft: another round is to follow
     assert (2, 4) in state.pool.latest(1), "as far as they agree, and one further"
     assert state.pool.latest(3) == [], "too short to be stored"
     assert (3, 2) in state.pool.latest(0), "the tested phrase 1 2, rewritten"

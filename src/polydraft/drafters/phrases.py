@@ -36,7 +36,7 @@ __all__ = ["PhraseDrafter", "PhraseState"]
 class PhraseState:
     """One request: its text and the pool that it uses; with a small model its slot, and how many committed tokens are in it.
 
-    drafted: tokens of the last draft behind the committed ones in the slot.  passes, made: of the small model; for measuring.
+    drafted: tokens of the last draft behind the committed ones in the slot.  block: what is to be learnt of the last round.  passes, made: of the small model; for measuring.
     """
 
     tokens: list[int]
@@ -44,6 +44,7 @@ class PhraseState:
     slot: int = -1
     fed: int = 0
     drafted: tuple[int, ...] = ()
+    block: tuple[Any, ...] | None = None
     passes: int = 0
     made: int = 0
 
@@ -174,6 +175,7 @@ class PhraseDrafter:
 
     def grow(self, state: PhraseState, budget: Budget) -> GrownTree:
         """The small model's chain with the pool's phrases at its end; without a model, phrase by phrase."""
+        self._learn_block(state)
         if self.model is None:
             return state.pool.draft(state.tokens[-1], budget, self._eos)
         grown = GrownTree(state.tokens[-1], budget, self._eos)
@@ -190,6 +192,8 @@ class PhraseDrafter:
 
     def propose(self, states: Sequence[PhraseState], budgets: Sequence[Budget]) -> Draft:
         """A chain with phrases, or phrases alone, for each row."""
+        for state in states:
+            self._learn_block(state)
         return point_mass([self.grow(state, budget) for state, budget in zip(states, budgets, strict=True)])
 
     def observe(self, states: Sequence[PhraseState], outcome: Outcome, scores: Scores) -> list[PhraseState]:
@@ -207,12 +211,20 @@ class PhraseDrafter:
                 state.drafted = ()
             state.tokens += new
             text = np.array(state.tokens[-len(new) - self.length :])
-            with state.pool.lock:
-                _learn(state.pool.arrays, tokens[b], parents[b], best[b], paths[b], learn, text)
+            self._learn_block(state)
+            state.block = tokens[b].copy(), parents[b].copy(), best[b], paths[b].copy(), learn, text
         return list(states)
+
+    def _learn_block(self, state: PhraseState) -> None:
+        """Step 3 for the last block, when another one follows: it may be the one that goes on behind a stop."""
+        if state.block is not None:
+            with state.pool.lock:
+                _learn(state.pool.arrays, *state.block)
+            state.block = None
 
     def snapshot(self, state: PhraseState) -> Snapshot:
         """The text and the request's own pool; a shared pool is saved by its owner, the cache is filled again."""
+        self._learn_block(state)
         return {"tokens": np.array(state.tokens), **({"pool": state.pool.to_array()} if self.pool is None else {})}
 
     def restore(self, request: Request, snapshot: Snapshot) -> PhraseState:

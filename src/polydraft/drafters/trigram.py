@@ -47,12 +47,14 @@ class TrigramState:
 
     store: its own, or the one shared by the drafter's requests.
     unread: tokens at the end of the text whose triples are to be bumped, when next it drafts or leaves.
+    ended: whether they end in a block that may go on behind a stop: nothing was drafted since.
     """
 
     request: Request
     tokens: list[int]
     store: TrigramStore
     unread: int = 0
+    ended: bool = False
 
 
 class TrigramDrafter:
@@ -151,7 +153,7 @@ class TrigramDrafter:
         """What is unread, as it is handed over."""
         if not state.unread or not self.bump:
             return _NOTHING
-        unread, state.unread = state.unread, 0
+        unread, state.unread, state.ended = state.unread, 0, False
         return np.array(state.tokens[-unread:])
 
     def _read(self, state: TrigramState) -> None:
@@ -160,9 +162,10 @@ class TrigramDrafter:
             bump_all(self.table.arrays, state.store.arrays, unread, self.bump, self.cap)
 
     def release(self, states: Sequence[TrigramState]) -> None:
-        """Bump what is unread; what a shared store learnt stays in it."""
+        """Bump what is unread of a prompt; what a shared store learnt stays in it. A last block is not read: it may go on behind a stop."""
         for state in states:
-            self._read(state)
+            if not state.ended:
+                self._read(state)
 
     def grow(self, state: TrigramState, budget: Budget) -> GrownTree:
         """The search's candidates, most visited first, scored by their share of the parent's visits; empty for a text of one token or a pair that was never seen."""
@@ -193,7 +196,7 @@ class TrigramDrafter:
         """Append what was emitted; the triples of the last tokens are bumped before the next draft."""
         for state, tokens in zip(states, emitted(outcome, scores.tree), strict=True):
             state.tokens += tokens
-            state.unread = self.window
+            state.unread, state.ended = self.window, True
         return list(states)
 
     def snapshot(self, state: TrigramState) -> Snapshot:

@@ -1,0 +1,32 @@
+"""What requests share, they learn of texts as far as these were emitted, and no further."""
+
+import pytest
+from tables import TableModel
+
+from polydraft import Engine, FixedPlan, SamplingParams
+from polydraft.drafters.phrases import PhraseDrafter
+from polydraft.drafters.pool import PhrasePool
+from polydraft.drafters.trigram import TrigramDrafter, TrigramStore
+from polydraft.registry import verifier
+
+
+def of_phrases():
+    pool = PhrasePool(2)
+    return PhraseDrafter(length=2, pool=pool, learn=False), lambda: [tuple(row) for row in pool.to_array().tolist()]
+
+
+def of_trigrams():
+    store = TrigramStore(1000)
+    return TrigramDrafter(store=store), lambda: [(key >> 32, key & 0xFFFFFFFF) for key in store.to_arrays()["key"].tolist()]
+
+
+@pytest.mark.parametrize("made", [of_phrases, of_trigrams])
+def test_nothing_behind_a_stop_is_learnt(made):
+    for seed in range(28):
+        drafter, learnt = made()
+        engine = Engine.of(TableModel(), drafter=drafter, verifier=verifier("match"), plan=FixedPlan(4))
+        params = SamplingParams(temperature=0.4, max_tokens=30, seed=seed, n=3, stop_token_ids=[seed % 7])
+        results = engine.generate([[1, 2, 1, 2, 3], [3, 3, 3, 1]], params)
+        texts = [[*r.prompt_token_ids, *s.token_ids] for r in results for s in r.samples]
+        for found in learnt():
+            assert any(found == tuple(text[i : i + len(found)]) for text in texts for i in range(len(text)))
