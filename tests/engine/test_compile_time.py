@@ -1,5 +1,7 @@
 """What a request is charged with leaves compiling out; its first token comes when it comes."""
 
+from typing import ClassVar
+
 import numba
 from tables import TableModel
 
@@ -8,10 +10,13 @@ from polydraft.engine.plan import FixedPlan
 
 
 class CompilingPlan(FixedPlan):
-    """Compiles a function of its own in every round."""
+    """Compiles a function of its own in every round; `compiled`: seconds of compiling, of the process, after each."""
+
+    compiled: ClassVar[list[float]] = []
 
     def budgets(self, sequences):
         numba.njit(lambda x: x * 3 + 1)(2)
+        self.compiled.append(compile_time.seconds())
         return super().budgets(sequences)
 
 
@@ -22,4 +27,4 @@ def test_seconds_and_tokens_per_second_leave_out_what_was_compiled_meanwhile():
     compiled = compile_time.seconds() - before
     assert stats.total_seconds < 0.5 * compiled
     assert stats.tokens_per_second > stats.emitted / (0.5 * compiled)
-    assert stats.seconds_to_first_token > stats.total_seconds
+    assert stats.seconds_to_first_token > CompilingPlan.compiled[0] - before
