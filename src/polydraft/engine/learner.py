@@ -129,8 +129,9 @@ class Learner:
     """
 
     def __init__(self, start: Profile, *, ranked: bool = False) -> None:
-        import scipy.optimize  # noqa: F401 - a third of a second: here, not in the middle of the first text
+        from scipy.optimize import nnls  # a third of a second: here, not in the middle of the first text
 
+        self._nnls = nnls
         self.profile = self._start = start
         self.seconds = self.exploring = self.not_before = self._asked = self._had = 0.0
         self.share = 1.0
@@ -203,8 +204,6 @@ class Learner:
         self.profile = replace(self._start, **known)
 
     def _costs(self) -> RoundCosts:
-        from scipy.optimize import nnls
-
         kinds = [kind for kind in self._kinds.values() if len(kind.seconds) >= LEAST]
         if not kinds:
             return self._start.costs
@@ -215,7 +214,7 @@ class Learner:
             plain[:] = self._start.about.get("assumed") != SECONDS
         scale = math.exp(np.average(np.log(y / (x @ start))[plain], weights=weight[plain])) if plain.any() else 1.0
         believed = BELIEF * np.eye(len(start))
-        times, _ = nnls(
+        times, _ = self._nnls(
             np.vstack([x * (scale * start) * (weight / y)[:, None], believed]), np.concatenate([weight, believed.sum(1)])
         )
         zero = (0.0,) * len(FEATURES)
