@@ -20,6 +20,8 @@ from polydraft.cli.doctor import processor
 from polydraft.models import pair
 
 MAX_TOKENS = 64
+MARK = "│"
+"""Ends a pass; not the `|` that texts hold."""
 
 
 def rate(run: Run) -> float:
@@ -67,7 +69,7 @@ def compare(repetitions: int, profile: str | None, num_prompts: int | None) -> N
     for title, run in (("without drafts", slow), ("with drafts", fast)):
         print(f"{title}: {run.stats[0].target_calls} passes, {rate(run):.0f} tokens/s")
     print(f"{processor()}; drafter {engine.drafter and engine.drafter.info.name}, verifier {engine.verifier.info.name}\n")
-    print(*texts[name].splitlines()[-1:], "|".join(engine.pieces[number]), sep="\n")
+    print(*texts[name].splitlines()[-1:], MARK.join(engine.pieces[number]), sep="\n")
 
 
 if __name__ == "__main__":

@@ -58,7 +58,8 @@ def test_nothing_is_left_for_the_token_that_the_draft_proposes_too_often(script,
 
 def test_the_opening_of_the_readme_is_the_median_run_and_marks_every_pass(capsys, monkeypatch):
     monkeypatch.setenv("POLYDRAFT_CACHE", "")
-    module_of(DOCS / "opening.py").main(1, num_prompts=1)
+    opening = module_of(DOCS / "opening.py")
+    opening.main(1, num_prompts=1)
     head, text = capsys.readouterr().out.split("\n\n", 2)[1:]
     passes = int(re.search(r"with drafts: (\d+) passes", head.split("without drafts")[1]).group(1))
-    assert "median of 1 runs" in head and text.count("|") == passes - 1
+    assert "median of 1 runs" in head and text.count(opening.MARK) == passes - 1
