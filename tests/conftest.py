@@ -6,7 +6,7 @@ import tempfile
 
 import torch
 
-import shape_checks
+from tests import shape_checks
 
 torch.set_num_threads(1)
 os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported, which is later

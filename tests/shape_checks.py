@@ -29,4 +29,4 @@ class _SkipCompiled(_import_hook.JaxtypingTransformer):
 def install() -> None:
     """Check every module of polydraft that is imported from now on."""
     _import_hook.JaxtypingTransformer = _SkipCompiled
-    install_import_hook("polydraft", "shape_checks.shapes_only")
+    install_import_hook("polydraft", "tests.shape_checks.shapes_only")

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from tables import TableModel
 
 from polydraft import registry, sampling
 from polydraft import tree as trees
 from polydraft.core import NoiseKey, Request, SamplingParams, Scores
 from polydraft.drafters.parts import Parts
 from polydraft.drafters.retrieval import RetrievalIndex
+from tests.engine.tables import TableModel
 
 V = 5
 

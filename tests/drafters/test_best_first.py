@@ -5,9 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from harness import Grown, Tables, by_depth, measure
-from sessions import models, requests
-from tables import TableModel
 
 from polydraft.core import Budget, Outcome, Scores, SiblingLaw, TreeShape
 from polydraft.drafters import best_first
@@ -17,6 +14,9 @@ from polydraft.models import load, pair
 from polydraft.models.slots import Slots
 from polydraft.registry import verifier
 from polydraft.theory.tree_plan import grow_by_probability
+from tests.drafters.sessions import models, requests
+from tests.engine.tables import TableModel
+from tests.exact.harness import Grown, Tables, by_depth, measure
 
 
 def reference(model, text, budget, temperature=1.0):

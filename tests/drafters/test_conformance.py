@@ -5,13 +5,13 @@ from collections import Counter
 import pytest
 import torch
 from scipy.stats import chi2
-from sessions import V, build, kinds, models, play, requests, same
-from tables import law, plain_greedy
 
 from polydraft import Engine, SamplingParams, registry
 from polydraft import tree as trees
 from polydraft.core import Budget, Draft, Outcome, Scores, SiblingLaw, TokenTree
 from polydraft.verifiers import choose
+from tests.drafters.sessions import V, build, kinds, models, play, requests, same
+from tests.engine.tables import law, plain_greedy
 
 KINDS = kinds()
 INFO = {info.name: info for name in registry.names("drafter") for info in registry.drafter(name).methods}

@@ -7,9 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from sessions import requests
 
-from damage import NUMBERS, cut, flipped, mutated, read_apart
 from polydraft.core import Budget
 from polydraft.drafters import index_file
 from polydraft.drafters.retrieval import RetrievalDrafter, RetrievalIndex
@@ -17,6 +15,8 @@ from polydraft.drafters.suffix import SuffixDrafter, SuffixStore
 from polydraft.drafters.trigram import TrigramDrafter, TrigramStore, TrigramTable
 from polydraft.errors import InvalidInputError, PolydraftError
 from polydraft.schema import INDEXES
+from tests.damage import NUMBERS, cut, flipped, mutated, read_apart
+from tests.drafters.sessions import requests
 
 V = 12
 TEXTS = [np.random.default_rng(i).integers(0, V, 150).tolist() for i in range(3)]

@@ -5,7 +5,6 @@ import threading
 import numpy as np
 import pytest
 import torch
-from sessions import build, laws, models, play, requests
 
 from polydraft import Engine, SamplingParams, registry
 from polydraft.core import Budget, Outcome, Scores, TokenTree
@@ -17,6 +16,7 @@ from polydraft.drafters.ngram import NgramDrafter
 from polydraft.drafters.suffix import SuffixDrafter
 from polydraft.drafters.trigram import TrigramDrafter, TrigramTable
 from polydraft.errors import InvalidInputError, UnknownNameError
+from tests.drafters.sessions import build, laws, models, play, requests
 
 TABLE = TrigramTable.build([[0, 1, 2, 3, 0, 1, 2, 4]], 5)
 

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sessions import laws, models, play, requests
-from tables import TableModel
 
 from polydraft import tree as trees
 from polydraft.core import Budget, Outcome, Scores, TreeShape
@@ -14,6 +12,8 @@ from polydraft.drafters.model import KINDS, ModelDrafter
 from polydraft.errors import CapacityError, InvalidInputError, UnknownNameError
 from polydraft.models import load, pair
 from polydraft.models.slots import Slots
+from tests.drafters.sessions import laws, models, play, requests
+from tests.engine.tables import TableModel
 
 WIDE = Budget(max_nodes=12, max_depth=4, width=3)
 TREE = Budget.of_tree((-1, 0, 1, 0, 1, 2, 3, 6))

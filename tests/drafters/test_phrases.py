@@ -5,8 +5,6 @@ import threading
 import numpy as np
 import pytest
 import torch
-from sessions import build, models, play, requests
-from tables import plain_greedy
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import AuxRows, Budget, Outcome, Scores, TokenTree
@@ -18,6 +16,8 @@ from polydraft.drafters.phrases import PhraseDrafter
 from polydraft.drafters.pool import PhrasePool
 from polydraft.errors import CapacityError, InvalidInputError
 from polydraft.models import load, pair
+from tests.drafters.sessions import build, models, play, requests
+from tests.engine.tables import plain_greedy
 
 WIDE = Budget(12, 6, 3)
 

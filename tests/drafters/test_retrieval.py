@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sessions import requests
 
 from polydraft import Engine
 from polydraft.core import Budget
@@ -16,6 +15,7 @@ from polydraft.drafters.index_file import fingerprint
 from polydraft.drafters.retrieval import PROBES, RetrievalDrafter, RetrievalIndex, _trie
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
+from tests.drafters.sessions import requests
 
 V = 5
 ANY = Budget(max_nodes=1000, max_depth=4, width=1000)

@@ -3,8 +3,6 @@
 import pytest
 import torch
 from scipy.stats import chi2
-from sessions import V, models, requests
-from tables import TableModel
 
 from polydraft import Engine, SamplingParams, noise
 from polydraft import tree as trees
@@ -14,6 +12,8 @@ from polydraft.drafters.model import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.models import pair
 from polydraft.verifiers.list_race import path_numbers
+from tests.drafters.sessions import V, models, requests
+from tests.engine.tables import TableModel
 
 COUNT = 3000
 

@@ -1,13 +1,13 @@
 """What requests share, they learn of texts as far as these were emitted, and no further."""
 
 import pytest
-from tables import TableModel
 
 from polydraft import Engine, FixedPlan, SamplingParams
 from polydraft.drafters.phrases import PhraseDrafter
 from polydraft.drafters.pool import PhrasePool
 from polydraft.drafters.trigram import TrigramDrafter, TrigramStore
 from polydraft.registry import verifier
+from tests.engine.tables import TableModel
 
 
 def of_phrases():

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sessions import requests
-from tables import TableModel
 
 from polydraft import AdaptivePlan, Engine, FixedPlan, Profile, SamplingParams
 from polydraft.core import Budget
@@ -20,6 +18,8 @@ from polydraft.engine.calibrate import Bed
 from polydraft.engine.choice import Choice, ChoicePlan
 from polydraft.errors import InvalidInputError
 from polydraft.registry import verifier
+from tests.drafters.sessions import requests
+from tests.engine.tables import TableModel
 
 
 def mixed(suffix):

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sessions import laws, models, play, requests
 
 from polydraft import Engine, registry
 from polydraft.core import Budget
@@ -22,6 +21,7 @@ from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 from polydraft.verifiers.token.match import emitted
 from polydraft.verifiers.tree.topdown import TopDown
+from tests.drafters.sessions import laws, models, play, requests
 
 WIDE = Budget(max_nodes=64, max_depth=4, width=24)
 RULES = {"window": 16, "bump": 0.04, "cap": 3.0}

@@ -5,13 +5,13 @@ from time import perf_counter
 
 import numpy as np
 import pytest
-from sessions import requests
 
 from polydraft.core import Budget
 from polydraft.drafters.growth import GrownTree
 from polydraft.drafters.trigram import TrigramDrafter, TrigramStore, TrigramTable
 from polydraft.drafters.trigram_search import AGE, PARENT, TOKEN, VISITS, explore
 from polydraft.drafters.trigram_search import search as searched
+from tests.drafters.sessions import requests
 
 WIDE = Budget(max_nodes=64, max_depth=4, width=24)
 TABLE = TrigramTable.build([[0, 1, 2, 3, 4, 0, 1, 2, 4, 3, 0, 1, 3, 2, 0, 1, 2, 3, 1, 0, 1, 4] * 3], 5)

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2
-from tables import TableModel, law
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-from models.tree_rounds import outcome, small_model
 from polydraft import Draft, SamplingParams, SiblingLaw, TokenTree, TreeShape, verify
 from polydraft.drafters.parts import Parts
 from polydraft.drafters.slem import SlemDrafter
@@ -20,6 +18,8 @@ from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models.hf import HFTarget
 from polydraft.models.translated import TranslatedModel
 from polydraft.models.vocabulary import Translation, token_bytes
+from tests.engine.tables import TableModel, law
+from tests.models.tree_rounds import outcome, small_model
 
 TEXT = [
     "def add(self, first, second): return first + second\n",

@@ -1,8 +1,7 @@
 """Engines on tables whose budgets are told by the seeds, and the drafts that they make."""
 
-from tables import TableModel
-
 from polydraft import Engine, FixedPlan
+from tests.engine.tables import TableModel
 
 
 class Script(FixedPlan):

@@ -3,9 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from planning import costs, sequences
-from runs import every_run
-from tables import TableModel, law, plain_greedy
 
 from polydraft import Engine, FixedPlan, SamplingParams
 from polydraft.core import Budget, Outcome
@@ -21,6 +18,9 @@ from polydraft.engine.plan import AdaptivePlan
 from polydraft.engine.profile import Profile
 from polydraft.errors import InvalidInputError
 from polydraft.registry import verifier
+from tests.engine.planning import costs, sequences
+from tests.engine.tables import TableModel, law, plain_greedy
+from tests.exact.runs import every_run
 
 CHEAP = {"rows": 0.02, "depths": 0.03}
 

@@ -2,9 +2,6 @@
 
 import pytest
 import torch
-from planning import costs
-from runs import every_run
-from tables import TableModel, law, p_value, plain_greedy
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import SiblingLaw
@@ -18,6 +15,9 @@ from polydraft.engine.choice import Choice, ChoicePlan
 from polydraft.engine.plan import AdaptivePlan
 from polydraft.engine.profile import Profile
 from polydraft.errors import IncompatibleError, InvalidInputError
+from tests.engine.planning import costs
+from tests.engine.tables import TableModel, law, p_value, plain_greedy
+from tests.exact.runs import every_run
 
 
 def plans(*rates, **seconds):

@@ -3,10 +3,10 @@
 from typing import ClassVar
 
 import numba
-from tables import TableModel
 
 from polydraft import Engine, SamplingParams, compile_time
 from polydraft.engine.plan import FixedPlan
+from tests.engine.tables import TableModel
 
 
 class CompilingPlan(FixedPlan):

@@ -6,9 +6,7 @@ from contextlib import suppress
 from random import Random
 
 import pytest
-from planning import sequences
 
-from damage import cut, flipped, mutated
 from polydraft.engine import profile
 from polydraft.engine.acceptance import DEPTHS
 from polydraft.engine.best_first_plan import BestFirstPlan
@@ -17,6 +15,8 @@ from polydraft.engine.places import BINS, SIZE
 from polydraft.engine.plan import AdaptivePlan
 from polydraft.engine.profile import Profile
 from polydraft.errors import InvalidInputError
+from tests.damage import cut, flipped, mutated
+from tests.engine.planning import sequences
 
 ROUNDS = [
     Observation(b, w, d, 100, 1e-4 * d, 1e-3 + 1e-4 * b * (1 + w * d), 1e-4)

@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-from models.tree_rounds import ARCHITECTURES, V, small_model
-from other_device import OneDevice
 from polydraft import sampling
 from polydraft.core import SamplingParams, TokenTree
 from polydraft.drafters.model import ModelDrafter
@@ -16,6 +14,8 @@ from polydraft.verifiers import _device, greedy
 from polydraft.verifiers.block.block import Block
 from polydraft.verifiers.race import Race
 from polydraft.verifiers.token.match import Match
+from tests.models.tree_rounds import ARCHITECTURES, V, small_model
+from tests.other_device import OneDevice
 
 WALKS = {Block: _device.block, Race: _device.race, Match: _device.match}
 

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from tables import TableModel, plain_greedy, table_engine
 
 from polydraft import Engine, FixedPlan, Request, SamplingParams
 from polydraft.core import Draft, SiblingLaw, TokenTree, TreeShape
@@ -13,6 +12,7 @@ from polydraft.drafters.model import ModelDrafter
 from polydraft.drafters.ngram import NgramDrafter
 from polydraft.engine.choice import Choice
 from polydraft.errors import DrafterWarning, InvalidInputError, RequestWarning
+from tests.engine.tables import TableModel, plain_greedy, table_engine
 
 pytestmark = pytest.mark.filterwarnings("ignore::polydraft.errors.DrafterWarning")
 ONLY_3 = (2, 4)

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tables import TableModel, plain_greedy
 
 from polydraft import Engine, SamplingParams
 from polydraft.drafters.model import ModelDrafter
 from polydraft.errors import DrafterWarning
+from tests.engine.tables import TableModel, plain_greedy
 
 PROMPTS = [(1, 2, 3), (4, 5), (3, 3, 1)]
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from tables import TableModel
 
 from polydraft import Engine, FixedPlan, SamplingParams
 from polydraft.errors import CapacityError, InvalidInputError
+from tests.engine.tables import TableModel
 
 SHORT = SamplingParams(max_tokens=2, temperature=0)
 

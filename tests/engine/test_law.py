@@ -6,7 +6,6 @@ other mistakes are in `test_walk_laws`, which needs no engine, and in `polydraft
 """
 
 import pytest
-from tables import TableModel, p_value
 
 from polydraft import Engine, FixedPlan
 from polydraft.bench.wrong_rules import keep_all, mistakes
@@ -14,6 +13,7 @@ from polydraft.core import Budget
 from polydraft.verifiers.block.block import Block
 from polydraft.verifiers.block.greedy_traversal import GreedyTraversal
 from polydraft.verifiers.token.match import Match
+from tests.engine.tables import TableModel, p_value
 
 SAMPLES = 1024
 NEAR = 8, 2.0, 0.3

@@ -5,7 +5,6 @@ from time import perf_counter, thread_time
 import numpy as np
 import pytest
 import torch
-from tables import TableModel
 
 from polydraft import Engine, SamplingParams
 from polydraft.drafters.model import ModelDrafter
@@ -17,6 +16,7 @@ from polydraft.engine.profile import Profile, identity, remember
 from polydraft.engine.stats import clock
 from polydraft.models import load, pair
 from polydraft.registry import verifier
+from tests.engine.tables import TableModel
 
 
 class Clock:

@@ -1,13 +1,13 @@
 """The loop: equal to plain decoding, sequences join and leave, failures leave the text unharmed."""
 
 import pytest
-from tables import TableModel, plain_greedy
-from tables import table_engine as engine
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import Request
 from polydraft.drafters.model import ModelDrafter
 from polydraft.errors import CapacityError, DrafterWarning, IncompatibleError, InvalidInputError, UnknownNameError
+from tests.engine.tables import TableModel, plain_greedy
+from tests.engine.tables import table_engine as engine
 
 KINDS = ["paths", "chain", "without_replacement", "greedy_plus_one", "top_k", "coupled"]
 PROMPTS = [[1, 2, 3], [4], [5, 5, 0, 1]]

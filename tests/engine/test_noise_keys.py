@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 from scipy.stats import chi2
-from tables import TableModel, law, table_engine
 
 from polydraft import Budget, Engine, Request, SamplingParams
 from polydraft.errors import InvalidInputError
+from tests.engine.tables import TableModel, law, table_engine
 
 FREE = SamplingParams(max_tokens=12, seed=4)
 

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from planning import costs, made, outcome, sequences
-from tables import TableModel, plain_greedy
 
 from polydraft import SamplingParams
 from polydraft.core import Budget, Draft, Request
@@ -14,6 +12,8 @@ from polydraft.drafters.ngram import NgramDrafter
 from polydraft.drafters.phrases import PhraseDrafter
 from polydraft.engine.loop import Loop
 from polydraft.registry import verifier
+from tests.engine.planning import costs, made, outcome, sequences
+from tests.engine.tables import TableModel, plain_greedy
 
 
 class Script:

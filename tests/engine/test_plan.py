@@ -6,9 +6,6 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from harness import Grown, Tables, by_depth, enumerate_drafts, measure
-from planning import costs, made, outcome, sequences
-from tables import TableModel, p_value, table_engine
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import Budget, Draft, Outcome, SiblingLaw, TokenTree, TreeShape
@@ -21,6 +18,9 @@ from polydraft.engine.plan import HELD, AdaptivePlan, FixedPlan
 from polydraft.engine.profile import Profile
 from polydraft.errors import DrafterWarning, IncompatibleError, InvalidInputError, UnknownNameError
 from polydraft.registry import verifier
+from tests.engine.planning import costs, made, outcome, sequences
+from tests.engine.tables import TableModel, p_value, table_engine
+from tests.exact.harness import Grown, Tables, by_depth, enumerate_drafts, measure
 
 SIZES = [(1, 0), (1, 1), (1, 4), (2, 4), (1, 8), (3, 3), (1, 12), (2, 8)]
 

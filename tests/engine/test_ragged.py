@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from planning import costs, made, outcome, sequences
-from scripted import engine
 
 from polydraft import FixedPlan
 from polydraft.core import Budget, Draft, SiblingLaw, TokenTree, TreeShape
@@ -12,6 +10,8 @@ from polydraft.engine import acceptance
 from polydraft.engine.acceptance import DEPTHS, Acceptance, expected_tokens
 from polydraft.engine.plan import AdaptivePlan
 from polydraft.errors import IncompatibleError
+from tests.engine.planning import costs, made, outcome, sequences
+from tests.engine.scripted import engine
 
 
 @pytest.mark.parametrize("options", [{"verifier": "multipath"}, {"drafter": "model:listed"}, {"drafter": "ngram"}])

@@ -1,10 +1,10 @@
 """Shapes that drafters make on request: equal paths where the rule is not exact for them, and in a batch each row as it would be alone."""
 
 import pytest
-from scripted import Script, engine, shapes_of
 
 from polydraft import SamplingParams
 from polydraft.core import Budget, TreeShape
+from tests.engine.scripted import Script, engine, shapes_of
 
 PATHS, RAGGED, BY_POSITION = TreeShape.PATHS, TreeShape.RAGGED, TreeShape.BY_POSITION
 BUDGETS = {

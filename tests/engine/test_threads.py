@@ -4,12 +4,12 @@ import gc
 import threading
 
 import pytest
-from tables import TableModel, plain_greedy, table_engine
 
 from polydraft import Engine, Request, SamplingParams
 from polydraft.engine import loop
 from polydraft.engine.sequence import Sample
 from polydraft.errors import CapacityError, InvalidInputError
+from tests.engine.tables import TableModel, plain_greedy, table_engine
 
 GREEDY = SamplingParams(temperature=0, max_tokens=9)
 

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tables import TableModel
 
-from models.tree_rounds import ARCHITECTURES, V, small_model
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models.hf import HFTarget
+from tests.engine.tables import TableModel
+from tests.models.tree_rounds import ARCHITECTURES, V, small_model
 
 PROMPTS = [[(7 * i + 3 * j * j) % V for j in range(2 + i % 5)] for i in range(12)]
 GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)

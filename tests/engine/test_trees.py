@@ -3,9 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from planning import costs, made, outcome, sequences
-from scripted import engine, shapes_of
-from tables import TableModel
 
 from polydraft import Engine, FixedPlan, SamplingParams
 from polydraft.core import Budget, Draft, SiblingLaw, TokenTree, TreeShape
@@ -16,6 +13,9 @@ from polydraft.engine.plan import AdaptivePlan
 from polydraft.engine.tree_search import chances, expected, grow
 from polydraft.errors import IncompatibleError
 from polydraft.theory.tree_plan import best_of_one_depth
+from tests.engine.planning import costs, made, outcome, sequences
+from tests.engine.scripted import engine, shapes_of
+from tests.engine.tables import TableModel
 
 TREE = (-1, 0, 1, 0, 3, 1, 3)
 EARLY_AND_LATE = (0.9, 0.9, *[0.4] * (DEPTHS - 2))

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from tables import TableModel
+
+from tests.engine.tables import TableModel
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ import os
 from pathlib import Path
 
 import numpy as np
-from harness import Markov
 
 from polydraft.registry import verifier
 from polydraft.verifiers.tree.topdown import TopDown
+from tests.exact.harness import Markov
 
 FILE = Path(os.environ.get("POLYDRAFT_ORACLE", Path(__file__).parent / "verification_cases.json"))
 ORACLE = json.loads(FILE.read_text())

@@ -1,10 +1,10 @@
 """Two tables in float64, a target and a draft, as the checker sees them; the rules for a shape, and the law of what an engine emits."""
 
 import torch
-from runs import every_run
 
 from polydraft import SamplingParams, registry
 from polydraft.core import SiblingLaw
+from tests.exact.runs import every_run
 
 
 def exact_for(shape):

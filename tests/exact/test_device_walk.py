@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from walk_rounds import TREES, B, V, first_nodes, rounds, same
 
-from other_device import OneDevice, moved
 from polydraft import noise, registry
 from polydraft.core import Draft, NoiseKey, SiblingLaw, TreeShape
 from polydraft.tree import pad
 from polydraft.verifiers import _device, greedy
+from tests.exact.walk_rounds import TREES, B, V, first_nodes, rounds, same
+from tests.other_device import OneDevice, moved
 
 RULES = {"block": _device.block, "match": _device.match, "race": _device.race}
 WALKS = [

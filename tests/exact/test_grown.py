@@ -1,12 +1,12 @@
 """Trees that grow by what was drawn: which rules bear them, and growth that some or all of these rules would not bear."""
 
 import pytest
-from harness import Tables, across, looks_back, measure, stopped_inside
 
 from polydraft import registry
 from polydraft.core import Method, SiblingLaw, TreeShape
 from polydraft.errors import IncompatibleError
 from polydraft.verifiers import choose
+from tests.exact.harness import Tables, across, looks_back, measure, stopped_inside
 
 IID, INDEPENDENT, WOR, GROWN = SiblingLaw.IID, SiblingLaw.INDEPENDENT, SiblingLaw.WITHOUT_REPLACEMENT, TreeShape.GROWN
 COUNTING = [("kseq", IID), ("max_ratio", IID), ("importance", IID), ("transport", IID), ("greedy_traversal", IID)]

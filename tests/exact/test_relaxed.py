@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from harness import SHAPES, Tables, as_batch, by_depth, enumerate_drafts, measure
 
 from polydraft import registry
 from polydraft.core import Draft, SiblingLaw, TokenTree, TreeShape
@@ -11,6 +10,7 @@ from polydraft.errors import InvalidInputError
 from polydraft.verifiers.choose import fitting
 from polydraft.verifiers.relaxed import latent, top_beta, typical
 from polydraft.verifiers.tree.topdown import TopDown
+from tests.exact.harness import SHAPES, Tables, as_batch, by_depth, enumerate_drafts, measure
 
 IID, CHAIN = SiblingLaw.IID, TreeShape.CHAIN
 RING = torch.tensor([[1, 3], [2, 0], [3, 1], [0, 2]])

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from harness import Tables, by_depth, measure, sibling_draws
-from oracle import Fixed, lifted
 from scipy.optimize import linprog
 
 from polydraft.core import SiblingLaw, TreeShape
 from polydraft.theory import acceptance, rules
 from polydraft.verifiers.token import importance, max_ratio, speculative, transport
 from polydraft.verifiers.token.selection import emitted_by, overlap
+from tests.exact.harness import Tables, by_depth, measure, sibling_draws
+from tests.exact.oracle import Fixed, lifted
 
 IID, INDEPENDENT = SiblingLaw.IID, SiblingLaw.INDEPENDENT
 

@@ -9,11 +9,10 @@ import torch
 
 pytest.importorskip("triton", reason="Triton cannot be imported here")
 
-from walk_rounds import B, first_nodes, rounds, same
-
 from polydraft.core import Draft, NoiseKey, SiblingLaw, TokenTree, TreeShape
 from polydraft.verifiers import _device, _triton
 from polydraft.verifiers.block.block import _rule_for, block
+from tests.exact.walk_rounds import B, first_nodes, rounds, same
 
 CHAIN = (TreeShape.CHAIN, SiblingLaw.IID)
 

@@ -13,10 +13,7 @@ from functools import lru_cache, partial
 import numpy as np
 import pytest
 import torch
-from harness import Tables, as_batch, by_depth, by_position, enumerate_drafts, ragged, target_law
-from oracle import lifted
 from scipy.stats import chi2
-from walk_rounds import first_nodes, trunk_counted_twice
 
 from polydraft import noise, registry
 from polydraft import tree as trees
@@ -24,6 +21,9 @@ from polydraft.bench import wrong_rules
 from polydraft.core import Draft, NoiseKey, Outcome, SiblingLaw, TokenTree, TreeShape
 from polydraft.verifiers import greedy, list_race
 from polydraft.verifiers.race import follow
+from tests.exact.harness import Tables, as_batch, by_depth, by_position, enumerate_drafts, ragged, target_law
+from tests.exact.oracle import lifted
+from tests.exact.walk_rounds import first_nodes, trunk_counted_twice
 
 V, DEPTH, ROWS = 3, 2, 12_000
 TABLES = {"plain": Tables(V, 30), "zeros": Tables(V, 2), "ties": Tables(V, 15)}

@@ -5,9 +5,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from harness import Tables, by_depth, enumerate_drafts, measure
-from oracle import Fixed, Q, lifted
-from walk_rounds import trunk_counted_twice
 
 from polydraft import tree
 from polydraft.bench import wrong_rules
@@ -17,6 +14,9 @@ from polydraft.verifiers._residual import normalise_or, positive_part
 from polydraft.verifiers._verdict import TreeVerdict
 from polydraft.verifiers.block import multipath as multipath_module
 from polydraft.verifiers.token import kseq, recursive, recursive_merged, speculative
+from tests.exact.harness import Tables, by_depth, enumerate_drafts, measure
+from tests.exact.oracle import Fixed, Q, lifted
+from tests.exact.walk_rounds import trunk_counted_twice
 
 with_replacement = partial(recursive.emitted, replacement=True)
 without_replacement = partial(recursive.emitted, replacement=False)

@@ -1,13 +1,12 @@
-"""The validity matrix of docs/losslessness.md, from the registry and the exact checker: `python tests/exact/validity.py`."""
+"""The validity matrix of docs/losslessness.md, from the registry and the exact checker: `python -m tests.exact.validity`."""
 
 import re
 from pathlib import Path
 
-from harness import Tables, across, by_depth, by_position, measure, ragged
-
 from polydraft import registry
 from polydraft.core import SiblingLaw, TreeShape
 from polydraft.errors import InvalidInputError
+from tests.exact.harness import Tables, across, by_depth, by_position, measure, ragged
 
 PAGE = Path(__file__).parents[2] / "docs" / "losslessness.md"
 MARKS = re.compile(r"(<!-- validity -->\n)(.*)(\n<!-- /validity -->)", re.DOTALL)

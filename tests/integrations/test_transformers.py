@@ -17,10 +17,10 @@ from transformers.generation import (
 from transformers.generation.streamers import BaseStreamer
 
 import polydraft
-from models.tree_rounds import ARCHITECTURES, V, small_model
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError, PolydraftError
 from polydraft.integrations.transformers_law import ByRow
 from polydraft.models import pair
+from tests.models.tree_rounds import ARCHITECTURES, V, small_model
 
 EOS, PAD = 58, 0
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 import transformers as hf
 
-from models.tree_rounds import ARCHITECTURES, CONTEXT, Play, V, fresh, outcome, small_model
 from polydraft.core import TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.models import memory
 from polydraft.models.hf import CHUNK, TREE_ROOM, HFTarget
 from polydraft.tree import pad
+from tests.models.tree_rounds import ARCHITECTURES, CONTEXT, Play, V, fresh, outcome, small_model
 
 LLAMA = ARCHITECTURES["llama"]
 

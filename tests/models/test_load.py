@@ -7,7 +7,6 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-from models.tree_rounds import small_model
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError
@@ -16,6 +15,7 @@ from polydraft.models.hf import HFTarget
 from polydraft.models.llama import CompiledLlama
 from polydraft.models.load import check_same_context, check_same_vocabulary, encode, load_model, load_tokenizer
 from polydraft.models.static import StaticLlama
+from tests.models.tree_rounds import small_model
 
 WORDS = ("<s>", "</s>", "<unk>", "a", "b", "c")
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 import transformers as hf
 
-from models.tree_rounds import V, fresh, small_model
 from polydraft.core import Outcome, SamplingParams, TokenTree
 from polydraft.engine.api import Engine
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.models.load import load_model
 from polydraft.models.plain import UNLIMITED, PlainTarget
 from polydraft.tree import pad
+from tests.models.tree_rounds import V, fresh, small_model
 
 SIZES = {"vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 CONFIGS = {

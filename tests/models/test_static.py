@@ -6,14 +6,14 @@ import pytest
 import torch
 import transformers as hf
 
-from models.tree_rounds import ARCHITECTURES, Play, V, fresh, outcome, small_model
-from other_device import OneDevice, moved
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models import static
 from polydraft.models.static import TREE_ROOM, StaticLlama
 from polydraft.models.static_layers import Layer
 from polydraft.models.tree_attention import visible
 from polydraft.tree import ancestors, pad
+from tests.models.tree_rounds import ARCHITECTURES, Play, V, fresh, outcome, small_model
+from tests.other_device import OneDevice, moved
 
 
 def play(name="llama", max_num_seqs=8, **options):

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from models.tree_rounds import ARCHITECTURES, V, small_model
-from other_device import OneDevice, moved
 from polydraft import tree as trees
 from polydraft.core import Budget, NoiseKey, Request, SamplingParams, Scores
 from polydraft.drafters.model import ModelDrafter
@@ -13,6 +11,8 @@ from polydraft.models import static_proposal
 from polydraft.models.hf import HFTarget
 from polydraft.models.static import StaticLlama
 from polydraft.verifiers.token.match import match
+from tests.models.tree_rounds import ARCHITECTURES, V, small_model
+from tests.other_device import OneDevice, moved
 
 PARAMS = {
     "plain": SamplingParams(),

@@ -4,12 +4,12 @@ import pytest
 import torch
 import transformers as hf
 
-from models.tree_rounds import ARCHITECTURES, Play, V, fresh, outcome, small_model
 from polydraft.core import AuxRows, TokenTree
 from polydraft.models.hf import HFTarget
 from polydraft.models.llama import CompiledLlama
 from polydraft.models.static import StaticLlama
 from polydraft.tree import pad
+from tests.models.tree_rounds import ARCHITECTURES, Play, V, fresh, outcome, small_model
 
 SIZES = {"vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA3 = {

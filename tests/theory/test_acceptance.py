@@ -4,11 +4,11 @@ import time
 
 import numpy as np
 import pytest
-from harness import sibling_draws
 
 from polydraft.core import SiblingLaw
 from polydraft.errors import InvalidInputError
 from polydraft.theory import acceptance, linear_program, rules
+from tests.exact.harness import sibling_draws
 
 
 def laws(seed, V):

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from harness import Markov, as_batch, by_depth, enumerate_drafts, measure
-from oracle import ORACLE, markov
 
 from polydraft.core import SiblingLaw, TreeShape
 from polydraft.registry import verifier
 from polydraft.theory import bounds, efficiency, linear_program, speed
 from polydraft.theory.rules import race
+from tests.exact.harness import Markov, as_batch, by_depth, enumerate_drafts, measure
+from tests.exact.oracle import ORACLE, markov
 
 PATHS = [c for c in ORACLE["block_level"] if c["draft"] == "iid_paths"]
 

@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from damage import mutated_json
 from polydraft.errors import InvalidInputError
 from polydraft.train.corpus import HELD_OUT, Corpus, Document, Package, is_held_out, is_prose_like_code, select, windows
+from tests.damage import mutated_json
 
 TEXTWRAP = Path(textwrap.__file__).read_text(encoding="utf-8")
 ARGPARSE = Path(argparse.__file__).read_text(encoding="utf-8")
