@@ -41,22 +41,22 @@ VERIFIERS: dict[str, str] = {
 
 DRAFTERS: dict[str, str] = {
     "model": "polydraft.drafters.model:ModelDrafter",
-    "ngram": "polydraft.drafters.ngram:NgramDrafter",
+    "ngram": "polydraft.drafters.text.ngram:NgramDrafter",
     "several": "polydraft.drafters.several:SeveralDrafter",
     "tli": "polydraft.drafters.tli:TliDrafter",
     "slem": "polydraft.drafters.slem:SlemDrafter",
-    "trigram": "polydraft.drafters.trigram:TrigramDrafter",
-    "suffix": "polydraft.drafters.suffix:SuffixDrafter",
-    "retrieval": "polydraft.drafters.retrieval:RetrievalDrafter",
-    "lookahead": "polydraft.drafters.lookahead:LookaheadDrafter",
-    "phrases": "polydraft.drafters.phrases:PhraseDrafter",
+    "trigram": "polydraft.drafters.text.trigram:TrigramDrafter",
+    "suffix": "polydraft.drafters.text.suffix:SuffixDrafter",
+    "retrieval": "polydraft.drafters.text.retrieval:RetrievalDrafter",
+    "lookahead": "polydraft.drafters.text.lookahead:LookaheadDrafter",
+    "phrases": "polydraft.drafters.text.phrases:PhraseDrafter",
     "mixture": "polydraft.drafters.mixture:MixtureDrafter",
 }
 """name -> "module:object", a class whose instances are `core.Drafter` and whose `methods` attribute lists what it can make."""
 
 INDEXES: dict[str, str] = {
-    "trigram": "polydraft.drafters.trigram:TrigramTable",
-    "retrieval": "polydraft.drafters.retrieval:RetrievalIndex",
+    "trigram": "polydraft.drafters.text.trigram:TrigramTable",
+    "retrieval": "polydraft.drafters.text.retrieval:RetrievalIndex",
 }
 """kind -> "module:object", a class with `build(documents, vocab_size, tokens_of=...)`, `save(path)` and `load(path)`."""
 
@@ -109,7 +109,7 @@ def drafter(name: str) -> Any:
 
 
 def build_drafter(named: str, parts: Any, options: Mapping[str, Any]) -> Any:
-    """A drafter for an engine of these parts, as `drafters.parts.Parts`. named: "model" or with its kind, "model:chain".
+    """A drafter for an engine of these parts, as `drafters.base.Parts`. named: "model" or with its kind, "model:chain".
 
     Raises:
         UnknownNameError: with the nearest known name.

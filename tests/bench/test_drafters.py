@@ -11,7 +11,7 @@ from polydraft.bench.drafters import CONTENDERS, TEXTS, WORKLOADS, Bench, Conten
 from polydraft.bench.replay import ReplayTarget
 from polydraft.cli.main import app
 from polydraft.core import TokenTree
-from polydraft.drafters.ngram import NgramDrafter
+from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.errors import InvalidInputError
 
 

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from polydraft import registry
 from polydraft.cli.main import EXIT_STATUS, app
-from polydraft.drafters.index_file import fingerprint
+from polydraft.drafters.text.index_file import fingerprint
 from polydraft.models import load, pair
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from polydraft import registry
 from polydraft.core import Method
-from polydraft.drafters.suffix import SuffixDrafter, SuffixStore
+from polydraft.drafters.text.suffix import SuffixDrafter, SuffixStore
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError, UnknownNameError
 

@@ -8,8 +8,8 @@ import torch
 from polydraft import registry, sampling
 from polydraft import tree as trees
 from polydraft.core import NoiseKey, Request, SamplingParams, Scores
-from polydraft.drafters.parts import Parts
-from polydraft.drafters.retrieval import RetrievalIndex
+from polydraft.drafters.base import Parts
+from polydraft.drafters.text.retrieval import RetrievalIndex
 from tests.engine.tables import TableModel
 
 V = 5

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from polydraft.core import Budget
-from polydraft.drafters import index_file
-from polydraft.drafters.retrieval import RetrievalDrafter, RetrievalIndex
-from polydraft.drafters.suffix import SuffixDrafter, SuffixStore
-from polydraft.drafters.trigram import TrigramDrafter, TrigramStore, TrigramTable
+from polydraft.drafters.text import index_file
+from polydraft.drafters.text.retrieval import RetrievalDrafter, RetrievalIndex
+from polydraft.drafters.text.suffix import SuffixDrafter, SuffixStore
+from polydraft.drafters.text.trigram import TrigramDrafter, TrigramStore, TrigramTable
 from polydraft.errors import InvalidInputError, PolydraftError
 from polydraft.schema import INDEXES
 from tests.damage import NUMBERS, cut, flipped, mutated, read_apart

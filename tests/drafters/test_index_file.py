@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from polydraft.drafters import index_file
+from polydraft.drafters.text import index_file
 from polydraft.errors import CapacityError, InvalidInputError
 
 ARRAYS = {"tokens": np.arange(1000, dtype=np.int32) % 7, "lengths": np.array([400, 600])}
@@ -96,7 +96,7 @@ def test_another_kind_or_version_and_a_missing_file_are_refused(tmp_path):
 FULL_DISK = """
 import resource, sys
 import numpy as np
-from polydraft.drafters import index_file
+from polydraft.drafters.text import index_file
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # every larger file meets an error in the middle of its writing
 try:
     index_file.save(sys.argv[1], "retrieval", {"tokens": np.zeros(100_000, np.int32)}, vocab_size=7, tokens_of="")

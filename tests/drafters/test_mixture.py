@@ -8,13 +8,13 @@ import torch
 
 from polydraft import Engine, SamplingParams, registry
 from polydraft.core import Budget, Outcome, Scores, TokenTree
-from polydraft.drafters.calibration import Calibration
-from polydraft.drafters.index_file import kind_of
+from polydraft.drafters.credit import Calibration
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.model import ModelDrafter
-from polydraft.drafters.ngram import NgramDrafter
-from polydraft.drafters.suffix import SuffixDrafter
-from polydraft.drafters.trigram import TrigramDrafter, TrigramTable
+from polydraft.drafters.text.index_file import kind_of
+from polydraft.drafters.text.ngram import NgramDrafter
+from polydraft.drafters.text.suffix import SuffixDrafter
+from polydraft.drafters.text.trigram import TrigramDrafter, TrigramTable
 from polydraft.errors import InvalidInputError, UnknownNameError
 from tests.drafters.sessions import build, laws, models, play, requests
 
@@ -141,7 +141,7 @@ def test_sources_are_named_in_one_line_or_with_options(tmp_path):
 
 
 def test_each_index_goes_to_the_source_of_its_kind(tmp_path):
-    from polydraft.drafters.retrieval import RetrievalIndex
+    from polydraft.drafters.text.retrieval import RetrievalIndex
 
     target, _ = models()
     RetrievalIndex.build([[1, 2, 3]], 5).save(tmp_path / "r")

@@ -327,7 +327,7 @@ def test_more_requests_than_slots_are_refused():
 
 
 def test_unknown_kinds_and_a_missing_draft_model_are_refused():
-    from polydraft.drafters.parts import Parts
+    from polydraft.drafters.base import Parts
 
     with pytest.raises(UnknownNameError, match="did you mean 'chain'"):
         ModelDrafter(TableModel(), "chian")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from polydraft import registry
 from polydraft import tree as trees
 from polydraft.core import Budget, Drafter, Outcome, Request, SamplingParams, Scores, SiblingLaw
-from polydraft.drafters.ngram import MOST_PLACES, NgramDrafter, NgramState
+from polydraft.drafters.text.ngram import MOST_PLACES, NgramDrafter, NgramState
 from polydraft.errors import InvalidInputError
 
 WIDE = Budget(max_nodes=64, max_depth=8, width=4)

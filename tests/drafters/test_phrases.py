@@ -8,12 +8,12 @@ import torch
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import AuxRows, Budget, Outcome, Scores, TokenTree
-from polydraft.drafters.growth import end_ids
-from polydraft.drafters.lookahead import LookaheadDrafter, Window
+from polydraft.drafters.grown_tree import end_ids
 from polydraft.drafters.mixture import MixtureDrafter
-from polydraft.drafters.ngram import NgramDrafter
-from polydraft.drafters.phrases import PhraseDrafter
-from polydraft.drafters.pool import PhrasePool
+from polydraft.drafters.text.lookahead import LookaheadDrafter, Window
+from polydraft.drafters.text.ngram import NgramDrafter
+from polydraft.drafters.text.phrase_pool import PhrasePool
+from polydraft.drafters.text.phrases import PhraseDrafter
 from polydraft.errors import CapacityError, InvalidInputError
 from polydraft.models import load, pair
 from tests.drafters.sessions import build, models, play, requests

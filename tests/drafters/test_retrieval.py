@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from polydraft import Engine
 from polydraft.core import Budget
-from polydraft.drafters.index_file import fingerprint
-from polydraft.drafters.retrieval import PROBES, RetrievalDrafter, RetrievalIndex, _trie
+from polydraft.drafters.text.index_file import fingerprint
+from polydraft.drafters.text.retrieval import PROBES, RetrievalDrafter, RetrievalIndex, _trie
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 from tests.drafters.sessions import requests

@@ -3,9 +3,9 @@
 import pytest
 
 from polydraft import Engine, FixedPlan, SamplingParams
-from polydraft.drafters.phrases import PhraseDrafter
-from polydraft.drafters.pool import PhrasePool
-from polydraft.drafters.trigram import TrigramDrafter, TrigramStore
+from polydraft.drafters.text.phrase_pool import PhrasePool
+from polydraft.drafters.text.phrases import PhraseDrafter
+from polydraft.drafters.text.trigram import TrigramDrafter, TrigramStore
 from polydraft.registry import verifier
 from tests.engine.tables import TableModel
 

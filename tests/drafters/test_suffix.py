@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from polydraft import AdaptivePlan, Engine, FixedPlan, Profile, SamplingParams
 from polydraft.core import Budget
 from polydraft.drafters.mixture import MixtureDrafter
-from polydraft.drafters.ngram import NgramDrafter
-from polydraft.drafters.suffix import SuffixDrafter, SuffixStore
-from polydraft.drafters.suffix_tree import SuffixTree
+from polydraft.drafters.text.ngram import NgramDrafter
+from polydraft.drafters.text.suffix import SuffixDrafter, SuffixStore
+from polydraft.drafters.text.suffix_tree import SuffixTree
 from polydraft.engine.calibrate import Bed
 from polydraft.engine.choice import Choice, ChoicePlan
 from polydraft.errors import InvalidInputError

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from polydraft import Engine, registry
 from polydraft.core import Budget
-from polydraft.drafters import index_file
-from polydraft.drafters.index_file import fingerprint
-from polydraft.drafters.suffix import SuffixStore
-from polydraft.drafters.trigram import TrigramDrafter, TrigramStore, TrigramTable
-from polydraft.drafters.trigram_table import WIDTH
+from polydraft.drafters.text import index_file
+from polydraft.drafters.text.index_file import fingerprint
+from polydraft.drafters.text.suffix import SuffixStore
+from polydraft.drafters.text.trigram import TrigramDrafter, TrigramStore, TrigramTable
+from polydraft.drafters.text.trigram_table import WIDTH
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 from polydraft.verifiers.token.match import emitted
@@ -57,7 +57,7 @@ def test_counting_in_pieces_is_counting_at_once(monkeypatch):
     rng = np.random.default_rng(0)
     documents = [rng.integers(0, 9, 50) for _ in range(20)]
     whole = TrigramTable.build(documents, 9)
-    monkeypatch.setattr("polydraft.drafters.trigram_table.CHUNK", 60)
+    monkeypatch.setattr("polydraft.drafters.text.trigram_table.CHUNK", 60)
     assert all(np.array_equal(a, b) for a, b in zip(whole.arrays, TrigramTable.build(documents, 9).arrays, strict=True))
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from polydraft.core import Budget
-from polydraft.drafters.growth import GrownTree
-from polydraft.drafters.trigram import TrigramDrafter, TrigramStore, TrigramTable
-from polydraft.drafters.trigram_search import AGE, PARENT, TOKEN, VISITS, explore
-from polydraft.drafters.trigram_search import search as searched
+from polydraft.drafters.grown_tree import GrownTree
+from polydraft.drafters.text.trigram import TrigramDrafter, TrigramStore, TrigramTable
+from polydraft.drafters.text.trigram_search import AGE, PARENT, TOKEN, VISITS, explore
+from polydraft.drafters.text.trigram_search import search as searched
 from tests.drafters.sessions import requests
 
 WIDE = Budget(max_nodes=64, max_depth=4, width=24)

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from polydraft import Draft, SamplingParams, SiblingLaw, TokenTree, TreeShape, verify
-from polydraft.drafters.parts import Parts
+from polydraft.drafters.base import Parts
 from polydraft.drafters.slem import SlemDrafter
 from polydraft.drafters.tli import TliDrafter
 from polydraft.engine.api import Engine

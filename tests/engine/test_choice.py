@@ -5,9 +5,9 @@ import torch
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import SiblingLaw
-from polydraft.drafters.lookahead import LookaheadDrafter
 from polydraft.drafters.model import ModelDrafter
-from polydraft.drafters.ngram import NgramDrafter
+from polydraft.drafters.text.lookahead import LookaheadDrafter
+from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine import choice
 from polydraft.engine.acceptance import DEPTHS
 from polydraft.engine.best_first_plan import plan_for

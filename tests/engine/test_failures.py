@@ -9,7 +9,7 @@ from polydraft import Engine, FixedPlan, Request, SamplingParams
 from polydraft.core import Draft, SiblingLaw, TokenTree, TreeShape
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.model import ModelDrafter
-from polydraft.drafters.ngram import NgramDrafter
+from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine.choice import Choice
 from polydraft.errors import DrafterWarning, InvalidInputError, RequestWarning
 from tests.engine.tables import TableModel, plain_greedy, table_engine

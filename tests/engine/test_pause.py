@@ -5,11 +5,11 @@ import torch
 
 from polydraft import SamplingParams
 from polydraft.core import Budget, Draft, Request
-from polydraft.drafters.lookahead import LookaheadDrafter
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.model import ModelDrafter
-from polydraft.drafters.ngram import NgramDrafter
-from polydraft.drafters.phrases import PhraseDrafter
+from polydraft.drafters.text.lookahead import LookaheadDrafter
+from polydraft.drafters.text.ngram import NgramDrafter
+from polydraft.drafters.text.phrases import PhraseDrafter
 from polydraft.engine.loop import Loop
 from polydraft.registry import verifier
 from tests.engine.planning import costs, made, outcome, sequences

@@ -9,7 +9,7 @@ import torch
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import Budget, Draft, Outcome, SiblingLaw, TokenTree, TreeShape
-from polydraft.drafters.ngram import NgramDrafter
+from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine import acceptance, profile
 from polydraft.engine.acceptance import DEPTHS, Acceptance, expected_tokens
 from polydraft.engine.calibrate import Bed, _levelled, _Place, calibrate

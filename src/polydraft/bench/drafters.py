@@ -26,13 +26,13 @@ import numpy as np
 from polydraft import registry
 from polydraft.bench.replay import ReplayTarget
 from polydraft.core import Drafter, Request, SamplingParams, Target
-from polydraft.drafters.index_file import fingerprint
-from polydraft.drafters.ngram import NgramDrafter
-from polydraft.drafters.parts import Parts
-from polydraft.drafters.retrieval import RetrievalIndex
-from polydraft.drafters.suffix import SuffixStore
-from polydraft.drafters.suffix_tree import SuffixTree
-from polydraft.drafters.trigram import TrigramStore, TrigramTable
+from polydraft.drafters.base import Parts
+from polydraft.drafters.text.index_file import fingerprint
+from polydraft.drafters.text.ngram import NgramDrafter
+from polydraft.drafters.text.retrieval import RetrievalIndex
+from polydraft.drafters.text.suffix import SuffixStore
+from polydraft.drafters.text.suffix_tree import SuffixTree
+from polydraft.drafters.text.trigram import TrigramStore, TrigramTable
 from polydraft.engine.api import Engine
 from polydraft.engine.plan import FixedPlan
 from polydraft.errors import InvalidInputError

@@ -20,9 +20,9 @@ from polydraft import registry
 from polydraft.bench.drafters import MIXED, Bench
 from polydraft.bench.planner import CHAT
 from polydraft.core import SamplingParams, Target
-from polydraft.drafters.index_file import fingerprint
-from polydraft.drafters.retrieval import RetrievalIndex
-from polydraft.drafters.trigram import TrigramTable
+from polydraft.drafters.text.index_file import fingerprint
+from polydraft.drafters.text.retrieval import RetrievalIndex
+from polydraft.drafters.text.trigram import TrigramTable
 from polydraft.engine.api import Engine
 from polydraft.engine.best_first_plan import plan_for
 from polydraft.engine.plan import FixedPlan

@@ -39,8 +39,8 @@ def build(
     from rich.progress import Progress
 
     from polydraft import registry
-    from polydraft.drafters import corpus as reading
-    from polydraft.drafters.index_file import fingerprint
+    from polydraft.drafters.text import corpus as reading
+    from polydraft.drafters.text.index_file import fingerprint
     from polydraft.models import load, pair
 
     maker = registry.index(kind)

@@ -1,6 +1,6 @@
 """Several drafters share one tree: the nodes that are most likely to be accepted, whoever proposes them.
 
-The notation is that of `drafters.calibration`.
+The notation is that of `drafters.credit`.
 
 1. Each source proposes under the whole budget. Equal prefixes are one node.
 2. Nodes are taken in the order of v until the budget is used up.
@@ -23,10 +23,10 @@ from numba import njit
 
 from polydraft import registry
 from polydraft.core import AuxRows, Budget, Draft, Drafter, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
-from polydraft.drafters import index_file
-from polydraft.drafters.calibration import Calibration
-from polydraft.drafters.growth import PARENT, SCORE, TOKEN, end_ids, point_mass
-from polydraft.drafters.parts import Auxiliary, Parts, Resumable, Snapshot, release_each, start_each, teach_each
+from polydraft.drafters.base import Auxiliary, Parts, Resumable, Snapshot, release_each, start_each, teach_each
+from polydraft.drafters.credit import Calibration
+from polydraft.drafters.grown_tree import PARENT, SCORE, TOKEN, end_ids, point_mass
+from polydraft.drafters.text import index_file
 from polydraft.errors import IncompatibleError, InvalidInputError
 
 __all__ = ["MixtureDrafter", "MixtureState"]
@@ -63,8 +63,8 @@ class MixtureDrafter:
 
     Example:
         >>> from polydraft.core import SamplingParams
-        >>> from polydraft.drafters.ngram import NgramDrafter
-        >>> from polydraft.drafters.trigram import TrigramDrafter, TrigramTable
+        >>> from polydraft.drafters.text.ngram import NgramDrafter
+        >>> from polydraft.drafters.text.trigram import TrigramDrafter, TrigramTable
         >>> table = TrigramTable.build([[6, 7, 9, 9]], vocab_size=12)
         >>> drafter = MixtureDrafter({"ngram": NgramDrafter(), "trigram": TrigramDrafter(table)})
         >>> states = drafter.start([Request("r", (1, 6, 7, 8, 6, 7), SamplingParams(), seed=0)])
@@ -219,7 +219,7 @@ class MixtureDrafter:
         if not isinstance(source, Resumable):
             raise IncompatibleError(
                 f"the state of a mixture with {self.names[i]!r} was to be saved; that source has no `snapshot` and `restore`. "
-                "Give it both (see `parts.Resumable`), or leave it out of the mixture."
+                "Give it both (see `base.Resumable`), or leave it out of the mixture."
             )
         return source
 
@@ -233,7 +233,7 @@ class MixtureDrafter:
         return saved
 
     def restore(self, request: Request, snapshot: Snapshot) -> MixtureState:
-        """The state that drafts as the one of the snapshot; see `parts.Resumable`."""
+        """The state that drafts as the one of the snapshot; see `base.Resumable`."""
         members = []
         for i in range(len(self.sources)):
             own = {key.partition(".")[2]: value for key, value in snapshot.items() if key.startswith(f"{i}.")}

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 
 from polydraft.core import Budget, Draft, Method, NoiseKey, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
+from polydraft.drafters.base import Parts, Snapshot
 from polydraft.drafters.best_first import grow
 from polydraft.drafters.model_growth import Growth, ModelState
-from polydraft.drafters.parts import Parts, Snapshot
 from polydraft.errors import InvalidInputError, unknown_name
 from polydraft.models import static_proposal
 from polydraft.models.layout import Size, cut
@@ -314,7 +314,7 @@ class ModelDrafter:
         return {"tokens": np.array(state.context)}
 
     def restore(self, request: Request, snapshot: Snapshot) -> ModelState:
-        """The state that drafts as the one of the snapshot; see `parts.Resumable`."""
+        """The state that drafts as the one of the snapshot; see `base.Resumable`."""
         (state,) = self.start([replace(request, prompt_token_ids=tuple(snapshot["tokens"].tolist()))])
         return replace(state, request=request)
 

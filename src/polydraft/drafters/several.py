@@ -17,9 +17,9 @@ from dataclasses import replace
 import torch
 
 from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
+from polydraft.drafters.base import Parts, Snapshot, release_each, start_each
 from polydraft.drafters.model import ModelDrafter
 from polydraft.drafters.model_growth import ModelState
-from polydraft.drafters.parts import Parts, Snapshot, release_each, start_each
 from polydraft.errors import InvalidInputError
 from polydraft.models import load
 
@@ -123,7 +123,7 @@ class SeveralDrafter:
         return self.members[0].snapshot(state[0])
 
     def restore(self, request: Request, snapshot: Snapshot) -> State:
-        """The state that drafts as the one of the snapshot; see `parts.Resumable`."""
+        """The state that drafts as the one of the snapshot; see `base.Resumable`."""
         return tuple(m.restore(_own(request, j), snapshot) for j, m in enumerate(self.members))
 
 

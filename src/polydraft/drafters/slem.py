@@ -19,7 +19,7 @@ import torch
 
 from polydraft import tree as trees
 from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
-from polydraft.drafters.parts import Parts
+from polydraft.drafters.base import Parts
 from polydraft.drafters.tli import check_parts
 from polydraft.models.load import encode
 from polydraft.models.slots import Slots

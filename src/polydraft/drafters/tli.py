@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from polydraft.core import Method, SiblingLaw, Target, TreeShape
+from polydraft.drafters.base import Parts
 from polydraft.drafters.model import ModelDrafter
-from polydraft.drafters.parts import Parts
 from polydraft.errors import InvalidInputError
 from polydraft.models.translated import TranslatedModel
 from polydraft.models.vocabulary import Translation

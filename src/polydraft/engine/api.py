@@ -12,7 +12,7 @@ from numbers import Integral
 from typing import Any, cast
 
 from polydraft.core import Drafter, Request, SamplingParams, Target, Verifier
-from polydraft.drafters.parts import Parts
+from polydraft.drafters.base import Parts
 from polydraft.engine import build
 from polydraft.engine.choice import ChoicePlan
 from polydraft.engine.loop import Loop, StepOutput

@@ -7,8 +7,8 @@ from typing import Any
 
 from polydraft import registry
 from polydraft.core import Drafter, TreeShape, Verifier
+from polydraft.drafters.base import Parts
 from polydraft.drafters.model import ModelDrafter
-from polydraft.drafters.parts import Parts
 from polydraft.engine.best_first_plan import plan_for
 from polydraft.engine.choice import Choice, ChoicePlan
 from polydraft.engine.plan import AdaptivePlan, FixedPlan, Plan

@@ -35,7 +35,7 @@ from polydraft.core import (
     Verdict,
     Verifier,
 )
-from polydraft.drafters.parts import as_one_round, release_each, start_each, teach_each
+from polydraft.drafters.base import as_one_round, release_each, start_each, teach_each
 from polydraft.engine.acceptance import Acceptance
 from polydraft.engine.best_first_plan import plan_for
 from polydraft.engine.plan import AdaptivePlan
@@ -109,8 +109,8 @@ class Choice:
         IncompatibleError: an arm that cannot sit out a round.
 
     Example:
-        >>> from polydraft.drafters.ngram import NgramDrafter
-        >>> from polydraft.drafters.suffix import SuffixDrafter
+        >>> from polydraft.drafters.text.ngram import NgramDrafter
+        >>> from polydraft.drafters.text.suffix import SuffixDrafter
         >>> Choice({"ngram": NgramDrafter(), "suffix": SuffixDrafter()}).info.name
         'ngram,suffix'
     """
@@ -234,8 +234,8 @@ class ChoicePlan:
     plans: in the order of the arms; without them their profiles are measured before the first request.
 
     Example:
-        >>> from polydraft.drafters.ngram import NgramDrafter
-        >>> from polydraft.drafters.suffix import SuffixDrafter
+        >>> from polydraft.drafters.text.ngram import NgramDrafter
+        >>> from polydraft.drafters.text.suffix import SuffixDrafter
         >>> plan = ChoicePlan(Choice({"ngram": NgramDrafter(), "suffix": SuffixDrafter()}))
         >>> [p.profile for p in plan.plans]
         [None, None]

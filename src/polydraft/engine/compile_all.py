@@ -12,8 +12,8 @@ import torch
 
 from polydraft import registry
 from polydraft.core import Method, SamplingParams, Target, TreeShape
-from polydraft.drafters.retrieval import RetrievalIndex
-from polydraft.drafters.trigram import TrigramTable
+from polydraft.drafters.text.retrieval import RetrievalIndex
+from polydraft.drafters.text.trigram import TrigramTable
 from polydraft.engine.acceptance import DEPTHS
 from polydraft.engine.api import Engine
 from polydraft.engine.calibrate import calibrate

@@ -21,7 +21,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from polydraft.core import AuxRows, Budget, Draft, Drafter, Outcome, Request, Scores, TokenTree
-from polydraft.drafters.parts import Auxiliary, as_one_round, teach_each
+from polydraft.drafters.base import Auxiliary, as_one_round, teach_each
 from polydraft.engine.batch import some
 from polydraft.engine.sequence import Sequence
 from polydraft.errors import DrafterWarning

@@ -29,10 +29,10 @@ import numpy as np
 from numba import njit
 
 from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
-from polydraft.drafters import index_file
-from polydraft.drafters.growth import GrownTree, add_ranked, end_ids, limits, new_cells, plant, point_mass
-from polydraft.drafters.parts import Parts, Snapshot, emitted
-from polydraft.drafters.suffix_tree import SuffixTree, Tokens, ends_of, last_of, tail_of
+from polydraft.drafters.base import Parts, Snapshot, emitted
+from polydraft.drafters.grown_tree import GrownTree, add_ranked, end_ids, limits, new_cells, plant, point_mass
+from polydraft.drafters.text import index_file
+from polydraft.drafters.text.suffix_tree import SuffixTree, Tokens, ends_of, last_of, tail_of
 from polydraft.errors import InvalidInputError
 
 __all__ = ["SuffixDrafter", "SuffixState", "SuffixStore"]
@@ -216,7 +216,7 @@ class SuffixDrafter:
         return {"tokens": state.tree.tokens()}
 
     def restore(self, request: Request, snapshot: Snapshot) -> SuffixState:
-        """The state that drafts as the one of the snapshot; see `parts.Resumable`."""
+        """The state that drafts as the one of the snapshot; see `base.Resumable`."""
         state = SuffixState(SuffixTree(self.depth))
         state.tree.extend(snapshot["tokens"])
         return state

@@ -27,8 +27,8 @@ from numba import njit
 from pydivsufsort import divsufsort
 
 from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
-from polydraft.drafters import index_file
-from polydraft.drafters.growth import (
+from polydraft.drafters.base import Parts, Snapshot, emitted
+from polydraft.drafters.grown_tree import (
     GrownTree,
     add_ranked,
     end_ids,
@@ -40,7 +40,7 @@ from polydraft.drafters.growth import (
     point_mass,
     size_of,
 )
-from polydraft.drafters.parts import Parts, Snapshot, emitted
+from polydraft.drafters.text import index_file
 from polydraft.errors import InvalidInputError
 
 __all__ = ["RetrievalDrafter", "RetrievalIndex", "RetrievalState"]
@@ -361,5 +361,5 @@ class RetrievalDrafter:
         return {"tokens": np.array(state.tokens)}
 
     def restore(self, request: Request, snapshot: Snapshot) -> RetrievalState:
-        """The state that drafts as the one of the snapshot; see `parts.Resumable`."""
+        """The state that drafts as the one of the snapshot; see `base.Resumable`."""
         return RetrievalState(snapshot["tokens"].tolist())

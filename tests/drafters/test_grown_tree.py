@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polydraft.core import Budget
-from polydraft.drafters.growth import GrownTree, point_mass
+from polydraft.drafters.grown_tree import GrownTree, point_mass
 
 candidates = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 50), st.floats(0, 1)), max_size=25)
 budgets = st.builds(Budget, st.integers(0, 12), st.integers(0, 5), st.integers(1, 4))

@@ -1,7 +1,7 @@
 """The table of ADED: what followed each pair of tokens in a corpus, and how often.
 
 The triples inside each document are counted, divided by the pair's total, and the heaviest successors of a pair are kept.
-See `drafters.trigram` for the paper and for what is done with the table.
+See `drafters.text.trigram` for the paper and for what is done with the table.
 
 A search looks up some hundred pairs, and a pass of the target has driven all of them from the processor's caches: what costs is
 the lines of memory that are touched. A pair costs one of the slots, and the one or two of its row.
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numba import njit
 
-from polydraft.drafters import index_file
+from polydraft.drafters.text import index_file
 from polydraft.errors import InvalidInputError
 
 __all__ = ["WIDTH", "TrigramTable", "find_row"]

@@ -10,8 +10,8 @@ from numba import njit
 from torch import Tensor
 
 from polydraft.core import Budget
-from polydraft.drafters.growth import TOKEN, GrownTree, add_node, is_full, limits, new_cells, plant, size_of
-from polydraft.drafters.recent import by_age, find, insert, new_index, touch
+from polydraft.drafters.grown_tree import TOKEN, GrownTree, add_node, is_full, limits, new_cells, plant, size_of
+from polydraft.drafters.text.lru import by_age, find, insert, new_index, touch
 from polydraft.errors import InvalidInputError
 
 __all__ = ["PhrasePool", "add_phrase", "most_likely", "read_text"]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from polydraft import tree as trees
 from polydraft.core import Outcome, TokenTree
-from polydraft.drafters.parts import as_one_round, emitted
+from polydraft.drafters.base import as_one_round, emitted
 
 texts = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), min_size=1, max_size=4)
 

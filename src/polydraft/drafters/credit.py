@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 
 from polydraft.core import Budget
-from polydraft.drafters.growth import GrownTree, add_ranked, limits, new_cells, plant
+from polydraft.drafters.grown_tree import GrownTree, add_ranked, limits, new_cells, plant
 from polydraft.errors import InvalidInputError
 
 __all__ = ["Calibration"]

@@ -25,9 +25,9 @@ import torch
 from numba import njit
 
 from polydraft.core import AuxRows, Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
-from polydraft.drafters.growth import GrownTree, end_ids, point_mass
-from polydraft.drafters.parts import Parts, Snapshot, emitted
-from polydraft.drafters.pool import PhrasePool, add_phrase, most_likely, read_text
+from polydraft.drafters.base import Parts, Snapshot, emitted
+from polydraft.drafters.grown_tree import GrownTree, end_ids, point_mass
+from polydraft.drafters.text.phrase_pool import PhrasePool, add_phrase, most_likely, read_text
 from polydraft.errors import InvalidInputError
 from polydraft.noise import Stream, uniform_at
 
@@ -219,7 +219,7 @@ class LookaheadDrafter:
         return {"tokens": np.array(state.tokens), "window": state.window.guesses.copy(), **own}
 
     def restore(self, request: Request, snapshot: Snapshot) -> LookaheadState:
-        """The state that drafts as the one of the snapshot; see `parts.Resumable`."""
+        """The state that drafts as the one of the snapshot; see `base.Resumable`."""
         pool = PhrasePool(self.ngram - 1, self.per_token).fill(snapshot["pool"]) if self.pool is None else self.pool
         return LookaheadState(request, snapshot["tokens"].tolist(), Window(snapshot["window"].copy()), pool)
 

@@ -14,8 +14,8 @@ import numpy as np
 from numba import njit
 
 from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
-from polydraft.drafters.growth import GrownTree, add_node, end_ids, is_full, limits, new_cells, plant, point_mass, size_of
-from polydraft.drafters.parts import Parts, Snapshot, emitted
+from polydraft.drafters.base import Parts, Snapshot, emitted
+from polydraft.drafters.grown_tree import GrownTree, add_node, end_ids, is_full, limits, new_cells, plant, point_mass, size_of
 from polydraft.errors import InvalidInputError
 
 __all__ = ["NgramDrafter", "NgramState"]
@@ -213,5 +213,5 @@ class NgramDrafter:
         return {"tokens": np.array(state.tokens)}
 
     def restore(self, request: Request, snapshot: Snapshot) -> NgramState:
-        """The state that drafts as the one of the snapshot; see `parts.Resumable`."""
+        """The state that drafts as the one of the snapshot; see `base.Resumable`."""
         return self._started(snapshot["tokens"])

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from numba import njit
 
-from polydraft.drafters import index_file
-from polydraft.drafters.recent import by_age, find, insert, new_index, num_used, touch
-from polydraft.drafters.trigram_table import WIDTH, TrigramTable, find_row
+from polydraft.drafters.text import index_file
+from polydraft.drafters.text.lru import by_age, find, insert, new_index, num_used, touch
+from polydraft.drafters.text.trigram_table import WIDTH, TrigramTable, find_row
 from polydraft.errors import InvalidInputError
 
 __all__ = ["ROW", "TrigramStore", "bump_all"]

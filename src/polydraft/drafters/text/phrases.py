@@ -23,9 +23,9 @@ import numpy as np
 from numba import njit
 
 from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, Target, TreeShape
-from polydraft.drafters.growth import GrownTree, end_ids, point_mass
-from polydraft.drafters.parts import Parts, Snapshot, emitted
-from polydraft.drafters.pool import PhrasePool, add_phrase, most_likely, read_text
+from polydraft.drafters.base import Parts, Snapshot, emitted
+from polydraft.drafters.grown_tree import GrownTree, end_ids, point_mass
+from polydraft.drafters.text.phrase_pool import PhrasePool, add_phrase, most_likely, read_text
 from polydraft.errors import InvalidInputError
 from polydraft.models.slots import Slots
 
@@ -228,7 +228,7 @@ class PhraseDrafter:
         return {"tokens": np.array(state.tokens), **({"pool": state.pool.to_array()} if self.pool is None else {})}
 
     def restore(self, request: Request, snapshot: Snapshot) -> PhraseState:
-        """The state that drafts as the one of the snapshot; see `parts.Resumable`."""
+        """The state that drafts as the one of the snapshot; see `base.Resumable`."""
         (state,) = self.start([request])
         state.tokens = snapshot["tokens"].tolist()
         if self.pool is None:

@@ -28,12 +28,12 @@ from typing import Any
 import numpy as np
 
 from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
-from polydraft.drafters import index_file
-from polydraft.drafters.growth import GrownTree, end_ids, limits, new_cells, point_mass
-from polydraft.drafters.parts import Parts, Snapshot, emitted
-from polydraft.drafters.trigram_search import explore, grow
-from polydraft.drafters.trigram_store import TrigramStore, bump_all
-from polydraft.drafters.trigram_table import TrigramTable
+from polydraft.drafters.base import Parts, Snapshot, emitted
+from polydraft.drafters.grown_tree import GrownTree, end_ids, limits, new_cells, point_mass
+from polydraft.drafters.text import index_file
+from polydraft.drafters.text.trigram_search import explore, grow
+from polydraft.drafters.text.trigram_store import TrigramStore, bump_all
+from polydraft.drafters.text.trigram_table import TrigramTable
 from polydraft.errors import InvalidInputError
 
 __all__ = ["TrigramDrafter", "TrigramState", "TrigramStore", "TrigramTable"]
@@ -206,6 +206,6 @@ class TrigramDrafter:
         return {"tokens": np.array(state.tokens), **own}
 
     def restore(self, request: Request, snapshot: Snapshot) -> TrigramState:
-        """The state that drafts as the one of the snapshot; see `parts.Resumable`."""
+        """The state that drafts as the one of the snapshot; see `base.Resumable`."""
         store = TrigramStore.from_arrays(snapshot, self.max_pairs) if self.store is None else self.store
         return TrigramState(request, snapshot["tokens"].tolist(), store)

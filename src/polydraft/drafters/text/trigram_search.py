@@ -1,4 +1,4 @@
-"""The search of ADED: the triples behind a pair as a game tree, compiled; see `drafters.trigram` for paper and symbols.
+"""The search of ADED: the triples behind a pair as a game tree, compiled; see `drafters.text.trigram` for paper and symbols.
 
 A pass of the target has driven the rows from the processor's caches, so most of the time goes into waiting for them: a node's row
 is looked up once, and that of a node at the last level only if it is drafted.
@@ -7,10 +7,10 @@ is looked up once, and that of a node at the last level only if it is drafted.
 import numpy as np
 from numba import njit
 
-from polydraft.drafters.growth import add_node, is_full, plant, size_of
-from polydraft.drafters.recent import find
-from polydraft.drafters.trigram_store import ROW, bump_all
-from polydraft.drafters.trigram_table import find_row
+from polydraft.drafters.grown_tree import add_node, is_full, plant, size_of
+from polydraft.drafters.text.lru import find
+from polydraft.drafters.text.trigram_store import ROW, bump_all
+from polydraft.drafters.text.trigram_table import find_row
 from polydraft.noise import uniform_at
 
 __all__ = ["explore", "grow", "search"]
