@@ -3,7 +3,7 @@
 import torch
 
 from polydraft import Draft, Engine, Method, SamplingParams, SiblingLaw, TokenTree, TreeShape
-from polydraft.verifiers.tree.topdown import TopDown
+from polydraft.verifiers.lift.per_node import PerNode
 
 INFO = Method(
     name="halved",
@@ -28,7 +28,7 @@ def halved(p, q, draws):
     return ((1 - accept) * rest).scatter_add(1, x[:, None], accept)
 
 
-rule = TopDown(INFO, halved)
+rule = PerNode(INFO, halved)
 
 p = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
 q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)

@@ -34,14 +34,7 @@ line, and `import polydraft` loads none of them. (The package's own `__init__`, 
 module of a layer.)"""
 BESIDE = ("studies", "examples", "docs", "tests")
 """Folders that are not installed: they import what they like of polydraft, and polydraft nothing of them."""
-NOT_YET = {
-    "rules": {"layer": "verifiers"},
-    "engine": {"own files of": "verifiers"},
-    "bench": {"own files of": "verifiers"},
-    "check": {"own files of": "verifiers"},
-    "cli": {"own files of": "verifiers"},
-    "tests": {"own files of": "verifiers"},
-}
+NOT_YET: dict[str, dict[str, str]] = {}
 """What has not yet been moved to its place."""
 RANK |= {name: RANK[found["layer"]] for name, found in NOT_YET.items() if "layer" in found}
 NAME_OF_A_MODULE = re.compile(r"polydraft(?:\.\w+)+(?::\w+)?")

@@ -29,7 +29,7 @@ _WHERE = {
     "Profile": "engine.profile",
     "citation": "papers",
     "custom_generate": "integrations.transformers",
-    "verify": "rules",
+    "verify": "verifiers",
     "PolydraftError": "errors",
 }
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from polydraft.integrations.transformers import custom_generate
     from polydraft.papers import citation
     from polydraft.params import SamplingParams
-    from polydraft.rules import verify
+    from polydraft.verifiers import verify
 
 stale_code.drop(Path(__file__).parent)
 

@@ -14,9 +14,10 @@ from polydraft.errors import InvalidInputError
 from polydraft.models import pair
 from polydraft.models.folder import load_module
 from polydraft.registry import verifier
-from polydraft.verifiers import _device, greedy
-from polydraft.verifiers.block.block import Block
-from polydraft.verifiers.token.match import Match
+from polydraft.verifiers import greedy
+from polydraft.verifiers.block import Block
+from polydraft.verifiers.fast import device
+from polydraft.verifiers.match import Match
 
 PROMPTS = [prompt.text for prompt in pair.prompts()[:8]]
 PARAMS = SamplingParams(max_tokens=24)
@@ -133,7 +134,7 @@ def test_every_fused_rule_has_a_broken_walk_among_the_mistakes():
 def kept_on_a_device(self, draft, logits, key):
     """The deepest node and the likeliest token, by the way of a device."""
     last = draft.tree.is_node.sum(1) - 1
-    return _device.walk(lambda logits, *_: (last, logits[torch.arange(len(last)), last].argmax(-1)), draft, logits, key)
+    return device.walk(lambda logits, *_: (last, logits[torch.arange(len(last)), last].argmax(-1)), draft, logits, key)
 
 
 @pytest.mark.parametrize("walk", [lambda self, *given: keep_all(*given), kept_on_a_device], ids=["compiled", "device"])

@@ -62,7 +62,7 @@ def test_names_list_all_that_is_built_in(kind, table):
 
 
 def test_methods_of_other_packages_are_found_through_entry_points(tmp_path, monkeypatch):
-    (tmp_path / "plugged.py").write_text("from polydraft.verifiers.token.match import match as rule\n")
+    (tmp_path / "plugged.py").write_text("from polydraft.verifiers.match import match as rule\n")
     info = tmp_path / "plugged-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged\nVersion: 1.0\n")

@@ -43,7 +43,7 @@ def test_every_page_is_built(site):
     [
         ("core", "polydraft.core.Draft"),
         ("core", "polydraft.core.TokenTree.chain"),
-        ("verify", "polydraft.rules.verify"),
+        ("verify", "polydraft.verifiers.verify"),
         ("engine", "polydraft.engine.api.Engine.from_pretrained"),
         ("engine", "polydraft.integrations.transformers.custom_generate"),
         ("sampling-params", "polydraft.params.SamplingParams"),

@@ -9,14 +9,14 @@ from scipy.stats import chi2
 from polydraft import Engine, SamplingParams, registry
 from polydraft import tree as trees
 from polydraft.core import Budget, Draft, Outcome, Scores, SiblingLaw, TokenTree
-from polydraft.verifiers import choose
+from polydraft.verifiers import pairing
 from tests.drafters.sessions import V, build, kinds, models, play, requests, same
 from tests.engine.tables import law, plain_greedy
 
 KINDS = kinds()
 INFO = {info.name: info for name in registry.names("drafter") for info in registry.drafter(name).methods}
-PAIRS = [(kind, rule) for kind in KINDS for rule in choose.fitting(INFO[kind])]
-LAW_PAIRS = [(kind, rule) for kind, rule in PAIRS if not kind.startswith("model") or rule == choose.best_for(INFO[kind])]
+PAIRS = [(kind, rule) for kind in KINDS for rule in pairing.fitting(INFO[kind])]
+LAW_PAIRS = [(kind, rule) for kind, rule in PAIRS if not kind.startswith("model") or rule == pairing.best_for(INFO[kind])]
 """The slow draws of a model meet one rule here; tests/exact enumerates the others."""
 PROMPTS = [[1, 2, 3, 1, 2], [4], [0, 0, 1, 0, 0]]
 WIDE = Budget(max_nodes=12, max_depth=4, width=3)
@@ -130,7 +130,7 @@ def test_a_saved_and_restored_state_drafts_identically_from_then_on(kind, tmp_pa
 @pytest.mark.parametrize("kind", KINDS)
 def test_rejection_of_everything_moves_the_draft_to_the_new_token(kind, tmp_path):
     """The worst round: a whole tree is rejected, and the extra token is one that no rule would have emitted."""
-    drafter, states, *_ = played(kind, tmp_path, verifier=choose.best_for(INFO[kind]))
+    drafter, states, *_ = played(kind, tmp_path, verifier=pairing.best_for(INFO[kind]))
     for token in (4, 0, 4):
         draft = drafter.propose(states, [WIDE] * 3)
         nothing = Outcome(torch.full((3, 0), -1), torch.zeros(3, dtype=torch.int64), torch.full((3,), token))

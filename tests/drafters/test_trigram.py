@@ -19,8 +19,8 @@ from polydraft.drafters.text.trigram import TrigramDrafter, TrigramStore, Trigra
 from polydraft.drafters.text.trigram_table import WIDTH
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
-from polydraft.verifiers.token.match import emitted
-from polydraft.verifiers.tree.topdown import TopDown
+from polydraft.verifiers.lift.per_node import PerNode
+from polydraft.verifiers.match import emitted
 from tests.drafters.sessions import laws, models, play, requests
 
 WIDE = Budget(max_nodes=64, max_depth=4, width=24)
@@ -173,7 +173,7 @@ def test_redrawing_after_a_failed_match_is_biased_and_the_match_rule_is_not():
     verdict = registry.verifier("match")(draft, targets)
     law = verdict.stop[0, 0] * verdict.after(torch.tensor([0]))[0] + verdict.stop[0, 1] * torch.tensor([1.0, 0, 0])
     torch.testing.assert_close(law, p, rtol=0, atol=1e-12)
-    assert isinstance(registry.verifier("match"), TopDown)
+    assert isinstance(registry.verifier("match"), PerNode)
     assert torch.equal(emitted(p[None], None, draft.tree.tokens[:, 1:]), p[None])
 
 

@@ -10,14 +10,15 @@ from polydraft.engine.api import Engine
 from polydraft.models.llama import CompiledLlama
 from polydraft.models.static import StaticLlama
 from polydraft.tree import dedup, pad
-from polydraft.verifiers import _device, greedy
-from polydraft.verifiers.block.block import Block
+from polydraft.verifiers import greedy
+from polydraft.verifiers.block import Block
+from polydraft.verifiers.fast import device
+from polydraft.verifiers.match import Match
 from polydraft.verifiers.race import Race
-from polydraft.verifiers.token.match import Match
 from tests.models.tree_rounds import ARCHITECTURES, V, small_model
 from tests.other_device import OneDevice
 
-WALKS = {Block: _device.block, Race: _device.race, Match: _device.match}
+WALKS = {Block: device.block, Race: device.race, Match: device.match}
 
 
 @pytest.fixture
@@ -28,10 +29,10 @@ def torch_walks(monkeypatch):
 
         def walk(self, draft, logits, key, rule=rule):
             used.append(rule.__name__)
-            return _device.walk(rule, draft, logits, draft.noise if rule is _device.race else key)
+            return device.walk(rule, draft, logits, draft.noise if rule is device.race else key)
 
         monkeypatch.setattr(kind, "walk", walk)
-    monkeypatch.setattr(greedy, "walk", lambda *given: used.append("greedy") or _device.walk(_device.greedy, *given))
+    monkeypatch.setattr(greedy, "walk", lambda *given: used.append("greedy") or device.walk(device.greedy, *given))
     return used
 
 

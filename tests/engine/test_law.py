@@ -10,9 +10,9 @@ import pytest
 from polydraft import Engine, FixedPlan
 from polydraft.bench.wrong_rules import keep_all, mistakes
 from polydraft.core import Budget
-from polydraft.verifiers.block.block import Block
-from polydraft.verifiers.block.greedy_traversal import GreedyTraversal
-from polydraft.verifiers.token.match import Match
+from polydraft.verifiers.block import Block
+from polydraft.verifiers.greedy_traversal import GreedyTraversal
+from polydraft.verifiers.match import Match
 from tests.engine.tables import TableModel, p_value
 
 SAMPLES = 1024

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from polydraft.registry import verifier
-from polydraft.verifiers.tree.topdown import TopDown
+from polydraft.verifiers.lift.per_node import PerNode
 from tests.exact.harness import Markov
 
 FILE = Path(os.environ.get("POLYDRAFT_ORACLE", Path(__file__).parent / "verification_cases.json"))
@@ -31,4 +31,4 @@ class Fixed:
 
 def lifted(emitted):
     """A rule for one node as a rule for trees."""
-    return TopDown(verifier("match").info, emitted)
+    return PerNode(verifier("match").info, emitted)

@@ -6,11 +6,12 @@ import torch
 from polydraft import noise, registry
 from polydraft.core import Draft, NoiseKey, SiblingLaw, TreeShape
 from polydraft.tree import pad
-from polydraft.verifiers import _device, greedy
+from polydraft.verifiers import greedy
+from polydraft.verifiers.fast import device
 from tests.exact.walk_rounds import TREES, B, V, first_nodes, rounds, same
 from tests.other_device import OneDevice, moved
 
-RULES = {"block": _device.block, "match": _device.match, "race": _device.race}
+RULES = {"block": device.block, "match": device.match, "race": device.race}
 WALKS = [
     ("block", TreeShape.CHAIN, SiblingLaw.IID),
     *(("match", shape, law) for shape in TREES for law in (SiblingLaw.IID, SiblingLaw.POINT_MASS)),
@@ -26,7 +27,7 @@ def test_a_walk_on_the_device_finds_what_the_compiled_walk_finds(name, shape, la
         draft, logits, key = rounds(shape, law, seed)
         if not whole:
             draft = first_nodes(draft, [1 + b % draft.tree.num_nodes for b in range(B)])
-        found = _device.walk(RULES[name], draft, logits, key)
+        found = device.walk(RULES[name], draft, logits, key)
         assert same(found, rule.walk(draft, logits, key))
         assert same(found, rule(draft, logits.softmax(-1)).sample(key))
         depths |= set(found.num_accepted.tolist())
@@ -38,7 +39,7 @@ def test_the_greedy_walk_on_the_device_is_the_compiled_one_at_ties_too(shape):
     draft, logits, key = rounds(shape, SiblingLaw.POINT_MASS, 4)
     liked = torch.nn.functional.one_hot(draft.tree.tokens[:, -1:], V)
     tied = logits.round() + 3 * liked
-    found = _device.walk(_device.greedy, draft, tied, key)
+    found = device.walk(device.greedy, draft, tied, key)
     assert same(found, greedy.walk(draft, tied, key))
     assert found.num_accepted.max() > 0
 
@@ -48,7 +49,7 @@ def test_a_bare_root_gives_one_token_of_the_target(name):
     draft = Draft.empty(torch.tensor([3] * B))
     _, logits, key = rounds(TreeShape.CHAIN, SiblingLaw.IID, 0)
     draft = Draft(draft.tree, draft.law, draft.shape, None, draft.rows, key)
-    found = _device.walk(RULES[name], draft, logits[:, :1], key)
+    found = device.walk(RULES[name], draft, logits[:, :1], key)
     assert same(found, registry.verifier("race" if name == "race" else "match").walk(draft, logits[:, :1], key))
 
 
@@ -57,19 +58,19 @@ def test_a_bare_root_gives_one_token_of_the_target(name):
 def test_faulty_logits_are_left_to_the_readable_path(name, fault):
     draft, logits, key = rounds(TreeShape.CHAIN, SiblingLaw.IID, 0)
     logits[7, 0, 5] = fault
-    assert _device.walk({**RULES, "greedy": _device.greedy}[name], draft, logits, key) is None
+    assert device.walk({**RULES, "greedy": device.greedy}[name], draft, logits, key) is None
 
 
 def test_a_token_that_the_draft_could_not_draw_is_left_to_the_readable_path():
     draft, logits, key = rounds(TreeShape.CHAIN, SiblingLaw.IID, 0)
     draft.probs[3, 0, draft.tree.tokens[3, 1]] = 0
-    assert _device.walk(_device.block, draft, logits, key) is None
+    assert device.walk(device.block, draft, logits, key) is None
 
 
 def test_masked_tokens_are_never_emitted():
     draft, logits, key = rounds(TreeShape.CHAIN, SiblingLaw.IID, 1)
     logits[..., ::2] = -torch.inf
-    emitted = [t for row in _device.walk(_device.block, draft, logits, key).emitted(draft.tree) for t in row]
+    emitted = [t for row in device.walk(device.block, draft, logits, key).emitted(draft.tree) for t in row]
     assert len(emitted) > B and all(token % 2 for token in emitted)
 
 
@@ -80,7 +81,7 @@ def test_equal_siblings_are_one_context():
     key = NoiseKey.of(range(200), [0] * 200, [1] * 200)
     draft = Draft(drafted, SiblingLaw.IID, TreeShape.PATHS, torch.full((200, 3, 4), 0.25), rows, key)
     for name in ("match", "race"):
-        found = _device.walk(RULES[name], draft, logits, key)
+        found = device.walk(RULES[name], draft, logits, key)
         assert same(found, registry.verifier(name).walk(draft, logits, key))
         assert found.num_accepted.max() == 3
         assert set(found.path[:, 0].tolist()) == {-1, 1, 2}
@@ -89,10 +90,10 @@ def test_equal_siblings_are_one_context():
 @pytest.mark.parametrize("name", [*RULES, "greedy"])
 def test_nothing_waits_for_the_host_before_the_outcome(name):
     draft, logits, key = rounds(TreeShape.CHAIN, SiblingLaw.IID, 0)
-    rule = {**RULES, "greedy": _device.greedy}[name]
+    rule = {**RULES, "greedy": device.greedy}[name]
     far = Draft(draft.tree, draft.law, draft.shape, moved(draft.probs), draft.rows, key)
     with OneDevice():
-        table = _device.decide(rule, far, moved(logits), key)
+        table = device.decide(rule, far, moved(logits), key)
     assert (table.device.type, table.shape) == ("meta", (B, draft.tree.num_nodes + 1))
 
 

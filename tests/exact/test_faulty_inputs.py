@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft import registry, rules
+from polydraft import registry, verifiers
 from polydraft.core import Draft, NoiseKey, SiblingLaw, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
 from tests.exact.harness import SHAPES, Tables, as_batch, enumerate_drafts
 
-verify = unwrap(rules.verify)  # without the tests' own check of shapes
+verify = unwrap(verifiers.verify)  # without the tests' own check of shapes
 LAWS = [(name, law) for name in registry.names("verifier") for law in SiblingLaw if law in registry.verifier(name).info.laws]
 COUPLED, LISTED = SiblingLaw.COUPLED, SiblingLaw.LISTED
 V = 4

@@ -5,7 +5,7 @@ import pytest
 from polydraft import registry
 from polydraft.core import Method, SiblingLaw, TreeShape
 from polydraft.errors import IncompatibleError
-from polydraft.verifiers import choose
+from polydraft.verifiers import pairing
 from tests.exact.harness import Tables, across, looks_back, measure, stopped_inside
 
 IID, INDEPENDENT, WOR, GROWN = SiblingLaw.IID, SiblingLaw.INDEPENDENT, SiblingLaw.WITHOUT_REPLACEMENT, TreeShape.GROWN
@@ -26,8 +26,8 @@ def test_a_drafter_that_grows_by_its_draws_is_refused_them_and_told_what_fits(na
     with pytest.raises(
         IncompatibleError, match=f"{name!r} was joined with drafter 'growing'.* GROWN.*Verifiers that fit: .*traversal"
     ):
-        choose.check_pair(growing, registry.verifier(name).info)
-    assert choose.best_for(growing) == "traversal"
+        pairing.check_pair(growing, registry.verifier(name).info)
+    assert pairing.best_for(growing) == "traversal"
 
 
 @pytest.mark.parametrize(("name", "law"), [*COUNTING, ("greedy_traversal_wor", WOR), ("greedy_plus_one", WOR)])

@@ -8,7 +8,7 @@ from polydraft import noise, tree
 from polydraft.core import Draft, NoiseKey, SiblingLaw, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.registry import verifier
-from polydraft.theory import rules
+from polydraft.theory import closed_forms
 from polydraft.verifiers import list_race
 
 V, DEPTH, SEEDS = 4, 2, 6000
@@ -54,10 +54,10 @@ def test_law_of_two_tokens_is_the_targets(K):
 def test_acceptance_is_not_below_its_bound(K):
     draft, key = listed(K)
     accepted = (verifier("list_race")(draft, P[draft.tree.tokens]).sample(key).num_accepted > 0).double()
-    bound = rules.list_matching(P[0].numpy(), Q[0].numpy(), K)
+    bound = closed_forms.list_matching(P[0].numpy(), Q[0].numpy(), K)
     assert accepted.mean().item() > bound - 4 * (bound * (1 - bound) / SEEDS) ** 0.5
     if K == 1:
-        assert accepted.mean().item() == pytest.approx(rules.race_of_one(P[0].numpy(), Q[0].numpy()), abs=0.03)
+        assert accepted.mean().item() == pytest.approx(closed_forms.race_of_one(P[0].numpy(), Q[0].numpy()), abs=0.03)
 
 
 def test_path_dropped_because_of_its_own_token_is_caught():

@@ -6,8 +6,8 @@ import torch
 
 from polydraft import registry, tree
 from polydraft.core import SiblingLaw, TreeShape
-from polydraft.theory import acceptance, rules
-from polydraft.verifiers.token import greedy_plus_one, kseq, match, recursive, single_with_spares, speculative
+from polydraft.theory import acceptance, closed_forms
+from polydraft.verifiers import greedy_plus_one, kseq, match, recursive, single_with_spares, speculative
 from tests.exact.harness import Grown, as_batch, by_depth, enumerate_drafts, measure, sibling_draws
 from tests.exact.oracle import ORACLE, markov
 
@@ -53,21 +53,21 @@ def acceptance_of(emitted, law, p, q, n):
 
 
 CLOSED_FORMS = {
-    "alpha_single": lambda p, q, c: rules.single(p, q),
-    "alpha_target_sample_iid": lambda p, q, c: rules.target_sample(p, q, c["n"]),
-    "alpha_single_with_spares_iid": lambda p, q, c: rules.single_with_spares(p, q, c["n"]),
-    "alpha_rrs_iid": lambda p, q, c: rules.recursive(p, q, c["n"]),
-    "alpha_rrs_wor": lambda p, q, c: rules.recursive_wor(p, q, c["n_wor"]),
-    "kseq_rho": lambda p, q, c: rules.kseq(p, q, c["n"])[0],
-    "alpha_kseq_iid": lambda p, q, c: rules.kseq(p, q, c["n"])[1],
+    "alpha_single": lambda p, q, c: closed_forms.single(p, q),
+    "alpha_target_sample_iid": lambda p, q, c: closed_forms.target_sample(p, q, c["n"]),
+    "alpha_single_with_spares_iid": lambda p, q, c: closed_forms.single_with_spares(p, q, c["n"]),
+    "alpha_rrs_iid": lambda p, q, c: closed_forms.recursive(p, q, c["n"]),
+    "alpha_rrs_wor": lambda p, q, c: closed_forms.recursive_wor(p, q, c["n_wor"]),
+    "kseq_rho": lambda p, q, c: closed_forms.kseq(p, q, c["n"])[0],
+    "alpha_kseq_iid": lambda p, q, c: closed_forms.kseq(p, q, c["n"])[1],
     "alpha_greedy_plus_one": lambda p, q, c: acceptance.greedy_plus_one(p, q, c["n"]).alpha,
     "alpha_point_mass_top_n": lambda p, q, c: acceptance.point_mass(p, acceptance.top(q, c["n"])).alpha,
     "alpha_opt_iid": lambda p, q, c: acceptance.with_replacement(p, q, c["n"]).alpha,
     "alpha_opt_wor": lambda p, q, c: acceptance.without_replacement(p, q, c["n_wor"]).alpha,
     "alpha_opt_khisti_2": lambda p, q, c: acceptance.with_replacement(p, q, 2).alpha,
-    "gls_lower_bound": lambda p, q, c: rules.list_matching(p, q, c["n"]),
-    "alpha_ersd_1": lambda p, q, c: rules.race_of_one(p, q),
-    "alpha_ersd_n": lambda p, q, c: rules.race(p, q, c["n"]),
+    "gls_lower_bound": lambda p, q, c: closed_forms.list_matching(p, q, c["n"]),
+    "alpha_ersd_1": lambda p, q, c: closed_forms.race_of_one(p, q),
+    "alpha_ersd_n": lambda p, q, c: closed_forms.race(p, q, c["n"]),
 }
 BY_QUADRATURE = {"alpha_ersd_n", "alpha_opt_wor"}
 

@@ -7,9 +7,9 @@ import torch
 from polydraft import registry
 from polydraft.core import Draft, SiblingLaw, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
-from polydraft.verifiers.choose import fitting
-from polydraft.verifiers.relaxed import latent, top_beta, typical
-from polydraft.verifiers.tree.topdown import TopDown
+from polydraft.verifiers.lift.per_node import PerNode
+from polydraft.verifiers.lossy import latent, top_beta, typical
+from polydraft.verifiers.pairing import fitting
 from tests.exact.harness import SHAPES, Tables, as_batch, by_depth, enumerate_drafts, measure
 
 IID, CHAIN = SiblingLaw.IID, TreeShape.CHAIN
@@ -102,4 +102,4 @@ def test_declared_shapes_run():
             draft, p = as_batch(tables, IID, shape, enumerate_drafts(tables, IID, counts, depth))
             stop = rule(draft, p).stop
             assert torch.allclose(stop.sum(1), torch.ones(len(stop), dtype=torch.float64))
-    assert isinstance(registry.verifier("top_beta"), TopDown)
+    assert isinstance(registry.verifier("top_beta"), PerNode)

@@ -6,9 +6,9 @@ import torch
 from scipy.optimize import linprog
 
 from polydraft.core import SiblingLaw, TreeShape
-from polydraft.theory import acceptance, rules
-from polydraft.verifiers.token import importance, max_ratio, speculative, transport
-from polydraft.verifiers.token.selection import emitted_by, overlap
+from polydraft.theory import acceptance, closed_forms
+from polydraft.verifiers import importance, max_ratio, speculative, transport
+from polydraft.verifiers.selection import emitted_by, overlap
 from tests.exact.harness import Tables, by_depth, measure, sibling_draws
 from tests.exact.oracle import Fixed, lifted
 
@@ -89,7 +89,7 @@ def test_solved_transport_is_near_the_optimum_for_many_tokens(n, gap):
 def test_selection_is_never_below_speculative_sampling(emitted, n):
     for seed in range(6):
         p, q = laws(seed, 5, 2)
-        assert accepted(emitted, p, [q] * n, IID) >= rules.single(p, q) - 1e-12
+        assert accepted(emitted, p, [q] * n, IID) >= closed_forms.single(p, q) - 1e-12
 
 
 def picked_but_tested_against_q(p, q, draws):

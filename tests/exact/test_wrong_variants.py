@@ -10,10 +10,10 @@ from polydraft import tree
 from polydraft.bench import wrong_rules
 from polydraft.core import Draft, SiblingLaw, TreeShape
 from polydraft.registry import verifier
-from polydraft.verifiers._residual import normalise_or, positive_part
-from polydraft.verifiers._verdict import TreeVerdict
-from polydraft.verifiers.block import multipath as multipath_module
-from polydraft.verifiers.token import kseq, recursive, recursive_merged, speculative
+from polydraft.verifiers import kseq, recursive, recursive_merged, speculative
+from polydraft.verifiers import multipath as multipath_module
+from polydraft.verifiers.lift.verdict import TreeVerdict
+from polydraft.verifiers.residual import normalise_or, positive_part
 from tests.exact.harness import Tables, by_depth, enumerate_drafts, measure
 from tests.exact.oracle import Fixed, Q, lifted
 from tests.exact.walk_rounds import trunk_counted_twice

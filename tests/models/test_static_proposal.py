@@ -10,7 +10,7 @@ from polydraft.drafters.model import ModelDrafter
 from polydraft.models import static_proposal
 from polydraft.models.hf import HFTarget
 from polydraft.models.static import StaticLlama
-from polydraft.verifiers.token.match import match
+from polydraft.verifiers.match import match
 from tests.models.tree_rounds import ARCHITECTURES, V, small_model
 from tests.other_device import OneDevice, moved
 

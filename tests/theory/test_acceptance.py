@@ -7,7 +7,7 @@ import pytest
 
 from polydraft.core import SiblingLaw
 from polydraft.errors import InvalidInputError
-from polydraft.theory import acceptance, linear_program, rules
+from polydraft.theory import acceptance, closed_forms, linear_program
 from tests.exact.harness import sibling_draws
 
 
@@ -75,11 +75,16 @@ def test_no_rule_is_above_its_optimum_and_drawing_without_replacement_helps(n):
     for seed in range(10):
         p, q = laws(seed, 12)
         best = acceptance.with_replacement(p, q, n).alpha + 1e-12
-        for rule in (rules.recursive, rules.target_sample, rules.single_with_spares, lambda p, q, n: rules.kseq(p, q, n)[1]):
+        for rule in (
+            closed_forms.recursive,
+            closed_forms.target_sample,
+            closed_forms.single_with_spares,
+            lambda p, q, n: closed_forms.kseq(p, q, n)[1],
+        ):
             assert rule(p, q, n) <= best
         assert acceptance.without_replacement(p, q, n).alpha >= best - 1e-11
     p, q = laws(0, 6)
-    assert rules.recursive_wor(p, q, min(n, 3)) <= acceptance.without_replacement(p, q, min(n, 3)).alpha + 1e-12
+    assert closed_forms.recursive_wor(p, q, min(n, 3)) <= acceptance.without_replacement(p, q, min(n, 3)).alpha + 1e-12
 
 
 def test_acceptance_one_is_recognised_and_refuted_with_a_set():
@@ -93,10 +98,10 @@ def test_acceptance_one_is_recognised_and_refuted_with_a_set():
 def test_race_of_one_lies_between_its_bounds_and_equals_the_integral():
     for seed in range(5):
         p, q = laws(seed, 8)
-        tv = 1 - rules.single(p, q)
-        alpha = rules.race_of_one(p, q)
+        tv = 1 - closed_forms.single(p, q)
+        alpha = closed_forms.race_of_one(p, q)
         assert (1 - tv) / (1 + tv) - 1e-12 <= alpha <= 1 - tv + 1e-12
-        assert rules.race(p, q, 1) == pytest.approx(alpha, abs=1e-9)
+        assert closed_forms.race(p, q, 1) == pytest.approx(alpha, abs=1e-9)
 
 
 def test_large_vocabulary_takes_well_below_a_second():

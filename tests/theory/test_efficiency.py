@@ -6,7 +6,7 @@ import pytest
 from polydraft.core import SiblingLaw, TreeShape
 from polydraft.registry import verifier
 from polydraft.theory import bounds, efficiency, linear_program, speed
-from polydraft.theory.rules import race
+from polydraft.theory.closed_forms import race
 from tests.exact.harness import Markov, as_batch, by_depth, enumerate_drafts, measure
 from tests.exact.oracle import ORACLE, markov
 

@@ -11,9 +11,9 @@ import torch
 from polydraft import noise
 from polydraft.bench.limits_places import Findings, Places
 from polydraft.core import NoiseKey
-from polydraft.theory import acceptance, efficiency, rules
-from polydraft.verifiers.block.multipath import picked_law
-from polydraft.verifiers.token import importance, recursive, transport
+from polydraft.theory import acceptance, closed_forms, efficiency
+from polydraft.verifiers import importance, recursive, transport
+from polydraft.verifiers.multipath import picked_law
 
 __all__ = ["Nodes"]
 
@@ -69,13 +69,13 @@ def _at_node(
         yield ("optimum", "WITHOUT_REPLACEMENT", n), acceptance.without_replacement(p, q, n).alpha
         yield ("greedy_plus_one", "GREEDY_PLUS_ONE", n), acceptance.greedy_plus_one(p, q, n).alpha
         yield ("match", "POINT_MASS", n), acceptance.point_mass(p, acceptance.top(q, n)).alpha
-        yield ("match", "IID", n), rules.target_sample(p, q, n)
-        yield ("speculative", "IID", n), rules.single(p, q)
-        yield ("single_with_spares", "IID", n), rules.single_with_spares(p, q, n)
-        yield ("recursive", "IID", n), rules.recursive(p, q, n)
-        yield ("kseq", "IID", n), rules.kseq(p, q, n)[1]
-        yield ("max_ratio", "IID", n), max(rules.single(p, q), _overlap_of_highest(p, q, n))
-        yield ("transport", "IID", n), max(rules.single(p, q), float(np.minimum(p, transport.select(p, q, n)[0]).sum()))
+        yield ("match", "IID", n), closed_forms.target_sample(p, q, n)
+        yield ("speculative", "IID", n), closed_forms.single(p, q)
+        yield ("single_with_spares", "IID", n), closed_forms.single_with_spares(p, q, n)
+        yield ("recursive", "IID", n), closed_forms.recursive(p, q, n)
+        yield ("kseq", "IID", n), closed_forms.kseq(p, q, n)[1]
+        yield ("max_ratio", "IID", n), max(closed_forms.single(p, q), _overlap_of_highest(p, q, n))
+        yield ("transport", "IID", n), max(closed_forms.single(p, q), float(np.minimum(p, transport.select(p, q, n)[0]).sum()))
         yield ("importance", "IID", n), tournaments[n - 1]
         emitted = recursive.recursive_wor.emitted(*rows, torch.from_numpy(order[:, :n].copy()))
         drafted = emitted.gather(1, torch.from_numpy(order[:, :n].copy())).sum(1)

@@ -17,8 +17,8 @@ from torch import Tensor
 from polydraft import tree as trees
 from polydraft.bench.limits_places import Findings, Places
 from polydraft.theory import efficiency
-from polydraft.verifiers.relaxed import latent, top_beta, typical
-from polydraft.verifiers.token.selection import overlap
+from polydraft.verifiers.lossy import latent, top_beta, typical
+from polydraft.verifiers.selection import overlap
 
 __all__ = ["Relaxed", "nearest", "rules"]
 

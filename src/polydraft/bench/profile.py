@@ -27,7 +27,7 @@ from polydraft.models import load, pair
 from polydraft.models.kernels import matmul
 from polydraft.models.llama import CompiledLlama
 from polydraft.noise import uniform_at
-from polydraft.verifiers.block.block import Block
+from polydraft.verifiers.block import Block
 
 __all__ = ["SIZES", "profile", "show"]
 

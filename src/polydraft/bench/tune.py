@@ -24,7 +24,7 @@ from polydraft.engine.plan import FixedPlan, Plan
 from polydraft.engine.profile import Profile
 from polydraft.engine.stats import clock
 from polydraft.errors import InvalidInputError
-from polydraft.verifiers import choose
+from polydraft.verifiers import pairing
 
 __all__ = ["FIXED", "Parts", "Trial", "Tuning", "break_even", "picture", "predicted", "settings", "tree_for", "tune"]
 
@@ -321,7 +321,7 @@ def tune(
 def settings(parts: Parts, profile: Profile) -> list[FixedPlan]:
     """Fixed plans that the drafter makes and the rule is exact for."""
     found, infos = [*FIXED, *([tree_for(profile)] if profile.max_width > 1 else [])], (parts.drafter.info, parts.verifier.info)
-    return [plan for plan in found if plan.budget.asks_for is None or choose.allows(plan.budget.asks_for, *infos)]
+    return [plan for plan in found if plan.budget.asks_for is None or pairing.allows(plan.budget.asks_for, *infos)]
 
 
 def _run(parts: Parts, trial: Trial, prompt: Sequence[int], params: SamplingParams) -> None:

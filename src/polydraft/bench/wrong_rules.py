@@ -19,10 +19,10 @@ from polydraft.bench.wrong_drafters import DropsUnlikely, OwnPositions, TopWithR
 from polydraft.core import Draft, Method, NoiseKey, Outcome, Scores, SiblingLaw, Target, TokenTree, TreeShape, Verdict
 from polydraft.drafters.model import ModelDrafter
 from polydraft.registry import verifier
-from polydraft.verifiers._residual import normalise, normalise_or, positive_part
-from polydraft.verifiers._verdict import TreeVerdict
-from polydraft.verifiers.token import recursive, speculative
-from polydraft.verifiers.tree.topdown import TopDown
+from polydraft.verifiers import recursive, speculative
+from polydraft.verifiers.lift.per_node import PerNode
+from polydraft.verifiers.lift.verdict import TreeVerdict
+from polydraft.verifiers.residual import normalise, normalise_or, positive_part
 
 __all__ = [
     "FEW",
@@ -300,8 +300,8 @@ def mistakes(stop_ids: Sequence[int] = ()) -> Iterator[Mistake]:
     def model(kind: str, of: type[ModelDrafter] = ModelDrafter) -> Callable[[Target], ModelDrafter]:
         return lambda target: of(target, kind, stop_ids=stop_ids)
 
-    def lifted(emitted: Any) -> TopDown:
-        return TopDown(ANYTHING, emitted)
+    def lifted(emitted: Any) -> PerNode:
+        return PerNode(ANYTHING, emitted)
 
     with_replacement = partial(recursive.emitted, replacement=True)
     without = partial(recursive.emitted, replacement=False)

@@ -104,14 +104,14 @@ def _gpu() -> dict[str, Any]:
     """Which path a GPU takes here, or why there is none."""
     import torch
 
-    from polydraft.verifiers import _device
+    from polydraft.verifiers.fast import device
 
     if not torch.cuda.is_available():
         built = (
             f"torch {torch.__version__} was built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
         )
         return {"path": "none", "why": f"{built}; everything runs on the CPU"}
-    kernels = "Triton kernels" if _device.has_triton() else "torch operations, as Triton is not installed"
+    kernels = "Triton kernels" if device.has_triton() else "torch operations, as Triton is not installed"
     return {
         "path": "StaticLlama: CUDA graphs of static shapes, for the Llama family; other models through transformers",
         "why": f"torch {torch.__version__} finds {torch.cuda.get_device_name()}",

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from polydraft.core import Draft, Outcome, TreeShape
 from polydraft.engine.tree_search import chances, expected
-from polydraft.verifiers._rows import compiled
-from polydraft.verifiers._walk import highest, soften
+from polydraft.verifiers.fast.rows import compiled, highest, soften
 
 __all__ = ["DEPTHS", "EVERY_ROUND", "Acceptance", "by_depth", "count", "expected_tokens", "look", "tokens_by_depth"]
 

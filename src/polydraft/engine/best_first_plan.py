@@ -28,7 +28,7 @@ from polydraft.engine.plan import PROBING, AdaptivePlan
 from polydraft.engine.profile import Profile
 from polydraft.engine.sequence import Sequence
 from polydraft.engine.size_search import base_seconds, plain_seconds, round_seconds
-from polydraft.verifiers._rows import compiled
+from polydraft.verifiers.fast.rows import compiled
 
 __all__ = ["BestFirstPlan", "plan_for"]
 

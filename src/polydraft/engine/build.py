@@ -15,7 +15,7 @@ from polydraft.engine.plan import AdaptivePlan, FixedPlan, Plan
 from polydraft.engine.profile import Profile
 from polydraft.errors import CapacityError, InvalidInputError, unknown_name
 from polydraft.models.llama_pass import TREE_ROOM
-from polydraft.verifiers import choose
+from polydraft.verifiers import pairing
 
 __all__ = ["drafter", "plan", "settle", "verifier"]
 
@@ -71,7 +71,7 @@ def verifier(wanted: str | Verifier, source: Drafter | None) -> Verifier:
     if isinstance(source, Choice) and wanted == "auto":
         rule = source.rule()
     elif isinstance(wanted, str):
-        name = wanted if wanted != "auto" else "match" if source is None else choose.best_for(source.info)
+        name = wanted if wanted != "auto" else "match" if source is None else pairing.best_for(source.info)
         rule = registry.verifier(name)
     elif isinstance(wanted, Verifier):
         rule = wanted
@@ -80,7 +80,7 @@ def verifier(wanted: str | Verifier, source: Drafter | None) -> Verifier:
             f"verifier={wanted!r} was given; expected a name, 'auto' or a `core.Verifier`. `polydraft methods` lists names."
         )
     if source is not None:
-        choose.check_pair(source.info, rule.info)
+        pairing.check_pair(source.info, rule.info)
     return rule
 
 
@@ -135,11 +135,11 @@ def settle(chosen: Plan, source: Drafter, rule: Verifier) -> None:
         if isinstance(each, FixedPlan):
             _check_room(each.budget.max_nodes, f"depth={each.depth} and num_paths={each.width}")
             if each.budget.asks_for is not None:
-                choose.check_request(each.budget.asks_for, source.info, rule.info)
+                pairing.check_request(each.budget.asks_for, source.info, rule.info)
         elif isinstance(each, AdaptivePlan):
             _check_room(each.max_depth * each.max_width, f"max_depth={each.max_depth} and max_width={each.max_width}")
-            each.max_short *= choose.allows(TreeShape.RAGGED, source.info, rule.info)
-            each.max_tree_nodes *= choose.allows(TreeShape.BY_POSITION, source.info, rule.info)
+            each.max_short *= pairing.allows(TreeShape.RAGGED, source.info, rule.info)
+            each.max_tree_nodes *= pairing.allows(TreeShape.BY_POSITION, source.info, rule.info)
 
 
 def _check_room(num_drafted: int, given: str) -> None:

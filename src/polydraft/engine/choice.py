@@ -41,8 +41,8 @@ from polydraft.engine.best_first_plan import plan_for
 from polydraft.engine.plan import AdaptivePlan
 from polydraft.engine.sequence import Sequence
 from polydraft.errors import IncompatibleError, InvalidInputError
-from polydraft.verifiers import choose
-from polydraft.verifiers.token.match import match
+from polydraft.verifiers import pairing
+from polydraft.verifiers.match import match
 
 __all__ = ["Choice", "ChoicePlan", "RuleByLaw"]
 
@@ -56,7 +56,7 @@ class RuleByLaw:
     Which rule it is follows from how the draft was drawn, not from what was drawn: exact wherever the rules are.
 
     Example:
-        >>> from polydraft.verifiers.block.block import block
+        >>> from polydraft.verifiers.block import block
         >>> RuleByLaw({SiblingLaw.IID: block, SiblingLaw.POINT_MASS: match}).info.name
         'block or match'
     """
@@ -153,7 +153,7 @@ class Choice:
             same = [a.info for a in self.arms if law in a.info.laws]
             shapes = frozenset().union(*(i.shapes | i.on_request for i in same))
             one = Method(same[0].name, "", "", 0, "", frozenset({law}), shapes)
-            rules[law] = registry.verifier(choose.best_for(one))
+            rules[law] = registry.verifier(pairing.best_for(one))
         return RuleByLaw(rules)
 
     def start(self, requests: Seq[Request]) -> list[ChoiceState]:

@@ -22,7 +22,7 @@ from polydraft.engine.profile import Profile
 from polydraft.errors import DrafterWarning
 from polydraft.models import checkpoint, load, pair
 from polydraft.models.llama import CompiledLlama
-from polydraft.verifiers import choose
+from polydraft.verifiers import pairing
 
 __all__ = ["compile_all"]
 
@@ -55,12 +55,12 @@ def compile_all(drafters: Mapping[str, Any] | None = None) -> None:
         for kind, options in chosen.items():
             for rule in _rules(_info(kind)):
                 engine = run(models, kind, rule, options)
-                if rule == choose.best_for(_info(kind)) and engine.drafter is not None:
+                if rule == pairing.best_for(_info(kind)) and engine.drafter is not None:
                     calibrate(engine.target, engine.drafter, engine.verifier, prompts[0], budget_seconds=0.0)
         for stored in ("float32", "int8", "transformers"):
             others = [_model(name, stored) for name in ("target", "draft")]
             for kind in chosen.keys() & {"model", "model:top_k", "model:coupled", "lookahead"}:
-                run(others, kind, choose.best_for(_info(kind)), chosen[kind])
+                run(others, kind, pairing.best_for(_info(kind)), chosen[kind])
 
 
 def _options(folder: Path, texts: list[list[int]], tokenizer: Any) -> dict[str, dict[str, Any]]:
@@ -88,7 +88,7 @@ def _rules(drafter: Method) -> list[str]:
     """Those that are exact for it, and those that are nobody's exactly."""
     relaxed = [name for name in registry.names("verifier") if not registry.verifier(name).info.lossless]
     fits = [n for n in relaxed if drafter.laws <= (v := registry.verifier(n).info).laws and drafter.shapes <= v.shapes]
-    return [*choose.fitting(drafter), *fits]
+    return [*pairing.fitting(drafter), *fits]
 
 
 def _model(name: str, stored: str) -> Target:
@@ -108,7 +108,7 @@ def _generate(
     tokenizer: Any, prompts: list[list[int]], models: list[Target], kind: str, rule: str, options: Mapping[str, Any]
 ) -> Engine:
     """A few tokens with drafts of every shape that the rule takes; an engine that made some of them."""
-    asked = [plan for shape, plan in SHAPES.items() if choose.allows(shape, _info(kind), registry.verifier(rule).info)]
+    asked = [plan for shape, plan in SHAPES.items() if pairing.allows(shape, _info(kind), registry.verifier(rule).info)]
     sizes = [*({"plan": plan} for plan in (*PLANS, *asked)), *({"profile": profile} for profile in PROFILES)]
     parts = {"tokenizer": tokenizer, "draft_model": models[1], "draft_tokenizer": tokenizer}
     engines = [Engine.of(models[0], **parts, drafter=kind, verifier=rule, drafter_options=options, **size) for size in sizes]

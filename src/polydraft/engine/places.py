@@ -26,8 +26,7 @@ from torch import Tensor
 from polydraft.core import Budget, Draft
 from polydraft.engine.acceptance import EVERY_ROUND, Acceptance
 from polydraft.theory.tree_plan import grow_by_probability
-from polydraft.verifiers._rows import compiled
-from polydraft.verifiers._walk import highest, soften
+from polydraft.verifiers.fast.rows import compiled, highest, soften
 
 __all__ = ["BINS", "SHAPE", "SIZE", "assumed", "fit", "least", "means", "observe"]
 

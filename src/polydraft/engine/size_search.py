@@ -9,7 +9,7 @@ import numpy as np
 from polydraft.engine import acceptance
 from polydraft.engine.costs import HINGE
 from polydraft.engine.tree_search import chances, grow
-from polydraft.verifiers._rows import compiled
+from polydraft.verifiers.fast.rows import compiled
 
 __all__ = ["base_seconds", "choose", "plain_seconds", "probe", "round_seconds"]
 

@@ -44,7 +44,7 @@ from polydraft.engine.ties import rescored
 from polydraft.models.llama_pass import TREE_ROOM
 from polydraft.tree import Dedup, dedup
 from polydraft.verifiers import greedy
-from polydraft.verifiers.token.match import match
+from polydraft.verifiers.match import match
 
 __all__ = ["Round", "Stepper"]
 

@@ -10,7 +10,7 @@ what the programme of `theory/tree_plan.py` finds, in 95 of 100 cases and within
 
 import numpy as np
 
-from polydraft.verifiers._rows import compiled
+from polydraft.verifiers.fast.rows import compiled
 
 __all__ = ["chances", "expected", "grow"]
 

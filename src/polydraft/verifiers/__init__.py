@@ -1,0 +1,40 @@
+"""For those who want only the rule: a draft and the target's laws in, a verdict out."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from polydraft import registry
+from polydraft.core import Draft, Verdict
+from polydraft.errors import IncompatibleError
+from polydraft.verifiers import inputs
+
+__all__ = ["verify"]
+
+
+def verify(name: str, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Verdict:
+    """Apply the verifier `name` to a draft.
+
+    target_probs: law of the next token at every node, after sampling parameters; rows sum to 1.
+
+    Raises:
+        UnknownNameError: no verifier of that name.
+        IncompatibleError: the rule is not exact for drafts of this sibling law or shape.
+        InvalidInputError: a malformed tree, rows that do not exist or are no laws, a drawn token without probability; see `verifiers.inputs`.
+
+    Example:
+        >>> import torch
+        >>> from polydraft import Draft, SiblingLaw, TokenTree, TreeShape
+        >>> q, p = torch.tensor([[[0.5, 0.5]]]), torch.tensor([[[0.25, 0.75], [0.5, 0.5]]])
+        >>> chain = TokenTree.chain(torch.tensor([[0, 0]]))  # the root, then token 0 drawn from q
+        >>> draft = Draft(chain, SiblingLaw.IID, TreeShape.CHAIN, q, torch.tensor([[-1, 0]]))
+        >>> verify("speculative", draft, p).stop.tolist()
+        [[0.5, 0.5]]
+    """
+    rule = registry.verifier(name)
+    if draft.law not in rule.info.laws or draft.shape not in rule.info.shapes:
+        raise IncompatibleError(
+            f"a {draft.shape.name} draft of law {draft.law.name} was given to the verifier {name!r}; it is exact for laws "
+            f"{sorted(x.name for x in rule.info.laws)} and shapes {sorted(x.name for x in rule.info.shapes)}. Choose another verifier."
+        )
+    inputs.check(draft, target_probs)
+    return rule(draft, target_probs)

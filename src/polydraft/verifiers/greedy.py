@@ -14,9 +14,9 @@ from torch import Tensor
 from polydraft import tree
 from polydraft.core import Draft, NoiseKey, Outcome
 from polydraft.params import SamplingParams
-from polydraft.verifiers import _device
-from polydraft.verifiers._rows import compiled
-from polydraft.verifiers._walk import arrays, highest, outcome
+from polydraft.verifiers.fast import device
+from polydraft.verifiers.fast.rows import compiled, highest
+from polydraft.verifiers.fast.walk import arrays, outcome
 
 __all__ = ["harden", "walk"]
 
@@ -107,7 +107,7 @@ def walk(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome
         [1]
     """
     if logits.device.type != "cpu":
-        return _device.walk(_device.greedy, draft, logits, key)
+        return device.walk(device.greedy, draft, logits, key)
     done = arrays(draft, logits, key)
     _walk(*done._replace(laws=done.logits[:, :0], rows=tree.first_copies(draft.tree).numpy()))
     return outcome(draft, done)

@@ -15,7 +15,7 @@ from torch import Tensor
 from polydraft import tree
 from polydraft.core import Draft, SiblingLaw, TreeShape
 from polydraft.errors import InvalidInputError
-from polydraft.verifiers._rows import compiled
+from polydraft.verifiers.fast.rows import compiled
 
 __all__ = ["check", "check_draft", "check_laws", "check_target"]
 

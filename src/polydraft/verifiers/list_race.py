@@ -22,8 +22,9 @@ from torch import Tensor
 from polydraft import noise, tree
 from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
-from polydraft.verifiers._verdict import TreeVerdict
-from polydraft.verifiers._walk import arrays, outcome, soften
+from polydraft.verifiers.fast.rows import soften
+from polydraft.verifiers.fast.walk import arrays, outcome
+from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.race import child, follow
 
 __all__ = ["ListRace", "list_race", "path_numbers"]

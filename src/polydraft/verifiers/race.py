@@ -20,9 +20,10 @@ from torch import Tensor
 from polydraft import noise, tree
 from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
-from polydraft.verifiers import _device
-from polydraft.verifiers._verdict import TreeVerdict
-from polydraft.verifiers._walk import arrays, outcome, soften
+from polydraft.verifiers.fast import device
+from polydraft.verifiers.fast.rows import soften
+from polydraft.verifiers.fast.walk import arrays, outcome
+from polydraft.verifiers.lift.verdict import TreeVerdict
 
 __all__ = ["Race", "child", "follow", "race"]
 
@@ -133,7 +134,7 @@ class Race:
         if draft.noise is None:
             return None
         if logits.device.type != "cpu":
-            return _device.walk(_device.race, draft, logits, draft.noise)
+            return device.walk(device.race, draft, logits, draft.noise)
         done = arrays(draft, logits, draft.noise)
         _run(*done._replace(laws=done.logits[:, :0], rows=tree.first_copies(draft.tree).numpy()))
         return outcome(draft, done)

@@ -18,8 +18,8 @@ Traps: repeated draws dropped while c_j stays q; children re-sorted; w <- S / (1
 import numpy as np
 
 from polydraft.core import Method, SiblingLaw, TreeShape
-from polydraft.verifiers._rows import compiled, copy_normalised, keep, reject, total
-from polydraft.verifiers.tree.leaf_to_root import LeafToRoot, enter, one_draw
+from polydraft.verifiers.fast.rows import compiled, copy_normalised, keep, reject, total
+from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, enter, one_draw
 
 __all__ = ["traversal", "without"]
 

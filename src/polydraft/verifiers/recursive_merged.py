@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.core import Method, SiblingLaw, TreeShape
-from polydraft.verifiers.token import recursive
-from polydraft.verifiers.tree.topdown import TopDown
+from polydraft.verifiers import recursive
+from polydraft.verifiers.lift.per_node import PerNode
 
 __all__ = ["emitted", "recursive_merged", "without_repeats"]
 
@@ -36,7 +36,7 @@ def emitted(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[
     return recursive.emitted(p, q, without_repeats(draws), replacement=False)
 
 
-recursive_merged = TopDown(
+recursive_merged = PerNode(
     Method(
         name="recursive_merged",
         title="Recursive rejection, equal siblings merged",

@@ -13,9 +13,9 @@ Trap: merging with c = q (total variation 0.012 in a four-token model).
 import numpy as np
 
 from polydraft.core import Method, SiblingLaw, TreeShape
-from polydraft.verifiers._rows import compiled, copy_normalised, keep, reject
-from polydraft.verifiers.tree.leaf_to_root import LeafToRoot, enter, one_draw
-from polydraft.verifiers.tree.traversal import without
+from polydraft.verifiers.fast.rows import compiled, copy_normalised, keep, reject
+from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, enter, one_draw
+from polydraft.verifiers.traversal import without
 
 __all__ = ["traversal_merged"]
 

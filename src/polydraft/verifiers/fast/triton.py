@@ -5,7 +5,7 @@
     settle    (b)     stop probabilities, the stop node, and the extra token from N((w p - q)+), or from p at the leaf
 
 No law is ever written out: p is made from logits wherever it is needed. Sums and laws are in float64, exponentials in float32.
-The two draws use the uniforms of `polydraft.noise`. Nothing but these kernels differs from `_device.block`.
+The two draws use the uniforms of `polydraft.noise`. Nothing but these kernels differs from `device.block`.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft import noise
-from polydraft.verifiers._device import Nodes
+from polydraft.verifiers.fast.device import Nodes
 
 __all__ = ["SIGNATURES", "block"]
 
@@ -162,7 +162,7 @@ def settle(logits, probs, tokens, rows, last, top, total, weights, keep, uniform
 
 
 def block(logits: Float[Tensor, "B N V"], laws: Tensor | None, nodes: Nodes) -> tuple[Int[Tensor, "B"], Int[Tensor, "B"]]:
-    """Stop node and extra token of every chain; a `_device.Rule`."""
+    """Stop node and extra token of every chain; a `device.Rule`."""
     B, N, V = logits.shape
     x = logits.contiguous()
     q = x if laws is None else laws.float().contiguous()  # without laws there is no draft and no kernel reads them

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from polydraft import tree
 from polydraft.core import Draft, Method, SiblingLaw, TreeShape
-from polydraft.verifiers._residual import normalise
-from polydraft.verifiers._verdict import TreeVerdict
+from polydraft.verifiers.lift.verdict import TreeVerdict
+from polydraft.verifiers.residual import normalise
 
 __all__ = ["Typical", "kept", "output_law", "typical"]
 

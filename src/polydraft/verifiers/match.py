@@ -17,10 +17,10 @@ from torch import Tensor
 
 from polydraft import tree
 from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TreeShape
-from polydraft.verifiers import _device
-from polydraft.verifiers._rows import compiled
-from polydraft.verifiers._walk import EXTRA, STOP, arrays, drawn, outcome, soften
-from polydraft.verifiers.tree.topdown import TopDown
+from polydraft.verifiers.fast import device
+from polydraft.verifiers.fast.rows import compiled, soften
+from polydraft.verifiers.fast.walk import EXTRA, STOP, arrays, drawn, outcome
+from polydraft.verifiers.lift.per_node import PerNode
 
 __all__ = ["Match", "emitted", "match"]
 
@@ -70,13 +70,13 @@ def _walk(logits, laws, first, tokens, parents, seed, sample, position, node, to
 
 
 @dataclass(frozen=True)
-class Match(TopDown):
+class Match(PerNode):
     """The verifier, with a walk."""
 
     def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
         """The verdict's outcome for p = softmax(logits), float32, in one call; None where logits are faulty."""
         if logits.device.type != "cpu":
-            return _device.walk(_device.match, draft, logits, key)
+            return device.walk(device.match, draft, logits, key)
         done = arrays(draft, logits, key)
         first = tree.first_copies(draft.tree).numpy()
         _walk(*done._replace(laws=done.logits[:, :0], rows=first))

@@ -17,9 +17,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.core import Method, SiblingLaw, TreeShape
-from polydraft.verifiers._residual import normalise_or, positive_part
-from polydraft.verifiers._rows import compiled
-from polydraft.verifiers.tree.topdown import TopDown
+from polydraft.verifiers.fast.rows import compiled
+from polydraft.verifiers.lift.per_node import PerNode
+from polydraft.verifiers.residual import normalise_or, positive_part
 
 __all__ = ["divisor", "emitted", "kseq"]
 
@@ -95,7 +95,7 @@ def emitted(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[
     return law + alive[:, None] * normalise_or(rest, otherwise=p)
 
 
-kseq = TopDown(
+kseq = PerNode(
     Method(
         name="kseq",
         title="K-SEQ",

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.verifiers._residual import normalise_or, positive_part
+from polydraft.verifiers.residual import normalise_or, positive_part
 
 __all__ = ["emitted_by", "overlap"]
 

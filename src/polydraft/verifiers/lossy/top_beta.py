@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.core import Method, SiblingLaw, TreeShape
-from polydraft.verifiers.tree.topdown import TopDown
+from polydraft.verifiers.lift.per_node import PerNode
 
 __all__ = ["emitted", "kept", "output_law", "top_beta"]
 
@@ -61,7 +61,7 @@ def output_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], beta: int = BET
     return taken + (1 - taken.sum(-1, keepdim=True)) * _greedy(p)
 
 
-top_beta = TopDown(
+top_beta = PerNode(
     Method(
         name="top_beta",
         title="Top-beta with tolerance (SpecDec)",

@@ -12,7 +12,21 @@ registers, as long as what it writes is not also another of its arguments.
 import numpy as np
 from numba import njit
 
-__all__ = ["compiled", "copy_normalised", "keep", "leftover", "reject", "reweight", "scale", "surplus", "total"]
+from polydraft.exponential import exp
+
+__all__ = [
+    "compiled",
+    "copy_normalised",
+    "highest",
+    "keep",
+    "leftover",
+    "reject",
+    "reweight",
+    "scale",
+    "soften",
+    "surplus",
+    "total",
+]
 
 compiled = njit(cache=True, error_model="numpy", fastmath={"reassoc"})  # sums may be reordered into vector registers
 
@@ -95,3 +109,32 @@ def leftover(w: float, p: np.ndarray, law: np.ndarray, out: np.ndarray) -> None:
         copy_normalised(p, out)
         return
     scale(out, 1.0 / s)
+
+
+@compiled
+def highest(x: np.ndarray) -> np.float32:
+    """max(x); the comparisons run in vector lanes."""
+    top = np.full(16, np.float32(-np.inf), np.float32)
+    whole = x.size // 16 * 16
+    for i in range(0, whole, 16):
+        for j in range(16):
+            top[j] = x[i + j] if x[i + j] > top[j] else top[j]
+    for i in range(whole, x.size):
+        top[0] = max(top[0], x[i])
+    return top.max()
+
+
+@compiled
+def soften(x: np.ndarray, out: np.ndarray) -> float:
+    """out = exp(x - max(x)); its sum, or NaN where x holds NaN or +inf or has no token left."""
+    top = highest(x)
+    if not -np.inf < top < np.inf:
+        return np.nan
+    total, faults = 0.0, 0
+    lowest = top - np.float32(87.0)
+    for i in range(x.size):
+        out[i] = exp(x[i] - top) if x[i] > lowest else np.float32(0.0)
+        faults += x[i] != x[i]
+    for i in range(x.size):
+        total += out[i]
+    return np.nan if faults else total

@@ -13,9 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.core import Method, SiblingLaw, TreeShape
-from polydraft.verifiers._residual import ranks
-from polydraft.verifiers.token.selection import emitted_by, overlap
-from polydraft.verifiers.tree.topdown import TopDown
+from polydraft.verifiers.lift.per_node import PerNode
+from polydraft.verifiers.residual import ranks
+from polydraft.verifiers.selection import emitted_by, overlap
 
 __all__ = ["emitted", "max_ratio"]
 
@@ -61,7 +61,7 @@ def _of_highest(
     return q * law.gather(1, rank), picked
 
 
-max_ratio = TopDown(
+max_ratio = PerNode(
     Method(
         name="max_ratio",
         title="Importance selection by ratio",

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TreeShape
 from polydraft.errors import InvalidInputError
-from polydraft.verifiers import _device
-from polydraft.verifiers._rows import compiled, copy_normalised, keep, leftover, reweight, surplus, total
-from polydraft.verifiers._verdict import TreeVerdict
-from polydraft.verifiers._walk import EXTRA, STOP, arrays, drawn, outcome, soften
+from polydraft.verifiers.fast import device
+from polydraft.verifiers.fast.rows import compiled, copy_normalised, keep, leftover, reweight, soften, surplus, total
+from polydraft.verifiers.fast.walk import EXTRA, STOP, arrays, drawn, outcome
+from polydraft.verifiers.lift.verdict import TreeVerdict
 
 __all__ = ["Block", "block"]
 
@@ -94,21 +94,21 @@ def _law(
     rows: np.ndarray,
     parents: np.ndarray,
     weights: np.ndarray,
-    device: torch.device,
+    where: torch.device,
     node: Int[Tensor, "B"],
 ) -> Float[Tensor, "B V"]:
     law = np.empty((len(p), p.shape[-1]))
     _after(p, q, rows, parents, weights, node.cpu().numpy(), law)
-    return torch.from_numpy(law).to(device)
+    return torch.from_numpy(law).to(where)
 
 
-def _rule_for(device: torch.device) -> _device.Rule:
+def _rule_for(where: torch.device) -> device.Rule:
     """The kernels where there is a GPU and Triton, else torch operations."""
-    if device.type == "cuda" and _device.has_triton():
-        from polydraft.verifiers import _triton
+    if where.type == "cuda" and device.has_triton():
+        from polydraft.verifiers.fast import triton
 
-        return _triton.block
-    return _device.block
+        return triton.block
+    return device.block
 
 
 class Block:
@@ -136,14 +136,14 @@ class Block:
             raise InvalidInputError(
                 "a drafted token has probability 0 in its row of draft.probs; report the very rows that were sampled."
             )
-        device = target_probs.device
-        after = partial(_law, p, q, rows, parents, weights, device)
-        return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), after)
+        where = target_probs.device
+        after = partial(_law, p, q, rows, parents, weights, where)
+        return TreeVerdict(draft.tree, torch.from_numpy(stop).to(where), after)
 
     def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
         """See `_walk`; for float32 logits and laws. None where it does not apply, or where logits are faulty."""
         if logits.device.type != "cpu":
-            return _device.walk(_rule_for(logits.device), draft, logits, key)
+            return device.walk(_rule_for(logits.device), draft, logits, key)
         if draft.probs is None or draft.probs.dtype != torch.float32:
             return None
         done = arrays(draft, logits, key)

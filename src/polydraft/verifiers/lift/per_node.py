@@ -24,10 +24,10 @@ from torch import Tensor
 
 from polydraft import tree
 from polydraft.core import Draft, Method, SiblingLaw
-from polydraft.verifiers._residual import normalise, normalise_or
-from polydraft.verifiers._verdict import TreeVerdict
+from polydraft.verifiers.lift.verdict import TreeVerdict
+from polydraft.verifiers.residual import normalise, normalise_or
 
-__all__ = ["TokenRule", "TopDown"]
+__all__ = ["PerNode", "TokenRule"]
 
 TokenRule = Callable[[Tensor, Tensor | None, Tensor], Tensor]
 """(p [M, V], q [M, V] or None, draws [M, n] token ids padded with -1) -> law of the emitted token [M, V].
@@ -56,7 +56,7 @@ def _drawn_from(draft: Draft, probs: Tensor, b: Tensor, kids: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TopDown:
+class PerNode:
     """A verifier for trees, made of a rule for one node.
 
     emitted: see `TokenRule`; float64 in and out; rows without draws (all -1) must return p.

@@ -8,7 +8,7 @@ import torch
 from numba import njit
 
 from polydraft.theory.acceptance import ascending
-from polydraft.verifiers.token.kseq import divisor
+from polydraft.verifiers.kseq import divisor
 
 __all__ = [
     "kseq",

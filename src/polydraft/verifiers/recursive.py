@@ -19,9 +19,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.core import Method, SiblingLaw, TreeShape
-from polydraft.verifiers._residual import normalise_or, positive_part
-from polydraft.verifiers.token.speculative import accept_probability
-from polydraft.verifiers.tree.topdown import TopDown
+from polydraft.verifiers.lift.per_node import PerNode
+from polydraft.verifiers.residual import normalise_or, positive_part
+from polydraft.verifiers.speculative import accept_probability
 
 __all__ = ["emitted", "recursive", "recursive_wor"]
 
@@ -56,7 +56,7 @@ def emitted(
     return law + alive[:, None] * r
 
 
-recursive = TopDown(
+recursive = PerNode(
     Method(
         name="recursive",
         title="Recursive rejection, with replacement",
@@ -70,7 +70,7 @@ recursive = TopDown(
 )
 """The verifier for iid draws."""
 
-recursive_wor = TopDown(
+recursive_wor = PerNode(
     Method(
         name="recursive_wor",
         title="Recursive rejection, without replacement",

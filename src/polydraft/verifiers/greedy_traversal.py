@@ -35,11 +35,11 @@ from polydraft import tree
 from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.noise import uniform_at
-from polydraft.verifiers._rows import compiled, copy_normalised, keep, leftover, reject, reweight, surplus, total
-from polydraft.verifiers._verdict import TreeVerdict
-from polydraft.verifiers._walk import EXTRA, STOP, arrays, drawn, outcome, soften
-from polydraft.verifiers.block.block import _walk as block_walk
-from polydraft.verifiers.block.block import block
+from polydraft.verifiers.block import _walk as block_walk
+from polydraft.verifiers.block import block
+from polydraft.verifiers.fast.rows import compiled, copy_normalised, keep, leftover, reject, reweight, soften, surplus, total
+from polydraft.verifiers.fast.walk import EXTRA, STOP, arrays, drawn, outcome
+from polydraft.verifiers.lift.verdict import TreeVerdict
 
 __all__ = ["GreedyTraversal", "greedy_traversal"]
 

@@ -13,8 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.core import Method, SiblingLaw, TreeShape
-from polydraft.verifiers._residual import normalise_or, positive_part
-from polydraft.verifiers.tree.topdown import TopDown
+from polydraft.verifiers.lift.per_node import PerNode
+from polydraft.verifiers.residual import normalise_or, positive_part
 
 __all__ = ["accept_probability", "emitted", "residual", "speculative"]
 
@@ -46,7 +46,7 @@ def emitted(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[
     return law.scatter_add(1, x[:, None], accept[:, None])
 
 
-speculative = TopDown(
+speculative = PerNode(
     Method(
         name="speculative",
         title="Speculative sampling",

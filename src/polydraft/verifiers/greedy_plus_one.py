@@ -18,8 +18,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.core import Method, SiblingLaw, TreeShape
-from polydraft.verifiers._residual import normalise_or, positive_part
-from polydraft.verifiers.tree.topdown import TopDown
+from polydraft.verifiers.lift.per_node import PerNode
+from polydraft.verifiers.residual import normalise_or, positive_part
 
 __all__ = ["emitted", "greedy_plus_one"]
 
@@ -45,7 +45,7 @@ def emitted(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[
     return torch.where(sampled[:, None], law.scatter_add(1, x, accept), p)
 
 
-greedy_plus_one = TopDown(
+greedy_plus_one = PerNode(
     Method(
         name="greedy_plus_one",
         title="Greedy drafts, one of them sampled (SpecHub where n = 2)",

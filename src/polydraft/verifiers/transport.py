@@ -25,8 +25,8 @@ from numba import njit
 from torch import Tensor
 
 from polydraft.core import Method, SiblingLaw, TreeShape
-from polydraft.verifiers.token.selection import emitted_by, overlap
-from polydraft.verifiers.tree.topdown import TopDown
+from polydraft.verifiers.lift.per_node import PerNode
+from polydraft.verifiers.selection import emitted_by, overlap
 
 __all__ = ["emitted", "select", "transport"]
 
@@ -263,7 +263,7 @@ def emitted(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[
     return emitted_by(p, picked, pi.index_copy(0, at, torch.from_numpy(weights).to(p)[better]), draws)
 
 
-transport = TopDown(
+transport = PerNode(
     Method(
         name="transport",
         title="Optimal transport by importance selection",

@@ -27,9 +27,9 @@ from numba import njit
 from torch import Tensor
 
 from polydraft.core import Method, SiblingLaw, TreeShape
-from polydraft.verifiers._residual import ranks
-from polydraft.verifiers.token.selection import emitted_by, overlap
-from polydraft.verifiers.tree.topdown import TopDown
+from polydraft.verifiers.lift.per_node import PerNode
+from polydraft.verifiers.residual import ranks
+from polydraft.verifiers.selection import emitted_by, overlap
 
 __all__ = ["Pairs", "emitted", "importance", "select_pairs"]
 
@@ -179,7 +179,7 @@ def emitted(
     return emitted_by(p, law, pi, draws)
 
 
-importance = TopDown(
+importance = PerNode(
     Method(
         name="importance",
         title="Importance selection, truncated linear programme",

@@ -17,9 +17,9 @@ Traps: law2 without h_j, as if the higher token had surely been drawn first; a l
 import numpy as np
 
 from polydraft.core import Method, SiblingLaw, TreeShape
-from polydraft.verifiers._rows import compiled, copy_normalised, keep, reject
-from polydraft.verifiers.tree.leaf_to_root import LeafToRoot, enter, one_draw
-from polydraft.verifiers.tree.traversal import without
+from polydraft.verifiers.fast.rows import compiled, copy_normalised, keep, reject
+from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, enter, one_draw
+from polydraft.verifiers.traversal import without
 
 __all__ = ["greedy_traversal_wor"]
 

@@ -13,42 +13,12 @@ from torch import Tensor
 
 from polydraft import tree
 from polydraft.core import Draft, NoiseKey, Outcome
-from polydraft.exponential import exp
 from polydraft.noise import Stream, choose_row, uniform_at
-from polydraft.verifiers._rows import compiled
+from polydraft.verifiers.fast.rows import compiled
 
-__all__ = ["EXTRA", "STOP", "Round", "arrays", "drawn", "highest", "outcome", "soften"]
+__all__ = ["EXTRA", "STOP", "Round", "arrays", "drawn", "outcome"]
 
 STOP, EXTRA = int(Stream.STOP), int(Stream.EXTRA)
-
-
-@compiled
-def highest(x: np.ndarray) -> np.float32:
-    """max(x); the comparisons run in vector lanes."""
-    top = np.full(16, np.float32(-np.inf), np.float32)
-    whole = x.size // 16 * 16
-    for i in range(0, whole, 16):
-        for j in range(16):
-            top[j] = x[i + j] if x[i + j] > top[j] else top[j]
-    for i in range(whole, x.size):
-        top[0] = max(top[0], x[i])
-    return top.max()
-
-
-@compiled
-def soften(x: np.ndarray, out: np.ndarray) -> float:
-    """out = exp(x - max(x)); its sum, or NaN where x holds NaN or +inf or has no token left."""
-    top = highest(x)
-    if not -np.inf < top < np.inf:
-        return np.nan
-    total, faults = 0.0, 0
-    lowest = top - np.float32(87.0)
-    for i in range(x.size):
-        out[i] = exp(x[i] - top) if x[i] > lowest else np.float32(0.0)
-        faults += x[i] != x[i]
-    for i in range(x.size):
-        total += out[i]
-    return np.nan if faults else total
 
 
 @compiled

@@ -26,8 +26,8 @@ from torch import Tensor
 from polydraft import tree
 from polydraft.core import Draft, Method
 from polydraft.errors import InvalidInputError
-from polydraft.verifiers._rows import compiled, copy_normalised, keep, reweight, surplus, total
-from polydraft.verifiers._verdict import TreeVerdict
+from polydraft.verifiers.fast.rows import compiled, copy_normalised, keep, reweight, surplus, total
+from polydraft.verifiers.lift.verdict import TreeVerdict
 
 __all__ = ["LeafToRoot", "Tries", "Walk", "enter", "one_draw"]
 

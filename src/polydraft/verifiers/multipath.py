@@ -22,9 +22,9 @@ from torch import Tensor
 
 from polydraft import tree
 from polydraft.core import Draft, Method, SiblingLaw, TokenTree, TreeShape
-from polydraft.verifiers._residual import normalise, ranks
-from polydraft.verifiers._verdict import TreeVerdict
-from polydraft.verifiers.block.block import block
+from polydraft.verifiers.block import block
+from polydraft.verifiers.lift.verdict import TreeVerdict
+from polydraft.verifiers.residual import normalise, ranks
 
 __all__ = ["Multipath", "multipath", "picked_law"]
 

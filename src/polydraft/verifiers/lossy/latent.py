@@ -22,8 +22,8 @@ from torch import Tensor
 
 from polydraft.core import Method, SiblingLaw, TreeShape
 from polydraft.errors import InvalidInputError
-from polydraft.verifiers.token.speculative import residual
-from polydraft.verifiers.tree.topdown import TopDown
+from polydraft.verifiers.lift.per_node import PerNode
+from polydraft.verifiers.speculative import residual
 
 __all__ = ["accept_probability", "emitted", "latent", "output_law"]
 
@@ -87,7 +87,7 @@ def output_law(
     return taken + (1 - taken.sum(-1, keepdim=True)) * residual(p, q)
 
 
-def latent(neighbours: Int[Tensor, "V m"], *, delta: float = 0.0, factor: float = 0.0) -> TopDown:
+def latent(neighbours: Int[Tensor, "V m"], *, delta: float = 0.0, factor: float = 0.0) -> PerNode:
     """The verifier for one codebook.
 
     neighbours: the m nearest other tokens of each token, nearest first.  delta, factor: additive and multiplicative budget; the
@@ -119,4 +119,4 @@ def latent(neighbours: Int[Tensor, "V m"], *, delta: float = 0.0, factor: float 
         shapes=frozenset({TreeShape.CHAIN}),
         lossless=False,
     )
-    return TopDown(info, partial(emitted, neighbours=neighbours, delta=delta, factor=factor))
+    return PerNode(info, partial(emitted, neighbours=neighbours, delta=delta, factor=factor))

@@ -9,12 +9,12 @@ Lossless if the first child was drawn from q, whatever the others are.
 """
 
 from polydraft.core import Method, SiblingLaw, TreeShape
-from polydraft.verifiers.token.speculative import emitted
-from polydraft.verifiers.tree.topdown import TopDown
+from polydraft.verifiers.lift.per_node import PerNode
+from polydraft.verifiers.speculative import emitted
 
 __all__ = ["single_with_spares"]
 
-single_with_spares = TopDown(
+single_with_spares = PerNode(
     Method(
         name="single_with_spares",
         title="Speculative sampling with spare siblings",
