@@ -16,7 +16,7 @@ from polydraft.registry import verifier
 from polydraft.theory.tree_plan import grow_by_probability
 from tests.drafters.sessions import models, requests
 from tests.engine.tables import TableModel
-from tests.exact.harness import Grown, Tables, by_depth, measure
+from tests.laws.harness import Grown, Tables, by_depth, measure
 
 
 def reference(model, text, budget, temperature=1.0):

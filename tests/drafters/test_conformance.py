@@ -17,7 +17,7 @@ KINDS = kinds()
 INFO = {info.name: info for name in registry.names("drafter") for info in registry.drafter(name).methods}
 PAIRS = [(kind, rule) for kind in KINDS for rule in pairing.fitting(INFO[kind])]
 LAW_PAIRS = [(kind, rule) for kind, rule in PAIRS if not kind.startswith("model") or rule == pairing.best_for(INFO[kind])]
-"""The slow draws of a model meet one rule here; tests/exact enumerates the others."""
+"""The slow draws of a model meet one rule here; tests/laws enumerates the others."""
 PROMPTS = [[1, 2, 3, 1, 2], [4], [0, 0, 1, 0, 0]]
 WIDE = Budget(max_nodes=12, max_depth=4, width=3)
 

@@ -20,7 +20,7 @@ from polydraft.errors import InvalidInputError
 from polydraft.registry import verifier
 from tests.engine.planning import costs, sequences
 from tests.engine.tables import TableModel, law, plain_greedy
-from tests.exact.runs import every_run
+from tests.laws.runs import every_run
 
 CHEAP = {"rows": 0.02, "depths": 0.03}
 

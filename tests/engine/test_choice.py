@@ -17,7 +17,7 @@ from polydraft.engine.profile import Profile
 from polydraft.errors import IncompatibleError, InvalidInputError
 from tests.engine.planning import costs
 from tests.engine.tables import TableModel, law, p_value, plain_greedy
-from tests.exact.runs import every_run
+from tests.laws.runs import every_run
 
 
 def plans(*rates, **seconds):

@@ -20,7 +20,7 @@ from polydraft.errors import DrafterWarning, IncompatibleError, InvalidInputErro
 from polydraft.registry import verifier
 from tests.engine.planning import costs, made, outcome, sequences
 from tests.engine.tables import TableModel, p_value, table_engine
-from tests.exact.harness import Grown, Tables, by_depth, enumerate_drafts, measure
+from tests.laws.harness import Grown, Tables, by_depth, enumerate_drafts, measure
 
 SIZES = [(1, 0), (1, 1), (1, 4), (2, 4), (1, 8), (3, 3), (1, 12), (2, 8)]
 

@@ -8,7 +8,7 @@ import pytest
 from polydraft.core import SiblingLaw
 from polydraft.errors import InvalidInputError
 from polydraft.theory import acceptance, closed_forms, linear_program
-from tests.exact.harness import sibling_draws
+from tests.laws.harness import sibling_draws
 
 
 def laws(seed, V):

@@ -9,8 +9,8 @@ from polydraft.core import SiblingLaw, TreeShape
 from polydraft.theory import acceptance, closed_forms
 from polydraft.verifiers import importance, max_ratio, speculative, transport
 from polydraft.verifiers.selection import emitted_by, overlap
-from tests.exact.harness import Tables, by_depth, measure, sibling_draws
-from tests.exact.oracle import Fixed, lifted
+from tests.laws.harness import Tables, by_depth, measure, sibling_draws
+from tests.laws.oracle import Fixed, lifted
 
 IID, INDEPENDENT = SiblingLaw.IID, SiblingLaw.INDEPENDENT
 

@@ -14,9 +14,9 @@ from polydraft.verifiers import kseq, recursive, recursive_merged, speculative
 from polydraft.verifiers import multipath as multipath_module
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.residual import normalise_or, positive_part
-from tests.exact.harness import Tables, by_depth, enumerate_drafts, measure
-from tests.exact.oracle import Fixed, Q, lifted
-from tests.exact.walk_rounds import trunk_counted_twice
+from tests.fast_equals_slow.walk_rounds import trunk_counted_twice
+from tests.laws.harness import Tables, by_depth, enumerate_drafts, measure
+from tests.laws.oracle import Fixed, Q, lifted
 
 with_replacement = partial(recursive.emitted, replacement=True)
 without_replacement = partial(recursive.emitted, replacement=False)

@@ -8,8 +8,8 @@ from polydraft import registry, tree
 from polydraft.core import SiblingLaw, TreeShape
 from polydraft.theory import acceptance, closed_forms
 from polydraft.verifiers import greedy_plus_one, kseq, match, recursive, single_with_spares, speculative
-from tests.exact.harness import Grown, as_batch, by_depth, enumerate_drafts, measure, sibling_draws
-from tests.exact.oracle import ORACLE, markov
+from tests.laws.harness import Grown, as_batch, by_depth, enumerate_drafts, measure, sibling_draws
+from tests.laws.oracle import ORACLE, markov
 
 CLOSED, QUADRATURE = ORACLE["tolerance"]["closed_form"], ORACLE["tolerance"]["quadrature"]
 MOST_DRAFTS = 20_000

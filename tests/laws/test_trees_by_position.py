@@ -8,9 +8,9 @@ from polydraft import Engine, FixedPlan, SamplingParams, registry
 from polydraft.core import Budget, Request, SiblingLaw, TreeShape
 from polydraft.drafters.model import ModelDrafter
 from tests.engine.tables import TableModel, law
-from tests.exact.harness import Grown, Tables, by_position, enumerate_drafts, measure, sibling_draws, stopped_inside
-from tests.exact.runs import every_run
-from tests.exact.table_pairs import TwoTables, emitted_law, exact_for
+from tests.laws.harness import Grown, Tables, by_position, enumerate_drafts, measure, sibling_draws, stopped_inside
+from tests.laws.runs import every_run
+from tests.laws.table_pairs import TwoTables, emitted_law, exact_for
 
 IID, BY_POSITION = SiblingLaw.IID, TreeShape.BY_POSITION
 TREES = [(-1, 0, 0, 0, 1, 1), (-1, 0, 1, 0, 1, 2), (-1, 0, 0, 2, 2), (-1, 0, 1, 2, 0, 4), (-1, 0, 1)]

@@ -8,7 +8,7 @@ from polydraft.core import Draft, NoiseKey, SiblingLaw, TreeShape
 from polydraft.tree import pad
 from polydraft.verifiers import greedy
 from polydraft.verifiers.fast import device
-from tests.exact.walk_rounds import TREES, B, V, first_nodes, rounds, same
+from tests.fast_equals_slow.walk_rounds import TREES, B, V, first_nodes, rounds, same
 from tests.other_device import OneDevice, moved
 
 RULES = {"block": device.block, "match": device.match, "race": device.race}

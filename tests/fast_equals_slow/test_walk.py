@@ -6,7 +6,7 @@ import torch
 from polydraft import registry, sampling
 from polydraft.core import Draft, NoiseKey, SamplingParams, SiblingLaw, TokenTree, TreeShape
 from polydraft.verifiers import greedy
-from tests.exact.walk_rounds import DEGENERATE, TREES, B, V, degenerate, rounds, same
+from tests.fast_equals_slow.walk_rounds import DEGENERATE, TREES, B, V, degenerate, rounds, same
 
 DELAYED = [-1, 0, 1, 1, 2, 3, 4, 5]
 WALKS = [

@@ -4,7 +4,7 @@ import torch
 
 from polydraft import SamplingParams, registry
 from polydraft.core import SiblingLaw
-from tests.exact.runs import every_run
+from tests.laws.runs import every_run
 
 
 def exact_for(shape):

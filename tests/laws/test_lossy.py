@@ -10,7 +10,7 @@ from polydraft.errors import InvalidInputError
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.lossy import latent, top_beta, typical
 from polydraft.verifiers.pairing import fitting
-from tests.exact.harness import SHAPES, Tables, as_batch, by_depth, enumerate_drafts, measure
+from tests.laws.harness import SHAPES, Tables, as_batch, by_depth, enumerate_drafts, measure
 
 IID, CHAIN = SiblingLaw.IID, TreeShape.CHAIN
 RING = torch.tensor([[1, 3], [2, 0], [3, 1], [0, 2]])

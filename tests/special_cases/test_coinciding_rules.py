@@ -6,7 +6,7 @@ import torch
 
 from polydraft.core import Draft, SiblingLaw, TreeShape
 from polydraft.registry import verifier
-from tests.exact.harness import Markov, Tables, as_batch, by_depth, enumerate_drafts
+from tests.laws.harness import Markov, Tables, as_batch, by_depth, enumerate_drafts
 
 IID, WOR, G1 = SiblingLaw.IID, SiblingLaw.WITHOUT_REPLACEMENT, SiblingLaw.GREEDY_PLUS_ONE
 

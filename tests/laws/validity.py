@@ -1,4 +1,4 @@
-"""The validity matrix of docs/losslessness.md, from the registry and the exact checker: `python -m tests.exact.validity`."""
+"""The validity matrix of docs/losslessness.md, from the registry and the exact checker: `python -m tests.laws.validity`."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from polydraft import registry
 from polydraft.core import SiblingLaw, TreeShape
 from polydraft.errors import InvalidInputError
-from tests.exact.harness import Tables, across, by_depth, by_position, measure, ragged
+from tests.laws.harness import Tables, across, by_depth, by_position, measure, ragged
 
 PAGE = Path(__file__).parents[2] / "docs" / "losslessness.md"
 MARKS = re.compile(r"(<!-- validity -->\n)(.*)(\n<!-- /validity -->)", re.DOTALL)

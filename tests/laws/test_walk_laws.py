@@ -21,9 +21,9 @@ from polydraft.bench import wrong_rules
 from polydraft.core import Draft, NoiseKey, Outcome, SiblingLaw, TokenTree, TreeShape
 from polydraft.verifiers import greedy, list_race
 from polydraft.verifiers.race import follow
-from tests.exact.harness import Tables, as_batch, by_depth, by_position, enumerate_drafts, ragged, target_law
-from tests.exact.oracle import lifted
-from tests.exact.walk_rounds import first_nodes, trunk_counted_twice
+from tests.fast_equals_slow.walk_rounds import first_nodes, trunk_counted_twice
+from tests.laws.harness import Tables, as_batch, by_depth, by_position, enumerate_drafts, ragged, target_law
+from tests.laws.oracle import lifted
 
 V, DEPTH, ROWS = 3, 2, 12_000
 TABLES = {"plain": Tables(V, 30), "zeros": Tables(V, 2), "ties": Tables(V, 15)}

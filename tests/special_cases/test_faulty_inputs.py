@@ -10,7 +10,7 @@ import torch
 from polydraft import registry, verifiers
 from polydraft.core import Draft, NoiseKey, SiblingLaw, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
-from tests.exact.harness import SHAPES, Tables, as_batch, enumerate_drafts
+from tests.laws.harness import SHAPES, Tables, as_batch, enumerate_drafts
 
 verify = unwrap(verifiers.verify)  # without the tests' own check of shapes
 LAWS = [(name, law) for name in registry.names("verifier") for law in SiblingLaw if law in registry.verifier(name).info.laws]

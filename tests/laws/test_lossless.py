@@ -6,7 +6,7 @@ import torch
 from polydraft import registry, verify
 from polydraft.core import SiblingLaw, TreeShape
 from polydraft.errors import IncompatibleError
-from tests.exact.harness import SHAPES, Tables, as_batch, enumerate_drafts, measure
+from tests.laws.harness import SHAPES, Tables, as_batch, enumerate_drafts, measure
 
 RULES = {name: registry.verifier(name) for name in registry.names("verifier")}
 EXACT = {name: rule for name, rule in RULES.items() if rule.info.lossless and not rule.info.shared_noise}

@@ -7,9 +7,9 @@ from polydraft import Engine, FixedPlan, SamplingParams, registry
 from polydraft.core import Budget, Request, SiblingLaw, TreeShape
 from polydraft.drafters.model import ModelDrafter
 from tests.engine.tables import law
-from tests.exact.harness import Grown, Tables, by_depth, enumerate_drafts, measure, ragged
-from tests.exact.runs import every_run
-from tests.exact.table_pairs import TwoTables, emitted_law, exact_for
+from tests.laws.harness import Grown, Tables, by_depth, enumerate_drafts, measure, ragged
+from tests.laws.runs import every_run
+from tests.laws.table_pairs import TwoTables, emitted_law, exact_for
 
 IID, PATHS, RAGGED = SiblingLaw.IID, TreeShape.PATHS, TreeShape.RAGGED
 SHAPES = {

@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton cannot be imported here")
 from polydraft.core import Draft, NoiseKey, SiblingLaw, TokenTree, TreeShape
 from polydraft.verifiers.block import _rule_for, block
 from polydraft.verifiers.fast import device, triton
-from tests.exact.walk_rounds import B, first_nodes, rounds, same
+from tests.fast_equals_slow.walk_rounds import B, first_nodes, rounds, same
 
 CHAIN = (TreeShape.CHAIN, SiblingLaw.IID)
 
