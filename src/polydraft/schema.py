@@ -20,7 +20,6 @@ import numpy as np
 __all__ = [
     "ANYTHING",
     "CONFIG",
-    "CORPUS",
     "INDEXES",
     "MOST_IDS",
     "PROFILE",
@@ -308,17 +307,6 @@ CONFIG = Record(
     partial=True,
 )
 """What a model's config.json and generation_config.json may say of what is allocated and computed with; the rest is for transformers to refuse."""
-
-_DOCUMENTS = Items(Record(dict.fromkeys(("package", "path", "text"), Text())))
-CORPUS = Record(
-    {
-        "hash": Text("[0-9a-f]{64}"),
-        "packages": Items(Record(dict.fromkeys(("name", "version", "licence"), Text()))),
-        "train": _DOCUMENTS,
-        "held_out": _DOCUMENTS,
-    }
-)
-"""What `Corpus.save` writes."""
 
 PROMPT = Record({"prompt": Text(".+")}, more=True)
 """A line of a .jsonl file."""

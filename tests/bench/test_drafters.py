@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from polydraft import Engine, SamplingParams
 from polydraft.bench.drafters import CONTENDERS, TEXTS, WORKLOADS, Bench, Contender, Row
-from polydraft.bench.replay import ReplayTarget
+from polydraft.bench.scripted_target import ScriptedTarget
 from polydraft.cli.main import app
 from polydraft.core import TokenTree
 from polydraft.drafters.text.ngram import NgramDrafter
@@ -23,7 +23,7 @@ def bench():
 def test_a_replayed_text_comes_out_as_it_is_with_and_without_drafts():
     text = [5, 6, 7, 8] * 6
     for drafter, calls in ((None, 20), (NgramDrafter(), 20)):
-        target = ReplayTarget(9)
+        target = ScriptedTarget(9)
         target.text = text
         result = Engine.of(target, drafter=drafter, depth=4).generate([text[:4]], SamplingParams(temperature=0, max_tokens=20))[0]
         assert result.token_ids == text[4:]
@@ -31,7 +31,7 @@ def test_a_replayed_text_comes_out_as_it_is_with_and_without_drafts():
 
 
 def test_off_the_text_the_replayed_target_is_uniform():
-    target = ReplayTarget(9)
+    target = ScriptedTarget(9)
     target.text = [1, 2, 3, 4]
     target.prefill([0], [[1]])
     tree = TokenTree(torch.tensor([[2, 3, 8, 4]]), torch.tensor([[-1, 0, 0, 2]]))

@@ -11,11 +11,12 @@ from matplotlib.container import ErrorbarContainer
 from typer.testing import CliRunner
 
 from polydraft import tree as trees
-from polydraft.bench import limits_picture, limits_report
+from polydraft.bench.limits import tables
+from studies.limits import picture
 from polydraft.bench.limits import Limits
-from polydraft.bench.limits_paths import restrict
-from polydraft.bench.limits_places import CONTEXT, Settings
-from polydraft.bench.limits_relaxed import nearest
+from polydraft.bench.limits.paths import restrict
+from polydraft.bench.limits.contexts import CONTEXT, Settings
+from polydraft.bench.limits.relaxed import nearest
 from polydraft.cli.main import app
 from polydraft.core import Budget, Request, SamplingParams, TreeShape
 from polydraft.drafters.model import ModelDrafter

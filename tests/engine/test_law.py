@@ -8,7 +8,7 @@ other mistakes are in `test_walk_laws`, which needs no engine, and in `polydraft
 import pytest
 
 from polydraft import Engine, FixedPlan
-from polydraft.bench.wrong_rules import keep_all, mistakes
+from polydraft.check.wrong_rules import keep_all, mistakes
 from polydraft.core import Budget
 from polydraft.verifiers.block import Block
 from polydraft.verifiers.greedy_traversal import GreedyTraversal

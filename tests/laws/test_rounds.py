@@ -13,7 +13,7 @@ from scipy.stats import chi2
 
 from polydraft import noise
 from polydraft import tree as trees
-from polydraft.bench import wrong_rules
+from polydraft.check import wrong_rules
 from polydraft.core import Draft, NoiseKey, SiblingLaw, TokenTree, TreeShape
 from polydraft.registry import verifier
 

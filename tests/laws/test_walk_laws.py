@@ -17,7 +17,7 @@ from scipy.stats import chi2
 
 from polydraft import noise, registry
 from polydraft import tree as trees
-from polydraft.bench import wrong_rules
+from polydraft.check import wrong_rules
 from polydraft.core import Draft, NoiseKey, Outcome, SiblingLaw, TokenTree, TreeShape
 from polydraft.verifiers import greedy, list_race
 from polydraft.verifiers.race import follow

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polydraft import tree
-from polydraft.bench import wrong_rules
+from polydraft.check import wrong_rules
 from polydraft.core import Draft, SiblingLaw, TreeShape
 from polydraft.registry import verifier
 from polydraft.verifiers import kseq, recursive, recursive_merged, speculative

@@ -8,8 +8,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from polydraft.errors import InvalidInputError
 from polydraft.train.distil import distillation_loss, mixed_batches, sample_corpus
 from polydraft.train.loop import Phase, orthogonalise, shuffled_rows, train
-from polydraft.train.pair import next_token_loss
-from polydraft.train.trigram import TrigramTable
+from studies.embedded_pair.__main__ import next_token_loss
+from studies.embedded_pair.trigram import TrigramTable
 
 V = 64
 PHASES = (Phase(4, 3, 8), Phase(2, 2, 16))

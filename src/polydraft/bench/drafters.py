@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from polydraft import registry
-from polydraft.bench.replay import ReplayTarget
+from polydraft.bench.scripted_target import ScriptedTarget
+from polydraft.bench.texts import library_texts
 from polydraft.core import Drafter, Request, SamplingParams, Target
 from polydraft.drafters.base import Parts
 from polydraft.drafters.text.index_file import fingerprint
@@ -37,9 +38,8 @@ from polydraft.engine.api import Engine
 from polydraft.engine.plan import FixedPlan
 from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
-from polydraft.train import corpus
 
-__all__ = ["CONTENDERS", "LEARNERS", "MIXED", "TEXTS", "WAYS", "WORKLOADS", "Bench", "Contender", "Row", "Task"]
+__all__ = ["CONTENDERS", "LEARNERS", "MIXED", "TEXTS", "WAYS", "WORKLOADS", "Bench", "Contender", "Row", "Task", "compare"]
 
 WORKLOADS = ("python", "edits", "chat")
 WAYS = ("written", "paired", "replayed")
@@ -177,6 +177,14 @@ class Bench:
         index_bytes: int = 2_000_000,
     ) -> None:
         self.plan = FixedPlan(depth, width, nodes)
+        self.settings = {
+            "nodes": nodes,
+            "depth": depth,
+            "width": width,
+            "temperature": temperature,
+            "num_tokens": num_tokens,
+            "num_requests": num_requests,
+        }
         self.num_tokens, self.num_requests, self.temperature, self.index_bytes = (
             num_tokens,
             num_requests,
@@ -192,13 +200,14 @@ class Bench:
         return load.encode(self.tokenizer, text)
 
     @cached_property
-    def sources(self) -> corpus.Corpus:
-        return corpus.select([next(corpus.installed_sources())], max_package_bytes=self.index_bytes // 3, seed=0)
+    def texts(self) -> tuple[list[str], list[str]]:
+        """Of the standard library: what the indexes are made of, and what is held out."""
+        return library_texts(self.index_bytes)
 
     @cached_property
     def documents(self) -> list[list[int]]:
         """Token ids of the files that the indexes are made of."""
-        return [self.encode(d.text) for d in self.sources.train]
+        return [self.encode(text) for text in self.texts[0]]
 
     @cached_property
     def trigrams(self) -> TrigramTable:
@@ -244,7 +253,7 @@ class Bench:
 
     def _texts(self) -> Iterator[list[int]]:
         """Held-out modules of the standard library, the longest first, then their later parts."""
-        ids = sorted((self.encode(d.text) for d in self.sources.held_out), key=len, reverse=True)
+        ids = sorted(map(self.encode, self.texts[1]), key=len, reverse=True)
         part = 256 + self.num_tokens
         for skip in range(0, 1 << 20, 2 * part):
             found = [x[skip : skip + part] for x in ids if len(x) >= skip + part]
@@ -282,8 +291,8 @@ class Bench:
 
     def curve(self, contender: Contender, num_tokens: int, window: int) -> list[float]:
         """Tokens per call in each window of one long request: a held-out module, replayed from its 64th token on."""
-        ids = max((self.encode(d.text) for d in self.sources.held_out), key=len)[: 64 + num_tokens]
-        target, row = ReplayTarget(self.target.vocab_size), Row(contender.name, "long", "replayed")
+        ids = max(map(self.encode, self.texts[1]), key=len)[: 64 + num_tokens]
+        target, row = ScriptedTarget(self.target.vocab_size), Row(contender.name, "long", "replayed")
         engine = Engine.of(target, drafter=self.drafter(contender, target), plan=self.plan)
         self._play(engine, [Task(ids[:64], ids[64:])], row)
         return row.curve(window)
@@ -309,7 +318,7 @@ class Bench:
 
     def run(self, contender: Contender, workload: str, way: str) -> Row:
         """One session: all requests of a workload, one after the other, after one to compile what is used."""
-        target = self.target if way == "written" else ReplayTarget(self.target.vocab_size)
+        target = self.target if way == "written" else ScriptedTarget(self.target.vocab_size)
         row, tasks = Row(contender.name, workload, way), self.written(workload) if way == "paired" else self.tasks(workload)
         self._play(Engine.of(target, drafter=self.drafter(contender, target), plan=self.plan), tasks[:1], Row("", "", way))
         drafter = self.drafter(contender, target)
@@ -320,7 +329,7 @@ class Bench:
     def _play(self, engine: Engine, tasks: Sequence[Task], row: Row) -> None:
         seconds, drafting, calls, watch = 0.0, 0.0, 0, _Watch(engine.drafter)
         for seed, task in enumerate(tasks):
-            if isinstance(engine.target, ReplayTarget):
+            if isinstance(engine.target, ScriptedTarget):
                 engine.target.text = task.prompt + task.rest
             params = SamplingParams(
                 temperature=self.temperature if row.way == "written" else 0.0,
@@ -342,6 +351,35 @@ class Bench:
             drafting += spent["drafting"]
             calls += sample.stats.target_calls
         row.own_ms, row.drafting_ms, row.step_ms = (1e3 * x / max(1, calls) for x in (watch.seconds, drafting, seconds))
+
+
+def compare(
+    bench: Bench,
+    contenders: Sequence[Contender] = CONTENDERS,
+    *,
+    curve: tuple[int, int],
+    progress: Callable[[], object] = lambda: None,
+) -> dict[str, Any]:
+    """Every contender on every workload in every way, as plain data.
+
+    curve: (tokens, window) of the long request by which those among `LEARNERS` are followed.  progress: called after each session.
+    """
+    rows, curves = list[dict[str, Any]](), dict[str, list[float]]()
+    for way in WAYS:
+        for workload in WORKLOADS:
+            for contender in contenders:
+                rows.append(bench.run(contender, workload, way).to_dict())
+                progress()
+    for contender in contenders:
+        if contender.name in LEARNERS:
+            curves[contender.name] = bench.curve(contender, *curve)
+            progress()
+    return {
+        "settings": {**bench.settings, "index_tokens": sum(map(len, bench.documents)), "curve_window": curve[1]},
+        "rows": rows,
+        "curves": curves,
+        "megabytes_per_million_tokens": bench.megabytes_per_million_tokens(),
+    }
 
 
 class _Watch:

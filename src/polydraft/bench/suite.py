@@ -16,7 +16,7 @@ from typing import Any
 
 from polydraft.bench.compare import Contender, Measurement, engine_contender, measure
 from polydraft.bench.inflate import inflate
-from polydraft.bench.law_check import check_law
+from polydraft.check.texts import check_law
 from polydraft.bench.peers import transformers_contender
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine

@@ -1,6 +1,5 @@
 """`polydraft bench`: this library and its peers on the same models and prompts, in one interleaved run."""
 
-import json
 import os
 import sys
 from contextlib import closing
@@ -41,45 +40,17 @@ def bench(
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each continuation.")] = 64,
     repetitions: Annotated[int, typer.Option(min=1, help="Of all prompts.")] = 2,
     peers: Annotated[bool, typer.Option(help="Measure transformers, llama.cpp and vLLM too, where installed.")] = True,
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Show where a step goes instead, for targets of 3M, 10M and 110M.")
-    ] = False,
-    passes: Annotated[
-        bool, typer.Option("--passes", help="Show what a scoring pass costs by its number of rows instead.")
-    ] = False,
-    planner: Annotated[
-        bool, typer.Option("--planner", help="Compare the adaptive plan with every fixed size on six workloads instead.")
-    ] = False,
-    scaling: Annotated[
-        bool, typer.Option("--scaling", help="Show how costs grow with batch, context, rows, vocabulary and depth instead.")
-    ] = False,
 ) -> None:
     """Measure this library against its peers: same models, prompts and threads, one interleaved run, outputs checked."""
     if context.invoked_subcommand is not None:
         return
     check_output("--json", json_file)
-    check_picture("--json", None if planner else json_file)
+    check_picture("--json", json_file)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     import torch
 
     torch.set_num_threads(threads)
     quiet()
-    if passes:
-        from polydraft.bench.passes import show as show_passes
-
-        show_passes(quick=quick)
-        return
-    if planner:
-        _planner(json_file, quick, model)
-        return
-    if scaling:
-        _scaling(json_file, quick)
-        return
-    if profile:
-        from polydraft.bench.profile import show
-
-        show(quick=quick)
-        return
     from rich.progress import Progress
 
     from polydraft.bench import report as reports
@@ -121,42 +92,6 @@ def bench(
             typer.echo(f"wrote {path}", err=True)
 
 
-def _planner(json_file: Path | None, quick: bool, chat: str | None) -> None:
-    """The adaptive plan against fixed ones, and every drafter against none; of a chat model the latter alone."""
-    from polydraft.bench import every_drafter, planner
-
-    rows = []
-    for row in every_drafter.against_plain(chat, count=2 if quick else 24, max_tokens=16 if quick else 96):
-        rows.append(row)
-        typer.echo(every_drafter.markdown([row]).splitlines()[-1], err=True)
-    typer.echo(every_drafter.markdown(rows))
-    found = []
-    if chat is not None:
-        if json_file is not None:
-            report = {"hardware": machine(), "model": Path(chat).name, "drafters": [row.to_dict() for row in rows]}
-            json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        return
-    for name in planner.WORKLOADS:
-        count = 2 if quick else 60 if name == "mixed batch" else 120  # of four texts each
-        found.append(planner.accuracy(name, count=count, max_tokens=16 if quick else 96))
-        typer.echo(f"{name}: {found[-1].ratio:.3f} of the best fixed plan, {found[-1].best_fixed}", err=True)
-    typer.echo(planner.markdown(found))
-    if json_file is not None:
-        report = {"hardware": machine(), "workloads": [a.to_dict() for a in found], "drafters": [row.to_dict() for row in rows]}
-        json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-
-
-def _scaling(json_file: Path | None, quick: bool) -> None:
-    from polydraft.bench import scaling
-
-    found = scaling.scaling(quick=quick, progress=lambda name: typer.echo(f"measuring by {name} ...", err=True))
-    typer.echo(scaling.markdown(found))
-    if json_file is not None:
-        report = {"hardware": machine(), "curves": scaling.to_dict(found)}
-        json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        scaling.picture(found, json_file.with_suffix(".png"))
-
-
 def _read(path: Path, tokenizer: Any) -> list[list[int]]:
     from polydraft.models import load
 
@@ -165,7 +100,7 @@ def _read(path: Path, tokenizer: Any) -> list[list[int]]:
 
 @app.command()
 def drafters(
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the tables, the pictures and all numbers.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the tables and all numbers.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Two requests of 32 tokens, a short curve.")] = False,
     drafter: Annotated[list[str] | None, typer.Option(help="Name in the table; may be repeated; all without it.")] = None,
     nodes: Annotated[int, typer.Option(min=1, help="Drafted tokens of a step.")] = 16,
@@ -178,15 +113,14 @@ def drafters(
 ) -> None:
     """Compare the drafters that need no training, at one node budget, on code, edits and chat-like text."""
     check_output_folder("--out", out)
-    check_picture("--out", out)
     import torch
 
     torch.set_num_threads(1)
     quiet()
     from rich.progress import Progress
 
-    from polydraft.bench import drafters_report as reports
-    from polydraft.bench.drafters import CONTENDERS, LEARNERS, WAYS, WORKLOADS, Bench
+    from polydraft.bench import drafters_table as reports
+    from polydraft.bench.drafters import CONTENDERS, LEARNERS, WAYS, WORKLOADS, Bench, compare
     from polydraft.errors import unknown_name
 
     known = {c.name: c for c in CONTENDERS}
@@ -194,30 +128,20 @@ def drafters(
         if name not in known:
             raise unknown_name("drafter of this benchmark", name, known)
     chosen = [c for c in CONTENDERS if not drafter or c.name in drafter]
-    budget = {"nodes": nodes, "depth": depth, "width": width, "temperature": temperature}
-    sizes = {"num_tokens": 32 if quick else num_tokens, "num_requests": 2 if quick else num_requests}
-    made = Bench(**budget, **sizes, index_bytes=200_000 if quick else index_bytes)
-    curve_tokens, window = (400, 100) if quick else (8000, 500)
-    learners = [c for c in chosen if c.name in LEARNERS]
-    rows, curves = [], {}
+    made = Bench(
+        nodes=nodes,
+        depth=depth,
+        width=width,
+        temperature=temperature,
+        num_tokens=32 if quick else num_tokens,
+        num_requests=2 if quick else num_requests,
+        index_bytes=200_000 if quick else index_bytes,
+    )
+    steps = len(chosen) * len(WAYS) * len(WORKLOADS) + sum(c.name in LEARNERS for c in chosen)
     with Progress(transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("measuring", total=len(chosen) * len(WAYS) * len(WORKLOADS) + len(learners))
-        for way in WAYS:
-            for workload in WORKLOADS:
-                for contender in chosen:
-                    rows.append(made.run(contender, workload, way).to_dict())
-                    bar.advance(task)
-        for contender in learners:
-            curves[contender.name] = made.curve(contender, curve_tokens, window)
-            bar.advance(task)
-    report = {
-        "hardware": machine(),
-        "command": " ".join(["polydraft", *sys.argv[1:]]),
-        "settings": {**budget, **sizes, "index_tokens": sum(map(len, made.documents)), "curve_window": window},
-        "rows": rows,
-        "curves": curves,
-        "megabytes_per_million_tokens": made.megabytes_per_million_tokens(),
-    }
+        task = bar.add_task("measuring", total=steps)
+        found = compare(made, chosen, curve=(400, 100) if quick else (8000, 500), progress=lambda: bar.advance(task))
+    report = {"hardware": machine(), "command": " ".join(["polydraft", *sys.argv[1:]]), **found}
     typer.echo(reports.markdown(report))
     if out is not None:
         for path in reports.write(report, out):

@@ -13,7 +13,7 @@ from polydraft.cli.quiet import quiet
 from polydraft.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from polydraft.bench.check import Report
+    from polydraft.check.check import Report
     from polydraft.core import SamplingParams
     from polydraft.engine.api import Engine
 
@@ -60,7 +60,7 @@ def check(
     if self_test:
         _self_test(engine, texts, params, rounds, as_json)
         return
-    from polydraft.bench.check import check as run
+    from polydraft.check.check import check as run
     from polydraft.models.folder import load_module
 
     judge = load_module(model or str(pair.target_folder()), dtype=dtype, device=device)
@@ -131,7 +131,7 @@ def _show(report: "Report", engine: "Engine", params: "SamplingParams") -> None:
 
 def _self_test(engine: "Engine", texts: list[str], params: "SamplingParams", rounds: int, as_json: bool) -> None:
     """Every known mistake on the user's own pair, at laws cut to few tokens, where each of them shows."""
-    from polydraft.bench.check import self_test
+    from polydraft.check.check import self_test
 
     model = getattr(engine.drafter, "model", None)
     if model is None:

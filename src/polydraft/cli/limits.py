@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from polydraft.cli.doctor import machine
-from polydraft.cli.files import check_output, check_picture
+from polydraft.cli.files import check_output
 from polydraft.cli.quiet import quiet
 from polydraft.errors import InvalidInputError
 
@@ -15,9 +15,7 @@ __all__ = ["limits"]
 
 
 def limits(
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write FILE, and beside it a .md, three .csv and a .png.")
-    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write FILE, and beside it a .md and three .csv.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few contexts: to see that it runs, not to compare rules.")] = False,
     contexts: Annotated[int, typer.Option(min=6, help="Places in the texts where paths are drawn.")] = 240,
     node_contexts: Annotated[int, typer.Option(min=0, help="Places where single nodes are measured; 0: none.")] = 60,
@@ -31,15 +29,13 @@ def limits(
     text: Annotated[Path | None, typer.Option(help="UTF-8 file to read; default: modules the embedded pair never saw.")] = None,
     seed: Annotated[int, typer.Option(help="Of the places and the draws.")] = 0,
 ) -> None:
-    """Measure acceptance and tokens per call of every rule against the optimum, on real text; tables, CSV and a picture."""
+    """Measure acceptance and tokens per call of every rule against the optimum, on real text; tables and CSV."""
     check_output("--json", json_file)
-    check_picture("--json", json_file)
     quiet()
     from rich.progress import Progress
 
-    from polydraft.bench import limits_report
-    from polydraft.bench.limits import Limits
-    from polydraft.bench.limits_places import Settings
+    from polydraft.bench.limits import Limits, tables
+    from polydraft.bench.limits.contexts import Settings
 
     if quick:
         contexts, node_contexts = min(contexts, 6), min(node_contexts, 3)
@@ -50,10 +46,10 @@ def limits(
     with Progress(transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("measuring", total=made.steps)
         found = made.run(lambda: bar.advance(task))
-    report = limits_report.as_dict(found, machine(), " ".join(["polydraft", *sys.argv[1:]]))
-    typer.echo(limits_report.markdown(report))
+    report = tables.as_dict(found, machine(), " ".join(["polydraft", *sys.argv[1:]]))
+    typer.echo(tables.markdown(report))
     if json_file is not None:
-        for path in limits_report.write(report, json_file):
+        for path in tables.write(report, json_file):
             typer.echo(f"wrote {path}", err=True)
 
 

@@ -43,7 +43,7 @@ def tune(
     from rich.table import Table
     from transformers import AutoConfig
 
-    from polydraft.bench import tune as tuning
+    from polydraft.tune import tune as tuning
     from polydraft.core import SamplingParams
     from polydraft.engine.api import Engine
     from polydraft.engine.plan import FixedPlan

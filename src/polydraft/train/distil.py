@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polydraft.train.tokenizer import END_OF_TEXT_ID
 
 
 def distillation_loss(target: nn.Module, *, tv_weight: float) -> Callable[[nn.Module, Tensor], Tensor]:
@@ -47,7 +46,15 @@ def sample_texts(target: nn.Module, prompts: Tensor, length: int, generator: tor
 
 
 def sample_corpus(
-    target: nn.Module, stream: np.ndarray, path: Path, *, num_rows: int, length: int, prompt_length: int, seed: int
+    target: nn.Module,
+    stream: np.ndarray,
+    path: Path,
+    *,
+    num_rows: int,
+    length: int,
+    prompt_length: int,
+    end_of_text_id: int,
+    seed: int,
 ) -> np.ndarray:
     """Target-written rows, uint16 [num_rows, length], grown in `path` 256 rows at a time; resumes from what is there.
 
@@ -59,7 +66,7 @@ def sample_corpus(
         chunk = len(rows) // batch_size
         places = np.random.default_rng([seed, chunk]).integers(0, len(stream) - prompt_length, batch_size // 2)
         prompted = torch.from_numpy(stream[places[:, None] + np.arange(prompt_length)].astype(np.int64))
-        free = torch.full((batch_size // 2, 1), END_OF_TEXT_ID)
+        free = torch.full((batch_size // 2, 1), end_of_text_id)
         generator = torch.Generator().manual_seed(seed * 1_000_003 + chunk)
         halves = [sample_texts(target, prompts, length, generator) for prompts in (prompted, free)]
         new = torch.stack(halves, dim=1).flatten(0, 1).numpy().astype(np.uint16)

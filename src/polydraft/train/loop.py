@@ -64,6 +64,12 @@ def shuffled_rows(tokens: np.ndarray, phases: Sequence[Phase], *, seed: int) -> 
     return batch
 
 
+def next_token_loss(model: nn.Module, rows: Tensor) -> Tensor:
+    """Mean cross-entropy in nats per token. rows: [B, N + 1] token ids."""
+    logits = model(rows[:, :-1], use_cache=False).logits
+    return nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+
+
 def orthogonalise(matrix: Tensor) -> Tensor:
     """Nearest semi-orthogonal matrix up to a spread of its singular values. [rows, columns] -> same."""
     a, b, c = NEWTON_SCHULZ

@@ -1,0 +1,187 @@
+"""Expected tokens per call of path rules: drafts sampled, verification integrated; all rules see the same drafts."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polydraft import registry, sampling
+from polydraft import tree as trees
+from polydraft.bench.limits.contexts import ALWAYS, CHAIN_RULES, MEASURED, PATH_RULES, Findings, Places
+from polydraft.core import Budget, Draft, Request, SamplingParams, Target, TokenTree, TreeShape
+from polydraft.drafters.model import ModelDrafter
+from polydraft.theory import efficiency
+from polydraft.verifiers.list_race import path_numbers
+
+__all__ = ["Paths", "restrict"]
+
+TARGET_PATHS = 4
+"""Texts drawn from the target at each context, for the bound."""
+
+
+def restrict(draft: Draft, target_probs: Tensor, K: int, L: int) -> tuple[Draft, Tensor]:
+    """The first K paths of a draft, cut to L tokens: what a drafter with a smaller budget would have drawn."""
+    depth, number = trees.depths(draft.tree)[0], path_numbers(draft.tree)[0]
+    keep = ((depth >= 0) & (depth <= L) & ((number < K) | (depth == 0))).nonzero()[:, 0]
+    place = torch.full_like(depth, -1)
+    place[keep] = torch.arange(len(keep))
+    parents = draft.tree.parents[0, keep]
+    moved = torch.where(parents >= 0, place[parents.clamp(min=0)], -1)
+    smaller = TokenTree(draft.tree.tokens[:, keep], moved[None])
+    shape = TreeShape.CHAIN if K == 1 else draft.shape
+    return replace(draft, tree=smaller, rows=draft.rows[:, keep], shape=shape), target_probs[:, keep]
+
+
+class Paths:
+    """Expected tokens per call of path rules."""
+
+    def __init__(self, places: Places, found: Findings) -> None:
+        self.places, self.found = places, found
+        self.params = SamplingParams(temperature=places.settings.temperature)
+        asked = places.settings.rules or MEASURED
+        self.wanted = {*asked, *ALWAYS}
+        others = {*asked} - {*ALWAYS}
+        self.path_rules = {
+            kind: tuple(rule for rule in names if rule in self.wanted)
+            for kind, names in PATH_RULES.items()
+            if kind == "paths" or others & {*names}
+        }
+        self.drafters = {kind: ModelDrafter(places.draft, kind) for kind in (*PATH_RULES, "chain")}
+        self.own = ModelDrafter(places.target, "paths")
+        self.rules = {name: registry.verifier(name) for name in MEASURED if name != "bound"}
+        self.values: dict[tuple[str, str, int, int], list[float]] = {}
+        self.overlaps: list[float] = []
+
+    def _draw(self, drafter: ModelDrafter, request: Request, width: int, depth: int) -> Draft:
+        states = drafter.start([request])
+        draft = drafter.propose(states, [Budget(width * depth, depth, width)])
+        drafter.release(states)
+        return draft
+
+    def _rows(self, model: Target, request: Request, tree: TokenTree) -> Tensor:
+        """The model's law at every node of a tree."""
+        once = trees.dedup(tree)
+        model.release([1])
+        model.prefill([1], [request.prompt_token_ids[:-1]])
+        logits = model.score([1], once.tree).logits.cpu()
+        length = len(request.prompt_token_ids)
+        return once.expand(sampling.laws(logits, once.tree, [request.prompt_token_ids], [length], [self.params], ()))
+
+    def _keep(self, key: tuple[str, str, int, int], draft: Draft, p: Tensor) -> None:
+        value = efficiency.expected_tokens(draft, self.rules[key[0]](draft, p))
+        self.values.setdefault(key, []).append(float(value[0]))
+
+    def run(self, progress: Callable[[], object]) -> None:
+        for index, context in enumerate(self.places.contexts(self.places.settings.contexts)):
+            self._measure(Request(str(index), context, self.params, self.places.settings.seed, index))
+            progress()
+        self._report()
+
+    def _measure(self, request: Request) -> None:
+        s = self.places.settings
+        most, deepest = max(s.num_paths), max(s.depths)
+        for kind, names in self.path_rules.items():
+            nested = kind in ("paths", "without_replacement", "coupled", "listed")  # fewer paths are the first of more
+            sizes = [(most, deepest)] if nested else [(K, deepest) for K in s.num_paths]
+            if kind == "top_k":
+                sizes = [(K, L) for K in s.num_paths for L in s.depths]
+            for width, depth in sizes:
+                draft = self._draw(self.drafters[kind], request, width, depth)
+                p = self._rows(self.places.target, request, draft.tree)
+                if kind == "paths":
+                    q = draft.probs
+                    assert q is not None
+                    self.overlaps.append(float(torch.minimum(p[0, 0].double(), q[0, draft.rows[0, 1]].double()).sum()))
+                    for L in s.depths:
+                        for name in CHAIN_RULES:
+                            if name in self.wanted:
+                                self._keep((name, "chain", 1, L), *restrict(draft, p, 1, L))
+                for K in s.num_paths if nested else [width]:
+                    for L in [depth] if kind == "top_k" else s.depths:
+                        part = (draft, p) if kind == "top_k" else restrict(draft, p, K, L)
+                        for name in names:
+                            self._keep((name, kind, K, L), *part)
+        if "bound" in self.wanted:
+            self._bound(request, deepest)
+        if s.rules and "block" not in s.rules:
+            return
+        lengths = sorted({K * L for K in s.num_paths for L in s.depths})
+        draft = self._draw(self.drafters["chain"], request, 1, lengths[-1])
+        p = self._rows(self.places.target, request, draft.tree)
+        for length in lengths:
+            self._keep(("block", "chain of K L", 1, length), *restrict(draft, p, 1, length))
+
+    def _bound(self, request: Request, depth: int) -> None:
+        """1 + sum over depths of E[T(v) / p(v)], v drawn from the target: the bound for K iid paths without its V^L terms."""
+        draft = self._draw(self.own, request, TARGET_PATHS, depth)
+        q = self._rows(self.places.draft, request, draft.tree)[0].double()
+        assert draft.probs is not None
+        number, tokens = path_numbers(draft.tree)[0], draft.tree.tokens[0]
+        sums: dict[tuple[int, int], float] = {}
+        for path in range(TARGET_PATHS):
+            nodes = ((number == path) & (draft.tree.parents[0] >= 0)).nonzero()[:, 0]
+            x = tokens[nodes]
+            drafted = q[draft.tree.parents[0, nodes], x].numpy().cumprod()
+            wanted = draft.probs[0].double()[draft.rows[0, nodes], x].numpy()
+            for K in (1, *self.places.settings.num_paths):
+                reach, mass, total = 1.0, 1.0, 1.0
+                for L, one in enumerate(wanted, 1):
+                    mass *= one
+                    reach = min(reach * one, -np.expm1(K * np.log1p(-min(drafted[L - 1], 1 - 1e-16))))
+                    total += reach / mass
+                    if L in self.places.settings.depths:
+                        sums[K, L] = sums.get((K, L), 0.0) + total / TARGET_PATHS
+        for (K, L), value in sums.items():
+            self.values.setdefault(("bound", "paths", K, L), []).append(value)
+
+    def _report(self) -> None:
+        def against(values: np.ndarray, key: tuple[str, str, int, int]) -> list[float] | None:
+            if key not in self.values or key[0] == "bound":
+                return None
+            e = efficiency.paired(values, np.array(self.values[key]))
+            return [e.mean, e.standard_error]
+
+        for (rule, kind, K, L), found in self.values.items():
+            values = np.array(found)
+            e = efficiency.estimate(values)
+            comparable = rule != "bound" and kind != "chain of K L"
+            self.found.paths.append(
+                {
+                    "rule": rule,
+                    "drafts": kind,
+                    "paths": K,
+                    "depth": L,
+                    "nodes": K * L,
+                    "tokens_per_call": e.mean,
+                    "standard_error": e.standard_error,
+                    "over_traversal": against(values, ("traversal", "paths", K, L)) if comparable else None,
+                    "over_block": against(values, ("block", "chain", 1, L)) if comparable else None,
+                }
+            )
+        self._by_overlap()
+
+    def _by_overlap(self) -> None:
+        """GBV, GTV and traversal over block verification, in thirds of the contexts by how well the draft fits at the root."""
+        overlap, s = np.array(self.overlaps), self.places.settings
+        self.found.mean_overlap = float(overlap.mean())
+        L = s.depths[len(s.depths) // 2]
+        for third, at in enumerate(np.array_split(np.argsort(overlap, kind="stable"), 3)):
+            block = np.array(self.values["block", "chain", 1, L])[at]
+            for K in s.num_paths:
+                for rule in ("traversal", "multipath", "greedy_traversal"):
+                    if rule not in self.wanted:
+                        continue
+                    e = efficiency.paired(np.array(self.values[rule, "paths", K, L])[at], block)
+                    self.found.by_overlap.append(
+                        {
+                            "third": third,
+                            "overlap": float(overlap[at].mean()),
+                            "rule": rule,
+                            "paths": K,
+                            "depth": L,
+                            "over_block": e.mean,
+                            "standard_error": e.standard_error,
+                        }
+                    )

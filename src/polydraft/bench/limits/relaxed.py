@@ -1,0 +1,99 @@
+"""How far the output of each rule that is not lossless is from the target's law: the total variation of one token, exactly.
+
+    tv    sum |output(y) - p(y)| / 2 at each context, output being the law that the rule emits for one draft from q
+    kept  probability that the draft itself is emitted; of a lossless rule it is at most sum min(p, q)
+
+LANTERN borrows from neighbours of a token; in a text model these are the nearest rows of the target's input embedding.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from polydraft import tree as trees
+from polydraft.bench.limits.contexts import Findings, Places
+from polydraft.theory import efficiency
+from polydraft.verifiers.lossy import latent, top_beta, typical
+from polydraft.verifiers.selection import overlap
+
+__all__ = ["Relaxed", "nearest", "rules"]
+
+NEIGHBOURS = 8
+DELTA, FACTOR = 0.05, 1.0
+"""Budgets of LANTERN: as a mass, and relative to the token's own."""
+LARGEST_CODEBOOK = 16_384
+"""Neighbours are looked for by comparing all tokens; beyond this LANTERN is not measured."""
+AT_ONCE = 32
+
+Rule = tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]
+"""(p [1, V], q [1, V]) -> law of the emitted token [1, V]; and -> probability that each drafted token is kept [1, V]."""
+
+
+def nearest(places: Places) -> Int[Tensor, "V m"]:
+    """The nearest other tokens of each token by the target's input embedding, nearest first."""
+    V, rows = places.target.vocab_size, list[Tensor]()
+    for start in range(0, V, AT_ONCE):
+        ids = list(range(start, min(start + AT_ONCE, V)))
+        places.target.release([1])
+        star = trees.pad([([0, *ids], [-1] + [0] * len(ids))])
+        rows.append(places.target.score([1], star, hidden=(0,)).hidden[0][0, 1:].float().cpu())
+    table = torch.cat(rows)
+    distance = torch.cdist(table, table).fill_diagonal_(torch.inf)
+    return distance.topk(min(NEIGHBOURS, V - 1), largest=False).indices
+
+
+def rules(places: Places) -> dict[str, Rule]:
+    """The rules with their usual thresholds."""
+    found: dict[str, Rule] = {
+        "typical": (typical.output_law, lambda p, q: typical.kept(p)),
+        "top_beta": (top_beta.output_law, lambda p, q: top_beta.kept(p)),
+    }
+    if places.target.vocab_size <= LARGEST_CODEBOOK:
+        near = nearest(places)
+        every = torch.arange(len(near))[None]
+        for name, budget in (("latent, additive", {"delta": DELTA}), ("latent, multiplicative", {"factor": FACTOR})):
+            found[name] = (
+                partial(latent.output_law, neighbours=near, **budget),
+                partial(latent.accept_probability, x=every, neighbours=near, **budget),
+            )
+    return found
+
+
+class Relaxed:
+    """Total variation by rule and temperature."""
+
+    def __init__(self, places: Places, found: Findings) -> None:
+        self.places, self.found = places, found
+
+    def run(self, progress: Callable[[], object]) -> None:
+        s = self.places.settings
+        if not s.node_contexts:
+            return
+        measured, values = rules(self.places), dict[tuple[str, float], list[tuple[float, float, float]]]()
+        for context in self.places.contexts(s.node_contexts):
+            for T, laws in self.places.last_laws(context, s.temperatures).items():
+                p, q = (torch.from_numpy(x)[None] for x in laws)
+                for name, (output, keep) in measured.items():
+                    tv, kept = (output(p, q) - p).abs().sum() / 2, (q * keep(p, q)).sum()
+                    values.setdefault((name, T), []).append((float(tv), float(kept), float(overlap(p, q))))
+            progress()
+        for (name, T), rows in values.items():
+            columns = np.array(rows).T
+            tv, kept, lossless = map(efficiency.estimate, columns)
+            self.found.relaxed.append(
+                {
+                    "rule": name,
+                    "temperature": T,
+                    "tv": tv.mean,
+                    "standard_error": tv.standard_error,
+                    "largest": float(columns[0].max()),
+                    "kept": kept.mean,
+                    "kept_error": kept.standard_error,
+                    "kept_lossless": lossless.mean,
+                    "kept_lossless_error": lossless.standard_error,
+                }
+            )

@@ -1,0 +1,51 @@
+"""The pictures of the comparison of drafters: tokens per call by workload, and how it grows in a long request."""
+
+from pathlib import Path
+from typing import Any
+
+from polydraft.bench.drafters import WAYS, WORKLOADS
+
+__all__ = ["pictures"]
+
+
+def pictures(report: dict[str, Any], folder: Path) -> list[Path]:
+    """tokens_per_call.png and learning_curve.png in the folder, as far as the report has what they show."""
+    written: list[Path] = []
+    for key, draw, name in (("rows", _bars, "tokens_per_call.png"), ("curves", _curves, "learning_curve.png")):
+        if report[key]:
+            draw(report, folder / name)
+            written.append(folder / name)
+    return written
+
+
+def _bars(report: dict[str, Any], path: Path) -> None:
+    from matplotlib import pyplot as plt
+
+    names = list(dict.fromkeys(r["contender"] for r in report["rows"]))[::-1]
+    figure, axes = plt.subplots(1, len(WAYS), figsize=(14, 1 + 0.45 * len(names)), sharey=True, layout="constrained")
+    for way, ax in zip(WAYS, axes, strict=True):
+        for i, workload in enumerate(WORKLOADS):
+            rows = {r["contender"]: r for r in report["rows"] if (r["way"], r["workload"]) == (way, workload)}
+            y = [names.index(name) + 0.27 * (1 - i) for name in rows]
+            values, errors = ([r[k] for r in rows.values()] for k in ("tokens_per_call", "error"))
+            ax.barh(y, values, 0.26, xerr=errors, label=workload)
+        ax.set_xlabel(f"tokens per call, {way}")
+        ax.set_xlim(left=1)
+        ax.set_yticks(range(len(names)), names)
+    axes[0].legend()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _curves(report: dict[str, Any], path: Path) -> None:
+    from matplotlib import pyplot as plt
+
+    figure, ax = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    window = report["settings"]["curve_window"]
+    for name, curve in report["curves"].items():
+        ax.plot([(i + 0.5) * window for i in range(len(curve))], curve, marker="o", markersize=3, label=name)
+    ax.set_xlabel("tokens of the session so far (one held-out module, replayed)")
+    ax.set_ylabel("tokens per call")
+    ax.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

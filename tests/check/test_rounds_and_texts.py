@@ -1,0 +1,184 @@
+"""The check finds known mistakes on real contexts and lets right rules pass."""
+
+import numpy as np
+import pytest
+import torch
+
+from polydraft import registry
+from polydraft.check.check import Watched, check
+from polydraft.check.rounds import RESOLUTION, Recorder, _normal, _Round
+from polydraft.check.wrong_rules import FEW, FUSED, Reversed, keep_all, mistakes
+from polydraft.core import SamplingParams
+from polydraft.engine.api import Engine
+from polydraft.errors import InvalidInputError
+from polydraft.models import pair
+from polydraft.models.folder import load_module
+from polydraft.registry import verifier
+from polydraft.verifiers import greedy
+from polydraft.verifiers.block import Block
+from polydraft.verifiers.fast import device
+from polydraft.verifiers.match import Match
+
+PROMPTS = [prompt.text for prompt in pair.prompts()[:8]]
+PARAMS = SamplingParams(max_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def judge():
+    return load_module(str(pair.target_folder()), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return Engine.embedded(drafter="model:chain", depth=3)
+
+
+@pytest.mark.parametrize("ways", [{"drafter": "model", "depth": 2, "num_paths": 2}, {"drafter": "ngram"}], ids=str)
+def test_right_rules_pass_with_rules_draws_and_texts(ways, judge):
+    report = check(Engine.embedded(**ways), PROMPTS, PARAMS, judge=judge, rounds=300)
+    assert report.passed
+    assert any(f.what.startswith("text") for f in report.findings)
+    assert report.rounds >= 300
+
+
+def test_the_check_ends_where_nothing_is_drafted(judge):
+    engine = Engine.embedded(drafter=None)
+    plan = engine.plan
+    report = check(engine, PROMPTS[:1], PARAMS, judge=judge, rounds=40)
+    assert report.passed
+    assert (report.rounds, report.tokens) == (0, 48)
+    assert engine.plan is plan
+
+
+def test_rounds_without_drafts_are_tested_too():
+    report = check(Engine.embedded(drafter=None), PROMPTS[:1], PARAMS, rounds=40)
+    assert report.passed
+    assert {f.what.partition(",")[0] for f in report.findings} == {"rounds without drafts"}
+
+
+def test_greedy_tokens_are_compared_one_by_one(engine, judge):
+    report = check(engine, PROMPTS, PARAMS.with_(temperature=0), judge=judge, rounds=40)
+    (text,) = [f for f in report.findings if f.what.startswith("text")]
+    assert report.passed
+    assert text.count == report.tokens > 100
+
+
+def test_texts_of_another_law_are_found_by_the_judge(engine, judge):
+    sharper = check(engine, PROMPTS, PARAMS, judge=_Tempered(judge), rounds=300)
+    assert not sharper.passed
+
+
+class _Tempered:
+    """A judge whose logits are twice as large: what an engine at half the temperature would look like."""
+
+    def __init__(self, judge):
+        self.judge, self.device = judge, judge.device
+
+    def __call__(self, ids):
+        out = self.judge(ids)
+        out.logits = out.logits * 2
+        return out
+
+
+MISTAKES = {m.name: m for m in mistakes()}
+QUICK = [
+    "siblings sorted after drawing",
+    "top tokens verified as if drawn",
+    "a new draw after a mismatch",
+    "block rule with the residual of one token",
+    "noise keyed by a token's own position",
+]
+
+
+@pytest.mark.parametrize("name", [*QUICK, *(f"a broken walk of {rule}" for rule in FUSED)])
+def test_a_known_mistake_is_found(name, engine):
+    mistake, bad = MISTAKES[name], Reversed(engine.drafter.model)
+    wrong = Engine.of(
+        engine.target,
+        draft_model=bad,
+        drafter=mistake.drafter(bad),
+        verifier=mistake.rule,
+        depth=mistake.depth,
+        num_paths=mistake.width,
+        tokenizer=engine.tokenizer,
+    )
+    report = check(wrong, PROMPTS, PARAMS.with_(top_k=FEW), rounds=1500, stop_early=True)
+    assert not report.passed
+
+
+def test_the_statistic_of_a_right_rule_has_mean_zero_by_enumeration():
+    """All drafts of one token, weighted by q: the sum of M_1 is 0 for the right q and not for a sharpened one."""
+    from polydraft import Draft, SiblingLaw, TokenTree, TreeShape
+
+    p = torch.tensor([[0.2, 0.3, 0.5], [0.6, 0.1, 0.3]], dtype=torch.float64)[None]
+    q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+
+    def total(reported):
+        found = np.zeros((4, 2))
+        for x in range(3):
+            tree = TokenTree.chain(torch.tensor([[0, x]]))
+            draft = Draft(tree, SiblingLaw.IID, TreeShape.CHAIN, reported[None, None], torch.tensor([[-1, 0]]))
+            verdict = verifier("speculative")(draft, p)
+            found += float(q[x]) * _Round.of(draft, p).expected(verdict)[0]
+        return np.abs(found).max()
+
+    assert total(q) < 1e-12
+    assert total(q**2 / (q**2).sum()) > 1e-2
+
+
+def test_every_fused_rule_has_a_broken_walk_among_the_mistakes():
+    rules = map(registry.verifier, registry.names("verifier"))
+    assert {rule.info.name for rule in rules if hasattr(rule, "walk")} == set(FUSED)
+
+
+def kept_on_a_device(self, draft, logits, key):
+    """The deepest node and the likeliest token, by the way of a device."""
+    last = draft.tree.is_node.sum(1) - 1
+    return device.walk(lambda logits, *_: (last, logits[torch.arange(len(last)), last].argmax(-1)), draft, logits, key)
+
+
+@pytest.mark.parametrize("walk", [lambda self, *given: keep_all(*given), kept_on_a_device], ids=["compiled", "device"])
+def test_a_block_rule_whose_walk_is_replaced_is_found(engine, walk, monkeypatch):
+    monkeypatch.setattr(Block, "walk", walk)
+    assert not check(engine, PROMPTS, PARAMS, rounds=60).passed
+
+
+def test_a_broken_greedy_walk_is_found(engine, monkeypatch):
+    monkeypatch.setattr(greedy, "walk", keep_all)
+    assert not check(engine, PROMPTS, PARAMS.with_(temperature=0), rounds=60).passed
+
+
+def test_a_broken_walk_of_rounds_without_drafts_is_found(monkeypatch):
+    monkeypatch.setattr(Match, "walk", lambda self, *given: keep_all(*given))
+    assert not check(Engine.embedded(drafter=None), PROMPTS, PARAMS, rounds=60).passed
+
+
+def test_a_look_at_the_rounds_changes_no_token(engine):
+    """And the rule's own walk is what is looked at."""
+    plain = engine.generate(PROMPTS[0], PARAMS.with_(seed=3))[0].token_ids
+    recorder, plan = Recorder(engine.verifier), engine.plan
+    engine.plan = Watched(plan, recorder)
+    try:
+        assert engine.generate(PROMPTS[0], PARAMS.with_(seed=3))[0].token_ids == plain
+    finally:
+        engine.plan = plan
+    assert len(recorder.values) == len(recorder.drawn) > 0
+
+
+def test_texts_are_judged_as_they_come_without_a_look(engine, judge, monkeypatch):
+    seen, generate = [], engine.generate
+    monkeypatch.setattr(engine, "generate", lambda *given: seen.append(type(engine.plan)) or generate(*given))
+    report = check(engine, PROMPTS, PARAMS, judge=judge, rounds=40)
+    watched = seen.count(Watched)
+    assert seen == [type(engine.plan), *[Watched] * watched, *[type(engine.plan)] * watched]
+    assert report.passed
+
+
+def test_differences_below_the_resolution_of_float32_mean_nothing():
+    assert _normal("x", np.full(1000, RESOLUTION / 10)).p_value > 0.5
+    assert _normal("x", np.full(1000, RESOLUTION * 10)).p_value < 1e-6
+
+
+def test_too_few_rounds_are_refused(engine):
+    with pytest.raises(InvalidInputError, match="rounds=3"):
+        check(engine, PROMPTS, PARAMS, rounds=3)
