@@ -16,7 +16,11 @@ __all__ = ["main"]
 def main(out: Out = Path("build/drafters"), quick: Quick = False) -> None:
     """Write drafters.json, drafters.md, tokens_per_call.png and learning_curve.png."""
     made = Bench(num_tokens=32, num_requests=2, index_bytes=200_000) if quick else Bench(num_tokens=160)
-    report = {"hardware": machine(), "command": command_line("drafters"), **compare(made, curve=(400, 100) if quick else (8000, 500))}
+    report = {
+        "hardware": machine(),
+        "command": command_line("drafters"),
+        **compare(made, curve=(400, 100) if quick else (8000, 500)),
+    }
     out.mkdir(parents=True, exist_ok=True)
     for path in [*tables.write(report, out), *pictures(report, out)]:
         typer.echo(f"wrote {path}", err=True)

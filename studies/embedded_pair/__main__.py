@@ -204,9 +204,7 @@ def evaluate(work: Work = WORK, folder: Folder = FOLDER, seed: Seed = 0, threads
     prompts = encode_documents((json.loads(line)["text"] for line in lines), folder / "target")
     record: dict[str, Any] = {
         "held_out": figures(models["target"], models["draft"], trigram, np.load(work / "held_out.npy"), num_bytes),
-        "prompts": pair_figures(
-            models["target"], models["draft"], prompts, context=MAX_CONTEXT, end_of_text_id=END_OF_TEXT_ID
-        ),
+        "prompts": pair_figures(models["target"], models["draft"], prompts, context=MAX_CONTEXT, end_of_text_id=END_OF_TEXT_ID),
     }
     for name, model in models.items():
         c = model.config

@@ -15,7 +15,9 @@ __all__ = ["main"]
 
 def main(
     out: Out = Path("build/planner"),
-    model: Annotated[str | None, typer.Option(help="Folder of a chat model, to run every drafter on; without it the embedded pair.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Folder of a chat model, to run every drafter on; without it the embedded pair.")
+    ] = None,
     quick: Quick = False,
 ) -> None:
     """Write accuracy.json: six workloads, and all drafters on a target that none fits. Of a chat model the drafters alone."""

@@ -18,7 +18,6 @@ import torch
 
 from polydraft import registry
 from polydraft.bench.drafters import MIXED, Bench
-from studies.planner.accuracy import CHAT
 from polydraft.core import SamplingParams, Target
 from polydraft.drafters.text.index_file import fingerprint
 from polydraft.drafters.text.retrieval import RetrievalIndex
@@ -30,6 +29,7 @@ from polydraft.engine.stats import clock
 from polydraft.models import load, pair
 from polydraft.models.folder import load_module
 from polydraft.models.llama import CompiledLlama
+from studies.planner.accuracy import CHAT
 
 __all__ = ["AgainstPlain", "against_plain", "markdown"]
 

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from polydraft.bench.compare import Contender, Measurement, Run, Timer, measure
 from polydraft.bench.inflate import inflate
-from polydraft.check.texts import check_law, places
 from polydraft.bench.suite import Way
+from polydraft.check.texts import check_law, places
 from polydraft.cli.main import app
 from polydraft.core import SamplingParams
 from polydraft.errors import InvalidInputError

@@ -6,16 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from matplotlib import pyplot as plt
-from matplotlib.container import ErrorbarContainer
 from typer.testing import CliRunner
 
 from polydraft import tree as trees
-from polydraft.bench.limits import tables
-from studies.limits import picture
-from polydraft.bench.limits import Limits
-from polydraft.bench.limits.paths import restrict
+from polydraft.bench.limits import Limits, tables
 from polydraft.bench.limits.contexts import CONTEXT, Settings
+from polydraft.bench.limits.paths import restrict
 from polydraft.bench.limits.relaxed import nearest
 from polydraft.cli.main import app
 from polydraft.core import Budget, Request, SamplingParams, TreeShape
@@ -112,36 +108,19 @@ def test_restricted_draft_is_what_a_smaller_budget_draws(limits):
 
 
 def test_report_is_written_and_read(found, tmp_path):
-    report = limits_report.as_dict(found, {"processor": "x"}, "polydraft limits")
-    files = limits_report.write(report, tmp_path / "limits.json")
+    report = tables.as_dict(found, {"processor": "x"}, "polydraft limits")
+    files = tables.write(report, tmp_path / "limits.json")
     assert {f.name for f in files} == {
         "limits.json",
         "limits.md",
         "limits-nodes.csv",
         "limits-paths.csv",
         "limits-relaxed.csv",
-        "limits.png",
     }
     assert json.loads(files[0].read_text())["settings"]["contexts"] == 6
     rows = list(csv.DictReader((tmp_path / "limits-paths.csv").open()))
     assert len(rows) == len(found.paths)
     assert "| bound | paths |" in files[1].read_text()
-    assert (tmp_path / "limits.png").stat().st_size > 10_000
-
-
-def test_panels_have_titles_errors_and_legends_that_cover_nothing(found):
-    figure = limits_picture.draw(limits_report.as_dict(found, {}, "polydraft limits"))
-    figure.canvas.draw()
-    for axis in figure.axes:
-        assert axis.get_title() and axis.containers
-        assert all(isinstance(c, ErrorbarContainer) and c.has_yerr for c in axis.containers)
-        legend = axis.get_legend().get_window_extent()
-        assert not any(legend.overlaps(other.get_window_extent()) for other in figure.axes)
-    (bound,) = (c for c in figure.axes[2].containers if c.get_label() == "bound for any rule")
-    row = by(found.paths, rule="bound", paths=2, depth=3)[0]
-    low, high = bound.lines[2][0].get_segments()[-1][:, 1]
-    assert (high - low) / 4 == pytest.approx(row["standard_error"])
-    plt.close(figure)
 
 
 def test_texts_that_are_too_short_are_refused(tmp_path):
@@ -166,7 +145,7 @@ def test_asked_rules_alone_are_measured_with_what_they_are_compared_to():
     few = Limits(replace(SMALL, rules=("greedy_traversal",), node_contexts=0)).run()
     assert {r["rule"] for r in few.paths} == {"greedy_traversal", "traversal", "block"}
     assert not few.nodes
-    assert "greedy_traversal" in limits_report.markdown(limits_report.as_dict(few, {}, "polydraft limits"))
+    assert "greedy_traversal" in tables.markdown(tables.as_dict(few, {}, "polydraft limits"))
 
 
 def test_asked_rules_have_the_numbers_that_they_have_among_all(found):

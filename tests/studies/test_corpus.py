@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from polydraft.errors import InvalidInputError
 from polydraft.bench.texts import Document, is_held_out, is_prose_like_code, windows
+from polydraft.errors import InvalidInputError
 from studies.embedded_pair.corpus import HELD_OUT, Corpus, Package, select
 from tests.damage import mutated_json
 

@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from polydraft.models import pair
 from polydraft.train.evaluate import pair_figures
-from studies.embedded_pair.export import beginning, export_model, load_float32
-from studies.embedded_pair.__main__ import llama
-from studies.embedded_pair.tokenizer import END_OF_TEXT_ID, encode_documents, train_tokenizer
+from studies.embedded_pair.export import beginning, export_model
+from studies.embedded_pair.models import llama, load_float32
+from studies.embedded_pair.tokenizer import END_OF_TEXT_ID, MAX_CONTEXT, encode_documents, train_tokenizer
 
 TINY = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
 TEXT = "def f(x):\n    return x + 10\n\n\nclass A:\n    def g(self):\n        return f(1)\n"
@@ -61,7 +61,7 @@ def test_the_shipped_models_share_one_tokenizer(models):
 
 def test_the_card_states_what_the_shipped_weights_do(models):
     tokens = encode_documents((p.text for p in pair.prompts()), pair.target_folder())
-    stated, measured = pair.card()["prompts"], pair_figures(*models, tokens)
+    stated, measured = pair.card()["prompts"], pair_figures(*models, tokens, context=MAX_CONTEXT, end_of_text_id=END_OF_TEXT_ID)
     assert measured["num_tokens"] == stated["num_tokens"]
     for name in ("target", "draft", "acceptance", "top1"):
         assert measured[name] == pytest.approx(stated[name], abs=5e-3), name
@@ -94,7 +94,7 @@ def test_evaluation_scores_every_token_once():
     torch.manual_seed(0)
     model = llama(TINY, seed=0).eval()
     tokens = np.concatenate([[0], np.arange(1, 80), [0], np.arange(5, 9), [0]]).astype(np.uint16)
-    whole, windowed = pair_figures(model, model, tokens), pair_figures(model, model, tokens, context=16)
+    whole, windowed = (pair_figures(model, model, tokens, context=c, end_of_text_id=0) for c in (1024, 16))
     assert whole["num_tokens"] == windowed["num_tokens"] == len(tokens) - 1
     assert whole["acceptance"] == pytest.approx(1, abs=1e-5)
     assert whole["top1"] == 1

@@ -1,29 +1,12 @@
-"""Scaling curves and the planner's accuracy table: the figures behind the pages."""
-
-import math
-from time import perf_counter
+"""The planner's accuracy table, and every drafter against plain decoding."""
 
 import numpy as np
 import pytest
 
 from polydraft import registry
+from studies.planner.accuracy import WORKLOADS, Accuracy, accuracy, markdown, sizes_of
 from studies.planner.every_drafter import AgainstPlain, against_plain
 from studies.planner.every_drafter import markdown as drafters_markdown
-from studies.planner.accuracy import WORKLOADS, Accuracy, accuracy, markdown, sizes_of
-from studies.profile import PARTS, SIZES, profile
-from studies.scaling import Curve, Point, picture, scaling
-from studies.scaling import markdown as scaling_markdown
-
-
-def curve(*seconds):
-    return Curve("rows of a pass", "x", tuple(Point(2**i, s, 1.0, 2**20) for i, s in enumerate(seconds)))
-
-
-def test_exponents_and_knee_tell_where_a_curve_turns_linear():
-    bent = curve(1.0, 1.1, 1.3, 2.3, 4.6)
-    assert bent.exponents == pytest.approx((math.log2(1.1), 1.0))
-    assert bent.knee == 4
-    assert curve(1.0, 1.1, 1.2).knee is None
 
 
 def test_the_best_fixed_plan_is_chosen_by_total_speed_and_plain_decoding_is_one():
@@ -60,27 +43,6 @@ def test_sizes_that_fall_behind_are_left_out_and_never_the_best(monkeypatch):
     found = accuracy("high temperature", count=4, max_tokens=8)
     assert {n: len(r) for n, r in found.rounds.items()} == {"plain": 4, "adaptive": 4, "1x1": 2, "1x4": 2}
     assert found.best_fixed == "plain" and found.interval[0] <= found.ratio <= found.interval[1]
-
-
-@pytest.mark.slow
-def test_all_curves_are_measured_and_drawn(tmp_path):
-    found = scaling(quick=True)
-    assert {c.panel for c in found} == {"sequences at a time", "tokens of context", "rows of a pass", "vocabulary", "depth"}
-    assert all(p.seconds > 0 and p.num_bytes > 0 for c in found for p in c.points)
-    batch = next(c for c in found if c.panel == "sequences at a time" and c.name == "plain")
-    assert batch.points[-1].rate > 2 * batch.points[0].rate
-    assert "| 16 |" in scaling_markdown(found)
-    picture(found, tmp_path / "s.png")
-    assert (tmp_path / "s.png").stat().st_size > 1000
-
-
-def test_the_parts_of_a_round_add_up_and_none_is_missing():
-    started = perf_counter()
-    found = profile(SIZES["3M"], num_rounds=4)
-    assert list(found) == list(PARTS)
-    assert all(ms >= 0 for ms in found.values()) and found["projections"] > 0 and found["verification"] > 0
-    assert found["noise"] < 0.2 * sum(found.values())
-    assert 4 * sum(found.values()) < 1e3 * (perf_counter() - started)
 
 
 def test_every_registered_drafter_meets_plain_decoding_on_the_same_prompts():

@@ -1,4 +1,4 @@
-"""Training resumes exactly; batches are read once; the trigram baseline is a law."""
+"""Training resumes exactly; batches are read once; distillation brings laws together."""
 
 import numpy as np
 import pytest
@@ -7,9 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from polydraft.errors import InvalidInputError
 from polydraft.train.distil import distillation_loss, mixed_batches, sample_corpus
-from polydraft.train.loop import Phase, orthogonalise, shuffled_rows, train
-from studies.embedded_pair.__main__ import next_token_loss
-from studies.embedded_pair.trigram import TrigramTable
+from polydraft.train.loop import Phase, next_token_loss, orthogonalise, shuffled_rows, train
 
 V = 64
 PHASES = (Phase(4, 3, 8), Phase(2, 2, 16))
@@ -75,7 +73,9 @@ def test_muon_updates_have_singular_values_near_one():
 
 def test_distillation_brings_the_draft_closer_to_the_target(tmp_path):
     target, draft = run(tiny(), tmp_path / "target.pt").eval(), tiny(seed=1)
-    samples = sample_corpus(target, stream(), tmp_path / "samples.npy", num_rows=8, length=9, prompt_length=4, seed=0)
+    samples = sample_corpus(
+        target, stream(), tmp_path / "samples.npy", num_rows=8, length=9, prompt_length=4, end_of_text_id=0, seed=0
+    )
     assert samples.shape == (8, 9)
     phases = (Phase(30, 1, 8),)
     batch = mixed_batches(shuffled_rows(stream(), phases, seed=0), samples, rows_per_batch=2, num_steps=30)
@@ -87,35 +87,7 @@ def test_distillation_brings_the_draft_closer_to_the_target(tmp_path):
 
 
 def test_sampling_resumes_from_the_rows_it_has(tmp_path):
-    options = {"length": 6, "prompt_length": 2, "seed": 0}
+    options = {"length": 6, "prompt_length": 2, "end_of_text_id": 0, "seed": 0}
     whole = sample_corpus(tiny(), stream(), tmp_path / "a.npy", num_rows=512, **options)
     sample_corpus(tiny(), stream(), tmp_path / "b.npy", num_rows=256, **options)
     assert np.array_equal(sample_corpus(tiny(), stream(), tmp_path / "b.npy", num_rows=512, **options), whole)
-
-
-def test_trigram_rows_sum_to_one():
-    table = TrigramTable.count(stream(), V)
-    for a, b in ((1, 5), (0, 0), (V - 1, 3)):
-        row = table.row(a, b)
-        assert row.min() > 0
-        assert row.sum() == pytest.approx(1, abs=1e-12)
-
-
-def test_trigram_row_matches_kneser_ney_by_hand():
-    """Stream 0 1 0 1 2: counts n(01.) = {0: 1, 2: 1}; continuation counts n(1.) = {0: 1, 2: 1}, n(.) = {0: 1, 1: 1, 2: 1}."""
-    table = TrigramTable.count(np.array([0, 1, 0, 1, 2]), 4)
-    D = [order.discounts[0] for order in table.orders]
-    unigram = (1 - D[0] + 3 * D[0] / 4) / 3
-    bigram = (1 - D[1] + 2 * D[1] * unigram) / 2
-    trigram = (1 - D[2] + 2 * D[2] * bigram) / 2
-    assert table.row(0, 1)[2] == pytest.approx(trigram)
-
-
-def test_trigram_beats_unigram_on_fresh_text():
-    tokens = stream(4000)
-    seen, fresh = tokens[:3000], tokens[3000:]
-    frequencies = (np.bincount(seen, minlength=V) + 1) / (len(seen) + V)
-    unigram = -np.log(frequencies[fresh[1:]]).mean()
-    table = TrigramTable.count(seen, V)
-    assert table.nats(fresh).mean() < unigram - 1
-    assert table.tuned(fresh).nats(fresh).mean() <= table.nats(fresh).mean()

@@ -7,7 +7,6 @@ import pytest
 from typer.testing import CliRunner
 
 from polydraft import SamplingParams
-from polydraft.tune.tune import Parts, Trial, Tuning, break_even, draft_shapes, predicted, settings, tree_for, tune
 from polydraft.cli.main import app
 from polydraft.engine.acceptance import DEPTHS, expected_tokens
 from polydraft.engine.api import Engine
@@ -17,6 +16,7 @@ from polydraft.engine.plan import AdaptivePlan, FixedPlan
 from polydraft.engine.profile import Profile
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import pair
+from polydraft.tune.tune import Parts, Trial, Tuning, break_even, draft_shapes, predicted, settings, tree_for, tune
 
 
 def profile(rate=0.7, **seconds):

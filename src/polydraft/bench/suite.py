@@ -16,8 +16,8 @@ from typing import Any
 
 from polydraft.bench.compare import Contender, Measurement, engine_contender, measure
 from polydraft.bench.inflate import inflate
-from polydraft.check.texts import check_law
 from polydraft.bench.peers import transformers_contender
+from polydraft.check.texts import check_law
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError

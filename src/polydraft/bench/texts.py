@@ -1,8 +1,8 @@
 """Python sources of the standard library: modules held out of the embedded pair's training, and others for indexes.
 
-    window        three consecutive code lines (stripped, no blank or comment lines), hashed
-    near copy     a file that shares at least `MAX_SHARED_WITH_HELD_OUT` windows with the held-out modules
-    duplicate     a file most of whose windows were already seen in another file
+window        three consecutive code lines (stripped, no blank or comment lines), hashed
+near copy     a file that shares at least `MAX_SHARED_WITH_HELD_OUT` windows with the held-out modules
+duplicate     a file most of whose windows were already seen in another file
 """
 
 import hashlib

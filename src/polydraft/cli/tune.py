@@ -43,12 +43,12 @@ def tune(
     from rich.table import Table
     from transformers import AutoConfig
 
-    from polydraft.tune import tune as tuning
     from polydraft.core import SamplingParams
     from polydraft.engine.api import Engine
     from polydraft.engine.plan import FixedPlan
     from polydraft.engine.profile import remember
     from polydraft.models import pair
+    from polydraft.tune import tune as tuning
 
     options = {"drafter": drafter, "verifier": verifier, "max_num_seqs": 4}
     given = {} if draft_model is None else {"draft": draft_model}

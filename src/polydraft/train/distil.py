@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 
-
 def distillation_loss(target: nn.Module, *, tv_weight: float) -> Callable[[nn.Module, Tensor], Tensor]:
     """Loss of a draft on rows [B, N + 1]: (1 - tv_weight) KL(p || q) + tv_weight TV(p, q), a mean over positions."""
 

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 
-
 def documents_of(tokens: np.ndarray, end_of_text_id: int) -> Iterator[np.ndarray]:
     """Split a stream at its end-of-text tokens; each document keeps the one before and the one after it."""
     marks = np.flatnonzero(tokens == end_of_text_id)

@@ -9,9 +9,9 @@ Contexts are places in texts that neither model was trained on. Every number is 
 
 from collections.abc import Callable
 
+from polydraft.bench.limits.contexts import Findings, Places
 from polydraft.bench.limits.nodes import Nodes
 from polydraft.bench.limits.paths import Paths
-from polydraft.bench.limits.contexts import Findings, Places
 from polydraft.bench.limits.relaxed import Relaxed
 
 __all__ = ["Limits"]
