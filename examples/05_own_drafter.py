@@ -2,7 +2,7 @@
 
 import torch
 
-from polydraft import Draft, Engine, Method, SamplingParams, SiblingLaw, TreeShape
+from polydraft import Draft, Engine, Method, Needs, SamplingParams, SiblingLaw, TreeShape
 from polydraft.tree import pad
 
 
@@ -18,7 +18,7 @@ class LastTime:
         laws=frozenset({SiblingLaw.POINT_MASS}),
         shapes=frozenset({TreeShape.CHAIN}),
     )
-    needs: frozenset[str] = frozenset()
+    needs = Needs()
 
     def start(self, requests):
         return [tuple(request.prompt_token_ids) for request in requests]  # the state is the text

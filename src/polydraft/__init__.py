@@ -15,6 +15,7 @@ _WHERE = {
     "Budget": "core",
     "Draft": "core",
     "Method": "core",
+    "Needs": "core",
     "NoiseKey": "core",
     "Outcome": "core",
     "Request": "core",
@@ -36,7 +37,7 @@ _WHERE = {
 __all__ = [*sorted(_WHERE), "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
-    from polydraft.core import Budget, Draft, Method, NoiseKey, Outcome, Request, SiblingLaw, TokenTree, TreeShape
+    from polydraft.core import Budget, Draft, Method, Needs, NoiseKey, Outcome, Request, SiblingLaw, TokenTree, TreeShape
     from polydraft.engine.api import Engine
     from polydraft.engine.best_first_plan import BestFirstPlan
     from polydraft.engine.plan import AdaptivePlan, FixedPlan

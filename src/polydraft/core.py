@@ -8,7 +8,7 @@ row. Every tensor has a leading batch dimension B; trees are padded to N nodes a
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum, auto
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -28,11 +28,13 @@ __all__ = [
     "Drafter",
     "Law",
     "Method",
+    "Needs",
     "NoiseKey",
     "Outcome",
     "Request",
     "SamplingParams",
     "Scores",
+    "SecondLaw",
     "SiblingLaw",
     "Target",
     "TokenTree",
@@ -413,30 +415,73 @@ class Scores:
     """What one pass of the target returns.
 
     logits: [B, N, V] in float32; row n is for the token after node n of `tree`.
-    hidden: layer index -> [B, N, D], only the layers asked for.  aux_logits: [B, X, V] for auxiliary rows.
+    hidden: layer index -> [B, T, D], only the layers asked for: T = N, after a prefill all tokens that it was given, zero behind
+        the end of a shorter text.  aux_logits: [B, X, V] for auxiliary rows.
+    second: the same tree in the second sequence of each request, where a law reads one.
     """
 
     tree: TokenTree
     logits: Float[Tensor, "B N V"]
-    hidden: Mapping[int, Float[Tensor, "B N D"]] = field(default_factory=dict[int, Tensor])
+    hidden: Mapping[int, Float[Tensor, "B T D"]] = field(default_factory=dict[int, Tensor])
     aux_logits: Float[Tensor, "B X V"] | None = None
+    second: "Scores | None" = None
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a drafter or a law asks of the target beyond its laws, or what a target has to offer.
+
+    hidden: layers whose states are wanted of every committed token: 0 is the embedding, l what layer l puts out, the last one
+        after the final norm, as in transformers' `hidden_states`.
+    embeddings: `target.embed(token_ids) -> [..., D]`.  head: `target.head(hidden) -> [..., V]`, logits of last states.
+    logits: those of the rounds that it drafts for.  aux: auxiliary rows in the pass, see `AuxRows`.
+    every_round: to be told of rounds without drafts too, one by one; whoever needs hidden states is.
+
+    Example:
+        >>> Needs(hidden=(2,)) | Needs(hidden=(0, 2), head=True)
+        Needs(hidden=(0, 2), embeddings=False, head=True, logits=False, aux=False, every_round=False)
+    """
+
+    hidden: tuple[int, ...] = ()
+    embeddings: bool = False
+    head: bool = False
+    logits: bool = False
+    aux: bool = False
+    every_round: bool = False
+
+    def __or__(self, other: "Needs") -> "Needs":
+        """What either asks for."""
+        pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
+        hidden = tuple(sorted({*self.hidden, *other.hidden}))
+        return Needs(**{name: a or b for name, (a, b) in pairs.items() if name != "hidden"}, hidden=hidden)
+
+    @property
+    def each_round(self) -> bool:
+        """Whether what is needed of a round cannot be told later, from its tokens alone."""
+        return self.every_round or bool(self.hidden)
 
 
 class Drafter(Protocol):
     """A source of drafts. State is a value beside the object: only the newest state of a request is valid.
 
-    `info.laws` and `info.shapes` hold the one sibling law and the shapes that it makes. `needs` names what it asks of
-    the target beyond tokens ("every round", its "logits", "hidden:<layer>", "aux", ...); one that needs "logits" and "aux" at most is not told of
-    rounds for which no draft was asked until it is asked for the next, then of all their tokens at once, without logits. One that needs "aux" has
-    `aux(states) -> AuxRows | None`, called in rounds for which a draft was asked, whose nodes are those of its last proposal; the rows' logits come with the next `observe`. One that knows more than its own name about
-    who drafted what keeps in its states `credit`, the sources of the tokens accepted in the last round.
+    `info.laws` and `info.shapes` hold the one sibling law and the shapes that it makes. `needs` says what it asks of the target
+    beyond tokens; a target that cannot give it is refused when the engine is built. One that needs neither hidden states nor every
+    round is not told of rounds for which no draft was asked until it is asked for the next, then of all their tokens at once,
+    without logits.
+
+    One that needs `hidden` has `read(states, scores) -> states`, called after `start` with the states of all tokens but the last
+    ([B, T, D], zero behind the end of a shorter text): what the rounds do not score. One that needs `aux` has
+    `aux(states) -> AuxRows | None`, called in rounds for which a draft was asked, whose nodes are those of its last proposal; the
+    rows' logits come with the next `observe`. One that needs `embeddings` or `head` is given the target when it is built. One that
+    knows more than its own name about who drafted what keeps in its states `credit`, the sources of the tokens accepted in the
+    last round.
     """
 
     @property
     def info(self) -> Method: ...
 
     @property
-    def needs(self) -> frozenset[str]: ...
+    def needs(self) -> Needs: ...
 
     def start(self, requests: Sequence[Request]) -> list[Any]:
         """Fresh state for each request; reads the prompt."""
@@ -447,7 +492,7 @@ class Drafter(Protocol):
         ...
 
     def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
-        """States after a round: row b emitted `outcome.emitted(scores.tree)[b]`."""
+        """States after a round: row b emitted `outcome.emitted(scores.tree)[b]`; `scores` has what `needs` names."""
         ...
 
     def release(self, states: Sequence[Any]) -> None:
@@ -468,8 +513,13 @@ class Target(Protocol):
     lengths: np.ndarray
     """[slots] committed tokens in each cache; lowering one forgets the last of them."""
 
-    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> Scores:
-        """Append committed tokens to the slots' caches, in chunks; logits of the last row only ([B, 1, V])."""
+    @property
+    def offers(self) -> Needs:
+        """What it can give beyond logits; a bit that is set stands for the method of that name."""
+        ...
+
+    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
+        """Append committed tokens to the slots' caches, in chunks; logits of the last row only ([B, 1, V]), hidden states of all."""
         ...
 
     def score(
@@ -491,8 +541,35 @@ class Target(Protocol):
 
 
 class Law(Protocol):
-    """From the target's rows (and, where it needs them, a second model's rows) to the law p that is sampled."""
+    """What is sampled, from the target's rows: its sampling parameters on its logits are one law, contrastive decoding another.
+
+    needs: hidden states that it reads in `scores`.
+    gives_logits: whether it returns logits in place of the target's, to which each request's sampling parameters apply and the rules'
+        fused walks; else it returns p itself, instead of what the parameters would make.
+
+    A law of several logits that belong together (a second model's, the same model's after another prompt) also is a `SecondLaw`.
+    A row depends on its own path alone: laws are called for whole batches and, where that fails, for single sequences.
+    """
+
+    needs: Needs
+    gives_logits: bool
 
     def __call__(
         self, scores: Scores, tree: TokenTree, contexts: Sequence[Sequence[int]], second: Scores | None = None
-    ) -> Float[Tensor, "B N V"]: ...
+    ) -> Float[Tensor, "B N V"]:
+        """[B, N, V], row n for the token after node n. contexts: committed tokens of each sequence."""
+        ...
+
+
+@runtime_checkable
+class SecondLaw(Protocol):
+    """A law that reads a second sequence of each request, which begins differently and goes on with the same tokens.
+
+    second_model: that runs it, with the target's vocabulary; None is the target, in slots of its own and in the same pass.
+    """
+
+    second_model: Target | None
+
+    def second_prompt(self, request: Request) -> Sequence[int]:
+        """How it begins: at least one token."""
+        ...

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polydraft import Engine, SamplingParams
-from polydraft.core import AuxRows, Budget, Outcome, Scores, TokenTree
+from polydraft.core import AuxRows, Budget, Needs, Outcome, Scores, TokenTree
 from polydraft.drafters.grown_tree import end_ids
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.text.lookahead import LookaheadDrafter, Window
@@ -181,7 +181,7 @@ def test_a_failing_window_switches_drafting_off_and_leaves_the_text_alone(monkey
 def test_a_mixture_carries_the_rows_of_its_source():
     target, _ = models()
     drafter = MixtureDrafter({"ngram": NgramDrafter(), "lookahead": LookaheadDrafter(columns=2, ngram=3)})
-    assert drafter.needs == {"aux"}
+    assert drafter.needs == Needs(aux=True)
     engine = Engine.of(target, drafter=drafter, depth=3, num_paths=2)
     sample = engine.generate([[0, 1, 2]] * 2, SamplingParams(temperature=0, max_tokens=24))[1].samples[0]
     assert sample.token_ids == plain_greedy(target, [0, 1, 2], 24)

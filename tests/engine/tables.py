@@ -6,7 +6,7 @@ import torch
 from scipy.stats import chi2
 
 from polydraft import Engine, SamplingParams
-from polydraft.core import Scores, TokenTree
+from polydraft.core import Needs, Scores, TokenTree
 
 
 class TableModel:
@@ -38,7 +38,9 @@ class TableModel:
     def lengths(self):
         return self._Lengths(self.texts)
 
-    def prefill(self, slots, token_ids):
+    offers = Needs(logits=True, aux=True, every_round=True)
+
+    def prefill(self, slots, token_ids, *, hidden=()):
         for slot, ids in zip(slots, token_ids, strict=True):
             self.texts[slot] += list(ids)
         return Scores(TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids])), self.logits[0, :1].expand(len(slots), 1, -1))
@@ -106,13 +108,13 @@ def table_engine(kind="paths", verifier="auto", depth=3, num_paths=2, seqs=4, **
     )
 
 
-def p_value(make, prompt, count, seeds, **params):
-    """Chi-square of the engine's first tokens against the table, cells of small expectation pooled."""
+def p_value(make, prompt, count, seeds, against=None, **params):
+    """Chi-square of the engine's first tokens against the table (another one's where given), cells of small expectation pooled."""
     sizes = [min(512, seeds - done) for done in range(0, seeds, 512)]
     each = [SamplingParams(max_tokens=count + 3, n=size, seed=5 + i, **params) for i, size in enumerate(sizes)]
     samples = [sample for made in make.generate([prompt] * len(sizes), each) for sample in made.samples]
     V = make.target.vocab_size
-    expected = law(make.target, prompt, count).flatten() * seeds
+    expected = law(against or make.target, prompt, count).flatten() * seeds
     code = [sum(t * V ** (count - 1 - i) for i, t in enumerate(s.token_ids[:count])) for s in samples]
     seen = torch.zeros_like(expected)
     for c, times in Counter(code).items():

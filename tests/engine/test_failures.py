@@ -180,11 +180,11 @@ class NoPrefill(TableModel):
 
     prefills = 0
 
-    def prefill(self, slots, token_ids):
+    def prefill(self, slots, token_ids, *, hidden=()):
         self.prefills += 1
         if self.prefills == 2:
             raise MemoryError("no room")
-        return super().prefill(slots, token_ids)
+        return super().prefill(slots, token_ids, hidden=hidden)
 
 
 def test_a_draft_model_whose_prefill_fails_keeps_its_slots():

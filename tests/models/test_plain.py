@@ -96,3 +96,17 @@ def test_trees_overflow_and_bad_slots_are_refused():
         target.prefill([1], [[1]])
     with pytest.raises(InvalidInputError, match="no tokens"):
         target.prefill([0], [[]])
+
+
+@pytest.mark.parametrize("name", ["mamba", "mistral_window"])
+def test_a_prefill_and_a_score_give_the_hidden_states_of_every_token(name):
+    target = PlainTarget(small_model(CONFIGS[name]), max_num_seqs=1)
+    text = [3, 1, 4, 1, 5]
+    states = target.prefill([0], [text[:3]], hidden=(0, 2)).hidden
+    root = target.score([0], TokenTree.roots(torch.tensor(text[3:4])), hidden=(0, 2)).hidden
+    with torch.no_grad():
+        whole = target.model(torch.tensor([text]), output_hidden_states=True).hidden_states
+    for layer in (0, 2):
+        assert torch.allclose(states[layer][0], whole[layer][0, :3], atol=1e-5)
+        assert torch.allclose(root[layer][0, 0], whole[layer][0, 3], atol=1e-5)
+    assert target.offers.hidden == tuple(range(len(whole)))

@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers as hf
 
-from polydraft.core import AuxRows, TokenTree
+from polydraft.core import AuxRows, Needs, TokenTree
 from polydraft.models.hf import HFTarget
 from polydraft.models.llama import CompiledLlama
 from polydraft.models.static import StaticLlama
@@ -133,3 +133,37 @@ def test_a_padded_tree_has_its_auxiliary_rows_and_states_in_place(kind):
         with torch.no_grad():
             layer = game.model(torch.tensor([text]), output_hidden_states=True).hidden_states[1]
         assert torch.allclose(scores.hidden[1][b, 1], layer[0, -2], atol=1e-4)
+
+
+def states_of(model, text):
+    with torch.no_grad():
+        return model(torch.tensor([text]), output_hidden_states=True).hidden_states
+
+
+@TARGETS
+def test_a_prefill_gives_the_states_of_all_its_tokens(kind):
+    game = play(kind)
+    texts = [[game.token() for _ in range(size)] for size in (3, 270, 1)]
+    scores = game.target.prefill([2, 0, 1], texts, hidden=(2, 0, 1))
+    for b, text in enumerate(texts):
+        whole = states_of(game.model, text)
+        for layer in (0, 1, 2):
+            assert scores.hidden[layer].shape[:2] == (3, 270)
+            assert torch.allclose(scores.hidden[layer][b, : len(text)], whole[layer][0], atol=1e-4)
+            assert not scores.hidden[layer][b, len(text) :].any()
+        assert torch.allclose(scores.logits[b, 0], fresh(game.model, text)[-1], atol=1e-4)
+
+
+@TARGETS
+def test_embeddings_and_head_are_the_first_and_the_last_step_of_a_pass(kind):
+    game = play(kind)
+    assert game.target.offers == Needs((0, 1, 2), *[True] * 5)
+    scores = game.target.prefill([0], [[3, 1, 4]], hidden=(0, 2))
+    assert torch.allclose(game.target.embed(torch.tensor([[3, 1, 4]])), scores.hidden[0], atol=1e-6)
+    assert torch.allclose(game.target.head(scores.hidden[2])[0], fresh(game.model, [3, 1, 4]), atol=1e-4)
+
+
+def test_a_head_that_is_more_than_a_matrix_is_not_offered():
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
+    scaled = small_model(hf.CohereConfig(vocab_size=V, max_position_embeddings=64, pad_token_id=0, logit_scale=0.25, **sizes))
+    assert not HFTarget(scaled, max_num_seqs=1).offers.head

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from polydraft.core import AuxRows, Outcome, Scores, TokenTree
+from polydraft.core import AuxRows, Needs, Outcome, Scores, TokenTree
 
 __all__ = ["ScriptedTarget"]
 
@@ -26,13 +26,14 @@ class ScriptedTarget:
     """
 
     max_num_seqs = 1
+    offers = Needs(logits=True, aux=True, every_round=True)
 
     def __init__(self, vocab_size: int, max_model_len: int = 1 << 20) -> None:
         self.vocab_size, self.max_model_len = vocab_size, max_model_len
         self.text: Sequence[int] = ()
         self.lengths: Any = [0]
 
-    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> Scores:
+    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
         self.lengths[0] += len(token_ids[0])
         root = TokenTree.roots(torch.tensor([token_ids[0][-1]]))
         return Scores(root, torch.zeros(1, 1, self.vocab_size))

@@ -14,6 +14,7 @@ __all__ = [
     "Auxiliary",
     "Learning",
     "Parts",
+    "Reading",
     "Resumable",
     "Snapshot",
     "as_one_round",
@@ -44,9 +45,16 @@ class Parts:
 
 @runtime_checkable
 class Auxiliary(Protocol):
-    """A drafter whose `needs` name "aux": it puts rows of its own into the target's pass and reads them in `observe`."""
+    """A drafter that needs `aux`: it puts rows of its own into the target's pass and reads them in `observe`."""
 
     def aux(self, states: Sequence[Any]) -> AuxRows | None: ...
+
+
+@runtime_checkable
+class Reading(Protocol):
+    """A drafter that needs hidden states: before its first draft it is given those of the text so far, less its last token."""
+
+    def read(self, states: Sequence[Any], scores: Scores) -> list[Any]: ...
 
 
 @runtime_checkable

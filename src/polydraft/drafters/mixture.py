@@ -15,6 +15,8 @@ only after it. So any choice, however clever or wrong, keeps the law.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from numba import njit
 
 from polydraft import registry
 from polydraft.core import AuxRows, Budget, Draft, Drafter, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
-from polydraft.drafters.base import Auxiliary, Parts, Resumable, Snapshot, release_each, start_each, teach_each
+from polydraft.drafters.base import Auxiliary, Parts, Reading, Resumable, Snapshot, release_each, start_each, teach_each
 from polydraft.drafters.credit import Calibration
 from polydraft.drafters.grown_tree import PARENT, SCORE, TOKEN, end_ids, point_mass
 from polydraft.drafters.text import index_file
@@ -93,13 +95,13 @@ class MixtureDrafter:
     ) -> None:
         if not 2 <= len(sources) <= MOST_SOURCES:
             raise InvalidInputError(f"sources {list(sources)} were given; expected two to {MOST_SOURCES} drafters.")
-        asking = [name for name, source in sources.items() if "aux" in source.needs]
+        asking = [name for name, source in sources.items() if source.needs.aux]
         if len(asking) > 1:
             raise InvalidInputError(
                 f"sources {asking} were given, which all need auxiliary rows; expected one such. Leave out others."
             )
         self.names, self.sources = list(sources), list(sources.values())
-        self.needs: frozenset[str] = frozenset().union(*(source.needs for source in self.sources))
+        self.needs = reduce(or_, (source.needs for source in self.sources))
         self.calibration, self.decay, self._eos = calibration, decay, end_ids(eos_token_ids)
         Calibration(1, decay)
 
@@ -150,6 +152,14 @@ class MixtureDrafter:
             MixtureState(list(r.prompt_token_ids), [m[b] for m in members], self._calibration()) for b, r in enumerate(requests)
         ]
 
+    def read(self, states: Sequence[MixtureState], scores: Scores) -> list[MixtureState]:
+        """Tell the sources that need hidden states."""
+        for i, source in enumerate(self.sources):
+            if source.needs.hidden and isinstance(source, Reading):
+                for state, member in zip(states, source.read([state.members[i] for state in states], scores), strict=True):
+                    state.members[i] = member
+        return list(states)
+
     def _calibration(self) -> Calibration:
         return Calibration(len(self.sources), self.decay) if self.calibration is None else self.calibration
 
@@ -194,7 +204,7 @@ class MixtureDrafter:
     def aux(self, states: Sequence[MixtureState]) -> AuxRows | None:
         """The auxiliary rows of the source that needs some."""
         for i, source in enumerate(self.sources):
-            if "aux" in source.needs and isinstance(source, Auxiliary):
+            if source.needs.aux and isinstance(source, Auxiliary):
                 return source.aux([state.members[i] for state in states])
         return None
 

@@ -22,7 +22,20 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from polydraft.core import Budget, Draft, Method, NoiseKey, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
+from polydraft.core import (
+    Budget,
+    Draft,
+    Method,
+    Needs,
+    NoiseKey,
+    Outcome,
+    Request,
+    Scores,
+    SiblingLaw,
+    Target,
+    TokenTree,
+    TreeShape,
+)
 from polydraft.drafters.base import Parts, Snapshot
 from polydraft.drafters.best_first import grow
 from polydraft.drafters.model_growth import Growth, ModelState
@@ -112,7 +125,7 @@ class ModelDrafter:
     """
 
     methods = tuple(KINDS.values())
-    needs: frozenset[str] = frozenset()
+    needs: Needs = Needs()
 
     def __init__(self, model: Target, kind: str = "paths", *, stop_ids: Sequence[int] = ()) -> None:
         if kind not in KINDS:

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import torch
 
-from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
+from polydraft.core import Budget, Draft, Method, Needs, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
 from polydraft.drafters.base import Parts, Snapshot, release_each, start_each
 from polydraft.drafters.model import ModelDrafter
 from polydraft.drafters.model_growth import ModelState
@@ -63,7 +63,7 @@ class SeveralDrafter:
         ),
     )
     info = methods[0]
-    needs: frozenset[str] = frozenset()
+    needs: Needs = Needs()
 
     def __init__(self, models: Sequence[Target], *, stop_ids: Sequence[int] = ()) -> None:
         if len(models) < 2:

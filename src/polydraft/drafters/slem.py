@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from polydraft import tree as trees
-from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
+from polydraft.core import Budget, Draft, Method, Needs, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
 from polydraft.drafters.base import Parts
 from polydraft.drafters.tli import check_parts
 from polydraft.models.load import encode
@@ -64,7 +64,7 @@ class SlemDrafter:
         shapes=frozenset({TreeShape.CHAIN}),
     )
     methods = (info,)
-    needs: frozenset[str] = frozenset()
+    needs: Needs = Needs()
 
     def __init__(self, model: Target, draft_tokenizer: Any, target_tokenizer: Any) -> None:
         self.model, self._theirs, self._ours = model, draft_tokenizer, target_tokenizer

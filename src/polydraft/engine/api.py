@@ -11,7 +11,7 @@ from itertools import count
 from numbers import Integral
 from typing import Any, cast
 
-from polydraft.core import Drafter, Request, SamplingParams, Target, Verifier
+from polydraft.core import Drafter, Law, Request, SamplingParams, Target, Verifier
 from polydraft.drafters.base import Parts
 from polydraft.engine import build
 from polydraft.engine.choice import ChoicePlan
@@ -66,6 +66,7 @@ class Engine(Loop):
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
         tie_margin: float | None = None,
+        law: Law | None = None,
     ) -> "Engine":
         """An engine from model folders (or names that transformers resolves).
 
@@ -87,6 +88,7 @@ class Engine(Loop):
         max_num_seqs: sequences that run at the same time.
         tie_margin: in float16 and bfloat16, greedy decisions between logits closer than this are made by a pass that does
             not depend on the draft or the batch; None = off. 0.25 is ample for logits of the usual size.
+        law: what is sampled, where it is more than each request's sampling parameters on the target's logits; see `core.Law`.
 
         Raises:
             ModelLoadError, IncompatibleError, CapacityError, UnknownNameError, InvalidInputError: each says what to do.
@@ -123,6 +125,7 @@ class Engine(Loop):
             drafter_options=drafter_options,
             plan=plan,
             tie_margin=tie_margin,
+            law=law,
             profile=profile,
         )
 
@@ -149,6 +152,7 @@ class Engine(Loop):
         profile: str | Profile | None = None,
         eos_token_ids: Seq[int] | None = None,
         tie_margin: float | None = None,
+        law: Law | None = None,
     ) -> "Engine":
         """An engine from objects that are already there; see `from_pretrained`."""
         eos = tuple(eos_token_ids if eos_token_ids is not None else getattr(target, "eos_token_ids", ()))
@@ -160,7 +164,7 @@ class Engine(Loop):
             build.settle(plan, source, rule)
             if profile is not None and isinstance(plan, AdaptivePlan):
                 check_identity(plan.known, target, source, rule)
-        return cls(target, source, rule, plan, tokenizer=tokenizer, eos_token_ids=eos, tie_margin=tie_margin)
+        return cls(target, source, rule, plan, tokenizer=tokenizer, eos_token_ids=eos, tie_margin=tie_margin, law=law)
 
     def _prepare(self, request: Request) -> None:
         """Before the very first round an adaptive plan gets its profile."""

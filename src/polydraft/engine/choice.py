@@ -26,6 +26,7 @@ from polydraft.core import (
     Draft,
     Drafter,
     Method,
+    Needs,
     NoiseKey,
     Outcome,
     Request,
@@ -115,7 +116,7 @@ class Choice:
         'ngram,suffix'
     """
 
-    needs: frozenset[str] = frozenset({"every round"})
+    needs: Needs = Needs(every_round=True)
 
     def __init__(self, arms: dict[str, Drafter]) -> None:
         slots = [getattr(a, "slots", a) for a in arms.values()]
@@ -128,9 +129,9 @@ class Choice:
                 "Name several ('model,model:top_k'), make kinds by `sibling`, or leave one out."
             )
         for name, arm in arms.items():
-            if arm.needs or arm.info.laws & {SiblingLaw.COUPLED, SiblingLaw.LISTED}:
+            if arm.needs != Needs() or arm.info.laws & {SiblingLaw.COUPLED, SiblingLaw.LISTED}:
                 raise IncompatibleError(
-                    f"drafter {name!r} was given among {list(arms)}; it needs {sorted(arm.needs) or 'noise that its rule shares'} in every "
+                    f"drafter {name!r} was given among {list(arms)}; it needs {'noise that its rule shares' if arm.needs == Needs() else arm.needs} in every "
                     "round, also in those that another drafts. Use it alone."
                 )
         self.names, self.arms, self.current, self._homes = list(arms), list(arms.values()), 0, homes

@@ -14,20 +14,21 @@ import warnings
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from polydraft.core import AuxRows, Budget, Draft, Drafter, Outcome, Request, Scores, TokenTree
-from polydraft.drafters.base import Auxiliary, as_one_round, teach_each
+from polydraft.core import AuxRows, Budget, Draft, Drafter, Outcome, Request, Scores, Target, TokenTree
+from polydraft.drafters.base import Auxiliary, Reading, as_one_round, teach_each
 from polydraft.engine.batch import some
 from polydraft.engine.sequence import Sequence
 from polydraft.errors import DrafterWarning
 from polydraft.verifiers import inputs
 
-__all__ = ["aux", "begin", "observe", "propose", "release", "start", "teach"]
+__all__ = ["aux", "begin", "fill", "observe", "propose", "release", "teach"]
 
 T = TypeVar("T")
 
@@ -48,18 +49,29 @@ def _note(sequence: Sequence, error: Exception) -> None:
     )
 
 
-WITH_DRAFTS = frozenset({"aux", "logits"})
-"""What a drafter may need of the rounds that it drafts for; without drafts there is nothing in it to learn from."""
+def fill(target: Target, drafter: Drafter | None, sequences: Seq[Sequence]) -> None:
+    """Fill the caches of new sequences with all their tokens but the last, and let a drafter that is told of every round begin.
+
+    Others begin before their first draft: one whose drafts do not pay reads no prompt.
+    """
+    behind = [s for s in sequences if len(s.token_ids) > 1]
+    states = _states(target, drafter, behind, [s.token_ids[:-1] for s in behind]) if behind else []
+    if drafter is not None and drafter.needs.each_round:
+        known = {s.slot: each for s, each in zip(behind, states, strict=True)}
+        for s in sequences:
+            if s.drafting and s.state is None:
+                _begin(drafter, s, len(s.token_ids), known.get(s.slot))
 
 
-def _told_of_every_round(drafter: Drafter) -> bool:
-    return not drafter.needs <= WITH_DRAFTS
-
-
-def start(drafter: Drafter, sequences: Seq[Sequence]) -> None:
-    """Let a drafter that is told of every round begin; others do before their first draft: one whose drafts do not pay reads no prompt."""
-    if _told_of_every_round(drafter):
-        begin(drafter, sequences)
+def _states(target: Target, drafter: Drafter | None, sequences: Seq[Sequence], texts: Seq[Seq[int]]) -> list[Scores]:
+    """Append texts to the sequences' caches; the hidden states of each that the drafter needs."""
+    layers = () if drafter is None else drafter.needs.hidden
+    scores = target.prefill([s.slot for s in sequences if s.slot is not None], texts, hidden=layers)
+    rows = [some(scores, [b]) for b in range(len(texts))] if layers else [scores] * len(texts)
+    return [
+        replace(row, hidden={layer: x[:, : len(text)] for layer, x in row.hidden.items()})
+        for row, text in zip(rows, texts, strict=True)
+    ]
 
 
 def begin(drafter: Drafter, sequences: Seq[Sequence]) -> None:
@@ -69,12 +81,15 @@ def begin(drafter: Drafter, sequences: Seq[Sequence]) -> None:
             _begin(drafter, s, len(s.token_ids))
 
 
-def _begin(drafter: Drafter, s: Sequence, length: int) -> None:
-    """Begin with so many of the committed tokens."""
+def _begin(drafter: Drafter, s: Sequence, length: int, known: Scores | None = None) -> None:
+    """Begin with so many of the committed tokens. known: hidden states of all of them but the last, where there are more."""
     request = Request(s.request.id, tuple(s.token_ids[:length]), s.request.params, s.request.seed, s.request.sample)
     try:
         (s.state,) = drafter.start([request])
         s.num_read = length
+        if drafter.needs.hidden and known is not None:
+            assert isinstance(drafter, Reading)  # as was checked when the engine was built
+            (s.state,) = drafter.read([s.state], known)
     except Exception as error:
         _switch_off(drafter, s, error)
 
@@ -172,7 +187,7 @@ def aux(drafter: Drafter | None, sequences: Seq[Sequence], room: int) -> AuxRows
     room: rows that the drafted tree leaves in the pass; where they are too few, the tree goes alone.
     """
     live = [b for b, s in enumerate(sequences) if s.drafting]
-    if drafter is None or "aux" not in drafter.needs or not live or not isinstance(drafter, Auxiliary):
+    if drafter is None or not drafter.needs.aux or not live or not isinstance(drafter, Auxiliary):
         return None
     given = drafter
     rows, live = _ask(drafter, sequences, live, lambda rows: given.aux([sequences[b].state for b in rows]))
@@ -186,22 +201,25 @@ def aux(drafter: Drafter | None, sequences: Seq[Sequence], room: int) -> AuxRows
     return AuxRows(*(x.index_copy(0, index, y) for x, y in zip(idle, wanted, strict=True)))
 
 
-def observe(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
-    """Tell the drafter what the round kept, unless the pass carried nothing of its own."""
-    if scores.tree.num_nodes == 1 and scores.aux_logits is None and not _told_of_every_round(drafter):
+def observe(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
+    """Tell the drafter what the round kept, unless the pass carried nothing of its own. The target's caches hold it already."""
+    if scores.tree.num_nodes == 1 and scores.aux_logits is None and not drafter.needs.each_round:
         return
     live = [b for b, s in enumerate(sequences) if s.drafting]
     if not live:
         return
     kept, seen = (outcome, scores) if len(live) == len(sequences) else some((outcome, scores), live)
     told = [sequences[b] for b in live]
-    _tell(drafter, told, kept, seen)
+    _tell(drafter, told, kept, seen, target)
     for s, accepted in zip(told, kept.num_accepted.tolist(), strict=True):
         s.num_read = len(s.token_ids) + accepted + 1
 
 
-def _tell(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
-    """One round for all; where that fails, each begins anew with what it knew before and is told alone."""
+def _tell(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores, target: Target | None = None) -> None:
+    """One round for all; where that fails, each begins anew with what it knew before and is told alone.
+
+    target: to make the hidden states of what it knew once more, in the sequence's own slot.
+    """
 
     def tell(told: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
         states = drafter.observe([s.state for s in told], outcome, scores)
@@ -213,9 +231,19 @@ def _tell(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: 
         return
     for b, s in enumerate(sequences):
         release(drafter, [s])
-        _begin(drafter, s, s.num_read)
+        known = _once_more(target, drafter, s, outcome.emitted(scores.tree)[b]) if drafter.needs.hidden else None
+        _begin(drafter, s, s.num_read, known)
         try:
             if s.drafting:
                 tell([s], *some((outcome, scores), [b]))
         except Exception as error:
             _switch_off(drafter, s, error)
+
+
+def _once_more(target: Target | None, drafter: Drafter, s: Sequence, emitted: Seq[int]) -> Scores | None:
+    """Hidden states of what a drafter was told of a sequence, less its last token: the cache is emptied and filled again."""
+    assert target is not None and s.slot is not None
+    target.release([s.slot])
+    (states,) = _states(target, drafter, [s], [[*s.token_ids, *emitted[:-1]]])
+    told = s.num_read - 1
+    return replace(states, hidden={layer: x[:, :told] for layer, x in states.hidden.items()}) if told else None

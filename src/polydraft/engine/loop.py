@@ -27,15 +27,17 @@ import torch
 
 from polydraft import sampling
 from polydraft.compile_time import working
-from polydraft.core import Drafter, Request, SamplingParams, Target, Verifier
+from polydraft.core import Drafter, Law, Request, SamplingParams, SecondLaw, Target, Verifier
 from polydraft.engine import drafting, stats
+from polydraft.engine.needs import check_drafter, check_law
 from polydraft.engine.plan import Plan
+from polydraft.engine.second import Second
 from polydraft.engine.sequence import Origin, Sample, Sequence, TokenLogprob
 from polydraft.engine.stats import Stopwatch
 from polydraft.engine.step import Round, Stepper
 from polydraft.engine.stopping import Stopper
 from polydraft.engine.ties import check_margin
-from polydraft.errors import CapacityError, InvalidInputError, PolydraftError, RequestWarning
+from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, PolydraftError, RequestWarning
 from polydraft.models.slots import Slots
 from polydraft.params import MOST_SAMPLES
 
@@ -66,6 +68,7 @@ class Loop:
     target, drafter, verifier, plan: the parts of a step, already checked against each other.
     tokenizer: None to work on token ids only.  eos_token_ids: ids that end a text.
     tie_margin: see `ties`; None = off.
+    law: what is sampled, where it is not each request's sampling parameters alone; see `core.Law`.
     teaching: whether drafters learn from finished outputs; not where rounds are only measured.
     clock: of the seconds that steps take, by default the wall's, and for what a plan learns from `stats.clock`; it stands still while
         functions are compiled.
@@ -81,15 +84,25 @@ class Loop:
         tokenizer: Any = None,
         eos_token_ids: Seq[int] = (),
         tie_margin: float | None = None,
+        law: Law | None = None,
         clock: Callable[[], float] | None = None,
         teaching: bool = True,
     ) -> None:
         check_margin(target, tie_margin)
+        if drafter is not None:
+            check_drafter(target, drafter)
+        if law is not None:
+            check_law(target, law)
+            if tie_margin is not None:
+                raise IncompatibleError(
+                    "tie_margin was given beside a law; it knows the target's own logits only. Leave one out."
+                )
         self.tie_margin = tie_margin
         self.target, self.drafter, self.verifier, self.plan = target, drafter, verifier, plan
         self.tokenizer, self.eos_token_ids = tokenizer, tuple(eos_token_ids)
         self._clock, self._pricing = working(clock or perf_counter), working(clock or stats.clock(target))
-        self._slots, self._teaching = Slots(target), teaching
+        self._slots, self._teaching, self.law = Slots(target), teaching, law
+        self._second = Second(law, target, self._slots) if isinstance(law, SecondLaw) else None
         self._asked: deque[Sequence | str] = deque()
         """Sequences to add and ids of requests to abort, in the order of the calls."""
         self._waiting: OrderedDict[Sequence, None] = OrderedDict()
@@ -119,7 +132,8 @@ class Loop:
         self._check(request)
         params = request.params
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(self.eos_token_ids))
-        room = self.target.max_model_len - len(request.prompt_token_ids)
+        begins = () if self._second is None else self._second.begins(request)
+        room = self._check_room(request, begins)
         stopper = Stopper(
             self.tokenizer,
             request.prompt_token_ids,
@@ -131,12 +145,15 @@ class Loop:
         )
         sample = Sample(request.sample % MOST_SAMPLES, request.seed, logprobs=None if params.logprobs is None else [])
         sample.stats.prompt_tokens = len(request.prompt_token_ids)
-        self._asked.append(Sequence(request, stopper, sample, list(request.prompt_token_ids), drafting=self.drafter is not None))
+        drafting = self.drafter is not None
+        self._asked.append(
+            Sequence(request, stopper, sample, list(request.prompt_token_ids), drafting=drafting, second_ids=begins)
+        )
         return sample
 
     def _check(self, request: Request) -> None:
         prompt, params = request.prompt_token_ids, request.params
-        V, longest = self.target.vocab_size, self.target.max_model_len
+        V = self.target.vocab_size
         bad = next((t for t in prompt if not 0 <= t < V), None)
         if bad is not None:
             raise InvalidInputError(
@@ -147,20 +164,26 @@ class Loop:
             raise InvalidInputError(
                 "stop strings were given without a tokenizer; use stop_token_ids, or give the engine a tokenizer."
             )
-        if len(prompt) >= longest:
-            raise CapacityError(
-                f"a prompt of {len(prompt)} tokens was given; the context holds {longest}, so it may have at most {longest - 1}. Shorten it."
-            )
-        if params.max_tokens is not None and len(prompt) + params.max_tokens > longest:
-            raise CapacityError(
-                f"a prompt of {len(prompt)} tokens and max_tokens={params.max_tokens} were given; the context holds {longest}. "
-                f"Use max_tokens <= {longest - len(prompt)} or shorten the prompt."
-            )
         if len(self._asked) + len(self._waiting) >= MOST_WAITING:
             raise CapacityError(
                 f"request {request.id!r} was given while {MOST_WAITING} samples wait, as many as may. "
                 "Run some steps first, or split the call or its n."
             )
+
+    def _check_room(self, request: Request, second: Seq[int]) -> int:
+        """Tokens for which the context leaves room. second: how the second sequence begins."""
+        length, wanted, longest = len(request.prompt_token_ids), request.params.max_tokens, self.target.max_model_len
+        length = max(length, len(second))
+        if length >= longest:
+            raise CapacityError(
+                f"a prompt of {length} tokens was given; the context holds {longest}, so it may have at most {longest - 1}. Shorten it."
+            )
+        if wanted is not None and length + wanted > longest:
+            raise CapacityError(
+                f"a prompt of {length} tokens and max_tokens={wanted} were given; the context holds {longest}. "
+                f"Use max_tokens <= {longest - length} or shorten the prompt."
+            )
+        return longest - length
 
     def abort_request(self, request_id: str) -> None:
         """End all samples of a request, from any thread, before the next step's round; what was emitted stays. Unknown ids are ignored.
@@ -232,13 +255,17 @@ class Loop:
         if s.slot is not None:
             slot, s.slot = s.slot, None
             self._slots.give_back(slot)
+        if self._second is not None:
+            self._second.leave(s)
 
     def _admit(self) -> None:
         """Move waiting sequences into free slots and fill their caches with all committed tokens but the last."""
         new: list[Sequence] = []
-        while self._waiting and self._slots.num_free:
+        while self._waiting and self._slots.num_free and (self._second is None or self._second.has_room):
             s = next(iter(self._waiting))
             s.slot = self._slots.take()
+            if self._second is not None:
+                self._second.take(s)
             self._running.append(s)
             del self._waiting[s]
             new.append(s)
@@ -246,11 +273,9 @@ class Loop:
             return
         watch = Stopwatch(self._clock)
         with watch.phase("prefill"):
-            behind = [(s.slot, s.token_ids[:-1]) for s in new if s.slot is not None and len(s.token_ids) > 1]
-            if behind:
-                self.target.prefill([slot for slot, _ in behind], [ids for _, ids in behind])
-            if self.drafter is not None:
-                drafting.start(self.drafter, new)
+            drafting.fill(self.target, self.drafter, new)
+            if self._second is not None:
+                self._second.fill(new)
         _share(new, watch.stop())
 
     def step(self) -> list[StepOutput]:
@@ -287,7 +312,7 @@ class Loop:
         stop_ids = frozenset(self.eos_token_ids)
         parts = self.target, self.drafter, self.verifier, self.plan, stop_ids, self.tie_margin
         began = self._pricing()
-        done = Stepper(*parts, clock=self._clock)(sequences)
+        done = Stepper(*parts, self.law, self._second, clock=self._clock)(sequences)
         start = self._clock()
         failed = list(done.failed)
         for b, s in enumerate(done.sequences):

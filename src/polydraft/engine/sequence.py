@@ -117,7 +117,8 @@ class Sequence:
 
     token_ids: prompt and output, the one truth about what is committed.  slot: None while waiting.
     state: the drafter's, or None where drafting is off.  num_read: committed tokens that the state has been told.
-    acceptance: how well drafts have fitted so far.
+    acceptance: how well drafts have fitted so far.  second_ids, second_slot: how the second sequence begins and where it is, where a
+        law reads one.
     """
 
     request: Request
@@ -130,10 +131,17 @@ class Sequence:
     num_read: int = 0
     drafting: bool = True
     acceptance: Acceptance = field(default_factory=Acceptance)
+    second_ids: tuple[int, ...] = ()
+    second_slot: int | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.request.prompt_token_ids)
+
+    @property
+    def num_ahead(self) -> int:
+        """Tokens by which the second sequence is longer."""
+        return max(0, len(self.second_ids) - self.num_prompt_tokens)
 
     @property
     def finished(self) -> bool:

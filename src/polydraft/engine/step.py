@@ -38,6 +38,7 @@ from polydraft.core import (
 from polydraft.engine import drafting
 from polydraft.engine.batch import joined, some
 from polydraft.engine.plan import Plan
+from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sequence
 from polydraft.engine.stats import Stopwatch
 from polydraft.engine.ties import rescored
@@ -53,7 +54,7 @@ __all__ = ["Round", "Stepper"]
 class Round:
     """What one step did for its batch: the draft, what was scored, the processed logits, what was kept.
 
-    sequences: the rows.  failed: those that have no row, as their laws or their rule failed, and why.
+    sequences: the rows.  softened: whether `processed` is the logarithm of the law itself, not to be softened by sampling parameters.  failed: those that have no row, as their laws or their rule failed, and why.
     """
 
     sequences: Seq[Sequence]
@@ -61,12 +62,15 @@ class Round:
     scores: Scores
     processed: Float[Tensor, "B N V"]
     outcome: Outcome
+    softened: bool = False
     failed: Seq[tuple[Sequence, Exception]] = ()
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     @cached_property
     def probs(self) -> Float[Tensor, "B N V"]:
         """The target law at each drafted node."""
+        if self.softened:
+            return self.processed.exp()
         return sampling.soften(self.processed, [s.request.params for s in self.sequences])
 
     @cached_property
@@ -88,7 +92,7 @@ class Round:
 @dataclass(frozen=True)
 class Stepper:
     """The parts of a step. `drafter` None decodes plainly. `stop_ids`: ids that `min_tokens` masks. `tie_margin`: see `ties`.
-    `law`: from logits to the laws that are sampled, instead of each request's sampling parameters."""
+    `law`: what is sampled, where it is not each request's sampling parameters alone; `second`: the second sequences that it reads."""
 
     target: Target
     drafter: Drafter | None
@@ -97,6 +101,7 @@ class Stepper:
     stop_ids: frozenset[int]
     tie_margin: float | None = None
     law: Law | None = None
+    second: Second | None = None
     clock: Callable[[], float] = perf_counter
 
     def __call__(self, sequences: Seq[Sequence]) -> Round:
@@ -119,21 +124,39 @@ class Stepper:
             extra = drafting.aux(self.drafter, sequences, TREE_ROOM - draft.tree.num_nodes) if budgets else None
         with watch.phase("scoring"):
             unique = dedup(draft.tree)
-            slots = [s.slot for s in sequences if s.slot is not None]
-            scored = self.target.score(slots, unique.tree, aux=None if extra is None else _hung(unique, extra))
+            scored = self._score(sequences, unique, extra)
             if self.tie_margin is not None:
                 scored = rescored(self.target, scored, sequences, self.tie_margin, tuple(self.stop_ids))
         with watch.phase("verifying"):
             done, unique = self._decide(sequences, draft, unique, scored, key)
         if done.sequences:
             with watch.phase("scoring"):
-                self.target.commit([s.slot for s in done.sequences if s.slot is not None], _in(unique, done.outcome))
+                kept = _in(unique, done.outcome)
+                self.target.commit([s.slot for s in done.sequences if s.slot is not None], kept)
+                if self.second is not None:
+                    self.second.commit(done.sequences, kept)
             with watch.phase("drafting"):
                 if self.drafter is not None:
-                    drafting.observe(self.drafter, done.sequences, done.outcome, done.scores)
+                    drafting.observe(self.target, self.drafter, done.sequences, done.outcome, done.scores)
             self.plan.learn(done.sequences, done.draft, done.processed, done.outcome)
             self._record(done)
         return replace(done, seconds=watch.stop())
+
+    @property
+    def _softened(self) -> bool:
+        return self.law is not None and not self.law.gives_logits
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Whose states the drafter or the law needs."""
+        wanted = (part.needs.hidden for part in (self.drafter, self.law) if part is not None)
+        return tuple(sorted({layer for layers in wanted for layer in layers}))
+
+    def _score(self, sequences: Seq[Sequence], unique: Dedup, extra: AuxRows | None) -> Scores:
+        aux = None if extra is None else _hung(unique, extra)
+        if self.second is not None:
+            return self.second.score(sequences, unique.tree, hidden=self.layers, aux=aux)
+        return self.target.score([s.slot for s in sequences if s.slot is not None], unique.tree, hidden=self.layers, aux=aux)
 
     def _budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         """One each; none where nothing is to be drafted."""
@@ -156,7 +179,7 @@ class Stepper:
 
     def _room(self, sequence: Sequence) -> int:
         """Deepest useful draft: the block's extra token is the last that the context or `max_tokens` leaves room for."""
-        ends = self.target.max_model_len
+        ends = self.target.max_model_len - sequence.num_ahead
         if sequence.request.params.max_tokens is not None:
             ends = min(ends, sequence.num_prompt_tokens + sequence.request.params.max_tokens)
         return max(0, ends - len(sequence.token_ids) - 1)
@@ -172,10 +195,9 @@ class Stepper:
         """
         try:
             outcome, processed = self._verify(sequences, draft, unique, scored, key)
-            return Round(sequences, draft, _of_draft(scored, unique, draft), processed, outcome), unique
+            return Round(sequences, draft, _of_draft(scored, unique, draft), processed, outcome, self._softened), unique
         except Exception:
-            if self.law is not None:
-                raise
+            pass
         scores, done, failed = _of_draft(scored, unique, draft), dict[int, Round](), list[tuple[Sequence, Exception]]()
         for b, s in enumerate(sequences):
             own, seen, noise = some((draft, scores, key), [b])
@@ -183,7 +205,7 @@ class Stepper:
                 try:
                     seen = replace(seen, tree=tried.tree)
                     outcome, processed = self._verify([s], tried, Dedup(tried.tree), seen, noise)
-                    done[b] = Round([s], tried, seen, processed, _padded(outcome, draft.tree.num_nodes))
+                    done[b] = Round([s], tried, seen, processed, _padded(outcome, draft.tree.num_nodes), self._softened)
                     break
                 except Exception as error:
                     reason = error
@@ -202,8 +224,11 @@ class Stepper:
         contexts, prompts = [s.token_ids for s in sequences], [s.num_prompt_tokens for s in sequences]
         params = [s.request.params for s in sequences]
         if self.law is not None:
-            probs = unique.expand(self.law(scored, scored.tree, contexts))
-            return self.verifier(_on_host(draft), probs.cpu()).sample(key), probs.log()
+            given = self.law(scored, scored.tree, contexts, scored.second)
+            if not self.law.gives_logits:
+                probs = unique.expand(given)
+                return self.verifier(_on_host(draft), probs.cpu()).sample(key), probs.log()
+            scored = replace(scored, logits=given)
         given = scored.logits, scored.tree, contexts, prompts, params, tuple(self.stop_ids)
         processed = unique.expand(sampling.process(*given, checked=False))
         outcome = self._walk(draft, processed, key, params)
@@ -253,7 +278,8 @@ def _of_draft(scored: Scores, unique: Dedup, draft: Draft) -> Scores:
     if unique.same:
         return scored
     hidden = {k: unique.expand(h) for k, h in scored.hidden.items()}
-    return Scores(draft.tree, unique.expand(scored.logits), hidden, scored.aux_logits)
+    second = None if scored.second is None else _of_draft(scored.second, unique, draft)
+    return Scores(draft.tree, unique.expand(scored.logits), hidden, scored.aux_logits, second)
 
 
 def _undrafted(draft: Draft) -> Draft:

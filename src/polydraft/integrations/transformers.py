@@ -230,11 +230,7 @@ class _Run:
         target.release(range(target.max_num_seqs))
         for slot, row in enumerate(self.rows):
             row.sequence.slot, row.sequence.drafting = slot, drafter is not None
-        behind = [(row.number, row.sequence.token_ids[:-1]) for row in self.rows if len(row.sequence.token_ids) > 1]
-        if behind:
-            target.prefill([slot for slot, _ in behind], [ids for _, ids in behind])
-        if drafter is not None:
-            drafting.start(drafter, [row.sequence for row in self.rows])
+        drafting.fill(target, drafter, [row.sequence for row in self.rows])
 
     def release(self) -> None:
         """Give all slots back."""
@@ -249,6 +245,8 @@ class _Run:
         live = self.live
         self.law.live = [row.number for row in live]
         done = self.stepper([row.sequence for row in live])
+        for _, error in done.failed:
+            raise error
         first: list[int] = []
         for b, row in enumerate(live):
             kept = self._emit(row, done.tokens[b], done.nodes[b], b, done.scores.logits)

@@ -13,7 +13,7 @@ from transformers.generation.logits_process import (
 )
 
 from polydraft import tree as trees
-from polydraft.core import Scores, TokenTree
+from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError, InvalidInputError
 
 __all__ = ["ByRow", "ProcessedLaw", "refused"]
@@ -84,13 +84,18 @@ class ProcessedLaw:
     """From logits to the law that `generate` would sample at every node that can be reached.
 
     live: numbers of the rows that the next step's batch consists of.  padding: what stands before each row's text.
+    What failed once fails again: one call of `generate` fails as a whole.
     """
+
+    needs = Needs()
+    gives_logits = False
 
     def __init__(self, by_row: ByRow, padding: Sequence[list[int]], do_sample: bool) -> None:
         self._by_row, self._padding, self._do_sample = by_row, padding, do_sample
         self.live: list[int] = []
         self._processed: Tensor = torch.empty(0)
         self._tree = TokenTree.roots(torch.zeros(1, dtype=torch.int64))
+        self._failed: Exception | None = None
 
     def _law(self, scores: Float[Tensor, "M V"]) -> Float[Tensor, "M V"]:
         if self._do_sample:
@@ -100,7 +105,15 @@ class ProcessedLaw:
     def __call__(
         self, scores: Scores, tree: TokenTree, contexts: Sequence[Sequence[int]], second: Scores | None = None
     ) -> Float[Tensor, "B N V"]:
-        logits = scores.logits.float()
+        if self._failed is not None:
+            raise self._failed
+        try:
+            return self._of(scores.logits.float(), tree, contexts)
+        except Exception as error:
+            self._failed = error
+            raise
+
+    def _of(self, logits: Float[Tensor, "B N V"], tree: TokenTree, contexts: Sequence[Sequence[int]]) -> Float[Tensor, "B N V"]:
         self._processed, self._tree = torch.full_like(logits, -torch.inf), tree
         p = torch.full_like(logits, 1 / logits.shape[-1])  # of nodes behind a token that cannot be: no rule gets there
         for b, context in enumerate(contexts):

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import Cache
 
-from polydraft.core import AuxRows, Outcome, Scores, TokenTree
+from polydraft.core import AuxRows, Needs, Outcome, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError, PolydraftError
 from polydraft.models.cache import CacheLayout, SlotCache
 from polydraft.models.folder import load_module
@@ -148,8 +149,12 @@ class HFTarget:
         """Find the cache's shape with a plain pass over two tokens, allocate it, and prove that a tree gives the same logits."""
         recorder = _Recorder()
         path = torch.tensor([[0, 2]], device=self.device)
-        plain = self.model(path, past_key_values=recorder, use_cache=True, attention_mask=torch.ones_like(path)).logits
+        ones = torch.ones_like(path)
+        out = self.model(path, past_key_values=recorder, use_cache=True, attention_mask=ones, output_hidden_states=True)
+        plain: Tensor = out.logits
         self.vocab_size: int = plain.shape[-1]
+        self._num_states, head = len(out.hidden_states), self.model.get_output_embeddings()
+        self._plain_head = head is not None and torch.allclose(head(out.hidden_states[-1]), plain, rtol=1e-2, atol=1e-3)
         layout = _layout(recorder)
         context = context_length(self.model.config) or 0  # 0 only where max_model_len is given, see check_supported
         per_token = layout.bytes_per_token * self.max_num_seqs
@@ -220,8 +225,23 @@ class HFTarget:
         rows = [self._cache.row(slot) for slot in slots]
         return sorted(range(len(rows)), key=rows.__getitem__)
 
+    @property
+    def offers(self) -> Needs:
+        """Hidden states of all layers, embeddings, auxiliary rows, and the head where it is a matrix and nothing more."""
+        return Needs(tuple(range(self._num_states)), True, self._plain_head, True, True, True)
+
     @torch.inference_mode()
-    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> Scores:
+    def embed(self, token_ids: Int64[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
+        """What the model's embedding makes of tokens."""
+        return self.model.get_input_embeddings()(token_ids.to(self.device))
+
+    @torch.inference_mode()
+    def head(self, hidden: Float[Tensor, "*shape D"]) -> Float[Tensor, "*shape V"]:
+        """Logits of states as the last layer of `hidden` has them, after the final norm."""
+        return self.model.get_output_embeddings()(hidden.to(self.device, self.dtype)).float()[..., : self.vocab_size]
+
+    @torch.inference_mode()
+    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
         """Append committed tokens to the slots; lengths may differ.
 
         token_ids: one non-empty list for each slot.
@@ -235,11 +255,16 @@ class HFTarget:
             self._check_room(slot, len(ids))
         left = {slots[b]: list(token_ids[b]) for b in order}
         last: dict[int, Tensor] = {}
+        states: dict[int, list[list[Tensor]]] = {slot: [] for slot in slots}
         while left:
-            last |= self._prefill_chunk(left)
+            last |= self._prefill_chunk(left, hidden, states)
             left = {slot: ids[CHUNK:] for slot, ids in left.items() if len(ids) > CHUNK}
         logits = torch.stack([last[slot] for slot in slots])[:, None]
-        return Scores(TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids])), logits)
+        seen = {
+            layer: pad_sequence([torch.cat([stretch[i] for stretch in states[slot]]) for slot in slots], batch_first=True)
+            for i, layer in enumerate(hidden)
+        }
+        return Scores(TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids])), logits, seen)
 
     def _check_room(self, slot: int, num_tokens: int) -> None:
         if num_tokens == 0:
@@ -251,8 +276,10 @@ class HFTarget:
                 f"the context holds {self.max_model_len}. Shorten the text or raise max_model_len."
             )
 
-    def _prefill_chunk(self, left: Mapping[int, list[int]]) -> dict[int, Float[Tensor, "V"]]:
-        """Feed the next CHUNK tokens of every slot; returns the last logits of the slots that are done."""
+    def _prefill_chunk(
+        self, left: Mapping[int, list[int]], hidden: Sequence[int], states: dict[int, list[list[Tensor]]]
+    ) -> dict[int, Float[Tensor, "V"]]:
+        """Feed the next CHUNK tokens of every slot; returns the last logits of the slots that are done, and adds to the states."""
         slots, taken = list(left), [ids[:CHUNK] for ids in left.values()]
         T = max(map(len, taken))
         tokens = torch.tensor([ids + [0] * (T - len(ids)) for ids in taken], device=self.device)
@@ -262,9 +289,13 @@ class HFTarget:
         kept = sorted(set(done.values())) or [0]
         options = {"logits_to_keep": torch.tensor(kept, device=self.device)} if self._keeps_logits else {}
         self._cache.begin(slots, 0, T)
-        logits = self._logits(self._forward(tokens, mask, np.minimum(positions, self.max_model_len - 1), **options))
-        for slot, ids in zip(slots, taken, strict=True):
+        out = self._forward(
+            tokens, mask, np.minimum(positions, self.max_model_len - 1), output_hidden_states=bool(hidden), **options
+        )
+        logits = self._logits(out)
+        for b, (slot, ids) in enumerate(zip(slots, taken, strict=True)):
             self._cache.extend(slot, len(ids))
+            states[slot].append([out.hidden_states[layer][b, : len(ids)] for layer in hidden])
         column = kept.index if self._keeps_logits else int
         return {slot: logits[slots.index(slot), column(end)] for slot, end in done.items()}
 

@@ -14,13 +14,26 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from polydraft.core import AuxRows, Outcome, Scores, TokenTree
+from polydraft.core import AuxRows, Needs, Outcome, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models import checkpoint
 from polydraft.models.checkpoint import FAMILY, Checkpoint, head_width
 from polydraft.models.kernels import PANEL, aligned
-from polydraft.models.llama_pass import TREE_ROOM, Parts, Sizes, SlotMemory, compiled_pass, keep_path, whole, workspace
+from polydraft.models.llama_pass import (
+    TREE_ROOM,
+    Parts,
+    Sizes,
+    SlotMemory,
+    compiled_pass,
+    embed_rows,
+    head_rows,
+    keep_path,
+    whole,
+    workspace,
+)
 from polydraft.models.llama_weights import packed_weights
 from polydraft.models.memory import check_memory, fitting_length
 from polydraft.models.supported import check_supported, context_length
@@ -148,8 +161,7 @@ class CompiledLlama:
         taken = np.array([-1] * (len(self.parts.weights.attention_norm) + 1))
         if layers:
             taken[list(layers)] = range(len(layers))
-        size = B * (N - since + extra.shape[2]) if layers else 0
-        hidden = np.empty((len(layers), size, len(self.parts.weights.norm)), np.float32)
+        hidden = np.empty((len(layers), B * (N - since + extra.shape[2]), len(self.parts.weights.norm)), np.float32)
         begins, ends = np.array([since] * B), np.array([N] * B)
         compiled_pass(self.parts, np.array(slots), tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask)
         self.passes += 1
@@ -159,18 +171,39 @@ class CompiledLlama:
         """Room for the logits of some rows, as `compiled_pass` writes them: the vocabulary is filled up to whole panels."""
         return np.empty((rows, len(self.parts.weights.head) * PANEL), np.float32)
 
-    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> Scores:
+    @property
+    def offers(self) -> Needs:
+        """Hidden states of all layers, embeddings, the head, and auxiliary rows of token ids."""
+        return Needs(tuple(range(len(self.parts.weights.attention_norm) + 1)), True, True, True, True, True)
+
+    def embed(self, token_ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
+        """Embeddings of tokens, as layer 0 of `hidden`."""
+        out = np.empty((token_ids.numel(), len(self.parts.weights.norm)), np.float32)
+        embed_rows(self.parts.weights, token_ids.reshape(-1).numpy(), out)
+        return torch.from_numpy(out).view(*token_ids.shape, -1)
+
+    def head(self, hidden: Float[Tensor, "*shape D"]) -> Float[Tensor, "*shape V"]:
+        """Logits of states as the last layer of `hidden` has them, after the final norm."""
+        rows = hidden.detach().float().reshape(-1, hidden.shape[-1]).contiguous().numpy()
+        logits = self.new_logits(len(rows))
+        head_rows(self.parts.weights, rows, logits)
+        return torch.from_numpy(logits)[:, : self.vocab_size].view(*hidden.shape[:-1], -1)
+
+    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
         """Append committed tokens; see `core.Target.prefill`."""
         self._check_room(slots, [len(ids) for ids in token_ids], self.max_model_len)
-        logits = self.new_logits(len(slots))
+        logits, longest = self.new_logits(len(slots)), max(map(len, token_ids))
+        states = np.zeros((len(hidden), len(slots), longest, len(self.parts.weights.norm)), np.float32)
         for b, (slot, ids) in enumerate(zip(slots, token_ids, strict=True)):
             for begin in range(0, len(ids), STRETCH):
                 chain = TokenTree.chain(torch.tensor([ids[begin : begin + STRETCH]]))
-                last = begin + STRETCH >= len(ids)
-                self._run([slot], chain, 0, np.array([chain.num_nodes - last]), logits[b : b + 1])
+                last, end = begin + STRETCH >= len(ids), begin + chain.num_nodes
+                found = self._run([slot], chain, 0, np.array([chain.num_nodes - last]), logits[b : b + 1], hidden)
+                states[:, b, begin:end] = found
                 self.lengths[slot] += chain.num_nodes
         roots = TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids]))
-        return Scores(roots, torch.from_numpy(logits)[:, None, : self.vocab_size])
+        seen = {layer: torch.from_numpy(x) for layer, x in zip(hidden, states, strict=True)}
+        return Scores(roots, torch.from_numpy(logits)[:, None, : self.vocab_size], seen)
 
     def score(
         self,

@@ -12,7 +12,19 @@ from numba import njit
 from polydraft.exponential import fma
 from polydraft.models.kernels import PANEL, add, aligned, matmul, norm_part, product, rms_norm, soften, swiglu
 
-__all__ = ["TREE_ROOM", "Parts", "Sizes", "SlotMemory", "Weights", "compiled_pass", "keep_path", "whole", "workspace"]
+__all__ = [
+    "TREE_ROOM",
+    "Parts",
+    "Sizes",
+    "SlotMemory",
+    "Weights",
+    "compiled_pass",
+    "embed_rows",
+    "head_rows",
+    "keep_path",
+    "whole",
+    "workspace",
+]
 
 TREE_ROOM = 256
 """Most nodes of one tree."""
@@ -173,6 +185,19 @@ def _attend(sizes, memory, work, layer, first, last):
 def _embed(embed, head, token, out):
     for i in range(len(out)):
         out[i] = embed[token, i] if len(embed) > 0 else np.float32(head[token // PANEL, i, token % PANEL])
+
+
+@njit(cache=True)
+def embed_rows(weights, tokens, out):
+    """Embeddings of some tokens."""
+    for t in range(len(tokens)):
+        _embed(weights.embed, weights.head, tokens[t], out[t])
+
+
+@njit(cache=True)
+def head_rows(weights, states, logits):
+    """Logits of some states behind the final norm."""
+    matmul(states, weights.head, weights.head_factors, logits, np.int64(len(states)))
 
 
 @njit

@@ -7,14 +7,15 @@ after all (an interrupted step) reads its tokens again from the first.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from polydraft.core import AuxRows, Outcome, Scores, TokenTree
+from polydraft.core import AuxRows, Needs, Outcome, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.supported import check_plain, context_length, end_ids
 
@@ -69,12 +70,16 @@ class PlainTarget:
         self.passes = 0
         self._states = [_State() for _ in range(max_num_seqs)]
 
-    def _read(self, state: _State, token_ids: Sequence[int]) -> None:
-        """A whole text in one pass, later tokens one by one: what every kind of cache supports."""
+    def _read(self, state: _State, token_ids: Sequence[int], hidden: Sequence[int] = ()) -> dict[int, Tensor]:
+        """A whole text in one pass, later tokens one by one: what every kind of cache supports. Returns the states asked for, [T, D]."""
+        found: dict[int, list[Tensor]] = {layer: [] for layer in hidden}
         step = 1 if state.token_ids else len(token_ids)
         for begin in range(0, len(token_ids), step):
             piece = list(token_ids[begin : begin + step])
-            out = self.model(torch.tensor([piece], device=self.device), use_cache=True, **state.cache)
+            options = {"output_hidden_states": True} if hidden else {}
+            out = self.model(torch.tensor([piece], device=self.device), use_cache=True, **options, **state.cache)
+            for layer in hidden:
+                found[layer].append(out.hidden_states[layer][0])
             state.cache = {name: out[name] for name in CACHES if out.get(name) is not None}
             if not state.cache:
                 raise IncompatibleError(
@@ -83,6 +88,7 @@ class PlainTarget:
             state.token_ids += piece
             state.logits = out.logits[0, -1, : self.vocab_size].float()
             self.passes += 1
+        return {layer: torch.cat(rows) for layer, rows in found.items()}
 
     def _state(self, slot: int) -> _State:
         if not 0 <= slot < self.max_num_seqs:
@@ -99,15 +105,26 @@ class PlainTarget:
                 self._read(state, known)
         return state
 
+    @property
+    def offers(self) -> Needs:
+        """Hidden states, as many as a pass over one token returns."""
+        return Needs(tuple(range(self._num_states)), logits=True, every_round=True)
+
+    @cached_property
     @torch.inference_mode()
-    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> Scores:
-        """Append committed tokens; logits after the last of each, [B, 1, V].
+    def _num_states(self) -> int:
+        out = self.model(torch.tensor([[0]], device=self.device), output_hidden_states=True)
+        return len(out.get("hidden_states") or ())
+
+    @torch.inference_mode()
+    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
+        """Append committed tokens; logits after the last of each, [B, 1, V], and the hidden states of all.
 
         Raises:
             CapacityError: a sequence longer than `max_model_len`.
             InvalidInputError: no tokens for a slot.
         """
-        rows: list[Float[Tensor, V]] = []
+        rows, states = list[Tensor](), list[dict[int, Tensor]]()
         for slot, ids in zip(slots, token_ids, strict=True):
             self._state(slot)
             room = self.max_model_len - int(self.lengths[slot])
@@ -116,35 +133,37 @@ class PlainTarget:
             if len(ids) > room:
                 raise CapacityError(f"{len(ids)} tokens were given for slot {slot}, which has room for {room}. Shorten the text.")
             state = self._rewind(slot)
-            self._read(state, ids)
+            states.append(self._read(state, ids, hidden))
             self.lengths[slot] += len(ids)
             assert state.logits is not None
             rows.append(state.logits)
-        return Scores(TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids])), torch.stack(rows)[:, None])
+        seen = {layer: pad_sequence([each[layer] for each in states], batch_first=True) for layer in hidden}
+        return Scores(TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids])), torch.stack(rows)[:, None], seen)
 
     @torch.inference_mode()
     def score(
         self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: AuxRows | None = None, since: int = 0
     ) -> Scores:
-        """Logits after each root, [B, 1, V].
+        """Logits and hidden states after each root, [B, 1, V] and [B, 1, D].
 
         Raises:
-            IncompatibleError: a tree with drafted nodes, hidden states or auxiliary rows.
+            IncompatibleError: a tree with drafted nodes, or auxiliary rows.
         """
-        if tree.num_nodes != 1 or hidden or aux is not None or since:
+        if tree.num_nodes != 1 or aux is not None or since:
             raise IncompatibleError(
                 f"a tree of {tree.num_nodes} nodes was given to {type(self.model).__name__}, whose cache cannot be rolled back: "
                 "it decodes without drafts. Use drafter=None, or another model."
             )
-        rows: list[Float[Tensor, V]] = []
+        rows, states = list[Tensor](), list[dict[int, Tensor]]()
         for slot, root in zip(slots, tree.tokens[:, 0].tolist(), strict=True):
             state, length = self._state(slot), int(self.lengths[slot])
-            if state.token_ids[length:] != [root]:  # otherwise it was scored before and not committed
+            if hidden or state.token_ids[length:] != [root]:  # otherwise it was scored before and not committed
                 state = self._rewind(slot)
-                self._read(state, [root])
+                states.append(self._read(state, [root], hidden))
             assert state.logits is not None
             rows.append(state.logits)
-        return Scores(tree, torch.stack(rows)[:, None])
+        seen = {layer: torch.stack([each[layer] for each in states]) for layer in hidden}
+        return Scores(tree, torch.stack(rows)[:, None], seen)
 
     def commit(self, slots: Sequence[int], outcome: Outcome) -> None:
         """Keep the root."""

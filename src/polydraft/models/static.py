@@ -20,8 +20,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
+from torch.nn.utils.rnn import pad_sequence
 
-from polydraft.core import AuxRows, Outcome, Scores, TokenTree
+from polydraft.core import AuxRows, Needs, Outcome, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.checkpoint import FAMILY
 from polydraft.models.memory import check_memory, fitting_length, weight_bytes
@@ -261,8 +262,23 @@ class StaticLlama:
         S, columns = min(bucket(max(slots) + 1), self.max_num_seqs), min(bucket(reached, NARROWEST), self._columns)
         return Shape(S, bucket(rows), bucket(width), columns, tuple(sorted(set(hidden))), last)
 
+    @property
+    def offers(self) -> Needs:
+        """Hidden states of all layers, embeddings, the head, and auxiliary rows."""
+        return Needs(tuple(range(len(self._layers) + 1)), True, True, True, True, True)
+
     @torch.inference_mode()
-    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> Scores:
+    def embed(self, token_ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
+        """Embeddings of tokens, as layer 0 of `hidden`."""
+        return self._embed[token_ids.to(self.device)]
+
+    @torch.inference_mode()
+    def head(self, hidden: Float[Tensor, "*shape D"]) -> Float[Tensor, "*shape V"]:
+        """Logits of states as the last layer of `hidden` has them, after the final norm."""
+        return linear(hidden.to(self.device, self.dtype), self._head).float()[..., : self.vocab_size]
+
+    @torch.inference_mode()
+    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
         """Append committed tokens, in chunks; see `core.Target.prefill`.
 
         Raises:
@@ -273,6 +289,7 @@ class StaticLlama:
             raise InvalidInputError("no tokens were given for a slot; expected at least one.")
         left = {slot: list(ids) for slot, ids in zip(slots, token_ids, strict=True)}
         done: dict[int, Tensor] = {}
+        states: dict[int, list[list[Tensor]]] = {slot: [] for slot in left}
         while left:
             now = list(left)
             taken = [left[slot][:TREE_ROOM] for slot in now]
@@ -280,15 +297,21 @@ class StaticLlama:
             tokens = torch.tensor([ids + [0] * (T - len(ids)) for ids in taken])
             counts = np.array([len(ids) for ids in taken])
             parents = np.where(np.arange(T) < counts[:, None], np.arange(-1, T - 1), -1)
-            shape = self._shape(now, T, T, last=True)
+            shape = self._shape(now, T, T, hidden, last=True)
             table = self._table(now, TokenTree(tokens, torch.from_numpy(parents)), 0, shape.rows, shape.width)
             table[now, -1] = counts - 1
-            logits = self._run(shape, table)[0]
+            logits, *found = self._run(shape, table)
             self.lengths[now] += counts
+            for slot, count in zip(now, counts.tolist(), strict=True):
+                states[slot].append([x[slot, :count].clone() for x in found])
             done |= {slot: logits[slot, 0].clone() for slot in now if len(left[slot]) <= TREE_ROOM}
             left = {slot: ids[TREE_ROOM:] for slot, ids in left.items() if len(ids) > TREE_ROOM}
         roots = TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids]))
-        return Scores(roots, torch.stack([done[slot] for slot in slots])[:, None, : self.vocab_size])
+        seen = {
+            layer: pad_sequence([torch.cat([stretch[i] for stretch in states[slot]]) for slot in slots], batch_first=True)
+            for i, layer in enumerate(sorted(set(hidden)))
+        }
+        return Scores(roots, torch.stack([done[slot] for slot in slots])[:, None, : self.vocab_size], seen)
 
     @torch.inference_mode()
     def score(

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polydraft.core import AuxRows, Outcome, Scores, Target, TokenTree
+from polydraft.core import AuxRows, Needs, Outcome, Scores, Target, TokenTree
 from polydraft.errors import IncompatibleError
 from polydraft.models.vocabulary import Translation
 
@@ -63,8 +63,11 @@ class TranslatedModel:
         for token in token_ids:
             self.ends[slot].append(self.ends[slot][-1] + len(self.translation.pieces[token]))
 
-    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> Scores:
+    offers = Needs()
+
+    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
         """Append committed tokens; logits after the last of each, in our ids."""
+        assert not hidden, "it offers none"
         self._rewind(slots)
         scores = self.inner.prefill(slots, [self.translation.expand(ids) for ids in token_ids])
         for slot, ids in zip(slots, token_ids, strict=True):

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numba import njit
 
-from polydraft.core import AuxRows, Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
+from polydraft.core import AuxRows, Budget, Draft, Method, Needs, Outcome, Request, Scores, SiblingLaw, TreeShape
 from polydraft.drafters.base import Parts, Snapshot, emitted
 from polydraft.drafters.grown_tree import GrownTree, end_ids, point_mass
 from polydraft.drafters.text.phrase_pool import PhrasePool, add_phrase, most_likely, read_text
@@ -139,7 +139,7 @@ class LookaheadDrafter:
         shapes=frozenset({TreeShape.GROWN}),
     )
     methods = (info,)
-    needs: frozenset[str] = frozenset({"aux"})
+    needs: Needs = Needs(aux=True)
 
     def __init__(
         self,

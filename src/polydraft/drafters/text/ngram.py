@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numba import njit
 
-from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
+from polydraft.core import Budget, Draft, Method, Needs, Outcome, Request, Scores, SiblingLaw, TreeShape
 from polydraft.drafters.base import Parts, Snapshot, emitted
 from polydraft.drafters.grown_tree import GrownTree, add_node, end_ids, is_full, limits, new_cells, plant, point_mass, size_of
 from polydraft.errors import InvalidInputError
@@ -167,7 +167,7 @@ class NgramDrafter:
         shapes=frozenset({TreeShape.GROWN}),
     )
     methods = (info,)
-    needs: frozenset[str] = frozenset()
+    needs: Needs = Needs()
 
     def __init__(self, max_ngram: int = 4, min_ngram: int = 1, eos_token_ids: Sequence[int] = ()) -> None:
         if not 1 <= min_ngram <= max_ngram:

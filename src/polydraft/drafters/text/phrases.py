@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, Target, TreeShape
+from polydraft.core import Budget, Draft, Method, Needs, Outcome, Request, Scores, SiblingLaw, Target, TreeShape
 from polydraft.drafters.base import Parts, Snapshot, emitted
 from polydraft.drafters.grown_tree import GrownTree, end_ids, point_mass
 from polydraft.drafters.text.phrase_pool import PhrasePool, add_phrase, most_likely, read_text
@@ -79,7 +79,7 @@ class PhraseDrafter:
         shapes=frozenset({TreeShape.GROWN}),
     )
     methods = (info,)
-    needs: frozenset[str] = frozenset()
+    needs: Needs = Needs()
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class PhraseDrafter:
         if pool is not None and pool.length != length:
             raise InvalidInputError(f"a pool of phrases of {pool.length} was given; expected length={length}.")
         self.model, self.length, self.per_token, self.num_phrases, self.pool = model, length, per_token, num_phrases, pool
-        self.needs = frozenset({"logits"}) if learn else frozenset[str]()
+        self.needs = Needs(logits=learn)
         self.gamma, self.speed_up, self.extend, self.learn, self._eos = gamma, speed_up, extend, learn, end_ids(eos_token_ids)
         self.slots = None if model is None else Slots(model)
 

@@ -26,7 +26,7 @@ import numpy as np
 from numba import njit
 from pydivsufsort import divsufsort
 
-from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
+from polydraft.core import Budget, Draft, Method, Needs, Outcome, Request, Scores, SiblingLaw, TreeShape
 from polydraft.drafters.base import Parts, Snapshot, emitted
 from polydraft.drafters.grown_tree import (
     GrownTree,
@@ -303,7 +303,7 @@ class RetrievalDrafter:
         shapes=frozenset({TreeShape.GROWN}),
     )
     methods = (info,)
-    needs: frozenset[str] = frozenset()
+    needs: Needs = Needs()
 
     def __init__(
         self, index: RetrievalIndex, *, max_match: int = 16, min_match: int = 2, eos_token_ids: Sequence[int] = ()

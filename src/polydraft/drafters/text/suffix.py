@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
+from polydraft.core import Budget, Draft, Method, Needs, Outcome, Request, Scores, SiblingLaw, TreeShape
 from polydraft.drafters.base import Parts, Snapshot, emitted
 from polydraft.drafters.grown_tree import GrownTree, add_ranked, end_ids, limits, new_cells, plant, point_mass
 from polydraft.drafters.text import index_file
@@ -143,7 +143,7 @@ class SuffixDrafter:
         shapes=frozenset({TreeShape.GROWN}),
     )
     methods = (info,)
-    needs: frozenset[str] = frozenset()
+    needs: Needs = Needs()
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from polydraft.core import Budget, Draft, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
+from polydraft.core import Budget, Draft, Method, Needs, Outcome, Request, Scores, SiblingLaw, TreeShape
 from polydraft.drafters.base import Parts, Snapshot, emitted
 from polydraft.drafters.grown_tree import GrownTree, end_ids, limits, new_cells, point_mass
 from polydraft.drafters.text import index_file
@@ -89,7 +89,7 @@ class TrigramDrafter:
         shapes=frozenset({TreeShape.GROWN}),
     )
     methods = (info,)
-    needs: frozenset[str] = frozenset()
+    needs: Needs = Needs()
 
     def __init__(
         self,

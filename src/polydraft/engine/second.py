@@ -1,0 +1,84 @@
+"""The second sequences that a law reads: in slots of the law's own model, or in further slots of the target and its very pass."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+import numpy as np
+
+from polydraft.core import AuxRows, Outcome, Request, Scores, SecondLaw, Target, TokenTree
+from polydraft.engine.batch import joined
+from polydraft.engine.sequence import Sequence
+from polydraft.errors import InvalidInputError
+from polydraft.models.slots import Slots
+
+__all__ = ["Second"]
+
+
+class Second:
+    """law: names the model and how each second sequence begins.  slots: the target's, of which some are taken where it is that model."""
+
+    def __init__(self, law: SecondLaw, target: Target, slots: Slots) -> None:
+        self.law, self.target = law, target
+        self.model: Target = target if law.second_model is None else law.second_model
+        self.slots = slots if self.model is target else Slots(self.model)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a request that takes one more slot of the target finds one here, too."""
+        return self.slots.num_free > (self.model is self.target)
+
+    def begins(self, request: Request) -> tuple[int, ...]:
+        """How the law lets the sequence begin.
+
+        Raises:
+            InvalidInputError: no tokens, or ids outside the vocabulary.
+        """
+        ids = tuple(self.law.second_prompt(request))
+        if not ids or not all(0 <= t < self.model.vocab_size for t in ids):
+            raise InvalidInputError(
+                f"the law {type(self.law).__name__} begins the second sequence of {request.id!r} with {list(ids)[:8]}; "
+                f"expected at least one token id, all in [0, {self.model.vocab_size})."
+            )
+        return ids
+
+    def take(self, s: Sequence) -> None:
+        """A slot for the second sequence."""
+        s.second_slot = self.slots.take()
+
+    def _text(self, s: Sequence) -> list[int]:
+        return [*s.second_ids, *s.token_ids[s.num_prompt_tokens :]]
+
+    def fill(self, sequences: Seq[Sequence]) -> None:
+        """Fill the slots with all tokens but the last."""
+        behind = [(s.second_slot, text[:-1]) for s in sequences if len(text := self._text(s)) > 1 and s.second_slot is not None]
+        if behind:
+            self.model.prefill([slot for slot, _ in behind], [text for _, text in behind])
+
+    def score(self, sequences: Seq[Sequence], tree: TokenTree, *, hidden: Seq[int] = (), aux: AuxRows | None = None) -> Scores:
+        """The target's scores with the second sequences' beside them; one pass where the target runs both and there are no auxiliary rows."""
+        slots, others, B = _slots(sequences), self._others(sequences), len(sequences)
+        tokens, parents = tree.host
+        roots = np.array([[self._text(s)[-1]] for s in sequences])
+        beside = TokenTree.of(np.concatenate([roots, tokens[:, 1:]], 1), parents)
+        if self.model is not self.target or aux is not None:
+            return replace(self.target.score(slots, tree, hidden=hidden, aux=aux), second=self.model.score(others, beside))
+        both = self.target.score([*slots, *others], joined([tree, beside]), hidden=hidden)
+        second = Scores(beside, both.logits[B:], {layer: x[B:] for layer, x in both.hidden.items()})
+        return Scores(tree, both.logits[:B], {layer: x[:B] for layer, x in both.hidden.items()}, second=second)
+
+    def commit(self, sequences: Seq[Sequence], outcome: Outcome) -> None:
+        """Keep the path that the target keeps."""
+        self.model.commit(self._others(sequences), outcome)
+
+    def leave(self, s: Sequence) -> None:
+        """Give the slot of a sequence back."""
+        if s.second_slot is not None:
+            slot, s.second_slot = s.second_slot, None
+            self.slots.give_back(slot)
+
+    def _others(self, sequences: Seq[Sequence]) -> list[int]:
+        return [s.second_slot for s in sequences if s.second_slot is not None]
+
+
+def _slots(sequences: Seq[Sequence]) -> list[int]:
+    return [s.slot for s in sequences if s.slot is not None]

@@ -1,0 +1,314 @@
+"""What drafters and laws need of the target: they get it for every committed token, or the engine is not built."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from polydraft import Engine, SamplingParams
+from polydraft.core import Needs
+from polydraft.drafters.mixture import MixtureDrafter
+from polydraft.drafters.text.ngram import NgramDrafter
+from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
+from polydraft.models.hf import HFTarget
+from polydraft.models.llama import CompiledLlama
+from polydraft.models.static import StaticLlama
+from tests.engine.tables import TableModel, p_value
+
+SIZES = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+BACKENDS = pytest.mark.parametrize("kind", [CompiledLlama, StaticLlama, HFTarget])
+
+
+def module(seed=0):
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(**SIZES, max_position_embeddings=128)).eval()
+
+
+class Collector(NgramDrafter):
+    """Drafts by n-grams, and keeps the states of every token that it is told of."""
+
+    info = replace(NgramDrafter.info, name="collector")
+    needs = Needs(hidden=(0, 2))
+
+    def __init__(self, fail=()):
+        super().__init__()
+        self.seen, self.fail, self.told = {}, list(fail), 0
+
+    def start(self, requests):
+        states = super().start(requests)
+        for request, state in zip(requests, states, strict=True):
+            self.seen[id(state)] = {layer: [] for layer in self.needs.hidden}
+            state.mine = self.seen[id(state)], list(request.prompt_token_ids)
+        return states
+
+    def read(self, states, scores):
+        for b, state in enumerate(states):
+            for layer, rows in state.mine[0].items():
+                rows += scores.hidden[layer][b]
+        return states
+
+    def observe(self, states, outcome, scores):
+        self.told += 1
+        if self.told in self.fail:
+            raise RuntimeError("told once too often")
+        emitted, paths = outcome.emitted(scores.tree), outcome.lists[0]
+        mine = [state.mine for state in states]
+        new = super().observe(states, outcome, scores)
+        for b, (state, (rows, text)) in enumerate(zip(new, mine, strict=True)):
+            for layer in rows:
+                rows[layer] += scores.hidden[layer][b, [0, *paths[b]]]
+            text += emitted[b]
+            state.mine = rows, text
+        return new
+
+    def release(self, states):
+        self.last = [state.mine for state in states] + getattr(self, "last", [])
+        super().release(states)
+
+
+def check_states(model, kept, least):
+    assert len(kept) >= least
+    for rows, text in kept:
+        with torch.no_grad():
+            whole = model(torch.tensor([text]), output_hidden_states=True).hidden_states
+        for layer, found in rows.items():
+            assert len(found) == len(text) - 1
+            assert torch.allclose(torch.stack(found), whole[layer][0, : len(found)], atol=1e-4)
+
+
+@BACKENDS
+def test_a_drafter_has_the_states_of_every_committed_token_but_the_last(kind):
+    drafter = Collector()
+    engine = Engine.of(kind(module(), max_num_seqs=2), drafter=drafter, depth=3)
+    prompts = [[1, 2, 3, 1, 2], [7], [5, 6, 5, 6, 5, 6, 5]]
+    engine.generate(prompts, SamplingParams(temperature=0.3, max_tokens=20, seed=3))
+    check_states(module(), drafter.last, 3)
+
+
+@BACKENDS
+def test_states_are_made_once_more_where_the_drafter_has_to_begin_anew(kind):
+    drafter = Collector(fail=(3, 9))
+    engine = Engine.of(kind(module(), max_num_seqs=2), drafter=drafter, depth=3)
+    plain = Engine.of(kind(module(), max_num_seqs=2), drafter=None)
+    prompts, greedy = [[1, 2, 3, 1, 2], [7, 1]], SamplingParams(temperature=0, max_tokens=20)
+    found = engine.generate(prompts, greedy)
+    assert [r.token_ids for r in found] == [r.token_ids for r in plain.generate(prompts, greedy)]
+    check_states(module(), drafter.last, 4)
+    assert not any(r.stats.drafter_error for r in found)
+
+
+def test_a_mixture_hands_states_to_the_source_that_needs_them():
+    drafter = Collector()
+    mixed = MixtureDrafter({"collector": drafter, "ngram": NgramDrafter()})
+    assert mixed.needs == drafter.needs
+    Engine.of(CompiledLlama(module(), max_num_seqs=1), drafter=mixed, depth=3).generate(
+        [[1, 2, 3, 1, 2]], SamplingParams(temperature=0.3, max_tokens=20, seed=3)
+    )
+    check_states(module(), drafter.last, 1)
+
+
+@pytest.mark.parametrize(
+    ("needs", "lacking"),
+    [
+        (Needs(hidden=(1, 9)), "hidden states of layer 9"),
+        (Needs(embeddings=True), "embed"),
+        (Needs(head=True), "head"),
+        (Needs(hidden=(0,)), "`read`"),
+        (Needs(aux=True), "`aux`"),
+    ],
+)
+def test_a_need_that_cannot_be_met_is_refused_when_the_engine_is_built(needs, lacking):
+    drafter = NgramDrafter()
+    drafter.needs = needs
+    small = lacking not in ("embed", "head")
+    target = CompiledLlama(module(), max_num_seqs=1) if small else TableModel()
+    with pytest.raises(IncompatibleError, match=lacking):
+        Engine.of(target, drafter=drafter)
+
+
+class Contrastive:
+    """log p of an expert less a share of an amateur's, where the expert's own law allows it."""
+
+    needs, gives_logits = Needs(), True
+
+    def __init__(self, amateur):
+        self.second_model = amateur
+
+    def second_prompt(self, request):
+        return request.prompt_token_ids
+
+    def __call__(self, scores, tree, contexts, second=None):
+        expert, amateur = scores.logits.log_softmax(-1), second.logits.log_softmax(-1)
+        allowed = expert > expert.amax(-1, keepdim=True) - 2.0
+        return torch.where(allowed, expert - 0.5 * amateur, -torch.inf)
+
+
+class Guidance:
+    """Logits pushed away from those after another prompt."""
+
+    needs, gives_logits, second_model = Needs(), True, None
+
+    def second_prompt(self, request):
+        return (2, 3)
+
+    def __call__(self, scores, tree, contexts, second=None):
+        return 1.5 * scores.logits - 0.5 * second.logits
+
+
+class Nearest:
+    """Half of the law is that of what followed the nearest of some stored states."""
+
+    gives_logits = False
+
+    def __init__(self, keys, values, layer=2):
+        self.keys, self.values, self.needs = keys, values, Needs(hidden=(layer,))
+
+    def __call__(self, scores, tree, contexts, second=None):
+        (states,) = scores.hidden.values()
+        p = scores.logits.softmax(-1) / 2
+        found = self.values[torch.cdist(states.float(), self.keys).argmin(-1)]
+        return p.scatter_add(-1, found[..., None], torch.full((*found.shape, 1), 0.5))
+
+
+def greedy_texts(law, rows, prompt, count):
+    """Decoding straight by a law's logits; rows(text) -> [V]."""
+    text = list(prompt)
+    for _ in range(count):
+        text.append(int(rows(text).argmax()))
+    return text[len(prompt) :]
+
+
+def last_row(model, text):
+    with torch.no_grad():
+        return model(torch.tensor([text])).logits[0, -1]
+
+
+@BACKENDS
+def test_a_law_reads_a_second_model_over_the_same_tree(kind):
+    law = Contrastive(kind(module(1), max_num_seqs=2))
+    greedy = SamplingParams(temperature=0, max_tokens=16)
+    prompts = [[1, 2, 3, 1, 2, 3], [7]]
+
+    def rows(text):
+        expert, amateur = (last_row(module(seed), text).log_softmax(-1) for seed in (0, 1))
+        return torch.where(expert > expert.max() - 2.0, expert - 0.5 * amateur, -torch.inf)
+
+    for drafter in (None, "ngram"):
+        depth = None if drafter is None else 4
+        engine = Engine.of(kind(module(), max_num_seqs=2), drafter=drafter, depth=depth, law=law)
+        found = [r.token_ids for r in engine.generate(prompts, greedy)]
+        assert found == [greedy_texts(law, rows, p, 16) for p in prompts]
+    assert law.second_model.lengths.tolist() == [0, 0]
+
+
+@BACKENDS
+def test_a_request_owns_two_slots_where_a_law_reads_the_target_after_another_prompt(kind):
+    target, greedy = kind(module(), max_num_seqs=4), SamplingParams(temperature=0, max_tokens=16)
+    prompts = [[1, 2, 3, 1, 2, 3], [7], [4, 4, 4]]
+
+    def decode(prompt):
+        text = []
+        for _ in range(16):
+            ours, theirs = last_row(module(), [*prompt, *text]), last_row(module(), [2, 3, *text])
+            text.append(int((1.5 * ours - 0.5 * theirs).argmax()))
+        return text
+
+    for drafter in (None, "ngram"):
+        engine = Engine.of(target, drafter=drafter, depth=None if drafter is None else 4, law=Guidance())
+        assert [r.token_ids for r in engine.generate(prompts, greedy)] == [decode(p) for p in prompts]
+        assert engine._slots.num_free == 4 and target.lengths.tolist() == [0] * 4
+
+
+def test_second_sequences_are_scored_in_the_targets_own_pass():
+    target = CompiledLlama(module(), max_num_seqs=2)
+    engine = Engine.of(target, drafter=None, law=Guidance())
+    engine.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=10))
+    assert target.passes == 2 + 10
+
+
+class Cooler:
+    needs, gives_logits = Needs(), True
+
+    def __call__(self, scores, tree, contexts, second=None):
+        return 0.5 * scores.logits
+
+
+def test_fused_walks_apply_to_the_logits_of_a_law_and_sampling_parameters_too(monkeypatch):
+    target, small, halved = (TableModel(seed=seed, dtype=torch.float32) for seed in (0, 1, 0))
+    halved.logits = 0.5 * halved.logits
+    engine = Engine.of(target, draft_model=small, depth=3, num_paths=2, law=Cooler())
+    plain = Engine.of(halved, draft_model=small, depth=3, num_paths=2)
+    params = [SamplingParams(temperature=t, top_k=k, seed=5, max_tokens=24) for t, k in ((1.0, 0), (0.7, 3), (0.0, 0))]
+    expected = [r.token_ids for r in plain.generate([[1, 2]] * 3, params)]
+    monkeypatch.setattr(type(engine.verifier), "__call__", None)
+    assert [r.token_ids for r in engine.generate([[1, 2]] * 3, params)] == expected
+
+
+def test_the_output_follows_the_law():
+    target, small, halved = (TableModel(seed=seed) for seed in (0, 1, 0))
+    halved.logits = 0.5 * halved.logits
+    engine = Engine.of(target, draft_model=small, depth=3, num_paths=2, law=Cooler())
+    assert p_value(engine, [1, 2], 2, 1500) < 1e-6
+    assert p_value(engine, [1, 2], 2, 1500, against=halved) > 1e-3
+
+
+def test_a_law_reads_hidden_states_and_gives_the_probabilities_themselves():
+    model, keys = module(), torch.randn(40, 32, generator=torch.Generator().manual_seed(0))
+    law = Nearest(keys, torch.arange(40) % 32)
+    prompts, params = [[1, 2, 3, 1, 2, 3]], SamplingParams(temperature=1.0, seed=3, max_tokens=12)
+    made = {}
+    for drafter in (None, "ngram"):
+        target = CompiledLlama(model, max_num_seqs=1)
+        engine = Engine.of(target, drafter=drafter, depth=None if drafter is None else 3, verifier="auto", law=law)
+        made[drafter] = engine.generate(prompts, params.with_(logprobs=1, logprobs_mode="processed"))[0]
+    for result in made.values():
+        text = list(prompts[0])
+        for logprob in result.samples[0].logprobs:
+            with torch.no_grad():
+                out = model(torch.tensor([text]), output_hidden_states=True)
+            p = out.logits[0, -1].softmax(-1) / 2
+            p[law.values[torch.cdist(out.hidden_states[2][0, -1:], keys).argmin()]] += 0.5
+            assert logprob.logprob == pytest.approx(float(p[logprob.token_id].log()), abs=1e-3)
+            text.append(logprob.token_id)
+
+
+def test_a_law_that_fails_for_one_request_leaves_the_others_their_tokens():
+    class Odd:
+        needs, gives_logits = Needs(), True
+
+        def __call__(self, scores, tree, contexts, second=None):
+            if any(text[0] == 3 and len(text) > 6 for text in contexts):
+                raise ValueError("no such text")
+            return scores.logits
+
+    params = SamplingParams(temperature=0, max_tokens=10)
+    prompts = [[1, 2], [3, 4], [5]]
+    with pytest.warns(match="no such text"):
+        found = Engine.of(TableModel(), drafter="ngram", depth=2, law=Odd()).generate(prompts, params)
+    plain = Engine.of(TableModel(), drafter=None).generate(prompts, params)
+    assert [r.finish_reason for r in found] == ["length", "error", "length"]
+    assert [found[i].token_ids for i in (0, 2)] == [plain[i].token_ids for i in (0, 2)]
+    assert found[1].token_ids == plain[1].token_ids[: len(found[1].token_ids)]
+
+
+def test_laws_that_cannot_be_followed_are_refused():
+    with pytest.raises(CapacityError, match="two slots"):
+        Engine.of(TableModel(max_num_seqs=1), drafter=None, law=Guidance())
+    with pytest.raises(IncompatibleError, match="hidden states"):
+        Engine.of(TableModel(), drafter=None, law=Nearest(torch.zeros(1, 2), torch.zeros(1)))
+    with pytest.raises(IncompatibleError, match="vocabulary"):
+        Engine.of(TableModel(), drafter=None, law=Contrastive(TableModel(V=9)))
+    with pytest.raises(InvalidInputError, match="Law"):
+        Engine.of(TableModel(), drafter=None, law=lambda *given: None)
+    with pytest.raises(IncompatibleError, match="tie_margin"):
+        Engine.of(
+            HFTarget(module(), max_num_seqs=1), drafter=None, law=Nearest(torch.zeros(1, 32), torch.zeros(1)), tie_margin=0.1
+        )
+
+    class Nothing(Guidance):
+        def second_prompt(self, request):
+            return ()
+
+    with pytest.raises(InvalidInputError, match="at least one token"):
+        Engine.of(TableModel(), drafter=None, law=Nothing()).generate([[1]])
