@@ -10,16 +10,17 @@ from polydraft import tree
 from polydraft.check import wrong_rules
 from polydraft.core import Draft, SiblingLaw, TreeShape
 from polydraft.registry import verifier
-from polydraft.verifiers import kseq, recursive, recursive_merged, speculative
+from polydraft.verifiers import kseq, recursive, speculative
 from polydraft.verifiers import multipath as multipath_module
+from polydraft.verifiers.lift.draws import without_repeats
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.residual import normalise_or, positive_part
 from tests.fast_equals_slow.walk_rounds import trunk_counted_twice
 from tests.laws.harness import Tables, by_depth, enumerate_drafts, measure
 from tests.laws.oracle import Fixed, Q, lifted
 
-with_replacement = partial(recursive.emitted, replacement=True)
-without_replacement = partial(recursive.emitted, replacement=False)
+with_replacement = partial(recursive.emitted_law, replacement=True)
+without_replacement = partial(recursive.emitted_law, replacement=False)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_dropping_an_unlikely_token_after_sampling_it_is_caught():
     for d in drafts:
         if tables.row("q", ())[d.tokens[1]] < 0.25:
             d.tokens, d.parents, d.paths = d.tokens[:1], d.parents[:1], d.paths[:1]
-    found = measure(lifted(speculative.emitted), tables, SiblingLaw.IID, TreeShape.CHAIN, by_depth(1), 1, drafts)
+    found = measure(lifted(speculative.emitted_law), tables, SiblingLaw.IID, TreeShape.CHAIN, by_depth(1), 1, drafts)
     assert found.tv > 0.01
 
 
@@ -111,7 +112,7 @@ def kseq_with_divisor_one(p, q, draws):
 
 
 def kseq_of_merged_children(p, q, draws):
-    return kseq.emitted(p, q, recursive_merged.without_repeats(draws))
+    return kseq.emitted_law(p, q, without_repeats(draws))
 
 
 def greedy_against_the_whole_q(p, q, draws):

@@ -96,7 +96,7 @@ def duplicates_skipped(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
     kept = draws.clone()
     for j in range(1, draws.shape[1]):
         kept[(draws[:, :j] == draws[:, j : j + 1]).any(1), j] = -1
-    return recursive.emitted(p, q, kept, replacement=True)
+    return recursive.emitted_law(p, q, kept, replacement=True)
 
 
 def iid_as_distinct(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def iid_as_distinct(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
 
 def resorted(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
     there = torch.where(draws >= 0, q.gather(1, draws.clamp(min=0)), -1.0)
-    return recursive.emitted(p, q, draws.gather(1, there.argsort(1, descending=True)), replacement=False)
+    return recursive.emitted_law(p, q, draws.gather(1, there.argsort(1, descending=True)), replacement=False)
 
 
 def redraws(p: Tensor, q: Tensor | None, draws: Int[Tensor, "M n"]) -> Tensor:
@@ -303,15 +303,15 @@ def mistakes(stop_ids: Sequence[int] = ()) -> Iterator[Mistake]:
     def lifted(emitted: Any) -> PerNode:
         return PerNode(ANYTHING, emitted)
 
-    with_replacement = partial(recursive.emitted, replacement=True)
-    without = partial(recursive.emitted, replacement=False)
+    with_replacement = partial(recursive.emitted_law, replacement=True)
+    without = partial(recursive.emitted_law, replacement=False)
     yield Mistake("equal draws skipped", model("paths"), lifted(duplicates_skipped), 1, 3)
     yield Mistake("draws with replacement verified as distinct", model("paths"), lifted(iid_as_distinct), 1, 3)
     yield Mistake("distinct draws verified as with replacement", model("without_replacement"), lifted(with_replacement), 1, 3)
     yield Mistake("siblings sorted after drawing", model("without_replacement"), lifted(resorted), 1, 3)
     yield Mistake("top tokens verified as if drawn", model("without_replacement", TopWithRow), lifted(without), 1, 3)
     yield Mistake("a new draw after a mismatch", model("chain"), lifted(redraws), 1, 1)
-    yield Mistake("unlikely draws dropped", model("chain", DropsUnlikely), lifted(speculative.emitted), 1, 1)
+    yield Mistake("unlikely draws dropped", model("chain", DropsUnlikely), lifted(speculative.emitted_law), 1, 1)
     for option, name in (
         ("clamp_factors", "block rule with clamped factors"),
         ("plain_residual", "block rule with the residual of one token"),

@@ -10,52 +10,21 @@ Lossless for one chain drawn from q, and no lossless rule keeps more of a single
 Traps: clamping each factor; a residual without the weight; an uncapped last position; stopping at the first failure.
 """
 
-from functools import partial
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TreeShape
-from polydraft.errors import InvalidInputError
 from polydraft.verifiers.fast import device
-from polydraft.verifiers.fast.rows import compiled, copy_normalised, keep, leftover, reweight, soften, surplus, total
+from polydraft.verifiers.fast.rows import compiled, keep, reweight, soften, surplus
 from polydraft.verifiers.fast.walk import EXTRA, STOP, arrays, drawn, outcome
-from polydraft.verifiers.lift.verdict import TreeVerdict
+from polydraft.verifiers.lift.leaf_to_root import LeafToRoot
+from polydraft.verifiers.traversal import tries
 
 __all__ = ["Block", "block"]
-
-
-@compiled
-def _weights(p, q, rows, tokens, parents, stop, weights):
-    """Fill stop probabilities and weights w of every batch row."""
-    for b in range(len(p)):
-        w, last = 1.0, 0
-        weights[b, 0] = w
-        while last + 1 < tokens.shape[1] and parents[b, last + 1] >= 0:
-            x, r = tokens[b, last + 1], rows[b, last + 1]
-            w = keep(w, p[b, last, x] / total(p[b, last]), q[b, r, x] / total(q[b, r]))
-            last += 1
-            weights[b, last] = w
-        stop[b, last] = w
-        alive = 1.0 - w
-        for i in range(last - 1, -1, -1):
-            r, w = rows[b, i + 1], weights[b, i]
-            h = reweight(w, surplus(w / total(p[b, i]), p[b, i], 1.0 / total(q[b, r]), q[b, r]))
-            stop[b, i] = alive * h
-            alive *= 1.0 - h
-
-
-@compiled
-def _after(p, q, rows, parents, weights, node, law):
-    """law = N((w p - q)+) above the leaf, p at the leaf, for every batch row."""
-    for b in range(len(node)):
-        n = node[b]
-        if n + 1 < parents.shape[1] and parents[b, n + 1] == n:
-            leftover(weights[b, n], p[b, n], q[b, rows[b, n + 1]], law[b])
-        else:
-            copy_normalised(p[b, n], law[b])
 
 
 @compiled
@@ -88,20 +57,6 @@ def _walk(logits, q, rows, tokens, parents, seed, sample, position, node, token)
             token[b] = drawn(law, seed[b], sample[b], position[b], EXTRA)
 
 
-def _law(
-    p: np.ndarray,
-    q: np.ndarray,
-    rows: np.ndarray,
-    parents: np.ndarray,
-    weights: np.ndarray,
-    where: torch.device,
-    node: Int[Tensor, "B"],
-) -> Float[Tensor, "B V"]:
-    law = np.empty((len(p), p.shape[-1]))
-    _after(p, q, rows, parents, weights, node.cpu().numpy(), law)
-    return torch.from_numpy(law).to(where)
-
-
 def _rule_for(where: torch.device) -> device.Rule:
     """The kernels where there is a GPU and Triton, else torch operations."""
     if where.type == "cuda" and device.has_triton():
@@ -111,34 +66,9 @@ def _rule_for(where: torch.device) -> device.Rule:
     return device.block
 
 
-class Block:
-    """The verifier."""
-
-    info = Method(
-        name="block",
-        title="Block verification",
-        authors="Sun et al.",
-        year=2024,
-        arxiv="2403.10444",
-        laws=frozenset({SiblingLaw.IID}),
-        shapes=frozenset({TreeShape.CHAIN}),
-    )
-
-    def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
-        stop = np.zeros(draft.tree.tokens.shape)
-        weights = np.zeros_like(stop)
-        p = target_probs.cpu().contiguous().numpy()
-        probs = torch.zeros_like(target_probs[:, :1]) if draft.probs is None else draft.probs  # without q nothing can be drawn
-        q = probs.cpu().contiguous().numpy()
-        rows, tokens, parents = (x.cpu().contiguous().numpy() for x in (draft.rows, draft.tree.tokens, draft.tree.parents))
-        _weights(p, q, rows, tokens, parents, stop, weights)
-        if np.isnan(stop).any():
-            raise InvalidInputError(
-                "a drafted token has probability 0 in its row of draft.probs; report the very rows that were sampled."
-            )
-        where = target_probs.device
-        after = partial(_law, p, q, rows, parents, weights, where)
-        return TreeVerdict(draft.tree, torch.from_numpy(stop).to(where), after)
+@dataclass(frozen=True)
+class Block(LeafToRoot):
+    """The verifier: the leaf-to-root sweep of a chain, with a walk."""
 
     def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
         """See `_walk`; for float32 logits and laws. None where it does not apply, or where logits are faulty."""
@@ -151,5 +81,16 @@ class Block:
         return outcome(draft, done)
 
 
-block = Block()
+block = Block(
+    Method(
+        name="block",
+        title="Block verification",
+        authors="Sun et al.",
+        year=2024,
+        arxiv="2403.10444",
+        laws=frozenset({SiblingLaw.IID}),
+        shapes=frozenset({TreeShape.CHAIN}),
+    ),
+    tries,
+)
 """The verifier."""

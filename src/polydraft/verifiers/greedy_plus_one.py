@@ -8,7 +8,7 @@ Hu et al. 2025 (arXiv 2502.18779). Draws: the top n-1 tokens of q, then one draw
 Lossless for any S that is given first, and optimal for deterministic ones: acceptance P(S) + sum over x not in S of min(p(x), qt(x)).
 SpecHub (Sun et al. 2024, arXiv 2411.05289) couples two tokens through the hub argmax q; its acceptance is that of n = 2
 here, so this file stands for it. Draws without replacement may be read the same way: given all but the last, the last one follows
-q without them (specification 4.3). Where S holds all of q there is no qt: y ~ p, accepted iff in S.
+q without them. Where S holds all of q there is no qt: y ~ p, accepted iff in S.
 Traps: q in the place of qt (bias 0.37 in a five-token example); S tested before x_n keeps less; a last draw made only after a look
 at the others.
 """
@@ -18,18 +18,19 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.core import Method, SiblingLaw, TreeShape
+from polydraft.verifiers import speculative
 from polydraft.verifiers.lift.per_node import PerNode
-from polydraft.verifiers.residual import normalise_or, positive_part
+from polydraft.verifiers.residual import normalise_or
 
-__all__ = ["emitted", "greedy_plus_one"]
+__all__ = ["emitted_law", "greedy_plus_one"]
 
 
-def emitted(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
+def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
     """Law of the emitted token given the draws, the sampled one last; -1 = no draw.
 
     Example:
         >>> p, q = torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.5, 0.25, 0.25]])
-        >>> emitted(p, q, torch.tensor([[0, 1]])).tolist()
+        >>> emitted_law(p, q, torch.tensor([[0, 1]])).tolist()
         [[0.0, 1.0, 0.0]]
     """
     assert q is not None
@@ -39,10 +40,8 @@ def emitted(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[
     qt = torch.where(fixed > 0, 0.0, q)
     sampled = qt.sum(-1) > 0
     qt = normalise_or(qt, otherwise=q)
-    x = draws.gather(1, last.clamp(min=0))
-    accept = (p.gather(1, x) / qt.gather(1, x)).clamp(max=1)
-    law = (1 - accept) * normalise_or(positive_part(p - qt), otherwise=p)
-    return torch.where(sampled[:, None], law.scatter_add(1, x, accept), p)
+    law = speculative.emitted_law(p, qt, draws.gather(1, last.clamp(min=0)))
+    return torch.where(sampled[:, None], law, p)
 
 
 greedy_plus_one = PerNode(
@@ -55,6 +54,6 @@ greedy_plus_one = PerNode(
         laws=frozenset({SiblingLaw.GREEDY_PLUS_ONE, SiblingLaw.WITHOUT_REPLACEMENT}),
         shapes=frozenset(TreeShape),
     ),
-    emitted,
+    emitted_law,
 )
 """The verifier."""

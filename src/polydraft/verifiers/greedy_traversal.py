@@ -33,12 +33,12 @@ from torch import Tensor
 
 from polydraft import tree
 from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TreeShape
-from polydraft.errors import InvalidInputError
 from polydraft.noise import uniform_at
 from polydraft.verifiers.block import _walk as block_walk
 from polydraft.verifiers.block import block
 from polydraft.verifiers.fast.rows import compiled, copy_normalised, keep, leftover, reject, reweight, soften, surplus, total
 from polydraft.verifiers.fast.walk import EXTRA, STOP, arrays, drawn, outcome
+from polydraft.verifiers.lift.leaf_to_root import check_stop, host_rows
 from polydraft.verifiers.lift.verdict import TreeVerdict
 
 __all__ = ["GreedyTraversal", "greedy_traversal"]
@@ -277,15 +277,10 @@ class GreedyTraversal:
     )
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
-        p = target_probs.cpu().contiguous().numpy()
-        probs = torch.zeros_like(target_probs[:, :1]) if draft.probs is None else draft.probs  # without q nothing can be drawn
-        q = probs.cpu().contiguous().numpy()
+        p, q = host_rows(draft, target_probs)
         walks = self._walks(draft, p, p, q, dict.fromkeys(range(len(p)), ALL))
         stop = np.stack([at.stop for at in walks])
-        if np.isnan(stop).any():
-            raise InvalidInputError(
-                "a drafted token has probability 0 in its row of draft.probs; report the very rows that were sampled."
-            )
+        check_stop(stop)
         device, order = target_probs.device, _draw_order(walks, _chains(draft.tree.host[1]))
         after = partial(_law, walks, device)
         return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), after, torch.from_numpy(order).to(device))

@@ -17,8 +17,8 @@ Traps: law2 without h_j, as if the higher token had surely been drawn first; a l
 import numpy as np
 
 from polydraft.core import Method, SiblingLaw, TreeShape
-from polydraft.verifiers.fast.rows import compiled, copy_normalised, keep, reject
-from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, enter, one_draw
+from polydraft.verifiers.fast.rows import compiled
+from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, opened, tried
 from polydraft.verifiers.traversal import without
 
 __all__ = ["greedy_traversal_wor"]
@@ -80,22 +80,17 @@ def _lower(q, order, others, first, law):
 
 
 @compiled
-def _tries(contexts, walk, p, q, residual):
-    V = p.shape[2]
+def _tries(contexts, sweep, residual):
+    V = sweep.p.shape[2]
     rest, left, law, others = np.empty(V), np.empty(V), np.empty(V), np.empty(V)
     order = np.empty(V, np.int64)
     for i in range(len(contexts)):
         b, v = contexts[i]
-        n, w = walk.counts[b, v], walk.weight[b, v]
-        draws = walk.draws[b, v, :n]
-        tokens, row = walk.tokens[b][draws], walk.rows[b, draws[0]]
-        if w == 0.0:
+        n, w = opened(sweep, b, v, rest, left, residual), sweep.weight[b, v]
+        if n == 0:
             continue
-        if n == 1 and residual.size == 0:
-            one_draw(walk, b, v, p[b, v], q[b, row])
-            continue
-        copy_normalised(p[b, v], rest)
-        copy_normalised(q[b, row], left)
+        draws = sweep.draws[b, v, :n]
+        tokens = sweep.tokens[b][draws]
         greedy, first = False, 0
         for j in range(n):
             if j == n - 2 and _ordered(rest, left, order):
@@ -108,15 +103,13 @@ def _tries(contexts, walk, p, q, residual):
             else:
                 law[:] = left
             k = j if not greedy else (first if j == n - 2 else 2 * n - 3 - first)
-            x = tokens[k]
-            into = keep(w, rest[x], law[x])  # pyright: ignore[reportArgumentType]
-            enter(walk, b, v, j, draws[k], into)
-            if into == 1.0:
+            remains = tried(sweep, b, v, j, draws[k], w, rest, law)
+            if remains < 0.0:
                 break
-            w = reject(w, rest, law)
+            w = remains
             if not greedy:
-                without(left, x)
-        walk.accept[b, v] = w
+                without(left, tokens[k])
+        sweep.accept[b, v] = w
         if residual.size:
             residual[i] = rest
 

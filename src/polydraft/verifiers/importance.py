@@ -29,9 +29,9 @@ from torch import Tensor
 from polydraft.core import Method, SiblingLaw, TreeShape
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.residual import ranks
-from polydraft.verifiers.selection import emitted_by, overlap
+from polydraft.verifiers.selection import law_of_selection, overlap
 
-__all__ = ["Pairs", "emitted", "importance", "select_pairs"]
+__all__ = ["Pairs", "emitted_law", "importance", "select_pairs"]
 
 FREE_TOKENS = 32
 
@@ -153,14 +153,14 @@ def select_pairs(
     return Pairs(torch.where(only == 0, found, torch.where(only == 1, a, b)), rank, free, kept)
 
 
-def emitted(
+def emitted_law(
     p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | Float[Tensor, "M n V"] | None, draws: Int[Tensor, "M n"]
 ) -> Float[Tensor, "M V"]:
     """Law of the emitted token given the draws; -1 = no draw. q: one law a context, or one a draw.
 
     Example:
         >>> p = torch.tensor([[0.25, 0.75]], dtype=torch.float64)
-        >>> emitted(p, p, torch.tensor([[0, 1]]))[0].sum().item()
+        >>> emitted_law(p, p, torch.tensor([[0, 1]]))[0].sum().item()
         1.0
     """
     assert q is not None
@@ -176,7 +176,7 @@ def emitted(
         pi[at, k] = (before * (1 - stays)).sum(1)
         pi[at, :k] = before * stays
         law[at] = pairs.law
-    return emitted_by(p, law, pi, draws)
+    return law_of_selection(p, law, pi, draws)
 
 
 importance = PerNode(
@@ -189,6 +189,6 @@ importance = PerNode(
         laws=frozenset({SiblingLaw.IID, SiblingLaw.INDEPENDENT}),
         shapes=frozenset(TreeShape) - {TreeShape.GROWN},
     ),
-    emitted,
+    emitted_law,
 )
 """The verifier."""

@@ -21,7 +21,7 @@ from polydraft.verifiers.fast.rows import compiled
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.residual import normalise_or, positive_part
 
-__all__ = ["divisor", "emitted", "kseq"]
+__all__ = ["divisor", "emitted_law", "kseq"]
 
 
 def _accepted(
@@ -72,12 +72,12 @@ def divisor(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], n: Int[Tensor, "M"
     return torch.from_numpy(rho).to(p)
 
 
-def emitted(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
+def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
     """Law of the emitted token given the draws; -1 = no draw.
 
     Example:
         >>> p = torch.tensor([[0.25, 0.75]], dtype=torch.float64)
-        >>> emitted(p, p, torch.tensor([[1, 0]])).tolist()
+        >>> emitted_law(p, p, torch.tensor([[1, 0]])).tolist()
         [[0.0, 1.0]]
     """
     assert q is not None
@@ -105,6 +105,6 @@ kseq = PerNode(
         laws=frozenset({SiblingLaw.IID}),
         shapes=frozenset(TreeShape) - {TreeShape.GROWN},
     ),
-    emitted,
+    emitted_law,
 )
 """The verifier."""

@@ -22,17 +22,17 @@ from polydraft.verifiers.fast.rows import compiled, soften
 from polydraft.verifiers.fast.walk import EXTRA, STOP, arrays, drawn, outcome
 from polydraft.verifiers.lift.per_node import PerNode
 
-__all__ = ["Match", "emitted", "match"]
+__all__ = ["Match", "emitted_law", "match"]
 
 
-def emitted(
+def emitted_law(
     p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | Float[Tensor, "M n V"] | None, draws: Int[Tensor, "M n"]
 ) -> Float[Tensor, "M V"]:
     """Law of the emitted token: p, whatever was drawn.
 
     Example:
         >>> import torch
-        >>> emitted(torch.tensor([[0.25, 0.75]]), None, torch.tensor([[1]])).tolist()
+        >>> emitted_law(torch.tensor([[0.25, 0.75]]), None, torch.tensor([[1]])).tolist()
         [[0.25, 0.75]]
     """
     return p
@@ -93,6 +93,6 @@ match = Match(
         laws=frozenset(SiblingLaw),
         shapes=frozenset(TreeShape),
     ),
-    emitted,
+    emitted_law,
 )
 """The verifier."""

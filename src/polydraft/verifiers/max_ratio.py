@@ -14,51 +14,32 @@ from torch import Tensor
 
 from polydraft.core import Method, SiblingLaw, TreeShape
 from polydraft.verifiers.lift.per_node import PerNode
-from polydraft.verifiers.residual import ranks
-from polydraft.verifiers.selection import emitted_by, overlap
+from polydraft.verifiers.selection import law_of_highest, law_of_selection, overlap
 
-__all__ = ["emitted", "max_ratio"]
+__all__ = ["emitted_law", "max_ratio"]
 
 
-def emitted(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
+def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
     """Law of the emitted token given the draws; -1 = no draw.
 
     Example:
         >>> p, q = torch.tensor([[0.75, 0.25]]), torch.tensor([[0.5, 0.5]])
-        >>> emitted(p, q, torch.tensor([[1, 0]])).tolist()
+        >>> emitted_law(p, q, torch.tensor([[1, 0]])).tolist()
         [[1.0, 0.0]]
     """
     assert q is not None
+    drawn = draws >= 0
     pi = torch.zeros_like(draws, dtype=p.dtype)
     pi[:, 0] = 1.0
-    several = ((draws >= 0).sum(1) > 1).nonzero()[:, 0]
-    P, Q, x = p[several], q[several], draws[several]
-    law, place = _of_highest(P, Q, x)
+    several = (drawn.sum(1) > 1).nonzero()[:, 0]
+    P, Q, x = p[several], q[several], draws[several].clamp(min=0)
+    chance = torch.nn.functional.one_hot(drawn[several].sum(1), draws.shape[1] + 1).to(p.dtype)
+    law, _, rank = law_of_highest(P, Q, chance)
+    highest = torch.where(drawn[several], rank.gather(1, x), -1).argmax(1, keepdim=True)
     better = overlap(P, law) >= overlap(P, Q)
     at = several[better]
-    chosen = torch.zeros_like(x, dtype=p.dtype).scatter(1, place[:, None], 1.0)
-    return emitted_by(p, q.index_copy(0, at, law[better]), pi.index_copy(0, at, chosen[better]), draws)
-
-
-def _of_highest(
-    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]
-) -> tuple[Float[Tensor, "M V"], Int[Tensor, "M"]]:
-    """q_I, and which draw is the highest."""
-    drawn = draws >= 0
-    order = torch.where(q > 0, p / q, torch.inf).argsort(dim=-1, stable=True)
-    rank = ranks(order)
-    upto = q.gather(1, order).cumsum(-1)
-    upto = upto / upto[:, -1:]
-    below = torch.cat([torch.zeros_like(upto[:, :1]), upto[:, :-1]], -1)
-    law = torch.zeros_like(q)  # b^n - a^n = (b - a) sum_{j<n} b^j a^(n-1-j), without cancellation
-    share = torch.zeros_like(q)
-    power = torch.ones_like(q)
-    for n in range(1, draws.shape[1] + 1):
-        share = share * below + power
-        power = power * upto
-        law = torch.where((drawn.sum(1) == n)[:, None], share, law)
-    picked = torch.where(drawn, rank.gather(1, draws.clamp(min=0)), -1).argmax(1)
-    return q * law.gather(1, rank), picked
+    chosen = torch.zeros_like(x, dtype=p.dtype).scatter(1, highest, 1.0)
+    return law_of_selection(p, q.index_copy(0, at, law[better]), pi.index_copy(0, at, chosen[better]), draws)
 
 
 max_ratio = PerNode(
@@ -71,6 +52,6 @@ max_ratio = PerNode(
         laws=frozenset({SiblingLaw.IID}),
         shapes=frozenset(TreeShape) - {TreeShape.GROWN},
     ),
-    emitted,
+    emitted_law,
 )
 """The verifier."""

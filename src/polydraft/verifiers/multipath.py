@@ -24,33 +24,10 @@ from polydraft import tree
 from polydraft.core import Draft, Method, SiblingLaw, TokenTree, TreeShape
 from polydraft.verifiers.block import block
 from polydraft.verifiers.lift.verdict import TreeVerdict
-from polydraft.verifiers.residual import normalise, ranks
+from polydraft.verifiers.residual import normalise
+from polydraft.verifiers.selection import law_of_highest
 
-__all__ = ["Multipath", "multipath", "picked_law"]
-
-
-def picked_law(
-    p: Float[Tensor, "B V"], q: Float[Tensor, "B V"], chance: Float[Tensor, "B M"]
-) -> tuple[Float[Tensor, "B V"], Float[Tensor, "B V"], Int[Tensor, "B V"]]:
-    """Law of the picked token, mass of q below each token, and rank of each token.
-
-    chance: Pr(n draws), n = 0..M-1.
-
-    Example:
-        >>> p, q, two_draws = torch.tensor([[0.9, 0.1]]), torch.tensor([[0.5, 0.5]]), torch.tensor([[0.0, 0.0, 1.0]])
-        >>> picked_law(p, q, two_draws)[0].tolist()
-        [[0.75, 0.25]]
-    """
-    order = torch.where(q > 0, p / q, torch.inf).argsort(dim=-1, stable=True)
-    rank = ranks(order)
-    sorted_q = q.gather(-1, order)
-    below = (sorted_q.cumsum(-1) - sorted_q).gather(-1, rank)
-    law, geometric, power = torch.zeros_like(q), torch.zeros_like(q), torch.ones_like(q)
-    for n in range(1, chance.shape[-1]):
-        geometric = geometric * below + power  # sum_{j<n} b^j a^(n-1-j)
-        power = power * (below + q)
-        law = law + chance[:, n, None] * geometric
-    return q * law, below, rank
+__all__ = ["Multipath", "multipath"]
 
 
 def _times(copies: Float[Tensor, "B M"], children: Int[Tensor, "B"]) -> Float[Tensor, "B K"]:
@@ -114,7 +91,7 @@ def _pick(draft: Draft, target_probs: Float[Tensor, "B N V"]) -> tuple[Int[Tenso
         p = normalise(target_probs[batch, node].double())
         q = normalise(probs[batch, draft.rows[batch, children[:, 0]].clamp(min=0)].double())
         chance = _times(copies, (draft.tree.parents == node[:, None]).sum(1))
-        law, below, rank = picked_law(p, q, chance)
+        law, below, rank = law_of_highest(p, q, chance)
         ranks = rank.gather(1, tokens.gather(1, children)).where(drawn, -1)
         child = children.gather(1, ranks.argmax(1, keepdim=True))  # the first draw of the highest token: its first copy
         x = tokens.gather(1, child)

@@ -8,10 +8,12 @@ al. 2024 (RSD, 2402.14160), Chen et al. 2024 (Sequoia, 2402.12374).
 
     accept x_j with probability min(1, r(x_j) / c_j(x_j)); if all are rejected emit a token of r.
 
-Lossless iff c_j is the true conditional law of draw j.
+Lossless iff c_j is the true conditional law of draw j. `recursive_merged` counts equal siblings once, as draws without replacement
+(`lift.draws`); lossless for iid draws and for draws without replacement.
 Traps: skipping duplicates of iid draws; verifying draws without replacement with c_j = q; sorting siblings by q.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -20,13 +22,13 @@ from torch import Tensor
 
 from polydraft.core import Method, SiblingLaw, TreeShape
 from polydraft.verifiers.lift.per_node import PerNode
-from polydraft.verifiers.residual import normalise_or, positive_part
-from polydraft.verifiers.speculative import accept_probability
+from polydraft.verifiers.residual import normalise_or
+from polydraft.verifiers.speculative import accept_probability, residual
 
-__all__ = ["emitted", "recursive", "recursive_wor"]
+__all__ = ["emitted_law", "recursive", "recursive_merged", "recursive_wor"]
 
 
-def emitted(
+def emitted_law(
     p: Float[Tensor, "M V"],
     q: Float[Tensor, "M V"] | Float[Tensor, "M n V"] | None,
     draws: Int[Tensor, "M n"],
@@ -37,7 +39,7 @@ def emitted(
 
     Example:
         >>> p, q = torch.tensor([[0.3, 0.7]]), torch.tensor([[0.6, 0.4]])
-        >>> emitted(p, q, torch.tensor([[0, 0]]), replacement=True).tolist()
+        >>> emitted_law(p, q, torch.tensor([[0, 0]]), replacement=True).tolist()
         [[0.5, 0.5]]
     """
     assert q is not None
@@ -49,7 +51,7 @@ def emitted(
         accept = torch.where(there, accept_probability(r, c, x), 0.0)
         law = law.scatter_add(1, x[:, None], (alive * accept)[:, None])
         alive = alive * (1 - accept)
-        r = torch.where(there[:, None], normalise_or(positive_part(r - c), otherwise=r), r)
+        r = torch.where(there[:, None], residual(r, c), r)
         if not replacement:
             without = c.scatter(1, x[:, None], 0.0)  # re-summed: 1 - c(x) loses what is left of a sharp law
             c = torch.where(there[:, None], normalise_or(without, otherwise=c), c)
@@ -66,7 +68,7 @@ recursive = PerNode(
         laws=frozenset({SiblingLaw.IID, SiblingLaw.INDEPENDENT}),
         shapes=frozenset(TreeShape),
     ),
-    partial(emitted, replacement=True),
+    partial(emitted_law, replacement=True),
 )
 """The verifier for iid draws."""
 
@@ -80,6 +82,18 @@ recursive_wor = PerNode(
         laws=frozenset({SiblingLaw.WITHOUT_REPLACEMENT}),
         shapes=frozenset(TreeShape),
     ),
-    partial(emitted, replacement=False),
+    partial(emitted_law, replacement=False),
 )
 """The verifier for draws without replacement."""
+
+recursive_merged = PerNode(
+    replace(
+        recursive_wor.info,
+        name="recursive_merged",
+        title="Recursive rejection, equal siblings merged",
+        laws=frozenset({SiblingLaw.IID, SiblingLaw.WITHOUT_REPLACEMENT}),
+    ),
+    partial(emitted_law, replacement=False),
+    merged=True,
+)
+"""The verifier that counts equal siblings once."""

@@ -16,9 +16,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.verifiers.residual import normalise_or, positive_part
+from polydraft.verifiers.residual import ranks
+from polydraft.verifiers.speculative import residual
 
-__all__ = ["emitted_by", "overlap"]
+__all__ = ["law_of_highest", "law_of_selection", "overlap"]
 
 
 def overlap(p: Float[Tensor, "*M V"], q: Float[Tensor, "*M V"]) -> Float[Tensor, "*M"]:
@@ -31,19 +32,42 @@ def overlap(p: Float[Tensor, "*M V"], q: Float[Tensor, "*M V"]) -> Float[Tensor,
     return torch.minimum(p, q).sum(-1)
 
 
-def emitted_by(
+def law_of_selection(
     p: Float[Tensor, "M V"], picked: Float[Tensor, "M V"], pi: Float[Tensor, "M n"], draws: Int[Tensor, "M n"]
 ) -> Float[Tensor, "M V"]:
     """Law of the emitted token, given the law `picked` of the token that is picked and the weights `pi` of the draws.
 
     Example:
         >>> p, q = torch.tensor([[0.3, 0.7]]), torch.tensor([[0.6, 0.4]])
-        >>> emitted_by(p, q, torch.tensor([[1.0]]), torch.tensor([[0]])).tolist()
+        >>> law_of_selection(p, q, torch.tensor([[1.0]]), torch.tensor([[0]])).tolist()
         [[0.5, 0.5]]
     """
     x = draws.clamp(min=0)
     taken, wanted = picked.gather(1, x), p.gather(1, x)
     accept = torch.where(taken > 0, wanted / taken, 0.0).clamp(max=1)
     rejected = (pi * (1 - accept)).sum(1, keepdim=True)
-    law = rejected * normalise_or(positive_part(p - picked), otherwise=p)
-    return law.scatter_add(1, x, pi * accept)
+    return (rejected * residual(p, picked)).scatter_add(1, x, pi * accept)
+
+
+def law_of_highest(
+    p: Float[Tensor, "B V"], q: Float[Tensor, "B V"], chance: Float[Tensor, "B M"]
+) -> tuple[Float[Tensor, "B V"], Float[Tensor, "B V"], Int[Tensor, "B V"]]:
+    """Law of the drawn token with the largest p/q (ties by token id; q = 0 last), mass of q below each token, and rank of each token.
+
+    chance: Pr(n draws), n = 0..M-1.
+
+    Example:
+        >>> p, q, two_draws = torch.tensor([[0.9, 0.1]]), torch.tensor([[0.5, 0.5]]), torch.tensor([[0.0, 0.0, 1.0]])
+        >>> law_of_highest(p, q, two_draws)[0].tolist()
+        [[0.75, 0.25]]
+    """
+    order = torch.where(q > 0, p / q, torch.inf).argsort(dim=-1, stable=True)
+    rank = ranks(order)
+    sorted_q = q.gather(-1, order)
+    below = (sorted_q.cumsum(-1) - sorted_q).gather(-1, rank)
+    law, geometric, power = torch.zeros_like(q), torch.zeros_like(q), torch.ones_like(q)
+    for n in range(1, chance.shape[-1]):
+        geometric = geometric * below + power  # sum_{j<n} b^j a^(n-1-j)
+        power = power * (below + q)
+        law = law + chance[:, n, None] * geometric
+    return q * law, below, rank

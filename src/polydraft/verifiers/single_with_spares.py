@@ -10,7 +10,7 @@ Lossless if the first child was drawn from q, whatever the others are.
 
 from polydraft.core import Method, SiblingLaw, TreeShape
 from polydraft.verifiers.lift.per_node import PerNode
-from polydraft.verifiers.speculative import emitted
+from polydraft.verifiers.speculative import emitted_law
 
 __all__ = ["single_with_spares"]
 
@@ -24,6 +24,6 @@ single_with_spares = PerNode(
         laws=frozenset({SiblingLaw.IID, SiblingLaw.WITHOUT_REPLACEMENT}),
         shapes=frozenset(TreeShape),
     ),
-    emitted,
+    emitted_law,
 )
 """The verifier."""

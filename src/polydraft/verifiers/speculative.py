@@ -16,7 +16,7 @@ from polydraft.core import Method, SiblingLaw, TreeShape
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.residual import normalise_or, positive_part
 
-__all__ = ["accept_probability", "emitted", "residual", "speculative"]
+__all__ = ["accept_probability", "emitted_law", "residual", "speculative"]
 
 
 def accept_probability(p: Float[Tensor, "*M V"], q: Float[Tensor, "*M V"], x: Int[Tensor, "*M"]) -> Float[Tensor, "*M"]:
@@ -37,7 +37,7 @@ def residual(p: Float[Tensor, "*M V"], q: Float[Tensor, "*M V"]) -> Float[Tensor
     return normalise_or(positive_part(p - q), otherwise=p)  # empty only where p = q: rejection then has probability 0
 
 
-def emitted(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
+def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
     """Law of the emitted token given the one draw."""
     assert q is not None
     x = draws[:, 0]
@@ -56,6 +56,6 @@ speculative = PerNode(
         laws=frozenset({SiblingLaw.IID}),
         shapes=frozenset({TreeShape.CHAIN}),
     ),
-    emitted,
+    emitted_law,
 )
 """The verifier."""

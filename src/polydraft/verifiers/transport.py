@@ -26,9 +26,9 @@ from torch import Tensor
 
 from polydraft.core import Method, SiblingLaw, TreeShape
 from polydraft.verifiers.lift.per_node import PerNode
-from polydraft.verifiers.selection import emitted_by, overlap
+from polydraft.verifiers.selection import law_of_selection, overlap
 
-__all__ = ["emitted", "select", "transport"]
+__all__ = ["emitted_law", "select", "transport"]
 
 STEPS = 200
 BUCKETS = (1, 24, 16, 12, 10, 9, 8, 8)
@@ -239,13 +239,13 @@ def select(
     return law, bucket, weight, level
 
 
-def emitted(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
+def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
     """Law of the emitted token given the draws; -1 = no draw.
 
     Example:
         >>> p = torch.tensor([[0.25, 0.75]], dtype=torch.float64)
         >>> q = torch.tensor([[0.5, 0.5]], dtype=torch.float64)
-        >>> [round(x, 4) for x in emitted(p, q, torch.tensor([[0, 1]]))[0].tolist()]
+        >>> [round(x, 4) for x in emitted_law(p, q, torch.tensor([[0, 1]]))[0].tolist()]
         [0.0, 1.0]
     """
     assert q is not None
@@ -260,7 +260,7 @@ def emitted(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[
     better = overlap(p[several], law) >= overlap(p[several], q[several])
     at = several.nonzero()[:, 0][better]
     picked = q.index_copy(0, at, law[better])
-    return emitted_by(p, picked, pi.index_copy(0, at, torch.from_numpy(weights).to(p)[better]), draws)
+    return law_of_selection(p, picked, pi.index_copy(0, at, torch.from_numpy(weights).to(p)[better]), draws)
 
 
 transport = PerNode(
@@ -273,6 +273,6 @@ transport = PerNode(
         laws=frozenset({SiblingLaw.IID}),
         shapes=frozenset(TreeShape) - {TreeShape.GROWN},
     ),
-    emitted,
+    emitted_law,
 )
 """The verifier."""

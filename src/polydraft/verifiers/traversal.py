@@ -12,16 +12,20 @@ Weng et al. 2025 (arXiv 2505.12398), in a form for any known law of the draws.
     greedy plus one        the sampled child first, c = q without its siblings; then the others, one-hot
 
 Lossless for all of these, whatever function of the draws so far grew the tree. One chain is block verification.
+`traversal_merged` counts equal siblings once, as draws without replacement (`lift.draws`); lossless for iid draws and for draws
+without replacement, and keeps a little less of iid draws.
 Traps: repeated draws dropped while c_j stays q; children re-sorted; w <- S / (1 - q(x)).
 """
+
+from dataclasses import replace
 
 import numpy as np
 
 from polydraft.core import Method, SiblingLaw, TreeShape
-from polydraft.verifiers.fast.rows import compiled, copy_normalised, keep, reject, total
-from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, enter, one_draw
+from polydraft.verifiers.fast.rows import compiled, copy_normalised, reject, total
+from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, opened, tried
 
-__all__ = ["traversal", "without"]
+__all__ = ["traversal", "traversal_merged", "tries", "without"]
 
 INDEPENDENT = SiblingLaw.INDEPENDENT.value
 POINT_MASS = SiblingLaw.POINT_MASS.value
@@ -46,43 +50,37 @@ def _one_hot(law, x):
 
 
 @compiled
-def _tries(contexts, walk, p, q, residual):
-    rest, law = np.empty(p.shape[2]), np.empty(p.shape[2])
+def tries(contexts, sweep, residual):
+    """The rule at one context; see `lift.leaf_to_root.Tries`."""
+    rest, law = np.empty(sweep.p.shape[2]), np.empty(sweep.p.shape[2])
     for i in range(len(contexts)):
         b, v = contexts[i]
-        n, w = walk.counts[b, v], walk.weight[b, v]
-        draws = walk.draws[b, v, :n]
-        if walk.law == GREEDY_PLUS_ONE:
+        n, w, turn = opened(sweep, b, v, rest, law, residual), sweep.weight[b, v], 0
+        if n == 0:
+            continue
+        draws = sweep.draws[b, v, :n]
+        if sweep.law == GREEDY_PLUS_ONE:
             draws = np.roll(draws, 1)
-        tokens, row = walk.tokens[b][draws], walk.rows[b, draws[0]]
-        if w == 0.0:
-            continue
-        if n == 1 and row >= 0 and residual.size == 0:
-            one_draw(walk, b, v, p[b, v], q[b, row])
-            continue
-        copy_normalised(p[b, v], rest)
-        if row >= 0:
-            copy_normalised(q[b, row], law)
-        if walk.law == GREEDY_PLUS_ONE:
+        tokens = sweep.tokens[b][draws]
+        if sweep.law == GREEDY_PLUS_ONE:
             for x in tokens[1:]:
                 without(law, x)
-        turn = 0
         for j in range(n):
             x = tokens[j]
-            if walk.law == INDEPENDENT and j > 0:
-                copy_normalised(q[b, walk.rows[b, draws[j]]], law)
-            if walk.law == WITHOUT_REPLACEMENT and j > 0:
+            if sweep.law == INDEPENDENT and j > 0:
+                copy_normalised(sweep.q[b, sweep.rows[b, draws[j]]], law)
+            if sweep.law == WITHOUT_REPLACEMENT and j > 0:
                 without(law, tokens[j - 1])
-            elif walk.law == POINT_MASS or (walk.law == GREEDY_PLUS_ONE and (j > 0 or law[x] == 0.0)):
+            elif sweep.law == POINT_MASS or (sweep.law == GREEDY_PLUS_ONE and (j > 0 or law[x] == 0.0)):
                 _one_hot(law, x)
-            if not (tokens[:j] == x).any():
-                into = keep(w, rest[x], law[x])  # pyright: ignore[reportArgumentType]
-                enter(walk, b, v, turn, draws[j], into)
-                turn += 1
-                if into == 1.0:
-                    break
-            w = reject(w, rest, law)
-        walk.accept[b, v] = w
+            if (tokens[:j] == x).any():
+                w = reject(w, rest, law)
+                continue
+            left = tried(sweep, b, v, turn, draws[j], w, rest, law)
+            if left < 0.0:
+                break
+            w, turn = left, turn + 1
+        sweep.accept[b, v] = w
         if residual.size:
             residual[i] = rest
 
@@ -97,6 +95,18 @@ traversal = LeafToRoot(
         laws=frozenset(SiblingLaw) - {SiblingLaw.COUPLED, SiblingLaw.LISTED},
         shapes=frozenset(TreeShape),
     ),
-    _tries,
+    tries,
 )
 """The verifier."""
+
+traversal_merged = LeafToRoot(
+    replace(
+        traversal.info,
+        name="traversal_merged",
+        title="Traversal verification, equal siblings merged",
+        laws=frozenset({SiblingLaw.IID, SiblingLaw.WITHOUT_REPLACEMENT}),
+    ),
+    tries,
+    merged=True,
+)
+"""The verifier that counts equal siblings once."""

@@ -13,7 +13,7 @@ from polydraft.bench.limits.contexts import Findings, Places
 from polydraft.core import NoiseKey
 from polydraft.theory import acceptance, closed_forms, efficiency
 from polydraft.verifiers import importance, recursive, transport
-from polydraft.verifiers.multipath import picked_law
+from polydraft.verifiers.selection import law_of_highest
 
 __all__ = ["Nodes"]
 
@@ -77,7 +77,7 @@ def _at_node(
         yield ("max_ratio", "IID", n), max(closed_forms.single(p, q), _overlap_of_highest(p, q, n))
         yield ("transport", "IID", n), max(closed_forms.single(p, q), float(np.minimum(p, transport.select(p, q, n)[0]).sum()))
         yield ("importance", "IID", n), tournaments[n - 1]
-        emitted = recursive.recursive_wor.emitted(*rows, torch.from_numpy(order[:, :n].copy()))
+        emitted = recursive.recursive_wor.emitted_law(*rows, torch.from_numpy(order[:, :n].copy()))
         drafted = emitted.gather(1, torch.from_numpy(order[:, :n].copy())).sum(1)
         yield ("recursive_wor", "WITHOUT_REPLACEMENT", n), float(drafted.mean())
         yield ("race", "COUPLED", n), float((order[:, :n] == wanted[:, 0].argmin(1)[:, None]).any(1).mean())
@@ -88,7 +88,7 @@ def _at_node(
 def _overlap_of_highest(p: np.ndarray, q: np.ndarray, n: int) -> float:
     chance = torch.zeros(1, n + 1, dtype=torch.float64)
     chance[0, n] = 1.0
-    law, _, _ = picked_law(torch.from_numpy(p)[None], torch.from_numpy(q)[None], chance)
+    law, _, _ = law_of_highest(torch.from_numpy(p)[None], torch.from_numpy(q)[None], chance)
     return float(torch.minimum(torch.from_numpy(p), law[0]).sum())
 
 

@@ -1,4 +1,4 @@
-"""Leaf-to-root walk: lift a rule for the tries at one context to a whole tree.
+"""Leaf-to-root sweep: lift a rule for the tries at one context to a whole tree.
 
 Weng et al. 2025 (traversal verification, arXiv 2505.12398), freed of its draw order.
 
@@ -8,7 +8,7 @@ Weng et al. 2025 (traversal verification, arXiv 2505.12398), freed of its draw o
                   that draw:  visit(x, min(1, w p(x) / law(x)));  rejected: p <- N((w p - law)+), w <- S / (S + 1 - w)
     after them    v is accepted with probability a(v) = what is left of w, and emits a token of what is left of p
 
-As the order is fixed, the walk is the contexts in post-order:  stop(v) = a(v) prod over all u before v of (1 - a(u)).
+As the order is fixed, the sweep is the contexts in post-order:  stop(v) = a(v) prod over all u before v of (1 - a(u)).
 Lossless if every `law` is the law of its draw given all that was looked at before, and the order looks at no draw that is
 not revealed yet. A child entered with weight 1 surely accepts: its later siblings, and v itself, are never reached.
 """
@@ -23,24 +23,27 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft import tree
-from polydraft.core import Draft, Method
+from polydraft.core import Draft, Method, SiblingLaw
 from polydraft.errors import InvalidInputError
-from polydraft.verifiers.fast.rows import compiled, copy_normalised, keep, reweight, surplus, total
+from polydraft.verifiers.fast.rows import compiled, copy_normalised, keep, reject, reweight, surplus, total
+from polydraft.verifiers.lift.draws import draws_at
 from polydraft.verifiers.lift.verdict import TreeVerdict
 
-__all__ = ["LeafToRoot", "Tries", "Walk", "enter", "one_draw"]
+__all__ = ["LeafToRoot", "Sweep", "Tries", "check_stop", "host_rows", "opened", "tried"]
 
 
-class Walk(NamedTuple):
-    """A batch of walks, as compiled rules see it.
+class Sweep(NamedTuple):
+    """A batch, as compiled rules see it.
 
-    tokens, rows: [B, N] as in the draft.  draws: [B, N, W] nodes drawn at each context in draw order, padded with -1.
-    counts: [B, N] how many.  law: value of the draft's SiblingLaw.
+    p: [B, N, V].  q: [B, R, V].  tokens, rows: [B, N] as in the draft.
+    draws: [B, N, W] nodes drawn at each context in draw order, padded with -1.  counts: [B, N] how many.
+    law: value of the SiblingLaw of these draws.
     weight: [B, N] w of each context that is entered, else 0.  accept: [B, N] a(v).
     order: [B, N, W] the children that are tried, in that order, padded with -1.
     """
 
+    p: np.ndarray
+    q: np.ndarray
     tokens: np.ndarray
     rows: np.ndarray
     draws: np.ndarray
@@ -51,32 +54,53 @@ class Walk(NamedTuple):
     order: np.ndarray
 
 
-Tries = Callable[[np.ndarray, Walk, np.ndarray, np.ndarray, np.ndarray], None]
-"""(contexts [M, 2] as (b, v), parents first; walk; p [B, N, V]; q [B, R, V]; residual [M, V] or [0, 0]) -> None: a compiled rule.
+Tries = Callable[[np.ndarray, Sweep, np.ndarray], None]
+"""(contexts [M, 2] as (b, v), parents first; sweep; residual [M, V] or [0, 0]) -> None: a compiled rule.
 
-For each context with weight > 0 it calls `enter` for the children in the order of their tries and sets `accept`. Where there
-is room it leaves the law of a token emitted there in its row of `residual`.
+For each context that `opened` says has draws it calls `tried` for children in the order of their tries and sets `accept`.
+Where there is room it leaves the law of a token emitted there in its row of `residual`.
 """
 
 
 @compiled
-def enter(walk, b, v, turn, child, w):
-    """The child (first node of its context) is tried at v as number `turn`, with weight w."""
-    walk.order[b, v, turn] = child
-    walk.weight[b, child] = w
-    walk.accept[b, child] = w  # right for a leaf; a context with draws sets its own
+def opened(sweep, b, v, rest, law, residual):
+    """How many draws there are to try at v, with rest = p and law = q of the first of them; 0 where none is left to do.
+
+    A single draw from q is tried here, by gathered scalars and one pass over the rows if it may be rejected.
+    """
+    n, w, child = sweep.counts[b, v], sweep.weight[b, v], sweep.draws[b, v, 0]
+    p, row = sweep.p[b, v], sweep.rows[b, child]
+    if w == 0.0:
+        return 0
+    if n == 1 and row >= 0 and residual.size == 0:
+        x, q = sweep.tokens[b, child], sweep.q[b, row]
+        p_sum, q_sum = total(p), total(q)
+        into = keep(w, p[x] / p_sum, q[x] / q_sum)
+        _enter(sweep, b, v, 0, child, into)
+        if into < 1.0:
+            sweep.accept[b, v] = reweight(w, surplus(w / p_sum, p, 1.0 / q_sum, q))
+        return 0
+    copy_normalised(p, rest)
+    if row >= 0:
+        copy_normalised(sweep.q[b, row], law)
+    return n
 
 
 @compiled
-def one_draw(walk, b, v, p, q):
-    """The tries at a context with a single draw from q: gathered scalars, and one pass over the rows if it may be rejected."""
-    child = walk.draws[b, v, 0]
-    x, w = walk.tokens[b, child], walk.weight[b, v]
-    p_sum, q_sum = total(p), total(q)
-    into = keep(w, p[x] / p_sum, q[x] / q_sum)
-    enter(walk, b, v, 0, child, into)
-    if into < 1.0:
-        walk.accept[b, v] = reweight(w, surplus(w / p_sum, p, 1.0 / q_sum, q))
+def _enter(sweep, b, v, turn, child, w):
+    """The child (first node of its context) is tried at v as number `turn`, with weight w."""
+    sweep.order[b, v, turn] = child
+    sweep.weight[b, child] = w
+    sweep.accept[b, child] = w  # right for a leaf; a context with draws sets its own
+
+
+@compiled
+def tried(sweep, b, v, turn, child, w, rest, law):
+    """Try a child of `law` against `rest`; what its rejection leaves of w, `rest` with it; -1 where it surely accepts."""
+    x = sweep.tokens[b, child]
+    into = keep(w, rest[x], law[x])
+    _enter(sweep, b, v, turn, child, into)
+    return -1.0 if into == 1.0 else reject(w, rest, law)
 
 
 @compiled
@@ -114,47 +138,55 @@ def _host(x: Tensor) -> np.ndarray:
     return x.detach().cpu().contiguous().numpy()
 
 
+def host_rows(draft: Draft, target_probs: Float[Tensor, "B N V"]) -> tuple[np.ndarray, np.ndarray]:
+    """p and q on the host, of one type; a draft without q has one row of zeros, from which nothing can be drawn."""
+    probs = torch.zeros_like(target_probs[:, :1]) if draft.probs is None else draft.probs
+    kind = torch.float64 if torch.float64 in (probs.dtype, target_probs.dtype) else torch.float32
+    return _host(target_probs.to(kind)), _host(probs.to(kind))
+
+
+def check_stop(stop: np.ndarray) -> None:
+    """Raise InvalidInputError where a token was tried that its row gives no mass."""
+    if np.isnan(stop).any():
+        raise InvalidInputError(
+            "a drafted token has probability 0 in its row of draft.probs; report the very rows that were sampled."
+        )
+
+
 @dataclass(frozen=True)
 class LeafToRoot:
     """A verifier for trees, made of a compiled rule for the tries at one context.
 
+    merged: equal siblings are one draw, of draws without replacement; see `lift.draws`.
     Rows on another device are copied to the host, and the verdict's tables back.
     """
 
     info: Method
     tries: Tries
+    merged: bool = False
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
-        probs = torch.zeros_like(target_probs[:, :1]) if draft.probs is None else draft.probs  # without q nothing can be drawn
-        kind = torch.float64 if torch.float64 in (probs.dtype, target_probs.dtype) else torch.float32
-        p, q = _host(target_probs.to(kind)), _host(probs.to(kind))
-        draws = _host(tree.children(draft.tree))
+        p, q = host_rows(draft, target_probs)
+        draws = _host(draws_at(draft.tree, self.merged))
         drawn = draws >= 0
-        weight = np.zeros(p.shape[:2])
+        law = SiblingLaw.WITHOUT_REPLACEMENT if self.merged else draft.law
+        weight, stop = np.zeros(p.shape[:2]), np.zeros(p.shape[:2])
         weight[:, 0] = 1.0
-        walk = Walk(
-            _host(draft.tree.tokens), _host(draft.rows), draws, drawn.sum(-1), draft.law.value, weight, weight.copy(), np.full_like(draws, -1)
-        )  # fmt: skip
-        self.tries(np.argwhere(drawn.any(-1)), walk, p, q, np.empty((0, 0)))
-        stop = np.zeros(p.shape[:2])
-        _stops(walk.order, walk.accept, stop)
-        if np.isnan(stop).any():
-            raise InvalidInputError(
-                "a drafted token has probability 0 in its row of draft.probs; report the very rows that were sampled."
-            )
+        tokens, rows = _host(draft.tree.tokens), _host(draft.rows)
+        sweep = Sweep(p, q, tokens, rows, draws, drawn.sum(-1), law.value, weight, weight.copy(), np.full_like(draws, -1))
+        self.tries(np.argwhere(drawn.any(-1)), sweep, np.empty((0, 0)))
+        _stops(sweep.order, sweep.accept, stop)
+        check_stop(stop)
+        device = target_probs.device
+        return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), partial(self._after, sweep, device))
 
-        after = partial(self._after, walk, p, q, target_probs.device)
-        return TreeVerdict(draft.tree, torch.from_numpy(stop).to(target_probs.device), after)
-
-    def _after(
-        self, walk: Walk, p: np.ndarray, q: np.ndarray, device: torch.device, node: Int[Tensor, "B"]
-    ) -> Float[Tensor, "B V"]:
+    def _after(self, sweep: Sweep, device: torch.device, node: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
         """The tries at each row's context once more, now keeping what they leave of p."""
-        at = np.stack([np.arange(len(p)), _host(node)], 1)
-        laws = np.empty((p.shape[0], p.shape[2]))
-        _targets(p, at, laws)
-        drawn = walk.counts[at[:, 0], at[:, 1]] > 0
+        at = np.stack([np.arange(len(sweep.p)), _host(node)], 1)
+        laws = np.empty((sweep.p.shape[0], sweep.p.shape[2]))
+        _targets(sweep.p, at, laws)
+        drawn = sweep.counts[at[:, 0], at[:, 1]] > 0
         left = laws[drawn]
-        self.tries(at[drawn], walk, p, q, left)
+        self.tries(at[drawn], sweep, left)
         laws[drawn] = left
         return torch.from_numpy(laws).to(device)

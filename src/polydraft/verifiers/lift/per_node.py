@@ -1,8 +1,8 @@
-"""Per-node walk: lift a rule for the children of one node to a whole tree.
+"""From the root down, node by node: lift a rule for the children of one node to a whole tree.
 
 Start at the root. At a node with children a token rule emits one token; if it is a child's token, descend to that child,
-otherwise stop. At a node without children emit a token of the target law. Specification, section 8.1; used by SpecInfer
-(arXiv 2305.09781), Sequoia (2402.12374) and most tree methods.
+otherwise stop. At a node without children emit a token of the target law. Used by SpecInfer (arXiv 2305.09781), Sequoia
+(2402.12374) and most tree methods.
 
     e_u(y)  law of the token emitted at context u for the drawn children, with the rule's own randomness integrated out
     T(v)    probability that the walk reaches v:  T(child x of u) = T(u) e_u(x)
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from polydraft import tree
 from polydraft.core import Draft, Method, SiblingLaw
+from polydraft.verifiers.lift.draws import draws_at
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.residual import normalise, normalise_or
 
@@ -59,15 +60,17 @@ def _drawn_from(draft: Draft, probs: Tensor, b: Tensor, kids: Tensor) -> Tensor:
 class PerNode:
     """A verifier for trees, made of a rule for one node.
 
-    emitted: see `TokenRule`; float64 in and out; rows without draws (all -1) must return p.
+    emitted_law: see `TokenRule`; float64 in and out; rows without draws (all -1) must return p.
+    merged: equal siblings are one draw, of draws without replacement; see `lift.draws`.
     """
 
     info: Method
-    emitted: TokenRule
+    emitted_law: TokenRule
+    merged: bool = False
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
         p = normalise(target_probs.double())
-        nodes = tree.children(draft.tree)
+        nodes = draws_at(draft.tree, self.merged)
         inner = (nodes[..., 0] >= 0) if nodes.shape[-1] else torch.zeros_like(draft.tree.tokens, dtype=torch.bool)
         rest, stop = p.clone(), torch.ones_like(p[..., 0])
         branch = torch.zeros_like(stop)
@@ -77,7 +80,7 @@ class PerNode:
             drawn = kids >= 0
             tokens = draft.tree.tokens[b, kids.clamp(min=0)]
             q = None if draft.probs is None else _drawn_from(draft, draft.probs, b, kids)
-            e = self.emitted(p[inner], q, tokens.where(drawn, -1))
+            e = self.emitted_law(p[inner], q, tokens.where(drawn, -1))
             branch[b[drawn], kids[drawn]] = e.gather(1, tokens)[drawn]
             left = e.scatter(1, tokens.where(drawn, tokens[:, :1]), 0.0)  # the first draw is always there: pad with it
             rest[inner], stop[inner] = left, left.sum(-1)

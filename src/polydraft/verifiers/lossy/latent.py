@@ -25,7 +25,7 @@ from polydraft.errors import InvalidInputError
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.speculative import residual
 
-__all__ = ["accept_probability", "emitted", "latent", "output_law"]
+__all__ = ["accept_probability", "emitted_law", "latent", "output_law"]
 
 
 def accept_probability(
@@ -56,7 +56,7 @@ def accept_probability(
     return torch.where(qx > 0, (own + borrowed) / qx, 0.0).clamp(max=1)
 
 
-def emitted(
+def emitted_law(
     p: Float[Tensor, "M V"],
     q: Float[Tensor, "M V"] | None,
     draws: Int[Tensor, "M n"],
@@ -119,4 +119,4 @@ def latent(neighbours: Int[Tensor, "V m"], *, delta: float = 0.0, factor: float 
         shapes=frozenset({TreeShape.CHAIN}),
         lossless=False,
     )
-    return PerNode(info, partial(emitted, neighbours=neighbours, delta=delta, factor=factor))
+    return PerNode(info, partial(emitted_law, neighbours=neighbours, delta=delta, factor=factor))

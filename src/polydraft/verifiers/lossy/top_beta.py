@@ -16,7 +16,7 @@ from torch import Tensor
 from polydraft.core import Method, SiblingLaw, TreeShape
 from polydraft.verifiers.lift.per_node import PerNode
 
-__all__ = ["emitted", "kept", "output_law", "top_beta"]
+__all__ = ["emitted_law", "kept", "output_law", "top_beta"]
 
 BETA, TAU = 3, 1.0
 
@@ -36,7 +36,7 @@ def _greedy(p: Tensor) -> Tensor:
     return torch.zeros_like(p).scatter_(1, p.argmax(1, keepdim=True), 1.0)
 
 
-def emitted(
+def emitted_law(
     p: Float[Tensor, "M V"],
     q: Float[Tensor, "M V"] | Float[Tensor, "M n V"] | None,
     draws: Int[Tensor, "M n"],
@@ -72,6 +72,6 @@ top_beta = PerNode(
         shapes=frozenset({TreeShape.CHAIN}),
         lossless=False,
     ),
-    partial(emitted, beta=BETA, tau=TAU),
+    partial(emitted_law, beta=BETA, tau=TAU),
 )
 """The verifier."""
