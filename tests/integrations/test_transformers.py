@@ -194,8 +194,8 @@ TINY = hf.LlamaConfig(
     num_attention_heads=2,
     max_position_embeddings=32,
 )
-LENGTH, ROWS, CALLS = 3, 300, 8
-SAMPLED = {"do_sample": True, "temperature": 0.9, "top_k": 6, "top_p": 0.95, "repetition_penalty": 1.4}
+LENGTH, ROWS, CALLS = 3, 300, 3
+SAMPLED = {"do_sample": True, "temperature": 0.9, "top_k": 4, "top_p": 0.95, "repetition_penalty": 1.4}
 
 
 def law_of(model, prompt):
