@@ -16,7 +16,7 @@ import torch
 
 from polydraft import Engine
 from polydraft.bench.compare import Run, engine_contender, measure
-from polydraft.cli.doctor import processor
+from polydraft.bench.record import processor
 from polydraft.models import pair
 
 MAX_TOKENS = 64

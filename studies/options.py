@@ -1,21 +1,15 @@
-"""What every study is asked on the command line, and what it says of its run."""
+"""What every study is asked on the command line, and how it writes what it found."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-__all__ = ["Out", "Quick", "command_line", "write_json"]
+__all__ = ["Out", "Quick", "write_json"]
 
 Out = Annotated[Path, typer.Option(help="Folder that is written; it is made.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Little of everything: to see that it runs, not to read the figures.")]
-
-
-def command_line(study: str) -> str:
-    """How this run was called."""
-    return " ".join([f"python -m studies.{study}", *sys.argv[1:]])
 
 
 def write_json(report: dict[str, Any], file: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import typer
 
-from polydraft.cli.doctor import machine
+from polydraft.bench.record import provenance
 from polydraft.core import SamplingParams, TokenTree
 from polydraft.drafters.model import ModelDrafter
 from polydraft.engine.calibrate import Bed
@@ -260,7 +260,7 @@ def main(out: Out = Path("build/scaling"), quick: Quick = False) -> None:
     torch.set_num_threads(1)
     found = scaling(quick=quick, progress=lambda name: typer.echo(f"measuring by {name} ...", err=True))
     typer.echo(markdown(found))
-    write_json({"hardware": machine(), "curves": to_dict(found)}, out / "curves.json")
+    write_json({**provenance("python -m studies.scaling"), "curves": to_dict(found)}, out / "curves.json")
     picture(found, out / "curves.png")
 
 

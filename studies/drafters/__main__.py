@@ -6,9 +6,8 @@ import typer
 
 from polydraft.bench import drafters_table as tables
 from polydraft.bench.drafters import Bench, compare
-from polydraft.cli.doctor import machine
 from studies.drafters.picture import pictures
-from studies.options import Out, Quick, command_line
+from studies.options import Out, Quick
 
 __all__ = ["main"]
 
@@ -16,11 +15,7 @@ __all__ = ["main"]
 def main(out: Out = Path("build/drafters"), quick: Quick = False) -> None:
     """Write drafters.json, drafters.md, tokens_per_call.png and learning_curve.png."""
     made = Bench(num_tokens=32, num_requests=2, index_bytes=200_000) if quick else Bench(num_tokens=160)
-    report = {
-        "hardware": machine(),
-        "command": command_line("drafters"),
-        **compare(made, curve=(400, 100) if quick else (8000, 500)),
-    }
+    report = compare(made, curve=(400, 100) if quick else (8000, 500), program="python -m studies.drafters")
     out.mkdir(parents=True, exist_ok=True)
     for path in [*tables.write(report, out), *pictures(report, out)]:
         typer.echo(f"wrote {path}", err=True)

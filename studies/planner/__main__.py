@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 import typer
 
-from polydraft.cli.doctor import machine
+from polydraft.bench.record import provenance
 from studies.options import Out, Quick, write_json
 from studies.planner import accuracy, every_drafter
 
@@ -27,7 +27,7 @@ def main(
         rows.append(row)
         typer.echo(every_drafter.markdown([row]).splitlines()[-1], err=True)
     typer.echo(every_drafter.markdown(rows))
-    report = {"hardware": machine(), "drafters": [row.to_dict() for row in rows]}
+    report = {**provenance("python -m studies.planner"), "drafters": [row.to_dict() for row in rows]}
     if model is not None:
         write_json({**report, "model": Path(model).name}, out / f"{Path(model).name}.json")
         return

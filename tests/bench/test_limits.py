@@ -108,7 +108,7 @@ def test_restricted_draft_is_what_a_smaller_budget_draws(limits):
 
 
 def test_report_is_written_and_read(found, tmp_path):
-    report = tables.as_dict(found, {"processor": "x"}, "polydraft limits")
+    report = tables.as_dict(found)
     files = tables.write(report, tmp_path / "limits.json")
     assert {f.name for f in files} == {
         "limits.json",
@@ -145,7 +145,7 @@ def test_asked_rules_alone_are_measured_with_what_they_are_compared_to():
     few = Limits(replace(SMALL, rules=("greedy_traversal",), node_contexts=0)).run()
     assert {r["rule"] for r in few.paths} == {"greedy_traversal", "traversal", "block"}
     assert not few.nodes
-    assert "greedy_traversal" in tables.markdown(tables.as_dict(few, {}, "polydraft limits"))
+    assert "greedy_traversal" in tables.markdown(tables.as_dict(few))
 
 
 def test_asked_rules_have_the_numbers_that_they_have_among_all(found):

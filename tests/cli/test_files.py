@@ -14,8 +14,6 @@ from polydraft.errors import InvalidInputError
 
 MEASURING = (
     ("bench", "--json"),
-    ("bench --planner", "--json"),
-    ("bench --scaling", "--json"),
     ("bench drafters", "--out"),
     ("tune", "--save"),
     ("tune", "--json"),
@@ -23,13 +21,7 @@ MEASURING = (
     ("limits", "--json"),
     ("index build CORPUS", "--out"),
 )
-DRAWING = (
-    ("bench", "--json"),
-    ("bench --scaling", "--json"),
-    ("bench drafters", "--out"),
-    ("tune", "--picture"),
-    ("limits", "--json"),
-)
+DRAWING = (("bench", "--json"), ("tune", "--picture"))
 
 
 def line(*given):

@@ -14,6 +14,7 @@ Three workloads, each in three ways:
 Stores that outlive a request (`+store`) start empty and see the requests of one workload one after the other: a session.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from polydraft import registry
+from polydraft.bench.record import provenance
 from polydraft.bench.scripted_target import ScriptedTarget
 from polydraft.bench.texts import library_texts
 from polydraft.core import Drafter, Request, SamplingParams, Target
@@ -358,23 +360,24 @@ def compare(
     contenders: Sequence[Contender] = CONTENDERS,
     *,
     curve: tuple[int, int],
-    progress: Callable[[], object] = lambda: None,
+    program: str = "polydraft",
+    progress: Callable[[int], object] = lambda total: None,
 ) -> dict[str, Any]:
     """Every contender on every workload in every way, as plain data.
 
-    curve: (tokens, window) of the long request by which those among `LEARNERS` are followed.  progress: called after each session.
+    curve: (tokens, window) of the long request by which those among `LEARNERS` are followed.  program: how the run was called.
+    progress: called after each session with the number of them all.
     """
-    rows, curves = list[dict[str, Any]](), dict[str, list[float]]()
-    for way in WAYS:
-        for workload in WORKLOADS:
-            for contender in contenders:
-                rows.append(bench.run(contender, workload, way).to_dict())
-                progress()
-    for contender in contenders:
-        if contender.name in LEARNERS:
-            curves[contender.name] = bench.curve(contender, *curve)
-            progress()
+    rows, curves, learners = list[dict[str, Any]](), dict[str, list[float]](), [c for c in contenders if c.name in LEARNERS]
+    total = len(WAYS) * len(WORKLOADS) * len(contenders) + len(learners)
+    for way, workload, contender in itertools.product(WAYS, WORKLOADS, contenders):
+        rows.append(bench.run(contender, workload, way).to_dict())
+        progress(total)
+    for contender in learners:
+        curves[contender.name] = bench.curve(contender, *curve)
+        progress(total)
     return {
+        **provenance(program),
         "settings": {**bench.settings, "index_tokens": sum(map(len, bench.documents)), "curve_window": curve[1]},
         "rows": rows,
         "curves": curves,

@@ -1,48 +1,20 @@
 """A bench's findings as JSON, as a markdown table and as a picture."""
 
 import json
-import platform
-import subprocess
-import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from polydraft.atomic import replacing
+from polydraft.bench.record import markdown_table, provenance, write_texts
 from polydraft.bench.suite import Findings
 
 __all__ = ["as_dict", "markdown", "picture", "write"]
 
-PACKAGES = ("polydraft", "torch", "transformers", "numba", "numpy", "xllamacpp", "gguf", "vllm")
 
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def _commit() -> str | None:
-    """Of the working copy that this package lies in, or None."""
-    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    try:
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def as_dict(found: Findings, hardware: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Everything as plain data. hardware, settings: what the run was made on and with."""
+def as_dict(found: Findings) -> dict[str, Any]:
+    """Everything as plain data, with what the run was made on and with."""
     return {
-        "hardware": hardware,
-        "versions": _versions(),
-        "commit": _commit(),
-        "command": " ".join(["polydraft", *sys.argv[1:]]),
-        "settings": settings,
+        **provenance(),
+        "settings": found.settings,
         "num_parameters": found.num_parameters,
         "rows": found.rows(),
         "ratios": found.ratios(),
@@ -69,32 +41,31 @@ def markdown(report: dict[str, Any]) -> str:
     against = [name for name in ("plain", "transformers") if name in report["ratios"]]
     head = ["contender", "tokens/s", "quartiles", *(f"over {name}" for name in against), "tokens/call", "per CPU s"]
     head += ["first token ms", "between ms p50", "p99", "memory MiB", "prepared s", "law"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    rows: list[list[str]] = []
     for row in sorted(report["rows"], key=lambda r: -r["tokens_per_second"]):
         ratios = report["ratios"].get(row["contender"], {})
         over = [f"{ratios[name]:.2f}" if name in ratios else "1" if row["contender"] == name else "-" for name in against]
-        cells = [
-            row["contender"],
-            f"{row['tokens_per_second']:.0f}",
-            f"{row['spread'][0]:.0f}-{row['spread'][1]:.0f}",
-            *over,
-            f"{row['tokens_per_call']:.2f}" if row["verifier"] else "-",
-            f"{row['tokens_per_cpu_second']:.0f}",
-            *(_milliseconds(row[k]) for k in ("time_to_first_token", "inter_token_p50", "inter_token_p99")),
-            f"{row['peak_memory'] / 2**20:.0f}",
-            f"{row['seconds_to_prepare']:.1f}",
-            _check(row["law_check"]),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
+        rows.append(
+            [
+                row["contender"],
+                f"{row['tokens_per_second']:.0f}",
+                f"{row['spread'][0]:.0f}-{row['spread'][1]:.0f}",
+                *over,
+                f"{row['tokens_per_call']:.2f}" if row["verifier"] else "-",
+                f"{row['tokens_per_cpu_second']:.0f}",
+                *(_milliseconds(row[k]) for k in ("time_to_first_token", "inter_token_p50", "inter_token_p99")),
+                f"{row['peak_memory'] / 2**20:.0f}",
+                f"{row['seconds_to_prepare']:.1f}",
+                _check(row["law_check"]),
+            ]
+        )
     absent = "".join(f"\nNot in the run: {name} ({reason})." for name, reason in report["absent"].items())
     return (
         f"{report['hardware']['processor']}, {report['settings']['threads']} thread(s); {sizes}{note}; "
         f"temperature {report['settings']['temperature']:g}, batch {report['settings']['batch']}, "
         f"{report['settings']['num_prompts']} prompts x {report['settings']['max_tokens']} tokens x "
         f"{report['settings']['repetitions']} repetitions, interleaved, medians.\n`{report['command']}`\n\n"
-        + "\n".join(lines)
-        + "\n"
-        + absent
+        + f"{markdown_table(head, rows)}\n{absent}"
     )
 
 
@@ -124,9 +95,6 @@ def picture(report: dict[str, Any], path: Path) -> None:
 
 def write(report: dict[str, Any], path: Path) -> list[Path]:
     """The JSON file, and beside it a markdown table and a picture. An old text stays until the new one is complete."""
-    written = [path, path.with_suffix(".md"), path.with_suffix(".png")]
-    for file, content in ((written[0], json.dumps(report, indent=1) + "\n"), (written[1], markdown(report) + "\n")):
-        with replacing(file) as out:
-            out.write(content.encode())
-    picture(report, written[2])
-    return written
+    texts = {path: json.dumps(report, indent=1) + "\n", path.with_suffix(".md"): markdown(report) + "\n"}
+    picture(report, path.with_suffix(".png"))
+    return [*write_texts(texts), path.with_suffix(".png")]

@@ -64,9 +64,9 @@ DEFAULT_WAYS = ("model", "model:chain+block@1x4", "model+greedy_traversal@2x4", 
 
 @dataclass(frozen=True)
 class Findings:
-    """What one run found. absent: contender -> why it did not take part.  seconds_to_prepare: building and compiling, by name."""
+    """What one run found. settings: what it was asked.  absent: contender -> why it did not take part.  seconds_to_prepare: building and compiling, by name."""
 
-    temperature: float
+    settings: dict[str, Any]
     measurements: list[Measurement]
     checks: dict[str, dict[str, Any]]
     absent: dict[str, str]
@@ -83,7 +83,7 @@ class Findings:
                 "contender": m.contender.name,
                 "drafter": m.contender.drafter,
                 "verifier": m.contender.verifier,
-                "temperature": self.temperature,
+                "temperature": m.contender.temperature,
                 "tokens_per_second": m.tokens_per_second,
                 "tokens_per_cpu_second": m.tokens_per_cpu_second,
                 "tokens_per_call": m.tokens_per_call,
@@ -126,6 +126,7 @@ class Bench:
         if target is None:
             target, draft = str(pair.target_folder()), draft or str(pair.draft_folder())
         self.temperature, self._threads, self.batch_size = temperature, num_threads, batch_size
+        self.settings = {"temperature": temperature, "inflate": inflate_layers, "threads": num_threads, "batch": batch_size}
         self.judge = inflate(load_module(target, device="cpu"), inflate_layers)
         self.tokenizer = load.load_tokenizer(target)
         self._draft_module = None if draft is None else load_module(draft, device="cpu")
@@ -233,9 +234,13 @@ class Bench:
             self._closing.pop()()
         self._files.cleanup()
 
+    def encoded(self, texts: Sequence[str]) -> list[list[int]]:
+        """Prompts as token ids."""
+        return [load.encode(self.tokenizer, text) for text in texts]
+
     def prompts(self, count: int) -> list[list[int]]:
         """Held-out prompts of the package, encoded; at most `count`."""
-        return [load.encode(self.tokenizer, p.text) for p in pair.prompts()[:count]]
+        return self.encoded([p.text for p in pair.prompts()[:count]])
 
     def prepare(self, prompt: Sequence[int], progress: Callable[[], None] = lambda: None) -> dict[str, float]:
         """A few tokens by everyone, so that nothing compiles while time is taken; seconds by contender. Failures are absent then."""
@@ -265,7 +270,11 @@ class Bench:
         seed: int = 0,
         progress: Callable[[], None] = lambda: None,
     ) -> Findings:
-        """Prepare, measure and check; see the module."""
+        """Prepare, measure and check; see the module.
+
+        Raises:
+            InvalidInputError: nobody could be measured; with the reasons.
+        """
         seconds = self.prepare(prompts[0], progress)
         found = measure(
             self.contenders,
@@ -281,13 +290,17 @@ class Bench:
             if m.error:
                 self.absent[m.contender.name] = m.error
         found = [m for m in found if not m.error]
-        count = len(found[0].runs) if found else 0
+        if not found:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.absent.items())
+            raise InvalidInputError(f"no contender could be measured; expected at least one. {reasons}")
+        count = len(found[0].runs)
         batches = [[prompts[(r + i) % len(prompts)] for i in range(self.batch_size)] for r in range(count)]
         checks = {m.contender.name: check_law(self.judge, m, batches) for m in found}
         sizes = {"target": self.judge.num_parameters()}
         if self._draft_module is not None:
             sizes["draft"] = self._draft_module.num_parameters()
-        return Findings(self.temperature, found, checks, dict(self.absent), seconds, sizes)
+        asked = {"max_tokens": max_tokens, "num_prompts": len(prompts), "repetitions": repetitions}
+        return Findings({**self.settings, **asked}, found, checks, dict(self.absent), seconds, sizes)
 
 
 def _resident_bytes() -> int:

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polydraft.cli.options import Device, Drafter, DraftModel, Dtype, Temperature, TopP, Verifier
 from polydraft.cli.progress import Preparation
-from polydraft.cli.quiet import quiet
+from polydraft.cli.start import build
 
 if TYPE_CHECKING:
     from polydraft.core import SamplingParams
@@ -17,28 +18,25 @@ __all__ = ["chat"]
 
 def chat(
     model: Annotated[str, typer.Option(help="Folder of a chat model (its tokenizer has a chat template).")],
-    draft_model: Annotated[str | None, typer.Option(help="Folder of a smaller model.")] = None,
-    drafter: Annotated[str, typer.Option(help="A name of `polydraft methods`, none, or auto.")] = "auto",
-    verifier: Annotated[str, typer.Option(help="A name of `polydraft methods`, or auto.")] = "auto",
+    draft_model: DraftModel = None,
+    drafter: Drafter = "auto",
+    verifier: Verifier = "auto",
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512,
-    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.7,
-    top_p: Annotated[float, typer.Option(help="In (0, 1].")] = 1.0,
+    temperature: Temperature = 0.7,
+    top_p: TopP = 1.0,
     seed: Annotated[int | None, typer.Option(help="Noise of the first answer; later ones count on.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="For example float32 or bfloat16.")] = None,
-    device: Annotated[str | None, typer.Option(help="For example cpu or cuda.")] = None,
+    dtype: Dtype = None,
+    device: Device = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest conversation, in tokens.")] = None,
     show: Annotated[bool, typer.Option(help="Colour accepted draft tokens.")] = True,
 ) -> None:
     """Talk to a model: one message a line. /reset forgets the conversation, /exit or an empty input ends it."""
-    options: dict[str, Any] = {"draft": draft_model} if draft_model is not None else {}
-    options |= {"drafter": drafter, "verifier": verifier, "dtype": dtype, "device": device}
+    options: dict[str, Any] = {"drafter": drafter, "verifier": verifier, "dtype": dtype, "device": device}
     with Preparation(f"loading {model} ..."):
         from polydraft.core import SamplingParams
-        from polydraft.engine.api import Engine
 
-        quiet()
-        engine = Engine.from_pretrained(model, max_model_len=max_model_len, max_num_seqs=1, **options)
+        engine = build(model, draft_model, max_model_len=max_model_len, max_num_seqs=1, **options)
     params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
     start = [] if system is None else [{"role": "system", "content": system}]
     engine.encode_chat([*start, {"role": "user", "content": "?"}])  # no template is told before the first message
@@ -66,7 +64,7 @@ def _answer(engine: "Engine", history: list[dict[str, str]], params: "SamplingPa
     """Stream an answer; returns its text."""
     from rich.console import Console
 
-    from polydraft.cli.show import Painter, Palette
+    from polydraft.cli.show import Painter, Palette, speed
 
     ids = engine.encode_chat(history)
     room = engine.target.max_model_len - len(ids)
@@ -81,11 +79,6 @@ def _answer(engine: "Engine", history: list[dict[str, str]], params: "SamplingPa
     typer.echo()
     if sample is None:
         return ""
-    stats = sample.stats
-    typer.secho(
-        f"{stats.emitted} tokens, {stats.tokens_per_second:.0f} tokens/s, {stats.tokens_per_call:.2f} tokens per target call, "
-        f"first token after {stats.seconds_to_first_token or 0:.2f} s",
-        dim=True,
-        err=True,
-    )
+    first = sample.stats.seconds_to_first_token or 0
+    typer.secho(f"{speed(sample.stats)}, first token after {first:.2f} s", dim=True, err=True)
     return sample.text

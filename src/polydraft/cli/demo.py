@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polydraft import __version__
-from polydraft.cli.doctor import processor
-from polydraft.cli.quiet import quiet
+from polydraft.cli.start import use_threads
+from polydraft.cli.tables import grid, output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,13 +55,9 @@ def demo(
 
 
 def _load(num_prompts: int) -> "Showcase":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    import torch
-
+    use_threads()
     from polydraft.bench.showcase import Showcase
 
-    torch.set_num_threads(1)
-    quiet()
     return Showcase(num_prompts)
 
 
@@ -77,11 +73,9 @@ def _summary(found: "Comparison") -> dict[str, Any]:
 
 
 def _perform(showcase: "Showcase", max_tokens: int, repetitions: int) -> None:
-    from rich.console import Console
-
     from polydraft.cli.show import Palette
 
-    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console = output()
     with _timed(console, "Compiling and warming up"):
         showcase.warm_up()
     palette = Palette()
@@ -125,32 +119,24 @@ def _watch(
 def _stream(
     console: "Console", showcase: "Showcase", palette: "Palette", prompt: list[int], way: str, params: "SamplingParams"
 ) -> None:
-    from polydraft.cli.show import Painter
+    from polydraft.cli.show import Painter, speed
 
     last_lines = showcase.tokenizer.decode(prompt).splitlines(keepends=True)[-2:]
     console.out("".join(last_lines), style="dim", end="", highlight=False)
     painter = Painter(showcase.tokenizer, prompt, palette)
-    output = None
-    for output in showcase.engines[way].stream(prompt, params):
-        for piece, style in painter.paint(output):
+    last = None
+    for last in showcase.engines[way].stream(prompt, params):
+        for piece, style in painter.paint(last):
             console.out(piece, style=style, end="", highlight=False)
-    if output is not None:
-        stats = output.sample.stats
-        console.print(
-            f"\n[dim]{stats.emitted} tokens, {stats.tokens_per_second:.0f} tokens/s, "
-            f"{stats.tokens_per_call:.2f} tokens per target call[/dim]",
-            highlight=False,
-        )
+    if last is not None:
+        console.print(f"\n[dim]{speed(last.sample.stats)}[/dim]", highlight=False)
 
 
 def _report(console: "Console", found: "Comparison") -> None:
-    from rich.table import Table
+    from polydraft.bench.record import processor
 
-    grid = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("contender", "temperature", "tokens/s", "speed-up", "over transformers", "tokens/call", "acceptance by depth"):
-        grid.add_column(title, justify="left" if title in ("contender", "acceptance by depth") else "right")
-    for row, measurement in zip(found.rows(), found.measurements, strict=True):
-        grid.add_row(
+    rows = [
+        (
             row["name"],
             f"{row['temperature']:g}",
             f"{row['tokens_per_second']:.0f}",
@@ -158,9 +144,12 @@ def _report(console: "Console", found: "Comparison") -> None:
             f"{row['speedup_transformers']:.2f}x",
             f"{row['tokens_per_call']:.2f}",
             " ".join(f"{a:.2f}" for a in measurement.acceptance_by_depth) or "-",
-            end_section=row["name"] == "n-gram + match" and row["temperature"] == 0,
         )
-    console.print(grid)
+        for row, measurement in zip(found.rows(), found.measurements, strict=True)
+    ]
+    depths = "acceptance by depth"
+    head = ("contender", "temperature", "tokens/s", "speed-up", "over transformers", "tokens/call", depths)
+    console.print(grid(head, rows, left=[depths]))
     rounds = len(found.measurements[0].runs)
     ties = f" ({found.near_ties} near ties, where two logits are equal in float32)" if found.near_ties else ""
     console.print(

@@ -1,73 +1,16 @@
 """`polydraft doctor`: what this machine offers and which path the engine takes on it, and why; or compile everything for it."""
 
 import json
-import os
-import platform
-import re
-from importlib.metadata import PackageNotFoundError, version
 from time import perf_counter
 from typing import Annotated, Any
 
 import typer
 
+from polydraft.cli.options import AsJson
 from polydraft.cli.progress import Preparation
-from polydraft.cli.quiet import quiet
+from polydraft.cli.start import quiet
 
-__all__ = ["doctor", "examine", "machine", "processor"]
-
-PACKAGES = ("polydraft", "torch", "transformers", "tokenizers", "safetensors", "numpy", "numba")
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
-
-
-def processor() -> str:
-    """The processor's name where the system tells it."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def machine() -> dict[str, Any]:
-    """Processor, cores, instructions, threads, BLAS and memory bandwidth."""
-    import torch
-
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
-    return {
-        "processor": processor(),
-        "cores": usable,
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "torch_threads": torch.get_num_threads(),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "not set"),
-        "blas": blas.group(1) if blas else "unknown",
-        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-        "copy_bandwidth_gb_per_s": round(_bandwidth() / 1e9, 1),
-    }
-
-
-def _bandwidth(num_bytes: int = 64 << 20, rounds: int = 5) -> float:
-    """Bytes read and written per second by one thread that copies memory larger than the caches; best of several."""
-    import numpy as np
-
-    source = np.ones(num_bytes, np.uint8)
-    target = np.empty_like(source)
-    best = float("inf")
-    for _ in range(rounds):
-        start = perf_counter()
-        np.copyto(target, source)
-        best = min(best, perf_counter() - start)
-    return 2 * num_bytes / best
+__all__ = ["doctor", "examine"]
 
 
 def _kernels() -> dict[str, Any]:
@@ -127,7 +70,9 @@ def _pair() -> dict[str, Any]:
 
 def examine() -> dict[str, dict[str, Any]]:
     """Everything that the doctor measures, as plain data."""
-    return {"versions": _versions(), "machine": machine(), "gpu": _gpu(), "embedded target": _kernels(), "embedded pair": _pair()}
+    from polydraft.bench.record import machine, versions
+
+    return {"versions": versions(), "machine": machine(), "gpu": _gpu(), "embedded target": _kernels(), "embedded pair": _pair()}
 
 
 def _warm() -> None:
@@ -141,7 +86,7 @@ def _warm() -> None:
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
     warm: Annotated[
         bool, typer.Option("--warm", help="Compile all that a run may call, and nothing else: minutes, once for this machine.")
     ] = False,

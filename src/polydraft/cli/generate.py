@@ -9,9 +9,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polydraft.cli.files import read_prompt
+from polydraft.cli.options import (
+    DRAFTS,
+    MODELS,
+    OUTPUT,
+    SAMPLING,
+    AsJson,
+    Backend,
+    Depth,
+    Device,
+    Drafter,
+    DraftModel,
+    Dtype,
+    Model,
+    NumPaths,
+    TopP,
+    Verifier,
+)
 from polydraft.cli.progress import Preparation
-from polydraft.cli.prompts import read_prompt
-from polydraft.cli.quiet import quiet
+from polydraft.cli.start import build
 from polydraft.errors import DrafterWarning
 
 if TYPE_CHECKING:
@@ -21,79 +38,67 @@ if TYPE_CHECKING:
 
 __all__ = ["generate"]
 
-_MODELS, _DRAFTS, _SAMPLING, _OUTPUT = "Models", "Drafts", "Sampling", "Output"
-
 
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="Text to continue; - or nothing reads standard input.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Folder of the target model; the embedded one without it.", rich_help_panel=_MODELS)
-    ] = None,
-    draft_model: Annotated[
-        str | None, typer.Option(help="Folder of a smaller model with the same vocabulary.", rich_help_panel=_MODELS)
-    ] = None,
-    dtype: Annotated[str | None, typer.Option(help="For example float32 or bfloat16.", rich_help_panel=_MODELS)] = None,
-    device: Annotated[str | None, typer.Option(help="For example cpu or cuda.", rich_help_panel=_MODELS)] = None,
-    backend: Annotated[str, typer.Option(help="auto, compiled, static or transformers.", rich_help_panel=_MODELS)] = "auto",
+    model: Model = None,
+    draft_model: DraftModel = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    backend: Backend = "auto",
     quantization: Annotated[
-        str | None, typer.Option(help="bfloat16 or int8 weights of the target, on the compiled path.", rich_help_panel=_MODELS)
+        str | None, typer.Option(help="bfloat16 or int8 weights of the target, on the compiled path.", rich_help_panel=MODELS)
     ] = None,
     draft_quantization: Annotated[
-        str | None, typer.Option(help="The same of the draft: changes no output law.", rich_help_panel=_MODELS)
+        str | None, typer.Option(help="The same of the draft: changes no output law.", rich_help_panel=MODELS)
     ] = None,
     max_model_len: Annotated[
-        int | None, typer.Option(help="Longest prompt plus output, in tokens.", rich_help_panel=_MODELS)
+        int | None, typer.Option(help="Longest prompt plus output, in tokens.", rich_help_panel=MODELS)
     ] = None,
     tie_margin: Annotated[
         float | None,
-        typer.Option(help="Low precision: decide greedy near ties (in logits) by a pass of their own.", rich_help_panel=_MODELS),
+        typer.Option(help="Low precision: decide greedy near ties (in logits) by a pass of their own.", rich_help_panel=MODELS),
     ] = None,
-    drafter: Annotated[str, typer.Option(help="A name of `polydraft methods`, none, or auto.", rich_help_panel=_DRAFTS)] = "auto",
-    verifier: Annotated[str, typer.Option(help="A name of `polydraft methods`, or auto.", rich_help_panel=_DRAFTS)] = "auto",
-    depth: Annotated[
-        int | None, typer.Option(help="Drafted tokens on a path; planned without it.", rich_help_panel=_DRAFTS)
-    ] = None,
-    num_paths: Annotated[
-        int | None, typer.Option(help="Drafted paths per step; planned without it.", rich_help_panel=_DRAFTS)
-    ] = None,
+    drafter: Drafter = "auto",
+    verifier: Verifier = "auto",
+    depth: Depth = None,
+    num_paths: NumPaths = None,
     index: Annotated[
         list[Path] | None,
-        typer.Option(help="File of `polydraft index build` for the drafter; several for a mixture.", rich_help_panel=_DRAFTS),
+        typer.Option(help="File of `polydraft index build` for the drafter; several for a mixture.", rich_help_panel=DRAFTS),
     ] = None,
     profile: Annotated[
-        Path | None, typer.Option(help="Costs and acceptance that `polydraft tune --save` wrote.", rich_help_panel=_DRAFTS)
+        Path | None, typer.Option(help="Costs and acceptance that `polydraft tune --save` wrote.", rich_help_panel=DRAFTS)
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens to emit.", rich_help_panel=_SAMPLING)] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_SAMPLING)] = 1.0,
-    top_p: Annotated[float, typer.Option(help="In (0, 1].", rich_help_panel=_SAMPLING)] = 1.0,
-    top_k: Annotated[int, typer.Option(help="0 and -1 switch it off.", rich_help_panel=_SAMPLING)] = 0,
-    min_p: Annotated[float, typer.Option(help="In [0, 1].", rich_help_panel=_SAMPLING)] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="1 switches it off.", rich_help_panel=_SAMPLING)] = 1.0,
-    presence_penalty: Annotated[float, typer.Option(help="0 switches it off.", rich_help_panel=_SAMPLING)] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(help="0 switches it off.", rich_help_panel=_SAMPLING)] = 0.0,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to emit.", rich_help_panel=SAMPLING)] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=SAMPLING)] = 1.0,
+    top_p: TopP = 1.0,
+    top_k: Annotated[int, typer.Option(help="0 and -1 switch it off.", rich_help_panel=SAMPLING)] = 0,
+    min_p: Annotated[float, typer.Option(help="In [0, 1].", rich_help_panel=SAMPLING)] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="1 switches it off.", rich_help_panel=SAMPLING)] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="0 switches it off.", rich_help_panel=SAMPLING)] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="0 switches it off.", rich_help_panel=SAMPLING)] = 0.0,
     seed: Annotated[
         int | None,
         typer.Option(
             help="Noise of the request; drawn and reported without it. It repeats a text at temperature 0, with --depth or --profile, or with the rule race.",
-            rich_help_panel=_SAMPLING,
+            rich_help_panel=SAMPLING,
         ),
     ] = None,
     stop: Annotated[
-        list[str] | None, typer.Option(help="Text that ends the output; may be repeated.", rich_help_panel=_SAMPLING)
+        list[str] | None, typer.Option(help="Text that ends the output; may be repeated.", rich_help_panel=SAMPLING)
     ] = None,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on after the end-of-text token.", rich_help_panel=_SAMPLING)
+        bool, typer.Option("--ignore-eos", help="Go on after the end-of-text token.", rich_help_panel=SAMPLING)
     ] = False,
-    n: Annotated[int, typer.Option("--n", "-n", help="Independent samples.", rich_help_panel=_SAMPLING)] = 1,
+    n: Annotated[int, typer.Option("--n", "-n", help="Independent samples.", rich_help_panel=SAMPLING)] = 1,
     logprobs: Annotated[
-        int | None, typer.Option(help="Report this many alternatives beside each token (with --json).", rich_help_panel=_OUTPUT)
+        int | None, typer.Option(help="Report this many alternatives beside each token (with --json).", rich_help_panel=OUTPUT)
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print text and statistics as one JSON object.", rich_help_panel=_OUTPUT)
-    ] = False,
-    show: Annotated[bool, typer.Option("--show", help="Colour accepted draft tokens.", rich_help_panel=_OUTPUT)] = False,
-    stream: Annotated[bool, typer.Option(help="Print text as it comes.", rich_help_panel=_OUTPUT)] = True,
+    as_json: AsJson = False,
+    show: Annotated[bool, typer.Option("--show", help="Colour accepted draft tokens.", rich_help_panel=OUTPUT)] = False,
+    stream: Annotated[bool, typer.Option(help="Print text as it comes.", rich_help_panel=OUTPUT)] = True,
 ) -> None:
     """Continue PROMPT: text on standard output, statistics on standard error."""
     text = read_prompt(prompt, file)
@@ -114,7 +119,7 @@ def generate(
         seed=seed,
         logprobs=logprobs,
     )
-    options = {
+    options: dict[str, Any] = {
         "drafter": drafter,
         "verifier": verifier,
         "depth": depth,
@@ -132,7 +137,7 @@ def generate(
     }
     with Preparation(f"loading {model or 'the embedded models'} ...") as preparation, warnings.catch_warnings():
         warnings.simplefilter("ignore", DrafterWarning)  # the statistics tell it
-        engine = _engine(model, draft_model, options)
+        engine = build(model, draft_model, **options)
         preparation.say(_limits(engine))
         if as_json:
             _print_json(engine, engine.generate(text, params)[0])
@@ -141,14 +146,6 @@ def generate(
         else:
             preparation.close()  # a bar takes its place
             _print_samples(engine.generate(text, params, progress=sys.stderr.isatty())[0])
-
-
-def _engine(model: str | None, draft_model: str | None, options: dict[str, Any]) -> "Engine":
-    from polydraft.engine.api import Engine
-
-    quiet()
-    given = {} if draft_model is None else {"draft": draft_model}
-    return Engine.embedded(**given, **options) if model is None else Engine.from_pretrained(model, **given, **options)
 
 
 def _limits(engine: "Engine") -> str:
@@ -162,14 +159,13 @@ def _limits(engine: "Engine") -> str:
 
 
 def _statistics(sample: "Sample") -> str:
+    from polydraft.cli.show import speed
+
     stats = sample.stats
     first = f", first token after {stats.seconds_to_first_token:.2f} s" if stats.seconds_to_first_token is not None else ""
     accepted = f", {stats.accepted} of {stats.drafted} drafted tokens accepted" if stats.drafted else ""
     failed = f"; drafter switched off: {stats.drafter_error}" if stats.drafter_error else ""
-    return (
-        f"{stats.emitted} tokens, {stats.tokens_per_second:.0f} tokens/s, {stats.tokens_per_call:.2f} tokens per target call"
-        f"{first}{accepted}; finish reason {sample.finish_reason}, seed {sample.seed}{failed}"
-    )
+    return f"{speed(stats)}{first}{accepted}; finish reason {sample.finish_reason}, seed {sample.seed}{failed}"
 
 
 def _stream(engine: "Engine", prompt: str, params: "SamplingParams", show: bool, preparation: Preparation) -> None:

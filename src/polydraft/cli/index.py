@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from polydraft.cli.files import check_output
-from polydraft.cli.quiet import quiet
+from polydraft.cli.progress import bars
+from polydraft.cli.start import quiet
 
 __all__ = ["app"]
 
@@ -35,9 +36,6 @@ def build(
     """Build an index of a corpus for `--drafter trigram` or `--drafter retrieval`."""
     check_output("--out", out)
     quiet()
-    from rich.console import Console
-    from rich.progress import Progress
-
     from polydraft import registry
     from polydraft.drafters.text import corpus as reading
     from polydraft.drafters.text.index_file import fingerprint
@@ -47,18 +45,15 @@ def build(
     paths = reading.files(corpus)
     words = load.load_tokenizer(tokenizer or str(pair.target_folder()))
     vocab_size = max(words.get_vocab().values()) + 1
-    with warnings.catch_warnings(record=True) as skipped, Progress(console=Console(stderr=True), transient=True) as bar:
+    with warnings.catch_warnings(record=True) as skipped, bars("reading files") as step:
         warnings.simplefilter("always")
-        task = bar.add_task(f"reading {len(paths)} files", total=len(paths))
         texts = reading.documents(
             paths,
             lambda text: load.encode(words, text) if text else [],
             skip_unreadable=skip_unreadable,
-            done=lambda _: bar.advance(task),
+            done=lambda _: step(len(paths)),
         )
-        made = maker.build(texts, vocab_size, tokens_of=fingerprint(words))
-        bar.update(task, description=f"writing {out.name}")
-        made.save(out)
+        maker.build(texts, vocab_size, tokens_of=fingerprint(words)).save(out)
     for warning in skipped:
         if issubclass(warning.category, UserWarning):
             print(f"warning: {warning.message}", file=sys.stderr)

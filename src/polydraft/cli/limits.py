@@ -1,14 +1,15 @@
 """`polydraft limits`: how much every rule keeps on real text, against what any rule could keep."""
 
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from polydraft.cli.doctor import machine
-from polydraft.cli.files import check_output
-from polydraft.cli.quiet import quiet
+from polydraft.cli.files import check_output, say_written
+from polydraft.cli.options import DraftModel, Model
+from polydraft.cli.progress import bars
+from polydraft.cli.start import quiet
 from polydraft.errors import InvalidInputError
 
 __all__ = ["limits"]
@@ -24,16 +25,14 @@ def limits(
         typer.Option(help="Path rule to measure; may be repeated; all without it. block and traversal come along."),
     ] = None,
     temperature: Annotated[float, typer.Option(min=0.01, help="Of the path tables.")] = 1.0,
-    model: Annotated[str | None, typer.Option(help="Folder of the target; the embedded pair without it.")] = None,
-    draft_model: Annotated[str | None, typer.Option(help="Folder of a smaller model with the same vocabulary.")] = None,
+    model: Model = None,
+    draft_model: DraftModel = None,
     text: Annotated[Path | None, typer.Option(help="UTF-8 file to read; default: modules the embedded pair never saw.")] = None,
     seed: Annotated[int, typer.Option(help="Of the places and the draws.")] = 0,
 ) -> None:
     """Measure acceptance and tokens per call of every rule against the optimum, on real text; tables and CSV."""
     check_output("--json", json_file)
     quiet()
-    from rich.progress import Progress
-
     from polydraft.bench.limits import Limits, tables
     from polydraft.bench.limits.contexts import Settings
 
@@ -43,14 +42,11 @@ def limits(
         contexts=contexts, node_contexts=node_contexts, temperature=temperature, seed=seed, rules=tuple(rule or ())
     )
     made = Limits(settings, target=model, draft=draft_model, texts=None if text is None else [_read(text)])
-    with Progress(transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("measuring", total=made.steps)
-        found = made.run(lambda: bar.advance(task))
-    report = tables.as_dict(found, machine(), " ".join(["polydraft", *sys.argv[1:]]))
+    with bars("measuring") as step:
+        report = tables.as_dict(made.run(partial(step, made.steps)))
     typer.echo(tables.markdown(report))
     if json_file is not None:
-        for path in tables.write(report, json_file):
-            typer.echo(f"wrote {path}", err=True)
+        say_written(tables.write(report, json_file))
 
 
 def _read(path: Path) -> str:

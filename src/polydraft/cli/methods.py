@@ -1,10 +1,11 @@
 """`polydraft methods`: every registered verifier and drafter."""
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from polydraft.cli.tables import grid, output
 
 if TYPE_CHECKING:
     from polydraft.core import Method
@@ -72,18 +73,19 @@ def methods(
 
 
 def _print() -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console() if sys.stdout.isatty() else Console(width=160)
+    console, head = output(160), ("name", "method", "year", "arXiv", "sibling laws", "shapes", "lossless")
     for kind in ("verifier", "drafter"):
-        grid = Table(title=f"{kind}s", title_justify="left", box=None, header_style="bold", pad_edge=False)
-        grid.add_column("name", no_wrap=True)
-        for title in ("method", "year", "arXiv", "sibling laws", "shapes", "lossless"):
-            grid.add_column(title)
-        for row in table():
-            if row["kind"] == kind:
-                words = (row["name"], row["title"], str(row["year"]), row["arxiv"] or "-")
-                laws, shapes = (", ".join(row[key]) for key in ("laws", "shapes"))
-                grid.add_row(*words, laws, shapes, _ANSWER[row["lossless"]])
-        console.print(grid)
+        rows = [
+            (
+                r["name"],
+                r["title"],
+                str(r["year"]),
+                r["arxiv"] or "-",
+                ", ".join(r["laws"]),
+                ", ".join(r["shapes"]),
+                _ANSWER[r["lossless"]],
+            )
+            for r in table()
+            if r["kind"] == kind
+        ]
+        console.print(grid(head, rows, left=head, title=f"{kind}s"))

@@ -1,11 +1,12 @@
-"""What a command does before its first word comes, in one line on standard error."""
+"""What a command does before its first word comes, in one line on standard error; bars of what it measures."""
 
 import sys
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import typer
 
-__all__ = ["Preparation"]
+__all__ = ["Preparation", "bars"]
 
 WIDTH = 79
 
@@ -54,3 +55,23 @@ class Preparation(ExitStack):
         if self._terminal:
             sys.stderr.write(f"\r\x1b[K{text[:WIDTH]}")
             sys.stderr.flush()
+
+
+@contextmanager
+def bars(first: str, *, hidden: bool = False) -> Iterator[Callable[..., None]]:
+    """While entered, a bar on the terminal's standard error for each thing that is measured.
+
+    Yields step(total=None, done=None, what=first): one more of `total` is done, or `done` of them are.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True, disable=hidden or not sys.stderr.isatty()) as shown:
+        tasks = {first: shown.add_task(first, total=None)}
+
+        def step(total: int | None = None, done: int | None = None, what: str = first) -> None:
+            if what not in tasks:
+                tasks[what] = shown.add_task(what, total=total)
+            shown.update(tasks[what], total=total, advance=1 if done is None else None, completed=done)
+
+        yield step

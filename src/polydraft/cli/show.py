@@ -8,9 +8,10 @@ from rich.text import Text
 
 from polydraft.engine.loop import StepOutput
 from polydraft.engine.sequence import Origin
+from polydraft.engine.stats import RequestStats
 from polydraft.engine.stopping import Detokenizer
 
-__all__ = ["Painter", "Palette"]
+__all__ = ["Painter", "Palette", "speed"]
 
 COLOURS = ("green", "cyan", "yellow", "magenta", "blue", "red")
 
@@ -59,3 +60,8 @@ class Painter:
                 self._pieces.appendleft((piece[room:], origin))
             yield piece[:room], self._palette.style(origin)
             room -= min(len(piece), room)
+
+
+def speed(stats: RequestStats) -> str:
+    """Tokens, tokens per second and tokens per call of a sample."""
+    return f"{stats.emitted} tokens, {stats.tokens_per_second:.0f} tokens/s, {stats.tokens_per_call:.2f} tokens per target call"

@@ -8,30 +8,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from polydraft.atomic import replacing
 from polydraft.bench.limits.contexts import Findings
+from polydraft.bench.record import markdown_table, provenance, write_texts
 
 __all__ = ["as_dict", "markdown", "write"]
 
 LAWS = ("IID", "WITHOUT_REPLACEMENT", "GREEDY_PLUS_ONE", "POINT_MASS", "COUPLED", "LISTED")
 
 
-def as_dict(found: Findings, hardware: dict[str, Any], command: str) -> dict[str, Any]:
-    """Everything as plain data. hardware, command: what the run was made on and with."""
-    return {
-        "hardware": hardware,
-        "command": command,
-        "settings": asdict(found.settings),
-        "mean_overlap": found.mean_overlap,
-        "nodes": found.nodes,
-        "paths": found.paths,
-        "by_overlap": found.by_overlap,
-        "relaxed": found.relaxed,
-    }
-
-
-def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *("| " + " | ".join(row) + " |" for row in rows)])
+def as_dict(found: Findings, program: str = "polydraft") -> dict[str, Any]:
+    """Everything as plain data. program: how the run was called."""
+    return {**provenance(program), **asdict(found)}
 
 
 def _acceptance(report: dict[str, Any], column: str, values: Sequence[float], where: dict[str, float]) -> str:
@@ -42,7 +29,7 @@ def _acceptance(report: dict[str, Any], column: str, values: Sequence[float], wh
     }
     rows = sorted({(law, rule) for law, rule, _ in cells}, key=lambda x: (LAWS.index(x[0]), x[1] != "optimum", x[1]))
     lines = [[rule, law, *(cells.get((law, rule, value), "-") for value in values)] for law, rule in rows]
-    return _grid(["rule", "draws", *(f"{value:g}" for value in values)], lines)
+    return markdown_table(["rule", "draws", *(f"{value:g}" for value in values)], lines)
 
 
 def _efficiency(report: dict[str, Any], K: int, depths: Sequence[int]) -> str:
@@ -68,7 +55,7 @@ def _efficiency(report: dict[str, Any], K: int, depths: Sequence[int]) -> str:
             row += [_percent(cells[rule, drafts, L][against]) for L in depths]
         lines.append(row)
     over = [f"% over {name}, {L}" for name in ("traversal", "block") for L in depths]
-    return _grid(["rule", "drafts", *(f"L = {L}" for L in depths), *over], lines)
+    return markdown_table(["rule", "drafts", *(f"L = {L}" for L in depths), *over], lines)
 
 
 def _percent(value: Sequence[float] | None) -> str:
@@ -85,7 +72,7 @@ def _relaxed(report: dict[str, Any], temperatures: Sequence[float]) -> str:
         lines.append([rule, *tv, *(f"{r['kept']:.3f}" for r in rows)])
     lossless = {r["temperature"]: r["kept_lossless"] for r in report["relaxed"]}
     lines.append(["lossless", *["0"] * len(temperatures), *(f"{lossless[T]:.3f}" for T in temperatures)])
-    return _grid(["rule", *(f"TV, T = {T:g}" for T in temperatures), *(f"kept, T = {T:g}" for T in temperatures)], lines)
+    return markdown_table(["rule", *(f"TV, T = {T:g}" for T in temperatures), *(f"kept, T = {T:g}" for T in temperatures)], lines)
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -120,7 +107,7 @@ def markdown(report: dict[str, Any]) -> str:
         for rule in ("traversal", "multipath", "greedy_traversal")
         if (rule, K, 0) in cell
     ]
-    parts.append(_grid(["rule", "paths", *(f"% at overlap {overlap:.2f}" for _, overlap in thirds)], lines))
+    parts.append(markdown_table(["rule", "paths", *(f"% at overlap {overlap:.2f}" for _, overlap in thirds)], lines))
     return "\n\n".join(parts) + "\n"
 
 
@@ -145,7 +132,4 @@ def write(report: dict[str, Any], path: Path) -> list[Path]:
         stem.with_name(f"{stem.name}-paths.csv"): _csv(report["paths"]),
         stem.with_name(f"{stem.name}-relaxed.csv"): _csv(report["relaxed"]),
     }
-    for file, content in texts.items():
-        with replacing(file) as out:
-            out.write(content.encode())
-    return list(texts)
+    return write_texts(texts)

@@ -1,0 +1,35 @@
+"""What commands begin with: silence, threads, an engine."""
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polydraft.engine.api import Engine
+
+__all__ = ["build", "quiet", "use_threads"]
+
+
+def quiet() -> None:
+    """No progress bars and no advice of transformers from now on; its errors still show."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+def use_threads(number: int = 1) -> None:
+    """So many threads for all that computes, and quiet; torch is imported here."""
+    os.environ["OMP_NUM_THREADS"] = str(number)
+    import torch
+
+    torch.set_num_threads(number)
+    quiet()
+
+
+def build(model: str | None, draft_model: str | None, **options: Any) -> "Engine":
+    """An engine on these folders, by default on the embedded pair; options as of `Engine.from_pretrained`."""
+    from polydraft.engine.api import Engine
+
+    quiet()
+    given = {} if draft_model is None else {"draft": draft_model}
+    return Engine.embedded(**given, **options) if model is None else Engine.from_pretrained(model, **given, **options)
