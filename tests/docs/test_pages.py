@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from polydraft.cli.main import app
 from polydraft.cli.methods import markdown
 from polydraft.models import pair
+from polydraft.papers import PAPERS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -79,6 +80,22 @@ def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_no_link_is_shown_as_a_file_name():
+    for page in PAGES:
+        shown = re.findall(r"\[([^\]]+)\]\([^)]+\)", page.read_text(encoding="utf-8"))
+        assert not [text for text in shown if re.search(r"\.(?:md|json|csv)\b", text)], page.name
+
+
+def test_a_paper_page_opens_with_authors_years_and_titles():
+    for page in (ROOT / "docs" / "papers").glob("*.md"):
+        head, _, text = page.read_text(encoding="utf-8").partition("**Claim.**")
+        cited = re.findall(r"\d{4}\.\d{5}", "".join(re.findall(r"polydraft\.citation\((.*)\)", text)))
+        for number, line in zip(cited, head.splitlines()[2:], strict=False):
+            paper = PAPERS[number]
+            assert f"({paper.year}). [{paper.title}](https://arxiv.org/abs/{number})" in line
+            assert paper.authors.split(",")[0] in line.split("(")[0]
 
 
 def test_constraints_pin_every_direct_dependency():

@@ -83,6 +83,14 @@ def test_pages_ask_no_other_host_for_anything(site):
         )
 
 
+def test_formulas_are_set_by_a_script_of_the_site_itself(site):
+    html = text(site, "papers/traversal")
+    assert html.count('class="arithmatex">') > 5
+    assert "$" not in re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
+    for script in re.findall(r'<script src="([^"]+)"', html):
+        assert (site / "papers" / "traversal" / script).resolve().exists()
+
+
 def test_a_link_that_leads_nowhere_stops_the_build(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text("# A page\n\n[no such page](missing.md)\n", encoding="utf-8")
