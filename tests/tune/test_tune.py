@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from polydraft import SamplingParams
 from polydraft.cli.main import app
-from polydraft.engine.acceptance import DEPTHS, expected_tokens
+from polydraft.engine.acceptance import DEPTHS
 from polydraft.engine.api import Engine
 from polydraft.engine.calibrate import calibrate
 from polydraft.engine.costs import FEATURES, RoundCosts
@@ -16,7 +16,9 @@ from polydraft.engine.plan import AdaptivePlan, FixedPlan
 from polydraft.engine.profile import Profile
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import pair
-from polydraft.tune.tune import Parts, Trial, Tuning, break_even, draft_shapes, predicted, settings, tree_for, tune
+from polydraft.tune.advice import Trial, Tuning, break_even, predicted
+from polydraft.tune.shapes import draft_shapes
+from polydraft.tune.tune import SIZES, tune
 
 
 def profile(rate=0.7, **seconds):
@@ -33,7 +35,11 @@ USUAL = profile(drafting={"depths": 1e-4, "drafting_at_all": 2e-4}, scoring={"on
 
 
 def tuning(plain, adaptive, fixed, known=USUAL):
-    found = [Trial("plain", None, plain), Trial("adaptive", AdaptivePlan(known), None), Trial("1x4", FixedPlan(4), fixed)]
+    found = [
+        Trial("plain", FixedPlan(1), plain),
+        Trial("adaptive", AdaptivePlan(known), None),
+        Trial("1x4", FixedPlan(4), fixed, (1, 4)),
+    ]
     for trial, rate in zip(found, (plain, adaptive, fixed), strict=True):
         trial.tokens, trial.calls, trial.seconds = round(rate), round(rate), 1.0
     return Tuning(known, found, 100)
@@ -105,29 +111,17 @@ def test_wider_drafts_of_the_same_size_are_timed():
     assert shapes[-1][3] > shapes[2][3] > 0
 
 
-def test_all_shapes_that_drafter_and_rule_make_are_run():
-    def names(**options):
-        return [plan.name for plan in settings(Parts.of(Engine.embedded(max_num_seqs=1, **options)), USUAL)]
-
-    every = names()
-    assert {"1x4", "2x4", "2x4, trunk 1", "2x6, short 2", "tree of 12, depth 4"} <= set(every) and len(set(every)) == len(every)
-    assert set(every) - set(names(verifier="multipath")) == {"2x6, short 2", "tree of 12, depth 4"}
-
-
-def test_a_tree_that_is_fastest_is_recommended_as_such():
-    found = tuning(500, 600, 700)
-    found.trials[2].plan = tree_for(USUAL)
-    assert found.recommendation().startswith("Give the engine plan=FixedPlan(depth=4, width=") and found.trials[2].size is None
-    tree = tree_for(USUAL)
-    seconds = USUAL.costs.seconds([tree.size], [0])
-    assert predicted(USUAL, *tree.size) == pytest.approx(expected_tokens(USUAL.prior(1.0), *tree.size) / seconds)
+def test_every_size_is_run_and_the_plain_ones_beside_it():
+    found = tune(Engine.embedded(max_num_seqs=1), [[5, 6, 7]], params=SamplingParams(max_tokens=2), budget_seconds=0.02)
+    assert [t.name for t in found.trials] == ["plain", "adaptive", *(f"{width}x{depth}" for width, depth in SIZES)]
+    assert all(t.tokens == 2 and t.seconds > 0 for t in found.trials)
 
 
 def test_tuning_needs_prompts_and_a_drafter():
     with pytest.raises(InvalidInputError, match="without a drafter"):
-        Parts.of(Engine.embedded(drafter=None, max_num_seqs=1))
+        tune(Engine.embedded(drafter=None, max_num_seqs=1), [[5]])
     with pytest.raises(InvalidInputError, match="no prompt"):
-        tune(Parts.of(Engine.embedded(max_num_seqs=1)), [])
+        tune(Engine.embedded(max_num_seqs=1), [])
 
 
 def test_the_command_writes_a_profile_that_generate_reads(tmp_path):

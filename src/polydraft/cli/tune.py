@@ -38,7 +38,6 @@ def tune(
     from transformers import AutoConfig
 
     from polydraft.core import SamplingParams
-    from polydraft.engine.plan import FixedPlan
     from polydraft.engine.profile import remember
     from polydraft.models import pair
     from polydraft.tune import tune as tuning
@@ -48,10 +47,10 @@ def tune(
     folder = draft_model or (str(pair.draft_folder()) if model is None else None)
     with bars("measuring costs of rounds") as step:
         found = tuning.tune(
-            tuning.Parts.of(engine),
+            engine,
             [engine.encode(text) for text in (texts[:2] if quick else texts)],
             params=SamplingParams(temperature=temperature, max_tokens=min(max_tokens, 24) if quick else max_tokens),
-            fixed=[FixedPlan(2), FixedPlan(4), FixedPlan(2, 2)] if quick else None,
+            sizes=((1, 2), (1, 4), (2, 2)) if quick else tuning.SIZES,
             repetitions=1 if quick else repetitions,
             budget_seconds=0.2 if quick else 1.0,
             draft_config=None if folder is None or quick else AutoConfig.from_pretrained(folder),
@@ -85,5 +84,7 @@ def tune(
     if json_file is not None:
         json_file.write_text(json.dumps(found.to_dict(), indent=1) + "\n", encoding="utf-8")
     if picture is not None:
-        tuning.picture(found, picture)
+        from polydraft.tune.picture import picture as draw
+
+        draw(found, picture)
     say_written(file for file in (save, json_file, picture) if file is not None)
