@@ -9,7 +9,8 @@ from polydraft.core import Draft, NoiseKey, SiblingLaw, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.registry import verifier
 from polydraft.theory import closed_forms
-from polydraft.verifiers import list_race
+from polydraft.verifiers import race
+from polydraft.verifiers.list_race import active_paths
 
 V, DEPTH, SEEDS = 4, 2, 6000
 RNG = torch.Generator().manual_seed(4)
@@ -78,9 +79,9 @@ def test_path_zero_meets_the_clocks_of_the_plain_race():
 
 def test_compiled_picks_are_those_of_torch_operations():
     draft, key = listed(3, 300)
-    p, active = P[draft.tree.tokens], torch.from_numpy(list_race._active(draft.tree))
-    slow = list_race._picks_elsewhere(key, tree.depths(draft.tree), active, p)
-    assert torch.equal(list_race._picks(key, draft.tree, p), slow)
+    p, depth, active = P[draft.tree.tokens], tree.depths(draft.tree), active_paths(draft.tree)
+    slow = race._picks_elsewhere(key, depth, torch.from_numpy(active), p)
+    assert torch.equal(race._picks(key, depth, active, p), slow)
     assert active.sum(-1).max() == 3
 
 

@@ -19,7 +19,8 @@ from polydraft import noise, registry
 from polydraft import tree as trees
 from polydraft.check import wrong_rules
 from polydraft.core import Draft, NoiseKey, Outcome, SiblingLaw, TokenTree, TreeShape
-from polydraft.verifiers import greedy, list_race
+from polydraft.verifiers import greedy
+from polydraft.verifiers.list_race import active_paths, list_race
 from polydraft.verifiers.race import follow
 from tests.fast_equals_slow.walk_rounds import first_nodes, trunk_counted_twice
 from tests.laws.harness import Tables, as_batch, by_depth, by_position, enumerate_drafts, ragged, target_law
@@ -314,10 +315,10 @@ def test_a_wrong_race_is_caught(way):
     assert p_value("plain", draft, way(draft, logits, key)) < 1e-6
 
 
-def test_a_list_race_that_drops_paths_by_their_tokens_is_caught(monkeypatch):
+def test_a_list_race_that_drops_paths_by_their_tokens_is_caught():
     draft, logits, key = raced("plain", LISTED, 2)
-    active = list_race._active(draft.tree)
+    active = active_paths(draft.tree)
     likely = (draft.tree.tokens[:, 1:3] == int(TABLES["plain"].row("p", ()).argmax())).numpy()
     active[:, 0] &= likely | ~likely.any(1, keepdims=True)
-    monkeypatch.setattr(list_race, "_active", lambda tree: active)
-    assert p_value("plain", draft, walk("list_race")(draft, logits, key)) < 1e-6
+    wrong = replace(list_race, active=lambda tree: active)
+    assert p_value("plain", draft, wrong.walk(draft, logits, key)) < 1e-6

@@ -11,9 +11,12 @@ because each y_t ~ p. Acceptance is highest for COUPLED drafts.
 Trap: all nodes of a depth share their clocks, so a coupled draft must not be given to a leaf-to-root rule.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numba import njit
 from torch import Tensor
 
@@ -25,35 +28,58 @@ from polydraft.verifiers.fast.rows import soften
 from polydraft.verifiers.fast.walk import arrays, outcome
 from polydraft.verifiers.lift.verdict import TreeVerdict
 
-__all__ = ["Race", "child", "follow", "race"]
+__all__ = ["Race", "follow", "race"]
 
 
-def _picks(key: NoiseKey, depth: Int[Tensor, "B N"], p: Float[Tensor, "B N V"]) -> Int[Tensor, "B N"]:
-    """The target's pick at every node: argmin E / p, the lowest id among equals."""
-    if p.device.type == "cpu":
-        picks = np.zeros(depth.shape, np.int64)
-        _fill_picks(p.contiguous().numpy(), depth.numpy(), key.seed.numpy(), key.sample.numpy(), key.position.numpy(), picks)
-        return torch.from_numpy(picks)
-    picks = torch.zeros_like(depth)
+@njit(cache=True, error_model="numpy")
+def _first_arrival(rates, active, seed, sample, position):
+    """The token with the first arrival over the active clocks, the lowest id among equals."""
+    V, best, least = rates.size, -1, np.inf
+    pick = np.empty(1, np.int64)
+    for k in range(len(active)):
+        if active[k]:
+            noise.first_arrivals(rates, seed, sample, position, pick, k * V)
+            at = noise.clock_at(seed, sample, position, k * V + pick[0]) / rates[pick[0]]
+            if at < least or (at == least and pick[0] < best):
+                best, least = pick[0], at
+    return best
+
+
+@njit(cache=True)
+def _fill_picks(p, depth, active, seed, sample, position, picks):
+    """picks[b, n] at every context; padding has depth -1, copies may have no active clocks."""
+    for b in range(picks.shape[0]):
+        for n in range(picks.shape[1]):
+            if depth[b, n] >= 0 and active[b, n].any():
+                picks[b, n] = _first_arrival(p[b, n], active[b, n], seed[b], sample[b], position[b] + depth[b, n])
+
+
+def _picks_elsewhere(
+    key: NoiseKey, depth: Int[Tensor, "B N"], active: Bool[Tensor, "B N K"], p: Float[Tensor, "B N V"]
+) -> Int[Tensor, "B N"]:
+    """`_fill_picks` in torch operations, for other devices."""
+    picks, (K, V) = torch.zeros_like(depth), (active.shape[-1], p.shape[-1])
     for d in range(int(depth.max()) + 1):
-        clocks = noise.clocks(NoiseKey(key.seed, key.sample, key.position + d), p.shape[-1])
-        b, n = (depth == d).nonzero(as_tuple=True)
-        rates = p[b, n].double()
-        picks[b, n] = torch.where(rates > 0, clocks[b] / rates, torch.inf).argmin(-1)
+        clocks = noise.clocks(NoiseKey(key.seed, key.sample, key.position + d), K * V).view(-1, K, V)
+        b, n = ((depth == d) & active.any(-1)).nonzero(as_tuple=True)
+        first, rates = torch.where(active[b, n, :, None], clocks[b], torch.inf).amin(1), p[b, n].double()
+        picks[b, n] = torch.where(rates > 0, first / rates, torch.inf).argmin(-1)
     return picks
 
 
-@njit(cache=True)
-def _fill_picks(p, depth, seed, sample, position, picks):
-    """picks[b, n] at every node; padding has depth -1."""
-    for b in range(picks.shape[0]):
-        for n in range(picks.shape[1]):
-            if depth[b, n] >= 0:
-                noise.first_arrivals(p[b, n], seed[b], sample[b], position[b] + depth[b, n], picks[b, n : n + 1])
+def _picks(
+    key: NoiseKey, depth: Int[Tensor, "B N"], active: Bool[np.ndarray, "B N K"], p: Float[Tensor, "B N V"]
+) -> Int[Tensor, "B N"]:
+    """The target's pick at every context: argmin E / p over the active clocks, the lowest id among equals."""
+    if p.device.type != "cpu":
+        return _picks_elsewhere(key, depth, torch.from_numpy(active).to(p.device), p)
+    picks = np.zeros(depth.shape, np.int64)
+    _fill_picks(p.contiguous().numpy(), depth.numpy(), active, *key.host, picks)
+    return torch.from_numpy(picks)
 
 
 @njit(cache=True)
-def child(first, tokens, parents, node, pick):
+def _child(first, tokens, parents, node, pick):
     """The first drafted child of a context that holds the pick; -1 if none does."""
     for m in range(node + 1, len(parents)):
         if parents[m] >= 0 and first[parents[m]] == node and tokens[m] == pick:
@@ -63,63 +89,61 @@ def child(first, tokens, parents, node, pick):
 
 @njit(cache=True)
 def _ends(first, tokens, parents, picks, node):
-    """Where the walks along the picks leave the trees."""
+    """Where the picks lead out of the trees."""
     for b in range(len(node)):
         following = 0
         while following >= 0:
             node[b] = following
-            following = child(first[b], tokens[b], parents[b], node[b], picks[b, node[b]])
+            following = _child(first[b], tokens[b], parents[b], node[b], picks[b, node[b]])
 
 
 def follow(drafted: TokenTree, picks: Int[Tensor, "B N"]) -> Int[Tensor, "B"]:
-    """Where the walk along the picks, one for each context, leaves the tree.
+    """The node where the picks, one for each context, lead out of the tree.
 
     Example:
         >>> follow(TokenTree.chain(torch.tensor([[5, 7, 9]])), torch.tensor([[7, 8, 0]])).tolist()
         [1]
     """
-    arrays = (x.cpu().contiguous().numpy() for x in (tree.first_copies(drafted), drafted.tokens, drafted.parents, picks))
     node = np.empty(len(picks), np.int64)
-    _ends(*arrays, node)
+    _ends(tree.first_copies(drafted).cpu().numpy(), *drafted.host, picks.cpu().contiguous().numpy(), node)
     return torch.from_numpy(node).to(picks.device)
 
 
 @njit(cache=True, error_model="numpy")
-def _run(logits, laws, first, tokens, parents, seed, sample, position, node, token):
+def _walk(logits, laws, first, tokens, parents, seed, sample, position, node, token, active):
     """The race at the nodes that the walk visits, with rates exp(logits): the pick needs no normaliser."""
-    rates, pick = np.empty(logits.shape[2], np.float32), np.empty(1, np.int64)
+    rates = np.empty(logits.shape[2], np.float32)
     for b in range(len(node)):
-        n, following, depth = 0, 0, 0
+        n, following, depth, pick = 0, 0, 0, -1
         while following >= 0:
             n = following
             if not soften(logits[b, n], rates) > 0.0:
                 n = -1
                 break
-            noise.first_arrivals(rates, seed[b], sample[b], position[b] + depth, pick)
-            following, depth = child(first[b], tokens[b], parents[b], n, pick[0]), depth + 1
-        node[b], token[b] = n, pick[0]
+            pick = _first_arrival(rates, active[b, n], seed[b], sample[b], position[b] + depth)
+            following, depth = _child(first[b], tokens[b], parents[b], n, pick), depth + 1
+        node[b], token[b] = n, pick
 
 
+@dataclass(frozen=True)
 class Race:
-    """The verifier. Its verdict is a point mass given the noise, which it reads from `draft.noise`."""
+    """A verifier by races. Its verdict is a point mass given the noise, which it reads from `draft.noise`.
 
-    info = Method(
-        name="race",
-        title="Exponential race (seed-exact)",
-        authors="Kobus & Gunduz",
-        year=2025,
-        arxiv="2504.15475",
-        laws=frozenset(SiblingLaw),
-        shapes=frozenset(TreeShape),
-        shared_noise=True,
-    )
+    active: of a tree, [B, N, K] which vectors of clocks are in play at each context; vector k has numbers k V to (k + 1) V - 1 of
+    the race stream.  on_device: the walk in torch operations, where there is one.
+    """
+
+    info: Method
+    active: Callable[[TokenTree], Bool[np.ndarray, "B N K"]]
+    on_device: device.Rule | None = None
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
         if draft.noise is None:
             raise InvalidInputError(
-                "a draft without noise was given to the race; expected draft.noise, the key of this round's clocks."
+                f"a draft without noise was given to the {self.info.name.replace('_', ' ')}; expected draft.noise, the key of this "
+                "round's clocks."
             )
-        picks = _picks(draft.noise, tree.depths(draft.tree), target_probs)
+        picks = _picks(draft.noise, tree.depths(draft.tree), self.active(draft.tree), target_probs)
         node = follow(draft.tree, picks)
         stop = torch.zeros(picks.shape, dtype=torch.float64, device=picks.device).scatter_(1, node[:, None], 1.0)
 
@@ -130,15 +154,34 @@ class Race:
         return TreeVerdict(draft.tree, stop, after)
 
     def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
-        """The verdict's outcome for p = softmax(logits), float32, in one call; None where logits are faulty."""
+        """The verdict's outcome for p = softmax(logits), float32, in one call; None where logits are faulty, or a device has none."""
         if draft.noise is None:
             return None
         if logits.device.type != "cpu":
-            return device.walk(device.race, draft, logits, draft.noise)
+            return None if self.on_device is None else device.walk(self.on_device, draft, logits, draft.noise)
         done = arrays(draft, logits, draft.noise)
-        _run(*done._replace(laws=done.logits[:, :0], rows=tree.first_copies(draft.tree).numpy()))
+        first = tree.first_copies(draft.tree).numpy()
+        _walk(*done._replace(laws=done.logits[:, :0], rows=first), self.active(draft.tree))
         return outcome(draft, done)
 
 
-race = Race()
+def _the_same(drafted: TokenTree) -> Bool[np.ndarray, "B N 1"]:
+    """One vector of clocks everywhere."""
+    return np.ones((*drafted.parents.shape, 1), np.bool_)
+
+
+race = Race(
+    Method(
+        name="race",
+        title="Exponential race (seed-exact)",
+        authors="Kobus & Gunduz",
+        year=2025,
+        arxiv="2504.15475",
+        laws=frozenset(SiblingLaw),
+        shapes=frozenset(TreeShape),
+        shared_noise=True,
+    ),
+    _the_same,
+    device.race,
+)
 """The verifier."""
