@@ -1,5 +1,6 @@
-# make demo    install, then watch the embedded pair generate with and without drafts
-# make test    install with development tools, then tests, examples and linters
+# make demo        install, then watch the embedded pair generate with and without drafts
+# make test        install with development tools, then tests, examples and linters
+# make test-all    the same, and the studies that take minutes
 #
 # PYTHON    interpreter for the virtual environment (3.10 or newer)
 # WORKERS   processes that share the tests, one thread each
@@ -20,7 +21,7 @@ export MKL_NUM_THREADS := 1
 export NUMBA_NUM_THREADS := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test install install-dev lint suite clean
+.PHONY: help demo test test-all install install-dev lint suite suite-all clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -31,6 +32,9 @@ demo: install
 test: install-dev
 	@$(MAKE) --no-print-directory lint suite
 
+test-all: install-dev
+	@$(MAKE) --no-print-directory lint suite-all
+
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
 
@@ -40,6 +44,9 @@ lint:
 	$(BIN)/basedpyright
 
 suite:
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+
+suite-all:
 	$(BIN)/python -m pytest -n $(WORKERS)
 
 $(VENV)/.created:
