@@ -1,4 +1,4 @@
-"""Geometry of token trees: depth, ancestors, paths, equal prefixes, padding.
+"""Geometry of token trees: sizes, depth, ancestors, paths, equal prefixes, padding.
 
 Trees are small (tens of nodes) and are walked on the host by compiled loops, whatever device they live on. Two nodes
 are *copies* if their paths from the root spell the same tokens: they are one context, so the target scores them once,
@@ -7,6 +7,7 @@ but they stay two draws for the verifier.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -17,7 +18,70 @@ from torch import Tensor
 from polydraft.core import TokenTree
 from polydraft.errors import InvalidInputError
 
-__all__ = ["Dedup", "ancestors", "check", "children", "dedup", "depths", "first_copies", "pad", "path_to", "paths", "subtree"]
+__all__ = [
+    "Dedup",
+    "ancestors",
+    "chain",
+    "check",
+    "children",
+    "dedup",
+    "depths",
+    "first_copies",
+    "pad",
+    "path_to",
+    "paths",
+    "paths_to",
+    "product",
+    "ragged",
+    "subtree",
+]
+
+
+@lru_cache(maxsize=1024)
+def product(*counts: int) -> tuple[int, ...]:
+    """The parents of a tree by position: `counts[d]` children for every node of depth d. See `core.Budget.fixed`.
+
+    Example:
+        >>> product(2, 1), product(1, 2)
+        ((-1, 0, 0, 1, 2), (-1, 0, 1, 1))
+    """
+    parents, above = [-1], range(1)
+    for count in counts:
+        parents += [n for n in above for _ in range(count)]
+        above = range(above.stop, len(parents))
+    return tuple(parents)
+
+
+def chain(depth: int) -> tuple[int, ...]:
+    """The parents of one path.
+
+    Example:
+        >>> chain(3)
+        (-1, 0, 1, 2)
+    """
+    return product(*[1] * depth)
+
+
+def paths(width: int, depth: int, trunk: int = 0) -> tuple[int, ...]:
+    """The parents of `width` paths down to `depth` that part at the root, or behind `trunk` tokens that they share.
+
+    Example:
+        >>> paths(2, 2), paths(2, 2, trunk=1)
+        ((-1, 0, 0, 1, 2), (-1, 0, 1, 1))
+    """
+    return product(*[1] * min(trunk, depth), *[width] * (depth > trunk), *[1] * (depth - trunk - 1))
+
+
+def ragged(*lengths: int) -> tuple[int, ...]:
+    """The parents of paths of these lengths, longest first, that part at the root.
+
+    Example:
+        >>> ragged(3, 1)
+        (-1, 0, 0, 1, 3)
+    """
+    levels = [sum(length > d for length in lengths) for d in range(max(lengths))]
+    begins = [1, *(1 + sum(levels[: d + 1]) for d in range(len(levels)))]
+    return (-1, *(0 if d == 0 else begins[d - 1] + k for d, count in enumerate(levels) for k in range(count)))
 
 
 @njit(cache=True)
@@ -62,7 +126,7 @@ def _first_copies(tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
 
 
 @njit(cache=True)
-def paths(parents: np.ndarray, node: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def paths_to(parents: np.ndarray, node: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """`path_to` for arrays."""
     length = np.zeros(len(node), np.int64)
     for b in range(len(node)):
@@ -203,7 +267,7 @@ def path_to(tree: TokenTree, node: Int[Tensor, "B"]) -> tuple[Int[Tensor, "B A"]
         >>> path.tolist(), length.tolist()
         ([[1, 3]], [2])
     """
-    path, length = paths(tree.host[1], _host(node))
+    path, length = paths_to(tree.host[1], _host(node))
     device = tree.parents.device
     return torch.from_numpy(path).to(device), torch.from_numpy(length).to(device)
 

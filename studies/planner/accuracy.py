@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from polydraft.core import SamplingParams
+from polydraft import tree
+from polydraft.core import Budget, SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.engine.calibrate import calibrate
 from polydraft.engine.plan import AdaptivePlan, FixedPlan, Plan
@@ -91,7 +92,7 @@ def _workload(name: str, count: int, max_tokens: int) -> _Workload:
 
     def plain() -> Engine:
         made = Engine.of(target, drafter=None)
-        return Engine(target, None, made.verifier, FixedPlan(1), clock=clock(target))
+        return Engine(target, None, made.verifier, FixedPlan(Budget.fixed(tree.chain(1))), clock=clock(target))
 
     return _Workload(engine, plain, batches, params)
 
@@ -158,12 +159,12 @@ def accuracy(name: str, *, count: int = 24, max_tokens: int = 96, progress: Call
     The profile is measured on the workload's first prompt, as an engine does before its first request.
     """
     work = _workload(name, count, max_tokens)
-    probe = work.engine(FixedPlan(1))
+    probe = work.engine(FixedPlan(Budget.fixed(tree.chain(1))))
     assert probe.drafter is not None
     profile = calibrate(probe.target, probe.drafter, probe.verifier, work.batches[0][0])
     made = {"plain": work.plain(), "adaptive": work.engine(AdaptivePlan(profile))}
     for w, d in sizes_of(profile.max_width):
-        made[f"{w}x{d}"] = work.engine(FixedPlan(d, w))
+        made[f"{w}x{d}"] = work.engine(FixedPlan(Budget.fixed(tree.paths(w, d))))
     found, names, calls = Accuracy(name, {n: [] for n in made}), list(made), [0, 0]
     for engine in made.values():
         engine.generate(work.batches[0], [replace(p, max_tokens=4, seed=0) for p in work.params])

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from polydraft import registry
+from polydraft import registry, tree
 from polydraft.bench.drafters import MIXED, Bench
-from polydraft.core import SamplingParams, Target
+from polydraft.core import Budget, SamplingParams, Target
 from polydraft.drafters.text.index_file import fingerprint
 from polydraft.drafters.text.retrieval import RetrievalIndex
 from polydraft.drafters.text.trigram import TrigramTable
@@ -133,7 +133,7 @@ class _Parts:
     def plain(self) -> Engine:
         """Without drafts."""
         made = Engine.of(self.target, drafter=None)
-        return Engine(self.target, None, made.verifier, FixedPlan(1), clock=clock(self.target))
+        return Engine(self.target, None, made.verifier, FixedPlan(Budget.fixed(tree.chain(1))), clock=clock(self.target))
 
 
 def against_plain(

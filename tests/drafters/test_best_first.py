@@ -50,7 +50,7 @@ def without_padding(tokens, parents):
 @pytest.mark.parametrize(("nodes", "depth"), [(1, 1), (6, 3), (20, 4), (40, 2)])
 def test_the_tree_is_the_references_where_the_beam_does_not_bind(nodes, depth, least):
     prompts = [[1, 2, 3], [4], [0, 0]]
-    budget = Budget(nodes, depth, nodes, least=least)
+    budget = Budget.grown(nodes, depth, nodes, least=least)
     small, (tokens, parents) = drafted([budget] * 3, prompts)
     for b, prompt in enumerate(prompts):
         assert without_padding(tokens[b], parents[b]) == reference(small, prompt, budget)
@@ -58,7 +58,7 @@ def test_the_tree_is_the_references_where_the_beam_does_not_bind(nodes, depth, l
 
 @pytest.mark.parametrize(("temperature", "reads_as"), [(0.5, 0.5), (0.0, best_first.COLD)])
 def test_the_law_is_the_requests_and_tempered_for_a_greedy_one(temperature, reads_as):
-    budget = Budget(12, 3, 12)
+    budget = Budget.grown(12, 3, 12)
     small, (tokens, parents) = drafted([budget], [[1, 2]], temperature=temperature)
     assert (tokens[0], parents[0]) == reference(small, [1, 2], budget, reads_as)
 
@@ -66,7 +66,7 @@ def test_the_law_is_the_requests_and_tempered_for_a_greedy_one(temperature, read
 def test_rows_of_a_batch_grow_as_they_would_alone_in_one_pass_a_depth():
     prompts, budgets = (
         [[1, 2, 3], [4], [0, 0], [5]],
-        [Budget(9, 3, 2), Budget(4, 4, 1), Budget(0, 0), Budget(16, 2, 8, least=0.05)],
+        [Budget.grown(9, 3, 2), Budget.grown(4, 4, 1), Budget.grown(0, 0), Budget.grown(16, 2, 8, least=0.05)],
     )
     small, (tokens, parents) = drafted(budgets, prompts)
     assert small.passes == 2 * 4
@@ -76,27 +76,27 @@ def test_rows_of_a_batch_grow_as_they_would_alone_in_one_pass_a_depth():
 
 
 def test_a_beam_of_one_expands_the_most_probable_chain_and_keeps_its_neighbours():
-    _, (_, (parents,)) = drafted([Budget(10, 3, 1)], [[1, 2]])
+    _, (_, (parents,)) = drafted([Budget.grown(10, 3, 1)], [[1, 2]])
     assert len({p for p in parents if p >= 0}) == 3 and max(map(parents.count, parents[1:])) > 1
 
 
 def test_what_is_pruned_or_truncated_away_is_not_drafted():
-    _, ((tokens,), (parents,)) = drafted([Budget(30, 2, 8)], [[1, 2]], top_k=2)
+    _, ((tokens,), (parents,)) = drafted([Budget.grown(30, 2, 8)], [[1, 2]], top_k=2)
     assert parents.count(0) == 2 and len(tokens) == 1 + 2 + 4
-    assert len(drafted([Budget(30, 2, 8)], [[1, 2]], repetition_penalty=1.5)[1][0][0]) == 31
+    assert len(drafted([Budget.grown(30, 2, 8)], [[1, 2]], repetition_penalty=1.5)[1][0][0]) == 31
 
 
 @pytest.mark.parametrize("least", [-0.1, 1.5, float("nan")])
 def test_an_impossible_least_probability_is_refused(least):
     with pytest.raises(InvalidInputError, match="a probability in"):
-        Budget(4, 2, least=least)
+        Budget.grown(4, 2, least=least)
 
 
 def test_a_scored_row_is_not_fed_again_even_where_none_of_its_children_was_kept():
     small = models()[1]
     drafter = ModelDrafter(small, "top_k")
     (state,) = drafter.start(requests([1, 2]))
-    tree = drafter.propose([state], [Budget(1, 2)]).tree
+    tree = drafter.propose([state], [Budget.grown(1, 2)]).tree
     top = tree.lists[0][0][1]
     outcome = Outcome(torch.tensor([[1]]), torch.tensor([1]), torch.tensor([0]))
     (state,) = drafter.observe([state], outcome, Scores(tree, torch.zeros(1, 2, 5)))
@@ -107,7 +107,7 @@ def test_the_embedded_models_tree_after_rounds_is_that_of_a_fresh_cache():
     model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=4)
     drafter, tokenizer = ModelDrafter(model, "top_k"), load.load_tokenizer(str(pair.draft_folder()))
     texts = [load.encode(tokenizer, p.text) for p in pair.prompts()[:2]]
-    states, budgets = drafter.start(requests(*texts)), [Budget(12, 5, 3), Budget(8, 3, 4)]
+    states, budgets = drafter.start(requests(*texts)), [Budget.grown(12, 5, 3), Budget.grown(8, 3, 4)]
     for deepest in (5, 0, 2, 9):
         tree = drafter.propose(states, budgets).tree
         paths = [path_down(*(rows[b] for rows in tree.lists), deepest) for b in range(2)]
@@ -157,7 +157,7 @@ def test_the_compiled_tree_is_the_one_grown_depth_by_depth(params):
     model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=8)
     tokenizer = load.load_tokenizer(str(pair.draft_folder()))
     texts = [load.encode(tokenizer, p.text) for p in pair.prompts()[:4]]
-    budgets = [Budget(12, 5, 3), Budget(5, 2, 5), Budget(0, 4), Budget(30, 6, 2, least=0.02)]
+    budgets = [Budget.grown(12, 5, 3), Budget.grown(5, 2, 5), Budget.grown(0, 4), Budget.grown(30, 6, 2, least=0.02)]
     compiled = ModelDrafter(model, "top_k").start(requests(*texts, **params))
     drafter = ModelDrafter(model, "top_k")
     drafter.slots = Slots(model, [4, 5, 6, 7])

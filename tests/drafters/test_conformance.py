@@ -6,9 +6,10 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from polydraft import Engine, SamplingParams, registry
+from polydraft import Engine, FixedPlan, SamplingParams, registry
 from polydraft import tree as trees
 from polydraft.core import Budget, Draft, Outcome, Scores, SiblingLaw, TokenTree
+from polydraft.tree import chain, paths
 from polydraft.verifiers import pairing
 from tests.drafters.sessions import V, build, kinds, models, play, requests, same
 from tests.engine.tables import law, plain_greedy
@@ -19,13 +20,16 @@ PAIRS = [(kind, rule) for kind in KINDS for rule in pairing.fitting(INFO[kind])]
 LAW_PAIRS = [(kind, rule) for kind, rule in PAIRS if not kind.startswith("model") or rule == pairing.best_for(INFO[kind])]
 """The slow draws of a model meet one rule here; tests/laws enumerates the others."""
 PROMPTS = [[1, 2, 3, 1, 2], [4], [0, 0, 1, 0, 0]]
-WIDE = Budget(max_nodes=12, max_depth=4, width=3)
+WIDE = Budget.grown(12, 4, width=3)
 
 
 def engine(kind, folder, verifier="auto", depth=3, num_paths=2, seqs=4, eos=(), **options):
     target, small = models(seqs=seqs, **options)
     drafter = build(kind, target, small, folder, eos)
-    return Engine.of(target, drafter=drafter, verifier=verifier, depth=depth, num_paths=num_paths, eos_token_ids=eos)
+    rule = pairing.best_for(INFO[kind]) if verifier == "auto" else verifier
+    sizes = [paths(num_paths, depth), chain(depth)]
+    budget, *_ = pairing.allowed(map(Budget.fixed, sizes), INFO[kind], registry.verifier(rule).info)
+    return Engine.of(target, drafter=drafter, verifier=rule, plan=FixedPlan(budget), eos_token_ids=eos)
 
 
 def played(kind, folder, prompts=PROMPTS, rounds=12, verifier="match", **options):
@@ -61,13 +65,15 @@ def test_law_of_the_text_is_the_targets_with_every_verifier(kind, rule, tmp_path
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_budget_of_nothing_gives_bare_roots(kind, tmp_path):
     drafter, states, texts, _ = played(kind, tmp_path)
-    for budget in (Budget(0, 3, 2), Budget(5, 0, 2)):
+    for budget in (Budget.grown(0, 3, 2), Budget.grown(5, 0, 2)):
         draft = drafter.propose(states, [budget] * 3)
         assert draft.tree.tokens.tolist() == [[text[-1]] for text in texts]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("budget", [Budget(1, 4, 1), Budget(4, 4, 1), Budget(7, 3, 2), Budget(6, 2, 3), Budget(40, 8, 8)])
+@pytest.mark.parametrize(
+    "budget", [Budget.grown(1, 4, 1), Budget.grown(4, 4, 1), Budget.grown(7, 3, 2), Budget.grown(6, 2, 3), Budget.grown(40, 8, 8)]
+)
 def test_the_budget_holds_at_every_depth(kind, budget, tmp_path):
     drafter, states, *_ = played(kind, tmp_path)
     tree = drafter.propose(states, [budget] * 3).tree
@@ -85,7 +91,7 @@ def test_drafts_are_of_the_declared_law_rooted_at_the_last_token_and_repeatable(
     trees.check(draft.tree, V)
     assert draft.tree.tokens[:, 0].tolist() == [text[-1] for text in texts]
     assert draft.law in drafter.info.laws
-    assert draft.shape in drafter.info.shapes  # and not one of `on_request`, which nobody asked for
+    assert draft.shape in drafter.info.shapes
     assert (draft.probs is None) == (draft.law is SiblingLaw.POINT_MASS)
     assert same(draft, again)
     if draft.law not in (SiblingLaw.IID, SiblingLaw.INDEPENDENT, SiblingLaw.LISTED):
@@ -107,8 +113,8 @@ def test_a_drafter_drafts_something_once_the_text_repeats_itself(kind, tmp_path)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_a_batch_draft_as_they_do_alone(kind, tmp_path):
     drafter, states, *_ = played(kind, tmp_path)
-    together = drafter.propose(states, [WIDE, Budget(2, 2, 1), Budget(0, 0)])
-    for b, budget in enumerate([WIDE, Budget(2, 2, 1), Budget(0, 0)]):
+    together = drafter.propose(states, [WIDE, Budget.grown(2, 2, 1), Budget.grown(0, 0)])
+    for b, budget in enumerate([WIDE, Budget.grown(2, 2, 1), Budget.grown(0, 0)]):
         alone, row = drafter.propose([states[b]], [budget]).tree, trees.subtree(together.tree, b)
         assert torch.equal(row.tokens, trees.subtree(alone, 0).tokens)
         assert torch.equal(row.parents, trees.subtree(alone, 0).parents)

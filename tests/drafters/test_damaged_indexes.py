@@ -21,7 +21,7 @@ from tests.drafters.sessions import requests
 V = 12
 TEXTS = [np.random.default_rng(i).integers(0, V, 150).tolist() for i in range(3)]
 PROMPTS = ([1, 2, 3], [0, 0], [*TEXTS[0][:40]], [V - 1, 5])
-TIGHT, WIDE = Budget(3, 8, 1), Budget(max_nodes=60, max_depth=6, width=30)
+TIGHT, WIDE = Budget.grown(3, 8, 1), Budget.grown(60, 6, width=30)
 
 
 def trigram_store():

@@ -36,7 +36,7 @@ def test_candidates_taken_at_once_are_what_they_are_one_by_one(first, second, bu
 
 
 def test_trees_of_different_sizes_are_padded_behind():
-    small, large = GrownTree(5, Budget(3, 3)), GrownTree(6, Budget(3, 3))
+    small, large = GrownTree(5, Budget.grown(3, 3)), GrownTree(6, Budget.grown(3, 3))
     large.add_path([7, 8])
     draft = point_mass([small, large])
     assert draft.tree.tokens.tolist() == [[5, 0, 0], [6, 7, 8]]

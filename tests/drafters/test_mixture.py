@@ -34,16 +34,16 @@ def taken(found):
 def test_nodes_are_taken_in_the_order_of_their_value_whoever_proposes_them():
     calibration = Calibration(2)
     given = nodes((7, -1, 0, 0.9), (8, 0, 0, 0.2), (5, -1, 1, 0.5), (6, 2, 1, 0.9))
-    assert taken(calibration.select(given, Budget(4, 2, 2))) == [(7, -1), (5, -1), (6, 1), (8, 0)]
-    assert taken(calibration.select(given, Budget(2, 2, 2))) == [(7, -1), (5, -1)]
-    assert taken(calibration.select(given, Budget(4, 2, 1))) == [(7, -1), (8, 0)]
-    assert taken(calibration.select(given, Budget(4, 1, 2))) == [(7, -1), (5, -1)]
+    assert taken(calibration.select(given, Budget.grown(4, 2, 2))) == [(7, -1), (5, -1), (6, 1), (8, 0)]
+    assert taken(calibration.select(given, Budget.grown(2, 2, 2))) == [(7, -1), (5, -1)]
+    assert taken(calibration.select(given, Budget.grown(4, 2, 1))) == [(7, -1), (8, 0)]
+    assert taken(calibration.select(given, Budget.grown(4, 1, 2))) == [(7, -1), (5, -1)]
 
 
 def test_a_node_that_two_sources_propose_is_one_and_worth_more():
     calibration = Calibration(2)
-    alone = calibration.select(nodes((7, -1, 0, 0.5)), Budget(4, 2, 2))
-    both = calibration.select(nodes((7, -1, 0, 0.5), (8, 0, 0, 0.5), (7, -1, 1, 0.5), (9, 2, 1, 0.4)), Budget(4, 2, 3))
+    alone = calibration.select(nodes((7, -1, 0, 0.5)), Budget.grown(4, 2, 2))
+    both = calibration.select(nodes((7, -1, 0, 0.5), (8, 0, 0, 0.5), (7, -1, 1, 0.5), (9, 2, 1, 0.4)), Budget.grown(4, 2, 3))
     assert taken(both) == [(7, -1), (8, 0), (9, 0)]
     assert both[3][0] > alone[3][0]
     assert both[2].tolist() == [0, 0, 1]
@@ -66,8 +66,8 @@ def test_the_estimate_is_the_measured_share_of_right_nodes():
 
 def test_a_source_that_fails_gives_way_to_one_that_does_not():
     given = nodes((7, -1, 0, 0.5), (5, -1, 1, 0.5))
-    assert taken(learnt(9, lambda i: True).select(given, Budget(1, 1))) == [(7, -1)]
-    assert taken(learnt(9, lambda i: False).select(given, Budget(1, 1))) == [(5, -1)]
+    assert taken(learnt(9, lambda i: True).select(given, Budget.grown(1, 1))) == [(7, -1)]
+    assert taken(learnt(9, lambda i: False).select(given, Budget.grown(1, 1))) == [(5, -1)]
 
 
 def test_old_rounds_fade():
@@ -86,7 +86,7 @@ def test_the_choice_of_this_round_does_not_know_its_outcome():
     for token in (2, 4):
         drafter = mixture()
         states = drafter.start(requests([3, 0, 1, 4, 0, 1]))
-        draft = drafter.propose(states, [Budget(2, 1, 2)])
+        draft = drafter.propose(states, [Budget.grown(2, 1, 2)])
         drafts.append(draft.tree.tokens.tolist())
         nothing = Outcome(torch.full((1, 0), -1), torch.tensor([0]), torch.tensor([token]))
         (state,) = drafter.observe(states, nothing, Scores(draft.tree, torch.zeros(1, draft.tree.num_nodes, 5)))
@@ -99,8 +99,8 @@ def test_the_match_rule_keeps_the_law_over_rounds_of_learning():
     """Enumerated in float64: the law of the first token that comes out, after the mixture has learnt from other rounds."""
     target, small = models()
     drafter = MixtureDrafter({"suffix": SuffixDrafter(), "trigram": TrigramDrafter(TABLE), "model": ModelDrafter(small)})
-    states, texts = play(drafter, drafter.start(requests([0, 1, 2])), [[0, 1, 2]], target, [Budget(6, 3, 3)], 8)
-    draft = drafter.propose(states, [Budget(6, 3, 3)])
+    states, texts = play(drafter, drafter.start(requests([0, 1, 2])), [[0, 1, 2]], target, [Budget.grown(6, 3, 3)], 8)
+    draft = drafter.propose(states, [Budget.grown(6, 3, 3)])
     p, _ = laws(target, draft, texts)
     verdict = registry.verifier("match")(draft, p)
     first = verdict.stop[0, 0] * verdict.after(torch.tensor([0]))[0]
@@ -177,7 +177,7 @@ def test_a_shared_calibration_teaches_the_next_request_and_a_private_one_does_no
     target, _ = models()
     for shared in (Calibration(2), None):
         drafter = mixture(calibration=shared)
-        play(drafter, drafter.start(requests([0, 1, 2, 0, 1])), [[0, 1, 2, 0, 1]], target, [Budget(4, 2, 2)], 5)
+        play(drafter, drafter.start(requests([0, 1, 2, 0, 1])), [[0, 1, 2, 0, 1]], target, [Budget.grown(4, 2, 2)], 5)
         (fresh,) = drafter.start(requests([1, 2]))
         assert (fresh.calibration.cells.sum() > 0) == (shared is not None)
 

@@ -12,11 +12,12 @@ from polydraft.drafters.model import KINDS, ModelDrafter
 from polydraft.errors import CapacityError, InvalidInputError, UnknownNameError
 from polydraft.models import load, pair
 from polydraft.models.slots import Slots
+from polydraft.tree import chain, paths, ragged
 from tests.drafters.sessions import laws, models, play, requests
 from tests.engine.tables import TableModel
 
-WIDE = Budget(max_nodes=12, max_depth=4, width=3)
-TREE = Budget.of_tree((-1, 0, 1, 0, 1, 2, 3, 6))
+WIDE = Budget.fixed(paths(3, 4))
+TREE = Budget.fixed((-1, 0, 1, 0, 1, 2, 3, 6))
 PROMPTS = [[1, 2, 3, 1, 2], [4], [0, 0, 1]]
 SAMPLED = [kind for kind in KINDS if kind != "top_k"]
 
@@ -51,7 +52,7 @@ def first_children(kind, width, seeds=2000):
     model = TableModel(5, seed=1, max_num_seqs=seeds)
     drafter = ModelDrafter(model, kind)
     states = drafter.start(requests(*[[1, 2]] * seeds))
-    return drafter.propose(states, [Budget(width, 1, width)] * seeds).tree.tokens[:, 1:], table_law(model, [1, 2])
+    return drafter.propose(states, [Budget.fixed(paths(width, 1))] * seeds).tree.tokens[:, 1:], table_law(model, [1, 2])
 
 
 def test_iid_children_follow_the_product_law_with_duplicates():
@@ -83,8 +84,8 @@ def test_twenty_rounds_leave_exactly_the_committed_tokens_in_the_cache(kind):
     target, small = models()
     drafter = ModelDrafter(small, kind)
     states = drafter.start(requests(*PROMPTS))
-    states, texts = play(drafter, states, PROMPTS, target, [WIDE, Budget.of_paths(2, 4, 2), Budget(0, 0)], 20)
-    states, texts = play(drafter, states, texts, target, [TREE, Budget(0, 0), Budget.of_paths(3, 2)], 10)
+    states, texts = play(drafter, states, PROMPTS, target, [WIDE, Budget.fixed(paths(2, 4, 2)), Budget.fixed(chain(0))], 20)
+    states, texts = play(drafter, states, texts, target, [TREE, Budget.fixed(chain(0)), Budget.fixed(paths(3, 2))], 10)
     drafter._rewind(states)
     for state, text in zip(states, texts, strict=True):
         assert list(state.context) == text
@@ -94,7 +95,8 @@ def test_twenty_rounds_leave_exactly_the_committed_tokens_in_the_cache(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "budget"), [("paths", Budget(8, 4, 2)), ("paths", TREE), ("chain", Budget(8, 4, 2)), ("top_k", Budget(8, 4, 2))]
+    ("kind", "budget"),
+    [("paths", Budget.fixed(paths(2, 4))), ("paths", TREE), ("chain", Budget.fixed(chain(8))), ("top_k", Budget.grown(8, 4, 2))],
 )
 def test_drafts_of_the_embedded_model_after_rounds_equal_those_of_a_fresh_cache(kind, budget):
     model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=2)
@@ -132,28 +134,23 @@ def compiled_and_grown(kind, sizes):
 
 @pytest.mark.parametrize("kind", ["paths", "coupled"])
 def test_a_compiled_proposal_with_a_trunk_is_the_grown_one(kind):
-    draft = compiled_and_grown(kind, [Budget.of_paths(2, 4, 1), Budget.of_paths(3, 4, 3), Budget.of_paths(2, 3)])
+    draft = compiled_and_grown(kind, [Budget.fixed(paths(2, 4, 1)), Budget.fixed(paths(3, 4, 3)), Budget.fixed(paths(2, 3))])
     assert trees.depths(draft.tree).amax(1).tolist() == [4, 4, 3]
 
 
-@pytest.mark.parametrize("shorts", [(2, 1, 3), (1, 2, 0)])
-def test_a_compiled_ragged_proposal_is_the_grown_one(shorts):
-    draft = compiled_and_grown(
-        "paths", [Budget.of_paths(w, d, 0, s) for w, d, s in zip((2, 3, 2), (6, 4, 4), shorts, strict=True)]
-    )
+@pytest.mark.parametrize("lengths", [[(6, 2), (4, 1, 1), (4, 3)], [(6, 1), (4, 2, 2), (4, 4)]])
+def test_a_compiled_ragged_proposal_is_the_grown_one(lengths):
+    draft = compiled_and_grown("paths", [Budget.fixed(ragged(*each)) for each in lengths])
     assert draft.shape is TreeShape.RAGGED
-    for b, (depth, width, short) in enumerate(zip((6, 4, 4), (2, 3, 2), shorts, strict=True)):
-        levels = trees.depths(draft.tree)[b].tolist()
-        assert [levels.count(d) for d in range(1, depth + 1)] == [
-            width if d <= (short or depth) else 1 for d in range(1, depth + 1)
-        ]
-    parents = draft.tree.parents[1].tolist()
-    assert parents[:5] == [-1, 0, 0, 0, 1]  # the first path goes on
+    for levels, each in zip(trees.depths(draft.tree).tolist(), lengths, strict=True):
+        assert [levels.count(d) for d in range(1, max(each) + 1)] == [sum(n >= d for n in each) for d in range(1, max(each) + 1)]
+    assert draft.tree.parents[1].tolist()[:5] == [-1, 0, 0, 0, 1]  # the first path goes on
 
 
-def test_a_compiled_tree_by_position_is_the_grown_one():
+@pytest.mark.parametrize("kind", ["paths", "coupled"])
+def test_a_compiled_tree_by_position_is_the_grown_one(kind):
     given = (-1, 0, 0, 0, 1, 1, 2, 4, 6, 7), (-1, 0, 0, 2, 2, 3)
-    draft = compiled_and_grown("paths", [*map(Budget.of_tree, given), Budget.of_paths(2, 3)])
+    draft = compiled_and_grown(kind, [*map(Budget.fixed, given), Budget.fixed(paths(2, 3))])
     assert draft.shape is TreeShape.BY_POSITION
     found = [[p for p in parents if p != -1] for parents in draft.tree.parents.tolist()]
     assert found == [[0, 0, 0, 1, 2, 1, 4, 5, 7], [0, 0, 1, 1, 3], [0, 0, 1, 2, 3, 4]]  # those with children first
@@ -163,93 +160,74 @@ def test_paths_are_drawn_as_ever():
     """What was drawn before trees by position were known, when nodes were numbered by a formula."""
     model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=3)
     texts = [load.encode(load.load_tokenizer(str(pair.draft_folder())), p.text)[:60] for p in pair.prompts()[:3]]
-    sizes = [(1, 4), (2, 4), (3, 3), (2, 4, 1), (3, 4, 2), (2, 6, 0, 2), (3, 4, 0, 1), (1, 0), (2, 5, 0, 3)]
+    both = [chain(4), paths(2, 4), paths(3, 3), paths(2, 4, 1), paths(3, 4, 2)]
+    rest = {
+        "paths": [ragged(6, 2), ragged(4, 1, 1), chain(0), ragged(5, 3)],
+        "coupled": [paths(2, 4), paths(3, 2), chain(0), paths(2, 4)],
+    }
     found = hashlib.sha256()
-    for kind in ("paths", "coupled"):
+    for kind, others in rest.items():
         for i in range(0, 9, 3):
             drafter = ModelDrafter(model, kind)
-            draft = drafter.propose(drafter.start(requests(*texts)), [Budget.of_paths(*size) for size in sizes[i : i + 3]])
+            draft = drafter.propose(drafter.start(requests(*texts)), [*map(Budget.fixed, [*both, *others][i : i + 3])])
             for x in (draft.tree.tokens, draft.tree.parents, draft.rows):
                 found.update(x.contiguous().numpy().tobytes())
     assert found.hexdigest()[:16] == "9d545d4cc2a31622"
 
 
 @pytest.mark.parametrize(
-    ("given", "nodes", "depth"), [(TREE, 7, 3), (replace(TREE, max_depth=2), 5, 2), (replace(TREE, max_nodes=4), 4, 2)]
+    ("parents", "nodes", "depth", "shape"),
+    [
+        (TREE.parents, 5, 2, TreeShape.BY_POSITION),
+        (paths(2, 4, trunk=1), 3, 2, TreeShape.PRODUCT),
+        (paths(2, 4, trunk=2), 2, 2, TreeShape.CHAIN),
+        (ragged(6, 2), 4, 2, TreeShape.PATHS),
+        (ragged(4, 1, 1), 4, 2, TreeShape.RAGGED),
+        (chain(4), 2, 2, TreeShape.CHAIN),
+    ],
 )
-def test_trees_by_position_are_cut_to_their_budget_before_they_are_drawn(given, nodes, depth):
+def test_trees_are_cut_to_the_models_context_before_they_are_drawn(parents, nodes, depth, shape):
+    budget = Budget.fixed(parents)
     drafter, (state,) = started("paths", [1, 2])
-    tree = drafter.propose([state], [given]).tree
-    assert tree.num_nodes == 1 + nodes and int(trees.depths(tree).max()) == depth
-    short = ModelDrafter(TableModel(5, max_model_len=5))
-    draft = short.propose(short.start(requests([1, 2, 3])), [given])
-    assert draft.shape is TreeShape.BY_POSITION and int(trees.depths(draft.tree).max()) == 1
+    whole = drafter.propose([state], [budget])
+    assert tuple(whole.tree.parents[0].tolist()) == budget.parents and whole.shape is budget.shape
+    small = ModelDrafter(TableModel(5, max_model_len=6))
+    draft = small.propose(small.start(requests([1, 2, 3])), [budget])
+    assert draft.tree.num_nodes == 1 + nodes and int(trees.depths(draft.tree).max()) == depth and draft.shape is shape
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_only_iid_draws_are_trees_by_position(kind):
+SIZES = {"trunk": paths(2, 3, 1), "ragged": ragged(4, 1), "by position": TREE.parents}
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("kind", SAMPLED)
+def test_a_kind_draws_the_tree_of_its_budget_or_equal_paths_within_it(kind, name):
     drafter, states = started(kind, [1, 2], [3])
-    draft = drafter.propose(states, [TREE, Budget.of_paths(2, 3)])
-    assert (draft.shape is TreeShape.BY_POSITION) == (kind == "paths") == (TreeShape.BY_POSITION in drafter.info.on_request)
+    budget = Budget.fixed(SIZES[name])
+    draft = drafter.propose(states, [budget, Budget.fixed(paths(2, 3))])
+    drawn = tuple(p for n, p in enumerate(draft.tree.parents[0].tolist()) if n == 0 or p >= 0)
+    assert draft.shape in drafter.info.shapes
+    if budget.shape in drafter.info.shapes:
+        assert drawn == budget.parents
+    else:
+        within = Budget.fixed(drawn)
+        assert (
+            within.shape in drafter.info.shapes
+            and within.max_nodes <= budget.max_nodes
+            and 0 < within.max_depth <= budget.max_depth
+        )
 
 
 @pytest.mark.parametrize("parents", [(0, 0), (-1, 1), (-1, -1), (-1, 0, 3)])
 def test_parents_that_are_no_tree_are_refused(parents):
     with pytest.raises(InvalidInputError, match="such as"):
-        Budget.of_tree(parents)
-    with pytest.raises(InvalidInputError, match="not two of them"):
-        Budget(3, 3, 2, trunk=1, parents=(-1, 0))
-
-
-@pytest.mark.parametrize(
-    ("given", "sizes"),
-    [
-        (Budget.of_paths(2, 4, 1), (2, 4, 1, 0)),
-        (Budget(6, 4, 2, trunk=1), (2, 3, 1, 0)),
-        (Budget(2, 4, 2, trunk=2), (1, 2, 0, 0)),
-        (Budget(9, 2, 3, trunk=2), (1, 2, 0, 0)),
-        (Budget(4, 4, 1, trunk=2), (1, 4, 0, 0)),
-        (Budget(0, 0, 2, trunk=1), (1, 0, 0, 0)),
-        (Budget.of_paths(2, 6, 0, 2), (2, 6, 0, 2)),
-        (Budget(7, 6, 2, short=2), (2, 5, 0, 2)),
-        (Budget(5, 6, 2, short=2), (2, 3, 0, 2)),
-        (Budget(4, 6, 2, short=2), (2, 2, 0, 0)),
-        (Budget(8, 2, 2, short=2), (2, 2, 0, 0)),
-        (Budget(12, 4, 3, short=9), (3, 4, 0, 0)),
-        (Budget(3, 3, 1, short=2), (1, 3, 0, 0)),
-        (Budget(0, 0, 2, short=1), (2, 0, 0, 0)),
-    ],
-)
-def test_trees_are_cut_to_their_budget_before_they_are_drawn(given, sizes):
-    drafter, (state,) = started("paths", [1, 2])
-    assert drafter._sizes(state, given)[:4] == sizes
-    draft = drafter.propose([state], [given])
-    assert draft.tree.num_nodes == 1 + min(given.max_nodes, Budget.of_paths(*sizes).max_nodes)
-    if sizes[1]:
-        assert draft.shape is (TreeShape.RAGGED if sizes[3] else TreeShape.PATHS if sizes[0] > 1 else TreeShape.CHAIN)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_only_iid_paths_are_ragged(kind):
-    drafter, states = started(kind, [1, 2], [3])
-    draft = drafter.propose(states, [Budget.of_paths(2, 4, 0, 1), Budget.of_paths(2, 3)])
-    assert (draft.shape is TreeShape.RAGGED) == (kind == "paths") == (TreeShape.RAGGED in drafter.info.on_request)
-
-
-@pytest.mark.parametrize("kind", SAMPLED)
-def test_every_sampled_kind_branches_at_the_end_of_its_trunk(kind):
-    drafter, (state,) = started(kind, [1, 2])
-    parents = drafter.propose([state], [Budget.of_paths(2, 3, 1)]).tree.parents[0].tolist()
-    shape = {"chain": [-1, 0, 1, 2], "listed": [-1, 0, 0, 1, 2]}  # listed paths leave the trunk aside
-    assert parents[:5] == shape.get(kind, parents[:5])
-    if kind not in shape:
-        assert parents[1:4] == [0, 1, 1] and parents[4] in (2, 3)
+        Budget.fixed(parents)
 
 
 def test_accepted_tokens_are_not_fed_twice():
     drafter = ModelDrafter(models()[1], "chain")
     (state,) = drafter.start(requests([1, 2]))
-    tree = drafter.propose([state], [Budget(4, 4)]).tree
+    tree = drafter.propose([state], [Budget.fixed(chain(4))]).tree
     outcome = Outcome(torch.tensor([[1, 2, 3]]), torch.tensor([3]), torch.tensor([0]))
     (state,) = drafter.observe([state], outcome, Scores(tree, torch.zeros(1, 5, 5)))
     assert state.pending == (0,)
@@ -264,7 +242,7 @@ def test_one_pass_of_the_model_a_depth():
 
 def test_a_draft_follows_the_requests_sampling_parameters():
     drafter, states = started("chain", [1, 2], top_k=1)
-    draft = drafter.propose(states, [Budget(3, 3)])
+    draft = drafter.propose(states, [Budget.fixed(chain(3))])
     p, _ = laws(drafter.model, draft, [[1, 2]])
     assert draft.tree.tokens[0, 1:].tolist() == p[0, :3].argmax(-1).tolist()
     assert (draft.probs[0].max(-1).values == 1).all()
@@ -273,9 +251,9 @@ def test_a_draft_follows_the_requests_sampling_parameters():
 def test_drafting_stops_where_the_draft_models_context_ends():
     drafter = ModelDrafter(TableModel(5, max_model_len=8), "chain")
     (state,) = drafter.start(requests([1, 2, 3, 4, 0]))
-    assert drafter.propose([state], [Budget(9, 9)]).tree.num_nodes == 1 + 2
+    assert drafter.propose([state], [Budget.fixed(chain(9))]).tree.num_nodes == 1 + 2
     (state,) = drafter.start(requests([1] * 20))
-    assert drafter.propose([state], [Budget(9, 9)]).tree.num_nodes == 1
+    assert drafter.propose([state], [Budget.fixed(chain(9))]).tree.num_nodes == 1
 
 
 @pytest.fixture(scope="module")
@@ -285,7 +263,7 @@ def small():
 
 @pytest.mark.parametrize(
     ("kind", "budget"),
-    [("paths", Budget.of_paths(256, 8)), ("coupled", Budget.of_paths(500, 4)), ("top_k", Budget(255, 50, 250))],
+    [("paths", Budget.fixed(paths(256, 8))), ("coupled", Budget.fixed(paths(500, 4))), ("top_k", Budget.grown(255, 50, 250))],
 )
 def test_more_rows_than_a_pass_takes_are_refused_before_anything_is_written(small, kind, budget):
     drafter = ModelDrafter(small, kind)
@@ -295,7 +273,7 @@ def test_more_rows_than_a_pass_takes_are_refused_before_anything_is_written(smal
     drafter.release(states)
 
 
-@pytest.mark.parametrize(("kind", "budget"), [("paths", Budget(255, 255)), ("top_k", Budget(255, 51, 5))])
+@pytest.mark.parametrize(("kind", "budget"), [("paths", Budget.fixed(chain(255))), ("top_k", Budget.grown(255, 51, 5))])
 def test_the_largest_draft_is_the_same_behind_unread_tokens(small, kind, budget):
     text = [(7 * i) % 97 + 3 for i in range(60)]
     drafter = ModelDrafter(small, kind)
@@ -313,7 +291,7 @@ def test_the_coldest_law_is_the_greedy_one(small, temperature):
     for cold in (temperature, 0):
         drafter = ModelDrafter(small)
         states = drafter.start(requests([3, 1, 4], temperature=cold))
-        drawn.append(drafter.propose(states, [Budget(8, 4, 2)]))
+        drawn.append(drafter.propose(states, [Budget.fixed(paths(2, 4))]))
         drafter.release(states)
     assert torch.equal(drawn[0].tree.tokens, drawn[1].tree.tokens)
     assert torch.allclose(drawn[0].probs, drawn[1].probs)

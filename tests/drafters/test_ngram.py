@@ -10,8 +10,8 @@ from polydraft.core import Budget, Drafter, Outcome, Request, SamplingParams, Sc
 from polydraft.drafters.text.ngram import MOST_PLACES, NgramDrafter, NgramState
 from polydraft.errors import InvalidInputError
 
-WIDE = Budget(max_nodes=64, max_depth=8, width=4)
-CHAIN = Budget(max_nodes=8, max_depth=8)
+WIDE = Budget.grown(64, 8, width=4)
+CHAIN = Budget.grown(8, 8)
 
 
 def started(drafter: NgramDrafter, *prompts: list[int]) -> list[NgramState]:
@@ -61,7 +61,7 @@ def test_the_index_grown_token_by_token_equals_a_rescan_of_the_text(prompt, outp
 def test_proposals_keep_to_the_budget_and_copy_the_text(prompt, max_nodes, max_depth, width, ends):
     drafter = NgramDrafter(eos_token_ids=(3,) if ends else ())
     [state] = started(drafter, prompt)
-    budget = Budget(max_nodes, max_depth, width)
+    budget = Budget.grown(max_nodes, max_depth, width)
     tree = drafter.propose([state], [budget]).tree
     paths = paths_of(drafter, state, budget)
     leaves = set(range(tree.num_nodes)) - set(tree.parents[0].tolist()) - {0}
@@ -78,13 +78,13 @@ def test_proposals_keep_to_the_budget_and_copy_the_text(prompt, max_nodes, max_d
 def test_the_longest_suffix_wins_over_a_later_shorter_one():
     drafter = NgramDrafter(max_ngram=3)
     [state] = started(drafter, [1, 2, 3, 9, 3, 8, 1, 2, 3])
-    assert paths_of(drafter, state, Budget(1, 1)) == [[9]]
+    assert paths_of(drafter, state, Budget.grown(1, 1)) == [[9]]
 
 
 def test_a_suffix_that_is_new_falls_back_to_a_shorter_one():
     drafter = NgramDrafter(max_ngram=3)
     [state] = started(drafter, [2, 3, 9, 5, 7, 2, 3])
-    assert paths_of(drafter, state, Budget(2, 2)) == [[9], [9, 5]]
+    assert paths_of(drafter, state, Budget.grown(2, 2)) == [[9], [9, 5]]
     [state] = started(NgramDrafter(max_ngram=3, min_ngram=3), [2, 3, 9, 5, 7, 2, 3])
     assert paths_of(NgramDrafter(max_ngram=3, min_ngram=3), state, CHAIN) == []
 
@@ -92,13 +92,13 @@ def test_a_suffix_that_is_new_falls_back_to_a_shorter_one():
 def test_the_latest_of_equal_matches_wins():
     drafter = NgramDrafter()
     [state] = started(drafter, [1, 2, 5, 1, 2, 6, 1, 2])
-    assert paths_of(drafter, state, Budget(1, 1)) == [[6]]
+    assert paths_of(drafter, state, Budget.grown(1, 1)) == [[6]]
 
 
 def test_a_wider_budget_merges_several_continuations():
     drafter = NgramDrafter()
     [state] = started(drafter, [1, 2, 5, 8, 1, 2, 5, 7, 1, 2, 6, 1, 2])
-    assert paths_of(drafter, state, Budget(9, 2, width=3)) == [[6], [6, 1], [5], [5, 7], [5, 8]]
+    assert paths_of(drafter, state, Budget.grown(9, 2, width=3)) == [[6], [6, 1], [5], [5, 7], [5, 8]]
 
 
 def test_a_continuation_runs_into_the_suffix_but_not_past_the_end():

@@ -19,7 +19,7 @@ from polydraft.models import load, pair
 from tests.drafters.sessions import build, models, play, requests
 from tests.engine.tables import plain_greedy
 
-WIDE = Budget(12, 6, 3)
+WIDE = Budget.grown(12, 6, 3)
 
 
 # The pool
@@ -48,7 +48,7 @@ def test_reading_a_text_in_parts_stores_what_reading_it_at_once_stores():
 def test_phrases_go_on_until_the_tree_is_full():
     pool = PhrasePool(2)
     pool.read([1, 2, 3, 4, 5, 1])
-    assert pool.draft(1, Budget(6, 6), end_ids(())).tokens == [1, 2, 3, 4, 5]
+    assert pool.draft(1, Budget.grown(6, 6), end_ids(())).tokens == [1, 2, 3, 4, 5]
 
 
 def test_threads_share_a_pool_within_its_bounds():
@@ -279,7 +279,7 @@ def test_a_shared_pool_teaches_the_next_request_and_a_private_one_does_not():
     for pool, expected in ((PhrasePool(2), [5, 1, 4]), (None, [5])):
         for drafter in (PhraseDrafter(length=2, pool=pool), LookaheadDrafter(ngram=3, pool=pool)):
             drafter.release(drafter.start(requests([5, 1, 4, 5, 1, 4])))
-            assert drafter.grow(drafter.start(requests([5]))[0], Budget(2, 2)).tokens == expected
+            assert drafter.grow(drafter.start(requests([5]))[0], Budget.grown(2, 2)).tokens == expected
 
 
 @pytest.mark.parametrize("given", [{"length": 0}, {"num_phrases": 0}, {"pool": PhrasePool(9)}])

@@ -18,7 +18,7 @@ from polydraft.models import load, pair
 from tests.drafters.sessions import requests
 
 V = 5
-ANY = Budget(max_nodes=1000, max_depth=4, width=1000)
+ANY = Budget.grown(1000, 4, width=1000)
 corpora = st.lists(st.lists(st.integers(0, V - 1), min_size=1, max_size=40), min_size=1, max_size=4)
 
 
@@ -79,7 +79,7 @@ def test_a_text_that_repeats_itself_is_sorted_and_counted_to_its_end():
     index = RetrievalIndex.build([[1] * 500], V)
     assert index.order.tolist() == [*range(500), 500]
     assert index.count([1] * 300) == 201
-    assert len(paths(grown(index, [1] * 40, Budget(200, 200, 1), max_match=40))) == 200
+    assert len(paths(grown(index, [1] * 40, Budget.grown(200, 200, 1), max_match=40))) == 200
 
 
 def test_tokens_beyond_the_vocabulary_occur_nowhere():
@@ -88,16 +88,16 @@ def test_tokens_beyond_the_vocabulary_occur_nowhere():
 
 def test_the_most_frequent_prefixes_are_kept_first():
     index = RetrievalIndex.build([[0, 1, 2, 2], [0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 4, 4]], V)
-    assert paths(grown(index, [0, 1], Budget(1, 4, 4))) == [(2,)]
-    assert paths(grown(index, [0, 1], Budget(2, 4, 4))) == [(2,), (2, 3)]
-    assert set(paths(grown(index, [0, 1], Budget(4, 4, 4)))) == {(2,), (2, 3), (2, 2), (4,)}
+    assert paths(grown(index, [0, 1], Budget.grown(1, 4, 4))) == [(2,)]
+    assert paths(grown(index, [0, 1], Budget.grown(2, 4, 4))) == [(2,), (2, 3)]
+    assert set(paths(grown(index, [0, 1], Budget.grown(4, 4, 4)))) == {(2,), (2, 3), (2, 2), (4,)}
 
 
 def test_frequent_children_are_found_among_a_thousand():
     rng = np.random.default_rng(0)
     followers = [7] * 3000 + [9] * 1000 + list(range(10, 1010)) * 2
     index = RetrievalIndex.build([np.ravel([[3, 4, t] for t in rng.permutation(followers)])], 2000)
-    tree = grown(index, [3, 4], Budget(2, 1, 2))
+    tree = grown(index, [3, 4], Budget.grown(2, 1, 2))
     assert tree.tokens[1:] == [7, 9]
     assert tree.scores[1:] == [3000 / 6000, 1000 / 6000]
 
@@ -117,8 +117,8 @@ def test_a_match_at_the_end_of_a_document_drafts_nothing():
 
 def test_shorter_matches_fill_the_paths_that_are_left():
     index = RetrievalIndex.build([[0, 1, 2, 3], [4, 1, 2, 4]], V)
-    assert paths(grown(index, [0, 1, 2], Budget(9, 1, 1))) == [(3,)]
-    assert paths(grown(index, [0, 1, 2], Budget(9, 1, 2))) == [(3,), (4,)]
+    assert paths(grown(index, [0, 1, 2], Budget.grown(9, 1, 1))) == [(3,)]
+    assert paths(grown(index, [0, 1, 2], Budget.grown(9, 1, 2))) == [(3,), (4,)]
 
 
 def test_a_saved_index_is_mapped_and_drafts_as_before(tmp_path):

@@ -26,7 +26,7 @@ def alike():
 def p_value_of_pairs(drafter):
     """Chi-square of the two children of the root against the product of their rows."""
     states = drafter.start([Request(str(i), (1, 2), SamplingParams(), seed=i) for i in range(COUNT)])
-    draft = drafter.propose(states, [Budget(2, 1, 2)] * COUNT)
+    draft = drafter.propose(states, [Budget.grown(2, 1, 2)] * COUNT)
     a, b = (draft.probs[0, draft.rows[0, n]].double() for n in (1, 2))
     expected = COUNT * torch.outer(a, b).flatten()
     seen = (draft.tree.tokens[:, 1] * V + draft.tree.tokens[:, 2]).bincount(minlength=V * V)
@@ -46,8 +46,8 @@ def test_a_path_is_the_chain_that_its_model_draws_alone():
     one, two = (TableModel(V, seed=s) for s in (1, 2))
     drafter, alone = several.SeveralDrafter([one, two]), ModelDrafter(TableModel(V, seed=2), "chain")
     asked = requests([1, 2, 3], [4])
-    draft = drafter.propose(drafter.start(asked), [Budget(8, 3, 2), Budget(4, 2, 2)])
-    chains = alone.propose(alone.start([several._own(r, 1) for r in asked]), [Budget(3, 3), Budget(2, 2)])
+    draft = drafter.propose(drafter.start(asked), [Budget.grown(8, 3, 2), Budget.grown(4, 2, 2)])
+    chains = alone.propose(alone.start([several._own(r, 1) for r in asked]), [Budget.grown(3, 3), Budget.grown(2, 2)])
     assert draft.shape is TreeShape.PATHS
     for b, depth in enumerate((3, 2)):
         nodes = [2 + 2 * d for d in range(depth)]
@@ -73,7 +73,7 @@ def test_engine_takes_folders_of_further_models():
 
 def test_listed_paths_win_their_own_races():
     drafter = ModelDrafter(models()[1], "listed")
-    draft = drafter.propose(drafter.start(requests([1, 2, 3], [4])), [Budget(12, 4, 3), Budget(6, 3, 2)])
+    draft = drafter.propose(drafter.start(requests([1, 2, 3], [4])), [Budget.grown(12, 4, 3), Budget.grown(6, 3, 2)])
     number, depth = path_numbers(draft.tree), trees.depths(draft.tree)
     assert draft.tree.is_node.sum(1).tolist() == [13, 7]
     for b, length in enumerate((3, 1)):

@@ -18,6 +18,7 @@ from polydraft.engine.calibrate import Bed
 from polydraft.engine.choice import Choice, ChoicePlan
 from polydraft.errors import InvalidInputError
 from polydraft.registry import verifier
+from polydraft.tree import chain
 from tests.drafters.sessions import requests
 from tests.engine.tables import TableModel
 
@@ -26,7 +27,7 @@ def mixed(suffix):
     return MixtureDrafter({"suffix": suffix, "ngram": NgramDrafter()})
 
 
-CHAIN = Budget(max_nodes=8, max_depth=8)
+CHAIN = Budget.grown(8, 8)
 
 
 def occurrences(texts, depth):
@@ -156,19 +157,19 @@ def test_a_long_match_earns_a_long_draft_and_a_short_one_a_short_draft():
 def test_scores_are_ratios_of_counts_times_trust_in_the_match_and_the_likelier_branch_comes_first():
     """After one token of match the trust is 1/2, after three 3/4."""
     text = [9, 5, 1, 9, 5, 1, 9, 6, 2, 9, 7, 3, 9]
-    assert grown(SuffixDrafter(factor=0, offset=9), text, Budget(9, 1, 4)) == ([5, 7, 6], [0.25, 0.125, 0.125])
-    assert grown(SuffixDrafter(factor=0, offset=9, min_prob=0.2), text, Budget(9, 1, 4)) == ([5], [0.25])
-    assert grown(SuffixDrafter(), [1, 2, 3, 4, 9, 1, 2, 3], Budget(2, 2)) == ([4, 9], [0.75, 0.8])
+    assert grown(SuffixDrafter(factor=0, offset=9), text, Budget.grown(9, 1, 4)) == ([5, 7, 6], [0.25, 0.125, 0.125])
+    assert grown(SuffixDrafter(factor=0, offset=9, min_prob=0.2), text, Budget.grown(9, 1, 4)) == ([5], [0.25])
+    assert grown(SuffixDrafter(), [1, 2, 3, 4, 9, 1, 2, 3], Budget.grown(2, 2)) == ([4, 9], [0.75, 0.8])
 
 
 def test_of_equally_frequent_continuations_the_latest_comes_first():
-    assert grown(SuffixDrafter(), [9, 5, 8, 9, 6, 8, 9], Budget(1, 1))[0] == [6]
+    assert grown(SuffixDrafter(), [9, 5, 8, 9, 6, 8, 9], Budget.grown(1, 1))[0] == [6]
 
 
 def test_a_shorter_match_with_more_agreement_beats_a_longer_one():
     """After 8 9 four things followed; after 9 alone, one of them mostly."""
     text = [8, 9, 1, 0, 8, 9, 2, 0, 8, 9, 3, 0] + [7, 9, 4, 5, 6] * 12 + [8, 9]
-    assert grown(SuffixDrafter(factor=0, offset=4), text, Budget(3, 3))[0] == [4, 5, 6]
+    assert grown(SuffixDrafter(factor=0, offset=4), text, Budget.grown(3, 3))[0] == [4, 5, 6]
 
 
 def test_the_shared_store_drafts_only_where_it_knows_better():
@@ -191,7 +192,11 @@ def test_the_store_is_told_each_output_once_and_nothing_else(within):
         bed.round(1, 4)
     bed.close()
     assert store.num_tokens == 0, "rounds that are only measured teach nothing"
-    plan = ChoicePlan(drafter, [AdaptivePlan(Profile.assumed())] * 2) if isinstance(drafter, Choice) else FixedPlan(4)
+    plan = (
+        ChoicePlan(drafter, [AdaptivePlan(Profile.assumed())] * 2)
+        if isinstance(drafter, Choice)
+        else FixedPlan(Budget.fixed(chain(4)))
+    )
     engine = Engine.of(TableModel(), drafter=drafter, verifier=rule, plan=plan)
     made = engine.generate([[1, 2], [3, 3, 3]], options.with_(n=4))
     stream = engine.stream([1, 2], options)
@@ -209,7 +214,7 @@ def test_a_saved_store_drafts_as_before(tmp_path):
     again = SuffixStore.load(tmp_path / "store")
     assert (again.tree.depth, again.tree.max_tokens, again.num_tokens) == (8, 600, 500)
     for i in range(5):
-        prompt, wide = zipf(30, 20, seed=10 + i), Budget(12, 6, 3)
+        prompt, wide = zipf(30, 20, seed=10 + i), Budget.grown(12, 6, 3)
         assert grown(SuffixDrafter(store), prompt, wide) == grown(SuffixDrafter(again), prompt, wide)
     SuffixStore(9).save(tmp_path / "empty", 20)
     assert SuffixStore.load(tmp_path / "empty").num_tokens == 0

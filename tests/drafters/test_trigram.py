@@ -23,7 +23,7 @@ from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.match import emitted_law
 from tests.drafters.sessions import laws, models, play, requests
 
-WIDE = Budget(max_nodes=64, max_depth=4, width=24)
+WIDE = Budget.grown(64, 4, width=24)
 RULES = {"window": 16, "bump": 0.04, "cap": 3.0}
 corpora = st.lists(st.lists(st.integers(0, 3), max_size=20), min_size=1, max_size=6)
 
@@ -137,16 +137,16 @@ def drafted(drafter, state, budget=WIDE):
 def test_a_repeated_phrase_changes_the_draft():
     drafter = TrigramDrafter(TABLE, read_prompt=False, window=5, bump=0.5)
     state, *_ = drafter.start(requests([0, 1]))
-    assert drafted(drafter, state, Budget(1, 1))[1] == 2
+    assert drafted(drafter, state, Budget.grown(1, 1))[1] == 2
     state, *_ = drafter.start(requests([4, 0, 1, 4, 0, 1]))
-    assert drafted(drafter, state, Budget(1, 1))[1] == 4
+    assert drafted(drafter, state, Budget.grown(1, 1))[1] == 4
 
 
 def test_a_static_table_learns_nothing():
     drafter = TrigramDrafter(TABLE, bump=0.0)
     state, *_ = drafter.start(requests([0, 1, 4] * 9 + [0, 1]))
     assert len(state.store) == 0
-    assert drafted(drafter, state, Budget(1, 1))[1] == 2
+    assert drafted(drafter, state, Budget.grown(1, 1))[1] == 2
 
 
 @pytest.mark.parametrize("prompt", [[3], [4, 4]])
@@ -160,7 +160,7 @@ def test_redrawing_after_a_failed_match_is_biased_and_the_match_rule_is_not():
     """The released code's sampling: draw y for each path row, and draw anew if none of them matches."""
     p = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     drafter = TrigramDrafter(TrigramTable.build([[1, 2, 0]], 3))
-    draft = drafter.propose(drafter.start(requests([1, 2])), [Budget(1, 1)])
+    draft = drafter.propose(drafter.start(requests([1, 2])), [Budget.grown(1, 1)])
     assert draft.tree.tokens.tolist() == [[2, 0]]
     targets = p.expand(1, 2, 3)
 
@@ -183,7 +183,7 @@ def test_a_shared_store_teaches_the_next_request_and_a_private_one_does_not():
         drafter = TrigramDrafter(TABLE, store=store, bump=0.5)
         drafter.release(drafter.start(requests(text)))
         (state,) = drafter.start(requests([3, 0, 1]))
-        assert drafted(drafter, state, Budget(1, 1))[1] == expected
+        assert drafted(drafter, state, Budget.grown(1, 1))[1] == expected
 
 
 def test_threads_share_a_store_without_losing_a_bump():

@@ -13,7 +13,7 @@ from polydraft.drafters.text.trigram_search import AGE, PARENT, TOKEN, VISITS, e
 from polydraft.drafters.text.trigram_search import search as searched
 from tests.drafters.sessions import requests
 
-WIDE = Budget(max_nodes=64, max_depth=4, width=24)
+WIDE = Budget.grown(64, 4, width=24)
 TABLE = TrigramTable.build([[0, 1, 2, 3, 4, 0, 1, 2, 4, 3, 0, 1, 3, 2, 0, 1, 2, 3, 1, 0, 1, 4] * 3], 5)
 
 
@@ -91,13 +91,13 @@ def test_a_small_budget_is_searched_as_often_as_it_has_room():
     for nodes, iterations in ((1, 64), (16, 64), (24, 96), (60, 150)):
         short, capped = TrigramDrafter(TABLE, iterations=iterations, per_node=10_000), TrigramDrafter(TABLE)
         for prompt in prompts:
-            assert drafted(short, *short.start(requests(prompt)), Budget(nodes, 4, 24)) == drafted(
-                capped, *capped.start(requests(prompt)), Budget(nodes, 4, 24)
+            assert drafted(short, *short.start(requests(prompt)), Budget.grown(nodes, 4, 24)) == drafted(
+                capped, *capped.start(requests(prompt)), Budget.grown(nodes, 4, 24)
             )
 
 
 @pytest.mark.parametrize("table", [TABLE, TrigramTable.build([np.random.default_rng(0).integers(0, 30, 20_000)], 30)])
-@pytest.mark.parametrize("budget", [WIDE, Budget(500, 9, 500), Budget(12, 4, 2), Budget(9, 2, 9)])
+@pytest.mark.parametrize("budget", [WIDE, Budget.grown(500, 9, 500), Budget.grown(12, 4, 2), Budget.grown(9, 2, 9)])
 def test_the_most_visited_paths_then_a_successor_of_each_make_the_draft(table, budget):
     """One after the other, as far as each fits; what hangs on a refused one is refused."""
     drafter = TrigramDrafter(table, num_paths=20)
@@ -153,7 +153,7 @@ def test_a_table_of_ten_million_entries_is_searched_150_times_within_half_a_mill
     for row in rng.integers(0, len(second), 300).tolist():
         (state,) = drafter.start(requests([row // F, int(second[row])]))
         start = perf_counter()
-        grown = drafter.grow(state, Budget(16, 8, 4))
+        grown = drafter.grow(state, Budget.grown(16, 8, 4))
         seconds.append(perf_counter() - start)
         assert grown.size > 8
     assert np.median(seconds) < 0.5e-3

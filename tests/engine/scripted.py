@@ -8,7 +8,7 @@ class Script(FixedPlan):
     """Of these budgets the one of the request's seed, in every round."""
 
     def __init__(self, budgets):
-        super().__init__(1)
+        super().__init__(budgets[0])
         object.__setattr__(self, "told", budgets)
 
     def budgets(self, sequences):

@@ -65,7 +65,7 @@ def test_places_hold_the_products_of_target_probabilities_for_every_smaller_budg
     drafter, record = ModelDrafter(small, "top_k"), Acceptance()
     (s,) = sequences(length=2)
     states = drafter.start([s.request])
-    budget = Budget(9, 3, 9)
+    budget = Budget.grown(9, 3, 9)
     draft = drafter.propose(states, [budget])
     tokens, parents = (x[0] for x in draft.tree.lists)
     p, values, depths = target.logits.softmax(-1), [1.0], [0]
@@ -85,7 +85,7 @@ def test_places_hold_the_products_of_target_probabilities_for_every_smaller_budg
 def test_what_is_left_out_is_without_value_and_what_was_not_asked_for_is_not_judged():
     drafter, record = ModelDrafter(TableModel(5, seed=1), "top_k"), Acceptance()
     (s,) = sequences(length=2)
-    budget = Budget(9, 2, 9, least=0.4)
+    budget = Budget.grown(9, 2, 9, least=0.4)
     draft = drafter.propose(drafter.start([s.request]), [budget])
     size = draft.tree.num_nodes - 1
     assert size < 9
@@ -161,7 +161,7 @@ def test_engines_plan_by_what_their_drafter_makes():
     assert len(profile.places) == len(profile.greedy_places) == SIZE + places.BINS
     assert {(o.width, o.depth) for o in profile.costs.observations} >= {(1, 0), (2, 4), (1, 1)}
     assert Profile.from_dict(profile.to_dict()) == profile
-    fixed = Engine.of(target, draft_model=small, drafter="model:top_k", plan=FixedPlan(depth=3, width=2, max_nodes=5))
+    fixed = Engine.of(target, draft_model=small, drafter="model:top_k", plan=FixedPlan(Budget.grown(5, 3, width=2)))
     stats = fixed.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=8))[0].stats
     assert stats.drafted >= 5
     with pytest.raises(InvalidInputError, match="places"):

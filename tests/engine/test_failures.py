@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from polydraft import Engine, FixedPlan, Request, SamplingParams
-from polydraft.core import Draft, SiblingLaw, TokenTree, TreeShape
+from polydraft.core import Budget, Draft, SiblingLaw, TokenTree, TreeShape
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.model import ModelDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine.choice import Choice
 from polydraft.errors import DrafterWarning, InvalidInputError, RequestWarning
+from polydraft.tree import paths
 from tests.engine.tables import TableModel, plain_greedy, table_engine
 
 pytestmark = pytest.mark.filterwarnings("ignore::polydraft.errors.DrafterWarning")
@@ -46,7 +47,7 @@ def test_a_request_whose_law_fails_ends_alone(drafter, verifier, dtype):
     def run(*ids):
         small = TableModel(seed=1)
         small.logits = small.logits.to(dtype)
-        plan = {} if drafter is None else {"draft_model": small, "plan": FixedPlan(3, 2)}
+        plan = {} if drafter is None else {"draft_model": small, "plan": FixedPlan(Budget.fixed(paths(2, 3)))}
         bans = {"bans": {3: -math.inf}}
         every = {
             name: Request(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft import Engine, FixedPlan, SamplingParams
+from polydraft import Budget, Engine, FixedPlan, SamplingParams, tree
 from polydraft.errors import CapacityError, InvalidInputError
 from tests.engine.tables import TableModel
 
@@ -69,10 +69,10 @@ def test_parts_of_the_wrong_kind_are_refused(options, said):
         {"depth": 8, "num_paths": 256},
         {"depth": 4, "num_paths": 500},
         {"depth": 256},
-        {"plan": FixedPlan.of_tree((-1, *range(256)))},
-        {"plan": FixedPlan(depth=200, width=2, trunk=100)},
+        {"plan": FixedPlan(Budget.fixed(tree.chain(256)))},
+        {"plan": FixedPlan(Budget.fixed(tree.paths(2, 200, trunk=100)))},
     ],
-    ids=repr,
+    ids=lambda options: f"{options}"[:40],
 )
 def test_more_drafted_tokens_than_a_pass_takes_are_refused(options):
     with pytest.raises(CapacityError, match="expected at most 255, the rows of one pass"):

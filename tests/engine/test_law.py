@@ -10,6 +10,7 @@ import pytest
 from polydraft import Engine, FixedPlan
 from polydraft.check.wrong_rules import keep_all, mistakes
 from polydraft.core import Budget
+from polydraft.tree import chain, paths
 from polydraft.verifiers.block import Block
 from polydraft.verifiers.greedy_traversal import GreedyTraversal
 from polydraft.verifiers.match import Match
@@ -33,15 +34,15 @@ class OfAllShapes(FixedPlan):
     """Chains, paths and trees in one batch, by the seeds and lengths of its sequences."""
 
     def budgets(self, sequences):
-        given = Budget.of_tree((-1, 0, 1, 0)), Budget.of_tree((-1, 0, 0, 1, 1)), Budget.of_paths(1, 2), Budget.of_paths(2, 2)
+        given = Budget.fixed((-1, 0, 1, 0)), Budget.fixed((-1, 0, 0, 1, 1)), Budget.fixed(paths(1, 2)), Budget.fixed(paths(2, 2))
         return [given[(s.request.seed + s.request.sample + len(s.token_ids)) % 4] for s in sequences]
 
 
 RIGHT = [
-    ("chain", "block", FixedPlan(2)),
+    ("chain", "block", FixedPlan(Budget.fixed(chain(2)))),
     ("paths", "greedy_traversal", OfAllShapes(1)),
-    ("without_replacement", "traversal", FixedPlan(2, 2)),
-    ("coupled", "race", FixedPlan(2, 2)),
+    ("without_replacement", "traversal", FixedPlan(Budget.fixed(paths(2, 2)))),
+    ("coupled", "race", FixedPlan(Budget.fixed(paths(2, 2)))),
 ]
 
 

@@ -164,7 +164,7 @@ def test_a_compiled_pass_is_timed_on_its_own_thread_however_many_torch_has(monke
 def test_what_is_assumed_of_a_real_pair_follows_from_the_bytes_of_its_weights(monkeypatch):
     monkeypatch.setattr("polydraft.engine.learner._bandwidth", lambda num_bytes, device: 1e10)
     target, small = (load.load_model(str(f), max_num_seqs=1) for f in (pair.target_folder(), pair.draft_folder()))
-    start = assumed(target, ModelDrafter(small)).costs
+    start = assumed(target, ModelDrafter(small), verifier("traversal")).costs
     plain, one, four = (start.seconds([size], [20]) for size in ((1, 0), (1, 1), (1, 4)))
     assert plain == pytest.approx(target.weight_bytes / 1e10, abs=3e-4, rel=0.1)
     rows = 0.05 * target.weight_bytes / 1e10

@@ -41,7 +41,7 @@ class Follows:
     def budgets(self, sequences):
         began = {s.sample.index: s.sample.token_ids[0] for s in sequences if s.num_prompt_tokens == 2 and s.sample.token_ids}
         return [
-            Budget(*(1, 1) if s.num_prompt_tokens == 1 and s.sample.token_ids and began[s.sample.index] else (0, 0))
+            Budget.grown(*(1, 1) if s.num_prompt_tokens == 1 and s.sample.token_ids and began[s.sample.index] else (0, 0))
             for s in sequences
         ]
 

@@ -24,7 +24,7 @@ class Script:
 
     def budgets(self, sequences):
         depth = self.depths.pop(0) if len(self.depths) > 1 else self.depths[0]
-        return [Budget(depth, depth)] * len(sequences)
+        return [Budget.grown(depth, depth)] * len(sequences)
 
     def learn(self, sequences, draft, processed, outcome):
         pass
@@ -121,7 +121,7 @@ def test_what_it_then_drafts_is_what_a_fresh_reader_of_the_text_drafts(kind):
     draft = spy.asked[1]
     so_far = (1, 2, 3, 1, 2, *(t for e in spy.told[:2] for t in e[0]))
     fresh = MAKERS[kind]()
-    again = fresh.propose(fresh.start([Request("0", so_far, SamplingParams(), 5)]), [Budget(3, 3)])
+    again = fresh.propose(fresh.start([Request("0", so_far, SamplingParams(), 5)]), [Budget.grown(3, 3)])
     assert so_far[5:] == tuple(sample.token_ids[: len(so_far) - 5])
     assert torch.equal(again.tree.tokens, draft.tree.tokens) and torch.equal(again.tree.parents, draft.tree.parents)
 

@@ -18,6 +18,7 @@ from polydraft.engine.plan import HELD, AdaptivePlan, FixedPlan
 from polydraft.engine.profile import Profile
 from polydraft.errors import DrafterWarning, IncompatibleError, InvalidInputError, UnknownNameError
 from polydraft.registry import verifier
+from polydraft.tree import paths
 from tests.engine.planning import costs, made, outcome, sequences
 from tests.engine.tables import TableModel, p_value, table_engine
 from tests.laws.harness import Grown, Tables, by_depth, enumerate_drafts, measure
@@ -97,7 +98,7 @@ def test_the_choice_for_one_sequence_is_the_best_of_all_sizes(rate, seconds):
     speed, (size,) = brute_force(known, [[rate] * DEPTHS], 1, [20], 8, 4)
     found = made(known, max_depth=8, margin=0.0).best(rate, context=20)
     chosen = found.width, found.max_depth, found.trunk, found.short
-    assert Budget.of_paths(*chosen) == found
+    assert Budget.fixed(paths(*chosen)) == found
     tokens = expected_tokens(np.full(DEPTHS, rate), *chosen)
     assert tokens / known.seconds([chosen], [20]) == pytest.approx(speed, rel=1e-9), size
 
@@ -134,8 +135,8 @@ def test_paths_part_where_drafts_begin_to_fail():
     known = costs(rows=0.03, depths=0.05)
     (found,) = made(known, rates=rates).budgets(sequences())
     assert found.trunk == 2 and found.width > 1
-    assert made(known, rates=rates, max_trunk=0).budgets(sequences())[0].trunk == 0
-    assert made(known, rates=(0.4,) * DEPTHS).budgets(sequences())[0].trunk == 0
+    assert made(known, rates=rates, max_trunk=0).budgets(sequences())[0].shape is not TreeShape.PRODUCT
+    assert made(known, rates=(0.4,) * DEPTHS).budgets(sequences())[0].shape is not TreeShape.PRODUCT
 
 
 def test_greedy_requests_get_one_path():
@@ -235,7 +236,7 @@ def test_drafting_stops_where_it_does_not_pay_with_longer_and_longer_pauses():
     assert drafted[:2] == [0, 1] and len(drafted) < 20
     pauses = np.diff(drafted[-4:])
     assert (np.diff(pauses) > 0).all() and pauses[-1] > 200
-    assert all(given[i] == Budget(1, 1, 1) for i in drafted[-4:])
+    assert all(given[i] == Budget.grown(1, 1, 1) for i in drafted[-4:])
 
 
 def test_drafting_comes_back_when_drafts_fit_again():
@@ -393,8 +394,8 @@ def test_a_measured_profile_is_remembered_and_a_broken_cache_is_done_without(tmp
 def test_plans_are_named_or_given_and_do_not_mix_with_a_fixed_size(tmp_path):
     target, small = TableModel(), TableModel()
     assert isinstance(Engine.of(target, draft_model=small).plan, AdaptivePlan)
-    assert Engine.of(target, draft_model=small, plan="fixed").plan == FixedPlan(5, 1)
-    assert Engine.of(target, draft_model=small, depth=4, num_paths=2).plan.budget == Budget(8, 4, 2)
+    assert Engine.of(target, draft_model=small, plan="fixed").plan == FixedPlan(Budget.fixed(paths(1, 5)))
+    assert Engine.of(target, draft_model=small, depth=4, num_paths=2).plan.budget == Budget.grown(8, 4, 2)
     Profile.assumed().save(tmp_path / "p.json")
     assert Engine.of(target, draft_model=small, profile=str(tmp_path / "p.json")).plan.profile == Profile.assumed()
     with pytest.raises(InvalidInputError, match="leaves nothing to plan"):

@@ -1,36 +1,55 @@
-"""Shapes that drafters make on request: equal paths where the rule is not exact for them, and in a batch each row as it would be alone."""
+"""Budgets of all shapes: a plan of one's own that asks for what the rule is not exact for loses its drafts, and in a batch each row is as it would be alone."""
 
 import pytest
 
-from polydraft import SamplingParams
+from polydraft import FixedPlan, SamplingParams
 from polydraft.core import Budget, TreeShape
+from polydraft.errors import DrafterWarning
+from polydraft.tree import chain, paths, ragged
 from tests.engine.scripted import Script, engine, shapes_of
 
 PATHS, RAGGED, BY_POSITION = TreeShape.PATHS, TreeShape.RAGGED, TreeShape.BY_POSITION
 BUDGETS = {
-    RAGGED: [Budget.of_paths(2, 4, 0, 1), Budget.of_paths(2, 3), Budget.of_paths(1, 4), Budget.of_paths(2, 4, 1), Budget(0, 0)],
+    RAGGED: [
+        Budget.fixed(ragged(4, 1)),
+        Budget.fixed(paths(2, 3)),
+        Budget.fixed(chain(4)),
+        Budget.fixed(chain(0)),
+    ],
     BY_POSITION: [
-        Budget.of_tree((-1, 0, 1, 0, 3, 1, 3)),
-        Budget.of_paths(2, 4, 0, 1),
-        Budget.of_paths(2, 3),
-        Budget.of_tree((-1, 0, 0, 1)),
-        Budget(0, 0),
+        Budget.fixed((-1, 0, 1, 0, 3, 1)),
+        Budget.fixed(ragged(4, 1)),
+        Budget.fixed(paths(2, 3)),
+        Budget.fixed((-1, 0, 0, 1)),
+        Budget.fixed(paths(2, 4, 1)),
+        Budget.fixed(chain(0)),
     ],
 }
 
 
 @pytest.mark.parametrize("asked", BUDGETS)
-@pytest.mark.parametrize("name", ["multipath", "traversal"])
-def test_a_plan_of_ones_own_gets_equal_paths_where_the_rule_is_exact_only_for_these(asked, name, monkeypatch):
-    fast = engine(Script(BUDGETS[asked]), verifier=name)
+def test_drafts_that_the_rule_is_not_exact_for_are_never_verified(asked, monkeypatch):
+    fast, plain = engine(Script(BUDGETS[asked]), verifier="multipath"), engine(FixedPlan(Budget.fixed(chain(0))))
+    assert asked not in fast.verifier.info.shapes
+    prompt, params = [[1, 2]], SamplingParams(seed=0, max_tokens=20)
+    with pytest.warns(
+        DrafterWarning, match=f"of shape {asked.name} was proposed; expected one that verifier 'multipath' is exact for"
+    ):
+        (found,) = fast.generate(prompt, params)
+    assert found.stats.drafted == 0 and found.token_ids == plain.generate(prompt, params)[0].token_ids
+
+
+@pytest.mark.parametrize("asked", BUDGETS)
+def test_drafts_that_the_rule_is_exact_for_are_what_a_plan_of_ones_own_asks_for(asked, monkeypatch):
+    fast = engine(Script(BUDGETS[asked]), verifier="traversal")
     drafts = shapes_of(fast, monkeypatch)
     fast.generate([[1, 2]], SamplingParams(seed=0, max_tokens=20))
-    assert drafts and {d.shape for d in drafts if d.tree.num_nodes > 3} == {PATHS if name == "multipath" else asked}
+    assert drafts and {d.shape for d in drafts if d.tree.num_nodes > 3} == {asked}
 
 
 @pytest.mark.parametrize(
     ("asked", "row", "nodes", "parents"),
-    [(RAGGED, 1, (1, 7), [0, 0, 1, 2, 3, 4]), (BY_POSITION, 0, (0, 7), [-1, 0, 0, 1, 1, 2, 2])],
+    [(RAGGED, 1, (1, 7), [0, 0, 1, 2, 3, 4]), (BY_POSITION, 0, (0, 6), [-1, 0, 0, 1, 1, 2])],
 )
 def test_in_a_batch_of_all_shapes_each_text_is_the_one_that_it_is_alone(asked, row, nodes, parents, monkeypatch):
     params = [SamplingParams(seed=seed, max_tokens=40) for seed in range(len(BUDGETS[asked]))]

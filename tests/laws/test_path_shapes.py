@@ -6,6 +6,8 @@ import pytest
 from polydraft import Engine, FixedPlan, SamplingParams, registry
 from polydraft.core import Budget, Request, SiblingLaw, TreeShape
 from polydraft.drafters.model import ModelDrafter
+from polydraft.tree import paths
+from polydraft.tree import ragged as ragged_paths
 from tests.engine.tables import law
 from tests.laws.harness import Grown, Tables, by_depth, enumerate_drafts, measure, ragged
 from tests.laws.runs import every_run
@@ -13,24 +15,25 @@ from tests.laws.table_pairs import TwoTables, emitted_law, exact_for
 
 IID, PATHS, RAGGED = SiblingLaw.IID, TreeShape.PATHS, TreeShape.RAGGED
 SHAPES = {
-    (2, 3, 1, 0): by_depth(1, 2, 1),
-    (2, 3, 2, 0): by_depth(1, 1, 2),
-    (3, 2, 1, 0): by_depth(1, 3),
-    (2, 3, 0, 1): ragged(3, 1),
-    (2, 3, 0, 2): ragged(3, 2),
-    (3, 2, 0, 1): ragged(2, 1, 1),
+    paths(2, 3, trunk=1): by_depth(1, 2, 1),
+    paths(2, 3, trunk=2): by_depth(1, 1, 2),
+    paths(3, 2, trunk=1): by_depth(1, 3),
+    ragged_paths(3, 1): ragged(3, 1),
+    ragged_paths(3, 2): ragged(3, 2),
+    ragged_paths(2, 1, 1): ragged(2, 1, 1),
 }
-"""(paths, depth, trunk, short): children by depth or by path."""
+"""By the tree's parents: children by depth or by path."""
 
 
-@pytest.mark.parametrize("size", SHAPES, ids=str)
-def test_the_drafters_draws_are_those_of_the_checker_and_every_rule_keeps_the_law(pair, size, monkeypatch):
-    tables, shape = TwoTables(*pair, [1, 2]), RAGGED if size[3] else PATHS
+@pytest.mark.parametrize("parents", SHAPES, ids=str)
+def test_the_drafters_draws_are_those_of_the_checker_and_every_rule_keeps_the_law(pair, parents, monkeypatch):
+    tables, budget = TwoTables(*pair, [1, 2]), Budget.fixed(parents)
+    shape, setting = budget.shape, (SHAPES[parents], budget.max_depth)
     drafter = ModelDrafter(pair[1])
     (state,) = drafter.start([Request("r", (1, 2), SamplingParams(), 0)])
-    expected = {(*d.tokens[1:], *d.parents): d.probability for d in enumerate_drafts(tables, IID, SHAPES[size], size[1])}
+    expected = {(*d.tokens[1:], *d.parents): d.probability for d in enumerate_drafts(tables, IID, *setting)}
     found = {}
-    for probability, draft in every_run(lambda: drafter.propose([state], [Budget.of_paths(*size)]), monkeypatch):
+    for probability, draft in every_run(lambda: drafter.propose([state], [budget]), monkeypatch):
         assert draft.shape is shape
         found[(*draft.tree.tokens[0, 1:].tolist(), *draft.tree.parents[0].tolist())] = probability
         for n in range(1, draft.tree.num_nodes):
@@ -40,10 +43,12 @@ def test_the_drafters_draws_are_those_of_the_checker_and_every_rule_keeps_the_la
             assert np.abs(draft.probs[0, draft.rows[0, n]].numpy() - tables.row("q", path)).max() < 1e-12
     assert found == pytest.approx(expected, abs=1e-12)
     for name in exact_for(shape):
-        assert measure(registry.verifier(name), tables, IID, shape, SHAPES[size], size[1]).error < 1e-12, name
+        assert measure(registry.verifier(name), tables, IID, shape, *setting).error < 1e-12, name
 
 
-@pytest.mark.parametrize("plan", [FixedPlan(2, 2, trunk=1), FixedPlan(2, 2, short=1)], ids=["trunk", "ragged"])
+@pytest.mark.parametrize(
+    "plan", [FixedPlan(Budget.fixed(paths(2, 2, trunk=1))), FixedPlan(Budget.fixed(ragged_paths(2, 1)))], ids=["trunk", "ragged"]
+)
 @pytest.mark.parametrize("name", ["greedy_traversal", "traversal"])
 def test_rounds_keep_the_law(pair, name, plan, monkeypatch):
     engine = Engine.of(pair[0], draft_model=pair[1], verifier=name, plan=plan)

@@ -7,6 +7,7 @@ import torch
 from polydraft import Engine, FixedPlan, SamplingParams, registry
 from polydraft.core import Budget, Request, SiblingLaw, TreeShape
 from polydraft.drafters.model import ModelDrafter
+from polydraft.tree import paths
 from tests.engine.tables import TableModel, law
 from tests.laws.harness import Grown, Tables, by_position, enumerate_drafts, measure, sibling_draws, stopped_inside
 from tests.laws.runs import every_run
@@ -31,15 +32,15 @@ def placed(tokens, parents):
 
 @pytest.mark.parametrize("parents", TREES, ids=str)
 def test_the_drafters_draws_are_those_of_the_checker_and_every_rule_keeps_the_law(pair, parents, monkeypatch):
-    tables, counts, depth = TwoTables(*pair, [1, 2]), by_position(*parents), Budget.of_tree(parents).max_depth
+    tables, counts, depth = TwoTables(*pair, [1, 2]), by_position(*parents), Budget.fixed(parents).max_depth
     drafter = ModelDrafter(pair[1])
     (state,) = drafter.start([Request("r", (1, 2), SamplingParams(), 0)])
     expected, found = {}, {}
     for d in enumerate_drafts(tables, IID, counts, depth):
         key = placed(d.tokens, d.parents)
         expected[key] = expected.get(key, 0) + d.probability
-    for probability, draft in every_run(lambda: drafter.propose([state], [Budget.of_tree(parents)]), monkeypatch):
-        assert draft.shape is BY_POSITION
+    for probability, draft in every_run(lambda: drafter.propose([state], [Budget.fixed(parents)]), monkeypatch):
+        assert draft.shape is Budget.fixed(parents).shape
         tokens, above = draft.tree.tokens[0].tolist(), draft.tree.parents[0].tolist()
         key = placed(tokens, above)
         assert key not in found
@@ -58,7 +59,7 @@ class Wandering(FixedPlan):
     """Another tree in each round, by the text so far."""
 
     def budgets(self, sequences):
-        given = Budget.of_tree((-1, 0, 1, 0)), Budget.of_tree((-1, 0, 0, 1, 1)), Budget.of_tree((-1, 0, 0)), Budget.of_paths(2, 2)
+        given = Budget.fixed((-1, 0, 1, 0)), Budget.fixed((-1, 0, 0, 1, 1)), Budget.fixed((-1, 0, 0)), Budget.fixed(paths(2, 2))
         return [given[(sum(s.token_ids) + len(s.token_ids)) % 4] for s in sequences]
 
 
@@ -67,7 +68,7 @@ def test_rounds_whose_trees_follow_the_past_keep_the_law(name, monkeypatch):
     torch.set_default_dtype(torch.float64)
     try:
         target, small = TableModel(2, seed=0), TableModel(2, seed=1)
-        engine = Engine.of(target, draft_model=small, verifier=name, plan=Wandering(1))
+        engine = Engine.of(target, draft_model=small, verifier=name, plan=Wandering(Budget.fixed(paths(2, 2))))
         found = emitted_law(engine, [1, 0], 4, monkeypatch)
         assert (found - law(target, [1, 0], 4)).abs().max() < 1e-12
     finally:

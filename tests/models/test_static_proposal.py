@@ -1,6 +1,5 @@
 """A proposal on the device is the draft that growing through `score` gives."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -10,6 +9,7 @@ from polydraft.drafters.model import ModelDrafter
 from polydraft.models import static_proposal
 from polydraft.models.hf import HFTarget
 from polydraft.models.static import StaticLlama
+from polydraft.tree import chain, paths, product, ragged
 from polydraft.verifiers.match import match
 from tests.models.tree_rounds import ARCHITECTURES, V, small_model
 from tests.other_device import OneDevice, moved
@@ -39,12 +39,13 @@ def same(one, two):
 @pytest.mark.parametrize(
     "budgets",
     [
-        [(4, 1)] * 3,
-        [(3, 3)] * 3,
-        [(4, 2), (2, 3), (3, 1)],
-        [(3, 2), (0, 1), (1, 4)],
-        [(4, 3, 2), (3, 2), (2, 2, 1)],
-        [(5, 2, 0, 2), (4, 3, 0, 1), (3, 2)],
+        [chain(4)] * 3,
+        [paths(3, 3)] * 3,
+        [paths(2, 4), paths(3, 2), chain(3)],
+        [paths(2, 3), chain(0), paths(4, 1)],
+        [paths(3, 4, trunk=2), paths(2, 3), paths(2, 2, trunk=1)],
+        [ragged(5, 2), ragged(4, 1, 1), paths(2, 3)],
+        [(-1, 0, 0, 0, 1, 1, 2, 4, 5), product(2, 2), (-1, 0, 1, 0, 1, 2)],
     ],
 )
 def test_rounds_of_proposals_are_those_of_growing(name, budgets):
@@ -53,7 +54,7 @@ def test_rounds_of_proposals_are_those_of_growing(name, budgets):
     states = [d.start(requests) for d in both]
     target = torch.randn(1, V, V, generator=torch.Generator().manual_seed(0)) * 2
     for position in range(5):
-        limits = [Budget.of_paths(width, depth, *trunk) for depth, width, *trunk in budgets]
+        limits = [*map(Budget.fixed, budgets)]
         one, two = (d.propose(s, limits) for d, s in zip(both, states, strict=True))
         same(one, two)
         logits = target[0][one.tree.tokens]
@@ -65,7 +66,7 @@ def test_rounds_of_proposals_are_those_of_growing(name, budgets):
 def test_equal_prefixes_share_one_row():
     drafter = drafters()[0]
     states = drafter.start([Request("r", (1, 2, 3), PARAMS["sharp"], seed=4)])
-    draft = drafter.propose(states, [Budget(16, 4, 4)])
+    draft = drafter.propose(states, [Budget.fixed(paths(4, 4))])
     first = trees.first_copies(draft.tree)[0]
     copies = [n for n in range(1, 17) if first[n] != n]
     assert copies
@@ -78,7 +79,7 @@ def test_equal_prefixes_share_one_row():
 def test_params_that_depend_on_the_path_are_grown():
     both = drafters("chain")
     requests = [Request("r", (1, 2, 3), SamplingParams(repetition_penalty=2.0), seed=1)]
-    same(*(d.propose(d.start(requests), [Budget(4, 4)]) for d in both))
+    same(*(d.propose(d.start(requests), [Budget.fixed(chain(4))]) for d in both))
 
 
 def test_only_the_drawn_tokens_are_read_back(monkeypatch):
@@ -98,16 +99,8 @@ def test_only_the_drawn_tokens_are_read_back(monkeypatch):
     monkeypatch.setattr(StaticLlama, "feed", feed)
     monkeypatch.setattr(torch.Tensor, "cpu", cpu)
     model.device = moved(torch.empty(1)).device
-    with OneDevice(), pytest.raises(ReadBackError, match=r"2, 3, 2"):
+    with OneDevice(), pytest.raises(ReadBackError, match=r"2, 6"):
         static_proposal.propose_paths(
-            model, [0, 1], [5, 6], NoiseKey.of([1, 2], [0, 0], [3, 3]), [(2, 3, 0, 0), (1, 2, 0, 0)], [PARAMS["plain"]] * 2
+            model, [0, 1], [5, 6], NoiseKey.of([1, 2], [0, 0], [3, 3]), [paths(2, 3), chain(2)], [PARAMS["plain"]] * 2
         )
     assert read == [1, 2, 2]
-
-
-def test_nodes_are_numbered_depth_by_depth():
-    found = np.where(*static_proposal._numbers([(2, 2, 0, 0), (1, 3, 0, 0), (2, 3, 1, 0), (2, 3, 0, 1)])[::-1], -1)
-    assert np.array_equal(found[0], [[1, 2], [3, 4], [-1, -1]])
-    assert np.array_equal(found[1], [[1, -1], [2, -1], [3, -1]])
-    assert np.array_equal(found[2], [[1, -1], [2, 3], [4, 5]])
-    assert np.array_equal(found[3], [[1, 2], [3, -1], [4, -1]])

@@ -1,21 +1,21 @@
 """`polydraft tune`: the model's predictions, the words, the saved profile."""
 
-import json
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
 
 from polydraft import SamplingParams
 from polydraft.cli.main import app
+from polydraft.core import Budget
 from polydraft.engine.acceptance import DEPTHS
 from polydraft.engine.api import Engine
 from polydraft.engine.calibrate import calibrate
 from polydraft.engine.costs import FEATURES, RoundCosts
 from polydraft.engine.plan import AdaptivePlan, FixedPlan
 from polydraft.engine.profile import Profile
-from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.errors import IncompatibleError
 from polydraft.models import pair
+from polydraft.tree import chain
 from polydraft.tune.advice import Trial, Tuning, break_even, predicted
 from polydraft.tune.shapes import draft_shapes
 from polydraft.tune.tune import SIZES, tune
@@ -36,9 +36,9 @@ USUAL = profile(drafting={"depths": 1e-4, "drafting_at_all": 2e-4}, scoring={"on
 
 def tuning(plain, adaptive, fixed, known=USUAL):
     found = [
-        Trial("plain", FixedPlan(1), plain),
+        Trial("plain", FixedPlan(Budget.fixed(chain(1))), plain),
         Trial("adaptive", AdaptivePlan(known), None),
-        Trial("1x4", FixedPlan(4), fixed, (1, 4)),
+        Trial("1x4", FixedPlan(Budget.fixed(chain(4))), fixed, (1, 4)),
     ]
     for trial, rate in zip(found, (plain, adaptive, fixed), strict=True):
         trial.tokens, trial.calls, trial.seconds = round(rate), round(rate), 1.0
@@ -115,6 +115,12 @@ def test_every_size_is_run_and_the_plain_ones_beside_it():
     found = tune(Engine.embedded(max_num_seqs=1), [[5, 6, 7]], params=SamplingParams(max_tokens=2), budget_seconds=0.02)
     assert [t.name for t in found.trials] == ["plain", "adaptive", *(f"{width}x{depth}" for width, depth in SIZES)]
     assert all(t.tokens == 2 and t.seconds > 0 for t in found.trials)
+
+
+def test_only_sizes_that_drafter_and_rule_have_in_common_are_run():
+    chains = Engine.embedded(max_num_seqs=1, verifier="block")
+    found = tune(chains, [[5, 6, 7]], params=SamplingParams(max_tokens=2), budget_seconds=0.02)
+    assert [t.size for t in found.trials[2:]] == [size for size in SIZES if size[0] == 1]
 
 
 def test_tuning_needs_prompts_and_a_drafter():

@@ -28,7 +28,7 @@ from polydraft import registry
 from polydraft.bench.record import provenance
 from polydraft.bench.scripted_target import ScriptedTarget
 from polydraft.bench.texts import library_texts
-from polydraft.core import Drafter, Request, SamplingParams, Target
+from polydraft.core import Budget, Drafter, Request, SamplingParams, Target
 from polydraft.drafters.base import Parts
 from polydraft.drafters.text.index_file import fingerprint
 from polydraft.drafters.text.ngram import NgramDrafter
@@ -178,7 +178,7 @@ class Bench:
         temperature: float = 1.0,
         index_bytes: int = 2_000_000,
     ) -> None:
-        self.plan = FixedPlan(depth, width, nodes)
+        self.plan = FixedPlan(Budget.grown(nodes, depth, width))
         self.settings = {
             "nodes": nodes,
             "depth": depth,

@@ -31,7 +31,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from polydraft import sampling
+from polydraft import sampling, tree
 from polydraft.check.rounds import LEAST_ROUNDS, Finding, Recorder
 from polydraft.check.texts import NEAR_TIE, places
 from polydraft.check.wrong_rules import FEW, Reversed, mistakes
@@ -44,7 +44,7 @@ __all__ = ["Report", "Watched", "check", "self_test"]
 
 IMPLAUSIBLE = 1e-4
 """A smallest p-value below this, after correction for the number of tests, is a failure."""
-WHEN_PAUSED = Budget(4, 4, 1)
+WHEN_PAUSED = Budget.fixed(tree.chain(4))
 """Drafted where the engine's plan would sit a round out."""
 EMPTY = 8
 """Rounds with nothing drafted for each one that is wanted, before the check makes do with those it saw."""

@@ -24,7 +24,7 @@ def _row(kind: str, info: "Method") -> dict[str, Any]:
         "year": info.year,
         "arxiv": info.arxiv,
         "laws": sorted(law.name for law in info.laws),
-        "shapes": sorted(shape.name for shape in info.shapes | info.on_request),
+        "shapes": sorted(shape.name for shape in info.shapes),
         "lossless": info.lossless if kind == "verifier" else None,
     }
 

@@ -54,7 +54,7 @@ class GrownTree:
     arrays: (cells, eos), for the compiled functions of this module.
 
     Example:
-        >>> tree = GrownTree(5, Budget(max_nodes=3, max_depth=2, width=2))
+        >>> tree = GrownTree(5, Budget.grown(3, 2, width=2))
         >>> tree.add(0, 7), tree.add(1, 8), tree.add(0, 7), tree.add(2, 9), tree.add(1, 9), tree.add(0, 6)
         (1, 2, 1, -1, 3, -1)
         >>> tree.tokens, tree.parents
@@ -211,7 +211,7 @@ def point_mass(grown: Sequence[GrownTree]) -> Draft:
     """A batch of grown trees as a draft without a q; the tree of a batch of one is not copied.
 
     Example:
-        >>> point_mass([GrownTree(5, Budget(0, 0))]).law.name
+        >>> point_mass([GrownTree(5, Budget.grown(0, 0))]).law.name
         'POINT_MASS'
     """
     if len(grown) == 1:

@@ -70,7 +70,7 @@ class MixtureDrafter:
         >>> table = TrigramTable.build([[6, 7, 9, 9]], vocab_size=12)
         >>> drafter = MixtureDrafter({"ngram": NgramDrafter(), "trigram": TrigramDrafter(table)})
         >>> states = drafter.start([Request("r", (1, 6, 7, 8, 6, 7), SamplingParams(), seed=0)])
-        >>> sorted(drafter.propose(states, [Budget(max_nodes=2, max_depth=1, width=2)]).tree.tokens[0, 1:].tolist())
+        >>> sorted(drafter.propose(states, [Budget.grown(2, 1, width=2)]).tree.tokens[0, 1:].tolist())
         [8, 9]
     """
 

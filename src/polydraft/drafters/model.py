@@ -1,18 +1,16 @@
 """Drafts from a smaller causal model with the target's vocabulary.
 
-    paths            K iid paths of equal length (K = 1: a chain)                    IID
-    without_replacement   K distinct children of the root, then chains below each   WITHOUT_REPLACEMENT
-    greedy_plus_one  the top K-1 children of the root and one drawn from the rest, then chains   GREEDY_PLUS_ONE
-    top_k            the most probable nodes, grown best first (`best_first`)        POINT_MASS
-    coupled          K smallest clock/q at the root, then the smallest one below     COUPLED
-    listed           K paths, each the smallest clock/q of a race of its own         LISTED
+    paths            iid draws, K paths for one                                             IID
+    without_replacement   distinct children of every node                                   WITHOUT_REPLACEMENT
+    greedy_plus_one  all children of a node but its last the top of q, that one drawn from the rest   GREEDY_PLUS_ONE
+    top_k            the most probable nodes, grown best first (`best_first`)               POINT_MASS
+    coupled          the children of a node its smallest clock/q                            COUPLED
+    listed           K paths, each the smallest clock/q of a race of its own                LISTED
 
 Every token is drawn with the noise of its node from the very row that is reported, processed with the request's own
 sampling parameters. Penalties that depend on the path are left out of q where the whole proposal is one compiled call:
 the draft fits a little less and the output law does not change.
-Depth, width, trunk and short paths are fixed before the first draw of a round; no drawn token is ever dropped. With a trunk the node
-at its end branches instead of the root (`listed` and `top_k` know none). Only iid paths may be ragged, the first, drawn first at each depth, deeper than the others;
-or any tree whose numbers of children are fixed by position.
+But for `top_k` the tree is fixed before the first draw of a round, by its budget and by what is left of the model's context; no drawn token is ever dropped.
 """
 
 from collections.abc import Sequence
@@ -22,6 +20,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from polydraft import tree
 from polydraft.core import (
     Budget,
     Draft,
@@ -41,7 +40,6 @@ from polydraft.drafters.best_first import grow
 from polydraft.drafters.model_growth import Growth, ModelState
 from polydraft.errors import InvalidInputError, unknown_name
 from polydraft.models import static_proposal
-from polydraft.models.layout import Size, cut
 from polydraft.models.llama import CompiledLlama
 from polydraft.models.proposal import propose_paths
 from polydraft.models.slots import Slots
@@ -50,63 +48,59 @@ from polydraft.models.static import StaticLlama
 __all__ = ["ModelDrafter", "ModelState"]
 
 
+FIXED = frozenset(TreeShape) - {TreeShape.GROWN}
+
+
 def _method(kind: str, title: str, authors: str, year: int, arxiv: str, law: SiblingLaw, *shapes: TreeShape) -> Method:
     name = "model" if kind == "paths" else f"model:{kind}"
-    on_request = frozenset({TreeShape.RAGGED, TreeShape.BY_POSITION} if kind == "paths" else ())
-    ranked = kind == "top_k"
-    return Method(name, title, authors, year, arxiv, frozenset({law}), frozenset(shapes), on_request=on_request, ranked=ranked)
+    return Method(name, title, authors, year, arxiv, frozenset({law}), frozenset(shapes) or FIXED, ranked=kind == "top_k")
 
 
 KINDS: dict[str, Method] = {
-    "paths": _method(
-        "paths", "Smaller model, iid paths", "Sun et al.", 2023, "2310.15141", SiblingLaw.IID, TreeShape.CHAIN, TreeShape.PATHS
-    ),
-    "chain": _method(
-        "chain", "Smaller model, one chain", "Leviathan et al.; Chen et al.", 2023, "2211.17192", SiblingLaw.IID, TreeShape.CHAIN
-    ),
-    "without_replacement": _method(
-        "without_replacement",
-        "Smaller model, distinct children",
-        "Jeon et al.",
-        2024,
-        "2402.14160",
-        SiblingLaw.WITHOUT_REPLACEMENT,
-        TreeShape.CHAIN,
-        TreeShape.PRODUCT,
-    ),
-    "greedy_plus_one": _method(
-        "greedy_plus_one",
-        "Smaller model, top children and one sampled",
-        "Hu et al.",
-        2025,
-        "2502.18779",
-        SiblingLaw.GREEDY_PLUS_ONE,
-        TreeShape.CHAIN,
-        TreeShape.PRODUCT,
-    ),
-    "top_k": _method(
-        "top_k", "Smaller model, most probable tree", "Li et al.", 2024, "2406.16858", SiblingLaw.POINT_MASS, TreeShape.GROWN
-    ),
-    "coupled": _method(
-        "coupled",
-        "Smaller model, shared race",
-        "Kobus & Gunduz",
-        2025,
-        "2504.15475",
-        SiblingLaw.COUPLED,
-        TreeShape.CHAIN,
-        TreeShape.PRODUCT,
-    ),
-    "listed": _method(
-        "listed",
-        "Smaller model, a race for each path",
-        "Rowan, Phan & Khisti",
-        2025,
-        "2506.05632",
-        SiblingLaw.LISTED,
-        TreeShape.CHAIN,
-        TreeShape.PATHS,
-    ),
+    kind: _method(kind, *about)
+    for kind, about in {
+        "paths": ("Smaller model, iid paths", "Sun et al.", 2023, "2310.15141", SiblingLaw.IID),
+        "chain": (
+            "Smaller model, one chain",
+            "Leviathan et al.; Chen et al.",
+            2023,
+            "2211.17192",
+            SiblingLaw.IID,
+            TreeShape.CHAIN,
+        ),
+        "without_replacement": (
+            "Smaller model, distinct children",
+            "Jeon et al.",
+            2024,
+            "2402.14160",
+            SiblingLaw.WITHOUT_REPLACEMENT,
+        ),
+        "greedy_plus_one": (
+            "Smaller model, top children and one sampled",
+            "Hu et al.",
+            2025,
+            "2502.18779",
+            SiblingLaw.GREEDY_PLUS_ONE,
+        ),
+        "top_k": (
+            "Smaller model, most probable tree",
+            "Li et al.",
+            2024,
+            "2406.16858",
+            SiblingLaw.POINT_MASS,
+            TreeShape.GROWN,
+        ),
+        "coupled": ("Smaller model, shared race", "Kobus & Gunduz", 2025, "2504.15475", SiblingLaw.COUPLED),
+        "listed": (
+            "Smaller model, a race for each path",
+            "Rowan, Phan & Khisti",
+            2025,
+            "2506.05632",
+            SiblingLaw.LISTED,
+            TreeShape.CHAIN,
+            TreeShape.PATHS,
+        ),
+    }.items()
 }
 
 
@@ -174,59 +168,39 @@ class ModelDrafter:
             self._proposed.pop(state.slot, None)
             self.slots.give_back(state.slot)
 
-    def _deepest(self, state: ModelState, budget: Budget) -> int:
-        return max(min(budget.max_depth, self.model.max_model_len - len(state.context) - 1), 0)
-
-    def _sizes(self, state: ModelState, budget: Budget) -> Size:
-        """What fits into the budget and the model's context; depth 0 = no draft.
-
-        A trunk below which nothing is left is a chain, and paths of which the first cannot be the longest are equal.
-        """
-        width = 1 if self.kind == "chain" else budget.width
-        trunk = 0 if width == 1 or self.kind == "listed" else budget.trunk
-        deepest = self._deepest(state, budget)
-        asked = budget.asks_for if budget.asks_for in self.info.on_request else None
-        if asked is TreeShape.BY_POSITION:
-            return cut(budget.parents, deepest, budget.max_nodes)
-        if asked is TreeShape.RAGGED:
-            depth = min(deepest, budget.max_nodes - (width - 1) * budget.short)
-            if depth > budget.short:
-                return Size(width, depth, short=budget.short)
-        depth = min(deepest, trunk + (budget.max_nodes - trunk) // width)
-        return Size(width, depth, trunk) if depth > trunk or trunk == 0 else Size(1, min(deepest, budget.max_nodes))
+    def _fitting(self, state: ModelState, budget: Budget) -> Budget:
+        """The budget within the model's context. One of a shape that this kind does not draw bounds equal paths."""
+        if not self.info.ranked and budget.shape not in self.info.shapes:
+            width = 1 if self.kind == "chain" else budget.width
+            budget = Budget.fixed(tree.paths(width, min(budget.max_depth, budget.max_nodes // width)))
+        return budget.within(max(self.model.max_model_len - len(state.context) - 1, 0))
 
     def propose(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
         """One batched proposal; see `core.Drafter.propose`. Calling it again draws the same draft."""
         self._rewind(states)
+        fixed = [self._fitting(s, g) for s, g in zip(states, budgets, strict=True)]
         if self.info.ranked:
-            return self._best_first(states, budgets)
-        sizes = [self._sizes(s, g) for s, g in zip(states, budgets, strict=True)]
+            return self._best_first(states, fixed)
         keys = [s.request.seed for s in states], [s.request.sample for s in states], [len(s.context) for s in states]
-        if max(depth for _, depth, *_ in sizes) == 0:
+        if max(g.max_depth for g in fixed) == 0:
             return self._empty(states)
-        draft = self._drawn(states, sizes, keys)
+        draft = self._drawn(states, fixed, keys)
         for b, s in enumerate(states):
-            if sizes[b][1]:
+            if fixed[b].max_depth:
                 self._proposed[s.slot] = draft.tree, b
         return draft
 
     def _best_first(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
-        limits = [replace(g, max_depth=self._deepest(s, g)) for s, g in zip(states, budgets, strict=True)]
-        draft, scored = grow(self.model, states, limits, self._stop_ids)
+        draft, scored = grow(self.model, states, budgets, self._stop_ids)
         self._proposed |= {s.slot: (tree, 0) for s, tree in zip(states, scored, strict=True) if tree.num_nodes}
         return draft
 
-    def _drawn(self, states: Sequence[ModelState], sizes: list[Size], keys: tuple[list[int], list[int], list[int]]) -> Draft:
+    def _drawn(self, states: Sequence[ModelState], fixed: list[Budget], keys: tuple[list[int], list[int], list[int]]) -> Draft:
         if self._compiled:
-            return self._compiled_paths(states, sizes, keys)
-        planned = any(size.parents for size in sizes)
-        if (
-            self._static
-            and not planned
-            and not any(s.request.params.has_penalties or s.request.params.min_tokens for s in states)
-        ):
-            return self._static_paths(states, sizes, NoiseKey.of(*keys))
-        return self._grow(states, sizes, NoiseKey.of(*keys))
+            return self._compiled_paths(states, fixed, keys)
+        if self._static and not any(s.request.params.has_penalties or s.request.params.min_tokens for s in states):
+            return self._static_paths(states, fixed, NoiseKey.of(*keys))
+        return self._grow(states, fixed, NoiseKey.of(*keys))
 
     def _rewind(self, states: Sequence[ModelState]) -> None:
         """Forget what an unobserved proposal left in the cache, so that proposing is repeatable."""
@@ -240,19 +214,10 @@ class ModelDrafter:
         bare = Draft.empty(torch.tensor([s.context[-1] for s in states]))
         (law,) = self.info.laws
         probs = torch.full((len(states), 1, self.model.vocab_size), 1 / self.model.vocab_size)
-        return replace(bare, law=law, shape=self._shape([Size(1, 0)]), probs=probs)
-
-    def _shape(self, sizes: Sequence[Size]) -> TreeShape:
-        if any(size.parents for size in sizes):
-            return TreeShape.BY_POSITION
-        if any(size.short for size in sizes):
-            return TreeShape.RAGGED
-        if max(size.width for size in sizes) == 1:
-            return TreeShape.CHAIN
-        return TreeShape.PATHS if TreeShape.PATHS in self.info.shapes else TreeShape.PRODUCT
+        return replace(bare, law=law, probs=probs)
 
     def _compiled_paths(
-        self, states: Sequence[ModelState], sizes: list[Size], keys: tuple[list[int], list[int], list[int]]
+        self, states: Sequence[ModelState], fixed: list[Budget], keys: tuple[list[int], list[int], list[int]]
     ) -> Draft:
         assert isinstance(self.model, CompiledLlama)
         params = [s.request.params for s in states]
@@ -261,11 +226,11 @@ class ModelDrafter:
         for b, g in enumerate(params):
             for token, value in g.logit_bias.items():
                 bias[b, token] = value
-        slots, pending = [s.slot for s in states], [s.pending for s in states]
+        slots, pending, trees = [s.slot for s in states], [s.pending for s in states], [g.parents for g in fixed]
         coupled = self.kind == "coupled"
-        tree, rows, probs = propose_paths(self.model, slots, pending, keys, sizes, law, bias, coupled=coupled)
+        drawn, rows, probs = propose_paths(self.model, slots, pending, keys, trees, law, bias, coupled=coupled)
         (siblings,) = self.info.laws
-        return Draft(tree, siblings, self._shape(sizes), probs, rows, NoiseKey.of(*keys) if coupled else None)
+        return Draft(drawn, siblings, _shape(fixed), probs, rows, NoiseKey.of(*keys) if coupled else None)
 
     def _catch_up(self, states: Sequence[ModelState]) -> None:
         """Feed the committed tokens that the slots lack, but for the root."""
@@ -273,36 +238,35 @@ class ModelDrafter:
         if behind:
             self.model.prefill([s.slot for s in behind], [s.pending[:-1] for s in behind])
 
-    def _static_paths(self, states: Sequence[ModelState], sizes: list[Size], key: NoiseKey) -> Draft:
+    def _static_paths(self, states: Sequence[ModelState], fixed: list[Budget], key: NoiseKey) -> Draft:
         """Without a look at what is drawn before all is drawn; rows with a draft, then all rows."""
         assert isinstance(self.model, StaticLlama)
-        live = [b for b, (_, depth, *_) in enumerate(sizes) if depth]
+        live = [b for b, g in enumerate(fixed) if g.max_depth]
         chosen = [states[b] for b in live]
         self._catch_up(chosen)
         some = NoiseKey(*(x[live] for x in (key.seed, key.sample, key.position)))
-        shapes = [sizes[b] for b in live]
-        paths = [(w, d, trunk, short) for w, d, trunk, short, _ in shapes]
         params, roots = [s.request.params for s in chosen], [s.context[-1] for s in chosen]
-        tree, rows, probs = static_proposal.propose_paths(self.model, [s.slot for s in chosen], roots, some, paths, params)
+        slots, trees = [s.slot for s in chosen], [fixed[b].parents for b in live]
+        drawn, rows, probs = static_proposal.propose_paths(self.model, slots, roots, some, trees, params)
         (law,) = self.info.laws
         if len(live) < len(states):
             index = torch.tensor(live)
             bare = TokenTree.roots(torch.tensor([s.context[-1] for s in states])).tokens
-            tokens = torch.cat([bare, bare.new_zeros(len(states), tree.num_nodes - 1)], 1).index_copy(0, index, tree.tokens)
+            tokens = torch.cat([bare, bare.new_zeros(len(states), drawn.num_nodes - 1)], 1).index_copy(0, index, drawn.tokens)
             unrooted = tokens.new_full(tokens.shape, -1)
-            tree, rows = TokenTree(tokens, unrooted.index_copy(0, index, tree.parents)), unrooted.index_copy(0, index, rows)
+            drawn, rows = TokenTree(tokens, unrooted.index_copy(0, index, drawn.parents)), unrooted.index_copy(0, index, rows)
             whole = probs.new_full((len(states), *probs.shape[1:]), 1 / probs.shape[2])
             probs = whole.index_copy(0, index.to(probs.device), probs)
-        return Draft(tree, law, self._shape(shapes), probs, rows)
+        return Draft(drawn, law, _shape(fixed), probs, rows)
 
-    def _grow(self, states: Sequence[ModelState], sizes: list[Size], key: NoiseKey) -> Draft:
+    def _grow(self, states: Sequence[ModelState], fixed: list[Budget], key: NoiseKey) -> Draft:
         """Depth by depth through `score`: one pass for the whole batch and each depth."""
-        self._catch_up([s for s, (_, depth, *_) in zip(states, sizes, strict=True) if depth])
-        growth = Growth(self.model, self.kind, states, sizes, key, self._stop_ids)
-        for depth in range(max(d for _, d, *_ in sizes)):
+        self._catch_up([s for s, g in zip(states, fixed, strict=True) if g.max_depth])
+        growth = Growth(self.model, self.kind, states, fixed, key, self._stop_ids)
+        for depth in range(max(g.max_depth for g in fixed)):
             growth.deepen(depth)
         (law,) = self.info.laws
-        return growth.draft(law, self._shape(sizes))
+        return growth.draft(law, _shape(fixed))
 
     def observe(self, states: Sequence[ModelState], outcome: Outcome, scores: Scores) -> list[ModelState]:
         """Keep the cache rows of the proposal that agree with what was emitted; see `core.Drafter.observe`.
@@ -338,6 +302,10 @@ class ModelDrafter:
             return
         self.model.lengths[s.slot] = root
         self.model.commit([s.slot], Outcome.of(np.array([fed], np.int64), np.array([len(fed)]), np.array([0])))
+
+
+def _shape(fixed: Sequence[Budget]) -> TreeShape:
+    return fixed[0].shape if len(fixed) == 1 else TreeShape.of_batch(g.shape for g in fixed)
 
 
 def _fed_path(tree: TokenTree, b: int, emitted: Sequence[int]) -> list[int]:

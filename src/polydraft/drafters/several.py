@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import torch
 
+from polydraft import tree
 from polydraft.core import Budget, Draft, Method, Needs, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
 from polydraft.drafters.base import Parts, Snapshot, release_each, start_each
 from polydraft.drafters.model import ModelDrafter
@@ -110,7 +111,7 @@ class SeveralDrafter:
         drafts: list[Draft] = []
         for j, own in enumerate(self._by_member(states)[:widest]):
             depths = [depth if j < width else 0 for width, depth in sizes]
-            drafts.append(self.members[j].propose(own, [Budget(d, d) for d in depths]))
+            drafts.append(self.members[j].propose(own, [Budget.fixed(tree.chain(d)) for d in depths]))
         return _joined(drafts, sizes)
 
     def observe(self, states: Sequence[State], outcome: Outcome, scores: Scores) -> list[State]:

@@ -41,7 +41,7 @@ class TliDrafter(ModelDrafter):
         super().__init__(model, kind, stop_ids=stop_ids)
         name = "tli" if kind == "paths" else f"tli:{kind}"
         own = self.info
-        same = {"laws": own.laws, "shapes": own.shapes, "on_request": own.on_request, "ranked": own.ranked}
+        same = {"laws": own.laws, "shapes": own.shapes, "ranked": own.ranked}
         self.info = replace(self.methods[0], name=name, **same)
 
     @classmethod

@@ -161,7 +161,7 @@ class Engine(Loop):
         rule = build.verifier(verifier, source)
         plan = build.plan(plan, depth, num_paths, profile, source)
         if source is not None:
-            build.settle(plan, source, rule)
+            build.check_plan(plan, source, rule)
             if profile is not None and isinstance(plan, AdaptivePlan):
                 check_identity(plan.known, target, source, rule)
         return cls(target, source, rule, plan, tokenizer=tokenizer, eos_token_ids=eos, tie_margin=tie_margin, law=law)

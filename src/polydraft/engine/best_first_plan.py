@@ -11,7 +11,7 @@ tree of a quarter more nodes (two at least) and one more depth, from which none 
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from typing import Any, ClassVar
 
@@ -161,7 +161,7 @@ class BestFirstPlan(AdaptivePlan):
 
     def _of(self, size: list[Any]) -> Budget:
         nodes, depth, least, *_ = size
-        return Budget(nodes, depth, max(1, ceil(nodes / max(depth, 1))), least=least)
+        return Budget.grown(nodes, depth, max(1, ceil(nodes / max(depth, 1))), least)
 
     def _probe(self, sequences: Seq[Sequence], out: Seq[bool]) -> tuple[Budget, int]:
         records, contexts = [s.acceptance for s in sequences], [len(s.token_ids) for s in sequences]
@@ -177,10 +177,10 @@ class BestFirstPlan(AdaptivePlan):
         if budget.max_depth == 0 or (record.rounds + 1) % EXPLORE:
             return budget
         nodes = min(budget.max_nodes + max(2, budget.max_nodes // 4), self.max_nodes, SHAPE[2])
-        return replace(budget, max_nodes=nodes, max_depth=min(budget.max_depth + 1, self.max_depth, SHAPE[1]), least=0.0)
+        return Budget.grown(nodes, min(budget.max_depth + 1, self.max_depth, SHAPE[1]), budget.width)
 
     def _fold(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
-        budgets = [g if s.drafting else replace(g, max_depth=0) for s, (_, g) in zip(sequences, self._given, strict=True)]
+        budgets = [g if s.drafting else g.within(0) for s, (_, g) in zip(sequences, self._given, strict=True)]
         greedy = [s.request.params.greedy for s in sequences]
         places.observe([s.acceptance for s in sequences], draft, processed, greedy, budgets)
 

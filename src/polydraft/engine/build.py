@@ -5,8 +5,8 @@ from collections.abc import Sequence as Seq
 from numbers import Integral
 from typing import Any
 
-from polydraft import registry
-from polydraft.core import Drafter, TreeShape, Verifier
+from polydraft import registry, tree
+from polydraft.core import Budget, Drafter, Verifier
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model import ModelDrafter
 from polydraft.engine.best_first_plan import plan_for
@@ -17,7 +17,7 @@ from polydraft.errors import CapacityError, InvalidInputError, unknown_name
 from polydraft.models.llama_pass import TREE_ROOM
 from polydraft.verifiers import pairing
 
-__all__ = ["drafter", "plan", "settle", "verifier"]
+__all__ = ["check_plan", "drafter", "plan", "verifier"]
 
 
 def drafter(wanted: str | Drafter | Seq[str] | None, parts: Parts, options: Mapping[str, Any]) -> Drafter | None:
@@ -103,14 +103,16 @@ def plan(
             "a fixed size leaves nothing to plan. Drop one of them."
         )
     if chosen == "fixed":
-        return FixedPlan(depth or 5, num_paths or 1)
+        depth, num_paths = depth or 5, num_paths or 1
+        _check_room(depth * num_paths, f"depth={depth} and num_paths={num_paths}")
+        return FixedPlan(Budget.fixed(tree.paths(num_paths, depth)))
     if chosen == "adaptive":
         return plan_for(source, Profile.load(profile) if isinstance(profile, str) else profile)
     if isinstance(chosen, str):
         raise unknown_name("plan", chosen, ("adaptive", "fixed"))
     if not hasattr(chosen, "budgets"):
         raise InvalidInputError(
-            f"plan={chosen!r} was given; expected 'adaptive', 'fixed' or an object such as `FixedPlan(depth=4)`."
+            f"plan={chosen!r} was given; expected 'adaptive', 'fixed' or an object such as `FixedPlan(Budget.fixed(tree.chain(4)))`."
         )
     return chosen
 
@@ -128,18 +130,28 @@ def _choice_plan(
     )
 
 
-def settle(chosen: Plan, source: Drafter, rule: Verifier) -> None:
-    """Refuse plans for more than a pass takes, and a fixed plan for a shape on request where there is none or the rule is not exact for it;
-    keep adaptive plans from such shapes."""
+def check_plan(chosen: Plan, source: Drafter, rule: Verifier) -> None:
+    """Refuse plans for more than a pass takes, and a fixed one whose budget the drafter does not draw or the rule is not exact for;
+    keep adaptive plans from such budgets."""
     for each in chosen.plans if isinstance(chosen, ChoicePlan) else [chosen]:
         if isinstance(each, FixedPlan):
-            _check_room(each.budget.max_nodes, f"depth={each.depth} and num_paths={each.width}")
-            if each.budget.asks_for is not None:
-                pairing.check_request(each.budget.asks_for, source.info, rule.info)
+            _check_room(each.budget.max_nodes, f"depth={each.budget.max_depth} and num_paths={each.budget.width}")
+            pairing.check_budget(each.budget, source.info, rule.info)
         elif isinstance(each, AdaptivePlan):
             _check_room(each.max_depth * each.max_width, f"max_depth={each.max_depth} and max_width={each.max_width}")
-            each.max_short *= pairing.allows(TreeShape.RAGGED, source.info, rule.info)
-            each.max_tree_nodes *= pairing.allows(TreeShape.BY_POSITION, source.info, rule.info)
+            given = {name: Budget.fixed(parents) for name, parents in _NEEDED.items()}
+            bounds = {name for name, budget in given.items() if not pairing.allowed([budget], source.info, rule.info)}
+            each.max_width = 1 if "max_width" in bounds else each.max_width
+            for name in bounds - {"max_width"}:
+                setattr(each, name, 0)
+
+
+_NEEDED = {
+    "max_width": tree.paths(2, 1),
+    "max_trunk": tree.paths(2, 2, trunk=1),
+    "max_short": tree.ragged(2, 1),
+    "max_tree_nodes": (-1, 0, 0, 2),
+}
 
 
 def _check_room(num_drafted: int, given: str) -> None:

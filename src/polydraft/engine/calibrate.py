@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from polydraft import tree
 from polydraft.core import Budget, Draft, Drafter, Outcome, Request, SamplingParams, SiblingLaw, Target, Verifier
 from polydraft.engine import acceptance, places
 from polydraft.engine.acceptance import DEPTHS, Acceptance
@@ -58,7 +59,7 @@ class _Script:
     thoroughly once its time is taken."""
 
     def __init__(self, *, ranked: bool = False) -> None:
-        self.budget, self.ranked = Budget(0, 0), ranked
+        self.budget, self.ranked = Budget.fixed(tree.chain(0)), ranked
         self.record, self.places = Acceptance(), places.fit(Acceptance())
         self._prior = np.full(DEPTHS, PRIOR)
         self._known = [Acceptance(rounds=acceptance.EVERY_ROUND) for _ in range(TOGETHER_MOST)]
@@ -165,11 +166,11 @@ class Bed:
         """One round of this size: its seconds by phase, the context of a sequence, and the tokens that the batch emitted."""
         room = self._loop.target.max_model_len - max(self._contexts.values(), default=10**9)
         if not self._running or room < depth + 2:
-            self.script.budget = Budget(0, 0)
+            self.script.budget = Budget.fixed(tree.chain(0))
             self._restart()
         context = max(self._contexts.values())
         before = sum(self._contexts.values())
-        self.script.budget = Budget(width * depth, depth, width)
+        self.script.budget = Budget.fixed(tree.paths(width, depth))
         seconds = self._step()
         return seconds, context, sum(self._contexts.values()) - before
 
@@ -300,7 +301,7 @@ def calibrate(
     ranked = drafter.info.ranked
     if drafter.info.laws == {SiblingLaw.POINT_MASS} and not ranked:  # copying needs something to copy: the text begins again
         ids = (ids + ids)[-max(1, min(2 * LONGEST_PROMPT, space // 4)) :]
-    most_paths = widest(drafter)
+    most_paths = widest(drafter, verifier)
     sizes = [(w, d) for w, d in (RANKED if ranked else SIZES) if w <= most_paths and d < space // 4]
     script, seeds = _Script(ranked=ranked), count()
 

@@ -39,7 +39,7 @@ from polydraft.core import (
 from polydraft.drafters.base import as_one_round, release_each, start_each, teach_each
 from polydraft.engine.acceptance import Acceptance
 from polydraft.engine.best_first_plan import plan_for
-from polydraft.engine.plan import AdaptivePlan
+from polydraft.engine.plan import CHAIN_OF_ONE, AdaptivePlan
 from polydraft.engine.sequence import Sequence
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.verifiers import pairing
@@ -144,7 +144,6 @@ class Choice:
             "",
             frozenset().union(*(i.laws for i in infos)),
             frozenset().union(*(i.shapes for i in infos)),
-            on_request=frozenset().union(*(i.on_request for i in infos)),
         )
 
     def rule(self) -> Verifier:
@@ -152,7 +151,7 @@ class Choice:
         rules: dict[SiblingLaw, Verifier] = {}
         for law in self.info.laws:
             same = [a.info for a in self.arms if law in a.info.laws]
-            shapes = frozenset().union(*(i.shapes | i.on_request for i in same))
+            shapes = frozenset().union(*(i.shapes for i in same))
             one = Method(same[0].name, "", "", 0, "", frozenset({law}), shapes)
             rules[law] = registry.verifier(pairing.best_for(one))
         return RuleByLaw(rules)
@@ -183,7 +182,7 @@ class Choice:
         if arm.info.laws != {SiblingLaw.POINT_MASS} or getattr(arm, "model", None) is not None:
             return 1.0
         try:
-            parents = self._ask(i, states, [Budget(1, 1, 1)] * len(states)).tree.parents
+            parents = self._ask(i, states, [CHAIN_OF_ONE] * len(states)).tree.parents
         except Exception:
             return 1.0  # the proposal meets it again, where it is dealt with
         return float((parents[:, 1:2] == 0).sum()) / len(states)
@@ -307,7 +306,7 @@ class ChoicePlan:
         self.choice.current = current
         budgets = self.plans[current].budgets(sequences)
         if trial and not any(g.max_depth for g in budgets):
-            tried = [Budget(1, 1, 1) if s.drafting else g for s, g in zip(sequences, budgets, strict=True)]
+            tried = [CHAIN_OF_ONE if s.drafting else g for s, g in zip(sequences, budgets, strict=True)]
             budgets = self.plans[current].give(sequences, tried)
         return budgets
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from polydraft import registry
-from polydraft.core import Method, SamplingParams, Target, TreeShape
+from polydraft import registry, tree
+from polydraft.core import Budget, Method, SamplingParams, Target
 from polydraft.drafters.text.retrieval import RetrievalIndex
 from polydraft.drafters.text.trigram import TrigramTable
 from polydraft.engine.acceptance import DEPTHS
 from polydraft.engine.api import Engine
 from polydraft.engine.calibrate import calibrate
-from polydraft.engine.plan import FixedPlan, Plan
+from polydraft.engine.plan import FixedPlan
 from polydraft.engine.profile import Profile
 from polydraft.errors import DrafterWarning
 from polydraft.models import checkpoint, load, pair
@@ -29,13 +29,9 @@ __all__ = ["compile_all"]
 GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 SAMPLED = GREEDY.with_(temperature=1.0, seed=1)
 FILTERED = SAMPLED.with_(top_p=0.9, top_k=20, min_p=0.01, repetition_penalty=1.1, logprobs=2)
-PLANS = (FixedPlan(3), FixedPlan(2, 2))
+PLANS = tuple(FixedPlan(Budget.fixed(parents)) for parents in (tree.chain(3), tree.paths(2, 2), (-1, 0, 0, 1)))
 PROFILES = (Profile.assumed(), replace(Profile.assumed(), acceptance=(0.0,) * DEPTHS))
 """One that drafts, and one that pauses and probes."""
-SHAPES: Mapping[TreeShape, Plan] = {
-    TreeShape.RAGGED: FixedPlan(3, 2, short=1),
-    TreeShape.BY_POSITION: FixedPlan.of_tree((-1, 0, 0, 1)),
-}
 
 
 def compile_all(drafters: Mapping[str, Any] | None = None) -> None:
@@ -107,9 +103,9 @@ def _model(name: str, stored: str) -> Target:
 def _generate(
     tokenizer: Any, prompts: list[list[int]], models: list[Target], kind: str, rule: str, options: Mapping[str, Any]
 ) -> Engine:
-    """A few tokens with drafts of every shape that the rule takes; an engine that made some of them."""
-    asked = [plan for shape, plan in SHAPES.items() if pairing.allows(shape, _info(kind), registry.verifier(rule).info)]
-    sizes = [*({"plan": plan} for plan in (*PLANS, *asked)), *({"profile": profile} for profile in PROFILES)]
+    """A few tokens with drafts of every shape that drafter and rule take; an engine that made some of them."""
+    asked = [plan for plan in PLANS if pairing.allowed([plan.budget], _info(kind), registry.verifier(rule).info)]
+    sizes = [*({"plan": plan} for plan in asked), *({"profile": profile} for profile in PROFILES)]
     parts = {"tokenizer": tokenizer, "draft_model": models[1], "draft_tokenizer": tokenizer}
     engines = [Engine.of(models[0], **parts, drafter=kind, verifier=rule, drafter_options=options, **size) for size in sizes]
     for engine in engines:

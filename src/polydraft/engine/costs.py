@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from polydraft import tree
 from polydraft.core import Budget
 from polydraft.errors import InvalidInputError
 
@@ -78,9 +79,12 @@ def budget_of(size: Sequence[Any]) -> Budget:
         >>> budget_of((2, 3, 1)).max_nodes, budget_of((2, 2, 0, 0, (-1, 0, 0, 1))).max_nodes
         (5, 3)
     """
-    if len(size) < 5:
-        return Budget.of_paths(*size) if size[1] else Budget(0, 0)
-    return Budget(len(size[4]) - 1, size[1], size[0], parents=size[4])
+    if len(size) == 5:
+        return Budget.fixed(size[4])
+    width, depth, trunk, short = (*size, *[0] * (4 - len(size)))
+    return Budget.fixed(
+        tree.ragged(depth, *[short] * (width - 1)) if short and width > 1 else tree.paths(max(width, 1), depth, trunk)
+    )
 
 
 def features(sizes: Sequence[Sequence[Any]], contexts: Sequence[int]) -> np.ndarray:

@@ -21,11 +21,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from polydraft.core import AuxRows, Budget, Draft, Drafter, Outcome, Request, Scores, Target, TokenTree
+from polydraft.core import AuxRows, Budget, Draft, Drafter, Outcome, Request, Scores, Target, TokenTree, Verifier
 from polydraft.drafters.base import Auxiliary, Reading, as_one_round, teach_each
 from polydraft.engine.batch import some
 from polydraft.engine.sequence import Sequence
-from polydraft.errors import DrafterWarning
+from polydraft.errors import DrafterWarning, IncompatibleError
 from polydraft.verifiers import inputs
 
 __all__ = ["aux", "begin", "fill", "observe", "propose", "release", "teach"]
@@ -135,8 +135,15 @@ def _ask(
         return None, []
 
 
-def propose(drafter: Drafter, sequences: Seq[Sequence], budgets: Seq[Budget], roots: Int[Tensor, "B"], vocab_size: int) -> Draft:
-    """One draft for the whole batch, whose states have begun; sequences whose drafting is off get bare roots."""
+def propose(
+    drafter: Drafter,
+    verifier: Verifier,
+    sequences: Seq[Sequence],
+    budgets: Seq[Budget],
+    roots: Int[Tensor, "B"],
+    vocab_size: int,
+) -> Draft:
+    """One draft for the whole batch, whose states have begun, that the verifier is exact for; sequences whose drafting is off get bare roots."""
     _catch_up(drafter, [s for s in sequences if s.drafting and s.num_read < len(s.token_ids)])
     live = [b for b, s in enumerate(sequences) if s.drafting]
     if not live:
@@ -144,6 +151,11 @@ def propose(drafter: Drafter, sequences: Seq[Sequence], budgets: Seq[Budget], ro
 
     def ask(rows: list[int]) -> Draft:
         draft = drafter.propose([sequences[b].state for b in rows], [budgets[b] for b in rows])
+        if draft.shape not in verifier.info.shapes:
+            raise IncompatibleError(
+                f"a draft of shape {draft.shape.name} was proposed; expected one that verifier {verifier.info.name!r} is exact for. "
+                "Give budgets of other trees, or another verifier."
+            )
         inputs.check_draft(draft, vocab_size, roots if len(rows) == len(roots) else roots[rows])
         if not all(sequences[b].sample.stats.drafted for b in rows):  # a request's first draft
             inputs.check_laws(draft)

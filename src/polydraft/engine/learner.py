@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from polydraft.core import Drafter, Target
+from polydraft.core import Drafter, Target, Verifier
 from polydraft.engine import acceptance, places
 from polydraft.engine.acceptance import DEPTHS, Acceptance
 from polydraft.engine.costs import FEATURES, HINGE, RoundCosts, features
@@ -67,11 +67,11 @@ def _reading(model: Any) -> float:
     return size / _bandwidth(measured, str(getattr(model, "device", "cpu"))) if size else 0.0
 
 
-def assumed(target: Target, drafter: Drafter) -> Profile:
+def assumed(target: Target, drafter: Drafter, verifier: Verifier) -> Profile:
     """The profile of parts of which nothing was measured; where their size is not known, in passes of one row."""
     once = _reading(target)
     if not once:
-        return Profile.assumed(widest(drafter))
+        return Profile.assumed(widest(drafter, verifier))
     drafting = sum(_reading(getattr(each, "model", None)) for each in getattr(drafter, "members", [drafter]))
     known = {name: share * once for name, share in SHARES.items()}
     known["once"], known["rows"] = CALL + once, known["rows"] + ROW
@@ -84,7 +84,7 @@ def assumed(target: Target, drafter: Drafter) -> Profile:
     known["branching sequences"] = 5 * ROW
     zero = (0.0,) * len(FEATURES)
     costs = RoundCosts({"drafting": zero, "scoring": tuple(known.get(name, 0.0) for name in FEATURES), "other": zero})
-    return Profile(costs, (PRIOR,) * DEPTHS, widest(drafter), {"assumed": SECONDS})
+    return Profile(costs, (PRIOR,) * DEPTHS, widest(drafter, verifier), {"assumed": SECONDS})
 
 
 @lru_cache(maxsize=64)

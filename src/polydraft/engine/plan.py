@@ -8,7 +8,6 @@ A given profile is such a table. Without one, costs and acceptance are learnt fr
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -42,6 +41,7 @@ LOOKING = 8
 FIRST, EVERY, SELDOM = 128, 32, 7
 """The first FIRST rounds with drafts are all looked at by what learns, then one in SELDOM, which shares no divisor with HELD; of the others the first
 EVERY and then one in EVERY: a look takes a tenth of a round of the embedded target."""
+NOTHING, CHAIN_OF_ONE = Budget.fixed(tree.chain(0)), Budget.fixed(tree.chain(1))
 ASKING = 4e-5
 """Seconds that asking for drafts takes at least: 40 to 60 us of calls to n-grams and tables, which a clock on a busy machine may not tell from none."""
 
@@ -60,55 +60,12 @@ class Plan(Protocol):
 class FixedPlan:
     """The same budget in every round, for reproducible comparisons.
 
-    depth: drafted tokens on a path.  width: paths (or children of a node).  trunk: tokens before the paths part.
-    max_nodes: default all of them.  short: tokens of the paths after the first; 0: as many as the first has.
-    parents: a tree by position, see `Budget`, down to `depth`.
-
     Example:
-        >>> FixedPlan(depth=4, width=2, trunk=1).budget.max_nodes
-        7
-        >>> FixedPlan.of_tree((-1, 0, 0, 1)).budget.max_depth
-        2
+        >>> FixedPlan(Budget.fixed(tree.paths(2, 4))).budget.max_nodes
+        8
     """
 
-    depth: int
-    width: int = 1
-    max_nodes: int | None = None
-    trunk: int = 0
-    short: int = 0
-    parents: tuple[int, ...] = ()
-
-    @classmethod
-    def of_tree(cls, parents: Seq[int]) -> "FixedPlan":
-        """The same tree by position in every round."""
-        whole = Budget.of_tree(parents)
-        return cls(whole.max_depth, whole.width, parents=whole.parents)
-
-    @cached_property
-    def budget(self) -> Budget:
-        if self.parents:
-            whole = replace(Budget.of_tree(self.parents), max_depth=self.depth)
-        else:
-            whole = Budget.of_paths(self.width, self.depth, self.trunk, self.short)
-        return whole if self.max_nodes is None else replace(whole, max_nodes=self.max_nodes)
-
-    @property
-    def size(self) -> tuple[Any, ...]:
-        """As `costs.budget_of` takes it."""
-        return (self.width, self.depth, self.trunk, self.short, *([self.parents] if self.parents else []))
-
-    @property
-    def name(self) -> str:
-        """For tables.
-
-        Example:
-            >>> FixedPlan(4, 2).name, FixedPlan(4, 2, trunk=1).name, FixedPlan(6, 2, short=2).name, FixedPlan.of_tree((-1, 0, 0, 1)).name
-            ('2x4', '2x4, trunk 1', '2x6, short 2', 'tree of 3, depth 2')
-        """
-        if self.parents:
-            return f"tree of {self.budget.max_nodes}, depth {self.depth}"
-        beyond = f", trunk {self.trunk}" if self.trunk else f", short {self.short}" if self.short else ""
-        return f"{self.width}x{self.depth}{beyond}"
+    budget: Budget
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         return [self.budget] * len(sequences)
@@ -141,8 +98,8 @@ class AdaptivePlan:
 
     Example:
         >>> plan = AdaptivePlan(Profile.assumed())
-        >>> plan.best(0.9), plan.best(0.02).max_depth
-        (Budget(max_nodes=11, max_depth=11, width=1, trunk=0, short=0, least=0.0, parents=()), 0)
+        >>> plan.best(0.9).max_nodes, plan.best(0.02).max_depth
+        (11, 0)
     """
 
     profile: Profile | None = None
@@ -172,7 +129,7 @@ class AdaptivePlan:
     """Of `_rounds`, those in which a draft was asked for."""
     _trying: int = field(default=0, init=False, repr=False, compare=False)
     """Rounds that the size tried is still asked for, `_tried_size`."""
-    _tried_size: Budget = field(default=Budget(0, 0, 1), init=False, repr=False, compare=False)
+    _tried_size: Budget = field(default=NOTHING, init=False, repr=False, compare=False)
     _kind: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
     """Nodes and depth that were asked for in the last round; `_alike`: rounds of that kind in a row."""
     _alike: int = field(default=0, init=False, repr=False, compare=False)
@@ -183,7 +140,7 @@ class AdaptivePlan:
         if self.profile is None:
             self.profile = remembered(identity(target, drafter, verifier))
         if self.profile is None:
-            self.learner = Learner(assumed(target, drafter), ranked=self._ranked)
+            self.learner = Learner(assumed(target, drafter, verifier), ranked=self._ranked)
             self.profile = self.learner.profile
 
     @property
@@ -246,16 +203,16 @@ class AdaptivePlan:
         """One each."""
         if not self.known.drafts:
             self._given, self._explored = [], False
-            return [_NOTHING] * len(sequences)
+            return [NOTHING] * len(sequences)
         if self.learner is not None and self._rounds < SETTLED + BURST:  # all else is compared to rounds without drafts
             self._given, self._explored = [], False
-            return [_NOTHING] * len(sequences)
+            return [NOTHING] * len(sequences)
         tried = None if self.learner is None else self._tried(self.learner, sequences)
         self._explored = tried is not None
         if tried is None and len(sequences) == 1 and sequences[0].acceptance.waiting:
             sequences[0].acceptance.waiting -= 1
             self._given = []
-            return [_NOTHING]
+            return [NOTHING]
         return self.give(sequences, self._next(sequences) if tried is None else [tried] * len(sequences))
 
     def _tried(self, learner: Learner, sequences: Seq[Sequence]) -> Budget | None:
@@ -273,7 +230,7 @@ class AdaptivePlan:
         size = learner.untried(len(sequences), width, contexts, paused, SETTLED + BURST, unread)
         if size is None or size[1] > self.max_depth:
             return None
-        self._trying, self._tried_size = SETTLED + BURST, Budget(size[0] * size[1], size[1], size[0])
+        self._trying, self._tried_size = SETTLED + BURST, Budget.fixed(tree.paths(size[0], size[1]))
         return self._tried_size
 
     def time(self, sequences: Seq[Sequence], draft: Draft, seconds: float) -> None:
@@ -325,7 +282,7 @@ class AdaptivePlan:
         sizes, speed = ([[1, 0, 0, 0]] * len(sequences), 0.0) if all(out) else self.promise(sequences, out)
         if not all(out) and not self._worth_asking(sequences, out, sizes, speed):
             sizes = [[1, 0, 0, 0]] * len(sequences)
-        probe, pause = _PROBE, self.first_pause  # beside others' drafts a probe is cheap
+        probe, pause = CHAIN_OF_ONE, self.first_pause  # beside others' drafts a probe is cheap
         if not all(out) and not any(size[1] for size in sizes):
             probe, pause = self._probe(sequences, out)
             plain, in_vain, share = self._asking(sequences, out)
@@ -364,7 +321,7 @@ class AdaptivePlan:
         records, contexts = [s.acceptance for s in sequences], [len(s.token_ids) for s in sequences]
         asked = self._asked(records, [int(not o) for o in out], contexts, self._priors(sequences))
         depth, loss = size_search.probe(*asked, self.max_depth)
-        return Budget.of_paths(1, depth), max(self.first_pause, math.ceil(loss / PROBING))
+        return Budget.fixed(tree.chain(depth)), max(self.first_pause, math.ceil(loss / PROBING))
 
     def seconds(self, sizes: Seq[Seq[Any]], contexts: Seq[int]) -> float:
         """Of a round of the sizes that were promised."""
@@ -380,7 +337,7 @@ class AdaptivePlan:
         record.depth = size[1] if size[0] == 1 and not out else 0
         if out:
             record.waiting = max(record.waiting - 1, 0)
-            return _NOTHING
+            return NOTHING
         if size[1]:
             if size[:2] != [1, 1]:
                 record.pause = 0
@@ -392,7 +349,7 @@ class AdaptivePlan:
             return probe
         record.pause = min(max(2 * record.pause, shortest), self.longest_pause)
         record.waiting, record.due = record.pause, True
-        return _NOTHING
+        return NOTHING
 
     def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         """Fold the round into each sequence's record; see `engine/acceptance.py`."""
@@ -423,6 +380,3 @@ class AdaptivePlan:
                 had = parents.shape[1] > 1 and parents[b, 1] == 0
                 record.ask(had)
                 self._holding *= had
-
-
-_NOTHING, _PROBE = Budget(0, 0, 1), Budget(1, 1, 1)

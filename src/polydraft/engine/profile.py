@@ -20,14 +20,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from polydraft import __version__
+from polydraft import __version__, tree
 from polydraft.atomic import replacing
-from polydraft.core import Drafter, SiblingLaw, Target, TreeShape, Verifier
+from polydraft.core import Budget, Drafter, SiblingLaw, Target, Verifier
 from polydraft.engine.acceptance import DEPTHS
 from polydraft.engine.costs import FEATURES, RoundCosts
 from polydraft.engine.places import BINS, SIZE, assumed
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.schema import PROFILE, fault, read_json
+from polydraft.verifiers import pairing
 
 __all__ = ["Profile", "check_identity", "identity", "remember", "remembered", "widest"]
 
@@ -188,11 +189,11 @@ def _checksum(said: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(said, sort_keys=True).encode())
 
 
-def widest(drafter: Drafter) -> int:
-    """Most paths worth a thought: one for chains and for drafts without a law, whose second path has no acceptance to plan with, unless they are ranked."""
-    info = drafter.info
-    single = info.shapes == {TreeShape.CHAIN} or (info.laws == {SiblingLaw.POINT_MASS} and not info.ranked)
-    return 1 if single else MOST_PATHS
+def widest(drafter: Drafter, verifier: Verifier) -> int:
+    """Most paths worth a thought: one where drafter and rule share only chains, and for drafts without a law, whose second path has no acceptance to plan with, unless they are ranked."""
+    lawless = drafter.info.laws == {SiblingLaw.POINT_MASS} and not drafter.info.ranked
+    two = pairing.allowed([Budget.fixed(tree.paths(2, 1))], drafter.info, verifier.info)
+    return MOST_PATHS if two and not lawless else 1
 
 
 def _model(model: Any) -> dict[str, Any] | None:

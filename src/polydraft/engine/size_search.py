@@ -35,7 +35,7 @@ def _shapes(most, max_trunk, max_short):
 
 @compiled
 def _nodes(width, depth, trunk, short):
-    """`Budget.of_paths(width, depth, trunk, short).max_nodes`."""
+    """Of paths, the first down to depth, those after it down to short (0: likewise), behind a trunk."""
     return depth + (width - 1) * max((min(depth, short) if short > 0 else depth) - trunk, 0)
 
 

@@ -165,17 +165,14 @@ class Stepper:
         budgets = self.plan.budgets(sequences)
         if not any(g.max_depth for g in budgets):
             return []
-        if {g.asks_for for g in budgets} - {None} - self.verifier.info.shapes:
-            budgets = [g.unasked() for g in budgets]  # never a draft that the rule is not exact for
-        rooms = [self._room(s) for s in sequences]
-        budgets = [g if g.max_depth <= room else replace(g, max_depth=room) for g, room in zip(budgets, rooms, strict=True)]
+        budgets = [g.within(self._room(s)) for g, s in zip(budgets, sequences, strict=True)]
         return budgets if any(g.max_depth for g in budgets) else []
 
     def _propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         roots = torch.from_numpy(np.array([s.token_ids[-1] for s in sequences]))
         if self.drafter is None or not budgets:
             return Draft.empty(roots)
-        return drafting.propose(self.drafter, sequences, budgets, roots, self.target.vocab_size)
+        return drafting.propose(self.drafter, self.verifier, sequences, budgets, roots, self.target.vocab_size)
 
     def _room(self, sequence: Sequence) -> int:
         """Deepest useful draft: the block's extra token is the last that the context or `max_tokens` leaves room for."""

@@ -17,7 +17,7 @@ from polydraft.core import TokenTree
 from polydraft.errors import CapacityError
 from polydraft.exponential import exp
 from polydraft.models.kernels import PANEL
-from polydraft.models.layout import Size, layouts
+from polydraft.models.layout import layouts
 from polydraft.models.llama_pass import TREE_ROOM, compiled_pass
 from polydraft.noise import choose_row, first_arrivals, uniform_at
 from polydraft.sampling import sift
@@ -121,7 +121,7 @@ def _propose(parts, vocab, asked, given, starts, inner, law, bias, coupled):
         compiled_pass(parts, slots, fed, above, begins, ends, wanted, logits, states, taken, extra, mask)
         r = 0
         for b in range(B):
-            root, here, end, turn = counts[b] - 1, starts[b, d + 1], starts[b, d + 2], 0
+            root, here, end = counts[b] - 1, starts[b, d + 1], starts[b, d + 2]
             for node in range(starts[b, d], inner[b, d]):
                 if first[b, node] != node:
                     continue
@@ -135,14 +135,14 @@ def _propose(parts, vocab, asked, given, starts, inner, law, bias, coupled):
                 rows[b, n] = source
                 if not coupled:
                     tokens[b, n] = choose_row(probs[b, source], uniform_at(keys[b, 0], keys[b, 1], keys[b, 2], 0, n))
-                else:
-                    turn = turn + 1 if n > here and parents[b, n - 1] == parent else 0
-                    if turn == 0:
-                        many = 1
-                        while n + many < end and parents[b, n + many] == parent:
-                            many += 1
-                        first_arrivals(probs[b, source], keys[b, 0], keys[b, 1], keys[b, 2] + d, drawn[:many])
-                    tokens[b, n] = drawn[turn]
+                elif not (parents[b, here:n] == parent).any():  # all children of a node at once
+                    many = (parents[b, n:end] == parent).sum()
+                    first_arrivals(probs[b, source], keys[b, 0], keys[b, 1], keys[b, 2] + d, drawn[:many])
+                    turn = 0
+                    for m in range(n, end):
+                        if parents[b, m] == parent:
+                            tokens[b, m] = drawn[turn]
+                            turn += 1
                 first[b, n] = n
                 for m in range(here, n):
                     if tokens[b, m] == tokens[b, n] and (d == 0 or first[b, parents[b, m]] == first[b, parent]):
@@ -157,7 +157,7 @@ def _propose(parts, vocab, asked, given, starts, inner, law, bias, coupled):
 
 
 def read_pending(
-    model: "CompiledLlama", slots: Sequence[int], pending: Sequence[Sequence[int]], depths: Sequence[int], num_rows: int
+    model: "CompiledLlama", slots: Sequence[int], pending: Sequence[Sequence[int]], drafting: Sequence[object], num_rows: int
 ) -> list[Sequence[int]]:
     """What is left of `pending` for a proposal of `num_rows` rows, the root's included; what does not fit beside them is read now.
 
@@ -169,10 +169,10 @@ def read_pending(
             f"a draft of {num_rows} nodes was asked for; a pass takes at most {TREE_ROOM}. Draft fewer or shorter paths."
         )
     most = min(LONGEST_PENDING, TREE_ROOM + 1 - num_rows)
-    for slot, ids, depth in zip(slots, pending, depths, strict=True):
-        if depth and len(ids) > most:
+    for slot, ids, drafts in zip(slots, pending, drafting, strict=True):
+        if drafts and len(ids) > most:
             model.prefill([slot], [ids[:-most]])
-    return [ids[-most:] if depth else ids[-1:] for ids, depth in zip(pending, depths, strict=True)]
+    return [ids[-most:] if drafts else ids[-1:] for ids, drafts in zip(pending, drafting, strict=True)]
 
 
 def propose_paths(
@@ -180,7 +180,7 @@ def propose_paths(
     slots: Sequence[int],
     pending: Sequence[Sequence[int]],
     keys: tuple[Sequence[int], Sequence[int], Sequence[int]],
-    sizes: Sequence[Size | tuple[int, int, int, int]],
+    trees: Sequence[tuple[int, ...]],
     law: Sequence[tuple[float, float, float, float]],
     bias: np.ndarray,
     *,
@@ -188,23 +188,22 @@ def propose_paths(
 ) -> tuple[TokenTree, Int[Tensor, "B N"], Float[Tensor, "B R V"]]:
     """A tree for every row in one compiled call: the tree, each node's row, and the rows that tokens were drawn from.
 
-    sizes: of every row; paths have trunk < depth or 0, short < depth or 0.
-    pending: committed tokens that the cache lacks, the root last; they are cached where the depth is not 0.
+    trees: of every row, the parents of a fixed `core.Budget`.
+    pending: committed tokens that the cache lacks, the root last; they are cached where there is a draft.
     keys: seeds, sample indices and positions of the noise.
     law: temperature, top_k, top_p, min_p of every row.  bias: added to logits, float32, [B, V] or [B, 0].
-    coupled: children of the node that branches are the smallest clock / q, and so is the one child of each node below
-        (Kobus & Gunduz 2025, arXiv 2504.15475); else every token is an independent draw of its row.
+    coupled: the children of a node are its smallest clock / q (Kobus & Gunduz 2025, arXiv 2504.15475); else every token is an independent draw of its row.
 
     Raises:
         CapacityError: a tree of more nodes than a pass takes.
     """
-    depths, places = [depth for _, depth, *_ in sizes], layouts(tuple(sizes))
-    left = read_pending(model, slots, pending, depths, places.parents.shape[1])
+    places, drafting = layouts(tuple(trees)), [len(parents) > 1 for parents in trees]
+    left = read_pending(model, slots, pending, drafting, places.parents.shape[1])
     longest = max(map(len, left))
     asked = np.array(
         [[slot, *key, len(ids), *ids, *[0] * (longest - len(ids))] for slot, ids, *key in zip(slots, left, *keys, strict=True)]
     )
     found = _propose(model.parts, model.vocab_size, asked, *places, np.array(law), bias, coupled)
-    model.passes += max(depths, default=0)
+    model.passes += places.inner.shape[1] - 1
     tokens, parents, rows, probs = found
     return TokenTree.of(tokens, parents), torch.from_numpy(rows), torch.from_numpy(probs)

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from polydraft.core import Drafter, SamplingParams
+from polydraft import tree
+from polydraft.core import Budget, Drafter, SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.engine.best_first_plan import plan_for
 from polydraft.engine.calibrate import calibrate
@@ -82,10 +83,15 @@ def tune(
     profile = _profile(engine, engine.drafter, prompts, replace(wanted, max_tokens=None, seed=None), budget_seconds, progress)
     context = round(float(np.mean([len(p) for p in prompts])) + (wanted.max_tokens or 64) / 2)
     guess = partial(predicted, profile, context=context)
-    trials = [Trial("plain", FixedPlan(1), guess(1, 0)), Trial("adaptive", plan_for(engine.drafter, profile), None)]
+    trials = [
+        Trial("plain", FixedPlan(Budget.fixed(tree.chain(1))), guess(1, 0)),
+        Trial("adaptive", plan_for(engine.drafter, profile), None),
+    ]
     for width, depth in sizes:
         if width <= profile.max_width:
-            trials.append(Trial(f"{width}x{depth}", FixedPlan(depth, width), guess(width, depth), (width, depth)))
+            trials.append(
+                Trial(f"{width}x{depth}", FixedPlan(Budget.fixed(tree.paths(width, depth))), guess(width, depth), (width, depth))
+            )
     for number in range(repetitions * len(prompts)):
         turn = number % len(trials)
         for trial in trials[turn:] + trials[:turn]:

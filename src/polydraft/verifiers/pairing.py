@@ -1,12 +1,12 @@
 """Which rules are exact for which drafts, and which of them to prefer."""
 
-from dataclasses import replace
+from collections.abc import Iterable
 
 from polydraft import registry
-from polydraft.core import Method, SiblingLaw, TreeShape
+from polydraft.core import Budget, Method, SiblingLaw, TreeShape
 from polydraft.errors import IncompatibleError
 
-__all__ = ["PREFERRED", "allows", "best_for", "check_pair", "check_request", "fitting"]
+__all__ = ["PREFERRED", "allowed", "best_for", "check_budget", "check_pair", "fitting"]
 
 PREFERRED: dict[SiblingLaw, tuple[str, ...]] = {
     SiblingLaw.IID: ("block", "greedy_traversal", "traversal", "recursive", "match"),
@@ -21,7 +21,9 @@ PREFERRED: dict[SiblingLaw, tuple[str, ...]] = {
 
 
 def _accepts(verifier: Method, drafter: Method) -> bool:
-    return drafter.laws <= verifier.laws and drafter.shapes <= verifier.shapes
+    """Whether a rule is exact for all that a drafter makes of its own accord, and for chains of one that draws what its budget says."""
+    unasked = drafter.shapes & {TreeShape.GROWN} or {TreeShape.CHAIN}
+    return drafter.laws <= verifier.laws and unasked <= verifier.shapes
 
 
 def fitting(drafter: Method) -> list[str]:
@@ -39,7 +41,7 @@ def best_for(drafter: Method) -> str:
         >>> best_for(info)
         'match'
     """
-    names = fitting(drafter)
+    names = [name for name in fitting(drafter) if drafter.shapes <= registry.verifier(name).info.shapes]
     preferred = [name for law in drafter.laws for name in PREFERRED[law] if name in names]
     return (preferred or names)[0]
 
@@ -53,24 +55,38 @@ def check_pair(drafter: Method, verifier: Method) -> None:
         )
 
 
-def allows(shape: TreeShape, drafter: Method, verifier: Method) -> bool:
-    """Whether the drafter makes this shape on request and the verifier is exact for it."""
-    return shape in drafter.on_request & verifier.shapes
+def allowed(budgets: Iterable[Budget], drafter: Method, verifier: Method) -> list[Budget]:
+    """Those that the drafter draws and the verifier is exact for. One that grows its trees takes any as their bounds.
+
+    Example:
+        >>> drafter, verifier = registry.drafter("model").methods[0], registry.verifier("block").info
+        >>> [budget.max_depth for budget in allowed([Budget.fixed((-1, 0, 1)), Budget.fixed((-1, 0, 0))], drafter, verifier)]
+        [2]
+    """
+    if TreeShape.GROWN in drafter.shapes:
+        return list(budgets)
+    shapes = drafter.shapes & verifier.shapes
+    return [budget for budget in budgets if budget.shape in shapes]
 
 
-_REQUESTS = {
-    TreeShape.RAGGED: ("paths of unequal lengths", "short"),
-    TreeShape.BY_POSITION: ("trees by position", "parents"),
+_WORDS = {
+    TreeShape.CHAIN: "chains",
+    TreeShape.PATHS: "several paths",
+    TreeShape.PRODUCT: "trees with equal numbers of children at each depth",
+    TreeShape.RAGGED: "paths of unequal lengths",
+    TreeShape.BY_POSITION: "trees by position",
+    TreeShape.GROWN: "trees that grow",
 }
 
 
-def check_request(shape: TreeShape, drafter: Method, verifier: Method) -> None:
-    """Raise IncompatibleError, naming both and what fits, unless it `allows` the shape."""
-    if not allows(shape, drafter, verifier):
-        (what, option), exact = _REQUESTS[shape], fitting(replace(drafter, shapes=frozenset({shape})))
+def check_budget(budget: Budget, drafter: Method, verifier: Method) -> None:
+    """Raise IncompatibleError, naming both and what fits, unless the budget is `allowed`."""
+    if not allowed([budget], drafter, verifier):
+        what, rules = _WORDS[budget.shape], [(name, registry.verifier(name).info) for name in fitting(drafter)]
+        exact = [name for name, info in rules if budget.shape in info.shapes]
         raise IncompatibleError(
-            f"{what} ({option}=...) were asked of drafter {drafter.name!r} with verifier {verifier.name!r}; expected a drafter that "
-            f"makes them, such as 'model', and a verifier that is exact for them: {', '.join(exact)}. Use these, or drop {option}."
+            f"{what} were asked of drafter {drafter.name!r} with verifier {verifier.name!r}; expected a drafter that "
+            f"makes them, such as 'model', and a verifier that is exact for them: {', '.join(exact)}. Use these, or another budget."
         )
 
 

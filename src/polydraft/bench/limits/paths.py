@@ -56,7 +56,7 @@ class Paths:
 
     def _draw(self, drafter: ModelDrafter, request: Request, width: int, depth: int) -> Draft:
         states = drafter.start([request])
-        draft = drafter.propose(states, [Budget(width * depth, depth, width)])
+        draft = drafter.propose(states, [Budget.fixed(trees.paths(width, depth))])
         drafter.release(states)
         return draft
 

@@ -123,7 +123,7 @@ class LookaheadDrafter:
         >>> from polydraft.core import SamplingParams
         >>> drafter = LookaheadDrafter(columns=2, ngram=3)
         >>> states = drafter.start([Request("r", (5, 6, 7, 8, 5), SamplingParams(), seed=0)])
-        >>> drafter.propose(states, [Budget(max_nodes=3, max_depth=3)]).tree.tokens.tolist()
+        >>> drafter.propose(states, [Budget.grown(3, 3)]).tree.tokens.tolist()
         [[5, 6, 7, 8]]
         >>> drafter.aux(states).positions.tolist()
         [[1, 2, 2, 3]]

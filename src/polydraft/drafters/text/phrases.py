@@ -65,7 +65,7 @@ class PhraseDrafter:
         >>> from polydraft.core import SamplingParams
         >>> drafter = PhraseDrafter(length=2)
         >>> states = drafter.start([Request("r", (5, 6, 7, 8, 5), SamplingParams(), seed=0)])
-        >>> drafter.propose(states, [Budget(max_nodes=4, max_depth=4)]).tree.tokens.tolist()
+        >>> drafter.propose(states, [Budget.grown(4, 4)]).tree.tokens.tolist()
         [[5, 6, 7, 8, 5]]
     """
 
@@ -155,7 +155,7 @@ class PhraseDrafter:
         drafted: list[int] = []
         while len(drafted) < gamma and not (drafted and drafted[-1] in self._eos):
             last, left = drafted[-1] if drafted else state.tokens[-1], gamma - len(drafted)
-            tested = GrownTree(last, Budget(self.num_phrases * self.length, left, self.num_phrases), self._eos)
+            tested = GrownTree(last, Budget.grown(self.num_phrases * self.length, left, self.num_phrases), self._eos)
             if self.speed_up:
                 state.pool.hang(tested, 0, self.num_phrases)
             draft = point_mass([tested])

@@ -129,7 +129,7 @@ class SuffixDrafter:
         >>> from polydraft.core import SamplingParams
         >>> drafter = SuffixDrafter()
         >>> states = drafter.start([Request("r", (5, 6, 7, 8, 5, 6), SamplingParams(), seed=0)])
-        >>> drafter.propose(states, [Budget(max_nodes=3, max_depth=3)]).tree.tokens.tolist()
+        >>> drafter.propose(states, [Budget.grown(3, 3)]).tree.tokens.tolist()
         [[6, 7, 8, 5]]
     """
 

@@ -75,7 +75,7 @@ class TrigramDrafter:
         >>> from polydraft.core import SamplingParams
         >>> drafter = TrigramDrafter(TrigramTable.build([[1, 2, 3, 4, 5]], vocab_size=9))
         >>> states = drafter.start([Request("r", (7, 1, 2), SamplingParams(), seed=0)])
-        >>> drafter.propose(states, [Budget(max_nodes=4, max_depth=4)]).tree.tokens.tolist()
+        >>> drafter.propose(states, [Budget.grown(4, 4)]).tree.tokens.tolist()
         [[2, 3, 4, 5]]
     """
 

@@ -54,4 +54,4 @@ def outcome(draft: Draft, done: Round) -> Outcome | None:
     """What the walk found; None where logits were faulty: the readable path then names the fault."""
     if min(done.node.tolist()) < 0 or min(done.token.tolist()) < 0:
         return None
-    return Outcome.of(*tree.paths(done.parents, done.node), done.token)
+    return Outcome.of(*tree.paths_to(done.parents, done.node), done.token)
