@@ -40,7 +40,7 @@ class OfAllShapes(FixedPlan):
 
 RIGHT = [
     ("chain", "block", FixedPlan(Budget.fixed(chain(2)))),
-    ("paths", "greedy_traversal", OfAllShapes(1)),
+    ("paths", "greedy_traversal", OfAllShapes(Budget.fixed(paths(2, 2)))),
     ("without_replacement", "traversal", FixedPlan(Budget.fixed(paths(2, 2)))),
     ("coupled", "race", FixedPlan(Budget.fixed(paths(2, 2)))),
 ]

@@ -86,11 +86,11 @@ def test_sizes_come_close_to_those_of_the_true_costs(once, row, draft):
     def speed(plan, rate):
         """Of what the plan chooses at this acceptance, in truth."""
         found = plan.best(rate)
-        size = (found.width, found.max_depth, found.trunk, found.short)
+        size = (found.width, found.max_depth)
         return expected_tokens(np.full(DEPTHS, rate), *size) / true.seconds([size], [100])
 
-    known = AdaptivePlan(Profile(true, (0.7,) * DEPTHS), max_tree_nodes=0)
-    learnt = AdaptivePlan(engine.plan.profile, max_tree_nodes=0)
+    known = AdaptivePlan(Profile(true, (0.7,) * DEPTHS), max_tree_nodes=0, max_trunk=0, max_short=0)
+    learnt = AdaptivePlan(engine.plan.profile, max_tree_nodes=0, max_trunk=0, max_short=0)
     assert all(speed(learnt, rate) > 0.95 * speed(known, rate) for rate in (0.3, 0.5, 0.7, 0.9))
 
 
@@ -117,7 +117,7 @@ def test_the_first_rounds_of_a_kind_are_not_timed():
 def test_acceptance_of_requests_that_are_over_is_where_the_next_begins():
     engine = timed(draft=4e-3, fit=0.0)
     *_, last = [run(engine) for _ in range(8)]
-    assert engine.plan.profile.acceptance[0] < 0.4 < assumed(engine.target, engine.drafter).acceptance[0]
+    assert engine.plan.profile.acceptance[0] < 0.4 < assumed(engine.target, engine.drafter, engine.verifier).acceptance[0]
     assert last.drafted < 0.3 * last.emitted
 
 

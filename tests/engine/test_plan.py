@@ -13,7 +13,7 @@ from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine import acceptance, profile
 from polydraft.engine.acceptance import DEPTHS, Acceptance, expected_tokens
 from polydraft.engine.calibrate import Bed, _levelled, _Place, calibrate
-from polydraft.engine.costs import Observation, RoundCosts, features
+from polydraft.engine.costs import Observation, RoundCosts, budget_of, features
 from polydraft.engine.plan import HELD, AdaptivePlan, FixedPlan
 from polydraft.engine.profile import Profile
 from polydraft.errors import DrafterWarning, IncompatibleError, InvalidInputError, UnknownNameError
@@ -76,13 +76,21 @@ def test_a_fit_without_plain_rounds_or_with_negative_times_is_refused(rounds):
         RoundCosts.fit(rounds)
 
 
+def options(max_depth, max_width):
+    """Sizes as `budget_of` takes them."""
+    shapes = product(range(1, max_width + 1), range(1, max_depth + 1), range(3))
+    found = [(1, 0, 0, 0), *((w, d, t, 0) for w, d, t in shapes if t == 0 or (w > 1 and t < d))]
+    return found + [(2, d, 0, s) for d, s in product(range(2, max_depth + 1), range(1, 4)) if s < d and max_width > 1]
+
+
+def size_of(budget):
+    return next(size for size in options(12, 4) if budget_of(size) == budget)
+
+
 def brute_force(known, rates, batch, context, max_depth, max_width):
     """Best geometric mean of speeds over every joint choice of sizes."""
-    shapes = product(range(1, max_width + 1), range(1, max_depth + 1), range(3))
-    options = [(1, 0), *((w, d, t, 0) for w, d, t in shapes if t == 0 or (w > 1 and t < d))]
-    options += [(2, d, 0, s) for d, s in product(range(2, max_depth + 1), range(1, 4)) if s < d and max_width > 1]
     speeds = []
-    for chosen in product(options, repeat=batch):
+    for chosen in product(options(max_depth, max_width), repeat=batch):
         tokens = math.prod(expected_tokens(np.array(rates[b]), *size) for b, size in enumerate(chosen))
         speeds.append((tokens ** (1 / batch) / float(known.flat @ features(chosen, context)), chosen))
     return max(speeds)
@@ -97,8 +105,7 @@ def test_the_choice_for_one_sequence_is_the_best_of_all_sizes(rate, seconds):
     known = costs(**seconds)
     speed, (size,) = brute_force(known, [[rate] * DEPTHS], 1, [20], 8, 4)
     found = made(known, max_depth=8, margin=0.0).best(rate, context=20)
-    chosen = found.width, found.max_depth, found.trunk, found.short
-    assert Budget.fixed(paths(*chosen)) == found
+    chosen = size_of(found)
     tokens = expected_tokens(np.full(DEPTHS, rate), *chosen)
     assert tokens / known.seconds([chosen], [20]) == pytest.approx(speed, rel=1e-9), size
 
@@ -109,7 +116,7 @@ def test_the_choice_for_a_batch_is_within_a_percent_of_the_best_joint_choice(rat
     pair = sequences(2, length=1)
     for s, rate in zip(pair, rates, strict=True):
         s.acceptance.kept[:], s.acceptance.seen[:] = 1e9 * rate, 1e9
-    found = [(g.width, g.max_depth, g.trunk, g.short) for g in made(known, max_depth=6, max_width=2, margin=0.0).budgets(pair)]
+    found = [size_of(g) for g in made(known, max_depth=6, max_width=2, margin=0.0).budgets(pair)]
     tokens = math.prod(expected_tokens(np.full(DEPTHS, r), *size) for r, size in zip(rates, found, strict=True))
     best, _ = brute_force(known, [[r] * DEPTHS for r in rates], 2, [1, 1], 6, 2)
     assert tokens**0.5 / known.seconds(found, [1, 1]) >= 0.99 * best
@@ -134,7 +141,7 @@ def test_paths_part_where_drafts_begin_to_fail():
     rates = (0.98, 0.98, *[0.4] * (DEPTHS - 2))
     known = costs(rows=0.03, depths=0.05)
     (found,) = made(known, rates=rates).budgets(sequences())
-    assert found.trunk == 2 and found.width > 1
+    assert size_of(found)[2] == 2 and found.width > 1
     assert made(known, rates=rates, max_trunk=0).budgets(sequences())[0].shape is not TreeShape.PRODUCT
     assert made(known, rates=(0.4,) * DEPTHS).budgets(sequences())[0].shape is not TreeShape.PRODUCT
 
@@ -236,7 +243,7 @@ def test_drafting_stops_where_it_does_not_pay_with_longer_and_longer_pauses():
     assert drafted[:2] == [0, 1] and len(drafted) < 20
     pauses = np.diff(drafted[-4:])
     assert (np.diff(pauses) > 0).all() and pauses[-1] > 200
-    assert all(given[i] == Budget.grown(1, 1, 1) for i in drafted[-4:])
+    assert all(given[i] == Budget.fixed(paths(1, 1)) for i in drafted[-4:])
 
 
 def test_drafting_comes_back_when_drafts_fit_again():
@@ -340,7 +347,7 @@ def test_measuring_fits_into_a_small_context():
 
 
 def test_a_drafter_that_fails_is_not_measured(monkeypatch):
-    made = table_engine("chain")
+    made = table_engine("chain", num_paths=1)
     monkeypatch.setattr(made.drafter, "propose", lambda *_: 1 / 0)
     with pytest.warns(DrafterWarning), pytest.raises(IncompatibleError, match="ZeroDivisionError"):
         calibrate(made.target, made.drafter, made.verifier, [1, 2, 3], budget_seconds=0.1)
@@ -395,7 +402,7 @@ def test_plans_are_named_or_given_and_do_not_mix_with_a_fixed_size(tmp_path):
     target, small = TableModel(), TableModel()
     assert isinstance(Engine.of(target, draft_model=small).plan, AdaptivePlan)
     assert Engine.of(target, draft_model=small, plan="fixed").plan == FixedPlan(Budget.fixed(paths(1, 5)))
-    assert Engine.of(target, draft_model=small, depth=4, num_paths=2).plan.budget == Budget.grown(8, 4, 2)
+    assert Engine.of(target, draft_model=small, depth=4, num_paths=2).plan.budget == Budget.fixed(paths(2, 4))
     Profile.assumed().save(tmp_path / "p.json")
     assert Engine.of(target, draft_model=small, profile=str(tmp_path / "p.json")).plan.profile == Profile.assumed()
     with pytest.raises(InvalidInputError, match="leaves nothing to plan"):
