@@ -1,8 +1,10 @@
 """`polydraft tune`: the model's predictions, the words, the saved profile."""
 
+import json
 from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
 from polydraft import SamplingParams
 from polydraft.cli.main import app
@@ -13,7 +15,7 @@ from polydraft.engine.calibrate import calibrate
 from polydraft.engine.costs import FEATURES, RoundCosts
 from polydraft.engine.plan import AdaptivePlan, FixedPlan
 from polydraft.engine.profile import Profile
-from polydraft.errors import IncompatibleError
+from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import pair
 from polydraft.tree import chain
 from polydraft.tune.advice import Trial, Tuning, break_even, predicted
