@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from polydraft.bench.compare import Contender, Measurement, Run, Timer, measure
 from polydraft.bench.inflate import inflate
 from polydraft.bench.suite import Way
-from polydraft.check.texts import check_law, places
+from polydraft.check.texts import check_law, integral_transform
 from polydraft.cli.main import app
 from polydraft.core import SamplingParams
 from polydraft.errors import InvalidInputError
@@ -76,14 +76,14 @@ def sampled(judge, temperature, count, seed):
 def test_a_law_that_is_too_sharp_or_too_flat_is_disqualified(judge, drawn_at, passes):
     found = Measurement(contender("x", [], temperature=1.0))
     found.runs = [Run(sampled(judge, drawn_at, 40, seed=3), 1.0, 1.0, [])]
-    assert check_law(judge, found, [[PROMPTS[0]] * 8])["passed"] is passes
+    assert check_law(judge, 1.0, found.texts([PROMPTS[0]], 8))["passed"] is passes
 
 
-def test_places_are_uniform_on_rows_of_known_law():
+def test_the_integral_transform_is_uniform_on_rows_of_known_law():
     rng = np.random.default_rng(0)
     logits = torch.randn(4000, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     tokens = torch.multinomial(logits.softmax(-1), 1, generator=torch.Generator().manual_seed(1))[:, 0].tolist()
-    u = places(logits, tokens, 1.0, rng)
+    u = integral_transform(logits, tokens, 1.0, rng)
     assert abs(np.histogram(u, 10, (0, 1))[0] - 400).max() < 80
 
 
@@ -95,7 +95,7 @@ def test_greedy_tokens_that_are_not_the_argmax_are_counted(judge):
     for token, wrong in ((best, 0), (best + 1, 1)):
         found = Measurement(contender("x", []))
         found.runs = [Run([[token]], 1.0, 1.0, [])]
-        assert check_law(judge, found, [[PROMPTS[0]]])["wrong"] == wrong
+        assert check_law(judge, 0.0, found.texts([PROMPTS[0]]))["wrong"] == wrong
 
 
 def test_an_inflated_model_costs_more_and_says_the_same(judge):
@@ -121,7 +121,7 @@ def test_llama_cpp_runs_the_same_model(judge, tmp_path):
     run = server.contender("llama.cpp", 0.0).generate([PROMPTS[2]], SamplingParams(temperature=0, max_tokens=12))
     found = Measurement(contender("llama.cpp", []), [run])
     assert len(run.token_ids) == 12
-    assert check_law(judge, found, [[PROMPTS[2]]])["passed"]
+    assert check_law(judge, 0.0, found.texts([PROMPTS[2]]))["passed"]
 
 
 def test_ways_are_parsed_by_name_and_size():

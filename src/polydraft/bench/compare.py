@@ -5,21 +5,20 @@ after the other, in an order that turns; a speed-up is the median over rounds of
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
-import torch
 
 from polydraft.core import Request, SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.engine.stats import RequestStats
 from polydraft.params import MOST_SAMPLES
 
-__all__ = ["Contender", "Measurement", "Run", "Timer", "engine_contender", "measure", "near_tie"]
+__all__ = ["Contender", "Measurement", "Run", "Timer", "engine_contender", "measure"]
 
 Prompts = Sequence[Sequence[int]]
 
@@ -140,6 +139,11 @@ class Measurement:
         kept, tried = [s.accepted_by_depth for s in stats], [s.drafted_by_depth for s in stats]
         return [total(kept, d) / total(tried, d) for d in range(deepest) if total(tried, d)]
 
+    def texts(self, prompts: Prompts, batch_size: int = 1) -> Iterator[tuple[Sequence[int], list[int]]]:
+        """Each prompt with what followed, in the order of the runs."""
+        for number, run in enumerate(self.runs):
+            yield from zip(_batch(prompts, number, batch_size), run.outputs, strict=True)
+
     def speedup_over(self, other: "Measurement") -> float:
         """Median over rounds of seconds per token of `other` divided by ours."""
         pairs = zip(self.runs, other.runs, strict=True)
@@ -191,9 +195,12 @@ def measure(
         if repetition and (perf_counter() - start) * (repetition + 1) / repetition > budget_seconds:
             break
         for number in range(repetition * len(prompts), (repetition + 1) * len(prompts)):
-            batch = [prompts[(number + i) % len(prompts)] for i in range(batch_size)]
-            _round(found, batch, number, max_tokens, seed + number, progress)
+            _round(found, _batch(prompts, number, batch_size), number, max_tokens, seed + number, progress)
     return found
+
+
+def _batch(prompts: Prompts, number: int, size: int) -> list[Sequence[int]]:
+    return [prompts[(number + i) % len(prompts)] for i in range(size)]
 
 
 def _round(
@@ -210,16 +217,3 @@ def _round(
             except Exception as error:
                 measurement.error = f"{type(error).__name__}: {error}"
         progress()
-
-
-def near_tie(model: Any, prompt: Sequence[int], ours: Sequence[int], theirs: Sequence[int]) -> float | None:
-    """Margin in logits between two greedy continuations where they part; None where they are equal.
-
-    model: a transformers model, the judge.  Below 1e-4 the order of float operations decides.
-    """
-    at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), None)
-    if at is None:
-        return None
-    with torch.inference_mode():
-        logits = model(torch.tensor([[*prompt, *ours[:at]]])).logits[0, -1]
-    return float((logits[ours[at]] - logits[theirs[at]]).abs())

@@ -3,24 +3,22 @@
 from dataclasses import dataclass
 from typing import Any
 
-from polydraft.bench.compare import Contender, Measurement, engine_contender, measure, near_tie
+from polydraft.bench.compare import Contender, Measurement, engine_contender, measure
 from polydraft.bench.peers import transformers_contender
+from polydraft.check.texts import check_law
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.models import load, pair
 from polydraft.models.folder import load_module
 
-__all__ = ["NEAR_TIE", "Comparison", "Showcase"]
-
-NEAR_TIE = 1e-4
-"""In logits; below it the order of float operations decides, and two exact programs may part."""
+__all__ = ["Comparison", "Showcase"]
 
 SEED = 20
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What one interleaved run found. near_ties: greedy continuations that part where two logits are equal in float32."""
+    """What one interleaved run found. near_ties: greedy tokens where two logits are equal in float32."""
 
     prompts: list[str]
     measurements: list[Measurement]
@@ -31,6 +29,12 @@ class Comparison:
     def baseline(self, name: str, temperature: float) -> Measurement:
         """The measurement of a contender at a temperature."""
         return next(m for m in self.measurements if (m.contender.name, m.contender.temperature) == (name, temperature))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        equal = {"equal_greedy": self.equal_greedy, "equal_seed_exact": self.equal_seed_exact}
+        models = {"target": "embedded target", "draft": "embedded draft"}
+        return {**models, "prompts": self.prompts, "contenders": self.rows(), **equal}
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for each contender, as plain data."""
@@ -102,21 +106,10 @@ class Showcase:
             budget_seconds=budget_seconds,
             seed=SEED,
         )
-        margins = self._greedy_margins(found, prompts)
-        near = sum(margin < NEAR_TIE for margin in margins)
+        checks = [check_law(self.reference, 0.0, m.texts(prompts)) for m in found if m.contender.temperature == 0]
         drafted, plain = (self._tokens(found, name) for name in ("race", "race without drafts"))
-        return Comparison(list(self.prompts), found, near == len(margins), near, drafted == plain)
-
-    def _greedy_margins(self, found: list[Measurement], prompts: list[list[int]]) -> list[float]:
-        """Margins where greedy continuations part from plain decoding; empty where all are equal."""
-        greedy = [m for m in found if m.contender.temperature == 0]
-        plain = next(m for m in greedy if m.contender.name == "plain")
-        margins = [
-            near_tie(self.reference, prompts[number % len(prompts)], ours.token_ids, theirs.token_ids)
-            for m in greedy
-            for number, (ours, theirs) in enumerate(zip(m.runs, plain.runs, strict=True))
-        ]
-        return [margin for margin in margins if margin is not None]
+        ties = sum(check["near_ties"] for check in checks)
+        return Comparison(list(self.prompts), found, all(check["passed"] for check in checks), ties, drafted == plain)
 
     @staticmethod
     def _tokens(found: list[Measurement], name: str) -> list[list[int]]:

@@ -293,9 +293,7 @@ class Bench:
         if not found:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self.absent.items())
             raise InvalidInputError(f"no contender could be measured; expected at least one. {reasons}")
-        count = len(found[0].runs)
-        batches = [[prompts[(r + i) % len(prompts)] for i in range(self.batch_size)] for r in range(count)]
-        checks = {m.contender.name: check_law(self.judge, m, batches) for m in found}
+        checks = {m.contender.name: check_law(self.judge, self.temperature, m.texts(prompts, self.batch_size)) for m in found}
         sizes = {"target": self.judge.num_parameters()}
         if self._draft_module is not None:
             sizes["draft"] = self._draft_module.num_parameters()

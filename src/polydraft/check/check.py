@@ -26,16 +26,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import torch
-from scipy import stats
 from torch import Tensor
 
 from polydraft import sampling, tree
 from polydraft.check.rounds import LEAST_ROUNDS, Finding, Recorder
-from polydraft.check.texts import NEAR_TIE, places
+from polydraft.check.texts import text_findings
 from polydraft.check.wrong_rules import FEW, Reversed, mistakes
-from polydraft.core import Budget, Draft, NoiseKey, Outcome, SamplingParams, Target, TokenTree
+from polydraft.core import Budget, Draft, NoiseKey, Outcome, SamplingParams, Target
 from polydraft.engine.api import Engine
 from polydraft.engine.plan import Plan
 from polydraft.errors import InvalidInputError
@@ -96,57 +93,6 @@ class Watched:
         key = NoiseKey.of([r.seed for r in requests], [r.sample for r in requests], [len(s.token_ids) for s in sequences])
         self.recorder.see(draft, sampling.soften(processed, [r.params for r in requests]), key, outcome)
         self.plan.learn(sequences, draft, processed, outcome)
-
-
-@torch.inference_mode()
-def _judged(judge: Any, engine: Engine, prompt: list[int], sample: Any, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """(logits, processed laws) of the plain model before each token of a finished text, [T, V] each."""
-    text = torch.tensor([[*prompt, *sample.token_ids]], device=judge.device)
-    V = engine.target.vocab_size
-    logits = judge(text).logits[0, len(prompt) - 1 : -1, :V].float().cpu()
-    chain = TokenTree.chain(torch.tensor([[prompt[-1], *sample.token_ids[:-1]]]))
-    laws = sampling.laws(logits[None], chain, [prompt], [len(prompt)], [params], engine.eos_token_ids)
-    return logits, laws[0]
-
-
-def _offsets(origins: Sequence[Any]) -> list[int]:
-    """Position of each token in its block: a block ends with the target's own token."""
-    found, at = [], 0
-    for origin in origins:
-        found.append(at)
-        at = 0 if origin.source == "target" else at + 1
-    return found
-
-
-def _uniform(what: str, u: list[float]) -> Finding:
-    test = stats.kstest(u, "uniform")
-    return Finding(what, len(u), float(test.statistic), float(test.pvalue))
-
-
-def text_findings(judge: Any, engine: Engine, results: Sequence[Any], params: SamplingParams) -> list[Finding]:
-    """Tests of the tokens that came out, by the judge's laws."""
-    rng, by_offset, wrong, ties, count = np.random.default_rng(0), dict[int, list[float]](), 0, 0, 0
-    for result in results:
-        for sample in result.samples:
-            if not sample.token_ids:
-                continue
-            logits, laws = _judged(judge, engine, result.prompt_token_ids, sample, params)
-            count += len(sample.token_ids)
-            if params.greedy:
-                own = torch.tensor(sample.token_ids)[:, None]
-                processed = torch.where(laws > 0, logits, logits)
-                margin = processed.amax(-1) - processed.gather(1, own)[:, 0]
-                ties += int(((margin > 0) & (margin < NEAR_TIE)).sum())
-                wrong += int(((margin >= NEAR_TIE) & (laws.gather(1, own)[:, 0] == 0)).sum())
-                continue
-            u = places(laws.double().log(), sample.token_ids, 1.0, rng)
-            for offset, value in zip(_offsets(sample.origins), u.tolist(), strict=True):
-                by_offset.setdefault(offset, []).append(value)
-    if params.greedy:
-        return [Finding(f"text, {count} greedy tokens, {ties} near ties", count, wrong / max(count, 1), 0.0 if wrong else 1.0)]
-    found = [_uniform(f"text, position {j + 1}", u) for j, u in sorted(by_offset.items()) if len(u) >= LEAST_ROUNDS]
-    everything = [value for u in by_offset.values() for value in u]
-    return [*found, _uniform("text, all tokens", everything)] if everything else found
 
 
 def check(

@@ -1,4 +1,4 @@
-"""What `polydraft check` sees of rounds: M_j of every verdict, X_j of every outcome, and the tests of their means; see `bench.check`."""
+"""What `polydraft check` sees of rounds: M_j of every verdict, X_j of every outcome, and the tests of their means; see `check.check`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -152,7 +152,7 @@ class _Round:
         mean = torch.einsum("bnv,sbnv->sbn", p, f)
         return cls(tree, first.numpy(), above.numpy(), trees.depths(tree).numpy(), f, mean.numpy(), on_draft.numpy())
 
-    def expected(self, verdict: Verdict) -> list[Float[np.ndarray, "S J"]]:
+    def expected(self, verdict: Verdict) -> list[Float[np.ndarray, "S _"]]:
         """M_j of each row, for each statistic and each position of its block (position 1 first)."""
         B, N = self.tree.tokens.shape
         stop = verdict.stop.double().numpy()
@@ -173,7 +173,7 @@ class _Round:
                     found[b, :, self.level[b, n] - 1] += through[b, n] * self.on_draft[:, b, n]
         return [found[b, :, : self.level[b].max() + 1] for b in range(B)]
 
-    def drawn(self, outcome: Outcome) -> list[Float[np.ndarray, "S J"]]:
+    def drawn(self, outcome: Outcome) -> list[Float[np.ndarray, "S _"]]:
         """X_j = f_n(x_j) - sum_y p_n(y) f_n(y) of each row's emitted tokens x_j, n being the node before."""
         found: list[np.ndarray] = []
         paths = outcome.path.tolist()
@@ -206,7 +206,7 @@ def _normal(what: str, x: Float[np.ndarray, "n"]) -> Finding:
     return Finding(what, len(x), float(abs(x.mean())), float(2 * stats.norm.sf(abs(x.mean()) / error)))
 
 
-def rule_findings(values: Sequence[Float[np.ndarray, "S J"]], look: str = "rule", always: Sequence[str] = ()) -> list[Finding]:
+def rule_findings(values: Sequence[Float[np.ndarray, "S _"]], look: str = "rule", always: Sequence[str] = ()) -> list[Finding]:
     """Tests of M_j or X_j for each position and for whole blocks (the sum over positions), for each statistic.
 
     always: statistics that are tested where all values are 0 too; the others then have nothing to look at.

@@ -1,4 +1,4 @@
-"""Are the tokens that a contender handed out the target's? Judged by transformers, outside the time that is measured.
+"""Are the tokens of finished texts the target's? Judged by a pass of transformers over each text, outside the time that is measured.
 
 Temperature 0: token for token equal to the judge's own argmax, but for near ties, which are counted.
 Temperature T: each token's place u in the cumulative law, tokens sorted by falling probability, with a uniform share of its
@@ -6,16 +6,22 @@ own mass, is uniform on [0, 1] if and only if tokens follow the law given what c
 integral transform). A law that is too sharp or too flat moves u; a Kolmogorov-Smirnov test on all tokens tells.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from scipy import stats
+from torch import Tensor
 
-from polydraft.bench.compare import Measurement, Prompts
+from polydraft import sampling
+from polydraft.check.rounds import LEAST_ROUNDS, Finding
+from polydraft.core import SamplingParams, TokenTree
+from polydraft.engine.api import Engine
+from polydraft.engine.sequence import Origin, Result
 
-__all__ = ["check_law", "places"]
+__all__ = ["check_law", "integral_transform", "text_findings"]
 
 NEAR_TIE = 1e-4
 """In logits; below it the order of float operations decides."""
@@ -24,41 +30,80 @@ IMPLAUSIBLE = 1e-5
 
 
 @torch.inference_mode()
-def _rows(judge: Any, prompt: Sequence[int], output: Sequence[int]) -> torch.Tensor:
-    """Logits before each output token, [len(output), V], float64."""
-    return judge(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1].double()
+def _judged(judge: Any, prompt: Sequence[int], output: Sequence[int]) -> Float[Tensor, "T V"]:
+    """The judge's logits before each output token, float64."""
+    ids = torch.tensor([[*prompt, *output]], device=judge.device)
+    return judge(ids).logits[0, len(prompt) - 1 : -1].double().cpu()
 
 
-def places(logits: torch.Tensor, tokens: Sequence[int], temperature: float, rng: np.random.Generator) -> np.ndarray:
-    """Place of each token in its row's cumulative law, from the most probable token down, in [0, 1].
+def _margins(logits: Float[Tensor, "T V"], tokens: Sequence[int]) -> Float[Tensor, "T"]:
+    """By how much the best token beats the one that came."""
+    return logits.amax(-1) - logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
 
-    logits: [T, V].  tokens: T ids.
-    """
+
+def integral_transform(
+    logits: Float[Tensor, "T V"], tokens: Sequence[int], temperature: float, rng: np.random.Generator
+) -> Float[np.ndarray, "T"]:
+    """Place of each token in its row's cumulative law, from the most probable token down, in [0, 1]."""
     p = (logits / temperature).softmax(-1)
-    own = p.gather(1, torch.tensor(list(tokens))[:, None])
+    own = p.gather(1, torch.tensor(tokens)[:, None])
     above = torch.where(p > own, p, 0.0).sum(-1).numpy()
     return above + rng.random(len(tokens)) * own[:, 0].numpy()
 
 
-def check_law(judge: Any, measurement: Measurement, batches: Sequence[Prompts]) -> dict[str, Any]:
-    """Whether a measurement's tokens are the target's.
+def check_law(judge: Any, temperature: float, texts: Iterable[tuple[Sequence[int], list[int]]]) -> dict[str, Any]:
+    """Whether tokens are the target's. judge: the same model in transformers.  texts: each prompt with what followed.
 
-    judge: the same model in transformers.  batches: the prompts of each of the measurement's runs.
     Returns `passed` and what it rests on: near ties and tokens compared, or the p-value and tokens tested.
     """
-    temperature = measurement.contender.temperature
     rng, found, wrong, ties, count = np.random.default_rng(0), [], 0, 0, 0
-    for run, prompts in zip(measurement.runs, batches, strict=True):
-        for prompt, output in zip(prompts, run.outputs, strict=True):
-            logits = _rows(judge, prompt, output)
-            count += len(output)
-            if temperature:
-                found.append(places(logits, output, temperature, rng))
-                continue
-            margin = logits.amax(-1) - logits.gather(1, torch.tensor(output)[:, None])[:, 0]
-            ties += int(((margin > 0) & (margin < NEAR_TIE)).sum())
-            wrong += int((margin >= NEAR_TIE).sum())
+    for prompt, output in texts:
+        logits = _judged(judge, prompt, output)
+        count += len(output)
+        if temperature:
+            found.append(integral_transform(logits, output, temperature, rng))
+            continue
+        margin = _margins(logits, output)
+        ties += int(((margin > 0) & (margin < NEAR_TIE)).sum())
+        wrong += int((margin >= NEAR_TIE).sum())
     if not temperature:
         return {"passed": wrong == 0, "kind": "greedy", "tokens": count, "wrong": wrong, "near_ties": ties}
     p_value = float(stats.kstest(np.concatenate(found), "uniform").pvalue)
     return {"passed": p_value > IMPLAUSIBLE, "kind": "sampled", "tokens": count, "p_value": p_value}
+
+
+def _offsets(origins: Sequence[Origin]) -> list[int]:
+    """Position of each token in its block: a block ends with the target's own token."""
+    found, at = [], 0
+    for origin in origins:
+        found.append(at)
+        at = 0 if origin.source == "target" else at + 1
+    return found
+
+
+def _uniform(what: str, u: list[float]) -> Finding:
+    test = stats.kstest(u, "uniform")
+    return Finding(what, len(u), float(test.statistic), float(test.pvalue))
+
+
+def text_findings(judge: Any, engine: Engine, results: Sequence[Result], params: SamplingParams) -> list[Finding]:
+    """Tests of an engine's texts by the judge's laws, sampling parameters included, for each position of a block."""
+    rng, by_offset, wrong, ties, count = np.random.default_rng(0), dict[int, list[float]](), 0, 0, 0
+    for prompt, sample in ((r.prompt_token_ids, s) for r in results for s in r.samples if s.token_ids):
+        logits = _judged(judge, prompt, sample.token_ids)[:, : engine.target.vocab_size]
+        chain = TokenTree.chain(torch.tensor([[prompt[-1], *sample.token_ids[:-1]]]))
+        laws = sampling.laws(logits[None], chain, [prompt], [len(prompt)], [params], engine.eos_token_ids)[0]
+        count += len(sample.token_ids)
+        if params.greedy:
+            margin, own = _margins(logits, sample.token_ids), laws.gather(1, torch.tensor(sample.token_ids)[:, None])[:, 0]
+            ties += int(((margin > 0) & (margin < NEAR_TIE)).sum())
+            wrong += int(((margin >= NEAR_TIE) & (own == 0)).sum())
+            continue
+        u = integral_transform(laws.double().log(), sample.token_ids, 1.0, rng)
+        for offset, value in zip(_offsets(sample.origins), u.tolist(), strict=True):
+            by_offset.setdefault(offset, []).append(value)
+    if params.greedy:
+        return [Finding(f"text, {count} greedy tokens, {ties} near ties", count, wrong / max(count, 1), 0.0 if wrong else 1.0)]
+    found = [_uniform(f"text, position {j + 1}", u) for j, u in sorted(by_offset.items()) if len(u) >= LEAST_ROUNDS]
+    everything = [value for u in by_offset.values() for value in u]
+    return [*found, _uniform("text, all tokens", everything)] if everything else found

@@ -1,4 +1,4 @@
-"""Drafters with known mistakes, for `bench.wrong_rules`: what they report is not how they drew."""
+"""Drafters with known mistakes, for `check.wrong_rules`: what they report is not how they drew."""
 
 from collections.abc import Sequence
 from dataclasses import replace

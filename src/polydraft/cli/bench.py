@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from polydraft.cli import options as given
 from polydraft.cli.files import check_output, check_output_folder, check_picture, read_lines, say_written
-from polydraft.cli.options import DraftModel, MaxTokens, Model, Prompts, Repetitions, Temperature, Threads
 from polydraft.cli.progress import bars
 from polydraft.cli.start import use_threads
 from polydraft.errors import unknown_name
@@ -24,18 +24,18 @@ def bench(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write FILE, and beside it a .md table and a .png.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Three prompts, one repetition.")] = False,
     inflate: Annotated[int, typer.Option(min=0, help="Append N layers to the target that cost and change nothing.")] = 0,
-    threads: Threads = 1,
+    threads: given.Threads = 1,
     batch: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 1,
-    prompts: Prompts = None,
-    model: Model = None,
-    draft_model: DraftModel = None,
+    prompts: given.Prompts = None,
+    model: given.Model = None,
+    draft_model: given.DraftModel = None,
     way: Annotated[
         list[str] | None,
         typer.Option(help="DRAFTER[+VERIFIER][@PATHSxDEPTH] to measure; may be repeated; a good set without it."),
     ] = None,
-    temperature: Temperature = 1.0,
-    max_tokens: MaxTokens = 64,
-    repetitions: Repetitions = 2,
+    temperature: given.Temperature = 1.0,
+    max_tokens: given.MaxTokens = 64,
+    repetitions: given.Repetitions = 2,
     peers: Annotated[bool, typer.Option(help="Measure transformers, llama.cpp and vLLM too, where installed.")] = True,
 ) -> None:
     """Measure this library against its peers: same models, prompts and threads, one interleaved run, outputs checked."""
@@ -78,7 +78,7 @@ def drafters(
     nodes: Annotated[int, typer.Option(min=1, help="Drafted tokens of a step.")] = 16,
     depth: Annotated[int, typer.Option(min=1, help="Longest path of a draft.")] = 8,
     width: Annotated[int, typer.Option(min=1, help="Most paths of a draft.")] = 4,
-    temperature: Temperature = 1.0,
+    temperature: given.Temperature = 1.0,
     num_tokens: Annotated[int, typer.Option(min=1, max=480, help="Tokens of each continuation.")] = 200,
     num_requests: Annotated[int, typer.Option(min=1, help="Requests of each workload.")] = 8,
     index_bytes: Annotated[int, typer.Option(min=1, help="Text that the indexes are made of.")] = 2_000_000,

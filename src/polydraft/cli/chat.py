@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polydraft.cli.options import Device, Drafter, DraftModel, Dtype, Temperature, TopP, Verifier
+from polydraft.cli import options as given
 from polydraft.cli.progress import Preparation
 from polydraft.cli.start import build
 
@@ -18,16 +18,16 @@ __all__ = ["chat"]
 
 def chat(
     model: Annotated[str, typer.Option(help="Folder of a chat model (its tokenizer has a chat template).")],
-    draft_model: DraftModel = None,
-    drafter: Drafter = "auto",
-    verifier: Verifier = "auto",
+    draft_model: given.DraftModel = None,
+    drafter: given.Drafter = "auto",
+    verifier: given.Verifier = "auto",
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512,
-    temperature: Temperature = 0.7,
-    top_p: TopP = 1.0,
+    temperature: given.Temperature = 0.7,
+    top_p: given.TopP = 1.0,
     seed: Annotated[int | None, typer.Option(help="Noise of the first answer; later ones count on.")] = None,
-    dtype: Dtype = None,
-    device: Device = None,
+    dtype: given.Dtype = None,
+    device: given.Device = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest conversation, in tokens.")] = None,
     show: Annotated[bool, typer.Option(help="Colour accepted draft tokens.")] = True,
 ) -> None:
@@ -62,21 +62,13 @@ def _ask() -> str | None:
 
 def _answer(engine: "Engine", history: list[dict[str, str]], params: "SamplingParams", show: bool) -> str:
     """Stream an answer; returns its text."""
-    from rich.console import Console
-
-    from polydraft.cli.show import Painter, Palette, speed
+    from polydraft.cli.show import Palette, play, speed
 
     ids = engine.encode_chat(history)
     room = engine.target.max_model_len - len(ids)
     fitting = params.with_(max_tokens=max(1, min(params.max_tokens or room, room)))
-    console, painter, sample = Console(), Painter(engine.tokenizer, ids, Palette()), None
     with Preparation() as preparation:
-        for output in engine.stream(ids, fitting):
-            preparation.close()
-            sample = output.sample
-            for piece, style in painter.paint(output):
-                console.out(piece, style=style if show else None, end="", highlight=False)
-    typer.echo()
+        sample = play(engine, ids, fitting, Palette(), colour=show, begin=preparation.close)
     if sample is None:
         return ""
     first = sample.stats.seconds_to_first_token or 0

@@ -5,23 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polydraft.cli import options as given
 from polydraft.cli.files import read_lines
-from polydraft.cli.options import (
-    AsJson,
-    Backend,
-    Depth,
-    Device,
-    Drafter,
-    DraftModel,
-    Dtype,
-    MaxTokens,
-    Model,
-    NumPaths,
-    Prompts,
-    Temperature,
-    TopP,
-    Verifier,
-)
 from polydraft.cli.progress import bars
 from polydraft.cli.start import build, use_threads
 from polydraft.cli.tables import grid, output
@@ -36,24 +21,24 @@ __all__ = ["check"]
 
 
 def check(
-    model: Model = None,
-    draft_model: DraftModel = None,
-    drafter: Drafter = "auto",
-    verifier: Verifier = "auto",
-    depth: Depth = None,
-    num_paths: NumPaths = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    backend: Backend = "auto",
-    temperature: Temperature = 1.0,
-    top_p: TopP = 1.0,
+    model: given.Model = None,
+    draft_model: given.DraftModel = None,
+    drafter: given.Drafter = "auto",
+    verifier: given.Verifier = "auto",
+    depth: given.Depth = None,
+    num_paths: given.NumPaths = None,
+    dtype: given.Dtype = None,
+    device: given.Device = None,
+    backend: given.Backend = "auto",
+    temperature: given.Temperature = 1.0,
+    top_p: given.TopP = 1.0,
     top_k: Annotated[int, typer.Option(help="0 switches it off.")] = 0,
-    prompts: Prompts = None,
+    prompts: given.Prompts = None,
     rounds: Annotated[int, typer.Option(help="Rounds to test: more find smaller faults.")] = 2000,
-    max_tokens: MaxTokens = 32,
+    max_tokens: given.MaxTokens = 32,
     seed: Annotated[int, typer.Option(min=0, help="First seed.")] = 0,
     self_test: Annotated[bool, typer.Option("--self-test", help="Show that the check finds every known mistake.")] = False,
-    as_json: AsJson = False,
+    as_json: given.AsJson = False,
 ) -> None:
     """Test on real texts whether the output follows the target's law: every round's rule, its draws, and the final tokens."""
     use_threads()

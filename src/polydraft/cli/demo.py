@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from polydraft.bench.showcase import Comparison, Showcase
     from polydraft.cli.show import Palette
-    from polydraft.core import SamplingParams
 
 __all__ = ["demo"]
 
@@ -46,30 +45,15 @@ def demo(
     if not as_json:
         typer.echo(WHAT_HAPPENS)
         sys.stdout.flush()
-    showcase = _load(num_prompts)
-    if as_json:
-        showcase.warm_up()
-        typer.echo(json.dumps(_summary(showcase.compare(max_tokens=max_tokens, repetitions=repetitions))))
-    else:
-        _perform(showcase, max_tokens, repetitions)
-
-
-def _load(num_prompts: int) -> "Showcase":
     use_threads()
     from polydraft.bench.showcase import Showcase
 
-    return Showcase(num_prompts)
-
-
-def _summary(found: "Comparison") -> dict[str, Any]:
-    return {
-        "target": "embedded target",
-        "draft": "embedded draft",
-        "prompts": found.prompts,
-        "contenders": found.rows(),
-        "equal_greedy": found.equal_greedy,
-        "equal_seed_exact": found.equal_seed_exact,
-    }
+    showcase = Showcase(num_prompts)
+    if not as_json:
+        _perform(showcase, max_tokens, repetitions)
+        return
+    showcase.warm_up()
+    typer.echo(json.dumps(showcase.compare(max_tokens=max_tokens, repetitions=repetitions).to_dict()))
 
 
 def _perform(showcase: "Showcase", max_tokens: int, repetitions: int) -> None:
@@ -81,7 +65,7 @@ def _perform(showcase: "Showcase", max_tokens: int, repetitions: int) -> None:
     palette = Palette()
     names = list(showcase.prompts)
     for name, temperature, ways in ((names[0], 0.0, GREEDY), (names[-1], 1.0, SEED_EXACT)):
-        _watch(console, showcase, palette, name, temperature, ways, max_tokens)
+        _watch(showcase, palette, name, temperature, ways, max_tokens)
     console.print("\n", palette.legend(), "\n", sep="")
     with _timed(console, "Measuring, interleaved"):
         found = showcase.compare(max_tokens=max_tokens, repetitions=repetitions)
@@ -99,37 +83,21 @@ def _timed(console: "Console", what: str) -> Iterator[None]:
 
 
 def _watch(
-    console: "Console",
-    showcase: "Showcase",
-    palette: "Palette",
-    name: str,
-    temperature: float,
-    ways: tuple[str, str],
-    max_tokens: int,
+    showcase: "Showcase", palette: "Palette", name: str, temperature: float, ways: tuple[str, str], max_tokens: int
 ) -> None:
     """Stream one prompt both ways: the same text twice, the second time with drafts."""
+    from polydraft.cli.show import play, speed
     from polydraft.core import SamplingParams
 
+    console, prompt = output(), showcase.prompts[name]
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True, seed=1)
+    last_lines = "".join(showcase.tokenizer.decode(prompt).splitlines(keepends=True)[-2:])
     for title, way in zip(("without drafts", "with drafts"), ways, strict=True):
         console.print(f"\n[bold]{name}, temperature {temperature:g}, {title} ({way})[/bold]", highlight=False)
-        _stream(console, showcase, palette, showcase.prompts[name], way, params)
-
-
-def _stream(
-    console: "Console", showcase: "Showcase", palette: "Palette", prompt: list[int], way: str, params: "SamplingParams"
-) -> None:
-    from polydraft.cli.show import Painter, speed
-
-    last_lines = showcase.tokenizer.decode(prompt).splitlines(keepends=True)[-2:]
-    console.out("".join(last_lines), style="dim", end="", highlight=False)
-    painter = Painter(showcase.tokenizer, prompt, palette)
-    last = None
-    for last in showcase.engines[way].stream(prompt, params):
-        for piece, style in painter.paint(last):
-            console.out(piece, style=style, end="", highlight=False)
-    if last is not None:
-        console.print(f"\n[dim]{speed(last.sample.stats)}[/dim]", highlight=False)
+        console.out(last_lines, style="dim", end="", highlight=False)
+        sample = play(showcase.engines[way], prompt, params, palette, colour=True, begin=lambda: None)
+        if sample is not None:
+            console.print(f"[dim]{speed(sample.stats)}[/dim]", highlight=False)
 
 
 def _report(console: "Console", found: "Comparison") -> None:

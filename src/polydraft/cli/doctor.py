@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polydraft.cli.options import AsJson
+from polydraft.cli import options as given
 from polydraft.cli.progress import Preparation
 from polydraft.cli.start import quiet
 
@@ -86,7 +86,7 @@ def _warm() -> None:
 
 
 def doctor(
-    as_json: AsJson = False,
+    as_json: given.AsJson = False,
     warm: Annotated[
         bool, typer.Option("--warm", help="Compile all that a run may call, and nothing else: minutes, once for this machine.")
     ] = False,

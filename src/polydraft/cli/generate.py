@@ -9,24 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polydraft.cli import options as given
 from polydraft.cli.files import read_prompt
-from polydraft.cli.options import (
-    DRAFTS,
-    MODELS,
-    OUTPUT,
-    SAMPLING,
-    AsJson,
-    Backend,
-    Depth,
-    Device,
-    Drafter,
-    DraftModel,
-    Dtype,
-    Model,
-    NumPaths,
-    TopP,
-    Verifier,
-)
 from polydraft.cli.progress import Preparation
 from polydraft.cli.start import build
 from polydraft.errors import DrafterWarning
@@ -42,63 +26,69 @@ __all__ = ["generate"]
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="Text to continue; - or nothing reads standard input.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
-    model: Model = None,
-    draft_model: DraftModel = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    backend: Backend = "auto",
+    model: given.Model = None,
+    draft_model: given.DraftModel = None,
+    dtype: given.Dtype = None,
+    device: given.Device = None,
+    backend: given.Backend = "auto",
     quantization: Annotated[
-        str | None, typer.Option(help="bfloat16 or int8 weights of the target, on the compiled path.", rich_help_panel=MODELS)
+        str | None,
+        typer.Option(help="bfloat16 or int8 weights of the target, on the compiled path.", rich_help_panel=given.MODELS),
     ] = None,
     draft_quantization: Annotated[
-        str | None, typer.Option(help="The same of the draft: changes no output law.", rich_help_panel=MODELS)
+        str | None, typer.Option(help="The same of the draft: changes no output law.", rich_help_panel=given.MODELS)
     ] = None,
     max_model_len: Annotated[
-        int | None, typer.Option(help="Longest prompt plus output, in tokens.", rich_help_panel=MODELS)
+        int | None, typer.Option(help="Longest prompt plus output, in tokens.", rich_help_panel=given.MODELS)
     ] = None,
     tie_margin: Annotated[
         float | None,
-        typer.Option(help="Low precision: decide greedy near ties (in logits) by a pass of their own.", rich_help_panel=MODELS),
+        typer.Option(
+            help="Low precision: decide greedy near ties (in logits) by a pass of their own.", rich_help_panel=given.MODELS
+        ),
     ] = None,
-    drafter: Drafter = "auto",
-    verifier: Verifier = "auto",
-    depth: Depth = None,
-    num_paths: NumPaths = None,
+    drafter: given.Drafter = "auto",
+    verifier: given.Verifier = "auto",
+    depth: given.Depth = None,
+    num_paths: given.NumPaths = None,
     index: Annotated[
         list[Path] | None,
-        typer.Option(help="File of `polydraft index build` for the drafter; several for a mixture.", rich_help_panel=DRAFTS),
+        typer.Option(
+            help="File of `polydraft index build` for the drafter; several for a mixture.", rich_help_panel=given.DRAFTS
+        ),
     ] = None,
     profile: Annotated[
-        Path | None, typer.Option(help="Costs and acceptance that `polydraft tune --save` wrote.", rich_help_panel=DRAFTS)
+        Path | None, typer.Option(help="Costs and acceptance that `polydraft tune --save` wrote.", rich_help_panel=given.DRAFTS)
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens to emit.", rich_help_panel=SAMPLING)] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=SAMPLING)] = 1.0,
-    top_p: TopP = 1.0,
-    top_k: Annotated[int, typer.Option(help="0 and -1 switch it off.", rich_help_panel=SAMPLING)] = 0,
-    min_p: Annotated[float, typer.Option(help="In [0, 1].", rich_help_panel=SAMPLING)] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="1 switches it off.", rich_help_panel=SAMPLING)] = 1.0,
-    presence_penalty: Annotated[float, typer.Option(help="0 switches it off.", rich_help_panel=SAMPLING)] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(help="0 switches it off.", rich_help_panel=SAMPLING)] = 0.0,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to emit.", rich_help_panel=given.SAMPLING)] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=given.SAMPLING)] = 1.0,
+    top_p: given.TopP = 1.0,
+    top_k: Annotated[int, typer.Option(help="0 and -1 switch it off.", rich_help_panel=given.SAMPLING)] = 0,
+    min_p: Annotated[float, typer.Option(help="In [0, 1].", rich_help_panel=given.SAMPLING)] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="1 switches it off.", rich_help_panel=given.SAMPLING)] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="0 switches it off.", rich_help_panel=given.SAMPLING)] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="0 switches it off.", rich_help_panel=given.SAMPLING)] = 0.0,
     seed: Annotated[
         int | None,
         typer.Option(
             help="Noise of the request; drawn and reported without it. It repeats a text at temperature 0, with --depth or --profile, or with the rule race.",
-            rich_help_panel=SAMPLING,
+            rich_help_panel=given.SAMPLING,
         ),
     ] = None,
     stop: Annotated[
-        list[str] | None, typer.Option(help="Text that ends the output; may be repeated.", rich_help_panel=SAMPLING)
+        list[str] | None, typer.Option(help="Text that ends the output; may be repeated.", rich_help_panel=given.SAMPLING)
     ] = None,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on after the end-of-text token.", rich_help_panel=SAMPLING)
+        bool, typer.Option("--ignore-eos", help="Go on after the end-of-text token.", rich_help_panel=given.SAMPLING)
     ] = False,
-    n: Annotated[int, typer.Option("--n", "-n", help="Independent samples.", rich_help_panel=SAMPLING)] = 1,
+    n: Annotated[int, typer.Option("--n", "-n", help="Independent samples.", rich_help_panel=given.SAMPLING)] = 1,
     logprobs: Annotated[
-        int | None, typer.Option(help="Report this many alternatives beside each token (with --json).", rich_help_panel=OUTPUT)
+        int | None,
+        typer.Option(help="Report this many alternatives beside each token (with --json).", rich_help_panel=given.OUTPUT),
     ] = None,
-    as_json: AsJson = False,
-    show: Annotated[bool, typer.Option("--show", help="Colour accepted draft tokens.", rich_help_panel=OUTPUT)] = False,
-    stream: Annotated[bool, typer.Option(help="Print text as it comes.", rich_help_panel=OUTPUT)] = True,
+    as_json: given.AsJson = False,
+    show: Annotated[bool, typer.Option("--show", help="Colour accepted draft tokens.", rich_help_panel=given.OUTPUT)] = False,
+    stream: Annotated[bool, typer.Option(help="Print text as it comes.", rich_help_panel=given.OUTPUT)] = True,
 ) -> None:
     """Continue PROMPT: text on standard output, statistics on standard error."""
     text = read_prompt(prompt, file)
@@ -171,19 +161,15 @@ def _statistics(sample: "Sample") -> str:
 def _stream(engine: "Engine", prompt: str, params: "SamplingParams", show: bool, preparation: Preparation) -> None:
     from rich.console import Console
 
-    from polydraft.cli.show import Painter, Palette
+    from polydraft.cli.show import Palette, play
 
-    console, palette = Console(), Palette()
-    painter = Painter(engine.tokenizer, engine.encode(prompt), palette)
-    sample = None
-    for output in engine.stream(prompt, params):
-        if sample is None:
-            preparation.close()
-            console.out(prompt if show else "", style="dim", end="", highlight=False)
-        sample = output.sample
-        for piece, style in painter.paint(output):
-            console.out(piece, style=style if show else None, end="", highlight=False)
-    typer.echo()
+    def begin() -> None:
+        preparation.close()
+        if show:
+            Console().out(prompt, style="dim", end="", highlight=False)
+
+    palette = Palette()
+    sample = play(engine, engine.encode(prompt), params, palette, colour=show, begin=begin)
     if show:
         Console(stderr=True).print(palette.legend())
     if sample is not None:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from polydraft.cli import options as given
 from polydraft.cli.files import check_output, say_written
-from polydraft.cli.options import DraftModel, Model
 from polydraft.cli.progress import bars
 from polydraft.cli.start import quiet
 from polydraft.errors import InvalidInputError
@@ -25,8 +25,8 @@ def limits(
         typer.Option(help="Path rule to measure; may be repeated; all without it. block and traversal come along."),
     ] = None,
     temperature: Annotated[float, typer.Option(min=0.01, help="Of the path tables.")] = 1.0,
-    model: Model = None,
-    draft_model: DraftModel = None,
+    model: given.Model = None,
+    draft_model: given.DraftModel = None,
     text: Annotated[Path | None, typer.Option(help="UTF-8 file to read; default: modules the embedded pair never saw.")] = None,
     seed: Annotated[int, typer.Option(help="Of the places and the draws.")] = 0,
 ) -> None:

@@ -5,29 +5,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = [
-    "DRAFTS",
-    "MODELS",
-    "OUTPUT",
-    "SAMPLING",
-    "AsJson",
-    "Backend",
-    "Depth",
-    "Device",
-    "DraftModel",
-    "Drafter",
-    "Dtype",
-    "MaxTokens",
-    "Model",
-    "NumPaths",
-    "Prompts",
-    "Repetitions",
-    "Temperature",
-    "Threads",
-    "TopP",
-    "Verifier",
-]
-
 MODELS, DRAFTS, SAMPLING, OUTPUT = "Models", "Drafts", "Sampling", "Output"
 """Panels of the help."""
 

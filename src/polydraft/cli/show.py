@@ -1,17 +1,21 @@
 """Text with its accepted draft tokens in colour."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import typer
+from rich.console import Console
 from rich.text import Text
 
+from polydraft.core import SamplingParams
+from polydraft.engine.api import Engine
 from polydraft.engine.loop import StepOutput
-from polydraft.engine.sequence import Origin
+from polydraft.engine.sequence import Origin, Sample
 from polydraft.engine.stats import RequestStats
 from polydraft.engine.stopping import Detokenizer
 
-__all__ = ["Painter", "Palette", "speed"]
+__all__ = ["Painter", "Palette", "play", "speed"]
 
 COLOURS = ("green", "cyan", "yellow", "magenta", "blue", "red")
 
@@ -60,6 +64,21 @@ class Painter:
                 self._pieces.appendleft((piece[room:], origin))
             yield piece[:room], self._palette.style(origin)
             room -= min(len(piece), room)
+
+
+def play(
+    engine: Engine, prompt: Sequence[int], params: SamplingParams, palette: Palette, *, colour: bool, begin: Callable[[], None]
+) -> Sample | None:
+    """Print a continuation as it comes, and say what it was. begin: called before the first word."""
+    console, painter, sample = Console(), Painter(engine.tokenizer, prompt, palette), None
+    for output in engine.stream(prompt, params):
+        if sample is None:
+            begin()
+        sample = output.sample
+        for piece, style in painter.paint(output):
+            console.out(piece, style=style if colour else None, end="", highlight=False)
+    typer.echo()
+    return sample
 
 
 def speed(stats: RequestStats) -> str:

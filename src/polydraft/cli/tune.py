@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from polydraft.cli import options as given
 from polydraft.cli.files import check_output, check_picture, read_lines, say_written
-from polydraft.cli.options import Drafter, DraftModel, MaxTokens, Model, Prompts, Repetitions, Temperature, Threads, Verifier
 from polydraft.cli.progress import bars
 from polydraft.cli.start import build, use_threads
 from polydraft.cli.tables import grid, output
@@ -16,15 +16,15 @@ __all__ = ["tune"]
 
 
 def tune(
-    model: Model = None,
-    draft_model: DraftModel = None,
-    drafter: Drafter = "auto",
-    verifier: Verifier = "auto",
-    prompts: Prompts = None,
-    temperature: Temperature = 1.0,
-    max_tokens: MaxTokens = 64,
-    repetitions: Repetitions = 4,
-    threads: Threads = 1,
+    model: given.Model = None,
+    draft_model: given.DraftModel = None,
+    drafter: given.Drafter = "auto",
+    verifier: given.Verifier = "auto",
+    prompts: given.Prompts = None,
+    temperature: given.Temperature = 1.0,
+    max_tokens: given.MaxTokens = 64,
+    repetitions: given.Repetitions = 4,
+    threads: given.Threads = 1,
     save: Annotated[Path | None, typer.Option(help="Write the profile to FILE, for `generate --profile FILE`.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything that was found to FILE.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw speed over depth and paths into a PNG.")] = None,
