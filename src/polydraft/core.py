@@ -152,7 +152,7 @@ class TokenTree:
         return cls(tokens, torch.arange(-1, tokens.shape[1] - 1, device=tokens.device).expand_as(tokens).contiguous())
 
     @classmethod
-    def roots(cls, tokens: Int[Tensor, "B"]) -> "TokenTree":
+    def roots(cls, tokens: Int[Tensor, " B"]) -> "TokenTree":
         """Trees with no draft at all: plain decoding."""
         return cls(tokens[:, None], tokens.new_full((len(tokens), 1), -1))
 
@@ -165,9 +165,9 @@ class NoiseKey:
     position: [B] committed length at the start of the round (absolute position for the race stream).
     """
 
-    seed: Int[Tensor, "B"]
-    sample: Int[Tensor, "B"]
-    position: Int[Tensor, "B"]
+    seed: Int[Tensor, " B"]
+    sample: Int[Tensor, " B"]
+    position: Int[Tensor, " B"]
 
     @cached_property
     def host(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -205,7 +205,7 @@ class Draft:
     scores: Float[Tensor, "B N"] | None = None
 
     @classmethod
-    def empty(cls, roots: Int[Tensor, "B"]) -> "Draft":
+    def empty(cls, roots: Int[Tensor, " B"]) -> "Draft":
         """No draft: the engine then decodes plainly."""
         tree = TokenTree.roots(roots)
         return cls(tree, SiblingLaw.POINT_MASS, TreeShape.CHAIN, None, tree.parents)
@@ -221,8 +221,8 @@ class Outcome:
     """
 
     path: Int[Tensor, "B A"]
-    num_accepted: Int[Tensor, "B"]
-    token: Int[Tensor, "B"]
+    num_accepted: Int[Tensor, " B"]
+    token: Int[Tensor, " B"]
 
     @classmethod
     def of(cls, path: np.ndarray, num_accepted: np.ndarray, token: np.ndarray) -> "Outcome":
@@ -261,7 +261,7 @@ class Verdict(Protocol):
         """P(the last accepted node is n); rows sum to 1; padding 0; equal siblings: on the first copy."""
         ...
 
-    def after(self, node: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+    def after(self, node: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
         """Law of the one extra token once stopped at `node`."""
         ...
 

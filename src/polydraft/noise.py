@@ -276,7 +276,7 @@ def _choose(probs, u):
     return out
 
 
-def _words_torch(key: NoiseKey, stream: int, block: Int[Tensor, "M"]) -> list[Int[Tensor, "B M"]]:
+def _words_torch(key: NoiseKey, stream: int, block: Int[Tensor, " M"]) -> list[Int[Tensor, "B M"]]:
     """The four words of each counter; products wrap around in int64 without losing a bit."""
     seed = key.seed[:, None]
     k0, k1 = seed & _MASK, (seed >> 32) & _MASK
@@ -319,7 +319,7 @@ def _clocks_torch(key: NoiseKey, vocab_size: int) -> Float64[Tensor, "B V"]:
     return -(exponent * _LN2_HIGH) - (exponent * _LN2_LOW + log_mantissa)
 
 
-def try_choose(probs: Float[Tensor, "M V"], u: Float[Tensor, "M"]) -> Int[Tensor, "M"]:
+def try_choose(probs: Float[Tensor, "M V"], u: Float[Tensor, " M"]) -> Int[Tensor, " M"]:
     """`choose` in torch operations, without a look at the result: -1 for a row that has no positive finite sum.
 
     Same law as `choose_row`; a parallel sum rounds differently, so a draw within 1e-15 of a border may differ.
@@ -406,7 +406,7 @@ def _draw(probs, seed, sample, position, stream):
     return out
 
 
-def draw(probs: Float[Tensor, "B V"], key: NoiseKey, stream: Stream) -> Int[Tensor, "B"]:
+def draw(probs: Float[Tensor, "B V"], key: NoiseKey, stream: Stream) -> Int[Tensor, " B"]:
     """`choose` with draw 0 of a stream: row b meets the noise of row b of the key.
 
     Example:

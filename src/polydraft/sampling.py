@@ -213,7 +213,7 @@ def _drop_tail(x: np.ndarray, probs: np.ndarray, limits: np.ndarray) -> None:
                 x[r, i] = -np.inf
 
 
-def _drop_tail_torch(x: Float[Tensor, "R V"], limits: Float[Tensor, "R"]) -> Float[Tensor, "R V"]:
+def _drop_tail_torch(x: Float[Tensor, "R V"], limits: Float[Tensor, " R"]) -> Float[Tensor, "R V"]:
     """The same by sorting every row, for devices without compiled kernels."""
     ordered, order = (part.flip(-1) for part in x.sort(dim=-1, descending=True, stable=True))
     drop = ordered.softmax(-1).cumsum(-1, dtype=torch.float64) <= limits[:, None]

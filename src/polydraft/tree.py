@@ -259,7 +259,7 @@ def dedup(tree: TokenTree) -> Dedup:
     return Dedup(scored, (torch.from_numpy(row).to(tree.tokens.device), node))
 
 
-def path_to(tree: TokenTree, node: Int[Tensor, "B"]) -> tuple[Int[Tensor, "B A"], Int[Tensor, "B"]]:
+def path_to(tree: TokenTree, node: Int[Tensor, " B"]) -> tuple[Int[Tensor, "B A"], Int[Tensor, " B"]]:
     """Nodes from below the root down to `node`, padded with -1, and how many there are.
 
     Example:
@@ -309,7 +309,7 @@ def _fault(tokens: np.ndarray, parents: np.ndarray, vocab_size: int, roots: np.n
     return 0
 
 
-def check(tree: TokenTree, vocab_size: int, roots: Int[Tensor, "B"] | None = None) -> None:
+def check(tree: TokenTree, vocab_size: int, roots: Int[Tensor, " B"] | None = None) -> None:
     """Raise InvalidInputError unless parents are in topological order, padding is last and ids are below `vocab_size`.
 
     roots: the tokens that the trees have to hang on.

@@ -200,7 +200,7 @@ def _functions(draft: Draft, p: Float[Tensor, "B N V"], n: int) -> Iterator[Floa
     yield none if q is None else none.scatter(1, q.argmax(-1, keepdim=True), (q.amax(-1, keepdim=True) > 0).double())
 
 
-def _normal(what: str, x: Float[np.ndarray, "n"]) -> Finding:
+def _normal(what: str, x: Float[np.ndarray, " n"]) -> Finding:
     """Whether values have mean 0, up to RESOLUTION."""
     error = np.hypot(x.std(ddof=1) / np.sqrt(len(x)), RESOLUTION)
     return Finding(what, len(x), float(abs(x.mean())), float(2 * stats.norm.sf(abs(x.mean()) / error)))
@@ -215,7 +215,7 @@ def rule_findings(values: Sequence[Float[np.ndarray, "S _"]], look: str = "rule"
     longest = max((v.shape[1] for v in values), default=0)
     for s, name in enumerate(STATISTICS):
 
-        def test(where: str, x: Float[np.ndarray, "n"], name: str = name) -> None:
+        def test(where: str, x: Float[np.ndarray, " n"], name: str = name) -> None:
             if len(x) >= LEAST_ROUNDS and (x.any() or name in always):
                 found.append(_normal(f"{look}, {where}, {name}", x))
 

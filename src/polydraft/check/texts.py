@@ -36,14 +36,14 @@ def _judged(judge: Any, prompt: Sequence[int], output: Sequence[int]) -> Float[T
     return judge(ids).logits[0, len(prompt) - 1 : -1].double().cpu()
 
 
-def _margins(logits: Float[Tensor, "T V"], tokens: Sequence[int]) -> Float[Tensor, "T"]:
+def _margins(logits: Float[Tensor, "T V"], tokens: Sequence[int]) -> Float[Tensor, " T"]:
     """By how much the best token beats the one that came."""
     return logits.amax(-1) - logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
 
 
 def integral_transform(
     logits: Float[Tensor, "T V"], tokens: Sequence[int], temperature: float, rng: np.random.Generator
-) -> Float[np.ndarray, "T"]:
+) -> Float[np.ndarray, " T"]:
     """Place of each token in its row's cumulative law, from the most probable token down, in [0, 1]."""
     p = (logits / temperature).softmax(-1)
     own = p.gather(1, torch.tensor(tokens)[:, None])

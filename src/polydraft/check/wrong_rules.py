@@ -235,7 +235,7 @@ class _OwnPositionVerdict:
     def stop(self) -> Tensor:
         return self.right.stop
 
-    def after(self, node: Int[Tensor, "B"]) -> Tensor:
+    def after(self, node: Int[Tensor, " B"]) -> Tensor:
         return self.right.after(node)
 
     def sample(self, key: NoiseKey) -> Outcome:

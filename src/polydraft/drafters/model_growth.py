@@ -49,7 +49,7 @@ class Growth:
         self.rows = [[-1] for _ in states]
         self.node: list[dict[int, int]] = [{0: 0} for _ in states]
         """By node of the budget; those that a law of fewer tokens has no children for are none of the draft."""
-        self.laws: list[list[Float[Tensor, V]]] = [[] for _ in states]
+        self.laws: list[list[Float[Tensor, " V"]]] = [[] for _ in states]
         self.row_of: list[dict[int, int]] = [{} for _ in states]
 
     def deepen(self, depth: int) -> None:

@@ -140,7 +140,7 @@ def propose(
     verifier: Verifier,
     sequences: Seq[Sequence],
     budgets: Seq[Budget],
-    roots: Int[Tensor, "B"],
+    roots: Int[Tensor, " B"],
     vocab_size: int,
 ) -> Draft:
     """One draft for the whole batch, whose states have begun, that the verifier is exact for; sequences whose drafting is off get bare roots."""
@@ -177,7 +177,7 @@ def _catch_up(drafter: Drafter, behind: Seq[Sequence]) -> None:
         s.num_read = len(s.token_ids)
 
 
-def _spread(draft: Draft, rows: list[int], roots: Int[Tensor, "B"]) -> Draft:
+def _spread(draft: Draft, rows: list[int], roots: Int[Tensor, " B"]) -> Draft:
     """The draft of some rows as a draft of all, the other rows being bare roots."""
     B, N = len(roots), draft.tree.num_nodes
     index = torch.tensor(rows)

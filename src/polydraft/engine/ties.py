@@ -24,7 +24,7 @@ __all__ = ["check_margin", "rescored"]
 
 
 class _Fresh(Protocol):
-    def fresh(self, token_ids: Sequence[int]) -> Float[Tensor, "V"]: ...
+    def fresh(self, token_ids: Sequence[int]) -> Float[Tensor, " V"]: ...
 
 
 def check_margin(target: Target, margin: float | None) -> None:

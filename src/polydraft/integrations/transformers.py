@@ -88,7 +88,7 @@ class _Row:
     """One row of the batch: what it was given, what it emitted, and the scores kept on the way."""
 
     def __init__(
-        self, number: int, input_ids: Int[Tensor, "L"], real: Bool[Tensor, "L"], params: SamplingParams, seed: int
+        self, number: int, input_ids: Int[Tensor, " L"], real: Bool[Tensor, " L"], params: SamplingParams, seed: int
     ) -> None:
         if not real.any() or not real[int(real.int().argmax()) :].all():
             raise InvalidInputError(

@@ -138,7 +138,7 @@ class ProcessedLaw:
                     path[n] = [*path[parents[n]], tokens[n]]
                     level.append(n)
 
-    def scores_of(self, b: int, tokens: Sequence[int]) -> list[Float[Tensor, "V"]]:
+    def scores_of(self, b: int, tokens: Sequence[int]) -> list[Float[Tensor, " V"]]:
         """Processed scores that the tokens of a block were drawn from, in the last step."""
         drafted, parents = self._tree.tokens[b].tolist(), self._tree.parents[b].tolist()
         nodes = [0]

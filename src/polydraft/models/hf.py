@@ -278,7 +278,7 @@ class HFTarget:
 
     def _prefill_chunk(
         self, left: Mapping[int, list[int]], hidden: Sequence[int], states: dict[int, list[list[Tensor]]]
-    ) -> dict[int, Float[Tensor, "V"]]:
+    ) -> dict[int, Float[Tensor, " V"]]:
         """Feed the next CHUNK tokens of every slot; returns the last logits of the slots that are done, and adds to the states."""
         slots, taken = list(left), [ids[:CHUNK] for ids in left.values()]
         T = max(map(len, taken))
@@ -374,7 +374,7 @@ class HFTarget:
         return torch.cat([tokens, extra.to(tokens.dtype)], 1)
 
     @torch.inference_mode()
-    def fresh(self, token_ids: Sequence[int]) -> Float[Tensor, "V"]:
+    def fresh(self, token_ids: Sequence[int]) -> Float[Tensor, " V"]:
         """Logits after a text by a pass over all of it, alone and without a cache: a function of the token ids only.
 
         In low precision the rows of a tree, a batch and a cache differ in their last bits; these do not.

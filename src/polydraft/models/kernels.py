@@ -92,7 +92,7 @@ def aligned(*shape: int, dtype: type[np.generic] = np.float32, huge: bool = Fals
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
-def pack(weight: Float[Tensor, "O I"], out: np.ndarray) -> Float[np.ndarray, "P"]:
+def pack(weight: Float[Tensor, "O I"], out: np.ndarray) -> Float[np.ndarray, " P"]:
     """Write a weight matrix into panels; columns that fill up the last panel are zero.
 
     out: [panels, I, PANEL] in float32, uint16 (bfloat16) or int8.
@@ -111,7 +111,7 @@ def pack(weight: Float[Tensor, "O I"], out: np.ndarray) -> Float[np.ndarray, "P"
     return factors.numpy()
 
 
-def _stored(weight: Float[Tensor, "O I"], dtype: np.dtype, factors: Float[Tensor, "P"]) -> Tensor:
+def _stored(weight: Float[Tensor, "O I"], dtype: np.dtype, factors: Float[Tensor, " P"]) -> Tensor:
     """Rows of a matrix in their number format, bfloat16 as int16; what int8 divides them by goes to `factors`."""
     if dtype == np.uint16:
         return (weight if weight.dtype == torch.bfloat16 else weight.float().bfloat16()).view(torch.int16)

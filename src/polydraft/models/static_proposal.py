@@ -27,7 +27,7 @@ def _law(logits: Float[Tensor, "B M V"], params: Sequence[SamplingParams]) -> Fl
     return sampling.soften(sampling.process(logits, flat, empty, [0] * len(params), params, checked=False), params)
 
 
-def _between(begin: Int[np.ndarray, "B"], end: Int[np.ndarray, "B"]) -> Int[np.ndarray, "B W"]:
+def _between(begin: Int[np.ndarray, " B"], end: Int[np.ndarray, " B"]) -> Int[np.ndarray, "B W"]:
     """The nodes begin .. end - 1 of every row, padded with -1."""
     nodes = begin[:, None] + np.arange((end - begin).max())
     return np.where(nodes < end[:, None], nodes, -1)

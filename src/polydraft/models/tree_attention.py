@@ -48,7 +48,7 @@ def _aux(mask: np.ndarray, lengths: np.ndarray, parents: np.ndarray, nodes: np.n
 
 
 def node_mask(
-    lengths: Int64[np.ndarray, "B"], parents: Int64[np.ndarray, "B N"], since: int = 0, aux: AuxRows | None = None
+    lengths: Int64[np.ndarray, " B"], parents: Int64[np.ndarray, "B N"], since: int = 0, aux: AuxRows | None = None
 ) -> tuple[Float32[np.ndarray, "B T C"], Int64[np.ndarray, "B T"]]:
     """Mask and positions of the nodes from `since` on, then of the auxiliary rows.
 

@@ -42,7 +42,7 @@ def of_walk(accepted: Float[np.ndarray, "V V"], root: int, depth: int) -> float:
     return 1 + float(f[root])
 
 
-def expected_tokens(draft: Draft, verdict: Verdict) -> Float[np.ndarray, "B"]:
+def expected_tokens(draft: Draft, verdict: Verdict) -> Float[np.ndarray, " B"]:
     """E[accepted] + 1 of each row of a batch, given its draft.
 
     Example:

@@ -256,7 +256,7 @@ def _draw_order(walks: list[_Walk], chains: np.ndarray) -> np.ndarray:
     return order
 
 
-def _law(walks: list[_Walk], device: torch.device, node: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+def _law(walks: list[_Walk], device: torch.device, node: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
     law = np.empty((len(walks), walks[0].p.shape[-1]))
     for u, at, out in zip(node.tolist(), walks, law, strict=True):
         _after(u, at, out)

@@ -47,7 +47,7 @@ class Pairs:
     law: Float[Tensor, "M V"]
     rank: Int[Tensor, "M V"]
     free: Float[Tensor, "M s s"]
-    kept: Int[Tensor, "M"]
+    kept: Int[Tensor, " M"]
 
     def first_wins(self, i: Int[Tensor, "M C"], j: Int[Tensor, "M C"]) -> Float[Tensor, "M C"]:
         """w_ij of tokens i (first draft) and j (second); 1 where they are equal."""

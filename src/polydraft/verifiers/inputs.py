@@ -106,7 +106,7 @@ def _check_floats(name: str, x: object, shape: tuple[int | None, ...]) -> None:
         raise InvalidInputError(f"{name}: {_said(x)} was given; expected shape ({words}).")
 
 
-def check_draft(draft: Draft, vocab_size: int, roots: Int[Tensor, "B"] | None = None) -> None:
+def check_draft(draft: Draft, vocab_size: int, roots: Int[Tensor, " B"] | None = None) -> None:
     """Raise InvalidInputError unless the tree is one, every drawn token has a row and that row gives it mass.
 
     roots: the tokens that the trees have to hang on.  Rows on another device are not read: their walks notice a token without mass.

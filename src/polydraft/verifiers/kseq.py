@@ -25,8 +25,8 @@ __all__ = ["divisor", "emitted_law", "kseq"]
 
 
 def _accepted(
-    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], rho: Float[Tensor, "M"], n: Int[Tensor, "M"]
-) -> tuple[Float[Tensor, "M"], Float[Tensor, "M"]]:
+    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], rho: Float[Tensor, " M"], n: Int[Tensor, " M"]
+) -> tuple[Float[Tensor, " M"], Float[Tensor, " M"]]:
     """b, acceptance of one try, and A, of all n."""
     b = torch.minimum(p / rho[:, None], q).sum(-1).clamp(max=1)
     return b, -torch.expm1(n * torch.log1p(-b))
@@ -59,7 +59,7 @@ def _divisors(p, q, n, out):
         out[i] = high
 
 
-def divisor(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], n: Int[Tensor, "M"]) -> Float[Tensor, "M"]:
+def divisor(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], n: Int[Tensor, " M"]) -> Float[Tensor, " M"]:
     """rho, by bisection in float64; its upper end, which is valid even where the lower is not.
 
     Example:

@@ -30,14 +30,14 @@ from polydraft.verifiers.selection import law_of_highest
 __all__ = ["Multipath", "multipath"]
 
 
-def _times(copies: Float[Tensor, "B M"], children: Int[Tensor, "B"]) -> Float[Tensor, "B K"]:
+def _times(copies: Float[Tensor, "B M"], children: Int[Tensor, " B"]) -> Float[Tensor, "B K"]:
     """Law of the number of draws at a context: its copies times the children of each."""
     most = (copies.shape[1] - 1) * int(children.max())
     draws = torch.arange(copies.shape[1], device=copies.device) * children[:, None]
     return copies.new_zeros(len(copies), most + 1).scatter_add(1, draws, copies)
 
 
-def _copies(chance: Float[Tensor, "B M"], q: Float[Tensor, "B"], below: Float[Tensor, "B"]) -> Float[Tensor, "B M"]:
+def _copies(chance: Float[Tensor, "B M"], q: Float[Tensor, " B"], below: Float[Tensor, " B"]) -> Float[Tensor, "B M"]:
     """Law of how many of n draws are the picked token, which has mass q, if no draw ranks higher; n has law `chance`."""
     n = torch.arange(chance.shape[-1], device=chance.device, dtype=chance.dtype)
     reach = chance * (below + q)[:, None] ** n
@@ -49,7 +49,7 @@ def _copies(chance: Float[Tensor, "B M"], q: Float[Tensor, "B"], below: Float[Te
     return normalise(law)
 
 
-def _after(verdict: TreeVerdict, path: Int[Tensor, "B A"], node: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+def _after(verdict: TreeVerdict, path: Int[Tensor, "B A"], node: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
     return verdict.after((path == node[:, None]).int().argmax(1))
 
 

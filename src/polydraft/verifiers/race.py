@@ -97,7 +97,7 @@ def _ends(first, tokens, parents, picks, node):
             following = _child(first[b], tokens[b], parents[b], node[b], picks[b, node[b]])
 
 
-def follow(drafted: TokenTree, picks: Int[Tensor, "B N"]) -> Int[Tensor, "B"]:
+def follow(drafted: TokenTree, picks: Int[Tensor, "B N"]) -> Int[Tensor, " B"]:
     """The node where the picks, one for each context, lead out of the tree.
 
     Example:

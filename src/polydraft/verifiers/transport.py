@@ -222,8 +222,8 @@ def _room(n: int) -> int:
 
 
 def select(
-    p: Float[np.ndarray, "V"], q: Float[np.ndarray, "V"], n: int
-) -> tuple[Float[np.ndarray, "V"], Int[np.ndarray, "V"], Float[np.ndarray, "m"], Int[np.ndarray, "m"]]:
+    p: Float[np.ndarray, " V"], q: Float[np.ndarray, " V"], n: int
+) -> tuple[Float[np.ndarray, " V"], Int[np.ndarray, " V"], Float[np.ndarray, " m"], Int[np.ndarray, " m"]]:
     """(q_I, bucket of each token or -1, weight and level of each bucket) for n iid draws.
 
     Example:

@@ -35,7 +35,7 @@ class Nodes:
     above: Int[Tensor, "B N"]
     depth: Int[Tensor, "B N"]
     context: Int[Tensor, "B N"]
-    last: Int[Tensor, "B"]
+    last: Int[Tensor, " B"]
     on_path: Bool[Tensor, "B N N"]
     key: NoiseKey
     deepest: int
@@ -58,7 +58,7 @@ class Nodes:
         seen = tree.ancestors(drafted).to(device, non_blocking=True)
         return cls(tokens, rows, above, height, contexts, last, seen, NoiseKey(seed, sample, position), int(depth.max()))
 
-    def uniform(self, stream: noise.Stream) -> Float[Tensor, "B"]:
+    def uniform(self, stream: noise.Stream) -> Float[Tensor, " B"]:
         return noise.uniforms(self.key, stream, 1)[:, 0]
 
 
@@ -82,7 +82,7 @@ def _masses(logits: Float[Tensor, "*M V"]) -> tuple[Float[Tensor, "*M V"], Float
     return mass, mass.sum(-1, dtype=torch.float64)
 
 
-def _at(rows: Shaped[Tensor, "B N V"], node: Int[Tensor, "B"]) -> Shaped[Tensor, "B V"]:
+def _at(rows: Shaped[Tensor, "B N V"], node: Int[Tensor, " B"]) -> Shaped[Tensor, "B V"]:
     return rows[torch.arange(len(node), device=node.device), node]
 
 

@@ -161,7 +161,7 @@ def settle(logits, probs, tokens, rows, last, top, total, weights, keep, uniform
     tl.store(token + b, found)
 
 
-def block(logits: Float[Tensor, "B N V"], laws: Tensor | None, nodes: Nodes) -> tuple[Int[Tensor, "B"], Int[Tensor, "B"]]:
+def block(logits: Float[Tensor, "B N V"], laws: Tensor | None, nodes: Nodes) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
     """Stop node and extra token of every chain; a `device.Rule`."""
     B, N, V = logits.shape
     x = logits.contiguous()

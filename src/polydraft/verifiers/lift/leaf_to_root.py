@@ -180,7 +180,7 @@ class LeafToRoot:
         device = target_probs.device
         return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), partial(self._after, sweep, device))
 
-    def _after(self, sweep: Sweep, device: torch.device, node: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+    def _after(self, sweep: Sweep, device: torch.device, node: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
         """The tries at each row's context once more, now keeping what they leave of p."""
         at = np.stack([np.arange(len(sweep.p)), _host(node)], 1)
         laws = np.empty((sweep.p.shape[0], sweep.p.shape[2]))

@@ -27,7 +27,7 @@ class TreeVerdict:
     law_after: Callable[[Tensor], Tensor]
     order: Int[Tensor, "B N"] | None = None
 
-    def after(self, node: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+    def after(self, node: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
         """Law of the one extra token once stopped at `node`.
 
         Raises:
