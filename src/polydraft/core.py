@@ -249,8 +249,12 @@ class Outcome:
 
     def emitted(self, tree: TokenTree) -> list[list[int]]:
         """The tokens that each row emits: accepted path, then the extra token."""
-        rows = zip(tree.lists[0], *self.lists, strict=True)
-        return [[*(tokens[n] for n in path), extra] for tokens, path, extra in rows]
+        tokens = tree.host[0]
+        path, counts, extra = self.host
+        return [
+            [*tokens[b].take(path[b, :count]).tolist(), last] if count else [last]
+            for b, (count, last) in enumerate(zip(counts.tolist(), extra.tolist(), strict=True))
+        ]
 
 
 class Verdict(Protocol):

@@ -8,7 +8,8 @@ import torch
 
 from polydraft import Engine, SamplingParams, registry
 from polydraft.core import Budget, Outcome, Scores, TokenTree
-from polydraft.drafters.credit import Calibration
+from polydraft.drafters.credit import Credit
+from polydraft.drafters.grown_tree import end_ids
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.model import ModelDrafter
 from polydraft.drafters.text.index_file import kind_of
@@ -27,52 +28,55 @@ def nodes(*rows):
     return (*(np.array(c, np.int64) for c in columns[:3]), np.array(columns[3], np.float64))
 
 
-def taken(found):
-    return list(zip(found[0].tolist(), found[1].tolist(), strict=True))
+def taken(credit, given, budget):
+    """(token, parent) of the nodes that are taken, in their order; a parent of -1 is the root."""
+    tree, _ = credit.choose(1, given, budget, end_ids(()))
+    return [(token, parent - 1) for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True)]
 
 
 def test_nodes_are_taken_in_the_order_of_their_value_whoever_proposes_them():
-    calibration = Calibration(2)
+    credit = Credit(2)
     given = nodes((7, -1, 0, 0.9), (8, 0, 0, 0.2), (5, -1, 1, 0.5), (6, 2, 1, 0.9))
-    assert taken(calibration.select(given, Budget.grown(4, 2, 2))) == [(7, -1), (5, -1), (6, 1), (8, 0)]
-    assert taken(calibration.select(given, Budget.grown(2, 2, 2))) == [(7, -1), (5, -1)]
-    assert taken(calibration.select(given, Budget.grown(4, 2, 1))) == [(7, -1), (8, 0)]
-    assert taken(calibration.select(given, Budget.grown(4, 1, 2))) == [(7, -1), (5, -1)]
+    assert taken(credit, given, Budget.grown(4, 2, 2)) == [(7, -1), (5, -1), (6, 1), (8, 0)]
+    assert taken(credit, given, Budget.grown(2, 2, 2)) == [(7, -1), (5, -1)]
+    assert taken(credit, given, Budget.grown(4, 2, 1)) == [(7, -1), (8, 0)]
+    assert taken(credit, given, Budget.grown(4, 1, 2)) == [(7, -1), (5, -1)]
 
 
 def test_a_node_that_two_sources_propose_is_one_and_worth_more():
-    calibration = Calibration(2)
-    alone = calibration.select(nodes((7, -1, 0, 0.5)), Budget.grown(4, 2, 2))
-    both = calibration.select(nodes((7, -1, 0, 0.5), (8, 0, 0, 0.5), (7, -1, 1, 0.5), (9, 2, 1, 0.4)), Budget.grown(4, 2, 3))
-    assert taken(both) == [(7, -1), (8, 0), (9, 0)]
-    assert both[3][0] > alone[3][0]
-    assert both[2].tolist() == [0, 0, 1]
+    credit = Credit(2)
+    given = nodes((7, -1, 0, 0.5), (8, 0, 0, 0.5), (7, -1, 1, 0.5), (9, 2, 1, 0.4))
+    assert taken(credit, given, Budget.grown(4, 2, 3)) == [(7, -1), (8, 0), (9, 0)]
+    alone, _ = credit.choose(1, nodes((7, -1, 0, 0.5)), Budget.grown(4, 2, 2), end_ids(()))
+    both, sources = credit.choose(1, given, Budget.grown(4, 2, 3), end_ids(()))
+    assert both.scores[1] > alone.scores[1]
+    assert sources[: both.size].tolist() == [-1, 0, 0, 1]
 
 
 def learnt(rounds, right, decay=1.0):
-    calibration = Calibration(2, decay)
+    credit = Credit(2, decay)
     for i in range(rounds):
-        calibration.learn_round(nodes((7, -1, 0, 0.5), (8, 0, 0, 0.5), (5, -1, 1, 0.5)), [7, 9] if right(i) else [5])
-    return calibration
+        credit.learn_round(nodes((7, -1, 0, 0.5), (8, 0, 0, 0.5), (5, -1, 1, 0.5)), [7, 9] if right(i) else [5])
+    return credit
 
 
 def test_the_estimate_is_the_measured_share_of_right_nodes():
-    calibration = learnt(4000, lambda i: i % 4)
-    assert calibration.estimate(0, depth=1, score=0.5) == pytest.approx(0.75, abs=0.01)
-    assert calibration.estimate(1, depth=1, score=0.5) == pytest.approx(0.25, abs=0.01)
-    assert calibration.estimate(0, depth=2, score=0.5) == pytest.approx(0.0, abs=0.01)
-    assert calibration.cells[1].sum() == 4000 + 3000 + 4000, "a node is tried only where its parent was right"
+    credit = learnt(4000, lambda i: i % 4)
+    assert credit.estimate(0, depth=1, score=0.5) == pytest.approx(0.75, abs=0.01)
+    assert credit.estimate(1, depth=1, score=0.5) == pytest.approx(0.25, abs=0.01)
+    assert credit.estimate(0, depth=2, score=0.5) == pytest.approx(0.0, abs=0.01)
+    assert credit.cells[1].sum() == 4000 + 3000 + 4000, "a node is tried only where its parent was right"
 
 
 def test_a_source_that_fails_gives_way_to_one_that_does_not():
     given = nodes((7, -1, 0, 0.5), (5, -1, 1, 0.5))
-    assert taken(learnt(9, lambda i: True).select(given, Budget.grown(1, 1))) == [(7, -1)]
-    assert taken(learnt(9, lambda i: False).select(given, Budget.grown(1, 1))) == [(5, -1)]
+    assert taken(learnt(9, lambda i: True), given, Budget.grown(1, 1)) == [(7, -1)]
+    assert taken(learnt(9, lambda i: False), given, Budget.grown(1, 1)) == [(5, -1)]
 
 
 def test_old_rounds_fade():
-    calibration = learnt(400, lambda i: i < 300, decay=0.9)
-    assert calibration.estimate(0, depth=1, score=0.5) < 0.1
+    credit = learnt(400, lambda i: i < 300, decay=0.9)
+    assert credit.estimate(0, depth=1, score=0.5) < 0.1
     assert learnt(400, lambda i: i < 300).estimate(0, depth=1, score=0.5) > 0.7
 
 
@@ -90,7 +94,7 @@ def test_the_choice_of_this_round_does_not_know_its_outcome():
         drafts.append(draft.tree.tokens.tolist())
         nothing = Outcome(torch.full((1, 0), -1), torch.tensor([0]), torch.tensor([token]))
         (state,) = drafter.observe(states, nothing, Scores(draft.tree, torch.zeros(1, draft.tree.num_nodes, 5)))
-        drafts.append(state.calibration.cells.tolist())
+        drafts.append(state.learnt.cells.tolist())
     assert drafts[0] == drafts[2]
     assert drafts[1] != drafts[3]
 
@@ -129,7 +133,7 @@ def test_a_source_that_no_round_proposed_for_is_not_credited():
     scored = TokenTree.chain(torch.tensor([[2, 3]]))
     outcome = Outcome(torch.tensor([[1]]), torch.tensor([1]), torch.tensor([0]))
     (state,) = drafter.observe(states, outcome, Scores(scored, torch.zeros(1, 2, 5)))
-    assert (state.credit, state.accepted, state.tokens) == ([], {}, [0, 1, 2, 3, 0])
+    assert (state.credit, state.tokens) == ([], [0, 1, 2, 3, 0])
 
 
 def test_sources_are_named_in_one_line_or_with_options(tmp_path):
@@ -173,25 +177,25 @@ def test_decay_out_of_range_is_refused():
         mixture(decay=0)
 
 
-def test_a_shared_calibration_teaches_the_next_request_and_a_private_one_does_not():
+def test_a_shared_credit_teaches_the_next_request_and_a_private_one_does_not():
     target, _ = models()
-    for shared in (Calibration(2), None):
-        drafter = mixture(calibration=shared)
+    for shared in (Credit(2), None):
+        drafter = mixture(credit=shared)
         play(drafter, drafter.start(requests([0, 1, 2, 0, 1])), [[0, 1, 2, 0, 1]], target, [Budget.grown(4, 2, 2)], 5)
         (fresh,) = drafter.start(requests([1, 2]))
-        assert (fresh.calibration.cells.sum() > 0) == (shared is not None)
+        assert (fresh.learnt.cells.sum() > 0) == (shared is not None)
 
 
-def test_threads_share_a_calibration_without_losing_a_round():
-    calibration = Calibration(2, decay=1.0)
+def test_threads_share_a_credit_without_losing_a_round():
+    credit = Credit(2, decay=1.0)
 
     def work():
         for _ in range(500):
-            calibration.learn_round(nodes((7, -1, 0, 0.5), (5, -1, 1, 0.5)), [7])
+            credit.learn_round(nodes((7, -1, 0, 0.5), (5, -1, 1, 0.5)), [7])
 
     workers = [threading.Thread(target=work) for _ in range(4)]
     for w in workers:
         w.start()
     for w in workers:
         w.join()
-    assert (calibration.cells[0].sum(), calibration.cells[1].sum()) == (2000, 4000)
+    assert (credit.cells[0].sum(), credit.cells[1].sum()) == (2000, 4000)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from polydraft import Engine
 from polydraft.core import Budget
+from polydraft.drafters.grown_tree import GrownTree
 from polydraft.drafters.text.index_file import fingerprint
-from polydraft.drafters.text.retrieval import PROBES, RetrievalDrafter, RetrievalIndex, _trie
+from polydraft.drafters.text.retrieval import PROBES, RetrievalDrafter, RetrievalIndex, _draft
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 from tests.drafters.sessions import requests
@@ -30,7 +31,7 @@ def hits(documents, pattern):
 
 def grown(index, text, budget=ANY, **options):
     drafter = RetrievalDrafter(index, **options)
-    return drafter.grow(drafter.start(requests(text))[0], budget)
+    return drafter.continuations(drafter.start(requests(text))[0], budget)
 
 
 def paths(tree):
@@ -107,8 +108,9 @@ def test_a_trie_has_room_where_every_place_has_a_child_of_its_own():
     wide = range(2 * PROBES - 1)
     index = RetrievalIndex.build([[1, 2, 10 + a, 100 + b] for a in range(PROBES) for b in wide], 200)
     for most in (1, 2, 8):
-        tokens, *_ = _trie.py_func(index.arrays, np.array([1, 2]), 2, most, 6, 30)
-        assert len(tokens) == most
+        trial = GrownTree.rooted(2, Budget.grown(most, 6, 30))
+        _draft.py_func(trial.arrays, index.arrays, np.array([1, 2]), 2, (most, 6, 30))
+        assert trial.size == most + 1
 
 
 def test_a_match_at_the_end_of_a_document_drafts_nothing():

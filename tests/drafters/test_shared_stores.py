@@ -5,16 +5,17 @@ import pytest
 from polydraft import Engine, FixedPlan, SamplingParams
 from polydraft.core import Budget
 from polydraft.drafters.text.phrase_pool import PhrasePool
-from polydraft.drafters.text.phrases import PhraseDrafter
 from polydraft.drafters.text.trigram import TrigramDrafter, TrigramStore
 from polydraft.registry import verifier
 from polydraft.tree import chain
+from tests.drafters.test_phrases import Dull
 from tests.engine.tables import TableModel
 
 
 def of_phrases():
     pool = PhrasePool(2)
-    return PhraseDrafter(length=2, pool=pool, learn=False), lambda: [tuple(row) for row in pool.to_array().tolist()]
+    drafter = Dull(TableModel(seed=1, max_num_seqs=6), length=2, pool=pool)
+    return drafter, lambda: [tuple(row) for row in pool.to_array().tolist()]
 
 
 def of_trigrams():

@@ -13,7 +13,8 @@ from polydraft.core import Budget
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.drafters.text.suffix import SuffixDrafter, SuffixStore
-from polydraft.drafters.text.suffix_tree import SuffixTree
+from polydraft.drafters.text.suffix_nodes import CHILD, COUNT, DEPTH, END, NEXT, PARENT, PREVIOUS, START, child
+from polydraft.drafters.text.suffix_tree import SuffixTree, ends_of
 from polydraft.engine.calibrate import Bed
 from polydraft.engine.choice import Choice, ChoicePlan
 from polydraft.errors import InvalidInputError
@@ -43,6 +44,40 @@ def assert_counts(tree, texts, absent=()):
     assert all(tree.count(s) == expected[tuple(s)] for s in absent)
 
 
+def children(nodes, n):
+    found, c = [], nodes[n, CHILD]
+    while c:
+        found.append(int(c))
+        c = nodes[c, NEXT]
+    return found
+
+
+def check(tree):
+    """Walk the whole tree; what only its methods have changed is never wrong."""
+    pool, nodes, _, _, _, about = tree.arrays
+    mask, finished = len(pool) - 1, tree.max_tokens is not None
+    held = sum(map(len, tree.texts())) if finished else int(about[END])
+    oldest, seen, waiting = int(about[END]) - held, 1, [0]
+    while waiting:
+        n = waiting.pop()
+        below = children(nodes, n)
+        counts = [int(nodes[c, COUNT]) for c in below]
+        assert [int(nodes[c, PREVIOUS]) for c in below] == [0, *below][: len(below)], "a child that does not name its neighbour"
+        assert n == 0 or counts == sorted(counts, reverse=True), "siblings that are out of order"
+        for c in below:
+            length, age = nodes[c, DEPTH] - nodes[n, DEPTH], (nodes[c, START] - oldest) & mask
+            assert nodes[c, PARENT] == n, "a child that does not name its parent"
+            assert length > 0, "a node that is no deeper than its parent"
+            assert age + (length if finished else 1) <= held, "an edge that refers to a text that has left"
+            assert child(tree.arrays, n, pool[nodes[c, START]]) == c, "a node that the table of children does not find"
+        assert n == 0 or sum(counts) <= nodes[n, COUNT], "a node whose count is below its children's"
+        assert n == 0 or not finished or counts != [nodes[n, COUNT]], "an inner node that could be merged with its only child"
+        seen += len(below)
+        waiting += below
+        assert seen <= tree.num_nodes, "more nodes than were counted"
+    assert seen == tree.num_nodes, "fewer nodes than were counted"
+
+
 depths = st.sampled_from([2, 3, 5, 8])
 texts = st.integers(1, 5).flatmap(lambda V: st.lists(st.integers(0, V - 1), max_size=50))
 strings = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=2), max_size=8)
@@ -55,9 +90,9 @@ def test_a_growing_text_is_counted_as_a_naive_counter_does(depth, parts, absent)
     for part in parts:
         tree.extend(part)
         text += part
-        tree.check()
+        check(tree)
         assert_counts(tree, [text], absent)
-    assert tree.tokens().tolist() == text
+    assert tree.tokens.tolist() == text
 
 
 @settings(max_examples=100, deadline=None)
@@ -66,29 +101,29 @@ def test_the_places_are_the_ends_of_the_text_that_occurred_before(depth, text):
     tree = SuffixTree(depth)
     tree.extend(text)
     expected = occurrences([text], depth)
-    assert len(tree.places()) == sum(expected[tuple(text[len(text) - m :])] > 1 for m in range(1, min(depth, len(text) + 1)))
+    assert len(ends_of(tree.arrays)) == sum(
+        expected[tuple(text[len(text) - m :])] > 1 for m in range(1, min(depth, len(text) + 1))
+    )
 
 
 @settings(max_examples=100, deadline=None)
-@given(depths, st.sampled_from([12, 60, 1000]), st.lists(st.one_of(texts, st.floats(0, 1)), max_size=25), strings)
+@given(depths, st.sampled_from([12, 60, 1000]), st.lists(st.one_of(texts, st.none()), max_size=25), strings)
 def test_texts_that_come_and_go_are_counted_as_a_naive_counter_does(depth, max_tokens, steps, absent):
-    """A number takes a text out, any of those that are there; the bound takes the oldest ones out."""
-    tree, there = SuffixTree(depth, max_tokens), {}
+    """None takes the oldest text out; the bound does so too."""
+    tree, there = SuffixTree(depth, max_tokens), []
     for step in steps:
-        if isinstance(step, list):
-            there[tree.add(step)] = step[-max_tokens:]
-            while len(there) > len(tree.texts()):
-                del there[min(there)]
+        if step is not None:
+            tree.add(step)
+            there = [*there, step[-max_tokens:]][-len(tree.texts()) :]
         elif there:
-            gone = sorted(there)[int(step * (len(there) - 1))]
-            tree.remove(gone)
-            del there[gone]
-        tree.check()
-        assert_counts(tree, there.values(), absent)
-        assert [x.tolist() for x in tree.texts()] == [there[i] for i in sorted(there)]
+            tree.remove_oldest()
+            there = there[1:]
+        check(tree)
+        assert_counts(tree, there, absent)
+        assert [x.tolist() for x in tree.texts()] == there
         assert tree.num_tokens <= max_tokens
-    for i in list(there):
-        tree.remove(i)
+    for _ in there:
+        tree.remove_oldest()
     assert tree.num_nodes == 1
 
 
@@ -108,13 +143,14 @@ def test_a_tree_after_evictions_is_the_tree_of_what_stayed():
 
 def test_memory_falls_when_texts_leave():
     tree = SuffixTree(16, 40_000)
-    numbers = [tree.add(zipf(500, seed=i)) for i in range(80)]
+    for i in range(80):
+        tree.add(zipf(500, seed=i))
     full = tree.num_bytes
-    for i in numbers[:-2]:
-        tree.remove(i)
-    tree.check()
+    for _ in range(78):
+        tree.remove_oldest()
+    check(tree)
     assert tree.num_bytes < full / 3
-    assert tree.add([1, 2]) == numbers[-1] + 1
+    assert_counts(tree, [zipf(500, seed=i) for i in (78, 79)])
 
 
 def test_a_token_of_history_costs_less_than_100_bytes():
@@ -130,20 +166,20 @@ def test_a_long_text_costs_no_more_a_token_than_a_short_one_in_nodes_touched():
     touched = []
     for part in np.array_split(zipf(60_000), 6):
         tree.extend(part)
-        touched.append(len(tree.places()))
+        touched.append(len(ends_of(tree.arrays)))
     assert max(touched) < 10
 
 
 def test_damage_is_noticed():
     tree = SuffixTree()
     tree.extend([1, 2, 3, 1, 2, 4, 1, 2])
-    tree.arrays[1][tree.places()[1, 0], 0] = 0
-    with pytest.raises(RuntimeError, match="below its children's"):
-        tree.check()
+    tree.arrays.nodes[ends_of(tree.arrays)[1, 0], COUNT] = 0
+    with pytest.raises(AssertionError, match="below its children's"):
+        check(tree)
 
 
 def grown(drafter, prompt, budget=CHAIN):
-    tree = drafter.grow(drafter.start(requests(prompt))[0], budget)
+    tree = drafter.continuations(drafter.start(requests(prompt))[0], budget)
     return tree.tokens[1:], [round(x, 3) for x in tree.scores[1:]]
 
 
@@ -235,16 +271,16 @@ def test_threads_share_a_store():
     def work(seed):
         for i in range(30):
             (state,) = drafter.start(requests(zipf(20, 9, seed=seed * 100 + i)))
-            state.tree.extend(zipf(30, 9, seed=seed * 100 + i + 50))
-            drafter.grow(state, CHAIN)
-            drafter.learn_output(state.tree.tokens()[20:])
+            state.extend(zipf(30, 9, seed=seed * 100 + i + 50))
+            drafter.continuations(state, CHAIN)
+            drafter.learn_output(state.tokens[20:])
 
     workers = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for w in workers:
         w.start()
     for w in workers:
         w.join()
-    store.tree.check()
+    check(store.tree)
     assert store.num_tokens == 1980
     assert_counts(store.tree, [x.tolist() for x in store.tree.texts()])
 
@@ -258,7 +294,5 @@ def test_parameters_out_of_range_are_refused(given):
 def test_what_a_tree_cannot_take_is_refused():
     with pytest.raises(InvalidInputError, match="token id -3"):
         SuffixTree().extend([1, -3])
-    with pytest.raises(InvalidInputError, match="it is not there"):
-        SuffixTree(8, 100).remove(0)
     with pytest.raises(InvalidInputError, match="max_tokens"):
         SuffixTree(8).add([1])

@@ -135,7 +135,7 @@ def drafted(drafter, state, budget=WIDE):
 
 
 def test_a_repeated_phrase_changes_the_draft():
-    drafter = TrigramDrafter(TABLE, read_prompt=False, window=5, bump=0.5)
+    drafter = TrigramDrafter(TABLE, window=5, bump=0.5)
     state, *_ = drafter.start(requests([0, 1]))
     assert drafted(drafter, state, Budget.grown(1, 1))[1] == 2
     state, *_ = drafter.start(requests([4, 0, 1, 4, 0, 1]))
@@ -210,10 +210,8 @@ def test_a_saved_table_and_store_draft_as_before(tmp_path):
     states = drafter.start(requests([0, 1, 2]))
     play(drafter, states, [[0, 1, 2]], models()[0], [WIDE], 10)
     store.save(tmp_path / "store", 5)
-    again = TrigramDrafter(
-        TrigramTable.load(tmp_path / "table"), store=TrigramStore.load(tmp_path / "store", 64), read_prompt=False, window=3
-    )
-    same = TrigramDrafter(TABLE, store=store, read_prompt=False, window=3)
+    again = TrigramDrafter(TrigramTable.load(tmp_path / "table"), store=TrigramStore.load(tmp_path / "store", 64), window=3)
+    same = TrigramDrafter(TABLE, store=store, window=3)
     for prompt in ([0, 1], [1, 2], [3, 4]):
         assert drafted(again, *again.start(requests(prompt))) == drafted(same, *same.start(requests(prompt)))
 
@@ -279,9 +277,7 @@ def test_a_table_whose_rows_are_damaged_is_refused(tmp_path):
             TrigramTable.load(tmp_path / "damaged")
 
 
-@pytest.mark.parametrize(
-    "bad", [{"iterations": 0}, {"per_node": 0}, {"levels": 0}, {"c1": -1}, {"bump": 4.0}, {"window": 2}, {"max_pairs": 0}]
-)
+@pytest.mark.parametrize("bad", [{"iterations": 0}, {"levels": 0}, {"c1": -1}, {"bump": 4.0}, {"window": 2}, {"max_pairs": 0}])
 def test_parameters_out_of_range_are_refused(bad):
     with pytest.raises(InvalidInputError, match=next(iter(bad))):
         TrigramDrafter(**bad)

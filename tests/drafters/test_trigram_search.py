@@ -89,7 +89,7 @@ def test_the_compiled_search_visits_what_a_plain_one_visits(c1, iterations, leve
 def test_a_small_budget_is_searched_as_often_as_it_has_room():
     prompts = [[0, 1], [1, 2], [3, 4]]
     for nodes, iterations in ((1, 64), (16, 64), (24, 96), (60, 150)):
-        short, capped = TrigramDrafter(TABLE, iterations=iterations, per_node=10_000), TrigramDrafter(TABLE)
+        short, capped = TrigramDrafter(TABLE, iterations=iterations), TrigramDrafter(TABLE)
         for prompt in prompts:
             assert drafted(short, *short.start(requests(prompt)), Budget.grown(nodes, 4, 24)) == drafted(
                 capped, *capped.start(requests(prompt)), Budget.grown(nodes, 4, 24)
@@ -100,13 +100,13 @@ def test_a_small_budget_is_searched_as_often_as_it_has_room():
 @pytest.mark.parametrize("budget", [WIDE, Budget.grown(500, 9, 500), Budget.grown(12, 4, 2), Budget.grown(9, 2, 9)])
 def test_the_most_visited_paths_then_a_successor_of_each_make_the_draft(table, budget):
     """One after the other, as far as each fits; what hangs on a refused one is refused."""
-    drafter = TrigramDrafter(table, num_paths=20)
+    drafter = TrigramDrafter(table, num_paths=20, bump=0)
     (state,) = drafter.start([replace(requests([0, 1])[0], prompt_token_ids=(3, 2, 4, 1, 0, 2, 0, 0, 1))])
-    drafter.bump, state.store = 0.0, TrigramStore(1)
+    state.store = TrigramStore(1)
     iterations = min(150, max(64, 4 * budget.max_nodes))
     visits = search(table, iterations=iterations, levels=min(3, budget.max_depth))
     kept = list(visits)[:20]
-    expected, nodes = GrownTree(1, budget), {(): 0}
+    expected, nodes = GrownTree.rooted(1, budget), {(): 0}
     for path in kept:
         share = visits[path] / (visits[path[:-1]] if len(path) > 1 else iterations)
         nodes[path] = expected.add(nodes[path[:-1]], path[-1], share) if nodes[path[:-1]] >= 0 else -1
@@ -114,7 +114,7 @@ def test_the_most_visited_paths_then_a_successor_of_each_make_the_draft(table, b
         following = table.successors(*(0, 1, *path)[-2:])
         if following and nodes[path] >= 0:
             expected.add(nodes[path], following[0][0], 0.5)
-    found = drafter.grow(state, budget)
+    found = drafter.continuations(state, budget)
     assert (found.tokens, found.parents) == (expected.tokens, expected.parents)
     assert found.scores == pytest.approx(expected.scores)
 
@@ -149,11 +149,11 @@ def test_a_table_of_ten_million_entries_is_searched_150_times_within_half_a_mill
     )
     assert table.num_entries > 10_000_000
     assert table.num_bytes < 10.1 * table.num_entries
-    drafter, seconds = TrigramDrafter(table, per_node=10), []
+    drafter, seconds = TrigramDrafter(table), []
     for row in rng.integers(0, len(second), 300).tolist():
         (state,) = drafter.start(requests([row // F, int(second[row])]))
         start = perf_counter()
-        grown = drafter.grow(state, Budget.grown(16, 8, 4))
+        grown = drafter.continuations(state, Budget.grown(38, 8, 4))
         seconds.append(perf_counter() - start)
         assert grown.size > 8
     assert np.median(seconds) < 0.5e-3

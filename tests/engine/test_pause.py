@@ -67,7 +67,7 @@ MAKERS = {
         {
             "model": ModelDrafter(TableModel(seed=1, max_num_seqs=8), "top_k"),
             "ngram": NgramDrafter(),
-            "phrases": PhraseDrafter(),
+            "phrases": PhraseDrafter(TableModel(seed=2, max_num_seqs=8)),
         }
     ),
 }

@@ -145,7 +145,6 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender("trigram+store", "trigram", lambda bench: {"index": bench.trigrams, "store": TrigramStore(1 << 16)}),
     Contender("retrieval", "retrieval", lambda bench: {"index": bench.retrieval}),
     Contender("lookahead", "lookahead"),
-    Contender("phrases:pool", "phrases:pool"),
     Contender("phrases", "phrases", model=True),
     Contender("model:top_k", "model:top_k", model=True),
     Contender("mixture suffix,trigram", "mixture", lambda bench: {"sources": ["suffix", bench.with_index("trigram")]}),

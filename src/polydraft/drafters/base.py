@@ -18,7 +18,6 @@ __all__ = [
     "Resumable",
     "Snapshot",
     "as_one_round",
-    "emitted",
     "release_each",
     "start_each",
     "teach_each",
@@ -119,19 +118,3 @@ def as_one_round(last: Sequence[int], missed: Sequence[Sequence[int]]) -> tuple[
         tokens[b, :n], parents[b, 1:n], path[b, : n - 1] = [root, *ids[:-1]], np.arange(n - 1), np.arange(1, n)
     outcome = Outcome.of(path, np.array([len(ids) - 1 for ids in missed]), np.array([ids[-1] for ids in missed]))
     return outcome, Scores(TokenTree.of(tokens, parents), torch.empty(len(last), size, 0))
-
-
-def emitted(outcome: Outcome, scored: TokenTree) -> list[list[int]]:
-    """`outcome.emitted(scored)` from the arrays on the host: a drafter reads a few tokens and makes no lists of whole trees.
-
-    Example:
-        >>> outcome, scores = as_one_round([7, 8], [[1, 2, 3], [4]])
-        >>> emitted(outcome, scores.tree)
-        [[1, 2, 3], [4]]
-    """
-    tokens = scored.host[0]
-    path, counts, extra = outcome.host
-    return [
-        [*tokens[b].take(path[b, :count]).tolist(), last] if count else [last]
-        for b, (count, last) in enumerate(zip(counts.tolist(), extra.tolist(), strict=True))
-    ]

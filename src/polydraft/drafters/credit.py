@@ -13,10 +13,10 @@ import numpy as np
 from numba import njit
 
 from polydraft.core import Budget
-from polydraft.drafters.grown_tree import GrownTree, add_ranked, limits, new_cells, plant
+from polydraft.drafters.grown_tree import GrownTree, add_best, is_full, limits, new_cells, plant
 from polydraft.errors import InvalidInputError
 
-__all__ = ["Calibration"]
+__all__ = ["Credit"]
 
 DEPTHS, GRADES = 4, 8
 GRADE_ENDS = np.array([0.05, 0.12, 0.25, 0.4, 0.6, 0.8, 0.95])
@@ -25,18 +25,18 @@ PRIOR_RATIO = 0.6
 AGREEMENT = 0.5
 
 
-class Calibration:
+class Credit:
     """How often each source's nodes were right. One belongs to each request, unless it is given to the drafter.
 
     decay: weight of a round relative to the one after it.
 
     Example:
-        >>> calibration = Calibration(1)
-        >>> round(calibration.estimate(0, depth=1, score=1.0), 2)
+        >>> credit = Credit(1)
+        >>> round(credit.estimate(0, depth=1, score=1.0), 2)
         0.6
         >>> for _ in range(20):
-        ...     calibration.learn(0, depth=1, score=1.0, right=False)
-        >>> round(calibration.estimate(0, depth=1, score=1.0), 2)
+        ...     credit.learn(0, depth=1, score=1.0, right=False)
+        >>> round(credit.estimate(0, depth=1, score=1.0), 2)
         0.02
     """
 
@@ -61,19 +61,15 @@ class Calibration:
         with self.lock:
             _learn_round(self.cells, self.totals, self.decay, *nodes, np.array(emitted, np.int64))
 
-    def select(self, nodes: tuple[np.ndarray, ...], budget: Budget) -> tuple[np.ndarray, ...]:
-        """(token, parent, source, value) of the nodes taken, most valuable first; parents index them, -1 is the root."""
-        with self.lock:
-            return _select(self.cells, self.totals, *nodes, *limits(budget))
+    def choose(self, root: int, nodes: tuple[np.ndarray, ...], budget: Budget, eos: np.ndarray) -> tuple[GrownTree, np.ndarray]:
+        """The tree of the most valuable nodes, scored by their values, and [N] the source that each owes its estimate to.
 
-    def grow(
-        self, root: int, nodes: tuple[np.ndarray, ...], budget: Budget, eos: np.ndarray
-    ) -> tuple[GrownTree, tuple[np.ndarray, ...]]:
-        """The tree of what `select` takes, and (token, parent, source) of that."""
-        tree = new_cells(budget), eos
+        nodes: (token, parent, source, score) of candidates, those of each source after their parents; parent -1 is the root.
+        """
+        tree, sources = (new_cells(budget), eos), np.full(budget.max_nodes + 1, -1)
         with self.lock:
-            size, *taken = _grow(tree, root, self.cells, self.totals, *nodes, *limits(budget))
-        return GrownTree.grown(tree, size), tuple(taken)
+            _choose(tree, sources, root, self.cells, self.totals, *nodes, limits(budget))
+        return GrownTree(tree), sources
 
 
 @njit(cache=True)
@@ -117,66 +113,43 @@ def _learn_round(cells, totals, decay, token, parent, source, score, emitted):
 
 
 @njit(cache=True)
-def _select(cells, totals, token, parent, source, score, max_nodes, max_depth, width):
-    # merge equal prefixes; the nodes of each source come after their parents
+def _choose(tree, sources, root, cells, totals, token, parent, source, score, limits):
+    plant(tree, root, limits)
+    # merge equal prefixes
     count = len(token)
-    node = np.empty(count, np.int64)  # merged node of each candidate
-    first = np.empty(count, np.int64)  # candidate that made each merged node
-    above, depth = np.empty(count, np.int64), np.empty(count, np.int64)
-    best, misses, credit = np.empty(count), np.empty(count), np.empty(count, np.int64)
+    merged = np.empty(count, np.int64)  # merged node of each candidate
+    word, above, depth = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
+    best, misses, owner = np.empty(count), np.empty(count), np.empty(count, np.int64)
     size = 0
     for i in range(count):
-        up = -1 if parent[i] < 0 else node[parent[i]]
+        up = -1 if parent[i] < 0 else merged[parent[i]]
         level = 1 if up < 0 else depth[up] + 1
         p = _estimate(cells, totals, source[i], level, score[i])
-        n = -1
+        n = size
         if source[i] > 0:  # the first source's nodes are distinct
             for m in range(up + 1, size):
-                if above[m] == up and token[first[m]] == token[i]:
+                if above[m] == up and word[m] == token[i]:
                     n = m
                     break
-        if n < 0:
-            n = size
+        if n == size:
             size += 1
-            first[n], above[n], depth[n] = i, up, level
-            best[n], misses[n], credit[n] = p, 1.0, source[i]
-        elif p > best[n]:
-            misses[n] *= (1 - best[n]) ** AGREEMENT
-            best[n], credit[n] = p, source[i]
+            word[n], above[n], depth[n] = token[i], up, level
+            best[n], misses[n], owner[n] = p, 1.0, source[i]
         else:
-            misses[n] *= (1 - p) ** AGREEMENT
-        node[i] = n
-    value = np.empty(size)
+            misses[n] *= (1 - min(p, best[n])) ** AGREEMENT
+            if p > best[n]:
+                best[n], owner[n] = p, source[i]
+        merged[i] = n
+    value, parents = np.empty(size), np.empty(size, np.int64)
     for n in range(size):
         value[n] = (1 - (1 - best[n]) * misses[n]) * (1.0 if above[n] < 0 else value[above[n]])
+        parents[n] = 0 if above[n] < 0 else -1
     # take them, most valuable first
-    place, inner, paths, num = np.full(size, -1, np.int64), np.zeros(size, np.bool_), 0, 0
-    out_token, out_parent = np.empty(max_nodes, np.int64), np.empty(max_nodes, np.int64)
-    out_source, out_value = np.empty(max_nodes, np.int64), np.empty(max_nodes)
-    while num < max_nodes:
-        take = -1
-        for n in range(size):
-            if place[n] >= 0 or depth[n] > max_depth or (above[n] >= 0 and place[above[n]] < 0):
-                continue
-            if take >= 0 and value[n] <= value[take]:
-                continue
-            if paths < width or (above[n] >= 0 and not inner[above[n]]):
-                take = n
-        if take < 0:
+    while not is_full(tree):
+        taken, node = add_best(tree, parents, value, word, value, size)
+        if taken < 0:
             break
-        up = above[take]
-        paths += up < 0 or inner[up]
-        if up >= 0:
-            inner[up] = True
-        place[take] = num
-        out_token[num], out_parent[num] = token[first[take]], -1 if up < 0 else place[up]
-        out_source[num], out_value[num] = credit[take], value[take]
-        num += 1
-    return out_token[:num], out_parent[:num], out_source[:num], out_value[:num]
-
-
-@njit(cache=True)
-def _grow(tree, root, cells, totals, token, parent, source, score, max_nodes, max_depth, width):
-    plant(tree, root, max_nodes, max_depth, width)
-    taken = _select(cells, totals, token, parent, source, score, max_nodes, max_depth, width)
-    return add_ranked(tree, taken[0], taken[1], taken[3]), taken[0], taken[1], taken[2]
+        sources[node] = owner[taken]
+        for n in range(taken + 1, size):
+            if above[n] == taken:
+                parents[n] = node

@@ -17,22 +17,27 @@ from torch import Tensor
 from polydraft.core import Budget, Draft, SiblingLaw, TokenTree, TreeShape
 
 __all__ = [
+    "DEPTH",
     "PARENT",
     "SCORE",
     "TOKEN",
+    "Cells",
     "GrownTree",
+    "add_best",
     "add_node",
-    "add_ranked",
+    "copy_onto",
     "end_ids",
     "is_full",
     "limits",
     "new_cells",
+    "num_nodes",
     "num_paths",
     "plant",
     "point_mass",
-    "size_of",
 ]
 
+Cells = tuple[np.ndarray, np.ndarray]
+"""(cells, end-of-sequence ids): a tree as compiled functions take it."""
 _LAW, _SHAPE = SiblingLaw.POINT_MASS, TreeShape.GROWN  # a member of an enumeration is slow to look up
 TOKEN, PARENT, DEPTH, INNER, SCORE, ABOUT = range(6)
 """Rows of a tree's cells: a column for each node (the scores are the bits of float64), and what is known of the whole."""
@@ -48,38 +53,32 @@ def end_ids(ids: Collection[int]) -> np.ndarray:
 class GrownTree:
     """Tokens and parents of one draft; `add` refuses what the budget does not hold.
 
-    root: last committed token.  eos: ids that end a path, best given by `end_ids`.
+    arrays: (cells, eos), for the compiled functions of this module; planted and grown by one of them, or by `rooted` and `add`.
     scores: what the source thinks of each node once its parent is accepted, in [0, 1]; only a mixture reads it, no verifier.
     A path is what leads from the root to a leaf: `budget.width` bounds their number, and so the nodes of every depth.
-    arrays: (cells, eos), for the compiled functions of this module.
 
     Example:
-        >>> tree = GrownTree(5, Budget.grown(3, 2, width=2))
+        >>> tree = GrownTree.rooted(5, Budget.grown(3, 2, width=2))
         >>> tree.add(0, 7), tree.add(1, 8), tree.add(0, 7), tree.add(2, 9), tree.add(1, 9), tree.add(0, 6)
         (1, 2, 1, -1, 3, -1)
         >>> tree.tokens, tree.parents
         ([5, 7, 8, 9], [-1, 0, 1, 1])
     """
 
-    def __init__(self, root: int, budget: Budget, eos: Collection[int] | np.ndarray = ()) -> None:
-        self.arrays = new_cells(budget), eos if isinstance(eos, np.ndarray) else end_ids(eos)
-        self.size = plant(self.arrays, root, *limits(budget))
+    def __init__(self, arrays: Cells) -> None:
+        self.arrays = arrays
 
     @classmethod
-    def grown(cls, arrays: tuple[np.ndarray, np.ndarray], size: int) -> "GrownTree":
-        """What a compiled drafter has planted and grown to this size."""
-        tree = cls.__new__(cls)
-        tree.arrays, tree.size = arrays, size
-        return tree
+    def rooted(cls, root: int, budget: Budget, eos: Collection[int] | np.ndarray = ()) -> "GrownTree":
+        """A root alone. root: last committed token.  eos: ids that end a path, best given by `end_ids`."""
+        arrays = new_cells(budget), eos if isinstance(eos, np.ndarray) else end_ids(eos)
+        plant(arrays, root, limits(budget))
+        return cls(arrays)
 
     @property
-    def num_paths(self) -> int:
-        return int(self.arrays[0][ABOUT, PATHS])
-
-    @property
-    def full(self) -> bool:
-        """No further node fits."""
-        return bool(is_full(self.arrays))
+    def size(self) -> int:
+        """Nodes, the root among them."""
+        return self.arrays[0].item(ABOUT, NUM)
 
     @property
     def tokens(self) -> list[int]:
@@ -99,9 +98,7 @@ class GrownTree:
 
     def add(self, parent: int, token: int, score: float = 1.0) -> int:
         """The node of this child, new if need be; -1 if it does not fit. score: see the class."""
-        node = add_node(self.arrays, parent, token, score)
-        self.size = size_of(self.arrays)
-        return node
+        return int(add_node(self.arrays, parent, token, score))
 
     def add_path(self, tokens: Iterable[int], parent: int = 0, score: float = 1.0) -> int:
         """Follow tokens down from `parent`, as far as they fit; returns the last node reached."""
@@ -111,13 +108,6 @@ class GrownTree:
                 break
             parent = node
         return parent
-
-    def add_ranked(self, tokens: np.ndarray, parents: np.ndarray, scores: np.ndarray) -> None:
-        """Candidates, best first, each after its parent; parents[i] is an earlier candidate, or -1 for the root.
-
-        What hangs on a refused candidate is refused with it.
-        """
-        self.size = add_ranked(self.arrays, tokens, parents, scores)
 
 
 def new_cells(budget: Budget) -> np.ndarray:
@@ -131,32 +121,33 @@ def limits(budget: Budget) -> tuple[int, int, int]:
 
 
 @njit(cache=True)
-def plant(tree, root, max_nodes, max_depth, width):
-    """Begin a tree in cells that may hold anything; returns its size, which is 1."""
+def plant(tree, root, limits):
+    """Begin a tree in cells that may hold anything. limits: (nodes below the root, depth, paths) at most."""
     cells = tree[0]
     about = cells[ABOUT]
-    about[NUM], about[PATHS], about[MAX_NODES], about[MAX_DEPTH], about[WIDTH] = 1, 0, max_nodes, max_depth, width
+    about[NUM], about[PATHS] = 1, 0
+    about[MAX_NODES], about[MAX_DEPTH], about[WIDTH] = limits
     cells[TOKEN, 0], cells[PARENT, 0], cells[DEPTH, 0], cells[INNER, 0] = root, -1, 0, 0
     cells[SCORE].view(np.float64)[0] = 1.0
-    return 1
 
 
 @njit(cache=True)
-def size_of(tree):
+def num_nodes(tree):
     """Nodes of a tree, the root among them."""
     return tree[0][ABOUT, NUM]
 
 
 @njit(cache=True)
-def is_full(tree):
-    """No further node fits."""
-    return tree[0][ABOUT, NUM] > tree[0][ABOUT, MAX_NODES]
+def num_paths(tree):
+    """Paths of a tree; see `GrownTree`."""
+    return tree[0][ABOUT, PATHS]
 
 
 @njit(cache=True)
-def num_paths(tree):
-    """Paths of a tree, as `GrownTree.num_paths`."""
-    return tree[0][ABOUT, PATHS]
+def is_full(tree):
+    """No further node fits."""
+    about = tree[0][ABOUT]
+    return about[NUM] > about[MAX_NODES] or about[MAX_DEPTH] == 0
 
 
 @njit(cache=True)
@@ -168,6 +159,12 @@ def _child(cells, parent, token):
 
 
 @njit(cache=True)
+def _opens_path_beyond_width(cells, parent):
+    """Whether a new child of this node were a leaf beyond the paths that there may be."""
+    return cells[ABOUT, PATHS] >= cells[ABOUT, WIDTH] and (parent == 0 or cells[INNER, parent] == 1)
+
+
+@njit(cache=True)
 def add_node(tree, parent, token, score):
     """`GrownTree.add`, for compiled callers."""
     cells, eos = tree
@@ -176,15 +173,14 @@ def add_node(tree, parent, token, score):
         return node
     about = cells[ABOUT]
     node = about[NUM]
-    opens_path = parent == 0 or cells[INNER, parent] == 1
-    if node > about[MAX_NODES] or cells[DEPTH, parent] >= about[MAX_DEPTH] or (opens_path and about[PATHS] >= about[WIDTH]):
+    if node > about[MAX_NODES] or cells[DEPTH, parent] >= about[MAX_DEPTH] or _opens_path_beyond_width(cells, parent):
         return -1
     if parent:
         for end in eos:
             if cells[TOKEN, parent] == end:
                 return -1
     about[NUM] += 1
-    about[PATHS] += opens_path
+    about[PATHS] += parent == 0 or cells[INNER, parent]
     cells[INNER, parent] = 1
     cells[TOKEN, node], cells[PARENT, node], cells[DEPTH, node], cells[INNER, node] = token, parent, cells[DEPTH, parent] + 1, 0
     cells[SCORE].view(np.float64)[node] = score
@@ -192,13 +188,33 @@ def add_node(tree, parent, token, score):
 
 
 @njit(cache=True)
-def add_ranked(tree, tokens, parents, scores):
-    """`GrownTree.add_ranked`, for compiled callers; returns the size of the tree."""
-    nodes = np.empty(len(tokens), np.int64)
-    for i in range(len(tokens)):
-        above = 0 if parents[i] < 0 else nodes[parents[i]]
-        nodes[i] = -1 if above < 0 else add_node(tree, above, tokens[i], scores[i])
-    return tree[0][ABOUT, NUM]
+def add_best(tree, parents, masses, tokens, scores, count):
+    """Add the candidate of the largest mass that fits, the first of equals; returns (its number, its node), -1 where none fits.
+
+    parents: the nodes that the first `count` candidates would hang on; -1 for one that cannot be taken yet, or has been tried.
+    """
+    while True:
+        best = -1
+        for i in range(count):
+            heavier = parents[i] >= 0 and (best < 0 or masses[i] > masses[best] + 1e-12)
+            if heavier and not _opens_path_beyond_width(tree[0], parents[i]):
+                best = i
+        if best < 0:
+            return -1, -1
+        node = add_node(tree, parents[best], tokens[best], scores[best])
+        parents[best] = -1
+        if node >= 0:
+            return best, node
+
+
+@njit(cache=True)
+def copy_onto(tree, other):
+    """Hang the nodes of another tree on this one's root, as far as they fit; what hangs on a refused node is refused with it."""
+    cells = other[0]
+    places, scores = np.zeros(num_nodes(other), np.int64), cells[SCORE].view(np.float64)
+    for n in range(1, len(places)):
+        parent = places[cells[PARENT, n]]
+        places[n] = -1 if parent < 0 else add_node(tree, parent, cells[TOKEN, n], scores[n])
 
 
 @lru_cache(maxsize=1024)
@@ -211,15 +227,15 @@ def point_mass(grown: Sequence[GrownTree]) -> Draft:
     """A batch of grown trees as a draft without a q; the tree of a batch of one is not copied.
 
     Example:
-        >>> point_mass([GrownTree(5, Budget.grown(0, 0))]).law.name
+        >>> point_mass([GrownTree.rooted(5, Budget.grown(0, 0))]).law.name
         'POINT_MASS'
     """
     if len(grown) == 1:
         cells, size = grown[0].arrays[0], grown[0].size
         tree = TokenTree.of(cells[TOKEN : TOKEN + 1, :size], cells[PARENT : PARENT + 1, :size])
         return Draft(tree, _LAW, _SHAPE, None, _no_rows(1, size))
-    size = max([g.size for g in grown])
-    tokens, parents = np.zeros((len(grown), size), np.int64), np.full((len(grown), size), -1)
-    for b, g in enumerate(grown):
-        tokens[b, : g.size], parents[b, : g.size] = g.arrays[0][TOKEN, : g.size], g.arrays[0][PARENT, : g.size]
-    return Draft(TokenTree.of(tokens, parents), _LAW, _SHAPE, None, _no_rows(len(grown), size))
+    sizes = [g.size for g in grown]
+    tokens, parents = np.zeros((len(grown), max(sizes)), np.int64), np.full((len(grown), max(sizes)), -1)
+    for b, (g, size) in enumerate(zip(grown, sizes, strict=True)):
+        tokens[b, :size], parents[b, :size] = g.arrays[0][TOKEN, :size], g.arrays[0][PARENT, :size]
+    return Draft(TokenTree.of(tokens, parents), _LAW, _SHAPE, None, _no_rows(*tokens.shape))

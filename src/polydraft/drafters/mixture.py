@@ -26,9 +26,10 @@ from numba import njit
 from polydraft import registry
 from polydraft.core import AuxRows, Budget, Draft, Drafter, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
 from polydraft.drafters.base import Auxiliary, Parts, Reading, Resumable, Snapshot, release_each, start_each, teach_each
-from polydraft.drafters.credit import Calibration
-from polydraft.drafters.grown_tree import PARENT, SCORE, TOKEN, end_ids, point_mass
+from polydraft.drafters.credit import Credit
+from polydraft.drafters.grown_tree import PARENT, SCORE, TOKEN, GrownTree, end_ids, point_mass
 from polydraft.drafters.text import index_file
+from polydraft.drafters.text.base import TextDrafter
 from polydraft.errors import IncompatibleError, InvalidInputError
 
 __all__ = ["MixtureDrafter", "MixtureState"]
@@ -40,17 +41,15 @@ MOST_SOURCES = 8
 class MixtureState:
     """One request: the sources' states, what it has learnt, and what was proposed last.
 
-    nodes: (token, parent, source, score) of all nodes that the sources proposed.  taken: (token, parent, source) of the draft.
-    length: of the text that it was proposed for.  accepted: by source.  credit: sources of the last round's accepted tokens.
+    proposed: (nodes of all sources as `Credit.choose` takes them, the tree of those taken, the source of each of its nodes).
+    length: of the text that it was proposed for.  credit: sources of the last round's accepted tokens.
     """
 
     tokens: list[int]
     members: list[Any]
-    calibration: Calibration
-    nodes: tuple[np.ndarray, ...] | None = None
-    taken: tuple[np.ndarray, ...] | None = None
+    learnt: Credit
+    proposed: tuple[tuple[np.ndarray, ...], GrownTree, np.ndarray] | None = None
     length: int = -1
-    accepted: dict[str, int] = field(default_factory=dict[str, int])
     credit: list[str] = field(default_factory=list[str])
 
 
@@ -58,7 +57,7 @@ class MixtureDrafter:
     """Several drafters under one budget.
 
     sources: drafters by name; of any law, as sampled tokens are as good a guess as others once nobody asks for their q.
-    calibration: shared by all requests, if they may learn from each other.  decay: of each request's own calibration.
+    credit: shared by all requests, if they may learn from each other.  decay: of each request's own.
 
     Raises:
         InvalidInputError: fewer than two sources, more than eight, or two that need auxiliary rows.
@@ -89,7 +88,7 @@ class MixtureDrafter:
         self,
         sources: Mapping[str, Drafter],
         *,
-        calibration: Calibration | None = None,
+        credit: Credit | None = None,
         decay: float = 0.99,
         eos_token_ids: Sequence[int] = (),
     ) -> None:
@@ -102,8 +101,8 @@ class MixtureDrafter:
             )
         self.names, self.sources = list(sources), list(sources.values())
         self.needs = reduce(or_, (source.needs for source in self.sources))
-        self.calibration, self.decay, self._eos = calibration, decay, end_ids(eos_token_ids)
-        Calibration(1, decay)
+        self.credit, self.decay, self._eos = credit, decay, end_ids(eos_token_ids)
+        Credit(1, decay)
 
     @classmethod
     def build(
@@ -148,9 +147,7 @@ class MixtureDrafter:
     def start(self, requests: Sequence[Request]) -> list[MixtureState]:
         """Start every source."""
         members = start_each((source, requests) for source in self.sources)
-        return [
-            MixtureState(list(r.prompt_token_ids), [m[b] for m in members], self._calibration()) for b, r in enumerate(requests)
-        ]
+        return [MixtureState(list(r.prompt_token_ids), [m[b] for m in members], self._credit()) for b, r in enumerate(requests)]
 
     def read(self, states: Sequence[MixtureState], scores: Scores) -> list[MixtureState]:
         """Tell the sources that need hidden states."""
@@ -160,8 +157,8 @@ class MixtureDrafter:
                     state.members[i] = member
         return list(states)
 
-    def _calibration(self) -> Calibration:
-        return Calibration(len(self.sources), self.decay) if self.calibration is None else self.calibration
+    def _credit(self) -> Credit:
+        return Credit(len(self.sources), self.decay) if self.credit is None else self.credit
 
     def release(self, states: Sequence[MixtureState]) -> None:
         """Release every source's states."""
@@ -174,9 +171,8 @@ class MixtureDrafter:
     def _trees(self, i: int, states: Sequence[MixtureState], budgets: Sequence[Budget]) -> list[tuple[np.ndarray, int]]:
         """(cells, size) of the tree that source i proposes for each row, as in a `GrownTree`."""
         source, members = self.sources[i], [state.members[i] for state in states]
-        grow = getattr(source, "grow", None)
-        if grow is not None:
-            grown = [grow(member, budget) for member, budget in zip(members, budgets, strict=True)]
+        if isinstance(source, TextDrafter):
+            grown = [source.continuations(member, budget) for member, budget in zip(members, budgets, strict=True)]
             return [(g.arrays[0], g.size) for g in grown]
         draft = source.propose(members, budgets)
         found, q, rows = [], draft.probs, draft.rows.tolist()
@@ -196,8 +192,9 @@ class MixtureDrafter:
             nodes, score, at = np.empty((3, count), np.int64), np.empty(count), 0
             for i, (cells, size) in enumerate(own):
                 at = _append(nodes, score, at, i, cells, size)
-            state.nodes, state.length = (nodes[0], nodes[1], nodes[2], score), len(state.tokens)
-            grown, state.taken = state.calibration.grow(state.tokens[-1], state.nodes, budget, self._eos)
+            candidates = nodes[0], nodes[1], nodes[2], score
+            grown, sources = state.learnt.choose(state.tokens[-1], candidates, budget, self._eos)
+            state.proposed, state.length = (candidates, grown, sources), len(state.tokens)
             drafts.append(grown)
         return point_mass(drafts)
 
@@ -216,11 +213,15 @@ class MixtureDrafter:
         for b, (state, tokens) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
             state.members = [m[b] for m in members]
             state.credit = []
-            if state.nodes is not None and state.taken is not None and state.length == len(state.tokens):
-                state.calibration.learn_round(state.nodes, tokens)
-                state.credit = [self.names[i] for i in _credit(state.taken, tokens[:-1])]
-                for name in state.credit:
-                    state.accepted[name] = state.accepted.get(name, 0) + 1
+            if state.proposed is not None and state.length == len(state.tokens):
+                candidates, grown, sources = state.proposed
+                state.learnt.learn_round(candidates, tokens)
+                node = 0
+                for token in tokens[:-1]:  # as far as the tree that was scored is the one that was proposed
+                    node = grown.child(node, token)
+                    if node < 0:
+                        break
+                    state.credit.append(self.names[sources[node]])
             state.tokens += tokens
         return list(states)
 
@@ -234,10 +235,10 @@ class MixtureDrafter:
         return source
 
     def snapshot(self, state: MixtureState) -> Snapshot:
-        """The sources' snapshots and what was learnt; a shared calibration is saved by its owner."""
+        """The sources' snapshots and what was learnt; what is shared is saved by its owner."""
         saved: Snapshot = {"tokens": np.array(state.tokens)}
-        if self.calibration is None:
-            saved |= {"cells": state.calibration.cells.copy(), "totals": state.calibration.totals.copy()}
+        if self.credit is None:
+            saved |= {"cells": state.learnt.cells.copy(), "totals": state.learnt.totals.copy()}
         for i, member in enumerate(state.members):
             saved |= {f"{i}.{key}": value for key, value in self._resumable(i).snapshot(member).items()}
         return saved
@@ -248,10 +249,10 @@ class MixtureDrafter:
         for i in range(len(self.sources)):
             own = {key.partition(".")[2]: value for key, value in snapshot.items() if key.startswith(f"{i}.")}
             members.append(self._resumable(i).restore(request, own))
-        calibration = self._calibration()
-        if self.calibration is None:
-            calibration.cells[:], calibration.totals[:] = snapshot["cells"], snapshot["totals"]
-        return MixtureState(snapshot["tokens"].tolist(), members, calibration)
+        learnt = self._credit()
+        if self.credit is None:
+            learnt.cells[:], learnt.totals[:] = snapshot["cells"], snapshot["totals"]
+        return MixtureState(snapshot["tokens"].tolist(), members, learnt)
 
 
 @njit(cache=True)
@@ -262,15 +263,3 @@ def _append(nodes, score, at, source, cells, size):
         i, above = at + n - 1, cells[PARENT, n]
         nodes[0, i], nodes[1, i], nodes[2, i], score[i] = cells[TOKEN, n], at + above - 1 if above else -1, source, scores[n]
     return at + size - 1
-
-
-def _credit(taken: tuple[np.ndarray, ...], accepted: Sequence[int]) -> list[int]:
-    """The sources of the nodes along the accepted path; it ends where another tree was scored than was proposed."""
-    token, parent, source = (x.tolist() for x in taken)
-    at, found = -1, []
-    for t in accepted:
-        at = next((n for n in range(len(token)) if parent[n] == at and token[n] == t), None)
-        if at is None:
-            break
-        found.append(source[at])
-    return found

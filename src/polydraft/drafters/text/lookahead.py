@@ -18,15 +18,15 @@ DRAFT stream. Without auxiliary rows (a target that has none) the pool lives of 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numba import njit
 
-from polydraft.core import AuxRows, Budget, Draft, Method, Needs, Outcome, Request, Scores, SiblingLaw, TreeShape
-from polydraft.drafters.base import Parts, Snapshot, emitted
-from polydraft.drafters.grown_tree import GrownTree, end_ids, point_mass
+from polydraft.core import AuxRows, Budget, Needs, Outcome, Request, Scores
+from polydraft.drafters.base import Snapshot
+from polydraft.drafters.grown_tree import GrownTree
+from polydraft.drafters.text.base import Text, TextDrafter, text_method
 from polydraft.drafters.text.phrase_pool import PhrasePool, add_phrase, most_likely, read_text
 from polydraft.errors import InvalidInputError
 from polydraft.noise import Stream, uniform_at
@@ -100,16 +100,15 @@ def _learn(pool, guesses, best, num_accepted, new, text):
 
 
 @dataclass
-class LookaheadState:
+class LookaheadState(Text):
     """One request: its text, its window and the pool that it uses."""
 
     request: Request
-    tokens: list[int]
     window: Window
     pool: PhrasePool
 
 
-class LookaheadDrafter:
+class LookaheadDrafter(TextDrafter[LookaheadState]):
     """Lookahead decoding.
 
     columns, ngram: W and N of the module; (N - 1) W rows are added to each pass.  per_token: phrases kept of a token.
@@ -129,17 +128,8 @@ class LookaheadDrafter:
         [[1, 2, 2, 3]]
     """
 
-    info = Method(
-        name="lookahead",
-        title="Lookahead decoding",
-        authors="Fu et al.",
-        year=2024,
-        arxiv="2402.02057",
-        laws=frozenset({SiblingLaw.POINT_MASS}),
-        shapes=frozenset({TreeShape.GROWN}),
-    )
-    methods = (info,)
-    needs: Needs = Needs(aux=True)
+    info = text_method("lookahead", "Lookahead decoding", "Fu et al.", 2024, "2402.02057")
+    needs = Needs(aux=True)
 
     def __init__(
         self,
@@ -156,41 +146,24 @@ class LookaheadDrafter:
         if pool is not None and pool.length != ngram - 1:
             raise InvalidInputError(f"a pool of phrases of {pool.length} was given; expected {ngram - 1}, one less than ngram.")
         self.columns, self.ngram, self.per_token, self.pool, self.read_text = columns, ngram, per_token, pool, read_text
-        self._eos = end_ids(eos_token_ids)
+        super().__init__(eos_token_ids)
         PhrasePool(ngram - 1, per_token)
         window = Window(np.zeros((ngram - 1, columns), np.int64))
         self._positions, self._mask = torch.from_numpy(window.positions)[None], torch.from_numpy(window.mask)[None]
         self._nodes = torch.zeros_like(self._positions)
 
-    @classmethod
-    def build(cls, parts: Parts, **options: Any) -> "LookaheadDrafter":
-        """For the engine: end drafts at its end-of-sequence ids; options as the constructor."""
-        return cls(eos_token_ids=parts.eos_token_ids, **options)
+    def begin(self, request: Request, tokens: Sequence[int] | np.ndarray) -> LookaheadState:
+        """Guess tokens of the text, whose n-grams enter the pool."""
+        text, shape = list(map(int, tokens)), (self.ngram - 1, self.columns)
+        window = Window(np.array(_drawn(request, text, shape[0] * shape[1])).reshape(shape))
+        pool = PhrasePool(self.ngram - 1, self.per_token) if self.pool is None else self.pool
+        if self.read_text:
+            pool.read(text)
+        return LookaheadState(text, request, window, pool)
 
-    def start(self, requests: Sequence[Request]) -> list[LookaheadState]:
-        """Read the prompts; guess tokens of them."""
-        states = []
-        for request in requests:
-            tokens = list(request.prompt_token_ids)
-            levels = self.ngram - 1
-            drawn = _drawn(request, tokens, levels * self.columns)
-            pool = PhrasePool(levels, self.per_token) if self.pool is None else self.pool
-            state = LookaheadState(request, tokens, Window(np.array(drawn).reshape(levels, self.columns)), pool)
-            if self.read_text:
-                pool.read(tokens)
-            states.append(state)
-        return states
-
-    def release(self, states: Sequence[LookaheadState]) -> None:
-        """Nothing to give back; what a shared pool learnt stays in it."""
-
-    def grow(self, state: LookaheadState, budget: Budget) -> GrownTree:
+    def continuations(self, state: LookaheadState, budget: Budget) -> GrownTree:
         """The latest phrases of the last token, each going on phrase by phrase."""
-        return state.pool.draft(state.tokens[-1], budget, self._eos)
-
-    def propose(self, states: Sequence[LookaheadState], budgets: Sequence[Budget]) -> Draft:
-        """Phrases of the pool for each row; a token without any gives an empty row."""
-        return point_mass([self.grow(state, budget) for state, budget in zip(states, budgets, strict=True)])
+        return state.pool.continuations(state.tokens[-1], budget, self._eos)
 
     def aux(self, states: Sequence[LookaheadState]) -> AuxRows:
         """The windows, as rows of the next pass of the target."""
@@ -204,8 +177,8 @@ class LookaheadDrafter:
         best = np.empty((len(states), 0), np.int64)
         if scores.aux_logits is not None:
             best = most_likely(scores.aux_logits, self.columns)
-        for b, (state, tokens) in enumerate(zip(states, emitted(outcome, scores.tree), strict=True)):
-            state.tokens += tokens
+        for b, (state, tokens) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
+            state.extend(tokens)
             accepted = len(tokens) - 1
             drawn = _drawn(state.request, state.tokens, min(accepted, self.columns) * (self.ngram - 1) if best.size else 0)
             text = np.array(state.tokens[-len(tokens) - self.ngram + 1 :] if self.read_text else [], np.int64)
@@ -216,12 +189,12 @@ class LookaheadDrafter:
     def snapshot(self, state: LookaheadState) -> Snapshot:
         """Text, window and the request's own pool; a shared pool is saved by its owner."""
         own = {"pool": state.pool.to_array()} if self.pool is None else {}
-        return {"tokens": np.array(state.tokens), "window": state.window.guesses.copy(), **own}
+        return super().snapshot(state) | {"window": state.window.guesses.copy()} | own
 
     def restore(self, request: Request, snapshot: Snapshot) -> LookaheadState:
-        """The state that drafts as the one of the snapshot; see `base.Resumable`."""
+        """The state that drafts as the one of the snapshot; see `drafters.base.Resumable`."""
         pool = PhrasePool(self.ngram - 1, self.per_token).fill(snapshot["pool"]) if self.pool is None else self.pool
-        return LookaheadState(request, snapshot["tokens"].tolist(), Window(snapshot["window"].copy()), pool)
+        return LookaheadState(snapshot["tokens"].tolist(), request, Window(snapshot["window"].copy()), pool)
 
 
 def _drawn(request: Request, tokens: Sequence[int], count: int) -> list[int]:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 from numba import njit
 
-from polydraft.core import Budget, Draft, Method, Needs, Outcome, Request, Scores, SiblingLaw, TreeShape
-from polydraft.drafters.base import Parts, Snapshot, emitted
-from polydraft.drafters.grown_tree import GrownTree, add_node, end_ids, is_full, limits, new_cells, plant, point_mass, size_of
+from polydraft.core import Budget, Request
+from polydraft.drafters.grown_tree import GrownTree, add_node, is_full, limits, new_cells, plant
+from polydraft.drafters.text.base import TextDrafter, text_method
 from polydraft.errors import InvalidInputError
 
 __all__ = ["NgramDrafter", "NgramState"]
@@ -30,22 +30,18 @@ KNOWN, SHORTEST, LONGEST = range(3)
 class NgramState:
     """The text of one request and, for each n-gram, the places of the tokens that followed it.
 
-    arrays: text [T] and, for the i-th length of n-grams, latest[i]: a table from an n-gram to its latest place (it is known by the
-    text before that place), and before[i, place]: the place of the same n-gram before this one; 0 where there is none.
+    arrays: text [T]; for the i-th length of n-grams, before[i, place]: the place of the same n-gram before this one, 0 where there is
+    none, and latest[i]: a table from an n-gram to its latest place (it is known by the text before that place); about.
     Memory: for four lengths 52 to 104 bytes a token, as room is doubled.
     """
 
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
-        self._about = np.array([0, min_ngram, max_ngram], np.int64)
-        self._text, self._before, self._latest = np.empty(0, np.int32), np.empty((0, 0), np.int32), np.empty((0, 0), np.int32)
-
-    @property
-    def arrays(self) -> tuple[np.ndarray, ...]:
-        return self._text, self._before, self._latest, self._about
+        nothing = np.empty((0, 0), np.int32)
+        self.arrays = np.empty(0, np.int32), nothing, nothing, np.array([0, min_ngram, max_ngram], np.int64)
 
     @property
     def num_tokens(self) -> int:
-        return int(self._about[KNOWN])
+        return self.arrays[3].item(KNOWN)
 
     @property
     def num_bytes(self) -> int:
@@ -53,24 +49,24 @@ class NgramState:
 
     @property
     def tokens(self) -> list[int]:
-        return self._text[: self.num_tokens].tolist()
+        return self.arrays[0][: self.num_tokens].tolist()
 
     def extend(self, tokens: Sequence[int] | np.ndarray) -> None:
         """Append to the text and index it."""
         known = self.num_tokens
-        if known + len(tokens) > len(self._text):
+        text, _, _, about = self.arrays
+        if known + len(tokens) > len(text):
             room = max(ROOM, 1 << (known + len(tokens) - 1).bit_length())
-            _, low, high = self._about.tolist()
-            text = self._text[:known]
-            self._text, self._before = np.empty(room, np.int32), np.empty((high - low + 1, room), np.int32)
-            self._latest = np.zeros((high - low + 1, 2 * room), np.int32)
-            self._about[KNOWN] = 0
-            _extend(self.arrays, text)
+            _, low, high = about.tolist()
+            before, latest = np.empty((high - low + 1, room), np.int32), np.zeros((high - low + 1, 2 * room), np.int32)
+            about[KNOWN] = 0
+            self.arrays = np.empty(room, np.int32), before, latest, about
+            _extend(self.arrays, text[:known])
         _extend(self.arrays, np.array(tokens, np.int32))
 
     def places(self) -> list[tuple[int, int]]:
         """(length, place) where a suffix of the text was followed before: longest suffix first, then the latest place."""
-        _, low, high = self._about.tolist()
+        _, low, high = self.arrays[3].tolist()
         found = np.empty((MOST_PLACES * (high - low + 1), 2), np.int64)
         return [(n, at) for n, at in found[: _places(self.arrays, found)].tolist()]
 
@@ -126,24 +122,24 @@ def _places(index, found):
 
 
 @njit(cache=True)
-def _grow(tree, index, max_nodes, max_depth, width):
+def _grow(tree, index, limits):
     text, about = index[0], index[3]
-    plant(tree, text[about[KNOWN] - 1], max_nodes, max_depth, width)
+    plant(tree, text[about[KNOWN] - 1], limits)
     found = np.empty((MOST_PLACES * (about[LONGEST] - about[SHORTEST] + 1), 2), np.int64)
     for f in range(_places(index, found)):
         if is_full(tree):
             break
         score, node = 1 - 0.6 ** found[f, 0], 0
-        for at in range(found[f, 1], min(found[f, 1] + max_depth, about[KNOWN])):
+        for at in range(found[f, 1], about[KNOWN]):
             node = add_node(tree, node, np.int64(text[at]), score)
             if node < 0:
                 break
-    return size_of(tree)
 
 
-class NgramDrafter:
-    """Prompt lookup over prompt and output of each request alone.
+class NgramDrafter(TextDrafter[NgramState]):
+    """Prompt lookup over prompt and output of each request alone: continuations of the known suffixes, merged by prefix.
 
+    The first ones make the paths, later ones may lengthen them; scores grow with the length of the match.
     max_ngram, min_ngram: longest and shortest suffix to look up.  eos_token_ids: a draft ends at one.
 
     Raises:
@@ -157,61 +153,24 @@ class NgramDrafter:
         [[6, 7, 8, 5]]
     """
 
-    info = Method(
-        name="ngram",
-        title="Prompt lookup",
-        authors="Saxena; Yang et al.",
-        year=2023,
-        arxiv="2304.04487",
-        laws=frozenset({SiblingLaw.POINT_MASS}),
-        shapes=frozenset({TreeShape.GROWN}),
-    )
-    methods = (info,)
-    needs: Needs = Needs()
+    info = text_method("ngram", "Prompt lookup", "Saxena; Yang et al.", 2023, "2304.04487")
 
     def __init__(self, max_ngram: int = 4, min_ngram: int = 1, eos_token_ids: Sequence[int] = ()) -> None:
         if not 1 <= min_ngram <= max_ngram:
             raise InvalidInputError(
                 f"min_ngram={min_ngram} and max_ngram={max_ngram} were given; expected 1 <= min_ngram <= max_ngram."
             )
-        self.max_ngram, self.min_ngram, self._eos = max_ngram, min_ngram, end_ids(eos_token_ids)
+        super().__init__(eos_token_ids)
+        self.max_ngram, self.min_ngram = max_ngram, min_ngram
 
-    @classmethod
-    def build(cls, parts: Parts, *, max_ngram: int = 4, min_ngram: int = 1) -> "NgramDrafter":
-        """For the engine: end drafts at its end-of-sequence ids."""
-        return cls(max_ngram, min_ngram, parts.eos_token_ids)
-
-    def start(self, requests: Sequence[Request]) -> list[NgramState]:
-        """Index the prompts."""
-        return [self._started(request.prompt_token_ids) for request in requests]
-
-    def _started(self, tokens: Sequence[int] | np.ndarray) -> NgramState:
+    def begin(self, request: Request, tokens: Sequence[int] | np.ndarray) -> NgramState:
+        """Index the text."""
         state = NgramState(self.min_ngram, self.max_ngram)
         state.extend(tokens)
         return state
 
-    def release(self, states: Sequence[NgramState]) -> None:
-        """Nothing to give back."""
-
-    def grow(self, state: NgramState, budget: Budget) -> GrownTree:
-        """Continuations merged by prefix; the first ones make the paths, later ones may lengthen them; scores grow with the match."""
+    def continuations(self, state: NgramState, budget: Budget) -> GrownTree:
+        """See the class; an unknown suffix has none."""
         tree = new_cells(budget), self._eos
-        return GrownTree.grown(tree, _grow(tree, state.arrays, *limits(budget)))
-
-    def propose(self, states: Sequence[NgramState], budgets: Sequence[Budget]) -> Draft:
-        """Continuations of the known suffixes, within each budget; an unknown suffix gives an empty row."""
-        return point_mass([self.grow(state, budget) for state, budget in zip(states, budgets, strict=True)])
-
-    def observe(self, states: Sequence[NgramState], outcome: Outcome, scores: Scores) -> list[NgramState]:
-        """Index what was emitted."""
-        for state, tokens in zip(states, emitted(outcome, scores.tree), strict=True):
-            state.extend(tokens)
-        return list(states)
-
-    def snapshot(self, state: NgramState) -> Snapshot:
-        """The text; its index is made again."""
-        return {"tokens": np.array(state.tokens)}
-
-    def restore(self, request: Request, snapshot: Snapshot) -> NgramState:
-        """The state that drafts as the one of the snapshot; see `base.Resumable`."""
-        return self._started(snapshot["tokens"])
+        _grow(tree, state.arrays, limits(budget))
+        return GrownTree(tree)

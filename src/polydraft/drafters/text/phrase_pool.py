@@ -10,7 +10,7 @@ from numba import njit
 from torch import Tensor
 
 from polydraft.core import Budget
-from polydraft.drafters.grown_tree import TOKEN, GrownTree, add_node, is_full, limits, new_cells, plant, size_of
+from polydraft.drafters.grown_tree import TOKEN, GrownTree, add_node, is_full, limits, new_cells, plant
 from polydraft.drafters.text.lru import by_age, find, insert, new_index, touch
 from polydraft.errors import InvalidInputError
 
@@ -66,13 +66,13 @@ class PhrasePool:
         """Hang up to `count` phrases on a node, latest first."""
         with self.lock:
             _hang(self.arrays, grown.arrays, node, count)
-        grown.size = size_of(grown.arrays)
 
-    def draft(self, root: int, budget: Budget, eos: np.ndarray) -> GrownTree:
+    def continuations(self, root: int, budget: Budget, eos: np.ndarray) -> GrownTree:
         """Up to `budget.width` phrases of the root, each going on phrase by phrase, the latest one each time."""
         tree = new_cells(budget), eos
         with self.lock:
-            return GrownTree.grown(tree, _draft(self.arrays, tree, root, *limits(budget)))
+            _grow(self.arrays, tree, root, limits(budget))
+        return GrownTree(tree)
 
     def to_array(self) -> np.ndarray:
         """[P, 1 + length] token and phrase, in the order in which they would leave."""
@@ -150,13 +150,11 @@ def _hang(pool, tree, node, count):
 
 
 @njit(cache=True)
-def _draft(pool, tree, root, max_nodes, max_depth, width):
-    plant(tree, root, max_nodes, max_depth, width)
-    for end in _hang(pool, tree, 0, width):
-        at = end
-        while at >= 0 and not is_full(tree):
-            at = _hang(pool, tree, at, 1)[0]
-    return size_of(tree)
+def _grow(pool, tree, root, limits):
+    plant(tree, root, limits)
+    for end in _hang(pool, tree, 0, limits[2]):
+        while end >= 0 and not is_full(tree):
+            end = _hang(pool, tree, end, 1)[0]
 
 
 def most_likely(logits: Float[Tensor, "B N V"], last: int = 0) -> np.ndarray:

@@ -11,7 +11,7 @@ Zhao, Huang, Han, Xiao, Liu & Sun 2024, "Ouroboros" (arXiv 2402.13720, EMNLP 202
    below it, and one further; the phrases tested, rewritten with the target's argmaxes; and the text itself.
 
 Only tokens that are committed or that the target put there enter the pool. Phrases of fewer than L tokens are not stored.
-Lossless: all is decided before the pass that verifies it; the tree is POINT_MASS. Without a small model the pool drafts alone.
+Lossless: all is decided before the pass that verifies it; the tree is POINT_MASS.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from polydraft.core import Budget, Draft, Method, Needs, Outcome, Request, Scores, SiblingLaw, Target, TreeShape
-from polydraft.drafters.base import Parts, Snapshot, emitted
-from polydraft.drafters.grown_tree import GrownTree, end_ids, point_mass
+from polydraft.core import Budget, Draft, Needs, Outcome, Request, Scores, Target
+from polydraft.drafters.base import Parts, Snapshot
+from polydraft.drafters.grown_tree import GrownTree, point_mass
+from polydraft.drafters.text.base import Text, TextDrafter, text_method
 from polydraft.drafters.text.phrase_pool import PhrasePool, add_phrase, most_likely, read_text
 from polydraft.errors import InvalidInputError
 from polydraft.models.slots import Slots
@@ -33,66 +34,51 @@ __all__ = ["PhraseDrafter", "PhraseState"]
 
 
 @dataclass
-class PhraseState:
-    """One request: its text and the pool that it uses; with a small model its slot, and how many committed tokens are in it.
+class PhraseState(Text):
+    """One request: its text and the pool that it uses, its slot of the small model, and how many committed tokens are in it.
 
-    drafted: tokens of the last draft behind the committed ones in the slot.  block: what is to be learnt of the last round.  passes, made: of the small model; for measuring.
+    drafted: tokens of the last draft behind the committed ones in the slot.  block: what is to be learnt of the last round.
     """
 
-    tokens: list[int]
     pool: PhrasePool
-    slot: int = -1
+    slot: int
     fed: int = 0
     drafted: tuple[int, ...] = ()
     block: tuple[Any, ...] | None = None
-    passes: int = 0
-    made: int = 0
 
 
-class PhraseDrafter:
-    """Ouroboros, or with model=None the phrase pool alone.
+class PhraseDrafter(TextDrafter[PhraseState]):
+    """Ouroboros.
 
     model: a smaller one with as many slots as requests run at once.  length: L.  per_token: phrases kept of a token.
     gamma: tokens of the small model's draft; without it, the depth of the budget less a phrase.
     num_phrases: K, and the phrases that the small model tests in a pass.
     pool: shared by all requests, if they may learn from each other.  eos_token_ids: nothing is drafted behind one.
-    speed_up, extend, learn: steps 1 to 3 of the module, to be switched off for comparison.
 
     Raises:
         InvalidInputError: counts below 1, or a pool of phrases of another length.
 
     Example:
         >>> from polydraft.core import SamplingParams
-        >>> drafter = PhraseDrafter(length=2)
+        >>> from polydraft.models import load, pair
+        >>> drafter = PhraseDrafter(load.load_model(str(pair.draft_folder()), max_num_seqs=1), length=2)
         >>> states = drafter.start([Request("r", (5, 6, 7, 8, 5), SamplingParams(), seed=0)])
-        >>> drafter.propose(states, [Budget.grown(4, 4)]).tree.tokens.tolist()
-        [[5, 6, 7, 8, 5]]
+        >>> drafter.propose(states, [Budget.grown(4, 4)]).tree.num_nodes
+        5
     """
 
-    info = Method(
-        name="phrases",
-        title="Phrases that the target corrected",
-        authors="Zhao et al.",
-        year=2024,
-        arxiv="2402.13720",
-        laws=frozenset({SiblingLaw.POINT_MASS}),
-        shapes=frozenset({TreeShape.GROWN}),
-    )
-    methods = (info,)
-    needs: Needs = Needs()
+    info = text_method("phrases", "Phrases that the target corrected", "Zhao et al.", 2024, "2402.13720")
+    needs = Needs(logits=True)
 
     def __init__(
         self,
-        model: Target | None = None,
+        model: Target,
         *,
         length: int = 3,
         per_token: int = 20,
         num_phrases: int = 3,
         gamma: int | None = None,
         pool: PhrasePool | None = None,
-        speed_up: bool = True,
-        extend: bool = True,
-        learn: bool = True,
         eos_token_ids: Sequence[int] = (),
     ) -> None:
         if min(length, per_token, num_phrases, 1 if gamma is None else gamma) < 1:
@@ -101,21 +87,22 @@ class PhraseDrafter:
             )
         if pool is not None and pool.length != length:
             raise InvalidInputError(f"a pool of phrases of {pool.length} was given; expected length={length}.")
-        self.model, self.length, self.per_token, self.num_phrases, self.pool = model, length, per_token, num_phrases, pool
-        self.needs = Needs(logits=learn)
-        self.gamma, self.speed_up, self.extend, self.learn, self._eos = gamma, speed_up, extend, learn, end_ids(eos_token_ids)
-        self.slots = None if model is None else Slots(model)
+        super().__init__(eos_token_ids)
+        self.model, self.length, self.per_token, self.num_phrases = model, length, per_token, num_phrases
+        self.pool, self.gamma, self.slots = pool, gamma, Slots(model)
 
     @classmethod
-    def build(cls, parts: Parts, *, kind: str = "", **options: Any) -> "PhraseDrafter":
-        """For the engine: with its draft model, if it has one; "phrases:pool" leaves that out. Options as the constructor.
+    def build(cls, parts: Parts, **options: Any) -> "PhraseDrafter":
+        """For the engine: with its draft model. Options as the constructor.
 
         Raises:
-            InvalidInputError: another kind.
+            InvalidInputError: there is none.
         """
-        if kind not in ("", "pool"):
-            raise InvalidInputError(f"phrases:{kind} was given; expected phrases, or phrases:pool for the pool without a model.")
-        return cls(None if kind else parts.draft_model, eos_token_ids=parts.eos_token_ids, **options)
+        if parts.draft_model is None:
+            raise InvalidInputError(
+                "drafter 'phrases' was asked for without a draft model; give draft=..., or use drafter='lookahead', which keeps phrases too."
+            )
+        return cls(parts.draft_model, eos_token_ids=parts.eos_token_ids, **options)
 
     def start(self, requests: Sequence[Request]) -> list[PhraseState]:
         """Read the prompts.
@@ -123,44 +110,38 @@ class PhraseDrafter:
         Raises:
             CapacityError: more requests at a time than the small model has slots.
         """
-        states = []
         with ExitStack() as held:
+            states: list[PhraseState] = []
             for request in requests:
-                tokens = list(request.prompt_token_ids)
-                state = PhraseState(tokens, PhrasePool(self.length, self.per_token) if self.pool is None else self.pool)
-                state.pool.read(tokens)
-                if self.slots is not None:
-                    state.slot = self.slots.take()
-                    held.callback(self.slots.give_back, state.slot)
-                states.append(state)
+                states.append(self.begin(request, request.prompt_token_ids))
+                held.callback(self.release, states[-1:])
             held.pop_all()
         return states
+
+    def begin(self, request: Request, tokens: Sequence[int] | np.ndarray) -> PhraseState:
+        """Take a slot; the text's phrases enter the pool."""
+        text, pool = list(map(int, tokens)), PhrasePool(self.length, self.per_token) if self.pool is None else self.pool
+        pool.read(text)
+        return PhraseState(text, pool, self.slots.take())
 
     def release(self, states: Sequence[PhraseState]) -> None:
         """Give the slots back."""
         for state in states:
-            if self.slots is not None and state.slot >= 0:
-                slot, state.slot = state.slot, -1
-                self.slots.give_back(slot)
+            self.slots.give_back(state.slot)
 
     def _draft(self, state: PhraseState, gamma: int) -> list[int]:
         """Step 1: at least gamma tokens that the small model would write greedily, several a pass where a phrase is right."""
         model, slots = self.model, [state.slot]
-        if model is None or gamma < 1:
-            return []
         model.lengths[state.slot] = state.fed
         if state.fed < len(state.tokens) - 1:
             model.prefill(slots, [state.tokens[state.fed : -1]])
             state.fed = len(state.tokens) - 1
         drafted: list[int] = []
         while len(drafted) < gamma and not (drafted and drafted[-1] in self._eos):
-            last, left = drafted[-1] if drafted else state.tokens[-1], gamma - len(drafted)
-            tested = GrownTree(last, Budget.grown(self.num_phrases * self.length, left, self.num_phrases), self._eos)
-            if self.speed_up:
-                state.pool.hang(tested, 0, self.num_phrases)
+            tested = self._tested(state, drafted[-1] if drafted else state.tokens[-1], gamma - len(drafted))
             draft = point_mass([tested])
             best = model.score(slots, draft.tree).logits[0].argmax(-1).tolist()
-            path, node = [], 0
+            path, node = list[int](), 0
             while (child := tested.child(node, best[node])) > 0:
                 path.append(child)
                 node = child
@@ -169,47 +150,48 @@ class PhraseDrafter:
                 Outcome.of(np.array([path], np.int64), np.array([len(path)]), np.array([0])),
             )
             drafted += [*(tested.tokens[n] for n in path), best[node]]
-            state.passes += 1
-        state.made += len(drafted)
         return drafted
 
-    def grow(self, state: PhraseState, budget: Budget) -> GrownTree:
-        """The small model's chain with the pool's phrases at its end; without a model, phrase by phrase."""
+    def _tested(self, state: PhraseState, last: int, most: int) -> GrownTree:
+        """The small model's next tree: its last token with the pool's phrases behind it."""
+        tree = GrownTree.rooted(last, Budget.grown(self.num_phrases * self.length, most, self.num_phrases), self._eos)
+        state.pool.hang(tree, 0, self.num_phrases)
+        return tree
+
+    def continuations(self, state: PhraseState, budget: Budget) -> GrownTree:
+        """The small model's chain with the pool's phrases at its end."""
         self._learn_block(state)
-        if self.model is None:
-            return state.pool.draft(state.tokens[-1], budget, self._eos)
-        grown = GrownTree(state.tokens[-1], budget, self._eos)
-        if not min(budget.max_nodes, budget.max_depth):
-            return grown
-        room = min(self.length, budget.max_depth // 2) if self.extend else 0
-        gamma = min(budget.max_depth, budget.max_nodes)
-        chain = self._draft(state, max(1, min(gamma, budget.max_depth - room) if self.gamma is None else min(gamma, self.gamma)))
-        state.drafted = tuple(chain)
-        end = grown.add_path(chain)
-        if self.extend:
-            state.pool.hang(grown, end, self.num_phrases)
+        grown, most = GrownTree.rooted(state.tokens[-1], budget, self._eos), min(budget.max_depth, budget.max_nodes)
+        if most:
+            room = min(self.length, budget.max_depth // 2)
+            chain = self._draft(state, max(1, min(most, budget.max_depth - room if self.gamma is None else self.gamma)))
+            state.drafted = tuple(chain)
+            self._lengthen(state, grown, grown.add_path(chain))
         return grown
 
+    def _lengthen(self, state: PhraseState, grown: GrownTree, end: int) -> None:
+        """Step 2."""
+        state.pool.hang(grown, end, self.num_phrases)
+
     def propose(self, states: Sequence[PhraseState], budgets: Sequence[Budget]) -> Draft:
-        """A chain with phrases, or phrases alone, for each row."""
+        """A chain with phrases for each row; all rows' last blocks are learnt before."""
         for state in states:
             self._learn_block(state)
-        return point_mass([self.grow(state, budget) for state, budget in zip(states, budgets, strict=True)])
+        return super().propose(states, budgets)
 
     def observe(self, states: Sequence[PhraseState], outcome: Outcome, scores: Scores) -> list[PhraseState]:
         """Learn from the target's argmaxes and from the text; keep what is right of the small model's cache."""
         tree, num_nodes = scores.tree, scores.tree.num_nodes
-        learn = self.learn and num_nodes > 1 and scores.logits.shape[-1] > 0  # of rounds that were missed there are no logits
+        learn = num_nodes > 1 and scores.logits.shape[-1] > 0  # of rounds that were missed there are no logits
         best = most_likely(scores.logits) if learn else np.zeros((len(states), num_nodes), np.int64)
         (tokens, parents), paths = tree.host, outcome.host[0]
-        for b, (state, new) in enumerate(zip(states, emitted(outcome, tree), strict=True)):
-            if self.model is not None:
-                kept = 0
-                while kept < min(len(new), len(state.drafted)) - 1 and new[kept] == state.drafted[kept]:
-                    kept += 1
-                state.fed = min(int(self.model.lengths[state.slot]), len(state.tokens) + kept)
-                state.drafted = ()
-            state.tokens += new
+        for b, (state, new) in enumerate(zip(states, outcome.emitted(tree), strict=True)):
+            kept = 0
+            while kept < min(len(new), len(state.drafted)) - 1 and new[kept] == state.drafted[kept]:
+                kept += 1
+            state.fed = min(int(self.model.lengths[state.slot]), len(state.tokens) + kept)
+            state.drafted = ()
+            state.extend(new)
             text = np.array(state.tokens[-len(new) - self.length :])
             self._learn_block(state)
             state.block = tokens[b].copy(), parents[b].copy(), best[b], paths[b].copy(), learn, text
@@ -225,15 +207,12 @@ class PhraseDrafter:
     def snapshot(self, state: PhraseState) -> Snapshot:
         """The text and the request's own pool; a shared pool is saved by its owner, the cache is filled again."""
         self._learn_block(state)
-        return {"tokens": np.array(state.tokens), **({"pool": state.pool.to_array()} if self.pool is None else {})}
+        return super().snapshot(state) | ({"pool": state.pool.to_array()} if self.pool is None else {})
 
     def restore(self, request: Request, snapshot: Snapshot) -> PhraseState:
-        """The state that drafts as the one of the snapshot; see `base.Resumable`."""
-        (state,) = self.start([request])
-        state.tokens = snapshot["tokens"].tolist()
-        if self.pool is None:
-            state.pool = PhrasePool(self.length, self.per_token).fill(snapshot["pool"])
-        return state
+        """The state that drafts as the one of the snapshot; see `drafters.base.Resumable`."""
+        pool = PhrasePool(self.length, self.per_token).fill(snapshot["pool"]) if self.pool is None else self.pool
+        return PhraseState(snapshot["tokens"].tolist(), pool, self.slots.take())
 
 
 @njit(cache=True)

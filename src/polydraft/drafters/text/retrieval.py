@@ -26,24 +26,24 @@ import numpy as np
 from numba import njit
 from pydivsufsort import divsufsort
 
-from polydraft.core import Budget, Draft, Method, Needs, Outcome, Request, Scores, SiblingLaw, TreeShape
-from polydraft.drafters.base import Parts, Snapshot, emitted
+from polydraft.core import Budget, Request
+from polydraft.drafters.base import Parts
 from polydraft.drafters.grown_tree import (
+    DEPTH,
     GrownTree,
-    add_ranked,
-    end_ids,
+    add_best,
+    copy_onto,
     is_full,
     limits,
     new_cells,
     num_paths,
     plant,
-    point_mass,
-    size_of,
 )
 from polydraft.drafters.text import index_file
+from polydraft.drafters.text.base import Text, TextDrafter, text_method
 from polydraft.errors import InvalidInputError
 
-__all__ = ["RetrievalDrafter", "RetrievalIndex", "RetrievalState"]
+__all__ = ["RetrievalDrafter", "RetrievalIndex"]
 
 PROBES = 32
 """Places of an interval that are looked at for its children: at least so many where there are as many, and less than twice as many."""
@@ -206,78 +206,47 @@ def _longest(index, text, most, least):
 
 
 @njit(cache=True)
-def _grow(tree, index, text, most, least, max_nodes, max_depth, width):
-    """Continuations of the longest match, then of matches of half the length, and so on; returns the size of the tree."""
-    plant(tree, text[-1], max_nodes, max_depth, width)
-    if max_nodes == 0 or max_depth == 0:
-        return 1
+def _grow(tree, trial, index, text, most, least, limits):
+    """Continuations of the longest match, then of matches of half the length, and so on. trial: room for those of one match."""
+    plant(tree, text[-1], limits)
+    if is_full(tree):
+        return
     m, tried = _longest(index, text, most, least), 0
-    while m >= least and m != tried and not is_full(tree) and num_paths(tree) < width:
-        token, parent, share = _trie(index, text, m, max_nodes, max_depth, width)
-        add_ranked(tree, token, parent, share)
+    while m >= least and m != tried and not is_full(tree) and num_paths(tree) < limits[2]:
+        _draft(trial, index, text, m, limits)
+        copy_onto(tree, trial)
         m, tried = (m + 1) // 2, m
-    return size_of(tree)
 
 
 @njit(cache=True)
-def _trie(index, text, m, max_nodes, max_depth, width):
-    """(token, parent, share of the parent's occurrences) of the most frequent continuations of the last m tokens."""
+def _draft(trial, index, text, m, limits):
+    """The most frequent continuations of the last m tokens, each scored by its share of its parent's occurrences."""
     tokens, order, first = index
-    separator, room = len(first) - 2, 2 * PROBES * (max_nodes + 1)
-    low, high, level, above = (
-        np.empty(room, np.int64),
-        np.empty(room, np.int64),
-        np.empty(room, np.int64),
-        np.empty(room, np.int64),
-    )
-    token, share, open_ = np.empty(room, np.int64), np.empty(room), np.zeros(room, np.bool_)
-    taken_token, taken_parent = np.empty(max_nodes, np.int64), np.empty(max_nodes, np.int64)
-    taken_share, inner = np.empty(max_nodes), np.zeros(max_nodes, np.bool_)
-    size, num, paths, parent, depth = 0, 0, 0, -1, 0
+    plant(trial, text[-1], limits)
+    separator, room = len(first) - 2, 2 * PROBES * (limits[0] + 1)
+    low, high, token = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
+    parents, hits, share = np.empty(room, np.int64), np.empty(room), np.empty(room)
+    size, node = 0, 0
     begin, end = _interval(index, text, len(text) - m)
-    while True:
-        if depth < max_depth:
-            total, offset, i = end - begin, m + depth, begin
-            step = max(1, total // PROBES)
-            probe = begin
-            while probe < end:
-                t = _at(tokens, order, probe, offset)
-                last = _edge(tokens, order, probe + 1, end, offset, t, True)
-                if t >= 0 and t != separator:
-                    first = _edge(tokens, order, i, probe, offset, t, False)
-                    low[size], high[size], level[size], above[size] = first, last, depth + 1, parent
-                    token[size], share[size], open_[size] = t, (last - first) / total, True
-                    size += 1
-                i = last
-                probe = max(last, probe + step)
-        if num == max_nodes:
+    while not is_full(trial):
+        level, total, i, probe = trial[0][DEPTH, node], end - begin, begin, begin
+        offset, step = m + level, max(1, total // PROBES)
+        while level < limits[1] and probe < end:
+            t = _at(tokens, order, probe, offset)
+            last = _edge(tokens, order, probe + 1, end, offset, t, True)
+            if t >= 0 and t != separator:
+                low[size], high[size], token[size] = _edge(tokens, order, i, probe, offset, t, False), last, t
+                parents[size], hits[size], share[size] = node, last - low[size], (last - low[size]) / total
+                size += 1
+            i = last
+            probe = max(last, probe + step)
+        taken, node = add_best(trial, parents, hits, token, share, size)
+        if taken < 0:
             break
-        take = -1
-        for c in range(size):
-            if open_[c] and (take < 0 or high[c] - low[c] > high[take] - low[take]):
-                opens_path = above[c] < 0 or inner[above[c]]
-                if not opens_path or paths < width:
-                    take = c
-        if take < 0:
-            break
-        open_[take] = False
-        paths += above[take] < 0 or inner[above[take]]
-        if above[take] >= 0:
-            inner[above[take]] = True
-        taken_token[num], taken_parent[num], taken_share[num] = token[take], above[take], share[take]
-        begin, end, depth, parent = low[take], high[take], level[take], num
-        num += 1
-    return taken_token[:num], taken_parent[:num], taken_share[:num]
+        begin, end = low[taken], high[taken]
 
 
-@dataclass
-class RetrievalState:
-    """One request: its text."""
-
-    tokens: list[int]
-
-
-class RetrievalDrafter:
+class RetrievalDrafter(TextDrafter[Text]):
     """REST over a corpus's index.
 
     max_match, min_match: longest and shortest end of the text that is looked up.  eos_token_ids: nothing is drafted behind one.
@@ -293,17 +262,7 @@ class RetrievalDrafter:
         [[2, 3, 4, 5]]
     """
 
-    info = Method(
-        name="retrieval",
-        title="Retrieval from a corpus",
-        authors="He et al.",
-        year=2023,
-        arxiv="2311.08252",
-        laws=frozenset({SiblingLaw.POINT_MASS}),
-        shapes=frozenset({TreeShape.GROWN}),
-    )
-    methods = (info,)
-    needs: Needs = Needs()
+    info = text_method("retrieval", "Retrieval from a corpus", "He et al.", 2023, "2311.08252")
 
     def __init__(
         self, index: RetrievalIndex, *, max_match: int = 16, min_match: int = 2, eos_token_ids: Sequence[int] = ()
@@ -312,8 +271,8 @@ class RetrievalDrafter:
             raise InvalidInputError(
                 f"min_match={min_match} and max_match={max_match} were given; expected 1 <= min_match <= max_match."
             )
+        super().__init__(eos_token_ids)
         self.index, self.max_match, self.min_match = index, max_match, min_match
-        self._eos = end_ids(eos_token_ids)
 
     @classmethod
     def build(cls, parts: Parts, *, index: str | Path | RetrievalIndex | None = None, **options: Any) -> "RetrievalDrafter":
@@ -334,32 +293,13 @@ class RetrievalDrafter:
         )
         return cls(made, eos_token_ids=parts.eos_token_ids, **options)
 
-    def start(self, requests: Sequence[Request]) -> list[RetrievalState]:
-        """Remember the prompts."""
-        return [RetrievalState(list(request.prompt_token_ids)) for request in requests]
+    def begin(self, request: Request, tokens: Sequence[int] | np.ndarray) -> Text:
+        """Remember the text."""
+        return Text(list(map(int, tokens)))
 
-    def release(self, states: Sequence[RetrievalState]) -> None:
-        """Nothing to give back."""
-
-    def grow(self, state: RetrievalState, budget: Budget) -> GrownTree:
+    def continuations(self, state: Text, budget: Budget) -> GrownTree:
         """Continuations of the longest match, then of shorter ones; the share of the occurrences is the score."""
-        tree, text = (new_cells(budget), self._eos), np.array(state.tokens[-self.max_match :])
-        return GrownTree.grown(tree, _grow(tree, self.index.arrays, text, self.max_match, self.min_match, *limits(budget)))
-
-    def propose(self, states: Sequence[RetrievalState], budgets: Sequence[Budget]) -> Draft:
-        """The top of the trie for each row; a text whose end is not in the corpus gives an empty row."""
-        return point_mass([self.grow(state, budget) for state, budget in zip(states, budgets, strict=True)])
-
-    def observe(self, states: Sequence[RetrievalState], outcome: Outcome, scores: Scores) -> list[RetrievalState]:
-        """Append what was emitted."""
-        for state, tokens in zip(states, emitted(outcome, scores.tree), strict=True):
-            state.tokens += tokens
-        return list(states)
-
-    def snapshot(self, state: RetrievalState) -> Snapshot:
-        """The text."""
-        return {"tokens": np.array(state.tokens)}
-
-    def restore(self, request: Request, snapshot: Snapshot) -> RetrievalState:
-        """The state that drafts as the one of the snapshot; see `base.Resumable`."""
-        return RetrievalState(snapshot["tokens"].tolist())
+        tree, trial = (new_cells(budget), self._eos), (new_cells(budget), self._eos)
+        text = np.array(state.tokens[-self.max_match :])
+        _grow(tree, trial, self.index.arrays, text, self.max_match, self.min_match, limits(budget))
+        return GrownTree(tree)

@@ -21,21 +21,32 @@ Trap: a shared tree shows one request's text in another's drafts and so in its t
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numba import njit
 
-from polydraft.core import Budget, Draft, Method, Needs, Outcome, Request, Scores, SiblingLaw, TreeShape
-from polydraft.drafters.base import Parts, Snapshot, emitted
-from polydraft.drafters.grown_tree import GrownTree, add_ranked, end_ids, limits, new_cells, plant, point_mass
+from polydraft.core import Budget, Request
+from polydraft.drafters.base import Parts
+from polydraft.drafters.grown_tree import (
+    DEPTH,
+    GrownTree,
+    add_best,
+    copy_onto,
+    is_full,
+    limits,
+    new_cells,
+    num_paths,
+    plant,
+)
 from polydraft.drafters.text import index_file
+from polydraft.drafters.text.base import TextDrafter, text_method
+from polydraft.drafters.text.suffix_nodes import CHILD, COUNT, END, NEXT, START, edge, token_at
 from polydraft.drafters.text.suffix_tree import SuffixTree, Tokens, ends_of, last_of, tail_of
 from polydraft.errors import InvalidInputError
 
-__all__ = ["SuffixDrafter", "SuffixState", "SuffixStore"]
+__all__ = ["SuffixDrafter", "SuffixStore"]
 
 
 class SuffixStore:
@@ -108,14 +119,7 @@ class SuffixStore:
         return store
 
 
-@dataclass
-class SuffixState:
-    """One request: its tree, which holds its text."""
-
-    tree: SuffixTree
-
-
-class SuffixDrafter:
+class SuffixDrafter(TextDrafter[SuffixTree]):
     """SuffixDecoding over a request's own text and, if one is given, a store of earlier outputs.
 
     store: shared by all requests; a request's output enters it when the request is finished.
@@ -133,17 +137,7 @@ class SuffixDrafter:
         [[6, 7, 8, 5]]
     """
 
-    info = Method(
-        name="suffix",
-        title="SuffixDecoding",
-        authors="Oliaro et al.",
-        year=2024,
-        arxiv="2411.04975",
-        laws=frozenset({SiblingLaw.POINT_MASS}),
-        shapes=frozenset({TreeShape.GROWN}),
-    )
-    methods = (info,)
-    needs: Needs = Needs()
+    info = text_method("suffix", "SuffixDecoding", "Oliaro et al.", 2024, "2411.04975")
 
     def __init__(
         self,
@@ -161,9 +155,8 @@ class SuffixDrafter:
                 "factor + offset >= 1 and 0 < min_prob <= 1."
             )
         SuffixTree(depth)
-        self.store, self.depth = store, depth
-        self.factor, self.offset, self.min_prob = float(factor), float(offset), float(min_prob)
-        self._eos = end_ids(eos_token_ids)
+        super().__init__(eos_token_ids)
+        self.store, self.depth, self._rules = store, depth, (float(factor), float(offset), float(min_prob))
 
     @classmethod
     def build(cls, parts: Parts, **options: Any) -> "SuffixDrafter":
@@ -173,172 +166,108 @@ class SuffixDrafter:
             IncompatibleError: a store that was saved with another tokenizer.
         """
         index_file.check_store("the suffix store", options.get("store"), parts.target.vocab_size, parts.tokenizer)
-        return cls(eos_token_ids=parts.eos_token_ids, **options)
+        return super().build(parts, **options)
 
-    def start(self, requests: Sequence[Request]) -> list[SuffixState]:
-        """Grow the trees of the prompts."""
-        states = []
-        for request in requests:
-            state = SuffixState(SuffixTree(self.depth))
-            state.tree.extend(request.prompt_token_ids)
-            states.append(state)
-        return states
-
-    def release(self, states: Sequence[SuffixState]) -> None:
-        """Nothing to give back."""
+    def begin(self, request: Request, tokens: Tokens) -> SuffixTree:
+        """Grow the tree of the text."""
+        tree = SuffixTree(self.depth)
+        tree.extend(tokens)
+        return tree
 
     def learn_output(self, token_ids: Sequence[int]) -> None:
         """Put a finished output in the shared store, if there is one."""
         if self.store is not None:
             self.store.add(token_ids)
 
-    def grow(self, state: SuffixState, budget: Budget) -> GrownTree:
-        """The better of both trees' drafts, with the estimates n(sc)/n(s) * |s|/(|s| + 1) as scores; empty if nothing matches."""
-        tree, own, store = (new_cells(budget), self._eos), state.tree.arrays, self.store
-        given = self.factor, self.offset, self.min_prob, *limits(budget)
+    def continuations(self, state: SuffixTree, budget: Budget) -> GrownTree:
+        """The better of both trees' drafts, with the estimates n(sc)/n(s) * |s|/(|s| + 1) as scores."""
+        tree, trial, store = (new_cells(budget), self._eos), (new_cells(budget), self._eos), self.store
         if store is None:
-            return GrownTree.grown(tree, _grow(tree, own, own, False, *given))
-        with store.lock:
-            return GrownTree.grown(tree, _grow(tree, own, store.tree.arrays, True, *given))
-
-    def propose(self, states: Sequence[SuffixState], budgets: Sequence[Budget]) -> Draft:
-        """The best-scored tree for each row; see the module."""
-        return point_mass([self.grow(state, budget) for state, budget in zip(states, budgets, strict=True)])
-
-    def observe(self, states: Sequence[SuffixState], outcome: Outcome, scores: Scores) -> list[SuffixState]:
-        """Append what was emitted."""
-        for state, tokens in zip(states, emitted(outcome, scores.tree), strict=True):
-            state.tree.extend(tokens)
-        return list(states)
-
-    def snapshot(self, state: SuffixState) -> Snapshot:
-        """The text; its tree is grown again."""
-        return {"tokens": state.tree.tokens()}
-
-    def restore(self, request: Request, snapshot: Snapshot) -> SuffixState:
-        """The state that drafts as the one of the snapshot; see `base.Resumable`."""
-        state = SuffixState(SuffixTree(self.depth))
-        state.tree.extend(snapshot["tokens"])
-        return state
+            _grow(tree, trial, state.arrays, state.arrays, False, self._rules, limits(budget))
+        else:
+            with store.lock:
+                _grow(tree, trial, state.arrays, store.tree.arrays, True, self._rules, limits(budget))
+        return GrownTree(tree)
 
 
 @njit(cache=True)
-def _grow(grown, own, store, shared, factor, offset, min_prob, max_nodes, max_depth, width):
-    """Grow the better draft: that of the request's own tree, or (shared) of the store's. Returns its size."""
-    plant(grown, last_of(own), max_nodes, max_depth, width)
-    if max_nodes == 0 or max_depth == 0:
-        return 1
-    best = _speculate(own, ends_of(own), True, factor, offset, min_prob, max_nodes, max_depth, width)
+def _grow(tree, trial, own, store, shared, rules, limits):
+    """Grow the better draft: that of the request's own tree, or (shared) of the store's. trial: room for the drafts tried."""
+    plant(tree, last_of(own), limits)
+    if is_full(tree):
+        return
+    suffixes, places, own_wins = own, ends_of(own), True
+    best, score = _best_match(trial, own, places, True, rules, limits)
     if shared:
-        places = tail_of(own, store)
-        other = _speculate(store, places, False, factor, offset, min_prob, max_nodes, max_depth, width)
-        if other[0] > best[0]:
-            best = other
-    return add_ranked(grown, best[1], best[2], best[3])
+        elsewhere = tail_of(own, store)
+        m, promised = _best_match(trial, store, elsewhere, False, rules, limits)
+        if promised > score:
+            suffixes, places, own_wins, best = store, elsewhere, False, m
+    for m in range(best, 0, -1):
+        _draft(trial, suffixes, places[m - 1], m, own_wins, rules, limits)
+        copy_onto(tree, trial)
+        if is_full(tree) or (num_paths(tree) == limits[2] and m <= best // 2):
+            break
 
 
 @njit(cache=True)
-def _speculate(tree, places, own, factor, offset, min_prob, max_nodes, max_depth, width):
-    """(score, tokens, parents, estimates) of the best draft over the matches, filled up; places[m - 1] is the match of m tokens.
-
-    parents index the nodes returned, -1 is the root. own: the matches themselves are counted in the tree.
-    """
-    room = 11 * max_nodes + 11  # of the frontier; what does not fit is too unlikely to matter
-    work, masses, open_ = np.empty((4, room), np.int64), np.empty((2, room)), np.empty(room, np.bool_)
-    tokens, parents, estimates = np.empty(max_nodes, np.int64), np.empty(max_nodes, np.int64), np.empty(max_nodes)
-    longest, ahead = tree[3].shape[0] - 1, min(max_nodes, max_depth)
-    usable = min(len(places), max(longest - ahead, longest // 2))
-    best, best_m = 0.0, 0
-    for m in range(usable, 0, -1):
-        most, bound = min(max_nodes, int(factor * m + offset)), 0.0
-        for k in range(1, min(most, max_depth) + 1):
+def _best_match(trial, suffixes, places, own, rules, limits):
+    """(m, score) of the match that promises most; places[m - 1] is the match of m tokens."""
+    max_nodes, max_depth, _ = limits
+    longest, ahead = len(suffixes.leaves), min(max_nodes, max_depth)
+    best, best_score = 0, 0.0
+    for m in range(min(len(places), max(longest - ahead, longest // 2)), 0, -1):
+        bound = 0.0
+        for k in range(1, min(ahead, _most(m, rules)) + 1):
             bound += m / (m + k)  # trust in the match, were all that follows certain
-        if best > bound + 1e-9:
+        if best_score > bound + 1e-9:
             break  # shorter matches promise less
-        num, score = _best_first(
-            tree, places[m - 1], m, own, min_prob, most, max_depth, width, tokens, parents, estimates, work, masses, open_
-        )
-        if score > best:
-            best, best_m = score, m
-    kept_tokens, kept_parents = np.empty(max_nodes, np.int64), np.empty(max_nodes, np.int64)
-    kept_estimates, kept, paths = np.empty(max_nodes), 0, 0
-    inner, at = np.zeros(max_nodes, np.bool_), np.empty(max_nodes, np.int64)
-    m = best_m
-    while m > 0 and kept < max_nodes:
-        most = min(max_nodes, int(factor * m + offset))
-        num, _ = _best_first(
-            tree, places[m - 1], m, own, min_prob, most, max_depth, width, tokens, parents, estimates, work, masses, open_
-        )
-        for i in range(num):
-            above = -1 if parents[i] < 0 else at[parents[i]]
-            at[i] = -2
-            if above == -2:
-                continue
-            for j in range(above + 1, kept):
-                if kept_parents[j] == above and kept_tokens[j] == tokens[i]:
-                    at[i] = j
-                    break
-            opens_path = above < 0 or inner[above]
-            if at[i] == -2 and kept < max_nodes and (not opens_path or paths < width):
-                kept_tokens[kept], kept_parents[kept], kept_estimates[kept] = tokens[i], above, estimates[i]
-                at[i] = kept
-                kept += 1
-                paths += opens_path
-                if above >= 0:
-                    inner[above] = True
-        if paths == width and m <= best_m // 2:
-            break
-        m -= 1
-    return best, kept_tokens[:kept], kept_parents[:kept], kept_estimates[:kept]
+        score = _draft(trial, suffixes, places[m - 1], m, own, rules, limits)
+        if score > best_score:
+            best, best_score = m, score
+    return best, best_score
 
 
 @njit(cache=True)
-def _best_first(tree, place, m, own, min_prob, most, max_depth, width, tokens, parents, estimates, work, masses, open_):
-    """Fill a draft from one place of the tree; returns the number of nodes and the sum of their path probabilities."""
-    pool, nodes, about = tree[0], tree[1], tree[5]
-    mask = len(pool) - 1
-    at, into, above, depth = work[0], work[1], work[2], work[3]
-    prob, ratio, room = masses[0], masses[1], work.shape[1]
-    inner = np.zeros(most + 1, np.bool_)
-    size, num, paths, score = 0, 0, 0, 0.0
-    parent, level, mass = -1, 0, 1.0
-    n, o = place
-    while True:
-        if level < max_depth:
-            length = nodes[n, 7] - nodes[nodes[n, 1], 7] if n else 0
-            length = min(length, (about[0] - nodes[n, 5]) & mask) if n else 0
-            trust = (m + level) / (m + level + 1)
-            if o < length:
-                if size < room:
-                    at[size], into[size], above[size], depth[size] = n, o + 1, parent, level + 1
-                    prob[size], ratio[size], open_[size] = mass * trust, trust, True
-                    size += 1
-            else:
-                total = nodes[n, 0] - (1 if own and parent < 0 else 0)
-                c = nodes[n, 2]
-                while c and total > 0 and size < room and mass * trust * nodes[c, 0] >= min_prob * total:
-                    share = trust * min(1.0, nodes[c, 0] / total)
-                    at[size], into[size], above[size], depth[size] = c, 1, parent, level + 1
-                    prob[size], ratio[size], open_[size] = mass * share, share, True
-                    size += 1
-                    c = nodes[c, 3]
-        if num == most:
+def _most(m, rules):
+    """Most nodes of a draft from a match of m tokens."""
+    return int(rules[0] * m + rules[1])
+
+
+@njit(cache=True)
+def _draft(trial, suffixes, place, m, own, rules, limits):
+    """Draft from one place of the suffixes, best first; returns the sum of the nodes' path probabilities.
+
+    own: the match itself is counted in the tree.
+    """
+    max_nodes, max_depth, width = limits
+    most, min_prob, nodes = min(max_nodes, _most(m, rules)), rules[2], suffixes.nodes
+    plant(trial, 0, (most, max_depth, width))
+    room = 11 * max_nodes + 11  # of the candidates; what does not fit is too unlikely to matter
+    at, offset = np.empty(room, np.int64), np.empty(room, np.int64)
+    parents, token, mass, share = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room), np.empty(room)
+    size, total_mass, node, path_mass = 0, 0.0, 0, 1.0
+    n, o = np.int64(place[0]), np.int64(place[1])
+    while not is_full(trial):
+        level, first = trial[0][DEPTH, node], size
+        trust = (m + level) / (m + level + 1)
+        if level < max_depth and o < min(edge(nodes, n), (suffixes.about[END] - nodes[n, START]) & (len(suffixes.pool) - 1)):
+            if size < room:
+                at[size], offset[size], share[size] = n, o + 1, trust
+                size += 1
+        elif level < max_depth:
+            total = nodes[n, COUNT] - (own and node == 0)
+            c = np.int64(nodes[n, CHILD])
+            while c and total > 0 and size < room and path_mass * trust * nodes[c, COUNT] >= min_prob * total:
+                at[size], offset[size], share[size] = c, 1, trust * min(1.0, nodes[c, COUNT] / total)
+                size += 1
+                c = np.int64(nodes[c, NEXT])
+        for i in range(first, size):
+            parents[i], mass[i] = node, path_mass * share[i]
+            token[i] = token_at(suffixes, nodes[at[i], START] + offset[i] - 1)
+        taken, node = add_best(trial, parents, mass, token, share, size)
+        if taken < 0:
             break
-        take = -1
-        for i in range(size):
-            if open_[i] and (take < 0 or prob[i] > prob[take] + 1e-12):
-                opens_path = above[i] < 0 or inner[above[i]]
-                if not opens_path or paths < width:
-                    take = i
-        if take < 0:
-            break
-        open_[take] = False
-        paths += above[take] < 0 or inner[above[take]]
-        if above[take] >= 0:
-            inner[above[take]] = True
-        n, o, level, mass = at[take], into[take], depth[take], prob[take]
-        tokens[num], parents[num], estimates[num] = pool[(nodes[n, 5] + o - 1) & mask], above[take], ratio[take]
-        score += mass
-        parent = num
-        num += 1
-    return num, score
+        n, o, path_mass = at[taken], offset[taken], mass[taken]
+        total_mass += path_mass
+    return total_mass

@@ -16,8 +16,9 @@
 Lossless: the tree is a function of earlier rounds, the committed text and the DRAFT stream, none of which the match rule's
 draws depend on; the table never hears of the round that it drafts for. Weights are scores, never a q: drafts are POINT_MASS.
 Trap: drawing again from p after a failed match, as the released code does at temperature > 0, is biased.
-Beyond the paper: a search has no more iterations than a small budget can use (`per_node`); the prompt is read whole when a request starts (`read_prompt`), and updates live in a bounded table of their
-own on top of the corpus's, least recently bumped pairs leaving first, so that requests do not see each other.
+Beyond the paper: a search has no more iterations than a small budget can use (four for each node, 64 at least); the prompt is read
+whole when a request starts; updates live in a bounded table of their own on top of the corpus's, least recently bumped pairs
+leaving first, so that requests do not see each other.
 """
 
 from collections.abc import Sequence
@@ -27,11 +28,12 @@ from typing import Any
 
 import numpy as np
 
-from polydraft.core import Budget, Draft, Method, Needs, Outcome, Request, Scores, SiblingLaw, TreeShape
-from polydraft.drafters.base import Parts, Snapshot, emitted
-from polydraft.drafters.grown_tree import GrownTree, end_ids, limits, new_cells, point_mass
+from polydraft.core import Budget, Outcome, Request, Scores
+from polydraft.drafters.base import Parts, Snapshot
+from polydraft.drafters.grown_tree import GrownTree, limits, new_cells
 from polydraft.drafters.text import index_file
-from polydraft.drafters.text.trigram_search import explore, grow
+from polydraft.drafters.text.base import Text, TextDrafter, text_method
+from polydraft.drafters.text.trigram_search import Search, explore, grow
 from polydraft.drafters.text.trigram_store import TrigramStore, bump_all
 from polydraft.drafters.text.trigram_table import TrigramTable
 from polydraft.errors import InvalidInputError
@@ -42,7 +44,7 @@ _NOTHING = np.empty(0, np.int64)
 
 
 @dataclass
-class TrigramState:
+class TrigramState(Text):
     """One request: its text and the updates that it sees.
 
     store: its own, or the one shared by the drafter's requests.
@@ -51,21 +53,19 @@ class TrigramState:
     """
 
     request: Request
-    tokens: list[int]
     store: TrigramStore
     unread: int = 0
     ended: bool = False
 
 
-class TrigramDrafter:
+class TrigramDrafter(TextDrafter[TrigramState]):
     """ADED over a corpus's table, or over the request's own text alone.
 
     table: counted from a corpus; None knows nothing at first.
     store: shared by all requests, if they may learn from each other; without it each request has a store of `max_pairs`.
-    iterations, per_node: of the search, 150 in the release; here also no more than so many for each node of the budget, or 64.
-    levels: of the search below the root; drafts are one level deeper.
+    iterations: of the search, fewer for small budgets (see the module).  levels: of the search below the root; drafts are one level deeper.
     c1, c2: exploration.  num_paths: most visited nodes that are kept, each extended by one.
-    window, bump, cap: of the online update; bump=0 makes the table static.  read_prompt: bump every triple of the prompt once.
+    window, bump, cap: of the online update; bump=0 makes the table static.
     eos_token_ids: nothing is drafted behind one.
 
     Raises:
@@ -79,17 +79,7 @@ class TrigramDrafter:
         [[2, 3, 4, 5]]
     """
 
-    info = Method(
-        name="trigram",
-        title="Adaptive trigram table with tree search",
-        authors="Liu et al.",
-        year=2024,
-        arxiv="2407.12021",
-        laws=frozenset({SiblingLaw.POINT_MASS}),
-        shapes=frozenset({TreeShape.GROWN}),
-    )
-    methods = (info,)
-    needs: Needs = Needs()
+    info = text_method("trigram", "Adaptive trigram table with tree search", "Liu et al.", 2024, "2407.12021")
 
     def __init__(
         self,
@@ -97,7 +87,6 @@ class TrigramDrafter:
         *,
         store: TrigramStore | None = None,
         iterations: int = 150,
-        per_node: int = 4,
         levels: int = 3,
         c1: float = 32.0,
         c2: float = 8.0,
@@ -105,22 +94,19 @@ class TrigramDrafter:
         window: int = 16,
         bump: float = 0.04,
         cap: float = 3.0,
-        read_prompt: bool = True,
         max_pairs: int = 4096,
         eos_token_ids: Sequence[int] = (),
     ) -> None:
-        if min(iterations, per_node, levels, num_paths, max_pairs) < 1 or window < 3 or c1 < 0 or c2 <= 0 or not 0 <= bump <= cap:
+        if min(iterations, levels, num_paths, max_pairs) < 1 or window < 3 or c1 < 0 or c2 <= 0 or not 0 <= bump <= cap:
             raise InvalidInputError(
-                f"iterations={iterations}, per_node={per_node}, levels={levels}, num_paths={num_paths}, max_pairs={max_pairs}, window={window}, c1={c1}, c2={c2}, "
+                f"iterations={iterations}, levels={levels}, num_paths={num_paths}, max_pairs={max_pairs}, window={window}, c1={c1}, c2={c2}, "
                 f"bump={bump} and cap={cap} were given; expected counts >= 1, window >= 3, c1 >= 0, c2 > 0 and 0 <= bump <= cap."
             )
+        super().__init__(eos_token_ids)
         self.table = TrigramTable.empty(1) if table is None else table
-        self.store, self.max_pairs = store, max_pairs
-        self.iterations, self.per_node, self.levels, self.num_paths = iterations, per_node, levels, num_paths
-        self.c1, self.c2 = float(c1), float(c2)
-        self._search = levels, iterations, per_node, explore(iterations, self.c1, self.c2), num_paths
-        self.window, self.bump, self.cap, self.read_prompt = window, float(bump), float(cap), read_prompt
-        self._eos = end_ids(eos_token_ids)
+        self.store, self.max_pairs, self.window = store, max_pairs, window
+        self._search = Search(levels, iterations, num_paths, explore(iterations, float(c1), float(c2)))
+        self._bump, self._cap = float(bump), float(cap)
 
     @classmethod
     def build(cls, parts: Parts, *, index: str | Path | TrigramTable | None = None, **options: Any) -> "TrigramDrafter":
@@ -138,74 +124,52 @@ class TrigramDrafter:
             )
         return cls(table, eos_token_ids=parts.eos_token_ids, **options)
 
-    def start(self, requests: Sequence[Request]) -> list[TrigramState]:
-        """Read the prompts, or their ends."""
-        states = []
-        for request in requests:
-            tokens = list(request.prompt_token_ids)
-            store = TrigramStore(self.max_pairs) if self.store is None else self.store
-            state = TrigramState(request, tokens, store, len(tokens) if self.read_prompt else self.window)
-            self._read(state)
-            states.append(state)
-        return states
+    def begin(self, request: Request, tokens: Sequence[int] | np.ndarray) -> TrigramState:
+        """Bump every triple of the text once."""
+        store = TrigramStore(self.max_pairs) if self.store is None else self.store
+        state = TrigramState(list(map(int, tokens)), request, store, len(tokens))
+        self._learn(state)
+        return state
 
     def _unread(self, state: TrigramState) -> np.ndarray:
         """What is unread, as it is handed over."""
-        if not state.unread or not self.bump:
+        if not state.unread or not self._bump:
             return _NOTHING
         unread, state.unread, state.ended = state.unread, 0, False
         return np.array(state.tokens[-unread:])
 
-    def _read(self, state: TrigramState) -> None:
+    def _learn(self, state: TrigramState) -> None:
         unread = self._unread(state)
         with state.store.lock:
-            bump_all(self.table.arrays, state.store.arrays, unread, self.bump, self.cap)
+            bump_all(self.table.arrays, state.store.arrays, unread, self._bump, self._cap)
 
     def release(self, states: Sequence[TrigramState]) -> None:
         """Bump what is unread of a prompt; what a shared store learnt stays in it. A last block is not read: it may go on behind a stop."""
         for state in states:
             if not state.ended:
-                self._read(state)
+                self._learn(state)
 
-    def grow(self, state: TrigramState, budget: Budget) -> GrownTree:
+    def continuations(self, state: TrigramState, budget: Budget) -> GrownTree:
         """The search's candidates, most visited first, scored by their share of the parent's visits; empty for a text of one token or a pair that was never seen."""
-        tree, request, store, text = (new_cells(budget), self._eos), state.request, state.store, state.tokens
-        before, unread = text[-2] if len(text) > 1 else -1, self._unread(state)
-        key = request.seed, request.sample, len(text)
-        with store.lock:
-            size = grow(
-                tree,
-                self.table.arrays,
-                store.arrays,
-                unread,
-                self.bump,
-                self.cap,
-                before,
-                text[-1],
-                *self._search,
-                *key,
-                *limits(budget),
-            )
-        return GrownTree.grown(tree, size)
-
-    def propose(self, states: Sequence[TrigramState], budgets: Sequence[Budget]) -> Draft:
-        """A searched tree for each row; see the module."""
-        return point_mass([self.grow(state, budget) for state, budget in zip(states, budgets, strict=True)])
+        tree, request, text = (new_cells(budget), self._eos), state.request, state.tokens
+        ends = text[-2] if len(text) > 1 else -1, text[-1]
+        update, key = (self._unread(state), self._bump, self._cap), (request.seed, request.sample, len(text))
+        with state.store.lock:
+            grow(tree, self.table.arrays, state.store.arrays, update, ends, self._search, key, limits(budget))
+        return GrownTree(tree)
 
     def observe(self, states: Sequence[TrigramState], outcome: Outcome, scores: Scores) -> list[TrigramState]:
         """Append what was emitted; the triples of the last tokens are bumped before the next draft."""
-        for state, tokens in zip(states, emitted(outcome, scores.tree), strict=True):
-            state.tokens += tokens
+        for state in super().observe(states, outcome, scores):
             state.unread, state.ended = self.window, True
         return list(states)
 
     def snapshot(self, state: TrigramState) -> Snapshot:
         """The text and the request's own updates; a shared store is saved by its owner."""
-        self._read(state)
-        own = state.store.to_arrays() if self.store is None else {}
-        return {"tokens": np.array(state.tokens), **own}
+        self._learn(state)
+        return super().snapshot(state) | (state.store.to_arrays() if self.store is None else {})
 
     def restore(self, request: Request, snapshot: Snapshot) -> TrigramState:
-        """The state that drafts as the one of the snapshot; see `base.Resumable`."""
+        """The state that drafts as the one of the snapshot; see `drafters.base.Resumable`."""
         store = TrigramStore.from_arrays(snapshot, self.max_pairs) if self.store is None else self.store
-        return TrigramState(request, snapshot["tokens"].tolist(), store)
+        return TrigramState(snapshot["tokens"].tolist(), request, store)

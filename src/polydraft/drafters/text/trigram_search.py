@@ -4,24 +4,35 @@ A pass of the target has driven the rows from the processor's caches, so most of
 is looked up once, and that of a node at the last level only if it is drafted.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
-from polydraft.drafters.grown_tree import add_node, is_full, plant, size_of
+from polydraft.drafters.grown_tree import add_node, is_full, plant
 from polydraft.drafters.text.lru import find
 from polydraft.drafters.text.trigram_store import ROW, bump_all
 from polydraft.drafters.text.trigram_table import find_row
 from polydraft.noise import uniform_at
 
-__all__ = ["explore", "grow", "search"]
+__all__ = ["Search", "explore", "grow", "search"]
 
-FEWEST = 64
-"""Iterations that every budget is worth: from here on more of them change no draft of 16 nodes or less to speak of."""
+FEWEST, PER_NODE = 64, 4
+"""Iterations that every budget is worth, and each node: more change tokens per call by 1.2% at most."""
 
 TOKEN, BEFORE, PARENT, CHILD, LAST, AFTER, LEARNT, COUNT, TRIED, MET, AGE, VISITS = range(12)
 """Rows of a search's nodes, a column for each node, column 0 the root. BEFORE: the token above, the other half of the state.
 CHILD, LAST, AFTER: tried children as a list. LEARNT, COUNT: of the row of successors; COUNT is -1 where it was not looked up.
 MET: nodes met before this one was expanded, -1 if it is not. AGE: the order in which expansions meet the nodes."""
+
+
+class Search(NamedTuple):
+    """How to search. factors: see `explore`.  num_paths: most visited nodes that are kept."""
+
+    levels: int
+    iterations: int
+    num_paths: int
+    factors: np.ndarray
 
 
 @njit(cache=True)
@@ -129,7 +140,7 @@ def search(table, store, a, b, levels, iterations, factors, seed, sample, positi
 
 @njit(cache=True)
 def _hang(tree, table, store, nodes, begin, size, num_paths):
-    """Hang the most visited nodes, those met first among equals, then the heaviest successor of each; returns the tree's size.
+    """Hang the most visited nodes, those met first among equals, then the heaviest successor of each.
 
     A node is no more visited than its parent, which was met earlier. Scores: the share of the parent's visits, or one half.
     """
@@ -138,7 +149,7 @@ def _hang(tree, table, store, nodes, begin, size, num_paths):
     order = np.arange(1, size)
     for i in range(kept):
         if is_full(tree):
-            return size_of(tree)
+            return
         best = i
         for j in range(i + 1, size - 1):
             m, n = order[j], order[best]
@@ -160,19 +171,21 @@ def _hang(tree, table, store, nodes, begin, size, num_paths):
             learnt, at, count = _row(table, store, np.int64(nodes[BEFORE, n]), np.int64(nodes[TOKEN, n]))
         if count:
             add_node(tree, place[n], _entry(table, store, learnt, at, 0)[0], 0.5)
-    return size_of(tree)
 
 
 @njit(cache=True)
-def grow(
-    tree, table, store, unread, bump, cap, a, b, levels, iterations, per_node, factors, num_paths, seed, sample, position, *limits
-):
-    """Bump what is unread, then plant and grow a tree of what the search visits most; returns its size."""
+def grow(tree, table, store, update, ends, how, key, limits):
+    """Bump what is unread, then plant and grow a tree of what the search visits most.
+
+    update: (unread, bump, cap).  ends: the last two tokens, -1 for one that is not there.  how: a `Search`.
+    """
+    unread, bump, cap = update
     bump_all(table, store, unread, bump, cap)
-    max_nodes, max_depth, width = limits
-    plant(tree, b, max_nodes, max_depth, width)
-    if max_nodes == 0 or max_depth == 0 or a < 0:
-        return 1
-    levels, iterations = min(levels, max_depth), min(iterations, max(FEWEST, per_node * max_nodes))
-    nodes, begin, size = search(table, store, a, b, levels, iterations, factors, seed, sample, position)
-    return _hang(tree, table, store, nodes, begin, size, num_paths)
+    a, b = ends
+    plant(tree, b, limits)
+    if is_full(tree) or a < 0:
+        return
+    max_nodes, max_depth, _ = limits
+    levels, iterations = min(how.levels, max_depth), min(how.iterations, max(FEWEST, PER_NODE * max_nodes))
+    nodes, begin, size = search(table, store, a, b, levels, iterations, how.factors, *key)
+    _hang(tree, table, store, nodes, begin, size, how.num_paths)

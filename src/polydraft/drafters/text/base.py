@@ -1,0 +1,100 @@
+"""What drafters from text have in common: they follow the text of each request, and hand over what may go on from its end.
+
+Such a drafter is a structure of its own and two functions: `begin`, a request's state after its first tokens, and `continuations`,
+the tree of what may follow. All are deterministic, so drafts are POINT_MASS and meet the match rule.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from polydraft.core import Budget, Draft, Method, Needs, Outcome, Request, Scores, SiblingLaw, TreeShape
+from polydraft.drafters.base import Parts, Snapshot
+from polydraft.drafters.grown_tree import GrownTree, end_ids, point_mass
+
+__all__ = ["FollowsText", "Text", "TextDrafter", "text_method"]
+
+
+class FollowsText(Protocol):
+    """The state of a request: its text, and whatever a drafter keeps of it."""
+
+    @property
+    def tokens(self) -> Sequence[int] | np.ndarray: ...
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Go on with what was emitted."""
+
+
+@dataclass
+class Text:
+    """The state of a request of which nothing is kept but its text."""
+
+    tokens: list[int]
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Go on with what was emitted."""
+        self.tokens += tokens
+
+
+State = TypeVar("State", bound=FollowsText)
+Own = TypeVar("Own", bound="TextDrafter[Any]")
+
+
+def text_method(name: str, title: str, authors: str, year: int, arxiv: str) -> Method:
+    """What a drafter from text declares."""
+    return Method(name, title, authors, year, arxiv, frozenset({SiblingLaw.POINT_MASS}), frozenset({TreeShape.GROWN}))
+
+
+class TextDrafter(ABC, Generic[State]):
+    """A drafter from text, less `info`, `begin` and `continuations`. eos_token_ids: nothing is drafted behind one."""
+
+    info: ClassVar[Method]
+    methods: ClassVar[tuple[Method, ...]]
+    needs: Needs = Needs()
+
+    def __init_subclass__(cls) -> None:
+        cls.methods = (cls.info,)
+
+    def __init__(self, eos_token_ids: Sequence[int] = ()) -> None:
+        self._eos = end_ids(eos_token_ids)
+
+    @classmethod
+    def build(cls: type[Own], parts: Parts, **options: Any) -> Own:
+        """For the engine: end drafts at its end-of-sequence ids; options as the constructor."""
+        return cls(eos_token_ids=parts.eos_token_ids, **options)
+
+    @abstractmethod
+    def begin(self, request: Request, tokens: Sequence[int] | np.ndarray) -> State:
+        """The state of a request whose text so far is `tokens`."""
+
+    @abstractmethod
+    def continuations(self, state: State, budget: Budget) -> GrownTree:
+        """What may follow the text, as a tree within the budget; its root alone where nothing is known."""
+
+    def start(self, requests: Sequence[Request]) -> list[State]:
+        """Read the prompts."""
+        return [self.begin(request, request.prompt_token_ids) for request in requests]
+
+    def release(self, states: Sequence[State]) -> None:
+        """Nothing to give back; what a shared store or pool learnt stays in it."""
+
+    def propose(self, states: Sequence[State], budgets: Sequence[Budget]) -> Draft:
+        """The continuations of each row; see the module."""
+        return point_mass([self.continuations(state, budget) for state, budget in zip(states, budgets, strict=True)])
+
+    def observe(self, states: Sequence[State], outcome: Outcome, scores: Scores) -> list[State]:
+        """Go on with what was emitted."""
+        for state, tokens in zip(states, outcome.emitted(scores.tree), strict=True):
+            state.extend(tokens)
+        return list(states)
+
+    def snapshot(self, state: State) -> Snapshot:
+        """The text, from which all is made again."""
+        return {"tokens": np.array(state.tokens)}
+
+    def restore(self, request: Request, snapshot: Snapshot) -> State:
+        """The state that drafts as the one of the snapshot; see `drafters.base.Resumable`."""
+        return self.begin(request, snapshot["tokens"])
