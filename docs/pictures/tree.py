@@ -41,7 +41,7 @@ def one_round() -> Round:
     drafter, target = engine.drafter, engine.target
     assert drafter is not None
     states = drafter.start([Request("picture", tuple(ids), params, SEED)])
-    draft = drafter.propose(states, [Budget.grown(PATHS * DEPTH, DEPTH, PATHS)])
+    draft = drafter.propose(states, [Budget.fixed(tree.paths(PATHS, DEPTH))])
     target.prefill([0], [ids[:-1]])
     unique = tree.dedup(draft.tree)
     logits = unique.expand(target.score([0], unique.tree).logits)

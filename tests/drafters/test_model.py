@@ -13,6 +13,7 @@ from polydraft.errors import CapacityError, InvalidInputError, UnknownNameError
 from polydraft.models import load, pair
 from polydraft.models.slots import Slots
 from polydraft.tree import chain, paths, ragged
+from polydraft.verifiers.inputs import check_draft
 from tests.drafters.sessions import laws, models, play, requests
 from tests.engine.tables import TableModel
 
@@ -130,6 +131,18 @@ def compiled_and_grown(kind, sizes):
         compiled, grown = (d.probs[b, d.rows[b, n]] for d in drafts)
         torch.testing.assert_close(compiled, grown, rtol=0, atol=1e-5)
     return drafts[0]
+
+
+def test_a_race_has_no_more_children_than_its_law_has_tokens():
+    """The compiled call leaves such a draft to growing; the second child of the root is none, nor is what hangs on it."""
+    model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=2)
+    drafter = ModelDrafter(model, "coupled")
+    states = drafter.start(requests([3, 1, 4], [1, 5, 9], top_k=1))
+    draft = drafter.propose(states, [Budget.fixed(paths(2, 3)), Budget.fixed(chain(2))])
+    assert draft.tree.parents.tolist() == [[-1, 0, 1, 2], [-1, 0, 1, -1]]
+    check_draft(draft, model.vocab_size)
+    again = drafter.propose(states, [Budget.fixed(chain(3)), Budget.fixed(chain(2))])
+    assert torch.equal(again.tree.tokens, draft.tree.tokens)
 
 
 @pytest.mark.parametrize("kind", ["paths", "coupled"])

@@ -229,6 +229,9 @@ class ModelDrafter:
         slots, pending, trees = [s.slot for s in states], [s.pending for s in states], [g.parents for g in fixed]
         coupled = self.kind == "coupled"
         drawn, rows, probs = propose_paths(self.model, slots, pending, keys, trees, law, bias, coupled=coupled)
+        if coupled and (drawn.host[0] < 0).any():  # a law of fewer tokens than a node has children
+            self._rewind(states)
+            return self._grow(states, fixed, NoiseKey.of(*keys))
         (siblings,) = self.info.laws
         return Draft(drawn, siblings, _shape(fixed), probs, rows, NoiseKey.of(*keys) if coupled else None)
 

@@ -132,8 +132,9 @@ def _propose(parts, vocab, asked, given, starts, inner, law, bias, coupled):
             for n in range(here, end):
                 parent = parents[b, n]
                 source = row_of[b, first[b, parent]]
-                rows[b, n] = source
-                if not coupled:
+                if tokens[b, parent] < 0:
+                    tokens[b, n] = -1
+                elif not coupled:
                     tokens[b, n] = choose_row(probs[b, source], uniform_at(keys[b, 0], keys[b, 1], keys[b, 2], 0, n))
                 elif not (parents[b, here:n] == parent).any():  # all children of a node at once
                     many = (parents[b, n:end] == parent).sum()
@@ -141,8 +142,11 @@ def _propose(parts, vocab, asked, given, starts, inner, law, bias, coupled):
                     turn = 0
                     for m in range(n, end):
                         if parents[b, m] == parent:
-                            tokens[b, m] = drawn[turn]
+                            tokens[b, m] = drawn[turn] if turn == 0 or drawn[turn] != drawn[turn - 1] else -1
                             turn += 1
+                if tokens[b, n] < 0:  # no draft, which the caller sees
+                    continue
+                rows[b, n] = source
                 first[b, n] = n
                 for m in range(here, n):
                     if tokens[b, m] == tokens[b, n] and (d == 0 or first[b, parents[b, m]] == first[b, parent]):
@@ -192,7 +196,7 @@ def propose_paths(
     pending: committed tokens that the cache lacks, the root last; they are cached where there is a draft.
     keys: seeds, sample indices and positions of the noise.
     law: temperature, top_k, top_p, min_p of every row.  bias: added to logits, float32, [B, V] or [B, 0].
-    coupled: the children of a node are its smallest clock / q (Kobus & Gunduz 2025, arXiv 2504.15475); else every token is an independent draw of its row.
+    coupled: the children of a node are its smallest clock / q, and -1 where there are more of them than tokens (Kobus & Gunduz 2025, arXiv 2504.15475); else every token is an independent draw of its row.
 
     Raises:
         CapacityError: a tree of more nodes than a pass takes.
