@@ -1,4 +1,4 @@
-"""The numbers of the oracle file and the five-token example of the specification."""
+"""The numbers of the oracle file, and the five-token example that they are about."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def markov(case):
 
 
 class Fixed:
-    """The five-token example of the specification, the same row everywhere."""
+    """One example of five tokens, the same row everywhere."""
 
     V = 5
 

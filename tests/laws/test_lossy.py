@@ -77,7 +77,7 @@ def test_latent_neighbourhoods_without_a_budget_are_lossless(seed):
 
 
 def test_small_budget_for_each_candidate_can_move_all_of_the_mass():
-    """The specification's example: p on even, q on odd tokens, neighbours in pairs, budget 0.005 a candidate."""
+    """p on even, q on odd tokens, neighbours in pairs, budget 0.005 a candidate."""
     V = 400
     p, q = torch.zeros(1, V, dtype=torch.float64), torch.zeros(1, V, dtype=torch.float64)
     p[0, ::2], q[0, 1::2] = 2 / V, 2 / V

@@ -27,12 +27,12 @@ def coupled(k):
 
 
 def closed_form(p, q):
-    """One draft: sum_j 1 / sum_i max(p_i/p_j, q_i/q_j) (specification 6.1)."""
+    """One draft: sum_j 1 / sum_i max(p_i/p_j, q_i/q_j)."""
     return sum(1 / sum(max(p[i] / p[j], q[i] / q[j]) for i in range(len(p))) for j in range(len(p)) if p[j] > 0 and q[j] > 0)
 
 
 def quadrature(p, q, k):
-    """k drafts: sum_j p_j int e^-s Pr(PB_j(s) <= k-1) ds, trapezoid in log s (specification 6.1)."""
+    """k drafts: sum_j p_j int e^-s Pr(PB_j(s) <= k-1) ds, trapezoid in log s."""
     s = np.exp(np.arange(np.log(1e-22), np.log(80), 0.05))
     total = 0.0
     for j in range(len(p)):

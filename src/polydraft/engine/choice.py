@@ -6,7 +6,7 @@
 
 An arm that was not used for long is tried again, after longer and longer waits. All of this is decided from the rounds that are
 over and from tables that were measured before the request, never from a draft of the round itself: given its past, a round is one of a
-drafter with a rule that is exact for it, so the output law is kept (specification, section 12.2), and for the same profiles a
+drafter with a rule that is exact for it, so the output law is kept, and for the same profiles a
 seed gives one text. A choice made after a look at the drafts would be biased.
 Whether an arm that copies has something to copy is a function of the past too, and is looked up; that of others is taken for granted.
 Arms that are not asked are not called; they read what they missed when their turn comes.

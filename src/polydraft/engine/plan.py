@@ -1,7 +1,7 @@
 """How much to draft in the next round, decided from past rounds and tables only.
 
 A plan may look at tables and at rounds that are over, never at the draft it is deciding about: depth, width, trunk, short paths or the
-whole tree are fixed before the first token of a round is drawn, so every choice here keeps the output law (specification, section 12.2).
+whole tree are fixed before the first token of a round is drawn, so every choice here keeps the output law.
 A given profile is such a table. Without one, costs and acceptance are learnt from the rounds that are over (`engine/learner.py`).
 """
 

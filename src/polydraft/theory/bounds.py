@@ -1,6 +1,6 @@
 """What no lossless rule can exceed over several tokens, in closed form.
 
-paths   K iid paths: T(v y) = min(T(v) p(y | v), 1 - (1 - q(path v y))^K),  E[tokens] <= 1 + sum T        (specification 5)
+paths   K iid paths: T(v y) = min(T(v) p(y | v), 1 - (1 - q(path v y))^K),  E[tokens] <= 1 + sum T
 race    k drafts a node that share the target's clocks: E[tokens] <= (log V + log(k + 1)) / H[R]
         R  place of the token that the target takes in the draft's order of arrival, KL(p || q) <= H[R]   (ERSD, 2504.15475)
 """

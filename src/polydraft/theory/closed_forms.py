@@ -143,7 +143,7 @@ def _race(p, q, k, s, step):
 
 
 def race(p: np.ndarray, q: np.ndarray, k: int) -> float:
-    """k drafts that share the target's clocks, by quadrature in log time, error below 1e-12 (specification 6.1). O(V^2 k nodes).
+    """k drafts that share the target's clocks, by quadrature in log time, error below 1e-12. O(V^2 k nodes).
 
     Kobus & Gunduz 2025 (arXiv 2504.15475).
     """

@@ -4,7 +4,7 @@
     blocks     F(D, v) = Pr(draft D, last accepted context v);  T(v) = sum over D and u at or below v of F(D, u)
                maximise the sum of T:  sum_v F(D, v) = Pr(D),  T(v y) <= p(y | v) T(v)
 
-The second sees every draft at once, so no lossless rule can do better. Specification, section 5.
+The second sees every draft at once, so no lossless rule can do better.
 """
 
 from collections.abc import Callable, Sequence

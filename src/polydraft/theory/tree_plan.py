@@ -18,7 +18,7 @@ the estimate sum of path products for n nodes (Wang et al. 2024, OPT-Tree, arXiv
 arXiv 2406.16858). Growth stops when the best node left adds less than a node costs. Its children are deterministic: verify them
 as point masses, never with q.
 
-Growth theorem (specification, section 12.2): growth that does not look ahead keeps the law, even across branches: choose a node
+Growth theorem: growth that does not look ahead keeps the law, even across branches: choose a node
 that was never expanded, and how many children to draw there, by any function of the partial tree; draw all of them at once; keep
 every one. Traps: stopping inside a node after seeing a draw, dropping a drawn token, merging copies.
 """

@@ -19,7 +19,7 @@ The order gives a child with little below it as much weight as one with much. In
 go on equally deep share it; such groups, often of one child, are tried in draw order, a child alone against q: on ragged pairs this is
 traversal verification itself.
 Lossless for iid draws whose number at each node was fixed beforehand; the order may be any function of prefix, rows and residuals,
-never of draws not yet looked at (specification 9.2).
+never of draws not yet looked at.
 Traps: merged duplicates, sorted siblings, a trunk token counted once for each path.
 """
 

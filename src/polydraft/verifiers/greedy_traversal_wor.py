@@ -9,8 +9,7 @@ Our own rule, after GTV (`greedy_traversal`); the order is ascending p/q, ties b
 
 More than two draws: all but the last two are tried in draw order, as in `traversal`, so one and two draws are what it is made
 for. Where the drafts already fit, sum min(p, q) > 1 - 0.2/2, draw order is kept for those two as well.
-Lossless for draws without replacement, whatever grew the tree, if the number of draws at each node was fixed before its first
-(specification 12.4).
+Lossless for draws without replacement, whatever grew the tree, if the number of draws at each node was fixed before its first.
 Traps: law2 without h_j, as if the higher token had surely been drawn first; a last draw made only after a look at the first (0.14).
 """
 
