@@ -50,6 +50,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "output_hidden_states": (False, None),
 }
 """Options of the generation config that cannot be honoured, with the values that mean "off"."""
+OTHERWISE = "or call generate without custom_generate."
 PREPARED = ("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position")
 """What `generate` itself hands to a decoding loop."""
 
@@ -58,30 +59,16 @@ def _check_config(config: Any) -> None:
     for name, off in NEUTRAL.items():
         value = getattr(config, name, None)
         if value not in off:
-            raise refused(
-                name, value, f"It is not supported here; leave it at {off[0]!r}, or call generate without custom_generate."
-            )
+            raise refused(name, value, f"It is not supported here; leave it at {off[0]!r}, {OTHERWISE}")
 
 
 def _check_inputs(model_kwargs: dict[str, Any]) -> None:
     extra = [name for name, value in model_kwargs.items() if name not in PREPARED and value is not None]
     if extra:
-        raise refused(
-            extra[0], "...", "The tree passes take token ids only; leave it out, or call generate without custom_generate."
-        )
+        raise refused(extra[0], "...", f"The tree passes take token ids only; leave it out, {OTHERWISE}")
     past = model_kwargs.get("past_key_values")
     if past is not None and past.get_seq_length():
         raise refused("past_key_values", type(past).__name__, "The cache is polydraft's own; give the whole text as input_ids.")
-
-
-def _check_draft(draft: Any) -> None:
-    """Before `generate` runs: a folder or name has a configuration, anything else is a model."""
-    if isinstance(draft, str):
-        load_config(draft)
-    elif draft is not None and not isinstance(draft, PreTrainedModel):
-        raise InvalidInputError(
-            f"draft={draft!r} was given; expected a smaller model of transformers, its folder, or None to copy earlier text."
-        )
 
 
 class _Row:
@@ -111,17 +98,14 @@ class CustomGenerate:
     stats: of the last call, one for each row: passes of the model, drafted and accepted tokens, seconds by phase.
     """
 
-    def __init__(
-        self,
-        draft: Any,
-        drafter: str | Drafter | None,
-        verifier: str | Verifier,
-        depth: int | None,
-        num_paths: int | None,
-    ) -> None:
-        _check_draft(draft)
-        self._draft, self._drafter, self._verifier = draft, drafter, verifier
-        self._sizes = {"depth": depth, "num_paths": num_paths}
+    def __init__(self, draft: Any, **options: Any) -> None:
+        if isinstance(draft, str):
+            load_config(draft)  # refused here, before `generate` runs
+        elif draft is not None and not isinstance(draft, PreTrainedModel):
+            raise InvalidInputError(
+                f"draft={draft!r} was given; expected a smaller model of transformers, its folder, or None to copy earlier text."
+            )
+        self._draft, self._options = draft, options
         self._built: tuple[Any, Engine] | None = None
         self.stats: list[RequestStats] = []
 
@@ -146,9 +130,8 @@ class CustomGenerate:
             if given.get(option):
                 raise refused(option, "...", "Give the draft to custom_generate(draft=...), and run on one device.")
         if streamer is not None and len(input_ids) > 1:
-            raise refused(
-                "streamer", type(streamer).__name__, f"It takes one text and {len(input_ids)} were given; stream them one by one."
-            )
+            advice = f"It takes one text and {len(input_ids)} were given; stream them one by one."
+            raise refused("streamer", type(streamer).__name__, advice)
         mask = model_kwargs.get("attention_mask")
         real = torch.ones_like(input_ids) if mask is None else mask
         engine = self._engine(model, len(input_ids), generation_config.max_length)
@@ -173,14 +156,7 @@ class CustomGenerate:
             if num_rows <= target.max_num_seqs and max_length <= target.max_model_len:
                 return self._built[1]
         target = HFTarget(model, max_model_len=max_length, max_num_seqs=num_rows)
-        engine = Engine.of(
-            target,
-            draft_model=self._small(target),
-            drafter=self._drafter,
-            verifier=self._verifier,
-            eos_token_ids=(),
-            **self._sizes,  # pyright: ignore[reportArgumentType]
-        )
+        engine = Engine.of(target, draft_model=self._small(target), eos_token_ids=(), **self._options)
         self._built = model, engine
         return engine
 
@@ -261,16 +237,13 @@ class _Run:
         """The block's tokens up to the first that ends the row."""
         kept: list[int] = []
         processed = self.law.scores_of(b, tokens) if self.keeps_scores else []
-        for i, (token, node) in enumerate(zip(tokens, nodes, strict=True)):
+        for token, node in zip(tokens, nodes, strict=True):
             kept.append(token)
             row.ids.append(token)
-            if self.keeps_scores:
-                row.scores.append(processed[i])
-            if self.keeps_logits:
-                row.logits.append(logits[b, node].clone())
-            text = torch.tensor([row.ids], device=self.device)
+            row.scores += processed[len(kept) - 1 : len(kept)]
+            row.logits += [logits[b, node].clone()] if self.keeps_logits else []
             scores = tuple(x[None] for x in row.scores) if self.keeps_scores else None
-            row.finished = bool(self.criteria(text, scores).all())
+            row.finished = bool(self.criteria(torch.tensor([row.ids], device=self.device), scores).all())
             if row.finished:
                 break
         return kept
@@ -285,12 +258,14 @@ class _Run:
             return sequences
         return GenerateDecoderOnlyOutput(
             sequences=sequences,  # pyright: ignore[reportArgumentType]
-            scores=self._by_step([row.scores for row in self.rows], fill) if self.keeps_scores else None,
-            logits=self._by_step([row.logits for row in self.rows], fill) if self.keeps_logits else None,
+            scores=self._by_step([row.scores for row in self.rows], fill),
+            logits=self._by_step([row.logits for row in self.rows], fill),
         )
 
     def _by_step(self, kept: list[list[Tensor]], fill: int) -> Any:
-        """One [B, V] tensor a step; a row that is done has all its mass on padding."""
+        """One [B, V] tensor a step, None where nothing was kept; a row that is done has all its mass on padding."""
+        if not any(kept):
+            return None
         ended = torch.full_like(kept[0][0], -torch.inf)
         ended[fill] = 0.0
         steps = range(max(map(len, kept)))
@@ -299,20 +274,10 @@ class _Run:
 
 def _draft_params(config: Any, length: int) -> SamplingParams:
     """Sampling parameters for the draft's own law: any would be right, these fit best."""
-    common = {
-        "max_tokens": config.max_length - length,
-        "ignore_eos": True,
-        "repetition_penalty": config.repetition_penalty or 1.0,
-    }
-    if not config.do_sample:
-        return SamplingParams(temperature=0, **common)
-    return SamplingParams(
-        temperature=1.0 if config.temperature is None else config.temperature,
-        top_k=config.top_k or 0,
-        top_p=1.0 if config.top_p is None else config.top_p,
-        min_p=config.min_p or 0.0,
-        **common,
-    )
+    names = ("temperature", "top_k", "top_p", "min_p") if config.do_sample else ()
+    given = {name: getattr(config, name) for name in (*names, "repetition_penalty") if getattr(config, name) is not None}
+    greedy = {} if config.do_sample else {"temperature": 0}
+    return SamplingParams(max_tokens=config.max_length - length, ignore_eos=True, **greedy, **given)
 
 
 def _arguments_of_generate(loop: CustomGenerate) -> dict[str, Any]:
@@ -360,4 +325,4 @@ def custom_generate(
         >>> torch.equal(ours, model.generate(prompt, max_new_tokens=8, do_sample=False))
         True
     """
-    return CustomGenerate(draft, drafter, verifier, depth, num_paths)
+    return CustomGenerate(draft, drafter=drafter, verifier=verifier, depth=depth, num_paths=num_paths)

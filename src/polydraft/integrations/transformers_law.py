@@ -41,9 +41,8 @@ class ByRow:
         for processor in processors:
             name = type(processor).__name__
             if name in REFUSED_PROCESSORS:
-                raise refused(
-                    REFUSED_PROCESSORS[name], "...", f"{name} cannot be applied to single nodes of a tree. Leave it out."
-                )
+                advice = f"{name} cannot be applied to single nodes of a tree. Leave it out."
+                raise refused(REFUSED_PROCESSORS[name], "...", advice)
         self._rows = [[_for_row(processor, b) for processor in processors] for b in range(len(input_ids))]
         scores = torch.linspace(-3, 3, vocab_size, device=input_ids.device).expand(len(input_ids), -1)
         for number, processor in enumerate(processors):
@@ -97,27 +96,20 @@ class ProcessedLaw:
         self._tree = TokenTree.roots(torch.zeros(1, dtype=torch.int64))
         self._failed: Exception | None = None
 
-    def _law(self, scores: Float[Tensor, "M V"]) -> Float[Tensor, "M V"]:
-        if self._do_sample:
-            return scores.softmax(-1)
-        return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
-
     def __call__(
         self, scores: Scores, tree: TokenTree, contexts: Sequence[Sequence[int]], second: Scores | None = None
     ) -> Float[Tensor, "B N V"]:
         if self._failed is not None:
             raise self._failed
+        logits = scores.logits.float()
+        self._processed, self._tree = torch.full_like(logits, -torch.inf), tree
+        p = torch.full_like(logits, 1 / logits.shape[-1])  # of nodes behind a token that cannot be: no rule gets there
         try:
-            return self._of(scores.logits.float(), tree, contexts)
+            for b, context in enumerate(contexts):
+                self._fill(b, logits[b], trees.subtree(tree, b), [*self._padding[self.live[b]], *context], p[b])
         except Exception as error:
             self._failed = error
             raise
-
-    def _of(self, logits: Float[Tensor, "B N V"], tree: TokenTree, contexts: Sequence[Sequence[int]]) -> Float[Tensor, "B N V"]:
-        self._processed, self._tree = torch.full_like(logits, -torch.inf), tree
-        p = torch.full_like(logits, 1 / logits.shape[-1])  # of nodes behind a token that cannot be: no rule gets there
-        for b, context in enumerate(contexts):
-            self._fill(b, logits[b], trees.subtree(tree, b), [*self._padding[self.live[b]], *context], p[b])
         return p
 
     def _fill(self, b: int, logits: Float[Tensor, "N V"], tree: TokenTree, text: list[int], p: Float[Tensor, "N V"]) -> None:
@@ -131,7 +123,9 @@ class ProcessedLaw:
                     f"the logits processors leave no token for row {self.live[b]} after {ids.shape[1]} tokens, or make NaN; "
                     "expected at least one finite score. Check the constraints."
                 )
-            self._processed[b, level], p[level] = rows, self._law(rows)
+            best = rows.argmax(-1, keepdim=True)
+            self._processed[b, level] = rows
+            p[level] = rows.softmax(-1) if self._do_sample else torch.zeros_like(rows).scatter_(-1, best, 1.0)
             above, level = set(level), []
             for n in range(1, len(tokens)):
                 if n not in path and parents[n] in above and p[parents[n], tokens[n]] > 0:
