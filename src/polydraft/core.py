@@ -558,8 +558,11 @@ class Target(Protocol):
     vocab_size: int
     max_model_len: int
     max_num_seqs: int
-    lengths: np.ndarray
-    """[slots] committed tokens in each cache; lowering one forgets the last of them."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[slots] committed tokens in each cache, to be read; see `models.slots`."""
+        ...
 
     @property
     def offers(self) -> Needs:
@@ -581,6 +584,14 @@ class Target(Protocol):
 
     def commit(self, slots: Sequence[int], outcome: Outcome) -> None:
         """Keep the rows of the root and the path of the last `score`; drop the siblings."""
+        ...
+
+    def cut(self, slot: int, length: int) -> None:
+        """Forget all committed tokens of a slot but the first `length`."""
+        ...
+
+    def copy(self, source: int, slot: int, length: int) -> None:
+        """The first `length` committed tokens of a slot into an empty one: a prefix that two sequences share."""
         ...
 
     def release(self, slots: Sequence[int]) -> None:

@@ -291,7 +291,7 @@ def test_the_largest_draft_is_the_same_behind_unread_tokens(small, kind, budget)
     text = [(7 * i) % 97 + 3 for i in range(60)]
     drafter = ModelDrafter(small, kind)
     fresh, behind = drafter.start(requests(text, text))
-    small.lengths[behind.slot] = 10
+    small.cut(behind.slot, 10)
     behind = replace(behind, pending=tuple(text[10:]))
     drafts = [drafter.propose([s], [budget]).tree for s in (fresh, replace(behind, request=fresh.request))]
     assert drafts[0].num_nodes == 256 and torch.equal(drafts[0].tokens, drafts[1].tokens)

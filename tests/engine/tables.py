@@ -24,19 +24,16 @@ class TableModel:
         self._scored = {}
         self.passes = 0
 
-    class _Lengths:
-        def __init__(self, texts):
-            self.texts = texts
-
-        def __getitem__(self, slot):
-            return len(self.texts[slot])
-
-        def __setitem__(self, slot, length):
-            del self.texts[slot][length:]
-
     @property
     def lengths(self):
-        return self._Lengths(self.texts)
+        return [len(text) for text in self.texts]
+
+    def cut(self, slot, length):
+        assert length <= len(self.texts[slot])
+        del self.texts[slot][length:]
+
+    def copy(self, source, slot, length):
+        self.texts[slot] = self.texts[source][:length]
 
     offers = Needs(logits=True, aux=True, every_round=True)
 

@@ -312,3 +312,16 @@ def test_laws_that_cannot_be_followed_are_refused():
 
     with pytest.raises(InvalidInputError, match="at least one token"):
         Engine.of(TableModel(), drafter=None, law=Nothing()).generate([[1]])
+
+
+@BACKENDS
+def test_samples_of_one_prompt_read_it_once(kind):
+    target, prompt = kind(module(), max_num_seqs=4), list(range(1, 30))
+    fed, prefill = [], target.prefill
+    target.prefill = lambda slots, ids, **options: fed.extend(map(len, ids)) or prefill(slots, ids, **options)
+    engine = Engine.of(target, drafter="ngram", depth=3)
+    params = SamplingParams(temperature=1.0, max_tokens=12, seed=3)
+    together = engine.generate([prompt, prompt[:-1]], [params.with_(n=3), params])
+    assert fed == [28, 27]
+    alone = Engine.of(kind(module(), max_num_seqs=1), drafter="ngram", depth=3).generate([prompt], params.with_(n=3))
+    assert [s.token_ids for s in together[0].samples] == [s.token_ids for s in alone[0].samples]

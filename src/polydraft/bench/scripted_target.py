@@ -59,5 +59,11 @@ class ScriptedTarget:
     def commit(self, slots: Sequence[int], outcome: Outcome) -> None:
         self.lengths[0] += 1 + int(outcome.num_accepted[0])
 
+    def cut(self, slot: int, length: int) -> None:
+        self.lengths[slot] = length
+
+    def copy(self, source: int, slot: int, length: int) -> None:
+        self.lengths[slot] = length
+
     def release(self, slots: Sequence[int]) -> None:
         self.lengths[0] = 0

@@ -80,6 +80,6 @@ class OwnPositions(ModelDrafter):
         new: list[ModelState] = []
         for s, emitted in zip(states, outcome.emitted(scores.tree), strict=True):
             known = len(s.context) - len(s.pending)
-            self.model.lengths[s.slot] = known
+            self.model.cut(s.slot, known)
             new.append(replace(s, context=s.context + tuple(emitted), pending=s.pending + tuple(emitted)))
         return new

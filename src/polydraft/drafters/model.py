@@ -208,7 +208,7 @@ class ModelDrafter:
             self._proposed.pop(s.slot, None)
             cached = len(s.context) - len(s.pending)
             if self.model.lengths[s.slot] > cached:
-                self.model.lengths[s.slot] = cached
+                self.model.cut(s.slot, cached)
 
     def _empty(self, states: Sequence[ModelState]) -> Draft:
         bare = Draft.empty(torch.tensor([s.context[-1] for s in states]))
@@ -284,7 +284,7 @@ class ModelDrafter:
                 pending = s.pending + tuple(emitted)
             else:
                 fed = _fed_path(*proposed, emitted)
-                self._keep(s, fed)
+                self.model.commit([s.slot], Outcome.of(np.array([fed], np.int64), np.array([len(fed)]), np.array([0])))
                 pending = tokens[len(s.context) + len(fed) :]
             new.append(ModelState(s.request, s.slot, tokens, pending))
         return new
@@ -297,14 +297,6 @@ class ModelDrafter:
         """The state that drafts as the one of the snapshot; see `base.Resumable`."""
         (state,) = self.start([replace(request, prompt_token_ids=tuple(snapshot["tokens"].tolist()))])
         return replace(state, request=request)
-
-    def _keep(self, s: ModelState, fed: list[int]) -> None:
-        root = len(s.context) - 1
-        if isinstance(self.model, CompiledLlama):
-            self.model.keep(s.slot, fed, root)
-            return
-        self.model.lengths[s.slot] = root
-        self.model.commit([s.slot], Outcome.of(np.array([fed], np.int64), np.array([len(fed)]), np.array([0])))
 
 
 def _shape(fixed: Sequence[Budget]) -> TreeShape:

@@ -113,7 +113,7 @@ class SlemDrafter:
             if not depths[b]:
                 continue
             known = min(_common(s.cached, ids), len(ids) - 1)
-            self.model.lengths[s.slot] = known
+            self.model.cut(s.slot, known)
             if known < len(ids) - 1:
                 self.model.prefill([s.slot], [ids[known:-1]])
             s.cached[:] = ids[:-1]

@@ -14,7 +14,7 @@ from polydraft.engine.choice import Choice, ChoicePlan
 from polydraft.engine.plan import AdaptivePlan, FixedPlan, Plan
 from polydraft.engine.profile import Profile
 from polydraft.errors import CapacityError, InvalidInputError, unknown_name
-from polydraft.models.llama_pass import TREE_ROOM
+from polydraft.models.slots import TREE_ROOM
 from polydraft.verifiers import pairing
 
 __all__ = ["check_plan", "drafter", "plan", "verifier"]

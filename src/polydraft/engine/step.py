@@ -42,7 +42,7 @@ from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sequence
 from polydraft.engine.stats import Stopwatch
 from polydraft.engine.ties import rescored
-from polydraft.models.llama_pass import TREE_ROOM
+from polydraft.models.slots import TREE_ROOM
 from polydraft.tree import Dedup, dedup
 from polydraft.verifiers import greedy
 from polydraft.verifiers.match import match

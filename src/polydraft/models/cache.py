@@ -55,10 +55,9 @@ class SlotCache(Cache):
     """A cache of transformers with a length of its own for every sequence.
 
     layout: what a token needs.  num_slots: sequences at once.  num_columns: tokens of one sequence, scratch included.
-    lengths: committed tokens by slot; lowering one forgets the last tokens.
 
     Around a forward pass, `begin` says where its tokens go and `update` (called by every attention layer) writes them
-    and returns what the layer attends over. `extend`, `keep` and `free` change the committed lengths.
+    and returns what the layer attends over. What is committed is the model's to know, see `models.slots`.
     """
 
     def __init__(self, layout: CacheLayout, num_slots: int, num_columns: int, device: torch.device) -> None:
@@ -70,21 +69,18 @@ class SlotCache(Cache):
         self._stacks = (self._keys, self._values)
         self._by_layer = [(k.flatten(0, 1), v.flatten(0, 1)) for k, v in zip(self._keys, self._values, strict=True)]
         self._row_of: dict[int, int] = {}
-        self.lengths = np.zeros(num_slots, np.int64)
-        self._scratch = np.zeros(num_slots, np.int64)
 
     def row(self, slot: int) -> int:
         """The row of a slot; one that is new gets the next free row."""
         return self._row_of.setdefault(slot, len(self._row_of))
 
-    def begin(self, slots: Sequence[int], since: int, num_tokens: int) -> None:
-        """Prepare a pass over `num_tokens` new tokens of each slot, behind its committed ones and `since` scratch ones.
+    def begin(self, slots: Sequence[int], begins: np.ndarray, num_tokens: int) -> None:
+        """Prepare a pass over `num_tokens` new tokens of each slot, from column `begins` on.
 
         slots: in the order of their rows; rows that follow each other are attended in place, others are copied together.
         """
         rows = [self._row_of[slot] for slot in slots]
-        begins, first, B = self.lengths[slots] + since, rows[0], len(rows)
-        self._scratch[slots] = since + num_tokens
+        first, B = rows[0], len(rows)
         self._width = int(begins.max()) + num_tokens
         self._seen = self._written = None
         adjacent = rows == list(range(first, first + B))
@@ -122,43 +118,28 @@ class SlotCache(Cache):
         keys, values = (x[layer_idx, :, : self._width].index_select(0, self._gathered).transpose(1, 2) for x in self._stacks)
         return keys, values
 
-    def extend(self, slot: int, num_tokens: int) -> None:
-        """The first scratch tokens of a slot become committed; the others are forgotten."""
-        self.lengths[slot] += num_tokens
-        self._scratch[slot] = 0
+    def move(self, source: np.ndarray, target: np.ndarray) -> None:
+        """See `slots.SlotModel.move`."""
+        there, here = (self._places_of(x) for x in (source, target))
+        for stack in self._stacks:
+            flat = stack.flatten(1, 2)
+            flat.index_copy_(1, here, flat.index_select(1, there))
 
-    def keep(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
-        """Commit scratch tokens: the root (token 0) and the path, given as increasing scratch positions."""
-        sources: list[int] = []
-        targets: list[int] = []
-        for slot, path in zip(slots, paths, strict=True):
-            assert max(path, default=0) < self._scratch[slot], "commit without a pass that scored the path"
-            root = self._row_of[slot] * self.num_columns + int(self.lengths[slot])
-            for depth, node in enumerate(path, 1):
-                if node != depth:
-                    sources.append(root + node)
-                    targets.append(root + depth)
-            self.extend(slot, 1 + len(path))
-        if sources:
-            source, target = (torch.tensor(x, device=self._keys.device) for x in (sources, targets))
+    def _places_of(self, cells: np.ndarray) -> Tensor:
+        rows = np.array([self.row(slot) for slot in cells[:, 0].tolist()], np.int64)
+        return torch.from_numpy(rows * self.num_columns + cells[:, 1]).to(self._keys.device)
+
+    def free(self, slot: int, used: np.ndarray) -> None:
+        """Give a slot back; the last row in use moves into the hole. used: [slots] columns of each. One not in use is ignored."""
+        if slot not in self._row_of:
+            return
+        hole, last = self._row_of.pop(slot), len(self._row_of)
+        if hole != last:
+            moved = next(other for other, row in self._row_of.items() if row == last)
             for stack in self._stacks:
-                flat = stack.flatten(1, 2)
-                flat.index_copy_(1, target, flat.index_select(1, source))
-
-    def free(self, slots: Sequence[int]) -> None:
-        """Give slots back; the last row in use moves into each hole. Slots that are not in use are ignored."""
-        for slot in slots:
-            if slot not in self._row_of:
-                continue
-            hole, last = self._row_of.pop(slot), len(self._row_of)
-            if hole != last:
-                moved = next(other for other, row in self._row_of.items() if row == last)
-                used = int(self.lengths[moved] + self._scratch[moved])
-                for stack in self._stacks:
-                    stack[:, hole, :used] = stack[:, last, :used]
-                self._row_of[moved] = hole
-            self.lengths[slot] = self._scratch[slot] = 0
+                stack[:, hole, : used[moved]] = stack[:, last, : used[moved]]
+            self._row_of[moved] = hole
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """The longest committed length; a model that takes position ids does not ask."""
-        return int(self.lengths.max())
+        """Asked of caches without positions; ours are given to every pass."""
+        return 0

@@ -18,19 +18,18 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import Cache
 
-from polydraft.core import AuxRows, Needs, Outcome, Scores, TokenTree
-from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError, PolydraftError
+from polydraft.core import AuxRows, Needs, Scores, TokenTree
+from polydraft.errors import CapacityError, IncompatibleError, ModelLoadError, PolydraftError
 from polydraft.models.cache import CacheLayout, SlotCache
 from polydraft.models.folder import load_module
 from polydraft.models.grouped_attention import GROUPED
-from polydraft.models.memory import check_memory, fitting_length, weight_bytes
-from polydraft.models.supported import check_supported, context_length, end_ids
+from polydraft.models.memory import weight_bytes
+from polydraft.models.slots import TREE_ROOM, SlotModel, special_ids
+from polydraft.models.supported import check_supported, context_length
 from polydraft.models.tree_attention import node_mask
 
 __all__ = ["HFTarget"]
 
-TREE_ROOM = 256
-"""Most nodes and auxiliary rows of one tree: columns behind the context."""
 CHUNK = TREE_ROOM
 """Prompt tokens of one sequence in one pass; the padding of a nearly full sequence lands behind the context."""
 
@@ -61,7 +60,7 @@ def _layout(recorder: _Recorder) -> CacheLayout:
     return CacheLayout(len(recorder.shapes), keys[1], keys[3], values[3], dtype)
 
 
-class HFTarget:
+class HFTarget(SlotModel):
     """A causal language model of transformers that scores token trees in slots; see `core.Target`.
 
     model: a module, in evaluation mode from now on; its weights and configuration stay as they are.
@@ -70,7 +69,6 @@ class HFTarget:
 
     Attributes: max_model_len, max_num_seqs, eos_token_ids, bos_token_id, name, cache_bytes, dtype, device.
     vocab_size: rows of logits; lower it to cut off ids that the tokenizer does not have.
-    lengths: committed tokens in the cache by slot; lowering one forgets the last tokens.  passes: forward passes so far.
     The tensors that it returns are inference tensors: read them, clone them to change them in place.
 
     Raises:
@@ -84,27 +82,24 @@ class HFTarget:
         >>> _ = target.prefill([0], [[3, 1, 4]])
         >>> target.score([0], TokenTree(torch.tensor([[1, 5, 9]]), torch.tensor([[-1, 0, 0]]))).logits.shape
         torch.Size([1, 3, 32])
+        >>> from polydraft.core import Outcome
         >>> target.commit([0], Outcome(torch.tensor([[2]]), torch.tensor([1]), torch.tensor([2])))
         >>> target.lengths.tolist()
         [5, 0]
     """
 
     def __init__(self, model: Any, *, max_model_len: int | None = None, max_num_seqs: int = 8) -> None:
-        if max_num_seqs < 1:
-            raise InvalidInputError(f"max_num_seqs={max_num_seqs} was given; expected an integer >= 1.")
         check_supported(model.config, max_model_len, model)
         self.model = model.eval()
         self.name = getattr(model.config, "name_or_path", "") or type(model).__name__
         weights = next(model.parameters())
         self.dtype, self.device, self.weight_bytes = weights.dtype, weights.device, weight_bytes(model)
-        self.max_num_seqs = max_num_seqs
-        self.eos_token_ids, self.bos_token_id = end_ids(model)
+        self.eos_token_ids, self.bos_token_id = special_ids(model)
         self._attention = self._choose_attention()
         self._keeps_logits = "logits_to_keep" in signature(model.forward).parameters
         self._num_groups = 1
-        self.passes = 0
         try:
-            self._build(max_model_len)
+            self._build(max_model_len, max_num_seqs)
         except PolydraftError:
             raise
         except Exception as error:
@@ -145,7 +140,7 @@ class HFTarget:
         return GROUPED if given == "sdpa" and getattr(self.model, "_supports_attention_backend", False) else given
 
     @torch.inference_mode()
-    def _build(self, max_model_len: int | None) -> None:
+    def _build(self, max_model_len: int | None, max_num_seqs: int) -> None:
         """Find the cache's shape with a plain pass over two tokens, allocate it, and prove that a tree gives the same logits."""
         recorder = _Recorder()
         path = torch.tensor([[0, 2]], device=self.device)
@@ -156,16 +151,16 @@ class HFTarget:
         self._num_states, head = len(out.hidden_states), self.model.get_output_embeddings()
         self._plain_head = head is not None and torch.allclose(head(out.hidden_states[-1]), plain, rtol=1e-2, atol=1e-3)
         layout = _layout(recorder)
-        context = context_length(self.model.config) or 0  # 0 only where max_model_len is given, see check_supported
-        per_token = layout.bytes_per_token * self.max_num_seqs
-        self.max_model_len = max_model_len or fitting_length(context, per_token, TREE_ROOM, self.device)
-        columns = self.max_model_len + TREE_ROOM
-        self.cache_bytes = columns * per_token
-        check_memory(self.cache_bytes, self.device, max_model_len=self.max_model_len, max_num_seqs=self.max_num_seqs)
+        columns = self.open_slots(
+            max_model_len,
+            max_num_seqs,
+            context=context_length(self.model.config) or 0,  # 0 only where max_model_len is given, see check_supported
+            bytes_per_token=layout.bytes_per_token,
+            device=self.device,
+        )
         if self._attention == GROUPED:
             self._num_groups = self.model.config.get_text_config().num_attention_heads // layout.num_heads
         self._cache = SlotCache(layout, self.max_num_seqs, columns, self.device)
-        self.lengths = self._cache.lengths
         if self.max_model_len >= path.shape[1]:
             self._prove(plain.float())
 
@@ -217,11 +212,6 @@ class HFTarget:
 
     def _row_order(self, slots: Sequence[int]) -> list[int]:
         """The entries of `slots` in the order of their rows: a full batch is then a slice of the cache."""
-        if len(set(slots)) != len(slots) or not all(0 <= slot < self.max_num_seqs for slot in slots):
-            raise CapacityError(
-                f"slots {list(slots)} were given; expected different numbers from 0 to {self.max_num_seqs - 1}. "
-                "Raise max_num_seqs for more."
-            )
         rows = [self._cache.row(slot) for slot in slots]
         return sorted(range(len(rows)), key=rows.__getitem__)
 
@@ -250,9 +240,8 @@ class HFTarget:
         Raises:
             CapacityError: a sequence longer than `max_model_len`; nothing is appended.
         """
+        self.check_slots(slots, [len(ids) for ids in token_ids])
         order = self._row_order(slots)
-        for slot, ids in zip(slots, token_ids, strict=True):
-            self._check_room(slot, len(ids))
         left = {slots[b]: list(token_ids[b]) for b in order}
         last: dict[int, Tensor] = {}
         states: dict[int, list[list[Tensor]]] = {slot: [] for slot in slots}
@@ -266,16 +255,6 @@ class HFTarget:
         }
         return Scores(TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids])), logits, seen)
 
-    def _check_room(self, slot: int, num_tokens: int) -> None:
-        if num_tokens == 0:
-            raise InvalidInputError(f"no tokens were given for slot {slot}; expected at least one.")
-        room = self.max_model_len - int(self.lengths[slot])
-        if num_tokens > room:
-            raise CapacityError(
-                f"{num_tokens} tokens were given for slot {slot}, which has room for {room}: "
-                f"the context holds {self.max_model_len}. Shorten the text or raise max_model_len."
-            )
-
     def _prefill_chunk(
         self, left: Mapping[int, list[int]], hidden: Sequence[int], states: dict[int, list[list[Tensor]]]
     ) -> dict[int, Float[Tensor, " V"]]:
@@ -288,13 +267,13 @@ class HFTarget:
         done = {slot: len(ids) - 1 for slot, ids in left.items() if len(ids) <= CHUNK}
         kept = sorted(set(done.values())) or [0]
         options = {"logits_to_keep": torch.tensor(kept, device=self.device)} if self._keeps_logits else {}
-        self._cache.begin(slots, 0, T)
+        self._cache.begin(slots, self.lengths[slots], T)
         out = self._forward(
             tokens, mask, np.minimum(positions, self.max_model_len - 1), output_hidden_states=bool(hidden), **options
         )
         logits = self._logits(out)
         for b, (slot, ids) in enumerate(zip(slots, taken, strict=True)):
-            self._cache.extend(slot, len(ids))
+            self.appended([slot], len(ids))
             states[slot].append([out.hidden_states[layer][b, : len(ids)] for layer in hidden])
         column = kept.index if self._keeps_logits else int
         return {slot: logits[slots.index(slot), column(end)] for slot, end in done.items()}
@@ -315,15 +294,17 @@ class HFTarget:
         Raises:
             CapacityError: a node beyond the context, or a tree too large for the scratch behind it.
         """
+        self.check_slots(slots, [1] * len(slots), TREE_ROOM)
         order, N = self._row_order(slots), tree.num_nodes
         if order != list(range(len(order))):
             return self._reordered(slots, order, tree, hidden, aux, since)
-        self._check_tree(N + (0 if aux is None else aux.nodes.shape[1]))
+        self.check_tree(N, 0 if aux is None else aux.nodes.shape[1])
         mask, positions = node_mask(self.lengths[slots], tree.parents.cpu().contiguous().numpy(), since, aux)
         self._check_positions(positions)
         inputs = self._inputs(tree.tokens[:, since:].to(self.device), aux)
-        self._cache.begin(slots, since, mask.shape[1])
+        self._cache.begin(slots, self.lengths[slots] + since, mask.shape[1])
         out = self._forward(inputs, mask, positions, **({"output_hidden_states": True} if hidden else {}))
+        self.scored(slots, N)
         logits, M = self._logits(out), N - since
         return Scores(
             TokenTree(tree.tokens[:, since:], tree.parents[:, since:]),
@@ -352,12 +333,6 @@ class HFTarget:
             None if scores.aux_logits is None else scores.aux_logits[back],
         )
 
-    def _check_tree(self, num_rows: int) -> None:
-        if num_rows > TREE_ROOM:
-            raise CapacityError(
-                f"a tree of {num_rows} nodes and auxiliary rows was given; there is room for {TREE_ROOM}. Draft less."
-            )
-
     def _check_positions(self, positions: Int64[np.ndarray, "B T"]) -> None:
         if positions.max() >= self.max_model_len:
             raise CapacityError(
@@ -385,12 +360,13 @@ class HFTarget:
         return out.logits[0, -1, : self.vocab_size].float()
 
     @torch.inference_mode()
-    def commit(self, slots: Sequence[int], outcome: Outcome) -> None:
-        """Keep the rows of the root and of the accepted path of the last `score`; the siblings are forgotten."""
-        paths = [path[:k] for path, k in zip(outcome.path.tolist(), outcome.num_accepted.tolist(), strict=True)]
-        self._cache.keep(slots, paths)
+    def move(self, source: np.ndarray, target: np.ndarray) -> None:
+        """See `slots.SlotModel.move`."""
+        self._cache.move(source, target)
 
     @torch.inference_mode()
     def release(self, slots: Sequence[int]) -> None:
         """Empty the slots; those that are empty already are ignored."""
-        self._cache.free(slots)
+        for slot in slots:
+            self._cache.free(slot, self._lengths + self._scored)
+        super().release(slots)

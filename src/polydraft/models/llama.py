@@ -17,25 +17,24 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.core import AuxRows, Needs, Outcome, Scores, TokenTree
-from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
+from polydraft.core import AuxRows, Needs, Scores, TokenTree
+from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import checkpoint
 from polydraft.models.checkpoint import FAMILY, Checkpoint, head_width
 from polydraft.models.kernels import PANEL, aligned
 from polydraft.models.llama_pass import (
-    TREE_ROOM,
     Parts,
     Sizes,
     SlotMemory,
     compiled_pass,
     embed_rows,
     head_rows,
-    keep_path,
+    move_columns,
     whole,
     workspace,
 )
 from polydraft.models.llama_weights import packed_weights
-from polydraft.models.memory import check_memory, fitting_length
+from polydraft.models.slots import TREE_ROOM, SlotModel, special_ids
 from polydraft.models.supported import check_supported, context_length
 
 __all__ = ["CompiledLlama"]
@@ -45,7 +44,7 @@ STRETCH = 256
 """Tokens of a prompt that become committed at a time."""
 
 
-class CompiledLlama:
+class CompiledLlama(SlotModel):
     """A Llama-family model in compiled code, with slots; see `core.Target`.
 
     model: the weights to take: a `Checkpoint`, read one at a time, or a module of transformers, which is not needed afterwards.
@@ -77,7 +76,7 @@ class CompiledLlama:
         check_supported(config, max_model_len)
         self.name, self.vocab_size = str(config.name_or_path or type(model).__name__), int(config.vocab_size)
         self.device, self.dtype = torch.device("cpu"), torch.float32
-        self.eos_token_ids, self.bos_token_id = _special_ids(taken)
+        self.eos_token_ids, self.bos_token_id = special_ids(taken)
         width = head_width(config)
         sizes = Sizes(
             config.num_attention_heads,
@@ -86,21 +85,21 @@ class CompiledLlama:
             config.intermediate_size,
             np.float32(config.rms_norm_eps),
         )
-        self.max_num_seqs = max_num_seqs
-        each_token = 8 * config.num_hidden_layers * max_num_seqs * sizes.groups * width
-        self.max_model_len = int(max_model_len or fitting_length(context_length(config) or 0, each_token, TREE_ROOM, self.device))
-        columns = whole(self.max_model_len + TREE_ROOM)
-        each = (config.num_hidden_layers, max_num_seqs, sizes.groups)
+        each = config.num_hidden_layers, max_num_seqs, sizes.groups
+        columns = self.open_slots(
+            max_model_len,
+            max_num_seqs,
+            context=context_length(config) or 0,
+            bytes_per_token=4 * config.num_hidden_layers * sizes.groups * (width + whole(width)),
+            device=self.device,
+            multiple=PANEL,
+        )
         keys, values = (*each, columns // PANEL, width, PANEL), (*each, whole(width) // PANEL, columns, PANEL)
-        self.cache_bytes = 4 * int(np.prod(keys) + np.prod(values))
-        check_memory(self.cache_bytes, self.device, max_model_len=self.max_model_len, max_num_seqs=max_num_seqs)
-        memory = SlotMemory(aligned(*keys), aligned(*values), np.zeros(max_num_seqs, np.int64))
+        memory = SlotMemory(aligned(*keys), aligned(*values), self._lengths)
         weights, self.quantization_error = packed_weights(taken, columns, quantization)
         self.weight_format = {np.float32: "float32", np.uint16: "bfloat16", np.int8: "int8"}[weights.qkv.dtype.type]
         self.parts = Parts(weights, sizes, memory, workspace(weights, sizes, columns))
         self.weight_bytes = sum(x.nbytes for x in (weights.head, weights.qkv, weights.out, weights.gate_up, weights.down))
-        self.lengths = memory.lengths
-        self.passes = 0
 
     @classmethod
     def from_pretrained(
@@ -191,7 +190,7 @@ class CompiledLlama:
 
     def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
         """Append committed tokens; see `core.Target.prefill`."""
-        self._check_room(slots, [len(ids) for ids in token_ids], self.max_model_len)
+        self.check_slots(slots, [len(ids) for ids in token_ids])
         logits, longest = self.new_logits(len(slots)), max(map(len, token_ids))
         states = np.zeros((len(hidden), len(slots), longest, len(self.parts.weights.norm)), np.float32)
         for b, (slot, ids) in enumerate(zip(slots, token_ids, strict=True)):
@@ -200,7 +199,7 @@ class CompiledLlama:
                 last, end = begin + STRETCH >= len(ids), begin + chain.num_nodes
                 found = self._run([slot], chain, 0, np.array([chain.num_nodes - last]), logits[b : b + 1], hidden)
                 states[:, b, begin:end] = found
-                self.lengths[slot] += chain.num_nodes
+                self.appended([slot], chain.num_nodes)
         roots = TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids]))
         seen = {layer: torch.from_numpy(x) for layer, x in zip(hidden, states, strict=True)}
         return Scores(roots, torch.from_numpy(logits)[:, None, : self.vocab_size], seen)
@@ -228,44 +227,21 @@ class CompiledLlama:
                 "auxiliary rows of embeddings were given to a compiled model, which takes token ids. Load it with backend='transformers'."
             )
         X = 0 if aux is None else aux.nodes.shape[1]
-        if tree.num_nodes + X > TREE_ROOM:
-            raise CapacityError(
-                f"a tree of {tree.num_nodes} nodes and {X} auxiliary rows was given; a pass takes at most {TREE_ROOM}. Draft less."
-            )
-        self._check_room(slots, [tree.num_nodes + X] * len(slots), self.max_model_len + TREE_ROOM)
+        self.check_tree(tree.num_nodes, X)
+        self.check_slots(slots, [tree.num_nodes + X] * len(slots), TREE_ROOM)
         scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:]) if since else tree
         B, N = scored.tokens.shape
         buffer = self.new_logits(B * (N + X))
         states = self._run(slots, tree, since, np.array([since] * B), buffer, hidden, aux)
+        self.scored(slots, tree.num_nodes)
         parents, roots = tree.host[1][:, since:], since == 0
         rows = _place(buffer, parents, roots, X)[..., : self.vocab_size]
         seen = {layer: torch.from_numpy(_place(x, parents, roots, X)[:, :N]) for layer, x in zip(hidden, states, strict=True)}
         return Scores(scored, torch.from_numpy(rows[:, :N]), seen, torch.from_numpy(rows[:, N:]) if aux is not None else None)
 
-    def _check_room(self, slots: Sequence[int], counts: Sequence[int], columns: int) -> None:
-        for slot, count in zip(slots, counts, strict=True):
-            if not 0 <= slot < self.max_num_seqs:
-                raise CapacityError(
-                    f"slot {slot} was given; there are max_num_seqs={self.max_num_seqs}. Release a slot or raise it."
-                )
-            if self.lengths[slot] + count > columns:
-                raise CapacityError(
-                    f"{count} tokens after {self.lengths[slot]} committed ones were given; the context holds {self.max_model_len}. Shorten the text."
-                )
-
-    def commit(self, slots: Sequence[int], outcome: Outcome) -> None:
-        """Keep the columns of the root and the path of the last `score`."""
-        index = np.asarray(slots)
-        keep_path(self.parts.memory, index, self.lengths[index], *outcome.host[:2])
-
-    def keep(self, slot: int, nodes: Sequence[int], root: int) -> None:
-        """Move the columns of `nodes` behind column `root` and cut the cache there: for a draft that was grown below it."""
-        path = np.array([nodes], np.int64).reshape(1, len(nodes))
-        keep_path(self.parts.memory, np.array([slot]), np.array([root]), path, np.array([len(nodes)]))
-
-    def release(self, slots: Sequence[int]) -> None:
-        """Empty the slots."""
-        self.lengths[list(slots)] = 0
+    def move(self, source: np.ndarray, target: np.ndarray) -> None:
+        """See `slots.SlotModel.move`."""
+        move_columns(self.parts.memory, source, target)
 
 
 def _taken(model: Any) -> Checkpoint:
@@ -285,12 +261,3 @@ def _place(rows: np.ndarray, parents: np.ndarray, roots: bool, extra: int) -> np
     placed = np.zeros((*real.shape, rows.shape[-1]), np.float32)
     placed[real] = rows[: int(real.sum())]
     return placed
-
-
-def _special_ids(model: Checkpoint) -> tuple[list[int], int | None]:
-    """End-of-sequence ids (generation config first, one or many) and the BOS id of a model."""
-    eos = getattr(model.generation_config, "eos_token_id", None)
-    eos = model.config.eos_token_id if eos is None else eos
-    return ([] if eos is None else list(eos) if isinstance(eos, (list, tuple)) else [eos]), getattr(
-        model.config, "bos_token_id", None
-    )

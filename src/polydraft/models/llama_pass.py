@@ -11,9 +11,9 @@ from numba import njit
 
 from polydraft.exponential import fma
 from polydraft.models.kernels import PANEL, add, aligned, matmul, norm_part, product, rms_norm, soften, swiglu
+from polydraft.models.slots import TREE_ROOM
 
 __all__ = [
-    "TREE_ROOM",
     "Parts",
     "Sizes",
     "SlotMemory",
@@ -21,13 +21,11 @@ __all__ = [
     "compiled_pass",
     "embed_rows",
     "head_rows",
-    "keep_path",
+    "move_columns",
     "whole",
     "workspace",
 ]
 
-TREE_ROOM = 256
-"""Most nodes of one tree."""
 CHUNK = 64
 """Most rows that are in work at once; a pass over more reads the weights again."""
 
@@ -319,24 +317,21 @@ def compiled_pass(parts, slots, tokens, parents, begins, ends, wanted, logits, h
 
 @njit
 def _move(keys, values, source, target):
-    for g in range(keys.shape[0]):
-        for i in range(keys.shape[2]):
-            keys[g, target // PANEL, i, target % PANEL] = keys[g, source // PANEL, i, source % PANEL]
-        for p in range(values.shape[1]):
+    slot, column, to, place = source[0], source[1], target[0], target[1]
+    for g in range(keys.shape[1]):
+        for i in range(keys.shape[3]):
+            keys[to, g, place // PANEL, i, place % PANEL] = keys[slot, g, column // PANEL, i, column % PANEL]
+        for p in range(values.shape[2]):
             for i in range(PANEL):
-                values[g, p, target, i] = values[g, p, source, i]
+                values[to, g, p, place, i] = values[slot, g, p, column, i]
 
 
 @njit(cache=True)
-def keep_path(memory, slots, roots, paths, counts):
-    """Move the columns of each path behind its root's and cut there. Nodes grow along a path: no source is overwritten."""
-    for b in range(len(slots)):
-        for i in range(counts[b]):
-            source, target = roots[b] + paths[b, i], roots[b] + 1 + i
-            if source != target:
-                for layer in range(len(memory.keys)):
-                    _move(memory.keys[layer, slots[b]], memory.values[layer, slots[b]], source, target)
-        memory.lengths[slots[b]] = roots[b] + 1 + counts[b]
+def move_columns(memory, source, target):
+    """Copy columns, (slot, column) each, one after the other."""
+    for m in range(len(source)):
+        for layer in range(len(memory.keys)):
+            _move(memory.keys[layer], memory.values[layer], source[m], target[m])
 
 
 def whole(size: int) -> int:

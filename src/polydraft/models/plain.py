@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from polydraft.core import AuxRows, Needs, Outcome, Scores, TokenTree
-from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
-from polydraft.models.supported import check_plain, context_length, end_ids
+from polydraft.core import AuxRows, Needs, Scores, TokenTree
+from polydraft.errors import IncompatibleError
+from polydraft.models.slots import SlotModel, special_ids
+from polydraft.models.supported import check_plain, context_length
 
 __all__ = ["PlainTarget"]
 
@@ -36,7 +36,7 @@ class _State:
     logits: Tensor | None = None
 
 
-class PlainTarget:
+class PlainTarget(SlotModel):
     """A causal language model of transformers that decodes without drafts; see `core.Target`, of which it takes bare roots.
 
     model: a module, in evaluation mode from now on.  max_model_len: default the model's context.
@@ -55,19 +55,15 @@ class PlainTarget:
     """
 
     def __init__(self, model: Any, *, max_model_len: int | None = None, max_num_seqs: int = 8) -> None:
-        if max_num_seqs < 1:
-            raise InvalidInputError(f"max_num_seqs={max_num_seqs} was given; expected an integer >= 1.")
         check_plain(model.config, max_model_len)
         self.model = model.eval()
         self.name = getattr(model.config, "name_or_path", "") or type(model).__name__
         weights = next(model.parameters())
         self.dtype, self.device = weights.dtype, weights.device
-        self.max_model_len = max_model_len or context_length(model.config) or UNLIMITED
-        self.max_num_seqs = max_num_seqs
+        longest = max_model_len or context_length(model.config) or UNLIMITED
+        self.open_slots(longest, max_num_seqs, context=longest, bytes_per_token=0, device=self.device)
         self.vocab_size = int(model.config.get_text_config().vocab_size)
-        self.eos_token_ids, self.bos_token_id = end_ids(model)
-        self.lengths = np.zeros(max_num_seqs, np.int64)
-        self.passes = 0
+        self.eos_token_ids, self.bos_token_id = special_ids(model)
         self._states = [_State() for _ in range(max_num_seqs)]
 
     def _read(self, state: _State, token_ids: Sequence[int], hidden: Sequence[int] = ()) -> dict[int, Tensor]:
@@ -90,14 +86,9 @@ class PlainTarget:
             self.passes += 1
         return {layer: torch.cat(rows) for layer, rows in found.items()}
 
-    def _state(self, slot: int) -> _State:
-        if not 0 <= slot < self.max_num_seqs:
-            raise CapacityError(f"slot {slot} was given; expected 0 to {self.max_num_seqs - 1}. Raise max_num_seqs for more.")
-        return self._states[slot]
-
     def _rewind(self, slot: int) -> _State:
         """The slot's state after its committed tokens; one that must forget reads them again."""
-        state, length = self._state(slot), int(self.lengths[slot])
+        state, length = self._states[slot], int(self.lengths[slot])
         if len(state.token_ids) > length:
             known = state.token_ids[:length]
             state = self._states[slot] = _State()
@@ -124,17 +115,12 @@ class PlainTarget:
             CapacityError: a sequence longer than `max_model_len`.
             InvalidInputError: no tokens for a slot.
         """
+        self.check_slots(slots, [len(ids) for ids in token_ids])
         rows, states = list[Tensor](), list[dict[int, Tensor]]()
         for slot, ids in zip(slots, token_ids, strict=True):
-            self._state(slot)
-            room = self.max_model_len - int(self.lengths[slot])
-            if not ids:
-                raise InvalidInputError(f"no tokens were given for slot {slot}; expected at least one.")
-            if len(ids) > room:
-                raise CapacityError(f"{len(ids)} tokens were given for slot {slot}, which has room for {room}. Shorten the text.")
             state = self._rewind(slot)
             states.append(self._read(state, ids, hidden))
-            self.lengths[slot] += len(ids)
+            self.appended([slot], len(ids))
             assert state.logits is not None
             rows.append(state.logits)
         seen = {layer: pad_sequence([each[layer] for each in states], batch_first=True) for layer in hidden}
@@ -154,9 +140,11 @@ class PlainTarget:
                 f"a tree of {tree.num_nodes} nodes was given to {type(self.model).__name__}, whose cache cannot be rolled back: "
                 "it decodes without drafts. Use drafter=None, or another model."
             )
+        self.check_slots(slots, [1] * len(slots))
+        self.scored(slots, 1)
         rows, states = list[Tensor](), list[dict[int, Tensor]]()
         for slot, root in zip(slots, tree.tokens[:, 0].tolist(), strict=True):
-            state, length = self._state(slot), int(self.lengths[slot])
+            state, length = self._states[slot], int(self.lengths[slot])
             if hidden or state.token_ids[length:] != [root]:  # otherwise it was scored before and not committed
                 state = self._rewind(slot)
                 states.append(self._read(state, [root], hidden))
@@ -165,11 +153,12 @@ class PlainTarget:
         seen = {layer: torch.stack([each[layer] for each in states]) for layer in hidden}
         return Scores(tree, torch.stack(rows)[:, None], seen)
 
-    def commit(self, slots: Sequence[int], outcome: Outcome) -> None:
-        """Keep the root."""
-        self.lengths[list(slots)] += 1
+    def copy(self, source: int, slot: int, length: int) -> None:
+        """The first `length` committed tokens of a slot into an empty one, which reads them."""
+        self.prefill([slot], [self._states[source].token_ids[:length]])
 
     def release(self, slots: Sequence[int]) -> None:
         """Empty the slots."""
         for slot in slots:
-            self._states[slot], self.lengths[slot] = _State(), 0
+            self._states[slot] = _State()
+        super().release(slots)

@@ -18,7 +18,8 @@ from polydraft.errors import CapacityError
 from polydraft.exponential import exp
 from polydraft.models.kernels import PANEL
 from polydraft.models.layout import layouts
-from polydraft.models.llama_pass import TREE_ROOM, compiled_pass
+from polydraft.models.llama_pass import compiled_pass
+from polydraft.models.slots import TREE_ROOM
 from polydraft.noise import choose_row, first_arrivals, uniform_at
 from polydraft.sampling import sift
 
@@ -90,7 +91,7 @@ def draft_law(logits, bias, temperature, top_k, top_p, min_p, out):
 def _propose(parts, vocab, asked, given, starts, inner, law, bias, coupled):
     """asked [B, 5 + P] = slot, seed, sample, position, number of pending tokens, those tokens, the root last.
 
-    given, starts, inner: see `layout.Layout`.  law [B, 4] = temperature, top_k, top_p, min_p.  Caches grow by what is pending.
+    given, starts, inner: see `layout.Layout`.  law [B, 4] = temperature, top_k, top_p, min_p.  Caches grow by what is pending, less the root, behind which the tree lies.
     Returns tokens, parents, rows [B, N] and probs [B, R, V]. coupled: draws by the race, else independent ones.
     """
     slots, keys, counts, pending = asked[:, 0].copy(), asked[:, 1:4], asked[:, 4], asked[:, 5:]
@@ -156,7 +157,7 @@ def _propose(parts, vocab, asked, given, starts, inner, law, bias, coupled):
                     fed[b, root + n], above[b, root + n] = tokens[b, n], root + first[b, parent]
     for b in range(B):
         if inner[b, 0] > 0:
-            parts.memory.lengths[slots[b]] += counts[b]
+            parts.memory.lengths[slots[b]] += counts[b] - 1
     return tokens, parents, rows, probs
 
 
@@ -208,6 +209,7 @@ def propose_paths(
         [[slot, *key, len(ids), *ids, *[0] * (longest - len(ids))] for slot, ids, *key in zip(slots, left, *keys, strict=True)]
     )
     found = _propose(model.parts, model.vocab_size, asked, *places, np.array(law), bias, coupled)
+    model.scored([slot for slot, drafts in zip(slots, drafting, strict=True) if drafts], places.parents.shape[1])
     model.passes += places.inner.shape[1] - 1
     tokens, parents, rows, probs = found
     return TokenTree.of(tokens, parents), torch.from_numpy(rows), torch.from_numpy(probs)

@@ -1,15 +1,178 @@
-"""Who owns a slot of a model: everyone that runs sequences in one takes its slots here and gives each back once."""
+"""Who owns a slot of a model and what lies in it: lengths, room, the one commit; the ids that end and begin a text.
+
+slot     a sequence's place in a model
+column   place of one token in a slot: committed tokens first, then the nodes of the tree that was scored last
+"""
 
 from collections.abc import Sequence
+from typing import Any
 
-from polydraft.core import Target
-from polydraft.errors import CapacityError
+import numpy as np
+import torch
+from jaxtyping import Int64
+from numba import njit
 
-__all__ = ["Slots"]
+from polydraft.core import Outcome, Target
+from polydraft.errors import CapacityError, InvalidInputError
+from polydraft.models.memory import check_memory, fitting_length
+
+__all__ = ["TREE_ROOM", "SlotModel", "Slots", "special_ids"]
+
+TREE_ROOM = 256
+"""Most nodes and auxiliary rows of one tree, which lie behind the context."""
+
+
+def special_ids(model: Any) -> tuple[list[int], int | None]:
+    """End-of-sequence ids and the id that begins a text: what the generation settings say, and the configuration where there are none.
+
+    model: with `config` and perhaps `generation_config`, as of transformers.
+
+    Example:
+        >>> from transformers import GPT2Config, GenerationConfig
+        >>> from types import SimpleNamespace
+        >>> config, settings = GPT2Config(eos_token_id=7, bos_token_id=1), GenerationConfig(bos_token_id=5)
+        >>> special_ids(SimpleNamespace(config=config)), special_ids(SimpleNamespace(config=config, generation_config=settings))
+        (([7], 1), ([], 5))
+    """
+    settings = getattr(model, "generation_config", None) or model.config
+    eos = getattr(settings, "eos_token_id", None)
+    return ([] if eos is None else [eos] if isinstance(eos, int) else list(eos)), getattr(settings, "bos_token_id", None)
+
+
+@njit(cache=True)
+def _kept(lengths, scored, slots, path, counts):
+    """Where the columns of each path are and belong, (slot, column), those in place left out; lengths grow by root and path.
+
+    The third result is whether all of them were scored; if not, nothing has changed.
+    """
+    source, target, moved = np.empty((path.size, 2), np.int64), np.empty((path.size, 2), np.int64), 0
+    for b in range(len(slots)):
+        last = path[b, counts[b] - 1] if counts[b] > 0 else 0  # nodes grow along a path
+        if last >= scored[slots[b]]:
+            return source[:0], target[:0], False
+    for b in range(len(slots)):
+        slot = slots[b]
+        for i in range(counts[b]):
+            if path[b, i] != i + 1:
+                source[moved, 0], source[moved, 1] = slot, lengths[slot] + path[b, i]
+                target[moved, 0], target[moved, 1] = slot, lengths[slot] + i + 1
+                moved += 1
+        lengths[slot] += 1 + counts[b]
+        scored[slot] = 0
+    return source[:moved], target[:moved], True
+
+
+class SlotModel:
+    """Sequences of a model in slots: all that changes what is committed; a backend writes the columns, and supplies `move`.
+
+    lengths: [slots] committed tokens, to be read; they change by `prefill`, `commit`, `cut`, `copy` and `release`.
+    max_model_len: most tokens of a sequence.  max_num_seqs: slots.  cache_bytes: what they take.  passes: forward passes so far.
+    """
+
+    max_model_len: int
+    max_num_seqs: int
+    cache_bytes: int
+
+    def open_slots(
+        self,
+        max_model_len: int | None,
+        max_num_seqs: int,
+        *,
+        context: int,
+        bytes_per_token: int,
+        device: torch.device,
+        multiple: int = 1,
+        spare: int = 0,
+    ) -> int:
+        """Begin with empty slots; how many columns each needs: the context and a tree, and `spare` more, up to a multiple.
+
+        max_model_len: default the model's context, or as much of it as fits half the free memory.  bytes_per_token: of one sequence.
+
+        Raises:
+            InvalidInputError, CapacityError: no slots, or more memory than is free.
+        """
+        if max_num_seqs < 1:
+            raise InvalidInputError(f"max_num_seqs={max_num_seqs} was given; expected an integer >= 1.")
+        every = bytes_per_token * max_num_seqs
+        self.max_model_len = max_model_len or fitting_length(context, every, TREE_ROOM, device)
+        columns = -(-(self.max_model_len + TREE_ROOM + spare) // multiple) * multiple
+        self.cache_bytes, self.max_num_seqs, self.passes = columns * every, max_num_seqs, 0
+        check_memory(self.cache_bytes, device, max_model_len=self.max_model_len, max_num_seqs=max_num_seqs)
+        self._lengths, self._scored = np.zeros(max_num_seqs, np.int64), np.zeros(max_num_seqs, np.int64)
+        self.lengths = self._lengths.view()
+        self.lengths.flags.writeable = False
+        return columns
+
+    def move(self, source: Int64[np.ndarray, "M 2"], target: Int64[np.ndarray, "M 2"]) -> None:
+        """Copy columns, given as (slot, column); of one slot no target lies behind its source."""
+        raise NotImplementedError
+
+    def check_slots(self, slots: Sequence[int], counts: Sequence[int], beyond: int = 0) -> None:
+        """Refuse slots that are not there, and more tokens than fit behind the committed ones. beyond: columns behind the context.
+
+        Raises:
+            CapacityError: saying what to do.
+            InvalidInputError: no tokens.
+        """
+        if len(set(slots)) != len(slots) or not all(0 <= slot < self.max_num_seqs for slot in slots):
+            raise CapacityError(
+                f"slots {list(slots)} were given; expected different numbers from 0 to {self.max_num_seqs - 1}. "
+                "Raise max_num_seqs for more."
+            )
+        for slot, count in zip(slots, counts, strict=True):
+            room = self.max_model_len - int(self._lengths[slot])
+            if count == 0:
+                raise InvalidInputError(f"no tokens were given for slot {slot}; expected at least one.")
+            if count > room + beyond:
+                raise CapacityError(
+                    f"{count} tokens were given for slot {slot}, which has room for {room}: "
+                    f"the context holds {self.max_model_len}. Shorten the text or raise max_model_len."
+                )
+
+    def check_tree(self, num_nodes: int, num_extra: int = 0) -> None:
+        """Refuse more rows than a pass takes."""
+        if num_nodes + num_extra > TREE_ROOM:
+            raise CapacityError(
+                f"a tree of {num_nodes} nodes and {num_extra} auxiliary rows was given; a pass takes at most {TREE_ROOM}. Draft less."
+            )
+
+    def appended(self, slots: Sequence[int], counts: Any) -> None:
+        """Tokens that a pass wrote behind the committed ones are committed."""
+        index = np.asarray(slots)
+        self._lengths[index] += counts
+        self._scored[index] = 0
+
+    def scored(self, slots: Sequence[int], num_nodes: int) -> None:
+        """The nodes of trees lie behind the committed tokens, to be committed."""
+        self._scored[np.asarray(slots, np.int64)] = num_nodes
+
+    def commit(self, slots: Sequence[int], outcome: Outcome) -> None:
+        """Keep the columns of the root and the path of the last score; the siblings are forgotten."""
+        source, target, all_scored = _kept(self._lengths, self._scored, np.asarray(slots), *outcome.host[:2])
+        assert all_scored, "a commit without a score of its path"
+        if len(source):
+            self.move(source, target)
+
+    def cut(self, slot: int, length: int) -> None:
+        """Forget all committed tokens but the first `length`."""
+        assert 0 <= length <= self._lengths[slot], "a cut behind the end"
+        self._lengths[slot], self._scored[slot] = length, 0
+
+    def copy(self, source: int, slot: int, length: int) -> None:
+        """The first `length` committed tokens of a slot into an empty one: a prefix that two sequences share."""
+        assert source != slot and self._lengths[slot] == 0 and 0 <= length <= self._lengths[source]
+        column = np.arange(length)
+        self.move(np.stack([np.full(length, source), column], 1), np.stack([np.full(length, slot), column], 1))
+        self._lengths[slot] = length
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Empty the slots; those that are empty already are ignored."""
+        index = list(slots)
+        self._lengths[index] = self._scored[index] = 0
 
 
 class Slots:
-    """The slots of a model, each of them free or taken.
+    """The slots of a model, each of them free or taken: everyone that runs sequences in one takes its slots here and gives each back once.
 
     numbers: those to be handed out; default all.
 

@@ -22,19 +22,18 @@ from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 from torch.nn.utils.rnn import pad_sequence
 
-from polydraft.core import AuxRows, Needs, Outcome, Scores, TokenTree
-from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
+from polydraft.core import AuxRows, Needs, Scores, TokenTree
+from polydraft.errors import IncompatibleError
 from polydraft.models.checkpoint import FAMILY
-from polydraft.models.memory import check_memory, fitting_length, weight_bytes
+from polydraft.models.memory import weight_bytes
 from polydraft.models.replay import Replay
+from polydraft.models.slots import TREE_ROOM, SlotModel, special_ids
 from polydraft.models.static_layers import fused_layer
 from polydraft.models.supported import check_supported, context_length
 from polydraft.models.tree_attention import visible
 
 __all__ = ["StaticLlama", "bucket"]
 
-TREE_ROOM = 256
-"""Most nodes and auxiliary rows of one tree, and tokens of a prompt in one pass."""
 NARROWEST = 256
 """Fewest columns that a pass attends over."""
 
@@ -60,7 +59,7 @@ class Shape(NamedTuple):
     last: bool
 
 
-class StaticLlama:
+class StaticLlama(SlotModel):
     """A Llama-family target of torch with static shapes; see `core.Target`.
 
     model: a module of transformers; from now on its q, k, v and gate, up weights are views of the fused matrices here, equal
@@ -69,7 +68,6 @@ class StaticLlama:
 
     Attributes: max_model_len, max_num_seqs, vocab_size, eos_token_ids, bos_token_id, name, cache_bytes, dtype, device.
     weight_format: the weights' number format.  graphed: whether passes are CUDA graphs.  passes: forward passes so far.
-    lengths: committed tokens by slot; lowering one forgets the last tokens.
 
     Raises:
         IncompatibleError: a model that is not covered, with the reason.
@@ -82,14 +80,13 @@ class StaticLlama:
         >>> _ = target.prefill([0], [[3, 1, 4]])
         >>> target.score([0], TokenTree(torch.tensor([[1, 5, 9]]), torch.tensor([[-1, 0, 0]]))).logits.shape
         torch.Size([1, 3, 32])
+        >>> from polydraft.core import Outcome
         >>> target.commit([0], Outcome(torch.tensor([[2]]), torch.tensor([1]), torch.tensor([2])))
         >>> target.lengths.tolist()
         [5, 0]
     """
 
     def __init__(self, model: Any, *, max_model_len: int | None = None, max_num_seqs: int = 8) -> None:
-        if max_num_seqs < 1:
-            raise InvalidInputError(f"max_num_seqs={max_num_seqs} was given; expected an integer >= 1.")
         reason = self.why_unsupported(model)
         if reason:
             raise IncompatibleError(f"{type(model).__name__} was given to the static path, but {reason}. Use HFTarget.")
@@ -101,18 +98,18 @@ class StaticLlama:
         self.weight_format = str(self.dtype).removeprefix("torch.")
         self.graphed = self.device.type == "cuda"
         self.vocab_size = model.lm_head.weight.shape[0]
-        self.max_num_seqs = max_num_seqs
-        ends = getattr(model, "generation_config", None) or config
-        eos = ends.eos_token_id
-        self.eos_token_ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
-        self.bos_token_id: int | None = ends.bos_token_id
+        self.eos_token_ids, self.bos_token_id = special_ids(model)
         self._width, self._groups = attention.head_dim, config.num_key_value_heads
         self._heads, self._epsilon = config.num_attention_heads, config.rms_norm_eps
-        per_token = 2 * len(model.model.layers) * max_num_seqs * self._groups * self._width * self.dtype.itemsize
-        self.max_model_len = max_model_len or fitting_length(context_length(config) or 0, per_token, TREE_ROOM, self.device)
-        self._columns = -(-(self.max_model_len + TREE_ROOM + 1) // 64) * 64
-        self.cache_bytes = per_token * self._columns
-        check_memory(self.cache_bytes, self.device, max_model_len=self.max_model_len, max_num_seqs=max_num_seqs)
+        self._columns = self.open_slots(
+            max_model_len,
+            max_num_seqs,
+            context=context_length(config) or 0,
+            bytes_per_token=2 * len(model.model.layers) * self._groups * self._width * self.dtype.itemsize,
+            device=self.device,
+            multiple=64,
+            spare=1,
+        )
         place = (max_num_seqs, self._columns, self._groups, self._width)
         with torch.no_grad():
             self._layers = [fused_layer(layer) for layer in model.model.layers]
@@ -124,8 +121,6 @@ class StaticLlama:
             positions = torch.arange(self._columns, device=self.device)[None]
             turns = model.model.rotary_emb(torch.zeros(1, device=self.device), positions)
             self._cos, self._sin = (x[0].to(self.dtype) for x in turns)
-        self.lengths = np.zeros(max_num_seqs, np.int64)
-        self.passes = 0
         self._graphs: dict[tuple[Shape, bool], Replay] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.graphed else None
 
@@ -284,9 +279,7 @@ class StaticLlama:
         Raises:
             CapacityError: a sequence longer than `max_model_len`; nothing is appended.
         """
-        self._check_room(slots, [len(ids) for ids in token_ids], self.max_model_len)
-        if not all(token_ids):
-            raise InvalidInputError("no tokens were given for a slot; expected at least one.")
+        self.check_slots(slots, [len(ids) for ids in token_ids])
         left = {slot: list(ids) for slot, ids in zip(slots, token_ids, strict=True)}
         done: dict[int, Tensor] = {}
         states: dict[int, list[list[Tensor]]] = {slot: [] for slot in left}
@@ -301,7 +294,7 @@ class StaticLlama:
             table = self._table(now, TokenTree(tokens, torch.from_numpy(parents)), 0, shape.rows, shape.width)
             table[now, -1] = counts - 1
             logits, *found = self._run(shape, table)
-            self.lengths[now] += counts
+            self.appended(now, counts)
             for slot, count in zip(now, counts.tolist(), strict=True):
                 states[slot].append([x[slot, :count].clone() for x in found])
             done |= {slot: logits[slot, 0].clone() for slot in now if len(left[slot]) <= TREE_ROOM}
@@ -325,17 +318,15 @@ class StaticLlama:
             CapacityError: a slot, a tree or a context beyond what there is room for.
         """
         N, X = tree.num_nodes, 0 if aux is None else aux.nodes.shape[1]
-        if N + X > TREE_ROOM:
-            raise CapacityError(
-                f"a tree of {N} nodes and {X} auxiliary rows was given; a pass takes at most {TREE_ROOM}. Draft less."
-            )
-        self._check_room(slots, [N + X] * len(slots), self.max_model_len + TREE_ROOM)
+        self.check_tree(N, X)
+        self.check_slots(slots, [N + X] * len(slots), TREE_ROOM)
         M = N - since
         shape = self._shape(slots, M + X, N + X, hidden)
         table, extra, embedded = self._table(slots, tree, since, shape.rows, shape.width), None, None
         if aux is not None:
             extra, embedded = self._aux(slots, aux, table, shape, N, M)
         results = self._run(shape, table, extra, embedded)
+        self.scored(slots, N)
         index = self._sent(list(slots))
         logits, *states = (x[index] for x in results)
         logits = logits[..., : self.vocab_size]
@@ -358,9 +349,9 @@ class StaticLlama:
             CapacityError: a slot, a tree or a context beyond what there is room for.
         """
         (B, M), N = ids.shape, parents.shape[1]
-        if N > TREE_ROOM:
-            raise CapacityError(f"a tree of {N} nodes was given; a pass takes at most {TREE_ROOM}. Draft less.")
-        self._check_room(slots, [N] * B, self.max_model_len + TREE_ROOM)
+        self.check_tree(N)
+        self.check_slots(slots, [N] * B, TREE_ROOM)
+        self.scored(slots, N)
         shape, T, index = self._shape(slots, M, N), bucket(M), np.asarray(slots)
         table = np.full((min(bucket(max(slots) + 1), self.max_num_seqs), 3 * T + bucket(N) + 2), -1, np.int64)
         table[index, 2 * T : 2 * T + M] = offsets
@@ -392,33 +383,10 @@ class StaticLlama:
         embedded[where, M : M + X] = aux.inputs.to(self.device, self.dtype, non_blocking=True)
         return extra, embedded
 
-    def _check_room(self, slots: Sequence[int], counts: Sequence[int], columns: int) -> None:
-        if len(set(slots)) != len(slots) or not all(0 <= slot < self.max_num_seqs for slot in slots):
-            raise CapacityError(
-                f"slots {list(slots)} were given; expected different numbers from 0 to {self.max_num_seqs - 1}. "
-                "Raise max_num_seqs for more."
-            )
-        for slot, count in zip(slots, counts, strict=True):
-            if self.lengths[slot] + count > columns:
-                raise CapacityError(
-                    f"{count} tokens after {self.lengths[slot]} committed ones were given; the context holds {self.max_model_len}. Shorten the text."
-                )
-
     @torch.inference_mode()
-    def commit(self, slots: Sequence[int], outcome: Outcome) -> None:
-        """Keep the columns of the root and of the path of the last `score`; a path without gaps moves nothing."""
-        index, count = np.asarray(slots), outcome.num_accepted.cpu().numpy()
-        path = outcome.path.cpu().numpy()
-        depth = np.arange(1, path.shape[1] + 1)
-        moved = (path != depth) & (depth <= count[:, None])
-        if moved.any():
-            begins = (index * self._columns + self.lengths[index])[:, None]
-            source, target = (self._sent((begins + x)[moved]) for x in (path, np.broadcast_to(depth, path.shape)))
-            for store in (*self._keys, *self._values):
-                flat = store.flatten(0, 1)
-                flat.index_copy_(0, target, flat[source])
-        self.lengths[index] += 1 + count
-
-    def release(self, slots: Sequence[int]) -> None:
-        """Empty the slots."""
-        self.lengths[list(slots)] = 0
+    def move(self, source: np.ndarray, target: np.ndarray) -> None:
+        """See `slots.SlotModel.move`."""
+        there, here = (self._sent(x[:, 0] * self._columns + x[:, 1]) for x in (source, target))
+        for store in (*self._keys, *self._values):
+            flat = store.flatten(0, 1)
+            flat.index_copy_(0, here, flat[there])

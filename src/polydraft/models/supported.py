@@ -8,7 +8,7 @@ from typing import Any
 
 from polydraft.errors import CapacityError, InvalidInputError, ModelLoadError
 
-__all__ = ["check_plain", "check_supported", "context_length", "end_ids"]
+__all__ = ["check_plain", "check_supported", "context_length"]
 
 PLAIN_DECODING = "Decode it plainly, without drafts (drafter=None, `--drafter none`), or use another model"
 NOT_CAUSAL = "Use transformers' `generate` for it, or another model"
@@ -23,13 +23,6 @@ def context_length(config: Any) -> int | None:
 def _refuse(config: Any, reason: str, advice: str) -> ModelLoadError:
     name = (getattr(config, "architectures", None) or [type(config).__name__.removesuffix("Config")])[0]
     return ModelLoadError(f"{name} (model type {config.model_type!r}) was given, but {reason}. {advice}.")
-
-
-def end_ids(model: Any) -> tuple[list[int], int | None]:
-    """End-of-sequence ids and the id that begins a text, as the model's generation settings name them."""
-    ends = getattr(model, "generation_config", None) or model.config
-    eos = ends.eos_token_id
-    return ([] if eos is None else [eos] if isinstance(eos, int) else list(eos)), ends.bos_token_id
 
 
 def _check_causal(config: Any) -> None:

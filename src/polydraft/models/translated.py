@@ -11,8 +11,8 @@ Trap: the row without renormalising, or a draw from q' that is dropped where it 
 """
 
 from collections.abc import Sequence
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,22 +21,6 @@ from polydraft.errors import IncompatibleError
 from polydraft.models.vocabulary import Translation
 
 __all__ = ["TranslatedModel"]
-
-
-class _Lengths:
-    """Committed tokens of ours by slot; lowering one forgets the last tokens, as `Target.lengths` does."""
-
-    def __init__(self, owner: "TranslatedModel") -> None:
-        self._owner = owner
-
-    def __getitem__(self, slot: int) -> int:
-        return len(self._owner.ends[slot]) - 1
-
-    def __setitem__(self, slot: int, length: int) -> None:
-        ends = self._owner.ends[slot]
-        if length < len(ends) - 1:
-            del ends[length + 1 :]
-            self._owner.inner.lengths[slot] = ends[-1]
 
 
 class TranslatedModel:
@@ -50,7 +34,6 @@ class TranslatedModel:
         self.max_model_len, self.max_num_seqs = inner.max_model_len, inner.max_num_seqs
         self.weight_bytes = getattr(inner, "weight_bytes", 0)
         self.ends: list[list[int]] = [[0] for _ in range(inner.max_num_seqs)]
-        self.lengths: Any = _Lengths(self)
         self._ours, self._theirs = torch.from_numpy(translation.ours), torch.from_numpy(translation.theirs)
         self._last = torch.tensor([pieces[-1] for pieces in translation.pieces])
 
@@ -78,7 +61,7 @@ class TranslatedModel:
         """Forget what a root of several pieces left in the inner cache."""
         for slot in slots:
             if self.inner.lengths[slot] > self.ends[slot][-1]:
-                self.inner.lengths[slot] = self.ends[slot][-1]
+                self.inner.cut(slot, self.ends[slot][-1])
 
     def score(
         self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: AuxRows | None = None, since: int = 0
@@ -110,6 +93,21 @@ class TranslatedModel:
             self._append(slot, [self._roots[slot]])
             end = self.ends[slot][-1]
             self.ends[slot] += range(end + 1, end + 1 + kept)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[slots] committed tokens of ours."""
+        return np.array([len(ends) - 1 for ends in self.ends])
+
+    def cut(self, slot: int, length: int) -> None:
+        """Forget all committed tokens but the first `length`."""
+        del self.ends[slot][length + 1 :]
+        self._rewind([slot])
+
+    def copy(self, source: int, slot: int, length: int) -> None:
+        """The first `length` committed tokens of a slot into an empty one."""
+        self.inner.copy(source, slot, self.ends[source][length])
+        self.ends[slot] = self.ends[source][: length + 1]
 
     def release(self, slots: Sequence[int]) -> None:
         """Empty the slots."""

@@ -71,7 +71,7 @@ def draft_of(values, cells, size, rows, tokens, parents, scores):
 def _grow(parts, vocab, asked, law, bias):
     """asked [B, 5 + P] = slot, depth, width, most nodes, number of pending tokens, those tokens, the root last.
 
-    law [B, 5] = temperature, top_k, top_p, min_p, least.  Caches grow by what is pending.
+    law [B, 5] = temperature, top_k, top_p, min_p, least.  Caches grow by what is pending, less the root, behind which the tree lies.
     Returns tokens, parents and scores of the drafts, tokens and parents of what was scored, the root first, and how many rows that is.
     """
     slots, depths, widths, most, counts, pending = (
@@ -122,7 +122,7 @@ def _grow(parts, vocab, asked, law, bias):
     scored, below = np.zeros((B, R), np.int64), np.full((B, R), -1, np.int64)
     for b in range(B):
         if rows[b] > 0:
-            parts.memory.lengths[slots[b]] += counts[b]
+            parts.memory.lengths[slots[b]] += counts[b] - 1
             draft_of(values[b], cells[b], size[b], R, tokens[b], parents[b], scores[b])
         for i in range(rows[b]):
             scored[b, i] = fed[b, counts[b] - 1 + i]
@@ -154,6 +154,7 @@ def propose_tree(
         [[slot, *size, len(ids), *ids, *[0] * (longest - len(ids))] for slot, size, ids in zip(slots, sizes, left, strict=True)]
     )
     tokens, parents, scores, scored, below, rows = _grow(model.parts, model.vocab_size, asked, np.array(law), bias)
+    model.scored([slot for slot, depth in zip(slots, depths, strict=True) if depth], scored.shape[1])
     model.passes += max(depths)
     cached = [(scored[b, :n].tolist(), below[b, :n].tolist()) for b, n in enumerate(rows.tolist())]
     return TokenTree.of(tokens, parents), scores, cached

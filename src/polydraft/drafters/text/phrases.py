@@ -132,7 +132,7 @@ class PhraseDrafter(TextDrafter[PhraseState]):
     def _draft(self, state: PhraseState, gamma: int) -> list[int]:
         """Step 1: at least gamma tokens that the small model would write greedily, several a pass where a phrase is right."""
         model, slots = self.model, [state.slot]
-        model.lengths[state.slot] = state.fed
+        model.cut(state.slot, state.fed)
         if state.fed < len(state.tokens) - 1:
             model.prefill(slots, [state.tokens[state.fed : -1]])
             state.fed = len(state.tokens) - 1

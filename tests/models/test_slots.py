@@ -1,0 +1,124 @@
+"""One owner of slots: lengths, cuts, copies and commits are the same for every backend, and so are the ids that end a text."""
+
+import pytest
+import torch
+import transformers as hf
+
+from polydraft.core import SamplingParams, TokenTree
+from polydraft.drafters.model import ModelDrafter
+from polydraft.engine.api import Engine
+from polydraft.models import checkpoint
+from polydraft.models.hf import HFTarget
+from polydraft.models.llama import CompiledLlama
+from polydraft.models.plain import PlainTarget
+from polydraft.models.slots import special_ids
+from polydraft.models.static import StaticLlama
+from polydraft.tree import pad
+from tests.models.tree_rounds import ARCHITECTURES, fresh, outcome, small_model
+
+KINDS = [HFTarget, StaticLlama, CompiledLlama, PlainTarget]
+EVERY = pytest.mark.parametrize("kind", KINDS)
+WITH_TREES = pytest.mark.parametrize("kind", KINDS[:3])
+TEXT = [5, 9, 2, 7, 7, 1, 3, 8, 4, 6]
+
+
+def made(kind, slots=3):
+    model = small_model(ARCHITECTURES["llama"])
+    return model, kind(model, max_num_seqs=slots)
+
+
+def after(target, slot, token):
+    return target.score([slot], TokenTree.roots(torch.tensor([token]))).logits[0, 0]
+
+
+@EVERY
+def test_lengths_are_read_and_not_assigned(kind):
+    _, target = made(kind)
+    target.prefill([0], [TEXT])
+    with pytest.raises(ValueError, match="read-only"):
+        target.lengths[0] = 3
+    assert target.lengths.tolist() == [10, 0, 0]
+
+
+@EVERY
+def test_a_cut_forgets_what_lies_behind(kind):
+    model, target = made(kind)
+    target.prefill([1], [TEXT])
+    target.cut(1, 4)
+    assert target.lengths.tolist() == [0, 4, 0]
+    assert torch.allclose(after(target, 1, 11), fresh(model, [*TEXT[:4], 11])[-1], atol=1e-4)
+    with pytest.raises(AssertionError):
+        target.cut(1, 5)
+
+
+@EVERY
+def test_a_copied_prefix_is_as_good_as_one_that_was_read(kind):
+    model, target = made(kind)
+    target.prefill([1], [TEXT])
+    target.copy(1, 2, 6)
+    target.copy(1, 0, 10)
+    target.release([1])
+    assert target.lengths.tolist() == [10, 0, 6]
+    target.prefill([2], [[12, 13]])
+    assert torch.allclose(after(target, 2, 11), fresh(model, [*TEXT[:6], 12, 13, 11])[-1], atol=1e-4)
+    assert torch.allclose(after(target, 0, 11), fresh(model, [*TEXT, 11])[-1], atol=1e-4)
+
+
+@WITH_TREES
+def test_a_commit_takes_a_score_of_its_very_nodes(kind):
+    _, target = made(kind)
+    target.prefill([0, 1], [TEXT, TEXT])
+    nothing, second = outcome([[]], [3]), outcome([[2]], [3])
+    with pytest.raises(AssertionError, match="without a score"):
+        target.commit([0], nothing)
+    target.score([0], pad([([1, 5], [-1, 0])]))
+    with pytest.raises(AssertionError, match="without a score"):
+        target.commit([1], nothing)
+    with pytest.raises(AssertionError, match="without a score"):
+        target.commit([0], second)
+    assert target.lengths.tolist() == [10, 10, 0]
+    target.commit([0], outcome([[1]], [3]))
+    with pytest.raises(AssertionError, match="without a score"):
+        target.commit([0], nothing)
+    for undo in (lambda: target.cut(1, 9), lambda: target.prefill([1], [[3]]), lambda: target.release([1])):
+        target.score([1], TokenTree.roots(torch.tensor([1])))
+        undo()
+        with pytest.raises(AssertionError, match="without a score"):
+            target.commit([1], nothing)
+
+
+@WITH_TREES
+def test_a_batch_is_committed_as_each_of_its_rows(kind):
+    model, target = made(kind)
+    target.prefill([2, 0], [TEXT[:3], TEXT])
+    rows = [([1, 5, 9, 6], [-1, 0, 0, 2]), ([1, 5], [-1, 0])]
+    target.score([2, 0], pad(rows))
+    target.commit([2, 0], outcome([[2, 3], []], [3, 3]))
+    assert target.lengths.tolist() == [11, 0, 6]
+    assert torch.allclose(after(target, 2, 3), fresh(model, [*TEXT[:3], 1, 9, 6, 3])[-1], atol=1e-4)
+    assert torch.allclose(after(target, 0, 3), fresh(model, [*TEXT, 1, 3])[-1], atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["paths", "top_k", "coupled", "listed"])
+def test_a_proposal_leaves_a_tree_that_can_be_committed(kind):
+    small, target = (CompiledLlama(small_model(ARCHITECTURES["llama"], seed), max_num_seqs=2) for seed in (1, 0))
+    drafter = ModelDrafter(small, kind)
+    engine = Engine.of(target, drafter=drafter, depth=4, num_paths=2)
+    engine.generate([TEXT, [3]], SamplingParams(seed=1, max_tokens=30))
+    assert small.lengths.tolist() == [0, 0] and drafter.slots.num_free == 2
+
+
+@pytest.mark.parametrize("settings", [hf.GenerationConfig(bos_token_id=5), hf.GenerationConfig(eos_token_id=[3, 4]), None])
+def test_every_backend_derives_the_ids_that_end_and_begin_a_text_alike(tmp_path, settings):
+    config = ARCHITECTURES["llama"]
+    model = small_model(type(config)(**{**config.to_dict(), "eos_token_id": 7, "bos_token_id": 1}))
+    if settings is not None:
+        model.generation_config = settings
+    model.save_pretrained(tmp_path)
+    if settings is None:
+        (tmp_path / "generation_config.json").unlink()
+    files = checkpoint.of_folder(str(tmp_path))
+    found = [(t.eos_token_ids, t.bos_token_id) for t in (kind(model, max_num_seqs=1) for kind in KINDS)]
+    found.append(special_ids(files))
+    expected = ([7], 1) if settings is None else ([], 5) if settings.bos_token_id == 5 else ([3, 4], None)
+    assert found == [expected] * 5
