@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from polydraft.cli.main import app
-from polydraft.cli.methods import markdown
 from polydraft.models import pair
 from polydraft.papers import PAPERS
+from tests.docs import tables
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -56,11 +56,10 @@ def test_pages_have_something_to_run():
     assert blocks(ROOT / "README.md", "python")
 
 
-def test_methods_page_has_the_table_of_the_registry():
-    text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
-    found = re.search(r"<!-- methods -->\n(.*)\n<!-- /methods -->", text, re.DOTALL)
-    assert found is not None
-    assert found.group(1) == markdown(), "paste the output of `polydraft methods --markdown` between the two marks"
+@pytest.mark.parametrize("mark", tables.TABLES)
+def test_a_table_is_what_the_registry_says(mark):
+    made = tables.TABLES[mark][1]
+    assert tables.split(mark)[2] == made(), "run `python -m tests.docs.tables`"
 
 
 def test_readme_installs_and_shows_python_and_a_measured_result_within_35_lines():

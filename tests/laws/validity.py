@@ -1,15 +1,10 @@
-"""The validity matrix of docs/losslessness.md, from the registry and the exact checker: `python -m tests.laws.validity`."""
-
-import re
-from pathlib import Path
+"""The validity matrix of docs/losslessness.md, from the registry and the exact checker."""
 
 from polydraft import registry
 from polydraft.core import SiblingLaw, TreeShape
 from polydraft.errors import InvalidInputError
 from tests.laws.harness import Tables, across, by_depth, by_position, measure, ragged
 
-PAGE = Path(__file__).parents[2] / "docs" / "losslessness.md"
-MARKS = re.compile(r"(<!-- validity -->\n)(.*)(\n<!-- /validity -->)", re.DOTALL)
 COLUMNS = {
     "one chain": (SiblingLaw.IID, TreeShape.CHAIN, by_depth(1, 1), 2),
     "2 iid paths": (SiblingLaw.IID, TreeShape.PATHS, by_depth(2, 1), 2),
@@ -51,8 +46,3 @@ def markdown() -> str:
         cells = [cell(rule, *c) if not chain_only or c[1] is TreeShape.CHAIN else "-" for c in COLUMNS.values()]
         lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(MARKS.sub(lambda found: found[1] + markdown() + found[3], text), encoding="utf-8")

@@ -8,7 +8,7 @@ The sum of the kept products, which estimates the accepted tokens, is the larges
 bind (Wang et al. 2024, OPT-Tree, arXiv 2406.17276); a bounded frontier and a choice among the candidates of all depths are EAGLE-2's
 (Li et al. 2024, arXiv 2406.16858). `theory.tree_plan.grow_by_probability` is the reference.
 A tree is a function of the past, whatever its law: its nodes are point masses. Traps: verifying them with the draft's law as if they had been
-drawn from it biases the output (total variation .30 for the two likeliest of five tokens), and a law at temperature 0 leaves one chain (`COLD`).
+drawn from it biases the output (total variation .30 in an example of five tokens), and a law at temperature 0 leaves one chain (`COLD`).
 """
 
 from collections.abc import Sequence
