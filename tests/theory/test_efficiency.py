@@ -58,9 +58,9 @@ def accepted_rows(rule, t, law, n):
 @pytest.mark.parametrize(
     ("name", "law"), [("recursive_wor", SiblingLaw.WITHOUT_REPLACEMENT), ("greedy_plus_one", SiblingLaw.GREEDY_PLUS_ONE)]
 )
-def test_walk_over_depths_equals_the_enumeration_of_all_trees(name, law):
+def test_the_sum_over_depths_equals_the_enumeration_of_all_trees(name, law):
     t, rule = tables(1), verifier(name)
-    found = efficiency.of_walk(accepted_rows(rule, t, law, 2), 0, 2)
+    found = efficiency.of_tables(accepted_rows(rule, t, law, 2), 0, 2)
     assert found == pytest.approx(measure(rule, t, law, TreeShape.PRODUCT, by_depth(2, 2), 2).block_efficiency, abs=1e-12)
 
 

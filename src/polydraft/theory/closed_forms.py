@@ -8,7 +8,7 @@ import torch
 from numba import njit
 
 from polydraft.theory.acceptance import ascending
-from polydraft.verifiers.kseq import divisor
+from polydraft.verifiers.kseq import solved
 
 __all__ = [
     "kseq",
@@ -90,9 +90,8 @@ def kseq(p: np.ndarray, q: np.ndarray, n: int) -> tuple[float, float]:
         >>> round(rho, 4), round(alpha, 4)
         (1.5844, 0.6584)
     """
-    rho = divisor(torch.from_numpy(p)[None].double(), torch.from_numpy(q)[None].double(), torch.tensor([n])).item()
-    b = min(float(np.minimum(p / rho, q).sum()), 1.0)
-    return rho, 1 - (1 - b) ** n
+    rho, _, alpha = solved(torch.from_numpy(p)[None].double(), torch.from_numpy(q)[None].double(), torch.tensor([n]))[0].tolist()
+    return rho, alpha
 
 
 def _sums_of_larger_ratio(p: np.ndarray, q: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,6 +1,6 @@
-"""Expected tokens per call: exactly where a walk goes down token by token, else by sampling drafts and integrating the rule.
+"""Expected tokens per call: exactly where a rule goes down token by token, else by sampling drafts and integrating the rule.
 
-walk     children of different tokens: f_d(x) = sum_y a(y | x) (1 + f_(d+1)(y)),  E[tokens] = 1 + f_0(root)
+tables   children of different tokens, rows by the last one: f_d(x) = sum_y a(y | x) (1 + f_(d+1)(y)),  E[tokens] = 1 + f_0(root)
 sampled  E[tokens] = mean over drafts of 1 + sum_n stop(n) depth(n); only drafts are random, so errors are small
 """
 
@@ -13,7 +13,7 @@ from polydraft import tree
 from polydraft.core import Draft, Verdict
 from polydraft.errors import InvalidInputError
 
-__all__ = ["Estimate", "estimate", "expected_tokens", "of_walk", "paired"]
+__all__ = ["Estimate", "estimate", "expected_tokens", "of_tables", "paired"]
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Estimate:
         return f"{self.mean:.3f} ± {self.standard_error:.3f}"
 
 
-def of_walk(accepted: Float[np.ndarray, "V V"], root: int, depth: int) -> float:
+def of_tables(accepted: Float[np.ndarray, "V V"], root: int, depth: int) -> float:
     """E[accepted] + 1 of a top-down rule on Markov tables, for trees of distinct siblings grown to `depth`.
 
     accepted: row x has, for each token y, the probability that y is drafted after x and emitted there.
 
     Example:
-        >>> of_walk(np.array([[0.25, 0.25], [0.25, 0.25]]), 0, 2)
+        >>> of_tables(np.array([[0.25, 0.25], [0.25, 0.25]]), 0, 2)
         1.75
     """
     f = np.zeros(len(accepted))

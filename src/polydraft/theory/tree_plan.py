@@ -160,7 +160,7 @@ def best_of_one_depth(acceptance: Acceptance, num_nodes: int, depth: int) -> Pos
 def fastest_by_position(
     acceptance: Acceptance, seconds: Callable[[int, int], float], *, max_nodes: int = 32, max_depth: int = 12
 ) -> PositionalTree:
-    """The tree of most expected tokens per second. seconds(rows, depth): of a round, measured; see `engine/costs.py`.
+    """The tree of most expected tokens per second. seconds(rows, depth): of a round, measured.
 
     Example:
         >>> fastest_by_position([0.8, 0.1], lambda rows, depth: 1 + 0.1 * rows + 0.1 * depth).depth

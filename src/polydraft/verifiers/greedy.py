@@ -16,7 +16,7 @@ from polydraft.core import Draft, NoiseKey, Outcome
 from polydraft.params import SamplingParams
 from polydraft.verifiers.fast import device
 from polydraft.verifiers.fast.rows import compiled, highest
-from polydraft.verifiers.fast.walk import arrays, outcome
+from polydraft.verifiers.fast.walk import arrays, child, outcome
 
 __all__ = ["harden", "walk"]
 
@@ -56,11 +56,7 @@ def _walk(logits, laws, first, tokens, parents, seed, sample, position, node, to
         while following >= 0:
             n = following
             token[b] = _largest(logits[b, n])
-            following = -1
-            for m in range(n + 1, parents.shape[1]):
-                if parents[b, m] >= 0 and first[b, parents[b, m]] == n and tokens[b, m] == token[b]:
-                    following = first[b, m]
-                    break
+            following = child(first[b], tokens[b], parents[b], n, token[b])
         node[b] = n
 
 

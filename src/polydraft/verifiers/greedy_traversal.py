@@ -126,8 +126,7 @@ class _Walk(NamedTuple):
 
     x: logits, of which p = exp(x - max(x)) is made at each context that is visited, where `until` <= 1; else p is given.  q: laws of the draft.
     rows, tokens: as in the draft.  first: earliest copy of each node.  kids, counts: children, and how many.
-    place: of contexts with several children, their row in P, Q, LAW and order: what is left of p and of q, the law tried, buckets.
-    ratio: room for one row.  height: of each node, how deep the tree goes on below it, where this was fixed before any draw.
+    place: of contexts with several children, their row in P: what is left of p.  height: of each node, how deep the tree goes on below it, where this was fixed before any draw.
     until: the walk ends at the first context whose visit brings the accepted probability above it, where a draw of that uniform in
         the order of the visits stops.
     stop, weights: of each context.  trace: where the walk ended (-1 before, FAULTY at faulty logits), visits that are over, their contexts.
@@ -143,10 +142,6 @@ class _Walk(NamedTuple):
     counts: np.ndarray
     place: np.ndarray
     P: np.ndarray
-    Q: np.ndarray
-    LAW: np.ndarray
-    order: np.ndarray
-    ratio: np.ndarray
     height: np.ndarray
     until: float
     stop: np.ndarray
@@ -172,8 +167,9 @@ def _visit(u, w, alive, at):
         at.weights[u] = w
         w = reweight(w, surplus(w / pu, p[u], 1.0 / qu, q[r]))
     elif n > 1:
-        k = at.place[u]
-        P, Q, LAW, order = at.P[k], at.Q[k], at.LAW[k], at.order[k]
+        P = at.P[at.place[u]]
+        Q, LAW = np.empty_like(P), np.empty_like(P)
+        order, ratio = np.empty(P.size, np.int32), np.empty(P.size, np.float32)
         copy_normalised(p[u], P)
         copy_normalised(q[at.rows[kids[0]]], Q)
         end = 0
@@ -182,16 +178,8 @@ def _visit(u, w, alive, at):
             while end < n and at.height[kids[end]] == at.height[kids[begin]]:
                 end += 1
             before, left = tokens[kids[:begin]], kids[begin:end].copy()
-            if left.size == 1:
-                t = tokens[left[0]]
-                if not (before == t).any():
-                    alive = _visit(at.first[left[0]], keep(w, P[t], Q[t]), alive, at)
-                    if trace[0] != -1:
-                        return alive
-                w = reject(w, P, Q)
-                continue
             while left.size > 0:
-                _order(P, Q, left.size, order, at.ratio)
+                _order(P, Q, left.size, order, ratio)
                 _first_of_highest(Q, left.size, order, LAW)
                 highest = order[tokens[left]].max()
                 inside = left[order[tokens[left]] == highest]
@@ -308,9 +296,7 @@ class GreedyTraversal:
                 kids[b],
                 counts[b],
                 place[b],
-                *np.empty((3, size, V), p.dtype),
-                np.empty((size, V), np.int32),
-                np.empty(V, np.float32),
+                np.empty((size, V), p.dtype),
                 _heights(parents[b]) if draft.shape in (TreeShape.RAGGED, TreeShape.BY_POSITION) else np.zeros(N, np.int64),
                 end,
                 np.zeros(N),

@@ -21,29 +21,28 @@ from polydraft.verifiers.fast.rows import compiled
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.residual import normalise_or, positive_part
 
-__all__ = ["divisor", "emitted_law", "kseq"]
-
-
-def _accepted(
-    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], rho: Float[Tensor, " M"], n: Int[Tensor, " M"]
-) -> tuple[Float[Tensor, " M"], Float[Tensor, " M"]]:
-    """b, acceptance of one try, and A, of all n."""
-    b = torch.minimum(p / rho[:, None], q).sum(-1).clamp(max=1)
-    return b, -torch.expm1(n * torch.log1p(-b))
+__all__ = ["emitted_law", "kseq", "solved"]
 
 
 @compiled
-def _valid(p, q, rho, n):
-    """Whether A(rho) <= rho b(rho)."""
+def _accepted(p, q, rho, n):
+    """b, acceptance of one try, and A, of all n."""
     b, share = 0.0, 1.0 / rho
     for t in range(p.size):
         b += min(p[t] * share, q[t])
     b = min(b, 1.0)
-    return -np.expm1(n * np.log1p(-b)) <= rho * b
+    return b, -np.expm1(n * np.log1p(-b))
 
 
 @compiled
-def _divisors(p, q, n, out):
+def _valid(p, q, rho, n):
+    b, A = _accepted(p, q, rho, n)
+    return rho * b >= A
+
+
+@compiled
+def _solve(p, q, n, out):
+    """out[i] = rho, b, A."""
     for i in range(len(n)):
         low, high = 1.0, max(float(n[i]), 1.0)
         if n[i] < 2 or _valid(p[i], q[i], low, n[i]):
@@ -56,20 +55,21 @@ def _divisors(p, q, n, out):
                 high = middle
             else:
                 low = middle
-        out[i] = high
+        out[i, 0] = high
+        out[i, 1:] = _accepted(p[i], q[i], high, n[i])
 
 
-def divisor(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], n: Int[Tensor, " M"]) -> Float[Tensor, " M"]:
-    """rho, by bisection in float64; its upper end, which is valid even where the lower is not.
+def solved(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], n: Int[Tensor, " M"]) -> Float[Tensor, "M 3"]:
+    """rho, b and A of each context; rho by bisection in float64, its upper end, which is valid even where the lower is not.
 
     Example:
         >>> p, q = torch.tensor([[0.5, 0.5]], dtype=torch.float64), torch.tensor([[0.9, 0.1]], dtype=torch.float64)
-        >>> round(divisor(p, q, torch.tensor([2])).item(), 4)
-        1.5844
+        >>> [round(x, 4) for x in solved(p, q, torch.tensor([2]))[0].tolist()]
+        [1.5844, 0.4156, 0.6584]
     """
-    rho = np.empty(len(n))
-    _divisors(*(x.cpu().contiguous().numpy() for x in (p, q, n)), rho)
-    return torch.from_numpy(rho).to(p)
+    out = np.empty((len(n), 3))
+    _solve(*(x.cpu().contiguous().numpy() for x in (p, q, n)), out)
+    return torch.from_numpy(out).to(p)
 
 
 def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
@@ -81,17 +81,15 @@ def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: 
         [[0.0, 1.0]]
     """
     assert q is not None
-    n = (draws >= 0).sum(1)
-    rho = divisor(p, q, n)
-    b, A = _accepted(p, q, rho, n)
+    rho, b, A = solved(p, q, (draws >= 0).sum(1)).split(1, 1)
     law, alive = torch.zeros_like(p), torch.ones_like(p[:, 0])
     for draw in draws.unbind(1):
         x = draw.clamp(min=0)[:, None]
-        accept = (p.gather(1, x) / (rho[:, None] * q.gather(1, x))).clamp(max=1)[:, 0]
+        accept = (p.gather(1, x) / (rho * q.gather(1, x))).clamp(max=1)[:, 0]
         accept = torch.where(draw >= 0, accept, 0.0)
         law, alive = law.scatter_add(1, x, (alive * accept)[:, None]), alive * (1 - accept)
-    share = torch.where(b > 0, A / b, 0.0)[:, None]
-    rest = positive_part(p - torch.minimum(p / rho[:, None], q) * share)
+    share = torch.where(b > 0, A / b, 0.0)
+    rest = positive_part(p - torch.minimum(p / rho, q) * share)
     return law + alive[:, None] * normalise_or(rest, otherwise=p)
 
 

@@ -25,7 +25,7 @@ from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TokenTr
 from polydraft.errors import InvalidInputError
 from polydraft.verifiers.fast import device
 from polydraft.verifiers.fast.rows import soften
-from polydraft.verifiers.fast.walk import arrays, outcome
+from polydraft.verifiers.fast.walk import arrays, child, outcome
 from polydraft.verifiers.lift.verdict import TreeVerdict
 
 __all__ = ["Race", "follow", "race"]
@@ -79,22 +79,13 @@ def _picks(
 
 
 @njit(cache=True)
-def _child(first, tokens, parents, node, pick):
-    """The first drafted child of a context that holds the pick; -1 if none does."""
-    for m in range(node + 1, len(parents)):
-        if parents[m] >= 0 and first[parents[m]] == node and tokens[m] == pick:
-            return first[m]
-    return -1
-
-
-@njit(cache=True)
 def _ends(first, tokens, parents, picks, node):
     """Where the picks lead out of the trees."""
     for b in range(len(node)):
         following = 0
         while following >= 0:
             node[b] = following
-            following = _child(first[b], tokens[b], parents[b], node[b], picks[b, node[b]])
+            following = child(first[b], tokens[b], parents[b], node[b], picks[b, node[b]])
 
 
 def follow(drafted: TokenTree, picks: Int[Tensor, "B N"]) -> Int[Tensor, " B"]:
@@ -121,7 +112,7 @@ def _walk(logits, laws, first, tokens, parents, seed, sample, position, node, to
                 n = -1
                 break
             pick = _first_arrival(rates, active[b, n], seed[b], sample[b], position[b] + depth)
-            following, depth = _child(first[b], tokens[b], parents[b], n, pick), depth + 1
+            following, depth = child(first[b], tokens[b], parents[b], n, pick), depth + 1
         node[b], token[b] = n, pick
 
 

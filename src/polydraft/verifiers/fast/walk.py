@@ -16,7 +16,7 @@ from polydraft.core import Draft, NoiseKey, Outcome
 from polydraft.noise import Stream, choose_row, uniform_at
 from polydraft.verifiers.fast.rows import compiled
 
-__all__ = ["EXTRA", "STOP", "Round", "arrays", "drawn", "outcome"]
+__all__ = ["EXTRA", "STOP", "Arrays", "arrays", "child", "drawn", "outcome"]
 
 STOP, EXTRA = int(Stream.STOP), int(Stream.EXTRA)
 
@@ -27,7 +27,16 @@ def drawn(row: np.ndarray, seed: int, sample: int, position: int, stream: int) -
     return choose_row(row, uniform_at(seed, sample, position, stream, 0))
 
 
-class Round(NamedTuple):
+@compiled
+def child(first: np.ndarray, tokens: np.ndarray, parents: np.ndarray, node: int, pick: int) -> int:
+    """The first drafted child of a context that holds the pick; -1 if none does."""
+    for m in range(node + 1, len(parents)):
+        if parents[m] >= 0 and first[parents[m]] == node and tokens[m] == pick:
+            return first[m]
+    return -1
+
+
+class Arrays(NamedTuple):
     """A batch in plain arrays, as compiled walks take it; `node` and `token` are theirs to fill, -1 at faulty logits."""
 
     logits: np.ndarray
@@ -42,15 +51,15 @@ class Round(NamedTuple):
     token: np.ndarray
 
 
-def arrays(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Round:
+def arrays(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Arrays:
     """The arrays of a round."""
     x = logits.contiguous().numpy()
     laws = x[:, :0] if draft.probs is None else draft.probs.contiguous().numpy()
     node, token = np.empty((2, len(x)), np.int64)
-    return Round(x, laws, draft.rows.contiguous().numpy(), *draft.tree.host, *key.host, node, token)
+    return Arrays(x, laws, draft.rows.contiguous().numpy(), *draft.tree.host, *key.host, node, token)
 
 
-def outcome(draft: Draft, done: Round) -> Outcome | None:
+def outcome(draft: Draft, done: Arrays) -> Outcome | None:
     """What the walk found; None where logits were faulty: the readable path then names the fault."""
     if min(done.node.tolist()) < 0 or min(done.token.tolist()) < 0:
         return None
