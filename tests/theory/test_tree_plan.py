@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from polydraft.core import SiblingLaw, TreeShape
+from polydraft.core import Budget, SiblingLaw, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.registry import verifier
 from polydraft.theory.tree_plan import best_by_position, fastest_by_position, grow_by_probability
@@ -53,7 +53,7 @@ def test_the_programme_finds_the_best_of_all_trees(rates, depth):
         found = best_by_position(rates, num_nodes, depth)
         assert found.expected_tokens == pytest.approx(best, abs=1e-12)
         assert value(found.parents, rates) == pytest.approx(best, abs=1e-12)
-        assert found.num_nodes <= num_nodes and found.depth <= depth
+        assert len(found.parents) <= num_nodes and Budget.fixed(found.parents).max_depth <= depth
 
 
 @pytest.mark.parametrize("price", [0.02, 0.1, 0.5])
@@ -63,7 +63,9 @@ def test_the_fastest_tree_is_the_best_over_all_sizes(price):
 
     found = fastest_by_position([0.6, 0.2, 0.1], seconds, max_nodes=12, max_depth=6)
     speeds = [best_by_position([0.6, 0.2, 0.1], n, d).expected_tokens / seconds(n, d) for d in range(7) for n in range(d + 1, 13)]
-    assert found.expected_tokens / seconds(found.num_nodes, found.depth) == pytest.approx(max(speeds))
+    assert found.expected_tokens / seconds(len(found.parents), Budget.fixed(found.parents).max_depth) == pytest.approx(
+        max(speeds)
+    )
 
 
 def drafts_of(parents, law=SiblingLaw.WITHOUT_REPLACEMENT):

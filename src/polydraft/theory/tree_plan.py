@@ -25,7 +25,7 @@ every one. Traps: stopping inside a node after seeing a draw, dropping a drawn t
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,32 +34,14 @@ from polydraft.errors import InvalidInputError
 __all__ = ["PositionalTree", "best_by_position", "best_of_one_depth", "fastest_by_position", "grow_by_probability"]
 
 
-@dataclass(frozen=True)
-class PositionalTree:
-    """A tree by position. parents: of each node, the root first with -1, parents before children, siblings in draw order.
+class PositionalTree(NamedTuple):
+    """parents: of each node, the root first with -1, parents before children, siblings in draw order; as of `core.Budget.fixed`.
 
     expected_tokens: per round, the target's extra token included.
-
-    Example:
-        >>> PositionalTree((-1, 0, 0, 1), 1.0).depth
-        2
     """
 
     parents: tuple[int, ...]
     expected_tokens: float
-
-    @property
-    def depth(self) -> int:
-        """Of the deepest node below the root."""
-        deep = [0]
-        for parent in self.parents[1:]:
-            deep.append(deep[parent] + 1)
-        return max(deep)
-
-    @property
-    def num_nodes(self) -> int:
-        """The root included: rows of the scoring pass."""
-        return len(self.parents)
 
 
 Acceptance = Sequence[float] | Sequence[Sequence[float]]
@@ -163,10 +145,10 @@ def fastest_by_position(
     """The tree of most expected tokens per second. seconds(rows, depth): of a round, measured.
 
     Example:
-        >>> fastest_by_position([0.8, 0.1], lambda rows, depth: 1 + 0.1 * rows + 0.1 * depth).depth
-        4
-        >>> fastest_by_position([0.1], lambda rows, depth: 1 + depth).num_nodes
-        1
+        >>> fastest_by_position([0.8, 0.1], lambda rows, depth: 1 + 0.1 * rows + 0.1 * depth).parents
+        (-1, 0, 1, 2, 3)
+        >>> fastest_by_position([0.1], lambda rows, depth: 1 + depth).parents
+        (-1,)
     """
     rates = _check(acceptance, max_nodes, max_depth)
     best = [_tables(rates[: max(d, 1)], max_nodes, d)[0][d] for d in range(max_depth + 1)]
