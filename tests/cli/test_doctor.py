@@ -3,7 +3,7 @@ import json
 import torch
 from typer.testing import CliRunner
 
-from polydraft.cli import doctor
+from polydraft.bench import examine
 from polydraft.cli.main import app
 
 
@@ -23,8 +23,8 @@ def test_doctor_says_which_gpu_path_is_active_or_why_none(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for version, reason in ((None, "without CUDA"), ("13.0", "finds no CUDA device")):
         monkeypatch.setattr(torch.version, "cuda", version)
-        assert reason in doctor._gpu()["why"]
+        assert reason in examine._gpu()["why"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
-    found = doctor._gpu()
+    found = examine._gpu()
     assert "StaticLlama" in found["path"] and "Some GPU" in found["why"]

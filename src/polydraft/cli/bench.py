@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from polydraft.cli import options as given
-from polydraft.cli.files import check_output, check_output_folder, check_picture, read_lines, say_written
+from polydraft.cli.files import check_output, read_lines, say_written
 from polydraft.cli.progress import bars
 from polydraft.cli.start import use_threads
 from polydraft.errors import unknown_name
@@ -41,8 +41,7 @@ def bench(
     """Measure this library against its peers: same models, prompts and threads, one interleaved run, outputs checked."""
     if context.invoked_subcommand is not None:
         return
-    check_output("--json", json_file)
-    check_picture("--json", json_file)
+    check_output("--json", json_file, picture=True)
     use_threads(threads)
     from polydraft.bench import report as reports
     from polydraft.bench.suite import Bench, Way
@@ -84,7 +83,7 @@ def drafters(
     index_bytes: Annotated[int, typer.Option(min=1, help="Text that the indexes are made of.")] = 2_000_000,
 ) -> None:
     """Compare the drafters that need no training, at one node budget, on code, edits and chat-like text."""
-    check_output_folder("--out", out)
+    check_output("--out", out, folder=True)
     use_threads()
     from polydraft.bench import drafters_table as reports
     from polydraft.bench.drafters import CONTENDERS, Bench, compare

@@ -121,15 +121,11 @@ def _report(console: "Console", found: "Comparison") -> None:
     rounds = len(found.measurements[0].runs)
     ties = f" ({found.near_ties} near ties, where two logits are equal in float32)" if found.near_ties else ""
     console.print(
-        f"\nTemperature 0: outputs equal token for token, transformers included: {_yes(found.equal_greedy)}{ties}\n"
-        f"Temperature 1, seed-exact (race with drafts = race without): {_yes(found.equal_seed_exact)}\n"
+        f"\nTemperature 0: outputs equal token for token, transformers included: {'yes' if found.equal_greedy else 'NO'}{ties}\n"
+        f"Temperature 1, seed-exact (race with drafts = race without): {'yes' if found.equal_seed_exact else 'NO'}\n"
         f"Measured now: {len(found.prompts)} prompts, {rounds} rounds, medians, one thread, float32, {processor()}",
         highlight=False,
     )
-
-
-def _yes(holds: bool) -> str:
-    return "yes" if holds else "NO"
 
 
 def _command() -> str:

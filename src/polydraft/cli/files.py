@@ -10,63 +10,39 @@ import typer
 
 from polydraft.errors import InvalidInputError
 
-__all__ = ["check_output", "check_output_folder", "check_picture", "read_lines", "read_prompt", "say_written"]
+__all__ = ["check_output", "read_lines", "read_prompt", "say_written"]
 
 ROOM = 1 << 20
 """Bytes that must fit where a result is to be written; the largest report has half as many."""
 
 
-def check_output(option: str, file: Path | None) -> None:
+def check_output(option: str, path: Path | None, *, folder: bool = False, picture: bool = False) -> None:
     """Refuse, before anything is measured, a file that could not be written; None is no file.
 
+    folder: it is a folder that is filled, and made, but not the one around it.  picture: it is or brings a picture.
+
     Raises:
-        InvalidInputError: a folder is there, or its own folder is not there or cannot be written to.
+        InvalidInputError: a folder is there, its own folder is not there or cannot be written to, or nothing can draw a picture.
     """
-    if file is None:
+    if path is None:
         return
-    if file.is_dir():
-        raise InvalidInputError(f"{option} {str(file)!r} was given, which is a folder; expected the name of a file. Add one.")
-    _check(option, file, file.parent)
-
-
-def check_output_folder(option: str, folder: Path | None) -> None:
-    """The same for a folder that is filled; it is made, but not the one around it.
-
-    Raises:
-        InvalidInputError: a file is there, or the folder cannot be made or written to.
-    """
-    if folder is not None:
-        _check(option, folder, folder, make=True)
-
-
-def _check(option: str, given: Path, folder: Path, *, make: bool = False) -> None:
-    around = folder.parent if make else folder
-    if not around.exists():
+    given, inside = f"{option} {str(path)!r} was given", path if folder else path.parent
+    if path.is_dir() and not folder:
+        raise InvalidInputError(f"{given}, which is a folder; expected the name of a file. Add one.")
+    if not path.parent.exists():
         raise InvalidInputError(
-            f"{option} {str(given)!r} was given and cannot be written: there is no folder {str(around)!r}. Make it first, or name another one."
+            f"{given} and cannot be written: there is no folder {str(path.parent)!r}. Make it first, or name another one."
         )
     try:
-        if make:
-            folder.mkdir(exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as file:
+        inside.mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=inside) as file:
             file.write(bytes(ROOM))
     except OSError as error:
         raise InvalidInputError(
-            f"{option} {str(given)!r} was given and cannot be written: {error.strerror}. Name a place that you may write to, with a "
-            "megabyte of room."
+            f"{given} and cannot be written: {error.strerror}. Name a place that you may write to, with a megabyte of room."
         ) from error
-
-
-def check_picture(option: str, file: Path | None) -> None:
-    """Refuse, before anything is measured, a file that is or brings a picture where nothing can draw one; None is no file.
-
-    Raises:
-        InvalidInputError: matplotlib is not installed.
-    """
-    if file is not None and find_spec("matplotlib") is None:
-        raise InvalidInputError(
-            f"{option} {str(file)!r} was given, with a picture, and matplotlib is not installed. Try: pip install matplotlib."
-        )
+    if picture and find_spec("matplotlib") is None:
+        raise InvalidInputError(f"{given}, with a picture, and matplotlib is not installed. Try: pip install matplotlib.")
 
 
 def say_written(paths: Iterable[Path]) -> None:
@@ -84,9 +60,7 @@ def read_lines(option: str, file: Path) -> list[str]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise InvalidInputError(
-            f"{option} {str(file)!r} was given and cannot be read: {error.strerror}. Check the path."
-        ) from error
+        raise _unreadable(option, file, error) from error
     except UnicodeDecodeError as error:
         raise InvalidInputError(
             f"{option} {str(file)!r} holds bytes that are not UTF-8 at offset {error.start}; expected text, one prompt a line. "
@@ -97,6 +71,10 @@ def read_lines(option: str, file: Path) -> list[str]:
     if not found:
         raise InvalidInputError(f"{option} {str(file)!r} holds no prompt; expected one a line. Add some text.")
     return found
+
+
+def _unreadable(option: str, file: Path, error: OSError) -> InvalidInputError:
+    return InvalidInputError(f"{option} {str(file)!r} was given and cannot be read: {error.strerror}. Check the path.")
 
 
 def _of_json(where: str, line: str) -> str:
@@ -138,9 +116,7 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
         try:
             return _decode(file.read_bytes(), f"file {str(file)!r}")
         except OSError as error:
-            raise InvalidInputError(
-                f"--file {str(file)!r} was given and cannot be read: {error.strerror}. Check the path."
-            ) from error
+            raise _unreadable("--file", file, error) from error
     if argument not in (None, "-"):
         return _encodable(argument)
     if argument is None and sys.stdin.isatty():

@@ -76,15 +76,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(generate)
-app.command()(chat)
-app.command()(check)
-app.command()(demo)
+for command in (generate, chat, check, demo, tune, limits, methods, doctor):
+    app.command()(command)
 app.add_typer(bench, name="bench")
-app.command()(tune)
-app.command()(limits)
-app.command()(methods)
-app.command()(doctor)
 app.add_typer(index, name="index")
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from polydraft.cli import options as given
-from polydraft.cli.files import check_output, check_picture, read_lines, say_written
+from polydraft.cli.files import check_output, read_lines, say_written
 from polydraft.cli.progress import bars
 from polydraft.cli.start import build, use_threads
 from polydraft.cli.tables import grid, output
@@ -31,9 +31,9 @@ def tune(
     quick: Annotated[bool, typer.Option("--quick", help="Two prompts of 24 tokens and fewer sizes.")] = False,
 ) -> None:
     """Measure costs and acceptance, predict and measure the speed of several sizes, and recommend one."""
-    for option, file in (("--save", save), ("--json", json_file), ("--picture", picture)):
-        check_output(option, file)
-    check_picture("--picture", picture)
+    check_output("--save", save)
+    check_output("--json", json_file)
+    check_output("--picture", picture, picture=True)
     use_threads(threads)
     from transformers import AutoConfig
 

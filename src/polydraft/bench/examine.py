@@ -1,0 +1,63 @@
+"""What this machine offers, and which path the engine takes on it and why."""
+
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from polydraft.bench.record import machine, versions
+from polydraft.core import TokenTree
+from polydraft.models import load, pair
+from polydraft.models.folder import load_module
+from polydraft.models.kernels import instruction_set
+from polydraft.models.llama import CompiledLlama
+from polydraft.verifiers.fast import device
+
+__all__ = ["examine"]
+
+
+def _kernels() -> dict[str, Any]:
+    """Which path scores the embedded target, why, and how long one pass over one token takes."""
+    folder = str(pair.target_folder())
+    reason = CompiledLlama.why_unsupported(load_module(folder))
+    start = perf_counter()
+    model = load.load_model(folder, max_num_seqs=1)
+    root = TokenTree.roots(torch.tensor([0]))
+    model.score([0], root)
+    ready = perf_counter() - start
+    start = perf_counter()
+    for _ in range(10):
+        model.score([0], root)
+    return {
+        "path": type(model).__name__,
+        "why": reason or "a model of the Llama family on a CPU: one compiled call a pass",
+        "kernels": f"{instruction_set()} through numba, no compiler needed",
+        "weights": getattr(model, "weight_format", "as in the checkpoint"),
+        "seconds_to_load_and_compile": round(ready, 2),
+        "milliseconds_per_pass": round((perf_counter() - start) * 100, 3),
+    }
+
+
+def _gpu() -> dict[str, Any]:
+    """Which path a GPU takes here, or why there is none."""
+    if not torch.cuda.is_available():
+        built = (
+            f"torch {torch.__version__} was built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
+        )
+        return {"path": "none", "why": f"{built}; everything runs on the CPU"}
+    kernels = "Triton kernels" if device.has_triton() else "torch operations, as Triton is not installed"
+    return {
+        "path": "StaticLlama: CUDA graphs of static shapes, for the Llama family; other models through transformers",
+        "why": f"torch {torch.__version__} finds {torch.cuda.get_device_name()}",
+        "block_verification": kernels,
+    }
+
+
+def _pair() -> dict[str, Any]:
+
+    return {"folder": str(pair.embedded_folder()), "prompts": len(pair.prompts()), **pair.card()["held_out"]}
+
+
+def examine() -> dict[str, dict[str, Any]]:
+    """Everything that the doctor measures, as plain data."""
+    return {"versions": versions(), "machine": machine(), "gpu": _gpu(), "embedded target": _kernels(), "embedded pair": _pair()}
