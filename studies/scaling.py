@@ -18,7 +18,7 @@ import typer
 
 from polydraft.bench.record import provenance
 from polydraft.core import SamplingParams, TokenTree
-from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.calibrate import Bed
 from polydraft.engine.stats import clock
 from polydraft.models import load, pair

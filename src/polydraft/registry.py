@@ -40,11 +40,11 @@ VERIFIERS: dict[str, str] = {
 """name -> "module:object", an instance of `core.Verifier`."""
 
 DRAFTERS: dict[str, str] = {
-    "model": "polydraft.drafters.model:ModelDrafter",
+    "model": "polydraft.drafters.model.paths:ModelDrafter",
     "ngram": "polydraft.drafters.text.ngram:NgramDrafter",
-    "several": "polydraft.drafters.several:SeveralDrafter",
-    "tli": "polydraft.drafters.tli:TliDrafter",
-    "slem": "polydraft.drafters.slem:SlemDrafter",
+    "several": "polydraft.drafters.model.paths_of_models:SeveralDrafter",
+    "tli": "polydraft.drafters.model.tli:TliDrafter",
+    "slem": "polydraft.drafters.model.slem:SlemDrafter",
     "trigram": "polydraft.drafters.text.trigram:TrigramDrafter",
     "suffix": "polydraft.drafters.text.suffix:SuffixDrafter",
     "retrieval": "polydraft.drafters.text.retrieval:RetrievalDrafter",

@@ -15,7 +15,7 @@ from polydraft.bench.limits.paths import restrict
 from polydraft.bench.limits.relaxed import nearest
 from polydraft.cli.main import app
 from polydraft.core import Budget, Request, SamplingParams, TreeShape
-from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError, UnknownNameError
 
 SMALL = Settings(

@@ -11,7 +11,7 @@ from polydraft.core import Budget, Outcome, Scores, TokenTree
 from polydraft.drafters.credit import Credit
 from polydraft.drafters.grown_tree import end_ids
 from polydraft.drafters.mixture import MixtureDrafter
-from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.drafters.text.index_file import kind_of
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.drafters.text.suffix import SuffixDrafter

@@ -11,8 +11,8 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from polydraft import Draft, SamplingParams, SiblingLaw, TokenTree, TreeShape, verify
 from polydraft.drafters.base import Parts
-from polydraft.drafters.slem import SlemDrafter
-from polydraft.drafters.tli import TliDrafter
+from polydraft.drafters.model.slem import SlemDrafter
+from polydraft.drafters.model.tli import TliDrafter
 from polydraft.engine.api import Engine
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models.hf import HFTarget

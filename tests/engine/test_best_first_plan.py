@@ -6,7 +6,7 @@ import torch
 
 from polydraft import Engine, FixedPlan, SamplingParams
 from polydraft.core import Budget, Outcome
-from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine import best_first_plan, places
 from polydraft.engine.acceptance import DEPTHS, Acceptance

@@ -5,7 +5,7 @@ import torch
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import SiblingLaw
-from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.drafters.text.lookahead import LookaheadDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine import choice

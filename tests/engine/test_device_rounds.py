@@ -5,7 +5,7 @@ import torch
 
 from polydraft import sampling
 from polydraft.core import SamplingParams, TokenTree
-from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.api import Engine
 from polydraft.models.llama import CompiledLlama
 from polydraft.models.static import StaticLlama

@@ -8,7 +8,7 @@ import torch
 from polydraft import Engine, FixedPlan, Request, SamplingParams
 from polydraft.core import Budget, Draft, SiblingLaw, TokenTree, TreeShape
 from polydraft.drafters.mixture import MixtureDrafter
-from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine.choice import Choice
 from polydraft.errors import DrafterWarning, InvalidInputError, RequestWarning

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polydraft import Engine, SamplingParams
-from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import DrafterWarning
 from tests.engine.tables import TableModel, plain_greedy
 

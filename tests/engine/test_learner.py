@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polydraft import Engine, SamplingParams
-from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.acceptance import DEPTHS, expected_tokens
 from polydraft.engine.costs import FEATURES, RoundCosts, features
 from polydraft.engine.learner import EXPLORING, Learner, assumed

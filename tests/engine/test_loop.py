@@ -4,7 +4,7 @@ import pytest
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import Request
-from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import CapacityError, DrafterWarning, IncompatibleError, InvalidInputError, UnknownNameError
 from tests.engine.tables import TableModel, plain_greedy
 from tests.engine.tables import table_engine as engine

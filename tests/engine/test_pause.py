@@ -6,7 +6,7 @@ import torch
 from polydraft import SamplingParams
 from polydraft.core import Budget, Draft, Needs, Request
 from polydraft.drafters.mixture import MixtureDrafter
-from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.drafters.text.lookahead import LookaheadDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.drafters.text.phrases import PhraseDrafter

@@ -5,7 +5,7 @@ import pytest
 
 from polydraft import Engine, FixedPlan, SamplingParams, registry
 from polydraft.core import Budget, Request, SiblingLaw, TreeShape
-from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.tree import paths
 from polydraft.tree import ragged as ragged_paths
 from tests.engine.tables import law

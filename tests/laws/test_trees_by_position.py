@@ -6,7 +6,7 @@ import torch
 
 from polydraft import Engine, FixedPlan, SamplingParams, registry
 from polydraft.core import Budget, Request, SiblingLaw, TreeShape
-from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.tree import paths
 from tests.engine.tables import TableModel, law
 from tests.laws.harness import Grown, Tables, by_position, enumerate_drafts, measure, sibling_draws, stopped_inside

@@ -5,7 +5,7 @@ import torch
 import transformers as hf
 
 from polydraft.core import SamplingParams, TokenTree
-from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.api import Engine
 from polydraft.models import checkpoint
 from polydraft.models.hf import HFTarget

@@ -5,7 +5,7 @@ import torch
 
 from polydraft import tree as trees
 from polydraft.core import Budget, NoiseKey, Request, SamplingParams, Scores
-from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.models import static_proposal
 from polydraft.models.hf import HFTarget
 from polydraft.models.static import StaticLlama

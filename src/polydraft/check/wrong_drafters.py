@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from polydraft.core import Budget, Draft, Outcome, TokenTree
-from polydraft.drafters.model import ModelDrafter, ModelState
+from polydraft.drafters.model.paths import ModelDrafter, ModelState
 
 __all__ = ["DropsUnlikely", "OwnPositions", "TopWithRow"]
 

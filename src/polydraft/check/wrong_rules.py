@@ -17,7 +17,7 @@ from polydraft import noise
 from polydraft import tree as trees
 from polydraft.check.wrong_drafters import DropsUnlikely, OwnPositions, TopWithRow
 from polydraft.core import Draft, Method, NoiseKey, Outcome, Scores, SiblingLaw, Target, TokenTree, TreeShape, Verdict
-from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.registry import verifier
 from polydraft.verifiers import recursive, speculative
 from polydraft.verifiers.lift.per_node import PerNode

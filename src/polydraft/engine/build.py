@@ -8,7 +8,7 @@ from typing import Any
 from polydraft import registry, tree
 from polydraft.core import Budget, Drafter, Verifier
 from polydraft.drafters.base import Parts
-from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.best_first_plan import plan_for
 from polydraft.engine.choice import Choice, ChoicePlan
 from polydraft.engine.plan import AdaptivePlan, FixedPlan, Plan

@@ -1,6 +1,6 @@
 """The most probable tree of a compiled draft model in one call: passes, laws and choices, depth by depth for the whole batch.
 
-`join` keeps the best nodes of all depths and `advance` chooses which of them are expanded; see `drafters/best_first.py`, which grows the same
+`join` keeps the best nodes of all depths and `advance` chooses which of them are expanded; see `drafters/model/best_first.py`, which grows the same
 trees through any model's `score`.
 """
 

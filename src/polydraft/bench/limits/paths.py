@@ -11,7 +11,7 @@ from polydraft import registry, sampling
 from polydraft import tree as trees
 from polydraft.bench.limits.contexts import ALWAYS, CHAIN_RULES, MEASURED, PATH_RULES, Findings, Places
 from polydraft.core import Budget, Draft, Request, SamplingParams, Target, TokenTree, TreeShape
-from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.theory import efficiency
 from polydraft.verifiers.list_race import path_numbers
 

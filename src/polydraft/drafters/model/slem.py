@@ -20,7 +20,7 @@ import torch
 from polydraft import tree as trees
 from polydraft.core import Budget, Draft, Method, Needs, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
 from polydraft.drafters.base import Parts
-from polydraft.drafters.tli import check_parts
+from polydraft.drafters.model.tli import check_parts
 from polydraft.models.load import encode
 from polydraft.models.slots import Slots
 

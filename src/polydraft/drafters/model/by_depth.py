@@ -30,7 +30,7 @@ class Growth:
     """Trees being grown through a model's `score`, one depth for all rows at a time.
 
     Rows may differ in size: nodes are kept per row, and a pass scores, for every row, the nodes that are new.
-    kind: see `drafters.model`.  fixed: of each row.  stop_ids: what `min_tokens` masks.
+    kind: see `drafters.model.paths`.  fixed: of each row.  stop_ids: what `min_tokens` masks.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ import torch
 
 from polydraft import tree as trees
 from polydraft.core import Budget, Outcome, Scores, TreeShape
-from polydraft.drafters.model import KINDS, ModelDrafter
+from polydraft.drafters.model.paths import KINDS, ModelDrafter
 from polydraft.errors import CapacityError, InvalidInputError, UnknownNameError
 from polydraft.models import load, pair
 from polydraft.models.slots import Slots

@@ -7,8 +7,8 @@ from scipy.stats import chi2
 from polydraft import Engine, SamplingParams, noise
 from polydraft import tree as trees
 from polydraft.core import Budget, NoiseKey, Request, TreeShape
-from polydraft.drafters import several
-from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.model import paths_of_models
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.models import pair
 from polydraft.verifiers.list_race import path_numbers
@@ -20,7 +20,7 @@ COUNT = 3000
 
 def alike():
     """Two members of equal laws: where their noise is shared, they draw the same tokens."""
-    return several.SeveralDrafter([TableModel(V, seed=1, max_num_seqs=COUNT) for _ in range(2)])
+    return paths_of_models.SeveralDrafter([TableModel(V, seed=1, max_num_seqs=COUNT) for _ in range(2)])
 
 
 def p_value_of_pairs(drafter):
@@ -38,16 +38,16 @@ def test_members_draw_independently():
 
 
 def test_members_that_share_their_noise_are_caught(monkeypatch):
-    monkeypatch.setattr(several, "_own", lambda request, member: request)
+    monkeypatch.setattr(paths_of_models, "_own", lambda request, member: request)
     assert p_value_of_pairs(alike()) < 1e-9
 
 
 def test_a_path_is_the_chain_that_its_model_draws_alone():
     one, two = (TableModel(V, seed=s) for s in (1, 2))
-    drafter, alone = several.SeveralDrafter([one, two]), ModelDrafter(TableModel(V, seed=2), "chain")
+    drafter, alone = paths_of_models.SeveralDrafter([one, two]), ModelDrafter(TableModel(V, seed=2), "chain")
     asked = requests([1, 2, 3], [4])
     draft = drafter.propose(drafter.start(asked), [Budget.grown(8, 3, 2), Budget.grown(4, 2, 2)])
-    chains = alone.propose(alone.start([several._own(r, 1) for r in asked]), [Budget.grown(3, 3), Budget.grown(2, 2)])
+    chains = alone.propose(alone.start([paths_of_models._own(r, 1) for r in asked]), [Budget.grown(3, 3), Budget.grown(2, 2)])
     assert draft.shape is TreeShape.PATHS
     for b, depth in enumerate((3, 2)):
         nodes = [2 + 2 * d for d in range(depth)]
@@ -58,7 +58,7 @@ def test_a_path_is_the_chain_that_its_model_draws_alone():
 
 def test_one_model_is_refused():
     with pytest.raises(InvalidInputError, match="two or more"):
-        several.SeveralDrafter([TableModel(V)])
+        paths_of_models.SeveralDrafter([TableModel(V)])
 
 
 def test_engine_takes_folders_of_further_models():

@@ -36,8 +36,8 @@ from polydraft.core import (
     TreeShape,
 )
 from polydraft.drafters.base import Parts, Snapshot
-from polydraft.drafters.best_first import grow
-from polydraft.drafters.model_growth import Growth, ModelState
+from polydraft.drafters.model.best_first import grow
+from polydraft.drafters.model.by_depth import Growth, ModelState
 from polydraft.errors import InvalidInputError, unknown_name
 from polydraft.models import static_proposal
 from polydraft.models.llama import CompiledLlama

@@ -1,7 +1,7 @@
 """Drafts from a model with another vocabulary, restricted to the common tokens.
 
 Timor et al. 2025 (arXiv 2502.05202), TLI; see `models.translated` for the law. The draft model looks like one of the target's
-vocabulary, so all kinds of `drafters.model` and all verifiers for them serve unchanged.
+vocabulary, so all kinds of `drafters.model.paths` and all verifiers for them serve unchanged.
 """
 
 from dataclasses import replace
@@ -9,7 +9,7 @@ from typing import Any
 
 from polydraft.core import Method, SiblingLaw, Target, TreeShape
 from polydraft.drafters.base import Parts
-from polydraft.drafters.model import ModelDrafter
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.models.translated import TranslatedModel
 from polydraft.models.vocabulary import Translation

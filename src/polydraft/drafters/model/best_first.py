@@ -20,7 +20,7 @@ from torch import Tensor
 
 from polydraft import sampling
 from polydraft.core import Budget, Draft, SamplingParams, Scores, SiblingLaw, Target, TokenTree, TreeShape
-from polydraft.drafters.model_growth import ModelState
+from polydraft.drafters.model.by_depth import ModelState
 from polydraft.models.llama import CompiledLlama
 from polydraft.models.tree_proposal import advance, draft_of, join, propose_tree
 

@@ -19,8 +19,8 @@ import torch
 from polydraft import tree
 from polydraft.core import Budget, Draft, Method, Needs, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
 from polydraft.drafters.base import Parts, Snapshot, release_each, start_each
-from polydraft.drafters.model import ModelDrafter
-from polydraft.drafters.model_growth import ModelState
+from polydraft.drafters.model.by_depth import ModelState
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.models import load
 
