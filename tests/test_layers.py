@@ -34,9 +34,6 @@ line, and `import polydraft` loads none of them. (The package's own `__init__`, 
 module of a layer.)"""
 BESIDE = ("studies", "examples", "docs", "tests")
 """Folders that are not installed: they import what they like of polydraft, and polydraft nothing of them."""
-NOT_YET: dict[str, dict[str, str]] = {}
-"""What has not yet been moved to its place."""
-RANK |= {name: RANK[found["layer"]] for name, found in NOT_YET.items() if "layer" in found}
 NAME_OF_A_MODULE = re.compile(r"polydraft(?:\.\w+)+(?::\w+)?")
 
 
@@ -102,8 +99,7 @@ def intrusions(name: str, others: Iterable[str]) -> list[str]:
     for other in others:
         package = re.split(r"(?:^|\.)_(?!_)", other)[0]
         outside = package != other and not f"{name}.".startswith(f"{package}." if package else "")
-        expected = NOT_YET.get(name.split(".")[0], {}).get("own files of") == package
-        found += [f"{name} imports {other}"] if outside and not expected else []
+        found += [f"{name} imports {other}"] if outside else []
     return found
 
 

@@ -111,3 +111,16 @@ def test_structure_shows_every_folder():
     packages = {path.parent for path in (ROOT / "src" / "polydraft").glob("*/*.py")}
     missing = [str(folder) for folder in packages if f"{folder.name}/" not in text]
     assert not missing
+
+
+MOST_FILES = {"Add a rule": 8, "Add a head": 6, "Mend a rollback": 4}
+
+
+@pytest.mark.parametrize("task", MOST_FILES)
+def test_a_newcomers_task_takes_the_files_that_are_listed(task):
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    found = re.search(rf"^## {task}: (\d) files\n(.*?)(?=^## )", text, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    files = re.findall(r"^- `([^`]+)`", found[2], re.MULTILINE)
+    assert len(files) == len(set(files)) == int(found[1]) <= MOST_FILES[task]
+    assert [file for file in files if "NAME" not in file and not (ROOT / file).exists()] == []
