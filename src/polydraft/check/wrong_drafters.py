@@ -47,9 +47,7 @@ class OwnPositions(ModelDrafter):
     """
 
     def propose(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
-        draft = super().propose(
-            states, [replace(g, max_depth=min(g.max_depth, 1), max_nodes=min(g.max_nodes, 1)) for g in budgets]
-        )
+        draft = super().propose(states, [g.within(1) for g in budgets])
         deeper = [replace(s, context=(*s.context, int(draft.tree.tokens[b, 1])), pending=(*s.pending, int(draft.tree.tokens[b, 1])))
                   if draft.tree.num_nodes > 1 and draft.tree.parents[b, 1] == 0 else s for b, s in enumerate(states)]  # fmt: skip
         live = [b for b, (s, d) in enumerate(zip(states, deeper, strict=True)) if d is not s and budgets[b].max_depth > 1]
@@ -57,7 +55,7 @@ class OwnPositions(ModelDrafter):
             return draft
         rest = self.propose(
             [deeper[b] for b in live],
-            [replace(budgets[b], max_depth=budgets[b].max_depth - 1, max_nodes=budgets[b].max_nodes - 1) for b in live],
+            [budgets[b].within(budgets[b].max_depth - 1) for b in live],
         )
         return self._joined(draft, rest, live)
 
