@@ -88,7 +88,7 @@ def propose_paths(
     return tree, _rows(tree, inside), torch.cat(laws, 1)
 
 
-def _rows(tree: TokenTree, inside: Sequence[Int[np.ndarray, "B W"]]) -> Int[Tensor, "B N"]:
+def _rows(tree: TokenTree, inside: Sequence[np.ndarray]) -> Int[Tensor, "B N"]:
     """Where in the laws of all depths, one for each of the nodes inside, each node's is: that of its parent's first copy."""
     parents, nodes = tree.host[1], np.concatenate(inside, 1)
     place = np.zeros(parents.shape, np.int64)
