@@ -62,41 +62,37 @@ def _cut(p, q, m, bucket):
 
 
 @njit(cache=True)
-def _sets(Q, n, members, chance, commit):
-    """Sets of at most n buckets and the probability that n draws fall in exactly those; returns how many there are.
+def _sets(Q, n):
+    """Sets of at most n buckets, [S, n] padded with -1, and the probability that n draws fall in exactly those.
 
     n! times the coefficient of x^n in the product of (e^(Q_b x) - 1): positive terms only.
     """
-    m, found = Q.size, 0
-    chosen, depth = np.full(n, -1, np.int64), 0
+    m, room, ways, factorial = Q.size, 0, 1.0, 1.0
+    for k in range(1, n + 1):
+        ways *= (m - k + 1) / k
+        factorial *= k
+        room += int(np.rint(ways))
+    members, chance = np.full((room, n), -1, np.int64), np.empty(room)
+    chosen, depth, following, found = np.empty(n, np.int64), 0, 0, 0
     series = np.zeros((n + 1, n + 1))
     series[0, 0] = 1.0
-    following = 0
-    while True:
-        if depth < n and following < m:
-            b = following
-            chosen[depth] = b
-            for k in range(n + 1):
-                series[depth + 1, k] = 0.0
-                term = 1.0
-                for j in range(1, k + 1):
-                    term *= Q[b] / j
-                    series[depth + 1, k] += series[depth, k - j] * term
-            depth += 1
-            following = b + 1
-            if commit:
-                value = series[depth, n]
-                for k in range(1, n + 1):
-                    value *= k
-                chance[found] = value
-                for k in range(n):
-                    members[found, k] = chosen[k] if k < depth else -1
-            found += 1
-        else:
-            if depth == 0:
-                return found
+    while found < room:
+        if depth == n or following == m:  # back to the last choice, and on from there
             depth -= 1
             following = chosen[depth] + 1
+            continue
+        chosen[depth] = following
+        for k in range(n + 1):
+            series[depth + 1, k] = 0.0
+            term = 1.0
+            for j in range(1, k + 1):
+                term *= Q[following] / j
+                series[depth + 1, k] += series[depth, k - j] * term
+        depth, following = depth + 1, following + 1
+        members[found, :depth] = chosen[:depth]
+        chance[found] = factorial * series[depth, n]
+        found += 1
+    return members, chance
 
 
 @njit(cache=True)
@@ -171,10 +167,7 @@ def _select(p, q, n, m, bucket, weight, level):
     Q /= Q.sum()
     target, picked = np.empty(count), np.empty(count)
     _targets(P, Q, n, target, level)
-    nothing = np.empty((0, n), np.int64)
-    size = _sets(Q, n, nothing, np.empty(0), False)
-    members, chance = np.empty((size, n), np.int64), np.empty(size)
-    _sets(Q, n, members, chance, True)
+    members, chance = _sets(Q, n)
     _keep_highest(members, level)
     weight[:] = 0.0
     weight[:count] = target / Q + 1e-12
