@@ -363,7 +363,11 @@ class Budget:
     parents: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if min(self.max_nodes, self.max_depth) < 0 or self.width < 1 or (self.parents and self.max_nodes != len(self.parents) - 1):
+        if (
+            min(self.max_nodes, self.max_depth) < 0
+            or self.width < 1
+            or (self.parents and self.max_nodes != len(self.parents) - 1)
+        ):
             raise InvalidInputError(
                 f"budget {self} was given; expected max_nodes >= 0, max_depth >= 0 and width >= 1, of a fixed tree its own. "
                 "Use max_depth=0 for plain decoding."
