@@ -1,6 +1,6 @@
 """`python -m studies.scaling`: how the cost of a round grows with batch, context, rows, vocabulary, paths and depth; memory beside it.
 
-Rounds are real ones (`engine/calibrate.py`); medians of several repetitions, in CPU seconds on one thread. Batch,
+Rounds are real ones (`polydraft/tune/measure.py`); medians of several repetitions, in CPU seconds on one thread. Batch,
 paths and depth are measured on the embedded pair, with the tokens that it really emits. Context, rows and vocabulary are
 measured on random models of the sizes said, as costs do not depend on weights; their drafted rounds are counted in rounds.
 """
@@ -19,11 +19,11 @@ import typer
 from polydraft.bench.record import provenance
 from polydraft.core import SamplingParams, TokenTree
 from polydraft.drafters.model.paths import ModelDrafter
-from polydraft.engine.calibrate import Bed
 from polydraft.engine.stats import clock
 from polydraft.models import load, pair
 from polydraft.models.llama import CompiledLlama
 from polydraft.registry import verifier
+from polydraft.tune.measure import Bed
 from studies.options import Out, Quick, write_json
 
 __all__ = ["Curve", "Point", "main", "markdown", "picture", "scaling"]

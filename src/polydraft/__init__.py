@@ -24,10 +24,9 @@ _WHERE = {
     "TreeShape": "core",
     "SamplingParams": "params",
     "Engine": "engine.api",
-    "FixedPlan": "engine.plan",
-    "AdaptivePlan": "engine.plan",
-    "BestFirstPlan": "engine.best_first_plan",
-    "Profile": "engine.profile",
+    "FixedPlan": "plan.plan",
+    "AdaptivePlan": "plan.plan",
+    "Profile": "plan.profile",
     "citation": "papers",
     "custom_generate": "integrations.transformers",
     "verify": "verifiers",
@@ -39,13 +38,12 @@ __all__ = [*sorted(_WHERE), "__version__"]  # pyright: ignore[reportUnsupportedD
 if TYPE_CHECKING:
     from polydraft.core import Budget, Draft, Method, Needs, NoiseKey, Outcome, Request, SiblingLaw, TokenTree, TreeShape
     from polydraft.engine.api import Engine
-    from polydraft.engine.best_first_plan import BestFirstPlan
-    from polydraft.engine.plan import AdaptivePlan, FixedPlan
-    from polydraft.engine.profile import Profile
     from polydraft.errors import PolydraftError
     from polydraft.integrations.transformers import custom_generate
     from polydraft.papers import citation
     from polydraft.params import SamplingParams
+    from polydraft.plan.plan import AdaptivePlan, FixedPlan
+    from polydraft.plan.profile import Profile
     from polydraft.verifiers import verify
 
 stale_code.drop(Path(__file__).parent)

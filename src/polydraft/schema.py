@@ -257,22 +257,21 @@ INDEXES = {
 _SECONDS = Number(0, 1e6, whole=False)
 _RATE = Number(0, 1, whole=False)
 _RATES = Items(_RATE, "depths", "depths")
-_PLACES = (Items(_RATE, 0, 0), Items(_RATE, "places", "places"))
-_PER_FEATURE = Items(_SECONDS, "features", "features")
+_RANKS = (Items(_RATE, 0, 0), Items(_RATE, "ranks", "ranks"))
+_CHARGED = ("sequences", "rows", "rows_beyond", "context", "rows_context", "depth", "nodes", "asked", "branching")
+_PRICES = Record(dict.fromkeys(("once", *_CHARGED, "plain_once", "plain_sequences", "plain_context"), _SECONDS))
 PROFILE = Record(
     {
         "polydraft_profile": Number(1, 1),
         "about": Record(more=True),
-        "max_width": Number(1, 256),
         "drafts": Number(0, 1),
         "acceptance": _RATES,
         "greedy": (Items(_RATE, 0, 0), _RATES),
-        "places": _PLACES,
-        "greedy_places": _PLACES,
+        "ranked": _RANKS,
+        "greedy_ranked": _RANKS,
         "costs": Record(
             {
-                "features": Items(Text(), "features", "features"),
-                "coefficients": Record({"drafting": _PER_FEATURE, "scoring": _PER_FEATURE, "other": _PER_FEATURE}),
+                "by_phase": Record(dict.fromkeys(("drafting", "scoring", "other"), _PRICES)),
                 "observations": Items(
                     Record(
                         {

@@ -22,13 +22,13 @@ import numpy as np
 import torch
 
 from polydraft import tree
-from polydraft.core import Budget, SamplingParams
+from polydraft.core import Budget, SamplingParams, SiblingLaw
 from polydraft.engine.api import Engine
-from polydraft.engine.calibrate import calibrate
-from polydraft.engine.plan import AdaptivePlan, FixedPlan, Plan
 from polydraft.engine.stats import clock
 from polydraft.models import load, pair
 from polydraft.models.llama import CompiledLlama
+from polydraft.plan.plan import AdaptivePlan, FixedPlan, Plan
+from polydraft.tune.measure import measured_profile
 
 __all__ = ["WORKLOADS", "Accuracy", "accuracy", "markdown", "sizes_of"]
 
@@ -161,9 +161,9 @@ def accuracy(name: str, *, count: int = 24, max_tokens: int = 96, progress: Call
     work = _workload(name, count, max_tokens)
     probe = work.engine(FixedPlan(Budget.fixed(tree.chain(1))))
     assert probe.drafter is not None
-    profile = calibrate(probe.target, probe.drafter, probe.verifier, work.batches[0][0])
+    profile = measured_profile(probe.target, probe.drafter, probe.verifier, work.batches[0][0])
     made = {"plain": work.plain(), "adaptive": work.engine(AdaptivePlan(profile))}
-    for w, d in sizes_of(profile.max_width):
+    for w, d in sizes_of(1 if probe.drafter.info.laws == {SiblingLaw.POINT_MASS} else 3):
         made[f"{w}x{d}"] = work.engine(FixedPlan(Budget.fixed(tree.paths(w, d))))
     found, names, calls = Accuracy(name, {n: [] for n in made}), list(made), [0, 0]
     for engine in made.values():

@@ -23,12 +23,11 @@ from polydraft.drafters.text.index_file import fingerprint
 from polydraft.drafters.text.retrieval import RetrievalIndex
 from polydraft.drafters.text.trigram import TrigramTable
 from polydraft.engine.api import Engine
-from polydraft.engine.best_first_plan import plan_for
-from polydraft.engine.plan import FixedPlan
 from polydraft.engine.stats import clock
 from polydraft.models import load, pair
 from polydraft.models.folder import load_module
 from polydraft.models.llama import CompiledLlama
+from polydraft.plan.plan import AdaptivePlan, FixedPlan
 from studies.planner.accuracy import CHAT
 
 __all__ = ["AgainstPlain", "against_plain", "markdown"]
@@ -128,7 +127,7 @@ class _Parts:
             drafter=drafter,
             drafter_options=options.get(drafter, {}),
         )
-        return Engine(self.target, made.drafter, made.verifier, plan_for(made.drafter), clock=clock(self.target))
+        return Engine(self.target, made.drafter, made.verifier, AdaptivePlan(), clock=clock(self.target))
 
     def plain(self) -> Engine:
         """Without drafts."""

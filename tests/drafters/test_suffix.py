@@ -15,11 +15,11 @@ from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.drafters.text.suffix import SuffixDrafter, SuffixStore
 from polydraft.drafters.text.suffix_nodes import CHILD, COUNT, DEPTH, END, NEXT, PARENT, PREVIOUS, START, child
 from polydraft.drafters.text.suffix_tree import SuffixTree, ends_of
-from polydraft.engine.calibrate import Bed
-from polydraft.engine.choice import Choice, ChoicePlan
 from polydraft.errors import InvalidInputError
+from polydraft.plan.switch import Choice, ChoicePlan
 from polydraft.registry import verifier
 from polydraft.tree import chain
+from polydraft.tune.measure import Bed
 from tests.drafters.sessions import requests
 from tests.engine.tables import TableModel
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from polydraft import FixedPlan, SamplingParams
+from polydraft import AdaptivePlan, FixedPlan, SamplingParams
 from polydraft.core import Budget, TreeShape
-from polydraft.errors import DrafterWarning
+from polydraft.errors import DrafterWarning, IncompatibleError
 from polydraft.tree import chain, paths, ragged
 from tests.engine.scripted import Script, engine, shapes_of
 
@@ -25,6 +25,31 @@ BUDGETS = {
         Budget.fixed(chain(0)),
     ],
 }
+
+
+@pytest.mark.parametrize("options", [{"verifier": "multipath"}, {"drafter": "model:listed"}])
+@pytest.mark.parametrize(
+    ("parents", "said"),
+    [
+        (ragged(4, 1), r"paths of unequal lengths were asked .* (greedy_traversal|list_race|match)"),
+        ((-1, 0, 1, 0, 3, 1), "trees by position"),
+    ],
+)
+def test_a_fixed_plan_is_refused_where_the_drafter_or_the_rule_has_not_its_shape(parents, said, options):
+    with pytest.raises(IncompatibleError, match=said):
+        engine(FixedPlan(Budget.fixed(parents)), **options)
+
+
+def test_an_adaptive_plan_weighs_what_drafter_and_rule_both_have():
+    plan = AdaptivePlan(max_width=2, max_trunk=1)
+    for options, columns in (
+        ({}, [(1, 0), (2, 0), (2, 1)]),
+        ({"verifier": "block"}, [(1, 0)]),
+        ({"drafter": "model:chain"}, [(1, 0)]),
+        ({"drafter": "ngram"}, [(1, 0)]),
+    ):
+        engine(plan, **options)
+        assert plan.grid.columns == columns
 
 
 @pytest.mark.parametrize("asked", BUDGETS)

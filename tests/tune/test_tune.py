@@ -8,39 +8,36 @@ from typer.testing import CliRunner
 
 from polydraft import SamplingParams
 from polydraft.cli.main import app
-from polydraft.core import Budget
-from polydraft.engine.acceptance import DEPTHS
 from polydraft.engine.api import Engine
-from polydraft.engine.calibrate import calibrate
-from polydraft.engine.costs import FEATURES, RoundCosts
-from polydraft.engine.plan import AdaptivePlan, FixedPlan
-from polydraft.engine.profile import Profile
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import pair
-from polydraft.tree import chain
+from polydraft.plan.acceptance import DEPTHS
+from polydraft.plan.costs import Charges, RoundCosts
+from polydraft.plan.plan import AdaptivePlan, FixedPlan
+from polydraft.plan.profile import Profile
+from polydraft.plan.sizes import paths
 from polydraft.tune.advice import Trial, Tuning, break_even, predicted
+from polydraft.tune.measure import measured_profile
 from polydraft.tune.shapes import draft_shapes
 from polydraft.tune.tune import SIZES, tune
 
 
-def profile(rate=0.7, **seconds):
-    zero = (0.0,) * len(FEATURES)
-    for given in seconds.values():
-        plain = {"once": given.get("once", 0.0), "batch": given.get("rows", 0.0)}
-        given |= {f"without_drafts:_{name}": value for name, value in plain.items()}
-        given["once"] = plain["once"] + given.pop("drafting_at_all", 0.0)
-    of = {name: tuple(given.get(f.replace(" ", "_"), 0.0) for f in FEATURES) for name, given in seconds.items()}
-    return Profile(RoundCosts({"drafting": zero, "scoring": zero, "other": zero} | of), (rate,) * DEPTHS)
+def profile(rate=0.7, at_all=2e-4, **seconds):
+    """Costs by phase; at_all: of drafting once."""
+    scoring = Charges(**seconds.pop("scoring"))
+    plain = scoring._replace(plain_once=scoring.once, plain_sequences=scoring.rows)
+    drafting = Charges(once=at_all, **seconds.pop("drafting"))
+    return Profile(RoundCosts({"drafting": drafting, "scoring": plain, "other": Charges()}), (rate,) * DEPTHS)
 
 
-USUAL = profile(drafting={"depths": 1e-4, "drafting_at_all": 2e-4}, scoring={"once": 1e-3, "rows": 1e-4})
+USUAL = profile(drafting={"depth": 1e-4}, scoring={"once": 1e-3, "rows": 1e-4})
 
 
 def tuning(plain, adaptive, fixed, known=USUAL):
     found = [
-        Trial("plain", FixedPlan(Budget.fixed(chain(1))), plain),
+        Trial("plain", FixedPlan(paths(1, 1)), plain),
         Trial("adaptive", AdaptivePlan(known), None),
-        Trial("1x4", FixedPlan(Budget.fixed(chain(4))), fixed, (1, 4)),
+        Trial("1x4", FixedPlan(paths(1, 4)), fixed, (1, 4)),
     ]
     for trial, rate in zip(found, (plain, adaptive, fixed), strict=True):
         trial.tokens, trial.calls, trial.seconds = round(rate), round(rate), 1.0
@@ -56,9 +53,9 @@ def test_a_speed_is_expected_tokens_over_the_seconds_of_a_round():
 def test_break_even_is_where_drafting_begins_to_pay():
     need = break_even(USUAL)
     at, below = (replace(USUAL, acceptance=(a,) * DEPTHS) for a in (need, need - 0.01))
-    assert max(predicted(at, w, d) for w in (1, 2, 3, 4) for d in range(1, 17)) > predicted(at, 1, 0)
-    assert max(predicted(below, w, d) for w in (1, 2, 3, 4) for d in range(1, 17)) <= predicted(below, 1, 0)
-    assert break_even(profile(drafting={"depths": 1.0}, scoring={"once": 1e-3})) is None
+    assert max(predicted(at, w, d) for w in (1, 2, 3, 4) for d in range(1, 13)) > predicted(at, 1, 0)
+    assert max(predicted(below, w, d) for w in (1, 2, 3, 4) for d in range(1, 13)) <= predicted(below, 1, 0)
+    assert break_even(profile(drafting={"depth": 1.0}, scoring={"once": 1e-3})) is None
 
 
 def test_plain_words_when_drafting_does_not_pay():
@@ -76,7 +73,7 @@ def test_words_and_profile_agree_where_single_rounds_promised_what_runs_did_not_
 
 def test_a_profile_that_advises_against_drafts_makes_none(tmp_path):
     engine = Engine.embedded(max_num_seqs=1)
-    known = calibrate(engine.target, engine.drafter, engine.verifier, [5, 6, 7], budget_seconds=0.02)
+    known = measured_profile(engine.target, engine.drafter, engine.verifier, [5, 6, 7], budget_seconds=0.02)
     for drafts in (True, False):
         replace(known, costs=USUAL.costs, acceptance=USUAL.acceptance, drafts=drafts).save(tmp_path / "p.json")
         planned = Engine.embedded(max_num_seqs=1, profile=str(tmp_path / "p.json"))

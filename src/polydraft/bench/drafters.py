@@ -37,9 +37,9 @@ from polydraft.drafters.text.suffix import SuffixStore
 from polydraft.drafters.text.suffix_tree import SuffixTree
 from polydraft.drafters.text.trigram import TrigramStore, TrigramTable
 from polydraft.engine.api import Engine
-from polydraft.engine.plan import FixedPlan
 from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
+from polydraft.plan.plan import FixedPlan
 
 __all__ = ["CONTENDERS", "LEARNERS", "MIXED", "TEXTS", "WAYS", "WORKLOADS", "Bench", "Contender", "Row", "Task", "compare"]
 

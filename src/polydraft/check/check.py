@@ -34,8 +34,8 @@ from polydraft.check.texts import text_findings
 from polydraft.check.wrong_rules import FEW, Reversed, mistakes
 from polydraft.core import Budget, Draft, NoiseKey, Outcome, SamplingParams, Target
 from polydraft.engine.api import Engine
-from polydraft.engine.plan import Plan
 from polydraft.errors import InvalidInputError
+from polydraft.plan.plan import Plan
 
 __all__ = ["Report", "Watched", "check", "self_test"]
 

@@ -38,8 +38,8 @@ def tune(
     from transformers import AutoConfig
 
     from polydraft.core import SamplingParams
-    from polydraft.engine.profile import remember
     from polydraft.models import pair
+    from polydraft.plan.profile import remember
     from polydraft.tune import tune as tuning
 
     engine = build(model, draft_model, drafter=drafter, verifier=verifier, max_num_seqs=4)

@@ -14,14 +14,13 @@ from typing import Any, cast
 from polydraft.core import Drafter, Law, Request, SamplingParams, Target, Verifier
 from polydraft.drafters.base import Parts
 from polydraft.engine import build
-from polydraft.engine.choice import ChoicePlan
 from polydraft.engine.loop import Loop, StepOutput
-from polydraft.engine.plan import AdaptivePlan, Plan
-from polydraft.engine.profile import Profile, check_identity
 from polydraft.engine.sequence import Result, Sample
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 from polydraft.params import MOST_SAMPLES
+from polydraft.plan.plan import Plan
+from polydraft.plan.profile import Profile
 
 __all__ = ["Engine", "Prompt"]
 
@@ -73,7 +72,7 @@ class Engine(Loop):
         target, draft: causal language models with the same vocabulary, or with drafter "tli" or "slem" any two. A target whose cache cannot be rolled back (sliding
             window, recurrent, hybrid) is decoded plainly: give drafter=None.
         drafter: a name of `polydraft methods` (such as "model:coupled"), an object, None for plain decoding; "auto" is "model" with a draft, else "ngram".
-            Several names, as a list or "model,ngram": each round is drafted by the one that promises most, see `engine/choice.py`.
+            Several names, as a list or "model,ngram": each round is drafted by the one that promises most, see `plan/switch.py`.
         verifier: a name, an object, or "auto" for the best lossless rule for the drafter's law and shape.
         depth, num_paths: a fixed plan; without them the plan follows measured costs and acceptance.
         plan: "adaptive", "fixed" (a chain of 5 where depth and num_paths are not given), or an object.
@@ -160,19 +159,7 @@ class Engine(Loop):
         source = build.drafter(drafter, parts, drafter_options or {})
         rule = build.verifier(verifier, source)
         plan = build.plan(plan, depth, num_paths, profile, source)
-        if source is not None:
-            build.check_plan(plan, source, rule)
-            if profile is not None and isinstance(plan, AdaptivePlan):
-                check_identity(plan.known, target, source, rule)
         return cls(target, source, rule, plan, tokenizer=tokenizer, eos_token_ids=eos, tie_margin=tie_margin, law=law)
-
-    def _prepare(self, request: Request) -> None:
-        """Before the very first round an adaptive plan gets its profile."""
-        plan, drafter = self.plan, self.drafter
-        if drafter is not None and isinstance(plan, ChoicePlan):
-            plan.begin(self.target, self.verifier)
-        elif drafter is not None and isinstance(plan, AdaptivePlan):
-            plan.begin(self.target, drafter, self.verifier)
 
     def summary(self) -> dict[str, Any]:
         """What was built: models, limits, cache bytes, drafter, verifier."""

@@ -9,15 +9,13 @@ from polydraft import registry, tree
 from polydraft.core import Budget, Drafter, Verifier
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import ModelDrafter
-from polydraft.engine.best_first_plan import plan_for
-from polydraft.engine.choice import Choice, ChoicePlan
-from polydraft.engine.plan import AdaptivePlan, FixedPlan, Plan
-from polydraft.engine.profile import Profile
-from polydraft.errors import CapacityError, InvalidInputError, unknown_name
-from polydraft.models.slots import TREE_ROOM
+from polydraft.errors import InvalidInputError, unknown_name
+from polydraft.plan.plan import AdaptivePlan, FixedPlan, Plan, check_room
+from polydraft.plan.profile import Profile
+from polydraft.plan.switch import Choice, ChoicePlan
 from polydraft.verifiers import pairing
 
-__all__ = ["check_plan", "drafter", "plan", "verifier"]
+__all__ = ["drafter", "plan", "verifier"]
 
 
 def drafter(wanted: str | Drafter | Seq[str] | None, parts: Parts, options: Mapping[str, Any]) -> Drafter | None:
@@ -104,10 +102,10 @@ def plan(
         )
     if chosen == "fixed":
         depth, num_paths = depth or 5, num_paths or 1
-        _check_room(depth * num_paths, f"depth={depth} and num_paths={num_paths}")
+        check_room(depth * num_paths, f"depth={depth} and num_paths={num_paths}")
         return FixedPlan(Budget.fixed(tree.paths(num_paths, depth)))
     if chosen == "adaptive":
-        return plan_for(source, Profile.load(profile) if isinstance(profile, str) else profile)
+        return AdaptivePlan(Profile.load(profile) if isinstance(profile, str) else profile)
     if isinstance(chosen, str):
         raise unknown_name("plan", chosen, ("adaptive", "fixed"))
     if not hasattr(chosen, "budgets"):
@@ -128,36 +126,3 @@ def _choice_plan(
         f"{said} was given with drafters {choice.names}; expected none of these, as the plan chooses between the drafters. "
         "Drop it, or name one drafter."
     )
-
-
-def check_plan(chosen: Plan, source: Drafter, rule: Verifier) -> None:
-    """Refuse plans for more than a pass takes, and a fixed one whose budget the drafter does not draw or the rule is not exact for;
-    keep adaptive plans from such budgets."""
-    for each in chosen.plans if isinstance(chosen, ChoicePlan) else [chosen]:
-        if isinstance(each, FixedPlan):
-            _check_room(each.budget.max_nodes, f"depth={each.budget.max_depth} and num_paths={each.budget.width}")
-            pairing.check_budget(each.budget, source.info, rule.info)
-        elif isinstance(each, AdaptivePlan):
-            _check_room(each.max_depth * each.max_width, f"max_depth={each.max_depth} and max_width={each.max_width}")
-            given = {name: Budget.fixed(parents) for name, parents in _NEEDED.items()}
-            bounds = {name for name, budget in given.items() if not pairing.allowed([budget], source.info, rule.info)}
-            each.max_width = 1 if "max_width" in bounds else each.max_width
-            for name in bounds - {"max_width"}:
-                setattr(each, name, 0)
-
-
-_NEEDED = {
-    "max_width": tree.paths(2, 1),
-    "max_trunk": tree.paths(2, 2, trunk=1),
-    "max_short": tree.ragged(2, 1),
-    "max_tree_nodes": (-1, 0, 0, 2),
-}
-
-
-def _check_room(num_drafted: int, given: str) -> None:
-    """The last committed token takes one of a pass's rows."""
-    if num_drafted >= TREE_ROOM:
-        raise CapacityError(
-            f"{given} were given, up to {num_drafted} drafted tokens a step; expected at most {TREE_ROOM - 1}, the rows of one pass. "
-            "Lower one of the two."
-        )

@@ -14,14 +14,13 @@ from polydraft import registry, tree
 from polydraft.core import Budget, Method, SamplingParams, Target
 from polydraft.drafters.text.retrieval import RetrievalIndex
 from polydraft.drafters.text.trigram import TrigramTable
-from polydraft.engine.acceptance import DEPTHS
 from polydraft.engine.api import Engine
-from polydraft.engine.calibrate import calibrate
-from polydraft.engine.plan import FixedPlan
-from polydraft.engine.profile import Profile
 from polydraft.errors import DrafterWarning
 from polydraft.models import checkpoint, load, pair
 from polydraft.models.llama import CompiledLlama
+from polydraft.plan.acceptance import DEPTHS
+from polydraft.plan.plan import FixedPlan
+from polydraft.plan.profile import Profile
 from polydraft.verifiers import pairing
 
 __all__ = ["compile_all"]
@@ -50,9 +49,7 @@ def compile_all(drafters: Mapping[str, Any] | None = None) -> None:
         run = partial(_generate, tokenizer, prompts)
         for kind, options in chosen.items():
             for rule in _rules(_info(kind)):
-                engine = run(models, kind, rule, options)
-                if rule == pairing.best_for(_info(kind)) and engine.drafter is not None:
-                    calibrate(engine.target, engine.drafter, engine.verifier, prompts[0], budget_seconds=0.0)
+                run(models, kind, rule, options)
         for stored in ("float32", "int8", "transformers"):
             others = [_model(name, stored) for name in ("target", "draft")]
             for kind in chosen.keys() & {"model", "model:top_k", "model:coupled", "lookahead"}:
@@ -102,8 +99,8 @@ def _model(name: str, stored: str) -> Target:
 
 def _generate(
     tokenizer: Any, prompts: list[list[int]], models: list[Target], kind: str, rule: str, options: Mapping[str, Any]
-) -> Engine:
-    """A few tokens with drafts of every shape that drafter and rule take; an engine that made some of them."""
+) -> None:
+    """A few tokens with drafts of every shape that drafter and rule take."""
     asked = [plan for plan in PLANS if pairing.allowed([plan.budget], _info(kind), registry.verifier(rule).info)]
     sizes = [*({"plan": plan} for plan in asked), *({"profile": profile} for profile in PROFILES)]
     parts = {"tokenizer": tokenizer, "draft_model": models[1], "draft_tokenizer": tokenizer}
@@ -111,4 +108,3 @@ def _generate(
     for engine in engines:
         engine.generate(prompts, GREEDY)
         engine.generate(prompts, [SAMPLED, FILTERED])
-    return engines[0]

@@ -30,7 +30,6 @@ from polydraft.compile_time import working
 from polydraft.core import Drafter, Law, Request, SamplingParams, SecondLaw, Target, Verifier
 from polydraft.engine import drafting, stats
 from polydraft.engine.needs import check_drafter, check_law
-from polydraft.engine.plan import Plan
 from polydraft.engine.second import Second
 from polydraft.engine.sequence import Origin, Sample, Sequence, TokenLogprob
 from polydraft.engine.stats import Stopwatch
@@ -40,6 +39,7 @@ from polydraft.engine.ties import check_margin
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, PolydraftError, RequestWarning
 from polydraft.models.slots import Slots
 from polydraft.params import MOST_SAMPLES
+from polydraft.plan.plan import Plan
 
 __all__ = ["MOST_WAITING", "Loop", "StepOutput"]
 
@@ -113,6 +113,8 @@ class Loop:
         self._streams: dict[str, deque[StepOutput]] = {}
         self._stepping = threading.Lock()
         self._source = "" if drafter is None else drafter.info.name
+        if drafter is not None and (prepare := getattr(plan, "prepare", None)):
+            prepare(target, drafter, verifier)
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -283,8 +285,6 @@ class Loop:
         with self._stepping:
             self._take_in()
             try:
-                if self._waiting and not self._running:
-                    self._prepare(next(iter(self._waiting)).request)
                 self._admit()
                 if self._running:
                     self._round(list(self._running))
@@ -293,9 +293,6 @@ class Loop:
                 raise
             outputs, self._outputs = self._outputs, []
             return outputs
-
-    def _prepare(self, request: Request) -> None:
-        """Called while nothing runs, before a round in which this request is the first."""
 
     def _put_back(self) -> None:
         """All that runs waits again, before the others; what has finished leaves."""
@@ -311,7 +308,8 @@ class Loop:
     def _round(self, sequences: list[Sequence]) -> None:
         stop_ids = frozenset(self.eos_token_ids)
         parts = self.target, self.drafter, self.verifier, self.plan, stop_ids, self.tie_margin
-        began = self._pricing()
+        time = getattr(self.plan, "time", None) if getattr(self.plan, "timed", False) else None
+        began = self._pricing() if time else 0.0
         done = Stepper(*parts, self.law, self._second, clock=self._clock)(sequences)
         start = self._clock()
         failed = list(done.failed)
@@ -327,7 +325,7 @@ class Loop:
                 self._leave(s)
         done.seconds["other"] += self._clock() - start
         _share(sequences, done.seconds)
-        if time := getattr(self.plan, "time", None):
+        if time:
             time(done.sequences, done.draft, self._pricing() - began)
 
     def _emit(self, b: int, s: Sequence, done: Round) -> None:

@@ -5,7 +5,6 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from polydraft.core import Request
-from polydraft.engine.acceptance import Acceptance
 from polydraft.engine.stats import RequestStats
 from polydraft.engine.stopping import Stopper
 
@@ -117,8 +116,7 @@ class Sequence:
 
     token_ids: prompt and output, the one truth about what is committed.  slot: None while waiting.
     state: the drafter's, or None where drafting is off.  num_read: committed tokens that the state has been told.
-    acceptance: how well drafts have fitted so far.  second_ids, second_slot: how the second sequence begins and where it is, where a
-        law reads one.
+    second_ids, second_slot: how the second sequence begins and where it is, where a law reads one.
     """
 
     request: Request
@@ -130,7 +128,6 @@ class Sequence:
     state: Any = None
     num_read: int = 0
     drafting: bool = True
-    acceptance: Acceptance = field(default_factory=Acceptance)
     second_ids: tuple[int, ...] = ()
     second_slot: int | None = None
 

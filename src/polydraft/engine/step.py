@@ -37,12 +37,12 @@ from polydraft.core import (
 )
 from polydraft.engine import drafting
 from polydraft.engine.batch import joined, some
-from polydraft.engine.plan import Plan
 from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sequence
 from polydraft.engine.stats import Stopwatch
 from polydraft.engine.ties import rescored
 from polydraft.models.slots import TREE_ROOM
+from polydraft.plan.plan import Plan
 from polydraft.tree import Dedup, dedup
 from polydraft.verifiers import greedy
 from polydraft.verifiers.match import match

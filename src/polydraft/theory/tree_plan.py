@@ -10,8 +10,7 @@ of a_k along the path, and the best one follows from
 
 (Chen et al. 2024, Sequoia, arXiv 2402.12374, section 3.1; there without depth limit as well.) Drafting costs depth, and a pass
 costs rows, so the speed T(n, d) / seconds(n, d) is maximised over both. With T(1, d) and T(n, d) of too few nodes infinitely bad, all
-paths reach the depth: for rules that try such siblings in a better order than draws that go on less deep (greedy traversal). The engine
-grows these trees path by path (`engine/tree_search.py`).
+paths reach the depth: for rules that try such siblings in a better order than draws that go on less deep (greedy traversal).
 
 By path probability. Children of a node are taken in order of q, and the nodes of largest path product are kept: that maximises
 the estimate sum of path products for n nodes (Wang et al. 2024, OPT-Tree, arXiv 2406.17276; Li et al. 2024, EAGLE-2,

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from polydraft.engine.acceptance import DEPTHS, expected_tokens
-from polydraft.engine.costs import PHASES, RoundCosts, features
-from polydraft.engine.plan import Plan
-from polydraft.engine.profile import Profile
+from polydraft.plan.acceptance import DEPTHS
+from polydraft.plan.costs import PHASES, Charges, RoundCosts, Work, seconds
+from polydraft.plan.plan import Plan
+from polydraft.plan.profile import Profile
+from polydraft.plan.sizes import NOTHING, expected_tokens, paths
 
 __all__ = ["Trial", "Tuning", "break_even", "predicted"]
 
@@ -38,24 +39,28 @@ class Trial:
         return self.tokens / self.calls if self.calls else 0.0
 
 
-def predicted(profile: Profile, *size: Any, batch: int = 1, context: int = 0) -> float:
-    """Tokens per second that the profile promises for equal sequences. size: as `costs.budget_of` takes it.
+def predicted(profile: Profile, width: int, depth: int, *, batch: int = 1, context: int = 0) -> float:
+    """Tokens per second that the profile promises for equal sequences, each with so many paths; depth 0 for plain decoding.
 
     Example:
         >>> predicted(Profile.assumed(), 1, 4) > predicted(Profile.assumed(), 1, 0)
         True
     """
-    tokens = expected_tokens(profile.prior(1.0), *size)
-    return batch * tokens / profile.costs.seconds([size] * batch, [context] * batch)
+    tokens = expected_tokens(profile.prior(1.0), width, depth)
+    return batch * tokens / profile.costs.seconds(_work(width, depth, batch, context))
 
 
-def _best(profile: Profile, context: int, max_depth: int = 16) -> tuple[float, int, int]:
+def _work(width: int, depth: int, batch: int, context: int) -> Work:
+    return Work.of([paths(width, depth) if depth else NOTHING] * batch, [context] * batch)
+
+
+def _best(profile: Profile, context: int, max_width: int) -> tuple[float, int, int]:
     """(tokens per second, width, depth) of the best size, plain decoding included."""
-    sizes = [(1, 0), *((w, d) for w in range(1, profile.max_width + 1) for d in range(1, max_depth + 1))]
+    sizes = [(1, 0), *((w, d) for w in range(1, max_width + 1) for d in range(1, DEPTHS + 1))]
     return max((predicted(profile, w, d, context=context), w, d) for w, d in sizes)
 
 
-def break_even(profile: Profile, context: int = 0) -> float | None:
+def break_even(profile: Profile, context: int = 0, max_width: int = 4) -> float | None:
     """The least acceptance of one draft, the same at every depth, at which drafting beats plain decoding; None if it never does.
 
     Example:
@@ -64,7 +69,7 @@ def break_even(profile: Profile, context: int = 0) -> float | None:
     """
     plain = predicted(profile, 1, 0, context=context)
     for percent in range(1, 100):
-        if _best(replace(profile, acceptance=(percent / 100,) * DEPTHS), context)[0] > plain:
+        if _best(replace(profile, acceptance=(percent / 100,) * DEPTHS), context, max_width)[0] > plain:
             return percent / 100
     return None
 
@@ -87,6 +92,11 @@ class Tuning:
         return max(self.trials, key=lambda t: t.measured)
 
     @property
+    def max_width(self) -> int:
+        """Most paths that were run."""
+        return max([1, *(t.size[0] for t in self.trials if t.size)])
+
+    @property
     def error(self) -> float:
         """Mean relative error of predicted speeds over all settings that were run, "adaptive" aside."""
         return float(np.mean([abs(t.predicted / t.measured - 1) for t in self.trials if t.predicted is not None]))
@@ -99,7 +109,7 @@ class Tuning:
     def recommendation(self) -> str:
         """One setting, in plain words."""
         plain, best, adaptive = self.trial("plain"), self.best, self.trial("adaptive")
-        need = break_even(self.profile, self.context)
+        need = break_even(self.profile, self.context, self.max_width)
         here = self.profile.acceptance[0]
         if not self.advised.drafts:
             pays = (
@@ -127,12 +137,11 @@ class Tuning:
 
     def advice(self) -> list[str]:
         """What a better draft would look like: each line one change and the speed it promises."""
-        known, context = self.profile, self.context
-        now, width, depth = _best(known, context)
+        known, context, most = self.profile, self.context, self.max_width
+        now, width, depth = _best(known, context, most)
         if depth == 0:
             depth = 4
-        size = [(width, depth)]
-        share = {p: float(np.dot(known.costs.coefficients[p], features(size, [context]))) for p in PHASES}
+        share = {p: float(seconds(known.costs.by_phase[p], _work(width, depth, 1, context))) for p in PHASES}
         total = sum(share.values())
         lines = [
             f"A round with {width} x {depth} drafts takes {1e3 * total:.2f} ms: drafting {share['drafting'] / total:.0%}, "
@@ -141,18 +150,18 @@ class Tuning:
         quick = replace(known, costs=_scaled(known.costs, "drafting", 0.5))
         better = replace(known, acceptance=tuple(min(1.0, a + 0.05) for a in known.acceptance))
         lines += [
-            f"A draft twice as fast with the same acceptance: {_best(quick, context)[0] / now:.2f} times the speed.",
-            f"A draft accepted 5 points more often at the same cost: {_best(better, context)[0] / now:.2f} times the speed.",
+            f"A draft twice as fast with the same acceptance: {_best(quick, context, most)[0] / now:.2f} times the speed.",
+            f"A draft accepted 5 points more often at the same cost: {_best(better, context, most)[0] / now:.2f} times the speed.",
         ]
         if self.shapes:
-            layers, hidden, _, seconds = self.shapes[0]
+            layers, hidden, _, now_takes = self.shapes[0]
             quickest = min(self.shapes, key=lambda s: s[3])
-            if quickest[3] < 0.9 * seconds:
-                faster = replace(known, costs=_scaled(known.costs, "drafting", quickest[3] / seconds))
-                reach = _best(faster, context)[0] / now
+            if quickest[3] < 0.9 * now_takes:
+                faster = replace(known, costs=_scaled(known.costs, "drafting", quickest[3] / now_takes))
+                reach = _best(faster, context, most)[0] / now
                 lines.append(
                     f"Depth against width: with as many parameters, {quickest[0]} layers of {quickest[1]} take {1e6 * quickest[3]:.0f} us a "
-                    f"token, {layers} of {hidden} take {1e6 * seconds:.0f}; at equal acceptance that is {reach:.2f} times the speed."
+                    f"token, {layers} of {hidden} take {1e6 * now_takes:.0f}; at equal acceptance that is {reach:.2f} times the speed."
                 )
             else:
                 lines.append(
@@ -167,7 +176,7 @@ class Tuning:
             "advice": self.advice(),
             "model_error": self.error,
             "cost_error": self.profile.costs.error,
-            "break_even": break_even(self.profile, self.context),
+            "break_even": break_even(self.profile, self.context, self.max_width),
             "context": self.context,
             "trials": [
                 {
@@ -185,4 +194,5 @@ class Tuning:
 
 
 def _scaled(costs: RoundCosts, phase: str, factor: float) -> RoundCosts:
-    return RoundCosts({p: tuple(x * (factor if p == phase else 1.0) for x in v) for p, v in costs.coefficients.items()})
+    scaled = Charges(*(factor * x for x in costs.by_phase[phase]))
+    return RoundCosts({**costs.by_phase, phase: scaled})

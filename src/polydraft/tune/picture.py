@@ -12,7 +12,7 @@ __all__ = ["picture"]
 def picture(tuning: Tuning, path: Path) -> None:
     """Tokens per second over depth, a line for each number of paths as predicted, dots as measured; plain and adaptive level."""
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
-    for w in range(1, tuning.profile.max_width + 1):
+    for w in range(1, tuning.max_width + 1):
         depths = range(13)
         rates = [predicted(tuning.profile, w, d, context=tuning.context) for d in depths]
         (line,) = axes.plot(depths, rates, label=f"{w} path{'s' if w > 1 else ''}, predicted")

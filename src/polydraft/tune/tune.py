@@ -1,6 +1,6 @@
 """`polydraft tune`: which drafts pay on these models, these prompts and this machine, predicted and measured.
 
-Costs of rounds and acceptance are measured first (`engine/calibrate.py`); with them the planner's model predicts tokens per second
+Costs of rounds and acceptance are measured first (`tune/measure.py`); with them the planner's model predicts tokens per second
 for every size, and a few sizes are then run in turn to see how far it is off. Rates count decoding only, without the prefill,
 in CPU seconds where one thread does all the work.
 """
@@ -12,17 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from polydraft import tree
-from polydraft.core import Budget, Drafter, SamplingParams
+from polydraft.core import Drafter, SamplingParams
 from polydraft.engine.api import Engine
-from polydraft.engine.best_first_plan import plan_for
-from polydraft.engine.calibrate import calibrate
-from polydraft.engine.costs import RoundCosts
-from polydraft.engine.plan import FixedPlan
-from polydraft.engine.profile import Profile
 from polydraft.engine.stats import clock
 from polydraft.errors import InvalidInputError
+from polydraft.plan.costs import RoundCosts
+from polydraft.plan.plan import AdaptivePlan, FixedPlan
+from polydraft.plan.profile import Profile
+from polydraft.plan.sizes import columns, paths
 from polydraft.tune.advice import Trial, Tuning, predicted
+from polydraft.tune.measure import measured_profile
 from polydraft.tune.shapes import draft_shapes
 
 __all__ = ["SIZES", "tune"]
@@ -44,7 +43,7 @@ def _profile(
     """Costs and acceptance over the first prompts together."""
     each = list[Profile]()
     for prompt in prompts[:4]:
-        each.append(calibrate(engine.target, drafter, engine.verifier, prompt, params=params, budget_seconds=seconds))
+        each.append(measured_profile(engine.target, drafter, engine.verifier, prompt, params=params, budget_seconds=seconds))
         progress("costs of rounds", len(prompts[:4]))
     rates = np.mean([p.acceptance for p in each], axis=0)
     return replace(
@@ -67,7 +66,7 @@ def tune(
 
     engine: an idle one; its target, drafter and rule are used.  sizes: (paths, depth) of the fixed ones, as far as the drafter makes them.
     params: sampling and `max_tokens`, default 64 tokens at temperature 1; end-of-text is ignored.
-    budget_seconds: for the measurement of costs, see `calibrate`.  draft_config: transformers' configuration of the draft
+    budget_seconds: for the measurement of costs, see `measured_profile`.  draft_config: transformers' configuration of the draft
     model, to compare shapes of its size.  progress: called after each measurement with what it is of and the number of them all.
 
     Raises:
@@ -84,14 +83,13 @@ def tune(
     context = round(float(np.mean([len(p) for p in prompts])) + (wanted.max_tokens or 64) / 2)
     guess = partial(predicted, profile, context=context)
     trials = [
-        Trial("plain", FixedPlan(Budget.fixed(tree.chain(1))), guess(1, 0)),
-        Trial("adaptive", plan_for(engine.drafter, profile), None),
+        Trial("plain", FixedPlan(paths(1, 1)), guess(1, 0)),
+        Trial("adaptive", AdaptivePlan(profile), None),
     ]
+    widths = [width for width, _ in columns(engine.drafter.info, engine.verifier.info, max(w for w, _ in sizes), 0)]
     for width, depth in sizes:
-        if width <= profile.max_width:
-            trials.append(
-                Trial(f"{width}x{depth}", FixedPlan(Budget.fixed(tree.paths(width, depth))), guess(width, depth), (width, depth))
-            )
+        if width in widths:
+            trials.append(Trial(f"{width}x{depth}", FixedPlan(paths(width, depth)), guess(width, depth), (width, depth)))
     for number in range(repetitions * len(prompts)):
         turn = number % len(trials)
         for trial in trials[turn:] + trials[:turn]:

@@ -7,23 +7,25 @@ from random import Random
 
 import pytest
 
-from polydraft.engine import profile
-from polydraft.engine.acceptance import DEPTHS
-from polydraft.engine.best_first_plan import BestFirstPlan
-from polydraft.engine.costs import Observation, RoundCosts
-from polydraft.engine.places import BINS, SIZE
-from polydraft.engine.plan import AdaptivePlan
-from polydraft.engine.profile import Profile
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
+from polydraft.plan import profile
+from polydraft.plan.acceptance import DEPTHS
+from polydraft.plan.costs import Observation, RoundCosts
+from polydraft.plan.plan import AdaptivePlan
+from polydraft.plan.profile import Profile
+from polydraft.plan.ranked import SIZE
+from polydraft.registry import verifier
 from tests.damage import cut, flipped, mutated
-from tests.engine.planning import sequences
+from tests.engine.tables import TableModel
+from tests.plan.planning import sequences
 
 ROUNDS = [
     Observation(b, w, d, 100, 1e-4 * d, 1e-3 + 1e-4 * b * (1 + w * d), 1e-4)
     for b in (1, 2)
     for w, d in ((1, 0), (1, 3), (2, 2), (0, 0))
 ]
-KNOWN = Profile(RoundCosts.fit(ROUNDS), (0.7,) * DEPTHS, 2, {"x": [1]}, (0.8,) * DEPTHS, (0.5,) * (SIZE + BINS))
+KNOWN = Profile(RoundCosts.fit(ROUNDS), (0.7,) * DEPTHS, {"x": [1]}, (0.8,) * DEPTHS, (0.5,) * SIZE)
 
 
 @pytest.fixture
@@ -54,7 +56,9 @@ def test_a_forged_profile_is_refused_or_planned_with(whole):
         except InvalidInputError as error:
             refused += "polydraft tune" in str(error)
             continue
-        for plan in (AdaptivePlan(known), BestFirstPlan(known)):
+        for kind in ("paths", "top_k"):
+            plan = AdaptivePlan(known)
+            plan.prepare(TableModel(), ModelDrafter(TableModel(), kind), verifier("match"))
             assert all(budget.max_nodes >= 0 for budget in plan.budgets(sequences(2, temperature=0.5)))
     assert 100 < refused < 200
 

@@ -17,18 +17,21 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft import tree
 from polydraft.core import Budget, Draft, Drafter, Outcome, Request, SamplingParams, SiblingLaw, Target, Verifier
-from polydraft.engine import acceptance, places
-from polydraft.engine.acceptance import DEPTHS, Acceptance
-from polydraft.engine.costs import IN_VAIN, PHASES, Observation, RoundCosts
 from polydraft.engine.loop import Loop
-from polydraft.engine.profile import PRIOR, Profile, identity, widest
 from polydraft.engine.sequence import Sequence
 from polydraft.engine.stats import clock
 from polydraft.errors import DrafterWarning, IncompatibleError
+from polydraft.plan.acceptance import DEPTHS
+from polydraft.plan.costs import PHASES, Observation, RoundCosts
+from polydraft.plan.profile import Profile, identity
+from polydraft.plan.ranked import Ranked
+from polydraft.plan.sizes import NOTHING, Decided, Grid, Paths, columns, paths
 
-__all__ = ["SIZES", "Bed", "calibrate"]
+__all__ = ["SIZES", "Bed", "measured_profile"]
+
+IN_VAIN = 0, 0
+"""The size of rounds whose drafter was asked and had nothing to draft."""
 
 SIZES = ((1, 0), (1, 4), (1, 1), (2, 4), (1, 8), (3, 3), (1, 12), (2, 8))
 """(width, depth) of measured rounds, the most telling first."""
@@ -37,6 +40,7 @@ RANKED = ((1, 0), (2, 4), (1, 1), (2, 2), (4, 4), (4, 2), (2, 8), (1, 4), (3, 8)
 TOGETHER, LONGER, BOTH = ((1, 0), (1, 4), (1, 1), (2, 4)), ((1, 0), (1, 8), (2, 8)), ((1, 0), (1, 4), (1, 1))
 """Those of them that are measured for a batch, in a long context, and for a batch of long contexts, too: four contexts of 400 tokens cost more than
 one of 1600 where the caches of the machine hold one and not four."""
+MOST_PATHS = 4
 TOGETHER_MOST = 4
 """Sequences of such a batch, at most."""
 LONGEST_PROMPT = 128
@@ -55,55 +59,46 @@ the caches have forgotten the size before, and in use rounds of one kind follow 
 
 
 class _Script:
-    """A plan that does as it is told and notes how drafts fit: within a round as an adaptive plan does, which is part of the cost, and
-    thoroughly once its time is taken."""
+    """A plan that does as it is told and counts how drafts fit, as an adaptive plan does."""
 
-    def __init__(self, *, ranked: bool = False) -> None:
-        self.budget, self.ranked = Budget.fixed(tree.chain(0)), ranked
-        self.record, self.places = Acceptance(), places.fit(Acceptance())
-        self._prior = np.full(DEPTHS, PRIOR)
-        self._known = [Acceptance(rounds=acceptance.EVERY_ROUND) for _ in range(TOGETHER_MOST)]
-        self._last: tuple[Seq[Sequence], Draft, Float[Tensor, "B N V"], Outcome] | None = None
+    def __init__(self, drafter: Drafter, verifier: Verifier) -> None:
+        info, chains = drafter.info, Paths(DEPTHS, [(1, 0)])
+        self._ranked, pairs = info.ranked, columns(info, verifier.info, MOST_PATHS, 0)
+        self.most_paths = MOST_PATHS if info.ranked else pairs[-1][0]
+        self._grids: Seq[Grid] = [chains, Ranked()] if info.ranked else [Paths(DEPTHS, pairs)]
+        """Of ranked trees, the path that was kept is counted as a chain, too."""
+        self._records = [grid.record() for grid in self._grids]
+        self._priors = [Profile.assumed().prior(1.0, ranked=grid.ranked) for grid in self._grids]
+        self.ask(1, 0)
+
+    def ask(self, width: int, depth: int) -> None:
+        """What the next rounds draft."""
+        drafted = Budget.grown(width * depth, depth, width) if self._ranked else paths(width, depth)
+        self._budget, self._size = drafted if depth else NOTHING, (max(depth, 1) - 1, int(width > 1 and not self._ranked))
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
-        return [self.budget] * len(sequences)
+        return [self._budget] * len(sequences)
 
     def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
-        self._last = sequences, draft, processed, outcome
-        greedy = [s.request.params.greedy for s in sequences]
-        if self.ranked:
-            places.observe([self.places] * len(sequences), draft, processed, greedy, [self.budget] * len(sequences), decay=1.0)
-        elif rows := acceptance.count(self._known[: len(sequences)], draft, outcome):
-            acceptance.look(self._known, draft, processed, greedy, [self._prior] * len(sequences), outcome, rows=rows)
+        for b in range(len(sequences) if self._budget.max_depth else 0):
+            decided = Decided.of(self._budget, self._size, draft, outcome, b)
+            for grid, record, prior in zip(self._grids, self._records, self._priors, strict=True):
+                if decided.had:
+                    grid.count(record, decided, prior, 1.0)
 
-    def note(self) -> None:
-        """Look at every draft of the last round."""
-        if self._last is None:
-            return
-        (sequences, draft, processed, outcome), self._last = self._last, None
-        if draft.tree.num_nodes > 1:
-            rows = [b for b, parents in enumerate(draft.tree.lists[1]) if parents[1] == 0]
-            greedy, priors = [s.request.params.greedy for s in sequences], [self._prior] * len(sequences)
-            acceptance.look([self.record] * len(sequences), draft, processed, greedy, priors, outcome, rows=rows, decay=1.0)
-
-    def acceptance(self) -> tuple[float, ...]:
-        """[DEPTHS] of what was seen, drawn to PRIOR where there was little."""
-        rates = np.empty(DEPTHS)
-        acceptance.by_depth(self.record.kept, self.record.seen, self._prior, 1.0, 0.0, rates)
-        return tuple(rates.tolist())
-
-    def table(self) -> tuple[float, ...]:
-        """Of `engine/places.py`, around what the acceptance lets expect."""
-        table = np.empty(places.SIZE + places.BINS)
-        places.means(self.places.kept, self.places.seen, places.assumed(self.acceptance()), 0.0, table)
-        return tuple(table.round(5).tolist())
+    def rates(self, *, greedy: bool) -> dict[str, Any]:
+        """Fields of a profile: what was seen, drawn to what is assumed where there was little."""
+        found = dict[str, Any]()
+        for grid, record, prior in zip(self._grids, self._records, self._priors, strict=True):
+            found |= grid.learnt(record, prior, greedy=greedy)
+        return found
 
 
 class Bed:
     """A test bed for rounds: `batch` copies of a prompt that start anew when their context is full.
 
     target, drafter, verifier: idle parts of an engine; all their slots are free again after `close`.
-    script: what is noted of acceptance, to go on with; seeds: of the texts, another for each.
+    script: what was counted of acceptance, to go on with; seeds: of the texts, another for each.
     `nodes`: tokens that the last round drafted, all sequences together; `depth`: those of the deepest path.
     """
 
@@ -121,7 +116,7 @@ class Bed:
         script: _Script | None = None,
         seeds: Iterator[int] | None = None,
     ) -> None:
-        self.script = script or _Script(ranked=drafter.info.ranked)
+        self.script = script or _Script(drafter, verifier)
         self._loop = Loop(target, drafter, verifier, self.script, clock=clock(target), teaching=False)
         self._prompt, self._params, self._batch = tuple(prompt), params, batch
         self._seeds = seeds or count()  # another text after each restart
@@ -133,7 +128,7 @@ class Bed:
 
     def _restart(self) -> None:
         self.close()
-        self._running = [f"calibration-{next(self._ids)}" for _ in range(self._batch)]
+        self._running = [f"measured-{next(self._ids)}" for _ in range(self._batch)]
         for name in self._running:
             self._loop.add_request(Request(name, self._prompt, self._params, next(self._seeds)))
             self._contexts[name] = len(self._prompt)
@@ -157,7 +152,6 @@ class Bed:
                     spent[phase if phase in spent else "other"] += value - self._seconds.get(name, {}).get(phase, 0.0)
             stats = output.sample.stats
             self._seconds[name], self._drafted[name] = now, (stats.drafted, sum(stats.drafted_by_depth))
-        self.script.note()
         gained = [(n - m, d - e) for name, (n, d) in self._drafted.items() for m, e in [drafted.get(name, (0, 0))]]
         self.nodes, self.depth = sum(n for n, _ in gained), max((d for _, d in gained), default=0)
         return spent
@@ -166,11 +160,11 @@ class Bed:
         """One round of this size: its seconds by phase, the context of a sequence, and the tokens that the batch emitted."""
         room = self._loop.target.max_model_len - max(self._contexts.values(), default=10**9)
         if not self._running or room < depth + 2:
-            self.script.budget = Budget.fixed(tree.chain(0))
+            self.script.ask(1, 0)
             self._restart()
         context = max(self._contexts.values())
         before = sum(self._contexts.values())
-        self.script.budget = Budget.fixed(tree.paths(width, depth))
+        self.script.ask(width, depth)
         seconds = self._step()
         return seconds, context, sum(self._contexts.values()) - before
 
@@ -190,7 +184,7 @@ def _settle(bed: Bed, size: tuple[int, int]) -> None:
 
 
 @dataclass
-class _Place:
+class _Setting:
     """Sizes that are measured on one bed, of which there is one at a time: `make` has slots taken until it is closed.
 
     taken: by size, the repetition, seconds by phase and context of each round whose drafter had as many tokens as asked.
@@ -218,35 +212,35 @@ class _Place:
             bed.close()
 
 
-def _measure(places: list[_Place], budget_seconds: float) -> list[Observation]:
-    """All places in turn, again and again: LEAST times while the time lasts thrice, MOST while it lasts. A place that fails is left out, but for the first."""
+def _measure(settings: list[_Setting], budget_seconds: float) -> list[Observation]:
+    """All settings in turn, again and again: LEAST times while the time lasts thrice, MOST while it lasts. One that fails is left out, but for the first."""
     start = perf_counter()
     for repetition in range(MOST):
         allowed = 3 * budget_seconds if repetition < LEAST else budget_seconds
         if repetition >= 2 and (perf_counter() - start) * (repetition + 1) / repetition > allowed:
             break
-        for place in list(places):
+        for setting in list(settings):
             try:
                 with warnings.catch_warnings():
-                    if place is not places[0]:
+                    if setting is not settings[0]:
                         warnings.simplefilter("ignore", DrafterWarning)
-                    place.run(repetition)
+                    setting.run(repetition)
             except IncompatibleError:
-                if place is places[0]:
+                if setting is settings[0]:
                     raise
-                places.remove(place)
-    return _levelled(places)
+                settings.remove(setting)
+    return _levelled(settings)
 
 
-def _levelled(places: Seq[_Place]) -> list[Observation]:
+def _levelled(settings: Seq[_Setting]) -> list[Observation]:
     """Means of what was taken, after each repetition's common factor was taken out: for a while a shared machine is slower for all sizes.
 
     Without it the figure of one size may be of a fast moment and that of another of a slow one.
     """
     rounds = {
         (i, size): found
-        for i, place in enumerate(places)
-        for size, found in {**place.taken, IN_VAIN: place.in_vain}.items()
+        for i, setting in enumerate(settings)
+        for size, found in {**setting.taken, IN_VAIN: setting.in_vain}.items()
         if found
     }
     repetitions = sorted({r for found in rounds.values() for r, _, _ in found})
@@ -261,7 +255,7 @@ def _levelled(places: Seq[_Place]) -> list[Observation]:
     factors = dict(zip(repetitions, np.exp(common - np.median(common)), strict=True))
     return [
         Observation(
-            places[i].batch,
+            settings[i].batch,
             *size,
             round(np.mean([context for _, _, context in found])),
             *_mean(np.array([np.array(seconds) / factors[r] for r, seconds, _ in found])),
@@ -276,7 +270,7 @@ def _mean(x: np.ndarray) -> list[float]:
     return (x * np.minimum(1.0, STALLED * np.median(totals) / totals)[:, None]).mean(0).tolist()
 
 
-def calibrate(
+def measured_profile(
     target: Target,
     drafter: Drafter,
     verifier: Verifier,
@@ -301,39 +295,37 @@ def calibrate(
     ranked = drafter.info.ranked
     if drafter.info.laws == {SiblingLaw.POINT_MASS} and not ranked:  # copying needs something to copy: the text begins again
         ids = (ids + ids)[-max(1, min(2 * LONGEST_PROMPT, space // 4)) :]
-    most_paths = widest(drafter, verifier)
-    sizes = [(w, d) for w, d in (RANKED if ranked else SIZES) if w <= most_paths and d < space // 4]
-    script, seeds = _Script(ranked=ranked), count()
+    script, seeds = _Script(drafter, verifier), count()
+    sizes = [(w, d) for w, d in (RANKED if ranked else SIZES) if w <= script.most_paths and d < space // 4]
 
-    def place(batch: int, text: Seq[int], some: Seq[tuple[int, int]]) -> _Place:
+    def setting(batch: int, text: Seq[int], some: Seq[tuple[int, int]]) -> _Setting:
         def make() -> Bed:
             return Bed(target, drafter, verifier, text, batch=batch, params=params, script=script, seeds=seeds)
 
-        return _Place(make, batch, {size: [] for size in some if size in sizes})
+        return _Setting(make, batch, {size: [] for size in some if size in sizes})
 
-    first = place(1, ids, sizes)
+    first = setting(1, ids, sizes)
     plain = _warm(first)
-    places, together = [first], min(TOGETHER_MOST, target.max_num_seqs)
+    settings, together = [first], min(TOGETHER_MOST, target.max_num_seqs)
     if together > 1:
-        places.append(place(together, ids, TOGETHER))
+        settings.append(setting(together, ids, TOGETHER))
     longer = (ids * (space // len(ids) + 1))[: min(space - 64, 768)]
     if len(longer) > 2 * len(ids) and plain * len(longer) / 4 < 0.5 * budget_seconds:
-        places.append(place(1, longer, LONGER))
+        settings.append(setting(1, longer, LONGER))
         if together > 1:
-            places.append(place(together, longer[: 3 * LONGEST_PROMPT], BOTH))
-    found = _measure(places, budget_seconds)
-    rates = script.acceptance()
-    cold = None if params.greedy else _at_temperature_zero(target, drafter, verifier, ids, params, max(sizes, key=math.prod))
-    about, greedy = {"identity": identity(target, drafter, verifier)}, () if cold is None else cold.acceptance()
-    tables = (script.table(), () if cold is None else cold.table()) if ranked else ((), ())
-    return Profile(RoundCosts.fit(found), rates, most_paths, about, greedy, *tables)
+            settings.append(setting(together, longer[: 3 * LONGEST_PROMPT], BOTH))
+    found = _measure(settings, budget_seconds)
+    seen = script.rates(greedy=False)
+    if not params.greedy:
+        seen |= _at_temperature_zero(target, drafter, verifier, ids, params, max(sizes, key=math.prod))
+    return Profile(RoundCosts.fit(found), about={"identity": identity(target, drafter, verifier)}, **seen)
 
 
-def _warm(place: _Place) -> float:
+def _warm(setting: _Setting) -> float:
     """A round of each size that does not count; seconds of one without drafts."""
-    bed = place.make()
+    bed = setting.make()
     try:
-        for size in place.taken:
+        for size in setting.taken:
             bed.round(*size)
         return sum(bed.round(1, 0)[0].values())
     finally:
@@ -342,14 +334,14 @@ def _warm(place: _Place) -> float:
 
 def _at_temperature_zero(
     target: Target, drafter: Drafter, verifier: Verifier, ids: Seq[int], params: SamplingParams, size: tuple[int, int]
-) -> _Script | None:
-    """What GREEDY rounds of greedy drafts noted; nothing where the drafter fails."""
+) -> dict[str, Any]:
+    """What GREEDY rounds of greedy drafts showed; nothing where the drafter fails."""
     bed = Bed(target, drafter, verifier, ids, batch=1, params=params.with_(temperature=0.0))
     try:
         for _ in range(GREEDY):
             bed.round(*size if drafter.info.ranked else (1, size[1]))
-        return bed.script
+        return bed.script.rates(greedy=True)
     except IncompatibleError:
-        return None
+        return {}
     finally:
         bed.close()

@@ -8,15 +8,18 @@ import torch
 
 from polydraft import Engine, SamplingParams
 from polydraft.drafters.model.paths import ModelDrafter
-from polydraft.engine.acceptance import DEPTHS, expected_tokens
-from polydraft.engine.costs import FEATURES, RoundCosts, features
-from polydraft.engine.learner import EXPLORING, Learner, assumed
-from polydraft.engine.plan import SETTLED, AdaptivePlan
-from polydraft.engine.profile import Profile, identity, remember
 from polydraft.engine.stats import clock
 from polydraft.models import load, pair
+from polydraft.plan.acceptance import DEPTHS
+from polydraft.plan.costs import Charges, RoundCosts
+from polydraft.plan.learner import EXPLORING, SETTLED, Learner, assumed
+from polydraft.plan.plan import AdaptivePlan
+from polydraft.plan.profile import Profile, identity, remember
+from polydraft.plan.sizes import Paths, expected_tokens
 from polydraft.registry import verifier
 from tests.engine.tables import TableModel
+from tests.plan.planning import work
+from tests.plan.test_plan import size_of
 
 
 class Clock:
@@ -68,7 +71,7 @@ def test_exploring_takes_two_percent_of_the_time_at_most_and_is_done_now_and_the
     plan, shares, explored = engine.plan, [], 0
     for _ in engine.stream([1, 2, 3], SamplingParams(max_tokens=1200, seed=0)):
         shares.append(plan.learner.exploring / max(plan.learner.seconds, 1e-9))
-        explored += plan._explored
+        explored += plan._exploring
     assert max(shares) <= EXPLORING * 1.1 and explored >= 3  # a round takes up to a tenth more than it was thought to
     assert plan.learner.seconds == pytest.approx(engine.target.clock.now, rel=0.05)
 
@@ -78,19 +81,14 @@ def test_sizes_come_close_to_those_of_the_true_costs(once, row, draft):
     engine = timed(once, row, draft)
     for seed in range(3):
         engine.generate([[1, 2, 3]], SamplingParams(max_tokens=500, seed=seed))
-    true = RoundCosts(
-        {phase: (0.0,) * len(FEATURES) for phase in ("drafting", "other")}
-        | {"scoring": (once, 0, row, 0, 0, 0, draft, 0, 0, 0, once + row, 0, 0)}
-    )
+    true = RoundCosts.whole(Charges(once=once, rows=row, depth=draft, plain_once=once + row))
 
     def speed(plan, rate):
         """Of what the plan chooses at this acceptance, in truth."""
-        found = plan.best(rate)
-        size = (found.width, found.max_depth)
-        return expected_tokens(np.full(DEPTHS, rate), *size) / true.seconds([size], [100])
+        size = size_of(plan.best(rate))
+        return expected_tokens(np.full(DEPTHS, rate), *size) / true.seconds(work([size], [100]))
 
-    known = AdaptivePlan(Profile(true, (0.7,) * DEPTHS), max_tree_nodes=0, max_trunk=0, max_short=0)
-    learnt = AdaptivePlan(engine.plan.profile, max_tree_nodes=0, max_trunk=0, max_short=0)
+    known, learnt = AdaptivePlan(Profile(true, (0.7,) * DEPTHS)), AdaptivePlan(engine.plan.profile)
     assert all(speed(learnt, rate) > 0.95 * speed(known, rate) for rate in (0.3, 0.5, 0.7, 0.9))
 
 
@@ -117,7 +115,7 @@ def test_the_first_rounds_of_a_kind_are_not_timed():
 def test_acceptance_of_requests_that_are_over_is_where_the_next_begins():
     engine = timed(draft=4e-3, fit=0.0)
     *_, last = [run(engine) for _ in range(8)]
-    assert engine.plan.profile.acceptance[0] < 0.4 < assumed(engine.target, engine.drafter, engine.verifier).acceptance[0]
+    assert engine.plan.profile.acceptance[0] < 0.4 < assumed(engine.target, engine.drafter).acceptance[0]
     assert last.drafted < 0.3 * last.emitted
 
 
@@ -131,28 +129,28 @@ def test_a_given_profile_does_not_change_and_one_that_was_measured_before_is_use
     target.name, small.name = "a", "b"
     made = Engine.of(target, draft_model=small)
     remember(identity(target, made.drafter, made.verifier), given)
-    made.generate([[1, 2]], SamplingParams(max_tokens=3))
+    made = Engine.of(target, draft_model=small)
     assert made.plan.profile == given and made.plan.learner is None
 
 
 def test_rounds_that_stall_or_compile_hardly_count():
-    learner, x = Learner(Profile.assumed()), [features([size], [50]) for size in ((1, 0), (1, 4))]
+    learner, x = Learner(Profile.assumed(), Paths(4, [(1, 0)])), [work([size], [50]) for size in ((1, 0), (1, 4))]
     for number in range(12):
         learner.time(x[0], 9.0 if number == 0 else 1e-3)
         learner.time(x[1], 50.0 if number == 0 else 2e-3)
-    plain, drafted = (learner.profile.costs.seconds([size], [50]) for size in ((1, 0), (1, 4)))
+    plain, drafted = map(learner.profile.costs.seconds, x)
     assert plain == pytest.approx(1e-3, rel=0.15) and drafted == pytest.approx(2e-3, rel=0.15)
 
 
 @pytest.mark.parametrize(("about", "dearer"), [({"assumed": "seconds"}, 1.0), ({"assumed": True}, 2.0)])
 def test_dear_drafts_do_not_make_rounds_without_them_dear_where_the_size_of_the_weights_is_known(about, dearer):
-    start = Profile(RoundCosts.assumed(), (0.7,) * DEPTHS, 4, about)
-    learner = Learner(start)
+    start = Profile(RoundCosts.assumed(), (0.7,) * DEPTHS, about)
+    learner, plain, drafted = Learner(start, Paths(4, [(1, 0)])), work([(1, 0)], [50]), work([(1, 4)], [50])
     for _ in range(8):
-        learner.time(features([(1, 4)], [50]), 2 * start.costs.seconds([(1, 4)], [50]))
+        learner.time(drafted, 2 * start.costs.seconds(drafted))
     costs = learner.profile.costs
-    assert costs.seconds([(1, 4)], [50]) == pytest.approx(2 * start.costs.seconds([(1, 4)], [50]), rel=0.02)
-    assert costs.seconds([(1, 0)], [50]) == pytest.approx(dearer * start.costs.seconds([(1, 0)], [50]), rel=0.02)
+    assert costs.seconds(drafted) == pytest.approx(2 * start.costs.seconds(drafted), rel=0.02)
+    assert costs.seconds(plain) == pytest.approx(dearer * start.costs.seconds(plain), rel=0.02)
 
 
 def test_a_compiled_pass_is_timed_on_its_own_thread_however_many_torch_has(monkeypatch):
@@ -162,10 +160,10 @@ def test_a_compiled_pass_is_timed_on_its_own_thread_however_many_torch_has(monke
 
 
 def test_what_is_assumed_of_a_real_pair_follows_from_the_bytes_of_its_weights(monkeypatch):
-    monkeypatch.setattr("polydraft.engine.learner._bandwidth", lambda num_bytes, device: 1e10)
+    monkeypatch.setattr("polydraft.plan.learner._bandwidth", lambda num_bytes, device: 1e10)
     target, small = (load.load_model(str(f), max_num_seqs=1) for f in (pair.target_folder(), pair.draft_folder()))
-    start = assumed(target, ModelDrafter(small), verifier("traversal")).costs
-    plain, one, four = (start.seconds([size], [20]) for size in ((1, 0), (1, 1), (1, 4)))
+    start = assumed(target, ModelDrafter(small)).costs
+    plain, one, four = (start.seconds(work([size], [20])) for size in ((1, 0), (1, 1), (1, 4)))
     assert plain == pytest.approx(target.weight_bytes / 1e10, abs=3e-4, rel=0.1)
     rows = 0.05 * target.weight_bytes / 1e10
     assert one - plain > small.weight_bytes / 1e10

@@ -12,8 +12,8 @@ from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.drafters.text.phrases import PhraseDrafter
 from polydraft.engine.loop import Loop
 from polydraft.registry import verifier
-from tests.engine.planning import costs, made, outcome, sequences
 from tests.engine.tables import TableModel, plain_greedy
+from tests.plan.planning import LOGITS, costs, made, outcome, sequences
 
 
 class Script:
@@ -161,12 +161,12 @@ def asked_in_vain(rounds, **seconds):
     asked = []
     for _ in range(rounds):
         asked.append(plan.budgets(texts)[0].max_depth > 0)
-        plan.learn(texts, empty, torch.zeros(1, 1, 5), outcome(0))
+        plan.learn(texts, empty, LOGITS, outcome(0))
     return asked
 
 
 def test_a_drafter_that_has_nothing_to_draft_is_left_alone_where_asking_it_costs():
-    asked = asked_in_vain(600, rows=0.1, drafting_sequences=0.3)
+    asked = asked_in_vain(600, rows=0.1, asked=0.3)
     assert asked[0] and sum(asked) < 24 and sum(asked[-200:]) <= 2
     assert all(asked_in_vain(50, rows=0.1))  # asked for nothing, for as long as it costs nothing
 

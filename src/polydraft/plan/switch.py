@@ -1,9 +1,7 @@
 """Several drafters, one of them in each round: the one whose plan promises most tokens per second.
 
-    promise of an arm = (h T + 1 - h) / (h S + (1 - h) S_0)
-    T, S  tokens and seconds of a round of its best size, from its own profile and its own record of acceptance, with decay
-    S_0   seconds of a round without drafts;  h  share of the batch for which it has something to draft
-
+An arm promises what its own plan expects of its best size, see `plan/search.py`, from its own profile and its own record of acceptance,
+with drafts for the share of the batch for which it has something to draft.
 An arm that was not used for long is tried again, after longer and longer waits. All of this is decided from the rounds that are
 over and from tables that were measured before the request, never from a draft of the round itself: given its past, a round is one of a
 drafter with a rule that is exact for it, so the output law is kept, and for the same profiles a
@@ -37,11 +35,9 @@ from polydraft.core import (
     Verifier,
 )
 from polydraft.drafters.base import as_one_round, release_each, start_each, teach_each
-from polydraft.engine.acceptance import Acceptance
-from polydraft.engine.best_first_plan import plan_for
-from polydraft.engine.plan import CHAIN_OF_ONE, AdaptivePlan
-from polydraft.engine.sequence import Sequence
 from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.plan.plan import AdaptivePlan, Sequence
+from polydraft.plan.sizes import paths
 from polydraft.verifiers import pairing
 from polydraft.verifiers.match import match
 
@@ -182,7 +178,7 @@ class Choice:
         if arm.info.laws != {SiblingLaw.POINT_MASS} or getattr(arm, "model", None) is not None:
             return 1.0
         try:
-            parents = self._ask(i, states, [CHAIN_OF_ONE] * len(states)).tree.parents
+            parents = self._ask(i, states, [paths(1, 1)] * len(states)).tree.parents
         except Exception:
             return 1.0  # the proposal meets it again, where it is dealt with
         return float((parents[:, 1:2] == 0).sum()) / len(states)
@@ -220,10 +216,9 @@ class Choice:
 
 
 @dataclass
-class _Past:
-    """What one sequence has seen of its arms: acceptance, rounds since the last use and until a trial."""
+class _Waits:
+    """Of one sequence, by arm: rounds since the last use, and until a trial."""
 
-    records: list[Acceptance]
     idle: list[int]
     wait: list[int]
 
@@ -231,7 +226,7 @@ class _Past:
 class ChoicePlan:
     """A plan for `Choice`: an adaptive plan for each arm, and the arm of the highest promise; see the module.
 
-    plans: in the order of the arms; without them their profiles are measured before the first request.
+    plans: in the order of the arms; without them costs are learnt.
 
     Example:
         >>> from polydraft.drafters.text.ngram import NgramDrafter
@@ -243,76 +238,71 @@ class ChoicePlan:
 
     def __init__(self, choice: Choice, plans: Seq[AdaptivePlan] | None = None) -> None:
         self.choice = choice
-        self.plans = [plan_for(arm) for arm in choice.arms] if plans is None else list(plans)
-        self._pasts: WeakKeyDictionary[Sequence, _Past] = WeakKeyDictionary()
+        self.plans = [AdaptivePlan() for _ in choice.arms] if plans is None else list(plans)
+        self._waits: WeakKeyDictionary[Any, _Waits] = WeakKeyDictionary()
         self._before = -1
-        self._times: list[tuple[Any, float, float]] = [(None, 0.0, 0.0)] * len(self.plans)
+        self._promises: dict[int, tuple[Any, float]] = {}
 
-    def begin(self, target: Target, rule: Verifier) -> None:
-        """Get each arm's profile: from before, or assumed and learnt; see `engine/learner.py`."""
+    def prepare(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
+        """Get each arm's sizes and profile; see `AdaptivePlan.prepare`."""
         for plan, arm in zip(self.plans, self.choice.arms, strict=True):
             (law,) = arm.info.laws
-            plan.begin(target, arm, rule.rules[law] if isinstance(rule, RuleByLaw) else rule)
+            plan.prepare(target, arm, verifier.rules[law] if isinstance(verifier, RuleByLaw) else verifier)
 
-    def _past(self, sequence: Sequence) -> _Past:
-        if sequence not in self._pasts:
-            waits = [FIRST_WAIT for _ in self.plans]
-            self._pasts[sequence] = _Past([Acceptance() for _ in waits], [0] * len(waits), waits)
-        return self._pasts[sequence]
-
-    def _promise(self, i: int, sequences: Seq[Sequence], pasts: Seq[_Past], share: float = 1.0) -> float:
+    def _promise(self, i: int, sequences: Seq[Sequence], share: float = 1.0) -> float:
         """Tokens per second with arm i where it has a draft for this share of the batch."""
-        for s, past in zip(sequences, pasts, strict=True):
-            s.acceptance = past.records[i]
-        found = self.plans[i].promise(sequences, [not s.drafting for s in sequences])
-        if self._times[i][0] is not found:
-            plan, contexts = self.plans[i], [len(s.token_ids) for s in sequences]
-            plain = plan.known.costs.seconds([(1, 0)] * len(contexts), contexts)
-            self._times[i] = found, plan.seconds(found[0], contexts), plain
-        (_, speed), full, plain = self._times[i]
-        tokens = speed * full if full > plain else 1.0
-        return (share * tokens + 1 - share) / (share * full + (1 - share) * plain)
+        plan = self.plans[i]
+        key = share, [(s, s.drafting, plan.course(s).record.counted) for s in sequences]
+        if i not in self._promises or self._promises[i][0] != key:
+            found, _ = plan.promise(sequences, [not s.drafting for s in sequences], share)
+            self._promises[i] = key, max(found.speed, found.plain)
+        return self._promises[i][1]
 
-    def _pick(self, sequences: Seq[Sequence], pasts: Seq[_Past]) -> tuple[int, bool]:
+    def _pick(self, sequences: Seq[Sequence], waits: Seq[_Waits]) -> tuple[int, bool]:
         """The arm of this round, and whether it is on trial. Arms are looked up in the order of what they promise, as far as needed."""
-        live = [s.state for s in sequences if s.drafting]
-        arms = range(len(self.plans))
-        promises = [self._promise(i, sequences, pasts) for i in arms]
+        live, arms = [s.state for s in sequences if s.drafting], range(len(self.plans))
+        if not live:
+            return 0, False
+        promises = [self._promise(i, sequences) for i in arms]
         best, most = 0, 0.0
         for i in sorted(arms, key=lambda i: -promises[i]):
             if promises[i] <= most:
                 break
-            share = self.choice.ready(i, live) if live else 0.0
-            found = promises[i] if share == 1 else self._promise(i, sequences, pasts, share)
+            share = self.choice.ready(i, live)
+            found = promises[i] if share == 1 else self._promise(i, sequences, share)
             if found > most:
                 best, most = i, found
-        due = [i for i in arms if i != best and all(p.idle[i] >= p.wait[i] for p in pasts)]
-        for i in sorted(due, key=lambda i: -pasts[0].idle[i]):
-            if live and self.choice.ready(i, live):
+        due = [i for i in arms if i != best and all(w.idle[i] >= w.wait[i] for w in waits)]
+        for i in sorted(due, key=lambda i: -waits[0].idle[i]):
+            if self.choice.ready(i, live):
                 return i, True
-            for p in pasts:  # nothing to copy: looked up again after as long a wait
-                p.idle[i] = 0
+            for w in waits:  # nothing to copy: looked up again after as long a wait
+                w.idle[i] = 0
         return best, False
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         """One each, for the arm that this sets as the current one."""
-        pasts = [self._past(s) for s in sequences]
-        current, trial = self._pick(sequences, pasts)
-        for p in pasts:
-            p.wait[current] = min(2 * p.wait[current], LONGEST_WAIT) if trial else FIRST_WAIT
-            p.idle = [0 if i == current else n + 1 for i, n in enumerate(p.idle)]
-        for s, p in zip(sequences, pasts, strict=True):
-            s.acceptance = p.records[current]
+        arms = len(self.plans)
+        waits = [self._waits.setdefault(s, _Waits([0] * arms, [FIRST_WAIT] * arms)) for s in sequences]
+        current, trial = self._pick(sequences, waits)
+        for w in waits:
+            w.wait[current] = min(2 * w.wait[current], LONGEST_WAIT) if trial else FIRST_WAIT
+            w.idle = [0 if i == current else n + 1 for i, n in enumerate(w.idle)]
         self.choice.current = current
-        budgets = self.plans[current].budgets(sequences)
+        plan = self.plans[current]
+        budgets = plan.budgets(sequences)
         if trial and not any(g.max_depth for g in budgets):
-            tried = [CHAIN_OF_ONE if s.drafting else g for s, g in zip(sequences, budgets, strict=True)]
-            budgets = self.plans[current].give(sequences, tried)
+            budgets = plan.give(sequences, [paths(1, 1) if s.drafting else g for s, g in zip(sequences, budgets, strict=True)])
         return budgets
 
     def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         """Fold the round into the records of the arm that drafted."""
         self.plans[self.choice.current].learn(sequences, draft, processed, outcome)
+
+    @property
+    def timed(self) -> bool:
+        """Whether the next round is to be timed."""
+        return any(plan.learner is not None for plan in self.plans)
 
     def time(self, sequences: Seq[Sequence], draft: Draft, seconds: float) -> None:
         """Tell the plan of the arm that drafted, unless it had to read what others drafted first."""

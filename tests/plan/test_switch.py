@@ -8,21 +8,20 @@ from polydraft.core import SiblingLaw
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.drafters.text.lookahead import LookaheadDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
-from polydraft.engine import choice
-from polydraft.engine.acceptance import DEPTHS
-from polydraft.engine.best_first_plan import plan_for
-from polydraft.engine.choice import Choice, ChoicePlan
-from polydraft.engine.plan import AdaptivePlan
-from polydraft.engine.profile import Profile
 from polydraft.errors import IncompatibleError, InvalidInputError
-from tests.engine.planning import costs
+from polydraft.plan import switch
+from polydraft.plan.acceptance import DEPTHS
+from polydraft.plan.plan import AdaptivePlan
+from polydraft.plan.profile import Profile
+from polydraft.plan.switch import Choice, ChoicePlan
 from tests.engine.tables import TableModel, law, p_value, plain_greedy
 from tests.laws.runs import every_run
+from tests.plan.planning import costs
 
 
 def plans(*rates, **seconds):
-    known = costs(**({"rows": 0.02, "depths": 0.02} | seconds))
-    return [AdaptivePlan(Profile(known, (r,) * DEPTHS, 2), max_depth=4) for r in rates]
+    known = costs(**({"rows": 0.02, "depth": 0.02} | seconds))
+    return [AdaptivePlan(Profile(known, (r,) * DEPTHS), max_depth=4, max_width=2) for r in rates]
 
 
 def made(rates=(0.6, 0.6), *, seqs=4, V=7, fit=0.7, **model):
@@ -137,8 +136,8 @@ ARMS = [with_copies, with_its_most_probable_trees]
 
 def enumerated(kind, arms, monkeypatch):
     """Two arms on tables of two tokens in float64, arms of which each is tried every second round: the engine's exact law of four tokens, and who drafted."""
-    monkeypatch.setattr(choice, "FIRST_WAIT", 1)
-    monkeypatch.setattr(choice, "LONGEST_WAIT", 1)
+    monkeypatch.setattr(switch, "FIRST_WAIT", 1)
+    monkeypatch.setattr(switch, "LONGEST_WAIT", 1)
     torch.set_default_dtype(torch.float64)
     try:
         target, found, used = TableModel(2), torch.zeros(2, 2, 2, 2), set[tuple[str, ...]]()
@@ -146,10 +145,7 @@ def enumerated(kind, arms, monkeypatch):
 
         def run():
             chosen = kind(made)
-            known = [Profile(p.profile.costs, p.profile.acceptance, 1) for p in plans(0.6, 0.6)]
-            chosen_plans = [plan_for(arm, profile) for arm, profile in zip(chosen.arms, known, strict=True)]
-            for plan in chosen_plans:
-                plan.max_depth, plan.max_nodes = 2, 3
+            chosen_plans = [AdaptivePlan(p.profile, max_depth=2, max_width=1, max_nodes=3) for p in plans(0.6, 0.6)]
             engine = Engine(target, chosen, chosen.rule(), ChoicePlan(chosen, chosen_plans))
             return engine.generate([[0, 1, 0, 1]], SamplingParams(max_tokens=4, seed=0))[0].samples[0]
 
@@ -179,7 +175,7 @@ def test_kinds_of_one_model_share_its_slots_and_its_cache():
     small.logits = 0.7 * target.logits + 0.3 * small.logits
     both = Engine.of(target, draft_model=small, drafter="model,model:top_k")
     for plan, known in zip(both.plan.plans, plans(0.6, 0.6), strict=True):
-        plan.profile = known.profile
+        plan.profile, plan.learner = known.profile, None
     rounds = 0
     for _ in both.stream([1, 2, 3], SamplingParams(seed=2, max_tokens=40)):
         for s in both._running:

@@ -20,20 +20,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from polydraft import __version__, tree
+from polydraft import __version__
 from polydraft.atomic import replacing
-from polydraft.core import Budget, Drafter, SiblingLaw, Target, Verifier
-from polydraft.engine.acceptance import DEPTHS
-from polydraft.engine.costs import FEATURES, RoundCosts
-from polydraft.engine.places import BINS, SIZE, assumed
+from polydraft.core import Drafter, Target, Verifier
 from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.plan.acceptance import DEPTHS
+from polydraft.plan.costs import RoundCosts
+from polydraft.plan.ranked import SIZE, assumed
 from polydraft.schema import PROFILE, fault, read_json
-from polydraft.verifiers import pairing
 
-__all__ = ["Profile", "check_identity", "identity", "remember", "remembered", "widest"]
+__all__ = ["Profile", "check_identity", "identity", "remember", "remembered"]
 
 PRIOR = 0.7
-MOST_PATHS = 4
+"""Acceptance where nothing is known of it."""
 MOST_TEMPERATURES = 64
 
 
@@ -42,13 +41,13 @@ class Profile:
     """What planning starts from.
 
     costs: seconds of rounds.  acceptance: of one draft by depth, [DEPTHS], before a sequence has shown its own.
-    max_width: most paths worth a thought for this drafter.  about: what it was measured on.
+    about: what it was measured on.
     greedy: the same at temperature 0, where drafts fit better; empty for no difference.
     drafts: False where `polydraft tune` found that no drafts pay: plans then make none.
-    places, greedy_places: of a drafter of most probable trees, the tables of `engine/places.py`, flat; empty where they are to be assumed.
+    ranked, greedy_ranked: of a drafter of most probable trees, the tables of `plan/ranked.py`, flat; empty where they are to be assumed.
 
     Raises:
-        InvalidInputError: acceptances outside [0, 1], or no path at all.
+        InvalidInputError: acceptances outside [0, 1], or not as many as are told apart.
 
     Example:
         >>> profile = Profile.assumed()
@@ -58,86 +57,65 @@ class Profile:
 
     costs: RoundCosts
     acceptance: tuple[float, ...]
-    max_width: int = MOST_PATHS
     about: dict[str, Any] = field(default_factory=dict[str, Any])
     greedy: tuple[float, ...] = ()
-    places: tuple[float, ...] = ()
-    greedy_places: tuple[float, ...] = ()
+    ranked: tuple[float, ...] = ()
+    greedy_ranked: tuple[float, ...] = ()
     drafts: bool = True
 
     def __post_init__(self) -> None:
         rates = *self.acceptance, *(self.greedy or self.acceptance)
-        if (
-            len(self.acceptance) != DEPTHS
-            or len(rates) != 2 * DEPTHS
-            or not all(0 <= a <= 1 for a in rates)
-            or self.max_width < 1
-        ):
+        if len(self.acceptance) != DEPTHS or len(rates) != 2 * DEPTHS or not all(0 <= a <= 1 for a in rates):
             raise InvalidInputError(
-                f"acceptance {list(self.acceptance)}, greedy {list(self.greedy)} and max_width={self.max_width} were given; "
-                f"expected {DEPTHS} numbers in [0, 1] each and at least one path. Measure again with `polydraft tune`."
+                f"acceptance {list(self.acceptance)} and greedy {list(self.greedy)} were given; "
+                f"expected {DEPTHS} numbers in [0, 1] each. Measure again with `polydraft tune`."
             )
-        sizes = {len(self.places), len(self.greedy_places)} - {0, SIZE + BINS}
-        if sizes or not all(0 <= x <= 1 for x in (*self.places, *self.greedy_places)):
+        sizes = {len(self.ranked), len(self.greedy_ranked)} - {0, SIZE}
+        if sizes or not all(0 <= x <= 1 for x in (*self.ranked, *self.greedy_ranked)):
             raise InvalidInputError(
-                f"tables of {len(self.places)} and {len(self.greedy_places)} places were given; expected {SIZE + BINS} "
+                f"tables of {len(self.ranked)} and {len(self.greedy_ranked)} ranks were given; expected {SIZE} "
                 "numbers in [0, 1], or none. Measure again with `polydraft tune`."
             )
 
-    def prior(self, temperature: float) -> np.ndarray:
-        """[DEPTHS] acceptance at a temperature before a text has shown its own: between those at 1 and at 0, linearly; above 1 as at 1.
+    def prior(self, temperature: float, *, ranked: bool = False) -> np.ndarray:
+        """Acceptance at a temperature before a text has shown its own: between that at 1 and that at 0, linearly; above 1 as at 1.
+
+        ranked: the means of `plan/ranked.py`, [SIZE], instead of acceptance by depth, [DEPTHS].
 
         Example:
             >>> Profile(RoundCosts.assumed(), (0.6,) * DEPTHS, greedy=(0.8,) * DEPTHS).prior(0.5)[0].item()
             0.7
+            >>> Profile.assumed().prior(1.0, ranked=True)[:2].round(3).tolist()
+            [0.7, 0.21]
         """
-        if temperature not in self._priors:
+        if (temperature, ranked) not in self._priors:
             if len(self._priors) == MOST_TEMPERATURES:
                 self._priors.clear()
             cold = max(0.0, 1.0 - temperature)
-            self._priors[temperature] = cold * np.array(self.greedy or self.acceptance) + (1.0 - cold) * np.array(self.acceptance)
-        return self._priors[temperature]
-
-    def prior_places(self, temperature: float) -> np.ndarray:
-        """The means of `engine/places.py` at a temperature, likewise.
-
-        Example:
-            >>> Profile.assumed().prior_places(1.0)[:2].round(3).tolist()
-            [0.7, 0.21]
-        """
-        if temperature not in self._tables:
-            if len(self._tables) == MOST_TEMPERATURES:
-                self._tables.clear()
-            cold = max(0.0, 1.0 - temperature)
-            warm = np.array(self.places) if self.places else assumed(self.acceptance)
-            cool = np.array(self.greedy_places) if self.greedy_places else warm
-            self._tables[temperature] = cold * cool + (1.0 - cold) * warm
-        return self._tables[temperature]
+            warm = (np.array(self.ranked) if self.ranked else assumed(self.acceptance)) if ranked else np.array(self.acceptance)
+            cool = np.array((self.greedy_ranked if ranked else self.greedy) or warm)
+            self._priors[temperature, ranked] = cold * cool + (1.0 - cold) * warm
+        return self._priors[temperature, ranked]
 
     @cached_property
-    def _tables(self) -> dict[float, np.ndarray]:
-        return {}
-
-    @cached_property
-    def _priors(self) -> dict[float, np.ndarray]:
+    def _priors(self) -> dict[tuple[float, bool], np.ndarray]:
         return {}
 
     @classmethod
-    def assumed(cls, max_width: int = MOST_PATHS) -> "Profile":
+    def assumed(cls) -> "Profile":
         """For a machine that was not measured."""
-        return cls(RoundCosts.assumed(), (PRIOR,) * DEPTHS, max_width, {"assumed": True})
+        return cls(RoundCosts.assumed(), (PRIOR,) * DEPTHS, {"assumed": True})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {
             "polydraft_profile": 1,
             "about": self.about,
-            "max_width": self.max_width,
             "drafts": int(self.drafts),
             "acceptance": list(self.acceptance),
             "greedy": list(self.greedy),
-            "places": list(self.places),
-            "greedy_places": list(self.greedy_places),
+            "ranked": list(self.ranked),
+            "greedy_ranked": list(self.greedy_ranked),
             "costs": self.costs.to_dict(),
         }
 
@@ -148,13 +126,13 @@ class Profile:
         Raises:
             InvalidInputError: not a profile of this version, or faulty numbers.
         """
-        found = fault(data, PROFILE, {"depths": DEPTHS, "places": SIZE + BINS, "features": len(FEATURES)}, "the profile")
+        found = fault(data, PROFILE, {"depths": DEPTHS, "ranks": SIZE}, "the profile")
         if found:
             raise InvalidInputError(f"{found}. Make it again with `polydraft tune --save FILE`.")
-        rates = (tuple(map(float, data[name])) for name in ("acceptance", "greedy", "places", "greedy_places"))
-        sampled, greedy, places, greedy_places = rates
+        names = "acceptance", "greedy", "ranked", "greedy_ranked"
+        rates = {name: tuple(map(float, data[name])) for name in names}
         costs, drafts = RoundCosts.from_dict(data["costs"]), bool(data["drafts"])
-        return cls(costs, sampled, data["max_width"], data["about"], greedy, places, greedy_places, drafts)
+        return cls(costs, about=data["about"], drafts=drafts, **rates)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON with a checksum, whole or not at all; see `atomic.replacing` for the errors."""
@@ -187,13 +165,6 @@ class Profile:
 
 def _checksum(said: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(said, sort_keys=True).encode())
-
-
-def widest(drafter: Drafter, verifier: Verifier) -> int:
-    """Most paths worth a thought: one where drafter and rule share only chains, and for drafts without a law, whose second path has no acceptance to plan with, unless they are ranked."""
-    lawless = drafter.info.laws == {SiblingLaw.POINT_MASS} and not drafter.info.ranked
-    two = pairing.allowed([Budget.fixed(tree.paths(2, 1))], drafter.info, verifier.info)
-    return MOST_PATHS if two and not lawless else 1
 
 
 def _model(model: Any) -> dict[str, Any] | None:
