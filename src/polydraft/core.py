@@ -7,10 +7,10 @@ row. Every tensor has a leading batch dimension B; trees are padded to N nodes a
     p  target law      q  draft law      both after sampling parameters, summing to one
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from enum import Enum, auto
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from polydraft.budget import Budget, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.params import SamplingParams
 
@@ -61,34 +62,6 @@ class SiblingLaw(Enum):
     """With replacement, draw j from a row q_j of its own (several draft models); duplicates kept."""
     LISTED = auto()
     """Paths that each win races of their own: argmin E^(k)/q, one set of clocks a path, which the verifier shares."""
-
-
-class TreeShape(Enum):
-    """What was fixed about the tree before any token was drawn, each but RAGGED a case of the next; of a batch: for some row."""
-
-    CHAIN = auto()
-    """At most one child a node."""
-    PATHS = auto()
-    """K paths of equal length that part at the root and never branch again."""
-    PRODUCT = auto()
-    """A fixed number of children for every node of a depth: K paths behind a trunk, for one."""
-    RAGGED = auto()
-    """Paths from the root, the first longer than the others and drawn first; they never branch again."""
-    BY_POSITION = auto()
-    """Any numbers of children, fixed for every position."""
-    GROWN = auto()
-    """Numbers of children that depend on sampled values or scores, on any branch; at each node fixed before its first draw."""
-
-    @classmethod
-    def of_batch(cls, shapes: Iterable["TreeShape"]) -> "TreeShape":
-        """The narrowest shape that all of these are.
-
-        Example:
-            >>> TreeShape.of_batch([TreeShape.CHAIN, TreeShape.RAGGED]).name, TreeShape.of_batch([TreeShape.PRODUCT, TreeShape.RAGGED]).name
-            ('RAGGED', 'BY_POSITION')
-        """
-        found = {*shapes}
-        return cls.BY_POSITION if found >= {cls.PRODUCT, cls.RAGGED} else max(found, key=lambda shape: shape.value)
 
 
 @dataclass(frozen=True)
@@ -332,120 +305,6 @@ class Request:
             raise InvalidInputError(
                 "an empty prompt was given; expected at least one token. Give some text, or the model's BOS token."
             )
-
-
-@dataclass(frozen=True)
-class Budget:
-    """The draft of one sequence in one round: a tree fixed by position before its first draw, or the bounds of one that grows.
-
-    Made by `Budget.fixed` and `Budget.grown`, for drafters that draw by position and for those that choose nodes as they go; what
-    either may be asked of the other kind reads the four bounds, which both have.
-
-    max_nodes: nodes below the root.  max_depth: of a path.  width: paths; of one that grows best first: nodes of a depth that are expanded.
-    least: smallest path probability for which a node is worth drafting.
-    parents: the parent of each node, the root first with -1, depth by depth, siblings in the order of their draws, and within a depth
-        those with children first; () where it grows.
-
-    Raises:
-        InvalidInputError: bounds below zero, or parents that come after their children.
-
-    Example:
-        >>> Budget.fixed((-1, 0, 1, 0, 2))
-        Budget(max_nodes=4, max_depth=3, width=2, least=0.0, parents=(-1, 0, 0, 1, 3))
-        >>> Budget.grown(12, 4, width=3)
-        Budget(max_nodes=12, max_depth=4, width=3, least=0.0, parents=())
-    """
-
-    max_nodes: int
-    max_depth: int
-    width: int = 1
-    least: float = 0.0
-    parents: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if (
-            min(self.max_nodes, self.max_depth) < 0
-            or self.width < 1
-            or (self.parents and self.max_nodes != len(self.parents) - 1)
-        ):
-            raise InvalidInputError(
-                f"budget {self} was given; expected max_nodes >= 0, max_depth >= 0 and width >= 1, of a fixed tree its own. "
-                "Use max_depth=0 for plain decoding."
-            )
-        if not 0.0 <= self.least <= 1.0:
-            raise InvalidInputError(
-                f"least={self.least} was given in a budget; expected a probability in [0, 1]. Use 0 for no limit."
-            )
-
-    @classmethod
-    def fixed(cls, parents: Sequence[int]) -> "Budget":
-        """A tree by position, its nodes numbered as the class says. `polydraft.tree` has chains, paths and others."""
-        return _fixed(tuple(parents))
-
-    @classmethod
-    def grown(cls, nodes: int, depth: int, width: int = 1, least: float = 0.0) -> "Budget":
-        """Bounds of a tree whose nodes are chosen as it grows."""
-        return cls(nodes, depth, width, least)
-
-    @cached_property
-    def shape(self) -> TreeShape:
-        """The narrowest shape of the tree; GROWN where it grows.
-
-        Example:
-            >>> Budget.fixed((-1, 0, 0, 1, 2)).shape.name, Budget.fixed((-1, 0, 1, 1)).shape.name, Budget.fixed((-1, 0, 0, 1)).shape.name
-            ('PATHS', 'PRODUCT', 'RAGGED')
-        """
-        if not self.parents:
-            return TreeShape.GROWN
-        depth, children = [0] * len(self.parents), [0] * len(self.parents)
-        for n, parent in enumerate(self.parents[1:], 1):
-            depth[n] = depth[parent] + 1
-            children[parent] += 1
-        numbers = [{c for c, d in zip(children, depth, strict=True) if d == deep} for deep in range(self.max_depth)]
-        if all(len(found) == 1 for found in numbers):
-            flat = [1, *(count for found in numbers for count in found)]
-            return TreeShape.CHAIN if max(flat) == 1 else TreeShape.PATHS if max(flat[2:], default=1) == 1 else TreeShape.PRODUCT
-        n, first = len(self.parents) - 1, max(children[1:]) == 1 and depth.count(self.max_depth) == 1
-        while n > 0:  # the deepest path is the first one
-            first, n = first and depth.index(depth[n]) == n, self.parents[n]
-        return TreeShape.RAGGED if first else TreeShape.BY_POSITION
-
-    def within(self, depth: int) -> "Budget":
-        """The same cut to a depth.
-
-        Example:
-            >>> Budget.fixed((-1, 0, 0, 1, 3)).within(1).parents, Budget.grown(9, 4).within(2).max_depth
-            ((-1, 0, 0), 2)
-        """
-        return self if self.max_depth <= depth else _within(self, depth)
-
-
-@lru_cache(maxsize=4096)
-def _fixed(given: tuple[int, ...]) -> Budget:
-    if not (given and given[0] == -1 and all(0 <= p < n for n, p in enumerate(given[1:], 1))):
-        raise InvalidInputError(
-            f"parents={given} were given; expected the root first with -1, then for each node one that comes before it, "
-            "such as (-1, 0, 0, 1). Number the nodes so that parents come before their children."
-        )
-    below: list[list[int]] = [[] for _ in given]
-    for n, parent in enumerate(given[1:], 1):
-        below[parent].append(n)
-    parents, here, depth = [-1], [0], 0
-    while drawn := sorted(((n, k) for k, m in enumerate(here) for n in below[m]), key=lambda node: not below[node[0]]):
-        begin = len(parents) - len(here)
-        parents += [begin + k for _, k in drawn]
-        here, depth = [n for n, _ in drawn], depth + 1
-    return Budget(len(parents) - 1, depth, sum(not nodes for nodes in below), parents=tuple(parents))
-
-
-@lru_cache(maxsize=4096)
-def _within(budget: Budget, depth: int) -> Budget:
-    if not budget.parents:
-        return replace(budget, max_depth=depth)
-    deep = [0]
-    for parent in budget.parents[1:]:
-        deep.append(deep[parent] + 1)
-    return _fixed(tuple(p for p, d in zip(budget.parents, deep, strict=True) if d <= depth))  # deeper ones come last
 
 
 @dataclass(frozen=True)
