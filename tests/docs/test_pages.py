@@ -106,11 +106,27 @@ def test_constraints_pin_every_direct_dependency():
     assert {"torch", "pytest", "xllamacpp", "mkdocs-material"} <= wanted <= pinned
 
 
-def test_structure_shows_every_folder():
+def test_structure_shows_every_folder_and_no_other():
     text = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
-    packages = {path.parent for path in (ROOT / "src" / "polydraft").glob("*/*.py")}
-    missing = [str(folder) for folder in packages if f"{folder.name}/" not in text]
-    assert not missing
+    (block,) = re.findall(r"```text\n(src/polydraft/\n.*?)```", text, re.DOTALL)
+    shown, parents = set[str](), dict[int, str]()
+    for line in block.splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        names = re.match(r" *((?:[\w/]+(?:/|\.py) ?)+)", line)
+        assert names is not None, line
+        for name in names[1].split():
+            parents[depth] = parents.get(depth - 1, "") + name
+            shown.add(parents[depth])
+    assert [path for path in shown if not (ROOT / path).exists()] == []
+    packages = {f"{path.parent.relative_to(ROOT)}/" for path in (ROOT / "src" / "polydraft").rglob("*.py")}
+    assert packages <= shown
+
+
+def test_the_journeys_pass_through_files_that_exist():
+    text = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
+    files = re.findall(r"`([\w/]+\.py)`", text.partition("## Four journeys")[2].partition("## Layers")[0])
+    assert len(files) > 20
+    assert [file for file in files if not (ROOT / "src" / "polydraft" / file).exists()] == []
 
 
 MOST_FILES = {"Add a rule": 8, "Add a head": 6, "Mend a rollback": 4}
