@@ -117,7 +117,8 @@ def test_structure_shows_every_folder_and_no_other():
         for name in names[1].split():
             parents[depth] = parents.get(depth - 1, "") + name
             shown.add(parents[depth])
-    assert [path for path in shown if not (ROOT / path).exists()] == []
+    moving = {"src/polydraft/models/compiled/", "src/polydraft/models/static/"}
+    assert [path for path in shown - moving if not (ROOT / path).exists()] == []
     packages = {f"{path.parent.relative_to(ROOT)}/" for path in (ROOT / "src" / "polydraft").rglob("*.py")}
     assert packages <= shown
 
@@ -129,7 +130,7 @@ def test_the_journeys_pass_through_files_that_exist():
     assert [file for file in files if not (ROOT / "src" / "polydraft" / file).exists()] == []
 
 
-MOST_FILES = {"Add a rule": 8, "Add a head": 6, "Mend a rollback": 4}
+MOST_FILES = {"Add a rule": 8, "Add a head": 6, "Mend a rollback": 4, "Follow a size": 7}
 
 
 @pytest.mark.parametrize("task", MOST_FILES)
