@@ -116,8 +116,13 @@ def enumerate_drafts(tables: Tables | Markov, law: SiblingLaw, counts: Counts, d
     """All drafts, depth by depth and node by node, copies included: what counts(draft, node) says is drawn before the next node is looked at."""
 
     @cache
-    def options(path: Path, place: Path, count: int) -> list[tuple[float, Path]]:
-        return list(sibling_draws(law, [draft_row(tables, law, path, (*place, turn)) for turn in range(count)], count))
+    def options(path: Path, place: Path, count: int) -> list[tuple[float, Path, list[Path], list[Path]]]:
+        """Probability, tokens, paths and places of the children."""
+        rows = [draft_row(tables, law, path, (*place, turn)) for turn in range(count)]
+        return [
+            (probability, draws, [(*path, x) for x in draws], [(*place, turn) for turn in range(len(draws))])
+            for probability, draws in sibling_draws(law, rows, count)
+        ]
 
     growing, done = [Grown(1.0, [0], [-1], [()], [0], [()])], list[Grown]()
     while growing:
@@ -129,16 +134,16 @@ def enumerate_drafts(tables: Tables | Markov, law: SiblingLaw, counts: Counts, d
         if count == 0:
             done.append(d)
             continue
-        for probability, draws in reversed(options(d.paths[n], d.places[n], count)):
+        for probability, draws, paths, places in reversed(options(d.paths[n], d.places[n], count)):
             new = range(len(d.tokens), len(d.tokens) + len(draws))
             growing.append(
                 Grown(
                     d.probability * probability,
                     [*d.tokens, *draws],
                     [*d.parents, *[n] * len(draws)],
-                    [*d.paths, *((*d.paths[n], x) for x in draws)],
+                    d.paths + paths,
                     [*d.frontier, *new],
-                    [*d.places, *((*d.places[n], turn) for turn in range(len(draws)))],
+                    d.places + places,
                 )
             )
     return done
@@ -165,12 +170,13 @@ def as_batch(tables: Tables | Markov, law: SiblingLaw, shape: TreeShape, drafts:
     if law is SiblingLaw.POINT_MASS:
         return Draft(tree, law, shape, None, torch.full_like(tree.tokens, -1)), p
     if law is SiblingLaw.INDEPENDENT:  # row n is the one that node n was drawn from
-        own = np.zeros(p.shape)
+        drawn, own = dict[tuple[Path, int], int](), np.zeros(node.shape, np.int64)
         for b, d in enumerate(drafts):
-            for n in range(1, len(d.paths)):
-                own[b, n] = draft_row(tables, law, d.paths[n][:-1], d.places[n])
+            models = [(path[:-1], sum(place)) for path, place in zip(d.paths, d.places, strict=True)]
+            own[b, 1 : len(models)] = [drawn.setdefault(model, len(drawn)) for model in models[1:]]
+        laws = np.stack([draft_row(tables, law, path, (model,)) for path, model in drawn])
         rows = torch.where(tree.parents >= 0, torch.arange(tree.num_nodes), -1)
-        return Draft(tree, law, shape, torch.from_numpy(own), rows), p
+        return Draft(tree, law, shape, torch.from_numpy(laws[own]), rows), p
     q = torch.from_numpy(np.stack([tables.row("q", path) for path in paths])[node])
     rows = torch.where(tree.parents >= 0, trees.first_copies(tree).gather(1, tree.parents.clamp(min=0)), -1)
     return Draft(tree, law, shape, q, rows), p
