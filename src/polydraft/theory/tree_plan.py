@@ -9,17 +9,15 @@ of a_k along the path, and the best one follows from
     C(m, d, k) = max over 1 <= s <= m of  a_k T(s, d - 1) + C(m - s, d, k + 1),     C(0, d, k) = C(m, d, K + 1) = 0
 
 (Chen et al. 2024, Sequoia, arXiv 2402.12374, section 3.1; there without depth limit as well.) Drafting costs depth, and a pass
-costs rows, so the speed T(n, d) / seconds(n, d) is maximised over both. With T(1, d) and T(n, d) of too few nodes infinitely bad, all
-paths reach the depth: for rules that try such siblings in a better order than draws that go on less deep (greedy traversal).
+costs rows, so the speed T(n, d) / seconds(n, d) is maximised over both.
 
 By path probability. Children of a node are taken in order of q, and the nodes of largest path product are kept: that maximises
 the estimate sum of path products for n nodes (Wang et al. 2024, OPT-Tree, arXiv 2406.17276; Li et al. 2024, EAGLE-2,
 arXiv 2406.16858). Growth stops when the best node left adds less than a node costs. Its children are deterministic: verify them
 as point masses, never with q.
 
-Growth theorem: growth that does not look ahead keeps the law, even across branches: choose a node
-that was never expanded, and how many children to draw there, by any function of the partial tree; draw all of them at once; keep
-every one. Traps: stopping inside a node after seeing a draw, dropping a drawn token, merging copies.
+Growth theorem: growth that does not look ahead keeps the law, even across branches: choose a node that was never expanded, and
+how many children to draw there, by any function of the partial tree; draw all of them at once; keep every one. Traps: stopping inside a node after seeing a draw, dropping a drawn token, merging copies.
 """
 
 import heapq
@@ -30,7 +28,7 @@ import numpy as np
 
 from polydraft.errors import InvalidInputError
 
-__all__ = ["PositionalTree", "best_by_position", "best_of_one_depth", "fastest_by_position", "grow_by_probability"]
+__all__ = ["PositionalTree", "best_by_position", "fastest_by_position", "grow_by_probability"]
 
 
 class PositionalTree(NamedTuple):
@@ -61,14 +59,11 @@ def _check(acceptance: Acceptance, num_nodes: int, depth: int) -> np.ndarray:
     return rates[np.minimum(np.arange(max(depth, 1)), len(rates) - 1)]
 
 
-def _tables(by_depth: np.ndarray, num_nodes: int, depth: int, leaf: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """T[d, n] and sizes[d, k, m], the nodes of child k where m nodes are left for children k, k + 1, ...; 0 = no such child.
-
-    leaf: T of a node without children above the depth.
-    """
+def _tables(by_depth: np.ndarray, num_nodes: int, depth: int) -> tuple[np.ndarray, np.ndarray]:
+    """T[d, n] and sizes[d, k, m], the nodes of child k where m nodes are left for children k, k + 1, ...; 0 = no such child."""
     K = by_depth.shape[1]
     T = np.zeros((depth + 1, num_nodes + 1))
-    T[0, 1:], T[1:, 1:] = 1.0, leaf
+    T[0, 1:] = 1.0
     sizes = np.zeros((depth + 1, K + 1, num_nodes), np.int64)
     for d in range(1, depth + 1):
         C, rates = np.zeros((K + 1, num_nodes)), by_depth[depth - d]
@@ -78,7 +73,7 @@ def _tables(by_depth: np.ndarray, num_nodes: int, depth: int, leaf: float = 1.0)
                 s = int(gains.argmax())
                 if gains[s] > 0:
                     C[k, m], sizes[d, k, m] = gains[s], s + 1
-        T[d, 1:] = np.where(C[0] > 0, 1.0 + C[0], leaf)
+        T[d, 1:] = 1.0 + C[0]
     return T, sizes
 
 
@@ -116,25 +111,6 @@ def best_by_position(acceptance: Acceptance, num_nodes: int, depth: int) -> Posi
     """
     rates = _check(acceptance, num_nodes, depth)
     T, sizes = _tables(rates, num_nodes, depth)
-    return PositionalTree(_build(sizes, num_nodes, depth), float(T[depth, num_nodes]))
-
-
-def best_of_one_depth(acceptance: Acceptance, num_nodes: int, depth: int) -> PositionalTree:
-    """As `best_by_position`, of the trees whose paths all reach `depth`.
-
-    Raises:
-        InvalidInputError: as there, or fewer nodes than one path has.
-
-    Example:
-        >>> best_of_one_depth([0.8, 0.1], 6, 2).parents, best_by_position([0.8, 0.1], 6, 2).parents
-        ((-1, 0, 0, 1, 1, 2), (-1, 0, 0, 1, 1, 2))
-        >>> best_of_one_depth([0.5, 0.4], 4, 2).parents
-        (-1, 0, 1, 1)
-    """
-    rates = _check(acceptance, num_nodes, depth)
-    T, sizes = _tables(rates, num_nodes, depth, -np.inf)
-    if not np.isfinite(T[depth, num_nodes]):
-        raise InvalidInputError(f"{num_nodes} nodes of depth {depth} were given; expected {depth + 1} or more for one path.")
     return PositionalTree(_build(sizes, num_nodes, depth), float(T[depth, num_nodes]))
 
 
