@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from polydraft.core import TokenTree
+from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.hf import HFTarget
-from polydraft.models.llama import CompiledLlama
 from polydraft.models.memory import read_bandwidth
 from studies.options import Quick
 from studies.profile import SIZES

@@ -27,8 +27,8 @@ from polydraft.core import NoiseKey, Request, SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.engine.stopping import Stopper
 from polydraft.models import load, pair
-from polydraft.models.kernels import matmul
-from polydraft.models.llama import CompiledLlama
+from polydraft.models.compiled.kernels import matmul
+from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.noise import uniform_at
 from polydraft.verifiers.block import Block
 from studies.options import Quick

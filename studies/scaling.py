@@ -21,7 +21,7 @@ from polydraft.core import SamplingParams, TokenTree
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.stats import clock
 from polydraft.models import load, pair
-from polydraft.models.llama import CompiledLlama
+from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.registry import verifier
 from polydraft.tune.measure import Bed
 from studies.options import Out, Quick, write_json

@@ -26,7 +26,7 @@ from polydraft.core import Budget, SamplingParams, SiblingLaw
 from polydraft.engine.api import Engine
 from polydraft.engine.stats import clock
 from polydraft.models import load, pair
-from polydraft.models.llama import CompiledLlama
+from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.plan.plan import AdaptivePlan, FixedPlan, Plan
 from polydraft.tune.measure import measured_profile
 

@@ -25,8 +25,8 @@ from polydraft.drafters.text.trigram import TrigramTable
 from polydraft.engine.api import Engine
 from polydraft.engine.stats import clock
 from polydraft.models import load, pair
+from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.folder import load_module
-from polydraft.models.llama import CompiledLlama
 from polydraft.plan.plan import AdaptivePlan, FixedPlan
 from studies.planner.accuracy import CHAT
 

@@ -15,8 +15,8 @@ from polydraft.cli.main import app
 from polydraft.core import SamplingParams
 from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
+from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.folder import load_module
-from polydraft.models.llama import CompiledLlama
 
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
 

@@ -163,7 +163,13 @@ def test_the_compiled_tree_is_the_one_grown_depth_by_depth(params):
     grown = drafter.start(requests(*texts, **params))
     compiled[3] = replace(compiled[3], pending=compiled[3].context[-40:])
     model.cut(compiled[3].slot, int(model.lengths[compiled[3].slot]) - 39)
-    tree, scores, scored = best_first._compiled(model, compiled, budgets)
+    asked = (
+        [s.slot for s in compiled],
+        [s.pending for s in compiled],
+        budgets,
+        [best_first._warm(s.request.params) for s in compiled],
+    )
+    tree, scores, scored = model.propose_tree(*asked)
     expected, values, rows = best_first._by_depth(model, grown, budgets, ())
     np.testing.assert_allclose(scores, values, rtol=1e-4)
     assert tree.lists == expected.lists

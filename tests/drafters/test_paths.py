@@ -122,7 +122,7 @@ def compiled_and_grown(kind, sizes):
     model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=6)
     texts = [load.encode(load.load_tokenizer(str(pair.draft_folder())), p.text) for p in pair.prompts()[:3]]
     one, two = ModelDrafter(model, kind), ModelDrafter(model, kind)
-    two.slots, two._compiled = Slots(model, [3, 4, 5]), False
+    two.slots, two._propose_paths = Slots(model, [3, 4, 5]), None
     drafts = [d.propose(d.start(requests(*texts)), sizes) for d in (one, two)]
     assert torch.equal(drafts[0].tree.tokens, drafts[1].tree.tokens)
     assert torch.equal(drafts[0].tree.parents, drafts[1].tree.parents)

@@ -11,7 +11,7 @@ from polydraft.models import load, pair
 RUN = """
 from polydraft import Engine, Profile, SamplingParams, compile_time
 from polydraft.engine.compile_all import compile_all
-from polydraft.models.llama_pass import Weights, compiled_pass
+from polydraft.models.compiled.forward import Weights, compiled_pass
 
 compile_all({"model:coupled": {}})
 matrix = Weights._fields.index("qkv")

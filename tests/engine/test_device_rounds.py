@@ -7,8 +7,8 @@ from polydraft import sampling
 from polydraft.core import SamplingParams, TokenTree
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.api import Engine
-from polydraft.models.llama import CompiledLlama
-from polydraft.models.static import StaticLlama
+from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.static.llama import StaticLlama
 from polydraft.tree import dedup, pad
 from polydraft.verifiers import greedy
 from polydraft.verifiers.block import Block

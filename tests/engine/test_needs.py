@@ -11,9 +11,9 @@ from polydraft.core import Needs
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
+from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.hf import HFTarget
-from polydraft.models.llama import CompiledLlama
-from polydraft.models.static import StaticLlama
+from polydraft.models.static.llama import StaticLlama
 from tests.engine.tables import TableModel, p_value
 
 SIZES = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

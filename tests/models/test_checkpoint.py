@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from polydraft.errors import ModelLoadError
 from polydraft.models import checkpoint, pair
+from polydraft.models.compiled.kernels import LANES, PANEL, aligned, pack
+from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.folder import load_module
-from polydraft.models.kernels import LANES, PANEL, aligned, pack
-from polydraft.models.llama import CompiledLlama
 from polydraft.models.load import load_model
 from tests.models.tree_rounds import ARCHITECTURES, small_model
 
@@ -63,7 +63,7 @@ def test_a_folder_gives_the_same_bits_as_its_module(tmp_path, name, dtype):
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16, np.int8])
 @pytest.mark.parametrize("outputs", [3, PANEL, 2 * PANEL + 5])
 def test_a_panel_holds_what_its_definition_says(monkeypatch, dtype, outputs):
-    monkeypatch.setattr("polydraft.models.kernels._TOGETHER", 1)
+    monkeypatch.setattr("polydraft.models.compiled.kernels._TOGETHER", 1)
     w = torch.randn(outputs, 8, generator=torch.Generator().manual_seed(0))
     out = aligned(-(-outputs // PANEL), 8, PANEL, dtype=dtype)
     factors = pack(w, out)

@@ -20,11 +20,11 @@ from transformers import (
 
 from polydraft import noise
 from polydraft import tree as trees
-from polydraft.core import AuxRows, NoiseKey, Outcome
+from polydraft.core import AuxRows, NoiseKey, Outcome, SamplingParams
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
-from polydraft.models import llama_weights
-from polydraft.models.llama import CompiledLlama
-from polydraft.models.proposal import draft_law, propose_paths
+from polydraft.models.compiled import weights as compiled_weights
+from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.trees import draft_law
 
 SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 256}
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -73,10 +73,9 @@ def _step(fast, slot, token):
 
 def proposal(fast, sizes, law=(1.0, 0, 1.0, 0.0), seed=0):
     B = len(sizes)
-    fast.release(range(B))
-    fast.prefill(list(range(B)), [[1, 2, 3, 4]] * B)
-    keys = list(range(seed, seed + B)), [0] * B, [5] * B
-    return propose_paths(fast, list(range(B)), [[7]] * B, keys, sizes, [law] * B, np.zeros((B, 0), np.float32))
+    temperature, top_k, top_p, min_p = law
+    params = [SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)] * B
+    return fast.propose_paths(list(range(B)), [[7]] * B, (list(range(seed, seed + B)), [0] * B, [5] * B), sizes, params)
 
 
 def test_proposed_rows_are_the_models_laws():
@@ -156,10 +155,8 @@ def test_coupled_proposals_are_won_by_the_smallest_arrival(trunk):
     fast = CompiledLlama(model("llama"), max_num_seqs=1)
     fast.prefill([0], [[1, 2, 3, 4]])
     key = NoiseKey.of([3], [1], [5])
-    keys, bias = ([3], [1], [5]), np.zeros((1, 0), np.float32)
-    tree, rows, probs = propose_paths(
-        fast, [0], [[7]], keys, [trees.paths(2, 3, trunk)], [(1.0, 0, 1.0, 0.0)], bias, coupled=True
-    )
+    asked = [0], [[7]], ([3], [1], [5]), [trees.paths(2, 3, trunk)], [SamplingParams()]
+    tree, rows, probs = fast.propose_paths(*asked, coupled=True)
     for n in range(1, tree.num_nodes):
         depth = int(trees.depths(tree)[0, n]) - 1
         clocks = noise.clocks(NoiseKey(key.seed, key.sample, key.position + depth), 61)[0]
@@ -180,8 +177,8 @@ def test_a_proposal_reads_many_pending_tokens():
     fast, text = CompiledLlama(model("llama"), max_num_seqs=2), [i % 61 for i in range(90)]
     fast.prefill([0], [text[:3]])
     fast.prefill([1], [text[:89]])
-    keys, law, bias = ([1, 1], [0, 0], [90, 90]), (1.0, 0, 1.0, 0.0), np.zeros((2, 0), np.float32)
-    tree, _, probs = propose_paths(fast, [0, 1], [text[3:], text[89:]], keys, [trees.chain(4)] * 2, [law] * 2, bias)
+    asked = [text[3:], text[89:]], ([1, 1], [0, 0], [90, 90]), [trees.chain(4)] * 2, [SamplingParams()] * 2
+    tree, _, probs = fast.propose_paths([0, 1], *asked)
     assert torch.equal(probs[0], probs[1])
     assert torch.equal(tree.tokens[0], tree.tokens[1])
     assert fast.lengths.tolist() == [89, 89]
@@ -191,7 +188,7 @@ def test_a_proposal_reads_many_pending_tokens():
 def test_weights_that_fit_bfloat16_are_stored_so_with_the_same_bits(monkeypatch):
     reference = model("qwen2").bfloat16().float()
     halved = CompiledLlama(reference, max_num_seqs=1)
-    monkeypatch.setattr(llama_weights, "_storage", lambda *_: np.float32)
+    monkeypatch.setattr(compiled_weights, "_storage", lambda *_: np.float32)
     whole = CompiledLlama(reference, max_num_seqs=1)
     assert (halved.weight_format, whole.weight_format) == ("bfloat16", "float32")
     assert halved.quantization_error == 0
@@ -202,8 +199,8 @@ def test_weights_that_fit_bfloat16_are_stored_so_with_the_same_bits(monkeypatch)
 _PREFILL = """
 import hashlib, torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
-from polydraft.models.llama import CompiledLlama
-from polydraft.models.llama_pass import compiled_pass
+from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.forward import compiled_pass
 
 torch.set_num_threads(1)
 torch.manual_seed(0)

@@ -11,10 +11,10 @@ from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.models import load, pair
+from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.hf import HFTarget
-from polydraft.models.llama import CompiledLlama
 from polydraft.models.load import check_same_context, check_same_vocabulary, encode, load_model, load_tokenizer
-from polydraft.models.static import StaticLlama
+from polydraft.models.static.llama import StaticLlama
 from tests.models.tree_rounds import small_model
 
 WORDS = ("<s>", "</s>", "<unk>", "a", "b", "c")

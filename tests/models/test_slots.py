@@ -8,11 +8,11 @@ from polydraft.core import SamplingParams, TokenTree
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.api import Engine
 from polydraft.models import checkpoint
+from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.hf import HFTarget
-from polydraft.models.llama import CompiledLlama
 from polydraft.models.plain import PlainTarget
 from polydraft.models.slots import special_ids
-from polydraft.models.static import StaticLlama
+from polydraft.models.static.llama import StaticLlama
 from polydraft.tree import pad
 from tests.models.tree_rounds import ARCHITECTURES, fresh, outcome, small_model
 

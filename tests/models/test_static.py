@@ -7,9 +7,9 @@ import torch
 import transformers as hf
 
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
-from polydraft.models import static
-from polydraft.models.static import TREE_ROOM, StaticLlama
-from polydraft.models.static_layers import Layer
+from polydraft.models.static.llama import TREE_ROOM, StaticLlama
+from polydraft.models.static.llama import llama as static
+from polydraft.models.static.weights import Layer
 from polydraft.models.tree_attention import visible
 from polydraft.tree import ancestors, pad
 from tests.models.tree_rounds import ARCHITECTURES, Play, V, fresh, outcome, small_model

@@ -6,9 +6,8 @@ import torch
 from polydraft import tree as trees
 from polydraft.core import Budget, NoiseKey, Request, SamplingParams, Scores
 from polydraft.drafters.model.paths import ModelDrafter
-from polydraft.models import static_proposal
 from polydraft.models.hf import HFTarget
-from polydraft.models.static import StaticLlama
+from polydraft.models.static.llama import StaticLlama
 from polydraft.tree import chain, paths, product, ragged
 from polydraft.verifiers.match import match
 from tests.models.tree_rounds import ARCHITECTURES, V, small_model
@@ -100,7 +99,5 @@ def test_only_the_drawn_tokens_are_read_back(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "cpu", cpu)
     model.device = moved(torch.empty(1)).device
     with OneDevice(), pytest.raises(ReadBackError, match=r"2, 6"):
-        static_proposal.propose_paths(
-            model, [0, 1], [5, 6], NoiseKey.of([1, 2], [0, 0], [3, 3]), [paths(2, 3), chain(2)], [PARAMS["plain"]] * 2
-        )
+        model.propose_paths([0, 1], [[5], [6]], ([1, 2], [0, 0], [3, 3]), [paths(2, 3), chain(2)], [PARAMS["plain"]] * 2)
     assert read == [1, 2, 2]

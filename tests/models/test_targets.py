@@ -5,9 +5,9 @@ import torch
 import transformers as hf
 
 from polydraft.core import AuxRows, Needs, TokenTree
+from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.hf import HFTarget
-from polydraft.models.llama import CompiledLlama
-from polydraft.models.static import StaticLlama
+from polydraft.models.static.llama import StaticLlama
 from polydraft.tree import pad
 from tests.models.tree_rounds import ARCHITECTURES, Play, V, fresh, outcome, small_model
 

@@ -8,9 +8,9 @@ import torch
 from polydraft.bench.record import machine, versions
 from polydraft.core import TokenTree
 from polydraft.models import load, pair
+from polydraft.models.compiled.kernels import instruction_set
+from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.folder import load_module
-from polydraft.models.kernels import instruction_set
-from polydraft.models.llama import CompiledLlama
 from polydraft.verifiers.fast import device
 
 __all__ = ["examine"]

@@ -22,9 +22,9 @@ from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
+from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.folder import load_module
 from polydraft.models.hf import HFTarget
-from polydraft.models.llama import CompiledLlama
 
 __all__ = ["DEFAULT_WAYS", "Bench", "Findings", "Way"]
 

@@ -17,7 +17,7 @@ from polydraft.drafters.text.trigram import TrigramTable
 from polydraft.engine.api import Engine
 from polydraft.errors import DrafterWarning
 from polydraft.models import checkpoint, load, pair
-from polydraft.models.llama import CompiledLlama
+from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.plan.acceptance import DEPTHS
 from polydraft.plan.plan import FixedPlan
 from polydraft.plan.profile import Profile

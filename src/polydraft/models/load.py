@@ -10,10 +10,10 @@ from polydraft.core import Target
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.models import checkpoint
 from polydraft.models.checkpoint import Checkpoint
+from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.folder import as_device, as_dtype, first_line, load_module
-from polydraft.models.llama import CompiledLlama
 from polydraft.models.plain import PlainTarget
-from polydraft.models.static import StaticLlama
+from polydraft.models.static.llama import StaticLlama
 from polydraft.models.supported import check_supported
 
 __all__ = ["check_same_context", "check_same_vocabulary", "encode", "load_model", "load_tokenizer", "num_token_ids"]

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int64
 from numba import njit
 
-from polydraft.core import Outcome, Target
+from polydraft.core import Outcome, Scores, Target
 from polydraft.errors import CapacityError, InvalidInputError
 from polydraft.models.memory import check_memory, fitting_length
 
@@ -102,6 +102,10 @@ class SlotModel:
         self.lengths = self._lengths.view()
         self.lengths.flags.writeable = False
         return columns
+
+    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
+        """See `core.Target.prefill`."""
+        raise NotImplementedError
 
     def move(self, source: Int64[np.ndarray, "M 2"], target: Int64[np.ndarray, "M 2"]) -> None:
         """Copy columns, given as (slot, column); of one slot no target lies behind its source."""

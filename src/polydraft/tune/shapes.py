@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from polydraft.core import TokenTree
 from polydraft.engine.stats import clock
-from polydraft.models.llama import CompiledLlama
+from polydraft.models.compiled.llama import CompiledLlama
 
 __all__ = ["draft_shapes"]
 

@@ -21,8 +21,7 @@ from torch import Tensor
 from polydraft import sampling
 from polydraft.core import Budget, Draft, SamplingParams, Scores, SiblingLaw, Target, TokenTree, TreeShape
 from polydraft.drafters.model.by_depth import ModelState
-from polydraft.models.llama import CompiledLlama
-from polydraft.models.tree_proposal import advance, draft_of, join, propose_tree
+from polydraft.models.compiled.trees import advance, draft_of, join
 
 __all__ = ["grow"]
 
@@ -39,12 +38,14 @@ def grow(
     """The draft of a batch, and for each row the tree of what the model's cache now holds behind the committed tokens, none where nothing was asked for.
 
     budgets: of which the contexts leave room for the depths.  stop_ids: what `min_tokens` masks.  One pass a depth for the whole batch.
-    On the compiled path, which is one call, penalties are left out of the law: the tree fits a little less.
+    Where the model offers `propose_tree`, which is one call, penalties are left out of the law: the tree fits a little less.
     """
-    if isinstance(model, CompiledLlama):
-        tree, scores, scored = _compiled(model, states, budgets)
-    else:
+    propose_tree = getattr(model, "propose_tree", None)
+    if propose_tree is None:
         tree, scores, scored = _by_depth(model, states, budgets, stop_ids)
+    else:
+        params = [_warm(s.request.params) for s in states]
+        tree, scores, scored = propose_tree([s.slot for s in states], [s.pending for s in states], budgets, params)
     rows = torch.full_like(tree.parents, -1)
     draft = Draft(tree, SiblingLaw.POINT_MASS, TreeShape.GROWN, None, rows, scores=torch.from_numpy(scores))
     return draft, [_inner(*x) for x in scored]
@@ -54,22 +55,6 @@ def _inner(tokens: list[int], parents: list[int]) -> TokenTree:
     """The scored rows as inner nodes: each has a child without a token, which tells that its own row is in the cache."""
     count = len(tokens)
     return TokenTree.of(np.array([tokens + [-1] * count], np.int64), np.array([[*parents, *range(count)]], np.int64))
-
-
-def _compiled(
-    model: CompiledLlama, states: Sequence[ModelState], budgets: Sequence[Budget]
-) -> tuple[TokenTree, np.ndarray, list[Rows]]:
-    params = [s.request.params for s in states]
-    law = [
-        (g.temperature or COLD, max(g.top_k, 0), g.top_p, g.min_p, budget.least)
-        for g, budget in zip(params, budgets, strict=True)
-    ]
-    bias = np.zeros((len(states), model.vocab_size if any(g.logit_bias for g in params) else 0), np.float32)
-    for b, g in enumerate(params):
-        for token, value in g.logit_bias.items():
-            bias[b, token] = value
-    sizes = [(g.max_depth if g.max_nodes else 0, g.width, g.max_nodes) for g in budgets]
-    return propose_tree(model, [s.slot for s in states], [s.pending for s in states], sizes, law, bias)
 
 
 class _Tree:

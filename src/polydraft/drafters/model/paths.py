@@ -13,12 +13,13 @@ the draft fits a little less and the output law does not change.
 But for `top_k` the tree is fixed before the first draw of a round, by its budget and by what is left of the model's context; no drawn token is ever dropped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from polydraft import tree
 from polydraft.core import (
@@ -39,15 +40,12 @@ from polydraft.drafters.base import Parts, Snapshot
 from polydraft.drafters.model.best_first import grow
 from polydraft.drafters.model.by_depth import Growth, ModelState
 from polydraft.errors import InvalidInputError, unknown_name
-from polydraft.models import static_proposal
-from polydraft.models.llama import CompiledLlama
-from polydraft.models.proposal import propose_paths
 from polydraft.models.slots import Slots
-from polydraft.models.static import StaticLlama
 
 __all__ = ["ModelDrafter", "ModelState"]
 
 
+ProposePaths = Callable[..., tuple[TokenTree, Tensor, Tensor] | None]
 FIXED = frozenset(TreeShape) - {TreeShape.GROWN}
 
 
@@ -131,8 +129,8 @@ class ModelDrafter:
         self._proposed: dict[
             int, tuple[TokenTree, int]
         ] = {}  # by slot: tree and row that the cache holds behind committed tokens
-        self._compiled = isinstance(model, CompiledLlama) and kind in ("paths", "chain", "coupled")
-        self._static = isinstance(model, StaticLlama) and kind in ("paths", "chain")
+        offered = kind in ("paths", "chain", "coupled")
+        self._propose_paths: ProposePaths | None = getattr(model, "propose_paths", None) if offered else None
 
     @classmethod
     def build(cls, parts: Parts, *, kind: str = "paths") -> "ModelDrafter":
@@ -196,11 +194,17 @@ class ModelDrafter:
         return draft
 
     def _drawn(self, states: Sequence[ModelState], fixed: list[Budget], keys: tuple[list[int], list[int], list[int]]) -> Draft:
-        if self._compiled:
-            return self._compiled_paths(states, fixed, keys)
-        if self._static and not any(s.request.params.has_penalties or s.request.params.min_tokens for s in states):
-            return self._static_paths(states, fixed, NoiseKey.of(*keys))
-        return self._grow(states, fixed, NoiseKey.of(*keys))
+        """By the model's own proposal where it offers one for this, else depth by depth through `score`."""
+        (law,), coupled, found = self.info.laws, self.kind == "coupled", None
+        if self._propose_paths is not None:
+            trees, params = [g.parents for g in fixed], [s.request.params for s in states]
+            slots, pending = [s.slot for s in states], [s.pending for s in states]
+            found = self._propose_paths(slots, pending, keys, trees, params, coupled=coupled)
+        if found is None:
+            self._rewind(states)
+            return self._grow(states, fixed, NoiseKey.of(*keys))
+        drawn, rows, probs = found
+        return Draft(drawn, law, _shape(fixed), probs, rows, NoiseKey.of(*keys) if coupled else None)
 
     def _rewind(self, states: Sequence[ModelState]) -> None:
         """Forget what an unobserved proposal left in the cache, so that proposing is repeatable."""
@@ -216,51 +220,11 @@ class ModelDrafter:
         probs = torch.full((len(states), 1, self.model.vocab_size), 1 / self.model.vocab_size)
         return replace(bare, law=law, probs=probs)
 
-    def _compiled_paths(
-        self, states: Sequence[ModelState], fixed: list[Budget], keys: tuple[list[int], list[int], list[int]]
-    ) -> Draft:
-        assert isinstance(self.model, CompiledLlama)
-        params = [s.request.params for s in states]
-        law = [(g.temperature, max(g.top_k, 0), g.top_p, g.min_p) for g in params]
-        bias = np.zeros((len(states), self.model.vocab_size if any(g.logit_bias for g in params) else 0), np.float32)
-        for b, g in enumerate(params):
-            for token, value in g.logit_bias.items():
-                bias[b, token] = value
-        slots, pending, trees = [s.slot for s in states], [s.pending for s in states], [g.parents for g in fixed]
-        coupled = self.kind == "coupled"
-        drawn, rows, probs = propose_paths(self.model, slots, pending, keys, trees, law, bias, coupled=coupled)
-        if coupled and (drawn.host[0] < 0).any():  # a law of fewer tokens than a node has children
-            self._rewind(states)
-            return self._grow(states, fixed, NoiseKey.of(*keys))
-        (siblings,) = self.info.laws
-        return Draft(drawn, siblings, _shape(fixed), probs, rows, NoiseKey.of(*keys) if coupled else None)
-
     def _catch_up(self, states: Sequence[ModelState]) -> None:
         """Feed the committed tokens that the slots lack, but for the root."""
         behind = [s for s in states if len(s.pending) > 1]
         if behind:
             self.model.prefill([s.slot for s in behind], [s.pending[:-1] for s in behind])
-
-    def _static_paths(self, states: Sequence[ModelState], fixed: list[Budget], key: NoiseKey) -> Draft:
-        """Without a look at what is drawn before all is drawn; rows with a draft, then all rows."""
-        assert isinstance(self.model, StaticLlama)
-        live = [b for b, g in enumerate(fixed) if g.max_depth]
-        chosen = [states[b] for b in live]
-        self._catch_up(chosen)
-        some = NoiseKey(*(x[live] for x in (key.seed, key.sample, key.position)))
-        params, roots = [s.request.params for s in chosen], [s.context[-1] for s in chosen]
-        slots, trees = [s.slot for s in chosen], [fixed[b].parents for b in live]
-        drawn, rows, probs = static_proposal.propose_paths(self.model, slots, roots, some, trees, params)
-        (law,) = self.info.laws
-        if len(live) < len(states):
-            index = torch.tensor(live)
-            bare = TokenTree.roots(torch.tensor([s.context[-1] for s in states])).tokens
-            tokens = torch.cat([bare, bare.new_zeros(len(states), drawn.num_nodes - 1)], 1).index_copy(0, index, drawn.tokens)
-            unrooted = tokens.new_full(tokens.shape, -1)
-            drawn, rows = TokenTree(tokens, unrooted.index_copy(0, index, drawn.parents)), unrooted.index_copy(0, index, rows)
-            whole = probs.new_full((len(states), *probs.shape[1:]), 1 / probs.shape[2])
-            probs = whole.index_copy(0, index.to(probs.device), probs)
-        return Draft(drawn, law, _shape(fixed), probs, rows)
 
     def _grow(self, states: Sequence[ModelState], fixed: list[Budget], key: NoiseKey) -> Draft:
         """Depth by depth through `score`: one pass for the whole batch and each depth."""

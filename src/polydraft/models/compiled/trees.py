@@ -4,24 +4,75 @@
 trees through any model's `score`.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numba import njit
 
-from polydraft.core import TokenTree
-from polydraft.models.kernels import PANEL
-from polydraft.models.llama_pass import compiled_pass
-from polydraft.models.proposal import draft_law, read_pending
+from polydraft.exponential import exp
+from polydraft.models.compiled.forward import compiled_pass
+from polydraft.models.compiled.kernels import PANEL
+from polydraft.sampling import sift
 
-if TYPE_CHECKING:
-    from polydraft.models.llama import CompiledLlama
-
-__all__ = ["advance", "draft_of", "join", "propose_tree"]
+__all__ = ["advance", "draft_law", "draft_of", "grow", "join"]
 
 TOKEN, PARENT, ROW = range(3)
 """Rows of the kept nodes' cells: the token, the scored row of the parent, and the own scored row, -1 while there is none."""
+
+
+_f32 = np.float32
+_STEEPEST = float(np.finfo(_f32).max)
+"""Largest inverse of a temperature: 0 times it is 0, where 0 times infinity is no number."""
+
+
+@njit
+def _least_of_largest(x, count):
+    """The count-th largest of x. `np.partition` says the same, and takes some three seconds to compile."""
+    heap = np.arange(count)  # the least on top
+    for j in range(count // 2 - 1, -1, -1):
+        sift(heap, x, j, count)
+    for i in range(count, len(x)):
+        if x[i] > x[heap[0]]:
+            heap[0] = i
+            sift(heap, x, 0, count)
+    return x[heap[0]]
+
+
+@njit(cache=True, error_model="numpy")
+def draft_law(logits, bias, temperature, top_k, top_p, min_p, out):
+    """out = the law that a draft token is drawn from; logits are changed."""
+    V = out.size
+    for i in range(bias.size):
+        logits[i] += bias[i]
+    best = 0
+    for i in range(V):
+        if logits[i] > logits[best]:
+            best = i
+    if temperature == 0.0:
+        out[:] = 0
+        out[best] = 1
+        return
+    top, inverse = logits[best], _f32(min(1.0 / temperature, _STEEPEST))
+    for i in range(V):
+        out[i] = exp((logits[i] - top) * inverse)
+    if 0 < top_k < V:
+        least = _least_of_largest(out, top_k)
+        for i in range(V):
+            if out[i] < least:
+                out[i] = 0
+    if top_p < 1.0:
+        order, wanted = np.argsort(-out), top_p * out.sum()
+        kept, mass = 0, 0.0
+        while kept < V and mass < wanted:
+            mass += out[order[kept]]
+            kept += 1
+        for i in order[kept:]:
+            out[i] = 0
+    if min_p > 0.0:
+        for i in range(V):
+            if out[i] < min_p * out[best]:
+                out[i] = 0
+    share = _f32(1.0 / out.sum())
+    for i in range(V):
+        out[i] *= share
 
 
 @njit(cache=True, error_model="numpy")
@@ -68,7 +119,7 @@ def draft_of(values, cells, size, rows, tokens, parents, scores):
 
 
 @njit(cache=True, error_model="numpy")
-def _grow(parts, vocab, asked, law, bias):
+def grow(parts, vocab, asked, law, bias):
     """asked [B, 5 + P] = slot, depth, width, most nodes, number of pending tokens, those tokens, the root last.
 
     law [B, 5] = temperature, top_k, top_p, min_p, least.  Caches grow by what is pending, less the root, behind which the tree lies.
@@ -129,32 +180,3 @@ def _grow(parts, vocab, asked, law, bias):
             below[b, i] = above[b, counts[b] - 1 + i] - counts[b] + 1 if i > 0 else -1
     N = 1 + size.max()
     return tokens[:, :N].copy(), parents[:, :N].copy(), scores[:, :N].copy(), scored, below, rows
-
-
-def propose_tree(
-    model: "CompiledLlama",
-    slots: Sequence[int],
-    pending: Sequence[Sequence[int]],
-    sizes: Sequence[tuple[int, int, int]],
-    law: Sequence[tuple[float, float, float, float, float]],
-    bias: np.ndarray,
-) -> tuple[TokenTree, np.ndarray, list[tuple[list[int], list[int]]]]:
-    """The draft, its nodes' path probabilities [B, N], and tokens and parents of each row's scored nodes, which the cache holds from the root on.
-
-    sizes: depth, expanded nodes of a depth, and most nodes of every row; depth 0 for none.  pending, bias: as of `propose_paths`.
-    law: temperature, top_k, top_p, min_p and the least path probability of every row.
-
-    Raises:
-        CapacityError: more expanded nodes than a pass takes.
-    """
-    depths = [depth for depth, *_ in sizes]
-    left = read_pending(model, slots, pending, depths, 1 + max(min(width, most) * depth for depth, width, most in sizes))
-    longest = max(map(len, left))
-    asked = np.array(
-        [[slot, *size, len(ids), *ids, *[0] * (longest - len(ids))] for slot, size, ids in zip(slots, sizes, left, strict=True)]
-    )
-    tokens, parents, scores, scored, below, rows = _grow(model.parts, model.vocab_size, asked, np.array(law), bias)
-    model.scored([slot for slot, depth in zip(slots, depths, strict=True) if depth], scored.shape[1])
-    model.passes += max(depths)
-    cached = [(scored[b, :n].tolist(), below[b, :n].tolist()) for b, n in enumerate(rows.tolist())]
-    return TokenTree.of(tokens, parents), scores, cached

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from polydraft.models.checkpoint import EMBEDDING, HEAD, Checkpoint, rotary
-from polydraft.models.kernels import PANEL, aligned, pack
-from polydraft.models.llama_pass import Weights
+from polydraft.models.compiled.forward import Weights
+from polydraft.models.compiled.kernels import PANEL, aligned, pack
 
 __all__ = ["packed_weights"]
 

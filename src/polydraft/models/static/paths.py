@@ -16,9 +16,9 @@ from polydraft import noise, sampling
 from polydraft import tree as trees_of_tokens
 from polydraft.core import NoiseKey, SamplingParams, TokenTree
 from polydraft.models.layout import layouts
-from polydraft.models.static import StaticLlama
+from polydraft.models.slots import SlotModel
 
-__all__ = ["propose_paths"]
+__all__ = ["StaticProposals"]
 
 
 def _law(logits: Float[Tensor, "B M V"], params: Sequence[SamplingParams]) -> Float[Tensor, "B M V"]:
@@ -33,29 +33,75 @@ def _between(begin: Int[np.ndarray, " B"], end: Int[np.ndarray, " B"]) -> Int[np
     return np.where(nodes < end[:, None], nodes, -1)
 
 
-@torch.inference_mode()
-def propose_paths(
-    model: StaticLlama,
+class StaticProposals(SlotModel):
+    """What a static model offers as a draft model, see `core.Target`: proposals of iid draws without a look at them."""
+
+    device: torch.device
+
+    def feed(
+        self, slots: Sequence[int], ids: Int[Tensor, "B M"], offsets: np.ndarray, parents: np.ndarray
+    ) -> Float[Tensor, "B M V"]:
+        """Logits of some nodes of trees whose tokens only the device knows; the nodes above them were fed before."""
+        raise NotImplementedError
+
+    @torch.inference_mode()
+    def propose_paths(
+        self,
+        slots: Sequence[int],
+        pending: Sequence[Sequence[int]],
+        keys: tuple[Sequence[int], Sequence[int], Sequence[int]],
+        trees: Sequence[tuple[int, ...]],
+        params: Sequence[SamplingParams],
+        *,
+        coupled: bool = False,
+    ) -> tuple[TokenTree, Int[Tensor, "B N"], Float[Tensor, "B R V"]] | None:
+        """As `CompiledProposals.propose_paths`; the rows that tokens were drawn from stay on the device.
+
+        None for coupled draws, and for sampling parameters that depend on the path.
+
+        Example:
+            >>> from transformers import LlamaConfig, LlamaForCausalLM
+            >>> from polydraft.models.static.llama import StaticLlama
+            >>> config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+            >>> model = StaticLlama(LlamaForCausalLM(config).eval(), max_model_len=64, max_num_seqs=1)
+            >>> asked = [0], [[3, 1, 4]], ([7], [0], [3]), [(-1, 0, 0, 1, 2)], [SamplingParams()]
+            >>> tree, rows, probs = model.propose_paths(*asked)
+            >>> tree.parents.tolist(), probs.shape
+            ([[-1, 0, 0, 1, 2]], torch.Size([1, 3, 32]))
+        """
+        if coupled or any(p.has_penalties or p.min_tokens for p in params):
+            return None
+        live = [b for b, parents in enumerate(trees) if len(parents) > 1]
+        if behind := [b for b in live if len(pending[b]) > 1]:
+            self.prefill([slots[b] for b in behind], [pending[b][:-1] for b in behind])
+        key = NoiseKey.of(*([part[b] for b in live] for part in keys))
+        tree, rows, probs = _drawn(
+            self,
+            [slots[b] for b in live],
+            [pending[b][-1] for b in live],
+            key,
+            [trees[b] for b in live],
+            [params[b] for b in live],
+        )
+        if len(live) == len(slots):
+            return tree, rows, probs
+        index, bare = torch.tensor(live), torch.tensor([[ids[-1]] for ids in pending])
+        tokens = torch.cat([bare, bare.new_zeros(len(slots), tree.num_nodes - 1)], 1).index_copy(0, index, tree.tokens)
+        none = tokens.new_full(tokens.shape, -1)
+        tree, rows = TokenTree(tokens, none.index_copy(0, index, tree.parents)), none.index_copy(0, index, rows)
+        whole = probs.new_full((len(slots), *probs.shape[1:]), 1 / probs.shape[2])
+        return tree, rows, whole.index_copy(0, index.to(probs.device), probs)
+
+
+def _drawn(
+    model: StaticProposals,
     slots: Sequence[int],
     roots: Sequence[int],
     key: NoiseKey,
     trees: Sequence[tuple[int, ...]],
     params: Sequence[SamplingParams],
 ) -> tuple[TokenTree, Int[Tensor, "B N"], Float[Tensor, "B R V"]]:
-    """Draw trees below the roots, whose slots hold all tokens before them.
-
-    trees: of every row, the parents of a fixed `core.Budget`.  params: without what depends on the path.
-    Returns the trees and each node's row of `probs`, on the host, and `probs`, on the model's device.
-
-    Example:
-        >>> from transformers import LlamaConfig, LlamaForCausalLM
-        >>> config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
-        >>> model = StaticLlama(LlamaForCausalLM(config).eval(), max_model_len=64, max_num_seqs=1)
-        >>> _ = model.prefill([0], [[3, 1, 4]])
-        >>> tree, rows, probs = propose_paths(model, [0], [1], NoiseKey.of([7], [0], [4]), [(-1, 0, 0, 1, 2)], [SamplingParams()])
-        >>> tree.parents.tolist(), probs.shape
-        ([[-1, 0, 0, 1, 2]], torch.Size([1, 3, 32]))
-    """
+    """Trees below the roots, whose slots hold all tokens before them."""
     (parents, starts, inner), device = layouts(tuple(trees)), model.device
     (B, N), above, depths = parents.shape, np.maximum(parents, 0), range(starts.shape[1] - 2)
     uniforms = noise.uniforms(key, noise.Stream.DRAFT, N).to(device, non_blocking=True)

@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 
 from polydraft.exponential import fma
-from polydraft.models.kernels import PANEL, add, aligned, matmul, norm_part, product, rms_norm, soften, swiglu
+from polydraft.models.compiled.kernels import PANEL, add, aligned, matmul, norm_part, product, rms_norm, soften, swiglu
 from polydraft.models.slots import TREE_ROOM
 
 __all__ = [

@@ -26,9 +26,10 @@ from polydraft.core import AuxRows, Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError
 from polydraft.models.checkpoint import FAMILY
 from polydraft.models.memory import weight_bytes
-from polydraft.models.replay import Replay
-from polydraft.models.slots import TREE_ROOM, SlotModel, special_ids
-from polydraft.models.static_layers import fused_layer
+from polydraft.models.slots import TREE_ROOM, special_ids
+from polydraft.models.static.cuda_graph import Replay
+from polydraft.models.static.paths import StaticProposals
+from polydraft.models.static.weights import fused_layer
 from polydraft.models.supported import check_supported, context_length
 from polydraft.models.tree_attention import visible
 
@@ -59,7 +60,7 @@ class Shape(NamedTuple):
     last: bool
 
 
-class StaticLlama(SlotModel):
+class StaticLlama(StaticProposals):
     """A Llama-family target of torch with static shapes; see `core.Target`.
 
     model: a module of transformers; from now on its q, k, v and gate, up weights are views of the fused matrices here, equal

@@ -1,9 +1,9 @@
 """The Llama family as one compiled call a pass: float32 arithmetic on a CPU, one thread.
 
 Llama, Mistral, Qwen2 and Qwen3, with grouped queries, biases of q, k and v, norms of q and k, and any rotary scaling that
-does not change with the length. Projections are fused (q, k, v; gate and up) and packed for `models.kernels`; the cache is
+does not change with the length. Projections are fused (q, k, v; gate and up) and packed for `compiled.kernels`; the cache is
 allocated once. A pass takes the nodes of many trees, in slots with lengths of their own, as rows of one matrix.
-The pass is in `models.llama_pass`, how weights are taken in `models.llama_weights`.
+The pass is in `compiled.forward`, how weights are taken in `compiled.weights`, whole proposals in `compiled.proposals`.
 
 A row's bits depend on its own tokens alone, not on the batch, the tree around it or the chunks of a prompt: the same
 context has the same logits in plain and in speculative decoding.
@@ -21,8 +21,7 @@ from polydraft.core import AuxRows, Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import checkpoint
 from polydraft.models.checkpoint import FAMILY, Checkpoint, head_width
-from polydraft.models.kernels import PANEL, aligned
-from polydraft.models.llama_pass import (
+from polydraft.models.compiled.forward import (
     Parts,
     Sizes,
     SlotMemory,
@@ -33,8 +32,10 @@ from polydraft.models.llama_pass import (
     whole,
     workspace,
 )
-from polydraft.models.llama_weights import packed_weights
-from polydraft.models.slots import TREE_ROOM, SlotModel, special_ids
+from polydraft.models.compiled.kernels import PANEL, aligned
+from polydraft.models.compiled.proposals import CompiledProposals
+from polydraft.models.compiled.weights import packed_weights
+from polydraft.models.slots import TREE_ROOM, special_ids
 from polydraft.models.supported import check_supported, context_length
 
 __all__ = ["CompiledLlama"]
@@ -44,7 +45,7 @@ STRETCH = 256
 """Tokens of a prompt that become committed at a time."""
 
 
-class CompiledLlama(SlotModel):
+class CompiledLlama(CompiledProposals):
     """A Llama-family model in compiled code, with slots; see `core.Target`.
 
     model: the weights to take: a `Checkpoint`, read one at a time, or a module of transformers, which is not needed afterwards.
