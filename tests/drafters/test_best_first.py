@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from polydraft.core import Budget, Outcome, Scores, SiblingLaw, TreeShape
-from polydraft.drafters.model.paths import ModelDrafter, best_first
+from polydraft.drafters.model import best_first
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
 from polydraft.models.slots import Slots
