@@ -17,7 +17,7 @@ Stores that outlive a request (`+store`) start empty and see the requests of one
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from time import perf_counter
 from typing import Any
@@ -119,20 +119,10 @@ class Row:
         return [tokens[w] / calls[w] for w in sorted(calls)]
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "contender": self.contender,
-            "workload": self.workload,
-            "way": self.way,
-            "tokens_per_call": self.tokens_per_call,
-            "error": self.error(),
-            "own_ms": self.own_ms,
-            "drafting_ms": self.drafting_ms,
-            "step_ms": self.step_ms,
-            "accepted_by_source": self.accepted_by_source,
-            "store_bytes": self.store_bytes,
-            "curve": self.curve(64),
-            "by_request": [sum(s) / max(1, len(s)) for s in self.steps],
-        }
+        """Plain data for JSON."""
+        made = {"tokens_per_call": self.tokens_per_call, "error": self.error(), "curve": self.curve(64)}
+        by_request = [sum(s) / max(1, len(s)) for s in self.steps]
+        return {k: v for k, v in asdict(self).items() if k != "steps"} | made | {"by_request": by_request}
 
 
 CONTENDERS: tuple[Contender, ...] = (
@@ -159,6 +149,7 @@ LEARNERS = ("ngram", "suffix", "trigram static", "trigram", "retrieval", "mixtur
 """Whose learning curve is drawn."""
 
 
+@dataclass(kw_only=True)
 class Bench:
     """The embedded target, indexes over the standard library without what is held out, and the workloads.
 
@@ -166,32 +157,17 @@ class Bench:
     index_bytes: of the corpus of the indexes.
     """
 
-    def __init__(
-        self,
-        *,
-        nodes: int = 16,
-        depth: int = 8,
-        width: int = 4,
-        num_tokens: int = 256,
-        num_requests: int = 8,
-        temperature: float = 1.0,
-        index_bytes: int = 2_000_000,
-    ) -> None:
-        self.plan = FixedPlan(Budget.grown(nodes, depth, width))
-        self.settings = {
-            "nodes": nodes,
-            "depth": depth,
-            "width": width,
-            "temperature": temperature,
-            "num_tokens": num_tokens,
-            "num_requests": num_requests,
-        }
-        self.num_tokens, self.num_requests, self.temperature, self.index_bytes = (
-            num_tokens,
-            num_requests,
-            temperature,
-            index_bytes,
-        )
+    nodes: int = 16
+    depth: int = 8
+    width: int = 4
+    num_tokens: int = 256
+    num_requests: int = 8
+    temperature: float = 1.0
+    index_bytes: int = 2_000_000
+
+    def __post_init__(self) -> None:
+        self.settings = asdict(self)
+        self.plan = FixedPlan(Budget.grown(self.nodes, self.depth, self.width))
         self._written: dict[str, list[Task]] = {}
         self.tokenizer = load.load_tokenizer(str(pair.target_folder()))
         self.target = load.load_model(str(pair.target_folder()), max_num_seqs=1)

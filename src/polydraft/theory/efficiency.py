@@ -26,6 +26,10 @@ class Estimate:
     def __str__(self) -> str:
         return f"{self.mean:.3f} ± {self.standard_error:.3f}"
 
+    def to_dict(self, name: str, error: str = "standard_error") -> dict[str, float]:
+        """Plain data under these names."""
+        return {name: self.mean, error: self.standard_error}
+
 
 def of_tables(accepted: Float[np.ndarray, "V V"], root: int, depth: int) -> float:
     """E[accepted] + 1 of a top-down rule on Markov tables, for trees of distinct siblings grown to `depth`.

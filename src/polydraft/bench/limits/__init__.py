@@ -8,16 +8,31 @@ Contexts are places in texts that neither model was trained on. Every number is 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-from polydraft.bench.limits.contexts import Findings, Places
-from polydraft.bench.limits.nodes import Nodes
+from polydraft.bench.limits.contexts import Pair, Settings
+from polydraft.bench.limits.nodes import nodes
 from polydraft.bench.limits.paths import Paths
-from polydraft.bench.limits.relaxed import Relaxed
+from polydraft.bench.limits.relaxed import relaxed
 
-__all__ = ["Limits"]
+__all__ = ["Findings", "Limits"]
 
 
-class Limits(Places):
+@dataclass(frozen=True)
+class Findings:
+    """Rows of plain data. nodes: one for each rule, number of drafts and temperature; paths: for each rule, K and L; relaxed: for each
+    rule that is not lossless, and temperature; by_overlap: path rules in thirds of the contexts."""
+
+    settings: Settings
+    mean_overlap: float
+    nodes: list[dict[str, Any]]
+    paths: list[dict[str, Any]]
+    by_overlap: list[dict[str, Any]]
+    relaxed: list[dict[str, Any]]
+
+
+class Limits(Pair):
     """Two models and some texts, ready to be measured."""
 
     @property
@@ -27,8 +42,6 @@ class Limits(Places):
 
     def run(self, progress: Callable[[], object] = lambda: None) -> Findings:
         """Measure it all."""
-        found = Findings(self.settings)
-        Nodes(self, found).run(progress)
-        Relaxed(self, found).run(progress)
-        Paths(self, found).run(progress)
-        return found
+        at_nodes, lossy, paths = nodes(self, progress), relaxed(self, progress), Paths(self)
+        paths.run(progress)
+        return Findings(self.settings, paths.mean_overlap, at_nodes, paths.rows(), paths.by_overlap(), lossy)

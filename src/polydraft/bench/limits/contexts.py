@@ -1,10 +1,9 @@
 """What `polydraft limits` measures at: two models, places in texts that neither was trained on, and the settings of a run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from polydraft.core import NoiseKey, Target
 from polydraft.errors import InvalidInputError, unknown_name
 from polydraft.models import load, pair
 
-__all__ = ["ALWAYS", "CHAIN_RULES", "CONTEXT", "MEASURED", "PATH_RULES", "Findings", "Places", "Settings", "held_out_texts"]
+__all__ = ["ALWAYS", "CHAIN_RULES", "CONTEXT", "MEASURED", "PATH_RULES", "Pair", "Settings", "held_out_texts"]
 
 HELD_OUT = ("argparse", "bisect", "graphlib", "heapq", "json.decoder", "json.encoder", "sched", "shutil", "textwrap")
 """Modules of the standard library that the embedded pair was not trained on."""
@@ -77,19 +76,6 @@ class Settings:
                 raise unknown_name("path rule", name, MEASURED)
 
 
-@dataclass
-class Findings:
-    """Rows of plain data. nodes: one for each rule, number of drafts and temperature; paths: for each rule, K and L;
-    relaxed: for each rule that is not lossless, and temperature."""
-
-    settings: Settings
-    nodes: list[dict[str, Any]] = field(default_factory=list)
-    paths: list[dict[str, Any]] = field(default_factory=list)
-    relaxed: list[dict[str, Any]] = field(default_factory=list)
-    by_overlap: list[dict[str, Any]] = field(default_factory=list)
-    mean_overlap: float = 0.0
-
-
 def held_out_texts() -> list[str]:
     """Sources of the standard library's held-out modules, as installed.
 
@@ -97,15 +83,11 @@ def held_out_texts() -> list[str]:
         >>> any("class ArgumentParser" in text for text in held_out_texts())
         True
     """
-    texts: list[str] = []
-    for name in HELD_OUT:
-        found = find_spec(name)
-        if found is not None and found.origin is not None:
-            texts.append(Path(found.origin).read_text(encoding="utf-8"))
-    return texts
+    origins = [found.origin for name in HELD_OUT if (found := find_spec(name)) is not None]
+    return [Path(origin).read_text(encoding="utf-8") for origin in origins if origin is not None]
 
 
-class Places:
+class Pair:
     """Two models and some texts. target, draft: folders, the embedded pair by default."""
 
     def __init__(

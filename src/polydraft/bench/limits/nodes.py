@@ -4,51 +4,37 @@ In closed form where there is one, else with draws sampled and the verification 
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from polydraft import noise
-from polydraft.bench.limits.contexts import Findings, Places
+from polydraft.bench.limits.contexts import Pair
 from polydraft.core import NoiseKey
 from polydraft.theory import acceptance, closed_forms, efficiency
 from polydraft.verifiers import importance, recursive, transport
 from polydraft.verifiers.selection import law_of_highest
 
-__all__ = ["Nodes"]
+__all__ = ["nodes"]
 
 DRAWS = 16
 """Sampled draws a context, for rules without a closed form."""
 
 
-class Nodes:
-    """Acceptance at one node."""
-
-    def __init__(self, places: Places, found: Findings) -> None:
-        self.places, self.found = places, found
-        self.values: dict[tuple[str, str, int, float], list[float]] = {}
-
-    def run(self, progress: Callable[[], object]) -> None:
-        s = self.places.settings
-        for index, context in enumerate(self.places.contexts(s.node_contexts) if s.node_contexts else ()):
-            laws = self.places.last_laws(context, sorted({*s.temperatures, s.temperature}))
-            for T, (p, q) in laws.items():
-                counts = s.num_drafts if s.temperature == T else (s.drafts_by_temperature,)
-                for (rule, law, n), value in _at_node(p, q, counts, s.seed, index):
-                    self.values.setdefault((rule, law, n, T), []).append(value)
-            progress()
-        for (rule, law, n, T), values in self.values.items():
-            e = efficiency.estimate(np.array(values))
-            self.found.nodes.append(
-                {
-                    "rule": rule,
-                    "law": law,
-                    "drafts": n,
-                    "temperature": T,
-                    "acceptance": e.mean,
-                    "standard_error": e.standard_error,
-                }
-            )
+def nodes(pair: Pair, progress: Callable[[], object]) -> list[dict[str, Any]]:
+    """Acceptance of each rule by law of the draws, number of drafts and temperature."""
+    s, values = pair.settings, dict[tuple[str, str, int, float], list[float]]()
+    for index, context in enumerate(pair.contexts(s.node_contexts) if s.node_contexts else ()):
+        for T, (p, q) in pair.last_laws(context, sorted({*s.temperatures, s.temperature})).items():
+            counts = s.num_drafts if s.temperature == T else (s.drafts_by_temperature,)
+            for (rule, law, n), value in _at_node(p, q, counts, s.seed, index):
+                values.setdefault((rule, law, n, T), []).append(value)
+        progress()
+    names = ("rule", "law", "drafts", "temperature")
+    return [
+        dict(zip(names, key, strict=True)) | efficiency.estimate(np.array(v)).to_dict("acceptance") for key, v in values.items()
+    ]
 
 
 def _at_node(

@@ -1,7 +1,9 @@
 """Expected tokens per call of path rules: drafts sampled, verification integrated; all rules see the same drafts."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor
 
 from polydraft import registry, sampling
 from polydraft import tree as trees
-from polydraft.bench.limits.contexts import ALWAYS, CHAIN_RULES, MEASURED, PATH_RULES, Findings, Places
+from polydraft.bench.limits.contexts import ALWAYS, CHAIN_RULES, MEASURED, PATH_RULES, Pair
 from polydraft.core import Budget, Draft, Request, SamplingParams, Target, TokenTree, TreeShape
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.theory import efficiency
@@ -37,10 +39,10 @@ def restrict(draft: Draft, target_probs: Tensor, K: int, L: int) -> tuple[Draft,
 class Paths:
     """Expected tokens per call of path rules."""
 
-    def __init__(self, places: Places, found: Findings) -> None:
-        self.places, self.found = places, found
-        self.params = SamplingParams(temperature=places.settings.temperature)
-        asked = places.settings.rules or MEASURED
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+        self.params = SamplingParams(temperature=pair.settings.temperature)
+        asked = pair.settings.rules or MEASURED
         self.wanted = {*asked, *ALWAYS}
         others = {*asked} - {*ALWAYS}
         self.path_rules = {
@@ -48,8 +50,8 @@ class Paths:
             for kind, names in PATH_RULES.items()
             if kind == "paths" or others & {*names}
         }
-        self.drafters = {kind: ModelDrafter(places.draft, kind) for kind in (*PATH_RULES, "chain")}
-        self.own = ModelDrafter(places.target, "paths")
+        self.drafters = {kind: ModelDrafter(pair.draft, kind) for kind in (*PATH_RULES, "chain")}
+        self.own = ModelDrafter(pair.target, "paths")
         self.rules = {name: registry.verifier(name) for name in MEASURED if name != "bound"}
         self.values: dict[tuple[str, str, int, int], list[float]] = {}
         self.overlaps: list[float] = []
@@ -73,14 +75,19 @@ class Paths:
         value = efficiency.expected_tokens(draft, self.rules[key[0]](draft, p))
         self.values.setdefault(key, []).append(float(value[0]))
 
+    @property
+    def mean_overlap(self) -> float:
+        """Of target and draft at the root."""
+        return float(np.mean(self.overlaps))
+
     def run(self, progress: Callable[[], object]) -> None:
-        for index, context in enumerate(self.places.contexts(self.places.settings.contexts)):
-            self._measure(Request(str(index), context, self.params, self.places.settings.seed, index))
+        """Measure at every context."""
+        for index, context in enumerate(self.pair.contexts(self.pair.settings.contexts)):
+            self._measure(Request(str(index), context, self.params, self.pair.settings.seed, index))
             progress()
-        self._report()
 
     def _measure(self, request: Request) -> None:
-        s = self.places.settings
+        s = self.pair.settings
         most, deepest = max(s.num_paths), max(s.depths)
         for kind, names in self.path_rules.items():
             nested = kind in ("paths", "without_replacement", "coupled", "listed")  # fewer paths are the first of more
@@ -89,7 +96,7 @@ class Paths:
                 sizes = [(K, L) for K in s.num_paths for L in s.depths]
             for width, depth in sizes:
                 draft = self._draw(self.drafters[kind], request, width, depth)
-                p = self._rows(self.places.target, request, draft.tree)
+                p = self._rows(self.pair.target, request, draft.tree)
                 if kind == "paths":
                     q = draft.probs
                     assert q is not None
@@ -109,14 +116,14 @@ class Paths:
             return
         lengths = sorted({K * L for K in s.num_paths for L in s.depths})
         draft = self._draw(self.drafters["chain"], request, 1, lengths[-1])
-        p = self._rows(self.places.target, request, draft.tree)
+        p = self._rows(self.pair.target, request, draft.tree)
         for length in lengths:
             self._keep(("block", "chain of K L", 1, length), *restrict(draft, p, 1, length))
 
     def _bound(self, request: Request, depth: int) -> None:
         """1 + sum over depths of E[T(v) / p(v)], v drawn from the target: the bound for K iid paths without its V^L terms."""
         draft = self._draw(self.own, request, TARGET_PATHS, depth)
-        q = self._rows(self.places.draft, request, draft.tree)[0].double()
+        q = self._rows(self.pair.draft, request, draft.tree)[0].double()
         assert draft.probs is not None
         number, tokens = path_numbers(draft.tree)[0], draft.tree.tokens[0]
         sums: dict[tuple[int, int], float] = {}
@@ -125,63 +132,44 @@ class Paths:
             x = tokens[nodes]
             drafted = q[draft.tree.parents[0, nodes], x].numpy().cumprod()
             wanted = draft.probs[0].double()[draft.rows[0, nodes], x].numpy()
-            for K in (1, *self.places.settings.num_paths):
+            for K in (1, *self.pair.settings.num_paths):
                 reach, mass, total = 1.0, 1.0, 1.0
                 for L, one in enumerate(wanted, 1):
                     mass *= one
                     reach = min(reach * one, -np.expm1(K * np.log1p(-min(drafted[L - 1], 1 - 1e-16))))
                     total += reach / mass
-                    if L in self.places.settings.depths:
+                    if L in self.pair.settings.depths:
                         sums[K, L] = sums.get((K, L), 0.0) + total / TARGET_PATHS
         for (K, L), value in sums.items():
             self.values.setdefault(("bound", "paths", K, L), []).append(value)
 
-    def _report(self) -> None:
-        def against(values: np.ndarray, key: tuple[str, str, int, int]) -> list[float] | None:
-            if key not in self.values or key[0] == "bound":
-                return None
-            e = efficiency.paired(values, np.array(self.values[key]))
-            return [e.mean, e.standard_error]
-
-        for (rule, kind, K, L), found in self.values.items():
-            values = np.array(found)
-            e = efficiency.estimate(values)
+    def rows(self) -> list[dict[str, Any]]:
+        """Tokens per call of each rule, K and L, over traversal and over block verification too."""
+        found: list[dict[str, Any]] = []
+        for key, values in self.values.items():
+            rule, kind, K, L = key
             comparable = rule != "bound" and kind != "chain of K L"
-            self.found.paths.append(
-                {
-                    "rule": rule,
-                    "drafts": kind,
-                    "paths": K,
-                    "depth": L,
-                    "nodes": K * L,
-                    "tokens_per_call": e.mean,
-                    "standard_error": e.standard_error,
-                    "over_traversal": against(values, ("traversal", "paths", K, L)) if comparable else None,
-                    "over_block": against(values, ("block", "chain", 1, L)) if comparable else None,
-                }
-            )
-        self._by_overlap()
+            row = {"rule": rule, "drafts": kind, "paths": K, "depth": L, "nodes": K * L}
+            row |= efficiency.estimate(np.array(values)).to_dict("tokens_per_call")
+            for name, other in (("traversal", ("traversal", "paths", K, L)), ("block", ("block", "chain", 1, L))):
+                e = (
+                    efficiency.paired(np.array(values), np.array(self.values[other]))
+                    if comparable and other in self.values
+                    else None
+                )
+                row[f"over_{name}"] = None if e is None else [e.mean, e.standard_error]
+            found.append(row)
+        return found
 
-    def _by_overlap(self) -> None:
+    def by_overlap(self) -> list[dict[str, Any]]:
         """GBV, GTV and traversal over block verification, in thirds of the contexts by how well the draft fits at the root."""
-        overlap, s = np.array(self.overlaps), self.places.settings
-        self.found.mean_overlap = float(overlap.mean())
+        overlap, s, found = np.array(self.overlaps), self.pair.settings, list[dict[str, Any]]()
         L = s.depths[len(s.depths) // 2]
         for third, at in enumerate(np.array_split(np.argsort(overlap, kind="stable"), 3)):
             block = np.array(self.values["block", "chain", 1, L])[at]
-            for K in s.num_paths:
-                for rule in ("traversal", "multipath", "greedy_traversal"):
-                    if rule not in self.wanted:
-                        continue
+            for K, rule in itertools.product(s.num_paths, ("traversal", "multipath", "greedy_traversal")):
+                if rule in self.wanted:
                     e = efficiency.paired(np.array(self.values[rule, "paths", K, L])[at], block)
-                    self.found.by_overlap.append(
-                        {
-                            "third": third,
-                            "overlap": float(overlap[at].mean()),
-                            "rule": rule,
-                            "paths": K,
-                            "depth": L,
-                            "over_block": e.mean,
-                            "standard_error": e.standard_error,
-                        }
-                    )
+                    row = {"third": third, "overlap": float(overlap[at].mean()), "rule": rule, "paths": K, "depth": L}
+                    found.append(row | e.to_dict("over_block"))
+        return found

@@ -8,6 +8,7 @@ LANTERN borrows from neighbours of a token; in a text model these are the neares
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +16,12 @@ from jaxtyping import Int
 from torch import Tensor
 
 from polydraft import tree as trees
-from polydraft.bench.limits.contexts import Findings, Places
+from polydraft.bench.limits.contexts import Pair
 from polydraft.theory import efficiency
 from polydraft.verifiers.lossy import latent, top_beta, typical
 from polydraft.verifiers.selection import overlap
 
-__all__ = ["Relaxed", "nearest", "rules"]
+__all__ = ["nearest", "relaxed", "rules"]
 
 NEIGHBOURS = 8
 DELTA, FACTOR = 0.05, 1.0
@@ -33,27 +34,27 @@ Rule = tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tens
 """(p [1, V], q [1, V]) -> law of the emitted token [1, V]; and -> probability that each drafted token is kept [1, V]."""
 
 
-def nearest(places: Places) -> Int[Tensor, "V m"]:
+def nearest(pair: Pair) -> Int[Tensor, "V m"]:
     """The nearest other tokens of each token by the target's input embedding, nearest first."""
-    V, rows = places.target.vocab_size, list[Tensor]()
+    V, rows = pair.target.vocab_size, list[Tensor]()
     for start in range(0, V, AT_ONCE):
         ids = list(range(start, min(start + AT_ONCE, V)))
-        places.target.release([1])
+        pair.target.release([1])
         star = trees.pad([([0, *ids], [-1] + [0] * len(ids))])
-        rows.append(places.target.score([1], star, hidden=(0,)).hidden[0][0, 1:].float().cpu())
+        rows.append(pair.target.score([1], star, hidden=(0,)).hidden[0][0, 1:].float().cpu())
     table = torch.cat(rows)
     distance = torch.cdist(table, table).fill_diagonal_(torch.inf)
     return distance.topk(min(NEIGHBOURS, V - 1), largest=False).indices
 
 
-def rules(places: Places) -> dict[str, Rule]:
+def rules(pair: Pair) -> dict[str, Rule]:
     """The rules with their usual thresholds."""
     found: dict[str, Rule] = {
         "typical": (typical.output_law, lambda p, q: typical.kept(p)),
         "top_beta": (top_beta.output_law, lambda p, q: top_beta.kept(p)),
     }
-    if places.target.vocab_size <= LARGEST_CODEBOOK:
-        near = nearest(places)
+    if pair.target.vocab_size <= LARGEST_CODEBOOK:
+        near = nearest(pair)
         every = torch.arange(len(near))[None]
         for name, budget in (("latent, additive", {"delta": DELTA}), ("latent, multiplicative", {"factor": FACTOR})):
             found[name] = (
@@ -63,37 +64,27 @@ def rules(places: Places) -> dict[str, Rule]:
     return found
 
 
-class Relaxed:
-    """Total variation by rule and temperature."""
-
-    def __init__(self, places: Places, found: Findings) -> None:
-        self.places, self.found = places, found
-
-    def run(self, progress: Callable[[], object]) -> None:
-        s = self.places.settings
-        if not s.node_contexts:
-            return
-        measured, values = rules(self.places), dict[tuple[str, float], list[tuple[float, float, float]]]()
-        for context in self.places.contexts(s.node_contexts):
-            for T, laws in self.places.last_laws(context, s.temperatures).items():
-                p, q = (torch.from_numpy(x)[None] for x in laws)
-                for name, (output, keep) in measured.items():
-                    tv, kept = (output(p, q) - p).abs().sum() / 2, (q * keep(p, q)).sum()
-                    values.setdefault((name, T), []).append((float(tv), float(kept), float(overlap(p, q))))
-            progress()
-        for (name, T), rows in values.items():
-            columns = np.array(rows).T
-            tv, kept, lossless = map(efficiency.estimate, columns)
-            self.found.relaxed.append(
-                {
-                    "rule": name,
-                    "temperature": T,
-                    "tv": tv.mean,
-                    "standard_error": tv.standard_error,
-                    "largest": float(columns[0].max()),
-                    "kept": kept.mean,
-                    "kept_error": kept.standard_error,
-                    "kept_lossless": lossless.mean,
-                    "kept_lossless_error": lossless.standard_error,
-                }
-            )
+def relaxed(pair: Pair, progress: Callable[[], object]) -> list[dict[str, Any]]:
+    """Total variation, and how often the draft is kept, by rule and temperature."""
+    s = pair.settings
+    if not s.node_contexts:
+        return []
+    measured, values = rules(pair), dict[tuple[str, float], list[tuple[float, float, float]]]()
+    for context in pair.contexts(s.node_contexts):
+        for T, laws in pair.last_laws(context, s.temperatures).items():
+            p, q = (torch.from_numpy(x)[None] for x in laws)
+            for name, (output, keep) in measured.items():
+                tv, kept = (output(p, q) - p).abs().sum() / 2, (q * keep(p, q)).sum()
+                values.setdefault((name, T), []).append((float(tv), float(kept), float(overlap(p, q))))
+        progress()
+    found: list[dict[str, Any]] = []
+    for (name, T), rows in values.items():
+        columns = np.array(rows).T
+        tv, kept, lossless = map(efficiency.estimate, columns)
+        found.append(
+            {"rule": name, "temperature": T}
+            | {**tv.to_dict("tv"), "largest": float(columns[0].max())}
+            | kept.to_dict("kept", "kept_error")
+            | lossless.to_dict("kept_lossless", "kept_lossless_error")
+        )
+    return found

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from polydraft.bench.limits.contexts import Findings
+from polydraft.bench.limits import Findings
 from polydraft.bench.record import markdown_table, provenance, write_texts
 
 __all__ = ["as_dict", "markdown", "write"]
