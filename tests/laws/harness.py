@@ -283,9 +283,8 @@ SHAPES: dict[TreeShape, list[tuple[str, Counts, int]]] = {
     TreeShape.PATHS: [
         ("2 paths of 2", by_depth(2, 1), 2),
         ("3 paths of 1", by_depth(3), 1),
-        ("trunk, then 2", by_depth(1, 2), 2),
     ],
-    TreeShape.PRODUCT: [("2 x 2", by_depth(2, 2), 2)],
+    TreeShape.PRODUCT: [("2 x 2", by_depth(2, 2), 2), ("trunk, then 2", by_depth(1, 2), 2)],
     TreeShape.GROWN: [("grown", looks_back, 2), ("grown across branches", across, 2)],
     TreeShape.RAGGED: [("3 and 1", ragged(3, 1), 3)],
     TreeShape.BY_POSITION: [

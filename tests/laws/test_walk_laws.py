@@ -116,7 +116,7 @@ def sampled(rule):
 RIGHT = [
     ("block", IID, CHAIN, ONE),
     ("greedy_traversal", IID, PATHS, TWO),
-    ("greedy_traversal", IID, PATHS, TRUNK),
+    ("greedy_traversal", IID, PRODUCT, TRUNK),
     ("greedy_traversal", IID, PRODUCT, FULL),
     ("greedy_traversal", IID, RAGGED, LONG_AND_SHORT),
     ("greedy_traversal", IID, BY_POSITION, LEAVES),
@@ -246,7 +246,15 @@ WRONG = {
     ),
     "greedy traversal, copies dropped": ("plain", IID, PATHS, TWO, None, copies_dropped, walk("greedy_traversal")),
     "greedy traversal, sorted": ("ties", IID, PATHS, TWO, None, likeliest_first, walk("greedy_traversal")),
-    "greedy traversal, a trunk counted twice": ("plain", IID, PATHS, TRUNK, None, trunk_counted_twice, walk("greedy_traversal")),
+    "greedy traversal, a trunk counted twice": (
+        "plain",
+        IID,
+        PRODUCT,
+        TRUNK,
+        None,
+        trunk_counted_twice,
+        walk("greedy_traversal"),
+    ),
     "greedy traversal, a chain counted twice": ("plain", IID, CHAIN, ONE, None, as_it_is, sampled(wrong_rules.counted_twice)),
     "greedy traversal, another q": ("plain", IID, PATHS, TWO, None, sharpened, walk("greedy_traversal")),
     "traversal, distinct draws told to be iid": (

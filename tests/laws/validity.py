@@ -8,7 +8,7 @@ from tests.laws.harness import Tables, across, by_depth, by_position, measure, r
 COLUMNS = {
     "one chain": (SiblingLaw.IID, TreeShape.CHAIN, by_depth(1, 1), 2),
     "2 iid paths": (SiblingLaw.IID, TreeShape.PATHS, by_depth(2, 1), 2),
-    "trunk + 2 iid": (SiblingLaw.IID, TreeShape.PATHS, by_depth(1, 2), 2),
+    "trunk + 2 iid": (SiblingLaw.IID, TreeShape.PRODUCT, by_depth(1, 2), 2),
     "2x2 iid": (SiblingLaw.IID, TreeShape.PRODUCT, by_depth(2, 2), 2),
     "iid, 3 and 1": (SiblingLaw.IID, TreeShape.RAGGED, ragged(3, 1), 3),
     "iid, 3 then 2": (SiblingLaw.IID, TreeShape.BY_POSITION, by_position(-1, 0, 0, 0, 1, 1), 2),

@@ -22,8 +22,8 @@ PREFERRED: dict[SiblingLaw, tuple[str, ...]] = {
 
 def _accepts(verifier: Method, drafter: Method) -> bool:
     """Whether a rule is exact for all that a drafter makes of its own accord, and for chains of one that draws what its budget says."""
-    unasked = drafter.shapes & {TreeShape.GROWN} or {TreeShape.CHAIN}
-    return drafter.laws <= verifier.laws and unasked <= verifier.shapes
+    needed = drafter.shapes & {TreeShape.GROWN} or {TreeShape.CHAIN}
+    return drafter.laws <= verifier.laws and needed <= verifier.shapes
 
 
 def fitting(drafter: Method) -> list[str]:
