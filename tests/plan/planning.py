@@ -54,3 +54,13 @@ def shown(plan, s, rate, rounds=1e9):
 def outcome(accepted):
     """The first nodes of a chain were kept."""
     return Outcome(torch.arange(1, accepted + 1)[None], torch.tensor([accepted]), torch.tensor([0]))
+
+
+class OnlyWalks:
+    """A rule that has its walk and no verdict."""
+
+    def __init__(self, rule):
+        self.info, self.walk = rule.info, rule.walk
+
+    def __call__(self, draft, target_probs):
+        raise AssertionError("the walk did not apply")

@@ -72,7 +72,8 @@ class FixedPlan:
     """The same budget in every round, for reproducible comparisons.
 
     Example:
-        >>> FixedPlan(Budget.fixed(tree.paths(2, 4))).budget.max_nodes
+        >>> from polydraft.tree import paths
+        >>> FixedPlan(Budget.fixed(paths(2, 4))).budget.max_nodes
         8
     """
 
