@@ -25,6 +25,7 @@ __all__ = [
     "GrownTree",
     "add_best",
     "add_node",
+    "best_candidate",
     "copy_onto",
     "end_ids",
     "is_full",
@@ -188,17 +189,24 @@ def add_node(tree, parent, token, score):
 
 
 @njit(cache=True)
-def add_best(tree, parents, masses, tokens, scores, count):
-    """Add the candidate of the largest mass that fits, the first of equals; returns (its number, its node), -1 where none fits.
+def best_candidate(tree, parents, masses, count):
+    """The candidate of the largest mass that does not open a path beyond the width, the first of equals; -1 if there is none.
 
     parents: the nodes that the first `count` candidates would hang on; -1 for one that cannot be taken yet, or has been tried.
     """
+    best = -1
+    for i in range(count):
+        heavier = parents[i] >= 0 and (best < 0 or masses[i] > masses[best] + 1e-12)
+        if heavier and not _opens_path_beyond_width(tree[0], parents[i]):
+            best = i
+    return best
+
+
+@njit(cache=True)
+def add_best(tree, parents, masses, tokens, scores, count):
+    """Add the best candidate that fits; returns (its number, its node), -1 where none fits."""
     while True:
-        best = -1
-        for i in range(count):
-            heavier = parents[i] >= 0 and (best < 0 or masses[i] > masses[best] + 1e-12)
-            if heavier and not _opens_path_beyond_width(tree[0], parents[i]):
-                best = i
+        best = best_candidate(tree, parents, masses, count)
         if best < 0:
             return -1, -1
         node = add_node(tree, parents[best], tokens[best], scores[best])

@@ -206,12 +206,15 @@ def _longest(index, text, most, least):
 
 
 @njit(cache=True)
-def _grow(tree, trial, index, text, most, least, limits):
-    """Continuations of the longest match, then of matches of half the length, and so on. trial: room for those of one match."""
+def _grow(tree, index, text, most, least, limits):
+    """Continuations of the longest match, then of matches of half the length, and so on."""
     plant(tree, text[-1], limits)
     if is_full(tree):
         return
-    m, tried = _longest(index, text, most, least), 0
+    tried = _longest(index, text, most, least)
+    if tried:
+        _draft(tree, index, text, tried, limits)
+    m, trial = (tried + 1) // 2, (np.empty_like(tree[0]), tree[1])
     while m >= least and m != tried and not is_full(tree) and num_paths(tree) < limits[2]:
         _draft(trial, index, text, m, limits)
         copy_onto(tree, trial)
@@ -299,7 +302,6 @@ class RetrievalDrafter(TextDrafter[Text]):
 
     def continuations(self, state: Text, budget: Budget) -> GrownTree:
         """Continuations of the longest match, then of shorter ones; the share of the occurrences is the score."""
-        tree, trial = (new_cells(budget), self._eos), (new_cells(budget), self._eos)
-        text = np.array(state.tokens[-self.max_match :])
-        _grow(tree, trial, self.index.arrays, text, self.max_match, self.min_match, limits(budget))
+        tree, text = (new_cells(budget), self._eos), np.array(state.tokens[-self.max_match :])
+        _grow(tree, self.index.arrays, text, self.max_match, self.min_match, limits(budget))
         return GrownTree(tree)

@@ -32,7 +32,8 @@ from polydraft.drafters.base import Parts
 from polydraft.drafters.grown_tree import (
     DEPTH,
     GrownTree,
-    add_best,
+    add_node,
+    best_candidate,
     copy_onto,
     is_full,
     limits,
@@ -42,7 +43,7 @@ from polydraft.drafters.grown_tree import (
 )
 from polydraft.drafters.text import index_file
 from polydraft.drafters.text.base import TextDrafter, text_method
-from polydraft.drafters.text.suffix_nodes import CHILD, COUNT, END, NEXT, START, edge, token_at
+from polydraft.drafters.text.suffix_nodes import CHILD, COUNT, END, NEXT, START, Arrays, edge, token_at
 from polydraft.drafters.text.suffix_tree import SuffixTree, Tokens, ends_of, last_of, tail_of
 from polydraft.errors import InvalidInputError
 
@@ -181,28 +182,31 @@ class SuffixDrafter(TextDrafter[SuffixTree]):
 
     def continuations(self, state: SuffixTree, budget: Budget) -> GrownTree:
         """The better of both trees' drafts, with the estimates n(sc)/n(s) * |s|/(|s| + 1) as scores."""
-        tree, trial, store = (new_cells(budget), self._eos), (new_cells(budget), self._eos), self.store
+        tree, store = (new_cells(budget), self._eos), self.store
         if store is None:
-            _grow(tree, trial, state.arrays, state.arrays, False, self._rules, limits(budget))
+            _grow(tree, tuple(state.arrays), None, self._rules, limits(budget))
         else:
             with store.lock:
-                _grow(tree, trial, state.arrays, store.tree.arrays, True, self._rules, limits(budget))
+                _grow(tree, tuple(state.arrays), tuple(store.tree.arrays), self._rules, limits(budget))
         return GrownTree(tree)
 
 
 @njit(cache=True)
-def _grow(tree, trial, own, store, shared, rules, limits):
-    """Grow the better draft: that of the request's own tree, or (shared) of the store's. trial: room for the drafts tried."""
+def _grow(tree, own, store, rules, limits):
+    """Grow the better draft: that of the request's own tree, or of the store's, if there is one."""
+    own = Arrays(*own)
     plant(tree, last_of(own), limits)
     if is_full(tree):
         return
+    trial = np.empty_like(tree[0]), tree[1]
     suffixes, places, own_wins = own, ends_of(own), True
     best, score = _best_match(trial, own, places, True, rules, limits)
-    if shared:
-        elsewhere = tail_of(own, store)
-        m, promised = _best_match(trial, store, elsewhere, False, rules, limits)
+    if store is not None:
+        others = Arrays(*store)
+        elsewhere = tail_of(own, others)
+        m, promised = _best_match(trial, others, elsewhere, False, rules, limits)
         if promised > score:
-            suffixes, places, own_wins, best = store, elsewhere, False, m
+            suffixes, places, own_wins, best = others, elsewhere, False, m
     for m in range(best, 0, -1):
         _draft(trial, suffixes, places[m - 1], m, own_wins, rules, limits)
         copy_onto(tree, trial)
@@ -244,8 +248,8 @@ def _draft(trial, suffixes, place, m, own, rules, limits):
     most, min_prob, nodes = min(max_nodes, _most(m, rules)), rules[2], suffixes.nodes
     plant(trial, 0, (most, max_depth, width))
     room = 11 * max_nodes + 11  # of the candidates; what does not fit is too unlikely to matter
-    at, offset = np.empty(room, np.int64), np.empty(room, np.int64)
-    parents, token, mass, share = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room), np.empty(room)
+    at, offset, parents = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
+    mass, share = np.empty(room), np.empty(room)
     size, total_mass, node, path_mass = 0, 0.0, 0, 1.0
     n, o = np.int64(place[0]), np.int64(place[1])
     while not is_full(trial):
@@ -264,10 +268,13 @@ def _draft(trial, suffixes, place, m, own, rules, limits):
                 c = np.int64(nodes[c, NEXT])
         for i in range(first, size):
             parents[i], mass[i] = node, path_mass * share[i]
-            token[i] = token_at(suffixes, nodes[at[i], START] + offset[i] - 1)
-        taken, node = add_best(trial, parents, mass, token, share, size)
-        if taken < 0:
-            break
-        n, o, path_mass = at[taken], offset[taken], mass[taken]
+        node = -1
+        while node < 0:
+            taken = best_candidate(trial, parents, mass, size)
+            if taken < 0:
+                return total_mass
+            n, o, path_mass = at[taken], offset[taken], mass[taken]
+            node = add_node(trial, parents[taken], token_at(suffixes, nodes[n, START] + o - 1), share[taken])
+            parents[taken] = -1
         total_mass += path_mass
     return total_mass

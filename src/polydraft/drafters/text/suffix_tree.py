@@ -126,7 +126,7 @@ class SuffixTree:
             larger[:end] = self.arrays.pool[:end]
             self.arrays = self.arrays._replace(pool=larger)
         done = 0
-        while (done := _extend(self.arrays, new, done)) < len(new):
+        while (done := _extend(tuple(self.arrays), new, done)) < len(new):
             self._make_room()
 
     def _make_room(self) -> None:
@@ -207,7 +207,11 @@ def _split(tree, num_places, n, offset, start):
 
 @njit(cache=True)
 def _extend(tree, tokens, done):
-    """Append tokens[done:], as far as there is room for nodes; returns how many are done."""
+    """Append tokens[done:], as far as there is room for nodes; returns how many are done.
+
+    tree: `Arrays` as a plain tuple, which costs a call from Python less.
+    """
+    tree = Arrays(*tree)
     pool, nodes, places, leaves, about = tree.pool, tree.nodes, tree.places, tree.leaves, tree.about
     mask, D = len(pool) - 1, len(leaves)
     while done < len(tokens):
