@@ -40,9 +40,15 @@ class OfAllShapes(FixedPlan):
 
 RIGHT = [
     ("chain", "block", FixedPlan(Budget.fixed(chain(2)))),
-    ("paths", "greedy_traversal", OfAllShapes(Budget.fixed(paths(2, 2)))),
-    ("without_replacement", "traversal", FixedPlan(Budget.fixed(paths(2, 2)))),
-    ("coupled", "race", FixedPlan(Budget.fixed(paths(2, 2)))),
+    *(
+        (kind, verifier, OfAllShapes(Budget.fixed(paths(2, 2))))
+        for kind, verifier in (
+            ("paths", "greedy_traversal"),
+            ("without_replacement", "greedy_traversal_wor"),
+            ("greedy_plus_one", "greedy_plus_one"),
+            ("coupled", "race"),
+        )
+    ),
 ]
 
 
