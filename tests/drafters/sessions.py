@@ -7,7 +7,7 @@ import torch
 
 from polydraft import registry, sampling
 from polydraft import tree as trees
-from polydraft.core import NoiseKey, Request, SamplingParams, Scores
+from polydraft.core import Draft, Method, Needs, NoiseKey, Request, SamplingParams, Scores, SiblingLaw, TreeShape
 from polydraft.drafters.base import Parts
 from polydraft.drafters.text.retrieval import RetrievalIndex
 from tests.engine.tables import TableModel
@@ -31,11 +31,76 @@ OPTIONS = {"retrieval": retrieval_index, "several": another_model}
 """What a drafter cannot be built without, by name: a function of a folder to write into."""
 
 
+class Head:
+    """What a draft head is: the next state guessed from the last one and the token behind it, here by random weights; greedy chains."""
+
+    info = Method("head", "A head", "", 2026, "", frozenset({SiblingLaw.POINT_MASS}), frozenset({TreeShape.CHAIN}))
+    methods = (info,)
+    needs = Needs(hidden=(1,), embeddings=True, head=True)
+
+    def __init__(self, target, ends):
+        self.target, self.ends = target, ends
+        self.weights = torch.randn(2 * target.vocab_size, target.vocab_size, generator=torch.Generator().manual_seed(0))
+
+    @classmethod
+    def build(cls, parts):
+        return cls(parts.target, parts.eos_token_ids)
+
+    def start(self, requests):
+        return [(request.prompt_token_ids, None) for request in requests]  # the text, and the state before its last token
+
+    def read(self, states, scores):
+        return [(text, scores.hidden[1][b, -1]) for b, (text, _) in enumerate(states)]
+
+    def propose(self, states, budgets):
+        rows = []
+        for (text, state), budget in zip(states, budgets, strict=True):
+            tokens = [text[-1]]
+            while state is not None and len(tokens) <= min(budget.max_depth, budget.max_nodes) and tokens[-1] not in self.ends:
+                state = torch.cat([state, self.target.embed(tokens[-1])]) @ self.weights.to(state)
+                tokens.append(int(self.target.head(state).argmax()))
+            rows.append((tokens, list(range(-1, len(tokens) - 1))))
+        tree = trees.pad(rows)
+        return Draft(tree, SiblingLaw.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(tree.tokens, -1))
+
+    def observe(self, states, outcome, scores):
+        last = [path[-1] if path else 0 for path in outcome.lists[0]]
+        emitted = zip(states, outcome.emitted(scores.tree), strict=True)
+        return [((*text, *new), scores.hidden[1][b, last[b]]) for b, ((text, _), new) in enumerate(emitted)]
+
+    def snapshot(self, state):
+        return {"tokens": np.array(state[0]), "state": state[1].numpy()}
+
+    def restore(self, request, snapshot):
+        return tuple(snapshot["tokens"].tolist()), torch.from_numpy(snapshot["state"])
+
+    def release(self, states):
+        """Nothing is held."""
+
+
 def kinds():
-    """Every kind of draft of every registered drafter."""
+    """Every kind of draft of every registered drafter, and those of a head."""
     elsewhere = {"tli", "slem"}  # they need two tokenizers: test_vocabularies.py plays them
     names = [name for name in registry.names("drafter") if name not in elsewhere]
-    return [info.name for name in names for info in registry.drafter(name).methods]
+    return [*(info.name for name in names for info in registry.drafter(name).methods), Head.info.name]
+
+
+def begin(drafter, requests):
+    """States of a drafter that was given what it needs of the prompts, as an engine gives it."""
+    states = drafter.start(requests)
+    for i, request in enumerate(requests):
+        if drafter.needs.hidden and request.prompt_token_ids[:-1]:
+            read = TableModel(drafter.target.vocab_size, dtype=drafter.target.logits.dtype)
+            read.logits = drafter.target.logits
+            scores = read.prefill([0], [list(request.prompt_token_ids[:-1])], hidden=drafter.needs.hidden)
+            states[i : i + 1] = drafter.read(states[i : i + 1], scores)
+    return states
+
+
+def told(drafter, tree):
+    """Scores of a pass whose logits say nothing, with the states that a drafter needs."""
+    nothing = torch.zeros(*tree.tokens.shape, V, dtype=torch.float64)
+    return Scores(tree, nothing, dict.fromkeys(drafter.needs.hidden, nothing))
 
 
 def models(V=V, seqs=4, **options):
@@ -53,7 +118,8 @@ def build(name, target, small, folder, eos=(), **options):
         **({"kind": kind} if kind else {}),
         **options,
     }
-    return registry.drafter(name).build(Parts(target, small, None, eos), **given)
+    made = Head if name == Head.info.name else registry.drafter(name)
+    return made.build(Parts(target, small, None, eos), **given)
 
 
 def requests(*prompts, **params):
@@ -67,10 +133,10 @@ def laws(target, draft, texts):
         if len(text) > 1:
             target.prefill([slot], [text[:-1]])
     unique = trees.dedup(draft.tree)
-    scored = target.score(range(len(texts)), unique.tree)
-    logits = unique.expand(scored.logits)
+    scored = target.score(range(len(texts)), unique.tree, hidden=target.offers.hidden)
+    logits, hidden = unique.expand(scored.logits), {layer: unique.expand(x) for layer, x in scored.hidden.items()}
     params = [SamplingParams()] * len(texts)
-    return sampling.laws(logits, draft.tree, texts, [1] * len(texts), params), Scores(draft.tree, logits)
+    return sampling.laws(logits, draft.tree, texts, [1] * len(texts), params), Scores(draft.tree, logits, hidden)
 
 
 def play(drafter, states, texts, target, budgets, rounds, verifier="match"):

@@ -8,14 +8,14 @@ from scipy.stats import chi2
 
 from polydraft import Engine, FixedPlan, SamplingParams, registry
 from polydraft import tree as trees
-from polydraft.core import Budget, Draft, Outcome, Scores, SiblingLaw, TokenTree
+from polydraft.core import Budget, Draft, Outcome, SiblingLaw, TokenTree
 from polydraft.tree import chain, paths
 from polydraft.verifiers import pairing
-from tests.drafters.sessions import V, build, kinds, models, play, requests, same
+from tests.drafters.sessions import Head, V, begin, build, kinds, models, play, requests, same, told
 from tests.engine.tables import law, plain_greedy
 
 KINDS = kinds()
-INFO = {info.name: info for name in registry.names("drafter") for info in registry.drafter(name).methods}
+INFO = {info.name: info for name in registry.names("drafter") for info in registry.drafter(name).methods} | {"head": Head.info}
 PAIRS = [(kind, rule) for kind in KINDS for rule in pairing.fitting(INFO[kind])]
 LAW_PAIRS = [(kind, rule) for kind, rule in PAIRS if not kind.startswith("model") or rule == pairing.best_for(INFO[kind])]
 """The slow draws of a model meet one rule here; tests/laws enumerates the others."""
@@ -36,7 +36,7 @@ def played(kind, folder, prompts=PROMPTS, rounds=12, verifier="match", **options
     """A drafter after some rounds, with its states, the texts and the target."""
     target, small = models()
     drafter = build(kind, target, small, folder, **options)
-    states = drafter.start(requests(*prompts))
+    states = begin(drafter, requests(*prompts))
     states, texts = play(drafter, states, [list(p) for p in prompts], target, [WIDE] * len(prompts), rounds, verifier)
     return drafter, states, texts, target
 
@@ -106,7 +106,7 @@ def nodes(draft: Draft):
 def test_a_drafter_drafts_something_once_the_text_repeats_itself(kind, tmp_path):
     target, small = models()
     drafter = build(kind, target, small, tmp_path)
-    states = drafter.start(requests([1, 2, 3, 4] * 4))
+    states = begin(drafter, requests([1, 2, 3, 4] * 4))
     assert drafter.propose(states, [WIDE]).tree.num_nodes > 1
 
 
@@ -140,7 +140,7 @@ def test_rejection_of_everything_moves_the_draft_to_the_new_token(kind, tmp_path
     for token in (4, 0, 4):
         draft = drafter.propose(states, [WIDE] * 3)
         nothing = Outcome(torch.full((3, 0), -1), torch.zeros(3, dtype=torch.int64), torch.full((3,), token))
-        states = drafter.observe(states, nothing, Scores(draft.tree, torch.zeros(*draft.tree.tokens.shape, V)))
+        states = drafter.observe(states, nothing, told(drafter, draft.tree))
     assert drafter.propose(states, [WIDE] * 3).tree.tokens[:, 0].tolist() == [4, 4, 4]
 
 
@@ -150,9 +150,7 @@ def test_a_round_that_scored_another_tree_is_understood(kind, tmp_path):
     drafter, states, texts, _ = played(kind, tmp_path, prompts=[[1, 2, 3, 1, 2]])
     drafter.propose(states, [WIDE])
     scored = TokenTree.chain(torch.tensor([[texts[0][-1], 3, 1]]))
-    states = drafter.observe(
-        states, Outcome(torch.tensor([[1, 2]]), torch.tensor([2]), torch.tensor([2])), Scores(scored, torch.zeros(1, 3, V))
-    )
+    states = drafter.observe(states, Outcome(torch.tensor([[1, 2]]), torch.tensor([2]), torch.tensor([2])), told(drafter, scored))
     assert drafter.propose(states, [WIDE]).tree.tokens[0, 0] == 2
     assert drafter.snapshot(states[0])["tokens"].tolist() == [*texts[0], 3, 1, 2]
 
@@ -182,7 +180,7 @@ def test_what_one_request_taught_is_not_seen_by_the_next(kind, tmp_path):
     target, small = models()
     fresh = build(kind, target, small, tmp_path)
     prompt = requests([3, 3, 2])
-    assert same(drafter.propose(drafter.start(prompt), [WIDE]), fresh.propose(fresh.start(prompt), [WIDE]))
+    assert same(drafter.propose(begin(drafter, prompt), [WIDE]), fresh.propose(begin(fresh, prompt), [WIDE]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -190,6 +188,6 @@ def test_a_prompt_of_one_token_is_legal_and_released_requests_make_room(kind, tm
     target, small = models(seqs=2)
     drafter = build(kind, target, small, tmp_path)
     for _ in range(3):
-        states = drafter.start(requests([1], [2]))
+        states = begin(drafter, requests([1], [2]))
         assert drafter.propose(states, [WIDE] * 2).tree.tokens[:, 0].tolist() == [1, 2]
         drafter.release(states)

@@ -35,12 +35,28 @@ class TableModel:
     def copy(self, source, slot, length):
         self.texts[slot] = self.texts[source][:length]
 
-    offers = Needs(logits=True, aux=True, every_round=True)
+    offers = Needs(hidden=(0, 1), embeddings=True, head=True, logits=True, aux=True, every_round=True)
+    """State 0 of a token says which it is, the last state is its row of logits."""
+
+    def embed(self, token_ids):
+        return torch.eye(self.vocab_size, dtype=self.logits.dtype)[token_ids]
+
+    def head(self, hidden):
+        return hidden
 
     def prefill(self, slots, token_ids, *, hidden=()):
+        before = [self.texts[slot][-1] if self.texts[slot] else 0 for slot in slots]
         for slot, ids in zip(slots, token_ids, strict=True):
             self.texts[slot] += list(ids)
-        return Scores(TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids])), self.logits[0, :1].expand(len(slots), 1, -1))
+        longest = max(map(len, token_ids))
+        padded = torch.tensor([[first, *ids, *[0] * (longest - len(ids))] for first, ids in zip(before, token_ids, strict=True)])
+        states = self._states(padded[:, :-1], padded[:, 1:], hidden)
+        last = torch.tensor([ids[-1] for ids in token_ids])
+        return Scores(TokenTree.roots(last), self.logits[0, :1].expand(len(slots), 1, -1), states)
+
+    def _states(self, above, tokens, hidden):
+        made = {0: self.embed(tokens), 1: self.logits[above, tokens]} if hidden else {}
+        return {layer: made[layer] for layer in hidden}
 
     def score(self, slots, tree, *, hidden=(), aux=None, since=0):
         self.passes += 1
@@ -49,9 +65,8 @@ class TableModel:
         parents = tree.parents
         above = torch.where(parents >= 0, tree.tokens.gather(1, parents.clamp(min=0)), before)
         scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:])
-        return Scores(
-            scored, self.logits[above, tree.tokens][:, since:], aux_logits=None if aux is None else self._aux(tree, aux)
-        )
+        states = self._states(above[:, since:], scored.tokens, hidden)
+        return Scores(scored, self.logits[above, tree.tokens][:, since:], states, None if aux is None else self._aux(tree, aux))
 
     def _aux(self, tree, aux):
         """The law after each auxiliary row's token and the last one that it sees a position before it."""

@@ -121,8 +121,10 @@ def test_a_mixture_hands_states_to_the_source_that_needs_them():
 def test_a_need_that_cannot_be_met_is_refused_when_the_engine_is_built(needs, lacking):
     drafter = NgramDrafter()
     drafter.needs = needs
-    small = lacking not in ("embed", "head")
-    target = CompiledLlama(module(), max_num_seqs=1) if small else TableModel()
+    target = CompiledLlama(module(), max_num_seqs=1)
+    if lacking in ("embed", "head"):
+        target = TableModel()
+        target.offers = Needs()
     with pytest.raises(IncompatibleError, match=lacking):
         Engine.of(target, drafter=drafter)
 
