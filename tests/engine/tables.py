@@ -115,6 +115,7 @@ def table_engine(kind="paths", verifier="auto", depth=3, num_paths=2, seqs=4, **
     target = TableModel(max_num_seqs=seqs, **model)
     small = TableModel(seed=1, sharp=1.0, max_num_seqs=seqs, **model)
     small.logits = 0.7 * target.logits + 0.3 * small.logits
+    num_paths = 1 if kind == "chain" else num_paths
     return Engine.of(
         target, draft_model=small, verifier=verifier, depth=depth, num_paths=num_paths, drafter_options={"kind": kind}
     )

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from polydraft import registry
+from polydraft.core import Method, SiblingLaw, TreeShape
 from polydraft.engine import compile_all
 from polydraft.models import load, pair
 
@@ -31,9 +32,20 @@ def test_a_run_after_it_neither_compiles_nor_loads_compiled_code():
     assert done.stdout.splitlines() == ["float32 int8 uint16", "0.0"]
 
 
-def test_every_kind_of_every_drafter_is_called_and_every_rule(tmp_path):
+class Weighted:
+    """A drafter that is not built without a file of the user's."""
+
+    methods = (Method("weighted", "", "", 2026, "", frozenset({SiblingLaw.POINT_MASS}), frozenset({TreeShape.CHAIN})),)
+
+    @classmethod
+    def build(cls, parts, *, weights): ...
+
+
+def test_every_kind_of_every_drafter_that_can_be_built_is_called_and_every_rule(tmp_path, monkeypatch):
+    every = [info.name for name in registry.names("drafter") for info in registry.drafter(name).methods]
+    monkeypatch.setitem(registry.DRAFTERS, "weighted", f"{__name__}:Weighted")
     tokenizer = load.load_tokenizer(str(pair.target_folder()))
     kinds = compile_all._options(tmp_path, [[1, 2, 3, 4] * 5], tokenizer)
-    assert list(kinds) == [info.name for name in registry.names("drafter") for info in registry.drafter(name).methods]
+    assert list(kinds) == every
     rules = {rule for kind in kinds for rule in compile_all._rules(compile_all._info(kind))}
     assert rules == set(registry.names("verifier"))

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from inspect import Parameter, signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -69,8 +70,12 @@ def _options(folder: Path, texts: list[list[int]], tokenizer: Any) -> dict[str, 
 
 
 def _infos() -> Iterator[Method]:
+    """Of all drafters but those that want of the user what nobody else has, such as a head's weights."""
     for name in registry.names("drafter"):
-        yield from registry.drafter(name).methods
+        made = registry.drafter(name)
+        asked = signature(made.build).parameters.values()
+        if not any(p.kind is Parameter.KEYWORD_ONLY and p.default is Parameter.empty for p in asked):
+            yield from made.methods
 
 
 def _info(kind: str) -> Method:
