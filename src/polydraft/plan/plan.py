@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from polydraft import tree
 from polydraft.core import Budget, Draft, Drafter, Outcome, Request, Target, Verifier
 from polydraft.errors import CapacityError
 from polydraft.models.slots import TREE_ROOM
@@ -271,7 +272,8 @@ class AdaptivePlan:
         else:
             look = math.inf if self.learner is None else self._rounds - self._rounds % LOOKING + LOOKING
             rests = [self.course(s).until for s in sequences if s.drafting] if self.known.drafts else []
-            self._given, self._wake, self._nothing = [], min([look, *rests]), budgets
+            self._given, self._nothing = [], budgets
+            self._wake = 0.0 if self._exploring else min([look, *rests])
         return budgets
 
     def _tried(self, sequences: Seq[Sequence]) -> Budget | None:
@@ -299,9 +301,9 @@ class AdaptivePlan:
             return nothing
         found, options = self.promise(sequences, rests)
         pays = self._pays(found)
-        pause = (
-            self.first_pause if pays else max(self.first_pause, math.ceil(found.loss / PROBING))
-        )  # beside others' drafts a probe is cheap
+        pause = self.first_pause  # beside others' drafts a probe is cheap
+        if not pays:
+            pause = max(pause, math.ceil(found.loss / PROBING))
         given = nothing
         for b, (s, each, size) in enumerate(zip(sequences, options, found.sizes, strict=True)):
             course = self.course(s)
@@ -366,14 +368,8 @@ class AdaptivePlan:
             learner.exploring += seconds
         if self._rounds - self._since < SETTLED or not self._noted():
             return
-        contexts, nodes, deep = [len(s.token_ids) for s in sequences], list[int](), list[int]()
-        for parents in draft.tree.lists[1]:
-            depth = [0]
-            for parent in parents[1:]:
-                if parent >= 0:
-                    depth.append(depth[parent] + 1)
-            nodes.append(len(depth) - 1)
-            deep.append(max(depth))
+        contexts, depths = [len(s.token_ids) for s in sequences], tree.depths(draft.tree)
+        nodes, deep = (depths > 0).sum(1).tolist(), depths.amax(1).tolist()
         branching, asked = sum(n > d for n, d in zip(nodes, deep, strict=True)), sum(g.max_depth > 0 for _, g, _ in self._given)
         by_context = sum(n * c for n, c in zip(nodes, contexts, strict=True))
         learner.time(Work(len(contexts), sum(contexts), sum(nodes), max(deep), asked, branching, by_context), seconds)
