@@ -14,6 +14,7 @@ import torch
 from polydraft import registry, tree
 from polydraft.core import Budget, Method, SamplingParams, Target
 from polydraft.drafters.text.retrieval import RetrievalIndex
+from polydraft.drafters.text.suffix import SuffixStore
 from polydraft.drafters.text.trigram import TrigramTable
 from polydraft.engine.api import Engine
 from polydraft.errors import DrafterWarning
@@ -51,6 +52,8 @@ def compile_all(drafters: Mapping[str, Any] | None = None) -> None:
         for kind, options in chosen.items():
             for rule in _rules(_info(kind)):
                 run(models, kind, rule, options)
+        if "suffix" in chosen:
+            run(models, "suffix", "match", {"store": SuffixStore()})
         for stored in ("float32", "int8", "transformers"):
             others = [_model(name, stored) for name in ("target", "draft")]
             for kind in chosen.keys() & {"model", "model:top_k", "model:coupled", "lookahead"}:
