@@ -7,7 +7,7 @@ import transformers as hf
 from polydraft.core import TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.models import memory
-from polydraft.models.hf import CHUNK, TREE_ROOM, HFTarget
+from polydraft.models.hf import TREE_ROOM, HFTarget
 from polydraft.tree import pad
 from tests.models.tree_rounds import ARCHITECTURES, CONTEXT, Play, V, fresh, outcome, small_model
 
@@ -22,7 +22,7 @@ def play(name: str = "llama", **options) -> Play:
 def test_a_prompt_of_many_chunks_equals_a_fresh_pass():
     model, chance = small_model(LLAMA), random.Random(1)
     target = HFTarget(model, max_num_seqs=3)
-    texts = [[chance.randrange(V) for _ in range(n)] for n in (3 * CHUNK // 2, CHUNK, 7)]
+    texts = [[chance.randrange(V) for _ in range(n)] for n in (3 * TREE_ROOM // 2, TREE_ROOM, 7)]
     logits = target.prefill([2, 0, 1], texts).logits[:, 0]
     for b, text in enumerate(texts):
         assert torch.allclose(logits[b], fresh(model, text)[-1], atol=1e-4)
@@ -31,7 +31,7 @@ def test_a_prompt_of_many_chunks_equals_a_fresh_pass():
 def test_a_full_sequence_beside_a_long_prompt_keeps_both_right():
     model, chance = small_model(ARCHITECTURES["gpt2"]), random.Random(2)
     target = HFTarget(model, max_num_seqs=2)
-    full, new = [chance.randrange(V) for _ in range(CONTEXT)], [chance.randrange(V) for _ in range(CHUNK)]
+    full, new = [chance.randrange(V) for _ in range(CONTEXT)], [chance.randrange(V) for _ in range(TREE_ROOM)]
     target.prefill([0], [full[:-1]])
     logits = target.prefill([0, 1], [full[-1:], new]).logits[:, 0]
     assert torch.allclose(logits[0], fresh(model, full)[-1], atol=1e-4)

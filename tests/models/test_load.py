@@ -48,7 +48,7 @@ def test_a_folder_loads_compiled_or_through_transformers_with_the_same_logits(fo
 
 
 def test_the_constructor_of_the_class_reads_the_same_folder(folder):
-    target = HFTarget.from_pretrained(str(folder), dtype="bfloat16", device="cpu", max_model_len=32, max_num_seqs=2)
+    target = load_model(str(folder), backend="transformers", dtype="bfloat16", device="cpu", max_model_len=32, max_num_seqs=2)
     assert (target.dtype, target.device.type, target.max_model_len, len(target.lengths)) == (torch.bfloat16, "cpu", 32, 2)
 
 

@@ -7,8 +7,8 @@ import torch
 import transformers as hf
 
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
+from polydraft.models.static import llama as static
 from polydraft.models.static.llama import TREE_ROOM, StaticLlama
-from polydraft.models.static.llama import llama as static
 from polydraft.models.static.weights import Layer
 from polydraft.models.tree_attention import visible
 from polydraft.tree import ancestors, pad

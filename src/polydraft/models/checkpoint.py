@@ -18,7 +18,7 @@ from torch import Tensor
 
 from polydraft.models.folder import load_config
 
-__all__ = ["EMBEDDING", "FAMILY", "HEAD", "Checkpoint", "head_width", "of_folder", "of_module", "rotary"]
+__all__ = ["EMBEDDING", "HEAD", "Checkpoint", "head_width", "of_folder", "of_module", "rotary", "why_not_family"]
 
 FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -130,6 +130,16 @@ def head_width(config: Any) -> int:
         16
     """
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def why_not_family(config: Any) -> str | None:
+    """Why a model is none of the Llama family with positions that do not change, or None if it is one."""
+    if config.model_type not in FAMILY:
+        return f"its type {config.model_type!r} is not one of {', '.join(sorted(FAMILY))}"
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if rope.get("rope_type", "default") in {"dynamic", "longrope"}:
+        return f"its rope scaling {rope['rope_type']!r} changes with the length"
+    return "it rotates only a part of each head" if rope.get("partial_rotary_factor", 1.0) != 1.0 else None
 
 
 def _shapes(config: Any) -> dict[str, tuple[int, ...]]:

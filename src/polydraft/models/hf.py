@@ -15,13 +15,11 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import Cache
 
 from polydraft.core import AuxRows, Needs, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, ModelLoadError, PolydraftError
 from polydraft.models.cache import CacheLayout, SlotCache
-from polydraft.models.folder import load_module
 from polydraft.models.grouped_attention import GROUPED
 from polydraft.models.memory import weight_bytes
 from polydraft.models.slots import TREE_ROOM, SlotModel, special_ids
@@ -29,9 +27,6 @@ from polydraft.models.supported import check_supported, context_length
 from polydraft.models.tree_attention import node_mask
 
 __all__ = ["HFTarget"]
-
-CHUNK = TREE_ROOM
-"""Prompt tokens of one sequence in one pass; the padding of a nearly full sequence lands behind the context."""
 
 
 class _Recorder(Cache):
@@ -106,28 +101,6 @@ class HFTarget(SlotModel):
             raise ModelLoadError(
                 f"{type(model).__name__} does not run with a mask, positions and a cache of our own ({error}). Use another model."
             ) from error
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        folder_or_name: str,
-        *,
-        dtype: str | torch.dtype | None = None,
-        device: str | torch.device | None = None,
-        max_model_len: int | None = None,
-        max_num_seqs: int = 8,
-    ) -> "HFTarget":
-        """A target from a folder of `save_pretrained` (safetensors), or a name that transformers resolves.
-
-        dtype: "float32", "float16", "bfloat16"; default float32 on a CPU, the checkpoint's own elsewhere.
-        device: "cpu", "cuda", "cuda:1"; default the first GPU, or the CPU.
-
-        Raises:
-            ModelLoadError: the folder is missing, incomplete, corrupt or of a kind that is not supported.
-            InvalidInputError, CapacityError: as the constructor, or a dtype or device that does not exist.
-        """
-        module = load_module(folder_or_name, dtype=dtype, device=device, max_model_len=max_model_len)
-        return cls(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
 
     # Building
 
@@ -230,53 +203,23 @@ class HFTarget(SlotModel):
         """Logits of states as the last layer of `hidden` has them, after the final norm."""
         return self.model.get_output_embeddings()(hidden.to(self.device, self.dtype)).float()[..., : self.vocab_size]
 
-    @torch.inference_mode()
-    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
-        """Append committed tokens to the slots; lengths may differ.
-
-        token_ids: one non-empty list for each slot.
-        Returns the logits after the last token of each, [B, 1, V]; `tree` holds these last tokens.
-
-        Raises:
-            CapacityError: a sequence longer than `max_model_len`; nothing is appended.
-        """
-        self.check_slots(slots, [len(ids) for ids in token_ids])
-        order = self._row_order(slots)
-        left = {slots[b]: list(token_ids[b]) for b in order}
-        last: dict[int, Tensor] = {}
-        states: dict[int, list[list[Tensor]]] = {slot: [] for slot in slots}
-        while left:
-            last |= self._prefill_chunk(left, hidden, states)
-            left = {slot: ids[CHUNK:] for slot, ids in left.items() if len(ids) > CHUNK}
-        logits = torch.stack([last[slot] for slot in slots])[:, None]
-        seen = {
-            layer: pad_sequence([torch.cat([stretch[i] for stretch in states[slot]]) for slot in slots], batch_first=True)
-            for i, layer in enumerate(hidden)
-        }
-        return Scores(TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids])), logits, seen)
-
-    def _prefill_chunk(
-        self, left: Mapping[int, list[int]], hidden: Sequence[int], states: dict[int, list[list[Tensor]]]
-    ) -> dict[int, Float[Tensor, " V"]]:
-        """Feed the next CHUNK tokens of every slot; returns the last logits of the slots that are done, and adds to the states."""
-        slots, taken = list(left), [ids[:CHUNK] for ids in left.values()]
-        T = max(map(len, taken))
-        tokens = torch.tensor([ids + [0] * (T - len(ids)) for ids in taken], device=self.device)
+    def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+        """See `slots.SlotModel.append`."""
+        slots = sorted(texts, key=self._cache.row)
+        ends, T = {slot: len(ids) - 1 for slot, ids in texts.items()}, max(map(len, texts.values()))
+        tokens = torch.tensor([[*texts[slot], *[0] * (T - len(texts[slot]))] for slot in slots], device=self.device)
         chains = np.broadcast_to(np.arange(-1, T - 1), (len(slots), T)).copy()
         mask, positions = node_mask(self.lengths[slots], chains)
-        done = {slot: len(ids) - 1 for slot, ids in left.items() if len(ids) <= CHUNK}
-        kept = sorted(set(done.values())) or [0]
+        kept = sorted(set(ends.values())) if self._keeps_logits else list(range(T))
         options = {"logits_to_keep": torch.tensor(kept, device=self.device)} if self._keeps_logits else {}
         self._cache.begin(slots, self.lengths[slots], T)
-        out = self._forward(
-            tokens, mask, np.minimum(positions, self.max_model_len - 1), output_hidden_states=bool(hidden), **options
-        )
-        logits = self._logits(out)
-        for b, (slot, ids) in enumerate(zip(slots, taken, strict=True)):
-            self.appended([slot], len(ids))
-            states[slot].append([out.hidden_states[layer][b, : len(ids)] for layer in hidden])
-        column = kept.index if self._keeps_logits else int
-        return {slot: logits[slots.index(slot), column(end)] for slot, end in done.items()}
+        positions = np.minimum(positions, self.max_model_len - 1)
+        out = self._forward(tokens, mask, positions, output_hidden_states=bool(hidden), **options)
+        logits, row = self._logits(out), {slot: b for b, slot in enumerate(slots)}
+        return [
+            (logits[row[slot], kept.index(end)], [out.hidden_states[layer][row[slot], : end + 1] for layer in hidden])
+            for slot, end in ends.items()
+        ]
 
     @torch.inference_mode()
     def score(

@@ -5,14 +5,13 @@ such a model still runs in the engine, with its sampling parameters, stops, stre
 after all (an interrupted step) reads its tokens again from the first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from polydraft.core import AuxRows, Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError
@@ -107,24 +106,17 @@ class PlainTarget(SlotModel):
         out = self.model(torch.tensor([[0]], device=self.device), output_hidden_states=True)
         return len(out.get("hidden_states") or ())
 
-    @torch.inference_mode()
-    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
-        """Append committed tokens; logits after the last of each, [B, 1, V], and the hidden states of all.
+    chunk = UNLIMITED
 
-        Raises:
-            CapacityError: a sequence longer than `max_model_len`.
-            InvalidInputError: no tokens for a slot.
-        """
-        self.check_slots(slots, [len(ids) for ids in token_ids])
-        rows, states = list[Tensor](), list[dict[int, Tensor]]()
-        for slot, ids in zip(slots, token_ids, strict=True):
+    def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+        """See `slots.SlotModel.append`; one slot after the other."""
+        found: list[tuple[Tensor, list[Tensor]]] = []
+        for slot, ids in texts.items():
             state = self._rewind(slot)
-            states.append(self._read(state, ids, hidden))
-            self.appended([slot], len(ids))
+            states = self._read(state, ids, hidden)
             assert state.logits is not None
-            rows.append(state.logits)
-        seen = {layer: pad_sequence([each[layer] for each in states], batch_first=True) for layer in hidden}
-        return Scores(TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids])), torch.stack(rows)[:, None], seen)
+            found.append((state.logits, [states[layer] for layer in hidden]))
+        return found
 
     @torch.inference_mode()
     def score(

@@ -4,15 +4,17 @@ slot     a sequence's place in a model
 column   place of one token in a slot: committed tokens first, then the nodes of the tree that was scored last
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 from numba import njit
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from polydraft.core import Outcome, Scores, Target
+from polydraft.core import Outcome, Scores, Target, TokenTree
 from polydraft.errors import CapacityError, InvalidInputError
 from polydraft.models.memory import check_memory, fitting_length
 
@@ -103,9 +105,40 @@ class SlotModel:
         self.lengths.flags.writeable = False
         return columns
 
-    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
-        """See `core.Target.prefill`."""
+    chunk = TREE_ROOM
+    """Prompt tokens of one sequence that `append` is given at a time."""
+
+    def append(
+        self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]
+    ) -> list[tuple[Float[Tensor, " V"], list[Float[Tensor, "T D"]]]]:
+        """Write tokens behind the committed ones of each slot: logits after the last, and the states asked for of all."""
         raise NotImplementedError
+
+    @torch.inference_mode()
+    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
+        """Append committed tokens, in chunks; lengths may differ. Logits after the last token of each, and the hidden states of all.
+
+        Raises:
+            CapacityError: a sequence longer than `max_model_len`; nothing is appended.
+            InvalidInputError: no tokens for a slot.
+        """
+        self.check_slots(slots, [len(ids) for ids in token_ids])
+        left = dict(zip(slots, token_ids, strict=True))
+        last: dict[int, Tensor] = {}
+        states: dict[int, list[list[Tensor]]] = {slot: [] for slot in slots}
+        while left:
+            texts = {slot: ids[: self.chunk] for slot, ids in left.items()}
+            for slot, (row, found) in zip(texts, self.append(texts, hidden), strict=True):
+                last[slot] = row
+                states[slot].append(found)
+            self.appended(list(texts), [len(ids) for ids in texts.values()])
+            left = {slot: ids[self.chunk :] for slot, ids in left.items() if len(ids) > self.chunk}
+        seen = {
+            layer: pad_sequence([torch.cat([piece[i] for piece in states[slot]]) for slot in slots], batch_first=True)
+            for i, layer in enumerate(hidden)
+        }
+        roots = TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids]))
+        return Scores(roots, torch.stack([last[slot] for slot in slots])[:, None], seen)
 
     def move(self, source: Int64[np.ndarray, "M 2"], target: Int64[np.ndarray, "M 2"]) -> None:
         """Copy columns, given as (slot, column); of one slot no target lies behind its source."""

@@ -9,7 +9,7 @@ A row's bits depend on its own tokens alone, not on the batch, the tree around i
 context has the same logits in plain and in speculative decoding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor
 from polydraft.core import AuxRows, Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import checkpoint
-from polydraft.models.checkpoint import FAMILY, Checkpoint, head_width
+from polydraft.models.checkpoint import Checkpoint, head_width, why_not_family
 from polydraft.models.compiled.forward import (
     Parts,
     Sizes,
@@ -41,8 +41,6 @@ from polydraft.models.supported import check_supported, context_length
 __all__ = ["CompiledLlama"]
 
 QUANTIZATIONS = (None, "bfloat16", "int8")
-STRETCH = 256
-"""Tokens of a prompt that become committed at a time."""
 
 
 class CompiledLlama(CompiledProposals):
@@ -102,39 +100,18 @@ class CompiledLlama(CompiledProposals):
         self.parts = Parts(weights, sizes, memory, workspace(weights, sizes, columns))
         self.weight_bytes = sum(x.nbytes for x in (weights.head, weights.qkv, weights.out, weights.gate_up, weights.down))
 
-    @classmethod
-    def from_pretrained(
-        cls, name: str, *, max_model_len: int | None = None, max_num_seqs: int = 8, quantization: str | None = None
-    ) -> "CompiledLlama":
-        """From a folder with config.json and safetensors weights.
-
-        Example:
-            >>> from polydraft.models import pair
-            >>> CompiledLlama.from_pretrained(str(pair.draft_folder()), max_num_seqs=1).vocab_size
-            2048
-        """
-        from polydraft.models.folder import load_module
-
-        model = checkpoint.of_folder(name) or load_module(name, dtype=torch.float32, device="cpu", max_model_len=max_model_len)
-        return cls(model, max_model_len=max_model_len, max_num_seqs=max_num_seqs, quantization=quantization)
-
     @staticmethod
     def why_unsupported(model: Any) -> str | None:
         """Why a model is not covered, or None if it is. model: as for the constructor."""
         config = model.config
-        if config.model_type not in FAMILY:
-            return f"its type {config.model_type!r} is not one of {', '.join(sorted(FAMILY))}"
+        if reason := why_not_family(config):
+            return reason
         if model.device.type != "cpu" or model.dtype != torch.float32:
             return f"it is {model.dtype} on {model.device}, and the compiled path is float32 on a CPU"
         if config.hidden_act != "silu" or getattr(config, "mlp_bias", False):
             return "its feed-forward is not a plain SiLU gate"
         if "model.layers.0.self_attn.o_proj.bias" in _taken(model).outlines:
             return "its attention output has a bias"
-        rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-        if rope.get("rope_type", "default") in {"dynamic", "longrope"}:
-            return f"its rope scaling {rope['rope_type']!r} changes with the length"
-        if rope.get("partial_rotary_factor", 1.0) != 1.0:
-            return "it rotates only a part of each head"
         if config.num_attention_heads % config.num_key_value_heads:
             return f"its {config.num_attention_heads} heads are no multiple of its {config.num_key_value_heads} groups of keys and values"
         sizes = (config.hidden_size, config.intermediate_size, config.num_attention_heads * head_width(config))
@@ -189,21 +166,14 @@ class CompiledLlama(CompiledProposals):
         head_rows(self.parts.weights, rows, logits)
         return torch.from_numpy(logits)[:, : self.vocab_size].view(*hidden.shape[:-1], -1)
 
-    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
-        """Append committed tokens; see `core.Target.prefill`."""
-        self.check_slots(slots, [len(ids) for ids in token_ids])
-        logits, longest = self.new_logits(len(slots)), max(map(len, token_ids))
-        states = np.zeros((len(hidden), len(slots), longest, len(self.parts.weights.norm)), np.float32)
-        for b, (slot, ids) in enumerate(zip(slots, token_ids, strict=True)):
-            for begin in range(0, len(ids), STRETCH):
-                chain = TokenTree.chain(torch.tensor([ids[begin : begin + STRETCH]]))
-                last, end = begin + STRETCH >= len(ids), begin + chain.num_nodes
-                found = self._run([slot], chain, 0, np.array([chain.num_nodes - last]), logits[b : b + 1], hidden)
-                states[:, b, begin:end] = found
-                self.appended([slot], chain.num_nodes)
-        roots = TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids]))
-        seen = {layer: torch.from_numpy(x) for layer, x in zip(hidden, states, strict=True)}
-        return Scores(roots, torch.from_numpy(logits)[:, None, : self.vocab_size], seen)
+    def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+        """See `slots.SlotModel.append`; one slot after the other."""
+        found: list[tuple[Tensor, list[Tensor]]] = []
+        for slot, ids in texts.items():
+            logits, chain = self.new_logits(1), TokenTree.chain(torch.tensor([ids]))
+            states = self._run([slot], chain, 0, np.array([len(ids) - 1]), logits, hidden)
+            found.append((torch.from_numpy(logits[0, : self.vocab_size]), [torch.from_numpy(x) for x in states]))
+        return found
 
     def score(
         self,

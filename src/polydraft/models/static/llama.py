@@ -12,7 +12,7 @@ All that a pass needs to know of its trees is one table of integers, copied to t
 columns and the mask are made from it there. Rows that are padding see column 0 and write to the last column, which no row sees.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,11 +20,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
-from torch.nn.utils.rnn import pad_sequence
 
 from polydraft.core import AuxRows, Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError
-from polydraft.models.checkpoint import FAMILY
+from polydraft.models.checkpoint import why_not_family
 from polydraft.models.memory import weight_bytes
 from polydraft.models.slots import TREE_ROOM, special_ids
 from polydraft.models.static.cuda_graph import Replay
@@ -135,15 +134,10 @@ class StaticLlama(StaticProposals):
             "its type 'gpt2' is"
         """
         config = model.config
-        if config.model_type not in FAMILY:
-            return f"its type {config.model_type!r} is not one of {', '.join(sorted(FAMILY))}"
+        if reason := why_not_family(config):
+            return reason
         if config.hidden_act != "silu":
             return "its feed-forward is not a SiLU gate"
-        rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-        if rope.get("rope_type", "default") in {"dynamic", "longrope"}:
-            return f"its rope scaling {rope['rope_type']!r} changes with the length"
-        if rope.get("partial_rotary_factor", 1.0) != 1.0:
-            return "it rotates only a part of each head"
         if len({(x.device, x.dtype) for x in model.parameters()}) != 1:
             return "its weights are not all in one number format on one device"
         return None
@@ -273,39 +267,21 @@ class StaticLlama(StaticProposals):
         """Logits of states as the last layer of `hidden` has them, after the final norm."""
         return linear(hidden.to(self.device, self.dtype), self._head).float()[..., : self.vocab_size]
 
-    @torch.inference_mode()
-    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
-        """Append committed tokens, in chunks; see `core.Target.prefill`.
-
-        Raises:
-            CapacityError: a sequence longer than `max_model_len`; nothing is appended.
-        """
-        self.check_slots(slots, [len(ids) for ids in token_ids])
-        left = {slot: list(ids) for slot, ids in zip(slots, token_ids, strict=True)}
-        done: dict[int, Tensor] = {}
-        states: dict[int, list[list[Tensor]]] = {slot: [] for slot in left}
-        while left:
-            now = list(left)
-            taken = [left[slot][:TREE_ROOM] for slot in now]
-            T = max(map(len, taken))
-            tokens = torch.tensor([ids + [0] * (T - len(ids)) for ids in taken])
-            counts = np.array([len(ids) for ids in taken])
-            parents = np.where(np.arange(T) < counts[:, None], np.arange(-1, T - 1), -1)
-            shape = self._shape(now, T, T, hidden, last=True)
-            table = self._table(now, TokenTree(tokens, torch.from_numpy(parents)), 0, shape.rows, shape.width)
-            table[now, -1] = counts - 1
-            logits, *found = self._run(shape, table)
-            self.appended(now, counts)
-            for slot, count in zip(now, counts.tolist(), strict=True):
-                states[slot].append([x[slot, :count].clone() for x in found])
-            done |= {slot: logits[slot, 0].clone() for slot in now if len(left[slot]) <= TREE_ROOM}
-            left = {slot: ids[TREE_ROOM:] for slot, ids in left.items() if len(ids) > TREE_ROOM}
-        roots = TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids]))
-        seen = {
-            layer: pad_sequence([torch.cat([stretch[i] for stretch in states[slot]]) for slot in slots], batch_first=True)
-            for i, layer in enumerate(sorted(set(hidden)))
-        }
-        return Scores(roots, torch.stack([done[slot] for slot in slots])[:, None, : self.vocab_size], seen)
+    def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+        """See `slots.SlotModel.append`."""
+        slots, counts = list(texts), np.array([len(ids) for ids in texts.values()])
+        T = int(counts.max())
+        tokens = torch.tensor([[*ids, *[0] * (T - len(ids))] for ids in texts.values()])
+        parents = np.where(np.arange(T) < counts[:, None], np.arange(-1, T - 1), -1)
+        shape = self._shape(slots, T, T, hidden, last=True)
+        table = self._table(slots, TokenTree(tokens, torch.from_numpy(parents)), 0, shape.rows, shape.width)
+        table[slots, -1] = counts - 1
+        logits, *states = self._run(shape, table)
+        by_layer = dict(zip(shape.hidden, states, strict=True))
+        return [
+            (logits[slot, 0, : self.vocab_size].clone(), [by_layer[layer][slot, :count].clone() for layer in hidden])
+            for slot, count in zip(slots, counts.tolist(), strict=True)
+        ]
 
     @torch.inference_mode()
     def score(
