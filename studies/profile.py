@@ -88,7 +88,7 @@ def _random_target(shape: dict[str, Any], vocab_size: int) -> CompiledLlama:
 
 def _products(target: CompiledLlama, rows: int, repetitions: int) -> tuple[float, float]:
     """Seconds of one pass in the layers' products and in the head."""
-    w = target.parts.weights
+    w = target.arrays.weights
     x = np.zeros((rows, max(w.down.shape[2], w.head.shape[1])), np.float32)
     y = np.zeros((rows, max(w.gate_up.shape[1], w.head.shape[0]) * w.head.shape[2]), np.float32)
     pairs = (

@@ -40,7 +40,7 @@ def saved(folder, name, dtype=torch.bfloat16, **changed):
 
 
 def arrays(model):
-    return model.parts.weights._asdict()
+    return model.arrays.weights._asdict()
 
 
 @pytest.mark.parametrize(

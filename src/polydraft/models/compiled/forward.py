@@ -14,7 +14,7 @@ from polydraft.models.compiled.kernels import PANEL, add, aligned, matmul, norm_
 from polydraft.models.slots import TREE_ROOM
 
 __all__ = [
-    "Parts",
+    "ModelArrays",
     "Sizes",
     "SlotMemory",
     "Weights",
@@ -99,7 +99,7 @@ class Workspace(NamedTuple):
     seen: np.ndarray  # [CHUNK, TREE_ROOM]
 
 
-class Parts(NamedTuple):
+class ModelArrays(NamedTuple):
     """All that a compiled function needs of a model."""
 
     weights: Weights
@@ -206,12 +206,12 @@ def _copy(source, begin, end, target, first):
 
 
 @njit
-def _run_rows(parts, rows, logits, done, hidden, taken, first):
+def _run_rows(model, rows, logits, done, hidden, taken, first):
     """Run the rows in work; the logits wanted go to logits[done:]. Returns how many logits there are now.
 
     hidden[taken[l], first + t] = what enters layer l.
     """
-    weights, sizes, memory, work = parts
+    weights, sizes, memory, work = model
     layers, zero = len(weights.attention_norm), np.int64(0)  # a literal 0 would compile everything below twice
     for t in range(rows):
         _embed(weights.embed, weights.head, work.rows[t, 0], work.x[t])
@@ -284,19 +284,19 @@ def _describe_extra(row, seen, token, slot, length, parents, node, position, mas
 
 
 @njit(cache=True)
-def compiled_pass(parts, slots, tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask):
+def compiled_pass(model, slots, tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask):
     """One pass over nodes begins[b] .. ends[b]-1 of every tree; the nodes before were fed by the passes before.
 
     tokens, parents: [B, N]; nodes below 0 in `parents`, but for node 0, are padding.  logits[r]: of the r-th node, row by
     row, that is no padding and at or behind wanted[b].  hidden: [layers asked for, nodes, h].  taken: [L + 1] its index, or -1.
     extra: [B, 3, X] token, position and node of auxiliary rows, which follow each tree's nodes; mask: [B, X, X], see `AuxRows`.
     """
-    work, lengths = parts.work, parts.memory.lengths
+    work, lengths = model.work, model.memory.lengths
     rows, done, first = np.int64(0), np.int64(0), np.int64(0)
     for b in range(len(slots)):
         for n in range(begins[b], ends[b]):
             if rows == len(work.rows):
-                done = _run_rows(parts, rows, logits, done, hidden, taken, first)
+                done = _run_rows(model, rows, logits, done, hidden, taken, first)
                 first, rows = first + rows, np.int64(0)
             if n == 0 or parents[b, n] >= 0:
                 _describe(
@@ -305,14 +305,14 @@ def compiled_pass(parts, slots, tokens, parents, begins, ends, wanted, logits, h
                 rows += 1
         for x in range(extra.shape[2]):
             if rows == len(work.rows):
-                done = _run_rows(parts, rows, logits, done, hidden, taken, first)
+                done = _run_rows(model, rows, logits, done, hidden, taken, first)
                 first, rows = first + rows, np.int64(0)
             token, position, node = extra[b, 0, x], extra[b, 1, x], extra[b, 2, x]
             row, seen, length = work.rows[rows], work.seen[rows], lengths[slots[b]]
             _describe_extra(row, seen, token, slots[b], length, parents[b], node, position, mask[b, x], x)
             rows += 1
     if rows > 0:
-        _run_rows(parts, rows, logits, done, hidden, taken, first)
+        _run_rows(model, rows, logits, done, hidden, taken, first)
 
 
 @njit

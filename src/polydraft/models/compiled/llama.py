@@ -22,7 +22,7 @@ from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import checkpoint
 from polydraft.models.checkpoint import Checkpoint, head_width, why_not_family
 from polydraft.models.compiled.forward import (
-    Parts,
+    ModelArrays,
     Sizes,
     SlotMemory,
     compiled_pass,
@@ -97,7 +97,7 @@ class CompiledLlama(CompiledProposals):
         memory = SlotMemory(aligned(*keys), aligned(*values), self._lengths)
         weights, self.quantization_error = packed_weights(taken, columns, quantization)
         self.weight_format = {np.float32: "float32", np.uint16: "bfloat16", np.int8: "int8"}[weights.qkv.dtype.type]
-        self.parts = Parts(weights, sizes, memory, workspace(weights, sizes, columns))
+        self.arrays = ModelArrays(weights, sizes, memory, workspace(weights, sizes, columns))
         self.weight_bytes = sum(x.nbytes for x in (weights.head, weights.qkv, weights.out, weights.gate_up, weights.down))
 
     @staticmethod
@@ -135,35 +135,35 @@ class CompiledLlama(CompiledProposals):
         extra, mask = np.zeros((B, 3, 0), np.int64), np.zeros((B, 0, 0), np.bool_)
         if aux is not None:
             extra, mask = torch.stack([aux.inputs, aux.positions, aux.nodes], 1).numpy(), aux.mask.contiguous().numpy()
-        taken = np.array([-1] * (len(self.parts.weights.attention_norm) + 1))
+        taken = np.array([-1] * (len(self.arrays.weights.attention_norm) + 1))
         if layers:
             taken[list(layers)] = range(len(layers))
-        hidden = np.empty((len(layers), B * (N - since + extra.shape[2]), len(self.parts.weights.norm)), np.float32)
+        hidden = np.empty((len(layers), B * (N - since + extra.shape[2]), len(self.arrays.weights.norm)), np.float32)
         begins, ends = np.array([since] * B), np.array([N] * B)
-        compiled_pass(self.parts, np.array(slots), tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask)
+        compiled_pass(self.arrays, np.array(slots), tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask)
         self.passes += 1
         return hidden
 
     def new_logits(self, rows: int) -> np.ndarray:
         """Room for the logits of some rows, as `compiled_pass` writes them: the vocabulary is filled up to whole panels."""
-        return np.empty((rows, len(self.parts.weights.head) * PANEL), np.float32)
+        return np.empty((rows, len(self.arrays.weights.head) * PANEL), np.float32)
 
     @property
     def offers(self) -> Needs:
         """Hidden states of all layers, embeddings, the head, and auxiliary rows of token ids."""
-        return Needs(tuple(range(len(self.parts.weights.attention_norm) + 1)), True, True, True, True, True)
+        return Needs(tuple(range(len(self.arrays.weights.attention_norm) + 1)), True, True, True, True, True)
 
     def embed(self, token_ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
         """Embeddings of tokens, as layer 0 of `hidden`."""
-        out = np.empty((token_ids.numel(), len(self.parts.weights.norm)), np.float32)
-        embed_rows(self.parts.weights, token_ids.reshape(-1).numpy(), out)
+        out = np.empty((token_ids.numel(), len(self.arrays.weights.norm)), np.float32)
+        embed_rows(self.arrays.weights, token_ids.reshape(-1).numpy(), out)
         return torch.from_numpy(out).view(*token_ids.shape, -1)
 
     def head(self, hidden: Float[Tensor, "*shape D"]) -> Float[Tensor, "*shape V"]:
         """Logits of states as the last layer of `hidden` has them, after the final norm."""
         rows = hidden.detach().float().reshape(-1, hidden.shape[-1]).contiguous().numpy()
         logits = self.new_logits(len(rows))
-        head_rows(self.parts.weights, rows, logits)
+        head_rows(self.arrays.weights, rows, logits)
         return torch.from_numpy(logits)[:, : self.vocab_size].view(*hidden.shape[:-1], -1)
 
     def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
@@ -212,7 +212,7 @@ class CompiledLlama(CompiledProposals):
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """See `slots.SlotModel.move`."""
-        move_columns(self.parts.memory, source, target)
+        move_columns(self.arrays.memory, source, target)
 
 
 def _taken(model: Any) -> Checkpoint:

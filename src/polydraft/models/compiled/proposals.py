@@ -13,7 +13,7 @@ from numba import njit
 from torch import Tensor
 
 from polydraft.core import Budget, SamplingParams, TokenTree
-from polydraft.models.compiled.forward import Parts, compiled_pass
+from polydraft.models.compiled.forward import ModelArrays, compiled_pass
 from polydraft.models.compiled.kernels import PANEL
 from polydraft.models.compiled.trees import draft_law, grow
 from polydraft.models.layout import layouts
@@ -28,7 +28,7 @@ LONGEST_PENDING = 32
 
 
 @njit(cache=True, error_model="numpy")
-def _propose(parts, vocab, asked, given, starts, inner, law, bias, coupled):
+def _propose(model, vocab, asked, given, starts, inner, law, bias, coupled):
     """asked [B, 5 + P] = slot, seed, sample, position, number of pending tokens, those tokens, the root last.
 
     given, starts, inner: see `layout.Layout`.  law [B, 4] = temperature, top_k, top_p, min_p.  Caches grow by what is pending, less the root, behind which the tree lies.
@@ -43,8 +43,8 @@ def _propose(parts, vocab, asked, given, starts, inner, law, bias, coupled):
     first, row_of = np.zeros((B, N), np.int64), np.full((B, N), -1, np.int64)  # earliest copy of a node, its row of probs
     fed, above = np.zeros((B, P + N), np.int64), np.full((B, P + N), -1, np.int64)  # the tree that the model sees
     begins, ends, wanted, used = np.zeros(B, np.int64), np.zeros(B, np.int64), np.zeros(B, np.int64), np.zeros(B, np.int64)
-    whole = parts.weights.head.shape[0] * PANEL
-    taken = np.full(parts.weights.attention_norm.shape[0] + 1, -1, np.int64)
+    whole = model.weights.head.shape[0] * PANEL
+    taken = np.full(model.weights.attention_norm.shape[0] + 1, -1, np.int64)
     states, drawn = np.empty((0, 0, 0), _f32), np.empty(N, np.int64)
     extra, mask = np.empty((B, 3, 0), np.int64), np.empty((B, 0, 0), np.bool_)
     for b in range(B):
@@ -59,7 +59,7 @@ def _propose(parts, vocab, asked, given, starts, inner, law, bias, coupled):
             ends[b] = counts[b] - 1 + inner[b, d] if inner[b, d] > starts[b, d] else begins[b]
             R += inner[b, d] - starts[b, d]
         logits = np.empty((R, whole), _f32)
-        compiled_pass(parts, slots, fed, above, begins, ends, wanted, logits, states, taken, extra, mask)
+        compiled_pass(model, slots, fed, above, begins, ends, wanted, logits, states, taken, extra, mask)
         r = 0
         for b in range(B):
             root, here, end = counts[b] - 1, starts[b, d + 1], starts[b, d + 2]
@@ -97,7 +97,7 @@ def _propose(parts, vocab, asked, given, starts, inner, law, bias, coupled):
                     fed[b, root + n], above[b, root + n] = tokens[b, n], root + first[b, parent]
     for b in range(B):
         if inner[b, 0] > 0:
-            parts.memory.lengths[slots[b]] += counts[b] - 1
+            model.memory.lengths[slots[b]] += counts[b] - 1
     return tokens, parents, rows, probs
 
 
@@ -108,7 +108,7 @@ Keys = tuple[Sequence[int], Sequence[int], Sequence[int]]
 class CompiledProposals(SlotModel):
     """What a compiled model offers as a draft model, see `core.Target`: proposals in one call for the whole batch."""
 
-    parts: Parts
+    arrays: ModelArrays
     vocab_size: int
 
     def propose_paths(
@@ -134,7 +134,7 @@ class CompiledProposals(SlotModel):
         places, drafting = layouts(tuple(trees)), [len(parents) > 1 for parents in trees]
         given = self._asked(slots, list(zip(*keys, strict=True)), pending, drafting, places.parents.shape[1])
         law, bias = _laws(params, self.vocab_size)
-        tokens, parents, rows, probs = _propose(self.parts, self.vocab_size, given, *places, np.array(law), bias, coupled)
+        tokens, parents, rows, probs = _propose(self.arrays, self.vocab_size, given, *places, np.array(law), bias, coupled)
         self._note(slots, drafting, places.parents.shape[1], places.inner.shape[1] - 1)
         if coupled and (tokens < 0).any():
             return None
@@ -160,7 +160,7 @@ class CompiledProposals(SlotModel):
         given = self._asked(slots, sizes, pending, [depth > 0 for depth in depths], most)
         law, bias = _laws(params, self.vocab_size)
         limited = np.array([(*row, g.least) for row, g in zip(law, budgets, strict=True)])
-        tokens, parents, scores, scored, below, rows = grow(self.parts, self.vocab_size, given, limited, bias)
+        tokens, parents, scores, scored, below, rows = grow(self.arrays, self.vocab_size, given, limited, bias)
         self._note(slots, [depth > 0 for depth in depths], scored.shape[1], max(depths))
         cached = [(scored[b, :n].tolist(), below[b, :n].tolist()) for b, n in enumerate(rows.tolist())]
         return TokenTree.of(tokens, parents), scores, cached

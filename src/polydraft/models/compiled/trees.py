@@ -119,7 +119,7 @@ def draft_of(values, cells, size, rows, tokens, parents, scores):
 
 
 @njit(cache=True, error_model="numpy")
-def grow(parts, vocab, asked, law, bias):
+def grow(model, vocab, asked, law, bias):
     """asked [B, 5 + P] = slot, depth, width, most nodes, number of pending tokens, those tokens, the root last.
 
     law [B, 5] = temperature, top_k, top_p, min_p, least.  Caches grow by what is pending, less the root, behind which the tree lies.
@@ -137,7 +137,7 @@ def grow(parts, vocab, asked, law, bias):
     weights, chosen, count = np.ones((B, max(M, 1))), np.empty(max(M, 1), np.int64), np.ones(B, np.int64)
     begins, ends, wanted, rows = np.zeros(B, np.int64), np.zeros(B, np.int64), np.zeros(B, np.int64), np.zeros(B, np.int64)
     probs, states = np.empty(vocab, np.float32), np.empty((0, 0, 0), np.float32)
-    taken = np.full(parts.weights.attention_norm.shape[0] + 1, -1, np.int64)
+    taken = np.full(model.weights.attention_norm.shape[0] + 1, -1, np.int64)
     extra, mask = np.empty((B, 3, 0), np.int64), np.empty((B, 0, 0), np.bool_)
     for b in range(B):
         tokens[b, 0] = pending[b, counts[b] - 1]
@@ -153,8 +153,8 @@ def grow(parts, vocab, asked, law, bias):
             total += count[b]
         if total == 0:
             break
-        logits = np.empty((total, parts.weights.head.shape[0] * PANEL), np.float32)
-        compiled_pass(parts, slots, fed, above, begins, ends, wanted, logits, states, taken, extra, mask)
+        logits = np.empty((total, model.weights.head.shape[0] * PANEL), np.float32)
+        compiled_pass(model, slots, fed, above, begins, ends, wanted, logits, states, taken, extra, mask)
         r = 0
         for b in range(B):
             if count[b] == 0:
@@ -173,7 +173,7 @@ def grow(parts, vocab, asked, law, bias):
     scored, below = np.zeros((B, R), np.int64), np.full((B, R), -1, np.int64)
     for b in range(B):
         if rows[b] > 0:
-            parts.memory.lengths[slots[b]] += counts[b] - 1
+            model.memory.lengths[slots[b]] += counts[b] - 1
             draft_of(values[b], cells[b], size[b], R, tokens[b], parents[b], scores[b])
         for i in range(rows[b]):
             scored[b, i] = fed[b, counts[b] - 1 + i]
