@@ -75,7 +75,7 @@ class Recorder:
         if draft.probs is not None:
             draft = replace(draft, probs=draft.probs.cpu())
         self.rounds += len(p)
-        now = _Round.of(draft, p)
+        now = _Statistics.of(draft, p)
         if draft.tree.num_nodes == 1:
             self.plain += now.drawn(outcome)
             return
@@ -126,7 +126,7 @@ class _Again:
 
 
 @dataclass(frozen=True)
-class _Round:
+class _Statistics:
     """The functions f at every node of a draft, and all that no rule changes.
 
     f: [S, B, N, V].  mean: [S, B, N] of f under p.  on_draft: [S, B, N] f of a node's parent at the node's token.
@@ -141,7 +141,7 @@ class _Round:
     on_draft: np.ndarray
 
     @classmethod
-    def of(cls, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> "_Round":
+    def of(cls, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> "_Statistics":
         tree, p = draft.tree, target_probs.double()
         p = p / p.sum(-1, keepdim=True)
         first = trees.first_copies(tree)

@@ -22,7 +22,7 @@ Trap: a shared tree shows one request's text in another's drafts and so in its t
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -120,6 +120,14 @@ class SuffixStore:
         return store
 
 
+class Reach(NamedTuple):
+    """How far a match is followed: `factor * m + offset` nodes after m tokens, each at least as probable as `min_prob`."""
+
+    factor: float
+    offset: float
+    min_prob: float
+
+
 class SuffixDrafter(TextDrafter[SuffixTree]):
     """SuffixDecoding over a request's own text and, if one is given, a store of earlier outputs.
 
@@ -157,7 +165,7 @@ class SuffixDrafter(TextDrafter[SuffixTree]):
             )
         SuffixTree(depth)
         super().__init__(eos_token_ids)
-        self.store, self.depth, self._rules = store, depth, (float(factor), float(offset), float(min_prob))
+        self.store, self.depth, self._reach = store, depth, Reach(float(factor), float(offset), float(min_prob))
 
     @classmethod
     def build(cls, parts: Parts, **options: Any) -> "SuffixDrafter":
@@ -184,15 +192,15 @@ class SuffixDrafter(TextDrafter[SuffixTree]):
         """The better of both trees' drafts, with the estimates n(sc)/n(s) * |s|/(|s| + 1) as scores."""
         tree, store = (new_cells(budget), self._eos), self.store
         if store is None:
-            _grow(tree, tuple(state.arrays), None, self._rules, limits(budget))
+            _grow(tree, tuple(state.arrays), None, self._reach, limits(budget))
         else:
             with store.lock:
-                _grow(tree, tuple(state.arrays), tuple(store.tree.arrays), self._rules, limits(budget))
+                _grow(tree, tuple(state.arrays), tuple(store.tree.arrays), self._reach, limits(budget))
         return GrownTree(tree)
 
 
 @njit(cache=True)
-def _grow(tree, own, store, rules, limits):
+def _grow(tree, own, store, reach, limits):
     """Grow the better draft: that of the request's own tree, or of the store's, if there is one."""
     own = Arrays(*own)
     plant(tree, last_of(own), limits)
@@ -200,52 +208,52 @@ def _grow(tree, own, store, rules, limits):
         return
     trial = np.empty_like(tree[0]), tree[1]
     suffixes, places, own_wins = own, ends_of(own), True
-    best, score = _best_match(trial, own, places, True, rules, limits)
+    best, score = _best_match(trial, own, places, True, reach, limits)
     if store is not None:
         others = Arrays(*store)
         elsewhere = tail_of(own, others)
-        m, promised = _best_match(trial, others, elsewhere, False, rules, limits)
+        m, promised = _best_match(trial, others, elsewhere, False, reach, limits)
         if promised > score:
             suffixes, places, own_wins, best = others, elsewhere, False, m
     for m in range(best, 0, -1):
-        _draft(trial, suffixes, places[m - 1], m, own_wins, rules, limits)
+        _draft(trial, suffixes, places[m - 1], m, own_wins, reach, limits)
         copy_onto(tree, trial)
         if is_full(tree) or (num_paths(tree) == limits[2] and m <= best // 2):
             break
 
 
 @njit(cache=True)
-def _best_match(trial, suffixes, places, own, rules, limits):
+def _best_match(trial, suffixes, places, own, reach, limits):
     """(m, score) of the match that promises most; places[m - 1] is the match of m tokens."""
     max_nodes, max_depth, _ = limits
     longest, ahead = len(suffixes.leaves), min(max_nodes, max_depth)
     best, best_score = 0, 0.0
     for m in range(min(len(places), max(longest - ahead, longest // 2)), 0, -1):
         bound = 0.0
-        for k in range(1, min(ahead, _most(m, rules)) + 1):
+        for k in range(1, min(ahead, _most(m, reach)) + 1):
             bound += m / (m + k)  # trust in the match, were all that follows certain
         if best_score > bound + 1e-9:
             break  # shorter matches promise less
-        score = _draft(trial, suffixes, places[m - 1], m, own, rules, limits)
+        score = _draft(trial, suffixes, places[m - 1], m, own, reach, limits)
         if score > best_score:
             best, best_score = m, score
     return best, best_score
 
 
 @njit(cache=True)
-def _most(m, rules):
+def _most(m, reach):
     """Most nodes of a draft from a match of m tokens."""
-    return int(rules[0] * m + rules[1])
+    return int(reach.factor * m + reach.offset)
 
 
 @njit(cache=True)
-def _draft(trial, suffixes, place, m, own, rules, limits):
+def _draft(trial, suffixes, place, m, own, reach, limits):
     """Draft from one place of the suffixes, best first; returns the sum of the nodes' path probabilities.
 
     own: the match itself is counted in the tree.
     """
     max_nodes, max_depth, width = limits
-    most, min_prob, nodes = min(max_nodes, _most(m, rules)), rules[2], suffixes.nodes
+    most, min_prob, nodes = min(max_nodes, _most(m, reach)), reach.min_prob, suffixes.nodes
     plant(trial, 0, (most, max_depth, width))
     room = 11 * max_nodes + 11  # of the candidates; what does not fit is too unlikely to matter
     at, offset, parents = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
