@@ -6,7 +6,7 @@ import torch
 
 from polydraft import registry
 from polydraft.check.check import Watched, check
-from polydraft.check.rounds import RESOLUTION, Recorder, _normal, _Round
+from polydraft.check.rounds import RESOLUTION, Recorder, _normal, _Statistics
 from polydraft.check.wrong_rules import FEW, FUSED, Reversed, keep_all, mistakes
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
@@ -119,7 +119,7 @@ def test_the_statistic_of_a_right_rule_has_mean_zero_by_enumeration():
             tree = TokenTree.chain(torch.tensor([[0, x]]))
             draft = Draft(tree, SiblingLaw.IID, TreeShape.CHAIN, reported[None, None], torch.tensor([[-1, 0]]))
             verdict = verifier("speculative")(draft, p)
-            found += float(q[x]) * _Round.of(draft, p).expected(verdict)[0]
+            found += float(q[x]) * _Statistics.of(draft, p).expected(verdict)[0]
         return np.abs(found).max()
 
     assert total(q) < 1e-12

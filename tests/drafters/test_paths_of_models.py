@@ -7,7 +7,8 @@ from scipy.stats import chi2
 from polydraft import Engine, SamplingParams, noise
 from polydraft import tree as trees
 from polydraft.core import Budget, NoiseKey, Request, TreeShape
-from polydraft.drafters.model.paths import ModelDrafter, paths_of_models
+from polydraft.drafters.model import paths_of_models
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.models import pair
 from polydraft.verifiers.list_race import path_numbers

@@ -8,7 +8,7 @@ No law is ever written out: p is made from logits wherever it is needed. Sums an
 The two draws use the uniforms of `polydraft.noise`. Nothing but these kernels differs from `device.block`.
 """
 
-# pyright: reportMissingImports=false, reportIndexIssue=false
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 
 import torch
 import triton
