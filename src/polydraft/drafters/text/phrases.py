@@ -62,7 +62,7 @@ class PhraseDrafter(TextDrafter[PhraseState]):
         >>> from polydraft.core import SamplingParams
         >>> from polydraft.models import load, pair
         >>> drafter = PhraseDrafter(load.load_model(str(pair.draft_folder()), max_num_seqs=1), length=2)
-        >>> states = drafter.start([Request("r", (5, 6, 7, 8, 5), SamplingParams(), seed=0)])
+        >>> states = drafter.start([Request("r", (5, 5, 5, 5, 5), SamplingParams(), seed=0)])
         >>> drafter.propose(states, [Budget.grown(4, 4)]).tree.num_nodes
         5
     """
