@@ -11,7 +11,7 @@ from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.stats import clock
 from polydraft.models import load, pair
 from polydraft.plan.acceptance import DEPTHS
-from polydraft.plan.costs import Charges, RoundCosts
+from polydraft.plan.costs import Charges, RoundCosts, Work
 from polydraft.plan.learner import EXPLORING, SETTLED, Learner, assumed
 from polydraft.plan.plan import AdaptivePlan
 from polydraft.plan.profile import Profile, identity, remember
@@ -168,3 +168,19 @@ def test_what_is_assumed_of_a_real_pair_follows_from_the_bytes_of_its_weights(mo
     rows = 0.05 * target.weight_bytes / 1e10
     assert one - plain > small.weight_bytes / 1e10
     assert four - one == pytest.approx(3 * (rows + 1.05 * small.weight_bytes / 1e10), rel=0.2)
+
+
+def test_cold_rounds_without_drafts_do_not_make_asking_in_vain_look_cheap():
+    learner, plain, vain = Learner(Profile.assumed(), Paths(12, [(1, 0)])), Work(1, 100.0), Work(1, 100.0, asked=1)
+    for each, seconds, times in ((plain, 6.5e-4, 3), (vain, 4.3e-4, 16)):
+        for _ in range(times):
+            learner.time(each, seconds)
+    assert learner.profile.costs.seconds(plain) == pytest.approx(4.3e-4, rel=0.1)
+
+
+def test_costs_follow_a_kind_of_round_as_soon_as_it_takes_another_time():
+    learner, plain = Learner(Profile.assumed(), Paths(12, [(1, 0)])), Work(1, 100.0)
+    for seconds, times in ((1e-3, 320), (3e-4, 16)):
+        for _ in range(times):
+            learner.time(plain, seconds)
+    assert learner.profile.costs.seconds(plain) == pytest.approx(3e-4, rel=0.15)

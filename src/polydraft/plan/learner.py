@@ -45,7 +45,9 @@ BELIEF = 0.05
 LASTING = 0.998
 """What is left of a round's acceptance after the next."""
 REFIT, MOST = 1.5, 128
-"""Costs are fitted again when so many times as many rounds are known, or so many more, and where a kind begins to count."""
+"""Costs are fitted again when so many times as many rounds are known, or so many more, and where a kind begins to count or takes another time than it did."""
+MOVED = 0.1
+"""Share by which it does."""
 SECONDS = "seconds"
 """What is assumed where the size of the weights is known; else passes."""
 CALL, ROW = 2e-4, 1e-5
@@ -91,6 +93,8 @@ class _Kind:
         self.charges: deque[Charges] = deque(maxlen=KEPT)
         self.seconds: deque[float] = deque(maxlen=KEPT)
         self.count = 0
+        self.fitted = 0.0
+        """The mean that the costs were last fitted to."""
 
     def mean(self) -> float:
         """Seconds, a stalled round counting for STALLED medians."""
@@ -146,7 +150,7 @@ class Learner:
         self._kinds.move_to_end(key)
         if len(self._kinds) > KINDS:
             self._kinds.popitem(last=False)
-        if self._rounds >= self._due or kind.count == LEAST:
+        if self._rounds >= self._due or (kind.count >= LEAST and abs(kind.mean() - kind.fitted) > MOVED * kind.fitted):
             self._due = math.ceil(min(REFIT * self._rounds, self._rounds + MOST))
             self._learn()
 
@@ -178,12 +182,26 @@ class Learner:
             known |= self._grid.learnt(record, self._start.prior(1.0, ranked=self._grid.ranked), greedy=greedy)
         self.profile = replace(self._start, **known)
 
+    def _seconds(self) -> list[float]:
+        """Of each kind that counts; a round without drafts takes no longer than one that asked for drafts and had none."""
+        known = {key: kind.fitted for key, kind in self._kinds.items() if len(kind.seconds) >= LEAST}
+        vain: dict[int, float] = {}
+        for (sequences, nodes, _, asked, _), taken in known.items():
+            if asked and not nodes:
+                vain[sequences] = min(taken, vain.get(sequences, taken))
+        return [
+            taken if nodes or asked else min(taken, vain.get(sequences, taken))
+            for (sequences, nodes, _, asked, _), taken in known.items()
+        ]
+
     def _costs(self) -> RoundCosts:
         kinds = [kind for kind in self._kinds.values() if len(kind.seconds) >= LEAST]
         if not kinds:
             return self._start.costs
         start, x = np.array(self._start.costs.prices), np.array([np.mean(kind.charges, 0) for kind in kinds])
-        y, weight = np.array([kind.mean() for kind in kinds]), np.sqrt([len(kind.seconds) for kind in kinds])
+        for kind in kinds:
+            kind.fitted = kind.mean()
+        y, weight = np.array(self._seconds()), np.sqrt([len(kind.seconds) for kind in kinds])
         plain = x[:, Charges._fields.index("plain_once")] > 0  # all else is compared to it
         if not plain.any():
             plain[:] = self._start.about.get("assumed") != SECONDS

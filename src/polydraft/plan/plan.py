@@ -35,11 +35,15 @@ REMEMBERED = 4.0
 RISEN = 0.1
 """Acceptance of a first draft that a probe must add to be followed by another one at once."""
 PROBING = 0.0025
-"""Share of the time without drafts that probes may take, beside the drafter's reading of what it missed."""
+"""Share of the time without drafts that probes may take."""
+WEIGHING = 1e-4
+"""Seconds that a probe takes beside its draft: sizes are weighed again, and the drafter reads what it missed."""
 HELD = 4
 """Drafting rounds for which a plan holds, as planning costs 4% of a round of the embedded pair; 8 is late where texts change."""
 LOOKING = 16
 """Rounds from one look for a size to try to the next."""
+ALIKE = 64
+"""Tokens of context that make no difference to a sequence that has shown nothing yet."""
 FIRST, EVERY, SELDOM = 128, 32, 7
 """The first FIRST rounds with drafts are all looked at by what learns, then one in SELDOM, which shares no divisor with HELD; of the others the first
 EVERY and then one in EVERY."""
@@ -162,6 +166,9 @@ class AdaptivePlan:
         self._courses: WeakKeyDictionary[Any, Course] = WeakKeyDictionary()
         self._rounds = self._drafting = self._trying = self._holding = self._since = 0
         self._exploring, self._trial = False, NOTHING
+        self._fresh: dict[tuple[float, int, float], tuple[Found, list[Options | None]]] = {}
+        """What is promised to sequences that have shown nothing yet, by the profile `_fresh_of`."""
+        self._fresh_of: Profile | None = None
         self._wake = self._resting = 0.0
         """Round until which nobody drafts; seconds of such a round."""
         self._last: list[Any] = []
@@ -218,6 +225,22 @@ class AdaptivePlan:
             had = record.share(expected) if share is None else share
             options.append(each if each is None or had == 1.0 else each.scaled(had))
         return best(options, [len(s.token_ids) for s in sequences], self.known.costs.prices), options
+
+    def _promised(self, sequences: Seq[Sequence], rests: Seq[bool]) -> tuple[Found, list[Options | None]]:
+        """`promise`, remembered for a sequence that is alone and has shown nothing yet: such are many and alike, and weighing is dear."""
+        s, record = sequences[0], self.course(sequences[0]).record
+        if len(sequences) > 1 or record.asked or record.counted:
+            return self.promise(sequences, rests)
+        if self._fresh_of is not self.known:
+            self._fresh, self._fresh_of = {}, self.known
+        key = (
+            s.request.params.temperature,
+            len(s.token_ids) // ALIKE,
+            1.0 if self.learner is None else round(self.learner.share, 2),
+        )
+        if key not in self._fresh:
+            self._fresh[key] = self.promise(sequences, rests)
+        return self._fresh[key]
 
     def best(self, rate: float, *, batch: int = 1, context: int = 0, greedy: bool = False) -> Budget:
         """The budget for a known acceptance of one draft, the same at every depth."""
@@ -299,11 +322,11 @@ class AdaptivePlan:
             return nothing
         if self.learner is not None and self._rounds <= SETTLED + BURST:  # all else is compared to rounds without drafts
             return nothing
-        found, options = self.promise(sequences, rests)
+        found, options = self._promised(sequences, rests)
         pays = self._pays(found)
         pause = self.first_pause  # beside others' drafts a probe is cheap
         if not pays:
-            pause = max(pause, math.ceil(found.loss / PROBING))
+            pause = max(pause, math.ceil((found.loss + WEIGHING * found.plain) / PROBING))
         given = nothing
         for b, (s, each, size) in enumerate(zip(sequences, options, found.sizes, strict=True)):
             course = self.course(s)
@@ -338,7 +361,6 @@ class AdaptivePlan:
             if b is None or not budget.max_depth or not s.drafting:
                 continue
             decided, prior, record = Decided.of(budget, size, draft, outcome, b), self._prior(s), self.course(s).record
-            self._holding *= decided.had
             told = [(record, None)] if learner is None else [(record, None), (learner.of_all(s.request.params.greedy), LASTING)]
             for each, decay in told:
                 each.ask(decided.had, decay)
@@ -368,7 +390,12 @@ class AdaptivePlan:
             learner.exploring += seconds
         if self._rounds - self._since < SETTLED or not self._noted():
             return
-        contexts, depths = [len(s.token_ids) for s in sequences], tree.depths(draft.tree)
+        contexts = [len(s.token_ids) for s in sequences]
+        if not self._given:
+            learner.time(Work(len(contexts), sum(contexts)), seconds)
+            self.profile = learner.profile
+            return
+        depths = tree.depths(draft.tree)
         nodes, deep = (depths > 0).sum(1).tolist(), depths.amax(1).tolist()
         branching, asked = sum(n > d for n, d in zip(nodes, deep, strict=True)), sum(g.max_depth > 0 for _, g, _ in self._given)
         by_context = sum(n * c for n, c in zip(nodes, contexts, strict=True))

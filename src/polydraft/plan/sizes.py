@@ -15,7 +15,7 @@ import numpy as np
 
 from polydraft import tree
 from polydraft.core import Budget, Draft, Method, Outcome, SiblingLaw
-from polydraft.plan.acceptance import DECAY, DEPTHS, Record, by_depth, count
+from polydraft.plan.acceptance import ASSUMED, DECAY, DEPTHS, Record, by_depth, count
 from polydraft.verifiers import pairing
 
 __all__ = ["NOTHING", "Decided", "Grid", "Options", "Paths", "columns", "expected_tokens", "pairs", "paths"]
@@ -187,4 +187,4 @@ class Paths:
 
     def learnt(self, record: Record, prior: np.ndarray, *, greedy: bool) -> dict[str, Any]:
         """What the rounds of all sequences say of a profile whose acceptance was taken to be `prior`."""
-        return {"greedy" if greedy else "acceptance": tuple(by_depth(Record(record.kept, record.seen), prior).tolist())}
+        return {"greedy" if greedy else "acceptance": tuple(by_depth(Record(record.kept, record.seen), prior, ASSUMED).tolist())}
