@@ -40,7 +40,7 @@ WEIGHING = 1e-4
 """Seconds that a probe takes beside its draft: sizes are weighed again, and the drafter reads what it missed."""
 HELD = 4
 """Drafting rounds for which a plan holds, as planning costs 4% of a round of the embedded pair; 8 is late where texts change."""
-LOOKING = 16
+LOOKING = 32
 """Rounds from one look for a size to try to the next."""
 ALIKE = 64
 """Tokens of context that make no difference to a sequence that has shown nothing yet."""
