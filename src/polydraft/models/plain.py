@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -144,6 +145,10 @@ class PlainTarget(SlotModel):
             rows.append(state.logits)
         seen = {layer: torch.stack([each[layer] for each in states]) for layer in hidden}
         return Scores(tree, torch.stack(rows)[:, None], seen)
+
+    def move(self, source: np.ndarray, target: np.ndarray) -> None:
+        """There is nothing to move: only roots are committed, and a copy is read."""
+        assert not len(source), "a tree was committed to a cache that cannot be rolled back"
 
     def copy(self, source: int, slot: int, length: int) -> None:
         """The first `length` committed tokens of a slot into an empty one, which reads them."""

@@ -4,6 +4,7 @@ slot     a sequence's place in a model
 column   place of one token in a slot: committed tokens first, then the nodes of the tree that was scored last
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -64,7 +65,7 @@ def _kept(lengths, scored, slots, path, counts):
     return source[:moved], target[:moved], True
 
 
-class SlotModel:
+class SlotModel(ABC):
     """Sequences of a model in slots: all that changes what is committed; a backend writes the columns, and supplies `move`.
 
     lengths: [slots] committed tokens, to be read; they change by `prefill`, `commit`, `cut`, `copy` and `release`.
@@ -108,11 +109,11 @@ class SlotModel:
     chunk = TREE_ROOM
     """Prompt tokens of one sequence that `append` is given at a time."""
 
+    @abstractmethod
     def append(
         self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]
     ) -> list[tuple[Float[Tensor, " V"], list[Float[Tensor, "T D"]]]]:
         """Write tokens behind the committed ones of each slot: logits after the last, and the states asked for of all."""
-        raise NotImplementedError
 
     @torch.inference_mode()
     def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
@@ -140,9 +141,9 @@ class SlotModel:
         roots = TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids]))
         return Scores(roots, torch.stack([last[slot] for slot in slots])[:, None], seen)
 
+    @abstractmethod
     def move(self, source: Int64[np.ndarray, "M 2"], target: Int64[np.ndarray, "M 2"]) -> None:
         """Copy columns, given as (slot, column); of one slot no target lies behind its source."""
-        raise NotImplementedError
 
     def check_slots(self, slots: Sequence[int], counts: Sequence[int], beyond: int = 0) -> None:
         """Refuse slots that are not there, and more tokens than fit behind the committed ones. beyond: columns behind the context.

@@ -5,6 +5,7 @@ tokens so far draw from one row, the first one's: the same draft, up to rounding
 read back, once.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,11 +39,11 @@ class StaticProposals(SlotModel):
 
     device: torch.device
 
+    @abstractmethod
     def feed(
         self, slots: Sequence[int], ids: Int[Tensor, "B M"], offsets: np.ndarray, parents: np.ndarray
     ) -> Float[Tensor, "B M V"]:
         """Logits of some nodes of trees whose tokens only the device knows; the nodes above them were fed before."""
-        raise NotImplementedError
 
     @torch.inference_mode()
     def propose_paths(
