@@ -12,6 +12,7 @@ __all__ = [
     "PolydraftError",
     "RequestWarning",
     "UnknownNameError",
+    "first_line",
     "unknown_name",
 ]
 
@@ -59,3 +60,13 @@ def unknown_name(kind: str, given: str, known: Iterable[str]) -> UnknownNameErro
     nearest = get_close_matches(given, names, n=1, cutoff=0.5)
     advice = f"did you mean {nearest[0]!r}? " if nearest else ""
     return UnknownNameError(f"unknown {kind} {given!r}; {advice}Known: {', '.join(names)}")
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, or its name.
+
+    Example:
+        >>> first_line(ValueError("no such file.\\nmore")), first_line(KeyError())
+        ('no such file', 'KeyError')
+    """
+    return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__

@@ -1,4 +1,4 @@
-"""A causal language model as its configuration and its weights by name, read one at a time: from a folder or from a module.
+"""A causal language model as its configuration and its weights by name, read one at a time: from a folder, a GGUF file or a module.
 
 Read straight from safetensors files there is never a second copy of the model in memory, and neither the modelling code of
 transformers nor its loader is imported. That is for folders of the Llama family as `save_pretrained` writes them; anything else
@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.models.folder import load_config
+from polydraft.models.gguf import GgufFile
 
-__all__ = ["EMBEDDING", "HEAD", "Checkpoint", "head_width", "of_folder", "of_module", "rotary", "why_not_family"]
+__all__ = ["EMBEDDING", "HEAD", "Checkpoint", "head_width", "of_file", "of_folder", "of_module", "rotary", "why_not_family"]
 
 FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -30,6 +32,8 @@ class Checkpoint:
     """config, generation_config: of transformers; the second may be None.  outlines: by name, tensors of each weight's shape and
     number format, whose values may not be there.  read: a weight by its name.  tied: the embedding is the head, too.
     device, dtype: of the module; files are read to a CPU, to be used as float32.
+    rope_factors: [half of a head] by what the configuration's rotary frequencies are divided, where a file says so.
+    blocks: of a GGUF file, see `GgufFile.blocks`.
     """
 
     config: Any
@@ -39,6 +43,8 @@ class Checkpoint:
     tied: bool
     device: torch.device
     dtype: torch.dtype
+    rope_factors: Tensor | None = None
+    blocks: Callable[[str], tuple[str, np.ndarray]] | None = None
 
 
 def of_module(module: Any) -> Checkpoint:
@@ -49,7 +55,7 @@ def of_module(module: Any) -> Checkpoint:
     return Checkpoint(module.config, generation, weights, lambda name: weights[name].detach(), tied, module.device, module.dtype)
 
 
-def of_folder(name: str) -> Checkpoint | None:
+def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
     """The weights of a folder of `save_pretrained`, or None where transformers has to load it.
 
     A tensor that was read holds its file open: what is dropped before the next one is read is no longer in memory.
@@ -81,6 +87,30 @@ def of_folder(name: str) -> Checkpoint | None:
         return None
     tied, cpu = HEAD not in wanted, torch.device("cpu")
     return Checkpoint(config, generation, outlines, lambda name: _read(files[name], name), tied, cpu, torch.float32)
+
+
+def of_file(file: GgufFile) -> Checkpoint | None:
+    """The weights of a GGUF file, dequantised, or None where transformers has to run it.
+
+    Raises:
+        ModelLoadError: weights are missing, or there are others.
+    """
+    config = file.config
+    try:
+        wanted = _shapes(config)
+    except ValueError:
+        return None
+    if config.model_type not in FAMILY:
+        return None
+    file.check_all_used(wanted)
+    if any(file.shape(name) != shape for name, shape in wanted.items()):
+        return None
+    outlines = {
+        name: torch.empty(shape, dtype=NUMBERS.get(file.blocks(name)[0], torch.float32), device="meta")
+        for name, shape in wanted.items()
+    }
+    tied, cpu = HEAD not in wanted, torch.device("cpu")
+    return Checkpoint(config, None, outlines, file.read, tied, cpu, torch.float32, file.rope_factors, file.blocks)
 
 
 def _files(folder: Path) -> dict[str, Path]:
@@ -168,8 +198,12 @@ def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
     return {**ends, **layers} if config.tie_word_embeddings else {**ends, **layers, HEAD: (config.vocab_size, h)}
 
 
-def rotary(config: Any, columns: int) -> tuple[Float[Tensor, "C D2"], Float[Tensor, "C D2"]]:
+def rotary(
+    config: Any, columns: int, factors: Float[Tensor, " D2"] | None = None
+) -> tuple[Float[Tensor, "C D2"], Float[Tensor, "C D2"]]:
     """Cosines and sines of the family's rotary positions 0 .. columns-1, for the first half of a head: the second repeats it.
+
+    factors: frequencies are divided by them.
 
     Example:
         >>> from transformers import LlamaConfig
@@ -186,5 +220,7 @@ def rotary(config: Any, columns: int) -> tuple[Float[Tensor, "C D2"], Float[Tens
         frequencies, factor = 1.0 / (theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)), 1.0
     else:
         frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    if factors is not None:
+        frequencies = frequencies / factors
     angles = torch.arange(columns, dtype=torch.float32)[:, None] * frequencies
     return angles.cos() * factor, angles.sin() * factor

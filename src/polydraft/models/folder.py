@@ -1,4 +1,4 @@
-"""From a folder to a module of transformers: safetensors only, no remote code, every fault with its remedy."""
+"""From a name to a module of transformers: safetensors or GGUF only, no remote code, every fault with its remedy."""
 
 import os
 from pathlib import Path
@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 
-from polydraft.errors import InvalidInputError, ModelLoadError
+from polydraft.errors import InvalidInputError, ModelLoadError, first_line
+from polydraft.models.gguf import GgufFile, is_gguf
+from polydraft.models.hub import located
 from polydraft.models.supported import check_plain, check_supported
 from polydraft.schema import CONFIG, fault, read_json
 
-__all__ = ["as_device", "as_dtype", "check_folder", "first_line", "load_config", "load_module"]
+__all__ = ["as_device", "as_dtype", "check_folder", "load_config", "load_module"]
 
 
 def as_device(device: str | torch.device | None) -> torch.device:
@@ -49,10 +51,6 @@ def as_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dty
     return found
 
 
-def _is_path(name: str) -> bool:
-    return Path(name).exists() or name.startswith((".", "~", os.sep)) or os.sep in name.replace("/", "", 1) or "\\" in name
-
-
 def check_folder(folder: Path) -> None:
     """Refuse a folder without configuration, with numbers there that cannot be, or without readable safetensors weights.
 
@@ -61,11 +59,11 @@ def check_folder(folder: Path) -> None:
     """
     from safetensors import SafetensorError, safe_open
 
-    if not folder.exists():
-        raise ModelLoadError(
-            f"model folder {str(folder)!r} does not exist. Check the path; a folder of `save_pretrained` is expected."
-        )
     if not (folder / "config.json").is_file():
+        if (folder / "adapter_config.json").is_file():
+            raise ModelLoadError(
+                f"{str(folder)!r} is a LoRA adapter without its model. Merge the two with peft (`merge_and_unload`) and save the whole."
+            )
         raise ModelLoadError(f"{str(folder)!r} has no config.json. A folder of `save_pretrained` is expected.")
     for file in (folder / "config.json", folder / "generation_config.json"):
         _check_config(file)
@@ -95,37 +93,26 @@ def _check_config(file: Path) -> None:
         raise ModelLoadError(f"the configuration {str(file)!r} cannot be: {found}. Copy or download it again.")
 
 
-def _advice(name: str) -> str:
-    return (
-        ""
-        if _is_path(name)
-        else " It is neither a folder here nor a model that could be fetched; check the name and the network."
-    )
-
-
-def load_config(name: str) -> Any:
-    """Configuration of a model.
+def load_config(name: str | os.PathLike[str]) -> Any:
+    """Configuration of a model; its name is as in `hub.located`.
 
     Raises:
         ModelLoadError: it is missing, unreadable, of an unknown type, or needs code of its own.
     """
     from transformers import AutoConfig
 
-    if _is_path(name):
-        check_folder(Path(name).expanduser())
+    place = located(name)
+    if is_gguf(place):
+        return GgufFile(place).config
+    check_folder(place)
     try:
-        return AutoConfig.from_pretrained(os.path.expanduser(name), trust_remote_code=False)
+        return AutoConfig.from_pretrained(place, trust_remote_code=False)
     except Exception as error:
-        raise ModelLoadError(f"the configuration of {name!r} could not be read: {first_line(error)}.{_advice(name)}") from error
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, or its name."""
-    return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+        raise ModelLoadError(f"the configuration of {str(name)!r} could not be read: {first_line(error)}.") from error
 
 
 def load_module(
-    name: str,
+    name: str | os.PathLike[str],
     *,
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
@@ -134,7 +121,7 @@ def load_module(
 ) -> Any:
     """A causal language model of transformers, in evaluation mode, on its device.
 
-    name: folder, or a name that transformers resolves.  dtype, device: see `as_dtype` and `as_device`.
+    name: see `hub.located`.  dtype, device: see `as_dtype` and `as_device`.
     plain: take models that cannot be rolled back too; they can only be decoded without drafts.
 
     Raises:
@@ -144,18 +131,24 @@ def load_module(
 
     place = as_device(device)
     number = as_dtype(dtype, place)
-    (check_plain if plain else check_supported)(load_config(name), max_model_len)
+    folder = located(name)
+    check = check_plain if plain else check_supported
+    if is_gguf(folder):
+        file = GgufFile(folder)
+        check(file.config, max_model_len)
+        return file.module().to(place, None if number == "auto" else number)
+    check(load_config(folder), max_model_len)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            os.path.expanduser(name), dtype=number, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+            folder, dtype=number, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
     except Exception as error:
-        raise ModelLoadError(f"the model {name!r} could not be loaded: {first_line(error)}.{_advice(name)}") from error
+        raise ModelLoadError(f"the model {str(name)!r} could not be loaded: {first_line(error)}.") from error
     module, report = loaded
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise ModelLoadError(
-            f"the weights of {name!r} are incomplete: {len(missing)} tensors are missing, such as {missing[0]!r}. "
+            f"the weights of {str(name)!r} are incomplete: {len(missing)} tensors are missing, such as {missing[0]!r}. "
             "Copy or download them again."
         )
     return module.to(place).eval()

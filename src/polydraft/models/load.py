@@ -1,17 +1,19 @@
 """Models and tokenizers from folders, and whether two of them speak of the same tokens."""
 
-import os
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from polydraft.core import Target
-from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
+from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError, first_line
 from polydraft.models import checkpoint
 from polydraft.models.checkpoint import Checkpoint
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.folder import as_device, as_dtype, first_line, load_module
+from polydraft.models.folder import as_device, as_dtype, load_module
+from polydraft.models.gguf import GgufFile, is_gguf
+from polydraft.models.hub import located
 from polydraft.models.plain import PlainTarget
 from polydraft.models.static.llama import StaticLlama
 from polydraft.models.supported import check_supported
@@ -36,8 +38,8 @@ def load_model(
 ) -> Target:
     """A target (or draft) model: the Llama family compiled in float32 on a CPU, or static on a GPU; else through transformers.
 
-    name: folder of `save_pretrained`, or a name that transformers resolves.  backend: "compiled", "static",
-        "transformers", or "auto".
+    name: a folder of `save_pretrained`, a GGUF file, a name of `polydraft models list` or `OWNER/NAME` of the Hugging Face hub; see
+        `hub.located`.  backend: "compiled", "static", "transformers", or "auto".
     dtype: default float32 on a CPU, the checkpoint's own elsewhere.  device: default the first GPU, or the CPU.
     quantization: "bfloat16" or "int8" matrices for the compiled path: less to read in a pass. It makes another model of a
         target, whose law is then followed; on a draft it costs nothing but acceptance.
@@ -56,10 +58,11 @@ def load_model(
     """
     if backend not in BACKENDS:
         raise InvalidInputError(f"backend={backend!r} was given; expected one of {', '.join(BACKENDS)}.")
-    files = _files(name, dtype, device, backend)
+    place = located(name)
+    files = _files(place, dtype, device, backend)
     if files is not None and (not plain or _rolls_back(files, max_model_len)):
         return CompiledLlama(files, max_model_len=max_model_len, max_num_seqs=max_num_seqs, quantization=quantization)
-    module = load_module(name, dtype=dtype, device=device, max_model_len=max_model_len, plain=plain)
+    module = load_module(place, dtype=dtype, device=device, max_model_len=max_model_len, plain=plain)
     if plain and not _rolls_back(module, max_model_len):
         return PlainTarget(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
     reason, static = CompiledLlama.why_unsupported(module), StaticLlama.why_unsupported(module)
@@ -80,12 +83,12 @@ def load_model(
     return HFTarget(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
 
 
-def _files(name: str, dtype: str | torch.dtype | None, device: str | torch.device | None, backend: str) -> Checkpoint | None:
-    """The folder's weights where the compiled path is meant and covers them, and takes them from the files; else None."""
-    place = as_device(device)
-    if backend not in ("auto", "compiled") or place.type != "cpu" or as_dtype(dtype, place) != torch.float32:
+def _files(place: Path, dtype: str | torch.dtype | None, device: str | torch.device | None, backend: str) -> Checkpoint | None:
+    """The weights of a folder or a file where the compiled path is meant and covers them, and takes them from there; else None."""
+    meant = as_device(device)
+    if backend not in ("auto", "compiled") or meant.type != "cpu" or as_dtype(dtype, meant) != torch.float32:
         return None
-    files = checkpoint.of_folder(name)
+    files = checkpoint.of_file(GgufFile(place)) if is_gguf(place) else checkpoint.of_folder(place)
     return None if files is None or CompiledLlama.why_unsupported(files) else files
 
 
@@ -98,7 +101,7 @@ def _rolls_back(module: Any, max_model_len: int | None) -> bool:
 
 
 def load_tokenizer(name: str) -> Any:
-    """The tokenizer of a model folder, or of a name that transformers resolves.
+    """The tokenizer of a model, whose name is as in `hub.located`.
 
     Raises:
         ModelLoadError: none there, or unreadable.
@@ -110,11 +113,12 @@ def load_tokenizer(name: str) -> Any:
     """
     from transformers import AutoTokenizer
 
+    place = located(name)
     try:
-        made = AutoTokenizer.from_pretrained(os.path.expanduser(name), trust_remote_code=False)
+        made = GgufFile(place).tokenizer() if is_gguf(place) else AutoTokenizer.from_pretrained(place, trust_remote_code=False)
         made.decode(made("a")["input_ids"])  # some damage shows only in use
         return made
-    except INTERRUPTIONS:
+    except (*INTERRUPTIONS, ModelLoadError):
         raise
     except BaseException as error:  # a panic of its Rust code is no Exception
         raise ModelLoadError(

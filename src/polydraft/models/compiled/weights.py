@@ -87,7 +87,7 @@ def packed_weights(model: Checkpoint, columns: int, quantization: str | None) ->
     packed = {part: _packed(model, layers, dtype) for part, layers in names.items()}
     head, head_factors = _packed(model, [[head_name]], dtype)
     shared = dtype is np.float32 and model.tied
-    cos, sin = rotary(model.config, columns)
+    cos, sin = rotary(model.config, columns, model.rope_factors)
     weights = Weights(
         embed=np.zeros((0, model.config.hidden_size), np.float32)
         if shared

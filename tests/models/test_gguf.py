@@ -1,0 +1,266 @@
+"""A GGUF file is the model of its dequantised weights, and what is no such file is refused with what was found."""
+
+from random import Random
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import save_file
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from polydraft import Engine, SamplingParams
+from polydraft.bench.llama_cpp import write_gguf
+from polydraft.errors import ModelLoadError
+from polydraft.models import checkpoint, pair
+from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.folder import load_module
+from polydraft.models.gguf import TYPES, GgufFile
+from polydraft.models.load import load_model, load_tokenizer
+from polydraft.models.plain import PlainTarget
+from tests.damage import cut, flipped, read_apart
+from tests.models.gguf_files import logits, read_by_transformers, write
+
+IDS = [3, 1, 4, 1, 5, 9, 2, 6]
+SIZES = {"vocab_size": 64, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 128, "tie_word_embeddings": False}
+WIDE = {**SIZES, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 256, "tie_word_embeddings": True}
+FAMILIES = {
+    "llama": hf.LlamaConfig(**SIZES, attention_bias=False),
+    "llama_tied": hf.LlamaConfig(**{**SIZES, "tie_word_embeddings": True}),
+    "mistral": hf.MistralConfig(**SIZES, sliding_window=None),
+    "qwen2": hf.Qwen2Config(**SIZES),
+    "qwen3": hf.Qwen3Config(**SIZES, head_dim=128),
+    "gemma2": hf.Gemma2Config(**WIDE, sliding_window=16, query_pre_attn_scalar=256),
+    "gemma3": hf.Gemma3TextConfig(**WIDE, sliding_window=16, query_pre_attn_scalar=256),
+}
+
+
+def small(name, **changed):
+    config = FAMILIES[name].__class__(**{**FAMILIES[name].to_dict(), **changed})
+    torch.manual_seed(0)
+    made = hf.AutoModelForCausalLM.from_config(config).eval()
+    for weight in made.parameters():
+        torch.nn.init.normal_(weight, 0.0, 0.08) if weight.ndim > 1 else torch.nn.init.normal_(weight, 1.0, 0.1)
+    return made
+
+
+def row(target):
+    target.release([0])
+    return target.prefill([0], [IDS]).logits[0, 0]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_file_of_every_type_has_the_logits_of_its_dequantised_weights(tmp_path, kind):
+    path = write(tmp_path / "m.gguf", small("llama"), kind)
+    target = load_model(path, device="cpu", max_num_seqs=1)
+    assert isinstance(target, CompiledLlama)
+    theirs = read_by_transformers(path)
+    assert row(target) == pytest.approx(logits(theirs, IDS).numpy(), abs=1e-4)
+    ours = GgufFile(path).module().state_dict()
+    assert all(torch.equal(weight, ours[name]) for name, weight in theirs.state_dict().items())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_file_of_every_family_is_the_model_that_was_written(tmp_path, name):
+    module = small(name)
+    path = write(tmp_path / "m.gguf", module)
+    target = load_model(path, device="cpu", max_num_seqs=1, plain=True)
+    assert isinstance(target, PlainTarget if name.startswith("gemma") else CompiledLlama)
+    for judge in (module, read_by_transformers(path)):
+        assert row(target) == pytest.approx(logits(judge, IDS).numpy(), abs=1e-4)
+    through = load_model(path, device="cpu", max_num_seqs=1, backend="transformers", max_model_len=16)
+    assert row(through) == pytest.approx(logits(module, IDS).numpy(), abs=1e-4)
+
+
+def test_a_file_of_the_first_gemma_is_the_model_that_was_written(tmp_path):
+    FAMILIES["gemma"] = hf.GemmaConfig(**WIDE)
+    module = small("gemma")
+    target = load_model(write(tmp_path / "m.gguf", module, "Q8_0"), device="cpu", max_num_seqs=1)
+    exact = load_model(write(tmp_path / "f.gguf", module), device="cpu", max_num_seqs=1)
+    assert row(exact) == pytest.approx(logits(module, IDS).numpy(), abs=1e-4)
+    assert row(target) == pytest.approx(logits(module, IDS).numpy(), abs=0.3)
+
+
+def test_an_output_that_is_not_the_embedding_and_biases_of_a_llama_are_read(tmp_path):
+    module = small("llama", attention_bias=True)
+    target = load_model(write(tmp_path / "m.gguf", module), device="cpu", max_num_seqs=1)
+    assert not isinstance(target, CompiledLlama)
+    assert row(target) == pytest.approx(logits(module, IDS).numpy(), abs=1e-4)
+
+
+def test_the_factors_of_rotary_frequencies_in_a_file_are_those_of_llama_3(tmp_path):
+    rope = {"rope_type": "llama3", "rope_theta": 5e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    module = small("llama", rope_parameters=rope | {"original_max_position_embeddings": 32})
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](module.config, torch.device("cpu"))
+    plain = 1 / 5e4 ** (torch.arange(0, 64, 2) / 64)
+    path = write(tmp_path / "m.gguf", module, rope_factors=plain / scaled)
+    assert row(load_model(path, device="cpu", max_num_seqs=1)) == pytest.approx(logits(module, IDS).numpy(), abs=1e-4)
+    assert logits(load_module(path, device="cpu"), IDS) == pytest.approx(logits(module, IDS).numpy(), abs=1e-4)
+    unscaled = write(tmp_path / "n.gguf", module)
+    assert row(load_model(unscaled, device="cpu", max_num_seqs=1)) != pytest.approx(logits(module, IDS).numpy(), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("rope", "said"),
+    [
+        ({"rope_type": "linear", "factor": 4.0}, {"type": "linear", "factor": 4.0}),
+        (
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+            {"type": "yarn", "factor": 4.0, "original_context_length": 32},
+        ),
+    ],
+)
+def test_the_scaling_of_positions_is_read(tmp_path, rope, said):
+    module = small("qwen2", rope_parameters={**rope, "rope_theta": 1e4})
+    path = write(tmp_path / "m.gguf", module, **{f"rope__scaling__{key}": value for key, value in said.items()})
+    assert row(load_model(path, device="cpu", max_num_seqs=1)) == pytest.approx(logits(module, IDS).numpy(), abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_blocks_are_those_of_the_file_in_the_order_of_the_rows(tmp_path, kind):
+    file = GgufFile(write(tmp_path / "m.gguf", small("llama"), kind))
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        name = f"model.layers.1.self_attn.{name}.weight"
+        told, blocks = file.blocks(name)
+        assert (told, blocks.dtype) == (kind, np.uint8)
+        whole = gguf.dequantize(blocks, gguf.GGMLQuantizationType[kind])
+        assert np.array_equal(whole, file.read(name).numpy())
+    taken = checkpoint.of_file(file)
+    assert taken.blocks("model.layers.0.mlp.up_proj.weight")[1].tobytes() in file.path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The embedded draft with its tokenizer as a file."""
+    path = tmp_path_factory.mktemp("gguf") / "draft.gguf"
+    words = load_tokenizer(str(pair.draft_folder()))
+    write_gguf(load_module(str(pair.draft_folder()), device="cpu"), words, path)
+    return path
+
+
+def test_an_engine_on_a_file_says_what_it_says_on_the_folder(written):
+    words = load_tokenizer(str(pair.draft_folder()))  # how it splits text before it merges is what no file can say
+    prompt, greedy = words(pair.prompts()[0].text)["input_ids"], SamplingParams(temperature=0, max_tokens=24)
+    engines = [
+        Engine.from_pretrained(str(place), device="cpu", drafter="ngram", max_num_seqs=1)
+        for place in (written, pair.draft_folder())
+    ]
+    (ours,), (theirs,) = (engine.generate(prompt, greedy) for engine in engines)
+    assert (ours.token_ids, ours.text) == (theirs.token_ids, theirs.text)
+    assert engines[0].eos_token_ids == engines[1].eos_token_ids
+    assert engines[0].target.weight_format == "bfloat16"  # what a float32 file loses nothing by
+
+
+def test_template_and_ends_of_text_are_those_of_the_file(tmp_path):
+    def words(writer):
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("default")
+        writer.add_token_list([*"abcdefghi", "ab", "<end>", "<turn>", *(f"<{i}>" for i in range(52))])
+        writer.add_token_types([1] * 10 + [3] * 54)
+        writer.add_token_merges(["a b"])
+        writer.add_eos_token_id(10)
+        writer.add_eot_token_id(11)
+        writer.add_chat_template("{% for m in messages %}{{ m['content'] }}<turn>{% endfor %}")
+
+    path = write(tmp_path / "m.gguf", small("llama"), tokenizer=words)
+    engine = Engine.from_pretrained(path, device="cpu", drafter=None, max_num_seqs=1)
+    assert engine.eos_token_ids == (10, 11)
+    assert engine.encode_chat([{"role": "user", "content": "abc"}]) == [9, 2, 11]
+
+
+def refused(path, *words):
+    with pytest.raises(ModelLoadError) as caught:
+        load_model(str(path), device="cpu", max_num_seqs=1)
+    assert all(word in str(caught.value) for word in (str(path), *words)), caught.value
+
+
+def test_a_file_that_is_empty_foreign_cut_off_or_too_long_is_refused_with_what_was_found(tmp_path, written):
+    data, path = written.read_bytes(), tmp_path / "m.gguf"
+    wrong = {
+        "it is empty": b"",
+        "begins with b'PK": b"PK\3\4" + bytes(40),
+        "header is damaged or cut off": data[:100],
+        "is cut off": data[:-100],
+        "too long": data + bytes(64),
+        "version 1": data[:4] + (1).to_bytes(4, "little") + data[8:],
+        "version 50331648; expected 2 or 3, little-endian": data[:4] + (3).to_bytes(4, "big") + data[8:],
+    }
+    for said, content in wrong.items():
+        path.write_bytes(content)
+        refused(path, said)
+    refused(tmp_path / "none.gguf", "does not exist")
+
+
+def test_an_architecture_and_a_type_that_are_not_read_are_named(tmp_path):
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    refused(path, "'mamba'", "llama, qwen2, qwen3")
+    module = small("llama")
+    odd = gguf.GGMLQuantizationType.Q2_K
+    data = open(write(path, module, "Q4_K"), "rb").read()  # noqa: SIM115
+    name = b"blk.0.attn_q.weight"
+    at = data.index(name) + len(name) + 4 + 16
+    path.write_bytes(data[:at] + int(odd).to_bytes(4, "little") + data[at + 4 :])
+    refused(path, "blk.0.attn_q.weight", "Q2_K", "Q4_K, Q5_K, Q6_K")
+    path.write_bytes(data[:at] + (999).to_bytes(4, "little") + data[at + 4 :])
+    refused(path, "number 999")
+
+
+def test_missing_and_unknown_tensors_experts_and_settings_that_cannot_be_are_named(tmp_path):
+    path, module = tmp_path / "m.gguf", small("llama")
+    refused(write(path, module, without=["model.layers.1.mlp.up_proj.weight"]), "blk.1.ffn_up.weight")
+    refused(write(path, module, more=[("blk.0.extra.weight", np.ones((256, 256), np.float32))]), "blk.0.extra.weight")
+    refused(write(path, module, expert_count=8), "8 experts")
+    refused(write(path, module, rope__scaling__type="longrope", rope__scaling__factor=2.0), "'longrope'")
+    config = module.config
+    config.num_attention_heads = 0
+    refused(write(path, module, without=[n for n in module.state_dict() if "_proj" in n]), "attention.head_count is 0")
+
+
+def test_a_file_without_a_tokenizer_is_told(tmp_path):
+    path = write(tmp_path / "m.gguf", small("llama"))
+    with pytest.raises(ModelLoadError, match=r"no tokenizer \(tokenizer\.ggml\.tokens\)"):
+        Engine.from_pretrained(path, device="cpu")
+
+
+def test_of_a_folder_with_both_formats_the_safetensors_are_taken_and_of_two_files_none(tmp_path):
+    file = write(tmp_path / "a.gguf", small("llama"))
+    alone = load_model(str(tmp_path), device="cpu", max_num_seqs=1)
+    assert alone.name == file
+    write(tmp_path / "b.gguf", small("llama"))
+    with pytest.raises(ModelLoadError, match=r"2 GGUF files \(a\.gguf, b\.gguf"):
+        load_model(str(tmp_path), device="cpu")
+    small("qwen2").save_pretrained(tmp_path)
+    assert load_model(str(tmp_path), device="cpu", max_num_seqs=1).name == str(tmp_path)
+
+
+def test_a_damaged_file_is_refused_or_decoded_within_the_vocabulary(tmp_path, written):
+    data = written.read_bytes()
+
+    def cases():
+        for seed in range(60):
+            rng = Random(seed)
+            path = tmp_path / "m.gguf"
+            way = flipped(data, rng, rng.choice((200, 3000, len(data)))) if seed % 3 else cut(data, rng)
+
+            def case(way=way, path=path):
+                path.write_bytes(way)
+                target = load_model(str(path), device="cpu", max_num_seqs=1, max_model_len=32)
+                target.prefill([0], [[1, 2, 3]])
+                load_tokenizer(str(path))
+
+            yield f"seed {seed}", case
+
+    assert len(read_apart(cases(), 100)) >= 20
+
+
+def test_adapters_and_quantised_folders_are_refused_by_name(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    save_file({"a": torch.ones(1)}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(ModelLoadError, match="LoRA adapter"):
+        load_model(str(tmp_path), device="cpu")
