@@ -23,6 +23,7 @@ from polydraft.cli.generate import generate
 from polydraft.cli.index import app as index
 from polydraft.cli.limits import limits
 from polydraft.cli.methods import methods
+from polydraft.cli.models import app as models
 from polydraft.cli.tune import tune
 from polydraft.errors import PolydraftError
 
@@ -80,6 +81,7 @@ for command in (generate, chat, check, demo, tune, limits, methods, doctor):
     app.command()(command)
 app.add_typer(bench, name="bench")
 app.add_typer(index, name="index")
+app.add_typer(models, name="models")
 
 
 def _version(wanted: bool) -> None:

