@@ -27,7 +27,8 @@ from polydraft.core import NoiseKey, Request, SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.engine.stopping import Stopper
 from polydraft.models import load, pair
-from polydraft.models.compiled.kernels import matmul
+from polydraft.models.compiled.formats import num_outputs
+from polydraft.models.compiled.products import matmul
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.noise import uniform_at
 from polydraft.verifiers.block import Block
@@ -86,25 +87,24 @@ def _random_target(shape: dict[str, Any], vocab_size: int) -> CompiledLlama:
     return CompiledLlama(model.eval(), max_num_seqs=1)
 
 
+@njit
+def _multiply(x, w, rounded, y, rows):
+    matmul(x, w, rounded, y, 0, len(w), rows)
+
+
 def _products(target: CompiledLlama, rows: int, repetitions: int) -> tuple[float, float]:
     """Seconds of one pass in the layers' products and in the head."""
-    w = target.arrays.weights
-    x = np.zeros((rows, max(w.down.shape[2], w.head.shape[1])), np.float32)
-    y = np.zeros((rows, max(w.gate_up.shape[1], w.head.shape[0]) * w.head.shape[2]), np.float32)
-    pairs = (
-        (w.qkv, w.qkv_factors),
-        (w.out, w.out_factors),
-        (w.gate_up, w.gate_up_factors),
-        (w.down, w.down_factors),
-    )
+    w, work = target.arrays.weights, target.arrays.work
+    x = np.zeros((rows, max(work.normed.shape[1], work.act.shape[1])), np.float32)
+    y = np.zeros((rows, max(num_outputs(w.gate_up), target.arrays.sizes.outputs)), np.float32)
     best = [float("inf")] * 2
     for _ in range(repetitions):
         start = perf_counter()
         for layer in range(len(w.qkv)):
-            for weights, factors in pairs:
-                matmul(x, weights[layer], factors[layer], y, rows)
+            for weights in (w.qkv, w.out, w.gate_up, w.down):
+                _multiply(x, weights[layer], work.rounded, y, rows)
         middle = perf_counter()
-        matmul(x, w.head, w.head_factors, y, rows)
+        _multiply(x, w.head, work.rounded, y, rows)
         best = [min(best[0], middle - start), min(best[1], perf_counter() - middle)]
     return best[0], best[1]
 

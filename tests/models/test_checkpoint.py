@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 
 from polydraft.errors import ModelLoadError
 from polydraft.models import checkpoint, pair
-from polydraft.models.compiled.kernels import LANES, PANEL, aligned, pack
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.folder import load_module
 from polydraft.models.load import load_model
@@ -58,22 +57,6 @@ def test_a_folder_gives_the_same_bits_as_its_module(tmp_path, name, dtype):
     cos, sin = module.model.rotary_emb(torch.zeros(1), torch.arange(640)[None])
     for mine, whole in zip(checkpoint.rotary(module.config, 640), (cos, sin), strict=True):
         assert torch.equal(torch.cat([mine, mine], 1), whole[0])
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.uint16, np.int8])
-@pytest.mark.parametrize("outputs", [3, PANEL, 2 * PANEL + 5])
-def test_a_panel_holds_what_its_definition_says(monkeypatch, dtype, outputs):
-    monkeypatch.setattr("polydraft.models.compiled.kernels._TOGETHER", 1)
-    w = torch.randn(outputs, 8, generator=torch.Generator().manual_seed(0))
-    out = aligned(-(-outputs // PANEL), 8, PANEL, dtype=dtype)
-    factors = pack(w, out)
-    for o in range(len(out) * PANEL):
-        c = o % PANEL
-        place = 2 * (c % LANES) + c // LANES if dtype is np.uint16 else c
-        row = w[o] if o < outputs else torch.zeros(8)
-        stored = {np.float32: row, np.uint16: row.bfloat16().view(torch.int16), np.int8: (row / float(factors[o])).round()}[dtype]
-        assert out[o // PANEL, :, place].astype(np.float32).tolist() == stored.numpy().astype(dtype).astype(np.float32).tolist()
-    assert factors[:outputs] == pytest.approx(w.abs().amax(1).numpy() / 127 if dtype is np.int8 else 1.0)
 
 
 def test_no_more_than_one_matrix_is_held_while_a_folder_is_packed(monkeypatch):

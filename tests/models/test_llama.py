@@ -23,8 +23,10 @@ from polydraft import tree as trees
 from polydraft.core import AuxRows, NoiseKey, Outcome, SamplingParams
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.compiled import weights as compiled_weights
+from polydraft.models.compiled.formats import pack, panels_for, unpack
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.trees import draft_law
+from polydraft.models.compiled.weights import FORMATS
 
 SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 256}
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -188,7 +190,7 @@ def test_a_proposal_reads_many_pending_tokens():
 def test_weights_that_fit_bfloat16_are_stored_so_with_the_same_bits(monkeypatch):
     reference = model("qwen2").bfloat16().float()
     halved = CompiledLlama(reference, max_num_seqs=1)
-    monkeypatch.setattr(compiled_weights, "_storage", lambda *_: np.float32)
+    monkeypatch.setattr(compiled_weights, "_exact", lambda *_: False)
     whole = CompiledLlama(reference, max_num_seqs=1)
     assert (halved.weight_format, whole.weight_format) == ("bfloat16", "float32")
     assert halved.quantization_error == 0
@@ -226,31 +228,43 @@ def test_code_that_was_loaded_gives_the_bits_of_code_that_was_compiled(tmp_path)
     assert once[1] == again[1]
 
 
-@pytest.mark.parametrize("quantization", ["bfloat16", "int8"])
+def _eighths(x):
+    """Activations rounded to eight bits in blocks of 32."""
+    blocks = torch.nn.functional.pad(x, (0, -x.shape[-1] % 32)).unflatten(-1, (-1, 32))
+    scale = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
+    return ((blocks / scale).round() * scale).flatten(-2)[..., : x.shape[-1]]
+
+
+ROUNDED = {
+    "bfloat16": lambda x: x,
+    "bfloat16-dot": lambda x: x.float().bfloat16().to(x.dtype),
+    "int8": _eighths,
+    "int4": _eighths,
+}
+
+
+@pytest.mark.parametrize("quantization", ROUNDED)
 @torch.inference_mode()
-def test_a_quantised_model_is_the_model_of_its_rounded_weights(quantization):
+def test_a_quantised_model_is_the_model_of_its_format(quantization):
+    """In float64: the weights that are stored, times activations that are rounded as the format says."""
     reference = model("llama")
-    fast = CompiledLlama(reference, max_num_seqs=1, quantization=quantization)
+    reference.lm_head.weight = torch.nn.Parameter(reference.model.embed_tokens.weight.clone())
+    fast = CompiledLlama(reference, max_num_seqs=2, quantization=quantization)
     lost = total = 0.0
-    for name, parameter in reference.named_parameters():
-        if parameter.ndim == 2:
-            w = parameter.data
-            step = w.abs().amax(1, keepdim=True) / 127
-            rounded = w.bfloat16().float() if quantization == "bfloat16" else (w / step).round() * step
-            lost, total = lost + float((w - rounded).square().sum()), total + float(w.square().sum())
-            if name != "model.embed_tokens.weight":
-                parameter.data = rounded
-    head = reference.model.embed_tokens.weight
-    step = head.abs().amax(1, keepdim=True) / 127
-    reference.lm_head.weight = torch.nn.Parameter(
-        head.bfloat16().float() if quantization == "bfloat16" else (head / step).round() * step
-    )
-    logits = fast.prefill([0], [[1, 2, 3, 4]]).logits[0, 0]
+    for linear in (m for m in reference.modules() if isinstance(m, torch.nn.Linear)):
+        given, panels = linear.weight.data, panels_for(*linear.weight.shape, FORMATS[quantization].weights)
+        pack(given, panels)
+        linear.weight.data = unpack(panels, *given.shape)
+        lost, total = lost + float((given - linear.weight).square().sum()), total + float(given.square().sum())
+        linear.register_forward_pre_hook(lambda _, x: (ROUNDED[quantization](x[0]),))
     assert fast.weight_format == quantization
     assert fast.quantization_error == pytest.approx((lost / total) ** 0.5, rel=1e-4)
-    assert torch.allclose(logits, reference(torch.tensor([[1, 2, 3, 4]])).logits[0, -1], atol=1e-4)
+    text = [1, 2, 3, 4, 50, 60]
+    chain = fast.score([0], trees.TokenTree.chain(torch.tensor([text]))).logits[0]
+    assert torch.allclose(chain.double(), reference.double()(torch.tensor([text])).logits[0], atol=2e-2 if "dot" in quantization else 1e-4)
+    assert torch.equal(torch.stack([_step(fast, 1, token) for token in text]), chain)
 
 
 def test_an_unknown_quantization_is_refused():
-    with pytest.raises(InvalidInputError, match="'int8'"):
-        CompiledLlama(model("llama"), quantization="int4")
+    with pytest.raises(InvalidInputError, match="'int4'"):
+        CompiledLlama(model("llama"), quantization="int5")

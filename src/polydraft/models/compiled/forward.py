@@ -7,10 +7,14 @@ seen     the columns of the tree that a row attends to beside all committed ones
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+from numba import njit, types
+from numba.extending import overload
 
 from polydraft.exponential import fma
-from polydraft.models.compiled.kernels import PANEL, add, aligned, matmul, norm_part, product, rms_norm, soften, swiglu
+from polydraft.models.compiled.formats import BLOCK, ROUNDED, num_outputs
+from polydraft.models.compiled.kernels import add, norm_part, rms_norm, soften, swiglu
+from polydraft.models.compiled.products import matmul, product, round_rows
+from polydraft.models.compiled.vectors import PANEL, aligned
 from polydraft.models.slots import TREE_ROOM
 
 __all__ = [
@@ -31,12 +35,9 @@ CHUNK = 64
 
 
 class Weights(NamedTuple):
-    """All layers stacked: first axis = layer. Packed matrices are [panels, inputs, PANEL]; absent parts are empty.
+    """All layers stacked: first axis = layer. Matrices are in panels, see `formats`; absent parts are empty."""
 
-    factors: of the outputs of qkv, out, gate_up, down and head; empty where weights are stored as they are.
-    """
-
-    embed: np.ndarray  # [V, h], or [0, h] where the head serves for both
+    embed: np.ndarray  # [V, h] float32, or bfloat16 as uint16
     head: np.ndarray
     norm: np.ndarray  # [h]
     attention_norm: np.ndarray  # [L, h]
@@ -48,22 +49,18 @@ class Weights(NamedTuple):
     out: np.ndarray
     gate_up: np.ndarray
     down: np.ndarray
-    head_factors: np.ndarray
-    qkv_factors: np.ndarray
-    out_factors: np.ndarray
-    gate_up_factors: np.ndarray
-    down_factors: np.ndarray
     cos: np.ndarray  # [columns, D / 2]
     sin: np.ndarray  # [columns, D / 2]
 
 
 class Sizes(NamedTuple):
-    """H heads of q, G heads of k and v, D their width, I the width between gate and down."""
+    """H heads of q, G heads of k and v, D their width, I the width between gate and down, outputs: V in whole panels."""
 
     heads: int
     groups: int
     width: int
     inner: int
+    outputs: int
     epsilon: np.float32
 
 
@@ -89,6 +86,7 @@ class Workspace(NamedTuple):
     update: np.ndarray
     gate_up: np.ndarray
     act: np.ndarray
+    rounded: np.ndarray  # the input of the next product as `round_rows` leaves it; float32 where products take it as it is
     queries: np.ndarray  # [CHUNK H / G, D]
     scores: np.ndarray  # [CHUNK H / G, columns]
     blend: np.ndarray  # [CHUNK H / G, D up to whole panels]
@@ -151,7 +149,7 @@ def _attend(sizes, memory, work, layer, first, last):
                 for i in range(D):
                     work.queries[r, i] = work.qkv[t, begin + i] * scale
         at = ((layer * slots + slot) * G + g) * columns
-        product(work.queries, zero, D, memory.keys, at * D, D * PANEL, panels, D, work.scores, zero, columns, rows)
+        product(work.queries, zero, D, memory.keys, at * D, D * PANEL, panels, D, work.scores, zero, columns, PANEL, rows)
         for t in range(first, last):
             base, count = work.rows[t, 4], work.rows[t, 5]
             for h in range(heads):
@@ -169,6 +167,7 @@ def _attend(sizes, memory, work, layer, first, last):
             work.blend,
             zero,
             padded,
+            PANEL,
             rows,
         )
         for t in range(first, last):
@@ -179,23 +178,45 @@ def _attend(sizes, memory, work, layer, first, last):
                     work.mixed[t, begin + i] = work.blend[r, i] * share
 
 
-@njit
-def _embed(embed, head, token, out):
-    for i in range(len(out)):
-        out[i] = embed[token, i] if len(embed) > 0 else np.float32(head[token // PANEL, i, token % PANEL])
+def _embed(embed, token, out):
+    """The embedding of a token, from float32 or bfloat16."""
+
+
+@overload(_embed)
+def _embed_row(embed, token, out):
+    if embed.dtype == types.float32:
+
+        def run(embed, token, out):
+            out[:] = embed[token]
+    else:
+
+        def run(embed, token, out):
+            bits = out.view(np.uint32)
+            for i in range(len(out)):
+                bits[i] = np.uint32(embed[token, i]) << np.uint32(16)
+
+    return run
 
 
 @njit(cache=True)
 def embed_rows(weights, tokens, out):
     """Embeddings of some tokens."""
     for t in range(len(tokens)):
-        _embed(weights.embed, weights.head, tokens[t], out[t])
+        _embed(weights.embed, tokens[t], out[t])
+
+
+@njit
+def _multiply(x, w, rounded, y, rows):
+    """y[:rows] = x[:rows] @ W.T"""
+    zero = np.int64(0)  # a literal 0 would compile everything below twice
+    round_rows(x, x.shape[1], w, rounded, zero, rows)
+    matmul(x, w, rounded, y, zero, np.int64(len(w)), rows)
 
 
 @njit(cache=True)
-def head_rows(weights, states, logits):
-    """Logits of some states behind the final norm."""
-    matmul(states, weights.head, weights.head_factors, logits, np.int64(len(states)))
+def head_rows(model, states, logits):
+    """Logits of some states behind the final norm, at most as many as are in work at once."""
+    _multiply(states, model.weights.head, model.work.rounded, logits, np.int64(len(states)))
 
 
 @njit
@@ -212,14 +233,14 @@ def _run_rows(model, rows, logits, done, hidden, taken, first):
     hidden[taken[l], first + t] = what enters layer l.
     """
     weights, sizes, memory, work = model
-    layers, zero = len(weights.attention_norm), np.int64(0)  # a literal 0 would compile everything below twice
+    layers, zero = len(weights.attention_norm), np.int64(0)
     for t in range(rows):
-        _embed(weights.embed, weights.head, work.rows[t, 0], work.x[t])
+        _embed(weights.embed, work.rows[t, 0], work.x[t])
     for l in range(layers):
         if taken[l] >= 0:
             _copy(work.x, zero, rows, hidden[taken[l]], first)
         rms_norm(work.x, weights.attention_norm[l], sizes.epsilon, work.normed, rows)
-        matmul(work.normed, weights.qkv[l], weights.qkv_factors[l], work.qkv, rows)
+        _multiply(work.normed, weights.qkv[l], work.rounded, work.qkv, rows)
         for t in range(rows):
             slot, position, column = work.rows[t, 1], work.rows[t, 2], work.rows[t, 3]
             keys, values = memory.keys[l, slot], memory.values[l, slot]
@@ -234,12 +255,12 @@ def _run_rows(model, rows, logits, done, hidden, taken, first):
                 last += 1
             _attend(sizes, memory, work, l, t, last)
             t = last
-        matmul(work.mixed, weights.out[l], weights.out_factors[l], work.update, rows)
+        _multiply(work.mixed, weights.out[l], work.rounded, work.update, rows)
         add(work.x, work.update, rows)
         rms_norm(work.x, weights.mlp_norm[l], sizes.epsilon, work.normed, rows)
-        matmul(work.normed, weights.gate_up[l], weights.gate_up_factors[l], work.gate_up, rows)
+        _multiply(work.normed, weights.gate_up[l], work.rounded, work.gate_up, rows)
         swiglu(work.gate_up, sizes.inner, work.act, rows)
-        matmul(work.act, weights.down[l], weights.down_factors[l], work.update, rows)
+        _multiply(work.act, weights.down[l], work.rounded, work.update, rows)
         add(work.x, work.update, rows)
     rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, rows)
     if taken[layers] >= 0:
@@ -250,7 +271,7 @@ def _run_rows(model, rows, logits, done, hidden, taken, first):
             _copy(work.normed, t, t + 1, work.normed, wanted)
             wanted += 1
     if wanted > 0:
-        matmul(work.normed, weights.head, weights.head_factors, logits[done:], wanted)
+        _multiply(work.normed, weights.head, work.rounded, logits[done:], wanted)
     return done + wanted
 
 
@@ -344,17 +365,20 @@ def whole(size: int) -> int:
     return -(-size // PANEL) * PANEL
 
 
-def workspace(weights: Weights, sizes: Sizes, columns: int) -> Workspace:
-    hidden, wide = len(weights.norm), weights.gate_up.shape[1] * PANEL
-    queries = CHUNK * sizes.heads // sizes.groups
+def workspace(weights: Weights, sizes: Sizes, columns: int, rounded: type[np.generic] | np.dtype) -> Workspace:
+    """rounded: what activations are rounded to, `ROUNDED` blocks or bfloat16 as uint16, or float32 where they are not."""
+    hidden, mixed = len(weights.norm), sizes.heads * sizes.width
+    queries, widest = CHUNK * sizes.heads // sizes.groups, max(hidden, mixed, sizes.inner)
+    per_row = {np.dtype(np.float32): 0, np.dtype(np.uint16): widest, ROUNDED: -(-widest // BLOCK)}[np.dtype(rounded)]
     return Workspace(
         x=aligned(CHUNK, hidden),
         normed=aligned(CHUNK, hidden),
-        qkv=aligned(CHUNK, weights.qkv.shape[1] * PANEL),
-        mixed=aligned(CHUNK, sizes.heads * sizes.width),
-        update=aligned(CHUNK, weights.out.shape[1] * PANEL),
-        gate_up=aligned(CHUNK, wide),
+        qkv=aligned(CHUNK, num_outputs(weights.qkv)),
+        mixed=aligned(CHUNK, mixed),
+        update=aligned(CHUNK, max(num_outputs(weights.out), num_outputs(weights.down))),
+        gate_up=aligned(CHUNK, num_outputs(weights.gate_up)),
         act=aligned(CHUNK, sizes.inner),
+        rounded=aligned(CHUNK, per_row, dtype=rounded),
         queries=aligned(queries, sizes.width),
         scores=aligned(queries, columns),
         blend=aligned(queries, whole(sizes.width)),

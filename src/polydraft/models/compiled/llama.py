@@ -21,7 +21,9 @@ from polydraft.core import AuxRows, Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import checkpoint
 from polydraft.models.checkpoint import Checkpoint, head_width, why_not_family
+from polydraft.models.compiled.formats import num_outputs
 from polydraft.models.compiled.forward import (
+    CHUNK,
     ModelArrays,
     Sizes,
     SlotMemory,
@@ -32,15 +34,15 @@ from polydraft.models.compiled.forward import (
     whole,
     workspace,
 )
-from polydraft.models.compiled.kernels import PANEL, aligned
 from polydraft.models.compiled.proposals import CompiledProposals
-from polydraft.models.compiled.weights import packed_weights
+from polydraft.models.compiled.vectors import PANEL, aligned
+from polydraft.models.compiled.weights import FORMATS, packed_weights
 from polydraft.models.slots import TREE_ROOM, special_ids
 from polydraft.models.supported import check_supported, context_length
 
 __all__ = ["CompiledLlama"]
 
-QUANTIZATIONS = (None, "bfloat16", "int8")
+QUANTIZATIONS = (None, *(name for name in FORMATS if name != "float32"))
 
 
 class CompiledLlama(CompiledProposals):
@@ -48,8 +50,11 @@ class CompiledLlama(CompiledProposals):
 
     model: the weights to take: a `Checkpoint`, read one at a time, or a module of transformers, which is not needed afterwards.
     max_model_len: longest sequence, default the model's own context.  max_num_seqs: slots.
-    quantization: "bfloat16" or "int8" (one factor a row) for the matrices; all arithmetic stays float32. None changes no weight:
-        those of a checkpoint in bfloat16 are stored as such, which halves what a pass reads and gives the same bits.
+    quantization: how matrices are stored. None changes no weight: those of a checkpoint in bfloat16 are stored as such, which
+        halves what a pass reads and gives the same bits. "bfloat16" rounds others, too; arithmetic is float32.
+        "bfloat16-dot" rounds what is multiplied with them as well.
+        "int8", "int4": blocks of 32 inputs with one float16 scale, 8.5 or 4.5 bits a weight, Q8_0 and Q4_0 of GGUF files; what
+        is multiplied with them is rounded to eight bits a block. Such blocks of a file are used as they are.
     `weight_format` says how they are stored, `quantization_error` what that lost, relative to all matrices' norm.
 
     Raises:
@@ -76,28 +81,29 @@ class CompiledLlama(CompiledProposals):
         self.name, self.vocab_size = str(config.name_or_path or type(model).__name__), int(config.vocab_size)
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self.eos_token_ids, self.bos_token_id = special_ids(taken)
-        width = head_width(config)
-        sizes = Sizes(
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            width,
-            config.intermediate_size,
-            np.float32(config.rms_norm_eps),
-        )
-        each = config.num_hidden_layers, max_num_seqs, sizes.groups
+        width, groups = head_width(config), config.num_key_value_heads
+        each = config.num_hidden_layers, max_num_seqs, groups
         columns = self.open_slots(
             max_model_len,
             max_num_seqs,
             context=context_length(config) or 0,
-            bytes_per_token=4 * config.num_hidden_layers * sizes.groups * (width + whole(width)),
+            bytes_per_token=4 * config.num_hidden_layers * groups * (width + whole(width)),
             device=self.device,
             multiple=PANEL,
         )
         keys, values = (*each, columns // PANEL, width, PANEL), (*each, whole(width) // PANEL, columns, PANEL)
         memory = SlotMemory(aligned(*keys), aligned(*values), self._lengths)
-        weights, self.quantization_error = packed_weights(taken, columns, quantization)
-        self.weight_format = {np.float32: "float32", np.uint16: "bfloat16", np.int8: "int8"}[weights.qkv.dtype.type]
-        self.arrays = ModelArrays(weights, sizes, memory, workspace(weights, sizes, columns))
+        weights, self.weight_format, self.quantization_error = packed_weights(taken, columns, quantization)
+        sizes = Sizes(
+            config.num_attention_heads,
+            groups,
+            width,
+            config.intermediate_size,
+            num_outputs(weights.head[None]),
+            np.float32(config.rms_norm_eps),
+        )
+        rounded = FORMATS[quantization or "float32"].activations
+        self.arrays = ModelArrays(weights, sizes, memory, workspace(weights, sizes, columns, rounded))
         self.weight_bytes = sum(x.nbytes for x in (weights.head, weights.qkv, weights.out, weights.gate_up, weights.down))
 
     @staticmethod
@@ -146,7 +152,7 @@ class CompiledLlama(CompiledProposals):
 
     def new_logits(self, rows: int) -> np.ndarray:
         """Room for the logits of some rows, as `compiled_pass` writes them: the vocabulary is filled up to whole panels."""
-        return np.empty((rows, len(self.arrays.weights.head) * PANEL), np.float32)
+        return np.empty((rows, self.arrays.sizes.outputs), np.float32)
 
     @property
     def offers(self) -> Needs:
@@ -163,7 +169,8 @@ class CompiledLlama(CompiledProposals):
         """Logits of states as the last layer of `hidden` has them, after the final norm."""
         rows = hidden.detach().float().reshape(-1, hidden.shape[-1]).contiguous().numpy()
         logits = self.new_logits(len(rows))
-        head_rows(self.arrays.weights, rows, logits)
+        for begin in range(0, len(rows), CHUNK):
+            head_rows(self.arrays, rows[begin : begin + CHUNK], logits[begin : begin + CHUNK])
         return torch.from_numpy(logits)[:, : self.vocab_size].view(*hidden.shape[:-1], -1)
 
     def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:

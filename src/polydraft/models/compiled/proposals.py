@@ -14,7 +14,6 @@ from torch import Tensor
 
 from polydraft.core import Budget, SamplingParams, TokenTree
 from polydraft.models.compiled.forward import ModelArrays, compiled_pass
-from polydraft.models.compiled.kernels import PANEL
 from polydraft.models.compiled.trees import draft_law, grow
 from polydraft.models.layout import layouts
 from polydraft.models.slots import TREE_ROOM, SlotModel
@@ -43,7 +42,7 @@ def _propose(model, vocab, asked, given, starts, inner, law, bias, coupled):
     first, row_of = np.zeros((B, N), np.int64), np.full((B, N), -1, np.int64)  # earliest copy of a node, its row of probs
     fed, above = np.zeros((B, P + N), np.int64), np.full((B, P + N), -1, np.int64)  # the tree that the model sees
     begins, ends, wanted, used = np.zeros(B, np.int64), np.zeros(B, np.int64), np.zeros(B, np.int64), np.zeros(B, np.int64)
-    whole = model.weights.head.shape[0] * PANEL
+    whole = model.sizes.outputs
     taken = np.full(model.weights.attention_norm.shape[0] + 1, -1, np.int64)
     states, drawn = np.empty((0, 0, 0), _f32), np.empty(N, np.int64)
     extra, mask = np.empty((B, 3, 0), np.int64), np.empty((B, 0, 0), np.bool_)

@@ -9,7 +9,6 @@ from numba import njit
 
 from polydraft.exponential import exp
 from polydraft.models.compiled.forward import compiled_pass
-from polydraft.models.compiled.kernels import PANEL
 from polydraft.sampling import sift
 
 __all__ = ["advance", "draft_law", "draft_of", "grow", "join"]
@@ -153,7 +152,7 @@ def grow(model, vocab, asked, law, bias):
             total += count[b]
         if total == 0:
             break
-        logits = np.empty((total, model.weights.head.shape[0] * PANEL), np.float32)
+        logits = np.empty((total, model.sizes.outputs), np.float32)
         compiled_pass(model, slots, fed, above, begins, ends, wanted, logits, states, taken, extra, mask)
         r = 0
         for b in range(B):

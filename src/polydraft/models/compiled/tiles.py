@@ -1,0 +1,251 @@
+"""Tiles of a matrix product in LLVM's own language, emitted through numba: a panel of outputs for a few rows.
+
+LLVM turns fixed-width vectors into AVX-512, AVX2 or NEON; dot-product instructions are called by name where the processor has
+them. Without them the same integers come out of plain multiplications. Each output is one chain of operations over the inputs:
+a row's result has the same bits whatever other rows are in the pass.
+"""
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from polydraft.models.compiled.formats import BLOCK
+from polydraft.models.compiled.vectors import FEATURES, LANES, PANEL
+
+__all__ = ["ROWS", "tile", "tile_of"]
+
+ROWS = 11 if LANES == 16 else 6
+"""Rows of a tile: with two vectors each they fill the registers. Twelve with AVX-512 spill, at half the speed."""
+UNROLL = 4
+"""Inputs that a loop's body takes; the number of inputs is a multiple of it."""
+LINE, AHEAD = 64, 16384
+"""Bytes: how far ahead weights are asked for where arithmetic takes most of the time. Where memory does, the processor's own
+look-ahead is better: asking costs a third of the bandwidth with one row, and saves half of the time with eight."""
+BYTES_PER_CYCLE = 9
+"""What memory delivers about: tiles that use up weights more slowly ask for them. Measured on a Zen 4 with 28 GB/s."""
+
+BYTE, INT, FLOAT = ir.IntType(8), ir.IntType(32), ir.FloatType()
+INTS, FLOATS = ir.VectorType(INT, LANES), ir.VectorType(FLOAT, LANES)
+HALVES = ir.VectorType(ir.HalfType(), LANES)
+DOTS_BYTES = bool(LANES == 16 and FEATURES.get("avx512vnni"))
+DOTS_BFLOATS = bool(LANES == 16 and FEATURES.get("avx512bf16"))
+
+
+class Code:
+    """What tiles are written with; pointers are to bytes."""
+
+    def __init__(self, builder, rows, n):
+        self.builder, self.rows, self.index = builder, range(rows), n.type
+
+    def number(self, value):
+        return ir.Constant(self.index, value)
+
+    def at(self, pointer, *offset):
+        """pointer + product of the factors given."""
+        total = offset[0] if isinstance(offset[0], ir.Value) else self.number(offset[0])
+        for factor in offset[1:]:
+            total = self.builder.mul(total, self.number(factor))
+        return self.builder.gep(pointer, [total])
+
+    def load(self, pointer, kind):
+        return self.builder.load(self.builder.bitcast(pointer, kind.as_pointer()), align=1)
+
+    def call(self, name, *arguments, result=None):
+        kind = ir.FunctionType(result or arguments[0].type, [x.type for x in arguments])
+        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), arguments)
+
+    def fma(self, a, b, c):
+        return self.call(f"llvm.fma.v{LANES}f32", a, b, c)
+
+    def spread(self, pointer, element):
+        """One number from memory in all lanes."""
+        kind = ir.VectorType(element, LANES)
+        nothing, lane = ir.Constant(kind, ir.Undefined), ir.Constant(INT, 0)
+        single = self.builder.insert_element(nothing, self.load(pointer, element), lane)
+        return self.builder.shuffle_vector(single, nothing, ir.Constant(INTS, [0] * LANES))
+
+    def ints(self, value):
+        return ir.Constant(INTS, [value] * LANES)
+
+    def prefetch(self, pointer, size, cycles):
+        """Ask for weights that will be needed, if these take so many cycles for each row that there is time."""
+        if size > BYTES_PER_CYCLE * cycles * len(self.rows):
+            return
+        for line in range(0, size, LINE):
+            flags = (ir.Constant(INT, x) for x in (0, 2, 1))  # read, to the second cache, data
+            self.call("llvm.prefetch.p0", self.at(pointer, AHEAD + line), *flags, result=ir.VoidType())
+
+    def sums(self, count):
+        zero = ir.Constant(FLOATS, [0.0] * LANES)
+        return [[cgutils.alloca_once_value(self.builder, zero) for _ in range(count)] for _ in self.rows]
+
+    def loop(self, n, step):
+        return cgutils.for_range_slice(self.builder, self.number(0), n, self.number(step))
+
+    def add(self, total, a, b):
+        self.builder.store(self.fma(a, b, self.builder.load(total)), total)
+
+
+def _numbers(code, x, w, n, stored):
+    """Float32 activations, weights of 32 or 16 bits: widened to float32 when they are loaded."""
+    sums, size = code.sums(2), PANEL * stored // 8
+    with code.loop(n, UNROLL) as (first, _):
+        weights = code.at(w, first, size)
+        for step in range(0, UNROLL, 2):
+            here = code.at(weights, step * size)
+            code.prefetch(here, 2 * size, 4)
+            if stored == 32:
+                wide = [code.load(code.at(here, part * size // 2), FLOATS) for part in range(4)]
+                pairs = [wide[:2], wide[2:]]
+            else:  # two inputs of an output lie side by side
+                both = [code.load(code.at(here, part * size), INTS) for part in range(2)]
+                low = [code.builder.shl(v, code.ints(16)) for v in both]
+                high = [code.builder.and_(v, code.ints(-(1 << 16))) for v in both]
+                pairs = [[code.builder.bitcast(v, FLOATS) for v in some] for some in (low, high)]
+            for odd, halves in enumerate(pairs):
+                for r in code.rows:
+                    value = code.spread(code.at(code.at(x[r], first, 4), 4 * (step + odd)), FLOAT)
+                    for half in range(2):
+                        code.add(sums[r][half], value, halves[half])
+    return sums
+
+
+def _bfloats(code, x, w, n):
+    """Bfloat16 activations and weights, two products a lane and an instruction."""
+    sums, size = code.sums(2), PANEL * 4
+    with code.loop(n, UNROLL) as (first, _):
+        weights = code.at(w, first, size // 2)
+        for step in range(0, UNROLL, 2):
+            here = code.at(weights, step * size // 2)
+            code.prefetch(here, size, 2)
+            both = [code.load(code.at(here, part * size // 2), INTS) for part in range(2)]
+            for r in code.rows:
+                value = code.spread(code.at(code.at(x[r], first, 2), 2 * step), INT)
+                for half in range(2):
+                    total = code.builder.load(sums[r][half])
+                    found = code.call("llvm.x86.avx512bf16.dpbf16ps.512", total, both[half], value)
+                    code.builder.store(found, sums[r][half])
+    return sums
+
+
+def _dot(code, total, weights, x):
+    """total + products of four unsigned and four signed bytes a lane."""
+    if DOTS_BYTES:
+        return code.call("llvm.x86.avx512.vpdpbusd.512", total, weights, x)
+    b = code.builder
+    for k in range(4):
+        byte = b.and_(b.lshr(weights, code.ints(8 * k)), code.ints(255))
+        total = b.add(total, b.mul(byte, b.ashr(b.shl(x, code.ints(24 - 8 * k)), code.ints(24))))
+    return total
+
+
+def _kind(weight):
+    """Bits of a code, and whether blocks have a least weight beside their scale."""
+    return 8 * weight.typeof("codes").nitems // (BLOCK * LANES), "least" in weight.fields
+
+
+def _codes(code, here, bits):
+    """The codes of a block: (group of four inputs, vector of four bytes a lane)."""
+    for v in range(bits):
+        raw = code.load(code.at(here, v * 4 * LANES), INTS)
+        if bits == 8:
+            yield v, raw
+        else:
+            low = code.ints(0x0F0F0F0F)
+            yield v, code.builder.and_(raw, low)
+            yield v + 4, code.builder.and_(code.builder.lshr(raw, code.ints(4)), low)
+
+
+def _blocks(code, x, w, n, weight, activation):
+    """Blocks of integers with a scale: products within a block are summed as integers, which is exact."""
+    b, sums = code.builder, code.sums(1)
+    where = {name: activation.offset(name) for name in activation.fields}
+    bits, least = _kind(weight)
+    with code.loop(n, 1) as (block, _):
+        here = code.at(w, block, weight.size)
+        code.prefetch(here, weight.size, 10)
+        there = [code.at(row, block, activation.size) for row in x]
+        scale = b.fpext(code.load(code.at(here, weight.offset("scale")), HALVES), FLOATS)
+        if least:
+            totals = [code.ints(0) for _ in code.rows]
+        else:
+            totals = [code.spread(code.at(row, where[f"minus_{1 << (bits - 1)}"]), INT) for row in there]
+        for group, codes in _codes(code, code.at(here, weight.offset("codes")), bits):
+            for r in code.rows:
+                value = code.spread(code.at(there[r], where["codes"] + 4 * group), INT)
+                totals[r] = _dot(code, totals[r], codes, value)
+        for r in code.rows:
+            factor = code.spread(code.at(there[r], where["scale"]), FLOAT)
+            code.add(sums[r][0], b.fmul(b.sitofp(totals[r], FLOATS), factor), scale)
+        if least:
+            bottom = b.fpext(code.load(code.at(here, weight.offset("least")), HALVES), FLOATS)
+            for r in code.rows:
+                code.add(sums[r][0], code.spread(code.at(there[r], where["sum"]), FLOAT), bottom)
+    return sums
+
+
+def _exact_blocks(code, x, w, n, weight):
+    """Blocks of integers with a scale, times float32 activations."""
+    b, sums = code.builder, code.sums(1)
+    bits, least = _kind(weight)
+    middle = ir.Constant(FLOATS, [0.0 if least else float(1 << (bits - 1))] * LANES)
+    with code.loop(n, 1) as (block, _):
+        here = code.at(w, block, weight.size)
+        code.prefetch(here, weight.size, BLOCK)
+        there = [code.at(row, block, 4 * BLOCK) for row in x]
+        scale = b.fpext(code.load(code.at(here, weight.offset("scale")), HALVES), FLOATS)
+        bottom = b.fpext(code.load(code.at(here, weight.offset("least")), HALVES), FLOATS) if least else None
+        for group, codes in _codes(code, code.at(here, weight.offset("codes")), bits):
+            for k in range(4):
+                byte = b.and_(b.lshr(codes, code.ints(8 * k)), code.ints(255))
+                value = b.uitofp(byte, FLOATS)
+                value = code.fma(value, scale, bottom) if least else b.fmul(b.fsub(value, middle), scale)
+                for r in code.rows:
+                    code.add(sums[r][0], code.spread(code.at(there[r], 16 * group + 4 * k), FLOAT), value)
+    return sums
+
+
+def tile_of(rows):
+    """y[yo + r ys + c] = sum_i x[xo + r xs + i] w[wo + i, c] for `rows` values of r, all c of a panel, i below n.
+
+    Offsets count elements of each array. What x and w are says how: see `formats`.
+    """
+
+    @intrinsic
+    def tile(typingctx, x, xo, xs, w, wo, y, yo, ys, n):
+        size = types.intp
+        return types.void(x, size, size, w, size, y, size, size, size), emit
+
+    def emit(context, builder, signature, args):
+        x, xo, xs, w, wo, y, yo, ys, n = args
+        builder.function.attributes.add("noinline")  # one copy of the tiles, not one for every product in a pass
+        code, kinds = Code(builder, rows, n), [signature.args[i].dtype for i in (0, 3, 5)]
+
+        def pointer(i, array, kind, offset):
+            data = context.make_array(signature.args[i])(context, builder, array).data
+            size = kind.size if isinstance(kind, types.Record) else kind.bitwidth // 8
+            return code.at(builder.bitcast(data, BYTE.as_pointer()), offset, size), size
+
+        x, width = pointer(0, x, kinds[0], xo)
+        w, _ = pointer(3, w, kinds[1], wo)
+        y, _ = pointer(5, y, kinds[2], yo)
+        each = [code.at(x, builder.mul(xs, code.number(r)), width) for r in code.rows]
+        if isinstance(kinds[1], types.Record):
+            exact = kinds[0] == types.float32
+            sums = _exact_blocks(code, each, w, n, kinds[1]) if exact else _blocks(code, each, w, n, kinds[1], kinds[0])
+        elif kinds[0] == types.float32:
+            sums = _numbers(code, each, w, n, kinds[1].bitwidth)
+        else:
+            sums = _bfloats(code, each, w, n)
+        for r in code.rows:
+            row = code.at(y, builder.mul(ys, code.number(r)), 4)
+            for part, total in enumerate(sums[r]):
+                to = builder.bitcast(code.at(row, part * LANES * 4), FLOATS.as_pointer())
+                builder.store(builder.load(total), to, align=4)
+        return context.get_dummy_value()
+
+    return tile
+
+
+tile = tuple(tile_of(min(rows, ROWS)) for rows in range(1, 12))
