@@ -41,7 +41,9 @@ def pass_costs(shape: dict[str, Any], vocab_size: int, *, repetitions: int = 7) 
     targets: dict[str, Any] = {
         "float32": CompiledLlama(module, max_num_seqs=1),
         "bfloat16": CompiledLlama(module, max_num_seqs=1, quantization="bfloat16"),
+        "bfloat16-dot": CompiledLlama(module, max_num_seqs=1, quantization="bfloat16-dot"),
         "int8": CompiledLlama(module, max_num_seqs=1, quantization="int8"),
+        "int4": CompiledLlama(module, max_num_seqs=1, quantization="int4"),
         "transformers": HFTarget(module, max_num_seqs=1),
     }
     context = np.random.default_rng(0).integers(0, vocab_size, CONTEXT).tolist()
@@ -69,7 +71,7 @@ def main(quick: Quick = False) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("model", "path", "floor, ms", *(f"{r} rows" for r in ROWS), "8 rows / 1", "1 row / floor"):
         table.add_column(title, justify="left" if title in ("model", "path") else "right")
-    bytes_each = {"float32": 4, "bfloat16": 2, "int8": 1, "transformers": 4}
+    bytes_each = {"float32": 4, "bfloat16": 2, "bfloat16-dot": 2, "int8": 34 / 32, "int4": 18 / 32, "transformers": 4}
     for size, (costs, parameters) in found.items():
         for path, by_rows in costs.items():
             floor = parameters * bytes_each[path] / bandwidth

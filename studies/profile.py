@@ -28,8 +28,8 @@ from polydraft.engine.api import Engine
 from polydraft.engine.stopping import Stopper
 from polydraft.models import load, pair
 from polydraft.models.compiled.formats import num_outputs
-from polydraft.models.compiled.products import matmul
 from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.products import matmul
 from polydraft.noise import uniform_at
 from polydraft.verifiers.block import Block
 from studies.options import Quick

@@ -14,11 +14,10 @@ from polydraft.models import load, pair
 RUN = """
 from polydraft import Engine, Profile, SamplingParams, compile_time
 from polydraft.engine.compile_all import compile_all
-from polydraft.models.compiled.forward import Weights, compiled_pass
+from polydraft.models.compiled.forward import compiled_pass
 
 compile_all({"model:coupled": {}})
-matrix = Weights._fields.index("qkv")
-print(*sorted(str(given[0].types[0].types[matrix].dtype) for given in compiled_pass.signatures))
+print(len(compiled_pass.signatures))
 ready = compile_time.seconds()
 for options in ({}, {"drafter": "model:coupled"}, {"drafter": "model:coupled", "verifier": "match", "quantization": "int8"}):
     engine = Engine.embedded(max_num_seqs=4, **{"drafter": None, "profile": Profile.assumed(), **options})
@@ -31,7 +30,7 @@ print(compile_time.seconds() - ready)
 def test_a_run_after_it_neither_compiles_nor_loads_compiled_code():
     environment = {**os.environ, "POLYDRAFT_CACHE": "off"}
     done = subprocess.run([sys.executable, "-c", RUN], capture_output=True, text=True, timeout=300, env=environment, check=True)
-    assert done.stdout.splitlines() == ["float32 int8 uint16", "0.0"]
+    assert done.stdout.splitlines() == ["3", "0.0"]
 
 
 class Weighted:

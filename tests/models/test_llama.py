@@ -261,7 +261,9 @@ def test_a_quantised_model_is_the_model_of_its_format(quantization):
     assert fast.quantization_error == pytest.approx((lost / total) ** 0.5, rel=1e-4)
     text = [1, 2, 3, 4, 50, 60]
     chain = fast.score([0], trees.TokenTree.chain(torch.tensor([text]))).logits[0]
-    assert torch.allclose(chain.double(), reference.double()(torch.tensor([text])).logits[0], atol=2e-2 if "dot" in quantization else 1e-4)
+    assert torch.allclose(
+        chain.double(), reference.double()(torch.tensor([text])).logits[0], atol=2e-2 if "dot" in quantization else 1e-4
+    )
     assert torch.equal(torch.stack([_step(fast, 1, token) for token in text]), chain)
 
 

@@ -33,7 +33,9 @@ def generate(
     backend: given.Backend = "auto",
     quantization: Annotated[
         str | None,
-        typer.Option(help="bfloat16 or int8 weights of the target, on the compiled path.", rich_help_panel=given.MODELS),
+        typer.Option(
+            help="int8, int4, bfloat16 or bfloat16-dot weights of the target, on the compiled path.", rich_help_panel=given.MODELS
+        ),
     ] = None,
     draft_quantization: Annotated[
         str | None, typer.Option(help="The same of the draft: changes no output law.", rich_help_panel=given.MODELS)

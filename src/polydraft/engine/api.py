@@ -81,7 +81,8 @@ class Engine(Loop):
         drafter_options: passed to the drafter's `build`; of several drafters, by their names.
         dtype, device: of both models, for example "bfloat16" and "cuda".
         backend: "compiled" (Llama family on a CPU), "static" (Llama family in torch, for GPUs), "transformers", or "auto".
-        quantization, draft_quantization: "bfloat16" or "int8" matrices of the target or the draft, on the compiled path.
+        quantization, draft_quantization: "int8", "int4", "bfloat16" or "bfloat16-dot" matrices of the target or the draft, on the
+            compiled path; see `models.compiled.llama.CompiledLlama`.
             The output then follows the quantised target's law; quantising the draft changes no law.
         max_model_len: longest prompt plus output in tokens; default: the models' own limit.
         max_num_seqs: sequences that run at the same time.

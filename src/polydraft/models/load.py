@@ -41,7 +41,7 @@ def load_model(
     name: a folder of `save_pretrained`, a GGUF file, a name of `polydraft models list` or `OWNER/NAME` of the Hugging Face hub; see
         `hub.located`.  backend: "compiled", "static", "transformers", or "auto".
     dtype: default float32 on a CPU, the checkpoint's own elsewhere.  device: default the first GPU, or the CPU.
-    quantization: "bfloat16" or "int8" matrices for the compiled path: less to read in a pass. It makes another model of a
+    quantization: "int8", "int4", "bfloat16" or "bfloat16-dot" matrices for the compiled path: less to do in a pass. It makes another model of a
         target, whose law is then followed; on a draft it costs nothing but acceptance.
     plain: the model will be used without drafts: one whose cache cannot be rolled back is then taken as it is.
 

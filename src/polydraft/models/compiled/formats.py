@@ -18,7 +18,18 @@ from torch import Tensor
 
 from polydraft.models.compiled.vectors import LANES, PANEL, aligned
 
-__all__ = ["BLOCK", "BLOCKS", "ROUNDED", "num_outputs", "pack", "pack_blocks", "panels_for", "raw_blocks", "rounded_blocks", "unpack"]
+__all__ = [
+    "BLOCK",
+    "BLOCKS",
+    "ROUNDED",
+    "num_outputs",
+    "pack",
+    "pack_blocks",
+    "panels_for",
+    "raw_blocks",
+    "rounded_blocks",
+    "unpack",
+]
 
 BLOCK = 32
 """Inputs that share a scale."""

@@ -85,7 +85,21 @@ def _matmul(x, w, rounded, y, begin, end, rows):
         def run(x, w, rounded, y, begin, end, rows):
             steps = w.shape[1] * 2 if pairs else w.shape[1]
             stride = w[0].size
-            product(x, np.int64(0), x.shape[1], w, begin * stride, stride, end - begin, steps, y, begin * width, y.shape[1], width, rows)
+            product(
+                x,
+                np.int64(0),
+                x.shape[1],
+                w,
+                begin * stride,
+                stride,
+                end - begin,
+                steps,
+                y,
+                begin * width,
+                y.shape[1],
+                width,
+                rows,
+            )
 
     return run
 
