@@ -115,7 +115,7 @@ def raw_blocks(format_name: str) -> np.dtype:
         >>> raw_blocks("Q4_1").itemsize
         20
     """
-    *numbers, codes = BLOCKS[format_name].names or ()
+    *numbers, codes = BLOCKS[format_name].fields or {}
     bits = BLOCKS[format_name][codes].shape[0]
     return np.dtype([*((name, np.uint16) for name in numbers), (codes, np.uint8, (BLOCK * bits // 8,))])
 

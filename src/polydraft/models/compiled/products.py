@@ -14,6 +14,10 @@ from polydraft.models.compiled.vectors import LANES, PANEL
 
 __all__ = ["matmul", "product", "round_rows"]
 
+_ROUNDING = np.float32(1.5 * 2**23)
+_ROUNDING_BITS = _ROUNDING.view(np.int32)
+"""Added to a number below 2^22, its last bit is 1: the sum is rounded to a whole number, halves to even."""
+
 _1, _2, _3, _4, _5, _6, _7, _8, _9, _10, _11 = tile
 
 
@@ -105,17 +109,23 @@ def _matmul(x, w, rounded, y, begin, end, rows):
 
 
 @njit(error_model="numpy")
-def _round_block(x, begin, end, out):
-    """Signed bytes of the activations begin .. end-1, the largest 127 times the scale; the rest of the block is zero."""
-    most, total = np.float32(0.0), np.int32(0)
-    for i in range(begin, end):
-        most = max(most, abs(x[i]))
-    out.scale = most / np.float32(127.0)
-    inverse = np.float32(127.0) / most if most > 0 else np.float32(0.0)
-    for i in range(BLOCK):
-        code = np.int32(np.rint(x[begin + i] * inverse)) if begin + i < end else np.int32(0)
+def _round_block(x, begin, size, out):
+    """Signed bytes of `size` activations from `begin` on, the largest 127 times the scale; the rest of the block is zero.
+
+    Largest and sum are of integers, and rounding is an addition, so that all three loops are vectors without a fast-math flag.
+    """
+    bits, most, total = x.view(np.uint32), np.uint32(0), np.int32(0)
+    for i in range(size):
+        most = np.uint32(max(most, bits[begin + i] & np.uint32(0x7FFFFFFF)))
+    largest = np.uint32(most).view(np.float32)
+    inverse = np.float32(127.0) / largest if largest > 0 else np.float32(0.0)
+    for i in range(size):
+        code = np.int32(np.float32(x[begin + i] * inverse + _ROUNDING).view(np.int32) - _ROUNDING_BITS)
         out.codes[i] = code
-        total += code
+        total = np.int32(total + code)
+    for i in range(size, BLOCK):
+        out.codes[i] = 0
+    out.scale = largest / np.float32(127.0)
     out.sum, out.minus_8, out.minus_128 = out.scale * np.float32(total), np.int32(-8) * total, np.int32(-128) * total
 
 
@@ -132,7 +142,7 @@ def _round_rows(x, n, w, rounded, begin, end):
         def run(x, n, w, rounded, begin, end):
             for t in range(begin, end):
                 for k in range((n + BLOCK - 1) // BLOCK):
-                    _round_block(x[t], k * BLOCK, min(n, (k + 1) * BLOCK), rounded[t, k])
+                    _round_block(x[t], k * BLOCK, min(n - k * BLOCK, BLOCK), rounded[t, k])
     else:
 
         def run(x, n, w, rounded, begin, end):

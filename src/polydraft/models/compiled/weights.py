@@ -3,7 +3,7 @@
 They are read and packed one layer's matrix after the other: in memory are what is packed and that one matrix.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -62,7 +62,8 @@ def packed_weights(model: Checkpoint, columns: int, quantization: str | None) ->
     prefixes = [f"model.layers.{layer}." for layer in range(model.config.num_hidden_layers)]
     names = {part: [[f"{prefix}{n}.weight" for n in group] for prefix in prefixes] for part, group in MATRICES.items()}
     names["head"] = [[EMBEDDING if model.tied else HEAD]]
-    found = {part: _blocks(model, layers, quantization) for part, layers in names.items()}
+    blocks_of = model.blocks if quantization in (None, "int8", "int4") else None
+    found = {part: _blocks(blocks_of, layers) for part, layers in names.items()}
     others = [name for part, layers in names.items() if not found[part] for layer in layers for name in layer]
     stored = quantization or ("bfloat16" if _exact(model, others) else "float32")
     errors: list[tuple[float, float]] = []
@@ -79,8 +80,8 @@ def packed_weights(model: Checkpoint, columns: int, quantization: str | None) ->
         kind = BLOCKS[blocks] if blocks else FORMATS[stored].weights
         out = panels_for(sum(outputs for outputs, _ in shapes), shapes[0][1], kind, len(layers))
         for layer, panels in zip(layers, out, strict=True):
-            if blocks:
-                raw = np.concatenate([model.blocks(name)[1] for name in layer])
+            if blocks and blocks_of:
+                raw = np.concatenate([blocks_of(name)[1] for name in layer])
                 pack_blocks(raw.view(raw_blocks(blocks)), panels)
             else:
                 errors.append(pack(_below_one_another(model, layer), panels))
@@ -106,11 +107,11 @@ def packed_weights(model: Checkpoint, columns: int, quantization: str | None) ->
     return weights, told, (lost / whole) ** 0.5 if lost else 0.0
 
 
-def _blocks(model: Checkpoint, layers: Sequence[Sequence[str]], quantization: str | None) -> str | None:
-    """The format of these matrices' blocks in a file, if all have the same and they are used as they are."""
-    if model.blocks is None or quantization not in (None, "int8", "int4"):
+def _blocks(blocks_of: Callable[[str], tuple[str, np.ndarray]] | None, layers: Sequence[Sequence[str]]) -> str | None:
+    """The format of these matrices' blocks in a file, if all have the same."""
+    if blocks_of is None:
         return None
-    kinds = {model.blocks(name)[0] for layer in layers for name in layer}
+    kinds = {blocks_of(name)[0] for layer in layers for name in layer}
     return kinds.pop() if len(kinds) == 1 and kinds <= BLOCKS.keys() else None
 
 
