@@ -262,27 +262,14 @@ _CHARGED = ("sequences", "rows", "rows_beyond", "context", "rows_context", "dept
 _PRICES = Record(dict.fromkeys(("once", *_CHARGED, "plain_once", "plain_sequences", "plain_context"), _SECONDS))
 PROFILE = Record(
     {
-        "polydraft_profile": Number(1, 1),
+        "polydraft_profile": Number(2, 2),
         "about": Record(more=True),
         "drafts": Number(0, 1),
         "acceptance": _RATES,
         "greedy": (Items(_RATE, 0, 0), _RATES),
         "ranked": _RANKS,
         "greedy_ranked": _RANKS,
-        "costs": Record(
-            {
-                "by_phase": Record(dict.fromkeys(("drafting", "scoring", "other"), _PRICES)),
-                "observations": Items(
-                    Record(
-                        {
-                            "batch": Number(1, 1 << 20),
-                            **dict.fromkeys(("width", "depth", "context"), Number(0, 1 << 40)),
-                            **dict.fromkeys(("drafting", "scoring", "other"), _SECONDS),
-                        }
-                    )
-                ),
-            }
-        ),
+        "costs": Record(dict.fromkeys(("drafting", "scoring", "other"), _PRICES)),
     }
 )
 """What `Profile.to_dict` gives."""

@@ -161,7 +161,7 @@ def accuracy(name: str, *, count: int = 24, max_tokens: int = 96, progress: Call
     work = _workload(name, count, max_tokens)
     probe = work.engine(FixedPlan(Budget.fixed(tree.chain(1))))
     assert probe.drafter is not None
-    profile = measured_profile(probe.target, probe.drafter, probe.verifier, work.batches[0][0])
+    profile = measured_profile(probe.target, probe.drafter, probe.verifier, work.batches[0][:1])
     made = {"plain": work.plain(), "adaptive": work.engine(AdaptivePlan(profile))}
     for w, d in sizes_of(1 if probe.drafter.info.laws == {SiblingLaw.POINT_MASS} else 3):
         made[f"{w}x{d}"] = work.engine(FixedPlan(Budget.fixed(tree.paths(w, d))))

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from polydraft import AdaptivePlan, Engine, FixedPlan, Profile, SamplingParams
 from polydraft.core import Budget
+from polydraft.drafters.choice import Choice
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.drafters.text.suffix import SuffixDrafter, SuffixStore
 from polydraft.drafters.text.suffix_nodes import CHILD, COUNT, DEPTH, END, NEXT, PARENT, PREVIOUS, START, child
 from polydraft.drafters.text.suffix_tree import SuffixTree, ends_of
 from polydraft.errors import InvalidInputError
-from polydraft.plan.switch import Choice, ChoicePlan
+from polydraft.plan.switch import ChoicePlan
 from polydraft.registry import verifier
 from polydraft.tree import chain
 from polydraft.tune.measure import Bed

@@ -7,11 +7,11 @@ import torch
 
 from polydraft import Engine, FixedPlan, Request, SamplingParams
 from polydraft.core import Budget, Draft, SiblingLaw, TokenTree, TreeShape
+from polydraft.drafters.choice import Choice
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.errors import DrafterWarning, InvalidInputError, RequestWarning
-from polydraft.plan.switch import Choice
 from polydraft.tree import paths
 from tests.engine.tables import TableModel, plain_greedy, table_engine
 

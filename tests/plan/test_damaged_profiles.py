@@ -11,11 +11,11 @@ from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.plan import profile
 from polydraft.plan.acceptance import DEPTHS
-from polydraft.plan.costs import Observation, RoundCosts
 from polydraft.plan.plan import AdaptivePlan
 from polydraft.plan.profile import Profile
 from polydraft.plan.ranked import SIZE
 from polydraft.registry import verifier
+from polydraft.tune.fit import Observation, fit
 from tests.damage import cut, flipped, mutated
 from tests.engine.tables import TableModel
 from tests.plan.planning import sequences
@@ -25,7 +25,7 @@ ROUNDS = [
     for b in (1, 2)
     for w, d in ((1, 0), (1, 3), (2, 2), (0, 0))
 ]
-KNOWN = Profile(RoundCosts.fit(ROUNDS), (0.7,) * DEPTHS, {"x": [1]}, (0.8,) * DEPTHS, (0.5,) * SIZE)
+KNOWN = Profile(fit(ROUNDS), (0.7,) * DEPTHS, {"x": [1]}, (0.8,) * DEPTHS, (0.5,) * SIZE)
 
 
 @pytest.fixture

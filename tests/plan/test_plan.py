@@ -13,11 +13,12 @@ from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.errors import DrafterWarning, IncompatibleError, InvalidInputError, UnknownNameError
 from polydraft.plan import acceptance, profile
 from polydraft.plan.acceptance import DEPTHS, Record
-from polydraft.plan.costs import Observation, RoundCosts
+from polydraft.plan.costs import RoundCosts
 from polydraft.plan.plan import HELD, AdaptivePlan, FixedPlan
 from polydraft.plan.profile import Profile
-from polydraft.plan.sizes import Decided, Paths, expected_tokens, pairs, paths
+from polydraft.plan.sizes import Decided, Paths, expected_tokens, paths
 from polydraft.registry import verifier
+from polydraft.tune.fit import Observation, fit
 from polydraft.tune.measure import Bed, _levelled, _Setting, measured_profile
 from tests.engine.tables import TableModel, p_value, table_engine
 from tests.laws.harness import Grown, Tables, by_depth, enumerate_drafts, measure
@@ -41,7 +42,7 @@ def synthetic(noise=0.0, outlier=None, seed=0):
 
 
 def test_fitted_costs_are_those_that_made_the_times():
-    fitted = RoundCosts.fit(synthetic())
+    fitted = fit(synthetic())
     assert fitted.error < 1e-6
     assert fitted.seconds(work([(2, 6), (1, 0)], [50, 900])) == pytest.approx(
         1e-3 + 2e-4 * 14 + 1e-7 * (13 * 50 + 900) + 1e-4 + 18e-4 + 5e-4
@@ -49,19 +50,19 @@ def test_fitted_costs_are_those_that_made_the_times():
 
 
 def test_one_disturbed_measurement_does_not_spoil_the_fit():
-    fitted = RoundCosts.fit(synthetic(noise=0.02, outlier=4))
+    fitted = fit(synthetic(noise=0.02, outlier=4))
     truth = synthetic()[4]
     assert fitted.seconds(truth.work) == pytest.approx(truth.seconds, rel=0.05)
 
 
 def test_more_work_never_looks_cheaper_however_noisy_the_clock():
     for seed in range(5):
-        prices = RoundCosts.fit(synthetic(noise=2.0, seed=seed)).prices
+        prices = fit(synthetic(noise=2.0, seed=seed)).prices
         assert min(prices) >= 0 and prices.once + prices.sequences + prices.rows > 0
 
 
 def test_where_nothing_was_drafted_drafts_cost_what_plain_rounds_do():
-    fitted = RoundCosts.fit([o for o in synthetic() if o.depth == 0])
+    fitted = fit([o for o in synthetic() if o.depth == 0])
     for contexts in ([100], [100] * 4, [1000]):
         plain, drafted = (fitted.seconds(work([(1, d)] * len(contexts), contexts)) for d in (0, 3))
         assert drafted == pytest.approx(plain, rel=0.05)
@@ -73,13 +74,12 @@ def test_where_nothing_was_drafted_drafts_cost_what_plain_rounds_do():
 )
 def test_a_fit_without_plain_rounds_or_with_negative_times_is_refused(rounds):
     with pytest.raises(InvalidInputError, match="without drafts"):
-        RoundCosts.fit(rounds)
+        fit(rounds)
 
 
 def brute_force(known, rates, batch, context, max_depth, max_width):
     """Best geometric mean of speeds over every joint choice of sizes."""
-    shapes = product(range(1, max_width + 1), range(1, max_depth + 1), range(3))
-    options = [(1, 0, 0), *((w, d, t) for w, d, t in shapes if t == 0 or (w > 1 and t < d))]
+    options = [(1, 0), *product(range(1, max_width + 1), range(1, max_depth + 1))]
     speeds = []
     for chosen in product(options, repeat=batch):
         tokens = math.prod(expected_tokens(np.array(rates[b]), *size) for b, size in enumerate(chosen))
@@ -102,9 +102,8 @@ def test_the_choice_for_one_sequence_is_the_best_of_all_sizes(rate, seconds):
 
 
 def size_of(budget):
-    """(paths, depth, trunk) of a budget."""
-    sizes = ((w, d, t) for w in range(1, 5) for d in range(13) for t in range(min(d, 3) if w > 1 else 1))
-    return next(size for size in sizes if paths(*size).parents == budget.parents)
+    """(paths, depth) of a budget."""
+    return next(size for size in product(range(1, 5), range(13)) if paths(*size).parents == budget.parents)
 
 
 @pytest.mark.parametrize("rates", [(0.9, 0.2), (0.5, 0.5), (0.95, 0.9), (0.1, 0.05)])
@@ -135,15 +134,6 @@ def test_dear_drafts_are_not_made_and_cheap_ones_are_deep():
     assert made(costs(rows=0.02)).best(0.6).width > made(costs(rows=0.2)).best(0.6).width
 
 
-def test_paths_part_where_drafts_begin_to_fail():
-    rates = (0.98, 0.98, *[0.4] * (DEPTHS - 2))
-    known = costs(rows=0.03, depth=0.05)
-    (found,) = made(known, rates=rates).budgets(sequences())
-    assert size_of(found)[2] == 2 and found.width > 1
-    assert size_of(made(known, rates=rates, max_trunk=0).budgets(sequences())[0])[2] == 0
-    assert size_of(made(known, rates=(0.4,) * DEPTHS).budgets(sequences())[0])[2] == 0
-
-
 def test_greedy_requests_get_one_path():
     plan = made(costs(rows=0.01), rates=0.5)
     assert plan.budgets(sequences())[0].width > 1
@@ -156,26 +146,25 @@ def chain(depth):
     return Draft(tree, SiblingLaw.IID, TreeShape.CHAIN, torch.full((1, depth, 2), 0.5), torch.arange(-1, depth)[None])
 
 
-def counted(grid, record, budget, kept, prior=0.5, *, column=0, decay=None):
+def counted(grid, record, budget, kept, prior=0.5, *, decay=None):
     """Fold in a round of this budget that kept these nodes."""
-    decided = Decided(budget, (budget.max_depth - 1, column), list(budget.parents), kept, [])
+    decided = Decided(budget, list(budget.parents), kept, [])
     grid.count(record, decided, np.full(DEPTHS, prior), decay)
 
 
-@pytest.mark.parametrize("size", [(2, 4, 0), (3, 3, 0), (2, 4, 1), (4, 6, 2)])
+@pytest.mark.parametrize("size", [(2, 4), (3, 3), (4, 6)])
 @pytest.mark.parametrize("rate", [0.3, 0.7])
 def test_rounds_of_several_paths_tell_the_acceptance_of_one_draft(size, rate):
     """Rounds that keep what the sizes predict of an acceptance: the record comes to that acceptance, whatever the prior says."""
-    grid, rng, record, (w, _, t) = Paths(6, pairs(4, 2)), np.random.default_rng(0), Record(), size
-    column, budget = grid.columns.index((w, t)), paths(*size)
+    grid, rng, record, budget = Paths(6, 4), np.random.default_rng(0), Record(), paths(*size)
     for _ in range(3000):
         kept, node = [], 0
         for d in range(budget.max_depth):
-            if rng.random() > 1 - (1 - rate) ** grid.tries[d, column]:
+            if rng.random() > 1 - (1 - rate) ** grid.tries[d, size[0] - 1]:
                 break
             node = budget.parents.index(node)
             kept.append(node)
-        counted(grid, record, budget, kept, column=column, decay=1.0)
+        counted(grid, record, budget, kept, decay=1.0)
     assert record.kept[:2] / record.seen[:2] == pytest.approx([rate] * 2, abs=0.03)
 
 
@@ -183,7 +172,7 @@ def test_rounds_of_several_paths_tell_the_acceptance_of_one_draft(size, rate):
 def test_a_chain_is_counted_down_to_where_it_ends(kept, seen):
     record = Record()
     for _ in range(2):
-        counted(Paths(4, [(1, 0)]), record, paths(1, 3), list(range(1, len(kept) + 1)))
+        counted(Paths(4, 1), record, paths(1, 3), list(range(1, len(kept) + 1)))
     share = 1 + acceptance.DECAY
     assert record.seen.tolist() == pytest.approx([share * x for x in seen] + [0.0] * (DEPTHS - len(seen)))
     assert record.kept.tolist() == pytest.approx([share * x for x in kept] + [0.0] * (DEPTHS - len(kept)))
@@ -193,7 +182,7 @@ def test_a_tree_without_a_law_is_counted_along_the_path_that_was_kept():
     tree = Budget(4, 3, 2, parents=(-1, 0, 0, 1, 3))
     for path, seen in (([2], [1.0, 0.0]), ([1], [1.0, 1.0]), ([], [1.0, 0.0])):
         record = Record()
-        counted(Paths(4, [(1, 0)]), record, tree, path)
+        counted(Paths(4, 1), record, tree, path)
         assert record.seen[:2].tolist() == seen and record.kept[0] == len(path)
 
 
@@ -287,8 +276,8 @@ def test_drafts_that_never_fit_cost_three_percent_at_most(seed):
 
 def test_measuring_leaves_the_models_free_and_finds_costs_and_acceptance():
     fast = table_engine()
-    known = measured_profile(fast.target, fast.drafter, fast.verifier, [1, 2, 3], budget_seconds=0.1)
-    assert known.costs.seconds(work([(1, 0)], [10])) > 0 and known.costs.observations
+    known = measured_profile(fast.target, fast.drafter, fast.verifier, [[1, 2, 3]], budget_seconds=0.1)
+    assert known.costs.seconds(work([(1, 0)], [10])) > 0
     assert 0.3 < known.acceptance[0] < 1
     assert fast.target.texts == [[]] * 4
     assert fast.drafter.slots.num_free == 4
@@ -322,7 +311,7 @@ def test_budgets_hold_for_some_rounds_or_until_a_sequence_leaves_or_stops_drafti
 def test_measuring_fits_into_a_small_context():
     target = TableModel(max_model_len=12)
     drafts = NgramDrafter()
-    measured_profile(target, drafts, verifier("match"), [1, 2, 1, 2, 1], budget_seconds=0.02)
+    measured_profile(target, drafts, verifier("match"), [[1, 2, 1, 2, 1]], budget_seconds=0.02)
     assert target.texts == [[]] * 4
 
 
@@ -330,12 +319,12 @@ def test_a_drafter_that_fails_is_not_measured(monkeypatch):
     made = table_engine()
     monkeypatch.setattr(made.drafter, "propose", lambda *_: 1 / 0)
     with pytest.warns(DrafterWarning), pytest.raises(IncompatibleError, match="ZeroDivisionError"):
-        measured_profile(made.target, made.drafter, made.verifier, [1, 2, 3], budget_seconds=0.1)
+        measured_profile(made.target, made.drafter, made.verifier, [[1, 2, 3]], budget_seconds=0.1)
 
 
 @pytest.mark.parametrize("greedy", [(), (0.95,) * DEPTHS])
 def test_a_profile_comes_back_from_its_file(tmp_path, greedy):
-    known = Profile(RoundCosts.fit(synthetic()), tuple(np.linspace(0.9, 0.5, DEPTHS).tolist()), {"x": 1}, greedy)
+    known = Profile(fit(synthetic()), tuple(np.linspace(0.9, 0.5, DEPTHS).tolist()), {"x": 1}, greedy)
     known.save(tmp_path / "p.json")
     assert Profile.load(tmp_path / "p.json") == known
     with pytest.raises(InvalidInputError, match="there is no folder"):

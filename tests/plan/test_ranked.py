@@ -17,7 +17,7 @@ from polydraft.plan.profile import Profile
 from polydraft.plan.ranked import SHAPE, SIZE, Ranked, assumed
 from polydraft.plan.sizes import Decided
 from polydraft.registry import verifier
-from polydraft.tune.measure import measured_profile
+from polydraft.tune.measure import measured, measured_profile
 from tests.engine.tables import TableModel, law, plain_greedy
 from tests.laws.runs import every_run
 from tests.plan.planning import LOGITS, costs, sequences
@@ -68,7 +68,7 @@ def counted(budget, kept, *, small=None):
     drafter, record = ModelDrafter(small or TableModel(5, seed=1), "top_k"), grid.record()
     draft = drafter.propose(drafter.start([s.request]), [budget])
     scores = draft.scores[0].tolist()
-    grid.count(record, Decided(budget, (0, 0), draft.tree.lists[1][0], kept(draft), scores), assumed([0.5]), 1.0)
+    grid.count(record, Decided(budget, draft.tree.lists[1][0], kept(draft), scores), assumed([0.5]), 1.0)
     return record, draft
 
 
@@ -152,9 +152,10 @@ def test_engines_plan_by_what_their_drafter_makes():
     target, small = (TableModel(9, seed=s, max_num_seqs=4, max_model_len=256) for s in (0, 1))
     one = Engine.of(target, draft_model=small, drafter="model:top_k")
     assert one.plan.grid.ranked and not Engine.of(target, drafter=NgramDrafter()).plan.grid.ranked
-    profile = measured_profile(target, one.drafter, one.verifier, [1, 2, 3], budget_seconds=0.1)
+    parts = target, one.drafter, one.verifier
+    profile = measured_profile(*parts, [[1, 2, 3]], budget_seconds=0.1)
     assert len(profile.ranked) == len(profile.greedy_ranked) == SIZE
-    assert {(o.width, o.depth) for o in profile.costs.observations} >= {(1, 0), (2, 4), (1, 1)}
+    assert {(o.width, o.depth) for o in measured(*parts, [1, 2, 3], budget_seconds=0.1)[0]} >= {(1, 0), (2, 4), (1, 1)}
     assert Profile.from_dict(profile.to_dict()) == profile
     fixed = Engine.of(target, draft_model=small, drafter="model:top_k", plan=FixedPlan(Budget.grown(5, 3, width=2)))
     stats = fixed.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=8))[0].stats

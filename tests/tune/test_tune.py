@@ -73,7 +73,7 @@ def test_words_and_profile_agree_where_single_rounds_promised_what_runs_did_not_
 
 def test_a_profile_that_advises_against_drafts_makes_none(tmp_path):
     engine = Engine.embedded(max_num_seqs=1)
-    known = measured_profile(engine.target, engine.drafter, engine.verifier, [5, 6, 7], budget_seconds=0.02)
+    known = measured_profile(engine.target, engine.drafter, engine.verifier, [[5, 6, 7]], budget_seconds=0.02)
     for drafts in (True, False):
         replace(known, costs=USUAL.costs, acceptance=USUAL.acceptance, drafts=drafts).save(tmp_path / "p.json")
         planned = Engine.embedded(max_num_seqs=1, profile=str(tmp_path / "p.json"))

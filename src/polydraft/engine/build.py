@@ -8,11 +8,12 @@ from typing import Any
 from polydraft import registry, tree
 from polydraft.core import Budget, Drafter, Verifier
 from polydraft.drafters.base import Parts
+from polydraft.drafters.choice import Choice
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError, unknown_name
 from polydraft.plan.plan import AdaptivePlan, FixedPlan, Plan, check_room
 from polydraft.plan.profile import Profile
-from polydraft.plan.switch import Choice, ChoicePlan
+from polydraft.plan.switch import ChoicePlan
 from polydraft.verifiers import pairing
 
 __all__ = ["drafter", "plan", "verifier"]

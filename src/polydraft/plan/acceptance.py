@@ -8,10 +8,10 @@ as e, one that kept some as the r / a - (1 - r) e, over r, of which one expects 
 The products of a_0, a_1, ... are the chances to get so deep, and their sum the tokens of a call.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numba import njit
 
 __all__ = ["ASSUMED", "DEPTHS", "Record", "by_depth", "count"]
 
@@ -63,33 +63,55 @@ class Record:
         self.kept *= factor
         self.seen *= factor
 
+    @property
+    def strength(self) -> float:
+        """Rounds that a prior of STRENGTH counts for at the first depth."""
+        return max(STRENGTH * FAILING**self.failed, FLOOR)
 
-def by_depth(record: Record, prior: np.ndarray, full: float = STRENGTH) -> np.ndarray:
-    """[DEPTHS] of a_d; see the module. full: strength of the prior."""
-    strength, rates = max(full * FAILING**record.failed, FLOOR), list[float]()
-    expected = before = float(prior[0])
-    for d, (kept, seen, own) in enumerate(zip(record.kept.tolist(), record.seen.tolist(), prior.tolist(), strict=True)):
+
+@njit(cache=True)
+def rates(kept: np.ndarray, seen: np.ndarray, prior: np.ndarray, first: float, full: float) -> np.ndarray:
+    """[DEPTHS] of a_d; see the module. first, full: strength of the prior at depth 0, and below."""
+    found = np.empty(len(prior))
+    expected, strength = prior[0], first
+    for d in range(len(prior)):
         if d:
-            expected = min(max(1.0 - (1.0 - rates[-1]) * (1.0 - own) / max(1.0 - before, 1e-6), 0.0), 0.999)
-            strength = full
-        before = own
-        rates.append((kept + strength * expected) / (seen + strength))
-    return np.array(rates)
+            kept_on = (1.0 - found[d - 1]) * (1.0 - prior[d]) / max(1.0 - prior[d - 1], 1e-6)
+            expected, strength = min(max(1.0 - kept_on, 0.0), 0.999), full
+        found[d] = (kept[d] + strength * expected) / (seen[d] + strength)
+    return found
 
 
-def count(
-    record: Record, parents: Sequence[int], path: Sequence[int], prior: np.ndarray, tries: np.ndarray | None, decay: float = DECAY
+def by_depth(record: Record, prior: np.ndarray, full: float | None = None) -> np.ndarray:
+    """[DEPTHS] of a_d; see the module. full: strength of the prior, default STRENGTH and less while drafts fail."""
+    return rates(record.kept, record.seen, prior, record.strength if full is None else full, STRENGTH if full is None else full)
+
+
+@njit(cache=True)
+def _count(
+    kept: np.ndarray,
+    seen: np.ndarray,
+    prior: np.ndarray,
+    first: float,
+    num_accepted: int,
+    reached: int,
+    decay: float,
+    tries: np.ndarray,
 ) -> None:
-    """Fold in a round that kept the nodes `path` of a tree. tries: e by depth, None for one draw, or for drafts without a law."""
-    accepted, end = len(path), path[-1] if path else 0
-    rates = None if tries is None else by_depth(record, prior)
-    record.fade(decay)
-    for d in range(accepted + (end in parents[end + 1 :])):
-        at, kept, seen = min(d, DEPTHS - 1), d < accepted, 1.0
-        if tries is not None and rates is not None:
-            a, e = min(max(rates[at], 1e-3), 0.999), tries[at]
+    expected = rates(kept, seen, prior, first, STRENGTH) if tries[0] > 1.0 else prior
+    kept *= decay
+    seen *= decay
+    for d in range(reached):
+        at, tried = min(d, len(kept) - 1), 1.0
+        a, e = min(max(expected[at], 1e-3), 0.999), tries[min(d, len(tries) - 1)]
+        if e > 1.0:
             missed = (1.0 - a) ** e
-            seen = ((1.0 - missed) / a - missed * e) / (1.0 - missed) if kept else e
-        record.kept[at] += kept
-        record.seen[at] += seen
-    record.fold(accepted)
+            tried = ((1.0 - missed) / a - missed * e) / (1.0 - missed) if d < num_accepted else e
+        kept[at] += d < num_accepted
+        seen[at] += tried
+
+
+def count(record: Record, num_accepted: int, reached: int, prior: np.ndarray, tries: np.ndarray, decay: float = DECAY) -> None:
+    """Fold in a round that kept so many drafts in a row and decided down to `reached` depths. tries: e by depth; 1 for drafts without a law."""
+    _count(record.kept, record.seen, prior, record.strength, num_accepted, reached, decay, tries)
+    record.fold(num_accepted)

@@ -34,6 +34,7 @@ __all__ = ["Profile", "check_identity", "identity", "remember", "remembered"]
 PRIOR = 0.7
 """Acceptance where nothing is known of it."""
 MOST_TEMPERATURES = 64
+_RATES = "acceptance", "greedy", "ranked", "greedy_ranked"
 
 
 @dataclass(frozen=True)
@@ -108,16 +109,8 @@ class Profile:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return {
-            "polydraft_profile": 1,
-            "about": self.about,
-            "drafts": int(self.drafts),
-            "acceptance": list(self.acceptance),
-            "greedy": list(self.greedy),
-            "ranked": list(self.ranked),
-            "greedy_ranked": list(self.greedy_ranked),
-            "costs": self.costs.to_dict(),
-        }
+        rates = {name: list(getattr(self, name)) for name in _RATES}
+        return {"polydraft_profile": 2, "about": self.about, "drafts": int(self.drafts), **rates, "costs": self.costs.to_dict()}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Profile":
@@ -129,10 +122,8 @@ class Profile:
         found = fault(data, PROFILE, {"depths": DEPTHS, "ranks": SIZE}, "the profile")
         if found:
             raise InvalidInputError(f"{found}. Make it again with `polydraft tune --save FILE`.")
-        names = "acceptance", "greedy", "ranked", "greedy_ranked"
-        rates = {name: tuple(map(float, data[name])) for name in names}
-        costs, drafts = RoundCosts.from_dict(data["costs"]), bool(data["drafts"])
-        return cls(costs, about=data["about"], drafts=drafts, **rates)
+        rates = {name: tuple(map(float, data[name])) for name in _RATES}
+        return cls(RoundCosts.from_dict(data["costs"]), about=data["about"], drafts=bool(data["drafts"]), **rates)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON with a checksum, whole or not at all; see `atomic.replacing` for the errors."""

@@ -101,7 +101,7 @@ class Ranked:
         self.tried = tuple(dict.fromkeys(_grown(n, d, 0.0) for n, d in sizes))
         self.max_depth, self.max_nodes = min(max_depth, SHAPE[1]), min(max_nodes, SHAPE[2])
         nodes, depths = np.arange(1, self.max_nodes + 1), np.arange(1, self.max_depth + 1)[:, None]
-        self._branching, self._possible = nodes > depths, nodes >= depths
+        self._branching, self._possible = (nodes > depths).astype(float), nodes >= depths
 
     def record(self) -> Record:
         """Of a sequence that has shown nothing yet."""
@@ -123,12 +123,7 @@ class Ranked:
 
     def count(self, record: Record, decided: Decided, prior: np.ndarray, decay: float | None = None) -> None:
         """Fold in a round."""
-        budget, parents = decided.budget, decided.parents
-        depth = [0]
-        for parent in parents[1:]:
-            if parent < 0:
-                break
-            depth.append(depth[parent] + 1)
+        budget, depth = decided.budget, decided.depths
         depths, accepted = np.array(depth[1:]), np.zeros(len(depth) - 1)
         accepted[np.array(decided.path, np.int64) - 1] = 1.0
         record.fade(DECAY if decay is None else decay)

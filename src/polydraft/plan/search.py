@@ -1,4 +1,4 @@
-"""The sizes of a round that promise most tokens per second: of every sequence one of its grid, all weighed in one sweep.
+"""The sizes of a round that promise most tokens per second: of every sequence one of its grid, all weighed in one compiled sweep.
 
     speed = (T_1 ... T_B)^(1/B) / seconds of the round,   T_b: tokens that sequence b may expect of its size
 
@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 
 from polydraft.plan.costs import HINGE, Charges, Work, seconds
-from polydraft.plan.sizes import Options
+from polydraft.plan.ranked import Ranked
+from polydraft.plan.sizes import Options, Paths
 
-__all__ = ["Found", "best"]
+__all__ = ["Found", "Grid", "best"]
 
-ASKING = 4e-5
-"""Seconds that a round with drafts takes more than one without, at least: calls to n-grams and tables, which a clock on a busy machine may not tell from
-none. Without it one run of n-grams in four, on a target that nothing fits, asked in vain all the time: 0.55 to 0.76 of plain decoding."""
+Grid = Paths | Ranked
 PRICES = 4
 """Most prices that are tried; the choice no longer changes after two or three."""
 
@@ -28,7 +28,7 @@ PRICES = 4
 class Found(NamedTuple):
     """The best drafts of some sequences at least. sizes: row and column of each, None where it had better not draft.  speed: of this choice.
 
-    plain: speed of a round in which nobody drafts.  seconds: of the round, if all were asked.
+    plain: speed of a round in which nobody drafts.  seconds: of the round.
     loss: tokens that the best size for all alike falls short of as many seconds of plain decoding, 0 where it does not.
     """
 
@@ -39,66 +39,90 @@ class Found(NamedTuple):
     loss: float
 
 
-def best(options: Sequence[Options | None], contexts: Sequence[int], prices: Charges) -> Found:
-    """Of drafts for those sequences that have options. contexts: cached tokens of each.  At least one has some.
+def best(options: Sequence[Options | None], shares: Sequence[float], contexts: Sequence[int], prices: Charges) -> Found:
+    """Of drafts for those sequences that have options, one at least.
+
+    shares: of the rounds that ask for a draft, those in which there is one.  contexts: cached tokens of each.
 
     Example:
         >>> from polydraft.plan.acceptance import Record
         >>> from polydraft.plan.costs import RoundCosts
-        >>> from polydraft.plan.sizes import Paths
-        >>> options = Paths(12, [(1, 0)]).options(Record(), np.full(12, 0.8), greedy=False)
-        >>> best([options], [100], RoundCosts.assumed().prices).sizes
+        >>> options = Paths(12, 1).options(Record(), np.full(12, 0.8), greedy=False)
+        >>> best([options], [1.0], [100], RoundCosts.assumed().prices).sizes
         [(5, 0)]
     """
-    B, live = len(options), [(b, each) for b, each in enumerate(options) if each is not None]
-    work = Work(B, float(sum(contexts)))
-    least = float(seconds(prices, work))
-    plain, least = 1.0 / least, least + ASKING
-    sizes: list[tuple[int, int] | None] = [None] * B
-    if len(live) == 1:
-        ((b, one),) = live
-        done = work._replace(nodes=one.nodes, depth=one.passes, branching=one.branching, asked=np.ones(one.nodes.shape))
-        taken = np.maximum(seconds(prices, done._replace(nodes_context=one.nodes * contexts[b])), least)
-        speed = (one.tokens if B == 1 else one.tokens ** (1.0 / B)) / taken
-        row, column = divmod(int(speed.argmax()), speed.shape[1])
-        sizes[b], whole = (row, column), float(taken[row, column])
-        return Found(sizes, float(speed[row, column]), plain, whole, max(whole * plain - float(one.tokens[row, column]), 0.0))
-    together = Options(*(np.stack(each) for each in zip(*(each for _, each in live), strict=True)))
-    cached = np.array([contexts[b] for b, _ in live], np.float64)[:, None, None]
-    with np.errstate(divide="ignore"):
-        logs = np.log(together.tokens)
+    live = [b for b, each in enumerate(options) if each is not None]
+    known = [each for each in options if each is not None]
+    stacked = tuple(x[None] for x in known[0]) if len(known) == 1 else tuple(map(np.stack, zip(*known, strict=True)))
+    share, cached = np.array([shares[b] for b in live]), np.array([contexts[b] for b in live], np.float64)
+    chosen, *found = _best(stacked, share, cached, len(options), float(sum(contexts)), prices)
+    sizes: list[tuple[int, int] | None] = [None] * len(options)
+    for b, (row, column) in zip(live, chosen.tolist(), strict=True):
+        sizes[b] = (row, column) if row >= 0 else None
+    return Found(sizes, *found)
 
-    def weighed(logs: np.ndarray, chosen: Options, cached: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Speed and seconds of choices: the first axis is that of the sequences, the others are those of the result."""
-        sums = {"nodes": chosen.nodes.sum(0), "depth": chosen.passes.max(0), "branching": chosen.branching.sum(0)}
-        done = work._replace(**sums, asked=asked, nodes_context=(chosen.nodes * cached).sum(0))
-        taken = np.maximum(seconds(prices, done), least)
-        return np.exp(logs.sum(0) / B) / taken, taken
 
-    alike, taken = weighed(logs, together, cached, np.full(logs.shape[1:], len(live)))
-    row, column = divmod(int(alike.argmax()), alike.shape[1])
-    for b, _ in live:
-        sizes[b] = row, column
-    whole = float(taken[row, column])
-    loss = max(whole * plain - float(np.exp(logs[:, row, column].mean())), 0.0)
-    found = Found(list(sizes), float(alike[row, column]), plain, whole, loss)
-    nodes, room = together.nodes, max(0.0, (HINGE - B) / B)
-    own = nodes * (prices.rows + prices.nodes + prices.rows_context * cached) + prices.rows_beyond * np.maximum(nodes - room, 0.0)
-    own = own + prices.asked + prices.branching * together.branching
-    b, deepest = np.arange(len(live))[:, None], np.arange(logs.shape[1])
-    for _ in range(PRICES):
-        value = logs - own * (B / whole)
-        columns, value = value.argmax(2), value.max(2)
-        most = np.maximum.accumulate(value, 1)
-        rows = np.maximum.accumulate(np.where(value == most, deepest, 0), 1)
-        at, drafts = (b, rows, columns[b, rows]), most > 0.0
-        chosen = Options(*(np.where(drafts, x[at], 0.0) for x in together))
-        speed, taken = weighed(np.where(drafts, logs[at], 0.0), chosen, cached[:, 0], drafts.sum(0))
-        cut = int(np.where(drafts.any(0), speed, 0.0).argmax())
-        if speed[cut] <= found.speed * (1.0 + 1e-9) or not drafts[:, cut].any():
+@njit(cache=True, error_model="numpy")
+def _round(
+    options: tuple[np.ndarray, ...], share: np.ndarray, cached: np.ndarray, chosen: np.ndarray, start: Work, prices: Charges
+) -> tuple[float, float]:
+    """Log of all tokens, and seconds of a round, if each sequence drafts the size `chosen` [B, 2], none where its row is below 0."""
+    tokens, nodes, passes, branching = options
+    logs, many, deep, asked, parting, by_context = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    for b in range(len(share)):
+        d, f = chosen[b, 0], chosen[b, 1]
+        if d >= 0:
+            logs += np.log(1.0 + share[b] * (tokens[b, d, f] - 1.0))
+            many += share[b] * nodes[b, d, f]
+            deep = max(deep, share[b] * passes[b, d, f])
+            asked += 1.0
+            parting += share[b] * branching[b, d, f]
+            by_context += share[b] * nodes[b, d, f] * cached[b]
+    return logs, seconds(prices, Work(start.sequences, start.context, many, deep, asked, parting, by_context))
+
+
+@njit(cache=True, error_model="numpy")
+def _best(
+    options: tuple[np.ndarray, ...], share: np.ndarray, cached: np.ndarray, num_sequences: int, context: float, prices: Charges
+) -> tuple[np.ndarray, float, float, float, float]:
+    """Row (-1: no draft) and column for each live sequence, [B, 2], and the figures of `Found`. options: [B, D, F] each.  share, cached: [B]."""
+    tokens, nodes, _, branching = options
+    live, deepest, width = tokens.shape
+    start = Work(float(num_sequences), context, 0.0, 0.0, 0.0, 0.0, 0.0)
+    B, plain = start.sequences, 1.0 / seconds(prices, start)
+    chosen, trial, speed, whole, loss = np.zeros((live, 2), np.int64), np.zeros((live, 2), np.int64), -1.0, 1.0, 0.0
+    for size in range(deepest * width):
+        possible = True
+        for b in range(live):
+            trial[b, 0], trial[b, 1] = size // width, size % width
+            possible = possible and tokens[b, trial[b, 0], trial[b, 1]] > 0.0
+        if possible:
+            logs, taken = _round(options, share, cached, trial, start, prices)
+            if np.exp(logs / B) / taken > speed:
+                speed, whole, loss = np.exp(logs / B) / taken, taken, max(taken * plain - np.exp(logs / live), 0.0)
+                for b in range(live):
+                    chosen[b, 0], chosen[b, 1] = trial[b, 0], trial[b, 1]
+    room, better, most = max(0.0, (HINGE - B) / B), num_sequences > 1, np.zeros(live)
+    for _ in range(PRICES if better else 0):
+        better, price = False, B / whole
+        for b in range(live):
+            most[b], trial[b, 0] = 0.0, -1
+        for d in range(deepest):
+            for b in range(live):
+                each = prices.rows + prices.nodes + prices.rows_context * cached[b]
+                for f in range(width):
+                    if tokens[b, d, f] > 0.0:
+                        n = share[b] * nodes[b, d, f]
+                        own = n * each + prices.rows_beyond * max(n - room, 0.0) + prices.asked
+                        own += prices.branching * share[b] * branching[b, d, f]
+                        value = np.log(1.0 + share[b] * (tokens[b, d, f] - 1.0)) - price * own
+                        if value > most[b]:
+                            most[b], trial[b, 0], trial[b, 1] = value, d, f
+            logs, taken = _round(options, share, cached, trial, start, prices)
+            if logs > 0.0 and np.exp(logs / B) / taken > speed * (1.0 + 1e-9):
+                better, speed, whole = True, np.exp(logs / B) / taken, taken
+                for b in range(live):
+                    chosen[b, 0], chosen[b, 1] = trial[b, 0], trial[b, 1]
+        if not better:
             break
-        for i, (j, _) in enumerate(live):
-            sizes[j] = (int(rows[i, cut]), int(at[2][i, cut])) if drafts[i, cut] else None
-        whole = float(taken[cut])
-        found = Found(list(sizes), float(speed[cut]), plain, whole, loss)
-    return found
+    return chosen, speed, plain, whole, loss

@@ -23,10 +23,12 @@ from polydraft.engine.sequence import Sequence
 from polydraft.engine.stats import clock
 from polydraft.errors import DrafterWarning, IncompatibleError
 from polydraft.plan.acceptance import DEPTHS
-from polydraft.plan.costs import PHASES, Observation, RoundCosts
+from polydraft.plan.costs import PHASES
 from polydraft.plan.profile import Profile, identity
 from polydraft.plan.ranked import Ranked
-from polydraft.plan.sizes import NOTHING, Decided, Grid, Paths, columns, paths
+from polydraft.plan.search import Grid
+from polydraft.plan.sizes import NOTHING, Decided, Paths, most_paths, paths
+from polydraft.tune.fit import Observation, fit
 
 __all__ = ["SIZES", "Bed", "measured_profile"]
 
@@ -62,10 +64,9 @@ class _Script:
     """A plan that does as it is told and counts how drafts fit, as an adaptive plan does."""
 
     def __init__(self, drafter: Drafter, verifier: Verifier) -> None:
-        info, chains = drafter.info, Paths(DEPTHS, [(1, 0)])
-        self._ranked, pairs = info.ranked, columns(info, verifier.info, MOST_PATHS, 0)
-        self.most_paths = MOST_PATHS if info.ranked else pairs[-1][0]
-        self._grids: Seq[Grid] = [chains, Ranked()] if info.ranked else [Paths(DEPTHS, pairs)]
+        self._ranked = drafter.info.ranked
+        self.most_paths = MOST_PATHS if self._ranked else most_paths(drafter.info, verifier.info, MOST_PATHS)
+        self._grids: Seq[Grid] = [Paths(DEPTHS, 1), Ranked()] if self._ranked else [Paths(DEPTHS, self.most_paths)]
         """Of ranked trees, the path that was kept is counted as a chain, too."""
         self._records = [grid.record() for grid in self._grids]
         self._priors = [Profile.assumed().prior(1.0, ranked=grid.ranked) for grid in self._grids]
@@ -74,14 +75,14 @@ class _Script:
     def ask(self, width: int, depth: int) -> None:
         """What the next rounds draft."""
         drafted = Budget.grown(width * depth, depth, width) if self._ranked else paths(width, depth)
-        self._budget, self._size = drafted if depth else NOTHING, (max(depth, 1) - 1, int(width > 1 and not self._ranked))
+        self._budget = drafted if depth else NOTHING
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         return [self._budget] * len(sequences)
 
     def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         for b in range(len(sequences) if self._budget.max_depth else 0):
-            decided = Decided.of(self._budget, self._size, draft, outcome, b)
+            decided = Decided.of(self._budget, draft, outcome, b)
             for grid, record, prior in zip(self._grids, self._records, self._priors, strict=True):
                 if decided.had:
                     grid.count(record, decided, prior, 1.0)
@@ -274,12 +275,31 @@ def measured_profile(
     target: Target,
     drafter: Drafter,
     verifier: Verifier,
+    prompts: Seq[Seq[int]],
+    *,
+    progress: Callable[[], None] = lambda: None,
+    **options: Any,
+) -> Profile:
+    """Measure costs and acceptance on prompts, by depth the mean over them; see `measured`. progress: called after each."""
+    each = list[tuple[list[Observation], dict[str, Any]]]()
+    for prompt in prompts:
+        each.append(measured(target, drafter, verifier, prompt, **options))
+        progress()
+    rates = np.mean([seen["acceptance"] for _, seen in each], axis=0)
+    shown = each[0][1] | {"acceptance": tuple(rates.tolist()), "about": {"identity": identity(target, drafter, verifier)}}
+    return Profile(fit([o for found, _ in each for o in found]), **shown)
+
+
+def measured(
+    target: Target,
+    drafter: Drafter,
+    verifier: Verifier,
     prompt: Seq[int],
     *,
     params: SamplingParams | None = None,
     budget_seconds: float = 1.5,
-) -> Profile:
-    """Measure costs and acceptance on a prompt; nothing may be running on the models.
+) -> tuple[list[Observation], dict[str, Any]]:
+    """Measure rounds and acceptance, as fields of a profile, on a prompt; nothing may be running on the models.
 
     prompt: token ids, of which the last LONGEST_PROMPT are used, fewer in a small context.
     params: sampling of the drafts that acceptance is taken from; default temperature 1.
@@ -318,7 +338,7 @@ def measured_profile(
     seen = script.rates(greedy=False)
     if not params.greedy:
         seen |= _at_temperature_zero(target, drafter, verifier, ids, params, max(sizes, key=math.prod))
-    return Profile(RoundCosts.fit(found), about={"identity": identity(target, drafter, verifier)}, **seen)
+    return found, seen
 
 
 def _warm(setting: _Setting) -> float:

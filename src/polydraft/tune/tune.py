@@ -12,14 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from polydraft.core import Drafter, SamplingParams
+from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.engine.stats import clock
 from polydraft.errors import InvalidInputError
-from polydraft.plan.costs import RoundCosts
 from polydraft.plan.plan import AdaptivePlan, FixedPlan
-from polydraft.plan.profile import Profile
-from polydraft.plan.sizes import columns, paths
+from polydraft.plan.sizes import most_paths, paths
 from polydraft.tune.advice import Trial, Tuning, predicted
 from polydraft.tune.measure import measured_profile
 from polydraft.tune.shapes import draft_shapes
@@ -30,25 +28,6 @@ SIZES = ((1, 1), (1, 2), (1, 4), (1, 6), (1, 8), (2, 2), (2, 4), (3, 3))
 """(paths, depth) of what is run; 1x2, 1x6 and 2x2 are not among the rounds that costs are fitted to."""
 
 Prompts = Sequence[Sequence[int]]
-
-
-def _profile(
-    engine: Engine,
-    drafter: Drafter,
-    prompts: Prompts,
-    params: SamplingParams,
-    seconds: float,
-    progress: Callable[[str, int], None],
-) -> Profile:
-    """Costs and acceptance over the first prompts together."""
-    each = list[Profile]()
-    for prompt in prompts[:4]:
-        each.append(measured_profile(engine.target, drafter, engine.verifier, prompt, params=params, budget_seconds=seconds))
-        progress("costs of rounds", len(prompts[:4]))
-    rates = np.mean([p.acceptance for p in each], axis=0)
-    return replace(
-        each[0], costs=RoundCosts.fit([o for p in each for o in p.costs.observations]), acceptance=tuple(rates.tolist())
-    )
 
 
 def tune(
@@ -66,7 +45,7 @@ def tune(
 
     engine: an idle one; its target, drafter and rule are used.  sizes: (paths, depth) of the fixed ones, as far as the drafter makes them.
     params: sampling and `max_tokens`, default 64 tokens at temperature 1; end-of-text is ignored.
-    budget_seconds: for the measurement of costs, see `measured_profile`.  draft_config: transformers' configuration of the draft
+    budget_seconds: for the measurement of costs, see `measured`.  draft_config: transformers' configuration of the draft
     model, to compare shapes of its size.  progress: called after each measurement with what it is of and the number of them all.
 
     Raises:
@@ -79,16 +58,19 @@ def tune(
     if not prompts:
         raise InvalidInputError("no prompt was given; expected at least one. Give some with --prompts FILE.")
     wanted = replace(params or SamplingParams(max_tokens=64), ignore_eos=True)
-    profile = _profile(engine, engine.drafter, prompts, replace(wanted, max_tokens=None, seed=None), budget_seconds, progress)
+    asked = replace(wanted, max_tokens=None, seed=None)
+    said = partial(progress, "costs of rounds", len(prompts[:4]))
+    parts = engine.target, engine.drafter, engine.verifier
+    profile = measured_profile(*parts, prompts[:4], progress=said, params=asked, budget_seconds=budget_seconds)
     context = round(float(np.mean([len(p) for p in prompts])) + (wanted.max_tokens or 64) / 2)
     guess = partial(predicted, profile, context=context)
     trials = [
         Trial("plain", FixedPlan(paths(1, 1)), guess(1, 0)),
         Trial("adaptive", AdaptivePlan(profile), None),
     ]
-    widths = [width for width, _ in columns(engine.drafter.info, engine.verifier.info, max(w for w, _ in sizes), 0)]
+    most = most_paths(engine.drafter.info, engine.verifier.info, max(w for w, _ in sizes))
     for width, depth in sizes:
-        if width in widths:
+        if width <= most:
             trials.append(Trial(f"{width}x{depth}", FixedPlan(paths(width, depth)), guess(width, depth), (width, depth)))
     for number in range(repetitions * len(prompts)):
         turn = number % len(trials)

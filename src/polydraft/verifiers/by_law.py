@@ -1,0 +1,43 @@
+"""A rule for each sibling law: where rounds are drafted by several drafters, each draft meets the rule that is best for how it was drawn."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, Verdict, Verifier
+from polydraft.verifiers.match import match
+
+__all__ = ["RuleByLaw"]
+
+
+class RuleByLaw:
+    """A verifier that uses, for each sibling law, a rule of its own.
+
+    Which rule it is follows from how the draft was drawn, not from what was drawn: exact wherever the rules are.
+
+    Example:
+        >>> from polydraft.verifiers.block import block
+        >>> RuleByLaw({SiblingLaw.IID: block, SiblingLaw.POINT_MASS: match}).info.name
+        'block or match'
+    """
+
+    def __init__(self, rules: dict[SiblingLaw, Verifier]) -> None:
+        infos = list(dict.fromkeys(r.info for r in rules.values()))
+        self.rules = rules
+        self.info = Method(
+            " or ".join(i.name for i in infos),
+            "A rule for each sibling law",
+            "",
+            max(i.year for i in infos),
+            "",
+            frozenset(rules),
+            frozenset().union(*(i.shapes for i in infos)),
+            lossless=all(i.lossless for i in infos),
+        )
+
+    def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Verdict:
+        return self.rules.get(draft.law, match)(draft, target_probs)
+
+    def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
+        """That of the draft's rule, where it has one; see `core.Verifier`."""
+        walk = getattr(self.rules.get(draft.law, match), "walk", None)
+        return None if walk is None else walk(draft, logits, key)
