@@ -9,8 +9,6 @@ from typing import BinaryIO
 
 from polydraft.errors import InvalidInputError
 
-__all__ = ["replacing"]
-
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:

@@ -7,8 +7,6 @@ from functools import cached_property, lru_cache
 
 from polydraft.errors import InvalidInputError
 
-__all__ = ["Budget", "TreeShape"]
-
 
 class TreeShape(Enum):
     """What was fixed about the tree before any token was drawn, each but RAGGED a case of the next; of a batch: for some row."""

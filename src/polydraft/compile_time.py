@@ -10,8 +10,6 @@ from time import perf_counter, thread_time
 
 from numba.core.event import Event, Listener, register, unregister
 
-__all__ = ["seconds", "told", "working"]
-
 _CLOCKS = (perf_counter, thread_time)
 
 

@@ -22,27 +22,8 @@ from polydraft.budget import Budget, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.params import SamplingParams
 
-__all__ = [
-    "AuxRows",
-    "Budget",
-    "Draft",
-    "Drafter",
-    "Law",
-    "Method",
-    "Needs",
-    "NoiseKey",
-    "Outcome",
-    "Request",
-    "SamplingParams",
-    "Scores",
-    "SecondLaw",
-    "SiblingLaw",
-    "Target",
-    "TokenTree",
-    "TreeShape",
-    "Verdict",
-    "Verifier",
-]
+FIXED = frozenset(TreeShape) - {TreeShape.GROWN}
+"""Shapes that are settled before the first draw."""
 
 
 class SiblingLaw(Enum):

@@ -3,19 +3,6 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = [
-    "CapacityError",
-    "DrafterWarning",
-    "IncompatibleError",
-    "InvalidInputError",
-    "ModelLoadError",
-    "PolydraftError",
-    "RequestWarning",
-    "UnknownNameError",
-    "first_line",
-    "unknown_name",
-]
-
 
 class PolydraftError(Exception):
     """Base of all errors that polydraft raises on purpose; catch it to catch them all."""

@@ -10,8 +10,6 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["exp", "fma"]
-
 _LOG2_E, _LN2_HIGH, _LN2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
 _ROUNDING = np.float32(1.5 * 2**23)
 _EXP = tuple(np.float32(1 / d) for d in (1, 2, 6, 24, 120, 720, 5040))

@@ -26,19 +26,6 @@ from torch import Tensor
 from polydraft.core import NoiseKey
 from polydraft.errors import InvalidInputError
 
-__all__ = [
-    "Stream",
-    "choose",
-    "choose_row",
-    "clock_at",
-    "clocks",
-    "draw",
-    "first_arrivals",
-    "try_choose",
-    "uniform_at",
-    "uniforms",
-]
-
 
 class Stream(IntEnum):
     """What a draw is for; streams are independent."""
@@ -338,10 +325,6 @@ def try_choose(probs: Float[Tensor, "M V"], u: Float[Tensor, " M"]) -> Int[Tenso
     return torch.where(((total > 0) & total.isfinite()).squeeze(-1), chosen, -1)
 
 
-def _arrays(key: NoiseKey) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return key.seed.numpy(), key.sample.numpy(), key.position.numpy()
-
-
 def uniforms(key: NoiseKey, stream: Stream, count: int, *, start: int = 0) -> Float64[Tensor, "B count"]:
     """Uniforms in [0, 1) with 53 bits; column i is the draw of index start + i.
 
@@ -352,7 +335,7 @@ def uniforms(key: NoiseKey, stream: Stream, count: int, *, start: int = 0) -> Fl
         True
     """
     if key.seed.device.type == "cpu":
-        return torch.from_numpy(_uniforms(*_arrays(key), int(stream), count, start))
+        return torch.from_numpy(_uniforms(*key.host, int(stream), count, start))
     return _uniforms_torch(key, int(stream), count, start)
 
 
@@ -366,7 +349,7 @@ def clocks(key: NoiseKey, vocab_size: int) -> Float64[Tensor, "B V"]:
         True
     """
     if key.seed.device.type == "cpu":
-        return torch.from_numpy(_clocks(*_arrays(key), vocab_size))
+        return torch.from_numpy(_clocks(*key.host, vocab_size))
     return _clocks_torch(key, vocab_size)
 
 
@@ -415,5 +398,5 @@ def draw(probs: Float[Tensor, "B V"], key: NoiseKey, stream: Stream) -> Int[Tens
     """
     if probs.device.type != "cpu" or probs.dtype not in (torch.float32, torch.float64):
         return choose(probs, uniforms(key, stream, 1)[:, 0])
-    drawn = _draw(probs.contiguous().numpy(), *_arrays(key), int(stream))
+    drawn = _draw(probs.contiguous().numpy(), *key.host, int(stream))
     return torch.from_numpy(drawn) if drawn.min() >= 0 else choose(probs, uniforms(key, stream, 1)[:, 0])

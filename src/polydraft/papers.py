@@ -1,13 +1,14 @@
-"""BibTeX for the papers behind the methods that were used."""
+"""The papers behind methods: what a method declares of them, and BibTeX for those that were used."""
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any, Protocol
 
 from polydraft import registry
-from polydraft.core import Method
+from polydraft.core import Method, SiblingLaw, TreeShape
 from polydraft.errors import unknown_name
-
-__all__ = ["PAPERS", "Paper", "bibtex", "citation"]
 
 
 @dataclass(frozen=True)
@@ -24,83 +25,45 @@ class Paper:
             f"  eprint = {{{arxiv}}},\n  archivePrefix = {{arXiv}}\n}}"
         )
 
+    @property
+    def by(self) -> str:
+        """The authors as in running text.
 
-PAPERS: dict[str, Paper] = {
-    "2203.16487": Paper(
-        "Speculative Decoding: Exploiting Speculative Execution for Accelerating Seq2seq Generation",
-        "Xia, Heming and others",
-        2022,
-    ),
-    "2211.17192": Paper(
-        "Fast Inference from Transformers via Speculative Decoding", "Leviathan, Yaniv and Kalman, Matan and Matias, Yossi", 2023
-    ),
-    "2302.01318": Paper("Accelerating Large Language Model Decoding with Speculative Sampling", "Chen, Charlie and others", 2023),
-    "2304.04487": Paper("Inference with Reference: Lossless Acceleration of Large Language Models", "Yang, Nan and others", 2023),
-    "2305.09781": Paper(
-        "SpecInfer: Accelerating Generative Large Language Model Serving with Tree-based Speculative Inference and Verification",
-        "Miao, Xupeng and others",
-        2023,
-    ),
-    "2310.15141": Paper("SpecTr: Fast Speculative Decoding via Optimal Transport", "Sun, Ziteng and others", 2023),
-    "2401.06706": Paper("Multi-Candidate Speculative Decoding", "Yang, Sen and others", 2024),
-    "2401.10774": Paper(
-        "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads", "Cai, Tianle and others", 2024
-    ),
-    "2311.08252": Paper("REST: Retrieval-Based Speculative Decoding", "He, Zhenyu and others", 2023),
-    "2402.02057": Paper(
-        "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", "Fu, Yichao and others", 2024
-    ),
-    "2402.13720": Paper(
-        "Ouroboros: Generating Longer Drafts Phrase by Phrase for Faster Speculative Decoding", "Zhao, Weilin and others", 2024
-    ),
-    "2407.12021": Paper("Adaptive Draft-Verification for Efficient Large Language Model Decoding", "Liu, Xukun and others", 2024),
-    "2411.04975": Paper(
-        "SuffixDecoding: A Model-Free Approach to Speeding Up Large Language Model Inference", "Oliaro, Gabriele and others", 2024
-    ),
-    "2502.05202": Paper(
-        "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies",
-        "Timor, Nadav and others",
-        2025,
-    ),
-    "2402.01528": Paper("Decoding Speculative Decoding", "Yan, Minghao and Agarwal, Saurabh and Venkataraman, Shivaram", 2024),
-    "2402.12374": Paper("Sequoia: Scalable, Robust, and Hardware-aware Speculative Decoding", "Chen, Zhuoming and others", 2024),
-    "2402.14160": Paper(
-        "Recursive Speculative Decoding: Accelerating LLM Inference via Sampling Without Replacement",
-        "Jeon, Wonseok and others",
-        2024,
-    ),
-    "2403.10444": Paper("Block Verification Accelerates Speculative Decoding", "Sun, Ziteng and others", 2024),
-    "2406.16858": Paper("EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees", "Li, Yuhui and others", 2024),
-    "2408.07978": Paper(
-        "Coupling without Communication and Drafter-Invariant Speculative Decoding",
-        "Daliri, Majid and Musco, Christopher and Suresh, Ananda Theertha",
-        2024,
-    ),
-    "2410.03355": Paper(
-        "LANTERN: Accelerating Visual Autoregressive Models with Relaxed Speculative Decoding", "Jang, Doohyuk and others", 2024
-    ),
-    "2410.18234": Paper(
-        "Multi-Draft Speculative Sampling: Canonical Decomposition and Theoretical Limits", "Khisti, Ashish and others", 2024
-    ),
-    "2411.05289": Paper("SpecHub: Provable Acceleration to Multi-Draft Speculative Decoding", "Sun, Ryan and others", 2024),
-    "2502.18779": Paper("Towards Optimal Multi-draft Speculative Decoding", "Hu, Zhengmian and others", 2025),
-    "2504.15475": Paper("Speculative Sampling via Exponential Races", "Kobus, Szymon and Gunduz, Deniz", 2025),
-    "2505.12398": Paper("Traversal Verification for Speculative Tree Decoding", "Weng, Yepeng and others", 2025),
-    "2506.05632": Paper(
-        "List-Level Distribution Coupling with Applications to Speculative Decoding and Lossy Compression",
-        "Rowan, Joseph and Phan, Buu and Khisti, Ashish",
-        2025,
-    ),
-    "2511.15898": Paper(
-        "Global Resolution: Optimal Multi-Draft Speculative Sampling via Convex Minimization",
-        "Thomas, Rahul Krishna and Pal, Arka",
-        2025,
-    ),
-    "2602.16961": Paper(
-        "Greedy Multi-Path Block Verification for Faster Decoding in Speculative Sampling", "Thomas, Rahul and Pal, Arka", 2026
-    ),
+        Example:
+            >>> PAPERS["2211.17192"].by, PAPERS["2403.10444"].by
+            ('Leviathan, Kalman & Matias', 'Sun et al.')
+        """
+        names = [name.partition(",")[0] for name in self.authors.split(" and ")]
+        if names[-1] == "others":
+            return f"{', '.join(names[:-1])} et al."
+        return " & ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+_ENTRY = re.compile(r"title = \{(.*)\},\n  author = \{(.*)\},\n  year = \{(.*)\},\n  eprint = \{(.*)\}")
+PAPERS = {
+    arxiv: Paper(title, authors, int(year))
+    for title, authors, year, arxiv in _ENTRY.findall((files("polydraft") / "papers.bib").read_text("utf-8"))
 }
-"""arXiv id -> paper."""
+"""arXiv id -> paper, as in papers.bib."""
+
+
+def method(
+    name: str, title: str, arxiv: str, laws: Iterable[SiblingLaw], shapes: Iterable[TreeShape] = TreeShape, **others: Any
+) -> Method:
+    """What a method of this package declares. arxiv: ids in `PAPERS`, its own first; "" is our own work.  others: as of `core.Method`.
+
+    Example:
+        >>> found = method("new", "A new one", "2305.09781 2401.06706", {SiblingLaw.IID})
+        >>> found.authors, found.year, found.arxiv
+        ('Miao et al.; Yang et al.', 2024, '2305.09781')
+    """
+    ids = arxiv.split()
+    given = {
+        "authors": "; ".join(PAPERS[number].by for number in ids) or "polydraft",
+        "year": max((PAPERS[number].year for number in ids), default=2026),
+    }
+    return Method(name, title, arxiv="".join(ids[:1]), laws=frozenset(laws), shapes=frozenset(shapes), **(given | others))
+
 
 OURS = "@software{polydraft,\n  title = {polydraft: lossless multi-draft speculative decoding},\n  year = {2026}\n}"
 

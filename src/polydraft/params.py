@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 from polydraft.errors import InvalidInputError
 
-__all__ = ["SamplingParams"]
-
 LogprobsMode = Literal["raw", "processed"]
 LARGEST = 1e9
 """Size of a bias or a penalty, at most, and of a repetition penalty's inverse: with these no sound logit overflows float32."""

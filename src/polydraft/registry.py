@@ -12,8 +12,6 @@ from typing import Any
 
 from polydraft.errors import InvalidInputError, unknown_name
 
-__all__ = ["DRAFTERS", "INDEXES", "VERIFIERS", "build_drafter", "drafter", "index", "names", "verifier"]
-
 VERIFIERS: dict[str, str] = {
     "speculative": "polydraft.verifiers.speculative:speculative",
     "match": "polydraft.verifiers.match:match",
@@ -78,12 +76,13 @@ def names(kind: str) -> list[str]:
 
 
 def _load(kind: str, table: dict[str, str], name: str) -> Any:
+    plugins = _plugins().get(kind, {})
     if name in table:
         module, _, attribute = table[name].partition(":")
         return getattr(import_module(module), attribute)
-    if name in _plugins()[kind]:
-        return _plugins()[kind][name].load()
-    raise unknown_name(kind, name, names(kind))
+    if name in plugins:
+        return plugins[name].load()
+    raise unknown_name(kind, name, [*table, *plugins])
 
 
 def verifier(name: str) -> Any:
@@ -159,7 +158,4 @@ def index(kind: str) -> Any:
     Raises:
         UnknownNameError: with the nearest known kind.
     """
-    if kind not in INDEXES:
-        raise unknown_name("kind of index", kind, INDEXES)
-    module, _, attribute = INDEXES[kind].partition(":")
-    return getattr(import_module(module), attribute)
+    return _load("kind of index", INDEXES, kind)

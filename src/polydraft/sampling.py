@@ -28,8 +28,6 @@ from polydraft.core import TokenTree
 from polydraft.errors import InvalidInputError
 from polydraft.params import SamplingParams
 
-__all__ = ["check_vocabulary", "is_plain", "laws", "logprobs", "process", "sift", "soften"]
-
 
 def is_plain(params: SamplingParams) -> bool:
     """Whether the law is a softmax of logits / temperature, or its limit at temperature 0, whatever the context.

@@ -17,23 +17,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "ANYTHING",
-    "CONFIG",
-    "INDEXES",
-    "MOST_IDS",
-    "PROFILE",
-    "PROMPT",
-    "Array",
-    "Index",
-    "Items",
-    "Number",
-    "Record",
-    "Text",
-    "fault",
-    "read_json",
-]
-
 Bound = int | float | str
 Schema = Any
 """A class below, a tuple of schemas, or None."""

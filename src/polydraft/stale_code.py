@@ -12,8 +12,6 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-__all__ = ["drop"]
-
 _COMPILED = re.compile(r"^\s*(?:@|\w+ = )(?:numba\.)?(?:njit|compiled|intrinsic)\b", re.MULTILINE)
 
 

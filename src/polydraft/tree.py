@@ -18,24 +18,6 @@ from torch import Tensor
 from polydraft.core import TokenTree
 from polydraft.errors import InvalidInputError
 
-__all__ = [
-    "Dedup",
-    "ancestors",
-    "chain",
-    "check",
-    "children",
-    "dedup",
-    "depths",
-    "first_copies",
-    "pad",
-    "path_to",
-    "paths",
-    "paths_to",
-    "product",
-    "ragged",
-    "subtree",
-]
-
 
 @lru_cache(maxsize=1024)
 def product(*counts: int) -> tuple[int, ...]:
@@ -181,11 +163,11 @@ def first_copies(tree: TokenTree) -> Int[Tensor, "B N"]:
 class Dedup:
     """The tree to score and where to find each drafted node in it.
 
-    tree: every distinct prefix once.  places: row and node; None where the drafted tree itself is scored.
+    tree: every distinct prefix once.  places: node of `tree` for each drafted one; None where the drafted tree itself is scored.
     """
 
     tree: TokenTree
-    places: tuple[Int[Tensor, "B N"], Int[Tensor, "B M"]] | None = None
+    places: Int[Tensor, "B N"] | None = None
 
     @property
     def same(self) -> bool:
@@ -195,23 +177,16 @@ class Dedup:
     @property
     def row(self) -> Int[Tensor, "B N"]:
         """Node of `tree` with the same prefix as each drafted node (padding: the root)."""
-        return self._identity if self.places is None else self.places[0]
-
-    @property
-    def node(self) -> Int[Tensor, "B M"]:
-        """First drafted node of each scored node (padding: 0)."""
-        return self._identity if self.places is None else self.places[1]
-
-    @property
-    def _identity(self) -> Int[Tensor, "B N"]:
+        if self.places is not None:
+            return self.places
         return torch.arange(self.tree.num_nodes, device=self.tree.tokens.device).expand_as(self.tree.tokens)
 
     def expand(self, rows: Tensor) -> Tensor:
         """From [B, M, ...] per scored node to [B, N, ...] per drafted node (copies get bit-equal rows)."""
         if self.places is None:
             return rows
-        index = self.row.reshape(*self.row.shape, *([1] * (rows.ndim - 2))).to(rows.device, non_blocking=True)
-        return rows.gather(1, index.expand(*self.row.shape, *rows.shape[2:]))
+        index = self.places.reshape(*self.places.shape, *([1] * (rows.ndim - 2))).to(rows.device, non_blocking=True)
+        return rows.gather(1, index.expand(*self.places.shape, *rows.shape[2:]))
 
 
 @njit(cache=True)
@@ -241,22 +216,17 @@ def dedup(tree: TokenTree) -> Dedup:
     if _all_distinct(tokens, parents):
         return Dedup(tree)
     first = _first_copies(tokens, parents)
-    index = np.arange(tree.num_nodes)
+    index, device = np.arange(tree.num_nodes), tree.tokens.device
     keep = (first == index) & ((parents >= 0) | (index == 0))
-    B, M = len(keep), int(keep.sum(1).max())
-    order = np.argsort(~keep, axis=1, kind="stable")[:, :M]
+    order = np.argsort(~keep, axis=1, kind="stable")[:, : keep.sum(1).max()]
     real = np.take_along_axis(keep, order, 1)
-    place = np.where(keep, keep.cumsum(1) - 1, 0)
-    row = np.take_along_axis(place, first, 1)
+    row = np.take_along_axis(np.where(keep, keep.cumsum(1) - 1, 0), first, 1)
     above = np.take_along_axis(row, np.maximum(parents, 0), 1)
-    scored = TokenTree(
-        torch.from_numpy(np.where(real, np.take_along_axis(tokens, order, 1), 0)).to(tree.tokens.device),
-        torch.from_numpy(
-            np.where(real & (order > 0), np.take_along_axis(above, order, 1), np.full((B, M), -1)).astype(np.int64)
-        ).to(tree.tokens.device),
+    scored = (
+        np.where(real, np.take_along_axis(tokens, order, 1), 0),
+        np.where(real & (order > 0), np.take_along_axis(above, order, 1), -1),
     )
-    node = torch.from_numpy(np.where(real, order, 0)).to(tree.tokens.device)
-    return Dedup(scored, (torch.from_numpy(row).to(tree.tokens.device), node))
+    return Dedup(TokenTree(*(torch.from_numpy(x).to(device) for x in scored)), torch.from_numpy(row).to(device))
 
 
 def path_to(tree: TokenTree, node: Int[Tensor, " B"]) -> tuple[Int[Tensor, "B A"], Int[Tensor, " B"]]:

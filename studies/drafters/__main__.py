@@ -6,6 +6,7 @@ import typer
 
 from polydraft.bench import drafters_table as tables
 from polydraft.bench.drafters import Bench, compare
+from studies.drafters import learning
 from studies.drafters.picture import pictures
 from studies.options import Out, Quick
 
@@ -15,9 +16,12 @@ __all__ = ["main"]
 def main(out: Out = Path("build/drafters"), quick: Quick = False) -> None:
     """Write drafters.json, drafters.md, tokens_per_call.png and learning_curve.png."""
     made = Bench(num_tokens=32, num_requests=2, index_bytes=200_000) if quick else Bench(num_tokens=160)
-    report = compare(made, curve=(400, 100) if quick else (8000, 500), program="python -m studies.drafters")
+    report = compare(made, program="python -m studies.drafters") | learning.further(made, *((400, 100) if quick else (8000, 500)))
     out.mkdir(parents=True, exist_ok=True)
-    for path in [*tables.write(report, out), *pictures(report, out)]:
+    written = [*tables.write(report, out), *pictures(report, out)]
+    with (out / "drafters.md").open("a", encoding="utf-8") as page:
+        page.write(learning.markdown(report))
+    for path in written:
         typer.echo(f"wrote {path}", err=True)
 
 

@@ -9,13 +9,10 @@ __all__ = ["pictures"]
 
 
 def pictures(report: dict[str, Any], folder: Path) -> list[Path]:
-    """tokens_per_call.png and learning_curve.png in the folder, as far as the report has what they show."""
-    written: list[Path] = []
-    for key, draw, name in (("rows", _bars, "tokens_per_call.png"), ("curves", _curves, "learning_curve.png")):
-        if report[key]:
-            draw(report, folder / name)
-            written.append(folder / name)
-    return written
+    """tokens_per_call.png and learning_curve.png in the folder."""
+    _bars(report, folder / "tokens_per_call.png")
+    _curves(report, folder / "learning_curve.png")
+    return [folder / "tokens_per_call.png", folder / "learning_curve.png"]
 
 
 def _bars(report: dict[str, Any], path: Path) -> None:
@@ -41,7 +38,7 @@ def _curves(report: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, ax = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    window = report["settings"]["curve_window"]
+    window = report["curve_window"]
     for name, curve in report["curves"].items():
         ax.plot([(i + 0.5) * window for i in range(len(curve))], curve, marker="o", markersize=3, label=name)
     ax.set_xlabel("tokens of the session so far (one held-out module, replayed)")

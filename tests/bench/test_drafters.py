@@ -1,18 +1,20 @@
 """The comparison of drafters: workloads, the replayed target, and what a run reports."""
 
 import json
+from itertools import product
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from polydraft import Engine, SamplingParams
-from polydraft.bench.drafters import CONTENDERS, TEXTS, WORKLOADS, Bench, Contender, Row
+from polydraft.bench.drafters import CONTENDERS, MIXED, TEXTS, WAYS, WORKLOADS, Bench, Contender, Row
 from polydraft.bench.scripted_target import ScriptedTarget
 from polydraft.cli.main import app
 from polydraft.core import TokenTree
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.errors import InvalidInputError
+from studies.drafters.learning import by_window, curve, markdown, megabytes_per_million_tokens
 from studies.drafters.picture import pictures
 
 
@@ -83,7 +85,12 @@ def test_an_unknown_workload_is_refused(bench):
 def test_the_curve_counts_each_step_in_the_window_where_it_begins():
     row = Row("x", "python", "replayed", steps=[[3, 1, 1], [1, 1]])
     assert row.tokens_per_call == 7 / 5
-    assert row.curve(3) == [5 / 3, 1.0]
+    assert by_window(row, 3) == [5 / 3, 1.0]
+
+
+def test_a_long_request_and_the_structures_are_measured(bench):
+    assert all(x >= 1 for x in curve(bench, Contender("ngram", "ngram"), 100, 50))
+    assert all(x > 0 for x in megabytes_per_million_tokens(bench).values())
 
 
 def test_a_quick_run_writes_tables_which_the_study_draws(tmp_path):
@@ -93,9 +100,19 @@ def test_a_quick_run_writes_tables_which_the_study_draws(tmp_path):
     report = json.loads((tmp_path / "d" / "drafters.json").read_text())
     assert [r["contender"] for r in report["rows"]] == ["suffix", "trigram"] * 9
     assert all(r["tokens_per_call"] >= 1 for r in report["rows"])
-    assert set(report["curves"]) == {"suffix", "trigram"}
     assert {p.name for p in (tmp_path / "d").iterdir()} == {"drafters.json", "drafters.md"}
-    assert {p.name for p in pictures(report, tmp_path)} == {"tokens_per_call.png", "learning_curve.png"}
+    curves = {"curve_window": 100, "curves": {"suffix": [1.0, 2.0]}}
+    assert all(p.stat().st_size > 1000 for p in pictures(report | curves, tmp_path))
+
+
+def test_the_mixture_is_compared_with_its_best_source_on_the_same_texts():
+    rates = {name: [1.0, 2.0] for name in MIXED} | {"suffix": [2.0, 3.0], "mixture of all": [2.5, 3.5]}
+    rows = [
+        {"contender": name, "way": way, "workload": workload, "by_request": x, "tokens_per_call": sum(x) / 2}
+        for (name, x), way, workload in product(rates.items(), WAYS, WORKLOADS)
+    ]
+    page = markdown({"rows": rows, "megabytes_per_million_tokens": {"suffix store": 54.4}})
+    assert page.count("| suffix | +0.50 ± 0.00 |") == 6 and "| suffix store | 54 |" in page
 
 
 def test_an_unknown_drafter_is_refused_with_the_nearest():

@@ -84,7 +84,7 @@ def test_an_output_without_room_is_told_in_one_line(given, capsys):
     ("name", "content", "said"),
     [
         ("p.txt", b"\n \n", "holds no prompt; expected one a line"),
-        ("p.txt", b"ok\n\xff", "not UTF-8 at offset 3"),
+        ("p.txt", b"ok\n\xff", "0xff at offset 3, which is not UTF-8"),
         ("p.jsonl", b'{"prompt": "a"}\n{"text": "b"}', "line 2 holds no prompt: it has the names"),
         ("p.jsonl", b"a", "line 1 holds no prompt: it is damaged where JSON"),
         ("p.jsonl", b"[1]", "line 1 holds no prompt: it is \\[1\\]; expected an object"),

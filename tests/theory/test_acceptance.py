@@ -7,8 +7,9 @@ import pytest
 
 from polydraft.core import SiblingLaw
 from polydraft.errors import InvalidInputError
-from polydraft.theory import acceptance, closed_forms, linear_program
+from polydraft.theory import acceptance, closed_forms
 from tests.laws.harness import sibling_draws
+from tests.theory import linear_program
 
 
 def laws(seed, V):

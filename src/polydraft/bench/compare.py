@@ -18,8 +18,6 @@ from polydraft.engine.api import Engine
 from polydraft.engine.stats import RequestStats
 from polydraft.params import MOST_SAMPLES
 
-__all__ = ["Contender", "Measurement", "Run", "Timer", "engine_contender", "measure"]
-
 Prompts = Sequence[Sequence[int]]
 
 
@@ -138,6 +136,11 @@ class Measurement:
 
         kept, tried = [s.accepted_by_depth for s in stats], [s.drafted_by_depth for s in stats]
         return [total(kept, d) / total(tried, d) for d in range(deepest) if total(tried, d)]
+
+    def row(self) -> dict[str, Any]:
+        """What both `bench` and `demo` tell of it, as plain data."""
+        of_contender = {name: getattr(self.contender, name) for name in ("drafter", "verifier", "temperature")}
+        return {**of_contender, "tokens_per_second": self.tokens_per_second, "tokens_per_call": self.tokens_per_call}
 
     def texts(self, prompts: Prompts, batch_size: int = 1) -> Iterator[tuple[Sequence[int], list[int]]]:
         """Each prompt with what followed, in the order of the runs."""

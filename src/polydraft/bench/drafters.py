@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -28,20 +29,16 @@ from polydraft import registry
 from polydraft.bench.record import provenance
 from polydraft.bench.scripted_target import ScriptedTarget
 from polydraft.bench.texts import library_texts
-from polydraft.core import Budget, Drafter, Request, SamplingParams, Target
+from polydraft.core import Budget, Drafter, SamplingParams, Target
 from polydraft.drafters.base import Parts
 from polydraft.drafters.text.index_file import fingerprint
-from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.drafters.text.retrieval import RetrievalIndex
 from polydraft.drafters.text.suffix import SuffixStore
-from polydraft.drafters.text.suffix_tree import SuffixTree
 from polydraft.drafters.text.trigram import TrigramStore, TrigramTable
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
 from polydraft.plan.plan import FixedPlan
-
-__all__ = ["CONTENDERS", "LEARNERS", "MIXED", "TEXTS", "WAYS", "WORKLOADS", "Bench", "Contender", "Row", "Task", "compare"]
 
 WORKLOADS = ("python", "edits", "chat")
 WAYS = ("written", "paired", "replayed")
@@ -50,14 +47,7 @@ TEXTS = 3
 MIXED = ("ngram", "suffix", "trigram", "retrieval")
 """Sources of the mixture of all."""
 
-CHAT = """
-How do I keep tomatoes from splitting? | Tomatoes split when they take up a lot of water after a dry spell. Water them a little every day instead of a lot once a week, and put straw around the plants so that the soil stays moist. | And what if it rains a lot? | When it rains a lot you cannot keep the soil from getting wet, but you can pick the tomatoes a little earlier. Tomatoes that are picked early do not split, and they go on to ripen on a window sill. | Which tomatoes split least? | Small tomatoes split less than large ones, and tomatoes with a thick skin split less than those with a thin skin.
-What is the difference between a process and a thread? | A process has its own memory. A thread shares the memory of its process with the other threads of the process. It is cheap to start a thread and expensive to start a process. | When should I use a process? | Use a process when the work must not share memory, or when the interpreter lets only one thread run at a time. Use a thread when the work mostly waits, for a file or for the network. | Can a thread outlive its process? | No. When a process ends, all the threads of the process end with it.
-Plan a weekend in a small town by the sea. | On Saturday morning walk along the beach to the lighthouse. At noon eat fish at the harbour. In the afternoon visit the museum, and in the evening listen to music at the harbour. | And on Sunday? | On Sunday morning take the boat to the island. At noon eat at the island. In the afternoon walk along the beach, and in the evening take the train home. | What if it rains? | If it rains on Saturday, visit the museum in the morning and the library in the afternoon. If it rains on Sunday, do not take the boat to the island; visit the lighthouse instead.
-Explain compound interest to a child. | Imagine that you have ten coins. Each year the bank gives you one coin for every ten coins that you have. After one year you have eleven coins. After two years you have a little more than twelve coins, because the bank also gives you something for the coin that it gave you before. | Is it the same with twenty coins? | Yes. Each year the bank gives you one coin for every ten coins that you have, so after one year you have twenty-two coins. After two years you have a little more than twenty-four coins. | So what should I do? | Leave the coins at the bank, because the bank also gives you something for the coins that it gave you before.
-How do I make bread? | Mix flour, water, salt and yeast. Knead the dough for ten minutes. Let the dough rest for an hour. Shape the dough, let it rest for half an hour and bake it for forty minutes. | Can I make it without yeast? | Yes. Mix flour, water, salt and baking soda. Do not knead the dough and do not let the dough rest. Shape the dough and bake it for forty minutes. | How do I know that it is done? | Knock on the bottom of the bread. If it sounds hollow, the bread is done. If it does not sound hollow, bake it for ten more minutes.
-What does a compiler do? | A compiler reads a program in one language and writes the same program in another language. First it reads the text of the program, then it checks the meaning of the program, then it writes the program in the other language. | And an interpreter? | An interpreter reads a program and runs it. First it reads the text of the program, then it checks the meaning of the program, then it runs the program, line by line. | Which one is faster? | A program that a compiler wrote is faster than a program that an interpreter runs, because the compiler reads the text of the program only once.
-"""
+CHAT = Path(__file__).with_name("chat.txt").read_text(encoding="utf-8")
 """Conversations of our own, a line each, turns separated by |."""
 
 
@@ -108,19 +98,9 @@ class Row:
         picks = rng.integers(0, len(tokens), (draws, len(tokens)))
         return float((tokens[picks].sum(1) / calls[picks].sum(1)).std())
 
-    def curve(self, window: int) -> list[float]:
-        """Tokens per call in each window of emitted tokens of a request, all requests together."""
-        tokens: dict[int, int] = {}
-        calls: dict[int, int] = {}
-        for steps in self.steps:
-            for at, count in zip(np.cumsum([0, *steps[:-1]]).tolist(), steps, strict=True):
-                tokens[at // window] = tokens.get(at // window, 0) + count
-                calls[at // window] = calls.get(at // window, 0) + 1
-        return [tokens[w] / calls[w] for w in sorted(calls)]
-
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        made = {"tokens_per_call": self.tokens_per_call, "error": self.error(), "curve": self.curve(64)}
+        made = {"tokens_per_call": self.tokens_per_call, "error": self.error()}
         by_request = [sum(s) / max(1, len(s)) for s in self.steps]
         return {k: v for k, v in asdict(self).items() if k != "steps"} | made | {"by_request": by_request}
 
@@ -138,15 +118,8 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender("phrases", "phrases", model=True),
     Contender("model:top_k", "model:top_k", model=True),
     Contender("mixture suffix,trigram", "mixture", lambda bench: {"sources": ["suffix", bench.with_index("trigram")]}),
-    Contender(
-        "mixture of all",
-        "mixture",
-        lambda bench: {"sources": [bench.with_index(name) for name in MIXED]},
-    ),
+    Contender("mixture of all", "mixture", lambda bench: {"sources": [bench.with_index(name) for name in MIXED]}),
 )
-
-LEARNERS = ("ngram", "suffix", "trigram static", "trigram", "retrieval", "mixture of all")
-"""Whose learning curve is drawn."""
 
 
 @dataclass(kw_only=True)
@@ -254,7 +227,7 @@ class Bench:
                 yield Task(begin + again[:16], again[16:][: self.num_tokens])
 
     def _chat(self) -> Iterator[Task]:
-        for line in CHAT.strip().splitlines():
+        for line in CHAT.splitlines():
             turns = [f"{who}: {turn.strip()}\n" for who, turn in zip("QA" * 9, line.split("|"), strict=False)]
             ids, prompt = self.encode("".join(turns)), self.encode("".join(turns[:2]))
             yield Task(ids[: len(prompt)], ids[len(prompt) :][: self.num_tokens])
@@ -266,44 +239,18 @@ class Bench:
         given = {**contender.options(self), **({"kind": kind} if kind else {})}
         return registry.drafter(name).build(Parts(target, draft, self.tokenizer, ()), **given)
 
-    def curve(self, contender: Contender, num_tokens: int, window: int) -> list[float]:
-        """Tokens per call in each window of one long request: a held-out module, replayed from its 64th token on."""
-        ids = max(map(self.encode, self.texts[1]), key=len)[: 64 + num_tokens]
-        target, row = ScriptedTarget(self.target.vocab_size), Row(contender.name, "long", "replayed")
-        engine = Engine.of(target, drafter=self.drafter(contender, target), plan=self.plan)
-        self._play(engine, [Task(ids[:64], ids[64:])], row)
-        return row.curve(window)
-
-    def megabytes_per_million_tokens(self) -> dict[str, float]:
-        """Of each structure, measured on the documents of the indexes; the requests' own on the first 100,000 tokens of them."""
-        num_tokens = sum(map(len, self.documents))
-        history = [t for d in self.documents for t in d][:100_000]
-        request = Request("r", tuple(history), SamplingParams(), seed=0)
-        (own,) = NgramDrafter().start([request])
-        tree, store = SuffixTree(), SuffixStore(num_tokens)
-        tree.extend(history)
-        for document in self.documents:
-            store.add(document)
-        bytes_a_token = {
-            "prompt lookup, of a request": own.num_bytes / own.num_tokens,
-            "suffix tree, of a request": tree.num_bytes / len(history),
-            "suffix store": store.num_bytes / store.num_tokens,
-            "trigram table": self.trigrams.num_bytes / num_tokens,
-            "suffix array": self.retrieval.num_bytes / num_tokens,
-        }
-        return bytes_a_token | {"trigram store, at its bound of 4,096 pairs (MB in all)": TrigramStore().num_bytes / 1e6}
-
     def run(self, contender: Contender, workload: str, way: str) -> Row:
         """One session: all requests of a workload, one after the other, after one to compile what is used."""
         target = self.target if way == "written" else ScriptedTarget(self.target.vocab_size)
         row, tasks = Row(contender.name, workload, way), self.written(workload) if way == "paired" else self.tasks(workload)
-        self._play(Engine.of(target, drafter=self.drafter(contender, target), plan=self.plan), tasks[:1], Row("", "", way))
+        self.play(Engine.of(target, drafter=self.drafter(contender, target), plan=self.plan), tasks[:1], Row("", "", way))
         drafter = self.drafter(contender, target)
-        self._play(Engine.of(target, drafter=drafter, plan=self.plan), tasks, row)
+        self.play(Engine.of(target, drafter=drafter, plan=self.plan), tasks, row)
         row.store_bytes = getattr(getattr(drafter, "store", None), "num_bytes", 0)
         return row
 
-    def _play(self, engine: Engine, tasks: Sequence[Task], row: Row) -> None:
+    def play(self, engine: Engine, tasks: Sequence[Task], row: Row) -> None:
+        """Let an engine go on from each prompt, and write into the row what it took."""
         seconds, drafting, calls, watch = 0.0, 0.0, 0, _Watch(engine.drafter)
         for seed, task in enumerate(tasks):
             if isinstance(engine.target, ScriptedTarget):
@@ -334,30 +281,19 @@ def compare(
     bench: Bench,
     contenders: Sequence[Contender] = CONTENDERS,
     *,
-    curve: tuple[int, int],
     program: str = "polydraft",
     progress: Callable[[int], object] = lambda total: None,
 ) -> dict[str, Any]:
     """Every contender on every workload in every way, as plain data.
 
-    curve: (tokens, window) of the long request by which those among `LEARNERS` are followed.  program: how the run was called.
-    progress: called after each session with the number of them all.
+    program: how the run was called.  progress: called after each session with the number of them all.
     """
-    rows, curves, learners = list[dict[str, Any]](), dict[str, list[float]](), [c for c in contenders if c.name in LEARNERS]
-    total = len(WAYS) * len(WORKLOADS) * len(contenders) + len(learners)
+    rows = list[dict[str, Any]]()
     for way, workload, contender in itertools.product(WAYS, WORKLOADS, contenders):
         rows.append(bench.run(contender, workload, way).to_dict())
-        progress(total)
-    for contender in learners:
-        curves[contender.name] = bench.curve(contender, *curve)
-        progress(total)
-    return {
-        **provenance(program),
-        "settings": {**bench.settings, "index_tokens": sum(map(len, bench.documents)), "curve_window": curve[1]},
-        "rows": rows,
-        "curves": curves,
-        "megabytes_per_million_tokens": bench.megabytes_per_million_tokens(),
-    }
+        progress(len(WAYS) * len(WORKLOADS) * len(contenders))
+    settings = {**bench.settings, "index_tokens": sum(map(len, bench.documents))}
+    return {**provenance(program), "settings": settings, "rows": rows}
 
 
 class _Watch:

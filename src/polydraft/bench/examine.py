@@ -8,12 +8,10 @@ import torch
 from polydraft.bench.record import machine, versions
 from polydraft.core import TokenTree
 from polydraft.models import load, pair
-from polydraft.models.compiled.kernels import instruction_set
 from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.vectors import instruction_set
 from polydraft.models.folder import load_module
 from polydraft.verifiers.fast import device
-
-__all__ = ["examine"]
 
 
 def _kernels() -> dict[str, Any]:
@@ -53,11 +51,7 @@ def _gpu() -> dict[str, Any]:
     }
 
 
-def _pair() -> dict[str, Any]:
-
-    return {"folder": str(pair.embedded_folder()), "prompts": len(pair.prompts()), **pair.card()["held_out"]}
-
-
 def examine() -> dict[str, dict[str, Any]]:
     """Everything that the doctor measures, as plain data."""
-    return {"versions": versions(), "machine": machine(), "gpu": _gpu(), "embedded target": _kernels(), "embedded pair": _pair()}
+    embedded = {"folder": str(pair.embedded_folder()), "prompts": len(pair.prompts()), **pair.card()["held_out"]}
+    return {"versions": versions(), "machine": machine(), "gpu": _gpu(), "embedded target": _kernels(), "embedded pair": embedded}

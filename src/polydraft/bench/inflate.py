@@ -11,8 +11,6 @@ import torch
 
 from polydraft.errors import InvalidInputError
 
-__all__ = ["inflate"]
-
 
 @torch.no_grad()
 def inflate(model: Any, num_layers: int) -> Any:

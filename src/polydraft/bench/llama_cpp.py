@@ -12,8 +12,6 @@ from polydraft.bench.compare import Contender, Prompts, Run, Timer
 from polydraft.core import SamplingParams
 from polydraft.errors import IncompatibleError
 
-__all__ = ["LlamaCpp", "write_gguf"]
-
 LOGIT_TOLERANCE = 1e-3
 """Largest difference of log-probabilities to transformers that counts as the same model."""
 

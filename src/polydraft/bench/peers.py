@@ -1,6 +1,5 @@
 """`generate` of transformers as contenders: plain, assisted by a draft model, and prompt lookup."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,8 +7,6 @@ from transformers.generation.streamers import BaseStreamer
 
 from polydraft.bench.compare import Contender, Prompts, Run, Timer
 from polydraft.core import SamplingParams
-
-__all__ = ["transformers_contender"]
 
 
 class _Arrivals(BaseStreamer):
@@ -60,11 +57,6 @@ def transformers_contender(
                 **streamer,
                 **options,
             )
-            return timer.run(_tails(out, ids.shape[1]))
+            return timer.run(out[:, ids.shape[1] :].tolist())
 
     return Contender(name, drafter, None, temperature, generate)
-
-
-def _tails(out: torch.Tensor, length: int) -> list[list[int]]:
-    rows: Sequence[torch.Tensor] = list(out[:, length:])
-    return [row.tolist() for row in rows]

@@ -13,8 +13,6 @@ from typing import Any
 
 from polydraft.atomic import replacing
 
-__all__ = ["command_line", "machine", "markdown_table", "processor", "provenance", "versions", "write_texts"]
-
 PACKAGES = ("polydraft", "torch", "transformers", "tokenizers", "safetensors", "numpy", "numba", "xllamacpp", "gguf", "vllm")
 
 

@@ -7,8 +7,6 @@ from typing import Any
 from polydraft.bench.record import markdown_table, provenance, write_texts
 from polydraft.bench.suite import Findings
 
-__all__ = ["as_dict", "markdown", "picture", "write"]
-
 
 def as_dict(found: Findings) -> dict[str, Any]:
     """Everything as plain data, with what the run was made on and with."""

@@ -7,8 +7,6 @@ import torch
 
 from polydraft.core import AuxRows, Needs, Outcome, Scores, TokenTree
 
-__all__ = ["ScriptedTarget"]
-
 CERTAIN = 40.0
 
 

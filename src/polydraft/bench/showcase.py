@@ -11,8 +11,6 @@ from polydraft.engine.api import Engine
 from polydraft.models import load, pair
 from polydraft.models.folder import load_module
 
-__all__ = ["Comparison", "Showcase"]
-
 SEED = 20
 
 
@@ -41,11 +39,7 @@ class Comparison:
         return [
             {
                 "name": m.contender.name,
-                "drafter": m.contender.drafter,
-                "verifier": m.contender.verifier,
-                "temperature": m.contender.temperature,
-                "tokens_per_second": m.tokens_per_second,
-                "tokens_per_call": m.tokens_per_call,
+                **m.row(),
                 "speedup": m.speedup_over(self.baseline("plain", m.contender.temperature)),
                 "speedup_transformers": m.speedup_over(self.baseline("transformers", m.contender.temperature)),
             }
@@ -99,12 +93,7 @@ class Showcase:
         """Measure all contenders interleaved and compare their tokens; see `measure` for the budget."""
         prompts = list(self.prompts.values())
         found = measure(
-            self.contenders(),
-            prompts,
-            max_tokens=max_tokens,
-            repetitions=repetitions,
-            budget_seconds=budget_seconds,
-            seed=SEED,
+            self.contenders(), prompts, max_tokens=max_tokens, repetitions=repetitions, budget_seconds=budget_seconds, seed=SEED
         )
         checks = [check_law(self.reference, 0.0, m.texts(prompts)) for m in found if m.contender.temperature == 0]
         drafted, plain = (self._tokens(found, name) for name in ("race", "race without drafts"))

@@ -26,8 +26,6 @@ from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.folder import load_module
 from polydraft.models.hf import HFTarget
 
-__all__ = ["DEFAULT_WAYS", "Bench", "Findings", "Way"]
-
 
 @dataclass(frozen=True)
 class Way:
@@ -81,12 +79,8 @@ class Findings:
         return [
             {
                 "contender": m.contender.name,
-                "drafter": m.contender.drafter,
-                "verifier": m.contender.verifier,
-                "temperature": m.contender.temperature,
-                "tokens_per_second": m.tokens_per_second,
+                **m.row(),
                 "tokens_per_cpu_second": m.tokens_per_cpu_second,
-                "tokens_per_call": m.tokens_per_call,
                 "time_to_first_token": m.time_to_first_token,
                 "inter_token_p50": m.inter_token(50),
                 "inter_token_p99": m.inter_token(99),
@@ -154,15 +148,7 @@ class Bench:
             self.absent[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
     def _engine(self, way: Way) -> Engine:
-        return Engine.of(
-            self._target,
-            tokenizer=self.tokenizer,
-            draft_model=self._draft,
-            drafter=way.drafter,
-            verifier=way.verifier,
-            depth=way.depth,
-            num_paths=way.num_paths,
-        )
+        return Engine.of(self._target, tokenizer=self.tokenizer, draft_model=self._draft, **vars(way))
 
     def _add_own(self, ways: Sequence[str]) -> None:
         self._try("plain", lambda: engine_contender("plain", self._engine(Way(None)), self.temperature))

@@ -13,18 +13,6 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-__all__ = [
-    "HELD_OUT",
-    "Document",
-    "fresh_documents",
-    "is_held_out",
-    "is_prose_like_code",
-    "library_texts",
-    "read_tree",
-    "standard_library",
-    "windows",
-]
-
 STANDARD_LIBRARY = "python"
 HELD_OUT = ("argparse.py", "bisect.py", "graphlib.py", "heapq.py", "json/", "sched.py", "shutil.py", "textwrap.py")
 """Modules of the standard library that the embedded pair was not trained on; a folder ends with a slash."""

@@ -10,8 +10,6 @@ from polydraft.bench.compare import Contender, Prompts, Run
 from polydraft.core import SamplingParams
 from polydraft.errors import IncompatibleError
 
-__all__ = ["VLLM"]
-
 WORKER = Path(__file__).with_name("vllm_worker.py")
 
 

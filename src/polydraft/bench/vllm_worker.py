@@ -32,11 +32,7 @@ def _engine(folder: str, max_model_len: int, batch_size: int) -> tuple[Any, Any]
 
 def _run(vllm: Any, engine: Any, asked: dict[str, Any]) -> dict[str, Any]:
     wanted = vllm.SamplingParams(
-        temperature=asked["temperature"],
-        max_tokens=asked["max_tokens"],
-        seed=asked["seed"],
-        ignore_eos=True,
-        detokenize=False,
+        temperature=asked["temperature"], max_tokens=asked["max_tokens"], seed=asked["seed"], ignore_eos=True, detokenize=False
     )
     cpu, start = process_time(), perf_counter()
     for i, prompt in enumerate(asked["prompts"]):

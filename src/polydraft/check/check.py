@@ -37,8 +37,6 @@ from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
 from polydraft.plan.plan import Plan
 
-__all__ = ["Report", "Watched", "check", "self_test"]
-
 IMPLAUSIBLE = 1e-4
 """A smallest p-value below this, after correction for the number of tests, is a failure."""
 WHEN_PAUSED = Budget.fixed(tree.chain(4))
@@ -130,9 +128,7 @@ def check(
     results: list[Any] = []
     asked: list[list[SamplingParams]] = []
     seed = 0 if params.seed is None else params.seed
-    engine.generate(
-        list(prompts[:1]), params.with_(max_tokens=1)
-    )  # an adaptive plan measures its costs before the rounds that count
+    engine.generate(list(prompts[:1]), params.with_(max_tokens=1))  # a plan measures its costs before the rounds that count
     engine.plan = Watched(plan, recorder)
     most = rounds if engine.drafter is None else EMPTY * rounds
     try:
@@ -142,7 +138,8 @@ def check(
             seed += len(prompts)
             if progress is not None:
                 progress(min(len(recorder.values), rounds), rounds)
-            if stop_early and _early(recorder):
+            beyond_chance = stop_early and Report(recorder.findings, 0, 0).p_value < IMPLAUSIBLE / 100
+            if beyond_chance:  # so far that looking more than once does not matter
                 break
     finally:
         engine.plan = plan
@@ -151,11 +148,6 @@ def check(
         results = [result for each in asked for result in engine.generate(list(prompts), each)]
         found += text_findings(judge, engine, results, params)
     return Report(found, len(recorder.values), sum(len(s.token_ids) for r in results for s in r.samples))
-
-
-def _early(recorder: Recorder) -> bool:
-    """Far beyond chance, so that looking more than once does not matter."""
-    return Report(recorder.findings, 0, 0).p_value < IMPLAUSIBLE / 100
 
 
 def self_test(

@@ -13,8 +13,6 @@ from polydraft import registry
 from polydraft import tree as trees
 from polydraft.core import Draft, NoiseKey, Outcome, SiblingLaw, TokenTree, Verdict, Verifier
 
-__all__ = ["LEAST_ROUNDS", "Finding", "Recorder", "rule_findings"]
-
 RESOLUTION = 1e-5
 """Laws come from float32 logits: mean differences of this size mean nothing."""
 STATISTICS = ("draft", "sharp", "best", "best of draft")

@@ -21,8 +21,6 @@ from polydraft.core import SamplingParams, TokenTree
 from polydraft.engine.api import Engine
 from polydraft.engine.sequence import Origin, Result
 
-__all__ = ["check_law", "integral_transform", "text_findings"]
-
 NEAR_TIE = 1e-4
 """In logits; below it the order of float operations decides."""
 IMPLAUSIBLE = 1e-5

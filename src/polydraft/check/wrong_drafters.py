@@ -9,8 +9,6 @@ import torch
 from polydraft.core import Budget, Draft, Outcome, TokenTree
 from polydraft.drafters.model.paths import ModelDrafter, ModelState
 
-__all__ = ["DropsUnlikely", "OwnPositions", "TopWithRow"]
-
 
 class TopWithRow(ModelDrafter):
     """The most probable children, passed off as draws from the row."""
@@ -53,10 +51,7 @@ class OwnPositions(ModelDrafter):
         live = [b for b, (s, d) in enumerate(zip(states, deeper, strict=True)) if d is not s and budgets[b].max_depth > 1]
         if not live or draft.probs is None:
             return draft
-        rest = self.propose(
-            [deeper[b] for b in live],
-            [budgets[b].within(budgets[b].max_depth - 1) for b in live],
-        )
+        rest = self.propose([deeper[b] for b in live], [budgets[b].within(budgets[b].max_depth - 1) for b in live])
         return self._joined(draft, rest, live)
 
     def _joined(self, head: Draft, rest: Draft, live: list[int]) -> Draft:

@@ -24,25 +24,6 @@ from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.residual import normalise, normalise_or, positive_part
 
-__all__ = [
-    "FEW",
-    "FUSED",
-    "Mistake",
-    "Reversed",
-    "block",
-    "counted_twice",
-    "duplicates_skipped",
-    "iid_as_distinct",
-    "keep_all",
-    "likeliest_first",
-    "mistakes",
-    "own_position",
-    "permuted",
-    "redraws",
-    "resorted",
-    "sorted_paths",
-]
-
 FEW = 5
 """Tokens that the laws of a self-test are cut to: mistakes show where draws repeat."""
 ANYTHING = Method("wrong", "A known mistake", "", 2026, "", frozenset(SiblingLaw), frozenset(TreeShape), lossless=False)

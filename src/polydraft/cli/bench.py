@@ -13,8 +13,6 @@ from polydraft.cli.progress import bars
 from polydraft.cli.start import use_threads
 from polydraft.errors import unknown_name
 
-__all__ = ["app"]
-
 app = typer.Typer(invoke_without_command=True)
 
 
@@ -72,7 +70,7 @@ def bench(
 @app.command()
 def drafters(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the tables and all numbers.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Two requests of 32 tokens, a short curve.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Two requests of 32 tokens.")] = False,
     drafter: Annotated[list[str] | None, typer.Option(help="Name in the table; may be repeated; all without it.")] = None,
     nodes: Annotated[int, typer.Option(min=1, help="Drafted tokens of a step.")] = 16,
     depth: Annotated[int, typer.Option(min=1, help="Longest path of a draft.")] = 8,
@@ -103,7 +101,7 @@ def drafters(
         index_bytes=200_000 if quick else index_bytes,
     )
     with bars("measuring") as step:
-        found = compare(made, chosen, curve=(400, 100) if quick else (8000, 500), progress=step)
+        found = compare(made, chosen, progress=step)
     typer.echo(reports.markdown(found))
     if out is not None:
         say_written(reports.write(found, out))

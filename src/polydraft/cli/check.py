@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from polydraft.core import SamplingParams
     from polydraft.engine.api import Engine
 
-__all__ = ["check"]
-
 
 def check(
     model: given.Model = None,

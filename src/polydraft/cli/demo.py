@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from polydraft.bench.showcase import Comparison, Showcase
     from polydraft.cli.show import Palette
 
-__all__ = ["demo"]
-
 WHAT_HAPPENS = f"""\
 polydraft {__version__}, a live demo on the pair of small models inside this package. Nothing is downloaded.
 It takes about a minute and a half on two slow cores:

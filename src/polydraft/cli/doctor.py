@@ -9,8 +9,6 @@ from polydraft.cli import options as given
 from polydraft.cli.progress import Preparation
 from polydraft.cli.start import quiet
 
-__all__ = ["doctor"]
-
 
 def doctor(
     as_json: given.AsJson = False,

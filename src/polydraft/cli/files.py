@@ -10,8 +10,6 @@ import typer
 
 from polydraft.errors import InvalidInputError
 
-__all__ = ["check_output", "read_lines", "read_prompt", "say_written"]
-
 ROOM = 1 << 20
 """Bytes that must fit where a result is to be written; the largest report has half as many."""
 
@@ -57,15 +55,7 @@ def read_lines(option: str, file: Path) -> list[str]:
     Raises:
         InvalidInputError: a file that cannot be read, holds no prompt, or a line of JSON without one.
     """
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise _unreadable(option, file, error) from error
-    except UnicodeDecodeError as error:
-        raise InvalidInputError(
-            f"{option} {str(file)!r} holds bytes that are not UTF-8 at offset {error.start}; expected text, one prompt a line. "
-            "Convert it first."
-        ) from error
+    lines = read_text(option, file).splitlines()
     of_line = _of_json if file.suffix == ".jsonl" else lambda _, line: line
     found = [of_line(f"{option} {str(file)!r}, line {n}", line) for n, line in enumerate(lines, 1) if line.strip()]
     if not found:
@@ -73,8 +63,18 @@ def read_lines(option: str, file: Path) -> list[str]:
     return found
 
 
-def _unreadable(option: str, file: Path, error: OSError) -> InvalidInputError:
-    return InvalidInputError(f"{option} {str(file)!r} was given and cannot be read: {error.strerror}. Check the path.")
+def read_text(option: str, file: Path) -> str:
+    """A file's text, exactly as it is.
+
+    Raises:
+        InvalidInputError: a file that cannot be read, or is not UTF-8.
+    """
+    try:
+        return _decode(file.read_bytes(), f"{option} {str(file)!r}")
+    except OSError as error:
+        raise InvalidInputError(
+            f"{option} {str(file)!r} was given and cannot be read: {error.strerror}. Check the path."
+        ) from error
 
 
 def _of_json(where: str, line: str) -> str:
@@ -113,10 +113,7 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     if file is not None:
         if argument is not None:
             raise InvalidInputError("a prompt and --file were given; expected one of them. Drop the other.")
-        try:
-            return _decode(file.read_bytes(), f"file {str(file)!r}")
-        except OSError as error:
-            raise _unreadable("--file", file, error) from error
+        return read_text("--file", file)
     if argument not in (None, "-"):
         return _encodable(argument)
     if argument is None and sys.stdin.isatty():

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from polydraft.engine.api import Engine
     from polydraft.engine.sequence import Result, Sample
 
-__all__ = ["generate"]
-
 
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="Text to continue; - or nothing reads standard input.")] = None,
@@ -32,65 +30,42 @@ def generate(
     device: given.Device = None,
     backend: given.Backend = "auto",
     quantization: Annotated[
-        str | None,
-        typer.Option(
-            help="int8, int4, bfloat16 or bfloat16-dot weights of the target, on the compiled path.", rich_help_panel=given.MODELS
-        ),
+        str | None, given.models("int8, int4, bfloat16 or bfloat16-dot weights of the target, on the compiled path.")
     ] = None,
-    draft_quantization: Annotated[
-        str | None, typer.Option(help="The same of the draft: changes no output law.", rich_help_panel=given.MODELS)
-    ] = None,
-    max_model_len: Annotated[
-        int | None, typer.Option(help="Longest prompt plus output, in tokens.", rich_help_panel=given.MODELS)
-    ] = None,
+    draft_quantization: Annotated[str | None, given.models("The same of the draft: changes no output law.")] = None,
+    max_model_len: Annotated[int | None, given.models("Longest prompt plus output, in tokens.")] = None,
     tie_margin: Annotated[
-        float | None,
-        typer.Option(
-            help="Low precision: decide greedy near ties (in logits) by a pass of their own.", rich_help_panel=given.MODELS
-        ),
+        float | None, given.models("Low precision: decide greedy near ties (in logits) by a pass of their own.")
     ] = None,
     drafter: given.Drafter = "auto",
     verifier: given.Verifier = "auto",
     depth: given.Depth = None,
     num_paths: given.NumPaths = None,
     index: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="File of `polydraft index build` for the drafter; several for a mixture.", rich_help_panel=given.DRAFTS
-        ),
+        list[Path] | None, given.drafts("File of `polydraft index build` for the drafter; several for a mixture.")
     ] = None,
-    profile: Annotated[
-        Path | None, typer.Option(help="Costs and acceptance that `polydraft tune --save` wrote.", rich_help_panel=given.DRAFTS)
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens to emit.", rich_help_panel=given.SAMPLING)] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=given.SAMPLING)] = 1.0,
+    profile: Annotated[Path | None, given.drafts("Costs and acceptance that `polydraft tune --save` wrote.")] = None,
+    max_tokens: Annotated[int, given.sampling("Most tokens to emit.")] = 128,
+    temperature: Annotated[float, given.sampling("0 is greedy.")] = 1.0,
     top_p: given.TopP = 1.0,
-    top_k: Annotated[int, typer.Option(help="0 and -1 switch it off.", rich_help_panel=given.SAMPLING)] = 0,
-    min_p: Annotated[float, typer.Option(help="In [0, 1].", rich_help_panel=given.SAMPLING)] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="1 switches it off.", rich_help_panel=given.SAMPLING)] = 1.0,
-    presence_penalty: Annotated[float, typer.Option(help="0 switches it off.", rich_help_panel=given.SAMPLING)] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(help="0 switches it off.", rich_help_panel=given.SAMPLING)] = 0.0,
+    top_k: Annotated[int, given.sampling("0 and -1 switch it off.")] = 0,
+    min_p: Annotated[float, given.sampling("In [0, 1].")] = 0.0,
+    repetition_penalty: Annotated[float, given.sampling("1 switches it off.")] = 1.0,
+    presence_penalty: Annotated[float, given.sampling("0 switches it off.")] = 0.0,
+    frequency_penalty: Annotated[float, given.sampling("0 switches it off.")] = 0.0,
     seed: Annotated[
         int | None,
-        typer.Option(
-            help="Noise of the request; drawn and reported without it. It repeats a text at temperature 0, with --depth or --profile, or with the rule race.",
-            rich_help_panel=given.SAMPLING,
+        given.sampling(
+            "Noise of the request; drawn and reported without it. It repeats a text at temperature 0, with --depth or --profile, or with the rule race."
         ),
     ] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="Text that ends the output; may be repeated.", rich_help_panel=given.SAMPLING)
-    ] = None,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on after the end-of-text token.", rich_help_panel=given.SAMPLING)
-    ] = False,
-    n: Annotated[int, typer.Option("--n", "-n", help="Independent samples.", rich_help_panel=given.SAMPLING)] = 1,
-    logprobs: Annotated[
-        int | None,
-        typer.Option(help="Report this many alternatives beside each token (with --json).", rich_help_panel=given.OUTPUT),
-    ] = None,
+    stop: Annotated[list[str] | None, given.sampling("Text that ends the output; may be repeated.")] = None,
+    ignore_eos: Annotated[bool, given.sampling("Go on after the end-of-text token.", "--ignore-eos")] = False,
+    n: Annotated[int, given.sampling("Independent samples.", "--n", "-n")] = 1,
+    logprobs: Annotated[int | None, given.output("Report this many alternatives beside each token (with --json).")] = None,
     as_json: given.AsJson = False,
-    show: Annotated[bool, typer.Option("--show", help="Colour accepted draft tokens.", rich_help_panel=given.OUTPUT)] = False,
-    stream: Annotated[bool, typer.Option(help="Print text as it comes.", rich_help_panel=given.OUTPUT)] = True,
+    show: Annotated[bool, given.output("Colour accepted draft tokens.", "--show")] = False,
+    stream: Annotated[bool, given.output("Print text as it comes.")] = True,
 ) -> None:
     """Continue PROMPT: text on standard output, statistics on standard error."""
     text = read_prompt(prompt, file)

@@ -11,8 +11,6 @@ from polydraft.cli.files import check_output
 from polydraft.cli.progress import bars
 from polydraft.cli.start import quiet
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Make index files for drafters that read a corpus.", no_args_is_help=True)
 
 

@@ -7,16 +7,13 @@ from typing import Annotated
 import typer
 
 from polydraft.cli import options as given
-from polydraft.cli.files import check_output, say_written
+from polydraft.cli.files import check_output, read_text, say_written
 from polydraft.cli.progress import bars
 from polydraft.cli.start import quiet
-from polydraft.errors import InvalidInputError
-
-__all__ = ["limits"]
 
 
 def limits(
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write FILE, and beside it a .md and three .csv.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write FILE, and beside it a .md.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few contexts: to see that it runs, not to compare rules.")] = False,
     contexts: Annotated[int, typer.Option(min=6, help="Places in the texts where paths are drawn.")] = 240,
     node_contexts: Annotated[int, typer.Option(min=0, help="Places where single nodes are measured; 0: none.")] = 60,
@@ -30,7 +27,7 @@ def limits(
     text: Annotated[Path | None, typer.Option(help="UTF-8 file to read; default: modules the embedded pair never saw.")] = None,
     seed: Annotated[int, typer.Option(help="Of the places and the draws.")] = 0,
 ) -> None:
-    """Measure acceptance and tokens per call of every rule against the optimum, on real text; tables and CSV."""
+    """Measure acceptance and tokens per call of every rule against the optimum, on real text."""
     check_output("--json", json_file)
     quiet()
     from polydraft.bench.limits import Limits, tables
@@ -41,16 +38,9 @@ def limits(
     settings = Settings(
         contexts=contexts, node_contexts=node_contexts, temperature=temperature, seed=seed, rules=tuple(rule or ())
     )
-    made = Limits(settings, target=model, draft=draft_model, texts=None if text is None else [_read(text)])
+    made = Limits(settings, target=model, draft=draft_model, texts=None if text is None else [read_text("--text", text)])
     with bars("measuring") as step:
         report = tables.as_dict(made.run(partial(step, made.steps)))
     typer.echo(tables.markdown(report))
     if json_file is not None:
         say_written(tables.write(report, json_file))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"{str(path)!r} could not be read ({error}); expected a file of UTF-8 text.") from error

@@ -27,8 +27,6 @@ from polydraft.cli.models import app as models
 from polydraft.cli.tune import tune
 from polydraft.errors import PolydraftError
 
-__all__ = ["EXIT_STATUS", "app"]
-
 EXIT_STATUS = 2
 """Of every refusal: the same as for an option that does not exist."""
 FULL = (ENOSPC, EDQUOT, EFBIG)

@@ -10,8 +10,6 @@ from polydraft.cli.tables import grid, output
 if TYPE_CHECKING:
     from polydraft.core import Method
 
-__all__ = ["markdown", "methods", "table"]
-
 _ANSWER = {True: "yes", False: "no", None: "with a lossless verifier"}
 
 

@@ -6,8 +6,6 @@ from contextlib import ExitStack, contextmanager
 
 import typer
 
-__all__ = ["Preparation", "bars"]
-
 WIDTH = 79
 
 

@@ -15,8 +15,6 @@ from polydraft.engine.sequence import Origin, Sample
 from polydraft.engine.stats import RequestStats
 from polydraft.engine.stopping import Detokenizer
 
-__all__ = ["Painter", "Palette", "play", "speed"]
-
 COLOURS = ("green", "cyan", "yellow", "magenta", "blue", "red")
 
 

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from polydraft.engine.api import Engine
 
-__all__ = ["build", "quiet", "use_threads"]
-
 
 def quiet() -> None:
     """No progress bars and no advice of transformers from now on; its errors still show."""

@@ -8,8 +8,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["grid", "output"]
-
 
 def output(width: int = 120) -> "Console":
     """Standard output; of this width where it is no terminal."""

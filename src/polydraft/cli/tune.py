@@ -12,8 +12,6 @@ from polydraft.cli.progress import bars
 from polydraft.cli.start import build, use_threads
 from polydraft.cli.tables import grid, output
 
-__all__ = ["tune"]
-
 
 def tune(
     model: given.Model = None,

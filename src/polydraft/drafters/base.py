@@ -10,19 +10,6 @@ import torch
 
 from polydraft.core import AuxRows, Drafter, Outcome, Request, Scores, Target, TokenTree
 
-__all__ = [
-    "Auxiliary",
-    "Learning",
-    "Parts",
-    "Reading",
-    "Resumable",
-    "Snapshot",
-    "as_one_round",
-    "release_each",
-    "start_each",
-    "teach_each",
-]
-
 Snapshot = dict[str, np.ndarray]
 """A request's drafter state as plain arrays, to be stored with safetensors or npz."""
 

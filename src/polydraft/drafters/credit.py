@@ -16,8 +16,6 @@ from polydraft.core import Budget
 from polydraft.drafters.grown_tree import GrownTree, add_best, is_full, limits, new_cells, plant
 from polydraft.errors import InvalidInputError
 
-__all__ = ["Credit"]
-
 DEPTHS, GRADES = 4, 8
 GRADE_ENDS = np.array([0.05, 0.12, 0.25, 0.4, 0.6, 0.8, 0.95])
 PRIOR_WEIGHT = 4.0

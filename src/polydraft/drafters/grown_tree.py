@@ -16,27 +16,6 @@ from torch import Tensor
 
 from polydraft.core import Budget, Draft, SiblingLaw, TokenTree, TreeShape
 
-__all__ = [
-    "DEPTH",
-    "PARENT",
-    "SCORE",
-    "TOKEN",
-    "Cells",
-    "GrownTree",
-    "add_best",
-    "add_node",
-    "best_candidate",
-    "copy_onto",
-    "end_ids",
-    "is_full",
-    "limits",
-    "new_cells",
-    "num_nodes",
-    "num_paths",
-    "plant",
-    "point_mass",
-]
-
 Cells = tuple[np.ndarray, np.ndarray]
 """(cells, end-of-sequence ids): a tree as compiled functions take it."""
 _LAW, _SHAPE = SiblingLaw.POINT_MASS, TreeShape.GROWN  # a member of an enumeration is slow to look up

@@ -24,15 +24,14 @@ import numpy as np
 from numba import njit
 
 from polydraft import registry
-from polydraft.core import AuxRows, Budget, Draft, Drafter, Method, Outcome, Request, Scores, SiblingLaw, TreeShape
+from polydraft.core import AuxRows, Budget, Draft, Drafter, Outcome, Request, Scores, SiblingLaw, TreeShape
 from polydraft.drafters.base import Auxiliary, Parts, Reading, Resumable, Snapshot, release_each, start_each, teach_each
 from polydraft.drafters.credit import Credit
 from polydraft.drafters.grown_tree import PARENT, SCORE, TOKEN, GrownTree, end_ids, point_mass
 from polydraft.drafters.text import index_file
 from polydraft.drafters.text.base import TextDrafter
 from polydraft.errors import IncompatibleError, InvalidInputError
-
-__all__ = ["MixtureDrafter", "MixtureState"]
+from polydraft.papers import method
 
 MOST_SOURCES = 8
 
@@ -73,15 +72,7 @@ class MixtureDrafter:
         [8, 9]
     """
 
-    info = Method(
-        name="mixture",
-        title="Several drafters in one tree",
-        authors="polydraft",
-        year=2026,
-        arxiv="",
-        laws=frozenset({SiblingLaw.POINT_MASS}),
-        shapes=frozenset({TreeShape.GROWN}),
-    )
+    info = method("mixture", "Several drafters in one tree", "", {SiblingLaw.POINT_MASS}, {TreeShape.GROWN})
     methods = (info,)
 
     def __init__(

@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["joined", "some"]
-
 T = TypeVar("T")
 
 

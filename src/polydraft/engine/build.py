@@ -16,8 +16,6 @@ from polydraft.plan.profile import Profile
 from polydraft.plan.switch import ChoicePlan
 from polydraft.verifiers import pairing
 
-__all__ = ["drafter", "plan", "verifier"]
-
 
 def drafter(wanted: str | Drafter | Seq[str] | None, parts: Parts, options: Mapping[str, Any]) -> Drafter | None:
     """By name, by several names to choose from, or as it is; None decodes plainly.

@@ -25,8 +25,6 @@ from polydraft.plan.plan import FixedPlan
 from polydraft.plan.profile import Profile
 from polydraft.verifiers import pairing
 
-__all__ = ["compile_all"]
-
 GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 SAMPLED = GREEDY.with_(temperature=1.0, seed=1)
 FILTERED = SAMPLED.with_(top_p=0.9, top_k=20, min_p=0.01, repetition_penalty=1.1, logprobs=2)

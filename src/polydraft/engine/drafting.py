@@ -28,8 +28,6 @@ from polydraft.engine.sequence import Sequence
 from polydraft.errors import DrafterWarning, IncompatibleError
 from polydraft.verifiers import inputs
 
-__all__ = ["aux", "begin", "fill", "observe", "propose", "release", "teach"]
-
 T = TypeVar("T")
 
 

@@ -41,8 +41,6 @@ from polydraft.models.slots import Slots
 from polydraft.params import MOST_SAMPLES
 from polydraft.plan.plan import Plan
 
-__all__ = ["MOST_WAITING", "Loop", "StepOutput"]
-
 MOST_WAITING = 65_536
 """Samples that may wait for a slot; `add_request` refuses more."""
 

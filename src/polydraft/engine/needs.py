@@ -5,8 +5,6 @@ from polydraft.drafters.base import Auxiliary, Reading
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.load import check_same_context
 
-__all__ = ["check_drafter", "check_law"]
-
 SAID = {
     "embeddings": "the embeddings of tokens (`embed`)",
     "head": "the output head (`head`)",

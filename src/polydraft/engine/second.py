@@ -11,8 +11,6 @@ from polydraft.engine.sequence import Sequence
 from polydraft.errors import InvalidInputError
 from polydraft.models.slots import Slots
 
-__all__ = ["Second"]
-
 
 class Second:
     """law: names the model and how each second sequence begins.  slots: the target's, of which some are taken where it is that model."""

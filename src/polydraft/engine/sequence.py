@@ -8,8 +8,6 @@ from polydraft.core import Request
 from polydraft.engine.stats import RequestStats
 from polydraft.engine.stopping import Stopper
 
-__all__ = ["Origin", "Result", "Sample", "Sequence", "TokenLogprob"]
-
 
 class Origin(NamedTuple):
     """Who made a token: "target" (the extra token of a round) or a drafter, on which branch below the root."""

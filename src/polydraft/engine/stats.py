@@ -10,8 +10,6 @@ import torch
 
 from polydraft.core import Target
 
-__all__ = ["PHASES", "RequestStats", "Stopwatch", "clock"]
-
 PHASES = ("prefill", "drafting", "scoring", "verifying", "other")
 
 

@@ -47,8 +47,6 @@ from polydraft.tree import Dedup, dedup
 from polydraft.verifiers import greedy
 from polydraft.verifiers.match import match
 
-__all__ = ["Round", "Stepper"]
-
 
 @dataclass(frozen=True)
 class Round:
@@ -108,9 +106,7 @@ class Stepper:
         """One round; target cache and drafter states move on, the sequences' tokens are the caller's to extend."""
         watch = Stopwatch(self.clock)
         key = NoiseKey.of(
-            [s.request.seed for s in sequences],
-            [s.request.sample for s in sequences],
-            [len(s.token_ids) for s in sequences],
+            [s.request.seed for s in sequences], [s.request.sample for s in sequences], [len(s.token_ids) for s in sequences]
         )
         with watch.phase("drafting"):
             budgets = self._budgets(sequences)

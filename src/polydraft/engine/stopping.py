@@ -10,8 +10,6 @@ from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
-__all__ = ["Detokenizer", "Stop", "Stopper"]
-
 REPLACEMENT = "\ufffd"
 CONTEXT_TOKENS = 6
 

@@ -20,8 +20,6 @@ from polydraft.core import Scores, Target
 from polydraft.engine.sequence import Sequence as Running
 from polydraft.errors import IncompatibleError, InvalidInputError
 
-__all__ = ["check_margin", "rescored"]
-
 
 class _Fresh(Protocol):
     def fresh(self, token_ids: Sequence[int]) -> Float[Tensor, " V"]: ...

@@ -34,8 +34,6 @@ from polydraft.models.hf import HFTarget
 from polydraft.models.load import load_model
 from polydraft.models.supported import check_supported
 
-__all__ = ["CustomGenerate", "custom_generate"]
-
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "num_beams": (1, None),
     "num_beam_groups": (1, None),

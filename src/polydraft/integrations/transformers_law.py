@@ -16,8 +16,6 @@ from polydraft import tree as trees
 from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError, InvalidInputError
 
-__all__ = ["ByRow", "ProcessedLaw", "refused"]
-
 REFUSED_PROCESSORS = {
     "UnbatchedClassifierFreeGuidanceLogitsProcessor": "guidance_scale",
     "SynthIDTextWatermarkLogitsProcessor": "watermarking_config (SynthID)",

@@ -17,8 +17,6 @@ from numba import njit
 
 from polydraft.errors import InvalidInputError
 
-__all__ = ["Optimum", "greedy_plus_one", "independent", "is_certain", "point_mass", "with_replacement", "without_replacement"]
-
 LARGEST_BRUTE_FORCE = 18
 """Most tokens for which all subsets are tried."""
 LOG_STEP = 0.08

@@ -11,8 +11,6 @@ import numpy as np
 
 from polydraft.errors import InvalidInputError
 
-__all__ = ["block_efficiency_of_paths", "entropy", "tokens_of_race", "tokens_of_tree"]
-
 Path = tuple[int, ...]
 
 

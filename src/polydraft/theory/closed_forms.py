@@ -10,18 +10,6 @@ from numba import njit
 from polydraft.theory.acceptance import ascending
 from polydraft.verifiers.kseq import solved
 
-__all__ = [
-    "kseq",
-    "list_matching",
-    "race",
-    "race_of_one",
-    "recursive",
-    "recursive_wor",
-    "single",
-    "single_with_spares",
-    "target_sample",
-]
-
 
 def single(p: np.ndarray, q: np.ndarray) -> float:
     """Speculative sampling of one draw: sum min(p, q).

@@ -13,8 +13,6 @@ from polydraft import tree
 from polydraft.core import Draft, Verdict
 from polydraft.errors import InvalidInputError
 
-__all__ = ["Estimate", "estimate", "expected_tokens", "of_tables", "paired"]
-
 
 @dataclass(frozen=True)
 class Estimate:

@@ -12,8 +12,6 @@ import math
 
 from polydraft.errors import InvalidInputError
 
-__all__ = ["best_depth", "speed_up", "tokens_of_chain"]
-
 
 def speed_up(tokens_per_call: float, *, draft_steps: int, draft_cost: float, scoring_cost: float = 1.0) -> float:
     """Against plain decoding; costs in units of one plain target step.

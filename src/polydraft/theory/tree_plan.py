@@ -28,8 +28,6 @@ import numpy as np
 
 from polydraft.errors import InvalidInputError
 
-__all__ = ["PositionalTree", "best_by_position", "fastest_by_position", "grow_by_probability"]
-
 
 class PositionalTree(NamedTuple):
     """parents: of each node, the root first with -1, parents before children, siblings in draw order; as of `core.Budget.fixed`.

@@ -11,8 +11,6 @@ from polydraft.plan.plan import Plan
 from polydraft.plan.profile import Profile
 from polydraft.plan.sizes import NOTHING, expected_tokens, paths
 
-__all__ = ["Trial", "Tuning", "break_even", "predicted"]
-
 WORTH = 1.03
 """A speed-up below this is not worth a draft model."""
 

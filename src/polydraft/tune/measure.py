@@ -30,8 +30,6 @@ from polydraft.plan.search import Grid
 from polydraft.plan.sizes import NOTHING, Decided, Paths, most_paths, paths
 from polydraft.tune.fit import Observation, fit
 
-__all__ = ["SIZES", "Bed", "measured_profile"]
-
 IN_VAIN = 0, 0
 """The size of rounds whose drafter was asked and had nothing to draft."""
 

@@ -6,8 +6,6 @@ from matplotlib import pyplot as plt
 
 from polydraft.tune.advice import Tuning, predicted
 
-__all__ = ["picture"]
-
 
 def picture(tuning: Tuning, path: Path) -> None:
     """Tokens per second over depth, a line for each number of paths as predicted, dots as measured; plain and adaptive level."""

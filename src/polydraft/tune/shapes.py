@@ -10,8 +10,6 @@ from polydraft.core import TokenTree
 from polydraft.engine.stats import clock
 from polydraft.models.compiled.llama import CompiledLlama
 
-__all__ = ["draft_shapes"]
-
 LARGEST = 200_000_000
 
 

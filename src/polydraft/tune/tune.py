@@ -22,8 +22,6 @@ from polydraft.tune.advice import Trial, Tuning, predicted
 from polydraft.tune.measure import measured_profile
 from polydraft.tune.shapes import draft_shapes
 
-__all__ = ["SIZES", "tune"]
-
 SIZES = ((1, 1), (1, 2), (1, 4), (1, 6), (1, 8), (2, 2), (2, 4), (3, 3))
 """(paths, depth) of what is run; 1x2, 1x6 and 2x2 are not among the rounds that costs are fitted to."""
 
@@ -64,10 +62,7 @@ def tune(
     profile = measured_profile(*parts, prompts[:4], progress=said, params=asked, budget_seconds=budget_seconds)
     context = round(float(np.mean([len(p) for p in prompts])) + (wanted.max_tokens or 64) / 2)
     guess = partial(predicted, profile, context=context)
-    trials = [
-        Trial("plain", FixedPlan(paths(1, 1)), guess(1, 0)),
-        Trial("adaptive", AdaptivePlan(profile), None),
-    ]
+    trials = [Trial("plain", FixedPlan(paths(1, 1)), guess(1, 0)), Trial("adaptive", AdaptivePlan(profile), None)]
     most = most_paths(engine.drafter.info, engine.verifier.info, max(w for w, _ in sizes))
     for width, depth in sizes:
         if width <= most:

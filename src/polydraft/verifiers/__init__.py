@@ -8,8 +8,6 @@ from polydraft.core import Draft, Verdict
 from polydraft.errors import IncompatibleError
 from polydraft.verifiers import inputs
 
-__all__ = ["verify"]
-
 
 def verify(name: str, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Verdict:
     """Apply the verifier `name` to a draft.

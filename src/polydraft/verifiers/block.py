@@ -17,14 +17,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TreeShape
+from polydraft.core import Draft, NoiseKey, Outcome, SiblingLaw, TreeShape
+from polydraft.papers import method
 from polydraft.verifiers.fast import device
 from polydraft.verifiers.fast.rows import compiled, keep, reweight, soften, surplus
 from polydraft.verifiers.fast.walk import EXTRA, STOP, arrays, drawn, outcome
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot
 from polydraft.verifiers.traversal import tries
-
-__all__ = ["Block", "block"]
 
 
 @compiled
@@ -81,16 +80,5 @@ class Block(LeafToRoot):
         return outcome(draft, done)
 
 
-block = Block(
-    Method(
-        name="block",
-        title="Block verification",
-        authors="Sun et al.",
-        year=2024,
-        arxiv="2403.10444",
-        laws=frozenset({SiblingLaw.IID}),
-        shapes=frozenset({TreeShape.CHAIN}),
-    ),
-    tries,
-)
+block = Block(method("block", "Block verification", "2403.10444", {SiblingLaw.IID}, {TreeShape.CHAIN}), tries)
 """The verifier."""

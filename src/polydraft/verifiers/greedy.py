@@ -18,8 +18,6 @@ from polydraft.verifiers.fast import device
 from polydraft.verifiers.fast.rows import compiled, highest
 from polydraft.verifiers.fast.walk import arrays, child, outcome
 
-__all__ = ["harden", "walk"]
-
 _SPAN = 64
 
 

@@ -17,15 +17,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.core import Method, SiblingLaw, TreeShape
+from polydraft.core import SiblingLaw
+from polydraft.papers import method
 from polydraft.verifiers import speculative
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.residual import normalise_or
 
-__all__ = ["emitted_law", "greedy_plus_one"]
 
-
-def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
+def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
     """Law of the emitted token given the draws, the sampled one last; -1 = no draw.
 
     Example:
@@ -33,7 +32,6 @@ def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: 
         >>> emitted_law(p, q, torch.tensor([[0, 1]])).tolist()
         [[0.0, 1.0, 0.0]]
     """
-    assert q is not None
     last = (draws >= 0).sum(1, keepdim=True) - 1
     place = torch.arange(draws.shape[1], device=draws.device)
     fixed = torch.zeros_like(q).scatter_add(1, draws.clamp(min=0), (place < last).to(q.dtype))
@@ -45,14 +43,11 @@ def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: 
 
 
 greedy_plus_one = PerNode(
-    Method(
-        name="greedy_plus_one",
-        title="Greedy drafts, one of them sampled (SpecHub where n = 2)",
-        authors="Hu et al.",
-        year=2025,
-        arxiv="2502.18779",
-        laws=frozenset({SiblingLaw.GREEDY_PLUS_ONE, SiblingLaw.WITHOUT_REPLACEMENT}),
-        shapes=frozenset(TreeShape),
+    method(
+        "greedy_plus_one",
+        "Greedy drafts, one of them sampled (SpecHub where n = 2)",
+        "2502.18779",
+        {SiblingLaw.GREEDY_PLUS_ONE, SiblingLaw.WITHOUT_REPLACEMENT},
     ),
     emitted_law,
 )

@@ -32,16 +32,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft import tree
-from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TreeShape
+from polydraft.core import FIXED, Draft, NoiseKey, Outcome, SiblingLaw, TreeShape
 from polydraft.noise import uniform_at
+from polydraft.papers import method
 from polydraft.verifiers.block import _walk as block_walk
 from polydraft.verifiers.block import block
 from polydraft.verifiers.fast.rows import compiled, copy_normalised, keep, leftover, reject, reweight, soften, surplus, total
 from polydraft.verifiers.fast.walk import EXTRA, STOP, arrays, drawn, outcome
 from polydraft.verifiers.lift.leaf_to_root import check_stop, host_rows
 from polydraft.verifiers.lift.verdict import TreeVerdict
-
-__all__ = ["GreedyTraversal", "greedy_traversal"]
 
 PER_OCTAVE = 16.0
 HALF = 128
@@ -254,15 +253,7 @@ def _law(walks: list[_Walk], device: torch.device, node: Int[Tensor, " B"]) -> F
 class GreedyTraversal:
     """The verifier."""
 
-    info = Method(
-        name="greedy_traversal",
-        title="Greedy traversal verification (GTV)",
-        authors="polydraft",
-        year=2026,
-        arxiv="",
-        laws=frozenset({SiblingLaw.IID}),
-        shapes=frozenset(TreeShape) - {TreeShape.GROWN},
-    )
+    info = method("greedy_traversal", "Greedy traversal verification (GTV)", "", {SiblingLaw.IID}, FIXED)
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
         p, q = host_rows(draft, target_probs)
@@ -281,21 +272,11 @@ class GreedyTraversal:
         counts = (kids >= 0).sum(-1)
         place = (counts > 1).cumsum(-1) - 1
         (N, V), found = p.shape[1:], list[_Walk]()
-        for (
-            b,
-            end,
-        ) in until.items():  # not compiled: a caller of a function that calls itself crashes when numba loads it from its cache
+        # The loop is not compiled: a caller of a function that calls itself crashes when numba loads it from its cache.
+        for b, end in until.items():
             size = int(place[b, -1]) + 1
             at = _Walk(
-                logits[b],
-                p[b],
-                q[b],
-                rows[b],
-                tokens[b],
-                first[b],
-                kids[b],
-                counts[b],
-                place[b],
+                *(x[b] for x in (logits, p, q, rows, tokens, first, kids, counts, place)),
                 np.empty((size, V), p.dtype),
                 _heights(parents[b]) if draft.shape in (TreeShape.RAGGED, TreeShape.BY_POSITION) else np.zeros(N, np.int64),
                 end,

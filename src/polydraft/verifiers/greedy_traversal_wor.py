@@ -15,12 +15,11 @@ Traps: law2 without h_j, as if the higher token had surely been drawn first; a l
 
 import numpy as np
 
-from polydraft.core import Method, SiblingLaw, TreeShape
+from polydraft.core import SiblingLaw
+from polydraft.papers import method
 from polydraft.verifiers.fast.rows import compiled
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, opened, tried
 from polydraft.verifiers.traversal import without
-
-__all__ = ["greedy_traversal_wor"]
 
 GATE = 0.1
 
@@ -114,14 +113,8 @@ def _tries(contexts, sweep, residual):
 
 
 greedy_traversal_wor = LeafToRoot(
-    Method(
-        name="greedy_traversal_wor",
-        title="Greedy traversal verification, draws without replacement",
-        authors="polydraft",
-        year=2026,
-        arxiv="",
-        laws=frozenset({SiblingLaw.WITHOUT_REPLACEMENT}),
-        shapes=frozenset(TreeShape),
+    method(
+        "greedy_traversal_wor", "Greedy traversal verification, draws without replacement", "", {SiblingLaw.WITHOUT_REPLACEMENT}
     ),
     _tries,
 )

@@ -26,12 +26,11 @@ from jaxtyping import Float, Int
 from numba import njit
 from torch import Tensor
 
-from polydraft.core import Method, SiblingLaw, TreeShape
+from polydraft.core import FIXED, SiblingLaw
+from polydraft.papers import method
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.residual import ranks
 from polydraft.verifiers.selection import law_of_selection, overlap
-
-__all__ = ["Pairs", "emitted_law", "importance", "select_pairs"]
 
 FREE_TOKENS = 32
 
@@ -154,7 +153,7 @@ def select_pairs(
 
 
 def emitted_law(
-    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | Float[Tensor, "M n V"] | None, draws: Int[Tensor, "M n"]
+    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | Float[Tensor, "M n V"], draws: Int[Tensor, "M n"]
 ) -> Float[Tensor, "M V"]:
     """Law of the emitted token given the draws; -1 = no draw. q: one law a context, or one a draw.
 
@@ -163,7 +162,6 @@ def emitted_law(
         >>> emitted_law(p, p, torch.tensor([[0, 1]]))[0].sum().item()
         1.0
     """
-    assert q is not None
     law = q.clone() if q.ndim == 2 else q[:, 0].clone()
     pi = torch.zeros_like(draws, dtype=p.dtype)
     pi[:, 0] = 1.0
@@ -180,14 +178,12 @@ def emitted_law(
 
 
 importance = PerNode(
-    Method(
-        name="importance",
-        title="Importance selection, truncated linear programme",
-        authors="Khisti et al.",
-        year=2024,
-        arxiv="2410.18234",
-        laws=frozenset({SiblingLaw.IID, SiblingLaw.INDEPENDENT}),
-        shapes=frozenset(TreeShape) - {TreeShape.GROWN},
+    method(
+        "importance",
+        "Importance selection, truncated linear programme",
+        "2410.18234",
+        {SiblingLaw.IID, SiblingLaw.INDEPENDENT},
+        FIXED,
     ),
     emitted_law,
 )

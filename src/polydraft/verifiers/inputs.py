@@ -17,8 +17,6 @@ from polydraft.core import Draft, SiblingLaw, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.verifiers.fast.rows import compiled
 
-__all__ = ["check", "check_draft", "check_laws", "check_target"]
-
 SLACK = 0.01
 """How far a row's sum may be from 1: bfloat16 rounds every probability by up to 0.4%, and rules normalise."""
 

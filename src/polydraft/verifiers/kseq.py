@@ -16,12 +16,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.core import Method, SiblingLaw, TreeShape
+from polydraft.core import FIXED, SiblingLaw
+from polydraft.papers import method
 from polydraft.verifiers.fast.rows import compiled
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.residual import normalise_or, positive_part
-
-__all__ = ["emitted_law", "kseq", "solved"]
 
 
 @compiled
@@ -72,7 +71,7 @@ def solved(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], n: Int[Tensor, " M"
     return torch.from_numpy(out).to(p)
 
 
-def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
+def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
     """Law of the emitted token given the draws; -1 = no draw.
 
     Example:
@@ -80,7 +79,6 @@ def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: 
         >>> emitted_law(p, p, torch.tensor([[1, 0]])).tolist()
         [[0.0, 1.0]]
     """
-    assert q is not None
     rho, b, A = solved(p, q, (draws >= 0).sum(1)).split(1, 1)
     law, alive = torch.zeros_like(p), torch.ones_like(p[:, 0])
     for draw in draws.unbind(1):
@@ -93,16 +91,5 @@ def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: 
     return law + alive[:, None] * normalise_or(rest, otherwise=p)
 
 
-kseq = PerNode(
-    Method(
-        name="kseq",
-        title="K-SEQ",
-        authors="Sun et al.",
-        year=2023,
-        arxiv="2310.15141",
-        laws=frozenset({SiblingLaw.IID}),
-        shapes=frozenset(TreeShape) - {TreeShape.GROWN},
-    ),
-    emitted_law,
-)
+kseq = PerNode(method("kseq", "K-SEQ", "2310.15141", {SiblingLaw.IID}, FIXED), emitted_law)
 """The verifier."""

@@ -20,10 +20,9 @@ from numba import njit
 from torch import Tensor
 
 from polydraft import tree
-from polydraft.core import Method, SiblingLaw, TokenTree, TreeShape
+from polydraft.core import SiblingLaw, TokenTree, TreeShape
+from polydraft.papers import method
 from polydraft.verifiers.race import Race
-
-__all__ = ["active_paths", "list_race", "path_numbers"]
 
 
 @njit(cache=True)
@@ -72,14 +71,12 @@ def active_paths(drafted: TokenTree) -> Bool[np.ndarray, "B N K"]:
 
 
 list_race = Race(
-    Method(
-        name="list_race",
-        title="Gumbel-max list sampling",
-        authors="Rowan, Phan & Khisti",
-        year=2025,
-        arxiv="2506.05632",
-        laws=frozenset({SiblingLaw.LISTED}),
-        shapes=frozenset({TreeShape.CHAIN, TreeShape.PATHS}),
+    method(
+        "list_race",
+        "Gumbel-max list sampling",
+        "2506.05632",
+        {SiblingLaw.LISTED},
+        {TreeShape.CHAIN, TreeShape.PATHS},
         shared_noise=True,
     ),
     active_paths,

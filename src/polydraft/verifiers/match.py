@@ -16,13 +16,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft import tree
-from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TreeShape
+from polydraft.core import Draft, NoiseKey, Outcome, SiblingLaw
+from polydraft.papers import method
 from polydraft.verifiers.fast import device
 from polydraft.verifiers.fast.rows import compiled, soften
 from polydraft.verifiers.fast.walk import EXTRA, STOP, arrays, drawn, outcome
 from polydraft.verifiers.lift.per_node import PerNode
-
-__all__ = ["Match", "emitted_law", "match"]
 
 
 def emitted_law(
@@ -83,16 +82,5 @@ class Match(PerNode):
         return outcome(draft, done)
 
 
-match = Match(
-    Method(
-        name="match",
-        title="Sample and match",
-        authors="Miao et al.",
-        year=2023,
-        arxiv="2305.09781",
-        laws=frozenset(SiblingLaw),
-        shapes=frozenset(TreeShape),
-    ),
-    emitted_law,
-)
+match = Match(method("match", "Sample and match", "2305.09781", SiblingLaw), emitted_law)
 """The verifier."""

@@ -12,14 +12,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.core import Method, SiblingLaw, TreeShape
+from polydraft.core import FIXED, SiblingLaw
+from polydraft.papers import method
 from polydraft.verifiers.lift.per_node import PerNode
-from polydraft.verifiers.selection import law_of_highest, law_of_selection, overlap
-
-__all__ = ["emitted_law", "max_ratio"]
+from polydraft.verifiers.selection import law_of_highest, selected
 
 
-def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
+def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
     """Law of the emitted token given the draws; -1 = no draw.
 
     Example:
@@ -27,31 +26,15 @@ def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: 
         >>> emitted_law(p, q, torch.tensor([[1, 0]])).tolist()
         [[1.0, 0.0]]
     """
-    assert q is not None
+    return selected(p, q, draws, _highest)
+
+
+def _highest(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> tuple[Tensor, Tensor]:
     drawn = draws >= 0
-    pi = torch.zeros_like(draws, dtype=p.dtype)
-    pi[:, 0] = 1.0
-    several = (drawn.sum(1) > 1).nonzero()[:, 0]
-    P, Q, x = p[several], q[several], draws[several].clamp(min=0)
-    chance = torch.nn.functional.one_hot(drawn[several].sum(1), draws.shape[1] + 1).to(p.dtype)
-    law, _, rank = law_of_highest(P, Q, chance)
-    highest = torch.where(drawn[several], rank.gather(1, x), -1).argmax(1, keepdim=True)
-    better = overlap(P, law) >= overlap(P, Q)
-    at = several[better]
-    chosen = torch.zeros_like(x, dtype=p.dtype).scatter(1, highest, 1.0)
-    return law_of_selection(p, q.index_copy(0, at, law[better]), pi.index_copy(0, at, chosen[better]), draws)
+    law, _, rank = law_of_highest(p, q, torch.nn.functional.one_hot(drawn.sum(1), draws.shape[1] + 1).to(p.dtype))
+    highest = torch.where(drawn, rank.gather(1, draws.clamp(min=0)), -1).argmax(1, keepdim=True)
+    return law, torch.zeros_like(draws, dtype=p.dtype).scatter(1, highest, 1.0)
 
 
-max_ratio = PerNode(
-    Method(
-        name="max_ratio",
-        title="Importance selection by ratio",
-        authors="Khisti et al.",
-        year=2024,
-        arxiv="2410.18234",
-        laws=frozenset({SiblingLaw.IID}),
-        shapes=frozenset(TreeShape) - {TreeShape.GROWN},
-    ),
-    emitted_law,
-)
+max_ratio = PerNode(method("max_ratio", "Importance selection by ratio", "2410.18234", {SiblingLaw.IID}, FIXED), emitted_law)
 """The verifier."""

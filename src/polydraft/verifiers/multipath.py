@@ -21,13 +21,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft import tree
-from polydraft.core import Draft, Method, SiblingLaw, TokenTree, TreeShape
+from polydraft.core import Draft, SiblingLaw, TokenTree, TreeShape
+from polydraft.papers import method
 from polydraft.verifiers.block import block
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.residual import normalise
 from polydraft.verifiers.selection import law_of_highest
-
-__all__ = ["Multipath", "multipath"]
 
 
 def _times(copies: Float[Tensor, "B M"], children: Int[Tensor, " B"]) -> Float[Tensor, "B K"]:
@@ -56,14 +55,12 @@ def _after(verdict: TreeVerdict, path: Int[Tensor, "B A"], node: Int[Tensor, " B
 class Multipath:
     """The verifier."""
 
-    info = Method(
-        name="multipath",
-        title="Greedy multi-path block verification (GBV)",
-        authors="Thomas & Pal",
-        year=2026,
-        arxiv="2602.16961",
-        laws=frozenset({SiblingLaw.IID}),
-        shapes=frozenset({TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT}),
+    info = method(
+        "multipath",
+        "Greedy multi-path block verification (GBV)",
+        "2602.16961",
+        {SiblingLaw.IID},
+        {TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT},
     )
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:

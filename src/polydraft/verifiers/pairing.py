@@ -6,8 +6,6 @@ from polydraft import registry
 from polydraft.core import Budget, Method, SiblingLaw, TreeShape
 from polydraft.errors import IncompatibleError
 
-__all__ = ["PREFERRED", "allowed", "best_for", "check_budget", "check_pair", "fitting"]
-
 PREFERRED: dict[SiblingLaw, tuple[str, ...]] = {
     SiblingLaw.IID: ("block", "greedy_traversal", "traversal", "recursive", "match"),
     SiblingLaw.WITHOUT_REPLACEMENT: ("greedy_traversal_wor", "traversal", "recursive_wor", "match"),

@@ -21,14 +21,13 @@ from numba import njit
 from torch import Tensor
 
 from polydraft import noise, tree
-from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TokenTree, TreeShape
+from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TokenTree
 from polydraft.errors import InvalidInputError
+from polydraft.papers import method
 from polydraft.verifiers.fast import device
 from polydraft.verifiers.fast.rows import soften
 from polydraft.verifiers.fast.walk import arrays, child, outcome
 from polydraft.verifiers.lift.verdict import TreeVerdict
-
-__all__ = ["Race", "follow", "race"]
 
 
 @njit(cache=True, error_model="numpy")
@@ -161,18 +160,5 @@ def _the_same(drafted: TokenTree) -> Bool[np.ndarray, "B N 1"]:
     return np.ones((*drafted.parents.shape, 1), np.bool_)
 
 
-race = Race(
-    Method(
-        name="race",
-        title="Exponential race (seed-exact)",
-        authors="Kobus & Gunduz",
-        year=2025,
-        arxiv="2504.15475",
-        laws=frozenset(SiblingLaw),
-        shapes=frozenset(TreeShape),
-        shared_noise=True,
-    ),
-    _the_same,
-    device.race,
-)
+race = Race(method("race", "Exponential race (seed-exact)", "2504.15475", SiblingLaw, shared_noise=True), _the_same, device.race)
 """The verifier."""

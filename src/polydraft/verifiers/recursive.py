@@ -13,27 +13,21 @@ Lossless iff c_j is the true conditional law of draw j. `recursive_merged` count
 Traps: skipping duplicates of iid draws; verifying draws without replacement with c_j = q; sorting siblings by q.
 """
 
-from dataclasses import replace
 from functools import partial
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.core import Method, SiblingLaw, TreeShape
+from polydraft.core import SiblingLaw
+from polydraft.papers import method
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.residual import normalise_or
 from polydraft.verifiers.speculative import accept_probability, residual
 
-__all__ = ["emitted_law", "recursive", "recursive_merged", "recursive_wor"]
-
 
 def emitted_law(
-    p: Float[Tensor, "M V"],
-    q: Float[Tensor, "M V"] | Float[Tensor, "M n V"] | None,
-    draws: Int[Tensor, "M n"],
-    *,
-    replacement: bool,
+    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | Float[Tensor, "M n V"], draws: Int[Tensor, "M n"], *, replacement: bool
 ) -> Float[Tensor, "M V"]:
     """Law of the emitted token given the draws, in their order; -1 = no draw. q: one law a context, or one a draw.
 
@@ -42,7 +36,6 @@ def emitted_law(
         >>> emitted_law(p, q, torch.tensor([[0, 0]]), replacement=True).tolist()
         [[0.5, 0.5]]
     """
-    assert q is not None
     r, c = p, q if q.ndim == 2 else q[:, 0]
     law, alive = torch.zeros_like(p), torch.ones_like(p[:, 0])
     for j, draw in enumerate(draws.unbind(1)):
@@ -59,39 +52,27 @@ def emitted_law(
 
 
 recursive = PerNode(
-    Method(
-        name="recursive",
-        title="Recursive rejection, with replacement",
-        authors="Miao et al.; Yang et al.",
-        year=2024,
-        arxiv="2401.06706",
-        laws=frozenset({SiblingLaw.IID, SiblingLaw.INDEPENDENT}),
-        shapes=frozenset(TreeShape),
+    method(
+        "recursive", "Recursive rejection, with replacement", "2401.06706 2305.09781", {SiblingLaw.IID, SiblingLaw.INDEPENDENT}
     ),
     partial(emitted_law, replacement=True),
 )
 """The verifier for iid draws."""
 
 recursive_wor = PerNode(
-    Method(
-        name="recursive_wor",
-        title="Recursive rejection, without replacement",
-        authors="Jeon et al.; Chen et al.",
-        year=2024,
-        arxiv="2402.14160",
-        laws=frozenset({SiblingLaw.WITHOUT_REPLACEMENT}),
-        shapes=frozenset(TreeShape),
+    method(
+        "recursive_wor", "Recursive rejection, without replacement", "2402.14160 2402.12374", {SiblingLaw.WITHOUT_REPLACEMENT}
     ),
     partial(emitted_law, replacement=False),
 )
 """The verifier for draws without replacement."""
 
 recursive_merged = PerNode(
-    replace(
-        recursive_wor.info,
-        name="recursive_merged",
-        title="Recursive rejection, equal siblings merged",
-        laws=frozenset({SiblingLaw.IID, SiblingLaw.WITHOUT_REPLACEMENT}),
+    method(
+        "recursive_merged",
+        "Recursive rejection, equal siblings merged",
+        "2402.14160 2402.12374",
+        {SiblingLaw.IID, SiblingLaw.WITHOUT_REPLACEMENT},
     ),
     partial(emitted_law, replacement=False),
     merged=True,

@@ -8,8 +8,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["normalise", "normalise_or", "positive_part", "ranks"]
-
 
 def positive_part(x: Tensor) -> Tensor:
     """max(x, 0), elementwise."""

@@ -12,14 +12,14 @@ Traps: q_I of other weights than those used, or a choice that looks at the draws
 first of them, as where copies of a context get theirs in turn and the tree grows by what was drawn.
 """
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.verifiers.residual import ranks
 from polydraft.verifiers.speculative import residual
-
-__all__ = ["law_of_highest", "law_of_selection", "overlap"]
 
 
 def overlap(p: Float[Tensor, "*M V"], q: Float[Tensor, "*M V"]) -> Float[Tensor, "*M"]:
@@ -47,6 +47,22 @@ def law_of_selection(
     accept = torch.where(taken > 0, wanted / taken, 0.0).clamp(max=1)
     rejected = (pi * (1 - accept)).sum(1, keepdim=True)
     return (rejected * residual(p, picked)).scatter_add(1, x, pi * accept)
+
+
+Select = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(p [M, V], q [M, V], draws [M, n], two or more of each row) -> law of the picked token [M, V], weights of the draws [M, n]."""
+
+
+def selected(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"], select: Select) -> Float[Tensor, "M V"]:
+    """Law of the emitted token where iid draws are selected from, wherever that overlaps more with p than the first draw does."""
+    pi = torch.zeros_like(draws, dtype=p.dtype)
+    pi[:, 0] = 1.0
+    several = ((draws >= 0).sum(1) > 1).nonzero()[:, 0]
+    P, Q = p[several], q[several]
+    law, weights = select(P, Q, draws[several])
+    better = overlap(P, law) >= overlap(P, Q)
+    at = several[better]
+    return law_of_selection(p, q.index_copy(0, at, law[better]), pi.index_copy(0, at, weights[better]), draws)
 
 
 def law_of_highest(

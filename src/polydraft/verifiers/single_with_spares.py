@@ -8,21 +8,17 @@ residual of the first draft happens to emit it.
 Lossless if the first child was drawn from q, whatever the others are.
 """
 
-from polydraft.core import Method, SiblingLaw, TreeShape
+from polydraft.core import SiblingLaw
+from polydraft.papers import method
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.speculative import emitted_law
 
-__all__ = ["single_with_spares"]
-
 single_with_spares = PerNode(
-    Method(
-        name="single_with_spares",
-        title="Speculative sampling with spare siblings",
-        authors="Leviathan, Kalman & Matias",
-        year=2023,
-        arxiv="2211.17192",
-        laws=frozenset({SiblingLaw.IID, SiblingLaw.WITHOUT_REPLACEMENT}),
-        shapes=frozenset(TreeShape),
+    method(
+        "single_with_spares",
+        "Speculative sampling with spare siblings",
+        "2211.17192",
+        {SiblingLaw.IID, SiblingLaw.WITHOUT_REPLACEMENT},
     ),
     emitted_law,
 )

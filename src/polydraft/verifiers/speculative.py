@@ -12,11 +12,10 @@ Traps: q must be the law after temperature and truncation; drafts that were chos
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.core import Method, SiblingLaw, TreeShape
+from polydraft.core import SiblingLaw, TreeShape
+from polydraft.papers import method
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.residual import normalise_or, positive_part
-
-__all__ = ["accept_probability", "emitted_law", "residual", "speculative"]
 
 
 def accept_probability(p: Float[Tensor, "*M V"], q: Float[Tensor, "*M V"], x: Int[Tensor, "*M"]) -> Float[Tensor, "*M"]:
@@ -37,9 +36,8 @@ def residual(p: Float[Tensor, "*M V"], q: Float[Tensor, "*M V"]) -> Float[Tensor
     return normalise_or(positive_part(p - q), otherwise=p)  # empty only where p = q: rejection then has probability 0
 
 
-def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
+def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
     """Law of the emitted token given the one draw."""
-    assert q is not None
     x = draws[:, 0]
     accept = accept_probability(p, q, x)
     law = (1 - accept)[:, None] * residual(p, q)
@@ -47,15 +45,6 @@ def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: 
 
 
 speculative = PerNode(
-    Method(
-        name="speculative",
-        title="Speculative sampling",
-        authors="Leviathan, Kalman & Matias; Chen et al.",
-        year=2023,
-        arxiv="2211.17192",
-        laws=frozenset({SiblingLaw.IID}),
-        shapes=frozenset({TreeShape.CHAIN}),
-    ),
-    emitted_law,
+    method("speculative", "Speculative sampling", "2211.17192 2302.01318", {SiblingLaw.IID}, {TreeShape.CHAIN}), emitted_law
 )
 """The verifier."""

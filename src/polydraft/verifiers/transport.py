@@ -24,11 +24,10 @@ from jaxtyping import Float, Int
 from numba import njit
 from torch import Tensor
 
-from polydraft.core import Method, SiblingLaw, TreeShape
+from polydraft.core import FIXED, SiblingLaw
+from polydraft.papers import method
 from polydraft.verifiers.lift.per_node import PerNode
-from polydraft.verifiers.selection import law_of_selection, overlap
-
-__all__ = ["emitted_law", "select", "transport"]
+from polydraft.verifiers.selection import selected
 
 STEPS = 200
 BUCKETS = (1, 24, 16, 12, 10, 9, 8, 8)
@@ -232,7 +231,7 @@ def select(
     return law, bucket, weight, level
 
 
-def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
+def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
     """Law of the emitted token given the draws; -1 = no draw.
 
     Example:
@@ -241,31 +240,19 @@ def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | None, draws: 
         >>> [round(x, 4) for x in emitted_law(p, q, torch.tensor([[0, 1]]))[0].tolist()]
         [0.0, 1.0]
     """
-    assert q is not None
-    pi = torch.zeros_like(draws, dtype=p.dtype)
-    pi[:, 0] = 1.0
-    several = (draws >= 0).sum(1) > 1
-    P, Q, X = (x[several].cpu().contiguous().numpy() for x in (p, q, draws))
+    return selected(p, q, draws, _coupled)
+
+
+def _coupled(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> tuple[Tensor, Tensor]:
+    P, Q, X = (x.cpu().contiguous().numpy() for x in (p, q, draws))
     room = np.array([_room(n) for n in range(1, draws.shape[1] + 1)])
-    found, weights = np.empty(P.shape), np.zeros(X.shape)
-    _select_all(P, Q, X, (X >= 0).sum(1), room, found, weights)
-    law = torch.from_numpy(found).to(p)
-    better = overlap(p[several], law) >= overlap(p[several], q[several])
-    at = several.nonzero()[:, 0][better]
-    picked = q.index_copy(0, at, law[better])
-    return law_of_selection(p, picked, pi.index_copy(0, at, torch.from_numpy(weights).to(p)[better]), draws)
+    law, weights = np.empty(P.shape), np.zeros(X.shape)
+    _select_all(P, Q, X, (X >= 0).sum(1), room, law, weights)
+    return torch.from_numpy(law).to(p), torch.from_numpy(weights).to(p)
 
 
 transport = PerNode(
-    Method(
-        name="transport",
-        title="Optimal transport by importance selection",
-        authors="Hu et al.; Thomas & Pal",
-        year=2025,
-        arxiv="2511.15898",
-        laws=frozenset({SiblingLaw.IID}),
-        shapes=frozenset(TreeShape) - {TreeShape.GROWN},
-    ),
+    method("transport", "Optimal transport by importance selection", "2511.15898 2502.18779", {SiblingLaw.IID}, FIXED),
     emitted_law,
 )
 """The verifier."""

@@ -17,15 +17,12 @@ without replacement, and keeps a little less of iid draws.
 Traps: repeated draws dropped while c_j stays q; children re-sorted; w <- S / (1 - q(x)).
 """
 
-from dataclasses import replace
-
 import numpy as np
 
-from polydraft.core import Method, SiblingLaw, TreeShape
+from polydraft.core import SiblingLaw
+from polydraft.papers import method
 from polydraft.verifiers.fast.rows import compiled, copy_normalised, reject, total
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, opened, tried
-
-__all__ = ["traversal", "traversal_merged", "tries", "without"]
 
 INDEPENDENT = SiblingLaw.INDEPENDENT.value
 POINT_MASS = SiblingLaw.POINT_MASS.value
@@ -86,25 +83,16 @@ def tries(contexts, sweep, residual):
 
 
 traversal = LeafToRoot(
-    Method(
-        name="traversal",
-        title="Traversal verification",
-        authors="Weng et al.",
-        year=2025,
-        arxiv="2505.12398",
-        laws=frozenset(SiblingLaw) - {SiblingLaw.COUPLED, SiblingLaw.LISTED},
-        shapes=frozenset(TreeShape),
-    ),
-    tries,
+    method("traversal", "Traversal verification", "2505.12398", {*SiblingLaw} - {SiblingLaw.COUPLED, SiblingLaw.LISTED}), tries
 )
 """The verifier."""
 
 traversal_merged = LeafToRoot(
-    replace(
-        traversal.info,
-        name="traversal_merged",
-        title="Traversal verification, equal siblings merged",
-        laws=frozenset({SiblingLaw.IID, SiblingLaw.WITHOUT_REPLACEMENT}),
+    method(
+        "traversal_merged",
+        "Traversal verification, equal siblings merged",
+        "2505.12398",
+        {SiblingLaw.IID, SiblingLaw.WITHOUT_REPLACEMENT},
     ),
     tries,
     merged=True,

@@ -2,7 +2,6 @@
 
 nodes    one context, n drafts: acceptance of each rule and the optimum for each law of the draws
 paths    K paths of L tokens: expected tokens per call
-relaxed  one draft: how far the output of each rule that is not lossless is from the target's law
 
 Contexts are places in texts that neither model was trained on. Every number is a function of models, texts and seed.
 """
@@ -14,34 +13,30 @@ from typing import Any
 from polydraft.bench.limits.contexts import Pair, Settings
 from polydraft.bench.limits.nodes import nodes
 from polydraft.bench.limits.paths import Paths
-from polydraft.bench.limits.relaxed import relaxed
-
-__all__ = ["Findings", "Limits"]
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Rows of plain data. nodes: one for each rule, number of drafts and temperature; paths: for each rule, K and L; relaxed: for each
-    rule that is not lossless, and temperature; by_overlap: path rules in thirds of the contexts."""
+    """Rows of plain data. nodes: one for each rule, number of drafts and temperature; paths: for each rule, K and L."""
 
     settings: Settings
     mean_overlap: float
     nodes: list[dict[str, Any]]
     paths: list[dict[str, Any]]
-    by_overlap: list[dict[str, Any]]
-    relaxed: list[dict[str, Any]]
 
 
 class Limits(Pair):
-    """Two models and some texts, ready to be measured."""
+    """Two models and some texts, ready to be measured. paths: what the last run kept of each context."""
+
+    paths: Paths
 
     @property
     def steps(self) -> int:
         """Calls of `progress` that `run` makes."""
-        return self.settings.contexts + 2 * self.settings.node_contexts
+        return self.settings.contexts + self.settings.node_contexts
 
     def run(self, progress: Callable[[], object] = lambda: None) -> Findings:
         """Measure it all."""
-        at_nodes, lossy, paths = nodes(self, progress), relaxed(self, progress), Paths(self)
-        paths.run(progress)
-        return Findings(self.settings, paths.mean_overlap, at_nodes, paths.rows(), paths.by_overlap(), lossy)
+        at_nodes, self.paths = nodes(self, progress), Paths(self)
+        self.paths.run(progress)
+        return Findings(self.settings, self.paths.mean_overlap, at_nodes, self.paths.rows())

@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from polydraft import noise
-from polydraft.core import NoiseKey, Target
+from polydraft.core import NoiseKey
 from polydraft.errors import InvalidInputError, unknown_name
 from polydraft.models import load, pair
-
-__all__ = ["ALWAYS", "CHAIN_RULES", "CONTEXT", "MEASURED", "PATH_RULES", "Pair", "Settings", "held_out_texts"]
 
 HELD_OUT = ("argparse", "bisect", "graphlib", "heapq", "json.decoder", "json.encoder", "sched", "shutil", "textwrap")
 """Modules of the standard library that the embedded pair was not trained on."""
@@ -20,16 +18,7 @@ CONTEXT = 96
 """Tokens before each measured place."""
 CHAIN_RULES = ("speculative", "block")
 PATH_RULES: dict[str, tuple[str, ...]] = {
-    "paths": (
-        "single_with_spares",
-        "recursive",
-        "kseq",
-        "max_ratio",
-        "transport",
-        "traversal",
-        "multipath",
-        "greedy_traversal",
-    ),
+    "paths": ("single_with_spares", "recursive", "kseq", "max_ratio", "transport", "traversal", "multipath", "greedy_traversal"),
     "without_replacement": ("recursive_wor", "traversal", "greedy_traversal_wor"),
     "greedy_plus_one": ("greedy_plus_one", "traversal"),
     "top_k": ("match",),
@@ -91,12 +80,7 @@ class Pair:
     """Two models and some texts. target, draft: folders, the embedded pair by default."""
 
     def __init__(
-        self,
-        settings: Settings,
-        *,
-        target: str | None = None,
-        draft: str | None = None,
-        texts: Sequence[str] | None = None,
+        self, settings: Settings, *, target: str | None = None, draft: str | None = None, texts: Sequence[str] | None = None
     ) -> None:
         if (target is None) != (draft is None):
             raise InvalidInputError("one model was given without the other; expected both a target and a draft, or neither.")
@@ -121,13 +105,11 @@ class Pair:
 
     def last_laws(self, context: tuple[int, ...], temperatures: Sequence[float]) -> dict[float, tuple[np.ndarray, np.ndarray]]:
         """(p, q) after the context at each temperature."""
-        rows = [_last_logits(model, context) for model in (self.target, self.draft)]
+        rows: list[np.ndarray] = []
+        for model in (self.target, self.draft):
+            model.release([1])
+            rows.append(model.prefill([1], [context]).logits[0, -1].double().cpu().numpy())
         return {T: (_law(rows[0], T), _law(rows[1], T)) for T in temperatures}
-
-
-def _last_logits(model: Target, context: tuple[int, ...]) -> np.ndarray:
-    model.release([1])
-    return model.prefill([1], [context]).logits[0, -1].double().cpu().numpy()
 
 
 def _law(logits: np.ndarray, temperature: float) -> np.ndarray:

@@ -16,8 +16,6 @@ from polydraft.theory import acceptance, closed_forms, efficiency
 from polydraft.verifiers import importance, recursive, transport
 from polydraft.verifiers.selection import law_of_highest
 
-__all__ = ["nodes"]
-
 DRAWS = 16
 """Sampled draws a context, for rules without a closed form."""
 

@@ -1,6 +1,5 @@
 """Expected tokens per call of path rules: drafts sampled, verification integrated; all rules see the same drafts."""
 
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,8 +15,6 @@ from polydraft.core import Budget, Draft, Request, SamplingParams, Target, Token
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.theory import efficiency
 from polydraft.verifiers.list_race import path_numbers
-
-__all__ = ["Paths", "restrict"]
 
 TARGET_PATHS = 4
 """Texts drawn from the target at each context, for the bound."""
@@ -159,17 +156,4 @@ class Paths:
                 )
                 row[f"over_{name}"] = None if e is None else [e.mean, e.standard_error]
             found.append(row)
-        return found
-
-    def by_overlap(self) -> list[dict[str, Any]]:
-        """GBV, GTV and traversal over block verification, in thirds of the contexts by how well the draft fits at the root."""
-        overlap, s, found = np.array(self.overlaps), self.pair.settings, list[dict[str, Any]]()
-        L = s.depths[len(s.depths) // 2]
-        for third, at in enumerate(np.array_split(np.argsort(overlap, kind="stable"), 3)):
-            block = np.array(self.values["block", "chain", 1, L])[at]
-            for K, rule in itertools.product(s.num_paths, ("traversal", "multipath", "greedy_traversal")):
-                if rule in self.wanted:
-                    e = efficiency.paired(np.array(self.values[rule, "paths", K, L])[at], block)
-                    row = {"third": third, "overlap": float(overlap[at].mean()), "rule": rule, "paths": K, "depth": L}
-                    found.append(row | e.to_dict("over_block"))
         return found

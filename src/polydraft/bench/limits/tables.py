@@ -1,7 +1,5 @@
-"""The findings of `polydraft limits` as JSON, CSV tables and markdown; `studies.limits` draws them."""
+"""The findings of `polydraft limits` as JSON and markdown; `studies.limits` draws them."""
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,8 +8,6 @@ from typing import Any
 
 from polydraft.bench.limits import Findings
 from polydraft.bench.record import markdown_table, provenance, write_texts
-
-__all__ = ["as_dict", "markdown", "write"]
 
 LAWS = ("IID", "WITHOUT_REPLACEMENT", "GREEDY_PLUS_ONE", "POINT_MASS", "COUPLED", "LISTED")
 
@@ -52,27 +48,15 @@ def _efficiency(report: dict[str, Any], K: int, depths: Sequence[int]) -> str:
             r = cells[rule, drafts, L]
             row.append(f"{r['tokens_per_call']:.2f} ± {r['standard_error']:.2f}")
         for against in ("over_traversal", "over_block"):
-            row += [_percent(cells[rule, drafts, L][against]) for L in depths]
+            row += [percent(cells[rule, drafts, L][against]) for L in depths]
         lines.append(row)
     over = [f"% over {name}, {L}" for name in ("traversal", "block") for L in depths]
     return markdown_table(["rule", "drafts", *(f"L = {L}" for L in depths), *over], lines)
 
 
-def _percent(value: Sequence[float] | None) -> str:
+def percent(value: Sequence[float] | None) -> str:
+    """A ratio and its error, as what it is over 1."""
     return f"{100 * (value[0] - 1):+.1f} ± {100 * value[1]:.1f}" if value else "-"
-
-
-def _relaxed(report: dict[str, Any], temperatures: Sequence[float]) -> str:
-    """Total variation (largest of any context in brackets), then how often the draft is kept."""
-    cell = {(r["rule"], r["temperature"]): r for r in report["relaxed"]}
-    lines: list[list[str]] = []
-    for rule in dict.fromkeys(r["rule"] for r in report["relaxed"]):
-        rows = [cell[rule, T] for T in temperatures]
-        tv = [f"{r['tv']:.3f} ± {r['standard_error']:.3f} ({r['largest']:.2f})" for r in rows]
-        lines.append([rule, *tv, *(f"{r['kept']:.3f}" for r in rows)])
-    lossless = {r["temperature"]: r["kept_lossless"] for r in report["relaxed"]}
-    lines.append(["lossless", *["0"] * len(temperatures), *(f"{lossless[T]:.3f}" for T in temperatures)])
-    return markdown_table(["rule", *(f"TV, T = {T:g}" for T in temperatures), *(f"kept, T = {T:g}" for T in temperatures)], lines)
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -81,7 +65,7 @@ def markdown(report: dict[str, Any]) -> str:
     T, n = s["temperature"], s["drafts_by_temperature"]
     parts = [
         f"`{report['command']}`: {s['contexts']} contexts for paths and {s['node_contexts']} for nodes, seed {s['seed']}; one draft "
-        f"overlaps with the target by {report['mean_overlap']:.3f} on average. ± is a standard error over contexts.",
+        f"overlaps with the target by {report['mean_overlap']:.3f} on average. ± is a standard error over contexts."
     ]
     if report["nodes"]:
         parts += [
@@ -90,46 +74,11 @@ def markdown(report: dict[str, Any]) -> str:
             f"Acceptance at one node by temperature, {n} drafts:",
             _acceptance(report, "temperature", s["temperatures"], {"drafts": n}),
         ]
-    if report["relaxed"]:
-        parts += [
-            "Rules that are not lossless: total variation of the next token from the target's law for one draft (largest of any "
-            "context in brackets), and how often the draft is kept:",
-            _relaxed(report, s["temperatures"]),
-        ]
     for K in s["num_paths"]:
         parts += [f"Tokens per call, {K} paths of L tokens, temperature {T:g}:", _efficiency(report, K, s["depths"])]
-    parts += ["Over block verification of one path, by how well the draft fits at the root (thirds of the contexts):"]
-    thirds = sorted({(r["third"], r["overlap"]) for r in report["by_overlap"]})
-    cell = {(r["rule"], r["paths"], r["third"]): r for r in report["by_overlap"]}
-    lines = [
-        [rule, str(K), *(_percent((r["over_block"], r["standard_error"])) for t, _ in thirds if (r := cell[rule, K, t]))]
-        for K in s["num_paths"]
-        for rule in ("traversal", "multipath", "greedy_traversal")
-        if (rule, K, 0) in cell
-    ]
-    parts.append(markdown_table(["rule", "paths", *(f"% at overlap {overlap:.2f}" for _, overlap in thirds)], lines))
     return "\n\n".join(parts) + "\n"
 
 
-def _csv(rows: list[dict[str, Any]]) -> str:
-    if not rows:
-        return ""
-    out = io.StringIO()
-    flat = [{k: v[0] if isinstance(v, list) else v for k, v in row.items()} for row in rows]
-    writer = csv.DictWriter(out, list(flat[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    return out.getvalue()
-
-
 def write(report: dict[str, Any], path: Path) -> list[Path]:
-    """The JSON file, and beside it the tables (.md, three .csv). An old text stays until the new one is complete."""
-    stem = path.with_suffix("")
-    texts = {
-        path: json.dumps(report, indent=1) + "\n",
-        path.with_suffix(".md"): markdown(report),
-        stem.with_name(f"{stem.name}-nodes.csv"): _csv(report["nodes"]),
-        stem.with_name(f"{stem.name}-paths.csv"): _csv(report["paths"]),
-        stem.with_name(f"{stem.name}-relaxed.csv"): _csv(report["relaxed"]),
-    }
-    return write_texts(texts)
+    """The JSON file, and beside it the tables (.md). An old text stays until the new one is complete."""
+    return write_texts({path: json.dumps(report, indent=1) + "\n", path.with_suffix(".md"): markdown(report)})

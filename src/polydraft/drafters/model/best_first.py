@@ -23,8 +23,6 @@ from polydraft.core import Budget, Draft, SamplingParams, Scores, SiblingLaw, Ta
 from polydraft.drafters.model.by_depth import ModelState
 from polydraft.models.compiled.trees import advance, draft_of, join
 
-__all__ = ["grow"]
-
 Rows = tuple[list[int], list[int]]
 """Tokens and parents."""
 COLD = 0.4

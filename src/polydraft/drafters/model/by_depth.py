@@ -13,8 +13,6 @@ from polydraft import tree as trees
 from polydraft.core import Budget, Draft, NoiseKey, Request, SiblingLaw, Target, TreeShape
 from polydraft.models.layout import layout
 
-__all__ = ["Growth", "ModelState"]
-
 
 @dataclass(frozen=True)
 class ModelState:

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from polydraft import tree
 from polydraft.core import (
+    FIXED,
     Budget,
     Draft,
-    Method,
     Needs,
     NoiseKey,
     Outcome,
@@ -41,65 +41,31 @@ from polydraft.drafters.model.best_first import grow
 from polydraft.drafters.model.by_depth import Growth, ModelState
 from polydraft.errors import InvalidInputError, unknown_name
 from polydraft.models.slots import Slots
-
-__all__ = ["ModelDrafter", "ModelState"]
-
+from polydraft.papers import method
 
 ProposePaths = Callable[..., tuple[TokenTree, Tensor, Tensor] | None]
-FIXED = frozenset(TreeShape) - {TreeShape.GROWN}
-
-
-def _method(kind: str, title: str, authors: str, year: int, arxiv: str, law: SiblingLaw, *shapes: TreeShape) -> Method:
-    name = "model" if kind == "paths" else f"model:{kind}"
-    return Method(name, title, authors, year, arxiv, frozenset({law}), frozenset(shapes) or FIXED, ranked=kind == "top_k")
-
-
-KINDS: dict[str, Method] = {
-    kind: _method(kind, *about)
-    for kind, about in {
-        "paths": ("Smaller model, iid paths", "Sun et al.", 2023, "2310.15141", SiblingLaw.IID),
-        "chain": (
-            "Smaller model, one chain",
-            "Leviathan et al.; Chen et al.",
-            2023,
-            "2211.17192",
-            SiblingLaw.IID,
-            TreeShape.CHAIN,
-        ),
-        "without_replacement": (
-            "Smaller model, distinct children",
-            "Jeon et al.",
-            2024,
-            "2402.14160",
-            SiblingLaw.WITHOUT_REPLACEMENT,
-        ),
-        "greedy_plus_one": (
-            "Smaller model, top children and one sampled",
-            "Hu et al.",
-            2025,
-            "2502.18779",
-            SiblingLaw.GREEDY_PLUS_ONE,
-        ),
-        "top_k": (
-            "Smaller model, most probable tree",
-            "Li et al.",
-            2024,
-            "2406.16858",
-            SiblingLaw.POINT_MASS,
-            TreeShape.GROWN,
-        ),
-        "coupled": ("Smaller model, shared race", "Kobus & Gunduz", 2025, "2504.15475", SiblingLaw.COUPLED),
-        "listed": (
-            "Smaller model, a race for each path",
-            "Rowan, Phan & Khisti",
-            2025,
-            "2506.05632",
-            SiblingLaw.LISTED,
-            TreeShape.CHAIN,
-            TreeShape.PATHS,
-        ),
-    }.items()
-}
+_METHODS = (
+    method("model", "Smaller model, iid paths", "2310.15141", {SiblingLaw.IID}, FIXED),
+    method("model:chain", "Smaller model, one chain", "2211.17192 2302.01318", {SiblingLaw.IID}, {TreeShape.CHAIN}),
+    method(
+        "model:without_replacement", "Smaller model, distinct children", "2402.14160", {SiblingLaw.WITHOUT_REPLACEMENT}, FIXED
+    ),
+    method(
+        "model:greedy_plus_one", "Smaller model, top children and one sampled", "2502.18779", {SiblingLaw.GREEDY_PLUS_ONE}, FIXED
+    ),
+    method(
+        "model:top_k", "Smaller model, most probable tree", "2406.16858", {SiblingLaw.POINT_MASS}, {TreeShape.GROWN}, ranked=True
+    ),
+    method("model:coupled", "Smaller model, shared race", "2504.15475", {SiblingLaw.COUPLED}, FIXED),
+    method(
+        "model:listed",
+        "Smaller model, a race for each path",
+        "2506.05632",
+        {SiblingLaw.LISTED},
+        {TreeShape.CHAIN, TreeShape.PATHS},
+    ),
+)
+KINDS = {info.name.partition(":")[2] or "paths": info for info in _METHODS}
 
 
 class ModelDrafter:
@@ -116,7 +82,7 @@ class ModelDrafter:
         'model'
     """
 
-    methods = tuple(KINDS.values())
+    methods = _METHODS
     needs: Needs = Needs()
 
     def __init__(self, model: Target, kind: str = "paths", *, stop_ids: Sequence[int] = ()) -> None:
@@ -126,9 +92,8 @@ class ModelDrafter:
         self._stop_ids = tuple(stop_ids)
         self.slots = Slots(model)
         """Equal for those that share them."""
-        self._proposed: dict[
-            int, tuple[TokenTree, int]
-        ] = {}  # by slot: tree and row that the cache holds behind committed tokens
+        self._proposed: dict[int, tuple[TokenTree, int]] = {}
+        """By slot: tree and row that the cache holds behind committed tokens."""
         offered = kind in ("paths", "chain", "coupled")
         self._propose_paths: ProposePaths | None = getattr(model, "propose_paths", None) if offered else None
 
@@ -178,7 +143,9 @@ class ModelDrafter:
         self._rewind(states)
         fixed = [self._fitting(s, g) for s, g in zip(states, budgets, strict=True)]
         if self.info.ranked:
-            return self._best_first(states, fixed)
+            draft, scored = grow(self.model, states, fixed, self._stop_ids)
+            self._proposed |= {s.slot: (tree, 0) for s, tree in zip(states, scored, strict=True) if tree.num_nodes}
+            return draft
         keys = [s.request.seed for s in states], [s.request.sample for s in states], [len(s.context) for s in states]
         if max(g.max_depth for g in fixed) == 0:
             return self._empty(states)
@@ -186,11 +153,6 @@ class ModelDrafter:
         for b, s in enumerate(states):
             if fixed[b].max_depth:
                 self._proposed[s.slot] = draft.tree, b
-        return draft
-
-    def _best_first(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
-        draft, scored = grow(self.model, states, budgets, self._stop_ids)
-        self._proposed |= {s.slot: (tree, 0) for s, tree in zip(states, scored, strict=True) if tree.num_nodes}
         return draft
 
     def _drawn(self, states: Sequence[ModelState], fixed: list[Budget], keys: tuple[list[int], list[int], list[int]]) -> Draft:
@@ -220,15 +182,11 @@ class ModelDrafter:
         probs = torch.full((len(states), 1, self.model.vocab_size), 1 / self.model.vocab_size)
         return replace(bare, law=law, probs=probs)
 
-    def _catch_up(self, states: Sequence[ModelState]) -> None:
-        """Feed the committed tokens that the slots lack, but for the root."""
-        behind = [s for s in states if len(s.pending) > 1]
+    def _grow(self, states: Sequence[ModelState], fixed: list[Budget], key: NoiseKey) -> Draft:
+        """Depth by depth through `score`, once the slots have all committed tokens but the root: one pass a depth for the whole batch."""
+        behind = [s for s, g in zip(states, fixed, strict=True) if g.max_depth and len(s.pending) > 1]
         if behind:
             self.model.prefill([s.slot for s in behind], [s.pending[:-1] for s in behind])
-
-    def _grow(self, states: Sequence[ModelState], fixed: list[Budget], key: NoiseKey) -> Draft:
-        """Depth by depth through `score`: one pass for the whole batch and each depth."""
-        self._catch_up([s for s, g in zip(states, fixed, strict=True) if g.max_depth])
         growth = Growth(self.model, self.kind, states, fixed, key, self._stop_ids)
         for depth in range(max(g.max_depth for g in fixed)):
             growth.deepen(depth)

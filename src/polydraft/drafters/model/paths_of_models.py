@@ -17,14 +17,13 @@ from dataclasses import replace
 import torch
 
 from polydraft import tree
-from polydraft.core import Budget, Draft, Method, Needs, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
+from polydraft.core import Budget, Draft, Needs, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
 from polydraft.drafters.base import Parts, Snapshot, release_each, start_each
 from polydraft.drafters.model.by_depth import ModelState
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.models import load
-
-__all__ = ["SeveralDrafter"]
+from polydraft.papers import method
 
 _STEP = 0x1E3779B97F4A7C15
 _SEEDS = (1 << 63) - 1
@@ -53,14 +52,12 @@ class SeveralDrafter:
     """
 
     methods = (
-        Method(
+        method(
             "several",
             "Several smaller models, a path each",
-            "Khisti et al.",
-            2024,
             "2410.18234",
-            frozenset({SiblingLaw.INDEPENDENT}),
-            frozenset({TreeShape.CHAIN, TreeShape.PATHS}),
+            {SiblingLaw.INDEPENDENT},
+            {TreeShape.CHAIN, TreeShape.PATHS},
         ),
     )
     info = methods[0]

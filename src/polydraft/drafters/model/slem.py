@@ -18,13 +18,12 @@ import numpy as np
 import torch
 
 from polydraft import tree as trees
-from polydraft.core import Budget, Draft, Method, Needs, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
+from polydraft.core import Budget, Draft, Needs, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.tli import check_parts
 from polydraft.models.load import encode
 from polydraft.models.slots import Slots
-
-__all__ = ["SlemDrafter", "SlemState"]
+from polydraft.papers import method
 
 REPLACEMENT = "\ufffd"
 TAIL = 16
@@ -54,14 +53,8 @@ class SlemDrafter:
         frozenset({<SiblingLaw.POINT_MASS: 3>})
     """
 
-    info = Method(
-        name="slem",
-        title="Smaller model of another vocabulary, its text",
-        authors="Timor et al.",
-        year=2025,
-        arxiv="2502.05202",
-        laws=frozenset({SiblingLaw.POINT_MASS}),
-        shapes=frozenset({TreeShape.CHAIN}),
+    info = method(
+        "slem", "Smaller model of another vocabulary, its text", "2502.05202", {SiblingLaw.POINT_MASS}, {TreeShape.CHAIN}
     )
     methods = (info,)
     needs: Needs = Needs()
@@ -101,9 +94,6 @@ class SlemDrafter:
         """The text so far, without special tokens and without a character that is not complete."""
         text = self._ours.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text.rstrip(REPLACEMENT)
-
-    def _contexts(self, states: Sequence[SlemState]) -> list[list[int]]:
-        return [encode(self._theirs, text) if (text := self._text(s.token_ids)) else [] for s in states]
 
     def _continue(self, states: Sequence[SlemState], contexts: Sequence[list[int]], depths: Sequence[int]) -> list[list[int]]:
         """Greedy continuations in the draft's tokens, one pass of the batch for each depth; they end after EOS."""
@@ -148,7 +138,7 @@ class SlemDrafter:
 
     def propose(self, states: Sequence[SlemState], budgets: Sequence[Budget]) -> Draft:
         """One chain for each request; see `core.Drafter.propose`. Calling it again drafts the same."""
-        contexts = self._contexts(states)
+        contexts = [encode(self._theirs, text) if (text := self._text(s.token_ids)) else [] for s in states]
         rooms = [self.model.max_model_len - len(ids) - 1 if ids else 0 for ids in contexts]
         wanted = [min(g.max_depth, g.max_nodes) for g in budgets]
         depths = [max(0, min(depth, room)) for depth, room in zip(wanted, rooms, strict=True)]

@@ -7,14 +7,13 @@ vocabulary, so all kinds of `drafters.model.paths` and all verifiers for them se
 from dataclasses import replace
 from typing import Any
 
-from polydraft.core import Method, SiblingLaw, Target, TreeShape
+from polydraft.core import SiblingLaw, Target, TreeShape
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.models.translated import TranslatedModel
 from polydraft.models.vocabulary import Translation
-
-__all__ = ["TliDrafter"]
+from polydraft.papers import method
 
 
 class TliDrafter(ModelDrafter):
@@ -26,14 +25,12 @@ class TliDrafter(ModelDrafter):
     """
 
     methods = (
-        Method(
+        method(
             "tli",
             "Smaller model of another vocabulary, common tokens",
-            "Timor et al.",
-            2025,
             "2502.05202",
-            frozenset({SiblingLaw.IID}),
-            frozenset({TreeShape.CHAIN, TreeShape.PATHS}),
+            {SiblingLaw.IID},
+            {TreeShape.CHAIN, TreeShape.PATHS},
         ),
     )
 

@@ -7,6 +7,7 @@ the tree of what may follow. All are deterministic, so drafts are POINT_MASS and
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -14,8 +15,7 @@ import numpy as np
 from polydraft.core import Budget, Draft, Method, Needs, Outcome, Request, Scores, SiblingLaw, TreeShape
 from polydraft.drafters.base import Parts, Snapshot
 from polydraft.drafters.grown_tree import GrownTree, end_ids, point_mass
-
-__all__ = ["FollowsText", "Text", "TextDrafter", "text_method"]
+from polydraft.papers import method
 
 
 class FollowsText(Protocol):
@@ -43,9 +43,8 @@ State = TypeVar("State", bound=FollowsText)
 Own = TypeVar("Own", bound="TextDrafter[Any]")
 
 
-def text_method(name: str, title: str, authors: str, year: int, arxiv: str) -> Method:
-    """What a drafter from text declares."""
-    return Method(name, title, authors, year, arxiv, frozenset({SiblingLaw.POINT_MASS}), frozenset({TreeShape.GROWN}))
+text_method = partial(method, laws={SiblingLaw.POINT_MASS}, shapes={TreeShape.GROWN})
+"""What a drafter from text declares."""
 
 
 class TextDrafter(ABC, Generic[State]):

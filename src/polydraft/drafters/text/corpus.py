@@ -6,8 +6,6 @@ from pathlib import Path
 
 from polydraft.errors import InvalidInputError
 
-__all__ = ["documents", "files"]
-
 
 def files(paths: Iterable[Path]) -> list[Path]:
     """The files themselves, and all files in the folders, sorted, hidden ones left out.

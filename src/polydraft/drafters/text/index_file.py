@@ -22,8 +22,6 @@ from polydraft.atomic import replacing
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.schema import ANYTHING, INDEXES, MOST_IDS, Items, Number, Record, Text, fault, read_json
 
-__all__ = ["IndexFile", "check_size", "check_store", "check_tokens", "check_vocabulary", "fingerprint", "kind_of", "load", "save"]
-
 FORMAT = "polydraft"
 MOST_HEADER = 1 << 20
 _FORMATS = {
@@ -131,9 +129,8 @@ def save(path: str | Path, kind: str, arrays: Mapping[str, np.ndarray], *, vocab
     """
     path = Path(path)
     names = {dtype: name for name, dtype in _FORMATS.items()}
-    stored = {
-        name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays, key=lambda n: -arrays[n].itemsize)
-    }  # all aligned
+    aligned = sorted(arrays, key=lambda name: -arrays[name].itemsize)
+    stored = {name: np.ascontiguousarray(arrays[name]) for name in aligned}
     entries, end = {}, 0
     for name, array in stored.items():
         entries[name] = {"dtype": names[array.dtype], "shape": list(array.shape), "data_offsets": [end, end + array.nbytes]}

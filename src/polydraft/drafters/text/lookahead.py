@@ -31,8 +31,6 @@ from polydraft.drafters.text.phrase_pool import PhrasePool, add_phrase, most_lik
 from polydraft.errors import InvalidInputError
 from polydraft.noise import Stream, uniform_at
 
-__all__ = ["LookaheadDrafter", "LookaheadState", "Window"]
-
 
 @dataclass
 class Window:
@@ -128,7 +126,7 @@ class LookaheadDrafter(TextDrafter[LookaheadState]):
         [[1, 2, 2, 3]]
     """
 
-    info = text_method("lookahead", "Lookahead decoding", "Fu et al.", 2024, "2402.02057")
+    info = text_method("lookahead", "Lookahead decoding", "2402.02057")
     needs = Needs(aux=True)
 
     def __init__(

@@ -7,8 +7,6 @@ bucket), buckets (a power of two), about [3] (used, oldest, newest). Memory: 20 
 import numpy as np
 from numba import njit
 
-__all__ = ["by_age", "find", "insert", "new_index", "num_used", "touch"]
-
 KEYS, LINKS, BUCKETS, ABOUT = range(4)
 USED, OLDEST, NEWEST = range(3)
 

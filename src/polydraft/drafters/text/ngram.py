@@ -18,8 +18,6 @@ from polydraft.drafters.grown_tree import GrownTree, add_node, is_full, limits, 
 from polydraft.drafters.text.base import TextDrafter, text_method
 from polydraft.errors import InvalidInputError
 
-__all__ = ["NgramDrafter", "NgramState"]
-
 MOST_PLACES = 8
 """Places of an n-gram that are looked at."""
 ROOM = 256
@@ -153,7 +151,7 @@ class NgramDrafter(TextDrafter[NgramState]):
         [[6, 7, 8, 5]]
     """
 
-    info = text_method("ngram", "Prompt lookup", "Saxena; Yang et al.", 2023, "2304.04487")
+    info = text_method("ngram", "Prompt lookup", "2304.04487", authors="Saxena; Yang et al.")
 
     def __init__(self, max_ngram: int = 4, min_ngram: int = 1, eos_token_ids: Sequence[int] = ()) -> None:
         if not 1 <= min_ngram <= max_ngram:

@@ -14,8 +14,6 @@ from polydraft.drafters.grown_tree import TOKEN, GrownTree, add_node, is_full, l
 from polydraft.drafters.text.lru import by_age, find, insert, new_index, touch
 from polydraft.errors import InvalidInputError
 
-__all__ = ["PhrasePool", "add_phrase", "most_likely", "read_text"]
-
 
 class PhrasePool:
     """For each token, the latest distinct phrases that followed it. Bounded; may be used by several threads at a time.

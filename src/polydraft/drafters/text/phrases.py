@@ -30,8 +30,6 @@ from polydraft.drafters.text.phrase_pool import PhrasePool, add_phrase, most_lik
 from polydraft.errors import InvalidInputError
 from polydraft.models.slots import Slots
 
-__all__ = ["PhraseDrafter", "PhraseState"]
-
 
 @dataclass
 class PhraseState(Text):
@@ -67,7 +65,7 @@ class PhraseDrafter(TextDrafter[PhraseState]):
         5
     """
 
-    info = text_method("phrases", "Phrases that the target corrected", "Zhao et al.", 2024, "2402.13720")
+    info = text_method("phrases", "Phrases that the target corrected", "2402.13720")
     needs = Needs(logits=True)
 
     def __init__(
@@ -145,10 +143,7 @@ class PhraseDrafter(TextDrafter[PhraseState]):
             while (child := tested.child(node, best[node])) > 0:
                 path.append(child)
                 node = child
-            model.commit(
-                slots,
-                Outcome.of(np.array([path], np.int64), np.array([len(path)]), np.array([0])),
-            )
+            model.commit(slots, Outcome.of(np.array([path], np.int64), np.array([len(path)]), np.array([0])))
             drafted += [*(tested.tokens[n] for n in path), best[node]]
         return drafted
 

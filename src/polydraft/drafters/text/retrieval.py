@@ -28,22 +28,10 @@ from pydivsufsort import divsufsort
 
 from polydraft.core import Budget, Request
 from polydraft.drafters.base import Parts
-from polydraft.drafters.grown_tree import (
-    DEPTH,
-    GrownTree,
-    add_best,
-    copy_onto,
-    is_full,
-    limits,
-    new_cells,
-    num_paths,
-    plant,
-)
+from polydraft.drafters.grown_tree import DEPTH, GrownTree, add_best, copy_onto, is_full, limits, new_cells, num_paths, plant
 from polydraft.drafters.text import index_file
 from polydraft.drafters.text.base import Text, TextDrafter, text_method
 from polydraft.errors import InvalidInputError
-
-__all__ = ["RetrievalDrafter", "RetrievalIndex"]
 
 PROBES = 32
 """Places of an interval that are looked at for its children: at least so many where there are as many, and less than twice as many."""
@@ -105,8 +93,10 @@ class RetrievalIndex:
         tokens = np.concatenate(parts)
         if len(tokens) >= 1 << 32:
             raise InvalidInputError(f"a corpus of {len(tokens)} tokens was given; expected fewer than 2^32. Split it.")
-        tokens.flags.writeable = False
-        return cls(tokens, _sorted_suffixes(tokens), vocab_size, tokens_of)
+        order = divsufsort(tokens).astype(np.uint32)  # a suffix that ends comes before those that go on
+        for array in (tokens, order):
+            array.flags.writeable = False
+        return cls(tokens, order, vocab_size, tokens_of)
 
     def save(self, path: str | Path) -> None:
         """Write the index; see `index_file.save`."""
@@ -127,13 +117,6 @@ class RetrievalIndex:
         """Occurrences of a string of at least one token."""
         low, high = _interval(self.arrays, np.asarray(tokens, np.int64), 0)
         return int(high - low)
-
-
-def _sorted_suffixes(tokens: np.ndarray) -> np.ndarray:
-    """Places in the order of what follows them; a suffix that ends comes before those that go on."""
-    order = divsufsort(tokens).astype(np.uint32)
-    order.flags.writeable = False
-    return order
 
 
 @njit(cache=True)
@@ -265,7 +248,7 @@ class RetrievalDrafter(TextDrafter[Text]):
         [[2, 3, 4, 5]]
     """
 
-    info = text_method("retrieval", "Retrieval from a corpus", "He et al.", 2023, "2311.08252")
+    info = text_method("retrieval", "Retrieval from a corpus", "2311.08252")
 
     def __init__(
         self, index: RetrievalIndex, *, max_match: int = 16, min_match: int = 2, eos_token_ids: Sequence[int] = ()

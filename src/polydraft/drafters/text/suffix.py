@@ -47,8 +47,6 @@ from polydraft.drafters.text.suffix_nodes import CHILD, COUNT, END, NEXT, START,
 from polydraft.drafters.text.suffix_tree import SuffixTree, Tokens, ends_of, last_of, tail_of
 from polydraft.errors import InvalidInputError
 
-__all__ = ["SuffixDrafter", "SuffixStore"]
-
 
 class SuffixStore:
     """Finished outputs for the drafts of later requests; the oldest leave first. May be used by several threads at a time.
@@ -146,7 +144,7 @@ class SuffixDrafter(TextDrafter[SuffixTree]):
         [[6, 7, 8, 5]]
     """
 
-    info = text_method("suffix", "SuffixDecoding", "Oliaro et al.", 2024, "2411.04975")
+    info = text_method("suffix", "SuffixDecoding", "2411.04975")
 
     def __init__(
         self,

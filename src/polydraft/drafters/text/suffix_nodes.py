@@ -5,33 +5,6 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-__all__ = [
-    "CHILD",
-    "COUNT",
-    "DEPTH",
-    "END",
-    "LIVE",
-    "NEXT",
-    "PARENT",
-    "PLACES",
-    "PREVIOUS",
-    "START",
-    "USED",
-    "Arrays",
-    "add_to_table",
-    "child",
-    "edge",
-    "free_node",
-    "link",
-    "link_sorted",
-    "new_node",
-    "rehash",
-    "resort",
-    "take_from_table",
-    "token_at",
-    "unlink",
-]
-
 COUNT, PARENT, CHILD, NEXT, PREVIOUS, START, CHAIN, DEPTH = range(8)
 """Columns of the nodes. CHILD: the first one.  NEXT, PREVIOUS: siblings; NEXT also links free nodes.  CHAIN: of the table."""
 END, USED, FREE, LIVE, PLACES = range(5)

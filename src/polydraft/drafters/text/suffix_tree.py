@@ -46,8 +46,6 @@ from polydraft.drafters.text.suffix_nodes import (
 )
 from polydraft.errors import InvalidInputError
 
-__all__ = ["SuffixTree", "Tokens", "ends_of", "last_of", "tail_of"]
-
 Tokens = Sequence[int] | np.ndarray
 ROOM = 64
 """Nodes and tokens of a new tree."""

@@ -38,8 +38,6 @@ from polydraft.drafters.text.trigram_store import TrigramStore, bump_all
 from polydraft.drafters.text.trigram_table import TrigramTable
 from polydraft.errors import InvalidInputError
 
-__all__ = ["TrigramDrafter", "TrigramState", "TrigramStore", "TrigramTable"]
-
 _NOTHING = np.empty(0, np.int64)
 
 
@@ -79,7 +77,7 @@ class TrigramDrafter(TextDrafter[TrigramState]):
         [[2, 3, 4, 5]]
     """
 
-    info = text_method("trigram", "Adaptive trigram table with tree search", "Liu et al.", 2024, "2407.12021")
+    info = text_method("trigram", "Adaptive trigram table with tree search", "2407.12021")
 
     def __init__(
         self,

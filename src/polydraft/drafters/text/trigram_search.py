@@ -15,8 +15,6 @@ from polydraft.drafters.text.trigram_store import ROW, bump_all
 from polydraft.drafters.text.trigram_table import find_row
 from polydraft.noise import uniform_at
 
-__all__ = ["Search", "explore", "grow", "search"]
-
 FEWEST, PER_NODE = 64, 4
 """Iterations that every budget is worth, and each node: more change tokens per call by 1.2% at most."""
 

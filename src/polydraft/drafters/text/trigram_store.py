@@ -12,8 +12,6 @@ from polydraft.drafters.text.lru import by_age, find, insert, new_index, num_use
 from polydraft.drafters.text.trigram_table import WIDTH, TrigramTable, find_row
 from polydraft.errors import InvalidInputError
 
-__all__ = ["ROW", "TrigramStore", "bump_all"]
-
 ROW = 1 + WIDTH
 """Cells of a row: the number of successors, then those as in the table."""
 

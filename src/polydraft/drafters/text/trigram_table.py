@@ -18,8 +18,6 @@ from numba import njit
 from polydraft.drafters.text import index_file
 from polydraft.errors import InvalidInputError
 
-__all__ = ["WIDTH", "TrigramTable", "find_row"]
-
 WIDTH = 16
 """Most successors of a pair."""
 CHUNK = 4_000_000

@@ -20,8 +20,6 @@ from torch import Tensor
 from polydraft import noise, tree
 from polydraft.core import Draft, NoiseKey, Outcome
 
-__all__ = ["Nodes", "Rule", "block", "decide", "greedy", "has_triton", "match", "race", "walk"]
-
 
 @dataclass(frozen=True)
 class Nodes:

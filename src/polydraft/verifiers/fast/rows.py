@@ -14,20 +14,6 @@ from numba import njit
 
 from polydraft.exponential import exp
 
-__all__ = [
-    "compiled",
-    "copy_normalised",
-    "highest",
-    "keep",
-    "leftover",
-    "reject",
-    "reweight",
-    "scale",
-    "soften",
-    "surplus",
-    "total",
-]
-
 compiled = njit(cache=True, error_model="numpy", fastmath={"reassoc"})  # sums may be reordered into vector registers
 
 

@@ -19,8 +19,6 @@ from torch import Tensor
 from polydraft import noise
 from polydraft.verifiers.fast.device import Nodes
 
-__all__ = ["SIGNATURES", "block"]
-
 SPAN = 1024
 """Tokens of the vocabulary that a program looks at together."""
 

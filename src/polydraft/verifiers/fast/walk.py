@@ -16,8 +16,6 @@ from polydraft.core import Draft, NoiseKey, Outcome
 from polydraft.noise import Stream, choose_row, uniform_at
 from polydraft.verifiers.fast.rows import compiled
 
-__all__ = ["EXTRA", "STOP", "Arrays", "arrays", "child", "drawn", "outcome"]
-
 STOP, EXTRA = int(Stream.STOP), int(Stream.EXTRA)
 
 

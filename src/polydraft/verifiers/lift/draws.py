@@ -14,8 +14,6 @@ from torch import Tensor
 from polydraft import tree
 from polydraft.core import TokenTree
 
-__all__ = ["draws_at", "without_repeats"]
-
 
 def without_repeats(tokens: Int[Tensor, "*M n"]) -> Int[Tensor, "*M n"]:
     """The draws with every repetition replaced by -1.

@@ -29,8 +29,6 @@ from polydraft.verifiers.fast.rows import compiled, copy_normalised, keep, rejec
 from polydraft.verifiers.lift.draws import draws_at
 from polydraft.verifiers.lift.verdict import TreeVerdict
 
-__all__ = ["LeafToRoot", "Sweep", "Tries", "check_stop", "host_rows", "opened", "tried"]
-
 
 class Sweep(NamedTuple):
     """A batch, as compiled rules see it.

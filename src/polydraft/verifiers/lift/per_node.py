@@ -15,6 +15,7 @@ Trap: copies of a context pool their children in draw order; a child list made f
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,12 +29,10 @@ from polydraft.verifiers.lift.draws import draws_at
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.residual import normalise, normalise_or
 
-__all__ = ["PerNode", "TokenRule"]
+TokenRule = Callable[[Tensor, Any, Tensor], Tensor]
+"""(p [M, V], q [M, V], draws [M, n] token ids padded with -1) -> law of the emitted token [M, V].
 
-TokenRule = Callable[[Tensor, Tensor | None, Tensor], Tensor]
-"""(p [M, V], q [M, V] or None, draws [M, n] token ids padded with -1) -> law of the emitted token [M, V].
-
-Where the draft's law is INDEPENDENT, q is [M, n, V]: row j is the law of draw j."""
+Where the draft's law is INDEPENDENT, q is [M, n, V]: row j is the law of draw j; where it is POINT_MASS, q is None."""
 
 
 @njit(cache=True)

@@ -11,8 +11,6 @@ from polydraft import noise, tree
 from polydraft.core import NoiseKey, Outcome, TokenTree
 from polydraft.errors import InvalidInputError
 
-__all__ = ["TreeVerdict"]
-
 
 @dataclass(frozen=True)
 class TreeVerdict:

@@ -20,12 +20,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.core import Method, SiblingLaw, TreeShape
+from polydraft.core import SiblingLaw, TreeShape
 from polydraft.errors import InvalidInputError
+from polydraft.papers import method
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.speculative import residual
-
-__all__ = ["accept_probability", "emitted_law", "latent", "output_law"]
 
 
 def accept_probability(
@@ -58,7 +57,7 @@ def accept_probability(
 
 def emitted_law(
     p: Float[Tensor, "M V"],
-    q: Float[Tensor, "M V"] | None,
+    q: Float[Tensor, "M V"],
     draws: Int[Tensor, "M n"],
     *,
     neighbours: Int[Tensor, "V m"],
@@ -66,7 +65,6 @@ def emitted_law(
     factor: float,
 ) -> Float[Tensor, "M V"]:
     """Law of the emitted token given the one draw."""
-    assert q is not None
     x = draws[:, :1]
     accept = accept_probability(p, q, x, neighbours, delta=delta, factor=factor)
     return ((1 - accept) * residual(p, q)).scatter_add(1, x, accept)
@@ -109,14 +107,5 @@ def latent(neighbours: Int[Tensor, "V m"], *, delta: float = 0.0, factor: float 
             f"delta={delta}, factor={factor} and neighbours of shape {tuple(neighbours.shape)} were given; expected budgets >= 0 and "
             "a [V, m] table of token ids, nearest first. Build it from the distances between codebook rows."
         )
-    info = Method(
-        name="latent",
-        title="Latent neighbourhoods (LANTERN)",
-        authors="Jang et al.",
-        year=2024,
-        arxiv="2410.03355",
-        laws=frozenset({SiblingLaw.IID}),
-        shapes=frozenset({TreeShape.CHAIN}),
-        lossless=False,
-    )
+    info = method("latent", "Latent neighbourhoods (LANTERN)", "2410.03355", {SiblingLaw.IID}, {TreeShape.CHAIN}, lossless=False)
     return PerNode(info, partial(emitted_law, neighbours=neighbours, delta=delta, factor=factor))

@@ -13,10 +13,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.core import Method, SiblingLaw, TreeShape
+from polydraft.core import SiblingLaw, TreeShape
+from polydraft.papers import method
 from polydraft.verifiers.lift.per_node import PerNode
-
-__all__ = ["emitted_law", "kept", "output_law", "top_beta"]
 
 BETA, TAU = 3, 1.0
 
@@ -62,16 +61,7 @@ def output_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], beta: int = BET
 
 
 top_beta = PerNode(
-    Method(
-        name="top_beta",
-        title="Top-beta with tolerance (SpecDec)",
-        authors="Xia et al.",
-        year=2022,
-        arxiv="2203.16487",
-        laws=frozenset(SiblingLaw),
-        shapes=frozenset({TreeShape.CHAIN}),
-        lossless=False,
-    ),
+    method("top_beta", "Top-beta with tolerance (SpecDec)", "2203.16487", SiblingLaw, {TreeShape.CHAIN}, lossless=False),
     partial(emitted_law, beta=BETA, tau=TAU),
 )
 """The verifier."""

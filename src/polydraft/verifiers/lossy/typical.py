@@ -17,11 +17,10 @@ from numba import njit
 from torch import Tensor
 
 from polydraft import tree
-from polydraft.core import Draft, Method, SiblingLaw, TreeShape
+from polydraft.core import Draft, Method, SiblingLaw
+from polydraft.papers import method
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.residual import normalise
-
-__all__ = ["Typical", "kept", "output_law", "typical"]
 
 EPS, DELTA = 0.09, 0.3
 
@@ -91,16 +90,5 @@ def _deepest(parents, first, good, logs, end):
                     end[b] = n
 
 
-typical = Typical(
-    Method(
-        name="typical",
-        title="Typical acceptance",
-        authors="Cai et al.",
-        year=2024,
-        arxiv="2401.10774",
-        laws=frozenset(SiblingLaw),
-        shapes=frozenset(TreeShape),
-        lossless=False,
-    )
-)
+typical = Typical(method("typical", "Typical acceptance", "2401.10774", SiblingLaw, lossless=False))
 """The verifier."""

@@ -6,7 +6,7 @@
 LANTERN borrows from neighbours of a token; in a text model these are the nearest rows of the target's input embedding.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,11 +17,12 @@ from torch import Tensor
 
 from polydraft import tree as trees
 from polydraft.bench.limits.contexts import Pair
+from polydraft.bench.record import markdown_table
 from polydraft.theory import efficiency
 from polydraft.verifiers.lossy import latent, top_beta, typical
 from polydraft.verifiers.selection import overlap
 
-__all__ = ["nearest", "relaxed", "rules"]
+__all__ = ["markdown", "nearest", "relaxed", "rules"]
 
 NEIGHBOURS = 8
 DELTA, FACTOR = 0.05, 1.0
@@ -64,7 +65,7 @@ def rules(pair: Pair) -> dict[str, Rule]:
     return found
 
 
-def relaxed(pair: Pair, progress: Callable[[], object]) -> list[dict[str, Any]]:
+def relaxed(pair: Pair) -> list[dict[str, Any]]:
     """Total variation, and how often the draft is kept, by rule and temperature."""
     s = pair.settings
     if not s.node_contexts:
@@ -76,7 +77,6 @@ def relaxed(pair: Pair, progress: Callable[[], object]) -> list[dict[str, Any]]:
             for name, (output, keep) in measured.items():
                 tv, kept = (output(p, q) - p).abs().sum() / 2, (q * keep(p, q)).sum()
                 values.setdefault((name, T), []).append((float(tv), float(kept), float(overlap(p, q))))
-        progress()
     found: list[dict[str, Any]] = []
     for (name, T), rows in values.items():
         columns = np.array(rows).T
@@ -88,3 +88,24 @@ def relaxed(pair: Pair, progress: Callable[[], object]) -> list[dict[str, Any]]:
             | lossless.to_dict("kept_lossless", "kept_lossless_error")
         )
     return found
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """Total variation (largest of any context in brackets), then how often the draft is kept."""
+    temperatures: Sequence[float] = report["settings"]["temperatures"]
+    cell = {(r["rule"], r["temperature"]): r for r in report["relaxed"]}
+    lines: list[list[str]] = []
+    for rule in dict.fromkeys(r["rule"] for r in report["relaxed"]):
+        rows = [cell[rule, T] for T in temperatures]
+        tv = [f"{r['tv']:.3f} ± {r['standard_error']:.3f} ({r['largest']:.2f})" for r in rows]
+        lines.append([rule, *tv, *(f"{r['kept']:.3f}" for r in rows)])
+    lossless = {r["temperature"]: r["kept_lossless"] for r in report["relaxed"]}
+    lines.append(["lossless", *["0"] * len(temperatures), *(f"{lossless[T]:.3f}" for T in temperatures)])
+    table = markdown_table(
+        ["rule", *(f"TV, T = {T:g}" for T in temperatures), *(f"kept, T = {T:g}" for T in temperatures)], lines
+    )
+    title = (
+        "Rules that are not lossless: total variation of the next token from the target's law for one draft (largest of any "
+        "context in brackets), and how often the draft is kept:"
+    )
+    return f"\n{title}\n\n{table}\n"

@@ -15,8 +15,6 @@ from scipy.sparse import coo_array
 
 from polydraft.errors import InvalidInputError
 
-__all__ = ["best_acceptance", "best_block_efficiency"]
-
 Path = tuple[int, ...]
 
 

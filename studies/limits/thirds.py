@@ -1,0 +1,61 @@
+"""Path rules in thirds of the contexts by how well the draft fits, and the tables of `polydraft limits` as CSV."""
+
+import csv
+import io
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polydraft.bench.limits.paths import Paths
+from polydraft.bench.limits.tables import percent
+from polydraft.bench.record import markdown_table, write_texts
+from polydraft.theory import efficiency
+
+__all__ = ["by_overlap", "markdown", "write_csv"]
+
+RULES = ("traversal", "multipath", "greedy_traversal")
+
+
+def by_overlap(paths: Paths) -> list[dict[str, Any]]:
+    """GBV, GTV and traversal over block verification, in thirds of the contexts by the overlap at the root."""
+    overlap, s, found = np.array(paths.overlaps), paths.pair.settings, list[dict[str, Any]]()
+    L = s.depths[len(s.depths) // 2]
+    for third, at in enumerate(np.array_split(np.argsort(overlap, kind="stable"), 3)):
+        block = np.array(paths.values["block", "chain", 1, L])[at]
+        for K, rule in itertools.product(s.num_paths, [rule for rule in RULES if rule in paths.wanted]):
+            e = efficiency.paired(np.array(paths.values[rule, "paths", K, L])[at], block)
+            row = {"third": third, "overlap": float(overlap[at].mean()), "rule": rule, "paths": K, "depth": L}
+            found.append(row | e.to_dict("over_block"))
+    return found
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The thirds as a table."""
+    thirds = sorted({(r["third"], r["overlap"]) for r in report["by_overlap"]})
+    cell = {(r["rule"], r["paths"], r["third"]): r for r in report["by_overlap"]}
+    lines = [
+        [rule, str(K), *(percent((r["over_block"], r["standard_error"])) for t, _ in thirds if (r := cell[rule, K, t]))]
+        for K, rule in itertools.product(report["settings"]["num_paths"], RULES)
+        if (rule, K, 0) in cell
+    ]
+    head = ["rule", "paths", *(f"% at overlap {overlap:.2f}" for _, overlap in thirds)]
+    title = "Over block verification of one path, by how well the draft fits at the root (thirds of the contexts):"
+    return f"\n{title}\n\n{markdown_table(head, lines)}\n"
+
+
+def _csv(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return ""
+    out = io.StringIO()
+    flat = [{k: v[0] if isinstance(v, list) else v for k, v in row.items()} for row in rows]
+    writer = csv.DictWriter(out, list(flat[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return out.getvalue()
+
+
+def write_csv(report: dict[str, Any], folder: Path) -> list[Path]:
+    """A file for each table of nodes, of paths and of rules that are not lossless."""
+    return write_texts({folder / f"limits-{name}.csv": _csv(report[name]) for name in ("nodes", "paths", "relaxed")})
