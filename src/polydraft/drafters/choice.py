@@ -16,8 +16,6 @@ from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.verifiers import pairing
 from polydraft.verifiers.by_law import RuleByLaw
 
-__all__ = ["Choice"]
-
 
 @dataclass
 class ChoiceState:

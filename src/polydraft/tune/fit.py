@@ -14,8 +14,6 @@ from scipy.optimize import nnls
 from polydraft.errors import InvalidInputError
 from polydraft.plan.costs import Charges, RoundCosts, Work, charges
 
-__all__ = ["Observation", "fit"]
-
 CHAINS = 2.0
 """What a round of chains, or without drafts, counts for in the fit; others 1."""
 HUBER_ROUNDS = 10

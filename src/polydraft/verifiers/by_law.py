@@ -6,8 +6,6 @@ from torch import Tensor
 from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, Verdict, Verifier
 from polydraft.verifiers.match import match
 
-__all__ = ["RuleByLaw"]
-
 
 class RuleByLaw:
     """A verifier that uses, for each sibling law, a rule of its own.
