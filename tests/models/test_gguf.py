@@ -153,18 +153,20 @@ def test_an_engine_on_a_file_says_what_it_says_on_the_folder(written):
     assert engines[0].target.weight_format == "bfloat16"  # what a float32 file loses nothing by
 
 
-def test_template_and_ends_of_text_are_those_of_the_file(tmp_path):
-    def words(writer):
-        writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre("default")
-        writer.add_token_list([*"abcdefghi", "ab", "<end>", "<turn>", *(f"<{i}>" for i in range(52))])
-        writer.add_token_types([1] * 10 + [3] * 54)
-        writer.add_token_merges(["a b"])
-        writer.add_eos_token_id(10)
-        writer.add_eot_token_id(11)
-        writer.add_chat_template("{% for m in messages %}{{ m['content'] }}<turn>{% endfor %}")
+def words_with_a_template(writer):
+    """Ten letters and their like, two tokens that end a text, and a template."""
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([*"abcdefghi", "ab", "<end>", "<turn>", *(f"<{i}>" for i in range(52))])
+    writer.add_token_types([1] * 10 + [3] * 54)
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(10)
+    writer.add_eot_token_id(11)
+    writer.add_chat_template("{% for m in messages %}{{ m['content'] }}<turn>{% endfor %}")
 
-    path = write(tmp_path / "m.gguf", small("llama"), tokenizer=words)
+
+def test_template_and_ends_of_text_are_those_of_the_file(tmp_path):
+    path = write(tmp_path / "m.gguf", small("llama"), tokenizer=words_with_a_template)
     engine = Engine.from_pretrained(path, device="cpu", drafter=None, max_num_seqs=1)
     assert engine.eos_token_ids == (10, 11)
     assert engine.encode_chat([{"role": "user", "content": "abc"}]) == [9, 2, 11]

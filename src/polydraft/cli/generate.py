@@ -29,9 +29,7 @@ def generate(
     dtype: given.Dtype = None,
     device: given.Device = None,
     backend: given.Backend = "auto",
-    quantization: Annotated[
-        str | None, given.models("int8, int4, bfloat16 or bfloat16-dot weights of the target, on the compiled path.")
-    ] = None,
+    quantization: given.Quantization = None,
     draft_quantization: Annotated[str | None, given.models("The same of the draft: changes no output law.")] = None,
     max_model_len: Annotated[int | None, given.models("Longest prompt plus output, in tokens.")] = None,
     tie_margin: Annotated[
@@ -63,6 +61,7 @@ def generate(
     ignore_eos: Annotated[bool, given.sampling("Go on after the end-of-text token.", "--ignore-eos")] = False,
     n: Annotated[int, given.sampling("Independent samples.", "--n", "-n")] = 1,
     logprobs: Annotated[int | None, given.output("Report this many alternatives beside each token (with --json).")] = None,
+    chat: Annotated[bool, given.output("PROMPT is a message: the model's chat template is put around it.", "--chat")] = False,
     as_json: given.AsJson = False,
     show: Annotated[bool, given.output("Colour accepted draft tokens.", "--show")] = False,
     stream: Annotated[bool, given.output("Print text as it comes.")] = True,
@@ -106,13 +105,14 @@ def generate(
         warnings.simplefilter("ignore", DrafterWarning)  # the statistics tell it
         engine = build(model, draft_model, **options)
         preparation.say(_limits(engine))
+        asked = engine.encode_chat([{"role": "user", "content": text}]) if chat else text
         if as_json:
-            _print_json(engine, engine.generate(text, params)[0])
+            _print_json(engine, engine.generate(asked, params)[0])
         elif stream and n == 1:
-            _stream(engine, text, params, show, preparation)
+            _stream(engine, text, engine.encode(asked), params, show, preparation)
         else:
             preparation.close()  # a bar takes its place
-            _print_samples(engine.generate(text, params, progress=sys.stderr.isatty())[0])
+            _print_samples(engine.generate(asked, params, progress=sys.stderr.isatty())[0])
 
 
 def _limits(engine: "Engine") -> str:
@@ -135,7 +135,9 @@ def _statistics(sample: "Sample") -> str:
     return f"{speed(stats)}{first}{accepted}; finish reason {sample.finish_reason}, seed {sample.seed}{failed}"
 
 
-def _stream(engine: "Engine", prompt: str, params: "SamplingParams", show: bool, preparation: Preparation) -> None:
+def _stream(
+    engine: "Engine", prompt: str, prompt_ids: list[int], params: "SamplingParams", show: bool, preparation: Preparation
+) -> None:
     from rich.console import Console
 
     from polydraft.cli.show import Palette, play
@@ -146,7 +148,7 @@ def _stream(engine: "Engine", prompt: str, params: "SamplingParams", show: bool,
             Console().out(prompt, style="dim", end="", highlight=False)
 
     palette = Palette()
-    sample = play(engine, engine.encode(prompt), params, palette, colour=show, begin=begin)
+    sample = play(engine, prompt_ids, params, palette, colour=show, begin=begin)
     if show:
         Console(stderr=True).print(palette.legend())
     if sample is not None:

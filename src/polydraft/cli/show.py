@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import typer
@@ -65,16 +66,26 @@ class Painter:
 
 
 def play(
-    engine: Engine, prompt: Sequence[int], params: SamplingParams, palette: Palette, *, colour: bool, begin: Callable[[], None]
+    engine: Engine,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    palette: Palette,
+    *,
+    colour: bool,
+    begin: Callable[[], None],
+    stop: Callable[[], bool] = bool,
 ) -> Sample | None:
-    """Print a continuation as it comes, and say what it was. begin: called before the first word."""
+    """Print a continuation as it comes, and say what it was. begin: called before the first word.  stop: whether to end it here."""
     console, painter, sample = Console(), Painter(engine.tokenizer, prompt, palette), None
-    for output in engine.stream(prompt, params):
-        if sample is None:
-            begin()
-        sample = output.sample
-        for piece, style in painter.paint(output):
-            console.out(piece, style=style if colour else None, end="", highlight=False)
+    with closing(engine.stream(prompt, params)) as outputs:
+        for output in outputs:
+            if sample is None:
+                begin()
+            sample = output.sample
+            for piece, style in painter.paint(output):
+                console.out(piece, style=style if colour else None, end="", highlight=False)
+            if stop():
+                break
     typer.echo()
     return sample
 

@@ -1,10 +1,10 @@
-"""The faces of the engine: build it from folders, generate, stream."""
+"""The faces of the engine: build it from models by name, generate, stream."""
 
 import operator
 import reprlib
 import secrets
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from itertools import count
@@ -67,7 +67,9 @@ class Engine(Loop):
         tie_margin: float | None = None,
         law: Law | None = None,
     ) -> "Engine":
-        """An engine from model folders (or names that transformers resolves).
+        """An engine on models by name: folders, GGUF files, names of `polydraft models list`, or `OWNER/NAME` of the Hugging Face hub.
+
+        What requests have read is kept in their slots for requests that begin alike, such as the next turn of a chat.
 
         target, draft: causal language models with the same vocabulary, or with drafter "tli" or "slem" any two. A target whose cache cannot be rolled back (sliding
             window, recurrent, hybrid) is decoded plainly: give drafter=None.
@@ -127,6 +129,7 @@ class Engine(Loop):
             tie_margin=tie_margin,
             law=law,
             profile=profile,
+            keep_prefixes=True,
         )
 
     @classmethod
@@ -153,14 +156,16 @@ class Engine(Loop):
         eos_token_ids: Seq[int] | None = None,
         tie_margin: float | None = None,
         law: Law | None = None,
+        keep_prefixes: bool = False,
     ) -> "Engine":
-        """An engine from objects that are already there; see `from_pretrained`."""
+        """An engine from objects that are already there; see `from_pretrained`, and `Loop` for `keep_prefixes`."""
         eos = tuple(eos_token_ids if eos_token_ids is not None else getattr(target, "eos_token_ids", ()))
         parts = Parts(target, draft_model, tokenizer, eos, draft_tokenizer)
         source = build.drafter(drafter, parts, drafter_options or {})
         rule = build.verifier(verifier, source)
         plan = build.plan(plan, depth, num_paths, profile, source)
-        return cls(target, source, rule, plan, tokenizer=tokenizer, eos_token_ids=eos, tie_margin=tie_margin, law=law)
+        more = {"tie_margin": tie_margin, "law": law, "keep_prefixes": keep_prefixes}
+        return cls(target, source, rule, plan, tokenizer=tokenizer, eos_token_ids=eos, **more)
 
     def summary(self) -> dict[str, Any]:
         """What was built: models, limits, cache bytes, drafter, verifier."""
@@ -263,7 +268,7 @@ class Engine(Loop):
                     waiting.popleft()
                     bar.advance(task)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StepOutput]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[StepOutput, None, None]:
         """Yield what each step emits for one prompt, whoever calls the step; closing the iterator aborts the request."""
         outputs = deque[StepOutput]()
         result = self._submit(prompt, SamplingParams() if params is None else params, outputs=outputs)

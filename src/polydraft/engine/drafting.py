@@ -48,18 +48,21 @@ def _note(sequence: Sequence, error: Exception) -> None:
 
 
 def fill(target: Target, drafter: Drafter | None, sequences: Seq[Sequence]) -> None:
-    """Fill the caches of new sequences with all their tokens but the last, and let a drafter that is told of every round begin.
+    """Fill the caches of new sequences with all their tokens but the last, those left out that their slots still hold, and let a drafter
+    that is told of every round begin.
 
     Equal texts, such as the samples of one prompt, are read once and copied, unless hidden states of each are needed.
     Others begin before their first draft: one whose drafts do not pay reads no prompt.
     """
-    behind = [s for s in sequences if len(s.token_ids) > 1]
+    held = {s: 0 if s.slot is None else int(target.lengths[s.slot]) for s in sequences}
+    behind = [s for s in sequences if len(s.token_ids) - 1 > held[s]]
     read = behind if drafter is not None and drafter.needs.hidden else _first_of_each(behind)
-    states = _states(target, drafter, read, [s.token_ids[:-1] for s in read]) if read else []
+    states = _states(target, drafter, read, [s.token_ids[held[s] : -1] for s in read]) if read else []
     copied = {tuple(s.token_ids): s.slot for s in read}
     for s in behind:
         source = copied[tuple(s.token_ids)]
         if s not in read and source is not None and s.slot is not None:
+            target.cut(s.slot, 0)
             target.copy(source, s.slot, len(s.token_ids) - 1)
     if drafter is not None and drafter.needs.each_round:
         known = {s.slot: each for s, each in zip(read, states, strict=True)}

@@ -68,6 +68,8 @@ class Loop:
     tie_margin: see `ties`; None = off.
     law: what is sampled, where it is not each request's sampling parameters alone; see `core.Law`.
     teaching: whether drafters learn from finished outputs; not where rounds are only measured.
+    keep_prefixes: whether slots keep what was read for requests that begin with the same tokens, such as the next turn of a chat;
+        not where prompts are measured.
     clock: of the seconds that steps take, by default the wall's, and for what a plan learns from `stats.clock`; it stands still while
         functions are compiled.
     """
@@ -85,6 +87,7 @@ class Loop:
         law: Law | None = None,
         clock: Callable[[], float] | None = None,
         teaching: bool = True,
+        keep_prefixes: bool = False,
     ) -> None:
         check_margin(target, tie_margin)
         if drafter is not None:
@@ -101,6 +104,8 @@ class Loop:
         self._clock, self._pricing = working(clock or perf_counter), working(clock or stats.clock(target))
         self._slots, self._teaching, self.law = Slots(target), teaching, law
         self._second = Second(law, target, self._slots) if isinstance(law, SecondLaw) else None
+        read_whole = self._second is not None or (drafter is not None and bool(drafter.needs.hidden))
+        self._keeps = keep_prefixes and not read_whole and getattr(target, "rolls_back", True)
         self._asked: deque[Sequence | str] = deque()
         """Sequences to add and ids of requests to abort, in the order of the calls."""
         self._waiting: OrderedDict[Sequence, None] = OrderedDict()
@@ -223,7 +228,7 @@ class Loop:
         s.stopper.end(finish_reason)
         s.sample.finish_reason = finish_reason
         self._give(StepOutput(s.request.id, [], [], s.stopper.take(), s.sample, True))
-        self._leave(s)
+        self._leave(s, keep=finish_reason == "abort")
 
     def _fail(self, s: Sequence, error: Exception) -> None:
         s.sample.error = f"request {s.request.id!r}, sample {s.sample.index} failed: {error if isinstance(error, PolydraftError) else repr(error)}"
@@ -235,9 +240,12 @@ class Loop:
         if output.request_id in self._streams:
             self._streams[output.request_id].append(output)
 
-    def _leave(self, s: Sequence) -> None:
-        """A finished sequence gives back what it holds and is forgotten; one that was interrupted on its way may leave again."""
-        self._evict(s)
+    def _leave(self, s: Sequence, *, keep: bool = False) -> None:
+        """A finished sequence gives back what it holds and is forgotten; one that was interrupted on its way may leave again.
+
+        keep: its slot holds its tokens and nothing else, and may go on holding them.
+        """
+        self._evict(s, keep=keep)
         siblings = self._unfinished.get(s.request.id, {})
         siblings.pop(s, None)
         if not siblings:
@@ -248,13 +256,14 @@ class Loop:
         if self.drafter is not None and self._teaching:
             drafting.teach(self.drafter, s)
 
-    def _evict(self, s: Sequence) -> None:
+    def _evict(self, s: Sequence, *, keep: bool = False) -> None:
         """Take a sequence off its slot; what it emitted stays with it."""
         if self.drafter is not None:
             drafting.release(self.drafter, [s])
         if s.slot is not None:
             slot, s.slot = s.slot, None
-            self._slots.give_back(slot)
+            held = s.token_ids[: int(self.target.lengths[slot])] if keep and self._keeps else ()
+            self._slots.give_back(slot, held)
         if self._second is not None:
             self._second.leave(s)
 
@@ -263,7 +272,8 @@ class Loop:
         new: list[Sequence] = []
         while self._waiting and self._slots.num_free and (self._second is None or self._second.has_room):
             s = next(iter(self._waiting))
-            s.slot = self._slots.take()
+            s.slot = self._slots.take(s.token_ids[:-1] if self._keeps else ())
+            s.sample.stats.cached_tokens = int(self.target.lengths[s.slot]) if self._keeps else 0
             if self._second is not None:
                 self._second.take(s)
             self._running.append(s)
@@ -320,7 +330,7 @@ class Loop:
             self._fail(s, error)
         for s in done.sequences:
             if s.finished and s in self._running:
-                self._leave(s)
+                self._leave(s, keep=True)
         done.seconds["other"] += self._clock() - start
         _share(sequences, done.seconds)
         if time:

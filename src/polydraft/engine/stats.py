@@ -27,6 +27,7 @@ def _no_seconds() -> dict[str, float]:
 class RequestStats:
     """Counts and seconds of one sequence; a step's seconds are shared equally by the sequences in it.
 
+    prompt_tokens, cached_tokens: of the prompt, and those of them that a slot still held from an earlier request.
     target_calls: passes of the target after the prefill.  drafted, accepted: tokens.
     drafted_by_depth[d]: rounds whose tree reached depth d+1; accepted_by_depth[d]: rounds that kept a token there.
     seconds: by phase, see `PHASES`; compiling and loading compiled code is left out.
@@ -40,6 +41,7 @@ class RequestStats:
     """
 
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     emitted: int = 0
     cut: int = 0
     target_calls: int = 0
@@ -91,6 +93,7 @@ class RequestStats:
         """Plain data for JSON."""
         return {
             "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
             "emitted": self.emitted,
             "target_calls": self.target_calls,
             "tokens_per_call": self.tokens_per_call,

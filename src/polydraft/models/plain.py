@@ -108,6 +108,7 @@ class PlainTarget(SlotModel):
         return len(out.get("hidden_states") or ())
 
     chunk = UNLIMITED
+    rolls_back = False
 
     def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
         """See `slots.SlotModel.append`; one slot after the other."""

@@ -7,6 +7,7 @@ column   place of one token in a slot: committed tokens first, then the nodes of
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from polydraft.core import Outcome, Scores, Target, TokenTree
 from polydraft.errors import CapacityError, InvalidInputError
 from polydraft.models.memory import check_memory, fitting_length
 
-__all__ = ["TREE_ROOM", "SlotModel", "Slots", "special_ids"]
+__all__ = ["TREE_ROOM", "SlotModel", "Slots", "common_length", "special_ids"]
 
 TREE_ROOM = 256
 """Most nodes and auxiliary rows of one tree, which lie behind the context."""
@@ -209,6 +210,20 @@ class SlotModel(ABC):
         self._lengths[index] = self._scored[index] = 0
 
 
+_KEPT: WeakKeyDictionary[Target, dict[int, Sequence[int]]] = WeakKeyDictionary()
+"""What free slots of a model still hold, for everyone that takes slots of it."""
+
+
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """Tokens with which both texts begin.
+
+    Example:
+        >>> common_length([3, 1, 4], [3, 1, 5, 9])
+        2
+    """
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
 class Slots:
     """The slots of a model, each of them free or taken: everyone that runs sequences in one takes its slots here and gives each back once.
 
@@ -228,28 +243,46 @@ class Slots:
         self._model = model
         self._free = list(range(model.max_num_seqs) if numbers is None else numbers)[::-1]
         self._taken: set[int] = set()
+        self._kept = _KEPT.setdefault(model, {})
 
     @property
     def num_free(self) -> int:
         return len(self._free)
 
-    def take(self) -> int:
-        """An empty slot, the taker's until it is given back.
+    def take(self, text: Sequence[int] = ()) -> int:
+        """A slot, the taker's until it is given back: the one that kept most of the beginning of a text, and no more than that; else an
+        empty one.
 
         Raises:
             CapacityError: all are taken.
         """
         if not self._free:
             raise CapacityError(f"the model has {len(self._taken)} slots and all are taken; raise max_num_seqs.")
-        self._model.release(self._free[-1:])  # where it could not be emptied when it was given back
-        slot = self._free.pop()
+        slot = self._best(text)
+        if length := common_length(self._kept.pop(slot, ()), text):
+            self._model.cut(slot, length)
+        else:
+            self._model.release([slot])  # where it could not be emptied when it was given back
+        self._free.remove(slot)
         assert slot not in self._taken
         self._taken.add(slot)
         return slot
 
-    def give_back(self, slot: int) -> None:
-        """Empty a slot; it is free even where the model fails to."""
+    def _best(self, text: Sequence[int]) -> int:
+        """The free slot that kept the longest beginning; of several an empty one, the last that was given back, and else the oldest."""
+        empty = [slot for slot in self._free if slot not in self._kept]
+        held = [slot for slot in self._free if slot in self._kept]
+        longest = max(held, key=lambda slot: common_length(self._kept[slot], text), default=None)
+        if longest is None or (empty and not common_length(self._kept[longest], text)):
+            return empty[-1]
+        return longest
+
+    def give_back(self, slot: int, text: Sequence[int] = ()) -> None:
+        """Empty a slot; it is free even where the model fails to. text: it holds these tokens and keeps them, for a text that begins so."""
         self._taken.remove(slot)
         assert slot not in self._free
         self._free.append(slot)
-        self._model.release([slot])
+        if text:
+            self._kept[slot] = text
+        else:
+            self._model.release([slot])

@@ -22,7 +22,7 @@ from polydraft.core import Budget, Draft, Needs, Outcome, Request, Scores, Sibli
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.tli import check_parts
 from polydraft.models.load import encode
-from polydraft.models.slots import Slots
+from polydraft.models.slots import Slots, common_length
 from polydraft.papers import method
 
 REPLACEMENT = "\ufffd"
@@ -38,11 +38,6 @@ class SlemState:
     slot: int
     token_ids: tuple[int, ...]
     cached: list[int]
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 class SlemDrafter:
@@ -102,7 +97,7 @@ class SlemDrafter:
         for b, (s, ids) in enumerate(zip(states, contexts, strict=True)):
             if not depths[b]:
                 continue
-            known = min(_common(s.cached, ids), len(ids) - 1)
+            known = min(common_length(s.cached, ids), len(ids) - 1)
             self.model.cut(s.slot, known)
             if known < len(ids) - 1:
                 self.model.prefill([s.slot], [ids[known:-1]])
