@@ -33,10 +33,9 @@ def tune(
     check_output("--json", json_file)
     check_output("--picture", picture, picture=True)
     use_threads(threads)
-    from transformers import AutoConfig
-
     from polydraft.core import SamplingParams
     from polydraft.models import pair
+    from polydraft.models.folder import load_config
     from polydraft.plan.profile import remember
     from polydraft.tune import tune as tuning
 
@@ -51,7 +50,7 @@ def tune(
             sizes=((1, 2), (1, 4), (2, 2)) if quick else tuning.SIZES,
             repetitions=1 if quick else repetitions,
             budget_seconds=0.2 if quick else 1.0,
-            draft_config=None if folder is None or quick else AutoConfig.from_pretrained(folder),
+            draft_config=None if folder is None or quick else load_config(folder),
             progress=lambda what, number: step(number, what=f"measuring {what}"),
         )
     plain = found.trial("plain").measured
