@@ -67,6 +67,22 @@ def test_a_rows_bits_depend_on_its_own_path_alone(name):
     assert torch.equal(last, plain[-1])
 
 
+@torch.inference_mode()
+def test_bits_do_not_depend_on_the_number_of_threads():
+    """Helpers come and go while passes run: whoever claims a unit does the same with it."""
+    reference, text = model("llama"), np.random.default_rng(3).integers(0, 61, 200).tolist()
+    one, three = (CompiledLlama(reference, max_num_seqs=2, threads=n) for n in (1, 3))
+    assert (one.num_threads, three.num_threads) == (1, 3)
+    for _ in range(20):
+        assert torch.equal(one.prefill([0], [text]).logits, three.prefill([0], [text]).logits)
+        chain = trees.pad([(text[:9], list(range(-1, 8))), (text[:3], [-1, 0, 0])])
+        assert torch.equal(one.score([0, 1], chain).logits, three.score([0, 1], chain).logits)
+        for fast in (one, three):
+            fast.release([0])
+    with pytest.raises(InvalidInputError, match="threads=0"):
+        CompiledLlama(reference, threads=0)
+
+
 def _step(fast, slot, token):
     logits = fast.score([slot], trees.TokenTree.roots(torch.tensor([token]))).logits[0, 0]
     fast.commit([slot], Outcome(torch.zeros(1, 0, dtype=torch.int64), torch.tensor([0]), torch.tensor([0])))

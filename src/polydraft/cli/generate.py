@@ -30,6 +30,7 @@ def generate(
     device: given.Device = None,
     backend: given.Backend = "auto",
     quantization: given.Quantization = None,
+    threads: Annotated[int, given.models("Threads of the compiled path.", min=1)] = 1,
     draft_quantization: Annotated[str | None, given.models("The same of the draft: changes no output law.")] = None,
     max_model_len: Annotated[int | None, given.models("Longest prompt plus output, in tokens.")] = None,
     tie_margin: Annotated[
@@ -97,6 +98,7 @@ def generate(
         "backend": backend,
         "quantization": quantization,
         "draft_quantization": draft_quantization,
+        "threads": threads,
         "max_model_len": max_model_len,
         "max_num_seqs": max(1, min(n, 8)),
         "tie_margin": tie_margin,

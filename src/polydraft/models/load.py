@@ -34,6 +34,7 @@ def load_model(
     quantization: str | None = None,
     max_model_len: int | None = None,
     max_num_seqs: int = 8,
+    threads: int = 1,
     plain: bool = False,
 ) -> Target:
     """A target (or draft) model: the Llama family compiled in float32 on a CPU, or static on a GPU; else through transformers.
@@ -43,6 +44,7 @@ def load_model(
     dtype: default float32 on a CPU, the checkpoint's own elsewhere.  device: default the first GPU, or the CPU.
     quantization: "int8", "int4", "bfloat16" or "bfloat16-dot" matrices for the compiled path: less to do in a pass. It makes another model of a
         target, whose law is then followed; on a draft it costs nothing but acceptance.
+    threads: that a compiled pass runs on.
     plain: the model will be used without drafts: one whose cache cannot be rolled back is then taken as it is.
 
     Raises:
@@ -61,7 +63,9 @@ def load_model(
     place = located(name)
     files = _files(place, dtype, device, backend)
     if files is not None and (not plain or _rolls_back(files, max_model_len)):
-        return CompiledLlama(files, max_model_len=max_model_len, max_num_seqs=max_num_seqs, quantization=quantization)
+        return CompiledLlama(
+            files, max_model_len=max_model_len, max_num_seqs=max_num_seqs, quantization=quantization, threads=threads
+        )
     module = load_module(place, dtype=dtype, device=device, max_model_len=max_model_len, plain=plain)
     if plain and not _rolls_back(module, max_model_len):
         return PlainTarget(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
@@ -70,7 +74,9 @@ def load_model(
     if refused:
         raise IncompatibleError(f"backend={backend!r} was asked for {name!r}, but {refused}. Use backend='transformers'.")
     if reason is None and backend in ("auto", "compiled"):
-        return CompiledLlama(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs, quantization=quantization)
+        return CompiledLlama(
+            module, max_model_len=max_model_len, max_num_seqs=max_num_seqs, quantization=quantization, threads=threads
+        )
     if quantization is not None:
         raise IncompatibleError(
             f"quantization={quantization!r} was asked for {name!r}, which runs through torch "

@@ -7,13 +7,14 @@ seen     the columns of the tree that a row attends to beside all committed ones
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, types
+from numba import carray, njit, types
 from numba.extending import overload
 
 from polydraft.exponential import fma
 from polydraft.models.compiled.formats import BLOCK, ROUNDED, num_outputs
 from polydraft.models.compiled.kernels import add, norm_part, rms_norm, soften, swiglu
 from polydraft.models.compiled.products import matmul, product, round_rows
+from polydraft.models.compiled.threads import HELPERS, JOB, claim, finish, finished, floats_at, new_sync, publish, stopped
 from polydraft.models.compiled.vectors import PANEL, aligned
 from polydraft.models.slots import TREE_ROOM
 
@@ -25,6 +26,7 @@ __all__ = [
     "compiled_pass",
     "embed_rows",
     "head_rows",
+    "help_out",
     "move_columns",
     "whole",
     "workspace",
@@ -32,6 +34,12 @@ __all__ = [
 
 CHUNK = 64
 """Most rows that are in work at once; a pass over more reads the weights again."""
+RUN, FEW = 16, np.int64(4)
+"""Rows of a slot whose attention is one unit of work; rows that are not worth sharing."""
+PIECES, MOST_PANELS = 8, np.int64(8)
+"""Units for each thread in a product, and panels of a unit: the last one to end is waited for."""
+ENTER, QKV, PLACE, ATTEND, MIX, OUT, MIDDLE, GATE_UP, GATE, DOWN, LEAVE, HEAD = map(np.int64, range(12))
+"""Parts of a pass that threads share; each begins when the one before has ended."""
 
 
 class Weights(NamedTuple):
@@ -87,12 +95,14 @@ class Workspace(NamedTuple):
     gate_up: np.ndarray
     act: np.ndarray
     rounded: np.ndarray  # the input of the next product as `round_rows` leaves it; float32 where products take it as it is
-    queries: np.ndarray  # [CHUNK H / G, D]
-    scores: np.ndarray  # [CHUNK H / G, columns]
-    blend: np.ndarray  # [CHUNK H / G, D up to whole panels]
-    totals: np.ndarray  # [CHUNK H / G]
-    lanes: np.ndarray  # [16]
-    found: np.ndarray  # [TREE_ROOM]
+    queries: np.ndarray  # [threads, RUN H / G, D]
+    scores: np.ndarray  # [threads, RUN H / G, columns]
+    blend: np.ndarray  # [threads, RUN H / G, D up to whole panels]
+    totals: np.ndarray  # [threads, RUN H / G]
+    lanes: np.ndarray  # [threads, 16]
+    found: np.ndarray  # [threads, TREE_ROOM]
+    runs: np.ndarray  # [CHUNK + 1]
+    sync: np.ndarray  # see `threads`
     rows: np.ndarray  # [CHUNK, 7]
     seen: np.ndarray  # [CHUNK, TREE_ROOM]
 
@@ -133,49 +143,37 @@ def _place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, keys, values, colum
 
 
 @njit(error_model="numpy")
-def _attend(sizes, memory, work, layer, first, last):
-    """Rows first .. last-1, all of one slot: softmax(q . keys / sqrt(D)) values, every head of a group in one product."""
+def _attend(sizes, memory, work, layer, first, last, g, thread):
+    """Rows first .. last-1, all of one slot: softmax(q . keys / sqrt(D)) values, every head of group g in one product."""
     D, G = sizes.width, sizes.groups
     heads, slots, padded = sizes.heads // G, memory.keys.shape[1], memory.values.shape[3] * PANEL
     columns, slot, end, zero = memory.values.shape[4], work.rows[first, 1], np.int64(0), np.int64(0)
+    queries, scores, blend, totals = work.queries[thread], work.scores[thread], work.blend[thread], work.totals[thread]
     for t in range(first, last):
         end = max(end, work.rows[t, 3] + 1)
     panels = (end + PANEL - 1) // PANEL
     rows, scale = (last - first) * heads, np.float32(1.0 / np.sqrt(D))
-    for g in range(G):
-        for t in range(first, last):
-            for h in range(heads):
-                r, begin = (t - first) * heads + h, (g * heads + h) * D
-                for i in range(D):
-                    work.queries[r, i] = work.qkv[t, begin + i] * scale
-        at = ((layer * slots + slot) * G + g) * columns
-        product(work.queries, zero, D, memory.keys, at * D, D * PANEL, panels, D, work.scores, zero, columns, PANEL, rows)
-        for t in range(first, last):
-            base, count = work.rows[t, 4], work.rows[t, 5]
-            for h in range(heads):
-                r = (t - first) * heads + h
-                work.totals[r] = soften(work.scores[r], base, work.seen[t], count, panels * PANEL, work.lanes, work.found)
-        product(
-            work.scores,
-            zero,
-            columns,
-            memory.values,
-            at * padded,
-            columns * PANEL,
-            padded // PANEL,
-            panels * PANEL,
-            work.blend,
-            zero,
-            padded,
-            PANEL,
-            rows,
-        )
-        for t in range(first, last):
-            for h in range(heads):
-                r, begin = (t - first) * heads + h, (g * heads + h) * D
-                share = np.float32(1.0) / work.totals[r]
-                for i in range(D):
-                    work.mixed[t, begin + i] = work.blend[r, i] * share
+    for t in range(first, last):
+        for h in range(heads):
+            r, begin = (t - first) * heads + h, (g * heads + h) * D
+            for i in range(D):
+                queries[r, i] = work.qkv[t, begin + i] * scale
+    at = ((layer * slots + slot) * G + g) * columns
+    product(queries, zero, D, memory.keys, at * D, D * PANEL, panels, D, scores, zero, columns, PANEL, rows)
+    for t in range(first, last):
+        base, count = work.rows[t, 4], work.rows[t, 5]
+        for h in range(heads):
+            r = (t - first) * heads + h
+            totals[r] = soften(scores[r], base, work.seen[t], count, panels * PANEL, work.lanes[thread], work.found[thread])
+    product(
+        scores, zero, columns, memory.values, at * padded, columns * PANEL, padded // PANEL, panels * PANEL, blend, zero, padded, PANEL, rows
+    )  # fmt: skip
+    for t in range(first, last):
+        for h in range(heads):
+            r, begin = (t - first) * heads + h, (g * heads + h) * D
+            share = np.float32(1.0) / totals[r]
+            for i in range(D):
+                work.mixed[t, begin + i] = blend[r, i] * share
 
 
 def _embed(embed, token, out):
@@ -198,25 +196,19 @@ def _embed_row(embed, token, out):
     return run
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def embed_rows(weights, tokens, out):
     """Embeddings of some tokens."""
     for t in range(len(tokens)):
         _embed(weights.embed, tokens[t], out[t])
 
 
-@njit
-def _multiply(x, w, rounded, y, rows):
-    """y[:rows] = x[:rows] @ W.T"""
-    zero = np.int64(0)  # a literal 0 would compile everything below twice
-    round_rows(x, x.shape[1], w, rounded, zero, rows)
-    matmul(x, w, rounded, y, zero, np.int64(len(w)), rows)
-
-
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def head_rows(model, states, logits):
     """Logits of some states behind the final norm, at most as many as are in work at once."""
-    _multiply(states, model.weights.head, model.work.rounded, logits, np.int64(len(states)))
+    head, rounded, zero = model.weights.head, model.work.rounded, np.int64(0)  # a literal 0 would compile everything below twice
+    round_rows(states, states.shape[1], head, rounded, zero, np.int64(len(states)))
+    matmul(states, head, rounded, logits, zero, np.int64(len(head)), np.int64(len(states)))
 
 
 @njit
@@ -227,42 +219,140 @@ def _copy(source, begin, end, target, first):
 
 
 @njit
+def _do(model, part, layer, rows, address, begin, end, thread):
+    """Units begin .. end-1 of a part of a pass: rows, panels of a matrix, or pairs of some rows of a slot and a group of heads."""
+    weights, sizes, memory, work = model
+    if part == ENTER:
+        rms_norm(work.x, weights.attention_norm[layer], sizes.epsilon, work.normed, begin, end)
+        round_rows(work.normed, work.normed.shape[1], weights.qkv, work.rounded, begin, end)
+    elif part == QKV:
+        matmul(work.normed, weights.qkv[layer], work.rounded, work.qkv, begin, end, rows)
+    elif part == PLACE:
+        bias, q_norm, k_norm = weights.bias[layer], weights.q_norm[layer], weights.k_norm[layer]
+        for t in range(begin, end):
+            slot, position, column = work.rows[t, 1], work.rows[t, 2], work.rows[t, 3]
+            keys, values = memory.keys[layer, slot], memory.values[layer, slot]
+            cos, sin = weights.cos[position], weights.sin[position]
+            _place_heads(work.qkv[t], bias, q_norm, k_norm, sizes, cos, sin, keys, values, column)
+    elif part == ATTEND:
+        for unit in range(begin, end):
+            run = unit // sizes.groups
+            _attend(sizes, memory, work, layer, work.runs[run], work.runs[run + 1], unit % sizes.groups, thread)
+    elif part == MIX:
+        round_rows(work.mixed, work.mixed.shape[1], weights.out, work.rounded, begin, end)
+    elif part == OUT:
+        matmul(work.mixed, weights.out[layer], work.rounded, work.update, begin, end, rows)
+    elif part == MIDDLE:
+        add(work.x, work.update, begin, end)
+        rms_norm(work.x, weights.mlp_norm[layer], sizes.epsilon, work.normed, begin, end)
+        round_rows(work.normed, work.normed.shape[1], weights.gate_up, work.rounded, begin, end)
+    elif part == GATE_UP:
+        matmul(work.normed, weights.gate_up[layer], work.rounded, work.gate_up, begin, end, rows)
+    elif part == GATE:
+        swiglu(work.gate_up, sizes.inner, work.act, begin, end)
+        round_rows(work.act, work.act.shape[1], weights.down, work.rounded, begin, end)
+    elif part == DOWN:
+        matmul(work.act, weights.down[layer], work.rounded, work.update, begin, end, rows)
+    elif part == LEAVE:
+        add(work.x, work.update, begin, end)
+    else:
+        logits = carray(floats_at(address), (rows, sizes.outputs))
+        matmul(work.normed, weights.head, work.rounded, logits, begin, end, rows)
+
+
+@njit
+def _take(model, thread):
+    """Do units of the phase that is open until all are claimed; returns how many."""
+    sync, done = model.work.sync, 0
+    unit = claim(sync)
+    while unit >= 0:
+        part, layer, rows, address, units, grain = (
+            sync[JOB],
+            sync[JOB + 1],
+            sync[JOB + 2],
+            sync[JOB + 3],
+            sync[JOB + 4],
+            sync[JOB + 5],
+        )
+        _do(model, part, layer, rows, address, unit * grain, min(units, (unit + 1) * grain), thread)
+        finish(sync)
+        done += 1
+        unit = claim(sync)
+    return done
+
+
+@njit(cache=True, nogil=True)
+def help_out(model, thread):
+    """Do units of all phases, until nothing was to do for a while."""
+    turns = 0
+    while not stopped(model.work.sync, turns):
+        turns = 0 if _take(model, thread) > 0 else turns + 1
+
+
+@njit
+def _share(model, part, layer, rows, address, units, grain):
+    """Do a part of a pass, with whoever helps."""
+    sync, zero = model.work.sync, np.int64(0)
+    if sync[HELPERS] == 0 or units <= grain:
+        _do(model, part, layer, rows, address, zero, units, zero)
+        return
+    sync[JOB], sync[JOB + 1], sync[JOB + 2], sync[JOB + 3], sync[JOB + 4], sync[JOB + 5] = (
+        part,
+        layer,
+        rows,
+        address,
+        units,
+        grain,
+    )
+    items = (units + grain - 1) // grain
+    publish(sync, items)
+    _take(model, zero)
+    finished(sync, items)
+
+
+@njit
+def _by_panels(model, part, layer, rows, address, panels):
+    grain = panels // (PIECES * (model.work.sync[HELPERS] + 1))
+    _share(model, part, layer, rows, address, panels, min(max(grain, 1), MOST_PANELS))
+
+
+@njit
+def _cut(rows, count, runs):
+    """Cut rows into runs of the same slot, few enough to share; returns how many: run k is runs[k] .. runs[k + 1] - 1."""
+    num, runs[0] = np.int64(0), 0
+    for t in range(1, count + 1):
+        if t == count or rows[t, 1] != rows[t - 1, 1] or t - runs[num] == RUN:
+            num += 1
+            runs[num] = t
+    return num
+
+
+@njit
 def _run_rows(model, rows, logits, done, hidden, taken, first):
     """Run the rows in work; the logits wanted go to logits[done:]. Returns how many logits there are now.
 
     hidden[taken[l], first + t] = what enters layer l.
     """
-    weights, sizes, memory, work = model
+    weights, sizes, _, work = model
     layers, zero = len(weights.attention_norm), np.int64(0)
+    runs = _cut(work.rows, rows, work.runs)
     for t in range(rows):
         _embed(weights.embed, work.rows[t, 0], work.x[t])
     for l in range(layers):
         if taken[l] >= 0:
             _copy(work.x, zero, rows, hidden[taken[l]], first)
-        rms_norm(work.x, weights.attention_norm[l], sizes.epsilon, work.normed, rows)
-        _multiply(work.normed, weights.qkv[l], work.rounded, work.qkv, rows)
-        for t in range(rows):
-            slot, position, column = work.rows[t, 1], work.rows[t, 2], work.rows[t, 3]
-            keys, values = memory.keys[l, slot], memory.values[l, slot]
-            cos, sin = weights.cos[position], weights.sin[position]
-            _place_heads(
-                work.qkv[t], weights.bias[l], weights.q_norm[l], weights.k_norm[l], sizes, cos, sin, keys, values, column
-            )
-        t = zero
-        while t < rows:
-            last = t + 1
-            while last < rows and work.rows[last, 1] == work.rows[t, 1]:
-                last += 1
-            _attend(sizes, memory, work, l, t, last)
-            t = last
-        _multiply(work.mixed, weights.out[l], work.rounded, work.update, rows)
-        add(work.x, work.update, rows)
-        rms_norm(work.x, weights.mlp_norm[l], sizes.epsilon, work.normed, rows)
-        _multiply(work.normed, weights.gate_up[l], work.rounded, work.gate_up, rows)
-        swiglu(work.gate_up, sizes.inner, work.act, rows)
-        _multiply(work.act, weights.down[l], work.rounded, work.update, rows)
-        add(work.x, work.update, rows)
-    rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, rows)
+        _share(model, ENTER, l, rows, zero, rows, FEW)
+        _by_panels(model, QKV, l, rows, zero, weights.qkv.shape[1])
+        _share(model, PLACE, l, rows, zero, rows, FEW)
+        _share(model, ATTEND, l, rows, zero, runs * sizes.groups, np.int64(1))
+        _share(model, MIX, l, rows, zero, rows, FEW)
+        _by_panels(model, OUT, l, rows, zero, weights.out.shape[1])
+        _share(model, MIDDLE, l, rows, zero, rows, FEW)
+        _by_panels(model, GATE_UP, l, rows, zero, weights.gate_up.shape[1])
+        _share(model, GATE, l, rows, zero, rows, FEW)
+        _by_panels(model, DOWN, l, rows, zero, weights.down.shape[1])
+        _share(model, LEAVE, l, rows, zero, rows, FEW)
+    rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, zero, rows)
     if taken[layers] >= 0:
         _copy(work.normed, zero, rows, hidden[taken[layers]], first)
     wanted = zero
@@ -271,7 +361,8 @@ def _run_rows(model, rows, logits, done, hidden, taken, first):
             _copy(work.normed, t, t + 1, work.normed, wanted)
             wanted += 1
     if wanted > 0:
-        _multiply(work.normed, weights.head, work.rounded, logits[done:], wanted)
+        round_rows(work.normed, work.normed.shape[1], weights.head, work.rounded, zero, wanted)
+        _by_panels(model, HEAD, zero, wanted, logits[done:].ctypes.data, np.int64(len(weights.head)))
     return done + wanted
 
 
@@ -304,7 +395,7 @@ def _describe_extra(row, seen, token, slot, length, parents, node, position, mas
     row[0], row[1], row[2], row[3], row[4], row[5], row[6] = token, slot, length + position, length + N + x, length, count, 1
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def compiled_pass(model, slots, tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask):
     """One pass over nodes begins[b] .. ends[b]-1 of every tree; the nodes before were fed by the passes before.
 
@@ -347,7 +438,7 @@ def _move(keys, values, source, target):
                 values[to, g, p, place, i] = values[slot, g, p, column, i]
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def move_columns(memory, source, target):
     """Copy columns, (slot, column) each, one after the other."""
     for m in range(len(source)):
@@ -365,10 +456,10 @@ def whole(size: int) -> int:
     return -(-size // PANEL) * PANEL
 
 
-def workspace(weights: Weights, sizes: Sizes, columns: int, rounded: type[np.generic] | np.dtype) -> Workspace:
+def workspace(weights: Weights, sizes: Sizes, columns: int, rounded: type[np.generic] | np.dtype, threads: int) -> Workspace:
     """rounded: what activations are rounded to, `ROUNDED` blocks or bfloat16 as uint16, or float32 where they are not."""
     hidden, mixed = len(weights.norm), sizes.heads * sizes.width
-    queries, widest = CHUNK * sizes.heads // sizes.groups, max(hidden, mixed, sizes.inner)
+    queries, widest = RUN * sizes.heads // sizes.groups, max(hidden, mixed, sizes.inner)
     per_row = {np.dtype(np.float32): 0, np.dtype(np.uint16): widest, ROUNDED: -(-widest // BLOCK)}[np.dtype(rounded)]
     return Workspace(
         x=aligned(CHUNK, hidden),
@@ -379,12 +470,14 @@ def workspace(weights: Weights, sizes: Sizes, columns: int, rounded: type[np.gen
         gate_up=aligned(CHUNK, num_outputs(weights.gate_up)),
         act=aligned(CHUNK, sizes.inner),
         rounded=aligned(CHUNK, per_row, dtype=rounded),
-        queries=aligned(queries, sizes.width),
-        scores=aligned(queries, columns),
-        blend=aligned(queries, whole(sizes.width)),
-        totals=aligned(queries),
-        lanes=aligned(16),
-        found=aligned(TREE_ROOM),
+        queries=aligned(threads, queries, sizes.width),
+        scores=aligned(threads, queries, columns),
+        blend=aligned(threads, queries, whole(sizes.width)),
+        totals=aligned(threads, queries),
+        lanes=aligned(threads, 16),
+        found=aligned(threads, TREE_ROOM),
+        runs=np.zeros(CHUNK + 1, np.int64),
+        sync=new_sync(),
         rows=np.zeros((CHUNK, 7), np.int64),
         seen=np.zeros((CHUNK, TREE_ROOM), np.int64),
     )

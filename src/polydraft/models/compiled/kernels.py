@@ -29,10 +29,10 @@ def _inverse_norm(x, begin, n, epsilon):
 
 
 @njit
-def rms_norm(x: np.ndarray, gain: np.ndarray, epsilon: np.float32, out: np.ndarray, rows: int) -> None:
+def rms_norm(x: np.ndarray, gain: np.ndarray, epsilon: np.float32, out: np.ndarray, begin: int, end: int) -> None:
     """out[t] = gain x[t] / sqrt(mean(x[t]^2) + epsilon)."""
     n = len(gain)
-    for t in range(rows):
+    for t in range(begin, end):
         scale = _inverse_norm(x[t], 0, n, epsilon)
         for i in range(n):
             out[t, i] = x[t, i] * scale * gain[i]
@@ -47,17 +47,17 @@ def norm_part(x: np.ndarray, begin: int, gain: np.ndarray, epsilon: np.float32) 
 
 
 @njit
-def add(x: np.ndarray, y: np.ndarray, rows: int) -> None:
+def add(x: np.ndarray, y: np.ndarray, begin: int, end: int) -> None:
     """x[t] += y[t]; rows of y may be longer."""
-    for t in range(rows):
+    for t in range(begin, end):
         for i in range(x.shape[1]):
             x[t, i] += y[t, i]
 
 
 @njit(error_model="numpy")
-def swiglu(x: np.ndarray, n: int, out: np.ndarray, rows: int) -> None:
+def swiglu(x: np.ndarray, n: int, out: np.ndarray, begin: int, end: int) -> None:
     """out[t, i] = silu(x[t, i]) x[t, n + i]."""
-    for t in range(rows):
+    for t in range(begin, end):
         for i in range(n):
             gate = x[t, i]
             out[t, i] = gate / (np.float32(1.0) + exp(-gate)) * x[t, n + i]

@@ -1,4 +1,4 @@
-"""The Llama family as one compiled call a pass: float32 arithmetic on a CPU, one thread.
+"""The Llama family as one compiled call a pass, on a CPU.
 
 Llama, Mistral, Qwen2 and Qwen3, with grouped queries, biases of q, k and v, norms of q and k, and any rotary scaling that
 does not change with the length. Projections are fused (q, k, v; gate and up) and packed for `compiled.kernels`; the cache is
@@ -10,6 +10,7 @@ context has the same logits in plain and in speculative decoding.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,11 +31,13 @@ from polydraft.models.compiled.forward import (
     compiled_pass,
     embed_rows,
     head_rows,
+    help_out,
     move_columns,
     whole,
     workspace,
 )
 from polydraft.models.compiled.proposals import CompiledProposals
+from polydraft.models.compiled.threads import Pool
 from polydraft.models.compiled.vectors import PANEL, aligned
 from polydraft.models.compiled.weights import FORMATS, packed_weights
 from polydraft.models.slots import TREE_ROOM, special_ids
@@ -55,6 +58,7 @@ class CompiledLlama(CompiledProposals):
         "bfloat16-dot" rounds what is multiplied with them as well.
         "int8", "int4": blocks of 32 inputs with one float16 scale, 8.5 or 4.5 bits a weight, Q8_0 and Q4_0 of GGUF files; what
         is multiplied with them is rounded to eight bits a block. Such blocks of a file are used as they are.
+    threads: that a pass runs on; bits do not depend on it, and small models gain nothing.
     `weight_format` says how they are stored, `quantization_error` what that lost, relative to all matrices' norm.
 
     Raises:
@@ -62,12 +66,17 @@ class CompiledLlama(CompiledProposals):
         ModelLoadError, CapacityError, InvalidInputError: the context asked for does not suit the model or the memory.
     """
 
-    num_threads = 1
-    """That a pass runs on, however many torch has."""
-
     def __init__(
-        self, model: Any, *, max_model_len: int | None = None, max_num_seqs: int = 8, quantization: str | None = None
+        self,
+        model: Any,
+        *,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 8,
+        quantization: str | None = None,
+        threads: int = 1,
     ) -> None:
+        if threads < 1:
+            raise InvalidInputError(f"threads={threads} was given; expected 1 or more.")
         if quantization not in QUANTIZATIONS:
             raise InvalidInputError(
                 f"quantization={quantization!r} was given; expected one of {', '.join(map(repr, QUANTIZATIONS))}."
@@ -103,8 +112,14 @@ class CompiledLlama(CompiledProposals):
             np.float32(config.rms_norm_eps),
         )
         rounded = FORMATS[quantization or "float32"].activations
-        self.arrays = ModelArrays(weights, sizes, memory, workspace(weights, sizes, columns, rounded))
         self.weight_bytes = sum(x.nbytes for x in (weights.head, weights.qkv, weights.out, weights.gate_up, weights.down))
+        self.arrays = ModelArrays(weights, sizes, memory, workspace(weights, sizes, columns, rounded, threads))
+        self.pool = Pool(self.arrays.work.sync, threads, partial(help_out, self.arrays))
+
+    @property
+    def num_threads(self) -> int:
+        """That a pass runs on."""
+        return self.pool.num_threads
 
     @staticmethod
     def why_unsupported(model: Any) -> str | None:
@@ -146,7 +161,8 @@ class CompiledLlama(CompiledProposals):
             taken[list(layers)] = range(len(layers))
         hidden = np.empty((len(layers), B * (N - since + extra.shape[2]), len(self.arrays.weights.norm)), np.float32)
         begins, ends = np.array([since] * B), np.array([N] * B)
-        compiled_pass(self.arrays, np.array(slots), tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask)
+        with self.pool:
+            compiled_pass(self.arrays, np.array(slots), tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask)
         self.passes += 1
         return hidden
 

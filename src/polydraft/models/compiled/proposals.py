@@ -133,7 +133,8 @@ class CompiledProposals(SlotModel):
         places, drafting = layouts(tuple(trees)), [len(parents) > 1 for parents in trees]
         given = self._asked(slots, list(zip(*keys, strict=True)), pending, drafting, places.parents.shape[1])
         law, bias = _laws(params, self.vocab_size)
-        tokens, parents, rows, probs = _propose(self.arrays, self.vocab_size, given, *places, np.array(law), bias, coupled)
+        with self.pool:
+            tokens, parents, rows, probs = _propose(self.arrays, self.vocab_size, given, *places, np.array(law), bias, coupled)
         self._note(slots, drafting, places.parents.shape[1], places.inner.shape[1] - 1)
         if coupled and (tokens < 0).any():
             return None
@@ -159,7 +160,8 @@ class CompiledProposals(SlotModel):
         given = self._asked(slots, sizes, pending, [depth > 0 for depth in depths], most)
         law, bias = _laws(params, self.vocab_size)
         limited = np.array([(*row, g.least) for row, g in zip(law, budgets, strict=True)])
-        tokens, parents, scores, scored, below, rows = grow(self.arrays, self.vocab_size, given, limited, bias)
+        with self.pool:
+            tokens, parents, scores, scored, below, rows = grow(self.arrays, self.vocab_size, given, limited, bias)
         self._note(slots, [depth > 0 for depth in depths], scored.shape[1], max(depths))
         cached = [(scored[b, :n].tolist(), below[b, :n].tolist()) for b, n in enumerate(rows.tolist())]
         return TokenTree.of(tokens, parents), scores, cached
