@@ -7,7 +7,7 @@ seen     the columns of the tree that a row attends to beside all committed ones
 from typing import NamedTuple
 
 import numpy as np
-from numba import carray, njit, types
+from numba import carray, njit, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import overload
 
 from polydraft.exponential import fma
@@ -352,7 +352,7 @@ def _run_rows(model, rows, logits, done, hidden, taken, first):
         _share(model, GATE, l, rows, zero, rows, FEW)
         _by_panels(model, DOWN, l, rows, zero, weights.down.shape[1])
         _share(model, LEAVE, l, rows, zero, rows, FEW)
-    rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, zero, rows)
+    rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, zero, rows)  # pyright: ignore[reportArgumentType]
     if taken[layers] >= 0:
         _copy(work.normed, zero, rows, hidden[taken[layers]], first)
     wanted = zero
