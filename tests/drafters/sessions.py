@@ -10,6 +10,7 @@ from polydraft import tree as trees
 from polydraft.core import Draft, Method, Needs, NoiseKey, Request, SamplingParams, Scores, SiblingLaw, TreeShape
 from polydraft.drafters.base import Parts
 from polydraft.drafters.text.retrieval import RetrievalIndex
+from polydraft.train.eagle import EagleHead, HeadShape, export
 from tests.engine.tables import TableModel
 
 V = 5
@@ -27,7 +28,20 @@ def another_model(folder, V):
     return {"models": [TableModel(V, seed=2, max_num_seqs=128)]}
 
 
-OPTIONS = {"retrieval": retrieval_index, "several": another_model}
+def eagle_head(folder, V):
+    """A head with random weights over all tokens but one."""
+    target, ids = TableModel(V), torch.arange(V - 1)
+    torch.manual_seed(0)
+    shape = HeadShape(target.width, 16, 2, 1, 8, (0, 1), 1e-5, 10000.0)
+    head = EagleHead(shape, target.embed(torch.arange(V)).float(), torch.eye(V - 1, target.width))
+    for matrix in head.parameters():
+        if matrix.ndim == 2:
+            torch.nn.init.normal_(matrix)
+    export(head, ids.numpy(), target, folder / "eagle")
+    return {"weights": folder / "eagle"}
+
+
+OPTIONS = {"retrieval": retrieval_index, "several": another_model, "eagle": eagle_head}
 """What a drafter cannot be built without, by name: a function of a folder to write into."""
 
 
@@ -40,7 +54,7 @@ class Head:
 
     def __init__(self, target, ends):
         self.target, self.ends = target, ends
-        self.weights = torch.randn(2 * target.vocab_size, target.vocab_size, generator=torch.Generator().manual_seed(0))
+        self.weights = torch.randn(2 * target.width, target.width, generator=torch.Generator().manual_seed(0))
 
     @classmethod
     def build(cls, parts):
@@ -90,8 +104,9 @@ def begin(drafter, requests):
     states = drafter.start(requests)
     for i, request in enumerate(requests):
         if drafter.needs.hidden and request.prompt_token_ids[:-1]:
-            read = TableModel(drafter.target.vocab_size, dtype=drafter.target.logits.dtype)
-            read.logits = drafter.target.logits
+            target = getattr(drafter, "target", None) or drafter.model.target
+            read = TableModel(target.vocab_size, dtype=target.logits.dtype)
+            read.logits = target.logits
             scores = read.prefill([0], [list(request.prompt_token_ids[:-1])], hidden=drafter.needs.hidden)
             states[i : i + 1] = drafter.read(states[i : i + 1], scores)
     return states
@@ -100,7 +115,7 @@ def begin(drafter, requests):
 def told(drafter, tree):
     """Scores of a pass whose logits say nothing, with the states that a drafter needs."""
     nothing = torch.zeros(*tree.tokens.shape, V, dtype=torch.float64)
-    return Scores(tree, nothing, dict.fromkeys(drafter.needs.hidden, nothing))
+    return Scores(tree, nothing, dict.fromkeys(drafter.needs.hidden, torch.zeros(*tree.tokens.shape, 8, dtype=torch.float64)))
 
 
 def models(V=V, seqs=4, **options):

@@ -4,6 +4,7 @@ from collections import Counter
 
 import torch
 from scipy.stats import chi2
+from torch.nn.functional import pad
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import Needs, Scores, TokenTree
@@ -19,6 +20,7 @@ class TableModel:
         self.vocab_size, self.max_model_len, self.max_num_seqs = V, max_model_len, max_num_seqs
         logits = sharp * torch.randn(V, V, V, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         self.logits = logits.to(dtype)
+        self.width = -(-V // 8) * 8
         self.eos_token_ids = ()
         self.texts = [[] for _ in range(max_num_seqs)]
         self._scored = {}
@@ -36,13 +38,13 @@ class TableModel:
         self.texts[slot] = self.texts[source][:length]
 
     offers = Needs(hidden=(0, 1), embeddings=True, head=True, logits=True, aux=True, every_round=True)
-    """State 0 of a token says which it is, the last state is its row of logits."""
+    """State 0 of a token says which it is, the last state is its row of logits; both with zeros behind, up to a width of eights."""
 
     def embed(self, token_ids):
-        return torch.eye(self.vocab_size, dtype=self.logits.dtype)[token_ids]
+        return torch.eye(self.vocab_size, self.width, dtype=self.logits.dtype)[token_ids]
 
     def head(self, hidden):
-        return hidden
+        return hidden[..., : self.vocab_size]
 
     def prefill(self, slots, token_ids, *, hidden=()):
         before = [self.texts[slot][-1] if self.texts[slot] else 0 for slot in slots]
@@ -55,7 +57,7 @@ class TableModel:
         return Scores(TokenTree.roots(last), self.logits[0, :1].expand(len(slots), 1, -1), states)
 
     def _states(self, above, tokens, hidden):
-        made = {0: self.embed(tokens), 1: self.logits[above, tokens]} if hidden else {}
+        made = {0: self.embed(tokens), 1: pad(self.logits[above, tokens], (0, self.width - self.vocab_size))} if hidden else {}
         return {layer: made[layer] for layer in hidden}
 
     def score(self, slots, tree, *, hidden=(), aux=None, since=0):

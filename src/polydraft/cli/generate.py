@@ -43,6 +43,7 @@ def generate(
     index: Annotated[
         list[Path] | None, given.drafts("File of `polydraft index build` for the drafter; several for a mixture.")
     ] = None,
+    head: given.Head = None,
     profile: Annotated[Path | None, given.drafts("Costs and acceptance that `polydraft tune --save` wrote.")] = None,
     max_tokens: Annotated[int, given.sampling("Most tokens to emit.")] = 128,
     temperature: Annotated[float, given.sampling("0 is greedy.")] = 1.0,
@@ -91,7 +92,8 @@ def generate(
         "verifier": verifier,
         "depth": depth,
         "num_paths": num_paths,
-        "drafter_options": {} if not index else {"index": index[0] if len(index) == 1 else index},
+        "drafter_options": ({} if not index else {"index": index[0] if len(index) == 1 else index})
+        | ({} if head is None else {"weights": head}),
         "profile": None if profile is None else str(profile),
         "dtype": dtype,
         "device": device,

@@ -74,7 +74,7 @@ class Engine(Loop):
 
         target, draft: causal language models with the same vocabulary, or with drafter "tli" or "slem" any two. A target whose cache cannot be rolled back (sliding
             window, recurrent, hybrid) is decoded plainly: give drafter=None.
-        drafter: a name of `polydraft methods` (such as "model:coupled"), an object, None for plain decoding; "auto" is "model" with a draft, else "ngram".
+        drafter: a name of `polydraft methods` (such as "model:coupled"), an object, None for plain decoding; "auto" is "model" with a draft, "eagle" with a head that is given or comes with the package, else "ngram".
             Several names, as a list or "model,ngram": each round is drafted by the one that promises most, see `plan/switch.py`.
         verifier: a name, an object, or "auto" for the best lossless rule for the drafter's law and shape.
         depth, num_paths: a fixed plan; without them the plan follows measured costs and acceptance.

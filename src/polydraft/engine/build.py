@@ -11,6 +11,7 @@ from polydraft.drafters.base import Parts
 from polydraft.drafters.choice import Choice
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError, unknown_name
+from polydraft.models.eagle import shipped
 from polydraft.plan.plan import AdaptivePlan, FixedPlan, Plan, check_room
 from polydraft.plan.profile import Profile
 from polydraft.plan.switch import ChoicePlan
@@ -53,8 +54,13 @@ def _kind_of(made: Iterable[Drafter], named: str) -> Drafter | None:
 
 
 def _made(named: str, parts: Parts, options: Mapping[str, Any]) -> Drafter:
-    auto = "ngram" if parts.draft_model is None else "model"
-    return registry.build_drafter(auto if named == "auto" else named, parts, options)
+    return registry.build_drafter(_auto(parts, options) if named == "auto" else named, parts, options)
+
+
+def _auto(parts: Parts, options: Mapping[str, Any]) -> str:
+    if parts.draft_model is not None:
+        return "model"
+    return "eagle" if "weights" in options or shipped(parts.target) is not None else "ngram"
 
 
 def verifier(wanted: str | Verifier, source: Drafter | None) -> Verifier:

@@ -98,10 +98,14 @@ class Muon(torch.optim.Optimizer):
                 p.add_(update, alpha=-group["lr"] * math.sqrt(max(1.0, p.shape[0] / p.shape[1])))
 
 
+def _is_hidden(name: str, parameter: Tensor) -> bool:
+    return parameter.ndim == 2 and not name.startswith(("lm_head", "model.embed_tokens"))
+
+
 def optimizers_for(model: nn.Module, *, muon_lr: float, adam_lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the decoder layers, AdamW for embeddings and norms."""
-    hidden = [p for n, p in model.named_parameters() if p.ndim == 2 and "layers" in n]
-    rest = [p for n, p in model.named_parameters() if not (p.ndim == 2 and "layers" in n)]
+    """Muon for the matrices between embedding and output, AdamW for those two and the norms."""
+    hidden = [p for n, p in model.named_parameters() if _is_hidden(n, p)]
+    rest = [p for n, p in model.named_parameters() if not _is_hidden(n, p)]
     return [Muon(hidden, lr=muon_lr, weight_decay=0.02), torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.95), weight_decay=0.0)]
 
 

@@ -23,6 +23,8 @@ from polydraft.core import Budget, Draft, SamplingParams, Scores, SiblingLaw, Ta
 from polydraft.drafters.model.by_depth import ModelState
 from polydraft.models.compiled.trees import advance, draft_of, join
 
+_ALL = np.empty(0, np.int64)
+"""Laws through `score` are of all tokens."""
 Rows = tuple[list[int], list[int]]
 """Tokens and parents."""
 COLD = 0.4
@@ -66,7 +68,7 @@ class _Tree:
     def deepen(self, laws: Float[np.ndarray, "F V"]) -> None:
         """Take the children of the frontier, then choose the next one."""
         for f, weight in enumerate(self.weights.tolist()):
-            self.size = join(laws[f], weight, self.begin + f, self.budget.least, self.values, self.cells, self.size)
+            self.size = join(laws[f], _ALL, weight, self.begin + f, self.budget.least, self.values, self.cells, self.size)
         chosen, begin = np.empty(self.budget.max_nodes, np.int64), self.begin
         self.begin = len(self.tokens)
         chosen = chosen[: advance(self.cells, self.size, begin, self.begin, self.budget.width, chosen)]

@@ -168,11 +168,15 @@ class ModelDrafter:
         drawn, rows, probs = found
         return Draft(drawn, law, _shape(fixed), probs, rows, NoiseKey.of(*keys) if coupled else None)
 
+    def _cached(self, state: ModelState) -> int:
+        """Columns of its slot that hold committed tokens."""
+        return len(state.context) - len(state.pending)
+
     def _rewind(self, states: Sequence[ModelState]) -> None:
         """Forget what an unobserved proposal left in the cache, so that proposing is repeatable."""
         for s in states:
             self._proposed.pop(s.slot, None)
-            cached = len(s.context) - len(s.pending)
+            cached = self._cached(s)
             if self.model.lengths[s.slot] > cached:
                 self.model.cut(s.slot, cached)
 

@@ -4,7 +4,7 @@ column   place of one token in a slot: committed tokens first, then the nodes of
 seen     the columns of the tree that a row attends to beside all committed ones: its ancestors' and its own
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import carray, njit, types  # pyright: ignore[reportPrivateImportUsage]
@@ -19,15 +19,24 @@ from polydraft.models.compiled.vectors import PANEL, aligned
 from polydraft.models.slots import TREE_ROOM
 
 __all__ = [
+    "CHUNK",
     "ModelArrays",
     "Sizes",
     "SlotMemory",
     "Weights",
+    "Workspace",
+    "attend",
     "compiled_pass",
+    "cut_runs",
+    "describe",
+    "draft_pass",
+    "embed_row",
     "embed_rows",
     "head_rows",
     "help_out",
     "move_columns",
+    "multiply",
+    "place_heads",
     "whole",
     "workspace",
 ]
@@ -126,7 +135,7 @@ def _rotate(x, begin, cos, sin):
 
 
 @njit
-def _place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, keys, values, column):
+def place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, keys, values, column):
     """Bias, norms and rotation of one row's q and k; its keys and values go to one column of the cache."""
     H, G, D = sizes.heads, sizes.groups, sizes.width
     for i in range(len(bias)):
@@ -143,7 +152,7 @@ def _place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, keys, values, colum
 
 
 @njit(error_model="numpy")
-def _attend(sizes, memory, work, layer, first, last, g, thread):
+def attend(sizes, memory, work, layer, first, last, g, thread):
     """Rows first .. last-1, all of one slot: softmax(q . keys / sqrt(D)) values, every head of group g in one product."""
     D, G = sizes.width, sizes.groups
     heads, slots, padded = sizes.heads // G, memory.keys.shape[1], memory.values.shape[3] * PANEL
@@ -176,11 +185,11 @@ def _attend(sizes, memory, work, layer, first, last, g, thread):
                 work.mixed[t, begin + i] = blend[r, i] * share
 
 
-def _embed(embed, token, out):
+def embed_row(embed, token, out):
     """The embedding of a token, from float32 or bfloat16."""
 
 
-@overload(_embed)
+@overload(embed_row)
 def _embed_row(embed, token, out):
     if embed.dtype == types.float32:
 
@@ -200,15 +209,21 @@ def _embed_row(embed, token, out):
 def embed_rows(weights, tokens, out):
     """Embeddings of some tokens."""
     for t in range(len(tokens)):
-        _embed(weights.embed, tokens[t], out[t])
+        embed_row(weights.embed, tokens[t], out[t])
+
+
+@njit
+def multiply(x, w, rounded, y, rows):
+    """y[:rows] = x[:rows] @ W.T"""
+    zero = np.int64(0)  # a literal 0 would compile everything below twice
+    round_rows(x, x.shape[1], w, rounded, zero, rows)
+    matmul(x, w, rounded, y, zero, np.int64(len(w)), rows)
 
 
 @njit(cache=True, nogil=True)
 def head_rows(model, states, logits):
     """Logits of some states behind the final norm, at most as many as are in work at once."""
-    head, rounded, zero = model.weights.head, model.work.rounded, np.int64(0)  # a literal 0 would compile everything below twice
-    round_rows(states, states.shape[1], head, rounded, zero, np.int64(len(states)))
-    matmul(states, head, rounded, logits, zero, np.int64(len(head)), np.int64(len(states)))
+    multiply(states, model.weights.head, model.work.rounded, logits, np.int64(len(states)))
 
 
 @njit
@@ -233,11 +248,11 @@ def _do(model, part, layer, rows, address, begin, end, thread):
             slot, position, column = work.rows[t, 1], work.rows[t, 2], work.rows[t, 3]
             keys, values = memory.keys[layer, slot], memory.values[layer, slot]
             cos, sin = weights.cos[position], weights.sin[position]
-            _place_heads(work.qkv[t], bias, q_norm, k_norm, sizes, cos, sin, keys, values, column)
+            place_heads(work.qkv[t], bias, q_norm, k_norm, sizes, cos, sin, keys, values, column)
     elif part == ATTEND:
         for unit in range(begin, end):
             run = unit // sizes.groups
-            _attend(sizes, memory, work, layer, work.runs[run], work.runs[run + 1], unit % sizes.groups, thread)
+            attend(sizes, memory, work, layer, work.runs[run], work.runs[run + 1], unit % sizes.groups, thread)
     elif part == MIX:
         round_rows(work.mixed, work.mixed.shape[1], weights.out, work.rounded, begin, end)
     elif part == OUT:
@@ -317,7 +332,7 @@ def _by_panels(model, part, layer, rows, address, panels):
 
 
 @njit
-def _cut(rows, count, runs):
+def cut_runs(rows, count, runs):
     """Cut rows into runs of the same slot, few enough to share; returns how many: run k is runs[k] .. runs[k + 1] - 1."""
     num, runs[0] = np.int64(0), 0
     for t in range(1, count + 1):
@@ -335,9 +350,9 @@ def _run_rows(model, rows, logits, done, hidden, taken, first):
     """
     weights, sizes, _, work = model
     layers, zero = len(weights.attention_norm), np.int64(0)
-    runs = _cut(work.rows, rows, work.runs)
+    runs = cut_runs(work.rows, rows, work.runs)
     for t in range(rows):
-        _embed(weights.embed, work.rows[t, 0], work.x[t])
+        embed_row(weights.embed, work.rows[t, 0], work.x[t])
     for l in range(layers):
         if taken[l] >= 0:
             _copy(work.x, zero, rows, hidden[taken[l]], first)
@@ -367,7 +382,7 @@ def _run_rows(model, rows, logits, done, hidden, taken, first):
 
 
 @njit
-def _describe(row, seen, token, slot, length, parents, n, wanted):
+def describe(row, seen, token, slot, length, parents, n, wanted):
     """What row of the pass node n of a tree is."""
     depth, m = 0, parents[n]
     while m >= 0:
@@ -411,7 +426,7 @@ def compiled_pass(model, slots, tokens, parents, begins, ends, wanted, logits, h
                 done = _run_rows(model, rows, logits, done, hidden, taken, first)
                 first, rows = first + rows, np.int64(0)
             if n == 0 or parents[b, n] >= 0:
-                _describe(
+                describe(
                     work.rows[rows], work.seen[rows], tokens[b, n], slots[b], lengths[slots[b]], parents[b], n, n >= wanted[b]
                 )
                 rows += 1
@@ -425,6 +440,23 @@ def compiled_pass(model, slots, tokens, parents, begins, ends, wanted, logits, h
             rows += 1
     if rows > 0:
         _run_rows(model, rows, logits, done, hidden, taken, first)
+
+
+def draft_pass(model, slots, tokens, parents, begins, ends, wanted, logits) -> None:
+    """A pass as compiled proposals make it, of whatever kind of model: `compiled_pass` without hidden states and auxiliary rows."""
+
+
+@overload(draft_pass)
+def _(model, slots, tokens, parents, begins, ends, wanted, logits):
+    if getattr(model, "instance_class", None) is not ModelArrays:
+        return None
+
+    def run(model, slots, tokens, parents, begins, ends, wanted, logits):
+        hidden, taken = np.empty((0, 0, 0), np.float32), np.full(len(model.weights.attention_norm) + 1, -1, np.int64)
+        extra, mask = np.empty((len(slots), 3, 0), np.int64), np.empty((len(slots), 0, 0), np.bool_)
+        compiled_pass(model, slots, tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask)
+
+    return run
 
 
 @njit
@@ -456,10 +488,14 @@ def whole(size: int) -> int:
     return -(-size // PANEL) * PANEL
 
 
-def workspace(weights: Weights, sizes: Sizes, columns: int, rounded: type[np.generic] | np.dtype, threads: int) -> Workspace:
-    """rounded: what activations are rounded to, `ROUNDED` blocks or bfloat16 as uint16, or float32 where they are not."""
+def workspace(
+    weights: Any, sizes: Sizes, columns: int, rounded: type[np.generic] | np.dtype, threads: int, widest: int = 0
+) -> Workspace:
+    """rounded: what activations are rounded to, `ROUNDED` blocks or bfloat16 as uint16, or float32 where they are not.
+    widest: activations that are none of a layer's.
+    """
     hidden, mixed = len(weights.norm), sizes.heads * sizes.width
-    queries, widest = RUN * sizes.heads // sizes.groups, max(hidden, mixed, sizes.inner)
+    queries, widest = RUN * sizes.heads // sizes.groups, max(hidden, mixed, sizes.inner, widest)
     per_row = {np.dtype(np.float32): 0, np.dtype(np.uint16): widest, ROUNDED: -(-widest // BLOCK)}[np.dtype(rounded)]
     return Workspace(
         x=aligned(CHUNK, hidden),

@@ -5,6 +5,8 @@ once, whatever the number of its copies, and nodes without children not at all.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +15,7 @@ from numba import njit
 from torch import Tensor
 
 from polydraft.core import Budget, SamplingParams, TokenTree
-from polydraft.models.compiled.forward import ModelArrays, compiled_pass
+from polydraft.models.compiled.forward import draft_pass
 from polydraft.models.compiled.trees import draft_law, grow
 from polydraft.models.layout import layouts
 from polydraft.models.slots import TREE_ROOM, SlotModel
@@ -27,10 +29,11 @@ LONGEST_PENDING = 32
 
 
 @njit(cache=True, error_model="numpy")
-def _propose(model, vocab, asked, given, starts, inner, law, bias, coupled):
+def _propose(model, vocab, ids, asked, given, starts, inner, law, bias, coupled):
     """asked [B, 5 + P] = slot, seed, sample, position, number of pending tokens, those tokens, the root last.
 
     given, starts, inner: see `layout.Layout`.  law [B, 4] = temperature, top_k, top_p, min_p.  Caches grow by what is pending, less the root, behind which the tree lies.
+    ids: the tokens that the model's logits are of, where they are not all.
     Returns tokens, parents, rows [B, N] and probs [B, R, V]. coupled: draws by the race, else independent ones.
     """
     slots, keys, counts, pending = asked[:, 0].copy(), asked[:, 1:4], asked[:, 4], asked[:, 5:]
@@ -42,10 +45,8 @@ def _propose(model, vocab, asked, given, starts, inner, law, bias, coupled):
     first, row_of = np.zeros((B, N), np.int64), np.full((B, N), -1, np.int64)  # earliest copy of a node, its row of probs
     fed, above = np.zeros((B, P + N), np.int64), np.full((B, P + N), -1, np.int64)  # the tree that the model sees
     begins, ends, wanted, used = np.zeros(B, np.int64), np.zeros(B, np.int64), np.zeros(B, np.int64), np.zeros(B, np.int64)
-    whole = model.sizes.outputs
-    taken = np.full(model.weights.attention_norm.shape[0] + 1, -1, np.int64)
-    states, drawn = np.empty((0, 0, 0), _f32), np.empty(N, np.int64)
-    extra, mask = np.empty((B, 3, 0), np.int64), np.empty((B, 0, 0), np.bool_)
+    whole, drawn = model.sizes.outputs, np.empty(N, np.int64)
+    compact = np.empty(ids.size, _f32)
     for b in range(B):
         tokens[b, 0] = pending[b, counts[b] - 1]
         for i in range(counts[b]):
@@ -58,7 +59,7 @@ def _propose(model, vocab, asked, given, starts, inner, law, bias, coupled):
             ends[b] = counts[b] - 1 + inner[b, d] if inner[b, d] > starts[b, d] else begins[b]
             R += inner[b, d] - starts[b, d]
         logits = np.empty((R, whole), _f32)
-        compiled_pass(model, slots, fed, above, begins, ends, wanted, logits, states, taken, extra, mask)
+        draft_pass(model, slots, fed, above, begins, ends, wanted, logits)
         r = 0
         for b in range(B):
             root, here, end = counts[b] - 1, starts[b, d + 1], starts[b, d + 2]
@@ -66,7 +67,10 @@ def _propose(model, vocab, asked, given, starts, inner, law, bias, coupled):
                 if first[b, node] != node:
                     continue
                 row_of[b, node] = used[b]
-                draft_law(logits[r], bias[b], law[b, 0], int(law[b, 1]), law[b, 2], law[b, 3], probs[b, used[b]])
+                out = compact if ids.size else probs[b, used[b]]
+                draft_law(logits[r], bias[b], law[b, 0], int(law[b, 1]), law[b, 2], law[b, 3], out)
+                for i in range(ids.size):
+                    probs[b, used[b], ids[i]] = compact[i]
                 used[b] += 1
                 r += 1
             for n in range(here, end):
@@ -107,8 +111,13 @@ Keys = tuple[Sequence[int], Sequence[int], Sequence[int]]
 class CompiledProposals(SlotModel):
     """What a compiled model offers as a draft model, see `core.Target`: proposals in one call for the whole batch."""
 
-    arrays: ModelArrays
+    arrays: Any
+    """A tuple of arrays for which there is a `forward.draft_pass`."""
     vocab_size: int
+    draft_ids = np.empty(0, np.int64)
+    """Tokens that it has logits of, where they are not all, in rising order; the others have no probability."""
+    pool: AbstractContextManager[Any] = nullcontext()
+    """Entered around each pass: who helps with it."""
 
     def propose_paths(
         self,
@@ -132,9 +141,11 @@ class CompiledProposals(SlotModel):
         """
         places, drafting = layouts(tuple(trees)), [len(parents) > 1 for parents in trees]
         given = self._asked(slots, list(zip(*keys, strict=True)), pending, drafting, places.parents.shape[1])
-        law, bias = _laws(params, self.vocab_size)
+        law, bias = _laws(params, self.vocab_size, self.draft_ids)
         with self.pool:
-            tokens, parents, rows, probs = _propose(self.arrays, self.vocab_size, given, *places, np.array(law), bias, coupled)
+            tokens, parents, rows, probs = _propose(
+                self.arrays, self.vocab_size, self.draft_ids, given, *places, np.array(law), bias, coupled
+            )
         self._note(slots, drafting, places.parents.shape[1], places.inner.shape[1] - 1)
         if coupled and (tokens < 0).any():
             return None
@@ -158,10 +169,12 @@ class CompiledProposals(SlotModel):
         depths = [depth for depth, *_ in sizes]
         most = 1 + max(min(width, nodes) * depth for depth, width, nodes in sizes)
         given = self._asked(slots, sizes, pending, [depth > 0 for depth in depths], most)
-        law, bias = _laws(params, self.vocab_size)
+        law, bias = _laws(params, self.vocab_size, self.draft_ids)
         limited = np.array([(*row, g.least) for row, g in zip(law, budgets, strict=True)])
         with self.pool:
-            tokens, parents, scores, scored, below, rows = grow(self.arrays, self.vocab_size, given, limited, bias)
+            tokens, parents, scores, scored, below, rows = grow(
+                self.arrays, self.draft_ids, self.vocab_size, given, limited, bias
+            )
         self._note(slots, [depth > 0 for depth in depths], scored.shape[1], max(depths))
         cached = [(scored[b, :n].tolist(), below[b, :n].tolist()) for b, n in enumerate(rows.tolist())]
         return TokenTree.of(tokens, parents), scores, cached
@@ -182,19 +195,28 @@ class CompiledProposals(SlotModel):
             if drafts and len(ids) > most:
                 self.prefill([slot], [ids[:-most]])
         left = [ids[-most:] if drafts else ids[-1:] for ids, drafts in zip(pending, drafting, strict=True)]
+        for slot, ids, drafts in zip(slots, left, drafting, strict=True):
+            if drafts:
+                self.reads(slot, len(ids))
         longest = max(map(len, left))
         rows = zip(slots, about, left, strict=True)
         return np.array([[slot, *said, len(ids), *ids, *[0] * (longest - len(ids))] for slot, said, ids in rows])
+
+    def reads(self, slot: int, count: int) -> None:
+        """The next proposal reads so many tokens of this slot: for models that read more of them than their ids."""
 
     def _note(self, slots: Sequence[int], drafting: Sequence[bool], num_nodes: int, num_passes: int) -> None:
         self.scored([slot for slot, drafts in zip(slots, drafting, strict=True) if drafts], num_nodes)
         self.passes += num_passes
 
 
-def _laws(params: Sequence[SamplingParams], vocab_size: int) -> tuple[list[tuple[float, float, float, float]], np.ndarray]:
-    """Temperature, top_k, top_p, min_p of every row, and what is added to its logits, [B, V] or [B, 0]."""
+def _laws(
+    params: Sequence[SamplingParams], vocab_size: int, ids: np.ndarray
+) -> tuple[list[tuple[float, float, float, float]], np.ndarray]:
+    """Temperature, top_k, top_p, min_p of every row, and what is added to its logits, [B, V or draft vocabulary] or [B, 0]."""
     bias = np.zeros((len(params), vocab_size if any(g.logit_bias for g in params) else 0), np.float32)
     for b, g in enumerate(params):
         for token, value in g.logit_bias.items():
             bias[b, token] = value
+    bias = bias[:, ids] if ids.size and bias.size else bias
     return [(g.temperature, max(g.top_k, 0), g.top_p, g.min_p) for g in params], bias

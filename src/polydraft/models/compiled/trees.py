@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from polydraft.exponential import exp
-from polydraft.models.compiled.forward import compiled_pass
+from polydraft.models.compiled.forward import draft_pass
 from polydraft.sampling import sift
 
 __all__ = ["advance", "draft_law", "draft_of", "grow", "join"]
@@ -75,10 +75,10 @@ def draft_law(logits, bias, temperature, top_k, top_p, min_p, out):
 
 
 @njit(cache=True, error_model="numpy")
-def join(law, weight, row, least, values, cells, size):
+def join(law, ids, weight, row, least, values, cells, size):
     """Children of a scored row join the kept nodes, which stay in the order of falling value, the earlier first among equals; returns how many there are.
 
-    law: [V] behind the row, whose path has probability `weight`.  values: [max_nodes] path probabilities.  cells: [3, max_nodes].
+    law: behind the row, whose path has probability `weight`, of all tokens or of `ids`.  values: [max_nodes] path probabilities.  cells: [3, max_nodes].
     """
     for t in range(law.size):
         value = weight * law[t]
@@ -92,7 +92,7 @@ def join(law, weight, row, least, values, cells, size):
                 cells[i, at] = cells[i, at - 1]
             at -= 1
         values[at] = value
-        cells[TOKEN, at], cells[PARENT, at], cells[ROW, at] = t, row, -1
+        cells[TOKEN, at], cells[PARENT, at], cells[ROW, at] = ids[t] if ids.size else t, row, -1
     return size
 
 
@@ -118,10 +118,10 @@ def draft_of(values, cells, size, rows, tokens, parents, scores):
 
 
 @njit(cache=True, error_model="numpy")
-def grow(model, vocab, asked, law, bias):
+def grow(model, ids, vocab, asked, law, bias):
     """asked [B, 5 + P] = slot, depth, width, most nodes, number of pending tokens, those tokens, the root last.
 
-    law [B, 5] = temperature, top_k, top_p, min_p, least.  Caches grow by what is pending, less the root, behind which the tree lies.
+    law [B, 5] = temperature, top_k, top_p, min_p, least.  ids: as of proposals.  Caches grow by what is pending, less the root, behind which the tree lies.
     Returns tokens, parents and scores of the drafts, tokens and parents of what was scored, the root first, and how many rows that is.
     """
     slots, depths, widths, most, counts, pending = (
@@ -135,9 +135,7 @@ def grow(model, vocab, asked, law, bias):
     values, cells, size = np.empty((B, M)), np.empty((B, 3, M), np.int64), np.zeros(B, np.int64)
     weights, chosen, count = np.ones((B, max(M, 1))), np.empty(max(M, 1), np.int64), np.ones(B, np.int64)
     begins, ends, wanted, rows = np.zeros(B, np.int64), np.zeros(B, np.int64), np.zeros(B, np.int64), np.zeros(B, np.int64)
-    probs, states = np.empty(vocab, np.float32), np.empty((0, 0, 0), np.float32)
-    taken = np.full(model.weights.attention_norm.shape[0] + 1, -1, np.int64)
-    extra, mask = np.empty((B, 3, 0), np.int64), np.empty((B, 0, 0), np.bool_)
+    probs = np.empty(ids.size if ids.size else vocab, np.float32)
     for b in range(B):
         tokens[b, 0] = pending[b, counts[b] - 1]
         for i in range(counts[b]):
@@ -153,14 +151,14 @@ def grow(model, vocab, asked, law, bias):
         if total == 0:
             break
         logits = np.empty((total, model.sizes.outputs), np.float32)
-        compiled_pass(model, slots, fed, above, begins, ends, wanted, logits, states, taken, extra, mask)
+        draft_pass(model, slots, fed, above, begins, ends, wanted, logits)
         r = 0
         for b in range(B):
             if count[b] == 0:
                 continue
             for f in range(count[b]):
                 draft_law(logits[r], bias[b], law[b, 0], int(law[b, 1]), law[b, 2], law[b, 3], probs)
-                size[b] = join(probs, weights[b, f], rows[b] + f, law[b, 4], values[b, : most[b]], cells[b], size[b])
+                size[b] = join(probs, ids, weights[b, f], rows[b] + f, law[b, 4], values[b, : most[b]], cells[b], size[b])
                 r += 1
             begin = rows[b]
             rows[b] += count[b]

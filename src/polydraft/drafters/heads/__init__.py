@@ -1,0 +1,1 @@
+"""Heads: small networks trained on the target's own states."""

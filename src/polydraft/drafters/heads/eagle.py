@@ -1,0 +1,135 @@
+"""EAGLE-3: one layer behind the target drafts from the target's states, and from its own where those are not known yet.
+
+Li, Wei, Zhang & Zhang 2025 (arXiv 2503.01840).
+    states     of a low, a middle and a high layer at each committed position but the last, from the passes that run anyway
+    proposal   the head reads what was committed since the last one, each token with the states before it; behind that it reads its own output
+
+The head is a draft model that reads more than tokens, see `models.compiled.eagle`: all kinds of `drafters.model.paths` and all rules for them
+serve unchanged. Trap: what was drafted was read with the head's own states; of a proposal only the root stays in its cache, and what was accepted
+is read again with the target's. A tree is fixed before its first draw, or its most probable nodes (as the authors draft): point masses.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from polydraft.core import Budget, Draft, Needs, Outcome, Request, Scores, SiblingLaw
+from polydraft.drafters.base import Parts, Snapshot
+from polydraft.drafters.model.paths import FIXED, ModelDrafter, ModelState
+from polydraft.errors import InvalidInputError
+from polydraft.models.eagle import EagleCheckpoint, shipped
+from polydraft.papers import method
+
+__all__ = ["EagleDrafter"]
+
+
+@dataclass(frozen=True)
+class HeadState(ModelState):
+    """states: of the target before each pending token; those of the first token of a text are of none, so a text of one has no pending token."""
+
+    states: Float[Tensor, "T F"]
+
+
+class EagleDrafter(ModelDrafter):
+    """A head of the target as a drafter; kinds as for `ModelDrafter`.
+
+    Example:
+        >>> EagleDrafter.methods[0].name
+        'eagle'
+    """
+
+    methods = (method("eagle", "EAGLE-3 head", "2503.01840", {SiblingLaw.IID}, FIXED),)
+
+    def __init__(self, model: Any, layers: Sequence[int], kind: str = "paths", *, stop_ids: Sequence[int] = ()) -> None:
+        super().__init__(model, kind, stop_ids=stop_ids)
+        self.model: Any
+        self.layers, self.needs = tuple(layers), Needs(hidden=tuple(sorted(layers)), embeddings=True, head=True)
+        own = self.info
+        name = "eagle" if kind == "paths" else f"eagle:{kind}"
+        self.info = replace(self.methods[0], name=name, laws=own.laws, shapes=own.shapes, ranked=own.ranked)
+
+    @classmethod
+    def build(cls, parts: Parts, *, weights: str | None = None, kind: str = "paths") -> "EagleDrafter":
+        """For the engine. weights: a folder as `polydraft train eagle` writes it, or of a published head; default the one that comes
+        with the package for this target.
+
+        Raises:
+            InvalidInputError: no weights.
+            ModelLoadError, IncompatibleError: a folder that is none, or of another target.
+        """
+        from polydraft.models.compiled.eagle import CompiledEagle
+
+        found = shipped(parts.target) if weights is None else weights
+        if found is None:
+            raise InvalidInputError(
+                "the drafter 'eagle' was asked for without weights, and none come with the package for this target; expected "
+                "weights=FOLDER (--head FOLDER). Train them: polydraft train eagle."
+            )
+        head = EagleCheckpoint.load(found)
+        return cls(CompiledEagle(head, parts.target), head.layers, kind, stop_ids=parts.eos_token_ids)
+
+    def sibling(self, kind: str) -> "EagleDrafter":
+        """See `ModelDrafter.sibling`."""
+        other = type(self)(self.model, self.layers, kind, stop_ids=self._stop_ids)
+        other.slots, other._proposed = self.slots, self._proposed
+        return other
+
+    def start(self, requests: Sequence[Request]) -> list[Any]:
+        """Take slots; the prompts are read when their states are known."""
+        none = torch.empty(0, 0)
+        return [HeadState(r, self.slots.take(), r.prompt_token_ids, (), none) for r in requests]
+
+    def read(self, states: Sequence[Any], scores: Scores) -> list[Any]:
+        """The states of all tokens but the last: those before all tokens but the first."""
+        found = self._joined(scores)
+        return [replace(s, pending=s.context[1:], states=found[b, : len(s.context) - 1]) for b, s in enumerate(states)]
+
+    def _joined(self, scores: Scores) -> Float[Tensor, "B T F"]:
+        return torch.cat([scores.hidden[layer] for layer in self.layers], -1)
+
+    def _cached(self, state: ModelState) -> int:
+        return max(len(state.context) - 1 - len(state.pending), 0)
+
+    def _rewind(self, states: Sequence[Any]) -> None:
+        super()._rewind(states)
+        for s in states:
+            self.model.give(s.slot, s.states)
+
+    def propose(self, states: Sequence[Any], budgets: Sequence[Budget]) -> Draft:
+        """See `ModelDrafter.propose`."""
+        nothing = Budget.grown(0, 0) if self.info.ranked else Budget.fixed((-1,))
+        known = [g if s.pending else nothing for s, g in zip(states, budgets, strict=True)]
+        return super().propose([s if s.pending else replace(s, pending=s.context[-1:]) for s in states], known)
+
+    def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
+        """Keep the root of the proposal, which was read with the target's states; what was emitted is pending with those of this round."""
+        found, new = self._joined(scores), list[HeadState]()
+        paths, _ = outcome.lists
+        for b, (s, emitted) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
+            fresh, pending = found[b, [0, *paths[b]]], s.pending
+            if self._proposed.pop(s.slot, None) is None:
+                fresh = torch.cat([s.states, fresh]) if len(pending) else fresh
+            else:
+                self.model.commit([s.slot], Outcome.of(np.empty((1, 0), np.int64), np.array([0]), np.array([0])))
+                pending = ()
+            new.append(replace(s, context=s.context + tuple(emitted), pending=pending + tuple(emitted), states=fresh))
+        return new
+
+    def snapshot(self, state: Any) -> Snapshot:
+        """The committed tokens, those that are pending with their states, and the columns of the others."""
+        keys, values = self.model.columns(state.slot, self._cached(state))
+        tokens, pending = np.array(state.context), np.array(state.pending, np.int64)
+        return {"tokens": tokens, "pending": pending, "states": state.states.numpy(), "keys": keys, "values": values}
+
+    def restore(self, request: Request, snapshot: Snapshot) -> HeadState:
+        """The state that drafts as the one of the snapshot; see `base.Resumable`."""
+        (state,) = self.start([request])
+        context, pending = (tuple(snapshot[name].tolist()) for name in ("tokens", "pending"))
+        state = replace(state, context=context, pending=pending, states=torch.from_numpy(snapshot["states"]))
+        self.model.fill(state.slot, self._cached(state), snapshot["keys"], snapshot["values"])
+        return state

@@ -1,0 +1,318 @@
+"""An EAGLE-3 head in compiled code: one layer that reads the target's states and its own, with slots like any draft model.
+
+Li, Wei, Zhang & Zhang 2025 (arXiv 2503.01840). A slot's column belongs to a committed token and the target's states before it:
+
+    given rows    [norm(embedding of x[t+1]); norm(fc(states at t))]            committed tokens that the cache lacks, the root last
+    drafted rows  [norm(embedding of a node); norm(what its parent put out)]    nodes of the tree behind the root
+
+A row attends to the columns of committed tokens, which all were given rows, and to its own path. So every committed token is read once more with
+the target's states after it was drafted with the head's own: `drafters.heads.eagle` keeps nothing of a proposal but its root.
+The law of a row is over the draft vocabulary and lies in rows of all the target's tokens, with nothing elsewhere.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numba import njit
+from numba.extending import overload
+from torch import Tensor
+
+from polydraft.core import Needs, Scores, TokenTree
+from polydraft.models.checkpoint import head_width, rotary
+from polydraft.models.compiled.formats import pack, panels_for
+from polydraft.models.compiled.forward import (
+    CHUNK,
+    Sizes,
+    SlotMemory,
+    Workspace,
+    attend,
+    cut_runs,
+    describe,
+    draft_pass,
+    embed_row,
+    move_columns,
+    multiply,
+    place_heads,
+    whole,
+    workspace,
+)
+from polydraft.models.compiled.kernels import add, rms_norm, swiglu
+from polydraft.models.compiled.proposals import CompiledProposals
+from polydraft.models.compiled.vectors import PANEL, aligned
+from polydraft.models.compiled.weights import FORMATS
+from polydraft.models.eagle import EagleCheckpoint
+from polydraft.models.slots import TREE_ROOM
+
+__all__ = ["CompiledEagle"]
+
+
+class EagleWeights(NamedTuple):
+    """As `forward.Weights`, of one layer; ids: [D] the draft vocabulary."""
+
+    embed: np.ndarray
+    ids: np.ndarray
+    input_norm: np.ndarray
+    hidden_norm: np.ndarray
+    mlp_norm: np.ndarray
+    norm: np.ndarray
+    fc: np.ndarray
+    qkv: np.ndarray
+    out: np.ndarray
+    gate_up: np.ndarray
+    down: np.ndarray
+    head: np.ndarray
+    cos: np.ndarray
+    sin: np.ndarray
+
+
+class EagleArrays(NamedTuple):
+    """given: [slots, TREE_ROOM, F] states of given rows.  counts: [slots] how many there are.  own: [slots, TREE_ROOM, h] what rows put out."""
+
+    weights: EagleWeights
+    sizes: Sizes
+    memory: SlotMemory
+    work: Workspace
+    given: np.ndarray
+    counts: np.ndarray
+    own: np.ndarray
+    states: np.ndarray  # [CHUNK, F]
+    pairs: np.ndarray  # [CHUNK, 2 h]
+
+
+@njit
+def _run(model, rows, logits, done):
+    """Run the rows in work; the logits wanted go to logits[done:]. Returns how many logits there are now."""
+    weights, sizes, memory, work = model.weights, model.sizes, model.memory, model.work
+    h, zero, given = len(weights.norm), np.int64(0), np.int64(0)
+    for t in range(rows):
+        slot, n = work.rows[t, 1], work.rows[t, 3] - work.rows[t, 4]
+        if n < model.counts[slot]:
+            model.states[given] = model.given[slot, n]
+            given += 1
+    if given > 0:
+        multiply(model.states, weights.fc, work.rounded, work.update, given)
+    given = zero
+    for t in range(rows):
+        slot, base, n = work.rows[t, 1], work.rows[t, 4], work.rows[t, 3] - work.rows[t, 4]
+        if n < model.counts[slot]:
+            work.x[t, :h] = work.update[given, :h]
+            given += 1
+        else:
+            work.x[t, :h] = model.own[slot, work.seen[t, work.rows[t, 5] - 2] - base]
+        embed_row(weights.embed, work.rows[t, 0], work.normed[t])
+    rms_norm(work.normed, weights.input_norm, sizes.epsilon, model.pairs, rows)
+    rms_norm(work.x, weights.hidden_norm, sizes.epsilon, work.normed, rows)
+    for t in range(rows):
+        model.pairs[t, h:] = work.normed[t]
+    multiply(model.pairs, weights.qkv[0], work.rounded, work.qkv, rows)
+    nothing = np.empty(0, np.float32)
+    for t in range(rows):
+        slot, position, column = work.rows[t, 1], work.rows[t, 2], work.rows[t, 3]
+        place_heads(
+            work.qkv[t],
+            nothing,
+            nothing,
+            nothing,
+            sizes,
+            weights.cos[position],
+            weights.sin[position],
+            memory.keys[0, slot],
+            memory.values[0, slot],
+            column,
+        )
+    runs = cut_runs(work.rows, rows, work.runs)
+    for run in range(runs):
+        for g in range(sizes.groups):
+            attend(sizes, memory, work, zero, work.runs[run], work.runs[run + 1], g, zero)
+    multiply(work.mixed, weights.out[0], work.rounded, work.update, rows)
+    add(work.x, work.update, rows)
+    rms_norm(work.x, weights.mlp_norm, sizes.epsilon, work.normed, rows)
+    multiply(work.normed, weights.gate_up[0], work.rounded, work.gate_up, rows)
+    swiglu(work.gate_up, sizes.inner, work.act, rows)
+    multiply(work.act, weights.down[0], work.rounded, work.update, rows)
+    add(work.x, work.update, rows)
+    wanted = zero
+    for t in range(rows):
+        model.own[work.rows[t, 1], work.rows[t, 3] - work.rows[t, 4]] = work.x[t]
+        if work.rows[t, 6]:
+            work.x[wanted] = work.x[t]
+            wanted += 1
+    if wanted > 0:
+        rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, wanted)  # pyright: ignore[reportArgumentType]
+        multiply(work.normed, weights.head, work.rounded, logits[done:], wanted)
+    return done + wanted
+
+
+@njit(cache=True)
+def eagle_pass(model, slots, tokens, parents, begins, ends, wanted, logits):
+    """One pass, see `forward.compiled_pass`: a row's states are given, or its parent's own."""
+    work, lengths = model.work, model.memory.lengths
+    rows, done = np.int64(0), np.int64(0)
+    for b in range(len(slots)):
+        for n in range(begins[b], ends[b]):
+            if rows == CHUNK:
+                done = _run(model, rows, logits, done)
+                rows = np.int64(0)
+            if n == 0 or parents[b, n] >= 0:
+                describe(
+                    work.rows[rows], work.seen[rows], tokens[b, n], slots[b], lengths[slots[b]], parents[b], n, n >= wanted[b]
+                )
+                rows += 1
+    if rows > 0:
+        _run(model, rows, logits, done)
+
+
+@overload(draft_pass)
+def _(model, slots, tokens, parents, begins, ends, wanted, logits):
+    if getattr(model, "instance_class", None) is EagleArrays:
+        return lambda model, slots, tokens, parents, begins, ends, wanted, logits: eagle_pass(
+            model, slots, tokens, parents, begins, ends, wanted, logits
+        )
+    return None
+
+
+class CompiledEagle(CompiledProposals):
+    """A head as a draft model with slots; see `core.Target`. It reads tokens with the target's states before them, given by `give`.
+
+    target: of which it takes embeddings and, where it has none of its own, output rows.  max_num_seqs: default the target's.
+    quantization: of its matrices, as of `CompiledLlama`; it changes no law.
+
+    Raises:
+        IncompatibleError: a head of another target.
+    """
+
+    def __init__(
+        self, head: EagleCheckpoint, target: Any, *, max_num_seqs: int | None = None, quantization: str = "int8"
+    ) -> None:
+        head.check(target)
+        self.target = target
+        config, tensors = head.config, head.tensors
+        self.name, self.vocab_size, self.draft_ids = "eagle", target.vocab_size, head.ids[head.ids < target.vocab_size]
+        h, width, H, G = config.hidden_size, head_width(config), config.num_attention_heads, config.num_key_value_heads
+        sizes = Sizes(H, G, width, config.intermediate_size, whole(len(self.draft_ids)), np.float32(config.rms_norm_eps))
+        slots = max_num_seqs or target.max_num_seqs
+        self.device, self.dtype, cpu = torch.device("cpu"), torch.float32, torch.device("cpu")
+        each = 4 * G * (width + whole(width))
+        columns = self.open_slots(target.max_model_len, slots, context=0, bytes_per_token=each, device=cpu, multiple=PANEL)
+        memory = SlotMemory(
+            aligned(1, slots, G, columns // PANEL, width, PANEL),
+            aligned(1, slots, G, whole(width) // PANEL, columns, PANEL),
+            self._lengths,
+        )
+        named = lambda *names: torch.cat([tensors[f"midlayer.{name}.weight"].float() for name in names])  # noqa: E731
+        matrices = {
+            "fc": tensors["fc.weight"].float(),
+            "qkv": named("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            "out": named("self_attn.o_proj"),
+            "gate_up": named("mlp.gate_proj", "mlp.up_proj"),
+            "down": named("mlp.down_proj"),
+            "head": head.output(target)[: len(self.draft_ids)],
+        }
+        kind, one = FORMATS[quantization], ("fc", "head")
+        packed = {name: panels_for(matrix.shape[0], matrix.shape[1], kind.weights, 1) for name, matrix in matrices.items()}
+        for name, matrix in matrices.items():
+            pack(matrix, packed[name][0])
+        cos, sin = rotary(config, columns)
+        vectors = {"input_norm": "midlayer.input_layernorm", "hidden_norm": "midlayer.hidden_norm",
+                   "mlp_norm": "midlayer.post_attention_layernorm", "norm": "norm"}  # fmt: skip
+        weights = EagleWeights(
+            embed=_embeddings(target),
+            ids=self.draft_ids,
+            **{name: tensors[f"{where}.weight"].float().numpy() for name, where in vectors.items()},
+            **{name: panels[0] if name in one else panels for name, panels in packed.items()},
+            cos=cos.numpy(),
+            sin=sin.numpy(),
+        )
+        F = h * len(head.layers)
+        self.weight_bytes = sum(panels.nbytes for panels in packed.values())
+        self.arrays = EagleArrays(
+            weights,
+            sizes,
+            memory,
+            workspace(weights, sizes, columns, kind.activations, 1, F),
+            aligned(slots, TREE_ROOM, F),
+            np.zeros(slots, np.int64),
+            aligned(slots, TREE_ROOM, h),
+            aligned(CHUNK, F),
+            aligned(CHUNK, 2 * h),
+        )
+        self._left: dict[int, Float[Tensor, "T F"]] = {}
+
+    def give(self, slot: int, states: Float[Tensor, "T F"]) -> None:
+        """The target's states before each of the tokens that the slot is to read next, the root's last."""
+        self._left[slot] = states
+
+    def reads(self, slot: int, count: int) -> None:
+        """Put the states of the next so many tokens where the pass finds them."""
+        states, self._left[slot] = self._left[slot][:count], self._left[slot][count:]
+        self.arrays.given[slot, :count] = states.float().numpy()
+        self.arrays.counts[slot] = count
+
+    def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+        """See `slots.SlotModel.append`; there are no hidden states to be had."""
+        found: list[tuple[Tensor, list[Tensor]]] = []
+        for slot, ids in texts.items():
+            self.reads(slot, len(ids))
+            logits = self._run([slot], TokenTree.chain(torch.tensor([ids])), 0, len(ids) - 1)
+            found.append((self._wide(logits)[0], []))
+        return found
+
+    def _run(self, slots: Sequence[int], tree: TokenTree, since: int, wanted: int) -> np.ndarray:
+        B, N = tree.tokens.shape
+        logits = np.empty((B * (N - wanted), self.arrays.sizes.outputs), np.float32)
+        begins, ends, first = (np.full(B, n) for n in (since, N, wanted))
+        eagle_pass(self.arrays, np.array(slots), *tree.host, begins, ends, first, logits)
+        self.passes += 1
+        return logits
+
+    def _wide(self, logits: np.ndarray) -> Float[Tensor, "R V"]:
+        """Rows of the draft vocabulary as rows of all tokens."""
+        wide = np.full((len(logits), self.vocab_size), -np.inf, np.float32)
+        wide[:, self.draft_ids] = logits[:, : len(self.draft_ids)]
+        return torch.from_numpy(wide)
+
+    def score(
+        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: Any = None, since: int = 0
+    ) -> Scores:
+        """One pass over the nodes `since` .. N-1, none of which hangs on another; see `core.Target.score`."""
+        self.check_tree(tree.num_nodes)
+        self.check_slots(slots, [tree.num_nodes] * len(slots), TREE_ROOM)
+        if since == 0:
+            for slot in slots:
+                self.reads(slot, 1)
+        logits = self._run(slots, tree, since, since)
+        self.scored(slots, tree.num_nodes)
+        scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:]) if since else tree
+        real = scored.is_node if since == 0 else scored.parents >= 0
+        rows = torch.zeros(*real.shape, self.vocab_size)
+        rows[real] = self._wide(logits)[: int(real.sum())]
+        return Scores(scored, rows)
+
+    def move(self, source: np.ndarray, target: np.ndarray) -> None:
+        """See `slots.SlotModel.move`."""
+        move_columns(self.arrays.memory, source, target)
+
+    def columns(self, slot: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values of the first so many tokens of a slot, as `fill` takes them."""
+        memory = self.arrays.memory
+        return memory.keys[0, slot, :, : whole(count) // PANEL].copy(), memory.values[0, slot, :, :, :count].copy()
+
+    def fill(self, slot: int, count: int, keys: np.ndarray, values: np.ndarray) -> None:
+        """Begin an empty slot with the columns of another one."""
+        memory = self.arrays.memory
+        memory.keys[0, slot, :, : whole(count) // PANEL], memory.values[0, slot, :, :, :count] = keys, values
+        self.appended([slot], [count])
+
+    @property
+    def offers(self) -> Needs:
+        """Nothing beyond its laws."""
+        return Needs()
+
+
+def _embeddings(target: Any) -> np.ndarray:
+    """All of a target's embeddings in bfloat16, as uint16 [V, h]."""
+    every = torch.arange(target.vocab_size).split(4096)
+    return torch.cat([target.embed(ids).bfloat16() for ids in every]).view(torch.int16).numpy().view(np.uint16)

@@ -1,0 +1,164 @@
+"""Text that a target writes itself, to train its drafters on: shards of token ids, each a function of the seed and its number.
+
+    chat models    the template's user turn is left open, so that the model asks itself a question; then it answers
+    others         from the beginning of a text, and from the beginnings of given ones
+
+A drafter is trained for what it will be asked to draft: the target's own words, at the temperatures that are served.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import numpy as np
+from jaxtyping import Int
+
+from polydraft.atomic import replacing
+from polydraft.core import SamplingParams
+from polydraft.engine.api import Engine
+from polydraft.errors import InvalidInputError, ModelLoadError
+
+__all__ = ["Text", "from_file", "read_shard", "save_shard", "write_shard"]
+
+TEMPERATURES = (0.0, 0.7, 1.0, 1.0)
+OPENINGS = (
+    "",
+    "",
+    "",
+    "How ",
+    "What ",
+    "Write ",
+    "Explain ",
+    "Can you ",
+    "Calculate ",
+    "Summarize ",
+    "Translate ",
+    "If ",
+    "Why ",
+    "Give ",
+)
+"""Questions begin with nothing, or so that they differ."""
+QUESTION, ANSWER = 140, 400
+"""Most tokens."""
+_MARK = "\x1a"
+
+
+@dataclass(frozen=True)
+class Text:
+    """tokens: ids.  given: how many of them, at the beginning, the target did not write."""
+
+    tokens: Int[np.ndarray, " T"]
+    given: int
+
+
+def write_shard(engine: Engine, number: int, *, seed: int, count: int, known: set[str]) -> list[Text]:
+    """About so many texts of the target, the same for the same (seed, number) and engine.
+
+    known: questions that were asked before, which are not asked again; grows by this shard's.
+    """
+    rng, noise = Random(f"{seed}/{number}"), 2 * (seed * 1_000_003 + number)
+    chat = getattr(engine.tokenizer, "chat_template", None)
+    asked = _questions(engine, rng, noise, count, known) if chat else None
+    prompts = [[_begin(engine)]] * count if asked is None else asked
+    params = [
+        SamplingParams(temperature=rng.choice(TEMPERATURES if chat else (1.0,)), max_tokens=ANSWER, seed=noise + 1)
+        for _ in prompts
+    ]
+    answers = engine.generate(prompts, params)
+    return [
+        Text(np.array([*p, *a.token_ids]), _written_from(engine) if chat else 1) for p, a in zip(prompts, answers, strict=True)
+    ]
+
+
+def _begin(engine: Engine) -> int:
+    """The token that begins a text."""
+    begin = getattr(engine.target, "bos_token_id", None)
+    return begin if begin is not None else (list(getattr(engine.target, "eos_token_ids", ())) or [0])[0]
+
+
+def _opening(engine: Engine) -> str:
+    """The chat template up to where the user's words begin."""
+    said = engine.tokenizer.apply_chat_template([{"role": "user", "content": _MARK}], tokenize=False)
+    return said.partition(_MARK)[0]
+
+
+def _written_from(engine: Engine) -> int:
+    return len(engine.tokenizer(_opening(engine), add_special_tokens=False)["input_ids"])
+
+
+def _questions(engine: Engine, rng: Random, seed: int, count: int, known: set[str]) -> list[list[int]]:
+    """Questions that the model asks itself, each a prompt to answer; unfinished, short and repeated ones are left out."""
+    opening, begun = _opening(engine), [rng.choice(OPENINGS) for _ in range(count)]
+    params = SamplingParams(temperature=1.0, max_tokens=QUESTION, seed=seed)
+    ids = [engine.tokenizer(opening + begin, add_special_tokens=False)["input_ids"] for begin in begun]
+    prompts = list[list[int]]()
+    for begin, result in zip(begun, engine.generate(ids, params), strict=True):
+        question = (begin + result.text).strip()
+        if result.samples[0].finish_reason == "stop" and len(question.split()) >= 3 and question not in known:
+            known.add(question)
+            prompts.append(engine.encode_chat([{"role": "user", "content": question}]))
+    return prompts
+
+
+def from_file(path: Path, engine: Engine) -> list[Text]:
+    """Texts of a file: a shard, jsonl (conversations under "messages", or "text"), or plain text; cut into pieces that fit the context.
+
+    Raises:
+        InvalidInputError: a file without a usable line.
+    """
+    import json
+
+    if path.suffix == ".npz":
+        return [Text(t.tokens[: engine.target.max_model_len], t.given) for t in read_shard(path)]
+    most = engine.target.max_model_len
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.suffix == ".jsonl" else [None]
+    texts = list[Text]()
+    for line in lines:
+        try:
+            said = {"text": path.read_text(encoding="utf-8", errors="replace")} if line is None else json.loads(line)
+            messages = said.get("messages")
+            ids = (
+                engine.encode(said["text"])
+                if messages is None
+                else engine.tokenizer(engine.tokenizer.apply_chat_template(messages, tokenize=False), add_special_tokens=False)[
+                    "input_ids"
+                ]
+            )
+        except (ValueError, KeyError, AttributeError, TypeError):
+            continue
+        texts += [Text(np.array(ids[i : i + most]), 1) for i in range(0, len(ids), most) if len(ids) - i > 16]
+    if not texts:
+        raise InvalidInputError(
+            f"{str(path)!r} has no usable line; expected plain text, or a .jsonl whose lines have 'text' or 'messages'. Give another file."
+        )
+    return texts
+
+
+def save_shard(path: Path, texts: Sequence[Text]) -> None:
+    """Write texts as uint16 or uint32, whole or not at all."""
+    flat = np.concatenate([t.tokens for t in texts])
+    with replacing(path) as file:
+        np.savez_compressed(
+            file,
+            tokens=flat.astype(np.uint16 if flat.max(initial=0) < 1 << 16 else np.uint32),
+            lengths=np.array([len(t.tokens) for t in texts], np.int32),
+            given=np.array([t.given for t in texts], np.int32),
+        )
+
+
+def read_shard(path: Path) -> list[Text]:
+    """Texts as `save_shard` wrote them.
+
+    Raises:
+        ModelLoadError: a file that is none.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            tokens, lengths, given = (found[name] for name in ("tokens", "lengths", "given"))
+        if lengths.sum() != len(tokens) or len(lengths) != len(given) or (lengths < 1).any() or (given < 0).any():
+            raise ValueError("its lengths do not fit")
+    except Exception as error:  # whatever the file holds
+        raise ModelLoadError(f"{str(path)!r} is no shard of texts: {error}. Delete it; it is written again.") from error
+    cuts = np.cumsum(lengths)[:-1]
+    return [Text(t.astype(np.int64), int(g)) for t, g in zip(np.split(tokens, cuts), given, strict=True)]

@@ -1,0 +1,191 @@
+"""A compiled EAGLE-3 head against the head as it is trained, and folders that are none."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from polydraft import tree
+from polydraft.core import Budget, Request, SamplingParams
+from polydraft.drafters.heads.eagle import EagleDrafter
+from polydraft.errors import IncompatibleError, ModelLoadError
+from polydraft.models import load, pair
+from polydraft.models.compiled.eagle import CompiledEagle
+from polydraft.models.eagle import EagleCheckpoint
+from polydraft.train.eagle import EagleHead, HeadShape, export
+
+LAYERS = (1, 2, 4)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return load.load_model(str(pair.target_folder()), max_num_seqs=2, max_model_len=256)
+
+
+@pytest.fixture(scope="module")
+def head(target):
+    """A head with random weights over every third token."""
+    torch.manual_seed(0)
+    h = target.embed(torch.tensor([0])).shape[1]
+    shape = HeadShape(h, 96, 4, 2, 32, LAYERS, 1e-5, 10000.0)
+    ids = torch.arange(0, target.vocab_size, 3)
+    embeddings = target.embed(torch.arange(target.vocab_size)).bfloat16().float()
+    made = EagleHead(shape, embeddings, target.head(torch.eye(h))[:, ids].T.contiguous())
+    for matrix in made.parameters():
+        if matrix.ndim == 2:
+            torch.nn.init.normal_(matrix, std=0.1)
+    made.norm.weight.data.mul_(3)  # laws that are not flat
+    for parameter in made.parameters():
+        parameter.data = parameter.data.bfloat16().float()  # as it is exported
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(head, target, tmp_path_factory):
+    where = tmp_path_factory.mktemp("head")
+    export(head, np.arange(0, target.vocab_size, 3), target, where)
+    return where
+
+
+def text(target, length):
+    return torch.randint(0, target.vocab_size, (length,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def laws_of(head, tokens, features, drafted):
+    """The laws that the trained head has along a chain of drafts behind a text."""
+    states, lines, found = head.fc(features[None]), [], []
+    T = features.shape[0]
+    line = torch.tensor([[*tokens, *drafted]])
+    for k in range(1, len(drafted) + 2):
+        following = torch.zeros(1, T, dtype=torch.long)
+        following[0] = torch.cat([line[0, k:], line.new_zeros(T)])[:T]
+        states = head.step(following, states, lines)
+        found.append(head.logits(states[0, T - 1]).softmax(-1))
+    return torch.stack(found)
+
+
+def drafter_of(folder, target, kind="chain"):
+    checkpoint = EagleCheckpoint.load(folder)
+    return EagleDrafter(CompiledEagle(checkpoint, target, quantization="float32"), checkpoint.layers, kind)
+
+
+def begun(drafter, target, ids):
+    request = Request("a", tuple(ids), SamplingParams(), seed=3)
+    (state,) = drafter.start([request])
+    scores = target.prefill([0], [ids[:-1]], hidden=drafter.needs.hidden)
+    target.release([0])
+    return drafter.read([state], scores)[0], torch.cat([scores.hidden[layer][0] for layer in LAYERS], -1)
+
+
+@pytest.mark.parametrize("length", [2, 3, 40, 100])
+def test_a_compiled_head_has_the_laws_of_the_trained_one(head, folder, target, length):
+    ids = text(target, length)
+    drafter = drafter_of(folder, target)
+    state, features = begun(drafter, target, ids)
+    draft = drafter.propose([state], [Budget.fixed(tree.chain(4))])
+    drafted = draft.tree.tokens[0, 1:].tolist()
+    with torch.no_grad():
+        expected = laws_of(head, ids, features, drafted[:-1])
+    rows = draft.probs[0][:, ::3]
+    torch.testing.assert_close(rows, expected, atol=2e-5, rtol=1e-3)
+    assert not draft.probs[0][:, 1::3].any() and not draft.probs[0][:, 2::3].any()
+    assert expected[0].max() < 0.99 and (expected[0] - expected[1]).abs().sum() > 0.05, "the test sees laws that differ"
+
+
+@pytest.mark.parametrize("kind", ["paths", "coupled", "without_replacement", "greedy_plus_one", "top_k"])
+def test_what_was_accepted_is_read_again_with_the_targets_states(folder, target, kind):
+    """After rounds with drafts, some of which are accepted, the head drafts as one that has just read the whole text."""
+    ids = text(target, 30)
+    drafter = drafter_of(folder, target, kind)
+    state, _ = begun(drafter, target, ids)
+    target.prefill([1], [ids[:-1]])
+    budget = Budget.grown(6, 3) if kind == "top_k" else Budget.fixed(tree.paths(2, 3))
+    for accepted in (2, 0, 3, 1):
+        draft = drafter.propose([state], [budget])
+        again = drafter.propose([state], [budget])
+        assert torch.equal(draft.tree.tokens, again.tree.tokens)
+        scores = target.score([1], draft.tree, hidden=drafter.needs.hidden)
+        outcome = tree_path(draft, accepted)
+        target.commit([1], outcome)
+        ids = [*ids, *outcome.emitted(draft.tree)[0]]
+        (state,) = drafter.observe([state], outcome, replace(scores, tree=draft.tree))
+    draft = drafter.propose([state], [budget])
+    other = drafter_of(folder, target, kind)
+    fresh = other.propose([begun(other, target, ids)[0]], [budget])
+    target.release([1])
+    assert draft.tree.tokens.tolist() == fresh.tree.tokens.tolist()
+    if draft.probs is not None:
+        torch.testing.assert_close(draft.probs, fresh.probs, atol=1e-5, rtol=1e-3)
+
+
+def tree_path(draft, accepted):
+    """The first path of a tree as deep as that, and token 7."""
+    from polydraft.core import Outcome
+
+    parents, path = draft.tree.lists[1][0], [0]
+    while len(path) <= accepted and path[-1] in parents:
+        path.append(parents.index(path[-1]))
+    path = path[1:]
+    return Outcome.of(np.array([path], np.int64).reshape(1, -1), np.array([len(path)]), np.array([7]))
+
+
+def test_the_low_and_the_middle_layer_change_drafts(folder, target, tmp_path):
+    ids = text(target, 20)
+    drafter = drafter_of(folder, target)
+    whole = drafter.propose([begun(drafter, target, ids)[0]], [Budget.fixed(tree.chain(2))]).probs
+    for i in range(2):
+        tensors = load_file(folder / "model.safetensors")
+        h = tensors["fc.weight"].shape[0]
+        tensors["fc.weight"][:, i * h : (i + 1) * h] = 0
+        save_file(tensors, tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+        other = drafter_of(tmp_path, target)
+        less = other.propose([begun(other, target, ids)[0]], [Budget.fixed(tree.chain(2))]).probs
+        assert (whole[0, 0] - less[0, 0]).abs().sum() > 0.01
+
+
+def spoil(folder, tmp_path, change):
+    tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    change(tensors, config)
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t, c: t.pop("fc.weight"), "fc.weight of shape None"),
+        (lambda t, c: t.update({"norm.weight": torch.ones(3)}), "norm.weight of shape"),
+        (lambda t, c: c.pop("eagle_aux_hidden_state_layer_ids"), "eagle_aux_hidden_state_layer_ids"),
+        (lambda t, c: t.update({"d2t": t["d2t"] + 10**6}), "d2t"),
+        (lambda t, c: t.update({"d2t": t["d2t"].flip(0)}), "d2t"),
+    ],
+)
+def test_a_folder_that_is_no_head_is_refused_by_name(folder, tmp_path, change, said):
+    with pytest.raises(ModelLoadError, match=said):
+        EagleCheckpoint.load(spoil(folder, tmp_path, change))
+
+
+def test_a_head_of_another_target_is_refused(folder, target, tmp_path):
+    def change(tensors, config):
+        tensors["target_probe"] = tensors["target_probe"].flip(0).contiguous()
+
+    with pytest.raises(IncompatibleError, match="another model"):
+        CompiledEagle(EagleCheckpoint.load(spoil(folder, tmp_path, change)), target)
+    draft = load.load_model(str(pair.draft_folder()), max_num_seqs=1)
+    with pytest.raises(IncompatibleError, match="numbers"):
+        CompiledEagle(EagleCheckpoint.load(folder), draft)
+
+
+def test_layers_that_the_target_lacks_are_refused_when_the_engine_is_built(folder, target, tmp_path):
+    from polydraft import Engine
+
+    def change(tensors, config):
+        config["eagle_aux_hidden_state_layer_ids"] = [1, 2, 99]
+
+    with pytest.raises(IncompatibleError, match="99"):
+        Engine.of(target, drafter="eagle", drafter_options={"weights": spoil(folder, tmp_path, change)})
