@@ -103,8 +103,8 @@ def _run(model, rows, logits, done):
         else:
             work.x[t, :h] = model.own[slot, work.seen[t, work.rows[t, 5] - 2] - base]
         embed_row(weights.embed, work.rows[t, 0], work.normed[t])
-    rms_norm(work.normed, weights.input_norm, sizes.epsilon, model.pairs, rows)
-    rms_norm(work.x, weights.hidden_norm, sizes.epsilon, work.normed, rows)
+    rms_norm(work.normed, weights.input_norm, sizes.epsilon, model.pairs, zero, rows)
+    rms_norm(work.x, weights.hidden_norm, sizes.epsilon, work.normed, zero, rows)
     for t in range(rows):
         model.pairs[t, h:] = work.normed[t]
     multiply(model.pairs, weights.qkv[0], work.rounded, work.qkv, rows)
@@ -128,12 +128,12 @@ def _run(model, rows, logits, done):
         for g in range(sizes.groups):
             attend(sizes, memory, work, zero, work.runs[run], work.runs[run + 1], g, zero)
     multiply(work.mixed, weights.out[0], work.rounded, work.update, rows)
-    add(work.x, work.update, rows)
-    rms_norm(work.x, weights.mlp_norm, sizes.epsilon, work.normed, rows)
+    add(work.x, work.update, zero, rows)
+    rms_norm(work.x, weights.mlp_norm, sizes.epsilon, work.normed, zero, rows)
     multiply(work.normed, weights.gate_up[0], work.rounded, work.gate_up, rows)
-    swiglu(work.gate_up, sizes.inner, work.act, rows)
+    swiglu(work.gate_up, sizes.inner, work.act, zero, rows)
     multiply(work.act, weights.down[0], work.rounded, work.update, rows)
-    add(work.x, work.update, rows)
+    add(work.x, work.update, zero, rows)
     wanted = zero
     for t in range(rows):
         model.own[work.rows[t, 1], work.rows[t, 3] - work.rows[t, 4]] = work.x[t]
@@ -141,7 +141,7 @@ def _run(model, rows, logits, done):
             work.x[wanted] = work.x[t]
             wanted += 1
     if wanted > 0:
-        rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, wanted)  # pyright: ignore[reportArgumentType]
+        rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, zero, np.int64(wanted))
         multiply(work.normed, weights.head, work.rounded, logits[done:], wanted)
     return done + wanted
 

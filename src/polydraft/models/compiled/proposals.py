@@ -5,7 +5,7 @@ once, whatever the number of its copies, and nodes without children not at all.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -116,7 +116,7 @@ class CompiledProposals(SlotModel):
     vocab_size: int
     draft_ids = np.empty(0, np.int64)
     """Tokens that it has logits of, where they are not all, in rising order; the others have no probability."""
-    pool: AbstractContextManager[Any] = nullcontext()
+    pool: Any = nullcontext()
     """Entered around each pass: who helps with it."""
 
     def propose_paths(
