@@ -25,10 +25,11 @@ class LinearHead:
         self.needs = Needs(hidden=(layer,), embeddings=True, head=True)  # refused where the target has none of these
         pasts, nexts = [], []
         for text in texts:
+            target.release([0])  # an engine may keep a text in it
             states = target.prefill([0], [text], hidden=(layer,)).hidden[layer][0]
-            target.release([0])
             pasts.append(self.features(states[:-1], torch.tensor(text[1:])))
             nexts.append(states[1:])
+        target.release([0])
         self.weights = torch.linalg.lstsq(torch.cat(pasts), torch.cat(nexts)).solution
 
     def features(self, states, tokens):
@@ -70,4 +71,4 @@ print("the same texts:", [r.text for r in drafted] == [r.text for r in plain.gen
 print("tokens a pass:", *(round(r.stats.emitted / r.stats.target_calls, 2) for r in drafted))
 
 # the same texts: True
-# tokens a pass: 1.16 1.64 1.0 2.21
+# tokens a pass: 1.64 1.52 1.0 2.46

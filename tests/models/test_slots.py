@@ -11,9 +11,10 @@ from polydraft.models import checkpoint
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.hf import HFTarget
 from polydraft.models.plain import PlainTarget
-from polydraft.models.slots import special_ids
+from polydraft.models.slots import Slots, special_ids
 from polydraft.models.static.llama import StaticLlama
 from polydraft.tree import pad
+from tests.engine.tables import TableModel
 from tests.models.tree_rounds import ARCHITECTURES, fresh, outcome, small_model
 
 KINDS = [HFTarget, StaticLlama, CompiledLlama, PlainTarget]
@@ -122,3 +123,14 @@ def test_every_backend_derives_the_ids_that_end_and_begin_a_text_alike(tmp_path,
     found.append(special_ids(files))
     expected = ([7], 1) if settings is None else ([], 5) if settings.bos_token_id == 5 else ([3, 4], None)
     assert found == [expected] * 5
+
+
+def test_a_slot_that_someone_else_emptied_keeps_nothing():
+    model = TableModel(V=5, max_num_seqs=1)
+    slots = Slots(model)
+    slot = slots.take()
+    model.prefill([slot], [[1, 2, 3]])
+    slots.give_back(slot, [1, 2, 3])
+    model.release([slot])
+    assert slots.take([1, 2, 3, 4]) == slot
+    assert model.lengths[slot] == 0

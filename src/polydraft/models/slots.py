@@ -259,7 +259,9 @@ class Slots:
         if not self._free:
             raise CapacityError(f"the model has {len(self._taken)} slots and all are taken; raise max_num_seqs.")
         slot = self._best(text)
-        if length := common_length(self._kept.pop(slot, ()), text):
+        kept = self._kept.pop(slot, ())
+        length = common_length(kept, text) if self._model.lengths[slot] == len(kept) else 0  # else someone else used the slot
+        if length:
             self._model.cut(slot, length)
         else:
             self._model.release([slot])  # where it could not be emptied when it was given back
