@@ -86,7 +86,8 @@ class EagleArrays(NamedTuple):
 def _run(model, rows, logits, done):
     """Run the rows in work; the logits wanted go to logits[done:]. Returns how many logits there are now."""
     weights, sizes, memory, work = model.weights, model.sizes, model.memory, model.work
-    h, zero, given = len(weights.norm), np.int64(0), np.int64(0)
+    zero: Any = np.int64(0)  # a literal 0 would compile everything below twice
+    h, given = len(weights.norm), zero
     for t in range(rows):
         slot, n = work.rows[t, 1], work.rows[t, 3] - work.rows[t, 4]
         if n < model.counts[slot]:
@@ -141,7 +142,7 @@ def _run(model, rows, logits, done):
             work.x[wanted] = work.x[t]
             wanted += 1
     if wanted > 0:
-        rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, zero, np.int64(wanted))
+        rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, zero, wanted)
         multiply(work.normed, weights.head, work.rounded, logits[done:], wanted)
     return done + wanted
 
