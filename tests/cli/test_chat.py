@@ -130,7 +130,7 @@ def test_without_a_model_one_is_offered_and_fetched_only_where_it_is_said(tmp_pa
     wheel = tmp_path / "tiny_chat-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as packed:
         for name, data in FILES.items():
-            packed.writestr(name, open(path, "rb").read() if name.endswith(".gguf") else data)  # noqa: SIM115
+            packed.writestr(name, Path(path).read_bytes() if name.endswith(".gguf") else data)
     digest, sizes = hashlib.sha256(wheel.read_bytes()).hexdigest(), (wheel.stat().st_size, os.path.getsize(path))
     named = ("smollm2-135m-instruct", "a small model", "MIT", "tiny-chat==1.0", "tiny_chat/tiny.gguf", digest, *sizes)
     monkeypatch.setitem(hub.MODELS, named[0], hub.HubModel(*named))

@@ -204,7 +204,7 @@ def test_an_architecture_and_a_type_that_are_not_read_are_named(tmp_path):
     refused(path, "'mamba'", "llama, qwen2, qwen3")
     module = small("llama")
     odd = gguf.GGMLQuantizationType.Q2_K
-    data = open(write(path, module, "Q4_K"), "rb").read()  # noqa: SIM115
+    data = Path(write(path, module, "Q4_K")).read_bytes()
     name = b"blk.0.attn_q.weight"
     at = data.index(name) + len(name) + 4 + 16
     path.write_bytes(data[:at] + int(odd).to_bytes(4, "little") + data[at + 4 :])

@@ -1,6 +1,7 @@
 """`polydraft train`: from a checkpoint to a draft head for it."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -52,9 +53,14 @@ def train(
         engine = build(model, None, drafter=None, max_num_seqs=16, max_model_len=max_model_len)
         chosen = Options(minutes=minutes, unroll=unroll, draft_vocab=draft_vocab, seed=seed)
         out.mkdir(parents=True, exist_ok=True)
-        say = lambda line: typer.echo(line, err=True)  # noqa: E731
         card = train_eagle(
-            engine, out, chosen, data=files, start=start, command=" ".join(["polydraft", *sys.argv[1:]]), report=say
+            engine,
+            out,
+            chosen,
+            data=files,
+            start=start,
+            command=" ".join(["polydraft", *sys.argv[1:]]),
+            report=partial(typer.echo, err=True),
         )
     typer.echo(
         f"{out}: a head of {card['tokens']:,} tokens; of its first drafts on texts it has not seen {card['acceptance'][0]:.0%} are kept at "

@@ -203,7 +203,10 @@ class CompiledEagle(CompiledProposals):
             aligned(1, slots, G, whole(width) // PANEL, columns, PANEL),
             self._lengths,
         )
-        named = lambda *names: torch.cat([tensors[f"midlayer.{name}.weight"].float() for name in names])  # noqa: E731
+
+        def named(*names: str) -> Tensor:
+            return torch.cat([tensors[f"midlayer.{name}.weight"].float() for name in names])
+
         matrices = {
             "fc": tensors["fc.weight"].float(),
             "qkv": named("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
