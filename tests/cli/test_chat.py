@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import zipfile
+from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer

@@ -1,5 +1,6 @@
 """A GGUF file is the model of its dequantised weights, and what is no such file is refused with what was found."""
 
+from pathlib import Path
 from random import Random
 
 import gguf
