@@ -53,6 +53,11 @@ DRAFTERS: dict[str, str] = {
 }
 """name -> "module:object", a class whose instances are `core.Drafter` and whose `methods` attribute lists what it can make."""
 
+RECIPES: dict[str, str] = {
+    "eagle": "polydraft.train.eagle:EagleRecipe",
+}
+"""kind -> "module:object", a `train.recipe.Recipe`: what `polydraft train` can train."""
+
 INDEXES: dict[str, str] = {
     "trigram": "polydraft.drafters.text.trigram:TrigramTable",
     "retrieval": "polydraft.drafters.text.retrieval:RetrievalIndex",
@@ -151,6 +156,15 @@ def _options(build: Callable[..., Any], then: Callable[..., Any] | None = None) 
         return names
     more = None if then is None else _options(then)
     return None if more is None else names | more
+
+
+def recipe(kind: str) -> Any:
+    """How that kind of drafter is trained, imported now.
+
+    Raises:
+        UnknownNameError: with the nearest known kind.
+    """
+    return _load("kind of drafter to train", RECIPES, kind)()
 
 
 def index(kind: str) -> Any:

@@ -10,7 +10,7 @@ from polydraft import tree as trees
 from polydraft.core import Draft, Method, Needs, NoiseKey, Request, SamplingParams, Scores, SiblingLaw, TreeShape
 from polydraft.drafters.base import Parts
 from polydraft.drafters.text.retrieval import RetrievalIndex
-from polydraft.train.eagle import EagleHead, HeadShape, export
+from polydraft.train.recipe import Material
 from tests.engine.tables import TableModel
 
 V = 5
@@ -28,20 +28,25 @@ def another_model(folder, V):
     return {"models": [TableModel(V, seed=2, max_num_seqs=128)]}
 
 
-def eagle_head(folder, V):
-    """A head with random weights over all tokens but one."""
-    target, ids = TableModel(V), torch.arange(V - 1)
-    torch.manual_seed(0)
-    shape = HeadShape(target.width, 16, 2, 1, 8, (0, 1), 1e-5, 10000.0)
-    head = EagleHead(shape, target.embed(torch.arange(V)).float(), torch.eye(V - 1, target.width))
-    for matrix in head.parameters():
-        if matrix.ndim == 2:
-            torch.nn.init.normal_(matrix)
-    export(head, ids.numpy(), target, folder / "eagle")
-    return {"weights": folder / "eagle"}
+def trained(kind):
+    """A drafter of a kind that is trained, with random weights over all tokens but one."""
+
+    def weights(folder, V):
+        target, recipe, ids = TableModel(V), registry.recipe(kind), np.arange(V - 1)
+        torch.manual_seed(0)
+        rows = target.embed(torch.arange(V)).bfloat16()
+        material = Material(target, recipe.layers(1)[-2:], ids, rows, torch.eye(V - 1, target.width).bfloat16(), recipe.sizes)
+        network = recipe.fresh(material)
+        for matrix in network.parameters():
+            if matrix.ndim == 2:
+                torch.nn.init.normal_(matrix)
+        recipe.export(network, material, folder / kind)
+        return {"weights": folder / kind}
+
+    return weights
 
 
-OPTIONS = {"retrieval": retrieval_index, "several": another_model, "eagle": eagle_head}
+OPTIONS = {"retrieval": retrieval_index, "several": another_model, "eagle": trained("eagle")}
 """What a drafter cannot be built without, by name: a function of a folder to write into."""
 
 

@@ -15,7 +15,8 @@ from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.models import load, pair
 from polydraft.models.compiled.eagle import CompiledEagle
 from polydraft.models.eagle import EagleCheckpoint
-from polydraft.train.eagle import EagleHead, HeadShape, export
+from polydraft.train.eagle import EagleHead, EagleRecipe, HeadShape
+from polydraft.train.recipe import Material
 
 LAYERS = (1, 2, 4)
 
@@ -46,7 +47,8 @@ def head(target):
 @pytest.fixture(scope="module")
 def folder(head, target, tmp_path_factory):
     where = tmp_path_factory.mktemp("head")
-    export(head, np.arange(0, target.vocab_size, 3), target, where)
+    ids = np.arange(0, target.vocab_size, 3)
+    EagleRecipe().export(head, Material(target, LAYERS, ids, head.embeddings, head.output, {}), where)
     return where
 
 

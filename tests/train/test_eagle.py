@@ -10,8 +10,9 @@ from polydraft import Engine, SamplingParams
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.train import conversations
 from polydraft.train.conversations import Text
-from polydraft.train.eagle import EagleHead, HeadShape, unrolled_loss
-from polydraft.train.eagle_run import Options, draft_vocabulary, train_eagle
+from polydraft.train.eagle import EagleHead, EagleRecipe, HeadShape
+from polydraft.train.recipe import Batch
+from polydraft.train.run import Options, draft_vocabulary, train_drafter
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +35,14 @@ def test_a_trained_head_foretells_more_than_a_fresh_one(engine, written, tmp_pat
     short, said = {}, []
     for name, steps in (("fresh", 1), ("trained", 40)):
         chosen = Options(**{**options.__dict__, "max_steps": steps})
-        short[name] = train_eagle(engine, tmp_path / name, chosen, data=[written], report=said.append)
+        short[name] = train_drafter(engine, "eagle", tmp_path / name, chosen, data=[written], report=said.append)
     fresh, trained = (short[name]["acceptance"] for name in ("fresh", "trained"))
     assert trained[0] > fresh[0] + 0.05, (fresh, trained)
     card = json.loads((tmp_path / "trained" / "card.json").read_text())
     assert card["tokens"] == 16 * 97
     assert len(card["acceptance"]) == 3
     assert any("MB" in line for line in said)
-    again = train_eagle(engine, tmp_path / "trained", Options(**{**options.__dict__, "max_steps": 41}), data=[written])
+    again = train_drafter(engine, "eagle", tmp_path / "trained", Options(**{**options.__dict__, "max_steps": 41}), data=[written])
     assert abs(again["acceptance"][0] - trained[0]) < 0.1, "it goes on from its checkpoint"
     drafted = Engine.of(
         engine.target, tokenizer=engine.tokenizer, drafter="eagle", drafter_options={"weights": tmp_path / "trained"}, depth=2
@@ -98,12 +99,13 @@ def test_the_loss_is_least_where_the_head_has_the_targets_law():
         states = head.step(tokens[:, 1:8], head.fc(features[:, :7]), [])
         laws = torch.zeros(1, 9, 24)
         laws[:, 1:8] = head.logits(states).softmax(-1)
-        loss, kept, agreed = unrolled_loss(head, tokens, features, laws, counted, steps=1)
+        loss, kept, agreed = EagleRecipe().loss(head, Batch(tokens, features, laws, counted), steps=1, tv_weight=0)
         entropy = -(laws[:, 1:8] * laws[:, 1:8].log()).sum(-1).mean()
         assert kept[0] == pytest.approx(1)
         assert agreed[0] == 1
         assert float(loss) == pytest.approx(float(entropy), rel=1e-4)
-        flat, worse, _ = unrolled_loss(head, tokens, features, torch.full_like(laws, 1 / 24), counted, steps=1)
+        other = Batch(tokens, features, torch.full_like(laws, 1 / 24), counted)
+        flat, worse, _ = EagleRecipe().loss(head, other, steps=1, tv_weight=0)
         assert worse[0] < 0.9
         assert float(flat) > float(torch.tensor(24.0).log())
 
@@ -125,7 +127,7 @@ def test_the_draft_vocabulary_is_the_most_frequent_tokens():
 )
 def test_what_cannot_be_trained_is_refused(engine, written, tmp_path, options, error, said):
     with pytest.raises(error, match=said):
-        train_eagle(engine, tmp_path, options, data=[written])
+        train_drafter(engine, "eagle", tmp_path, options, data=[written])
 
 
 def test_files_without_a_usable_line_are_refused(engine, tmp_path):
@@ -146,4 +148,4 @@ def test_a_target_without_hidden_states_is_refused(engine, tmp_path):
 
     blind = SimpleNamespace(target=SimpleNamespace(offers=Needs()), summary=lambda: {"target": "blind"})
     with pytest.raises(IncompatibleError, match="blind"):
-        train_eagle(blind, tmp_path, Options())
+        train_drafter(blind, "eagle", tmp_path, Options())

@@ -7,18 +7,17 @@ from typing import Annotated
 
 import typer
 
+from polydraft import registry
 from polydraft.cli import options as given
 from polydraft.cli.progress import Preparation
 from polydraft.cli.start import build, use_threads
-from polydraft.errors import InvalidInputError, unknown_name
+from polydraft.errors import InvalidInputError
 
 __all__ = ["train"]
 
-KINDS = ("eagle",)
-
 
 def train(
-    kind: Annotated[str, typer.Argument(help="What is trained: eagle.")],
+    kind: Annotated[str, typer.Argument(help=f"What is trained: {', '.join(registry.RECIPES)}.")],
     model: given.Model = None,
     data: Annotated[
         list[Path] | None,
@@ -30,14 +29,15 @@ def train(
     ] = Path("head"),
     start: Annotated[Path | None, typer.Option(help="Folder of a head to begin with.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what the folder holds.")] = False,
-    unroll: Annotated[int, typer.Option(help="Steps over the head's own output.")] = 3,
-    draft_vocab: Annotated[int, typer.Option(help="Most tokens that the head can draft.")] = 8192,
+    unroll: Annotated[int | None, typer.Option(help="Depths that are trained.")] = None,
+    draft_vocab: Annotated[int | None, typer.Option(help="Most tokens that can be drafted.")] = None,
+    sizes: Annotated[
+        list[str] | None, typer.Option("--size", help="NAME=NUMBER: a size of a fresh network that the kind lets choose.")
+    ] = None,
     max_model_len: Annotated[int, typer.Option(help="Longest text, in tokens.")] = 1024,
     seed: Annotated[int, typer.Option(help="Of the texts and of the order in which they are read.")] = 0,
 ) -> None:
-    """Train a draft head of kind KIND for a model: it writes texts, keeps its states along them, and a head learns to foretell it."""
-    if kind not in KINDS:
-        raise unknown_name("kind of head", kind, KINDS)
+    """Train a drafter of kind KIND for a model: it writes texts, keeps its states along them, and the drafter learns to foretell it."""
     if out.exists() and any(out.iterdir()) and not resume:
         raise InvalidInputError(
             f"--out {str(out)!r} holds something already. Give --resume to go on with it, or name another folder."
@@ -47,14 +47,17 @@ def train(
         if not path.is_file():
             raise InvalidInputError(f"--data {str(path)!r} is no file. Name text files, or folders of them.")
     use_threads()
-    from polydraft.train.eagle_run import Options, train_eagle
+    from polydraft.train.run import Options, train_drafter
 
+    chosen = Options.of(
+        kind, minutes=minutes, unroll=unroll, draft_vocab=draft_vocab, seed=seed, sizes=dict(map(_size, sizes or ()))
+    )
     with Preparation(f"loading {model or 'the embedded model'} ..."):
         engine = build(model, None, drafter=None, max_num_seqs=16, max_model_len=max_model_len)
-        chosen = Options(minutes=minutes, unroll=unroll, draft_vocab=draft_vocab, seed=seed)
         out.mkdir(parents=True, exist_ok=True)
-        card = train_eagle(
+        card = train_drafter(
             engine,
+            kind,
             out,
             chosen,
             data=files,
@@ -63,6 +66,13 @@ def train(
             report=partial(typer.echo, err=True),
         )
     typer.echo(
-        f"{out}: a head of {card['tokens']:,} tokens; of its first drafts on texts it has not seen {card['acceptance'][0]:.0%} are kept at "
+        f"{out}: {kind} of {card['tokens']:,} tokens; of its first drafts on texts it has not seen {card['acceptance'][0]:.0%} are kept at "
         f"temperature 1, {card['agreement'][0]:.0%} are the most likely token. Use it: polydraft generate --head {out}"
     )
+
+
+def _size(said: str) -> tuple[str, int]:
+    name, _, number = said.partition("=")
+    if not number.isdigit():
+        raise InvalidInputError(f"--size {said!r} was given; expected NAME=NUMBER, such as layers=2.")
+    return name, int(number)

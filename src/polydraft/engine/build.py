@@ -11,7 +11,7 @@ from polydraft.drafters.base import Parts
 from polydraft.drafters.choice import Choice
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError, unknown_name
-from polydraft.models.eagle import shipped
+from polydraft.models.heads import kind_of, shipped
 from polydraft.plan.plan import AdaptivePlan, FixedPlan, Plan, check_room
 from polydraft.plan.profile import Profile
 from polydraft.plan.switch import ChoicePlan
@@ -60,7 +60,8 @@ def _made(named: str, parts: Parts, options: Mapping[str, Any]) -> Drafter:
 def _auto(parts: Parts, options: Mapping[str, Any]) -> str:
     if parts.draft_model is not None:
         return "model"
-    return "eagle" if "weights" in options or shipped(parts.target) is not None else "ngram"
+    weights = options.get("weights") or shipped(parts.target)
+    return "ngram" if weights is None else kind_of(weights)
 
 
 def verifier(wanted: str | Verifier, source: Drafter | None) -> Verifier:

@@ -11,21 +11,21 @@ Trap: a head trained with k = 1 alone has never read its own output, and its sec
 Tensors are named as the authors name them, so that what is exported is what published checkpoints look like.
 """
 
-import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
-from polydraft.atomic import replacing
-from polydraft.core import Target
-from polydraft.models.eagle import probe
+from polydraft.models.checkpoint import head_width
+from polydraft.models.eagle import EagleCheckpoint, rope_theta
+from polydraft.models.heads import save_head
+from polydraft.train.recipe import Batch, Figures, Material, Recipe, unrolled
 
-__all__ = ["EagleHead", "HeadShape", "export", "unrolled_loss"]
+__all__ = ["EagleHead", "EagleRecipe", "HeadShape"]
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,8 @@ class EagleHead(nn.Module):
 
     embeddings: Tensor
     output: Tensor
+    owns_output = False
+    """Whether its output rows are others than its target's."""
 
     def __init__(self, shape: HeadShape, embeddings: Float[Tensor, "V h"], output: Float[Tensor, "D h"]) -> None:
         super().__init__()
@@ -154,69 +156,75 @@ class EagleHead(nn.Module):
         """Over the draft vocabulary."""
         return linear(self.norm(states), self.output)
 
-
-def unrolled_loss(
-    head: EagleHead,
-    tokens: Int[Tensor, "B T"],
-    features: Float[Tensor, "B T F"],
-    laws: Float[Tensor, "B T D"],
-    counted: Bool[Tensor, "B T"],
-    *,
-    steps: int,
-    decay: float = 0.8,
-    tv_weight: float = 0.0,
-) -> tuple[Tensor, list[float], list[float]]:
-    """Loss in nats, and by depth the acceptance sum min(p, q) and how often the most likely tokens agree, means over what counts.
-
-    laws[:, t]: the target's law of x[t+1] at the draft vocabulary, whose mass is at most 1.  counted: positions of drafted tokens.
-    tv_weight: share of 1 - sum min(p, q) in the loss.
-    """
-    _B, T = tokens.shape
-    length = T - 1 - steps
-    states, lines = head.fc(features[:, :length]), list[tuple[Tensor, Tensor]]()
-    total, kept, agreed = torch.zeros(()), list[float](), list[float]()
-    for k in range(1, steps + 1):
-        states = head.step(tokens[:, k : k + length], states, lines)
-        wanted = counted[:, k + 1 : k + 1 + length]
-        log_q = head.logits(states)[wanted].float().log_softmax(-1)
-        p = laws[:, k : k + length][wanted].float()
-        overlap = torch.minimum(p, log_q.exp()).sum(-1).mean()
-        loss = -(p * log_q).sum(-1).mean()
-        total = total + decay ** (k - 1) * ((1 - tv_weight) * loss - tv_weight * overlap)
-        kept.append(float(overlap.detach()))
-        agreed.append(float((p.argmax(-1) == log_q.argmax(-1)).float().mean()))
-    return total, kept, agreed
+    def depths(self, batch: Batch, steps: int) -> Iterator[tuple[Float[Tensor, "n D"], Float[Tensor, "n D"]]]:
+        """Logits and the target's laws of each step."""
+        length = batch.tokens.shape[1] - 1 - steps
+        states, lines = self.fc(batch.states[:, :length]), list[tuple[Tensor, Tensor]]()
+        for k in range(1, steps + 1):
+            states = self.step(batch.tokens[:, k : k + length], states, lines)
+            wanted = batch.counted[:, k + 1 : k + 1 + length]
+            yield self.logits(states)[wanted], batch.laws[:, k : k + length][wanted].float()
 
 
-def export(head: EagleHead, ids: np.ndarray, target: Target, folder: Path) -> None:
-    """Write the folder that `models.eagle.EagleCheckpoint` reads. ids: [D] the draft vocabulary, rising.
+class EagleRecipe(Recipe):
+    """See the module."""
 
-    Raises:
-        OSError: what was there before stays.
-    """
-    from safetensors.torch import save
+    checkpoint = EagleCheckpoint
 
-    shape = head.shape
-    tensors = {name: tensor.detach().bfloat16().contiguous() for name, tensor in head.state_dict().items()}
-    tensors |= {"d2t": torch.from_numpy(ids - np.arange(len(ids))), "target_probe": probe(target).bfloat16()}
-    config = {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_groups,
-        "head_dim": shape.head_dim,
-        "num_hidden_layers": 1,
-        "rms_norm_eps": shape.rms_norm_eps,
-        "rope_theta": shape.rope_theta,
-        "vocab_size": len(head.embeddings),
-        "draft_vocab_size": len(ids),
-        "eagle_aux_hidden_state_layer_ids": list(shape.layers),
-        "tie_word_embeddings": False,
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / "model.safetensors") as file:
-        file.write(save(tensors))
-    with replacing(folder / "config.json") as file:
-        file.write(json.dumps(config, indent=2).encode())
+    def layers(self, last: int) -> tuple[int, ...]:
+        """A low, a middle and the last."""
+        return max(1, last // 4), last // 2 + 1, last
+
+    def fresh(self, material: Material) -> EagleHead:
+        """A head of its target's widths."""
+        return EagleHead(_shape(material), material.embeddings, material.output)
+
+    def started(self, material: Material, first: EagleCheckpoint) -> EagleHead:
+        """A head that was trained before."""
+        c = first.config
+        shape = HeadShape(
+            c.hidden_size,
+            c.intermediate_size,
+            c.num_attention_heads,
+            c.num_key_value_heads,
+            head_width(c),
+            first.layers,
+            c.rms_norm_eps,
+            rope_theta(c),
+        )
+        head = EagleHead(shape, material.embeddings, first.output(material.target).bfloat16())
+        head.load_state_dict({name: first.tensors[name].float() for name in head.state_dict()})
+        head.owns_output = "lm_head.weight" in first.tensors
+        return head
+
+    def loss(self, network: EagleHead, batch: Batch, *, steps: int, tv_weight: float) -> Figures:
+        """Of as many steps over the head's own output."""
+        return unrolled(network.depths(batch, steps), tv_weight=tv_weight)
+
+    def export(self, network: EagleHead, material: Material, folder: Path) -> None:
+        """Write what `models.eagle` reads."""
+        shape, own = network.shape, {"lm_head.weight": network.output} if network.owns_output else {}
+        save_head(
+            folder,
+            EagleCheckpoint,
+            network.state_dict() | own,
+            material.target,
+            shape.layers,
+            material.ids,
+            architectures=["LlamaForCausalLMEagle3"],
+            model_type="llama",
+            intermediate_size=shape.intermediate_size,
+            num_attention_heads=shape.num_heads,
+            num_key_value_heads=shape.num_groups,
+            head_dim=shape.head_dim,
+            num_hidden_layers=1,
+            rms_norm_eps=shape.rms_norm_eps,
+            rope_theta=shape.rope_theta,
+            tie_word_embeddings=False,
+        )
+
+
+def _shape(material: Material) -> HeadShape:
+    h = material.hidden_size
+    width = 64 if h % 64 == 0 else h // max(1, h // 32)
+    return HeadShape(h, -(-8 * h // 24) * 8, h // width, h // width, width, material.layers, 1e-5, 1e5)

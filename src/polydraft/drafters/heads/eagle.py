@@ -21,8 +21,8 @@ from torch import Tensor
 from polydraft.core import Budget, Draft, Needs, Outcome, Request, Scores, SiblingLaw
 from polydraft.drafters.base import Parts, Snapshot
 from polydraft.drafters.model.paths import FIXED, ModelDrafter, ModelState
-from polydraft.errors import InvalidInputError
-from polydraft.models.eagle import EagleCheckpoint, shipped
+from polydraft.models.eagle import EagleCheckpoint
+from polydraft.models.heads import head_folder
 from polydraft.papers import method
 
 __all__ = ["EagleDrafter"]
@@ -64,13 +64,7 @@ class EagleDrafter(ModelDrafter):
         """
         from polydraft.models.compiled.eagle import CompiledEagle
 
-        found = shipped(parts.target) if weights is None else weights
-        if found is None:
-            raise InvalidInputError(
-                "the drafter 'eagle' was asked for without weights, and none come with the package for this target; expected "
-                "weights=FOLDER (--head FOLDER). Train them: polydraft train eagle."
-            )
-        head = EagleCheckpoint.load(found)
+        head = EagleCheckpoint.load(head_folder("eagle", parts.target, weights))
         return cls(CompiledEagle(head, parts.target), head.layers, kind, stop_ids=parts.eos_token_ids)
 
     def sibling(self, kind: str) -> "EagleDrafter":

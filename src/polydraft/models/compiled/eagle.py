@@ -44,6 +44,7 @@ from polydraft.models.compiled.proposals import CompiledProposals
 from polydraft.models.compiled.vectors import PANEL, aligned
 from polydraft.models.compiled.weights import FORMATS
 from polydraft.models.eagle import EagleCheckpoint
+from polydraft.models.heads import embeddings
 from polydraft.models.slots import TREE_ROOM
 
 __all__ = ["CompiledEagle"]
@@ -223,7 +224,7 @@ class CompiledEagle(CompiledProposals):
         vectors = {"input_norm": "midlayer.input_layernorm", "hidden_norm": "midlayer.hidden_norm",
                    "mlp_norm": "midlayer.post_attention_layernorm", "norm": "norm"}  # fmt: skip
         weights = EagleWeights(
-            embed=_embeddings(target),
+            embed=embeddings(target).view(torch.int16).numpy().view(np.uint16),
             ids=self.draft_ids,
             **{name: tensors[f"{where}.weight"].float().numpy() for name, where in vectors.items()},
             **{name: panels[0] if name in one else panels for name, panels in packed.items()},
@@ -314,9 +315,3 @@ class CompiledEagle(CompiledProposals):
     def offers(self) -> Needs:
         """Nothing beyond its laws."""
         return Needs()
-
-
-def _embeddings(target: Any) -> np.ndarray:
-    """All of a target's embeddings in bfloat16, as uint16 [V, h]."""
-    every = torch.arange(target.vocab_size).split(4096)
-    return torch.cat([target.embed(ids).bfloat16() for ids in every]).view(torch.int16).numpy().view(np.uint16)

@@ -1,4 +1,4 @@
-"""From a checkpoint to an EAGLE-3 head: text, features, training, evaluation, export; every part is kept and taken up again.
+"""From a checkpoint to a drafter of any kind: text, features, training, evaluation, export; every part is kept and taken up again.
 
 texts/       what the target wrote (or the files that were given), in shards        features/   its states there, in bfloat16
 checkpoint   weights, optimizers, seconds spent                                     card.json   what was done and what it is worth
@@ -6,26 +6,27 @@ checkpoint   weights, optimizers, seconds spent                                 
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
+from polydraft import registry
 from polydraft.atomic import replacing
 from polydraft.engine.api import Engine
 from polydraft.errors import IncompatibleError, InvalidInputError
-from polydraft.models.checkpoint import head_width
-from polydraft.models.eagle import EagleCheckpoint, probe, rope_theta
+from polydraft.models.heads import embeddings, output_rows
 from polydraft.train import conversations
 from polydraft.train.conversations import Text
-from polydraft.train.eagle import EagleHead, HeadShape, export, unrolled_loss
 from polydraft.train.loop import optimizers_for, save_atomically
+from polydraft.train.recipe import Batch, Material, Recipe
 
-__all__ = ["Options", "train_eagle"]
+__all__ = ["Options", "train_drafter"]
 
 HELD_OUT = 0.04
 """Share of the texts that no step sees."""
@@ -33,9 +34,9 @@ HELD_OUT = 0.04
 
 @dataclass(frozen=True)
 class Options:
-    """minutes: of everything; half of it writes texts where none are given.  unroll: steps over the head's own output.
-    draft_vocab: most tokens that it can draft.  batch: texts.  window: most tokens of each.  layers: default a low, a middle and the last.
-    max_steps: that training ends at, where the minutes are not over.
+    """minutes: of everything; half of it writes texts where none are given.  unroll: depths that are trained.
+    draft_vocab: most tokens that can be drafted.  batch: texts.  window: most tokens of each.  layers: whose states are read; default the
+    kind's choice.  max_steps: that training ends at, where the minutes are not over.  sizes: of what the kind lets choose.
     """
 
     minutes: float = 10.0
@@ -47,18 +48,42 @@ class Options:
     max_steps: int = 1_000_000
     lr: float = 0.02
     seed: int = 0
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, kind: str, **given: Any) -> "Options":
+        """Those of a kind; what is None is left to it.
+
+        Raises:
+            InvalidInputError: sizes that the kind does not have.
+
+        Example:
+            >>> Options.of("eagle", minutes=5, unroll=None).unroll
+            3
+        """
+        recipe: Recipe = registry.recipe(kind)
+        sizes = given.pop("sizes", None) or {}
+        if unknown := sorted(set(sizes) - set(recipe.sizes)):
+            raise InvalidInputError(
+                f"{unknown[0]}={sizes[unknown[0]]} was given; {kind!r} lets choose {', '.join(recipe.sizes) or 'no sizes'}."
+            )
+        chosen = {**recipe.defaults, **{name: value for name, value in given.items() if value is not None}}
+        return cls(**chosen, sizes={**recipe.sizes, **sizes})
 
 
 @dataclass(frozen=True)
 class Example:
-    """A text with the target's states [T, F] in bfloat16 and, of each position, the logarithm of the sum of exponents of all logits."""
+    """A text with the target's states in bfloat16, [T, F] of the layers that are read and [T, h] of the last, and, of each position, the
+    logarithm of the sum of exponents of all logits."""
 
     text: Text
     states: Tensor
+    last: Tensor
     totals: Tensor
 
 
-def _layers(engine: Engine, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
+def _layers(engine: Engine, recipe: Recipe, wanted: tuple[int, ...] | None) -> tuple[tuple[int, ...], int]:
+    """Layers that are read, and the last one."""
     offered = engine.target.offers
     last = max(offered.hidden, default=-1)
     if not (offered.embeddings and offered.head) or last < 3:
@@ -66,10 +91,10 @@ def _layers(engine: Engine, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
             f"{engine.summary()['target']} gives no hidden states, embeddings and head ({offered}), from which a head is trained. "
             "Load it with backend='compiled', 'static' or 'transformers'."
         )
-    layers = wanted or (max(1, last // 4), last // 2 + 1, last)
-    if not set(layers) <= set(offered.hidden) or layers[-1] != last:
-        raise InvalidInputError(f"layers={layers} were given; expected layers in 0..{last}, {last} the last of them.")
-    return layers
+    layers = recipe.layers(last) if wanted is None else wanted
+    if not set(layers) <= set(offered.hidden) or tuple(sorted(set(layers))) != layers:
+        raise InvalidInputError(f"layers={layers} were given; expected layers in 0..{last}, rising.")
+    return layers, last
 
 
 def _texts(
@@ -91,25 +116,30 @@ def _texts(
 
 
 @torch.inference_mode()
-def _examples(engine: Engine, texts: Sequence[Text], path: Path, layers: Sequence[int]) -> list[Example]:
+def _examples(
+    engine: Engine, texts: Sequence[Text], folder: Path, number: int, layers: Sequence[int], last: int
+) -> list[Example]:
     """The target's states along texts, from the file where they are kept, or made now."""
+    stored = tuple(sorted({*layers, last}))
+    path = folder / f"{number:05d}-{'-'.join(map(str, stored))}.npz"
     ends = np.cumsum([len(t.tokens) for t in texts])
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         rows, totals = list[Tensor](), list[Tensor]()
         for text in texts:
             engine.target.release([0])
-            found = engine.target.prefill([0], [text.tokens.tolist()], hidden=layers).hidden
-            rows.append(torch.cat([found[layer][0] for layer in layers], -1).bfloat16())
-            last = found[layers[-1]][0].split(64)
-            totals.append(torch.cat([engine.target.head(x).float().logsumexp(-1) for x in last]))  # pyright: ignore
+            found = engine.target.prefill([0], [text.tokens.tolist()], hidden=stored).hidden
+            rows.append(torch.cat([found[layer][0] for layer in stored], -1).bfloat16())
+            totals.append(torch.cat([engine.target.head(x).float().logsumexp(-1) for x in found[last][0].split(64)]))  # pyright: ignore
         engine.target.release([0])
         with replacing(path) as file:
             np.savez(file, states=torch.cat(rows).cpu().view(torch.int16).numpy(), totals=torch.cat(totals).cpu().numpy())
     with np.load(path, allow_pickle=False) as found:
         states, totals = torch.from_numpy(found["states"]).view(torch.bfloat16), torch.from_numpy(found["totals"])
+    width = states.shape[1] // len(stored)
+    read, last_states = states[:, : len(layers) * width], states[:, -width:]
     pieces = zip(np.split(np.arange(len(totals)), ends[:-1]), texts, strict=True)
-    return [Example(text, states[at[0] : at[-1] + 1], totals[at[0] : at[-1] + 1]) for at, text in pieces]
+    return [Example(text, *(part[at[0] : at[-1] + 1] for part in (read, last_states, totals))) for at, text in pieces]
 
 
 def draft_vocabulary(
@@ -124,26 +154,24 @@ def draft_vocabulary(
 
 
 class Batches:
-    """Examples as tensors, padded; the target's laws at the draft vocabulary are made from its last states."""
+    """Examples as tensors, padded; the target's laws at the draft vocabulary are made from its last states. output: [D, h] its rows."""
 
-    def __init__(self, output: Tensor, width: int, window: int, rng: np.random.Generator) -> None:
-        self.output, self.width, self.window, self.rng = output.bfloat16(), width, window, rng
+    def __init__(self, output: Tensor, window: int, rng: np.random.Generator, device: str) -> None:
+        self.output, self.window, self.rng, self.device = output.to(device), window, rng, device
 
-    def __call__(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def __call__(self, examples: Sequence[Example]) -> Batch:
         n = min(self.window, max(len(e.totals) for e in examples))
-        tokens, counted = torch.zeros(len(examples), n, dtype=torch.long), torch.zeros(len(examples), n, dtype=torch.bool)
-        states, totals = (
-            torch.zeros(len(examples), n, examples[0].states.shape[1], dtype=torch.bfloat16),
-            torch.zeros(len(examples), n),
-        )
-        for j, e in enumerate(examples):
-            begin = int(self.rng.integers(0, max(len(e.totals) - n, 0) + 1))
-            here = slice(begin, begin + n)
-            m = len(e.totals[here])
-            tokens[j, :m], states[j, :m], totals[j, :m] = torch.from_numpy(e.text.tokens[here]), e.states[here], e.totals[here]
-            counted[j, max(e.text.given - begin, 0) : m] = True
-        laws = ((states[..., -self.width :] @ self.output.T).float() - totals[..., None]).exp_()
-        return tokens, states, laws, counted
+        cut = [(e, int(self.rng.integers(0, max(len(e.totals) - n, 0) + 1))) for e in examples]
+
+        def padded(parts: Iterable[Tensor]) -> Tensor:
+            return pad_sequence(list(parts), batch_first=True).to(self.device)
+
+        tokens = padded(torch.from_numpy(e.text.tokens[i : i + n]) for e, i in cut)
+        states, last, totals = (padded(getattr(e, name)[i : i + n] for e, i in cut) for name in ("states", "last", "totals"))
+        at = torch.arange(tokens.shape[1])
+        counted = torch.stack([(at >= e.text.given - i) & (at < len(e.totals) - i) for e, i in cut]).to(self.device)
+        laws = ((last @ self.output.T).float() - totals[..., None]).exp_()
+        return Batch(tokens, states, laws, counted)
 
 
 def _epochs(examples: Sequence[Example], size: int, rng: np.random.Generator) -> Iterator[list[Example]]:
@@ -155,38 +183,46 @@ def _epochs(examples: Sequence[Example], size: int, rng: np.random.Generator) ->
         yield from batches
 
 
-def train_eagle(
+def train_drafter(
     engine: Engine,
+    kind: str,
     out: Path,
-    options: Options,
+    options: Options | None = None,
     *,
     data: Sequence[Path] = (),
     start: Path | None = None,
     command: str = "",
     report: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Train a head for an engine's target and write it to `out`; returns its card. What `out` holds of an earlier run is taken up.
+    """Train a drafter for an engine's target and write it to `out`; returns its card. What `out` holds of an earlier run is taken up.
 
-    data: files of text; without them the target writes its own.  start: folder of a head to begin with, whose layers and draft vocabulary
-        stay; default a fresh one.
+    kind: a name of `registry.RECIPES`.  data: files of text; without them the target writes its own.  start: folder of a trained one to
+        begin with, whose layers and draft vocabulary stay; default a fresh one.
 
     Raises:
+        UnknownNameError: no such kind.
         InvalidInputError: layers that are not there, files without text, or too few minutes for one evaluation.
-        IncompatibleError: a target whose hidden states cannot be had.
+        IncompatibleError: a target whose hidden states cannot be had, or a start for another one.
     """
-    began, o = time.monotonic(), options
-    target, first = engine.target, None if start is None else EagleCheckpoint.load(start)
-    layers = _layers(engine, o.layers if first is None else first.layers)
+    began, recipe = time.monotonic(), registry.recipe(kind)
+    o = options or Options.of(kind)
+    target, first = engine.target, None if start is None else recipe.checkpoint.load(start)
+    layers, last = _layers(engine, recipe, o.layers if first is None else first.layers)
+    if first is not None:
+        first.check(target)
     if o.minutes < 1:
         raise InvalidInputError(f"minutes={o.minutes} were given; expected at least 1, which writes, trains and looks once.")
     work = out / "work"
     shards = _texts(engine, data, work / "texts", began + 30 * o.minutes, o.seed, report)
-    texts = [t for shard in shards for t in shard if len(t.tokens) > o.unroll + 8]
-    made, size = list[Example](), sum(len(t.tokens) for t in texts) * len(layers) * probe(target).shape[1] * 2
-    report(f"the target's states along {len(texts)} texts take {size / 1e6:.0f} MB on the disk, and as much of the memory")
+    shards = [[t for t in shard if len(t.tokens) > o.unroll + 8] for shard in shards]
+    rows, vectors = embeddings(target), len({*layers, last})
+    size = sum(len(t.tokens) for shard in shards for t in shard) * vectors * rows.shape[1] * 2
+    report(
+        f"the target's states along {sum(map(len, shards))} texts take {size / 1e6:.0f} MB on the disk, and as much of the memory"
+    )
+    made = list[Example]()
     for i, shard in enumerate(shards):
-        kept = [t for t in shard if len(t.tokens) > o.unroll + 8]
-        made += _examples(engine, kept, work / "features" / f"{i:05d}-{'-'.join(map(str, layers))}.npz", layers)
+        made += _examples(engine, shard, work / "features", i, layers, last)
         report(f"states of {i + 1} of {len(shards)} shards")
     rng = np.random.default_rng(o.seed)
     held = set(rng.permutation(len(made))[: max(1, int(HELD_OUT * len(made)))].tolist())
@@ -194,87 +230,56 @@ def train_eagle(
     ids, share = draft_vocabulary(
         [e.text for e in trained], target.vocab_size, o.draft_vocab, None if first is None else first.ids
     )
-    head = _fresh(engine, layers, ids) if first is None else _started(engine, first)
-    figures, seconds, seen = _fit(head, trained, [made[i] for i in sorted(held)], rng, work, began, o, report)
-    export(head, ids, target, out)
-    tokens = sum(len(t.tokens) for t in texts)
-    card = {"command": command, "kind": "eagle", "options": asdict(o), "tokens": tokens, "draft_vocab_coverage": share,
-            "training_seconds": seconds, "tokens_seen": seen, **figures}  # fmt: skip
+    material = Material(target, layers, ids, rows, output_rows(target, ids).bfloat16(), o.sizes)
+    torch.manual_seed(o.seed)
+    network = recipe.fresh(material) if first is None else recipe.started(material, first)
+    batches = Batches(material.output, o.window, rng, "cuda" if torch.cuda.is_available() else "cpu")
+    figures = _fit(recipe, network.to(batches.device), batches, trained, [made[i] for i in sorted(held)], work, began, o, report)
+    recipe.export(network, material, out)
+    card = {"command": command, "kind": kind, "options": asdict(o), "tokens": sum(len(e.totals) for e in made),
+            "parameters": sum(p.numel() for p in network.parameters()), "draft_vocab_coverage": share, **figures}  # fmt: skip
     with replacing(out / "card.json") as file:
         file.write(json.dumps(card, indent=2).encode())
     return card
 
 
-def _embeddings(target: Any) -> Tensor:
-    return torch.cat([target.embed(some).bfloat16() for some in torch.arange(target.vocab_size).split(4096)])
-
-
-def _fresh(engine: Engine, layers: tuple[int, ...], ids: np.ndarray) -> EagleHead:
-    """A head of its target's widths, before training."""
-    target: Any = engine.target
-    embeddings = _embeddings(target)
-    h = embeddings.shape[1]
-    output = target.head(torch.eye(h))[:, torch.from_numpy(ids)].T.bfloat16().contiguous()
-    width = 64 if h % 64 == 0 else h // max(1, h // 32)
-    torch.manual_seed(0)
-    return EagleHead(HeadShape(h, -(-8 * h // 24) * 8, h // width, h // width, width, layers, 1e-5, 1e5), embeddings, output)
-
-
-def _started(engine: Engine, first: EagleCheckpoint) -> EagleHead:
-    """A head that was trained before."""
-    first.check(engine.target)
-    c = first.config
-    shape = HeadShape(
-        c.hidden_size,
-        c.intermediate_size,
-        c.num_attention_heads,
-        c.num_key_value_heads,
-        head_width(c),
-        first.layers,
-        c.rms_norm_eps,
-        rope_theta(c),
-    )
-    head = EagleHead(shape, _embeddings(engine.target), first.output(engine.target).bfloat16())
-    head.load_state_dict({name: tensor.float() for name, tensor in first.tensors.items() if name in head.state_dict()})
-    return head
-
-
 def _fit(
-    head: EagleHead,
+    recipe: Recipe,
+    network: nn.Module,
+    batch: Batches,
     examples: Sequence[Example],
     held: Sequence[Example],
-    rng: np.random.Generator,
     work: Path,
     began: float,
     o: Options,
     report: Callable[[str], None],
-) -> tuple[dict[str, Any], float, int]:
+) -> dict[str, Any]:
     """Train until the minutes are over. Returns held-out figures by depth, seconds and tokens."""
-    optimizers = optimizers_for(head, muon_lr=o.lr, adam_lr=1e-3)
+    optimizers = optimizers_for(network, muon_lr=o.lr, adam_lr=1e-3)
     groups = [group for each in optimizers for group in each.param_groups]
     base, saved, checkpoint = [group["lr"] for group in groups], time.monotonic(), work / "checkpoint.pt"
-    device = head.output.device.type
     spent, steps, seen, recent = 0.0, 0, 0, list[float]()
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
-        head.load_state_dict(state["head"])
+        network.load_state_dict(state["network"])
         for optimizer, one in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(one)
         spent, steps, seen = state["seconds"], state["steps"], state["seen"]
     left, start = max(30.0, 60 * o.minutes - (time.monotonic() - began) - spent), time.monotonic()
-    batch, said = Batches(head.output, head.shape.hidden_size, o.window, rng), start
+    said = start
 
     def evaluate() -> dict[str, Any]:
-        with torch.no_grad(), torch.autocast(device, torch.bfloat16):
-            found = [unrolled_loss(head, *batch(held[i : i + 8]), steps=o.unroll + 1)[1:] for i in range(0, len(held), 8)]
-        kept, agreed = (np.mean([f[j] for f in found], 0).round(3).tolist() for j in range(2))
-        return {"acceptance": kept, "agreement": agreed}
+        with torch.no_grad(), torch.autocast(batch.device, torch.bfloat16):
+            found = [
+                recipe.loss(network, batch(held[i : i + 8]), steps=o.unroll + 1, tv_weight=0.0) for i in range(0, len(held), 8)
+            ]
+        return {name: np.nanmean([getattr(f, name) for f in found], 0).round(3).tolist() for name in ("acceptance", "agreement")}
 
     def save() -> None:
-        state = {"head": head.state_dict(), "optimizers": [each.state_dict() for each in optimizers]}
+        state = {"network": network.state_dict(), "optimizers": [each.state_dict() for each in optimizers]}
         save_atomically(state | {"seconds": spent + time.monotonic() - start, "steps": steps, "seen": seen}, checkpoint)
 
-    for examples_now in _epochs(examples, o.batch, rng):
+    for examples_now in _epochs(examples, o.batch, batch.rng):
         done = max((time.monotonic() - start) / left, steps / o.max_steps)
         if done >= 1:
             break
@@ -282,15 +287,15 @@ def _fit(
         for group, lr in zip(groups, base, strict=True):
             group["lr"] = lr * factor
         inputs = batch(examples_now)
-        with torch.autocast(device, torch.bfloat16):
-            loss, kept, _ = unrolled_loss(head, *inputs, steps=o.unroll, tv_weight=0.5 if done > 0.5 else 0.0)
+        with torch.autocast(batch.device, torch.bfloat16):
+            loss, kept, _ = recipe.loss(network, inputs, steps=o.unroll, tv_weight=0.5 if done > 0.5 else 0.0)
         loss.backward()
-        nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-        with torch.autocast(device, torch.bfloat16):
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        with torch.autocast(batch.device, torch.bfloat16):
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-        steps, seen = steps + 1, seen + int(inputs[3].sum())
+        steps, seen = steps + 1, seen + int(inputs.counted.sum())
         recent.append(kept[0])
         now = time.monotonic()
         if now - said > 20:
@@ -303,4 +308,4 @@ def _fit(
             report(f"held out: {evaluate()}")
             saved = time.monotonic()
     save()
-    return evaluate(), round(spent + time.monotonic() - start, 1), seen
+    return {"training_seconds": round(spent + time.monotonic() - start, 1), "tokens_seen": seen, **evaluate()}
