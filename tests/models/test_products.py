@@ -7,7 +7,8 @@ from numba import njit
 
 from polydraft.models.compiled import tiles
 from polydraft.models.compiled.formats import BLOCKS, ROUNDED, num_outputs, pack, panels_for, unpack
-from polydraft.models.compiled.products import matmul, round_rows
+from polydraft.models.compiled.products import matmul
+from polydraft.models.compiled.rounding import round_rows
 
 INPUTS, OUTPUTS, ROWS = 96, 70, 16
 FORMATS = {"float32": np.float32, "bfloat16": np.uint16, **BLOCKS}

@@ -8,7 +8,7 @@ Q4_0        the same, two codes a byte                                          
 Q4_1        the same                                                                 scale code + least
 
 The blocks are those of GGUF files, code for code; scales and least weights are float16. What lies behind the last input or
-output is zero. `ROUNDED` is a block of activations as products of integers take them: see `kernels.round_rows`.
+output is zero. `ROUNDED` is a block of activations as products of integers take them: see `rounding`.
 """
 
 import numpy as np

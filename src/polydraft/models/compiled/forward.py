@@ -13,7 +13,8 @@ from numba.extending import overload
 from polydraft.exponential import fma
 from polydraft.models.compiled.formats import BLOCK, ROUNDED, num_outputs
 from polydraft.models.compiled.kernels import add, norm_part, rms_norm, soften, swiglu
-from polydraft.models.compiled.products import matmul, product, round_rows
+from polydraft.models.compiled.products import matmul, product
+from polydraft.models.compiled.rounding import round_rows
 from polydraft.models.compiled.threads import HELPERS, JOB, claim, finish, finished, floats_at, new_sync, publish, stopped
 from polydraft.models.compiled.vectors import PANEL, aligned
 from polydraft.models.slots import TREE_ROOM

@@ -5,9 +5,13 @@ depend on what it is compiled into, and on whether it was compiled or loaded (se
 """
 
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from polydraft.exponential import exp, fma
+from polydraft.models.compiled.vectors import FLOATS, LANES, VectorCode
 
 __all__ = ["add", "norm_part", "rms_norm", "soften", "swiglu"]
 
@@ -63,6 +67,32 @@ def swiglu(x: np.ndarray, n: int, out: np.ndarray, begin: int, end: int) -> None
             out[t, i] = gate / (np.float32(1.0) + exp(-gate)) * x[t, n + i]
 
 
+def _by_lanes(start, join):
+    """Compiled function: lanes[k] = scores[k], scores[16 + k] ... below `end`, a multiple of 16, joined two at a time."""
+
+    @intrinsic
+    def fold(typingctx, scores, end, lanes):
+        def emit(context, builder, signature, args):
+            code = VectorCode(builder, args[1].type)
+            source, target = (code.data(context, signature.args[i], args[i])[0] for i in (0, 2))
+            totals = [cgutils.alloca_once_value(builder, ir.Constant(FLOATS, [start] * LANES)) for _ in range(0, 16, LANES)]
+            with code.loop(args[1], 16) as (first, _):
+                for part, total in enumerate(totals):
+                    value = code.load(code.at(code.at(source, first, 4), 4 * LANES * part), FLOATS)
+                    builder.store(join(builder, builder.load(total), value), total)
+            for part, total in enumerate(totals):
+                code.store(builder.load(total), code.at(target, 4 * LANES * part))
+            return context.get_dummy_value()
+
+        return types.void(scores, types.intp, lanes), emit
+
+    return fold
+
+
+_largest = _by_lanes(-np.inf, lambda b, top, value: b.select(b.fcmp_ordered(">", value, top), value, top))
+_sums = _by_lanes(0.0, lambda b, total, value: b.fadd(total, value))
+
+
 @njit(error_model="numpy")
 def soften(scores, base, seen, count, end, lanes, found):
     """Scores of one query over columns -> weights, not yet divided by their sum, which is returned; 0 where it does not look.
@@ -72,11 +102,7 @@ def soften(scores, base, seen, count, end, lanes, found):
     lanes: [16] and found: [>= count], both for scratch.
     """
     top, whole = np.float32(-np.inf), base // 16 * 16
-    for k in range(16):
-        lanes[k] = top
-    for c in range(0, whole, 16):
-        for k in range(16):
-            lanes[k] = scores[c + k] if scores[c + k] > lanes[k] else lanes[k]
+    _largest(scores, whole, lanes)
     for c in range(whole, base):
         top = scores[c] if scores[c] > top else top
     for k in range(16):
@@ -88,11 +114,7 @@ def soften(scores, base, seen, count, end, lanes, found):
         scores[c] = exp(scores[c] - top)
     for c in range(base, end):
         scores[c] = np.float32(0.0)
-    for k in range(16):
-        lanes[k] = np.float32(0.0)
-    for c in range(0, whole, 16):
-        for k in range(16):
-            lanes[k] += scores[c + k]
+    _sums(scores, whole, lanes)
     for c in range(whole, base):
         lanes[c - whole] += scores[c]
     for j in range(count):

@@ -1,22 +1,18 @@
-"""Products of a few rows with a packed matrix, made of tiles; what the rows are rounded to before, where the format says so.
+"""Products of a few rows with a packed matrix, made of tiles.
 
-Weights are read once from memory for all rows of a pass, front to back. Each output is one chain over the inputs, and rounding is
-row by row: a row's result has the same bits whatever other rows are in the pass, and whoever computes its panel.
+Weights are read once from memory for all rows of a pass, front to back. Each output is one chain over the inputs: a row's result
+has the same bits whatever other rows are in the pass, and whoever computes its panel.
 """
 
 import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-from polydraft.models.compiled.formats import BLOCK
+from polydraft.models.compiled.rounding import rounds
 from polydraft.models.compiled.tiles import ROWS, tile
 from polydraft.models.compiled.vectors import LANES, PANEL
 
-__all__ = ["matmul", "product", "round_rows"]
-
-_ROUNDING = np.float32(1.5 * 2**23)
-_ROUNDING_BITS = _ROUNDING.view(np.int32)
-"""Added to a number below 2^22, its last bit is 1: the sum is rounded to a whole number, halves to even."""
+__all__ = ["matmul", "product"]
 
 _1, _2, _3, _4, _5, _6, _7, _8, _9, _10, _11 = tile
 
@@ -59,11 +55,6 @@ def product(x, xo, xs, w, wo, stride, panels, n, y, yo, ys, width, rows):
             t += r
 
 
-def _rounds(w, rounded):
-    """Whether products with these weights take activations that were rounded; both as numba's types."""
-    return rounded.dtype != types.float32 and isinstance(w.dtype, types.Record) == isinstance(rounded.dtype, types.Record)
-
-
 def matmul(x, w, rounded, y, begin, end, rows):
     """Panels begin .. end-1 of y[:rows] = x[:rows] @ W.T for packed W.
 
@@ -76,7 +67,7 @@ def _matmul(x, w, rounded, y, begin, end, rows):
     blocks = isinstance(w.dtype, types.Record)
     width = LANES if blocks else PANEL
     pairs = w.ndim == 4
-    if _rounds(w, rounded):
+    if rounds(w, rounded):
 
         def run(x, w, rounded, y, begin, end, rows):
             steps = w.shape[1] * 2 if pairs else w.shape[1]
@@ -104,51 +95,5 @@ def _matmul(x, w, rounded, y, begin, end, rows):
                 width,
                 rows,
             )
-
-    return run
-
-
-@njit(error_model="numpy")
-def _round_block(x, begin, size, out):
-    """Signed bytes of `size` activations from `begin` on, the largest 127 times the scale; the rest of the block is zero.
-
-    Largest and sum are of integers, and rounding is an addition, so that all three loops are vectors without a fast-math flag.
-    """
-    bits, most, total = x.view(np.uint32), np.uint32(0), np.int32(0)
-    for i in range(size):
-        most = np.uint32(max(most, bits[begin + i] & np.uint32(0x7FFFFFFF)))
-    largest = np.uint32(most).view(np.float32)
-    inverse = np.float32(127.0) / largest if largest > 0 else np.float32(0.0)
-    for i in range(size):
-        code = np.int32(np.float32(x[begin + i] * inverse + _ROUNDING).view(np.int32) - _ROUNDING_BITS)
-        out.codes[i] = code
-        total = np.int32(total + code)
-    for i in range(size, BLOCK):
-        out.codes[i] = 0
-    out.scale = largest / np.float32(127.0)
-    out.sum, out.minus_8, out.minus_128 = out.scale * np.float32(total), np.int32(-8) * total, np.int32(-128) * total
-
-
-def round_rows(x, n, w, rounded, begin, end):
-    """Round rows begin .. end-1, n activations each, as the product with w takes them; nothing where it takes them as they are."""
-
-
-@overload(round_rows)
-def _round_rows(x, n, w, rounded, begin, end):
-    if not _rounds(w, rounded):
-        return lambda x, n, w, rounded, begin, end: None
-    if isinstance(w.dtype, types.Record):
-
-        def run(x, n, w, rounded, begin, end):
-            for t in range(begin, end):
-                for k in range((n + BLOCK - 1) // BLOCK):
-                    _round_block(x[t], k * BLOCK, min(n - k * BLOCK, BLOCK), rounded[t, k])
-    else:
-
-        def run(x, n, w, rounded, begin, end):
-            for t in range(begin, end):
-                bits = x[t].view(np.uint32)
-                for i in range(n):  # to the nearest, halves to even
-                    rounded[t, i] = (bits[i] + np.uint32(0x7FFF) + ((bits[i] >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
 
     return run

@@ -11,7 +11,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from polydraft.models.compiled.formats import BLOCK
-from polydraft.models.compiled.vectors import FEATURES, LANES, PANEL
+from polydraft.models.compiled.vectors import FEATURES, FLOAT, FLOATS, INT, INTS, LANES, PANEL, VectorCode
 
 __all__ = ["ROWS", "tile", "tile_of"]
 
@@ -25,48 +25,17 @@ look-ahead is better: asking costs a third of the bandwidth with one row, and sa
 BYTES_PER_CYCLE = 9
 """What memory delivers about: tiles that use up weights more slowly ask for them. Measured on a Zen 4 with 28 GB/s."""
 
-BYTE, INT, FLOAT = ir.IntType(8), ir.IntType(32), ir.FloatType()
-INTS, FLOATS = ir.VectorType(INT, LANES), ir.VectorType(FLOAT, LANES)
 HALVES = ir.VectorType(ir.HalfType(), LANES)
 DOTS_BYTES = bool(LANES == 16 and FEATURES.get("avx512vnni"))
 DOTS_BFLOATS = bool(LANES == 16 and FEATURES.get("avx512bf16"))
 
 
-class Code:
-    """What tiles are written with; pointers are to bytes."""
+class Code(VectorCode):
+    """What tiles are written with."""
 
     def __init__(self, builder, rows, n):
-        self.builder, self.rows, self.index = builder, range(rows), n.type
-
-    def number(self, value):
-        return ir.Constant(self.index, value)
-
-    def at(self, pointer, *offset):
-        """pointer + product of the factors given."""
-        total = offset[0] if isinstance(offset[0], ir.Value) else self.number(offset[0])
-        for factor in offset[1:]:
-            total = self.builder.mul(total, self.number(factor))
-        return self.builder.gep(pointer, [total])
-
-    def load(self, pointer, kind):
-        return self.builder.load(self.builder.bitcast(pointer, kind.as_pointer()), align=1)
-
-    def call(self, name, *arguments, result=None):
-        kind = ir.FunctionType(result or arguments[0].type, [x.type for x in arguments])
-        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), arguments)
-
-    def fma(self, a, b, c):
-        return self.call(f"llvm.fma.v{LANES}f32", a, b, c)
-
-    def spread(self, pointer, element):
-        """One number from memory in all lanes."""
-        kind = ir.VectorType(element, LANES)
-        nothing, lane = ir.Constant(kind, ir.Undefined), ir.Constant(INT, 0)
-        single = self.builder.insert_element(nothing, self.load(pointer, element), lane)
-        return self.builder.shuffle_vector(single, nothing, ir.Constant(INTS, [0] * LANES))
-
-    def ints(self, value):
-        return ir.Constant(INTS, [value] * LANES)
+        super().__init__(builder, n.type)
+        self.rows = range(rows)
 
     def prefetch(self, pointer, size, cycles):
         """Ask for weights that will be needed, if these take so many cycles for each row that there is time."""
@@ -80,8 +49,8 @@ class Code:
         zero = ir.Constant(FLOATS, [0.0] * LANES)
         return [[cgutils.alloca_once_value(self.builder, zero) for _ in range(count)] for _ in self.rows]
 
-    def loop(self, n, step):
-        return cgutils.for_range_slice(self.builder, self.number(0), n, self.number(step))
+    def spread_at(self, pointer, kind):
+        return self.spread(self.load(pointer, kind))
 
     def add(self, total, a, b):
         self.builder.store(self.fma(a, b, self.builder.load(total)), total)
@@ -105,7 +74,7 @@ def _numbers(code, x, w, n, stored):
                 pairs = [[code.builder.bitcast(v, FLOATS) for v in some] for some in (low, high)]
             for odd, halves in enumerate(pairs):
                 for r in code.rows:
-                    value = code.spread(code.at(code.at(x[r], first, 4), 4 * (step + odd)), FLOAT)
+                    value = code.spread_at(code.at(code.at(x[r], first, 4), 4 * (step + odd)), FLOAT)
                     for half in range(2):
                         code.add(sums[r][half], value, halves[half])
     return sums
@@ -121,7 +90,7 @@ def _bfloats(code, x, w, n):
             code.prefetch(here, size, 2)
             both = [code.load(code.at(here, part * size // 2), INTS) for part in range(2)]
             for r in code.rows:
-                value = code.spread(code.at(code.at(x[r], first, 2), 2 * step), INT)
+                value = code.spread_at(code.at(code.at(x[r], first, 2), 2 * step), INT)
                 for half in range(2):
                     total = code.builder.load(sums[r][half])
                     found = code.call("llvm.x86.avx512bf16.dpbf16ps.512", total, both[half], value)
@@ -170,18 +139,18 @@ def _blocks(code, x, w, n, weight, activation):
         if least:
             totals = [code.ints(0) for _ in code.rows]
         else:
-            totals = [code.spread(code.at(row, where[f"minus_{1 << (bits - 1)}"]), INT) for row in there]
+            totals = [code.spread_at(code.at(row, where[f"minus_{1 << (bits - 1)}"]), INT) for row in there]
         for group, codes in _codes(code, code.at(here, weight.offset("codes")), bits):
             for r in code.rows:
-                value = code.spread(code.at(there[r], where["codes"] + 4 * group), INT)
+                value = code.spread_at(code.at(there[r], where["codes"] + 4 * group), INT)
                 totals[r] = _dot(code, totals[r], codes, value)
         for r in code.rows:
-            factor = code.spread(code.at(there[r], where["scale"]), FLOAT)
+            factor = code.spread_at(code.at(there[r], where["scale"]), FLOAT)
             code.add(sums[r][0], b.fmul(b.sitofp(totals[r], FLOATS), factor), scale)
         if least:
             bottom = b.fpext(code.load(code.at(here, weight.offset("least")), HALVES), FLOATS)
             for r in code.rows:
-                code.add(sums[r][0], code.spread(code.at(there[r], where["sum"]), FLOAT), bottom)
+                code.add(sums[r][0], code.spread_at(code.at(there[r], where["sum"]), FLOAT), bottom)
     return sums
 
 
@@ -202,7 +171,7 @@ def _exact_blocks(code, x, w, n, weight):
                 value = b.uitofp(byte, FLOATS)
                 value = code.fma(value, scale, bottom) if least else b.fmul(b.fsub(value, middle), scale)
                 for r in code.rows:
-                    code.add(sums[r][0], code.spread(code.at(there[r], 16 * group + 4 * k), FLOAT), value)
+                    code.add(sums[r][0], code.spread_at(code.at(there[r], 16 * group + 4 * k), FLOAT), value)
     return sums
 
 
@@ -220,16 +189,15 @@ def tile_of(rows):
     def emit(context, builder, signature, args):
         x, xo, xs, w, wo, y, yo, ys, n = args
         builder.function.attributes.add("noinline")  # one copy of the tiles, not one for every product in a pass
-        code, kinds = Code(builder, rows, n), [signature.args[i].dtype for i in (0, 3, 5)]
+        code, kinds = Code(builder, rows, n), [signature.args[i].dtype for i in (0, 3)]
 
-        def pointer(i, array, kind, offset):
-            data = context.make_array(signature.args[i])(context, builder, array).data
-            size = kind.size if isinstance(kind, types.Record) else kind.bitwidth // 8
-            return code.at(builder.bitcast(data, BYTE.as_pointer()), offset, size), size
+        def pointer(i, array, offset):
+            data, size = code.data(context, signature.args[i], array)
+            return code.at(data, offset, size), size
 
-        x, width = pointer(0, x, kinds[0], xo)
-        w, _ = pointer(3, w, kinds[1], wo)
-        y, _ = pointer(5, y, kinds[2], yo)
+        x, width = pointer(0, x, xo)
+        w, _ = pointer(3, w, wo)
+        y, _ = pointer(5, y, yo)
         each = [code.at(x, builder.mul(xs, code.number(r)), width) for r in code.rows]
         if isinstance(kinds[1], types.Record):
             exact = kinds[0] == types.float32
@@ -241,8 +209,7 @@ def tile_of(rows):
         for r in code.rows:
             row = code.at(y, builder.mul(ys, code.number(r)), 4)
             for part, total in enumerate(sums[r]):
-                to = builder.bitcast(code.at(row, part * LANES * 4), FLOATS.as_pointer())
-                builder.store(builder.load(total), to, align=4)
+                code.store(builder.load(total), code.at(row, part * LANES * 4))
         return context.get_dummy_value()
 
     return tile

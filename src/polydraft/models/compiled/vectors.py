@@ -1,12 +1,27 @@
-"""The processor's vectors, and memory that suits them."""
+"""The processor's vectors: memory that suits them, and code for them in LLVM's own language."""
 
 import mmap
 from contextlib import suppress
 
 import llvmlite.binding
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
 
-__all__ = ["FEATURES", "LANES", "PANEL", "aligned", "instruction_set"]
+__all__ = [
+    "BYTE",
+    "FEATURES",
+    "FLOAT",
+    "FLOATS",
+    "INT",
+    "INTS",
+    "LANES",
+    "PANEL",
+    "VectorCode",
+    "aligned",
+    "instruction_set",
+]
 
 FEATURES = llvmlite.binding.get_host_cpu_features()
 LANES = 16 if FEATURES.get("avx512f") else 8
@@ -14,6 +29,8 @@ LANES = 16 if FEATURES.get("avx512f") else 8
 PANEL = 2 * LANES
 """Outputs that a tile computes at once."""
 _HUGE = 2**21
+BYTE, INT, FLOAT = ir.IntType(8), ir.IntType(32), ir.FloatType()
+INTS, FLOATS = ir.VectorType(INT, LANES), ir.VectorType(FLOAT, LANES)
 
 
 def instruction_set() -> str:
@@ -48,3 +65,58 @@ def aligned(*shape: int, dtype: np.dtype | type[np.generic] = np.float32, huge: 
         raw, start = np.zeros(size + 64, np.uint8), 64
     start = -raw.ctypes.data % start
     return raw[start : start + size].view(dtype).reshape(shape)
+
+
+class VectorCode:
+    """What compiled functions are written with in LLVM's own language, through numba; pointers are to bytes."""
+
+    def __init__(self, builder, index):
+        self.builder, self.index = builder, index
+
+    def data(self, context, array_type, array):
+        """Pointer to the first element of an array, and the size of an element."""
+        kind = array_type.dtype
+        size = kind.size if isinstance(kind, types.Record) else kind.bitwidth // 8
+        return self.builder.bitcast(context.make_array(array_type)(context, self.builder, array).data, BYTE.as_pointer()), size
+
+    def number(self, value):
+        return ir.Constant(self.index, value)
+
+    def at(self, pointer, *offset):
+        """pointer + product of the factors given."""
+        total = offset[0] if isinstance(offset[0], ir.Value) else self.number(offset[0])
+        for factor in offset[1:]:
+            total = self.builder.mul(total, self.number(factor))
+        return self.builder.gep(pointer, [total])
+
+    def load(self, pointer, kind):
+        return self.builder.load(self.builder.bitcast(pointer, kind.as_pointer()), align=1)
+
+    def call(self, name, *arguments, result=None):
+        kind = ir.FunctionType(result or arguments[0].type, [x.type for x in arguments])
+        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), arguments)
+
+    def fma(self, a, b, c):
+        return self.call(f"llvm.fma.v{LANES}f32", a, b, c)
+
+    def store(self, value, pointer):
+        self.builder.store(value, self.builder.bitcast(pointer, value.type.as_pointer()), align=1)
+
+    def loop(self, n, step):
+        return cgutils.for_range_slice(self.builder, self.number(0), n, self.number(step))
+
+    def spread(self, value):
+        """One number in all lanes."""
+        nothing, lane = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined), ir.Constant(INT, 0)
+        single = self.builder.insert_element(nothing, value, lane)
+        return self.builder.shuffle_vector(single, nothing, ir.Constant(INTS, [0] * LANES))
+
+    def ints(self, value):
+        return ir.Constant(INTS, [value] * LANES)
+
+    def across(self, operation, vectors):
+        """One number of all lanes of some vectors of integers."""
+        joined = vectors[0]
+        for v in vectors[1:]:
+            joined = self.builder.add(joined, v) if operation == "add" else self.call(f"llvm.{operation}.v{LANES}i32", joined, v)
+        return self.call(f"llvm.vector.reduce.{operation}.v{LANES}i32", joined, result=INT)
