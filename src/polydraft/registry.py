@@ -40,6 +40,7 @@ VERIFIERS: dict[str, str] = {
 DRAFTERS: dict[str, str] = {
     "model": "polydraft.drafters.model.paths:ModelDrafter",
     "eagle": "polydraft.drafters.heads.eagle:EagleDrafter",
+    "early-exit": "polydraft.drafters.heads.early_exit:EarlyExitDrafter",
     "ngram": "polydraft.drafters.text.ngram:NgramDrafter",
     "several": "polydraft.drafters.model.paths_of_models:SeveralDrafter",
     "tli": "polydraft.drafters.model.tli:TliDrafter",

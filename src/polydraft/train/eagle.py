@@ -68,9 +68,8 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    def __init__(self, shape: HeadShape) -> None:
+    def __init__(self, h: int, i: int) -> None:
         super().__init__()
-        h, i = shape.hidden_size, shape.intermediate_size
         self.gate_proj, self.up_proj = nn.Linear(h, i, bias=False), nn.Linear(h, i, bias=False)
         self.down_proj = nn.Linear(i, h, bias=False)
 
@@ -84,7 +83,7 @@ class Layer(nn.Module):
         h, epsilon = shape.hidden_size, shape.rms_norm_eps
         self.input_layernorm, self.hidden_norm = Norm(h, epsilon), Norm(h, epsilon)
         self.post_attention_layernorm = Norm(h, epsilon)
-        self.self_attn, self.mlp = Attention(shape), FeedForward(shape)
+        self.self_attn, self.mlp = Attention(shape), FeedForward(h, shape.intermediate_size)
 
 
 class EagleHead(nn.Module):

@@ -38,6 +38,7 @@ __all__ = [
     "move_columns",
     "multiply",
     "place_heads",
+    "run_layer",
     "whole",
     "workspace",
 ]
@@ -344,6 +345,23 @@ def cut_runs(rows, count, runs):
 
 
 @njit
+def run_layer(model, layer, rows, runs):
+    """Run the rows in work, whose states are in work.x, through a layer. runs: of `cut_runs`."""
+    weights, zero = model.weights, np.int64(0)
+    _share(model, ENTER, layer, rows, zero, rows, FEW)
+    _by_panels(model, QKV, layer, rows, zero, weights.qkv.shape[1])
+    _share(model, PLACE, layer, rows, zero, rows, FEW)
+    _share(model, ATTEND, layer, rows, zero, runs * model.sizes.groups, np.int64(1))
+    _share(model, MIX, layer, rows, zero, rows, FEW)
+    _by_panels(model, OUT, layer, rows, zero, weights.out.shape[1])
+    _share(model, MIDDLE, layer, rows, zero, rows, FEW)
+    _by_panels(model, GATE_UP, layer, rows, zero, weights.gate_up.shape[1])
+    _share(model, GATE, layer, rows, zero, rows, FEW)
+    _by_panels(model, DOWN, layer, rows, zero, weights.down.shape[1])
+    _share(model, LEAVE, layer, rows, zero, rows, FEW)
+
+
+@njit
 def _run_rows(model, rows, logits, done, hidden, taken, first):
     """Run the rows in work; the logits wanted go to logits[done:]. Returns how many logits there are now.
 
@@ -357,17 +375,7 @@ def _run_rows(model, rows, logits, done, hidden, taken, first):
     for l in range(layers):
         if taken[l] >= 0:
             _copy(work.x, zero, rows, hidden[taken[l]], first)
-        _share(model, ENTER, l, rows, zero, rows, FEW)
-        _by_panels(model, QKV, l, rows, zero, weights.qkv.shape[1])
-        _share(model, PLACE, l, rows, zero, rows, FEW)
-        _share(model, ATTEND, l, rows, zero, runs * sizes.groups, np.int64(1))
-        _share(model, MIX, l, rows, zero, rows, FEW)
-        _by_panels(model, OUT, l, rows, zero, weights.out.shape[1])
-        _share(model, MIDDLE, l, rows, zero, rows, FEW)
-        _by_panels(model, GATE_UP, l, rows, zero, weights.gate_up.shape[1])
-        _share(model, GATE, l, rows, zero, rows, FEW)
-        _by_panels(model, DOWN, l, rows, zero, weights.down.shape[1])
-        _share(model, LEAVE, l, rows, zero, rows, FEW)
+        run_layer(model, l, rows, runs)
     rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, zero, rows)  # pyright: ignore[reportArgumentType]
     if taken[layers] >= 0:
         _copy(work.normed, zero, rows, hidden[taken[layers]], first)

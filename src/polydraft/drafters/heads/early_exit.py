@@ -1,0 +1,83 @@
+"""Early exit: the target's own first layers draft, in its own cache.
+
+Elhoushi et al. 2024, LayerSkip (arXiv 2404.16710); Zhang et al. 2023, Draft & Verify (arXiv 2309.08168).
+    E          layers that draft: a node is run through them, then through the exit, see `models.compiled.early_exit`
+    committed  tokens are never run through them again: the target did, and its columns are read
+
+A draft model in the target's slots: all kinds of `drafters.model.paths` and all rules for them serve unchanged. A pass of the target
+runs the nodes through the first E layers once more, which is what it would do without this drafter: trees lie otherwise in the pass than in
+the proposal, and the states of leaves are nobody's. Trap: E layers that are all of them draft what the target says, at its price.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from polydraft.core import Outcome, Request, Scores, SiblingLaw
+from polydraft.drafters.base import Parts
+from polydraft.drafters.model.paths import FIXED, ModelDrafter, ModelState
+from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.papers import method
+
+__all__ = ["EarlyExitDrafter"]
+
+
+class EarlyExitDrafter(ModelDrafter):
+    """The target's first layers as a drafter; kinds as for `ModelDrafter`.
+
+    Example:
+        >>> EarlyExitDrafter.methods[0].name
+        'early-exit'
+    """
+
+    methods = (method("early-exit", "Early exit", "2404.16710 2309.08168", {SiblingLaw.IID}, FIXED),)
+
+    def __init__(self, model: Any, kind: str = "paths", *, stop_ids: Sequence[int] = ()) -> None:
+        super().__init__(model, kind, stop_ids=stop_ids)
+        name = "early-exit" if kind == "paths" else f"early-exit:{kind}"
+        self.info = replace(self.methods[0], name=name, laws=self.info.laws, shapes=self.info.shapes, ranked=self.info.ranked)
+
+    @classmethod
+    def build(cls, parts: Parts, *, weights: str | None = None, layer: int | None = None, kind: str = "paths") -> "EarlyExitDrafter":
+        """For the engine. weights: a folder as `polydraft train early-exit` writes it; layer: in its place, behind which the target's own norm
+        and head serve, for targets that were trained so.
+
+        Raises:
+            InvalidInputError: neither or both, or a layer that is none of the target's or its last.
+            ModelLoadError, IncompatibleError: a folder that is none, or a target of another kind.
+        """
+        from polydraft.models.compiled.early_exit import CompiledExit
+        from polydraft.models.early_exit import ExitCheckpoint
+
+        if (weights is None) == (layer is None):
+            raise InvalidInputError(
+                f"the drafter 'early-exit' was asked for with weights={weights!r} and layer={layer}; expected one of them: a folder "
+                "(polydraft train early-exit; --head FOLDER), or the layer to exit behind."
+            )
+        exit_ = ExitCheckpoint.load(weights) if weights is not None else ExitCheckpoint.untrained(layer or 0, parts.target)
+        return cls(CompiledExit(exit_, parts.target), kind, stop_ids=parts.eos_token_ids)
+
+    def start(self, requests: Sequence[Request]) -> list[ModelState]:
+        """Nothing is read: the target did.
+
+        Raises:
+            IncompatibleError: requests of which nobody says where the target holds them.
+        """
+        slots = [request.slot for request in requests if request.slot is not None]
+        if len(slots) < len(requests):
+            raise IncompatibleError(
+                "the drafter 'early-exit' shares the target's cache and was not told its slot; expected requests with `slot`. "
+                "Use it through `Engine`."
+            )
+        return [ModelState(r, slot, r.prompt_token_ids, r.prompt_token_ids[-1:]) for r, slot in zip(requests, slots, strict=True)]
+
+    def release(self, states: Sequence[ModelState]) -> None:
+        """The slots are the target's."""
+
+    def _rewind(self, states: Sequence[ModelState]) -> None:
+        """What a proposal left lies where the next pass writes."""
+
+    def observe(self, states: Sequence[ModelState], outcome: Outcome, scores: Scores) -> list[ModelState]:
+        """Nothing is kept: the target's columns are those of the text by now."""
+        emitted = zip(states, outcome.emitted(scores.tree), strict=True)
+        return [replace(s, context=s.context + tuple(new), pending=tuple(new[-1:])) for s, new in emitted]

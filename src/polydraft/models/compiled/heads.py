@@ -1,0 +1,141 @@
+"""What compiled heads have in common: passes over trees, CHUNK rows at a time, and laws over a draft vocabulary.
+
+A kind of head is a tuple of arrays with `work`, `memory` and `sizes`, for which there is an overload of `run_rows`; it is named in `HEADS`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numba import njit
+from numba.extending import overload
+from torch import Tensor
+
+from polydraft.core import Needs, Scores, TokenTree
+from polydraft.errors import IncompatibleError
+from polydraft.models.compiled.formats import pack, panels_for
+from polydraft.models.compiled.forward import CHUNK, describe, draft_pass
+from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.proposals import CompiledProposals
+from polydraft.models.slots import TREE_ROOM
+
+__all__ = ["HEADS", "CompiledHead", "SharedSlots", "head_pass", "packed", "run_rows"]
+
+HEADS: set[type] = set()
+
+
+def run_rows(model, rows, logits, done) -> int:
+    """Run the rows in work; the logits wanted go to logits[done:]. Returns how many logits there are now."""
+    raise NotImplementedError
+
+
+@njit(cache=True, nogil=True)
+def head_pass(model, slots, tokens, parents, begins, ends, wanted, logits):
+    """One pass over nodes begins[b] .. ends[b]-1 of every tree, see `forward.compiled_pass`."""
+    work, lengths = model.work, model.memory.lengths
+    rows, done = np.int64(0), np.int64(0)
+    for b in range(len(slots)):
+        for n in range(begins[b], ends[b]):
+            if rows == CHUNK:
+                done = run_rows(model, rows, logits, done)
+                rows = np.int64(0)
+            if n == 0 or parents[b, n] >= 0:
+                describe(
+                    work.rows[rows], work.seen[rows], tokens[b, n], slots[b], lengths[slots[b]], parents[b], n, n >= wanted[b]
+                )
+                rows += 1
+    if rows > 0:
+        run_rows(model, rows, logits, done)
+
+
+@overload(draft_pass)
+def _(model, slots, tokens, parents, begins, ends, wanted, logits):
+    if getattr(model, "instance_class", None) in HEADS:
+        return lambda model, slots, tokens, parents, begins, ends, wanted, logits: head_pass(
+            model, slots, tokens, parents, begins, ends, wanted, logits
+        )
+    return None
+
+
+class CompiledHead(CompiledProposals):
+    """A head as a draft model with slots; see `core.Target`."""
+
+    def _run(self, slots: Sequence[int], tree: TokenTree, since: int, wanted: int) -> np.ndarray:
+        B, N = tree.tokens.shape
+        logits = np.empty((B * (N - wanted), self.arrays.sizes.outputs), np.float32)
+        begins, ends, first = (np.full(B, n) for n in (since, N, wanted))
+        with self.pool:
+            head_pass(self.arrays, np.array(slots), *tree.host, begins, ends, first, logits)
+        self.passes += 1
+        return logits
+
+    def _wide(self, logits: np.ndarray) -> Float[Tensor, "R V"]:
+        """Rows of the draft vocabulary as rows of all tokens."""
+        if not len(self.draft_ids):
+            return torch.from_numpy(logits[:, : self.vocab_size])
+        wide = np.full((len(logits), self.vocab_size), -np.inf, np.float32)
+        wide[:, self.draft_ids] = logits[:, : len(self.draft_ids)]
+        return torch.from_numpy(wide)
+
+    def score(
+        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: Any = None, since: int = 0
+    ) -> Scores:
+        """One pass over the nodes `since` .. N-1; see `core.Target.score`."""
+        self.check_tree(tree.num_nodes)
+        self.check_slots(slots, [tree.num_nodes] * len(slots), TREE_ROOM)
+        if since == 0:
+            for slot in slots:
+                self.reads(slot, 1)
+        logits = self._run(slots, tree, since, since)
+        self.scored(slots, tree.num_nodes)
+        scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:]) if since else tree
+        real = scored.is_node if since == 0 else scored.parents >= 0
+        rows = torch.zeros(*real.shape, self.vocab_size)
+        rows[real] = self._wide(logits)[: int(real.sum())]
+        return Scores(scored, rows)
+
+    @property
+    def offers(self) -> Needs:
+        """Nothing beyond its laws."""
+        return Needs()
+
+
+class SharedSlots(CompiledHead):
+    """A head in the slots of its compiled target: it reads the target's columns and leaves none of its own.
+
+    A row of a pass has the same bits whatever else is in it, and columns behind the committed ones are written anew by the target's next pass.
+    """
+
+    def share(self, target: Any, name: str) -> None:
+        """Use the target's slots.
+
+        Raises:
+            IncompatibleError: a target that is not compiled.
+        """
+        if not isinstance(target, CompiledLlama):
+            raise IncompatibleError(
+                f"the drafter {name!r} was asked for a target of type {type(target).__name__}; expected a compiled one, whose layers and "
+                "cache it shares. Load it with backend='compiled'."
+            )
+        self.target, self.name, self.pool = target, name, target.pool
+        self.vocab_size, self.device, self.dtype = target.vocab_size, target.device, target.dtype
+        self.max_model_len, self.max_num_seqs, self.cache_bytes = target.max_model_len, target.max_num_seqs, 0
+        self.lengths, self._lengths, self.passes = target.lengths, target.arrays.memory.lengths, 0
+        self._scored = np.zeros(self.max_num_seqs, np.int64)
+
+    def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+        """The target's: there is one cache."""
+        return self.target.append(texts, hidden)
+
+    def move(self, source: np.ndarray, target: np.ndarray) -> None:
+        """The target's: there is one cache."""
+        self.target.move(source, target)
+
+
+def packed(matrix: Float[Tensor, "O I"], kind: np.dtype) -> np.ndarray:
+    """A matrix in panels of this format."""
+    out = panels_for(*matrix.shape, kind)
+    pack(matrix, out)
+    return out
