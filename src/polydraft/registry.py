@@ -56,6 +56,7 @@ DRAFTERS: dict[str, str] = {
 
 RECIPES: dict[str, str] = {
     "eagle": "polydraft.train.eagle:EagleRecipe",
+    "early-exit": "polydraft.train.early_exit:ExitRecipe",
 }
 """kind -> "module:object", a `train.recipe.Recipe`: what `polydraft train` can train."""
 

@@ -99,7 +99,11 @@ class Head:
 
 def kinds():
     """Every kind of draft of every registered drafter, and those of a head."""
-    elsewhere = {"tli", "slem"}  # they need two tokenizers: test_vocabularies.py plays them
+    elsewhere = {
+        "tli",
+        "slem",
+        "early-exit",
+    }  # two tokenizers, or a target of layers: played in test_vocabularies.py, test_early_exit.py
     names = [name for name in registry.names("drafter") if name not in elsewhere]
     return [*(info.name for name in names for info in registry.drafter(name).methods), Head.info.name]
 

@@ -6,12 +6,11 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from polydraft import Engine, SamplingParams, registry
-from polydraft.core import Budget, SiblingLaw
+from polydraft import Engine, SamplingParams
+from polydraft.core import Budget
 from polydraft.drafters.base import Parts
 from polydraft.drafters.heads.early_exit import EarlyExitDrafter
 from polydraft.errors import IncompatibleError, InvalidInputError
-from polydraft.models.compiled.early_exit import CompiledExit
 from polydraft.tree import chain
 from polydraft.verifiers import pairing
 from tests.drafters import layered
@@ -124,7 +123,7 @@ def test_nothing_is_run_but_the_drafted_rows_and_no_weight_is_copied():
 
 @pytest.mark.parametrize("layer", [0, 4, 9, -1])
 def test_a_layer_that_is_none_below_the_last_is_refused(layer):
-    with pytest.raises(InvalidInputError, match="expected 1 to 3"):
+    with pytest.raises(InvalidInputError, match="expected one of 1 to 3"):
         layered.engine("early-exit", {"layer": layer})
 
 

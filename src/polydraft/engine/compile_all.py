@@ -66,6 +66,7 @@ def _options(folder: Path, texts: list[list[int]], tokenizer: Any) -> dict[str, 
         "trigram": {"index": folder / "trigram"},
         "retrieval": {"index": folder / "retrieval"},
         "several": {"models": [_model("draft", "auto")]},
+        "early-exit": {"layer": 1},
     }
     return {info.name: needed.get(info.name, {}) for info in _infos()}
 

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from polydraft.core import AuxRows, Budget, Draft, Drafter, Outcome, Request, Scores, Target, TokenTree, Verifier
+from polydraft.core import AuxRows, Budget, Draft, Drafter, Outcome, Scores, Target, TokenTree, Verifier
 from polydraft.drafters.base import Auxiliary, Reading, as_one_round, teach_each
 from polydraft.engine.batch import some
 from polydraft.engine.sequence import Sequence

@@ -1,6 +1,6 @@
 """An early exit on disk, see `heads`: what stands between a layer of a target and the target's own output rows.
 
-    config.json          `exit_layers`: the layer behind which it exits, and the target's last
+    config.json          `exit_layers`: the layer behind which it exits
     model.safetensors    mlp_norm, mlp.*: a feed-forward beside the state; norm
 
 A target that was trained to exit early (LayerSkip) needs none of it: its own norm and head serve behind any layer.
@@ -26,7 +26,7 @@ class ExitCheckpoint(HeadCheckpoint):
     @classmethod
     def untrained(cls, layer: int, target: Target) -> "ExitCheckpoint":
         """The target's own norm and head behind a layer."""
-        return cls(SimpleNamespace(), (layer, max(target.offers.hidden, default=0)), {}, np.arange(target.vocab_size))
+        return cls(SimpleNamespace(), (layer,), {}, np.arange(target.vocab_size))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the tensors that an exit of this configuration has."""
@@ -44,7 +44,7 @@ class ExitCheckpoint(HeadCheckpoint):
         if self.tensors:
             super().check(target)
         last = max(target.offers.hidden, default=0)
-        if not 1 <= self.layers[0] < last or self.layers[-1] != last:
+        if len(self.layers) != 1 or not 1 <= self.layers[0] < last:
             raise InvalidInputError(
-                f"an exit behind layer {self.layers[0]} of {self.layers[-1]} was given; the target has {last} layers: expected 1 to {last - 1}."
+                f"an exit behind layer {', '.join(map(str, self.layers))} was given; expected one of 1 to {last - 1}: the target has {last} layers."
             )

@@ -47,7 +47,7 @@ class ExitRecipe(Recipe):
 
     def layers(self, last: int) -> tuple[int, ...]:
         """A sixth of the layers draft."""
-        return max(1, last // 6), last
+        return (max(1, last // 6),)
 
     def fresh(self, material: Material) -> ExitHead:
         """An exit that does nothing yet to the state."""
@@ -66,8 +66,7 @@ class ExitRecipe(Recipe):
     def loss(self, network: ExitHead, batch: Batch, *, steps: int, tv_weight: float) -> Figures:
         """Of all depths, which are one."""
         wanted = batch.counted[:, 1:]
-        states = batch.states[:, :-1, : network.output.shape[1]][wanted].float()
-        found = unrolled([(network(states), batch.laws[:, :-1][wanted])], tv_weight=tv_weight)
+        found = unrolled([(network(batch.states[:, :-1][wanted].float()), batch.laws[:, :-1][wanted])], tv_weight=tv_weight)
         return Figures(found.loss, found.acceptance * steps, found.agreement * steps)
 
     def export(self, network: ExitHead, material: Material, folder: Path) -> None:

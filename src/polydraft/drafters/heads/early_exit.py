@@ -38,7 +38,9 @@ class EarlyExitDrafter(ModelDrafter):
         self.info = replace(self.methods[0], name=name, laws=self.info.laws, shapes=self.info.shapes, ranked=self.info.ranked)
 
     @classmethod
-    def build(cls, parts: Parts, *, weights: str | None = None, layer: int | None = None, kind: str = "paths") -> "EarlyExitDrafter":
+    def build(
+        cls, parts: Parts, *, weights: str | None = None, layer: int | None = None, kind: str = "paths"
+    ) -> "EarlyExitDrafter":
         """For the engine. weights: a folder as `polydraft train early-exit` writes it; layer: in its place, behind which the target's own norm
         and head serve, for targets that were trained so.
 

@@ -117,7 +117,13 @@ class CompiledExit(SharedSlots):
             mlp_norm, norm = (tensors[f"{name}.weight"].float().numpy() for name in ("mlp_norm", "norm"))
             rounded = aligned(CHUNK, -(-max(h, inner) // BLOCK), dtype=ROUNDED)
         else:
-            kind, epsilon, head, mlp_norm, norm = weights.head.dtype, target.arrays.sizes.epsilon, weights.head, np.empty(0, np.float32), weights.norm
+            kind, epsilon, head, mlp_norm, norm = (
+                weights.head.dtype,
+                target.arrays.sizes.epsilon,
+                weights.head,
+                np.empty(0, np.float32),
+                weights.norm,
+            )
             rounded = target.arrays.work.rounded
 
         def matrix(*names: str) -> np.ndarray:

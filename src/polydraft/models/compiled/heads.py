@@ -136,6 +136,7 @@ class SharedSlots(CompiledHead):
 
 def packed(matrix: Float[Tensor, "O I"], kind: np.dtype) -> np.ndarray:
     """A matrix in panels of this format."""
-    out = panels_for(*matrix.shape, kind)
+    outputs, inputs = matrix.shape
+    out = panels_for(outputs, inputs, kind)
     pack(matrix, out)
     return out
