@@ -1,7 +1,8 @@
 """Compiled code that outlived its source: numba knows when a function's own file changes, not when one that it calls does.
 
-A file is stamped with its own text and that of the package's files that it imports, directly or not. Where the stamp is another
-than last time, what numba kept of the file's functions is deleted, and they are compiled anew when they are first called.
+A file is stamped with its own text, that of the package's files that it imports, directly or not, and that of those that fill in
+(`overload`) a function of theirs. Where the stamp is another than last time, what numba kept of the file's functions is deleted, and they are
+compiled anew when they are first called.
 """
 
 import ast
@@ -12,6 +13,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
+_OVERLOADED = re.compile(r"^@overload\((\w+)", re.MULTILINE)
 _COMPILED = re.compile(r"^\s*(?:@|\w+ = )(?:numba\.)?(?:njit|compiled|intrinsic)\b", re.MULTILINE)
 
 
@@ -32,6 +34,10 @@ def _stamps(root: Path) -> dict[str, str]:
     compiled = {path: text for path, text in texts.items() if _COMPILED.search(text)}
     named = {".".join((root.name, *path.relative_to(root).with_suffix("").parts)): path for path in compiled}
     below = {path: {named[name] for name in _imports(text, root.name) if name in named} for path, text in compiled.items()}
+    for path, text in compiled.items():
+        filled = [f"\ndef {name}(" for name in _OVERLOADED.findall(text)]
+        for other in [other for other in below[path] if any(name in compiled[other] for name in filled)]:
+            below[other].add(path)
     return {path.relative_to(root).as_posix(): _digest(path, compiled, below) for path in compiled}
 
 

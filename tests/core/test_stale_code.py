@@ -51,6 +51,14 @@ def test_only_what_depends_on_a_change_is_dropped(package):
     assert stale_code.drop(package) == []
 
 
+def test_what_calls_a_function_that_another_file_fills_in_is_dropped_with_that_file(package):
+    filling = "from numba.extending import overload\nfrom {}.inner import inner\n\n\n@overload(inner)\ndef _(x):\n    return {}\n\n\n@njit\ndef f(): ..."
+    for value in (1, 2):
+        (package / "filling.py").write_text(filling.format(package.name, value), encoding="utf-8")
+        dropped = stale_code.drop(package)
+    assert dropped == ["filling.py", "inner.py", "outer.py"]
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "3", "[" * 100_000])
 def test_a_damaged_stamp_drops_everything(package, text):
     stale_code.drop(package)
