@@ -132,7 +132,7 @@ class Stepper:
                 if self.second is not None:
                     self.second.commit(done.sequences, kept)
             with watch.phase("drafting"):
-                if self.drafter is not None:
+                if self.drafter is not None and (budgets or self.drafter.needs.each_round):
                     drafting.observe(self.target, self.drafter, done.sequences, done.outcome, done.scores)
             self.plan.learn(done.sequences, done.draft, done.processed, done.outcome)
             self._record(done)
