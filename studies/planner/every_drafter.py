@@ -3,7 +3,7 @@
 random target   as the embedded target, of random weights, which no draft fits: what remains is what asking and pausing cost
 chat            a chat model's answers (`--model FOLDER`), where most drafters fit now and then
 
-Drafters that need a model get the embedded draft beside the random target, and beside a chat model its own first layers (`tli` and `slem`,
+Drafters that need a model get the embedded draft beside the random target (heads are untrained there), and beside a chat model its own first layers (`tli` and `slem`,
 which bridge two tokenizers, the embedded draft). Indexes are of the standard library. Both engines answer every prompt in turn, after one that
 does not count; rates are tokens per second of decoding without the prefill, in CPU seconds on one thread. Nothing is measured beforehand: what the
 plan learns it learns in the rounds that are counted, and goes on from prompt to prompt as in an engine that serves.
@@ -12,6 +12,8 @@ plan learns it learns in the rounds that are counted, and goes on from prompt to
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.folder import load_module
 from polydraft.plan.plan import AdaptivePlan, FixedPlan
+from polydraft.train.run import untrained
 from studies.planner.accuracy import CHAT
 
 __all__ = ["AgainstPlain", "against_plain", "markdown"]
@@ -118,6 +121,8 @@ class _Parts:
             "several": {"models": [self.draft()]} if drafter == "several" else {},
             "mixture": {"sources": [(name, indexed.get(name, {})) for name in MIXED]},
         }
+        if self.folder is None and drafter in registry.RECIPES and drafter not in WITH_MODEL:
+            options[drafter] = {"weights": untrained(drafter, self.target, Path(mkdtemp()))}
         other = drafter in OTHER_TOKENIZER
         made = Engine.of(
             self.target,

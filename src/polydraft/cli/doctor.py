@@ -19,7 +19,7 @@ def doctor(
     """Show versions, threads, BLAS, memory bandwidth, and which compiled path is active and why."""
     if warm:
         with Preparation("loading the embedded models ..."):
-            from polydraft.engine.compile_all import compile_all
+            from polydraft.cli.compile_all import compile_all
 
             quiet()
             compile_all()

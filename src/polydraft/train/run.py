@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from polydraft import registry
 from polydraft.atomic import replacing
+from polydraft.core import Target
 from polydraft.engine.api import Engine
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models.heads import embeddings, output_rows
@@ -26,7 +27,7 @@ from polydraft.train.conversations import Text
 from polydraft.train.loop import optimizers_for, save_atomically
 from polydraft.train.recipe import Batch, Material, Recipe
 
-__all__ = ["Options", "train_drafter"]
+__all__ = ["Options", "train_drafter", "untrained"]
 
 HELD_OUT = 0.04
 """Share of the texts that no step sees."""
@@ -82,13 +83,13 @@ class Example:
     totals: Tensor
 
 
-def _layers(engine: Engine, recipe: Recipe, wanted: tuple[int, ...] | None) -> tuple[tuple[int, ...], int]:
+def _layers(target: Target, recipe: Recipe, wanted: tuple[int, ...] | None) -> tuple[tuple[int, ...], int]:
     """Layers that are read, and the last one."""
-    offered = engine.target.offers
+    offered = target.offers
     last = max(offered.hidden, default=-1)
     if not (offered.embeddings and offered.head) or last < 3:
         raise IncompatibleError(
-            f"{engine.summary()['target']} gives no hidden states, embeddings and head ({offered}), from which a head is trained. "
+            f"{getattr(target, 'name', type(target).__name__)} gives no hidden states, embeddings and head ({offered}), from which a head is trained. "
             "Load it with backend='compiled', 'static' or 'transformers'."
         )
     layers = recipe.layers(last) if wanted is None else wanted
@@ -153,6 +154,20 @@ def draft_vocabulary(
     return ids, float(counts[ids].sum() / max(counts.sum(), 1))
 
 
+def untrained(kind: str, target: Target, folder: Path, *, draft_vocab: int = 512) -> Path:
+    """Write what a drafter is before training, to the folder that is returned: to compile it, and to see what a draft that never fits costs.
+
+    Raises:
+        UnknownNameError: no such kind.
+        IncompatibleError: a target whose hidden states cannot be had.
+    """
+    recipe, ids = registry.recipe(kind), np.arange(min(draft_vocab, target.vocab_size) // 8 * 8)
+    layers, _ = _layers(target, recipe, None)
+    material = Material(target, layers, ids, embeddings(target), output_rows(target, ids).bfloat16(), recipe.sizes)
+    recipe.export(recipe.fresh(material), material, folder)
+    return folder
+
+
 class Batches:
     """Examples as tensors, padded; the target's laws at the draft vocabulary are made from its last states. output: [D, h] its rows."""
 
@@ -207,7 +222,7 @@ def train_drafter(
     began, recipe = time.monotonic(), registry.recipe(kind)
     o = options or Options.of(kind)
     target, first = engine.target, None if start is None else recipe.checkpoint.load(start)
-    layers, last = _layers(engine, recipe, o.layers if first is None else first.layers)
+    layers, last = _layers(target, recipe, o.layers if first is None else first.layers)
     if first is not None:
         first.check(target)
     if o.minutes < 1:

@@ -23,6 +23,7 @@ from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.plan.acceptance import DEPTHS
 from polydraft.plan.plan import FixedPlan
 from polydraft.plan.profile import Profile
+from polydraft.train.run import untrained
 from polydraft.verifiers import pairing
 
 GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
@@ -68,7 +69,14 @@ def _options(folder: Path, texts: list[list[int]], tokenizer: Any) -> dict[str, 
         "several": {"models": [_model("draft", "auto")]},
         "early-exit": {"layer": 1},
     }
-    return {info.name: needed.get(info.name, {}) for info in _infos()}
+    target = _model("target", "auto")
+    heads = {name: {"weights": untrained(name, target, folder / name)} for name in registry.names("drafter") if _is_head(name)}
+    return {info.name: (needed | heads).get(info.name, {}) for info in _infos()}
+
+
+def _is_head(drafter: str) -> bool:
+    """Whether a drafter is a network of its own for each target."""
+    return drafter in registry.RECIPES and "weights" in signature(registry.drafter(drafter).build).parameters
 
 
 def _infos() -> Iterator[Method]:

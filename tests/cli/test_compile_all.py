@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from polydraft import registry
+from polydraft import Engine, registry
+from polydraft.cli import compile_all
 from polydraft.core import Method, SiblingLaw, TreeShape
-from polydraft.engine import compile_all
 from polydraft.models import load, pair
 
 RUN = """
 from polydraft import Engine, Profile, SamplingParams, compile_time
-from polydraft.engine.compile_all import compile_all
+from polydraft.cli.compile_all import compile_all
 from polydraft.models.compiled.forward import compiled_pass
 
 compile_all({"model:coupled": {}})
@@ -51,5 +51,16 @@ def test_every_kind_of_every_drafter_that_can_be_built_is_called_and_every_rule(
     for name in {*every, "weighted"} - {*kinds}:
         with pytest.raises(TypeError, match="missing"):
             registry.drafter(name).build(None)
+    models = [compile_all._model(name, "auto") for name in ("target", "draft")]
+    for kind, options in kinds.items():
+        built = Engine.of(
+            models[0],
+            tokenizer=tokenizer,
+            draft_model=models[1],
+            draft_tokenizer=tokenizer,
+            drafter=kind,
+            drafter_options=options,
+        )
+        assert built.drafter is not None and built.drafter.info.name == kind
     rules = {rule for kind in kinds for rule in compile_all._rules(compile_all._info(kind))}
     assert rules == set(registry.names("verifier"))
