@@ -5,7 +5,6 @@ depend on what it is compiled into, and on whether it was compiled or loaded (se
 """
 
 import numpy as np
-from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -75,7 +74,7 @@ def _by_lanes(start, join):
         def emit(context, builder, signature, args):
             code = VectorCode(builder, args[1].type)
             source, target = (code.data(context, signature.args[i], args[i])[0] for i in (0, 2))
-            totals = [cgutils.alloca_once_value(builder, ir.Constant(FLOATS, [start] * LANES)) for _ in range(0, 16, LANES)]
+            totals = [cgutils.alloca_once_value(builder, code.floats(start)) for _ in range(0, 16, LANES)]
             with code.loop(args[1], 16) as (first, _):
                 for part, total in enumerate(totals):
                     value = code.load(code.at(code.at(source, first, 4), 4 * LANES * part), FLOATS)

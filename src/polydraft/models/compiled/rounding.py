@@ -40,7 +40,7 @@ def _round_block(typingctx, x, begin, rounded, block):
         largest = builder.bitcast(code.across("umax", sizes), FLOAT)
         zero, most = ir.Constant(FLOAT, 0.0), ir.Constant(FLOAT, 127.0)
         inverse = code.spread(builder.select(builder.fcmp_ordered(">", largest, zero), builder.fdiv(most, largest), zero))
-        rounding = ir.Constant(FLOATS, [_ROUNDING] * LANES)
+        rounding = code.floats(_ROUNDING)
         scaled = [builder.bitcast(builder.fadd(builder.fmul(v, inverse), rounding), INTS) for v in values]
         codes = [builder.sub(v, code.ints(_ROUNDING_BITS)) for v in scaled]
         for k in parts:

@@ -46,8 +46,7 @@ class Code(VectorCode):
             self.call("llvm.prefetch.p0", self.at(pointer, AHEAD + line), *flags, result=ir.VoidType())
 
     def sums(self, count):
-        zero = ir.Constant(FLOATS, [0.0] * LANES)
-        return [[cgutils.alloca_once_value(self.builder, zero) for _ in range(count)] for _ in self.rows]
+        return [[cgutils.alloca_once_value(self.builder, self.floats(0)) for _ in range(count)] for _ in self.rows]
 
     def spread_at(self, pointer, kind):
         return self.spread(self.load(pointer, kind))
@@ -155,24 +154,36 @@ def _blocks(code, x, w, n, weight, activation):
 
 
 def _exact_blocks(code, x, w, n, weight):
-    """Blocks of integers with a scale, times float32 activations."""
-    b, sums = code.builder, code.sums(1)
+    """Blocks of integers with a scale, times float32 activations; two chains an output, so that one row waits less.
+
+    A code is taken where it stands in its word, as a multiple of a power of two that its scale is divided by: no rounding is added.
+    """
+    b, sums = code.builder, code.sums(2)
     bits, least = _kind(weight)
-    middle = ir.Constant(FLOATS, [0.0 if least else float(1 << (bits - 1))] * LANES)
+    most, places = (1 << bits) - 1, (0, 8, 16, 24)
     with code.loop(n, 1) as (block, _):
         here = code.at(w, block, weight.size)
         code.prefetch(here, weight.size, BLOCK)
         there = [code.at(row, block, 4 * BLOCK) for row in x]
         scale = b.fpext(code.load(code.at(here, weight.offset("scale")), HALVES), FLOATS)
-        bottom = b.fpext(code.load(code.at(here, weight.offset("least")), HALVES), FLOATS) if least else None
-        for group, codes in _codes(code, code.at(here, weight.offset("codes")), bits):
-            for k in range(4):
-                byte = b.and_(b.lshr(codes, code.ints(8 * k)), code.ints(255))
-                value = b.uitofp(byte, FLOATS)
-                value = code.fma(value, scale, bottom) if least else b.fmul(b.fsub(value, middle), scale)
-                for r in code.rows:
-                    code.add(sums[r][0], code.spread_at(code.at(there[r], 16 * group + 4 * k), FLOAT), value)
-    return sums
+        if least:
+            bottom = b.fpext(code.load(code.at(here, weight.offset("least")), HALVES), FLOATS)
+        else:
+            bottom = b.fmul(scale, code.floats(-(1 << (bits - 1))))
+        scales = [b.fmul(scale, code.floats(2.0**-place)) for place in places]
+        with code.loop(code.number(bits), 1) as (group, _):
+            codes = code.load(code.at(code.at(here, weight.offset("codes")), group, 4 * LANES), INTS)
+            inputs = [code.at(row, group, 16) for row in there]
+            for half in range(8 // bits):
+                shifted = b.lshr(codes, code.ints(4)) if half else codes
+                for k, place in enumerate(places):
+                    number = b.uitofp(b.and_(shifted, code.ints(most << place)), FLOATS)
+                    value = code.fma(number, scales[k], bottom)
+                    for r in code.rows:
+                        code.add(sums[r][k % 2], code.spread_at(code.at(inputs[r], 64 * half + 4 * k), FLOAT), value)
+    for even, odd in sums:
+        b.store(b.fadd(b.load(even), b.load(odd)), even)
+    return [[even] for even, _ in sums]
 
 
 def tile_of(rows):

@@ -114,6 +114,9 @@ class VectorCode:
     def ints(self, value):
         return ir.Constant(INTS, [value] * LANES)
 
+    def floats(self, value):
+        return ir.Constant(FLOATS, [float(value)] * LANES)
+
     def across(self, operation, vectors):
         """One number of all lanes of some vectors of integers."""
         joined = vectors[0]
