@@ -41,6 +41,7 @@ DRAFTERS: dict[str, str] = {
     "model": "polydraft.drafters.model.paths:ModelDrafter",
     "eagle": "polydraft.drafters.heads.eagle:EagleDrafter",
     "early-exit": "polydraft.drafters.heads.early_exit:EarlyExitDrafter",
+    "medusa": "polydraft.drafters.heads.medusa:MedusaDrafter",
     "ngram": "polydraft.drafters.text.ngram:NgramDrafter",
     "several": "polydraft.drafters.model.paths_of_models:SeveralDrafter",
     "tli": "polydraft.drafters.model.tli:TliDrafter",
@@ -57,6 +58,7 @@ DRAFTERS: dict[str, str] = {
 RECIPES: dict[str, str] = {
     "eagle": "polydraft.train.eagle:EagleRecipe",
     "early-exit": "polydraft.train.early_exit:ExitRecipe",
+    "medusa": "polydraft.train.medusa:MedusaRecipe",
 }
 """kind -> "module:object", a `train.recipe.Recipe`: what `polydraft train` can train."""
 

@@ -28,14 +28,14 @@ def another_model(folder, V):
     return {"models": [TableModel(V, seed=2, max_num_seqs=128)]}
 
 
-def trained(kind):
+def trained(kind, layers=(1,)):
     """A drafter of a kind that is trained, with random weights over all tokens but one."""
 
     def weights(folder, V):
         target, recipe, ids = TableModel(V), registry.recipe(kind), np.arange(V - 1)
         torch.manual_seed(0)
         rows = target.embed(torch.arange(V)).bfloat16()
-        material = Material(target, recipe.layers(1)[-2:], ids, rows, torch.eye(V - 1, target.width).bfloat16(), recipe.sizes)
+        material = Material(target, layers, ids, rows, torch.eye(V - 1, target.width).bfloat16(), recipe.sizes)
         network = recipe.fresh(material)
         for matrix in network.parameters():
             if matrix.ndim == 2:
@@ -46,7 +46,7 @@ def trained(kind):
     return weights
 
 
-OPTIONS = {"retrieval": retrieval_index, "several": another_model, "eagle": trained("eagle")}
+OPTIONS = {"retrieval": retrieval_index, "several": another_model, "eagle": trained("eagle", (0, 1)), "medusa": trained("medusa")}
 """What a drafter cannot be built without, by name: a function of a folder to write into."""
 
 

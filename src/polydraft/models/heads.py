@@ -74,7 +74,7 @@ class HeadCheckpoint:
         folder = Path(folder).expanduser()
         try:
             said, tensors = cls.read(json.loads((folder / "config.json").read_text(encoding="utf-8")), folder)
-            config, layers = LlamaConfig(**said), tuple(map(int, said[cls.LAYERS]))
+            config, layers = LlamaConfig(**{"num_attention_heads": 1, **said}), tuple(map(int, said[cls.LAYERS]))
         except Exception as error:  # whatever these files hold: they are somebody else's
             raise ModelLoadError(
                 f"{str(folder)!r} was given as a head of kind {cls.kind!r}, and cannot be read as one: {error!r}. Expected a folder "

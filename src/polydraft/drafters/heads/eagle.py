@@ -10,32 +10,23 @@ is read again with the target's. A tree is fixed before its first draw, or its m
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from polydraft.core import Budget, Draft, Needs, Outcome, Request, Scores, SiblingLaw
-from polydraft.drafters.base import Parts, Snapshot
-from polydraft.drafters.model.paths import FIXED, ModelDrafter, ModelState
+from polydraft.core import Budget, Draft, Outcome, Request, Scores, SiblingLaw
+from polydraft.drafters.base import Snapshot
+from polydraft.drafters.heads.base import HeadDrafter, HeadState
+from polydraft.drafters.model.paths import FIXED, ModelState
 from polydraft.models.eagle import EagleCheckpoint
-from polydraft.models.heads import head_folder
 from polydraft.papers import method
 
 __all__ = ["EagleDrafter"]
 
 
-@dataclass(frozen=True)
-class HeadState(ModelState):
-    """states: of the target before each pending token; those of the first token of a text are of none, so a text of one has no pending token."""
-
-    states: Float[Tensor, "T F"]
-
-
-class EagleDrafter(ModelDrafter):
+class EagleDrafter(HeadDrafter):
     """A head of the target as a drafter; kinds as for `ModelDrafter`.
 
     Example:
@@ -44,47 +35,19 @@ class EagleDrafter(ModelDrafter):
     """
 
     methods = (method("eagle", "EAGLE-3 head", "2503.01840", {SiblingLaw.IID}, FIXED),)
-
-    def __init__(self, model: Any, layers: Sequence[int], kind: str = "paths", *, stop_ids: Sequence[int] = ()) -> None:
-        super().__init__(model, kind, stop_ids=stop_ids)
-        self.model: Any
-        self.layers, self.needs = tuple(layers), Needs(hidden=tuple(sorted(layers)), embeddings=True, head=True)
-        own = self.info
-        name = "eagle" if kind == "paths" else f"eagle:{kind}"
-        self.info = replace(self.methods[0], name=name, laws=own.laws, shapes=own.shapes, ranked=own.ranked)
+    checkpoint = EagleCheckpoint
 
     @classmethod
-    def build(cls, parts: Parts, *, weights: str | None = None, kind: str = "paths") -> "EagleDrafter":
-        """For the engine. weights: a folder as `polydraft train eagle` writes it, or of a published head; default the one that comes
-        with the package for this target.
-
-        Raises:
-            InvalidInputError: no weights.
-            ModelLoadError, IncompatibleError: a folder that is none, or of another target.
-        """
+    def compiled(cls, head: EagleCheckpoint, target: Any) -> Any:
+        """The head as a draft model."""
         from polydraft.models.compiled.eagle import CompiledEagle
 
-        head = EagleCheckpoint.load(head_folder("eagle", parts.target, weights))
-        return cls(CompiledEagle(head, parts.target), head.layers, kind, stop_ids=parts.eos_token_ids)
-
-    def sibling(self, kind: str) -> "EagleDrafter":
-        """See `ModelDrafter.sibling`."""
-        other = type(self)(self.model, self.layers, kind, stop_ids=self._stop_ids)
-        other.slots, other._proposed = self.slots, self._proposed
-        return other
-
-    def start(self, requests: Sequence[Request]) -> list[Any]:
-        """Take slots; the prompts are read when their states are known."""
-        none = torch.empty(0, 0)
-        return [HeadState(r, self.slots.take(), r.prompt_token_ids, (), none) for r in requests]
+        return CompiledEagle(head, target)
 
     def read(self, states: Sequence[Any], scores: Scores) -> list[Any]:
         """The states of all tokens but the last: those before all tokens but the first."""
         found = self._joined(scores)
         return [replace(s, pending=s.context[1:], states=found[b, : len(s.context) - 1]) for b, s in enumerate(states)]
-
-    def _joined(self, scores: Scores) -> Float[Tensor, "B T F"]:
-        return torch.cat([scores.hidden[layer] for layer in self.layers], -1)
 
     def _cached(self, state: ModelState) -> int:
         return max(len(state.context) - 1 - len(state.pending), 0)

@@ -262,7 +262,7 @@ class CompiledEagle(CompiledProposals):
         for slot, ids in texts.items():
             self.reads(slot, len(ids))
             logits = self._run([slot], TokenTree.chain(torch.tensor([ids])), 0, len(ids) - 1)
-            found.append((self._wide(logits)[0], []))
+            found.append((self.wide(logits)[0], []))
         return found
 
     def _run(self, slots: Sequence[int], tree: TokenTree, since: int, wanted: int) -> np.ndarray:
@@ -272,12 +272,6 @@ class CompiledEagle(CompiledProposals):
         eagle_pass(self.arrays, np.array(slots), *tree.host, begins, ends, first, logits)
         self.passes += 1
         return logits
-
-    def _wide(self, logits: np.ndarray) -> Float[Tensor, "R V"]:
-        """Rows of the draft vocabulary as rows of all tokens."""
-        wide = np.full((len(logits), self.vocab_size), -np.inf, np.float32)
-        wide[:, self.draft_ids] = logits[:, : len(self.draft_ids)]
-        return torch.from_numpy(wide)
 
     def score(
         self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: Any = None, since: int = 0
@@ -293,7 +287,7 @@ class CompiledEagle(CompiledProposals):
         scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:]) if since else tree
         real = scored.is_node if since == 0 else scored.parents >= 0
         rows = torch.zeros(*real.shape, self.vocab_size)
-        rows[real] = self._wide(logits)[: int(real.sum())]
+        rows[real] = self.wide(logits)[: int(real.sum())]
         return Scores(scored, rows)
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:

@@ -71,14 +71,6 @@ class CompiledHead(CompiledProposals):
         self.passes += 1
         return logits
 
-    def _wide(self, logits: np.ndarray) -> Float[Tensor, "R V"]:
-        """Rows of the draft vocabulary as rows of all tokens."""
-        if not len(self.draft_ids):
-            return torch.from_numpy(logits[:, : self.vocab_size])
-        wide = np.full((len(logits), self.vocab_size), -np.inf, np.float32)
-        wide[:, self.draft_ids] = logits[:, : len(self.draft_ids)]
-        return torch.from_numpy(wide)
-
     def score(
         self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: Any = None, since: int = 0
     ) -> Scores:
@@ -93,7 +85,7 @@ class CompiledHead(CompiledProposals):
         scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:]) if since else tree
         real = scored.is_node if since == 0 else scored.parents >= 0
         rows = torch.zeros(*real.shape, self.vocab_size)
-        rows[real] = self._wide(logits)[: int(real.sum())]
+        rows[real] = self.wide(logits)[: int(real.sum())]
         return Scores(scored, rows)
 
     @property

@@ -205,6 +205,14 @@ class CompiledProposals(SlotModel):
     def reads(self, slot: int, count: int) -> None:
         """The next proposal reads so many tokens of this slot: for models that read more of them than their ids."""
 
+    def wide(self, logits: np.ndarray) -> Float[Tensor, "R V"]:
+        """Rows of the draft vocabulary as rows of all tokens."""
+        if not len(self.draft_ids):
+            return torch.from_numpy(logits[:, : self.vocab_size])
+        wide = np.full((len(logits), self.vocab_size), -np.inf, np.float32)
+        wide[:, self.draft_ids] = logits[:, : len(self.draft_ids)]
+        return torch.from_numpy(wide)
+
     def _note(self, slots: Sequence[int], drafting: Sequence[bool], num_nodes: int, num_passes: int) -> None:
         self.scored([slot for slot, drafts in zip(slots, drafting, strict=True) if drafts], num_nodes)
         self.passes += num_passes

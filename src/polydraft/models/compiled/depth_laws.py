@@ -1,0 +1,119 @@
+"""Draft models whose law at a node depends on the node's depth alone, as slots of rows: all kinds of drafts come from `proposals` unchanged.
+
+Medusa's heads, rows that a target transferred, a block that was drafted at once: what they know of a sequence before its drafts are
+logits by depth, [K, D]. `DepthLaws.know` computes them; a pass of a proposal copies them. Nothing is cached: a slot has no columns.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numba import njit
+from numba.extending import overload
+from torch import Tensor
+
+from polydraft.core import Needs, Scores, TokenTree
+from polydraft.models.compiled.forward import draft_pass, whole
+from polydraft.models.compiled.proposals import CompiledProposals
+from polydraft.models.compiled.vectors import aligned
+
+__all__ = ["DepthLaws"]
+
+
+class Outputs(NamedTuple):
+    """As `forward.Sizes`; outputs: D in whole panels."""
+
+    outputs: int
+
+
+class Lengths(NamedTuple):
+    """As `forward.SlotMemory`."""
+
+    lengths: np.ndarray
+
+
+class DepthArrays(NamedTuple):
+    """logits: [slots, K, outputs], of the first to the K-th token behind the root."""
+
+    sizes: Outputs
+    memory: Lengths
+    logits: np.ndarray
+
+
+@njit(cache=True)
+def depth_pass(model, slots, parents, begins, ends, wanted, logits):
+    """Logits of the nodes wanted[b] .. ends[b]-1 that are no padding, each those of its depth, see `forward.compiled_pass`."""
+    row = 0
+    for b in range(len(slots)):
+        for n in range(max(begins[b], wanted[b]), ends[b]):
+            if n > 0 and parents[b, n] < 0:
+                continue
+            depth, m = 0, parents[b, n]
+            while m >= 0:
+                depth, m = depth + 1, parents[b, m]
+            logits[row] = model.logits[slots[b], depth]
+            row += 1
+
+
+@overload(draft_pass)
+def _(model, slots, tokens, parents, begins, ends, wanted, logits):
+    if getattr(model, "instance_class", None) is DepthArrays:
+        return lambda model, slots, tokens, parents, begins, ends, wanted, logits: depth_pass(
+            model, slots, parents, begins, ends, wanted, logits
+        )
+    return None
+
+
+class DepthLaws(CompiledProposals):
+    """A draft model of `depths` laws for each sequence, over the tokens `draft_ids`; see the module.
+
+    target: whose vocabulary, context and number of slots it has.
+    """
+
+    def __init__(self, target: Any, draft_ids: np.ndarray, depths: int, name: str) -> None:
+        self.target, self.name, self.depths = target, name, depths
+        self.vocab_size, self.draft_ids = target.vocab_size, draft_ids[draft_ids < target.vocab_size]
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+        outputs = whole(len(self.draft_ids))
+        self.open_slots(target.max_model_len, target.max_num_seqs, context=0, bytes_per_token=0, device=self.device)
+        logits = aligned(target.max_num_seqs, depths, outputs)
+        self.cache_bytes = logits.nbytes
+        self.arrays = DepthArrays(Outputs(outputs), Lengths(self._lengths), logits)
+
+    @abstractmethod
+    def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:
+        """Compute `arrays.logits` of these slots from what the target told."""
+
+    def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+        """Nothing is read of texts; see `slots.SlotModel.append`."""
+        return [(torch.zeros(self.vocab_size), []) for _ in texts]
+
+    def move(self, source: np.ndarray, target: np.ndarray) -> None:
+        """There are no columns."""
+
+    def score(
+        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: Any = None, since: int = 0
+    ) -> Scores:
+        """Laws of the nodes `since` .. N-1; see `core.Target.score`."""
+        tokens, parents = tree.host
+        B, N = tokens.shape
+        begins, ends = np.full(B, since), np.full(B, N)
+        scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:])
+        real = torch.from_numpy(parents[:, since:] >= 0)
+        if since == 0:
+            real[:, 0] = True
+        logits = np.empty((int(real.sum()), self.arrays.sizes.outputs), np.float32)
+        depth_pass(self.arrays, np.array(slots), parents, begins, ends, begins, logits)
+        self.scored(slots, N)
+        rows = torch.full((B, N - since, self.vocab_size), -torch.inf)
+        rows[real] = self.wide(logits)
+        rows[~real] = 0
+        return Scores(scored, rows)
+
+    @property
+    def offers(self) -> Needs:
+        """Nothing beyond its laws."""
+        return Needs()

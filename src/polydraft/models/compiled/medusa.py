@@ -1,0 +1,109 @@
+"""Medusa's heads in compiled code: each reads the target's last state and says what comes so many tokens behind the next one.
+
+Cai et al. 2024 (arXiv 2401.10774). h is the target's state, behind its final norm, that the root was drawn from:
+
+    head k    x = h, then as many times as there are blocks x + silu(W x + b); output rows: of all heads the same, or its own
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from numba import njit
+from torch import Tensor
+
+from polydraft.exponential import exp
+from polydraft.models.compiled.depth_laws import DepthLaws
+from polydraft.models.compiled.formats import BLOCK, ROUNDED, num_outputs, pack, panels_for
+from polydraft.models.compiled.forward import CHUNK, multiply
+from polydraft.models.compiled.vectors import aligned
+from polydraft.models.compiled.weights import FORMATS
+from polydraft.models.medusa import MedusaCheckpoint
+
+__all__ = ["CompiledMedusa"]
+
+
+class MedusaWeights(NamedTuple):
+    """blocks: [K, blocks, panels ...].  bias: [K, blocks, h].  heads: [1 or K, panels ...]."""
+
+    blocks: np.ndarray
+    bias: np.ndarray
+    heads: np.ndarray
+
+
+class MedusaWork(NamedTuple):
+    """Activations of up to CHUNK rows. outs: logits."""
+
+    x: np.ndarray
+    rows: np.ndarray
+    update: np.ndarray
+    rounded: np.ndarray
+    outs: np.ndarray
+
+
+@njit(cache=True, error_model="numpy")
+def head_laws(weights, work, slots, states, logits):
+    """logits[slots[b], k] = what head k says of states[b], of as many states as heads have rows in work."""
+    (K, L, h), B, one = weights.bias.shape, len(states), np.float32(1.0)
+    for k in range(K):
+        for b in range(B):
+            work.x[b] = states[b]
+        for l in range(L):
+            multiply(work.x, weights.blocks[k, l], work.rounded, work.update, B)
+            for b in range(B):
+                for i in range(h):
+                    z = work.update[b, i] + weights.bias[k, l, i]
+                    work.x[b, i] += z / (one + exp(-z))
+        for b in range(B):
+            work.rows[k * B + b] = work.x[b]
+        if len(weights.heads) > 1:
+            multiply(work.x, weights.heads[k], work.rounded, work.outs[k * B :], B)
+    if len(weights.heads) == 1:
+        multiply(work.rows, weights.heads[0], work.rounded, work.outs, K * B)
+    for k in range(K):
+        for b in range(B):
+            logits[slots[b], k] = work.outs[k * B + b]
+
+
+class CompiledMedusa(DepthLaws):
+    """Medusa's heads as a draft model; see `DepthLaws`.
+
+    target: whose output rows they use where they have none of their own.  quantization: of the matrices; it changes no law of the output.
+
+    Raises:
+        IncompatibleError: heads of another target.
+    """
+
+    def __init__(self, head: MedusaCheckpoint, target: Any, *, quantization: str = "int8") -> None:
+        head.check(target)
+        K, L, h = head.num_heads, head.num_blocks, head.config.hidden_size
+        super().__init__(target, head.ids, K, "medusa")
+        tensors, kind, outputs = head.tensors, FORMATS[quantization], self.arrays.sizes.outputs
+        own = f"0.{L}.weight" in tensors
+        heads = [tensors[f"{k}.{L}.weight"].float() for k in range(K)] if own else [head.output(target)]
+        blocks, packed = panels_for(h, h, kind.weights, K, L), panels_for(len(self.draft_ids), h, kind.weights, len(heads))
+        bias = aligned(K, L, h)
+        for k in range(K):
+            for l in range(L):
+                pack(tensors[f"{k}.{l}.linear.weight"].float(), blocks[k, l])
+                bias[k, l] = tensors[f"{k}.{l}.linear.bias"].float().numpy()
+        for matrix, panels in zip(heads, packed, strict=True):
+            pack(matrix[: len(self.draft_ids)], panels)
+        self.weight_bytes = blocks.nbytes + packed.nbytes
+        self.weights = MedusaWeights(blocks, bias, packed)
+        per_row = {np.dtype(np.float32): 0, np.dtype(np.uint16): h, ROUNDED: -(-h // BLOCK)}[kind.activations]
+        self.work = MedusaWork(
+            aligned(CHUNK, h),
+            aligned(CHUNK, h),
+            aligned(CHUNK, num_outputs(blocks[0])),
+            aligned(CHUNK, per_row, dtype=kind.activations),
+            aligned(CHUNK, outputs),
+        )
+
+    def know(self, slots: Sequence[int], states: Float[Tensor, "B h"]) -> None:
+        """What the heads say of these states."""
+        given, most = states.float().contiguous().numpy(), max(CHUNK // self.depths, 1)
+        for i in range(0, len(slots), most):
+            head_laws(self.weights, self.work, np.array(slots[i : i + most]), given[i : i + most], self.arrays.logits)
+        self.passes += 1

@@ -1,0 +1,99 @@
+"""Training drafters of all kinds: they learn, runs are taken up again, and what cannot be trained is refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+from polydraft import Engine, SamplingParams
+from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError, UnknownNameError
+from polydraft.train import conversations
+from polydraft.train.conversations import Text
+from polydraft.train.run import Options, draft_vocabulary, train_drafter
+
+QUICK = {"minutes": 5, "unroll": 2, "draft_vocab": 512, "batch": 8, "window": 64, "lr": 0.02}
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_what_was_trained_foretells_more_than_what_was_not(engine, written, tmp_path, kind):
+    options, short, said = QUICK, {}, list[str]()
+    for name, steps in (("fresh", 1), ("trained", 40)):
+        chosen = Options.of(kind, **options, max_steps=steps)
+        short[name] = train_drafter(engine, kind, tmp_path / name, chosen, data=[written], report=said.append)
+    fresh, trained = (short[name]["acceptance"] for name in ("fresh", "trained"))
+    assert trained[0] > fresh[0] + 0.01, (fresh, trained)
+    assert sum(trained) > sum(fresh) + 0.06, (fresh, trained)
+    card = json.loads((tmp_path / "trained" / "card.json").read_text())
+    assert card["tokens"] == 16 * 97
+    assert card["kind"] == kind
+    assert any("MB" in line for line in said)
+    again = train_drafter(engine, kind, tmp_path / "trained", Options.of(kind, **options, max_steps=41), data=[written])
+    assert abs(again["acceptance"][0] - trained[0]) < 0.1, "it goes on from its checkpoint"
+    begun = Options.of(kind, **options, max_steps=1)
+    started = train_drafter(engine, kind, tmp_path / "more", begun, data=[written], start=tmp_path / "trained")
+    assert sum(started["acceptance"]) > sum(fresh) + 0.04, "it begins with what was trained"
+    drafted = Engine.of(engine.target, tokenizer=engine.tokenizer, drafter_options={"weights": tmp_path / "trained"}, depth=2)
+    assert drafted.summary()["drafter"].startswith(kind), "the folder says its kind"
+    greedy = SamplingParams(temperature=0, max_tokens=48)
+    prompt = "def add(a, b):\n"
+    result = drafted.generate(prompt, greedy)[0]
+    assert result.token_ids == engine.generate(prompt, greedy)[0].token_ids
+    assert result.stats.drafted > 0
+    assert result.stats.drafter_error is None
+
+
+def test_texts_of_a_shard_are_a_function_of_the_seed(engine, tmp_path):
+    one, two, other = (conversations.write_shard(engine, 3, seed=seed, count=2, known=set()) for seed in (1, 1, 2))
+    assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(one, two, strict=True))
+    assert not all(np.array_equal(a.tokens, b.tokens) for a, b in zip(one, other, strict=True))
+    conversations.save_shard(tmp_path / "a.npz", one)
+    assert [t.tokens.tolist() for t in conversations.read_shard(tmp_path / "a.npz")] == [t.tokens.tolist() for t in one]
+
+
+def test_the_draft_vocabulary_is_the_most_frequent_tokens():
+    ids, share = draft_vocabulary([Text(np.array([7, *[3] * 5, *[9] * 4, 1, 1, 2]), 1)], 64, 8)
+    assert len(ids) == 8
+    assert {1, 2, 3, 9} <= set(ids.tolist())
+    assert (np.diff(ids) > 0).all()
+    assert share == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        (Options(minutes=0.1), InvalidInputError, "at least 1"),
+        (Options(layers=(1, 2, 77)), InvalidInputError, "77"),
+        (Options(layers=(2, 1)), InvalidInputError, "rising"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(engine, written, tmp_path, options, error, said):
+    with pytest.raises(error, match=said):
+        train_drafter(engine, "eagle", tmp_path, options, data=[written])
+
+
+def test_kinds_and_sizes_that_there_are_not_are_refused():
+    with pytest.raises(InvalidInputError, match="heads, blocks"):
+        Options.of("medusa", sizes={"width": 3})
+    with pytest.raises(UnknownNameError, match="did you mean 'medusa'"):
+        Options.of("medus")
+
+
+def test_files_without_a_usable_line_are_refused(engine, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"nothing": 1}\nno json\n')
+    with pytest.raises(InvalidInputError, match="usable line"):
+        conversations.from_file(tmp_path / "a.jsonl", engine)
+    (tmp_path / "b.npz").write_bytes(b"PK\x03\x04 and nothing else")
+    with pytest.raises(ModelLoadError, match="no shard"):
+        conversations.from_file(tmp_path / "b.npz", engine)
+    (tmp_path / "c.jsonl").write_text(json.dumps({"text": "import os\n" * 40}) + "\n")
+    assert conversations.from_file(tmp_path / "c.jsonl", engine)
+
+
+def test_a_target_without_hidden_states_is_refused(engine, tmp_path):
+    from types import SimpleNamespace
+
+    from polydraft.core import Needs
+
+    blind = SimpleNamespace(target=SimpleNamespace(offers=Needs()), summary=lambda: {"target": "blind"})
+    with pytest.raises(IncompatibleError, match="blind"):
+        train_drafter(blind, "eagle", tmp_path, Options())
