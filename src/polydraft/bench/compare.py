@@ -5,7 +5,7 @@ after the other, in an order that turns; a speed-up is the median over rounds of
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from time import perf_counter, process_time
@@ -65,7 +65,8 @@ class Timer:
 class Contender:
     """Something that continues a batch of prompts. drafter, verifier: names, or None where there is none.
 
-    lossless: whether it claims the target's law.
+    lossless: whether it claims the target's law.  bits: of a stored weight, where formats are compared.
+    compared: contenders that its speed is told against, by the title of the column.
     """
 
     name: str
@@ -74,6 +75,8 @@ class Contender:
     temperature: float
     generate: Callable[[Prompts, SamplingParams], Run]
     lossless: bool = True
+    bits: float | None = None
+    compared: Mapping[str, str] = field(default_factory=lambda: {"plain": "plain", "transformers": "transformers"})
 
 
 @dataclass

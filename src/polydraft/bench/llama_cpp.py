@@ -22,8 +22,10 @@ def _interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
     return weight.reshape(num_heads, 2, half, -1).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_gguf(model: Any, tokenizer: Any, path: Path) -> None:
-    """Write a Llama model of transformers with a byte-level BPE tokenizer as a float32 GGUF file.
+def write_gguf(model: Any, tokenizer: Any, path: Path, kind: str = "F32") -> None:
+    """Write a Llama model of transformers with a byte-level BPE tokenizer as a GGUF file.
+
+    kind: of the matrices, "F32", "BF16", "Q8_0" or "Q4_1"; the rest is float32.
 
     Raises:
         IncompatibleError: another architecture.
@@ -47,7 +49,7 @@ def write_gguf(model: Any, tokenizer: Any, path: Path) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"])
     _write_tokenizer(writer, tokenizer, config.vocab_size)
     names: Any = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     heads = {"q_proj.weight": config.num_attention_heads, "k_proj.weight": config.num_key_value_heads}
@@ -57,7 +59,9 @@ def write_gguf(model: Any, tokenizer: Any, path: Path) -> None:
         weight = tensor.float().numpy()
         for ending, count in heads.items():
             weight = _interleaved(weight, count) if name.endswith(ending) else weight
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), np.ascontiguousarray(weight))
+        stored = gguf.GGMLQuantizationType[kind if weight.ndim == 2 else "F32"]
+        data = gguf.quants.quantize(np.ascontiguousarray(weight), stored)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), data, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -85,23 +89,45 @@ def _write_tokenizer(writer: Any, tokenizer: Any, vocab_size: int) -> None:
         writer.add_chat_template(tokenizer.chat_template)
 
 
+def bits_per_weight(path: Path) -> float:
+    """Of the matrices of a GGUF file."""
+    import gguf
+
+    matrices = [t for t in gguf.GGUFReader(path).tensors if len(t.shape) > 1]
+    return 8 * sum(int(t.n_bytes) for t in matrices) / sum(int(t.n_elements) for t in matrices)
+
+
 class LlamaCpp:
     """A llama.cpp server inside this process.
 
     model, draft: GGUF files; with a draft it speculates with the given number of drafted tokens.
+    lookup: or by a type of its speculation that needs no draft, such as "NGRAM_SIMPLE".
+    exact: float32 keys and values without flash attention, which computes in float16; else its own defaults.
     """
 
-    def __init__(self, model: Path, draft: Path | None = None, *, num_threads: int = 1, draft_length: int = 4) -> None:
+    def __init__(
+        self,
+        model: Path,
+        draft: Path | None = None,
+        *,
+        lookup: str | None = None,
+        exact: bool = True,
+        num_threads: int = 1,
+        draft_length: int = 4,
+    ) -> None:
         import xllamacpp as engine
 
         xllamacpp: Any = engine
-        self.drafts = draft is not None
+        self.drafter = "model" if draft is not None else lookup
         params = xllamacpp.CommonParams()
         params.model.path = str(model)
         params.n_ctx, params.n_parallel, params.n_gpu_layers, params.verbosity = 0, 1, 0, -1
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = num_threads
-        params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED  # it computes in float16
-        params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+        if exact:
+            params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+            params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+        if lookup is not None:
+            params.speculative.types = [xllamacpp.common_speculative_type[f"COMMON_SPECULATIVE_TYPE_{lookup}"]]
         if draft is not None:
             chosen = params.speculative.draft
             chosen.mparams.path, chosen.n_max = str(draft), draft_length
@@ -161,4 +187,4 @@ class LlamaCpp:
                 raise IncompatibleError("llama.cpp gave another text for the same seed; its tokens cannot be checked.")
             return replace(timed, outputs=[[entry["id"] for entry in again["logprobs"]["content"]]])
 
-        return Contender(name, "model" if self.drafts else None, None, temperature, generate)
+        return Contender(name, self.drafter, None, temperature, generate)

@@ -21,8 +21,12 @@ def as_dict(found: Findings) -> dict[str, Any]:
 
 
 def _check(check: dict[str, Any]) -> str:
+    if check["kind"] == "own":
+        return "its own"
+    if check["kind"] == "texts":
+        return "equal to its plain texts" if check["passed"] else f"{check['wrong']} of {check['texts']} plain texts differ"
     if check["kind"] == "greedy":
-        text = "equal" if check["passed"] else f"{check['wrong']} of {check['tokens']} differ"
+        text = f"equal{check.get('to', '')}" if check["passed"] else f"{check['wrong']} of {check['tokens']} differ"
         return f"{text}, {check['near_ties']} near ties" if check["near_ties"] else text
     return f"p = {check['p_value']:.2g}" if check["passed"] else f"FAILED, p = {check['p_value']:.1g}"
 
@@ -36,16 +40,29 @@ def markdown(report: dict[str, Any]) -> str:
     sizes = ", ".join(f"{name} {count / 1e6:.2f}M" for name, count in report["num_parameters"].items())
     inflated = report["settings"]["inflate"]
     note = f", target inflated by {inflated} layers that change nothing" if inflated else ""
-    against = [name for name in ("plain", "transformers") if name in report["ratios"]]
-    head = ["contender", "tokens/s", "quartiles", *(f"over {name}" for name in against), "tokens/call", "per CPU s"]
-    head += ["first token ms", "between ms p50", "p99", "memory MiB", "prepared s", "law"]
+    against = list(
+        dict.fromkeys(title for row in report["rows"] for title, name in row["compared"].items() if name in report["ratios"])
+    )
+    bits = any(row["bits_per_weight"] for row in report["rows"])
+    head = [
+        "contender",
+        *(["bits per weight"] if bits else []),
+        "tokens/s",
+        "quartiles",
+        *(f"over {name}" for name in against),
+        "tokens/call",
+        "per CPU s",
+    ]
+    head += ["first token ms", "between ms p50", "p99", "memory MiB", "prepared s", "equal law?" if bits else "law"]
     rows: list[list[str]] = []
     for row in sorted(report["rows"], key=lambda r: -r["tokens_per_second"]):
         ratios = report["ratios"].get(row["contender"], {})
-        over = [f"{ratios[name]:.2f}" if name in ratios else "1" if row["contender"] == name else "-" for name in against]
+        names = [row["compared"].get(title) for title in against]
+        over = [f"{ratios[name]:.2f}" if name in ratios else "1" if row["contender"] == name else "-" for name in names]
         rows.append(
             [
                 row["contender"],
+                *([f"{row['bits_per_weight']:.3g}"] if bits else []),
                 f"{row['tokens_per_second']:.0f}",
                 f"{row['spread'][0]:.0f}-{row['spread'][1]:.0f}",
                 *over,

@@ -8,13 +8,13 @@ import gc
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from polydraft.bench.compare import Contender, Measurement, engine_contender, measure
+from polydraft.bench.compare import Contender, Measurement, Prompts, engine_contender, measure
 from polydraft.bench.inflate import inflate
 from polydraft.bench.peers import transformers_contender
 from polydraft.check.texts import check_law
@@ -79,6 +79,8 @@ class Findings:
         return [
             {
                 "contender": m.contender.name,
+                "bits_per_weight": m.contender.bits,
+                "compared": dict(m.contender.compared),
                 **m.row(),
                 "tokens_per_cpu_second": m.tokens_per_cpu_second,
                 "time_to_first_token": m.time_to_first_token,
@@ -124,7 +126,6 @@ class Bench:
         self.judge = inflate(load_module(target, device="cpu"), inflate_layers)
         self.tokenizer = load.load_tokenizer(target)
         self._draft_module = None if draft is None else load_module(draft, device="cpu")
-        self._target = self._compile(self.judge)
         self._draft = None if self._draft_module is None else self._compile(self._draft_module)
         self.contenders: list[Contender] = []
         self.absent: dict[str, str] = {}
@@ -136,6 +137,10 @@ class Bench:
             self._add_transformers()
             self._add_llama_cpp()
             self._add_vllm()
+
+    @cached_property
+    def _target(self) -> Any:
+        return self._compile(self.judge)
 
     def _compile(self, module: Any) -> Any:
         kind = HFTarget if CompiledLlama.why_unsupported(module) else CompiledLlama
@@ -247,6 +252,10 @@ class Bench:
         self.contenders = ready
         return seconds
 
+    def check(self, measured: Measurement, prompts: Prompts, found: Sequence[Measurement]) -> dict[str, Any]:
+        """Whether a contender's tokens follow the law that they should; found: everyone's."""
+        return check_law(self.judge, self.temperature, measured.texts(prompts, self.batch_size))
+
     def run(
         self,
         prompts: Sequence[Sequence[int]],
@@ -279,7 +288,7 @@ class Bench:
         if not found:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self.absent.items())
             raise InvalidInputError(f"no contender could be measured; expected at least one. {reasons}")
-        checks = {m.contender.name: check_law(self.judge, self.temperature, m.texts(prompts, self.batch_size)) for m in found}
+        checks = {m.contender.name: self.check(m, prompts, found) for m in found}
         sizes = {"target": self.judge.num_parameters()}
         if self._draft_module is not None:
             sizes["draft"] = self._draft_module.num_parameters()

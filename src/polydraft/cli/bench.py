@@ -3,7 +3,7 @@
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -31,6 +31,12 @@ def bench(
         list[str] | None,
         typer.Option(help="DRAFTER[+VERIFIER][@PATHSxDEPTH] to measure; may be repeated; a good set without it."),
     ] = None,
+    formats: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--format", help="bfloat16, int8, int4: against peers of the same bits; may be repeated; all for a model by name."
+        ),
+    ] = None,
     temperature: given.Temperature = 1.0,
     max_tokens: given.MaxTokens = 64,
     repetitions: given.Repetitions = 2,
@@ -42,20 +48,23 @@ def bench(
     check_output("--json", json_file, picture=True)
     use_threads(threads)
     from polydraft.bench import report as reports
+    from polydraft.bench.formats import FORMATS, AtEqualBits
     from polydraft.bench.suite import Bench, Way
+    from polydraft.models.hub import MODELS
 
     for text in way or ():
         Way.parse(text)
-    made = Bench(
-        target=model,
-        draft=draft_model,
-        ways=way or (),
-        temperature=temperature,
-        inflate_layers=inflate,
-        num_threads=threads,
-        batch_size=batch,
-        peers=peers,
-    )
+    options: dict[str, Any] = {
+        "draft": draft_model,
+        "ways": way or (),
+        "temperature": temperature,
+        "inflate_layers": inflate,
+        "num_threads": threads,
+        "batch_size": batch,
+        "peers": peers,
+    }
+    chosen = formats or (FORMATS if model in MODELS else ())
+    made = AtEqualBits(target=model, formats=tuple(chosen), **options) if model and chosen else Bench(target=model, **options)
     with closing(made), bars("measuring") as step:
         ids = made.prompts(3 if quick else 6) if prompts is None else made.encoded(read_lines("--prompts", prompts))
         repetitions = 1 if quick else repetitions

@@ -1,0 +1,176 @@
+"""A real model in several formats of weights, each against peers of the same bits per weight, on chat prompts.
+
+Ours in a format without drafts and with each drafter; llama.cpp on a file of the same bits with the settings that its users have,
+plain and with its lookup of earlier text; transformers in bfloat16 and float32. The law of a format is that of its own rounded
+weights: ours is judged by a plain pass over each text, llama.cpp's lookup by the tokens that llama.cpp writes without it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from polydraft.bench.compare import Contender, Measurement, Prompts, engine_contender
+from polydraft.bench.peers import transformers_contender
+from polydraft.bench.suite import Bench, Way
+from polydraft.check.texts import check_law
+from polydraft.engine.api import Engine
+from polydraft.errors import unknown_name
+from polydraft.models import checkpoint, load
+from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.folder import load_module
+from polydraft.models.gguf import GgufFile, is_gguf
+from polydraft.models.hub import located
+
+__all__ = ["DRAFTERS", "FORMATS", "QUESTIONS", "AtEqualBits", "OwnLaw"]
+
+FORMATS = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_1"}
+"""Our format -> llama.cpp's of about the same bits; of four bits it is the file itself where the model is one."""
+DRAFTERS = ("none", "ngram", "suffix", "mixture", "eagle")
+LOOKUPS = ("NGRAM_SIMPLE", "NGRAM_MAP_K")
+"""Of llama.cpp's types of speculation without a draft."""
+QUESTIONS = (
+    "What is the capital of France, and what is it known for?",
+    "Write a short poem about the sea.",
+    "Explain in simple words why the sky is blue.",
+    "Write a Python function that adds two numbers, and one that multiplies them.",
+    "Give three tips for learning a new language.",
+    "Write a polite email that asks a colleague to move a meeting to Friday.",
+)
+
+
+class OwnLaw:
+    """A compiled model as a judge of texts, see `check_law`: its logits after every token, by one plain pass in its last slot."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, model: CompiledLlama) -> None:
+        self._model, self._slot = model, model.max_num_seqs - 1
+
+    def __call__(self, ids: Int[Tensor, "1 T"]) -> Any:
+        last = len(self._model.arrays.weights.attention_norm)
+        self._model.release([self._slot])
+        states = self._model.prefill([self._slot], ids.tolist(), hidden=(last,)).hidden[last]
+        self._model.release([self._slot])
+        return SimpleNamespace(logits=self._model.head(states))
+
+
+class AtEqualBits(Bench):
+    """formats: of FORMATS; the others as of `Bench`. ways: drafters with rule and size, DRAFTERS without any; "none" is plain."""
+
+    def __init__(self, *, target: str, formats: Sequence[str] = tuple(FORMATS), **options: Any) -> None:
+        for name in formats:
+            if name not in FORMATS:
+                raise unknown_name("format of this benchmark", name, FORMATS)
+        self._name, self._formats = target, formats
+        self._judges: dict[str, OwnLaw] = {}
+        self._same_tokens: dict[str, str] = {}
+        super().__init__(target=target, **options)
+        self.settings["formats"] = list(formats)
+
+    def _add_own(self, ways: Sequence[str]) -> None:
+        for kind in self._formats:
+            try:
+                of_file = kind == "int4" and is_gguf(located(self._name))  # its blocks as they are; else rounded from float32
+                model = CompiledLlama(
+                    checkpoint.of_file(GgufFile(located(self._name))) if of_file else self.judge,
+                    quantization=kind,
+                    max_num_seqs=self.batch_size + 1,
+                    threads=self._threads,
+                )
+            except Exception as error:
+                self.absent[kind] = str(error)
+                continue
+            model.vocab_size = load.num_token_ids(self.tokenizer, model.vocab_size)
+            for text in ways or DRAFTERS:
+                self._try(f"{kind} {text}", partial(self._in_format, model, kind, text))
+
+    def _in_format(self, model: CompiledLlama, kind: str, text: str) -> Contender:
+        way = Way.parse(text)
+        engine = Engine.of(model, tokenizer=self.tokenizer, draft_model=self._draft, **vars(way))
+        name = f"{kind} {'plain' if way.drafter == 'none' else text}"
+        self._judges[name] = OwnLaw(model)
+        return self._of_bits(
+            engine_contender(name, engine, self.temperature), kind, 8 * model.weight_bytes / self._num_weights, f"{kind} plain"
+        )
+
+    @property
+    def _num_weights(self) -> int:
+        """In matrices that a pass multiplies with."""
+        untied = not self.judge.config.tie_word_embeddings
+        return sum(
+            p.numel() for name, p in self.judge.named_parameters() if p.dim() == 2 and not (untied and "embed_tokens" in name)
+        )
+
+    def _of_bits(self, made: Contender, kind: str, bits: float, plain: str) -> Contender:
+        compared = {
+            "own plain": plain,
+            "llama.cpp": f"llama.cpp {self._file_kind(kind)}",
+            "transformers": "transformers bfloat16",
+        }
+        return replace(made, bits=bits, compared=compared)
+
+    def _file_kind(self, kind: str) -> str:
+        return "of the file" if kind == "int4" and is_gguf(located(self._name)) else FORMATS[kind]
+
+    def _add_transformers(self) -> None:
+        self._try("transformers", lambda: self._of_bits(transformers_contender(self.judge, self.temperature), "int8", 32, ""))
+        halved = load_module(self._name, device="cpu", dtype="bfloat16")
+        name = "transformers bfloat16"
+        self._try(name, lambda: self._of_bits(transformers_contender(halved, self.temperature, name=name), "int8", 16, ""))
+
+    def _add_llama_cpp(self) -> None:
+        if find_spec("xllamacpp") is None or self.batch_size > 1:
+            self.absent["llama.cpp"] = (
+                "xllamacpp is not installed (pip install polydraft[bench]), or there is more than one sequence"
+            )
+            return
+        for kind in self._formats:
+            for lookup in (None, *LOOKUPS):
+                self._try(f"llama.cpp {kind} {lookup}", partial(self._llama_cpp, kind, lookup))
+
+    def _llama_cpp(self, kind: str, lookup: str | None) -> Contender:
+        from polydraft.bench.llama_cpp import LlamaCpp, bits_per_weight, write_gguf
+
+        written = self._file_kind(kind)
+        file = Path(self._files.name) / f"{kind}.gguf" if written == FORMATS[kind] else located(self._name)
+        if not file.exists():
+            write_gguf(self.judge, self.tokenizer, file, FORMATS[kind])
+        plain = f"llama.cpp {written}"
+        name = plain if lookup is None else f"{plain} {lookup.lower().replace('_', '-')}"
+        server = LlamaCpp(file, lookup=lookup, exact=False, num_threads=self._threads)
+        if lookup is not None:
+            self._same_tokens[name] = plain
+        return self._of_bits(server.contender(name, self.temperature), kind, bits_per_weight(file), plain)
+
+    def _add_vllm(self) -> None:
+        self.absent["vLLM"] = "it is measured without --format"
+
+    def prompts(self, count: int) -> list[list[int]]:
+        return self.encoded(QUESTIONS[:count])
+
+    def encoded(self, texts: Sequence[str]) -> list[list[int]]:
+        """Prompts as the model's chat template puts them, where it has one."""
+        if not getattr(self.tokenizer, "chat_template", None):
+            return super().encoded(texts)
+        turns = ([{"role": "user", "content": text}] for text in texts)
+        asked = (self.tokenizer.apply_chat_template(t, tokenize=False, add_generation_prompt=True) for t in turns)
+        return [list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in asked]
+
+    def check(self, measured: Measurement, prompts: Prompts, found: Sequence[Measurement]) -> dict[str, Any]:
+        name = measured.contender.name
+        if name == "transformers" or name in self._judges:
+            checked = check_law(self._judges.get(name, self.judge), self.temperature, measured.texts(prompts, self.batch_size))
+            return checked | ({"to": " to its own weights'"} if name in self._judges else {})
+        plain = next((m.runs for m in found if m.contender.name == self._same_tokens.get(name)), None)
+        if plain is None or self.temperature:
+            return {"passed": True, "kind": "own"}
+        wrong = sum(a.outputs != b.outputs for a, b in zip(measured.runs, plain, strict=True))
+        return {"passed": not wrong, "kind": "texts", "wrong": wrong, "texts": len(plain)}
