@@ -42,6 +42,7 @@ DRAFTERS: dict[str, str] = {
     "eagle": "polydraft.drafters.heads.eagle:EagleDrafter",
     "early-exit": "polydraft.drafters.heads.early_exit:EarlyExitDrafter",
     "medusa": "polydraft.drafters.heads.medusa:MedusaDrafter",
+    "hidden-transfer": "polydraft.drafters.heads.hidden_transfer:TransferDrafter",
     "ngram": "polydraft.drafters.text.ngram:NgramDrafter",
     "several": "polydraft.drafters.model.paths_of_models:SeveralDrafter",
     "tli": "polydraft.drafters.model.tli:TliDrafter",
@@ -59,6 +60,7 @@ RECIPES: dict[str, str] = {
     "eagle": "polydraft.train.eagle:EagleRecipe",
     "early-exit": "polydraft.train.early_exit:ExitRecipe",
     "medusa": "polydraft.train.medusa:MedusaRecipe",
+    "hidden-transfer": "polydraft.train.hidden_transfer:TransferRecipe",
 }
 """kind -> "module:object", a `train.recipe.Recipe`: what `polydraft train` can train."""
 

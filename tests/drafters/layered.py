@@ -1,15 +1,23 @@
 """A target of a few random layers and tokens, compiled: for drafters that run in a target's own layers and cache."""
 
+from dataclasses import replace
+
+import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from polydraft import Engine, FixedPlan, registry
 from polydraft.core import Budget, TokenTree
+from polydraft.drafters.base import Parts
 from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.heads import embeddings, output_rows
+from polydraft.train.hidden_transfer import TransferRecipe
+from polydraft.train.recipe import Material
 from polydraft.tree import chain, paths
 from polydraft.verifiers import pairing
+from tests.drafters.sessions import requests
 
-__all__ = ["engine", "law", "module", "target"]
+__all__ = ["engine", "law", "module", "parts", "started", "target", "transfer_net"]
 
 
 def module(V=5, layers=4, seed=0):
@@ -46,9 +54,31 @@ def engine(name, options, verifier="auto", depth=3, num_paths=2, eos=(), model=N
 
 
 def parts(model, eos=()):
-    from polydraft.drafters.base import Parts
-
     return Parts(model, None, None, eos)
+
+
+def started(drafter, model, texts):
+    """States of texts that lie in the first slots of a target, with what the drafter reads of them."""
+    states = []
+    for slot, text in enumerate(texts):
+        model.release([slot])
+        states += drafter.start([replace(requests(text)[0], slot=slot)])
+        if text[:-1]:
+            scores = model.prefill([slot], [text[:-1]], hidden=drafter.needs.hidden)
+            states[-1:] = drafter.read(states[-1:], scores) if drafter.needs.hidden else states[-1:]
+    return states
+
+
+def transfer_net(model, folder, layers=(1, 2, 3)):
+    """Maps with random weights over all tokens, written to a folder."""
+    recipe, ids = TransferRecipe(), np.arange(model.vocab_size)
+    torch.manual_seed(0)
+    material = Material(model, layers, ids, embeddings(model), output_rows(model, ids), {})
+    net = recipe.fresh(material)
+    for each in net.maps:
+        each.weight.data.add_(0.3 * torch.randn_like(each.weight)).copy_(each.weight.bfloat16().float())
+    recipe.export(net, material, folder)
+    return net
 
 
 def law(model, prompt, count, temperature=1.0):

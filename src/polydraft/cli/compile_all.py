@@ -67,7 +67,6 @@ def _options(folder: Path, texts: list[list[int]], tokenizer: Any) -> dict[str, 
         "trigram": {"index": folder / "trigram"},
         "retrieval": {"index": folder / "retrieval"},
         "several": {"models": [_model("draft", "auto")]},
-        "early-exit": {"layer": 1},
     }
     target = _model("target", "auto")
     heads = {name: {"weights": untrained(name, target, folder / name)} for name in registry.names("drafter") if _is_head(name)}

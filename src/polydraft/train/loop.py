@@ -103,10 +103,11 @@ def _is_hidden(name: str, parameter: Tensor) -> bool:
 
 
 def optimizers_for(model: nn.Module, *, muon_lr: float, adam_lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices between embedding and output, AdamW for those two and the norms."""
+    """Muon for the matrices between embedding and output, AdamW for those two and the norms; neither where there are none."""
     hidden = [p for n, p in model.named_parameters() if _is_hidden(n, p)]
     rest = [p for n, p in model.named_parameters() if not _is_hidden(n, p)]
-    return [Muon(hidden, lr=muon_lr, weight_decay=0.02), torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.95), weight_decay=0.0)]
+    muon = [Muon(hidden, lr=muon_lr, weight_decay=0.02)] if hidden else []
+    return [*muon, *([torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.95), weight_decay=0.0)] if rest else [])]
 
 
 def cosine(step: int, num_steps: int, *, warm_up: int, floor: float) -> float:

@@ -11,18 +11,19 @@ the proposal, and the states of leaves are nobody's. Trap: E layers that are all
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from polydraft.core import Outcome, Request, Scores, SiblingLaw
+from polydraft.core import Drafter, Outcome, Request, Scores, SiblingLaw
 from polydraft.drafters.base import Parts
-from polydraft.drafters.model.paths import FIXED, ModelDrafter, ModelState
+from polydraft.drafters.heads.base import HeadDrafter
+from polydraft.drafters.model.paths import FIXED, ModelState
 from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.models.early_exit import ExitCheckpoint
 from polydraft.papers import method
 
-__all__ = ["EarlyExitDrafter"]
+__all__ = ["EarlyExitDrafter", "slots_of"]
 
 
-class EarlyExitDrafter(ModelDrafter):
+class EarlyExitDrafter(HeadDrafter):
     """The target's first layers as a drafter; kinds as for `ModelDrafter`.
 
     Example:
@@ -32,10 +33,7 @@ class EarlyExitDrafter(ModelDrafter):
 
     methods = (method("early-exit", "Early exit", "2404.16710 2309.08168", {SiblingLaw.IID}, FIXED),)
 
-    def __init__(self, model: Any, kind: str = "paths", *, stop_ids: Sequence[int] = ()) -> None:
-        super().__init__(model, kind, stop_ids=stop_ids)
-        name = "early-exit" if kind == "paths" else f"early-exit:{kind}"
-        self.info = replace(self.methods[0], name=name, laws=self.info.laws, shapes=self.info.shapes, ranked=self.info.ranked)
+    checkpoint = ExitCheckpoint
 
     @classmethod
     def build(
@@ -49,7 +47,6 @@ class EarlyExitDrafter(ModelDrafter):
             ModelLoadError, IncompatibleError: a folder that is none, or a target of another kind.
         """
         from polydraft.models.compiled.early_exit import CompiledExit
-        from polydraft.models.early_exit import ExitCheckpoint
 
         if (weights is None) == (layer is None):
             raise InvalidInputError(
@@ -57,7 +54,7 @@ class EarlyExitDrafter(ModelDrafter):
                 "(polydraft train early-exit; --head FOLDER), or the layer to exit behind."
             )
         exit_ = ExitCheckpoint.load(weights) if weights is not None else ExitCheckpoint.untrained(layer or 0, parts.target)
-        return cls(CompiledExit(exit_, parts.target), kind, stop_ids=parts.eos_token_ids)
+        return cls(CompiledExit(exit_, parts.target), (), kind, stop_ids=parts.eos_token_ids)
 
     def start(self, requests: Sequence[Request]) -> list[ModelState]:
         """Nothing is read: the target did.
@@ -65,12 +62,7 @@ class EarlyExitDrafter(ModelDrafter):
         Raises:
             IncompatibleError: requests of which nobody says where the target holds them.
         """
-        slots = [request.slot for request in requests if request.slot is not None]
-        if len(slots) < len(requests):
-            raise IncompatibleError(
-                "the drafter 'early-exit' shares the target's cache and was not told its slot; expected requests with `slot`. "
-                "Use it through `Engine`."
-            )
+        slots = slots_of(self, requests)
         return [ModelState(r, slot, r.prompt_token_ids, r.prompt_token_ids[-1:]) for r, slot in zip(requests, slots, strict=True)]
 
     def release(self, states: Sequence[ModelState]) -> None:
@@ -83,3 +75,18 @@ class EarlyExitDrafter(ModelDrafter):
         """Nothing is kept: the target's columns are those of the text by now."""
         emitted = zip(states, outcome.emitted(scores.tree), strict=True)
         return [replace(s, context=s.context + tuple(new), pending=tuple(new[-1:])) for s, new in emitted]
+
+
+def slots_of(drafter: Drafter, requests: Sequence[Request]) -> list[int]:
+    """Where the target holds these texts.
+
+    Raises:
+        IncompatibleError: nobody says so.
+    """
+    slots = [request.slot for request in requests if request.slot is not None]
+    if len(slots) < len(requests):
+        raise IncompatibleError(
+            f"the drafter {drafter.info.name!r} shares the target's cache and was not told its slot; expected requests with `slot`. "
+            "Use it through `Engine`."
+        )
+    return slots

@@ -21,7 +21,7 @@ from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.proposals import CompiledProposals
 from polydraft.models.slots import TREE_ROOM
 
-__all__ = ["HEADS", "CompiledHead", "SharedSlots", "head_pass", "packed", "run_rows"]
+__all__ = ["HEADS", "CompiledHead", "SharedSlots", "compiled", "head_pass", "packed", "run_rows"]
 
 HEADS: set[type] = set()
 
@@ -106,12 +106,7 @@ class SharedSlots(CompiledHead):
         Raises:
             IncompatibleError: a target that is not compiled.
         """
-        if not isinstance(target, CompiledLlama):
-            raise IncompatibleError(
-                f"the drafter {name!r} was asked for a target of type {type(target).__name__}; expected a compiled one, whose layers and "
-                "cache it shares. Load it with backend='compiled'."
-            )
-        self.target, self.name, self.pool = target, name, target.pool
+        self.target, self.name, self.pool = compiled(target, name), name, target.pool
         self.vocab_size, self.device, self.dtype = target.vocab_size, target.device, target.dtype
         self.max_model_len, self.max_num_seqs, self.cache_bytes = target.max_model_len, target.max_num_seqs, 0
         self.lengths, self._lengths, self.passes = target.lengths, target.arrays.memory.lengths, 0
@@ -124,6 +119,20 @@ class SharedSlots(CompiledHead):
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """The target's: there is one cache."""
         self.target.move(source, target)
+
+
+def compiled(target: Any, name: str) -> CompiledLlama:
+    """The target, of a drafter that shares its layers.
+
+    Raises:
+        IncompatibleError: one that is not compiled.
+    """
+    if not isinstance(target, CompiledLlama):
+        raise IncompatibleError(
+            f"the drafter {name!r} was asked for a target of type {type(target).__name__}; expected a compiled one, whose layers and cache "
+            "it shares. Load it with backend='compiled'."
+        )
+    return target
 
 
 def packed(matrix: Float[Tensor, "O I"], kind: np.dtype) -> np.ndarray:
