@@ -43,6 +43,7 @@ DRAFTERS: dict[str, str] = {
     "early-exit": "polydraft.drafters.heads.early_exit:EarlyExitDrafter",
     "medusa": "polydraft.drafters.heads.medusa:MedusaDrafter",
     "hidden-transfer": "polydraft.drafters.heads.hidden_transfer:TransferDrafter",
+    "mtp": "polydraft.drafters.heads.mtp:MtpDrafter",
     "ngram": "polydraft.drafters.text.ngram:NgramDrafter",
     "several": "polydraft.drafters.model.paths_of_models:SeveralDrafter",
     "tli": "polydraft.drafters.model.tli:TliDrafter",
@@ -61,6 +62,7 @@ RECIPES: dict[str, str] = {
     "early-exit": "polydraft.train.early_exit:ExitRecipe",
     "medusa": "polydraft.train.medusa:MedusaRecipe",
     "hidden-transfer": "polydraft.train.hidden_transfer:TransferRecipe",
+    "mtp": "polydraft.train.mtp:MtpRecipe",
 }
 """kind -> "module:object", a `train.recipe.Recipe`: what `polydraft train` can train."""
 

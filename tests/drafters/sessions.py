@@ -46,7 +46,13 @@ def trained(kind, layers=(1,)):
     return weights
 
 
-OPTIONS = {"retrieval": retrieval_index, "several": another_model, "eagle": trained("eagle", (0, 1)), "medusa": trained("medusa")}
+OPTIONS = {
+    "retrieval": retrieval_index,
+    "several": another_model,
+    "eagle": trained("eagle", (0, 1)),
+    "medusa": trained("medusa"),
+    "mtp": trained("mtp"),
+}
 """What a drafter cannot be built without, by name: a function of a folder to write into."""
 
 

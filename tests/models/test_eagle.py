@@ -1,4 +1,4 @@
-"""A compiled EAGLE-3 head against the head as it is trained, and folders that are none."""
+"""A compiled EAGLE-3 head, and an MTP module, against the head as it is trained, and folders that are none."""
 
 import json
 from dataclasses import replace
@@ -11,14 +11,18 @@ from safetensors.torch import load_file, save_file
 from polydraft import tree
 from polydraft.core import Budget, Request, SamplingParams
 from polydraft.drafters.heads.eagle import EagleDrafter
+from polydraft.drafters.heads.mtp import MtpDrafter
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.models import load, pair
 from polydraft.models.compiled.eagle import CompiledEagle
 from polydraft.models.eagle import EagleCheckpoint
+from polydraft.models.heads import kind_of
 from polydraft.train.eagle import EagleHead, EagleRecipe, HeadShape
+from polydraft.train.mtp import MtpRecipe
 from polydraft.train.recipe import Material
 
 LAYERS = (1, 2, 4)
+RECIPES = {"eagle": EagleRecipe, "mtp": MtpRecipe}
 
 
 @pytest.fixture(scope="module")
@@ -26,15 +30,20 @@ def target():
     return load.load_model(str(pair.target_folder()), max_num_seqs=2, max_model_len=256)
 
 
+@pytest.fixture(scope="module", params=RECIPES)
+def recipe(request):
+    return RECIPES[request.param]()
+
+
 @pytest.fixture(scope="module")
-def head(target):
+def head(target, recipe):
     """A head with random weights over every third token."""
     torch.manual_seed(0)
     h = target.embed(torch.tensor([0])).shape[1]
-    shape = HeadShape(h, 96, 4, 2, 32, LAYERS, 1e-5, 10000.0)
+    shape = HeadShape(h, 96, 4, 2, 32, layers_of(recipe), 1e-5, 10000.0)
     ids = torch.arange(0, target.vocab_size, 3)
     embeddings = target.embed(torch.arange(target.vocab_size)).bfloat16().float()
-    made = EagleHead(shape, embeddings, target.head(torch.eye(h))[:, ids].T.contiguous())
+    made = recipe.network(shape, embeddings, target.head(torch.eye(h))[:, ids].T.contiguous())
     for matrix in made.parameters():
         if matrix.ndim == 2:
             torch.nn.init.normal_(matrix, std=0.1)
@@ -45,11 +54,18 @@ def head(target):
 
 
 @pytest.fixture(scope="module")
-def folder(head, target, tmp_path_factory):
+def folder(head, recipe, target, tmp_path_factory):
     where = tmp_path_factory.mktemp("head")
     ids = np.arange(0, target.vocab_size, 3)
-    EagleRecipe().export(head, Material(target, LAYERS, ids, head.embeddings, head.output, {}), where)
+    recipe.export(head, Material(target, layers_of(recipe), ids, head.embeddings, head.output, {}), where)
     return where
+
+
+only_eagle = pytest.mark.parametrize("recipe", ["eagle"], indirect=True)
+
+
+def layers_of(recipe):
+    return LAYERS if recipe.network is EagleHead else LAYERS[-1:]
 
 
 def text(target, length):
@@ -58,7 +74,7 @@ def text(target, length):
 
 def laws_of(head, tokens, features, drafted):
     """The laws that the trained head has along a chain of drafts behind a text."""
-    states, lines, found = head.fc(features[None]), [], []
+    states, lines, found = head.read(features[None]), [], []
     T = features.shape[0]
     line = torch.tensor([[*tokens, *drafted]])
     for k in range(1, len(drafted) + 2):
@@ -70,8 +86,9 @@ def laws_of(head, tokens, features, drafted):
 
 
 def drafter_of(folder, target, kind="chain"):
-    checkpoint = EagleCheckpoint.load(folder)
-    return EagleDrafter(CompiledEagle(checkpoint, target, quantization="float32"), checkpoint.layers, kind)
+    made = {"eagle": EagleDrafter, "mtp": MtpDrafter}[kind_of(folder)]
+    checkpoint = made.checkpoint.load(folder)
+    return made(CompiledEagle(checkpoint, target, quantization="float32"), checkpoint.layers, kind)
 
 
 def begun(drafter, target, ids):
@@ -79,7 +96,7 @@ def begun(drafter, target, ids):
     (state,) = drafter.start([request])
     scores = target.prefill([0], [ids[:-1]], hidden=drafter.needs.hidden)
     target.release([0])
-    return drafter.read([state], scores)[0], torch.cat([scores.hidden[layer][0] for layer in LAYERS], -1)
+    return drafter.read([state], scores)[0], torch.cat([scores.hidden[layer][0] for layer in drafter.layers], -1)
 
 
 @pytest.mark.parametrize("length", [2, 3, 40, 100])
@@ -134,6 +151,7 @@ def tree_path(draft, accepted):
     return Outcome.of(np.array([path], np.int64).reshape(1, -1), np.array([len(path)]), np.array([7]))
 
 
+@only_eagle
 def test_the_low_and_the_middle_layer_change_drafts(folder, target, tmp_path):
     ids = text(target, 20)
     drafter = drafter_of(folder, target)
@@ -167,11 +185,13 @@ def spoil(folder, tmp_path, change):
         (lambda t, c: t.update({"d2t": t["d2t"].flip(0)}), "d2t"),
     ],
 )
+@only_eagle
 def test_a_folder_that_is_no_head_is_refused_by_name(folder, tmp_path, change, said):
     with pytest.raises(ModelLoadError, match=said):
         EagleCheckpoint.load(spoil(folder, tmp_path, change))
 
 
+@only_eagle
 def test_a_head_of_another_target_is_refused(folder, target, tmp_path):
     def change(tensors, config):
         tensors["target_probe"] = tensors["target_probe"].flip(0).contiguous()
@@ -183,6 +203,7 @@ def test_a_head_of_another_target_is_refused(folder, target, tmp_path):
         CompiledEagle(EagleCheckpoint.load(folder), draft)
 
 
+@only_eagle
 def test_layers_that_the_target_lacks_are_refused_when_the_engine_is_built(folder, target, tmp_path):
     from polydraft import Engine
 
@@ -191,3 +212,17 @@ def test_layers_that_the_target_lacks_are_refused_when_the_engine_is_built(folde
 
     with pytest.raises(IncompatibleError, match="99"):
         Engine.of(target, drafter="eagle", drafter_options={"weights": spoil(folder, tmp_path, change)})
+
+
+@pytest.mark.parametrize("recipe", ["mtp"], indirect=True)
+def test_the_next_token_and_the_state_before_it_change_an_mtp_draft(head):
+    tokens, states = torch.randint(0, 64, (1, 6)), torch.randn(1, 6, head.shape.hidden_size)
+    other, moved = tokens.clone(), states.roll(1, 1)
+    other[0, -1] += 1
+    with torch.no_grad():
+        law, by_token, by_state = (
+            head.logits(head.step(t, head.read(s), []))[0, -1].softmax(-1)
+            for t, s in ((tokens, states), (other, states), (tokens, moved))
+        )
+    assert (law - by_token).abs().sum() > 0.01
+    assert (law - by_state).abs().sum() > 0.01

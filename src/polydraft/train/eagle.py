@@ -14,6 +14,7 @@ Tensors are named as the authors name them, so that what is exported is what pub
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -58,12 +59,12 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, shape: HeadShape) -> None:
+    def __init__(self, shape: HeadShape, inputs: int) -> None:
         super().__init__()
         h, d = shape.hidden_size, shape.head_dim
-        self.q_proj = nn.Linear(2 * h, shape.num_heads * d, bias=False)
-        self.k_proj = nn.Linear(2 * h, shape.num_groups * d, bias=False)
-        self.v_proj = nn.Linear(2 * h, shape.num_groups * d, bias=False)
+        self.q_proj = nn.Linear(inputs, shape.num_heads * d, bias=False)
+        self.k_proj = nn.Linear(inputs, shape.num_groups * d, bias=False)
+        self.v_proj = nn.Linear(inputs, shape.num_groups * d, bias=False)
         self.o_proj = nn.Linear(shape.num_heads * d, h, bias=False)
 
 
@@ -78,12 +79,14 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, shape: HeadShape) -> None:
+    """inputs: of its attention."""
+
+    def __init__(self, shape: HeadShape, inputs: int) -> None:
         super().__init__()
         h, epsilon = shape.hidden_size, shape.rms_norm_eps
         self.input_layernorm, self.hidden_norm = Norm(h, epsilon), Norm(h, epsilon)
         self.post_attention_layernorm = Norm(h, epsilon)
-        self.self_attn, self.mlp = Attention(shape), FeedForward(h, shape.intermediate_size)
+        self.self_attn, self.mlp = Attention(shape, inputs), FeedForward(h, shape.intermediate_size)
 
 
 class EagleHead(nn.Module):
@@ -101,8 +104,7 @@ class EagleHead(nn.Module):
         super().__init__()
         self.shape = shape
         h = shape.hidden_size
-        self.fc = nn.Linear(len(shape.layers) * h, h, bias=False)
-        self.midlayer = Layer(shape)
+        self.midlayer = self.open(shape)
         self.norm = Norm(h, shape.rms_norm_eps)
         self.register_buffer("embeddings", embeddings, persistent=False)
         self.register_buffer("output", output, persistent=False)
@@ -110,9 +112,29 @@ class EagleHead(nn.Module):
             if matrix.ndim == 2:
                 nn.init.normal_(matrix, std=0.02)
         with torch.no_grad():  # what it puts out at first is the state that the target's own head has read
-            self.fc.weight[:, -h:] += torch.eye(h)
+            self.first.weight[:, -h:] += torch.eye(h)
             self.midlayer.self_attn.o_proj.weight.zero_()
             self.midlayer.mlp.down_proj.weight.zero_()
+
+    def open(self, shape: HeadShape) -> Layer:
+        """Make what comes before the layer, and the layer."""
+        self.fc = nn.Linear(len(shape.layers) * shape.hidden_size, shape.hidden_size, bias=False)
+        return Layer(shape, 2 * shape.hidden_size)
+
+    @property
+    def first(self) -> nn.Linear:
+        """The matrix that the last state goes through."""
+        return self.fc
+
+    def read(self, features: Float[Tensor, "B T F"]) -> Float[Tensor, "B T h"]:
+        """The target's states as one of the head's own."""
+        return self.fc(features)
+
+    def join(
+        self, pairs: Float[Tensor, "B T h2"], states: Float[Tensor, "B T h"]
+    ) -> tuple[Float[Tensor, "B T h"], Float[Tensor, "B T d"]]:
+        """The rows that the layer adds to, and what its attention reads. pairs: normed embeddings and states, side by side."""
+        return states, pairs
 
     def _heads(self, x: Tensor, count: int, positions: Int[Tensor, " T"] | None) -> Float[Tensor, "B N T d"]:
         x = x.unflatten(-1, (count, self.shape.head_dim)).transpose(1, 2)
@@ -134,7 +156,7 @@ class EagleHead(nn.Module):
         shape, layer = self.shape, self.midlayer
         positions = torch.arange(tokens.shape[1], device=tokens.device) + len(lines)
         embedded = layer.input_layernorm(self.embeddings[tokens])
-        x = torch.cat([embedded, layer.hidden_norm(states)], -1)
+        states, x = self.join(torch.cat([embedded, layer.hidden_norm(states)], -1), states)
         repeat = shape.num_heads // shape.num_groups
         queries = self._heads(layer.self_attn.q_proj(x), shape.num_heads, positions) * shape.head_dim**-0.5
         keys = self._heads(layer.self_attn.k_proj(x), shape.num_groups, positions).repeat_interleave(repeat, 1)
@@ -158,7 +180,7 @@ class EagleHead(nn.Module):
     def depths(self, batch: Batch, steps: int) -> Iterator[tuple[Float[Tensor, "n D"], Float[Tensor, "n D"]]]:
         """Logits and the target's laws of each step."""
         length = batch.tokens.shape[1] - 1 - steps
-        states, lines = self.fc(batch.states[:, :length]), list[tuple[Tensor, Tensor]]()
+        states, lines = self.read(batch.states[:, :length]), list[tuple[Tensor, Tensor]]()
         for k in range(1, steps + 1):
             states = self.step(batch.tokens[:, k : k + length], states, lines)
             wanted = batch.counted[:, k + 1 : k + 1 + length]
@@ -169,6 +191,9 @@ class EagleRecipe(Recipe):
     """See the module."""
 
     checkpoint = EagleCheckpoint
+    network: ClassVar[type[EagleHead]] = EagleHead
+    decay: ClassVar[float] = 0.8
+    """Of the weights of the steps in the loss."""
 
     def layers(self, last: int) -> tuple[int, ...]:
         """A low, a middle and the last."""
@@ -176,7 +201,7 @@ class EagleRecipe(Recipe):
 
     def fresh(self, material: Material) -> EagleHead:
         """A head of its target's widths."""
-        return EagleHead(_shape(material), material.embeddings, material.output)
+        return self.network(_shape(material), material.embeddings, material.output)
 
     def started(self, material: Material, first: EagleCheckpoint) -> EagleHead:
         """A head that was trained before."""
@@ -191,27 +216,28 @@ class EagleRecipe(Recipe):
             c.rms_norm_eps,
             rope_theta(c),
         )
-        head = EagleHead(shape, material.embeddings, first.output(material.target).bfloat16())
+        head = self.network(shape, material.embeddings, first.output(material.target).bfloat16())
         head.load_state_dict({name: first.tensors[name].float() for name in head.state_dict()})
         head.owns_output = "lm_head.weight" in first.tensors
         return head
 
     def loss(self, network: EagleHead, batch: Batch, *, steps: int, tv_weight: float) -> Figures:
         """Of as many steps over the head's own output."""
-        return unrolled(network.depths(batch, steps), tv_weight=tv_weight)
+        return unrolled(network.depths(batch, steps), decay=self.decay, tv_weight=tv_weight)
 
     def export(self, network: EagleHead, material: Material, folder: Path) -> None:
         """Write what `models.eagle` reads."""
         shape, own = network.shape, {"lm_head.weight": network.output} if network.owns_output else {}
         save_head(
             folder,
-            EagleCheckpoint,
+            self.checkpoint,
             network.state_dict() | own,
             material.target,
             shape.layers,
             material.ids,
-            architectures=["LlamaForCausalLMEagle3"],
-            model_type="llama",
+            **(
+                {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"} if self.checkpoint is EagleCheckpoint else {}
+            ),
             intermediate_size=shape.intermediate_size,
             num_attention_heads=shape.num_heads,
             num_key_value_heads=shape.num_groups,

@@ -1,9 +1,11 @@
-"""An EAGLE-3 head in compiled code: one layer that reads the target's states and its own, with slots like any draft model.
+"""An EAGLE-3 head, or an MTP module, in compiled code: one layer that reads the target's states and its own, with slots like any draft model.
 
 Li, Wei, Zhang & Zhang 2025 (arXiv 2503.01840). A slot's column belongs to a committed token and the target's states before it:
 
     given rows    [norm(embedding of x[t+1]); norm(fc(states at t))]            committed tokens that the cache lacks, the root last
     drafted rows  [norm(embedding of a node); norm(what its parent put out)]    nodes of the tree behind the root
+
+EAGLE-3's attention reads the pair; in an MTP module (arXiv 2412.19437), which has no fc, a projection of the pair is the row that the layer reads.
 
 A row attends to the columns of committed tokens, which all were given rows, and to its own path. So every committed token is read once more with
 the target's states after it was drafted with the head's own: `drafters.heads.eagle` keeps nothing of a proposal but its root.
@@ -20,7 +22,7 @@ from numba import njit
 from numba.extending import overload
 from torch import Tensor
 
-from polydraft.core import Needs, Scores, TokenTree
+from polydraft.core import TokenTree
 from polydraft.models.checkpoint import head_width, rotary
 from polydraft.models.compiled.formats import pack, panels_for
 from polydraft.models.compiled.forward import (
@@ -30,8 +32,6 @@ from polydraft.models.compiled.forward import (
     Workspace,
     attend,
     cut_runs,
-    describe,
-    draft_pass,
     embed_row,
     move_columns,
     multiply,
@@ -39,8 +39,8 @@ from polydraft.models.compiled.forward import (
     whole,
     workspace,
 )
+from polydraft.models.compiled.heads import HEADS, CompiledHead, run_rows
 from polydraft.models.compiled.kernels import add, rms_norm, swiglu
-from polydraft.models.compiled.proposals import CompiledProposals
 from polydraft.models.compiled.vectors import PANEL, aligned
 from polydraft.models.compiled.weights import FORMATS
 from polydraft.models.eagle import EagleCheckpoint
@@ -51,7 +51,8 @@ __all__ = ["CompiledEagle"]
 
 
 class EagleWeights(NamedTuple):
-    """As `forward.Weights`, of one layer; ids: [D] the draft vocabulary."""
+    """As `forward.Weights`, of one layer; ids: [D] the draft vocabulary. Of an EAGLE-3 head project and attention_norm are empty, of an MTP
+    module fc."""
 
     embed: np.ndarray
     ids: np.ndarray
@@ -59,7 +60,9 @@ class EagleWeights(NamedTuple):
     hidden_norm: np.ndarray
     mlp_norm: np.ndarray
     norm: np.ndarray
+    attention_norm: np.ndarray
     fc: np.ndarray
+    project: np.ndarray
     qkv: np.ndarray
     out: np.ndarray
     gate_up: np.ndarray
@@ -94,13 +97,13 @@ def _run(model, rows, logits, done):
         if n < model.counts[slot]:
             model.states[given] = model.given[slot, n]
             given += 1
-    if given > 0:
+    if given > 0 and len(weights.fc) > 0:
         multiply(model.states, weights.fc, work.rounded, work.update, given)
     given = zero
     for t in range(rows):
         slot, base, n = work.rows[t, 1], work.rows[t, 4], work.rows[t, 3] - work.rows[t, 4]
         if n < model.counts[slot]:
-            work.x[t, :h] = work.update[given, :h]
+            work.x[t, :h] = work.update[given, :h] if len(weights.fc) > 0 else model.states[given, :h]
             given += 1
         else:
             work.x[t, :h] = model.own[slot, work.seen[t, work.rows[t, 5] - 2] - base]
@@ -109,7 +112,14 @@ def _run(model, rows, logits, done):
     rms_norm(work.x, weights.hidden_norm, sizes.epsilon, work.normed, zero, rows)
     for t in range(rows):
         model.pairs[t, h:] = work.normed[t]
-    multiply(model.pairs, weights.qkv[0], work.rounded, work.qkv, rows)
+    if len(weights.project) > 0:
+        multiply(model.pairs, weights.project, work.rounded, work.update, rows)
+        for t in range(rows):
+            work.x[t] = work.update[t, :h]
+        rms_norm(work.x, weights.attention_norm, sizes.epsilon, work.normed, zero, rows)
+        multiply(work.normed, weights.qkv[0], work.rounded, work.qkv, rows)
+    else:
+        multiply(model.pairs, weights.qkv[0], work.rounded, work.qkv, rows)
     nothing = np.empty(0, np.float32)
     for t in range(rows):
         slot, position, column = work.rows[t, 1], work.rows[t, 2], work.rows[t, 3]
@@ -148,35 +158,17 @@ def _run(model, rows, logits, done):
     return done + wanted
 
 
-@njit(cache=True)
-def eagle_pass(model, slots, tokens, parents, begins, ends, wanted, logits):
-    """One pass, see `forward.compiled_pass`: a row's states are given, or its parent's own."""
-    work, lengths = model.work, model.memory.lengths
-    rows, done = np.int64(0), np.int64(0)
-    for b in range(len(slots)):
-        for n in range(begins[b], ends[b]):
-            if rows == CHUNK:
-                done = _run(model, rows, logits, done)
-                rows = np.int64(0)
-            if n == 0 or parents[b, n] >= 0:
-                describe(
-                    work.rows[rows], work.seen[rows], tokens[b, n], slots[b], lengths[slots[b]], parents[b], n, n >= wanted[b]
-                )
-                rows += 1
-    if rows > 0:
-        _run(model, rows, logits, done)
-
-
-@overload(draft_pass)
-def _(model, slots, tokens, parents, begins, ends, wanted, logits):
+@overload(run_rows)
+def _(model, rows, logits, done):
     if getattr(model, "instance_class", None) is EagleArrays:
-        return lambda model, slots, tokens, parents, begins, ends, wanted, logits: eagle_pass(
-            model, slots, tokens, parents, begins, ends, wanted, logits
-        )
+        return lambda model, rows, logits, done: _run(model, rows, logits, done)
     return None
 
 
-class CompiledEagle(CompiledProposals):
+HEADS.add(EagleArrays)
+
+
+class CompiledEagle(CompiledHead):
     """A head as a draft model with slots; see `core.Target`. It reads tokens with the target's states before them, given by `give`.
 
     target: of which it takes embeddings and, where it has none of its own, output rows.  max_num_seqs: default the target's.
@@ -192,7 +184,7 @@ class CompiledEagle(CompiledProposals):
         head.check(target)
         self.target = target
         config, tensors = head.config, head.tensors
-        self.name, self.vocab_size, self.draft_ids = "eagle", target.vocab_size, head.ids[head.ids < target.vocab_size]
+        self.name, self.vocab_size, self.draft_ids = head.kind, target.vocab_size, head.ids[head.ids < target.vocab_size]
         h, width, H, G = config.hidden_size, head_width(config), config.num_attention_heads, config.num_key_value_heads
         sizes = Sizes(H, G, width, config.intermediate_size, whole(len(self.draft_ids)), np.float32(config.rms_norm_eps))
         slots = max_num_seqs or target.max_num_seqs
@@ -208,25 +200,27 @@ class CompiledEagle(CompiledProposals):
         def named(*names: str) -> Tensor:
             return torch.cat([tensors[f"midlayer.{name}.weight"].float() for name in names])
 
+        nothing = torch.zeros(0, 2 * h)
         matrices = {
-            "fc": tensors["fc.weight"].float(),
+            "fc": tensors.get("fc.weight", nothing).float(),
+            "project": tensors.get("project.weight", nothing).float(),
             "qkv": named("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
             "out": named("self_attn.o_proj"),
             "gate_up": named("mlp.gate_proj", "mlp.up_proj"),
             "down": named("mlp.down_proj"),
             "head": head.output(target)[: len(self.draft_ids)],
         }
-        kind, one = FORMATS[quantization], ("fc", "head")
+        kind, one = FORMATS[quantization], ("fc", "project", "head")
         packed = {name: panels_for(matrix.shape[0], matrix.shape[1], kind.weights, 1) for name, matrix in matrices.items()}
         for name, matrix in matrices.items():
             pack(matrix, packed[name][0])
         cos, sin = rotary(config, columns)
         vectors = {"input_norm": "midlayer.input_layernorm", "hidden_norm": "midlayer.hidden_norm",
-                   "mlp_norm": "midlayer.post_attention_layernorm", "norm": "norm"}  # fmt: skip
+                   "mlp_norm": "midlayer.post_attention_layernorm", "norm": "norm", "attention_norm": "midlayer.attention_norm"}  # fmt: skip
         weights = EagleWeights(
             embed=embeddings(target).view(torch.int16).numpy().view(np.uint16),
             ids=self.draft_ids,
-            **{name: tensors[f"{where}.weight"].float().numpy() for name, where in vectors.items()},
+            **{name: tensors.get(f"{where}.weight", torch.zeros(0)).float().numpy() for name, where in vectors.items()},
             **{name: panels[0] if name in one else panels for name, panels in packed.items()},
             cos=cos.numpy(),
             sin=sin.numpy(),
@@ -237,7 +231,7 @@ class CompiledEagle(CompiledProposals):
             weights,
             sizes,
             memory,
-            workspace(weights, sizes, columns, kind.activations, 1, F),
+            workspace(weights, sizes, columns, kind.activations, 1, max(F, 2 * h)),
             aligned(slots, TREE_ROOM, F),
             np.zeros(slots, np.int64),
             aligned(slots, TREE_ROOM, h),
@@ -265,31 +259,6 @@ class CompiledEagle(CompiledProposals):
             found.append((self.wide(logits)[0], []))
         return found
 
-    def _run(self, slots: Sequence[int], tree: TokenTree, since: int, wanted: int) -> np.ndarray:
-        B, N = tree.tokens.shape
-        logits = np.empty((B * (N - wanted), self.arrays.sizes.outputs), np.float32)
-        begins, ends, first = (np.full(B, n) for n in (since, N, wanted))
-        eagle_pass(self.arrays, np.array(slots), *tree.host, begins, ends, first, logits)
-        self.passes += 1
-        return logits
-
-    def score(
-        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: Any = None, since: int = 0
-    ) -> Scores:
-        """One pass over the nodes `since` .. N-1, none of which hangs on another; see `core.Target.score`."""
-        self.check_tree(tree.num_nodes)
-        self.check_slots(slots, [tree.num_nodes] * len(slots), TREE_ROOM)
-        if since == 0:
-            for slot in slots:
-                self.reads(slot, 1)
-        logits = self._run(slots, tree, since, since)
-        self.scored(slots, tree.num_nodes)
-        scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:]) if since else tree
-        real = scored.is_node if since == 0 else scored.parents >= 0
-        rows = torch.zeros(*real.shape, self.vocab_size)
-        rows[real] = self.wide(logits)[: int(real.sum())]
-        return Scores(scored, rows)
-
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """See `slots.SlotModel.move`."""
         move_columns(self.arrays.memory, source, target)
@@ -304,8 +273,3 @@ class CompiledEagle(CompiledProposals):
         memory = self.arrays.memory
         memory.keys[0, slot, :, : whole(count) // PANEL], memory.values[0, slot, :, :, :count] = keys, values
         self.appended([slot], [count])
-
-    @property
-    def offers(self) -> Needs:
-        """Nothing beyond its laws."""
-        return Needs()
