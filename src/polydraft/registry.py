@@ -63,6 +63,7 @@ RECIPES: dict[str, str] = {
     "medusa": "polydraft.train.medusa:MedusaRecipe",
     "hidden-transfer": "polydraft.train.hidden_transfer:TransferRecipe",
     "mtp": "polydraft.train.mtp:MtpRecipe",
+    "model": "polydraft.train.small_model:ModelRecipe",
 }
 """kind -> "module:object", a `train.recipe.Recipe`: what `polydraft train` can train."""
 

@@ -67,7 +67,7 @@ def train(
         )
     typer.echo(
         f"{out}: {kind} of {card['tokens']:,} tokens; of its first drafts on texts it has not seen {card['acceptance'][0]:.0%} are kept at "
-        f"temperature 1, {card['agreement'][0]:.0%} are the most likely token. Use it: polydraft generate --head {out}"
+        f"temperature 1, {card['agreement'][0]:.0%} are the most likely token. Use it: polydraft generate {registry.recipe(kind).option} {out}"
     )
 
 

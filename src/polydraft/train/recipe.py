@@ -51,6 +51,7 @@ class Material:
     embeddings: Tensor
     output: Tensor
     sizes: Mapping[str, int]
+    tokenizer: Any = None
 
     @property
     def hidden_size(self) -> int:
@@ -67,6 +68,8 @@ class Recipe:
     """Of `run.Options`, where they are others than those."""
     sizes: ClassVar[Mapping[str, int]] = {}
     """Numbers that the user may choose of a fresh network, with their defaults."""
+    option: ClassVar[str] = "--head"
+    """By which commands take what it wrote."""
 
     def layers(self, last: int) -> tuple[int, ...]:
         """Whose states it reads, rising, of a target whose last is this: what enters its head."""

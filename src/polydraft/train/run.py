@@ -245,7 +245,7 @@ def train_drafter(
     ids, share = draft_vocabulary(
         [e.text for e in trained], target.vocab_size, o.draft_vocab, None if first is None else first.ids
     )
-    material = Material(target, layers, ids, rows, output_rows(target, ids).bfloat16(), o.sizes)
+    material = Material(target, layers, ids, rows, output_rows(target, ids).bfloat16(), o.sizes, engine.tokenizer)
     torch.manual_seed(o.seed)
     network = recipe.fresh(material) if first is None else recipe.started(material, first)
     batches = Batches(material.output, o.window, rng, "cuda" if torch.cuda.is_available() else "cpu")
