@@ -71,7 +71,7 @@ class _Parts:
     def __init__(self, chat: str | None) -> None:
         self.bench, self.folder = Bench(index_bytes=300_000, num_requests=1), chat
         self.tokenizer = self.bench.tokenizer if chat is None else load.load_tokenizer(chat)
-        self.target: Target = self._random() if chat is None else load.load_model(chat, max_num_seqs=1)
+        self.target: Target = self._random() if chat is None else load.load_model(chat, max_num_seqs=1, threads=1)
         self.target.vocab_size = load.num_token_ids(self.tokenizer, self.target.vocab_size)
 
     def _random(self) -> Target:

@@ -22,6 +22,7 @@ from polydraft import noise
 from polydraft import tree as trees
 from polydraft.core import AuxRows, NoiseKey, Outcome, SamplingParams
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
+from polydraft.models.compiled import threads
 from polydraft.models.compiled import weights as compiled_weights
 from polydraft.models.compiled.formats import pack, panels_for, unpack
 from polydraft.models.compiled.llama import CompiledLlama
@@ -81,6 +82,17 @@ def test_bits_do_not_depend_on_the_number_of_threads():
             fast.release([0])
     with pytest.raises(InvalidInputError, match="threads=0"):
         CompiledLlama(reference, threads=0)
+    assert CompiledLlama(reference, max_num_seqs=1, threads=None).num_threads == 1
+
+
+@pytest.mark.parametrize(("load", "found"), [(0.0, 4), (1.2, 4), (2.9, 2), (40.0, 1)])
+def test_a_large_model_takes_the_cores_that_are_idle(monkeypatch, load, found):
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(threads.os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(threads, "_read", lambda _: "")
+    assert threads.default_threads(1 << 30) == found
+    monkeypatch.setattr(threads, "_read", lambda path: "0-1" if "cpu0" in path or "cpu1" in path else "2-3")
+    assert threads.default_threads(1 << 30) == max(1, min(2, found - 2))
 
 
 def _step(fast, slot, token):

@@ -30,7 +30,7 @@ def generate(
     device: given.Device = None,
     backend: given.Backend = "auto",
     quantization: given.Quantization = None,
-    threads: Annotated[int, given.models("Threads of the compiled path.", min=1)] = 1,
+    threads: Annotated[int | None, given.models("Threads of the compiled path; idle cores without it.", min=1)] = None,
     draft_quantization: Annotated[str | None, given.models("The same of the draft: changes no output law.")] = None,
     max_model_len: Annotated[int | None, given.models("Longest prompt plus output, in tokens.")] = None,
     tie_margin: Annotated[

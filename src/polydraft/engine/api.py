@@ -62,7 +62,7 @@ class Engine(Loop):
         backend: str = "auto",
         quantization: str | None = None,
         draft_quantization: str | None = None,
-        threads: int = 1,
+        threads: int | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
         tie_margin: float | None = None,
@@ -87,7 +87,7 @@ class Engine(Loop):
         quantization, draft_quantization: "int8", "int4", "bfloat16" or "bfloat16-dot" matrices of the target or the draft, on the
             compiled path; see `models.compiled.llama.CompiledLlama`.
             The output then follows the quantised target's law; quantising the draft changes no law.
-        threads: that a compiled pass runs on; bits do not depend on it.
+        threads: that a compiled pass runs on; bits do not depend on it. None: the cores that are idle, one for small models.
         max_model_len: longest prompt plus output in tokens; default: the models' own limit.
         max_num_seqs: sequences that run at the same time.
         tie_margin: in float16 and bfloat16, greedy decisions between logits closer than this are made by a pass that does

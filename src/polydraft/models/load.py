@@ -34,7 +34,7 @@ def load_model(
     quantization: str | None = None,
     max_model_len: int | None = None,
     max_num_seqs: int = 8,
-    threads: int = 1,
+    threads: int | None = None,
     plain: bool = False,
 ) -> Target:
     """A target (or draft) model: the Llama family compiled in float32 on a CPU, or static on a GPU; else through transformers.
@@ -44,7 +44,7 @@ def load_model(
     dtype: default float32 on a CPU, the checkpoint's own elsewhere.  device: default the first GPU, or the CPU.
     quantization: "int8", "int4", "bfloat16" or "bfloat16-dot" matrices for the compiled path: less to do in a pass. It makes another model of a
         target, whose law is then followed; on a draft it costs nothing but acceptance.
-    threads: that a compiled pass runs on.
+    threads: that a compiled pass runs on; None: idle cores, one for small models.
     plain: the model will be used without drafts: one whose cache cannot be rolled back is then taken as it is.
 
     Raises:

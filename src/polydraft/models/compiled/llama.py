@@ -37,7 +37,7 @@ from polydraft.models.compiled.forward import (
     workspace,
 )
 from polydraft.models.compiled.proposals import CompiledProposals
-from polydraft.models.compiled.threads import Pool
+from polydraft.models.compiled.threads import Pool, default_threads
 from polydraft.models.compiled.vectors import PANEL, aligned
 from polydraft.models.compiled.weights import FORMATS, packed_weights
 from polydraft.models.slots import TREE_ROOM, special_ids
@@ -58,7 +58,7 @@ class CompiledLlama(CompiledProposals):
         "bfloat16-dot" rounds what is multiplied with them as well.
         "int8", "int4": blocks of 32 inputs with one float16 scale, 8.5 or 4.5 bits a weight, Q8_0 and Q4_0 of GGUF files; what
         is multiplied with them is rounded to eight bits a block. Such blocks of a file are used as they are.
-    threads: that a pass runs on; bits do not depend on it, and small models gain nothing.
+    threads: that a pass runs on; bits do not depend on it, and small models gain nothing. None: see `default_threads`.
     `weight_format` says how they are stored, `quantization_error` what that lost, relative to all matrices' norm.
 
     Raises:
@@ -73,10 +73,10 @@ class CompiledLlama(CompiledProposals):
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
         quantization: str | None = None,
-        threads: int = 1,
+        threads: int | None = 1,
     ) -> None:
-        if threads < 1:
-            raise InvalidInputError(f"threads={threads} was given; expected 1 or more.")
+        if threads is not None and threads < 1:
+            raise InvalidInputError(f"threads={threads} was given; expected 1 or more, or None.")
         if quantization not in QUANTIZATIONS:
             raise InvalidInputError(
                 f"quantization={quantization!r} was given; expected one of {', '.join(map(repr, QUANTIZATIONS))}."
@@ -113,6 +113,7 @@ class CompiledLlama(CompiledProposals):
         )
         rounded = FORMATS[quantization or "float32"].activations
         self.weight_bytes = sum(x.nbytes for x in (weights.head, weights.qkv, weights.out, weights.gate_up, weights.down))
+        threads = default_threads(self.weight_bytes) if threads is None else threads
         self.arrays = ModelArrays(weights, sizes, memory, workspace(weights, sizes, columns, rounded, threads))
         self.pool = Pool(self.arrays.work.sync, threads, partial(help_out, self.arrays))
 

@@ -10,6 +10,7 @@ import platform
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter, thread_time
 from typing import Any
 
@@ -24,6 +25,7 @@ __all__ = [
     "JOB",
     "Pool",
     "claim",
+    "default_threads",
     "finish",
     "finished",
     "floats_at",
@@ -37,6 +39,34 @@ _LINE = 8
 TICKET, DONE, STOP, LATE, HELPERS, JOB = (k * _LINE for k in range(6))
 _SPINS, _PATIENCE = 8000, 30_000
 """Turns of a loop: before a thread yields, some 150 microseconds; before a helper sleeps, some milliseconds."""
+
+
+_SMALL = 64 << 20
+"""Bytes of weights below which a pass is over before helpers are of use."""
+
+
+def default_threads(weight_bytes: int) -> int:
+    """Threads for a model of this size: one if it is small, else the physical cores that nobody else keeps busy, at least one.
+
+    The system's load of the last minute counts, but for one that may be this process's own.
+
+    Example:
+        >>> default_threads(1 << 20)
+        1
+    """
+    if weight_bytes < _SMALL:
+        return 1
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    siblings = {_read(f"/sys/devices/system/cpu/cpu{k}/topology/thread_siblings_list") or str(k) for k in usable}
+    busy = round(max(0.0, os.getloadavg()[0] - 1)) if hasattr(os, "getloadavg") else 0
+    return max(1, len(siblings) - busy)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii")
+    except OSError:
+        return ""
 
 
 def new_sync() -> np.ndarray:
