@@ -329,7 +329,7 @@ class Needs:
         after the final norm, as in transformers' `hidden_states`.
     embeddings: `target.embed(token_ids) -> [..., D]`.  head: `target.head(hidden) -> [..., V]`, logits of last states.
     logits: those of the rounds that it drafts for.  aux: auxiliary rows in the pass, see `AuxRows`.
-    every_round: to be told of rounds without drafts too, one by one; whoever needs hidden states is.
+    every_round: to be told of rounds without drafts too, one by one.
 
     Example:
         >>> Needs(hidden=(2,)) | Needs(hidden=(0, 2), head=True)
@@ -351,7 +351,7 @@ class Needs:
 
     @property
     def each_round(self) -> bool:
-        """Whether what is needed of a round cannot be told later, from its tokens alone."""
+        """Whether what is needed of a round cannot be had later, from its tokens alone."""
         return self.every_round or bool(self.hidden)
 
 
@@ -359,9 +359,9 @@ class Drafter(Protocol):
     """A source of drafts. State is a value beside the object: only the newest state of a request is valid.
 
     `info.laws` and `info.shapes` hold the one sibling law and the shapes that it makes. `needs` says what it asks of the target
-    beyond tokens; a target that cannot give it is refused when the engine is built. One that needs neither hidden states nor every
+    beyond tokens; a target that cannot give it is refused when the engine is built. One that does not need every
     round is not told of rounds for which no draft was asked until it is asked for the next, then of all their tokens at once,
-    without logits.
+    with the hidden states that it needs and without logits.
 
     One that needs `hidden` has `read(states, scores) -> states`, called after `start` with the states of all tokens but the last
     ([B, T, D], zero behind the end of a shorter text): what the rounds do not score. One that needs `aux` has

@@ -6,7 +6,7 @@ and is told again, alone. A state whose `release` fails is forgotten; what it ho
 checked before it is scored.
 
 Rounds without any draft are not told: a drafter that pauses is not called at all, and reads what it missed in one go when it
-is asked again. Only one that needs more of such a round than its tokens is told of every round. Auxiliary rows ride in the
+is asked again, with the hidden states that it needs. Only one that says so is told of every round. Auxiliary rows ride in the
 rounds for which the plan asks for drafts, and in no others.
 """
 
@@ -20,6 +20,7 @@ from typing import TypeVar
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from polydraft.core import AuxRows, Budget, Draft, Drafter, Outcome, Scores, Target, TokenTree, Verifier
 from polydraft.drafters.base import Auxiliary, Reading, as_one_round, teach_each
@@ -110,6 +111,7 @@ def _begin(drafter: Drafter, s: Sequence, length: int, known: Scores | None = No
 def release(drafter: Drafter, sequences: Seq[Sequence]) -> None:
     """Give back what the sequences' states hold, each on its own: one that fails keeps no other from it."""
     for s in sequences:
+        s.unread.clear()
         if s.state is not None:
             state, s.state = s.state, None
             try:
@@ -149,6 +151,7 @@ def _ask(
 
 
 def propose(
+    target: Target,
     drafter: Drafter,
     verifier: Verifier,
     sequences: Seq[Sequence],
@@ -157,7 +160,7 @@ def propose(
     vocab_size: int,
 ) -> Draft:
     """One draft for the whole batch, whose states have begun, that the verifier is exact for; sequences whose drafting is off get bare roots."""
-    _catch_up(drafter, [s for s in sequences if s.drafting and s.num_read < len(s.token_ids)])
+    _catch_up(target, drafter, [s for s in sequences if s.drafting and s.num_read < len(s.token_ids)])
     live = [b for b, s in enumerate(sequences) if s.drafting]
     if not live:
         return Draft.empty(roots)
@@ -180,14 +183,18 @@ def propose(
     return draft if len(live) == len(sequences) else _spread(draft, live, roots)
 
 
-def _catch_up(drafter: Drafter, behind: Seq[Sequence]) -> None:
+def _catch_up(target: Target, drafter: Drafter, behind: Seq[Sequence]) -> None:
     """Tell the drafter all that these sequences emitted since it was last told, as one round whose draft was right."""
     if not behind:
         return
-    missed = as_one_round([s.token_ids[s.num_read - 1] for s in behind], [s.token_ids[s.num_read :] for s in behind])
-    _tell(drafter, behind, *missed)
+    outcome, scores = as_one_round([s.token_ids[s.num_read - 1] for s in behind], [s.token_ids[s.num_read :] for s in behind])
+    layers = drafter.needs.hidden
+    unread = {layer: [torch.cat([states[layer] for states in s.unread]) for s in behind] for layer in layers}
+    hidden = {layer: pad_sequence(rows, batch_first=True) for layer, rows in unread.items()}
+    _tell(target, drafter, behind, outcome, replace(scores, hidden=hidden))
     for s in behind:
         s.num_read = len(s.token_ids)
+        s.unread.clear()
 
 
 def _spread(draft: Draft, rows: list[int], roots: Int[Tensor, " B"]) -> Draft:
@@ -228,19 +235,22 @@ def aux(drafter: Drafter | None, sequences: Seq[Sequence], room: int) -> AuxRows
 
 def observe(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
     """Tell the drafter what the round kept, unless the pass carried nothing of its own. The target's caches hold it already."""
-    if scores.tree.num_nodes == 1 and scores.aux_logits is None and not drafter.needs.each_round:
+    if scores.tree.num_nodes == 1 and scores.aux_logits is None and not drafter.needs.every_round:
+        for b, s in enumerate(sequences if drafter.needs.hidden else ()):
+            if s.drafting:
+                s.unread.append({layer: x[b] for layer, x in scores.hidden.items()})
         return
     live = [b for b, s in enumerate(sequences) if s.drafting]
     if not live:
         return
     kept, seen = (outcome, scores) if len(live) == len(sequences) else some((outcome, scores), live)
     told = [sequences[b] for b in live]
-    _tell(drafter, told, kept, seen, target)
+    _tell(target, drafter, told, kept, seen)
     for s, accepted in zip(told, kept.num_accepted.tolist(), strict=True):
         s.num_read = len(s.token_ids) + accepted + 1
 
 
-def _tell(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores, target: Target | None = None) -> None:
+def _tell(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
     """One round for all; where that fails, each begins anew with what it knew before and is told alone.
 
     target: to make the hidden states of what it knew once more, in the sequence's own slot.
@@ -265,10 +275,10 @@ def _tell(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: 
             _switch_off(drafter, s, error)
 
 
-def _once_more(target: Target | None, drafter: Drafter, s: Sequence, emitted: Seq[int]) -> Scores | None:
+def _once_more(target: Target, drafter: Drafter, s: Sequence, emitted: Seq[int]) -> Scores | None:
     """Hidden states of what a drafter was told of a sequence, less its last token: the cache is emptied and filled again."""
-    assert target is not None and s.slot is not None
+    assert s.slot is not None
     target.release([s.slot])
-    (states,) = _states(target, drafter, [s], [[*s.token_ids, *emitted[:-1]]])
+    (states,) = _states(target, drafter, [s], [[*s.token_ids[: s.num_read], *emitted[:-1]]])
     told = s.num_read - 1
     return replace(states, hidden={layer: x[:, :told] for layer, x in states.hidden.items()}) if told else None

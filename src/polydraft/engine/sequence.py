@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from jaxtyping import Float
+from torch import Tensor
+
 from polydraft.core import Request
 from polydraft.engine.stats import RequestStats
 from polydraft.engine.stopping import Stopper
@@ -114,6 +117,7 @@ class Sequence:
 
     token_ids: prompt and output, the one truth about what is committed.  slot: None while waiting.
     state: the drafter's, or None where drafting is off.  num_read: committed tokens that the state has been told.
+    unread: hidden states of the rounds since then, by layer, where the drafter needs them.
     second_ids, second_slot: how the second sequence begins and where it is, where a law reads one.
     """
 
@@ -125,6 +129,7 @@ class Sequence:
     slot: int | None = None
     state: Any = None
     num_read: int = 0
+    unread: list[dict[int, Float[Tensor, "N D"]]] = field(default_factory=list[Any])
     drafting: bool = True
     second_ids: tuple[int, ...] = ()
     second_slot: int | None = None

@@ -168,7 +168,7 @@ class Stepper:
         roots = torch.from_numpy(np.array([s.token_ids[-1] for s in sequences]))
         if self.drafter is None or not budgets:
             return Draft.empty(roots)
-        return drafting.propose(self.drafter, self.verifier, sequences, budgets, roots, self.target.vocab_size)
+        return drafting.propose(self.target, self.drafter, self.verifier, sequences, budgets, roots, self.target.vocab_size)
 
     def _room(self, sequence: Sequence) -> int:
         """Deepest useful draft: the block's extra token is the last that the context or `max_tokens` leaves room for."""
