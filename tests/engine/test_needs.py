@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from polydraft import Engine, SamplingParams
-from polydraft.core import Needs
+from polydraft.core import Budget, Needs
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
@@ -96,6 +96,32 @@ def test_states_are_made_once_more_where_the_drafter_has_to_begin_anew(kind):
     assert [r.token_ids for r in found] == [r.token_ids for r in plain.generate(prompts, greedy)]
     check_states(module(), drafter.last, 4)
     assert not any(r.stats.drafter_error for r in found)
+
+
+class Seldom:
+    """Drafts in one round of four."""
+
+    def __init__(self):
+        self.rounds = 0
+
+    def budgets(self, sequences):
+        self.rounds += 1
+        return [Budget.grown(*((0, 0) if self.rounds % 4 else (3, 3)))] * len(sequences)
+
+    def learn(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("fail", [(), (2,)], ids=["", "failing"])
+@BACKENDS
+def test_states_of_rounds_without_drafts_come_with_the_next_draft(kind, fail, monkeypatch):
+    drafter, plan, told = Collector(fail=fail), Seldom(), []
+    observe = drafter.observe
+    monkeypatch.setattr(drafter, "observe", lambda *given: told.append(0) or observe(*given))
+    engine = Engine.of(kind(module(), max_num_seqs=2), drafter=drafter, plan=plan)
+    engine.generate([[1, 2, 3, 1, 2], [7], [5, 6, 5, 6, 5, 6, 5]], SamplingParams(temperature=0.3, max_tokens=20, seed=3))
+    check_states(module(), drafter.last, 3)
+    assert len(told) <= plan.rounds // 2 + 4 * len(fail)
 
 
 def test_a_mixture_hands_states_to_the_source_that_needs_them():

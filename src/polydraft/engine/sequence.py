@@ -129,7 +129,7 @@ class Sequence:
     slot: int | None = None
     state: Any = None
     num_read: int = 0
-    unread: list[dict[int, Float[Tensor, "N D"]]] = field(default_factory=list[Any])
+    unread: list[dict[int, Float[Tensor, "_ D"]]] = field(default_factory=list[Any])
     drafting: bool = True
     second_ids: tuple[int, ...] = ()
     second_slot: int | None = None
