@@ -11,7 +11,7 @@ from polydraft.cli import options as given
 from polydraft.cli.files import check_output, read_lines, say_written
 from polydraft.cli.progress import bars
 from polydraft.cli.start import use_threads
-from polydraft.errors import unknown_name
+from polydraft.errors import InvalidInputError, unknown_name
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -84,14 +84,39 @@ def drafters(
     nodes: Annotated[int, typer.Option(min=1, help="Drafted tokens of a step.")] = 16,
     depth: Annotated[int, typer.Option(min=1, help="Longest path of a draft.")] = 8,
     width: Annotated[int, typer.Option(min=1, help="Most paths of a draft.")] = 4,
-    temperature: given.Temperature = 1.0,
+    temperature: Annotated[
+        list[float] | None, typer.Option(help="0 is greedy; may be repeated with --model. Default 1, with --model 0, 0.7 and 1.")
+    ] = None,
     num_tokens: Annotated[int, typer.Option(min=1, max=480, help="Tokens of each continuation.")] = 200,
     num_requests: Annotated[int, typer.Option(min=1, help="Requests of each workload.")] = 8,
     index_bytes: Annotated[int, typer.Option(min=1, help="Text that the indexes are made of.")] = 2_000_000,
+    model: given.Model = None,
+    head: Annotated[list[Path] | None, typer.Option(help="With --model: a folder that was trained; may be repeated.")] = None,
+    way: Annotated[
+        list[str] | None, typer.Option(help="With --model: DRAFTER or folder's name, [:KIND][+VERIFIER][@PATHSxDEPTH].")
+    ] = None,
+    prompts: Annotated[Path | None, typer.Option(help='With --model: .jsonl of "prompt", or "turns", and "category".')] = None,
+    repetitions: given.Repetitions = 1,
 ) -> None:
-    """Compare the drafters that need no training, at one node budget, on code, edits and chat-like text."""
+    """Compare the drafters that need no training, at one node budget, on code, edits and chat-like text; or, with --model, any drafters of one
+    model, trained ones among them, against plain decoding.
+    """
     check_output("--out", out, folder=True)
     use_threads()
+    if model is not None:
+        _yardstick(
+            model,
+            head or [],
+            way or [],
+            prompts,
+            temperature or [0.0, 0.7, 1.0],
+            out,
+            quick,
+            num_requests,
+            num_tokens,
+            repetitions,
+        )
+        return
     from polydraft.bench import drafters_table as reports
     from polydraft.bench.drafters import CONTENDERS, Bench, compare
 
@@ -104,7 +129,7 @@ def drafters(
         nodes=nodes,
         depth=depth,
         width=width,
-        temperature=temperature,
+        temperature=temperature[0] if temperature else 1.0,
         num_tokens=32 if quick else num_tokens,
         num_requests=2 if quick else num_requests,
         index_bytes=200_000 if quick else index_bytes,
@@ -114,3 +139,34 @@ def drafters(
     typer.echo(reports.markdown(found))
     if out is not None:
         say_written(reports.write(found, out))
+
+
+def _yardstick(
+    model: str,
+    heads: list[Path],
+    ways: list[str],
+    prompts: Path | None,
+    temperatures: list[float],
+    out: Path | None,
+    quick: bool,
+    num_questions: int,
+    num_tokens: int,
+    repetitions: int,
+) -> None:
+    import json
+
+    from polydraft.bench.record import write_texts
+    from polydraft.bench.yardstick import Yardstick, markdown, questions
+
+    if prompts is None:
+        raise InvalidInputError("--model was given without --prompts; expected a .jsonl file of questions. Name one.")
+    asked = questions(prompts, 2 if quick else num_questions)
+    made = Yardstick(model, heads, ways)
+    with bars("measuring") as step:
+        found = made.run(asked, temperatures, max_tokens=16 if quick else num_tokens, repetitions=repetitions, progress=step)
+    typer.echo(markdown(found))
+    if out is not None:
+        out.mkdir(exist_ok=True)
+        say_written(
+            write_texts({out / "yardstick.json": json.dumps(found, indent=1) + "\n", out / "yardstick.md": markdown(found)})
+        )

@@ -176,7 +176,10 @@ def kind_of(folder: str | Path) -> str:
     path = Path(folder).expanduser() / "config.json"
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
-        return said.get("polydraft_head") or next((kind for sign, kind in SIGNS.items() if sign in said), "eagle")
+        whole = any(str(name).endswith("ForCausalLM") for name in said.get("architectures") or ())
+        return said.get("polydraft_head") or next(
+            (kind for sign, kind in SIGNS.items() if sign in said), "model" if whole else "eagle"
+        )
     except Exception as error:  # whatever the file holds
         raise ModelLoadError(f"{str(path)!r} was given as a head's configuration, and cannot be read: {error!r}.") from error
 

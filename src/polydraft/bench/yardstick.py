@@ -1,0 +1,176 @@
+"""Drafters of one model on one yardstick: trained ones, from folders, and those from text, interleaved with plain decoding.
+
+way          [NAME][:KIND][+VERIFIER][@PATHSxDEPTH]; NAME: a folder of weights by its last part, or a drafter of `polydraft methods`
+over plain   median over rounds of seconds a token of plain decoding divided by the way's, after the prompt was read
+equal        at temperature 0: whether all texts were those of plain decoding
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from polydraft.bench.compare import Measurement, engine_contender, measure
+from polydraft.bench.record import markdown_table, provenance
+from polydraft.bench.suite import Way
+from polydraft.engine.api import Engine
+from polydraft.errors import InvalidInputError
+from polydraft.models import load
+from polydraft.models.heads import kind_of
+
+__all__ = ["Question", "Yardstick", "markdown", "questions"]
+
+PLAIN = "plain"
+FROM_TEXT = ("ngram", "suffix", "mixture")
+SIZE = "@1x3"
+"""Of the chains that trained drafters draft where no way is named."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt and what it is about."""
+
+    category: str
+    text: str
+
+
+def questions(file: Path, count: int) -> list[Question]:
+    """So many questions of a .jsonl file, evenly over its categories: lines with "prompt", or "turns" of which the first is asked.
+
+    Raises:
+        InvalidInputError: a line that has neither.
+    """
+    by_category: dict[str, list[Question]] = {}
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            said = json.loads(line)
+            text = str(said["prompt"] if "prompt" in said else said["turns"][0])
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise InvalidInputError(
+                f"{str(file)!r}, line {number} holds no question; expected 'prompt', or 'turns'. Correct it."
+            ) from error
+        category = str(said.get("category", "all"))
+        by_category.setdefault(category, []).append(Question(category, text))
+    found = [q for turn in range(count) for each in by_category.values() for q in each[turn : turn + 1]]
+    if not found:
+        raise InvalidInputError(f"{str(file)!r} holds no question; expected one a line. Add some.")
+    return found[:count]
+
+
+class Yardstick:
+    """A model, loaded once, and an engine for every way. heads: folders as `polydraft train` writes them, draft models among them."""
+
+    def __init__(self, model: str, heads: Sequence[Path], ways: Sequence[str] = (), *, max_model_len: int | None = None) -> None:
+        self.plain = Engine.from_pretrained(model, drafter=None, max_num_seqs=1, max_model_len=max_model_len)
+        self.heads = {head.name: head for head in heads}
+        ways = ways or [*FROM_TEXT, *(f"{name}{SIZE}" for name in self.heads)]
+        self.engines = {PLAIN: self.plain} | {way: self._engine(Way.parse(way)) for way in ways}
+
+    def _engine(self, way: Way) -> Engine:
+        name, colon, kind = (way.drafter or "").partition(":")
+        given: dict[str, Any] = {"verifier": way.verifier, "depth": way.depth, "num_paths": way.num_paths}
+        if (folder := self.heads.get(name)) is not None:
+            name = kind_of(folder)
+            given |= (
+                {"draft_model": load.load_model(str(folder), max_num_seqs=1)}
+                if name == "model"
+                else {"drafter_options": {"weights": str(folder)}}
+            )
+        return Engine.of(self.plain.target, tokenizer=self.plain.tokenizer, drafter=name + colon + kind, **given)
+
+    def encoded(self, text: str) -> list[int]:
+        """A question as the model is asked it."""
+        if getattr(self.plain.tokenizer, "chat_template", None):
+            return self.plain.encode_chat([{"role": "user", "content": text}])
+        return self.plain.encode(text)
+
+    def run(
+        self,
+        asked: Sequence[Question],
+        temperatures: Sequence[float],
+        *,
+        max_tokens: int = 64,
+        repetitions: int = 1,
+        progress: Callable[[int], None] = lambda total: None,
+    ) -> dict[str, Any]:
+        """Every way on every question at every temperature; one interleaved run for each temperature. progress: called with the number of calls."""
+        prompts, rows = [self.encoded(q.text) for q in asked], list[dict[str, Any]]()
+        total = len(self.engines) * (1 + len(prompts) * repetitions) * len(temperatures)
+        for temperature in temperatures:
+            contenders = [engine_contender(name, engine, temperature) for name, engine in self.engines.items()]
+            measure(contenders, prompts[:1], max_tokens=8, repetitions=1, progress=lambda: progress(total))  # compiles
+            found = measure(contenders, prompts, max_tokens=max_tokens, repetitions=repetitions, progress=lambda: progress(total))
+            rows += [self._row(m, found[0], asked) for m in found]
+        settings = {"temperatures": list(temperatures), "questions": len(asked), "max_tokens": max_tokens,
+                    "repetitions": repetitions, "model": self.plain.summary()}  # fmt: skip
+        return {**provenance(), "settings": settings, "rows": rows}
+
+    def _row(self, m: Measurement, plain: Measurement, asked: Sequence[Question]) -> dict[str, Any]:
+        if m.error is not None:
+            return {"way": m.contender.name, "temperature": m.contender.temperature, "error": m.error}
+        stats = [s for run in m.runs for s in run.stats]
+        calls = sum(s.target_calls for s in stats)
+        rates = [run.stats[0].tokens_per_second for run in m.runs]
+        base = [run.stats[0].tokens_per_second for run in plain.runs]
+        texts = zip(m.runs, plain.runs, strict=True)
+        return {
+            "way": m.contender.name,
+            **m.row(),
+            "tokens_per_second": median(rates),
+            "over_plain": median(a / b for a, b in zip(rates, base, strict=True)),
+            "acceptance_by_depth": m.acceptance_by_depth,
+            "drafting_ms": 1000 * sum(s.seconds["drafting"] for s in stats) / max(calls, 1),
+            "equal": all(a.outputs == b.outputs for a, b in texts) if m.contender.temperature == 0 else None,
+            "by_category": dict(_by_category(m, asked)),
+            **self._card(m.contender.name),
+        }
+
+    def _card(self, way: str) -> dict[str, Any]:
+        folder = self.heads.get((Way.parse(way).drafter or "").partition(":")[0])
+        file = None if folder is None else folder / "card.json"
+        card: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.exists() else {}
+        return {name: card.get(name) for name in ("training_seconds", "parameters", "tokens")}
+
+
+def _by_category(m: Measurement, asked: Sequence[Question]) -> Iterator[tuple[str, float]]:
+    for category in dict.fromkeys(q.category for q in asked):
+        stats = [run.stats[0] for i, run in enumerate(m.runs) if asked[i % len(asked)].category == category]
+        yield category, sum(s.emitted for s in stats) / max(sum(s.target_calls for s in stats), 1)
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """A table for each temperature, with hardware, settings and command."""
+    s = report["settings"]
+    lines = [
+        f"{report['hardware']['processor']}, one thread; {s['model']['target']}, weights {s['model']['weight_format']}; {s['questions']} questions, "
+        f"{s['max_tokens']} tokens each, interleaved.",
+        f"`{report['command']}`",
+    ]
+    head = ["way", "rule", "over plain", "tokens/s", "tokens a call", "kept by depth", "drafting ms", "parameters", "trained s"]
+    for temperature in s["temperatures"]:
+        rows = [r for r in report["rows"] if r["temperature"] == temperature]
+        same = all(r.get("equal") is not False for r in rows)
+        said = (
+            "" if temperature else ("; all texts are those of plain decoding" if same else "; TEXTS DIFFER FROM PLAIN DECODING")
+        )
+        lines += ["", f"Temperature {temperature:g}{said}:", "", markdown_table(head, map(_cells, rows))]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    if "error" in row:
+        return [row["way"], row["error"], *["-"] * 7]
+    size, seconds = row["parameters"], row["training_seconds"]
+    return [
+        row["way"],
+        row["verifier"] or "-",
+        f"{row['over_plain']:.2f}",
+        f"{row['tokens_per_second']:.0f}",
+        f"{row['tokens_per_call']:.2f}",
+        " ".join(f"{a:.2f}" for a in row["acceptance_by_depth"][:5]) or "-",
+        f"{row['drafting_ms']:.2f}",
+        "-" if size is None else f"{size / 1e6:.1f}M",
+        "-" if seconds is None else f"{seconds:.0f}",
+    ]
