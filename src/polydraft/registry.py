@@ -44,6 +44,7 @@ DRAFTERS: dict[str, str] = {
     "medusa": "polydraft.drafters.heads.medusa:MedusaDrafter",
     "hidden-transfer": "polydraft.drafters.heads.hidden_transfer:TransferDrafter",
     "mtp": "polydraft.drafters.heads.mtp:MtpDrafter",
+    "diffusion": "polydraft.drafters.heads.diffusion:DiffusionDrafter",
     "ngram": "polydraft.drafters.text.ngram:NgramDrafter",
     "several": "polydraft.drafters.model.paths_of_models:SeveralDrafter",
     "tli": "polydraft.drafters.model.tli:TliDrafter",
@@ -64,6 +65,7 @@ RECIPES: dict[str, str] = {
     "hidden-transfer": "polydraft.train.hidden_transfer:TransferRecipe",
     "mtp": "polydraft.train.mtp:MtpRecipe",
     "model": "polydraft.train.small_model:ModelRecipe",
+    "diffusion": "polydraft.train.diffusion:DiffusionRecipe",
 }
 """kind -> "module:object", a `train.recipe.Recipe`: what `polydraft train` can train."""
 

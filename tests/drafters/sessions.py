@@ -52,6 +52,7 @@ OPTIONS = {
     "eagle": trained("eagle", (0, 1)),
     "medusa": trained("medusa"),
     "mtp": trained("mtp"),
+    "diffusion": trained("diffusion", (0, 1)),
 }
 """What a drafter cannot be built without, by name: a function of a folder to write into."""
 

@@ -70,7 +70,7 @@ def _options(folder: Path, texts: list[list[int]], tokenizer: Any) -> dict[str, 
     }
     target = _model("target", "auto")
     heads = {name: {"weights": untrained(name, target, folder / name)} for name in registry.names("drafter") if _is_head(name)}
-    return {info.name: (needed | heads).get(info.name, {}) for info in _infos()}
+    return {info.name: (needed | heads).get(info.name.partition(":")[0], {}) for info in _infos()}
 
 
 def _is_head(drafter: str) -> bool:

@@ -21,7 +21,7 @@ from polydraft.models.layout import layouts
 from polydraft.models.slots import TREE_ROOM, SlotModel
 from polydraft.noise import choose_row, first_arrivals, uniform_at
 
-__all__ = ["CompiledProposals"]
+__all__ = ["CompiledProposals", "laws_asked"]
 
 _f32 = np.float32
 LONGEST_PENDING = 32
@@ -141,7 +141,7 @@ class CompiledProposals(SlotModel):
         """
         places, drafting = layouts(tuple(trees)), [len(parents) > 1 for parents in trees]
         given = self._asked(slots, list(zip(*keys, strict=True)), pending, drafting, places.parents.shape[1])
-        law, bias = _laws(params, self.vocab_size, self.draft_ids)
+        law, bias = laws_asked(params, self.vocab_size, self.draft_ids)
         with self.pool:
             tokens, parents, rows, probs = _propose(
                 self.arrays, self.vocab_size, self.draft_ids, given, *places, np.array(law), bias, coupled
@@ -169,7 +169,7 @@ class CompiledProposals(SlotModel):
         depths = [depth for depth, *_ in sizes]
         most = 1 + max(min(width, nodes) * depth for depth, width, nodes in sizes)
         given = self._asked(slots, sizes, pending, [depth > 0 for depth in depths], most)
-        law, bias = _laws(params, self.vocab_size, self.draft_ids)
+        law, bias = laws_asked(params, self.vocab_size, self.draft_ids)
         limited = np.array([(*row, g.least) for row, g in zip(law, budgets, strict=True)])
         with self.pool:
             tokens, parents, scores, scored, below, rows = grow(
@@ -218,7 +218,7 @@ class CompiledProposals(SlotModel):
         self.passes += num_passes
 
 
-def _laws(
+def laws_asked(
     params: Sequence[SamplingParams], vocab_size: int, ids: np.ndarray
 ) -> tuple[list[tuple[float, float, float, float]], np.ndarray]:
     """Temperature, top_k, top_p, min_p of every row, and what is added to its logits, [B, V or draft vocabulary] or [B, 0]."""

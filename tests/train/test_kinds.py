@@ -1,4 +1,4 @@
-"""Training what runs in the target's own layers: an early exit, maps of its states."""
+"""Training early exits, maps of states and block diffusion: they learn, draft, and begin with what was trained."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from polydraft.errors import InvalidInputError
 from polydraft.train.run import Options, train_drafter
 
 
-@pytest.mark.parametrize("kind", ["early-exit", "hidden-transfer"])
+@pytest.mark.parametrize("kind", ["early-exit", "hidden-transfer", "diffusion"])
 def test_a_trained_one_foretells_more_than_a_fresh_one_and_drafts(kind, engine, written, tmp_path):
     cards = {}
     for name, steps in (("fresh", 1), ("trained", 120)):
