@@ -22,7 +22,7 @@ export MKL_NUM_THREADS := 1
 export NUMBA_NUM_THREADS := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo chat test test-all install install-dev lint suite suite-all clean
+.PHONY: help demo chat test test-all install install-dev lint warm suite suite-all clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -34,10 +34,10 @@ chat: install
 	@$(BIN)/python -m polydraft chat --yes
 
 test: install-dev
-	@$(MAKE) --no-print-directory lint suite
+	@$(MAKE) --no-print-directory lint warm suite
 
 test-all: install-dev
-	@$(MAKE) --no-print-directory lint suite-all
+	@$(MAKE) --no-print-directory lint warm suite-all
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -46,6 +46,10 @@ lint:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
+
+# Compiled code is shared by the processes of the suite; without this each would compile it for itself.
+warm:
+	$(BIN)/python -m polydraft doctor --warm
 
 suite:
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"

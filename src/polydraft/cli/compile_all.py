@@ -2,9 +2,11 @@
 
 import warnings
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from inspect import Parameter, signature
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import torch
 
 from polydraft import registry, tree
+from polydraft.bench.llama_cpp import write_gguf
 from polydraft.core import Budget, Method, SamplingParams, Target
 from polydraft.drafters.text.retrieval import RetrievalIndex
 from polydraft.drafters.text.suffix import SuffixStore
@@ -20,6 +23,7 @@ from polydraft.engine.api import Engine
 from polydraft.errors import DrafterWarning
 from polydraft.models import checkpoint, load, pair
 from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.folder import load_module
 from polydraft.plan.acceptance import DEPTHS
 from polydraft.plan.plan import FixedPlan
 from polydraft.plan.profile import Profile
@@ -30,33 +34,54 @@ GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 SAMPLED = GREEDY.with_(temperature=1.0, seed=1)
 FILTERED = SAMPLED.with_(top_p=0.9, top_k=20, min_p=0.01, repetition_penalty=1.1, logprobs=2)
 PLANS = tuple(FixedPlan(Budget.fixed(parents)) for parents in (tree.chain(3), tree.paths(2, 2), (-1, 0, 0, 1)))
+DRAFTED = ("model", "model:top_k", "model:coupled", "lookahead")
+"""Drafters that have passes of their own."""
+QUANTIZED, FILES = ("bfloat16-dot", "int8", "int4"), ("Q8_0", "Q4_1")
+"""Formats that weights are brought into, and those of blocks that stay as their file has them."""
 PROFILES = (Profile.assumed(), replace(Profile.assumed(), acceptance=(0.0,) * DEPTHS))
 """One that drafts, and one that pauses and probes."""
 
 
-def compile_all(drafters: Mapping[str, Any] | None = None) -> None:
-    """Generate a few tokens with every drafter, every rule that fits it, every kind of draft and every format of weights.
+def compile_all() -> None:
+    """Compile in two processes what a run may call, each for what the other does not: rules, drafters and heads; formats of weights."""
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        for done in [pool.submit(compile_drafters), pool.submit(compile_formats)]:
+            done.result()
+
+
+def compile_drafters(drafters: Mapping[str, Any] | None = None) -> None:
+    """Generate a few tokens with every drafter, every rule that fits it and every kind of draft.
 
     drafters: only these names of `polydraft methods`, with their options; default all.
     """
-    folder = str(pair.target_folder())
-    tokenizer = load.load_tokenizer(folder)
-    prompts = [load.encode(tokenizer, p.text)[:40] for p in pair.prompts()[:2]]
-    prompts = [ids + ids for ids in prompts]  # those that copy then find something
-    with TemporaryDirectory() as place, warnings.catch_warnings():
-        warnings.simplefilter("ignore", DrafterWarning)
+    with _pair() as (place, prompts, tokenizer):
         models = [_model(name, "auto") for name in ("target", "draft")]
-        chosen = _options(Path(place), prompts, tokenizer) if drafters is None else drafters
-        run = partial(_generate, tokenizer, prompts)
+        chosen = _options(place, prompts, tokenizer) if drafters is None else drafters
         for kind, options in chosen.items():
             for rule in _rules(_info(kind)):
-                run(models, kind, rule, options)
+                _generate(tokenizer, prompts, models, kind, rule, options)
         if "suffix" in chosen:
-            run(models, "suffix", "match", {"store": SuffixStore()})
-        for stored in ("float32", "int8", "transformers"):
-            others = [_model(name, stored) for name in ("target", "draft")]
-            for kind in chosen.keys() & {"model", "model:top_k", "model:coupled", "lookahead"}:
-                run(others, kind, pairing.best_for(_info(kind)), chosen[kind])
+            _generate(tokenizer, prompts, models, "suffix", "match", {"store": SuffixStore()})
+
+
+def compile_formats() -> None:
+    """Generate a few tokens with every format of weights, of the target and of a draft model."""
+    with _pair() as (place, prompts, tokenizer):
+        for stored in ("float32", *QUANTIZED, *FILES, "transformers"):
+            models = [_model(name, stored, place) for name in ("target", "draft")]
+            for kind in ("ngram",) if stored in FILES else DRAFTED:
+                _generate(tokenizer, prompts, models, kind, pairing.best_for(_info(kind)), {})
+
+
+@contextmanager
+def _pair() -> Iterator[tuple[Path, list[list[int]], Any]]:
+    """A folder for what is built, prompts, and the tokenizer."""
+    torch.set_num_threads(1)
+    tokenizer = load.load_tokenizer(str(pair.target_folder()))
+    prompts = [load.encode(tokenizer, p.text)[:40] for p in pair.prompts()[:2]]
+    with TemporaryDirectory() as place, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DrafterWarning)
+        yield Path(place), [ids + ids for ids in prompts], tokenizer  # those that copy then find something
 
 
 def _options(folder: Path, texts: list[list[int]], tokenizer: Any) -> dict[str, dict[str, Any]]:
@@ -98,17 +123,22 @@ def _rules(drafter: Method) -> list[str]:
     return [*pairing.fitting(drafter), *fits]
 
 
-def _model(name: str, stored: str) -> Target:
+def _model(name: str, stored: str, place: Path | None = None) -> Target:
+    """The target or the draft of the embedded pair, its weights in this format. place: for files."""
     folder = str(pair.target_folder() if name == "target" else pair.draft_folder())
     if stored == "transformers":
         return load.load_model(folder, device="cpu", backend="transformers", max_num_seqs=2)
+    if stored in FILES and place is not None:
+        file = place / f"{name}-{stored}.gguf"
+        write_gguf(load_module(folder, dtype=torch.float32, device="cpu"), load.load_tokenizer(folder), file, stored)
+        return load.load_model(str(file), max_num_seqs=2)
     files = checkpoint.of_folder(folder)
     assert files is not None
     if stored == "float32":  # weights that bfloat16 cannot hold
         read = files.read
         finer = {n: torch.empty_like(w, dtype=torch.float32) for n, w in files.outlines.items()}
         files = replace(files, outlines=finer, read=lambda n: read(n).float() * 1.001)
-    return CompiledLlama(files, max_num_seqs=2, quantization="int8" if stored == "int8" else None)
+    return CompiledLlama(files, max_num_seqs=2, quantization=stored if stored in QUANTIZED else None)
 
 
 def _generate(

@@ -18,7 +18,7 @@ def doctor(
 ) -> None:
     """Show versions, threads, BLAS, memory bandwidth, and which compiled path is active and why."""
     if warm:
-        with Preparation("loading the embedded models ..."):
+        with Preparation("compiling for this machine in two processes, some minutes ..."):
             from polydraft.cli.compile_all import compile_all
 
             quiet()
