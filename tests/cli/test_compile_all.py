@@ -13,11 +13,12 @@ from polydraft.models import load, pair
 
 RUN = """
 from polydraft import Engine, Profile, SamplingParams, compile_time
-from polydraft.cli.compile_all import compile_drafters, compile_formats
+from polydraft.cli.compile_all import STORED, compile_drafters, compile_format
 from polydraft.models.compiled.forward import compiled_pass
 
-compile_drafters({"model:coupled": {}})
-compile_formats()
+compile_drafters(["model:coupled"])
+for stored in STORED:
+    compile_format(stored)
 print(len(compiled_pass.signatures) >= 8)
 ready = compile_time.seconds()
 for options in ({}, {"drafter": "model:coupled"}, {"drafter": "model:coupled", "verifier": "match", "quantization": "int8"}):

@@ -1,7 +1,7 @@
 """Everything that a run may call is called once, on the embedded pair, so that numba has compiled it for later runs."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,9 +16,7 @@ import torch
 from polydraft import registry, tree
 from polydraft.bench.llama_cpp import write_gguf
 from polydraft.core import Budget, Method, SamplingParams, Target
-from polydraft.drafters.text.retrieval import RetrievalIndex
 from polydraft.drafters.text.suffix import SuffixStore
-from polydraft.drafters.text.trigram import TrigramTable
 from polydraft.engine.api import Engine
 from polydraft.errors import DrafterWarning
 from polydraft.models import checkpoint, load, pair
@@ -38,25 +36,27 @@ DRAFTED = ("model", "model:top_k", "model:coupled", "lookahead")
 """Drafters that have passes of their own."""
 QUANTIZED, FILES = ("bfloat16-dot", "int8", "int4"), ("Q8_0", "Q4_1")
 """Formats that weights are brought into, and those of blocks that stay as their file has them."""
+STORED = ("float32", *QUANTIZED, *FILES, "transformers")
+"""All but bfloat16, in which drafters are called."""
 PROFILES = (Profile.assumed(), replace(Profile.assumed(), acceptance=(0.0,) * DEPTHS))
 """One that drafts, and one that pauses and probes."""
 
 
 def compile_all() -> None:
-    """Compile in two processes what a run may call, each for what the other does not: rules, drafters and heads; formats of weights."""
+    """Compile what a run may call, in two processes that take turns with drafters and formats of weights, the longest first."""
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        for done in [pool.submit(compile_drafters), pool.submit(compile_formats)]:
+        families = list(dict.fromkeys(info.name.partition(":")[0] for info in _infos()))
+        jobs = [pool.submit(compile_format, stored) for stored in STORED]
+        jobs = [pool.submit(compile_drafters, [name]) for name in families] + jobs
+        for done in jobs:
             done.result()
 
 
-def compile_drafters(drafters: Mapping[str, Any] | None = None) -> None:
-    """Generate a few tokens with every drafter, every rule that fits it and every kind of draft.
-
-    drafters: only these names of `polydraft methods`, with their options; default all.
-    """
+def compile_drafters(names: Sequence[str]) -> None:
+    """Generate a few tokens with these drafters of `polydraft methods`, every rule that fits them and every kind of draft."""
     with _pair() as (place, prompts, tokenizer):
         models = [_model(name, "auto") for name in ("target", "draft")]
-        chosen = _options(place, prompts, tokenizer) if drafters is None else drafters
+        chosen = _options(place, prompts, tokenizer, names)
         for kind, options in chosen.items():
             for rule in _rules(_info(kind)):
                 _generate(tokenizer, prompts, models, kind, rule, options)
@@ -64,13 +64,12 @@ def compile_drafters(drafters: Mapping[str, Any] | None = None) -> None:
             _generate(tokenizer, prompts, models, "suffix", "match", {"store": SuffixStore()})
 
 
-def compile_formats() -> None:
-    """Generate a few tokens with every format of weights, of the target and of a draft model."""
+def compile_format(stored: str) -> None:
+    """Generate a few tokens with the weights of the target and of a draft model in this format."""
     with _pair() as (place, prompts, tokenizer):
-        for stored in ("float32", *QUANTIZED, *FILES, "transformers"):
-            models = [_model(name, stored, place) for name in ("target", "draft")]
-            for kind in ("ngram",) if stored in FILES else DRAFTED:
-                _generate(tokenizer, prompts, models, kind, pairing.best_for(_info(kind)), {})
+        models = [_model(name, stored, place) for name in ("target", "draft")]
+        for kind in ("ngram",) if stored in FILES else DRAFTED:
+            _generate(tokenizer, prompts, models, kind, pairing.best_for(_info(kind)), {})
 
 
 @contextmanager
@@ -84,18 +83,19 @@ def _pair() -> Iterator[tuple[Path, list[list[int]], Any]]:
         yield Path(place), [ids + ids for ids in prompts], tokenizer  # those that copy then find something
 
 
-def _options(folder: Path, texts: list[list[int]], tokenizer: Any) -> dict[str, dict[str, Any]]:
-    """Every kind of every drafter, with what it cannot be built without."""
-    TrigramTable.build(texts, len(tokenizer)).save(folder / "trigram")
-    RetrievalIndex.build(texts, len(tokenizer)).save(folder / "retrieval")
-    needed = {
-        "trigram": {"index": folder / "trigram"},
-        "retrieval": {"index": folder / "retrieval"},
-        "several": {"models": [_model("draft", "auto")]},
-    }
-    target = _model("target", "auto")
-    heads = {name: {"weights": untrained(name, target, folder / name)} for name in registry.names("drafter") if _is_head(name)}
-    return {info.name: (needed | heads).get(info.name.partition(":")[0], {}) for info in _infos()}
+def _options(folder: Path, texts: list[list[int]], tokenizer: Any, names: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """Every kind of these drafters, or of all, with what it cannot be built without."""
+
+    def needed(family: str) -> dict[str, Any]:
+        if family in registry.INDEXES:
+            registry.index(family).build(texts, len(tokenizer)).save(folder / family)
+            return {"index": folder / family}
+        if family == "several":
+            return {"models": [_model("draft", "auto")]}
+        return {"weights": untrained(family, _model("target", "auto"), folder / family)} if _is_head(family) else {}
+
+    wanted = [(info.name, info.name.partition(":")[0]) for info in _infos()]
+    return {kind: needed(family) for kind, family in wanted if not names or kind in names or family in names}
 
 
 def _is_head(drafter: str) -> bool:
