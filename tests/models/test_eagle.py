@@ -180,7 +180,7 @@ def spoil(folder, tmp_path, change):
     [
         (lambda t, c: t.pop("fc.weight"), "fc.weight of shape None"),
         (lambda t, c: t.update({"norm.weight": torch.ones(3)}), "norm.weight of shape"),
-        (lambda t, c: c.pop("eagle_aux_hidden_state_layer_ids"), "eagle_aux_hidden_state_layer_ids"),
+        (lambda t, c: c.update(eagle_aux_hidden_state_layer_ids=7), "eagle_aux_hidden_state_layer_ids"),
         (lambda t, c: t.update({"d2t": t["d2t"] + 10**6}), "d2t"),
         (lambda t, c: t.update({"d2t": t["d2t"].flip(0)}), "d2t"),
     ],
@@ -226,3 +226,72 @@ def test_the_next_token_and_the_state_before_it_change_an_mtp_draft(head):
         )
     assert (law - by_token).abs().sum() > 0.01
     assert (law - by_state).abs().sum() > 0.01
+
+
+def relaid(folder, where, layout):
+    """The same head as others publish it."""
+    tensors, said = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    where.mkdir()
+    probe = tensors.pop("target_probe")
+    if layout == "authors":
+        for name in ("polydraft_head", "norm_before_residual"):
+            said.pop(name, None)
+        tensors["t2d"] = torch.zeros(said["vocab_size"], dtype=torch.bool)
+        torch.save(tensors, where / "pytorch_model.bin")
+    else:
+        nested = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps",
+                  "rope_theta", "vocab_size", "model_type")  # fmt: skip
+        said = {
+            "architectures": ["Eagle3Speculator"],
+            "speculators_model_type": "eagle3",
+            "draft_vocab_size": said["draft_vocab_size"],
+            "norm_before_residual": layout == "speculators, norm first",
+            "eagle_aux_hidden_state_layer_ids": said["eagle_aux_hidden_state_layer_ids"],
+            "transformer_layer_config": {name: said[name] for name in nested},
+        }
+        tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
+        tensors["embed_tokens.weight"] = probe.repeat_interleave(said["transformer_layer_config"]["vocab_size"] // len(probe), 0)
+        save_file(tensors, where / "model.safetensors")
+    (where / "config.json").write_text(json.dumps(said))
+    return where
+
+
+@only_eagle
+@pytest.mark.parametrize("layout", ["authors", "speculators", "speculators, norm first"])
+def test_published_layouts_are_read(head, folder, target, tmp_path, layout):
+    where = relaid(folder, tmp_path / "head", layout)
+    assert kind_of(where) == "eagle"
+    ids = text(target, 20)
+    drafter = drafter_of(where, target)
+    state, features = begun(drafter, target, ids)
+    draft = drafter.propose([state], [Budget.fixed(tree.chain(3))])
+    shape, head.shape = head.shape, replace(head.shape, norm_before_residual=layout.endswith("first"))
+    with torch.no_grad():
+        expected = laws_of(head, ids, features, draft.tree.tokens[0, 1:].tolist()[:-1])
+    head.shape = shape
+    torch.testing.assert_close(draft.probs[0][:, ::3], expected, atol=2e-5, rtol=1e-3)
+
+
+@only_eagle
+def test_published_heads_of_another_target_and_other_layouts_are_refused(folder, target, tmp_path):
+    where = relaid(folder, tmp_path / "head", "speculators")
+    tensors = load_file(where / "model.safetensors")
+    tensors["embed_tokens.weight"] = tensors["embed_tokens.weight"].flip(0).contiguous()
+    save_file(tensors, where / "model.safetensors")
+    with pytest.raises(IncompatibleError, match="another model"):
+        CompiledEagle(EagleCheckpoint.load(where), target)
+    del tensors["layers.0.hidden_norm.weight"]  # as in the first EAGLE
+    save_file(tensors, where / "model.safetensors")
+    with pytest.raises(ModelLoadError, match="hidden_norm"):
+        EagleCheckpoint.load(where)
+    (where / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"pytorch_model\.bin"):
+        EagleCheckpoint.load(where)
+
+
+@only_eagle
+def test_the_authors_layers_are_read_where_a_folder_names_none(folder, target):
+    unnamed = replace(EagleCheckpoint.load(folder), layers=())
+    last = max(target.offers.hidden)
+    assert unnamed.layers_of(target) == (2, last // 2, last - 3)
+    assert unnamed.shapes() == EagleCheckpoint.load(folder).shapes()

@@ -1,10 +1,12 @@
 """Compiled heads of Medusa against the heads as they are trained, and folders that are none."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from polydraft import tree
 from polydraft.core import Budget, Outcome, Request, SamplingParams
@@ -12,7 +14,7 @@ from polydraft.drafters.heads.medusa import MedusaDrafter
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.models import load, pair
 from polydraft.models.compiled.medusa import CompiledMedusa
-from polydraft.models.heads import output_rows
+from polydraft.models.heads import kind_of, output_rows
 from polydraft.models.medusa import MedusaCheckpoint
 from polydraft.train.medusa import MedusaHeads, MedusaRecipe
 from polydraft.train.recipe import Material
@@ -125,3 +127,31 @@ def test_heads_of_another_target_are_refused(folder):
     draft = load.load_model(str(pair.draft_folder()), max_num_seqs=1)
     with pytest.raises(IncompatibleError, match="numbers"):
         CompiledMedusa(MedusaCheckpoint.load(folder), draft)
+
+
+def test_the_authors_layout_is_read_with_output_rows_of_each_head(folder, heads, target, tmp_path):
+    tensors = {n: t for n, t in load_file(folder / "model.safetensors").items() if "linear" in n}
+    rows = output_rows(target, np.arange(target.vocab_size))
+    own = [rows.roll(k, 0) for k in range(HEADS)]
+    tensors |= {f"{k}.{BLOCKS}.weight": own[k].contiguous() for k in range(HEADS)}
+    torch.save(tensors, tmp_path / "medusa_lm_head.pt")
+    (tmp_path / "config.json").write_text(json.dumps({"medusa_num_heads": HEADS, "medusa_num_layers": BLOCKS}))
+    assert kind_of(tmp_path) == "medusa"
+    ids = text(target, 20)
+    head = MedusaCheckpoint.load(tmp_path)
+    drafter = MedusaDrafter(CompiledMedusa(head, target, quantization="float32"), head.layers_of(target))
+    (state,) = drafter.start([Request("a", tuple(ids), SamplingParams(), seed=3)])
+    scores = target.prefill([0], [ids[:-1]], hidden=drafter.needs.hidden)
+    target.release([0])
+    draft = drafter.propose(drafter.read([state], scores), [Budget.fixed(tree.chain(HEADS))])
+    x = scores.hidden[drafter.layers[0]][0, -1]
+    with torch.no_grad():
+        for k in range(HEADS):
+            y = x
+            for block in heads.heads[k]:
+                y = y + torch.nn.functional.silu(block(y))
+            torch.testing.assert_close(draft.probs[0, k], (own[k] @ y).softmax(-1), atol=2e-5, rtol=1e-3)
+    del tensors[f"1.{BLOCKS}.weight"]
+    torch.save(tensors, tmp_path / "medusa_lm_head.pt")
+    with pytest.raises(ModelLoadError, match=rf"1\.{BLOCKS}\.weight"):
+        MedusaCheckpoint.load(tmp_path)

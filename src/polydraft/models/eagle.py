@@ -2,12 +2,19 @@
 
 config.json          a Llama configuration of one layer, with `draft_vocab_size` and `eagle_aux_hidden_state_layer_ids`
 model.safetensors    fc, midlayer.*, norm; lm_head of the draft vocabulary where it has its own
+
+Read are the layout of the authors and SGLang (pytorch_model.bin too; layers 2, L/2 and L-3 where none are named) and of vLLM's speculators.
 """
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
+from torch import Tensor
+
+from polydraft.core import Target
 from polydraft.models.checkpoint import head_width
-from polydraft.models.heads import HeadCheckpoint
+from polydraft.models.heads import HeadCheckpoint, stored
 
 __all__ = ["EagleCheckpoint", "MtpCheckpoint", "rope_theta"]
 
@@ -18,6 +25,26 @@ class EagleCheckpoint(HeadCheckpoint):
     kind = "eagle"
     projects: ClassVar[bool] = False
     """Whether its layer reads a projection of the pair of an embedding and a state, else its attention reads the pair."""
+
+    @classmethod
+    def read(cls, said: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+        """The authors' and SGLang's layout, or vLLM's speculators', which nests the layer's configuration and calls the layer layers.0."""
+        tensors = stored(folder, "model.safetensors", "pytorch_model.bin")
+        said = {**said.get("transformer_layer_config", {}), **said}
+        return said | {cls.LAYERS: said.get(cls.LAYERS) or []}, {
+            f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name: tensor
+            for name, tensor in tensors.items()
+        }
+
+    @property
+    def norm_before_residual(self) -> bool:
+        """Whether the layer adds to the normed state, as speculators may."""
+        return bool(getattr(self.config, "norm_before_residual", False))
+
+    def layers_of(self, target: Target) -> tuple[int, ...]:
+        """Where the folder does not say them: those of the authors' code."""
+        last = max(target.offers.hidden, default=0)
+        return self.layers or ((last,) if self.projects else (2, last // 2, last - 3))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the tensors that a head of this configuration has."""
@@ -38,7 +65,7 @@ class EagleCheckpoint(HeadCheckpoint):
             "mlp.down_proj": (h, inner),
         }
         own_head = {"lm_head.weight": (len(self.ids), h)} if "lm_head.weight" in self.tensors else {}
-        first = {"project.weight": (h, 2 * h)} if self.projects else {"fc.weight": (h, len(self.layers) * h)}
+        first = {"project.weight": (h, 2 * h)} if self.projects else {"fc.weight": (h, (len(self.layers) or 3) * h)}
         named = {**first, "norm.weight": (h,)}
         layer |= {"attention_norm": (h,)} if self.projects else {}
         return named | own_head | {f"midlayer.{name}.weight": shape for name, shape in layer.items()}

@@ -23,7 +23,7 @@ from polydraft.atomic import replacing
 from polydraft.core import Target
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
 
-__all__ = ["HeadCheckpoint", "embeddings", "head_folder", "kind_of", "output_rows", "probe", "save_head", "shipped"]
+__all__ = ["HeadCheckpoint", "embeddings", "head_folder", "kind_of", "output_rows", "probe", "save_head", "shipped", "stored"]
 
 Kind = TypeVar("Kind", bound="HeadCheckpoint")
 PROBED = 8
@@ -46,6 +46,20 @@ def embeddings(target: Any) -> Float[Tensor, "V h"]:
 def output_rows(target: Any, ids: Int[np.ndarray, " D"]) -> Float[Tensor, "D h"]:
     """Rows of a target's output matrix."""
     return target.head(torch.eye(probe(target).shape[1]))[:, torch.from_numpy(ids)].T.float().contiguous()
+
+
+def stored(folder: Path, *names: str) -> dict[str, Tensor]:
+    """Tensors of the first of these files that is there; files of torch hold tensors and nothing that runs.
+
+    Raises:
+        FileNotFoundError: none of them.
+    """
+    from safetensors.torch import load_file
+
+    found = next((folder / name for name in names if (folder / name).exists()), None)
+    if found is None:
+        raise FileNotFoundError(f"there is no {' and no '.join(names)}")
+    return load_file(found) if found.suffix == ".safetensors" else torch.load(found, map_location="cpu", weights_only=True)
 
 
 @dataclass(frozen=True)
@@ -92,9 +106,11 @@ class HeadCheckpoint:
     @classmethod
     def read(cls, said: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
         """The configuration and the tensors, whatever layout they are stored in."""
-        from safetensors.torch import load_file
+        return said, stored(folder, "model.safetensors")
 
-        return said, load_file(folder / "model.safetensors")
+    def layers_of(self, target: Target) -> tuple[int, ...]:
+        """Whose states it reads of this target, where the folder does not say it: the last."""
+        return self.layers or (max(target.offers.hidden, default=0),)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the tensors that a head of this configuration has."""
@@ -113,6 +129,8 @@ class HeadCheckpoint:
                 f"{theirs.shape[1]} and {target.vocab_size}. Use the head of this target, or train one: polydraft train {self.kind}."
             )
         ours = self.tensors.get("target_probe")
+        if ours is None and "embed_tokens.weight" in self.tensors:  # published heads may bring all of the target's
+            ours = self.tensors["embed_tokens.weight"][torch.arange(PROBED) * (target.vocab_size // PROBED)]
         if ours is not None and torch.cosine_similarity(ours.float().flatten(), theirs.flatten(), dim=0) < 0.98:
             raise IncompatibleError(
                 f"the head was trained for another model than {name}: their embeddings differ. Use the head of this target, or "

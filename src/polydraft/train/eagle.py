@@ -44,6 +44,7 @@ class HeadShape:
     layers: tuple[int, ...]
     rms_norm_eps: float
     rope_theta: float
+    norm_before_residual: bool = False
 
 
 class Norm(nn.Module):
@@ -134,7 +135,7 @@ class EagleHead(nn.Module):
         self, pairs: Float[Tensor, "B T h2"], states: Float[Tensor, "B T h"]
     ) -> tuple[Float[Tensor, "B T h"], Float[Tensor, "B T d"]]:
         """The rows that the layer adds to, and what its attention reads. pairs: normed embeddings and states, side by side."""
-        return states, pairs
+        return pairs[..., self.shape.hidden_size :] if self.shape.norm_before_residual else states, pairs
 
     def _heads(self, x: Tensor, count: int, positions: Int[Tensor, " T"] | None) -> Float[Tensor, "B N T d"]:
         x = x.unflatten(-1, (count, self.shape.head_dim)).transpose(1, 2)
@@ -212,9 +213,10 @@ class EagleRecipe(Recipe):
             c.num_attention_heads,
             c.num_key_value_heads,
             head_width(c),
-            first.layers,
+            material.layers,
             c.rms_norm_eps,
             rope_theta(c),
+            first.norm_before_residual,
         )
         head = self.network(shape, material.embeddings, first.output(material.target).bfloat16())
         head.load_state_dict({name: first.tensors[name].float() for name in head.state_dict()})
@@ -245,6 +247,7 @@ class EagleRecipe(Recipe):
             num_hidden_layers=1,
             rms_norm_eps=shape.rms_norm_eps,
             rope_theta=shape.rope_theta,
+            norm_before_residual=shape.norm_before_residual,
             tie_word_embeddings=False,
         )
 

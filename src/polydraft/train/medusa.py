@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
+from polydraft.errors import IncompatibleError
 from polydraft.models.heads import save_head
 from polydraft.models.medusa import MedusaCheckpoint
 from polydraft.train.recipe import Batch, Figures, Material, Recipe, unrolled
@@ -67,6 +68,10 @@ class MedusaRecipe(Recipe):
         Raises:
             IncompatibleError: heads with output rows of their own.
         """
+        if first.has_own_rows:
+            raise IncompatibleError(
+                "heads with output rows of their own were given to begin with; expected heads that use the target's. Begin with none."
+            )
         heads = MedusaHeads(first.num_heads, first.num_blocks, first.output(material.target).bfloat16())
         names = {_stored(name): name for name in heads.state_dict()}
         heads.load_state_dict({names[name]: tensor.float() for name, tensor in first.tensors.items() if name in names})

@@ -222,7 +222,7 @@ def train_drafter(
     began, recipe = time.monotonic(), registry.recipe(kind)
     o = options or Options.of(kind)
     target, first = engine.target, None if start is None else recipe.checkpoint.load(start)
-    layers, last = _layers(target, recipe, o.layers if first is None else first.layers)
+    layers, last = _layers(target, recipe, o.layers if first is None else first.layers_of(target))
     if first is not None:
         first.check(target)
     if o.minutes < 1:

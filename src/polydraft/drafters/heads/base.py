@@ -52,8 +52,7 @@ class HeadDrafter(ModelDrafter):
             ModelLoadError, IncompatibleError: a folder that is none, or of another target.
         """
         head = cls.checkpoint.load(head_folder(cls.checkpoint.kind, parts.target, weights))
-        layers = head.layers or (max(parts.target.offers.hidden, default=0),)
-        return cls(cls.compiled(head, parts.target), layers, kind, stop_ids=parts.eos_token_ids)
+        return cls(cls.compiled(head, parts.target), head.layers_of(parts.target), kind, stop_ids=parts.eos_token_ids)
 
     def sibling(self, kind: str) -> "HeadDrafter":
         """See `ModelDrafter.sibling`."""

@@ -84,6 +84,7 @@ class EagleArrays(NamedTuple):
     own: np.ndarray
     states: np.ndarray  # [CHUNK, F]
     pairs: np.ndarray  # [CHUNK, 2 h]
+    norm_before_residual: bool
 
 
 @njit
@@ -112,6 +113,8 @@ def _run(model, rows, logits, done):
     rms_norm(work.x, weights.hidden_norm, sizes.epsilon, work.normed, zero, rows)
     for t in range(rows):
         model.pairs[t, h:] = work.normed[t]
+        if model.norm_before_residual:
+            work.x[t] = work.normed[t]
     if len(weights.project) > 0:
         multiply(model.pairs, weights.project, work.rounded, work.update, rows)
         for t in range(rows):
@@ -225,7 +228,7 @@ class CompiledEagle(CompiledHead):
             cos=cos.numpy(),
             sin=sin.numpy(),
         )
-        F = h * len(head.layers)
+        F = matrices["fc"].shape[1] if len(matrices["fc"]) else h
         self.weight_bytes = sum(panels.nbytes for panels in packed.values())
         self.arrays = EagleArrays(
             weights,
@@ -237,6 +240,7 @@ class CompiledEagle(CompiledHead):
             aligned(slots, TREE_ROOM, h),
             aligned(CHUNK, F),
             aligned(CHUNK, 2 * h),
+            head.norm_before_residual,
         )
         self._left: dict[int, Float[Tensor, "T F"]] = {}
 

@@ -80,8 +80,7 @@ class CompiledMedusa(DepthLaws):
         K, L, h = head.num_heads, head.num_blocks, head.config.hidden_size
         super().__init__(target, head.ids, K, "medusa")
         tensors, kind, outputs = head.tensors, FORMATS[quantization], self.arrays.sizes.outputs
-        own = f"0.{L}.weight" in tensors
-        heads = [tensors[f"{k}.{L}.weight"].float() for k in range(K)] if own else [head.output(target)]
+        heads = [tensors[f"{k}.{L}.weight"].float() for k in range(K)] if head.has_own_rows else [head.output(target)]
         blocks, packed = panels_for(h, h, kind.weights, K, L), panels_for(len(self.draft_ids), h, kind.weights, len(heads))
         bias = aligned(K, L, h)
         for k in range(K):
