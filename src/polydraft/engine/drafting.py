@@ -189,7 +189,7 @@ def _catch_up(target: Target, drafter: Drafter, behind: Seq[Sequence]) -> None:
         return
     outcome, scores = as_one_round([s.token_ids[s.num_read - 1] for s in behind], [s.token_ids[s.num_read :] for s in behind])
     layers = drafter.needs.hidden
-    unread = {layer: [torch.cat([states[layer] for states in s.unread]) for s in behind] for layer in layers}
+    unread = {layer: [torch.cat([states[layer][b] for states, b in s.unread]) for s in behind] for layer in layers}
     hidden = {layer: pad_sequence(rows, batch_first=True) for layer, rows in unread.items()}
     _tell(target, drafter, behind, outcome, replace(scores, hidden=hidden))
     for s in behind:
@@ -238,7 +238,7 @@ def observe(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome:
     if scores.tree.num_nodes == 1 and scores.aux_logits is None and not drafter.needs.every_round:
         for b, s in enumerate(sequences if drafter.needs.hidden else ()):
             if s.drafting:
-                s.unread.append({layer: x[b] for layer, x in scores.hidden.items()})
+                s.unread.append((scores.hidden, b))
         return
     live = [b for b, s in enumerate(sequences) if s.drafting]
     if not live:

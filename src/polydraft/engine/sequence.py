@@ -1,5 +1,6 @@
 """One running sequence: what was asked, what was emitted, and what the models hold of it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -117,7 +118,7 @@ class Sequence:
 
     token_ids: prompt and output, the one truth about what is committed.  slot: None while waiting.
     state: the drafter's, or None where drafting is off.  num_read: committed tokens that the state has been told.
-    unread: hidden states of the rounds since then, by layer, where the drafter needs them.
+    unread: hidden states of the rounds since then, by layer, and its row of them, where the drafter needs them.
     second_ids, second_slot: how the second sequence begins and where it is, where a law reads one.
     """
 
@@ -129,7 +130,7 @@ class Sequence:
     slot: int | None = None
     state: Any = None
     num_read: int = 0
-    unread: list[dict[int, Float[Tensor, "_ D"]]] = field(default_factory=list[Any])
+    unread: list[tuple[Mapping[int, Float[Tensor, "B N D"]], int]] = field(default_factory=list[Any])
     drafting: bool = True
     second_ids: tuple[int, ...] = ()
     second_slot: int | None = None

@@ -34,7 +34,7 @@ REMEMBERED = 4.0
 RISEN = 0.1
 """Acceptance of a first draft that a probe must add to be followed by another one at once."""
 PROBING, BEGIN = 0.0025, 100
-"""Share of the time without drafts that probes may take; rounds that a sequence's first one waits longer, as the drafter reads its text then."""
+"""Share of the time without drafts that probes may take; rounds that a first one of a text waits longer, as the drafter reads it then."""
 HELD = 4
 """Drafting rounds for which a plan holds, as planning costs 4% of a round of the embedded pair; 8 is late where texts change."""
 LOOKING = 64
@@ -306,7 +306,9 @@ class AdaptivePlan:
         pause = max(self.first_pause, 0 if pays else math.ceil(found.loss / PROBING))  # beside others' drafts a probe is cheap
         for b, (s, each, size) in enumerate(zip(sequences, options, found.sizes, strict=True)):
             course = self.course(s)
-            if each is None or not ((pays and size is not None) or self._probes(course, s, pause + BEGIN * (s.state is None))):
+            if each is None or not (
+                (pays and size is not None) or self._probes(course, s, pause + BEGIN * (not course.record.asked))
+            ):
                 continue
             if pays and size is not None:
                 course.pause = course.probing = 0
