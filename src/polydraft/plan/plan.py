@@ -306,9 +306,7 @@ class AdaptivePlan:
         pause = max(self.first_pause, 0 if pays else math.ceil(found.loss / PROBING))  # beside others' drafts a probe is cheap
         for b, (s, each, size) in enumerate(zip(sequences, options, found.sizes, strict=True)):
             course = self.course(s)
-            if each is None or not (
-                (pays and size is not None) or self._probes(course, s, pause + BEGIN * (not course.record.asked))
-            ):
+            if each is None or not ((pays and size is not None) or self._probes(course, s, pause)):
                 continue
             if pays and size is not None:
                 course.pause = course.probing = 0
@@ -329,7 +327,7 @@ class AdaptivePlan:
             course.due = False
             course.record.fade(min(1.0, REMEMBERED / max(float(course.record.seen[0]), REMEMBERED)))
             return True
-        self._rest(course, shortest)
+        self._rest(course, shortest + BEGIN * (not course.record.asked))
         return False
 
     def _rest(self, course: Course, shortest: int) -> None:
