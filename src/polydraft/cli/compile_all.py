@@ -117,7 +117,10 @@ def _info(kind: str) -> Method:
 
 
 def _rules(drafter: Method) -> list[str]:
-    """Those that are exact for it, and those that are nobody's exactly."""
+    """Those that are exact for it, and those that are nobody's exactly; of drafters that draw as an earlier one does, the best alone."""
+    first = next(info for info in _infos() if (info.laws, info.shapes) == (drafter.laws, drafter.shapes))
+    if first.name != drafter.name:
+        return [pairing.best_for(drafter)]
     relaxed = [name for name in registry.names("verifier") if not registry.verifier(name).info.lossless]
     fits = [n for n in relaxed if drafter.laws <= (v := registry.verifier(n).info).laws and drafter.shapes <= v.shapes]
     return [*pairing.fitting(drafter), *fits]
