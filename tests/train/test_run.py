@@ -94,6 +94,6 @@ def test_a_target_without_hidden_states_is_refused(engine, tmp_path):
 
     from polydraft.core import Needs
 
-    blind = SimpleNamespace(target=SimpleNamespace(offers=Needs()), summary=lambda: {"target": "blind"})
+    blind = SimpleNamespace(target=SimpleNamespace(offers=Needs(), name="blind"))
     with pytest.raises(IncompatibleError, match="blind"):
         train_drafter(blind, "eagle", tmp_path, Options())
