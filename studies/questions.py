@@ -65,9 +65,7 @@ def main(
     ways = {"plain": None} | {name: name for name in drafter or ["ngram", "auto"]}
     options: dict[str, Any] = {"quantization": quantization} if quantization else {}
     engines = {
-        way: Engine.from_pretrained(
-            model, drafter=name, max_num_seqs=1, max_model_len=1024, threads=1, keep_prefixes=False, **options
-        )
+        way: Engine.from_pretrained(model, drafter=name, max_num_seqs=1, max_model_len=1024, threads=1, **options)
         for way, name in ways.items()
     }
     asked = QUESTIONS[:1] if quick else QUESTIONS

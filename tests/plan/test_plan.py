@@ -216,16 +216,6 @@ def test_drafting_stops_where_it_does_not_pay_with_longer_and_longer_pauses():
     assert all(given[i] == paths(1, 1) for i in drafted[-4:])
 
 
-def test_a_text_that_its_drafter_has_not_read_is_probed_a_hundred_rounds_later():
-    def first_probe(asked):
-        plan, (s,) = made(costs(rows=0.1, depth=0.05), rates=0.02, max_width=1), sequences()
-        plan.course(s).record.asked = asked
-        return next(i for i, g in enumerate(drive(plan, s, 0.02, 300)) if g.max_depth)
-
-    read, unread = first_probe(1.0), first_probe(0.0)
-    assert 10 < read < 70 and unread >= read + 100
-
-
 def test_drafting_comes_back_when_drafts_fit_again():
     plan = made(costs(rows=0.1, depth=0.05), max_width=1)
     (s,) = sequences()

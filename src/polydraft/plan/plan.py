@@ -33,8 +33,8 @@ REMEMBERED = 4.0
 """Rounds of the past that a probe is weighed against: few, so that a change is seen, and enough to hold against the prior."""
 RISEN = 0.1
 """Acceptance of a first draft that a probe must add to be followed by another one at once."""
-PROBING, BEGIN = 0.0025, 100
-"""Share of the time without drafts that probes may take; rounds that a first one of a text waits longer, as the drafter reads it then."""
+PROBING = 0.0025
+"""Share of the time without drafts that probes may take."""
 HELD = 4
 """Drafting rounds for which a plan holds, as planning costs 4% of a round of the embedded pair; 8 is late where texts change."""
 LOOKING = 64
@@ -327,7 +327,7 @@ class AdaptivePlan:
             course.due = False
             course.record.fade(min(1.0, REMEMBERED / max(float(course.record.seen[0]), REMEMBERED)))
             return True
-        self._rest(course, shortest + BEGIN * (not course.record.asked))
+        self._rest(course, shortest)
         return False
 
     def _rest(self, course: Course, shortest: int) -> None:
