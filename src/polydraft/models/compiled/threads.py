@@ -208,7 +208,8 @@ class Pool:
         self._asleep = [False] * num_threads
         self._wake = [threading.Semaphore(0) for _ in self._asleep]
         self._started, self._alone, self._bad, self._pause, self._start = False, 0, 0.0, _SHORTEST_PAUSE, (0.0, 0.0)
-        weakref.finalize(self, _stop, sync, self._wake)
+        self._threads = list[threading.Thread]()
+        weakref.finalize(self, _stop, sync, self._wake, self._threads)
 
     def __enter__(self) -> None:
         helps = self.num_threads > 1 and self._alone == 0
@@ -220,7 +221,8 @@ class Pool:
         for thread in range(1, self.num_threads):
             if not self._started:
                 arguments = self._helper, self._sync, thread, self._wake, self._asleep
-                threading.Thread(target=_serve, args=arguments, daemon=True, name=f"polydraft-{thread}").start()
+                self._threads.append(threading.Thread(target=_serve, args=arguments, daemon=True, name=f"polydraft-{thread}"))
+                self._threads[-1].start()
             elif self._asleep[thread]:
                 self._asleep[thread] = False
                 self._wake[thread].release()
@@ -247,7 +249,11 @@ def _serve(
         wake[thread].acquire()
 
 
-def _stop(sync: np.ndarray, wake: list[threading.Semaphore]) -> None:
+def _stop(sync: np.ndarray, wake: list[threading.Semaphore], threads: list[threading.Thread]) -> None:
+    """End helpers, and wait for them: one that comes back from compiled code while the interpreter ends would abort the process."""
     sync[STOP] = 1
     for semaphore in wake:
         semaphore.release()
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(timeout=1.0)
