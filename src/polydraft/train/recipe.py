@@ -3,6 +3,7 @@
 A recipe is one file of this folder and one line in `registry.RECIPES`. A depth is the number of a drafted token, from 1 on.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ class Material:
         return self.output.shape[1]
 
 
-class Recipe:
+class Recipe(ABC):
     """One kind. A network is a module of torch; what is not trained of it are buffers that are not persistent."""
 
     checkpoint: ClassVar[type[HeadCheckpoint]]
@@ -75,21 +76,21 @@ class Recipe:
         """Whose states it reads, rising, of a target whose last is this: what enters its head."""
         return (last,)
 
+    @abstractmethod
     def fresh(self, material: Material) -> nn.Module:
         """A network before training."""
-        raise NotImplementedError
 
+    @abstractmethod
     def started(self, material: Material, first: Any) -> nn.Module:
         """A network as an older checkpoint has it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def loss(self, network: Any, batch: Batch, *, steps: int, tv_weight: float) -> Figures:
         """Of the first so many depths, or of all where it has fewer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def export(self, network: Any, material: Material, folder: Path) -> None:
         """Write the folder that `checkpoint` reads."""
-        raise NotImplementedError
 
 
 def unrolled(
