@@ -27,9 +27,8 @@ from polydraft.core import NoiseKey, Request, SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.engine.stopping import Stopper
 from polydraft.models import load, pair
-from polydraft.models.compiled.formats import num_outputs
+from polydraft.models.compiled.layers import multiply
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.compiled.products import matmul
 from polydraft.noise import uniform_at
 from polydraft.verifiers.block import Block
 from studies.options import Quick
@@ -88,23 +87,23 @@ def _random_target(shape: dict[str, Any], vocab_size: int) -> CompiledLlama:
 
 
 @njit
-def _multiply(x, w, rounded, y, rows):
-    matmul(x, w, rounded, y, 0, len(w), rows)
+def _multiply(x, w, k, rounded, y, rows):
+    multiply(x, w, k, rounded, y, rows)
 
 
 def _products(target: CompiledLlama, rows: int, repetitions: int) -> tuple[float, float]:
     """Seconds of one pass in the layers' products and in the head."""
     w, work = target.arrays.weights, target.arrays.work
     x = np.zeros((rows, max(work.normed.shape[1], work.act.shape[1])), np.float32)
-    y = np.zeros((rows, max(num_outputs(w.gate_up), target.arrays.sizes.outputs)), np.float32)
+    y = np.zeros((rows, max(w.gate_up.outputs, target.arrays.sizes.outputs)), np.float32)
     best = [float("inf")] * 2
     for _ in range(repetitions):
         start = perf_counter()
-        for layer in range(len(w.qkv)):
+        for layer in range(len(w.qkv.data)):
             for weights in (w.qkv, w.out, w.gate_up, w.down):
-                _multiply(x, weights[layer], work.rounded, y, rows)
+                _multiply(x, weights, layer, work.rounded, y, rows)
         middle = perf_counter()
-        _multiply(x, w.head, work.rounded, y, rows)
+        _multiply(x, w.head, 0, work.rounded, y, rows)
         best = [min(best[0], middle - start), min(best[1], perf_counter() - middle)]
     return best[0], best[1]
 

@@ -91,7 +91,7 @@ def _random(shape: dict[str, Any], vocab_size: int, space: int, slots: int = 1) 
 
 
 def _weight_bytes(model: CompiledLlama) -> int:
-    return sum(x.nbytes for x in model.arrays.weights if isinstance(x, np.ndarray))
+    return sum(x.nbytes for x in model.arrays.weights)
 
 
 def _bytes(*models: CompiledLlama) -> int:

@@ -26,8 +26,8 @@ from polydraft.models.compiled import threads
 from polydraft.models.compiled import weights as compiled_weights
 from polydraft.models.compiled.formats import pack, panels_for, unpack
 from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.products import FORMATS
 from polydraft.models.compiled.trees import draft_law
-from polydraft.models.compiled.weights import FORMATS
 
 SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 256}
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}

@@ -6,48 +6,45 @@ import torch
 from numba import njit
 
 from polydraft.models.compiled import tiles
-from polydraft.models.compiled.formats import BLOCKS, ROUNDED, num_outputs, pack, panels_for, unpack
-from polydraft.models.compiled.products import matmul
-from polydraft.models.compiled.rounding import round_rows
+from polydraft.models.compiled.formats import BLOCKS, ROUNDED
+from polydraft.models.compiled.layers import multiply
+from polydraft.models.compiled.products import Format, packed
+from polydraft.models.compiled.rounding import round_rows, rounded_bytes
 
 INPUTS, OUTPUTS, ROWS = 96, 70, 16
-FORMATS = {"float32": np.float32, "bfloat16": np.uint16, **BLOCKS}
+WEIGHTS = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(np.uint16), **BLOCKS}
+ROUNDED_TO = {"bfloat16": np.dtype(np.uint16), **dict.fromkeys(BLOCKS, ROUNDED)}
+NOTHING = np.dtype(np.float32)
 
 
 @njit
 def run(x, w, rounded, y, rows):
-    round_rows(x, x.shape[1], w, rounded, 0, rows)
-    matmul(x, w, rounded, y, 0, len(w), rows)
+    multiply(x, w, 1, rounded, y, rows)
 
 
-def product(x, w, rounded):
-    y = np.zeros((len(x), num_outputs(w[None])), np.float32)
-    run(x, w, rounded, y, len(x))
+def product(x, w):
+    y = np.zeros((len(x), w.outputs), np.float32)
+    run(x, w, np.zeros((ROWS, rounded_bytes(INPUTS)), np.uint8), y, len(x))
     return y[:, :OUTPUTS]
 
 
-def given(name):
+def given(name, activations):
+    """Activations, two packed matrices, and the second one as it is stored."""
     torch.manual_seed(0)
-    w = panels_for(OUTPUTS, INPUTS, FORMATS[name])
-    pack(torch.randn(OUTPUTS, INPUTS), w)
-    return torch.randn(ROWS, INPUTS).numpy(), w, unpack(w, OUTPUTS, INPUTS).double().numpy()
+    w = packed(list(torch.randn(2, OUTPUTS, INPUTS)), Format(WEIGHTS[name], activations))
+    return torch.randn(ROWS, INPUTS).numpy(), w, w.matrix(1, OUTPUTS, INPUTS).double().numpy()
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", WEIGHTS)
 def test_a_product_is_that_of_the_stored_weights(name):
-    x, w, weights = given(name)
-    assert np.allclose(product(x, w, np.zeros((0, 0), np.float32)), x @ weights.T, atol=2e-5)
+    x, w, weights = given(name, NOTHING)
+    assert np.allclose(product(x, w), x @ weights.T, atol=2e-5)
 
 
-def rounded_for(name):
-    return np.zeros((ROWS, INPUTS), np.uint16) if name == "bfloat16" else np.zeros((ROWS, INPUTS // 32), ROUNDED)
-
-
-@pytest.mark.parametrize("name", ["bfloat16", *BLOCKS])
+@pytest.mark.parametrize("name", ROUNDED_TO)
 def test_rounded_activations_have_the_product_of_what_they_were_rounded_to(name):
-    x, w, weights = given(name)
-    rounded = rounded_for(name)
-    found = product(x, w, rounded)
+    x, w, weights = given(name, ROUNDED_TO[name])
+    found = product(x, w)
     if name == "bfloat16":
         taken = torch.from_numpy(x).bfloat16().double().numpy()
     else:
@@ -58,28 +55,33 @@ def test_rounded_activations_have_the_product_of_what_they_were_rounded_to(name)
     assert np.allclose(found, taken @ weights.T, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["bfloat16", *BLOCKS])
+@pytest.mark.parametrize("name", ROUNDED_TO)
 def test_a_rows_bits_do_not_depend_on_the_number_of_rows(name):
-    x, w, _ = given(name)
-    for rounded in (rounded_for(name), np.zeros((0, 0), np.float32)):
-        together = product(x, w, rounded)
+    for activations in (ROUNDED_TO[name], NOTHING):
+        x, w, _ = given(name, activations)
+        together = product(x, w)
         for count in (1, 2, 5, 11, 12):
-            assert np.array_equal(product(x[:count], w, rounded), together[:count])
+            assert np.array_equal(product(x[:count], w), together[:count])
 
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_plain_arithmetic_has_the_bits_of_dot_products(name, monkeypatch):
-    x, w, _ = given(name)
-    found = product(x[:3], w, rounded_for(name))
+    x, w, _ = given(name, ROUNDED)
+    found, rounded, again = (
+        product(x[:3], w),
+        np.zeros((3, rounded_bytes(INPUTS)), np.uint8),
+        np.zeros((3, w.outputs), np.float32),
+    )
     monkeypatch.setattr(tiles, "DOTS_BYTES", False)
-    plain, again = tiles.tile_of(3), np.zeros((3, num_outputs(w[None])), np.float32)
+    plain, stored = tiles.tile_of(3), BLOCKS[name]
 
     @njit
-    def by_panels(x, w, y):
-        for j in range(len(w)):
-            plain(x, 0, x.shape[1], w, j * w.shape[1], y, j * (y.shape[1] // len(w)), y.shape[1], w.shape[1])
+    def by_panels(x, rounded, w, y):
+        round_rows(x, INPUTS, w, rounded, 0, 3)
+        for j in range(w.panels):
+            panel, out = w.data[1, j], y[:, j * w.width :]
+            at, row = rounded.ctypes.data, rounded.shape[1]
+            plain(at, row, panel.ctypes.data, out.ctypes.data, 4 * y.shape[1], w.steps, stored, ROUNDED)
 
-    rounded = rounded_for(name)
-    product(x[:3], w, rounded)
-    by_panels(rounded, w, again)
+    by_panels(x[:3], rounded, w, again)
     assert np.array_equal(again[:, :OUTPUTS], found)

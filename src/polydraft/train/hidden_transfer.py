@@ -17,7 +17,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
-from polydraft.models.compiled.formats import unpack
 from polydraft.models.compiled.heads import compiled
 from polydraft.models.heads import save_head
 from polydraft.models.transfer import TransferCheckpoint
@@ -51,7 +50,7 @@ class Layer(nn.Module):
         sizes = {"qkv": ((s.heads + 2 * s.groups) * s.width, h), "out": (h, s.heads * s.width), "gate_up": (2 * s.inner, h),
                  "down": (h, s.inner)}  # fmt: skip
         for name, shape in sizes.items():
-            self.register_buffer(name, unpack(getattr(w, name)[layer], *shape).bfloat16(), persistent=False)
+            self.register_buffer(name, getattr(w, name).matrix(layer, *shape).bfloat16(), persistent=False)
         for name in ("attention_norm", "mlp_norm", "bias", "q_norm", "k_norm"):
             self.register_buffer(name, torch.from_numpy(getattr(w, name)[layer]), persistent=False)
         for name in ("cos", "sin"):

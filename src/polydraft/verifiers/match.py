@@ -59,7 +59,8 @@ def _walk(logits, laws, first, tokens, parents, seed, sample, position, node, to
             continue
         if scale[n] == 0.0:
             scale[n] = 1.0 / soften(logits[b, n], p[n])
-        here[:] = p[n]
+        for v in range(V):
+            here[v] = p[n, v]
         if not scale[n] > 0.0:
             here[0] = np.nan
         for m in range(1, N):

@@ -16,7 +16,9 @@ from numba.extending import overload
 from torch import Tensor
 
 from polydraft.core import Needs, Scores, TokenTree
-from polydraft.models.compiled.forward import draft_pass, whole
+from polydraft.models.compiled.forward import draft_pass
+from polydraft.models.compiled.kernels import copy_row
+from polydraft.models.compiled.layers import whole
 from polydraft.models.compiled.proposals import CompiledProposals
 from polydraft.models.compiled.vectors import aligned
 
@@ -24,13 +26,13 @@ __all__ = ["DepthLaws"]
 
 
 class Outputs(NamedTuple):
-    """As `forward.Sizes`; outputs: D in whole panels."""
+    """As `layers.Sizes`; outputs: D in whole panels."""
 
     outputs: int
 
 
 class Lengths(NamedTuple):
-    """As `forward.SlotMemory`."""
+    """As `layers.SlotMemory`."""
 
     lengths: np.ndarray
 
@@ -54,7 +56,7 @@ def depth_pass(model, slots, parents, begins, ends, wanted, logits):
             depth, m = 0, parents[b, n]
             while m >= 0:
                 depth, m = depth + 1, parents[b, m]
-            logits[row] = model.logits[slots[b], depth]
+            copy_row(model.logits[slots[b], depth], logits[row])
             row += 1
 
 

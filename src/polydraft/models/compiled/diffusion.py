@@ -6,7 +6,7 @@ Chen, Liang & Liu 2026, DFlash (arXiv 2602.06036); Christopher et al. 2024, Spec
     block      the last token, which sees the columns; behind it masks and revealed tokens, which see columns, last token and each other
     law j      what is at the j-th place behind the last token, of the draft vocabulary; the mask is none of it
 
-It is a `forward` model: a pass over a block is a pass over a root with auxiliary rows. A block with all masks gives laws by depth.
+It is a `layers` model: a pass over a block is a pass over a root with auxiliary rows. A block with all masks gives laws by depth.
 """
 
 from collections.abc import Sequence
@@ -21,23 +21,14 @@ from torch import Tensor
 from polydraft.core import SamplingParams
 from polydraft.models.checkpoint import EMBEDDING, HEAD, Checkpoint, head_width
 from polydraft.models.compiled.depth_laws import DepthLaws
-from polydraft.models.compiled.forward import (
-    CHUNK,
-    ModelArrays,
-    Sizes,
-    SlotMemory,
-    compiled_pass,
-    multiply,
-    place_heads,
-    whole,
-    workspace,
-)
-from polydraft.models.compiled.heads import packed
+from polydraft.models.compiled.forward import compiled_pass
 from polydraft.models.compiled.kernels import rms_norm
+from polydraft.models.compiled.layers import CHUNK, ModelArrays, Sizes, SlotMemory, multiply, place_heads, whole, workspace
+from polydraft.models.compiled.products import FORMATS, float_product, packed
 from polydraft.models.compiled.proposals import laws_asked
 from polydraft.models.compiled.trees import draft_law
 from polydraft.models.compiled.vectors import PANEL, aligned
-from polydraft.models.compiled.weights import FORMATS, packed_weights
+from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.diffusion import DiffusionCheckpoint
 from polydraft.models.heads import embeddings
 from polydraft.models.slots import TREE_ROOM
@@ -50,10 +41,10 @@ def inject_states(model, fc, gain, slot, begin, states):
     """Make the columns begin .. of a slot of the target's states [CHUNK or fewer, F]; the slot ends there."""
     weights, sizes, memory, work = model
     rows, zero = len(states), np.int64(0)
-    multiply(states, fc, work.rounded, work.update, rows)
+    multiply(states, fc, 0, work.rounded, work.update, rows)
     rms_norm(work.update, gain, sizes.epsilon, work.normed, zero, rows)  # pyright: ignore[reportArgumentType]
     for layer in range(len(weights.attention_norm)):
-        multiply(work.normed, weights.qkv[layer], work.rounded, work.qkv, rows)
+        multiply(work.normed, weights.qkv, layer, work.rounded, work.qkv, rows)
         bias, q_norm, k_norm = weights.bias[layer], weights.q_norm[layer], weights.k_norm[layer]
         for t in range(rows):
             cos, sin = weights.cos[begin + t], weights.sin[begin + t]
@@ -85,16 +76,16 @@ class CompiledDiffusion(DepthLaws):
         sizes = Sizes(H, G, D, c.intermediate_size, self.arrays.sizes.outputs, np.float32(c.rms_norm_eps))
         each = c.num_hidden_layers, target.max_num_seqs, G
         keys, values = aligned(*each, columns // PANEL, D, PANEL), aligned(*each, whole(D) // PANEL, columns, PANEL)
-        memory = SlotMemory(keys, values, np.zeros(target.max_num_seqs, np.int64))
+        memory = SlotMemory(keys, values, np.zeros(target.max_num_seqs, np.int64), float_product())
         self.cache_bytes += keys.nbytes + values.nbytes
         self._fc, self._gain = (
-            packed(tensors["fc.weight"].float(), weights.qkv.dtype),
+            packed([tensors["fc.weight"].float()], kind),
             tensors["hidden_norm.weight"].float().numpy(),
         )
         self.weight_bytes = sum(
             x.nbytes for x in (weights.qkv, weights.out, weights.gate_up, weights.down, weights.head, self._fc)
         )
-        work = workspace(weights, sizes, columns, kind.activations, 1, tensors["fc.weight"].shape[1])
+        work = workspace(weights, sizes, columns, 1, tensors["fc.weight"].shape[1])
         self.net = ModelArrays(weights, sizes, memory, work)
         self.roots = np.zeros(target.max_num_seqs, np.int64)
         """The last token of each slot."""

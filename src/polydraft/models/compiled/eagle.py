@@ -24,8 +24,10 @@ from torch import Tensor
 
 from polydraft.core import TokenTree
 from polydraft.models.checkpoint import head_width, rotary
-from polydraft.models.compiled.formats import pack, panels_for
-from polydraft.models.compiled.forward import (
+from polydraft.models.compiled.forward import move_columns
+from polydraft.models.compiled.heads import HEADS, CompiledHead, run_rows
+from polydraft.models.compiled.kernels import add, copy_row, rms_norm, swiglu
+from polydraft.models.compiled.layers import (
     CHUNK,
     Sizes,
     SlotMemory,
@@ -33,16 +35,13 @@ from polydraft.models.compiled.forward import (
     attend,
     cut_runs,
     embed_row,
-    move_columns,
     multiply,
     place_heads,
     whole,
     workspace,
 )
-from polydraft.models.compiled.heads import HEADS, CompiledHead, run_rows
-from polydraft.models.compiled.kernels import add, rms_norm, swiglu
+from polydraft.models.compiled.products import FORMATS, Packed, float_product, packed
 from polydraft.models.compiled.vectors import PANEL, aligned
-from polydraft.models.compiled.weights import FORMATS
 from polydraft.models.eagle import EagleCheckpoint
 from polydraft.models.heads import embeddings
 from polydraft.models.slots import TREE_ROOM
@@ -51,7 +50,7 @@ __all__ = ["CompiledEagle"]
 
 
 class EagleWeights(NamedTuple):
-    """As `forward.Weights`, of one layer; ids: [D] the draft vocabulary. Of an EAGLE-3 head project and attention_norm are empty, of an MTP
+    """As `layers.Weights`, of one layer; ids: [D] the draft vocabulary. Of an EAGLE-3 head project and attention_norm are empty, of an MTP
     module fc."""
 
     embed: np.ndarray
@@ -61,13 +60,13 @@ class EagleWeights(NamedTuple):
     mlp_norm: np.ndarray
     norm: np.ndarray
     attention_norm: np.ndarray
-    fc: np.ndarray
-    project: np.ndarray
-    qkv: np.ndarray
-    out: np.ndarray
-    gate_up: np.ndarray
-    down: np.ndarray
-    head: np.ndarray
+    fc: Packed
+    project: Packed
+    qkv: Packed
+    out: Packed
+    gate_up: Packed
+    down: Packed
+    head: Packed
     cos: np.ndarray
     sin: np.ndarray
 
@@ -96,33 +95,33 @@ def _run(model, rows, logits, done):
     for t in range(rows):
         slot, n = work.rows[t, 1], work.rows[t, 3] - work.rows[t, 4]
         if n < model.counts[slot]:
-            model.states[given] = model.given[slot, n]
+            copy_row(model.given[slot, n], model.states[given])
             given += 1
-    if given > 0 and len(weights.fc) > 0:
-        multiply(model.states, weights.fc, work.rounded, work.update, given)
+    if given > 0 and weights.fc.panels > 0:
+        multiply(model.states, weights.fc, 0, work.rounded, work.update, given)
     given = zero
     for t in range(rows):
         slot, base, n = work.rows[t, 1], work.rows[t, 4], work.rows[t, 3] - work.rows[t, 4]
         if n < model.counts[slot]:
-            work.x[t, :h] = work.update[given, :h] if len(weights.fc) > 0 else model.states[given, :h]
+            copy_row(work.update[given] if weights.fc.panels > 0 else model.states[given], work.x[t])
             given += 1
         else:
-            work.x[t, :h] = model.own[slot, work.seen[t, work.rows[t, 5] - 2] - base]
+            copy_row(model.own[slot, work.seen[t, work.rows[t, 5] - 2] - base], work.x[t])
         embed_row(weights.embed, work.rows[t, 0], work.normed[t])
     rms_norm(work.normed, weights.input_norm, sizes.epsilon, model.pairs, zero, rows)
     rms_norm(work.x, weights.hidden_norm, sizes.epsilon, work.normed, zero, rows)
     for t in range(rows):
-        model.pairs[t, h:] = work.normed[t]
+        copy_row(work.normed[t], model.pairs[t, h:])
         if model.norm_before_residual:
-            work.x[t] = work.normed[t]
-    if len(weights.project) > 0:
-        multiply(model.pairs, weights.project, work.rounded, work.update, rows)
+            copy_row(work.normed[t], work.x[t])
+    if weights.project.panels > 0:
+        multiply(model.pairs, weights.project, 0, work.rounded, work.update, rows)
         for t in range(rows):
-            work.x[t] = work.update[t, :h]
+            copy_row(work.update[t], work.x[t])
         rms_norm(work.x, weights.attention_norm, sizes.epsilon, work.normed, zero, rows)
-        multiply(work.normed, weights.qkv[0], work.rounded, work.qkv, rows)
+        multiply(work.normed, weights.qkv, 0, work.rounded, work.qkv, rows)
     else:
-        multiply(model.pairs, weights.qkv[0], work.rounded, work.qkv, rows)
+        multiply(model.pairs, weights.qkv, 0, work.rounded, work.qkv, rows)
     nothing = np.empty(0, np.float32)
     for t in range(rows):
         slot, position, column = work.rows[t, 1], work.rows[t, 2], work.rows[t, 3]
@@ -142,22 +141,22 @@ def _run(model, rows, logits, done):
     for run in range(runs):
         for g in range(sizes.groups):
             attend(sizes, memory, work, zero, work.runs[run], work.runs[run + 1], g, zero)
-    multiply(work.mixed, weights.out[0], work.rounded, work.update, rows)
+    multiply(work.mixed, weights.out, 0, work.rounded, work.update, rows)
     add(work.x, work.update, zero, rows)
     rms_norm(work.x, weights.mlp_norm, sizes.epsilon, work.normed, zero, rows)
-    multiply(work.normed, weights.gate_up[0], work.rounded, work.gate_up, rows)
+    multiply(work.normed, weights.gate_up, 0, work.rounded, work.gate_up, rows)
     swiglu(work.gate_up, sizes.inner, work.act, zero, rows)
-    multiply(work.act, weights.down[0], work.rounded, work.update, rows)
+    multiply(work.act, weights.down, 0, work.rounded, work.update, rows)
     add(work.x, work.update, zero, rows)
     wanted = zero
     for t in range(rows):
-        model.own[work.rows[t, 1], work.rows[t, 3] - work.rows[t, 4]] = work.x[t]
+        copy_row(work.x[t], model.own[work.rows[t, 1], work.rows[t, 3] - work.rows[t, 4]])
         if work.rows[t, 6]:
-            work.x[wanted] = work.x[t]
+            copy_row(work.x[t], work.x[wanted])
             wanted += 1
     if wanted > 0:
         rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, zero, wanted)
-        multiply(work.normed, weights.head, work.rounded, logits[done:], wanted)
+        multiply(work.normed, weights.head, 0, work.rounded, logits[done:], wanted)
     return done + wanted
 
 
@@ -198,6 +197,7 @@ class CompiledEagle(CompiledHead):
             aligned(1, slots, G, columns // PANEL, width, PANEL),
             aligned(1, slots, G, whole(width) // PANEL, columns, PANEL),
             self._lengths,
+            float_product(),
         )
 
         def named(*names: str) -> Tensor:
@@ -213,10 +213,7 @@ class CompiledEagle(CompiledHead):
             "down": named("mlp.down_proj"),
             "head": head.output(target)[: len(self.draft_ids)],
         }
-        kind, one = FORMATS[quantization], ("fc", "project", "head")
-        packed = {name: panels_for(matrix.shape[0], matrix.shape[1], kind.weights, 1) for name, matrix in matrices.items()}
-        for name, matrix in matrices.items():
-            pack(matrix, packed[name][0])
+        found: dict[str, Any] = {name: packed([matrix], FORMATS[quantization]) for name, matrix in matrices.items()}
         cos, sin = rotary(config, columns)
         vectors = {"input_norm": "midlayer.input_layernorm", "hidden_norm": "midlayer.hidden_norm",
                    "mlp_norm": "midlayer.post_attention_layernorm", "norm": "norm", "attention_norm": "midlayer.attention_norm"}  # fmt: skip
@@ -224,17 +221,17 @@ class CompiledEagle(CompiledHead):
             embed=embeddings(target).view(torch.int16).numpy().view(np.uint16),
             ids=self.draft_ids,
             **{name: tensors.get(f"{where}.weight", torch.zeros(0)).float().numpy() for name, where in vectors.items()},
-            **{name: panels[0] if name in one else panels for name, panels in packed.items()},
+            **found,
             cos=cos.numpy(),
             sin=sin.numpy(),
         )
         F = matrices["fc"].shape[1] if len(matrices["fc"]) else h
-        self.weight_bytes = sum(panels.nbytes for panels in packed.values())
+        self.weight_bytes = sum(matrix.nbytes for matrix in found.values())
         self.arrays = EagleArrays(
             weights,
             sizes,
             memory,
-            workspace(weights, sizes, columns, kind.activations, 1, max(F, 2 * h)),
+            workspace(weights, sizes, columns, 1, max(F, 2 * h)),
             aligned(slots, TREE_ROOM, F),
             np.zeros(slots, np.int64),
             aligned(slots, TREE_ROOM, h),

@@ -16,8 +16,9 @@ import torch
 from numba import njit
 from numba.extending import overload
 
-from polydraft.models.compiled.formats import BLOCK, ROUNDED, num_outputs
-from polydraft.models.compiled.forward import (
+from polydraft.models.compiled.heads import HEADS, SharedSlots, run_rows
+from polydraft.models.compiled.kernels import add, copy_row, rms_norm, swiglu
+from polydraft.models.compiled.layers import (
     CHUNK,
     ModelArrays,
     Sizes,
@@ -28,10 +29,9 @@ from polydraft.models.compiled.forward import (
     multiply,
     run_layer,
 )
-from polydraft.models.compiled.heads import HEADS, SharedSlots, packed, run_rows
-from polydraft.models.compiled.kernels import add, rms_norm, swiglu
+from polydraft.models.compiled.products import FORMATS, Packed, packed
+from polydraft.models.compiled.rounding import rounded_bytes
 from polydraft.models.compiled.vectors import aligned
-from polydraft.models.compiled.weights import FORMATS
 from polydraft.models.early_exit import ExitCheckpoint
 
 __all__ = ["CompiledExit"]
@@ -46,15 +46,15 @@ class ExitArrays(NamedTuple):
     memory: SlotMemory
     work: Workspace
     mlp_norm: np.ndarray
-    gate_up: np.ndarray
-    down: np.ndarray
+    gate_up: Packed
+    down: Packed
     norm: np.ndarray
-    head: np.ndarray
+    head: Packed
     normed: np.ndarray  # [CHUNK, h]
     inner: np.ndarray  # [CHUNK, 2 I]
     act: np.ndarray  # [CHUNK, I]
     update: np.ndarray  # [CHUNK, h]
-    rounded: np.ndarray  # as of `forward.Workspace`
+    rounded: np.ndarray  # as of `layers.Workspace`
 
 
 @njit
@@ -70,18 +70,18 @@ def _run(model, rows, logits, done):
     wanted = zero
     for t in range(rows):
         if work.rows[t, 6]:
-            work.x[wanted] = work.x[t]
+            copy_row(work.x[t], work.x[wanted])
             wanted += 1
     if wanted == 0:
         return done
     if len(model.mlp_norm) > 0:
         rms_norm(work.x, model.mlp_norm, sizes.epsilon, model.normed, zero, wanted)
-        multiply(model.normed, model.gate_up, model.rounded, model.inner, wanted)
+        multiply(model.normed, model.gate_up, 0, model.rounded, model.inner, wanted)
         swiglu(model.inner, sizes.inner, model.act, zero, wanted)
-        multiply(model.act, model.down, model.rounded, model.update, wanted)
+        multiply(model.act, model.down, 0, model.rounded, model.update, wanted)
         add(work.x, model.update, zero, wanted)
     rms_norm(work.x, model.norm, sizes.epsilon, model.normed, zero, wanted)
-    multiply(model.normed, model.head, model.rounded, logits[done:], wanted)
+    multiply(model.normed, model.head, 0, model.rounded, logits[done:], wanted)
     return done + wanted
 
 
@@ -111,31 +111,24 @@ class CompiledExit(SharedSlots):
         weights, tensors = target.arrays.weights, exit_.tensors
         h, inner = len(weights.norm), exit_.config.intermediate_size if tensors else 0
         if tensors:
-            kind, epsilon = FORMATS[quantization].weights, exit_.config.rms_norm_eps
+            epsilon = exit_.config.rms_norm_eps
             self.draft_ids = exit_.ids[exit_.ids < target.vocab_size]
-            head = packed(exit_.output(target)[: len(self.draft_ids)], kind)
+            head = packed([exit_.output(target)[: len(self.draft_ids)]], FORMATS[quantization])
             mlp_norm, norm = (tensors[f"{name}.weight"].float().numpy() for name in ("mlp_norm", "norm"))
-            rounded = aligned(CHUNK, -(-max(h, inner) // BLOCK), dtype=ROUNDED)
         else:
-            kind, epsilon, head, mlp_norm, norm = (
-                weights.head.dtype,
-                target.arrays.sizes.epsilon,
-                weights.head,
-                np.empty(0, np.float32),
-                weights.norm,
-            )
-            rounded = target.arrays.work.rounded
+            epsilon, head, norm = target.arrays.sizes.epsilon, weights.head, weights.norm
+            mlp_norm = np.empty(0, np.float32)
 
-        def matrix(*names: str) -> np.ndarray:
+        def matrix(*names: str) -> Packed:
             parts = [tensors[f"mlp.{name}.weight"].float() for name in names] if tensors else [torch.zeros(0, h)]
-            return packed(torch.cat(parts), kind)
+            return packed([torch.cat(parts)], FORMATS[quantization])
 
         gate_up, down = matrix("gate_proj", "up_proj"), matrix("down_proj")
         self.weight_bytes = sum(x.nbytes for x in (gate_up, down, head) if x is not weights.head)
         self.arrays = ExitArrays(
             target.arrays,
             exit_.layers[0],
-            Sizes(0, 0, 0, inner, num_outputs(head[None]), np.float32(epsilon)),
+            Sizes(0, 0, 0, inner, head.outputs, np.float32(epsilon)),
             target.arrays.memory,
             target.arrays.work,
             mlp_norm,
@@ -144,8 +137,8 @@ class CompiledExit(SharedSlots):
             norm,
             head,
             aligned(CHUNK, h),
-            aligned(CHUNK, num_outputs(gate_up[None])),
+            aligned(CHUNK, gate_up.outputs),
             aligned(CHUNK, inner),
-            aligned(CHUNK, num_outputs(down[None])),
-            rounded,
+            aligned(CHUNK, down.outputs),
+            aligned(CHUNK, rounded_bytes(max(h, inner)), dtype=np.uint8),
         )

@@ -22,7 +22,6 @@ __all__ = [
     "BLOCK",
     "BLOCKS",
     "ROUNDED",
-    "num_outputs",
     "pack",
     "pack_blocks",
     "panels_for",
@@ -63,16 +62,6 @@ def panels_for(outputs: int, inputs: int, dtype: np.dtype | type[np.generic], *l
     else:
         shape = -(-outputs // PANEL), *((inputs // 2, PANEL, 2) if dtype == np.uint16 else (inputs, PANEL))
     return aligned(*layers, *shape, dtype=dtype, huge=True)
-
-
-def num_outputs(matrices: np.ndarray) -> int:
-    """Outputs of [layers, panels, ...], whole panels.
-
-    Example:
-        >>> num_outputs(panels_for(3, 8, np.float32, 1)) == PANEL
-        True
-    """
-    return matrices.shape[1] * (LANES if matrices.dtype.names else PANEL)
 
 
 def pack(weight: Float[Tensor, "O I"], out: np.ndarray) -> tuple[float, float]:

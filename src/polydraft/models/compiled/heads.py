@@ -8,20 +8,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from numba import njit
 from numba.extending import overload
 from torch import Tensor
 
 from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError
-from polydraft.models.compiled.formats import pack, panels_for
-from polydraft.models.compiled.forward import CHUNK, describe, draft_pass
+from polydraft.models.compiled.forward import describe, draft_pass
+from polydraft.models.compiled.layers import CHUNK
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.proposals import CompiledProposals
 from polydraft.models.slots import TREE_ROOM
 
-__all__ = ["HEADS", "CompiledHead", "SharedSlots", "compiled", "head_pass", "packed", "run_rows"]
+__all__ = ["HEADS", "CompiledHead", "SharedSlots", "compiled", "head_pass", "run_rows"]
 
 HEADS: set[type] = set()
 
@@ -133,11 +132,3 @@ def compiled(target: Any, name: str) -> CompiledLlama:
             "it shares. Load it with backend='compiled'."
         )
     return target
-
-
-def packed(matrix: Float[Tensor, "O I"], kind: np.dtype) -> np.ndarray:
-    """A matrix in panels of this format."""
-    outputs, inputs = matrix.shape
-    out = panels_for(outputs, inputs, kind)
-    pack(matrix, out)
-    return out

@@ -12,7 +12,7 @@ from numba.extending import intrinsic
 from polydraft.exponential import exp, fma
 from polydraft.models.compiled.vectors import FLOATS, LANES, VectorCode
 
-__all__ = ["add", "norm_part", "rms_norm", "soften", "swiglu"]
+__all__ = ["add", "copy_row", "norm_part", "rms_norm", "soften", "swiglu"]
 
 
 @njit(error_model="numpy")
@@ -47,6 +47,13 @@ def norm_part(x: np.ndarray, begin: int, gain: np.ndarray, epsilon: np.float32) 
     scale = _inverse_norm(x, begin, len(gain), epsilon)
     for i in range(len(gain)):
         x[begin + i] *= scale * gain[i]
+
+
+@njit
+def copy_row(source: np.ndarray, target: np.ndarray) -> None:
+    """target = the first numbers of source. Where numba assigns arrays it compiles the text of an error, too, for seconds."""
+    for i in range(len(target)):
+        target[i] = source[i]
 
 
 @njit

@@ -22,24 +22,13 @@ from polydraft.core import AuxRows, Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import checkpoint
 from polydraft.models.checkpoint import Checkpoint, head_width, why_not_family
-from polydraft.models.compiled.formats import num_outputs
-from polydraft.models.compiled.forward import (
-    CHUNK,
-    ModelArrays,
-    Sizes,
-    SlotMemory,
-    compiled_pass,
-    embed_rows,
-    head_rows,
-    help_out,
-    move_columns,
-    whole,
-    workspace,
-)
+from polydraft.models.compiled.forward import compiled_pass, embed_rows, head_rows, move_columns
+from polydraft.models.compiled.layers import CHUNK, ModelArrays, Sizes, SlotMemory, help_out, whole, workspace
+from polydraft.models.compiled.products import FORMATS, float_product
 from polydraft.models.compiled.proposals import CompiledProposals
 from polydraft.models.compiled.threads import Pool, default_threads
 from polydraft.models.compiled.vectors import PANEL, aligned
-from polydraft.models.compiled.weights import FORMATS, packed_weights
+from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.slots import TREE_ROOM, special_ids
 from polydraft.models.supported import check_supported, context_length
 
@@ -101,20 +90,19 @@ class CompiledLlama(CompiledProposals):
             multiple=PANEL,
         )
         keys, values = (*each, columns // PANEL, width, PANEL), (*each, whole(width) // PANEL, columns, PANEL)
-        memory = SlotMemory(aligned(*keys), aligned(*values), self._lengths)
+        memory = SlotMemory(aligned(*keys), aligned(*values), self._lengths, float_product())
         weights, self.weight_format, self.quantization_error = packed_weights(taken, columns, quantization)
         sizes = Sizes(
             config.num_attention_heads,
             groups,
             width,
             config.intermediate_size,
-            num_outputs(weights.head[None]),
+            weights.head.outputs,
             np.float32(config.rms_norm_eps),
         )
-        rounded = FORMATS[quantization or "float32"].activations
         self.weight_bytes = sum(x.nbytes for x in (weights.head, weights.qkv, weights.out, weights.gate_up, weights.down))
         threads = default_threads(self.weight_bytes) if threads is None else threads
-        self.arrays = ModelArrays(weights, sizes, memory, workspace(weights, sizes, columns, rounded, threads))
+        self.arrays = ModelArrays(weights, sizes, memory, workspace(weights, sizes, columns, threads))
         self.pool = Pool(self.arrays.work.sync, threads, partial(help_out, self.arrays))
 
     @property

@@ -9,27 +9,29 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from numba import njit
 from torch import Tensor
 
 from polydraft.exponential import exp
 from polydraft.models.compiled.depth_laws import DepthLaws
-from polydraft.models.compiled.formats import BLOCK, ROUNDED, num_outputs, pack, panels_for
-from polydraft.models.compiled.forward import CHUNK, multiply
+from polydraft.models.compiled.kernels import copy_row
+from polydraft.models.compiled.layers import CHUNK, multiply
+from polydraft.models.compiled.products import FORMATS, Packed, packed
+from polydraft.models.compiled.rounding import rounded_bytes
 from polydraft.models.compiled.vectors import aligned
-from polydraft.models.compiled.weights import FORMATS
 from polydraft.models.medusa import MedusaCheckpoint
 
 __all__ = ["CompiledMedusa"]
 
 
 class MedusaWeights(NamedTuple):
-    """blocks: [K, blocks, panels ...].  bias: [K, blocks, h].  heads: [1 or K, panels ...]."""
+    """blocks: of the first head, then of the second ...  bias: [K, blocks, h].  heads: one matrix, or K."""
 
-    blocks: np.ndarray
+    blocks: Packed
     bias: np.ndarray
-    heads: np.ndarray
+    heads: Packed
 
 
 class MedusaWork(NamedTuple):
@@ -48,22 +50,22 @@ def head_laws(weights, work, slots, states, logits):
     (K, L, h), B, one = weights.bias.shape, len(states), np.float32(1.0)
     for k in range(K):
         for b in range(B):
-            work.x[b] = states[b]
+            copy_row(states[b], work.x[b])
         for l in range(L):
-            multiply(work.x, weights.blocks[k, l], work.rounded, work.update, B)
+            multiply(work.x, weights.blocks, k * L + l, work.rounded, work.update, B)
             for b in range(B):
                 for i in range(h):
                     z = work.update[b, i] + weights.bias[k, l, i]
                     work.x[b, i] += z / (one + exp(-z))
         for b in range(B):
-            work.rows[k * B + b] = work.x[b]
-        if len(weights.heads) > 1:
-            multiply(work.x, weights.heads[k], work.rounded, work.outs[k * B :], B)
-    if len(weights.heads) == 1:
-        multiply(work.rows, weights.heads[0], work.rounded, work.outs, K * B)
+            copy_row(work.x[b], work.rows[k * B + b])
+        if len(weights.heads.data) > 1:
+            multiply(work.x, weights.heads, k, work.rounded, work.outs[k * B :], B)
+    if len(weights.heads.data) == 1:
+        multiply(work.rows, weights.heads, 0, work.rounded, work.outs, K * B)
     for k in range(K):
         for b in range(B):
-            logits[slots[b], k] = work.outs[k * B + b]
+            copy_row(work.outs[k * B + b], logits[slots[b], k])
 
 
 class CompiledMedusa(DepthLaws):
@@ -81,22 +83,18 @@ class CompiledMedusa(DepthLaws):
         super().__init__(target, head.ids, K, "medusa")
         tensors, kind, outputs = head.tensors, FORMATS[quantization], self.arrays.sizes.outputs
         heads = [tensors[f"{k}.{L}.weight"].float() for k in range(K)] if head.has_own_rows else [head.output(target)]
-        blocks, packed = panels_for(h, h, kind.weights, K, L), panels_for(len(self.draft_ids), h, kind.weights, len(heads))
-        bias = aligned(K, L, h)
-        for k in range(K):
-            for l in range(L):
-                pack(tensors[f"{k}.{l}.linear.weight"].float(), blocks[k, l])
-                bias[k, l] = tensors[f"{k}.{l}.linear.bias"].float().numpy()
-        for matrix, panels in zip(heads, packed, strict=True):
-            pack(matrix[: len(self.draft_ids)], panels)
-        self.weight_bytes = blocks.nbytes + packed.nbytes
-        self.weights = MedusaWeights(blocks, bias, packed)
-        per_row = {np.dtype(np.float32): 0, np.dtype(np.uint16): h, ROUNDED: -(-h // BLOCK)}[kind.activations]
+        linears, bias = [f"{k}.{l}.linear" for k in range(K) for l in range(L)], aligned(K * L, h)
+        for name, row in zip(linears, bias, strict=True):
+            row[:] = tensors[f"{name}.bias"].float().numpy()
+        blocks = packed([tensors[f"{name}.weight"].float() for name in linears] or [torch.zeros(h, h)], kind)
+        rows = packed([matrix[: len(self.draft_ids)] for matrix in heads], kind)
+        self.weight_bytes = blocks.nbytes + rows.nbytes
+        self.weights = MedusaWeights(blocks, bias.reshape(K, L, h), rows)
         self.work = MedusaWork(
             aligned(CHUNK, h),
             aligned(CHUNK, h),
-            aligned(CHUNK, num_outputs(blocks[0])),
-            aligned(CHUNK, per_row, dtype=kind.activations),
+            aligned(CHUNK, blocks.outputs),
+            aligned(CHUNK, rounded_bytes(h), dtype=np.uint8),
             aligned(CHUNK, outputs),
         )
 

@@ -1,99 +1,197 @@
-"""Products of a few rows with a packed matrix, made of tiles.
+"""Packed matrices, and their products with a few rows, made of tiles.
 
 Weights are read once from memory for all rows of a pass, front to back. Each output is one chain over the inputs: a row's result
 has the same bits whatever other rows are in the pass, and whoever computes its panel.
+
+Code is compiled for each pair of a format and what activations are rounded to, and called by its address: to a pass, which is
+compiled once, all formats are one type.
 """
 
-import numpy as np
-from numba import njit, types
-from numba.extending import overload
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
 
-from polydraft.models.compiled.rounding import rounds
+import numpy as np
+from jaxtyping import Float
+from llvmlite import ir
+from numba import cfunc, njit, types
+from numba.extending import intrinsic
+from torch import Tensor
+
+from polydraft.models.compiled.formats import BLOCKS, ROUNDED, pack, panels_for, unpack
 from polydraft.models.compiled.tiles import ROWS, tile
 from polydraft.models.compiled.vectors import LANES, PANEL
 
-__all__ = ["matmul", "product"]
+__all__ = ["BFLOATS", "BYTES", "EXACT", "FORMATS", "Format", "Packed", "call_product", "float_product", "matmul", "packed"]
 
 _1, _2, _3, _4, _5, _6, _7, _8, _9, _10, _11 = tile
 
 
-@njit
-def product(x, xo, xs, w, wo, stride, panels, n, y, yo, ys, width, rows):
-    """y[r, j width + c] = sum_i x[r, i] w[j, i, c] over i < n, every panel read once from memory.
+class Format(NamedTuple):
+    """What matrices are stored as, and what activations are rounded to before they are multiplied; float32: they are not."""
 
-    xo, wo, yo: where the first element lies in the flat array.  xs, ys: from row to row.  stride: from panel to panel.
-    n: inputs, a multiple of 4; blocks where w is of blocks.  width: outputs of a panel.
-    """
+    weights: np.dtype
+    activations: np.dtype
+
+
+_FLOAT, _HALVED = np.dtype(np.float32), np.dtype(np.uint16)
+FORMATS = {
+    "float32": Format(_FLOAT, _FLOAT),
+    "bfloat16": Format(_HALVED, _FLOAT),
+    "bfloat16-dot": Format(_HALVED, _HALVED),
+    "int8": Format(BLOCKS["Q8_0"], ROUNDED),
+    "int4": Format(BLOCKS["Q4_0"], ROUNDED),
+}
+"""By the name that users give. "bfloat16-dot", "int8" and "int4" are for processors' dot products; the same where there are none."""
+EXACT, BFLOATS, BYTES = range(3)
+"""What activations are rounded to: nothing, bfloat16, or signed bytes with a scale for each block."""
+
+
+@njit
+def product(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken):
+    """See `tiles.tile_of`, for any number of rows and panels, each read once from memory. stride: bytes from panel to panel."""
     groups = (rows + ROWS - 1) // ROWS
     for j in range(panels):
-        wj, t = wo + j * stride, 0
+        wj, t = w + j * stride, 0
         for g in range(groups):
             r = (rows - t + groups - g - 1) // (groups - g)
-            xt, yt = xo + t * xs, yo + t * ys + j * width
+            xt, yt = x + t * xs, y + t * ys + 4 * j * width
             if r == 1:
-                _1(x, xt, xs, w, wj, y, yt, ys, n)
+                _1(xt, xs, wj, yt, ys, n, stored, taken)
             elif r == 2:
-                _2(x, xt, xs, w, wj, y, yt, ys, n)
+                _2(xt, xs, wj, yt, ys, n, stored, taken)
             elif r == 3:
-                _3(x, xt, xs, w, wj, y, yt, ys, n)
+                _3(xt, xs, wj, yt, ys, n, stored, taken)
             elif r == 4:
-                _4(x, xt, xs, w, wj, y, yt, ys, n)
+                _4(xt, xs, wj, yt, ys, n, stored, taken)
             elif r == 5:
-                _5(x, xt, xs, w, wj, y, yt, ys, n)
+                _5(xt, xs, wj, yt, ys, n, stored, taken)
             elif r == 6:
-                _6(x, xt, xs, w, wj, y, yt, ys, n)
+                _6(xt, xs, wj, yt, ys, n, stored, taken)
             elif r == 7:
-                _7(x, xt, xs, w, wj, y, yt, ys, n)
+                _7(xt, xs, wj, yt, ys, n, stored, taken)
             elif r == 8:
-                _8(x, xt, xs, w, wj, y, yt, ys, n)
+                _8(xt, xs, wj, yt, ys, n, stored, taken)
             elif r == 9:
-                _9(x, xt, xs, w, wj, y, yt, ys, n)
+                _9(xt, xs, wj, yt, ys, n, stored, taken)
             elif r == 10:
-                _10(x, xt, xs, w, wj, y, yt, ys, n)
+                _10(xt, xs, wj, yt, ys, n, stored, taken)
             else:
-                _11(x, xt, xs, w, wj, y, yt, ys, n)
+                _11(xt, xs, wj, yt, ys, n, stored, taken)
             t += r
 
 
-def matmul(x, w, rounded, y, begin, end, rows):
-    """Panels begin .. end-1 of y[:rows] = x[:rows] @ W.T for packed W.
+_ARGUMENTS = 10
+_NUMBERS = types.int64(*[types.int64] * _ARGUMENTS)
+
+
+@cache
+def _compiled_product(stored: np.dtype, taken: np.dtype):
+    """`product` for these dtypes, with numbers for arguments; kept as long as the process lives."""
+
+    def run(x, xs, w, stride, panels, n, y, ys, width, rows):
+        product(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken)
+        return rows
+
+    return cfunc(_NUMBERS, cache=True, error_model="numpy")(run)
+
+
+@intrinsic
+def call_product(typingctx, address, x, xs, w, stride, panels, n, y, ys, width, rows):
+    """Call what `_compiled_product` made, by its address; the others are as of `product`."""
+
+    def emit(context, builder, signature, args):
+        kind, long = ir.FunctionType(ir.IntType(64), [ir.IntType(64)] * _ARGUMENTS), types.int64
+        given = [context.cast(builder, value, have, long) for value, have in zip(args, signature.args, strict=True)]
+        return builder.call(builder.inttoptr(given[0], kind.as_pointer()), given[1:])
+
+    return types.int64(address, x, xs, w, stride, panels, n, y, ys, width, rows), emit
+
+
+def _address(stored: np.dtype, taken: np.dtype) -> int:
+    address = _compiled_product(stored, taken).address
+    assert address is not None
+    return address
+
+
+def float_product() -> int:
+    """The address of the product of float32 with float32."""
+    return _address(_FLOAT, _FLOAT)
+
+
+class Packed(NamedTuple):
+    """Matrices of one shape in panels, whatever their format: one type, so that what is compiled for one suits all.
+
+    data: [matrices, panels, bytes of a panel].  width: outputs of a panel.  steps: inputs, or blocks of them.
+    rounding: EXACT, BFLOATS or BYTES.  product: the address of compiled code, see `call_product`.
+    """
+
+    data: np.ndarray
+    panels: int
+    width: int
+    steps: int
+    rounding: int
+    product: int
+
+    @classmethod
+    def of(cls, panels: np.ndarray, activations: np.dtype = _FLOAT) -> "Packed":
+        """panels: [matrices, panels, ...], see `formats`.  activations: what they are rounded to, where this format can be
+        multiplied with that.
+
+        Example:
+            >>> Packed.of(panels_for(PANEL + 1, 64, np.dtype(np.float32), 3))[1:5] == (2, PANEL, 64, EXACT)
+            True
+        """
+        stored, blocks = panels.dtype, panels.dtype.names is not None
+        rounding = BYTES if blocks and activations == ROUNDED else BFLOATS if stored == activations == _HALVED else EXACT
+        steps = panels.shape[2] * (2 if stored == _HALVED else 1)
+        data = panels.reshape(*panels.shape[:2], -1).view(np.uint8) if panels.size else np.zeros((*panels.shape[:2], 0), np.uint8)
+        product = _address(stored, activations if rounding else _FLOAT)
+        return cls(data, panels.shape[1], LANES if blocks else PANEL, steps, rounding, product)
+
+    @property
+    def outputs(self) -> int:
+        """Of a matrix, whole panels."""
+        return self.panels * self.width
+
+    @property
+    def nbytes(self) -> int:
+        """Of all matrices."""
+        return self.data.nbytes
+
+    def matrix(self, k: int, outputs: int, inputs: int) -> Float[Tensor, "O I"]:
+        """The k-th, in float32."""
+        each = self.data.shape[2] // (self.width * self.steps)
+        known = (_FLOAT, _HALVED) if self.width == PANEL else BLOCKS.values()
+        stored = next(dtype for dtype in known if dtype.itemsize == each * (LANES if dtype.names else 1))
+        shape = (
+            (self.steps // 2, PANEL, 2) if stored == _HALVED else (self.steps, PANEL) if self.width == PANEL else (self.steps,)
+        )
+        return unpack(self.data[k].view(stored).reshape(self.panels, *shape), outputs, inputs)
+
+
+def packed(matrices: Sequence[Float[Tensor, "O I"]], kind: Format) -> Packed:
+    """Matrices of one shape, rounded to a format.
+
+    Example:
+        >>> packed([torch.zeros(3, 8)], FORMATS["bfloat16"]).outputs == PANEL
+        True
+    """
+    outputs, inputs = matrices[0].shape
+    panels = panels_for(outputs, inputs, kind.weights, len(matrices))
+    for matrix, out in zip(matrices, panels, strict=True):
+        pack(matrix, out)
+    return Packed.of(panels, kind.activations)
+
+
+@njit
+def matmul(x, w, k, rounded, y, begin, end, rows):
+    """Panels begin .. end-1 of y[:rows] = x[:rows] @ W.T for the k-th of packed matrices.
 
     x: [*, >= I] float32.  rounded: the same rows as `round_rows` left them.  y: [*, all outputs of the panels].
     """
-
-
-@overload(matmul)
-def _matmul(x, w, rounded, y, begin, end, rows):
-    blocks = isinstance(w.dtype, types.Record)
-    width = LANES if blocks else PANEL
-    pairs = w.ndim == 4
-    if rounds(w, rounded):
-
-        def run(x, w, rounded, y, begin, end, rows):
-            steps = w.shape[1] * 2 if pairs else w.shape[1]
-            stride = w[0].size
-            product(
-                rounded, np.int64(0), rounded.shape[1], w, begin * stride, stride, end - begin, steps, y, begin * width, y.shape[1], width, rows
-            )  # fmt: skip
-    else:
-
-        def run(x, w, rounded, y, begin, end, rows):
-            steps = w.shape[1] * 2 if pairs else w.shape[1]
-            stride = w[0].size
-            product(
-                x,
-                np.int64(0),
-                x.shape[1],
-                w,
-                begin * stride,
-                stride,
-                end - begin,
-                steps,
-                y,
-                begin * width,
-                y.shape[1],
-                width,
-                rows,
-            )
-
-    return run
+    stride = w.data.shape[2]
+    taken, xs = (x.ctypes.data, 4 * x.shape[1]) if w.rounding == EXACT else (rounded.ctypes.data, rounded.shape[1])
+    panel = w.data.ctypes.data + (k * w.panels + begin) * stride
+    target = y.ctypes.data + 4 * begin * w.width
+    call_product(w.product, taken, xs, panel, stride, end - begin, w.steps, target, 4 * y.shape[1], w.width, rows)

@@ -11,7 +11,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from polydraft.models.compiled.formats import BLOCK
-from polydraft.models.compiled.vectors import FEATURES, FLOAT, FLOATS, INT, INTS, LANES, PANEL, VectorCode
+from polydraft.models.compiled.vectors import BYTE, FEATURES, FLOAT, FLOATS, INT, INTS, LANES, PANEL, VectorCode
 
 __all__ = ["ROWS", "tile", "tile_of"]
 
@@ -187,38 +187,33 @@ def _exact_blocks(code, x, w, n, weight):
 
 
 def tile_of(rows):
-    """y[yo + r ys + c] = sum_i x[xo + r xs + i] w[wo + i, c] for `rows` values of r, all c of a panel, i below n.
+    """y[r, c] = sum_i x[r, i] w[i, c] for so many rows, all c of a panel, i below n: numbers, or blocks where w is of blocks.
 
-    Offsets count elements of each array. What x and w are says how: see `formats`.
+    x, w, y: addresses of the first row, the panel and the first result.  xs, ys: bytes from row to row.  stored, taken: dtypes of w
+    and x, see `formats`.
     """
 
     @intrinsic
-    def tile(typingctx, x, xo, xs, w, wo, y, yo, ys, n):
-        size = types.intp
-        return types.void(x, size, size, w, size, y, size, size, size), emit
+    def tile(typingctx, x, xs, w, y, ys, n, stored, taken):
+        size = types.int64
+        return types.void(size, size, size, size, size, size, stored, taken), emit
 
     def emit(context, builder, signature, args):
-        x, xo, xs, w, wo, y, yo, ys, n = args
-        builder.function.attributes.add("noinline")  # one copy of the tiles, not one for every product in a pass
-        code, kinds = Code(builder, rows, n), [signature.args[i].dtype for i in (0, 3)]
-
-        def pointer(i, array, offset):
-            data, size = code.data(context, signature.args[i], array)
-            return code.at(data, offset, size), size
-
-        x, width = pointer(0, x, xo)
-        w, _ = pointer(3, w, wo)
-        y, _ = pointer(5, y, yo)
-        each = [code.at(x, builder.mul(xs, code.number(r)), width) for r in code.rows]
-        if isinstance(kinds[1], types.Record):
-            exact = kinds[0] == types.float32
-            sums = _exact_blocks(code, each, w, n, kinds[1]) if exact else _blocks(code, each, w, n, kinds[1], kinds[0])
-        elif kinds[0] == types.float32:
-            sums = _numbers(code, each, w, n, kinds[1].bitwidth)
+        x, xs, w, y, ys, n = args[:6]
+        stored, taken = (kind.dtype for kind in signature.args[6:])
+        builder.function.attributes.add("noinline")  # one copy of a tile
+        code = Code(builder, rows, n)
+        x, w, y = (builder.inttoptr(address, BYTE.as_pointer()) for address in (x, w, y))
+        each = [code.at(x, builder.mul(xs, code.number(r))) for r in code.rows]
+        if isinstance(stored, types.Record):
+            exact = taken == types.float32
+            sums = _exact_blocks(code, each, w, n, stored) if exact else _blocks(code, each, w, n, stored, taken)
+        elif taken == types.float32:
+            sums = _numbers(code, each, w, n, stored.bitwidth)
         else:
             sums = _bfloats(code, each, w, n)
         for r in code.rows:
-            row = code.at(y, builder.mul(ys, code.number(r)), 4)
+            row = code.at(y, builder.mul(ys, code.number(r)))
             for part, total in enumerate(sums[r]):
                 code.store(builder.load(total), code.at(row, part * LANES * 4))
         return context.get_dummy_value()

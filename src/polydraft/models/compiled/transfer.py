@@ -18,25 +18,25 @@ from numba import njit
 from torch import Tensor
 
 from polydraft.models.compiled.depth_laws import DepthLaws
-from polydraft.models.compiled.formats import BLOCK, ROUNDED, num_outputs
-from polydraft.models.compiled.forward import CHUNK, ModelArrays, cut_runs, multiply, run_layer
-from polydraft.models.compiled.heads import compiled, packed
-from polydraft.models.compiled.kernels import rms_norm
+from polydraft.models.compiled.heads import compiled
+from polydraft.models.compiled.kernels import copy_row, rms_norm
+from polydraft.models.compiled.layers import CHUNK, ModelArrays, cut_runs, multiply, run_layer
+from polydraft.models.compiled.products import FORMATS, Packed, packed
+from polydraft.models.compiled.rounding import rounded_bytes
 from polydraft.models.compiled.vectors import aligned
-from polydraft.models.compiled.weights import FORMATS
 from polydraft.models.transfer import TransferCheckpoint
 
 __all__ = ["CompiledTransfer"]
 
 
 class TransferArrays(NamedTuple):
-    """begins: [k] t_i, rising.  maps: [k, panels ...] W_i.  head: the target's output rows at the draft vocabulary."""
+    """begins: [k] t_i, rising.  maps: k matrices W_i.  head: the target's output rows at the draft vocabulary."""
 
     target: ModelArrays
     begins: np.ndarray
-    maps: np.ndarray
-    head: np.ndarray
-    rounded: np.ndarray  # as of `forward.Workspace`
+    maps: Packed
+    head: Packed
+    rounded: np.ndarray  # as of `layers.Workspace`
     mapped: np.ndarray  # [CHUNK, h]
 
 
@@ -44,7 +44,7 @@ class TransferArrays(NamedTuple):
 def transfer_pass(model, slots, states, laws):
     """states: [k, B, h] of the newest token of each slot behind layer t_i.  laws: [k B, D] logits, row i of all slots after row i - 1 of all."""
     target, work = model.target, model.target.work
-    B, k, h, zero = len(slots), len(model.begins), states.shape[2], np.int64(0)
+    B, k, zero = len(slots), len(model.begins), np.int64(0)
     for i in range(k):
         for b in range(B):
             t, length = i * B + b, target.memory.lengths[slots[b]]
@@ -56,14 +56,14 @@ def transfer_pass(model, slots, states, laws):
     for layer in range(model.begins[0], layers + 1):
         if rows < k * B and model.begins[rows // B] == layer:
             i = rows // B
-            multiply(states[i], model.maps[i], model.rounded, model.mapped, np.int64(B))
+            multiply(states[i], model.maps, i, model.rounded, model.mapped, np.int64(B))
             for b in range(B):
-                work.x[rows + b] = model.mapped[b, :h]
+                copy_row(model.mapped[b], work.x[rows + b])
             rows += B
         if layer < layers:
             run_layer(target, layer, rows, cut_runs(work.rows, rows, work.runs))
     rms_norm(work.x, target.weights.norm, target.sizes.epsilon, work.normed, zero, rows)  # pyright: ignore[reportArgumentType]
-    multiply(work.normed, model.head, model.rounded, laws, rows)
+    multiply(work.normed, model.head, 0, model.rounded, laws, rows)
 
 
 class CompiledTransfer(DepthLaws):
@@ -80,12 +80,12 @@ class CompiledTransfer(DepthLaws):
         net = compiled(target, "hidden-transfer").arrays
         head.check(target)
         super().__init__(target, head.ids, len(head.layers), "hidden-transfer")
-        kind, h = FORMATS[quantization].weights, len(net.weights.norm)
-        maps = np.stack([packed(head.tensors[f"maps.{i}.weight"].float(), kind) for i in range(self.depths)])
-        output = packed(head.output(target)[: len(self.draft_ids)], kind)
-        rounded = aligned(CHUNK, -(-h // BLOCK), dtype=ROUNDED)
+        kind, h = FORMATS[quantization], len(net.weights.norm)
+        maps = packed([head.tensors[f"maps.{i}.weight"].float() for i in range(self.depths)], kind)
+        output = packed([head.output(target)[: len(self.draft_ids)]], kind)
+        rounded = aligned(CHUNK, rounded_bytes(h), dtype=np.uint8)
         self.weight_bytes = maps.nbytes + output.nbytes
-        self.net = TransferArrays(net, np.array(head.layers), maps, output, rounded, aligned(CHUNK, num_outputs(maps)))
+        self.net = TransferArrays(net, np.array(head.layers), maps, output, rounded, aligned(CHUNK, maps.outputs))
 
     def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:
         """Make the laws of the next tokens. states: of each slot's newest token behind layers t_1 .. t_k."""

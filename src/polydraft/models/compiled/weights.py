@@ -4,17 +4,17 @@ They are read and packed one layer's matrix after the other: in memory are what 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from polydraft.models.checkpoint import EMBEDDING, HEAD, Checkpoint, rotary
-from polydraft.models.compiled.formats import BLOCKS, ROUNDED, pack, pack_blocks, panels_for, raw_blocks
-from polydraft.models.compiled.forward import Weights
+from polydraft.models.compiled.formats import BLOCKS, pack, pack_blocks, panels_for, raw_blocks
+from polydraft.models.compiled.layers import Weights
+from polydraft.models.compiled.products import FORMATS, Packed
 
-__all__ = ["FORMATS", "Format", "packed_weights"]
+__all__ = ["packed_weights"]
 
 MATRICES = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -22,24 +22,6 @@ MATRICES = {
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
-
-
-class Format(NamedTuple):
-    """What matrices are stored as, and what activations are rounded to before they are multiplied; float32: they are not."""
-
-    weights: np.dtype
-    activations: np.dtype
-
-
-_EXACT, _HALVED = np.dtype(np.float32), np.dtype(np.uint16)
-FORMATS = {
-    "float32": Format(_EXACT, _EXACT),
-    "bfloat16": Format(_HALVED, _EXACT),
-    "bfloat16-dot": Format(_HALVED, _HALVED),
-    "int8": Format(BLOCKS["Q8_0"], ROUNDED),
-    "int4": Format(BLOCKS["Q4_0"], ROUNDED),
-}
-"""By the name that users give. "bfloat16-dot", "int8" and "int4" are for processors' dot products; the same where there are none."""
 
 
 def _exact(model: Checkpoint, names: Iterable[str]) -> bool:
@@ -74,7 +56,7 @@ def packed_weights(model: Checkpoint, columns: int, quantization: str | None) ->
             return np.zeros((len(prefixes), 0), np.float32)
         return torch.stack([torch.cat([model.read(f"{prefix}{part}").float() for part in parts]) for prefix in prefixes]).numpy()
 
-    def packed(layers: Sequence[Sequence[str]], blocks: str | None) -> np.ndarray:
+    def packed(layers: Sequence[Sequence[str]], blocks: str | None) -> Packed:
         """The matrices of each layer below one another, in panels; blocks: their format in the file, if they stay as they are."""
         shapes = [model.outlines[name].shape for name in layers[0]]
         kind = BLOCKS[blocks] if blocks else FORMATS[stored].weights
@@ -85,7 +67,7 @@ def packed_weights(model: Checkpoint, columns: int, quantization: str | None) ->
                 pack_blocks(raw.view(raw_blocks(blocks)), panels)
             else:
                 errors.append(pack(_below_one_another(model, layer), panels))
-        return out
+        return Packed.of(out, FORMATS[quantization or "float32"].activations)
 
     matrices = {part: packed(layers, found[part]) for part, layers in names.items()}
     lost, whole = (sum(each) for each in zip((0.0, 0.0), *errors, strict=True))
@@ -98,7 +80,7 @@ def packed_weights(model: Checkpoint, columns: int, quantization: str | None) ->
         bias=stacked(*(f"{name}.bias" for name in MATRICES["qkv"])),
         q_norm=stacked("self_attn.q_norm.weight"),
         k_norm=stacked("self_attn.k_norm.weight"),
-        **(matrices | {"head": matrices["head"][0]}),
+        **matrices,
         cos=cos.numpy(),
         sin=sin.numpy(),
     )
@@ -117,6 +99,5 @@ def _blocks(blocks_of: Callable[[str], tuple[str, np.ndarray]] | None, layers: S
 
 def _embedding(model: Checkpoint) -> np.ndarray:
     """Of all tokens, in bfloat16 where that loses nothing."""
-    if _exact(model, [EMBEDDING]):
-        return model.read(EMBEDDING).to(torch.bfloat16, copy=True).view(torch.uint16).numpy()
-    return model.read(EMBEDDING).to(torch.float32, copy=True).numpy()
+    kept = torch.bfloat16 if _exact(model, [EMBEDDING]) else torch.float32
+    return model.read(EMBEDDING).to(kept, copy=True).view(torch.uint16).numpy()

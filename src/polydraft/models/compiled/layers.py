@@ -1,0 +1,386 @@
+"""The layers of a compiled Llama: the memory that they read and fill, and the parts of a pass that threads share.
+
+column   place of one token in a slot: committed tokens first, then the nodes of the tree being scored
+seen     the columns of the tree that a row attends to beside all committed ones: its ancestors' and its own
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import carray, njit  # pyright: ignore[reportPrivateImportUsage]
+
+from polydraft.exponential import fma
+from polydraft.models.compiled.kernels import add, norm_part, rms_norm, soften, swiglu
+from polydraft.models.compiled.products import Packed, call_product, matmul
+from polydraft.models.compiled.rounding import round_rows, rounded_bytes
+from polydraft.models.compiled.threads import HELPERS, JOB, claim, finish, finished, floats_at, new_sync, publish, stopped
+from polydraft.models.compiled.vectors import PANEL, aligned
+from polydraft.models.slots import TREE_ROOM
+
+__all__ = [
+    "CHUNK",
+    "ModelArrays",
+    "Sizes",
+    "SlotMemory",
+    "Weights",
+    "Workspace",
+    "attend",
+    "cut_runs",
+    "embed_row",
+    "help_out",
+    "multiply",
+    "place_heads",
+    "run_head",
+    "run_layer",
+    "whole",
+    "workspace",
+]
+
+CHUNK = 64
+"""Most rows that are in work at once; a pass over more reads the weights again."""
+RUN, FEW = 16, np.int64(4)
+"""Rows of a slot whose attention is one unit of work; rows that are not worth sharing."""
+PIECES, MOST_PANELS = 8, np.int64(8)
+"""Units for each thread in a product, and panels of a unit: the last one to end is waited for."""
+ENTER, QKV, PLACE, ATTEND, MIX, OUT, MIDDLE, GATE_UP, GATE, DOWN, LEAVE, HEAD = map(np.int64, range(12))
+"""Parts of a pass that threads share; each begins when the one before has ended."""
+
+
+class Weights(NamedTuple):
+    """All layers stacked: first axis = layer; absent parts are empty."""
+
+    embed: np.ndarray  # uint16: [V, h] bfloat16, or [V, 2 h] float32
+    head: Packed
+    norm: np.ndarray  # [h]
+    attention_norm: np.ndarray  # [L, h]
+    mlp_norm: np.ndarray  # [L, h]
+    qkv: Packed
+    bias: np.ndarray  # [L, (H + 2 G) D] or [L, 0]
+    q_norm: np.ndarray  # [L, D] or [L, 0]
+    k_norm: np.ndarray  # [L, D] or [L, 0]
+    out: Packed
+    gate_up: Packed
+    down: Packed
+    cos: np.ndarray  # [columns, D / 2]
+    sin: np.ndarray  # [columns, D / 2]
+
+
+class Sizes(NamedTuple):
+    """H heads of q, G heads of k and v, D their width, I the width between gate and down, outputs: V in whole panels."""
+
+    heads: int
+    groups: int
+    width: int
+    inner: int
+    outputs: int
+    epsilon: np.float32
+
+
+class SlotMemory(NamedTuple):
+    """Panels over columns for keys, over the width for values, so that attention is two packed products.
+
+    keys: [L, slots, G, columns / PANEL, D, PANEL].  values: [L, slots, G, D / PANEL, columns, PANEL].
+    lengths: [slots] committed columns.  product: `products.float_product`.
+    """
+
+    keys: np.ndarray
+    values: np.ndarray
+    lengths: np.ndarray
+    product: int
+
+
+class Workspace(NamedTuple):
+    """Activations of up to CHUNK rows, and what each is: token, slot, position, column, length of its slot, seen beyond it, wanted."""
+
+    x: np.ndarray
+    normed: np.ndarray
+    qkv: np.ndarray
+    mixed: np.ndarray
+    update: np.ndarray
+    gate_up: np.ndarray
+    act: np.ndarray
+    rounded: np.ndarray  # [CHUNK, bytes] the input of the next product as `round_rows` leaves it
+    queries: np.ndarray  # [threads, RUN H / G, D]
+    scores: np.ndarray  # [threads, RUN H / G, columns]
+    blend: np.ndarray  # [threads, RUN H / G, D up to whole panels]
+    totals: np.ndarray  # [threads, RUN H / G]
+    lanes: np.ndarray  # [threads, 16]
+    found: np.ndarray  # [threads, TREE_ROOM]
+    runs: np.ndarray  # [CHUNK + 1]
+    sync: np.ndarray  # see `threads`
+    rows: np.ndarray  # [CHUNK, 7]
+    seen: np.ndarray  # [CHUNK, TREE_ROOM]
+
+
+class ModelArrays(NamedTuple):
+    """All that a compiled function needs of a model."""
+
+    weights: Weights
+    sizes: Sizes
+    memory: SlotMemory
+    work: Workspace
+
+
+@njit
+def _rotate(x, begin, cos, sin):
+    half = len(cos)
+    for i in range(half):
+        a, b = x[begin + i], x[begin + i + half]
+        x[begin + i] = fma(a, cos[i], -(b * sin[i]))
+        x[begin + i + half] = fma(b, cos[i], a * sin[i])
+
+
+@njit
+def place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, keys, values, column):
+    """Bias, norms and rotation of one row's q and k; its keys and values go to one column of the cache."""
+    H, G, D = sizes.heads, sizes.groups, sizes.width
+    for i in range(len(bias)):
+        qkv[i] += bias[i]
+    for j in range(H + G):
+        if len(q_norm) > 0:
+            norm_part(qkv, j * D, q_norm if j < H else k_norm, sizes.epsilon)
+        _rotate(qkv, j * D, cos, sin)
+    panel, lane = column // PANEL, column % PANEL
+    for j in range(G):
+        for i in range(D):
+            keys[j, panel, i, lane] = qkv[(H + j) * D + i]
+            values[j, i // PANEL, column, i % PANEL] = qkv[(H + G + j) * D + i]
+
+
+@njit(error_model="numpy")
+def attend(sizes, memory, work, layer, first, last, g, thread):
+    """Rows first .. last-1, all of one slot: softmax(q . keys / sqrt(D)) values, every head of group g in one product."""
+    D, G = sizes.width, sizes.groups
+    heads, slots, padded = sizes.heads // G, memory.keys.shape[1], memory.values.shape[3] * PANEL
+    columns, slot, end = memory.values.shape[4], work.rows[first, 1], np.int64(0)
+    queries, scores, blend, totals = work.queries[thread], work.scores[thread], work.blend[thread], work.totals[thread]
+    for t in range(first, last):
+        end = max(end, work.rows[t, 3] + 1)
+    panels = (end + PANEL - 1) // PANEL
+    rows, scale = (last - first) * heads, np.float32(1.0 / np.sqrt(D))
+    for t in range(first, last):
+        for h in range(heads):
+            r, begin = (t - first) * heads + h, (g * heads + h) * D
+            for i in range(D):
+                queries[r, i] = work.qkv[t, begin + i] * scale
+    at = 4 * ((layer * slots + slot) * G + g) * columns
+    call_product(
+        memory.product,
+        queries.ctypes.data,
+        4 * D,
+        memory.keys.ctypes.data + at * D,
+        4 * D * PANEL,
+        panels,
+        D,
+        scores.ctypes.data,
+        4 * columns,
+        PANEL,
+        rows,
+    )
+    for t in range(first, last):
+        base, count = work.rows[t, 4], work.rows[t, 5]
+        for h in range(heads):
+            r = (t - first) * heads + h
+            totals[r] = soften(scores[r], base, work.seen[t], count, panels * PANEL, work.lanes[thread], work.found[thread])
+    call_product(
+        memory.product,
+        scores.ctypes.data,
+        4 * columns,
+        memory.values.ctypes.data + at * padded,
+        4 * columns * PANEL,
+        padded // PANEL,
+        panels * PANEL,
+        blend.ctypes.data,
+        4 * padded,
+        PANEL,
+        rows,
+    )
+    for t in range(first, last):
+        for h in range(heads):
+            r, begin = (t - first) * heads + h, (g * heads + h) * D
+            share = np.float32(1.0) / totals[r]
+            for i in range(D):
+                work.mixed[t, begin + i] = blend[r, i] * share
+
+
+@njit
+def embed_row(embed, token, out):
+    """The embedding of a token, from float32 or bfloat16."""
+    row, bits, wide = embed[token], out.view(np.uint32), embed.shape[1] > len(out)
+    for i in range(len(out)):
+        if wide:
+            bits[i] = np.uint32(row[2 * i]) | (np.uint32(row[2 * i + 1]) << np.uint32(16))
+        else:
+            bits[i] = np.uint32(row[i]) << np.uint32(16)
+
+
+@njit
+def multiply(x, w, k, rounded, y, rows):
+    """y[:rows] = x[:rows] @ W.T, W the k-th of packed matrices."""
+    zero, k = np.int64(0), np.int64(k)  # a literal 0 would compile everything below twice
+    round_rows(x, x.shape[1], w, rounded, zero, rows)
+    matmul(x, w, k, rounded, y, zero, w.panels, rows)
+
+
+@njit
+def _do(model, part, layer, rows, address, begin, end, thread):
+    """Units begin .. end-1 of a part of a pass: rows, panels of a matrix, or pairs of some rows of a slot and a group of heads."""
+    weights, sizes, memory, work = model
+    if part == ENTER:
+        rms_norm(work.x, weights.attention_norm[layer], sizes.epsilon, work.normed, begin, end)
+        round_rows(work.normed, work.normed.shape[1], weights.qkv, work.rounded, begin, end)
+    elif part == QKV:
+        matmul(work.normed, weights.qkv, layer, work.rounded, work.qkv, begin, end, rows)
+    elif part == PLACE:
+        bias, q_norm, k_norm = weights.bias[layer], weights.q_norm[layer], weights.k_norm[layer]
+        for t in range(begin, end):
+            slot, position, column = work.rows[t, 1], work.rows[t, 2], work.rows[t, 3]
+            keys, values = memory.keys[layer, slot], memory.values[layer, slot]
+            cos, sin = weights.cos[position], weights.sin[position]
+            place_heads(work.qkv[t], bias, q_norm, k_norm, sizes, cos, sin, keys, values, column)
+    elif part == ATTEND:
+        for unit in range(begin, end):
+            run = unit // sizes.groups
+            attend(sizes, memory, work, layer, work.runs[run], work.runs[run + 1], unit % sizes.groups, thread)
+    elif part == MIX:
+        round_rows(work.mixed, work.mixed.shape[1], weights.out, work.rounded, begin, end)
+    elif part == OUT:
+        matmul(work.mixed, weights.out, layer, work.rounded, work.update, begin, end, rows)
+    elif part == MIDDLE:
+        add(work.x, work.update, begin, end)
+        rms_norm(work.x, weights.mlp_norm[layer], sizes.epsilon, work.normed, begin, end)
+        round_rows(work.normed, work.normed.shape[1], weights.gate_up, work.rounded, begin, end)
+    elif part == GATE_UP:
+        matmul(work.normed, weights.gate_up, layer, work.rounded, work.gate_up, begin, end, rows)
+    elif part == GATE:
+        swiglu(work.gate_up, sizes.inner, work.act, begin, end)
+        round_rows(work.act, work.act.shape[1], weights.down, work.rounded, begin, end)
+    elif part == DOWN:
+        matmul(work.act, weights.down, layer, work.rounded, work.update, begin, end, rows)
+    elif part == LEAVE:
+        add(work.x, work.update, begin, end)
+    else:
+        logits = carray(floats_at(address), (rows, sizes.outputs))
+        matmul(work.normed, weights.head, np.int64(0), work.rounded, logits, begin, end, rows)
+
+
+@njit
+def _take(model, thread):
+    """Do units of the phase that is open until all are claimed; returns how many."""
+    sync, done = model.work.sync, 0
+    unit = claim(sync)
+    while unit >= 0:
+        part, layer, rows, address, units, grain = (
+            sync[JOB],
+            sync[JOB + 1],
+            sync[JOB + 2],
+            sync[JOB + 3],
+            sync[JOB + 4],
+            sync[JOB + 5],
+        )
+        _do(model, part, layer, rows, address, unit * grain, min(units, (unit + 1) * grain), thread)
+        finish(sync)
+        done += 1
+        unit = claim(sync)
+    return done
+
+
+@njit(cache=True, nogil=True)
+def help_out(model, thread):
+    """Do units of all phases, until nothing was to do for a while."""
+    turns = 0
+    while not stopped(model.work.sync, turns):
+        turns = 0 if _take(model, thread) > 0 else turns + 1
+
+
+@njit
+def cut_runs(rows, count, runs):
+    """Cut rows into runs of the same slot, few enough to share; returns how many: run k is runs[k] .. runs[k + 1] - 1."""
+    num, runs[0] = np.int64(0), 0
+    for t in range(1, count + 1):
+        if t == count or rows[t, 1] != rows[t - 1, 1] or t - runs[num] == RUN:
+            num += 1
+            runs[num] = t
+    return num
+
+
+@njit
+def run_parts(model, first, last, layer, rows, runs, address):
+    """Do parts first .. last-1 of a pass one after the other, with whoever helps. runs: of `cut_runs`.  address: where logits go."""
+    weights, sync, zero = model.weights, model.work.sync, np.int64(0)
+    for part in range(first, last):
+        panels = zero
+        if part == QKV:
+            panels = weights.qkv.panels
+        elif part == OUT:
+            panels = weights.out.panels
+        elif part == GATE_UP:
+            panels = weights.gate_up.panels
+        elif part == DOWN:
+            panels = weights.down.panels
+        elif part == HEAD:
+            panels = weights.head.panels
+        units, grain = rows, FEW
+        if panels > 0:
+            units, grain = panels, min(max(panels // (PIECES * (sync[HELPERS] + 1)), np.int64(1)), MOST_PANELS)
+        elif part == ATTEND:
+            units, grain = runs * model.sizes.groups, np.int64(1)
+        if sync[HELPERS] == 0 or units <= grain:
+            _do(model, part, layer, rows, address, zero, units, zero)
+        else:
+            sync[JOB], sync[JOB + 1], sync[JOB + 2], sync[JOB + 3] = part, layer, rows, address
+            sync[JOB + 4], sync[JOB + 5] = units, grain
+            items = (units + grain - 1) // grain
+            publish(sync, items)
+            _take(model, zero)
+            finished(sync, items)
+
+
+@njit
+def run_layer(model, layer, rows, runs):
+    """Run the rows in work, whose states are in work.x, through a layer. runs: of `cut_runs`."""
+    run_parts(model, ENTER, HEAD, layer, rows, runs, np.int64(0))
+
+
+@njit
+def run_head(model, rows, logits):
+    """Logits of rows whose states are in work.normed, in panels."""
+    work, zero = model.work, np.int64(0)
+    round_rows(work.normed, work.normed.shape[1], model.weights.head, work.rounded, zero, rows)
+    run_parts(model, HEAD, HEAD + 1, zero, rows, zero, np.int64(logits.ctypes.data))
+
+
+def whole(size: int) -> int:
+    """Up to whole panels.
+
+    Example:
+        >>> whole(3) % PANEL
+        0
+    """
+    return -(-size // PANEL) * PANEL
+
+
+def workspace(weights: Any, sizes: Sizes, columns: int, threads: int, widest: int = 0) -> Workspace:
+    """widest: activations that are none of a layer's."""
+    hidden, mixed = len(weights.norm), sizes.heads * sizes.width
+    queries, widest = RUN * sizes.heads // sizes.groups, max(hidden, mixed, sizes.inner, widest)
+    return Workspace(
+        x=aligned(CHUNK, hidden),
+        normed=aligned(CHUNK, hidden),
+        qkv=aligned(CHUNK, weights.qkv.outputs),
+        mixed=aligned(CHUNK, mixed),
+        update=aligned(CHUNK, max(weights.out.outputs, weights.down.outputs)),
+        gate_up=aligned(CHUNK, weights.gate_up.outputs),
+        act=aligned(CHUNK, sizes.inner),
+        rounded=aligned(CHUNK, rounded_bytes(widest), dtype=np.uint8),
+        queries=aligned(threads, queries, sizes.width),
+        scores=aligned(threads, queries, columns),
+        blend=aligned(threads, queries, whole(sizes.width)),
+        totals=aligned(threads, queries),
+        lanes=aligned(threads, 16),
+        found=aligned(threads, TREE_ROOM),
+        runs=np.zeros(CHUNK + 1, np.int64),
+        sync=new_sync(),
+        rows=np.zeros((CHUNK, 7), np.int64),
+        seen=np.zeros((CHUNK, TREE_ROOM), np.int64),
+    )
