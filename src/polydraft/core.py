@@ -43,6 +43,8 @@ class SiblingLaw(Enum):
     """With replacement, draw j from a row q_j of its own (several draft models); duplicates kept."""
     LISTED = auto()
     """Paths that each win races of their own: argmin E^(k)/q, one set of clocks a path, which the verifier shares."""
+    SYSTEMATIC = auto()
+    """The k draws at a context at equal steps of one uniform: draw j is the token where q's cumulative law passes (u + j)/k. Copies pool theirs, in node order."""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ VERIFIERS: dict[str, str] = {
     "block": "polydraft.verifiers.block:block",
     "greedy_traversal": "polydraft.verifiers.greedy_traversal:greedy_traversal",
     "greedy_traversal_wor": "polydraft.verifiers.greedy_traversal_wor:greedy_traversal_wor",
+    "flow": "polydraft.verifiers.flow:flow",
     "multipath": "polydraft.verifiers.multipath:multipath",
     "traversal": "polydraft.verifiers.traversal:traversal",
     "traversal_merged": "polydraft.verifiers.traversal:traversal_merged",

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from itertools import permutations, product
+from itertools import pairwise, permutations, product
 from typing import Any
 
 import numpy as np
@@ -94,6 +94,12 @@ def sibling_draws(law: SiblingLaw, rows: Sequence[np.ndarray], n: int) -> Iterat
                 yield 1.0, top
             for x in np.flatnonzero(rest):
                 yield float(rest[x] / rest.sum()), (*top, int(x))
+        case SiblingLaw.SYSTEMATIC:
+            ends = np.array([sum(q[: x + 1]) for x in range(len(q))]) / sum(q)
+            at = sorted({0.0, 1.0, *(u for end in ends for j in range(n) if 0 < (u := n * end - j) < 1)})
+            for low, high in pairwise(at):
+                steps = [((low + high) / 2 + j) / n for j in range(n)]
+                yield high - low, tuple(min(int((ends <= t).sum()), support[-1]) for t in steps)
 
 
 @dataclass
@@ -106,6 +112,8 @@ class Grown:
     paths: list[Path]
     frontier: list[int]
     places: list[Path] = field(default_factory=list)
+    pooled: dict[Path, Path] = field(default_factory=dict)
+    """Draws of a context that are left for its later copies."""
 
 
 Counts = Callable[[Grown, int], int]
@@ -134,7 +142,17 @@ def enumerate_drafts(tables: Tables | Markov, law: SiblingLaw, counts: Counts, d
         if count == 0:
             done.append(d)
             continue
-        for probability, draws, paths, places in reversed(options(d.paths[n], d.places[n], count)):
+        path = d.paths[n]
+        if law is SiblingLaw.SYSTEMATIC:  # all copies of a context draw together
+            total = count + sum(counts(d, m) for m in d.frontier if d.paths[m] == path)
+            every = [(1.0, d.pooled[path])] if path in d.pooled else list(sibling_draws(law, [tables.row("q", path)], total))
+            found = [
+                (w, x[:count], [(*path, t) for t in x[:count]], [(*d.places[n], turn) for turn in range(count)], x[count:])
+                for w, x in every
+            ]
+        else:
+            found = [(*option, ()) for option in options(path, d.places[n], count)]
+        for probability, draws, paths, places, left in reversed(found):
             new = range(len(d.tokens), len(d.tokens) + len(draws))
             growing.append(
                 Grown(
@@ -144,6 +162,7 @@ def enumerate_drafts(tables: Tables | Markov, law: SiblingLaw, counts: Counts, d
                     d.paths + paths,
                     [*d.frontier, *new],
                     d.places + places,
+                    {**d.pooled, path: left},
                 )
             )
     return done

@@ -16,6 +16,7 @@ COLUMNS = {
     "2x2 distinct": (SiblingLaw.WITHOUT_REPLACEMENT, TreeShape.PRODUCT, by_depth(2, 2), 2),
     "2x2 top": (SiblingLaw.POINT_MASS, TreeShape.PRODUCT, by_depth(2, 2), 2),
     "2x2 top + sampled": (SiblingLaw.GREEDY_PLUS_ONE, TreeShape.PRODUCT, by_depth(2, 2), 2),
+    "2 at equal steps": (SiblingLaw.SYSTEMATIC, TreeShape.PATHS, by_depth(2, 1), 2),
     "2 models": (SiblingLaw.INDEPENDENT, TreeShape.PATHS, by_depth(2, 1), 2),
 }
 TABLES = Tables(4, 0)

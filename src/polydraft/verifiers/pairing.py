@@ -14,6 +14,7 @@ PREFERRED: dict[SiblingLaw, tuple[str, ...]] = {
     SiblingLaw.GREEDY_PLUS_ONE: ("traversal", "greedy_plus_one", "match"),
     SiblingLaw.INDEPENDENT: ("traversal", "recursive", "match"),
     SiblingLaw.LISTED: ("list_race", "match"),
+    SiblingLaw.SYSTEMATIC: ("flow", "match"),
 }
 """Best first, by measured block efficiency; the first that accepts all shapes of a drafter is taken."""
 

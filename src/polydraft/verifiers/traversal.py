@@ -28,6 +28,8 @@ INDEPENDENT = SiblingLaw.INDEPENDENT.value
 POINT_MASS = SiblingLaw.POINT_MASS.value
 WITHOUT_REPLACEMENT = SiblingLaw.WITHOUT_REPLACEMENT.value
 GREEDY_PLUS_ONE = SiblingLaw.GREEDY_PLUS_ONE.value
+_NO_LAW_OF_ITS_OWN = SiblingLaw.COUPLED, SiblingLaw.LISTED, SiblingLaw.SYSTEMATIC
+"""Given the draws before it, a draw is no draw from a row."""
 
 
 @compiled
@@ -82,9 +84,7 @@ def tries(contexts, sweep, residual):
             residual[i] = rest
 
 
-traversal = LeafToRoot(
-    method("traversal", "Traversal verification", "2505.12398", {*SiblingLaw} - {SiblingLaw.COUPLED, SiblingLaw.LISTED}), tries
-)
+traversal = LeafToRoot(method("traversal", "Traversal verification", "2505.12398", {*SiblingLaw} - {*_NO_LAW_OF_ITS_OWN}), tries)
 """The verifier."""
 
 traversal_merged = LeafToRoot(

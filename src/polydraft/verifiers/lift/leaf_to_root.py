@@ -74,7 +74,7 @@ def opened(sweep, b, v, rest, law, residual):
         x, q = sweep.tokens[b, child], sweep.q[b, row]
         p_sum, q_sum = total(p), total(q)
         into = keep(w, p[x] / p_sum, q[x] / q_sum)
-        _enter(sweep, b, v, 0, child, into)
+        enter(sweep, b, v, 0, child, into)
         if into < 1.0:
             sweep.accept[b, v] = reweight(w, surplus(w / p_sum, p, 1.0 / q_sum, q))
         return 0
@@ -85,7 +85,7 @@ def opened(sweep, b, v, rest, law, residual):
 
 
 @compiled
-def _enter(sweep, b, v, turn, child, w):
+def enter(sweep, b, v, turn, child, w):
     """The child (first node of its context) is tried at v as number `turn`, with weight w."""
     sweep.order[b, v, turn] = child
     sweep.weight[b, child] = w
@@ -97,7 +97,7 @@ def tried(sweep, b, v, turn, child, w, rest, law):
     """Try a child of `law` against `rest`; what its rejection leaves of w, `rest` with it; -1 where it surely accepts."""
     x = sweep.tokens[b, child]
     into = keep(w, rest[x], law[x])
-    _enter(sweep, b, v, turn, child, into)
+    enter(sweep, b, v, turn, child, into)
     return -1.0 if into == 1.0 else reject(w, rest, law)
 
 

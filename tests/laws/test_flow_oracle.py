@@ -1,0 +1,49 @@
+"""Flow verification against the numbers of an independent program: the mass of every child at one node, and tokens per call of whole trees."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polydraft.core import SiblingLaw, TreeShape
+from polydraft.verifiers.fast.rows import reweight
+from polydraft.verifiers.flow import flow, transport
+from tests.laws.harness import by_depth, measure
+
+FILE = Path(os.environ.get("POLYDRAFT_FLOW_ORACLE", Path(__file__).parent / "flow_cases.json"))
+ORACLE = json.loads(FILE.read_text())
+CLOSE = 1e-9
+
+
+@pytest.mark.parametrize("case", ORACLE["node"], ids=lambda c: f"{c['k']} of {c['V']}, w {c['w']}")
+def test_the_mass_of_every_child_and_what_the_node_emits_are_those_of_the_oracle(case):
+    p, q, draws = (np.array(case[name]) for name in ("p", "q", "draws"))
+    found = transport(case["w"], p / p.sum(), q / q.sum(), draws)
+    assert {int(x): m for x, m in zip(draws[found.places], found.mass, strict=True)} == pytest.approx(
+        {int(x): m for x, m in case["mass"].items()}, abs=CLOSE
+    )
+    s = found.rest.sum()
+    assert (1 - found.mass.sum()) * reweight(case["w"], s) == pytest.approx(case["own"], abs=CLOSE)
+    if case["own"] > CLOSE:
+        assert found.rest / s == pytest.approx(np.array(case["law"]), abs=CLOSE)
+
+
+class Rows:
+    """Rows by path, as the oracle has them."""
+
+    def __init__(self, case):
+        self.V, self.rows = case["V"], {"p": case["target"], "q": case["draft"]}
+
+    def row(self, which, path):
+        x = np.array(self.rows[which][",".join(map(str, path))])
+        return x / x.sum()
+
+
+@pytest.mark.parametrize("case", ORACLE["tree"], ids=lambda c: f"{c['K']} paths of {c['L']}")
+def test_tokens_per_call_of_whole_trees_are_those_of_the_oracle(case):
+    counts = by_depth(case["K"], *[1] * (case["L"] - 1))
+    found = measure(flow, Rows(case), SiblingLaw.SYSTEMATIC, TreeShape.PATHS, counts, case["L"])
+    assert found.error < 1e-12
+    assert found.block_efficiency == pytest.approx(case["tokens_per_call"], abs=CLOSE)
