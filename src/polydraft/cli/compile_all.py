@@ -14,14 +14,12 @@ from typing import Any
 import torch
 
 from polydraft import registry, tree
-from polydraft.bench.llama_cpp import write_gguf
 from polydraft.core import Budget, Method, SamplingParams, Target
 from polydraft.drafters.text.suffix import SuffixStore
 from polydraft.engine.api import Engine
 from polydraft.errors import DrafterWarning
-from polydraft.models import checkpoint, load, pair
-from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.folder import load_module
+from polydraft.models import load, pair
+from polydraft.models.compiled.products import compile_products
 from polydraft.plan.acceptance import DEPTHS
 from polydraft.plan.plan import FixedPlan
 from polydraft.plan.profile import Profile
@@ -32,30 +30,22 @@ GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 SAMPLED = GREEDY.with_(temperature=1.0, seed=1)
 FILTERED = SAMPLED.with_(top_p=0.9, top_k=20, min_p=0.01, repetition_penalty=1.1, logprobs=2)
 PLANS = tuple(FixedPlan(Budget.fixed(parents)) for parents in (tree.chain(3), tree.paths(2, 2), (-1, 0, 0, 1)))
-DRAFTED = ("model", "model:top_k", "model:coupled", "lookahead")
-"""Drafters that have passes of their own."""
-QUANTIZED, FILES = ("bfloat16-dot", "int8", "int4"), ("Q8_0", "Q4_1")
-"""Formats that weights are brought into, and those of blocks that stay as their file has them."""
-STORED = ("float32", *QUANTIZED, *FILES, "transformers")
-"""All but bfloat16, in which drafters are called."""
 PROFILES = (Profile.assumed(), replace(Profile.assumed(), acceptance=(0.0,) * DEPTHS))
 """One that drafts, and one that pauses and probes."""
 
 
 def compile_all() -> None:
-    """Compile what a run may call, in two processes that take turns with drafters and formats of weights, the longest first."""
+    """Compile what a run may call, in two processes that take turns with drafters; the formats of weights come last."""
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         families = list(dict.fromkeys(info.name.partition(":")[0] for info in _infos()))
-        jobs = [pool.submit(compile_format, stored) for stored in STORED]
-        jobs = [pool.submit(compile_drafters, [name]) for name in families] + jobs
-        for done in jobs:
+        for done in [*(pool.submit(compile_drafters, [name]) for name in families), pool.submit(compile_formats)]:
             done.result()
 
 
 def compile_drafters(names: Sequence[str]) -> None:
     """Generate a few tokens with these drafters of `polydraft methods`, every rule that fits them and every kind of draft."""
     with _pair() as (place, prompts, tokenizer):
-        models = [_model(name, "auto") for name in ("target", "draft")]
+        models = [_model(name) for name in ("target", "draft")]
         chosen = _options(place, prompts, tokenizer, names)
         for kind, options in chosen.items():
             for rule in _rules(_info(kind)):
@@ -64,11 +54,12 @@ def compile_drafters(names: Sequence[str]) -> None:
             _generate(tokenizer, prompts, models, "suffix", "match", {"store": SuffixStore()})
 
 
-def compile_format(stored: str) -> None:
-    """Generate a few tokens with the weights of the target and of a draft model in this format."""
-    with _pair() as (place, prompts, tokenizer):
-        models = [_model(name, stored, place) for name in ("target", "draft")]
-        for kind in ("ngram",) if stored in FILES else DRAFTED:
+def compile_formats() -> None:
+    """Products with weights of every format, and a few tokens of models that torch runs."""
+    compile_products()
+    with _pair() as (_, prompts, tokenizer):
+        models = [_model(name, "transformers") for name in ("target", "draft")]
+        for kind in ("model", "lookahead"):
             _generate(tokenizer, prompts, models, kind, pairing.best_for(_info(kind)), {})
 
 
@@ -91,8 +82,8 @@ def _options(folder: Path, texts: list[list[int]], tokenizer: Any, names: Sequen
             registry.index(family).build(texts, len(tokenizer)).save(folder / family)
             return {"index": folder / family}
         if family == "several":
-            return {"models": [_model("draft", "auto")]}
-        return {"weights": untrained(family, _model("target", "auto"), folder / family)} if _is_head(family) else {}
+            return {"models": [_model("draft")]}
+        return {"weights": untrained(family, _model("target"), folder / family)} if _is_head(family) else {}
 
     wanted = [(info.name, info.name.partition(":")[0]) for info in _infos()]
     return {kind: needed(family) for kind, family in wanted if not names or kind in names or family in names}
@@ -126,22 +117,9 @@ def _rules(drafter: Method) -> list[str]:
     return [*pairing.fitting(drafter), *fits]
 
 
-def _model(name: str, stored: str, place: Path | None = None) -> Target:
-    """The target or the draft of the embedded pair, its weights in this format. place: for files."""
-    folder = str(pair.target_folder() if name == "target" else pair.draft_folder())
-    if stored == "transformers":
-        return load.load_model(folder, device="cpu", backend="transformers", max_num_seqs=2)
-    if stored in FILES and place is not None:
-        file = place / f"{name}-{stored}.gguf"
-        write_gguf(load_module(folder, dtype=torch.float32, device="cpu"), load.load_tokenizer(folder), file, stored)
-        return load.load_model(str(file), max_num_seqs=2)
-    files = checkpoint.of_folder(folder)
-    assert files is not None
-    if stored == "float32":  # weights that bfloat16 cannot hold
-        read = files.read
-        finer = {n: torch.empty_like(w, dtype=torch.float32) for n, w in files.outlines.items()}
-        files = replace(files, outlines=finer, read=lambda n: read(n).float() * 1.001)
-    return CompiledLlama(files, max_num_seqs=2, quantization=stored if stored in QUANTIZED else None)
+def _model(name: str, backend: str = "auto") -> Target:
+    """The target or the draft of the embedded pair."""
+    return load.load_model(str(getattr(pair, f"{name}_folder")()), device="cpu", backend=backend, max_num_seqs=2)
 
 
 def _generate(

@@ -22,7 +22,19 @@ from polydraft.models.compiled.formats import BLOCKS, ROUNDED, pack, panels_for,
 from polydraft.models.compiled.tiles import ROWS, tile
 from polydraft.models.compiled.vectors import LANES, PANEL
 
-__all__ = ["BFLOATS", "BYTES", "EXACT", "FORMATS", "Format", "Packed", "call_product", "float_product", "matmul", "packed"]
+__all__ = [
+    "BFLOATS",
+    "BYTES",
+    "EXACT",
+    "FORMATS",
+    "Format",
+    "Packed",
+    "call_product",
+    "compile_products",
+    "float_product",
+    "matmul",
+    "packed",
+]
 
 _1, _2, _3, _4, _5, _6, _7, _8, _9, _10, _11 = tile
 
@@ -117,6 +129,13 @@ def _address(stored: np.dtype, taken: np.dtype) -> int:
 def float_product() -> int:
     """The address of the product of float32 with float32."""
     return _address(_FLOAT, _FLOAT)
+
+
+def compile_products() -> None:
+    """With weights of every format, and activations as they are or rounded to what suits it."""
+    for stored, rounded in ((_FLOAT, _FLOAT), (_HALVED, _HALVED), *((blocks, ROUNDED) for blocks in BLOCKS.values())):
+        for taken in (_FLOAT, rounded):
+            _compiled_product(stored, taken)
 
 
 class Packed(NamedTuple):
