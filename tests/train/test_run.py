@@ -1,13 +1,14 @@
 """Training drafters of all kinds: they learn, runs are taken up again, and what cannot be trained is refused."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from polydraft import Engine, SamplingParams
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError, UnknownNameError
-from polydraft.train import conversations
+from polydraft.train import conversations, run
 from polydraft.train.conversations import Text
 from polydraft.train.run import Options, draft_vocabulary, train_drafter
 
@@ -40,6 +41,20 @@ def test_what_was_trained_foretells_more_than_what_was_not(engine, written, tmp_
     assert result.token_ids == engine.generate(prompt, greedy)[0].token_ids
     assert result.stats.drafted > 0
     assert result.stats.drafter_error is None
+
+
+def test_reading_ends_by_half_of_the_time(engine, written, tmp_path, monkeypatch):
+    """One minute by a clock on which a text is read in a second: what is left is said, and a run that resumes reads on."""
+    read, said, prefill = list[int](), list[str](), engine.target.prefill
+    monkeypatch.setattr(
+        engine.target, "prefill", lambda slots, *texts, **asked: (read.append(0), prefill(slots, *texts, **asked))[1]
+    )
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: float(len(read))))
+    options = Options.of("medusa", **QUICK | {"minutes": 1}, max_steps=1)
+    first = train_drafter(engine, "medusa", tmp_path, options, data=[written] * 5, report=said.append)
+    assert any("shards are left" in line for line in said)
+    again = train_drafter(engine, "medusa", tmp_path, options, data=[written] * 5)
+    assert (first["tokens"], again["tokens"]) == (2 * 16 * 97, 4 * 16 * 97)
 
 
 def test_texts_of_a_shard_are_a_function_of_the_seed(engine, tmp_path):

@@ -35,7 +35,7 @@ HELD_OUT = 0.04
 
 @dataclass(frozen=True)
 class Options:
-    """minutes: of everything; half of it writes texts where none are given.  unroll: depths that are trained.
+    """minutes: of everything; a third of it writes texts where none are given, and by half of it they are read.  unroll: depths that are trained.
     draft_vocab: most tokens that can be drafted.  batch: texts.  window: most tokens of each.  layers: whose states are read; default the
     kind's choice.  max_steps: that training ends at, where the minutes are not over.  sizes: of what the kind lets choose.
     """
@@ -228,15 +228,20 @@ def train_drafter(
     if o.minutes < 1:
         raise InvalidInputError(f"minutes={o.minutes} were given; expected at least 1, which writes, trains and looks once.")
     work = out / "work"
-    shards = _texts(engine, data, work / "texts", began + 30 * o.minutes, o.seed, report)
+    shards = _texts(engine, data, work / "texts", began + 20 * o.minutes, o.seed, report)
     shards = [[t for t in shard if len(t.tokens) > o.unroll + 8] for shard in shards]
     rows, vectors = embeddings(target), len({*layers, last})
     size = sum(len(t.tokens) for shard in shards for t in shard) * vectors * rows.shape[1] * 2
     report(
         f"the target's states along {sum(map(len, shards))} texts take {size / 1e6:.0f} MB on the disk, and as much of the memory"
     )
-    made = list[Example]()
+    made, half = list[Example](), began + 30 * o.minutes
     for i, shard in enumerate(shards):
+        if made and time.monotonic() > half:
+            report(
+                f"half of the time is over: {len(shards) - i} of {len(shards)} shards are left for a longer run, or one that resumes"
+            )
+            break
         made += _examples(engine, shard, work / "features", i, layers, last)
         report(f"states of {i + 1} of {len(shards)} shards")
     rng = np.random.default_rng(o.seed)
