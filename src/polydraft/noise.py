@@ -31,7 +31,7 @@ class Stream(IntEnum):
     """What a draw is for; streams are independent."""
 
     DRAFT = 0
-    """Tokens of the draft: node n is drawn with index n."""
+    """Tokens of the draft: node n is drawn with index n; all draws of a context at once with that of its first copy."""
     STOP = 1
     """Where the verifier stops."""
     EXTRA = 2
@@ -253,6 +253,34 @@ def choose_row(probs: np.ndarray, u: float) -> int:
     while probs[end - 1] <= 0.0:  # rounding left no crossing: the last token that can be
         end -= 1
     return end - 1
+
+
+@njit(cache=True, error_model="numpy")
+def choose_systematic(probs: np.ndarray, u: float, drawn: np.ndarray) -> None:
+    """k draws at equal steps of one uniform, for compiled callers; into `drawn`, whose length is k; -1 where the row has no positive finite sum.
+
+    Draw j is the first token whose cumulative sum is above (u + j)/k of the whole, at most the last with any mass. Sums are added up one
+    after the other in float64: `verifiers.flow` finds the law of the draws by the same sums.
+
+    Example:
+        >>> drawn = np.zeros(4, np.int64)
+        >>> choose_systematic(np.array([0.5, 0.25, 0.25]), 0.5, drawn)
+        >>> drawn.tolist()
+        [0, 0, 1, 2]
+    """
+    k, j, last = len(drawn), 0, 0
+    total, below = 0.0, 0.0
+    for i in range(len(probs)):
+        total += np.float64(probs[i])
+        last = i if probs[i] > 0.0 else last
+    if not 0.0 < total < np.inf:
+        drawn[:] = -1
+        return
+    for i in range(last + 1):
+        below += np.float64(probs[i])
+        while j < k and (i == last or below / total > (u + j) / k):
+            drawn[j] = i
+            j += 1
 
 
 @njit(cache=True, error_model="numpy")

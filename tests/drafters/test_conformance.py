@@ -94,7 +94,7 @@ def test_drafts_are_of_the_declared_law_rooted_at_the_last_token_and_repeatable(
     assert draft.shape in drafter.info.shapes
     assert (draft.probs is None) == (draft.law is SiblingLaw.POINT_MASS)
     assert same(draft, again)
-    if draft.law not in (SiblingLaw.IID, SiblingLaw.INDEPENDENT, SiblingLaw.LISTED):
+    if draft.law not in (SiblingLaw.IID, SiblingLaw.INDEPENDENT, SiblingLaw.LISTED, SiblingLaw.SYSTEMATIC):
         assert torch.equal(trees.first_copies(draft.tree)[draft.tree.is_node], nodes(draft)[draft.tree.is_node])
 
 

@@ -3,11 +3,13 @@
 import hashlib
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from polydraft import noise
 from polydraft import tree as trees
-from polydraft.core import Budget, Outcome, Scores, TreeShape
+from polydraft.core import Budget, NoiseKey, Outcome, Scores, TreeShape
 from polydraft.drafters.model.paths import KINDS, ModelDrafter
 from polydraft.errors import CapacityError, InvalidInputError, UnknownNameError
 from polydraft.models import load, pair
@@ -117,6 +119,28 @@ def test_drafts_of_the_embedded_model_after_rounds_equal_those_of_a_fresh_cache(
         torch.testing.assert_close(draft.probs, expected.probs, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("parents", [paths(4, 3), paths(3, 3, 1), ragged(4, 2, 1), TREE.parents], ids=str)
+def test_systematic_draws_stand_where_the_sums_of_the_reported_row_pass_equal_steps(parents):
+    """By a float64 sum of the very row: the pooled children of a context, in node order, are the points of its one uniform."""
+    model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=2)
+    text = load.encode(load.load_tokenizer(str(pair.draft_folder())), pair.prompts()[0].text)
+    drafters = [ModelDrafter(model, "systematic") for _ in range(2)]
+    drafters[1].slots, drafters[1]._propose_paths = Slots(model, [1]), None
+    drafters[0].slots = Slots(model, [0])
+    many = 0
+    for drafter in drafters:
+        draft = drafter.propose(drafter.start(requests(text, temperature=0.6)), [Budget.fixed(parents)])
+        assert {*draft.law.name.split()} == {"SYSTEMATIC"} and draft.tree.num_nodes == len(parents)
+        u = noise.uniforms(NoiseKey.of([0], [0], [len(text)]), noise.Stream.DRAFT, len(parents))[0]
+        for context, drawn in enumerate(trees.children(draft.tree)[0].tolist()):
+            nodes = [n for n in drawn if n >= 0]
+            many = max(many, len(nodes)) if context else many
+            for j, n in enumerate(nodes):
+                sums = np.cumsum(draft.probs[0, draft.rows[0, n]].numpy(), dtype=np.float64)
+                assert draft.tree.tokens[0, n] == np.argmax(sums / sums[-1] > (u[context].item() + j) / len(nodes))
+    assert many > 1  # copies pooled
+
+
 def compiled_and_grown(kind, sizes):
     """The draft of the embedded model in one compiled call and depth by depth, for three texts; equal but for rounding."""
     model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=6)
@@ -145,7 +169,7 @@ def test_a_race_has_no_more_children_than_its_law_has_tokens():
     assert torch.equal(again.tree.tokens, draft.tree.tokens)
 
 
-@pytest.mark.parametrize("kind", ["paths", "coupled"])
+@pytest.mark.parametrize("kind", ["paths", "coupled", "systematic"])
 def test_a_compiled_proposal_with_a_trunk_is_the_grown_one(kind):
     draft = compiled_and_grown(kind, [Budget.fixed(paths(2, 4, 1)), Budget.fixed(paths(3, 4, 3)), Budget.fixed(paths(2, 3))])
     assert trees.depths(draft.tree).amax(1).tolist() == [4, 4, 3]
@@ -160,7 +184,7 @@ def test_a_compiled_ragged_proposal_is_the_grown_one(lengths):
     assert draft.tree.parents[1].tolist()[:5] == [-1, 0, 0, 0, 1]  # the first path goes on
 
 
-@pytest.mark.parametrize("kind", ["paths", "coupled"])
+@pytest.mark.parametrize("kind", ["paths", "coupled", "systematic"])
 def test_a_compiled_tree_by_position_is_the_grown_one(kind):
     given = (-1, 0, 0, 0, 1, 1, 2, 4, 6, 7), (-1, 0, 0, 2, 2, 3)
     draft = compiled_and_grown(kind, [*map(Budget.fixed, given), Budget.fixed(paths(2, 3))])

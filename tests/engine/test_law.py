@@ -47,6 +47,7 @@ RIGHT = [
             ("without_replacement", "greedy_traversal_wor"),
             ("greedy_plus_one", "greedy_plus_one"),
             ("coupled", "race"),
+            ("systematic", "flow"),
         )
     ),
 ]

@@ -9,7 +9,7 @@ from polydraft.errors import CapacityError, DrafterWarning, IncompatibleError, I
 from tests.engine.tables import TableModel, plain_greedy
 from tests.engine.tables import table_engine as engine
 
-KINDS = ["paths", "chain", "without_replacement", "greedy_plus_one", "top_k", "coupled"]
+KINDS = ["paths", "chain", "without_replacement", "greedy_plus_one", "top_k", "coupled", "systematic"]
 PROMPTS = [[1, 2, 3], [4], [5, 5, 0, 1]]
 
 

@@ -3,9 +3,12 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from polydraft import noise
+from polydraft.core import SiblingLaw
+from tests.laws.harness import sibling_draws
 
 
 class Draws:
@@ -22,6 +25,11 @@ class Draws:
         """In the place of `noise.choose` and `noise.draw`."""
         rows = probs.double().reshape(-1, probs.shape[-1])
         return torch.tensor([self._draw(row / row.sum()) for row in rows]).reshape(probs.shape[:-1])
+
+    def choose_systematic(self, probs: np.ndarray, u: float, drawn: np.ndarray) -> None:
+        """In the place of `noise.choose_systematic`: one draw of a tuple."""
+        every = list(sibling_draws(SiblingLaw.SYSTEMATIC, [probs.astype(float)], len(drawn)))
+        drawn[:] = every[self._draw(torch.tensor([p for p, _ in every], dtype=torch.float64))][1]
 
     def _draw(self, law: torch.Tensor) -> int:
         if self.at == len(self.trail):
@@ -42,10 +50,11 @@ class Draws:
 
 
 def every_run(program: Callable[[], Any], monkeypatch: Any) -> Iterator[tuple[float, Any]]:
-    """(probability, result) of every run of a program whose only randomness is `noise.choose` and `noise.draw`."""
+    """(probability, result) of every run of a program whose only randomness is `noise.choose`, `noise.choose_systematic` and `noise.draw`."""
     draws, more = Draws(), True
     monkeypatch.setattr(noise, "choose", draws.choose)
     monkeypatch.setattr(noise, "draw", draws.choose)
+    monkeypatch.setattr(noise, "choose_systematic", draws.choose_systematic)
     while more:
         draws.begin()
         result = program()

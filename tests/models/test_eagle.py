@@ -114,7 +114,7 @@ def test_a_compiled_head_has_the_laws_of_the_trained_one(head, folder, target, l
     assert expected[0].max() < 0.99 and (expected[0] - expected[1]).abs().sum() > 0.05, "the test sees laws that differ"
 
 
-@pytest.mark.parametrize("kind", ["paths", "coupled", "without_replacement", "greedy_plus_one", "top_k"])
+@pytest.mark.parametrize("kind", ["paths", "coupled", "systematic", "without_replacement", "greedy_plus_one", "top_k"])
 def test_what_was_accepted_is_read_again_with_the_targets_states(folder, target, kind):
     """After rounds with drafts, some of which are accepted, the head drafts as one that has just read the whole text."""
     ids = text(target, 30)

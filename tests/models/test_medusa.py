@@ -81,7 +81,7 @@ def test_all_sequences_of_a_batch_have_their_own_laws(folder, target):
         assert torch.equal(draft.probs[0], together.probs[b]), "bits do not depend on the batch"
 
 
-@pytest.mark.parametrize("kind", ["paths", "coupled", "without_replacement", "greedy_plus_one", "top_k"])
+@pytest.mark.parametrize("kind", ["paths", "coupled", "systematic", "without_replacement", "greedy_plus_one", "top_k"])
 def test_after_a_round_the_heads_read_the_state_of_what_was_kept(folder, target, kind):
     ids = text(target, 30)
     drafter, state, _ = begun(folder, target, ids, kind)

@@ -100,7 +100,7 @@ def test_a_batch_is_committed_as_each_of_its_rows(kind):
     assert torch.allclose(after(target, 0, 3), fresh(model, [*TEXT, 1, 3])[-1], atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["paths", "top_k", "coupled", "listed"])
+@pytest.mark.parametrize("kind", ["paths", "top_k", "coupled", "listed", "systematic"])
 def test_a_proposal_leaves_a_tree_that_can_be_committed(kind):
     small, target = (CompiledLlama(small_model(ARCHITECTURES["llama"], seed), max_num_seqs=2) for seed in (1, 0))
     drafter = ModelDrafter(small, kind)

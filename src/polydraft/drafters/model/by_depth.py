@@ -84,11 +84,12 @@ class Growth:
         below: dict[int, list[int]] = {}
         for u in range(starts[0, depth + 1], starts[0, depth + 2]):
             if given[u] in node:
-                below.setdefault(given[u], []).append(u)
+                n = node[given[u]]
+                below.setdefault(first[n] if self.kind == "systematic" else n, []).append(u)
         drawn: dict[int, int] = {}
         for parent, children in below.items():
-            q = self.laws[b][self.row_of[b][first[node[parent]]]]
-            drawn |= dict(zip(children, _DRAWS[self.kind](self, b, q, children, depth), strict=False))
+            q = self.laws[b][self.row_of[b][first[parent]]]
+            drawn |= dict(zip(children, _DRAWS[self.kind](self, b, q, children, depth, parent), strict=False))
         for u in sorted(drawn):
             node[u] = len(self.tokens[b])
             self.tokens[b].append(drawn[u])
@@ -99,28 +100,34 @@ class Growth:
         """By the noise of a node of the budget."""
         return int(noise.choose(weights[None], self.uniforms[b, node : node + 1]))
 
-    def _iid(self, b: int, q: Tensor, children: list[int], depth: int) -> list[int]:
+    def _iid(self, b: int, q: Tensor, children: list[int], depth: int, parent: int) -> list[int]:
         return [self._choose(b, q, u) for u in children]
 
-    def _distinct(self, b: int, q: Tensor, children: list[int], depth: int) -> list[int]:
+    def _distinct(self, b: int, q: Tensor, children: list[int], depth: int, parent: int) -> list[int]:
         left, drawn = q.double().clone(), []
         for u in children[: int((q > 0).sum())]:
             drawn.append(self._choose(b, left, u))
             left[drawn[-1]] = 0.0
         return drawn
 
-    def _greedy_plus_one(self, b: int, q: Tensor, children: list[int], depth: int) -> list[int]:
+    def _greedy_plus_one(self, b: int, q: Tensor, children: list[int], depth: int, parent: int) -> list[int]:
         top = torch.sort(q, descending=True, stable=True).indices[: len(children) - 1].tolist()
         rest = q.double().clone()
         rest[top] = 0.0
         return [*top, self._choose(b, rest, children[-1])] if rest.sum() > 0 else top
 
-    def _coupled(self, b: int, q: Tensor, children: list[int], depth: int) -> list[int]:
+    def _coupled(self, b: int, q: Tensor, children: list[int], depth: int, parent: int) -> list[int]:
         key = NoiseKey(*(x[b : b + 1] for x in (self.key.seed, self.key.sample, self.key.position)))
         clocks = noise.clocks(replace(key, position=key.position + depth), len(q))[0]
         return (q.double() / clocks).topk(min(len(children), int((q > 0).sum()))).indices.tolist()
 
-    def _listed(self, b: int, q: Tensor, children: list[int], depth: int) -> list[int]:
+    def _systematic(self, b: int, q: Tensor, children: list[int], depth: int, parent: int) -> list[int]:
+        """parent: the first copy of a context, all of whose draws these are."""
+        drawn = np.zeros(len(children), np.int64)
+        noise.choose_systematic(q.contiguous().numpy(), float(self.uniforms[b, parent]), drawn)
+        return drawn.tolist()
+
+    def _listed(self, b: int, q: Tensor, children: list[int], depth: int, parent: int) -> list[int]:
         """Each path's own race; path numbers and clocks are those of `verifiers.list_race`."""
         seed, sample, position = (int(x[b]) for x in (self.key.seed, self.key.sample, self.key.position))
         winner, rates, drawn = np.zeros(1, np.int64), q.double().numpy(), list[int]()
@@ -149,4 +156,5 @@ _DRAWS: dict[str, Callable[..., list[int]]] = {
     "greedy_plus_one": Growth._greedy_plus_one,
     "coupled": Growth._coupled,
     "listed": Growth._listed,
+    "systematic": Growth._systematic,
 }

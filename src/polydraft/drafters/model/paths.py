@@ -6,6 +6,7 @@
     top_k            the most probable nodes, grown best first (`best_first`)               POINT_MASS
     coupled          the children of a node its smallest clock/q                            COUPLED
     listed           K paths, each the smallest clock/q of a race of its own                LISTED
+    systematic       the paths through a context go on at equal steps of one uniform        SYSTEMATIC
 
 Every token is drawn with the noise of its node from the very row that is reported, processed with the request's own
 sampling parameters. Penalties that depend on the path are left out of q where the whole proposal is one compiled call:
@@ -64,6 +65,7 @@ _METHODS = (
         {SiblingLaw.LISTED},
         {TreeShape.CHAIN, TreeShape.PATHS},
     ),
+    method("model:systematic", "Smaller model, paths at equal steps of one uniform", "", {SiblingLaw.SYSTEMATIC}, FIXED),
 )
 KINDS = {info.name.partition(":")[2] or "paths": info for info in _METHODS}
 
@@ -94,7 +96,7 @@ class ModelDrafter:
         """Equal for those that share them."""
         self._proposed: dict[int, tuple[TokenTree, int]] = {}
         """By slot: tree and row that the cache holds behind committed tokens."""
-        offered = kind in ("paths", "chain", "coupled")
+        offered = kind in ("paths", "chain", "coupled", "systematic")
         self._propose_paths: ProposePaths | None = getattr(model, "propose_paths", None) if offered else None
 
     @classmethod
@@ -157,16 +159,16 @@ class ModelDrafter:
 
     def _drawn(self, states: Sequence[ModelState], fixed: list[Budget], keys: tuple[list[int], list[int], list[int]]) -> Draft:
         """By the model's own proposal where it offers one for this, else depth by depth through `score`."""
-        (law,), coupled, found = self.info.laws, self.kind == "coupled", None
+        (law,), found = self.info.laws, None
         if self._propose_paths is not None:
             trees, params = [g.parents for g in fixed], [s.request.params for s in states]
             slots, pending = [s.slot for s in states], [s.pending for s in states]
-            found = self._propose_paths(slots, pending, keys, trees, params, coupled=coupled)
+            found = self._propose_paths(slots, pending, keys, trees, params, law=law)
         if found is None:
             self._rewind(states)
             return self._grow(states, fixed, NoiseKey.of(*keys))
         drawn, rows, probs = found
-        return Draft(drawn, law, _shape(fixed), probs, rows, NoiseKey.of(*keys) if coupled else None)
+        return Draft(drawn, law, _shape(fixed), probs, rows, NoiseKey.of(*keys) if law is SiblingLaw.COUPLED else None)
 
     def _cached(self, state: ModelState) -> int:
         """Columns of its slot that hold committed tokens."""

@@ -14,27 +14,28 @@ from jaxtyping import Float, Int
 from numba import njit
 from torch import Tensor
 
-from polydraft.core import Budget, SamplingParams, TokenTree
+from polydraft.core import Budget, SamplingParams, SiblingLaw, TokenTree
 from polydraft.models.compiled.forward import draft_pass
 from polydraft.models.compiled.trees import draft_law, grow
 from polydraft.models.layout import layouts
 from polydraft.models.slots import TREE_ROOM, SlotModel
-from polydraft.noise import choose_row, first_arrivals, uniform_at
+from polydraft.noise import choose_row, choose_systematic, first_arrivals, uniform_at
 
 __all__ = ["CompiledProposals", "laws_asked"]
 
 _f32 = np.float32
+IID, COUPLED = SiblingLaw.IID.value, SiblingLaw.COUPLED.value
 LONGEST_PENDING = 32
 """Committed tokens that a proposal reads itself; more are read by a pass of their own before."""
 
 
 @njit(cache=True, error_model="numpy")
-def _propose(model, vocab, ids, asked, given, starts, inner, law, bias, coupled):
+def _propose(model, vocab, ids, asked, given, starts, inner, law, bias, siblings):
     """asked [B, 5 + P] = slot, seed, sample, position, number of pending tokens, those tokens, the root last.
 
     given, starts, inner: see `layout.Layout`.  law [B, 4] = temperature, top_k, top_p, min_p.  Caches grow by what is pending, less the root, behind which the tree lies.
     ids: the tokens that the model's logits are of, where they are not all.
-    Returns tokens, parents, rows [B, N] and probs [B, R, V]. coupled: draws by the race, else independent ones.
+    Returns tokens, parents, rows [B, N] and probs [B, R, V]. siblings: value of the SiblingLaw of the draws.
     """
     slots, keys, counts, pending = asked[:, 0].copy(), asked[:, 1:4], asked[:, 4], asked[:, 5:]
     (B, N), P, distinct = given.shape, pending.shape[1], 1
@@ -78,15 +79,20 @@ def _propose(model, vocab, ids, asked, given, starts, inner, law, bias, coupled)
                 source = row_of[b, first[b, parent]]
                 if tokens[b, parent] < 0:
                     tokens[b, n] = -1
-                elif not coupled:
+                elif siblings == IID:
                     tokens[b, n] = choose_row(probs[b, source], uniform_at(keys[b, 0], keys[b, 1], keys[b, 2], 0, n))
-                elif not (parents[b, here:n] == parent).any():  # all children of a node at once
-                    many = (parents[b, n:end] == parent).sum()
-                    first_arrivals(probs[b, source], keys[b, 0], keys[b, 1], keys[b, 2] + d, drawn[:many])
-                    turn = 0
+                elif not (first[b][parents[b, here:n]] == first[b, parent]).any():  # all draws of a context at once
+                    context, turn = first[b, parent], 0
+                    many = (first[b][parents[b, n:end]] == context).sum()
+                    if siblings == COUPLED:
+                        first_arrivals(probs[b, source], keys[b, 0], keys[b, 1], keys[b, 2] + d, drawn[:many])
+                    else:
+                        u = uniform_at(keys[b, 0], keys[b, 1], keys[b, 2], 0, context)
+                        choose_systematic(probs[b, source], u, drawn[:many])
                     for m in range(n, end):
-                        if parents[b, m] == parent:
-                            tokens[b, m] = drawn[turn] if turn == 0 or drawn[turn] != drawn[turn - 1] else -1
+                        if first[b, parents[b, m]] == context:
+                            again = siblings == COUPLED and turn > 0 and drawn[turn] == drawn[turn - 1]
+                            tokens[b, m] = -1 if again else drawn[turn]
                             turn += 1
                 if tokens[b, n] < 0:  # no draft, which the caller sees
                     continue
@@ -127,27 +133,27 @@ class CompiledProposals(SlotModel):
         trees: Sequence[tuple[int, ...]],
         params: Sequence[SamplingParams],
         *,
-        coupled: bool = False,
+        law: SiblingLaw = SiblingLaw.IID,
     ) -> tuple[TokenTree, Int[Tensor, "B N"], Float[Tensor, "B R V"]] | None:
         """A tree for every row: its tokens, each node's row, and the rows that tokens were drawn from. Penalties are left out of the law.
 
         trees: of every row, the parents of a fixed `core.Budget`.  keys: seeds, sample indices and positions of the noise.
         pending: committed tokens that the cache lacks, the root last; all but that are cached where there is a draft.
-        coupled: the children of a node are its smallest clock / q (Kobus & Gunduz 2025, arXiv 2504.15475); else every token is an
-            independent draw of its row. None where a law has fewer tokens than a node has children.
+        law: IID; COUPLED: the children of a node are its smallest clock / q (Kobus & Gunduz 2025, arXiv 2504.15475), and None is
+            returned where its row has fewer tokens; SYSTEMATIC.
 
         Raises:
             CapacityError: a tree of more nodes than a pass takes.
         """
         places, drafting = layouts(tuple(trees)), [len(parents) > 1 for parents in trees]
         given = self._asked(slots, list(zip(*keys, strict=True)), pending, drafting, places.parents.shape[1])
-        law, bias = laws_asked(params, self.vocab_size, self.draft_ids)
+        rows_asked, bias = laws_asked(params, self.vocab_size, self.draft_ids)
         with self.pool:
             tokens, parents, rows, probs = _propose(
-                self.arrays, self.vocab_size, self.draft_ids, given, *places, np.array(law), bias, coupled
+                self.arrays, self.vocab_size, self.draft_ids, given, *places, np.array(rows_asked), bias, law.value
             )
         self._note(slots, drafting, places.parents.shape[1], places.inner.shape[1] - 1)
-        if coupled and (tokens < 0).any():
+        if law is SiblingLaw.COUPLED and (tokens < 0).any():
             return None
         return TokenTree.of(tokens, parents), torch.from_numpy(rows), torch.from_numpy(probs)
 

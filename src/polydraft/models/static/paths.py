@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polydraft import noise, sampling
 from polydraft import tree as trees_of_tokens
-from polydraft.core import NoiseKey, SamplingParams, TokenTree
+from polydraft.core import NoiseKey, SamplingParams, SiblingLaw, TokenTree
 from polydraft.models.layout import layouts
 from polydraft.models.slots import SlotModel
 
@@ -54,11 +54,11 @@ class StaticProposals(SlotModel):
         trees: Sequence[tuple[int, ...]],
         params: Sequence[SamplingParams],
         *,
-        coupled: bool = False,
+        law: SiblingLaw = SiblingLaw.IID,
     ) -> tuple[TokenTree, Int[Tensor, "B N"], Float[Tensor, "B R V"]] | None:
         """As `CompiledProposals.propose_paths`; the rows that tokens were drawn from stay on the device.
 
-        None for coupled draws, and for sampling parameters that depend on the path.
+        None for draws that are not iid, and for sampling parameters that depend on the path.
 
         Example:
             >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -70,7 +70,7 @@ class StaticProposals(SlotModel):
             >>> tree.parents.tolist(), probs.shape
             ([[-1, 0, 0, 1, 2]], torch.Size([1, 3, 32]))
         """
-        if coupled or any(p.has_penalties or p.min_tokens for p in params):
+        if law is not SiblingLaw.IID or any(p.has_penalties or p.min_tokens for p in params):
             return None
         live = [b for b, parents in enumerate(trees) if len(parents) > 1]
         if behind := [b for b in live if len(pending[b]) > 1]:
