@@ -23,6 +23,7 @@ _WHERE = {
     "TokenTree": "core",
     "TreeShape": "core",
     "SamplingParams": "params",
+    "AsyncEngine": "engine.asynchronous",
     "Engine": "engine.api",
     "FixedPlan": "plan.plan",
     "AdaptivePlan": "plan.plan",
@@ -38,6 +39,7 @@ __all__ = [*sorted(_WHERE), "__version__"]  # pyright: ignore[reportUnsupportedD
 if TYPE_CHECKING:
     from polydraft.core import Budget, Draft, Method, Needs, NoiseKey, Outcome, Request, SiblingLaw, TokenTree, TreeShape
     from polydraft.engine.api import Engine
+    from polydraft.engine.asynchronous import AsyncEngine
     from polydraft.errors import PolydraftError
     from polydraft.integrations.transformers import custom_generate
     from polydraft.papers import citation

@@ -28,6 +28,10 @@ class CapacityError(PolydraftError, RuntimeError):
     """More memory, slots or context than there is."""
 
 
+class BusyError(CapacityError):
+    """As many requests wait as may: ask again later."""
+
+
 class DrafterWarning(UserWarning):
     """A drafter failed and was switched off for a request; its text is unharmed."""
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
-from polydraft.engine.loop import StepOutput
+from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import Origin, Sample
 from polydraft.engine.stats import RequestStats
 from polydraft.engine.stopping import Detokenizer

@@ -14,7 +14,8 @@ from typing import Any, cast
 from polydraft.core import Drafter, Law, Request, SamplingParams, Target, Verifier
 from polydraft.drafters.base import Parts
 from polydraft.engine import build
-from polydraft.engine.loop import Loop, StepOutput
+from polydraft.engine.loop import Inbox, Loop
+from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import Result, Sample
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
@@ -205,8 +206,11 @@ class Engine(Loop):
             raise InvalidInputError("an empty prompt was given; expected at least one token. Give some text to continue.")
         return ids
 
-    def _submit(self, prompt: Prompt, params: SamplingParams, index: int = 0, outputs: deque[StepOutput] | None = None) -> Result:
-        """Queue all samples of a prompt; the returned result fills as they run. outputs: filled with what steps give them."""
+    def submit(self, prompt: Prompt, params: SamplingParams, index: int = 0, outputs: Inbox | None = None) -> Result:
+        """Queue all samples of a prompt, from any thread; the returned result fills as they run.
+
+        outputs: is given what steps give them, in the thread that steps, until it is forgotten.
+        """
         if not isinstance(params, SamplingParams):
             raise InvalidInputError(
                 f"params={params!r} was given; expected a SamplingParams, such as SamplingParams(temperature=0.8, max_tokens=64)."
@@ -252,7 +256,7 @@ class Engine(Loop):
         results: list[Result] = []
         try:
             for index, (prompt, wanted) in enumerate(zip(given, each, strict=True), first_index):
-                results.append(self._submit(prompt, wanted, index))
+                results.append(self.submit(prompt, wanted, index))
             self._run(results, progress)
         finally:
             self.discard(r.id for r in results if any(s.finish_reason is None for s in r.samples))
@@ -274,7 +278,7 @@ class Engine(Loop):
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[StepOutput, None, None]:
         """Yield what each step emits for one prompt, whoever calls the step; closing the iterator aborts the request."""
         outputs = deque[StepOutput]()
-        result = self._submit(prompt, SamplingParams() if params is None else params, outputs=outputs)
+        result = self.submit(prompt, SamplingParams() if params is None else params, outputs=outputs)
         unfinished = len(result.samples)
         try:
             while unfinished > 0:
@@ -285,9 +289,13 @@ class Engine(Loop):
                     unfinished -= output.finished
                     yield output
         finally:
-            del self._streams[result.id]
+            self.forget(result.id)
             if unfinished > 0:
                 self.discard([result.id])
+
+    def forget(self, request_id: str) -> None:
+        """Give no more outputs to the inbox of a request; it runs on."""
+        self._streams.pop(request_id, None)
 
     def encode_chat(self, messages: Seq[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation that the model is to answer, through the tokenizer's own template.

@@ -10,7 +10,7 @@ second caller waits for the first. Every output is returned by one call of `step
 
 Failures: a request whose parameters, logits or stop rule fail at run time ends with `finish_reason="error"`, what it emitted
 stays, and the others of its round keep their very tokens; a drafter that fails is dealt with in `drafting`. Where the target
-itself fails, the step raises and what ran waits again.
+itself fails, the step raises and what ran waits again; `isolate` then finds those that fail alone.
 """
 
 import threading
@@ -19,24 +19,22 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack
-from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
-
-import torch
+from typing import Any, Protocol
 
 from polydraft import sampling
 from polydraft.compile_time import working
-from polydraft.core import Drafter, Law, Request, SamplingParams, SecondLaw, Target, Verifier
+from polydraft.core import Drafter, Law, Request, SecondLaw, Target, Verifier
 from polydraft.engine import drafting, stats
 from polydraft.engine.needs import check_drafter, check_law
+from polydraft.engine.output import StepOutput, emit
 from polydraft.engine.second import Second
-from polydraft.engine.sequence import Origin, Sample, Sequence, TokenLogprob
+from polydraft.engine.sequence import Sample, Sequence
 from polydraft.engine.stats import Stopwatch
 from polydraft.engine.step import Round, Stepper
 from polydraft.engine.stopping import Stopper
 from polydraft.engine.ties import check_margin
-from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, PolydraftError, RequestWarning
+from polydraft.errors import BusyError, CapacityError, IncompatibleError, InvalidInputError, PolydraftError, RequestWarning
 from polydraft.models.slots import Slots
 from polydraft.params import MOST_SAMPLES
 from polydraft.plan.plan import Plan
@@ -45,19 +43,10 @@ MOST_WAITING = 65_536
 """Samples that may wait for a slot; `add_request` refuses more."""
 
 
-@dataclass(frozen=True)
-class StepOutput:
-    """What one step gave one sample: new tokens with their origins, the text that became certain, and whether it is the last.
+class Inbox(Protocol):
+    """Where the outputs of a request go, as steps give them."""
 
-    sample: all of it, which goes on filling.
-    """
-
-    request_id: str
-    token_ids: list[int]
-    origins: list[Origin]
-    text: str
-    sample: Sample
-    finished: bool
+    def append(self, output: StepOutput, /) -> None: ...
 
 
 class Loop:
@@ -113,7 +102,9 @@ class Loop:
         self._unfinished: dict[str, dict[Sequence, None]] = {}
         self._outputs: list[StepOutput] = []
         """Those that no call of `step` has returned yet."""
-        self._streams: dict[str, deque[StepOutput]] = {}
+        self._interrupted: list[Sequence] = []
+        """What ran in the last step that raised."""
+        self._streams: dict[str, Inbox] = {}
         self._stepping = threading.Lock()
         self._source = "" if drafter is None else drafter.info.name
         if drafter is not None and (prepare := getattr(plan, "prepare", None)):
@@ -124,6 +115,21 @@ class Loop:
         """Whether a step has something to do or to return."""
         return bool(self._asked or self._outputs or self._waiting or self._running)
 
+    @property
+    def num_running(self) -> int:
+        """Samples that have a slot."""
+        return len(self._running)
+
+    @property
+    def num_free(self) -> int:
+        """Slots that nobody has."""
+        return self._slots.num_free
+
+    @property
+    def num_waiting(self) -> int:
+        """Samples that wait for a slot, or to be taken in."""
+        return len(self._waiting) + sum(isinstance(asked, Sequence) for asked in list(self._asked))
+
     def add_request(self, request: Request) -> Sample:
         """Queue one sample of a request, from any thread; it joins at the next step.
 
@@ -132,7 +138,8 @@ class Loop:
 
         Raises:
             InvalidInputError: ids outside the vocabulary, bans that leave no token, or stop strings without a tokenizer.
-            CapacityError: the prompt, or the prompt and `max_tokens`, does not fit the context, or MOST_WAITING samples wait already.
+            CapacityError: the prompt, or the prompt and `max_tokens`, does not fit the context.
+            BusyError: MOST_WAITING samples wait already.
         """
         self._check(request)
         params = request.params
@@ -170,7 +177,7 @@ class Loop:
                 "stop strings were given without a tokenizer; use stop_token_ids, or give the engine a tokenizer."
             )
         if len(self._asked) + len(self._waiting) >= MOST_WAITING:
-            raise CapacityError(
+            raise BusyError(
                 f"request {request.id!r} was given while {MOST_WAITING} samples wait, as many as may. "
                 "Run some steps first, or split the call or its n."
             )
@@ -196,6 +203,11 @@ class Loop:
         That step returns one last output for each sample that had not finished.
         """
         self._asked.append(request_id)
+
+    def abort_all(self) -> None:
+        """The same for every request that was added before."""
+        asked = [a.request.id for a in list(self._asked) if isinstance(a, Sequence)]
+        self._asked.extend({*asked, *list(self._unfinished)})
 
     def discard(self, request_ids: Iterable[str]) -> None:
         """Abort requests whose outputs nobody reads: their slots are free at once, unless a step is running: then before the next.
@@ -237,8 +249,8 @@ class Loop:
 
     def _give(self, output: StepOutput) -> None:
         self._outputs.append(output)
-        if output.request_id in self._streams:
-            self._streams[output.request_id].append(output)
+        if (inbox := self._streams.get(output.request_id)) is not None:
+            inbox.append(output)
 
     def _leave(self, s: Sequence, *, keep: bool = False) -> None:
         """A finished sequence gives back what it holds and is forgotten; one that was interrupted on its way may leave again.
@@ -305,6 +317,7 @@ class Loop:
     def _put_back(self) -> None:
         """All that runs waits again, before the others; what has finished leaves."""
         stopped, self._running = self._running, []
+        self._interrupted = [s for s in stopped if not s.finished]
         for s in reversed(stopped):
             if not s.finished:
                 self._waiting[s] = None
@@ -312,6 +325,31 @@ class Loop:
         with ExitStack() as every:
             for s in stopped:
                 every.callback(self._leave if s.finished else self._evict, s)
+
+    def isolate(self) -> list[StepOutput]:
+        """After a step that raised: each sequence that it interrupted takes one step alone; one that raises again ends with an error.
+
+        The others wait, as they do after the failure, and keep their very tokens.
+        """
+        with self._stepping:
+            suspects, others = self._interrupted, self._waiting
+            for s in suspects:
+                if s not in others:
+                    continue
+                self._waiting = OrderedDict({s: None})
+                try:
+                    self._admit()
+                    self._round([s])
+                except Exception as error:
+                    self._put_back()
+                    self._fail(s, error)
+                else:
+                    self._put_back()
+            waiting = OrderedDict((s, None) for s in suspects if s in others and not s.finished)
+            self._waiting = OrderedDict({**waiting, **{s: None for s in others if s not in suspects}})
+            self._interrupted = []
+            outputs, self._outputs = self._outputs, []
+            return outputs
 
     def _round(self, sequences: list[Sequence]) -> None:
         stop_ids = frozenset(self.eos_token_ids)
@@ -337,45 +375,10 @@ class Loop:
             time(done.sequences, done.draft, self._pricing() - began)
 
     def _emit(self, b: int, s: Sequence, done: Round) -> None:
-        """Append the round's tokens up to a stop, with text, origins and log-probabilities."""
-        nodes, tokens = done.nodes[b], done.tokens[b]
-        branch, drafted = _branch(done, b), len(tokens) - 1
-        sources = (getattr(s.state, "credit", None) or [self._source] * drafted)[:drafted]
-        origins = [*(Origin(source, branch) for source in sources), Origin("target")]
-        kept, failure = _read(s.stopper, tokens)
-        s.sample.stats.cut_off(len(tokens) - kept)
-        if s.sample.logprobs is not None:
-            s.sample.logprobs += _logprobs(s.request.params, done, b, nodes[:kept], tokens[:kept])
-        s.token_ids += tokens[:kept]
-        s.sample.token_ids += tokens[:kept]
-        s.sample.origins += origins[:kept]
-        s.sample.text = s.stopper.text
-        if s.sample.stats.seconds_to_first_token is None:
-            s.sample.stats.seconds_to_first_token = perf_counter() - s.arrival
-        if s.stopper.stop:
-            s.sample.finish_reason, s.sample.stop_reason = s.stopper.stop.finish_reason, s.stopper.stop.stop_reason
-        self._give(StepOutput(s.request.id, tokens[:kept], origins[:kept], s.stopper.take(), s.sample, s.finished))
+        output, failure = emit(done, b, s, self._source)
+        self._give(output)
         if failure is not None:
             raise failure
-
-
-def _read(stopper: Stopper, tokens: list[int]) -> tuple[int, Exception | None]:
-    """How many of a round's tokens are emitted: up to a stop, or to one that cannot be read, with the reason."""
-    for kept, token in enumerate(tokens, 1):
-        try:
-            stopper.push(token)
-        except Exception as error:
-            return kept - 1, error
-        if stopper.stop:
-            return kept, None
-    return len(tokens), None
-
-
-def _branch(done: Round, b: int) -> int:
-    """Which child, in draw order, the accepted path takes where the tree first branches on its way."""
-    parents = done.parents[b]
-    parted = next((n for n in done.nodes[b][1:] if parents.count(parents[n]) > 1), 0)
-    return parents[:parted].count(parents[parted])
 
 
 def _share(sequences: Seq[Sequence], seconds: dict[str, float]) -> None:
@@ -383,18 +386,3 @@ def _share(sequences: Seq[Sequence], seconds: dict[str, float]) -> None:
     for s in sequences:
         for phase, value in seconds.items():
             s.sample.stats.seconds[phase] += value / len(sequences)
-
-
-def _logprobs(params: SamplingParams, done: Round, b: int, nodes: list[int], tokens: list[int]) -> list[TokenLogprob]:
-    """Log-probabilities of the emitted tokens and of the top alternatives, from raw logits or the processed law."""
-    if params.logprobs_mode == "processed":
-        rows = done.probs[b, nodes].double().log()
-    else:
-        rows = torch.log_softmax(done.scores.logits[b, nodes].double(), -1)
-    k = min(params.logprobs or 0, rows.shape[-1])
-    values, ids = rows.topk(k, -1)
-    own = rows.gather(1, torch.tensor(tokens, device=rows.device)[:, None])[:, 0].tolist()
-    return [
-        TokenLogprob(token, logprob, dict(zip(top, tops, strict=True)))
-        for token, logprob, top, tops in zip(tokens, own, ids.tolist(), values.tolist(), strict=True)
-    ]

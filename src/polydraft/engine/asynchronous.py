@@ -1,0 +1,165 @@
+"""An engine in a thread of its own, for any number of coroutines: what a server is built on.
+
+The thread steps while there is something to do and sleeps otherwise. Coroutines only ask, through the engine's queue: requests join and
+leave between steps. Each stream has a mailbox of its own on its event loop, so a slow reader keeps nobody waiting, and what it has
+not read is at most what it asked for.
+
+A step that raises is looked into: what it interrupted is run alone, the requests that fail alone end with `finish_reason="error"`, the
+others go on (see `Loop.isolate`).
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncGenerator, Callable
+from collections.abc import Sequence as Seq
+from contextlib import aclosing, suppress
+from time import perf_counter
+from types import TracebackType
+
+from polydraft.engine.api import Engine, Prompt
+from polydraft.engine.output import StepOutput
+from polydraft.engine.sequence import Result
+from polydraft.errors import BusyError, InvalidInputError, PolydraftError
+from polydraft.params import SamplingParams
+
+__all__ = ["AsyncEngine"]
+
+log = logging.getLogger("polydraft.engine")
+
+
+class _Mailbox(asyncio.Queue[StepOutput | None]):
+    """Where the engine's thread puts what steps give one request, and None where it died; a loop that has ended wants nothing more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._home = asyncio.get_running_loop()
+
+    def append(self, output: StepOutput | None) -> None:
+        with suppress(RuntimeError):
+            self._home.call_soon_threadsafe(self.put_nowait, output)
+
+
+class AsyncEngine:
+    """Streams and results of an engine for coroutines; enter it to start its thread, leave it to end what runs.
+
+    engine: nobody else may step it while this one is entered.
+    max_waiting: samples that may wait for a slot, beyond which `BusyError` is raised.
+    observe: told of every step, in the engine's thread: its outputs and the seconds that it took.
+
+    Example:
+        >>> async def main():
+        ...     async with AsyncEngine(Engine.embedded()) as engine:
+        ...         async for step in engine.stream("def add(a, b):\\n", SamplingParams(temperature=0, max_tokens=8)):
+        ...             text = step.sample.text
+        ...     return step.sample.finish_reason, len(step.sample.token_ids)
+        >>> asyncio.run(main())
+        ('length', 8)
+    """
+
+    def __init__(
+        self, engine: Engine, *, max_waiting: int = 256, observe: Callable[[Seq[StepOutput], float], None] | None = None
+    ) -> None:
+        if max_waiting < 1:
+            raise InvalidInputError(f"max_waiting={max_waiting} was given; expected at least 1.")
+        self.engine, self.max_waiting = engine, max_waiting
+        self._observe = observe
+        self._asked, self._closing = threading.Event(), False
+        self._thread: threading.Thread | None = None
+        self._mailboxes: set[_Mailbox] = set()
+
+    async def __aenter__(self) -> "AsyncEngine":
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="polydraft-engine", daemon=True)
+        self._thread.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    @property
+    def running(self) -> bool:
+        """Whether requests are taken."""
+        return self._thread is not None and self._thread.is_alive() and not self._closing
+
+    async def close(self, seconds: float = 0) -> None:
+        """Take no more requests, let those that are there finish for so long, abort the rest, and end the thread."""
+        self._closing = True
+        until = perf_counter() + seconds
+        while self.engine.has_unfinished_requests and perf_counter() < until:
+            await asyncio.sleep(0.01)
+        self.engine.abort_all()
+        self._asked.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[StepOutput, None]:
+        """Yield what each step emits for one prompt; closing or cancelling it frees its slots before the next step's round.
+
+        A sample that fails ends with `finish_reason="error"` and `sample.error`.
+
+        Raises:
+            BusyError: as many samples wait as may, or the engine is closed.
+            InvalidInputError, CapacityError: as of `Engine.add_request`.
+        """
+        mailbox, given = _Mailbox(), params or SamplingParams()
+        result = self._submit(prompt, given, mailbox)
+        unfinished = len(result.samples)
+        self._mailboxes.add(mailbox)
+        try:
+            while unfinished:
+                output = await mailbox.get()
+                if output is None:
+                    raise PolydraftError("the engine's thread has died; its log says why. Start it again.")
+                unfinished -= output.finished
+                yield output
+        finally:
+            self._mailboxes.discard(mailbox)
+            self.engine.forget(result.id)
+            if unfinished:
+                self.engine.abort_request(result.id)
+                self._asked.set()
+
+    def _submit(self, prompt: Prompt, params: SamplingParams, mailbox: _Mailbox) -> Result:
+        if not self.running:
+            raise BusyError("the engine takes no more requests: it was closed, or never entered. Use `async with`.")
+        if self.engine.num_waiting + params.n > self.max_waiting + self.engine.num_free:
+            raise BusyError(
+                f"n={params.n} more were asked for while {self.engine.num_waiting} samples wait; {self.max_waiting} may. Ask again later."
+            )
+        result = self.engine.submit(prompt, params, outputs=mailbox)
+        self._asked.set()
+        return result
+
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> list[StepOutput]:
+        """The last output of each sample, by its index: what `stream` gives, waited for."""
+        last: dict[int, StepOutput] = {}
+        async with aclosing(self.stream(prompt, params)) as outputs:
+            async for output in outputs:
+                last[output.sample.index] = output
+        return [last[index] for index in sorted(last)]
+
+    def _run(self) -> None:
+        try:
+            while not self._closing or self.engine.has_unfinished_requests:
+                self._asked.wait()
+                self._asked.clear()
+                while self.engine.has_unfinished_requests:
+                    self._step()
+        finally:
+            self._closing = True
+            for mailbox in list(self._mailboxes):
+                mailbox.append(None)
+
+    def _step(self) -> None:
+        start = perf_counter()
+        try:
+            outputs = self.engine.step()
+        except Exception:
+            log.exception("a step failed; what it interrupted is run alone")
+            outputs = self.engine.isolate()
+        for output in outputs:
+            if output.sample.error:
+                log.error("%s", output.sample.error)
+        if self._observe is not None:
+            self._observe(outputs, perf_counter() - start)

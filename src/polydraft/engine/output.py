@@ -1,0 +1,92 @@
+"""What one round gives one sequence: its tokens up to a stop, their origins, their log-probabilities, and the text that became certain."""
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import NamedTuple
+
+import torch
+
+from polydraft.core import SamplingParams
+from polydraft.engine.sequence import Origin, Sample, Sequence, TokenLogprob
+from polydraft.engine.step import Round
+from polydraft.engine.stopping import Stopper
+
+
+class DraftedTree(NamedTuple):
+    """The tree of one round: node 0 is the last committed token, padding has parent -1 as it has.  path: the accepted nodes below it."""
+
+    token_ids: list[int]
+    parents: list[int]
+    path: list[int]
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What one step gave one sample: new tokens with their origins, the text that became certain, and whether it is the last.
+
+    sample: all of it, which goes on filling.  tree: what was drafted; None where no round was run.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    origins: list[Origin]
+    text: str
+    sample: Sample
+    finished: bool
+    tree: DraftedTree | None = None
+
+
+def emit(done: Round, b: int, s: Sequence, source: str) -> tuple[StepOutput, Exception | None]:
+    """Append the round's tokens to row b's sequence, up to a stop or to one that cannot be read, with the reason. source: the drafter."""
+    nodes, tokens = done.nodes[b], done.tokens[b]
+    branch, drafted = _branch(done, b), len(tokens) - 1
+    sources = (getattr(s.state, "credit", None) or [source] * drafted)[:drafted]
+    origins = [*(Origin(source, branch) for source in sources), Origin("target")]
+    kept, failure = _read(s.stopper, tokens)
+    s.sample.stats.cut_off(len(tokens) - kept)
+    if s.sample.logprobs is not None:
+        s.sample.logprobs += _logprobs(s.request.params, done, b, nodes[:kept], tokens[:kept])
+    s.token_ids += tokens[:kept]
+    s.sample.token_ids += tokens[:kept]
+    s.sample.origins += origins[:kept]
+    s.sample.text = s.stopper.text
+    if s.sample.stats.seconds_to_first_token is None:
+        s.sample.stats.seconds_to_first_token = perf_counter() - s.arrival
+    if s.stopper.stop:
+        s.sample.finish_reason, s.sample.stop_reason = s.stopper.stop.finish_reason, s.stopper.stop.stop_reason
+    tree = DraftedTree(done.draft.tree.lists[0][b], done.parents[b], nodes[1:])
+    return StepOutput(s.request.id, tokens[:kept], origins[:kept], s.stopper.take(), s.sample, s.finished, tree), failure
+
+
+def _read(stopper: Stopper, tokens: list[int]) -> tuple[int, Exception | None]:
+    """How many of a round's tokens are emitted: up to a stop, or to one that cannot be read, with the reason."""
+    for kept, token in enumerate(tokens, 1):
+        try:
+            stopper.push(token)
+        except Exception as error:
+            return kept - 1, error
+        if stopper.stop:
+            return kept, None
+    return len(tokens), None
+
+
+def _branch(done: Round, b: int) -> int:
+    """Which child, in draw order, the accepted path takes where the tree first branches on its way."""
+    parents = done.parents[b]
+    parted = next((n for n in done.nodes[b][1:] if parents.count(parents[n]) > 1), 0)
+    return parents[:parted].count(parents[parted])
+
+
+def _logprobs(params: SamplingParams, done: Round, b: int, nodes: list[int], tokens: list[int]) -> list[TokenLogprob]:
+    """Log-probabilities of the emitted tokens and of the top alternatives, from raw logits or the processed law."""
+    if params.logprobs_mode == "processed":
+        rows = done.probs[b, nodes].double().log()
+    else:
+        rows = torch.log_softmax(done.scores.logits[b, nodes].double(), -1)
+    k = min(params.logprobs or 0, rows.shape[-1])
+    values, ids = rows.topk(k, -1)
+    own = rows.gather(1, torch.tensor(tokens, device=rows.device)[:, None])[:, 0].tolist()
+    return [
+        TokenLogprob(token, logprob, dict(zip(top, tops, strict=True)))
+        for token, logprob, top, tops in zip(tokens, own, ids.tolist(), values.tolist(), strict=True)
+    ]

@@ -1,0 +1,172 @@
+"""The engine in a thread of its own: streams for many coroutines, cancelled within a step, failing one by one."""
+
+import asyncio
+import threading
+from contextlib import aclosing
+
+import pytest
+
+from polydraft import AsyncEngine, Engine, SamplingParams
+from polydraft.engine.api import Engine as EngineClass
+from polydraft.errors import BusyError, CapacityError, PolydraftError
+from tests.engine.tables import TableModel, plain_greedy
+
+GREEDY = SamplingParams(temperature=0, max_tokens=9)
+LONG = SamplingParams(temperature=0, max_tokens=40)
+
+
+def tables(target=None, **options):
+    return Engine.of(target or TableModel(max_num_seqs=3), drafter="ngram", depth=3, **options)
+
+
+async def tokens_of(engine, prompt, params=GREEDY):
+    return [token async for output in engine.stream(prompt, params) for token in output.token_ids]
+
+
+def test_many_coroutines_get_what_each_gets_alone():
+    async def main():
+        async with AsyncEngine(tables()) as engine:
+            prompts = [[t, i] for t in range(4) for i in range(5)]
+            return prompts, await asyncio.gather(*(tokens_of(engine, p) for p in prompts)), engine.engine
+
+    prompts, found, engine = asyncio.run(main())
+    assert found == [plain_greedy(engine.target, p, 9) for p in prompts]
+    assert engine.num_free == 3 and not engine._streams and not any(engine.target.texts)
+
+
+class Gated(TableModel):
+    """Passes wait for the gate, and are counted."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def score(self, *given, **options):
+        self.gate.wait()
+        return super().score(*given, **options)
+
+
+def test_a_cancelled_stream_gives_its_slot_to_the_next_step():
+    async def main():
+        target = Gated(max_num_seqs=1)
+        async with AsyncEngine(tables(target)) as engine:
+            outputs = engine.stream([1], LONG)
+            await anext(outputs)
+            target.gate.clear()
+            waiting = asyncio.create_task(anext(outputs))
+            while not waiting.done():
+                await asyncio.sleep(0.001)
+                waiting.cancel()
+            seen, other = target.passes, asyncio.create_task(tokens_of(engine, [2]))
+            await asyncio.sleep(0.01)
+            target.gate.set()
+            assert await other == plain_greedy(target, [2], 9)
+            rounds = target.passes - seen
+        return rounds, engine.engine.num_free
+
+    rounds, free = asyncio.run(main())
+    assert free == 1
+    assert rounds <= 1 + 9  # the step that ran, and those of the other; the 40 tokens of the first would take ten more
+
+
+def test_samples_of_a_request_come_interleaved_and_generate_collects_them():
+    async def main():
+        async with AsyncEngine(tables()) as engine:
+            params = SamplingParams(n=3, max_tokens=9, seed=5)
+            return await engine.generate([1, 2], params), engine.engine.generate([[1, 2]], params)[0]
+
+    last, alone = asyncio.run(main())
+    assert [o.sample.index for o in last] == [0, 1, 2]
+    assert [o.sample.token_ids for o in last] == [s.token_ids for s in alone.samples]
+
+
+class Poisoned(TableModel):
+    """A pass over a text that begins with 6 fails."""
+
+    def score(self, slots, tree, **options):
+        if any(6 in self.texts[slot][:1] for slot in slots):
+            raise RuntimeError("poison")
+        return super().score(slots, tree, **options)
+
+
+@pytest.mark.filterwarnings("ignore::polydraft.errors.RequestWarning")
+def test_a_request_that_breaks_the_target_fails_alone_and_the_others_keep_their_tokens(caplog):
+    async def main():
+        async with AsyncEngine(tables(Poisoned(max_num_seqs=3))) as engine:
+            prompts = [[1, 2], [6, 1], [3], [6, 2], [4, 5]]
+            return engine, prompts, await asyncio.gather(*(engine.generate(p, GREEDY) for p in prompts))
+
+    engine, prompts, found = asyncio.run(main())
+    for prompt, (output,) in zip(prompts, found, strict=True):
+        if prompt[0] == 6:
+            assert output.sample.finish_reason == "error" and "poison" in output.sample.error
+            assert output.request_id in caplog.text
+        else:
+            assert output.sample.token_ids == plain_greedy(engine.engine.target, prompt, 9)
+    assert engine.engine.num_free == 3
+
+
+def test_without_isolation_the_same_failure_has_no_end(monkeypatch):
+    """The wrong variant: what was interrupted is only run again."""
+    monkeypatch.setattr(EngineClass, "isolate", lambda self: [])
+
+    async def main():
+        async with AsyncEngine(tables(Poisoned())) as engine:
+            await asyncio.wait_for(engine.generate([6, 1], GREEDY), 0.2)
+
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(main())
+
+
+def test_no_more_may_wait_than_was_said_and_what_does_not_fit_is_told_apart():
+    async def main():
+        target = Gated(max_num_seqs=1)
+        target.gate.clear()
+        async with AsyncEngine(tables(target), max_waiting=2) as engine:
+            asked = [asyncio.create_task(tokens_of(engine, [1])) for _ in range(3)]
+            await asyncio.sleep(0.05)
+            with pytest.raises(BusyError, match="2 may"):
+                await tokens_of(engine, [1])
+            with pytest.raises(CapacityError) as told:
+                await tokens_of(engine, [1] * 64)
+            target.gate.set()
+            return told.value, await asyncio.gather(*asked)
+
+    told, found = asyncio.run(main())
+    assert isinstance(told, BusyError)  # the queue is full, whatever the prompt
+    assert len(found) == 3
+
+
+def test_closing_drains_then_aborts_and_takes_nothing_more():
+    async def main():
+        target = Gated()
+        async with AsyncEngine(tables(target)) as engine:
+            short = asyncio.create_task(engine.generate([1], GREEDY))
+            await asyncio.sleep(0.02)
+            await engine.close(5)
+            target.gate.clear()
+            with pytest.raises(BusyError):
+                await engine.generate([2], GREEDY)
+        async with AsyncEngine(tables(target)) as engine:
+            stuck = asyncio.create_task(engine.generate([1], LONG))
+            await asyncio.sleep(0.02)
+            asyncio.get_running_loop().call_later(0.05, target.gate.set)
+            await engine.close()
+        return (await short)[0].sample.finish_reason, (await stuck)[0].sample.finish_reason
+
+    assert asyncio.run(main()) == ("length", "abort")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_died_is_said_to_every_stream():
+    def broken(*_):
+        raise MemoryError
+
+    async def main():
+        async with AsyncEngine(tables(), observe=broken) as engine, aclosing(engine.stream([1], LONG)) as outputs:
+            with pytest.raises(PolydraftError, match="has died"):
+                _ = [output async for output in outputs]
+            assert not engine.running
+
+    asyncio.run(main())
