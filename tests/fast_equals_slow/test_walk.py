@@ -14,6 +14,7 @@ WALKS = [
     *(("greedy_traversal", shape, SiblingLaw.IID) for shape in TREES),
     *(("match", shape, law) for shape in TREES for law in (SiblingLaw.IID, SiblingLaw.POINT_MASS)),
     *(("race", shape, SiblingLaw.IID) for shape in TREES),
+    *(("flow", shape, SiblingLaw.SYSTEMATIC) for shape in TREES),
     *(("list_race", shape, SiblingLaw.LISTED) for shape in (TreeShape.CHAIN, TreeShape.PATHS)),
 ]
 
@@ -93,7 +94,7 @@ def test_hardened_logits_keep_their_faults(fault):
 
 
 @pytest.mark.parametrize("fault", [float("nan"), float("inf")])
-@pytest.mark.parametrize("name", ["block", "match", "race"])
+@pytest.mark.parametrize("name", ["block", "match", "race", "flow"])
 def test_faulty_logits_are_left_to_the_readable_path(name, fault):
     draft, logits, key = rounds(TreeShape.CHAIN, SiblingLaw.IID, 0)
     logits[7, 0, 5] = fault

@@ -1,10 +1,12 @@
 """Drafts, target logits and keys for walks: near the target, and degenerate."""
 
+import numpy as np
 import torch
 
 from polydraft import sampling
 from polydraft import tree as trees
 from polydraft.core import Draft, NoiseKey, Outcome, SamplingParams, SiblingLaw, TokenTree, TreeShape
+from polydraft.noise import choose_systematic
 
 V, B = 37, 400
 TREES = {
@@ -26,7 +28,12 @@ def rounds(
     q = (target + torch.randn(B, V, V, generator=g)).softmax(-1)
     tokens, rows = torch.zeros(B, N, dtype=torch.int64), torch.full((B, N), -1)
     every = torch.arange(B)
-    for n in range(1, N):
+    if law is SiblingLaw.SYSTEMATIC:
+        tokens = at_equal_steps(
+            parents[0].tolist(), tokens, torch.rand(B, N, dtype=torch.float64, generator=g), lambda b, x: q[b, x]
+        )
+        rows = torch.where(parents >= 0, tokens.gather(1, parents.clamp(min=0)), -1)
+    for n in range(1, N) if law is not SiblingLaw.SYSTEMATIC else ():
         rows[:, n] = tokens[every, parents[:, n]]
         tokens[:, n] = torch.multinomial(q[every, rows[:, n]], 1, generator=g)[:, 0]
     logits = target[every[:, None], tokens]
@@ -34,6 +41,22 @@ def rounds(
     if law is SiblingLaw.POINT_MASS:
         return Draft(TokenTree(tokens, parents), law, shape, None, torch.full_like(rows, -1)), logits, key
     return Draft(TokenTree(tokens, parents), law, shape, q, rows, key), logits, key
+
+
+def at_equal_steps(parents, tokens, u, row):
+    """Systematic draws [B, N] from row(b, last token); `tokens` has the roots, u [B, N] a uniform for each context's first copy."""
+    tokens = tokens.clone()
+    for b in range(len(tokens)):
+        paths = {0: ()}
+        for n in range(len(parents)):
+            drawn = [m for m in range(n + 1, len(parents)) if paths.get(parents[m]) == paths[n]]
+            if not drawn or drawn[0] in paths:
+                continue  # a leaf, or a copy
+            ids = np.zeros(len(drawn), np.int64)
+            choose_systematic(row(b, tokens[b, n]).numpy(), float(u[b, n]), ids)
+            for m, x in zip(drawn, ids.tolist(), strict=True):
+                tokens[b, m], paths[m] = x, (*paths[n], x)
+    return tokens
 
 
 def first_nodes(draft: Draft, sizes: list[int]) -> Draft:
@@ -104,7 +127,10 @@ def degenerate(
     parents = torch.tensor(TREES[shape]).expand(rows, -1).contiguous()
     tokens = torch.zeros_like(parents)
     tokens[:, 0] = torch.randint(vocab_size, (rows,), generator=g)
-    for n in range(1, parents.shape[1]):
+    if law is SiblingLaw.SYSTEMATIC:
+        u = torch.rand(parents.shape, dtype=torch.float64, generator=g)
+        tokens = at_equal_steps(parents[0].tolist(), tokens, u, lambda b, x: q[x])
+    for n in range(1, parents.shape[1]) if law is not SiblingLaw.SYSTEMATIC else ():
         tokens[:, n] = torch.multinomial(q[tokens.gather(1, parents[:, n : n + 1])[:, 0]], 1, generator=g)[:, 0]
     tree, key = TokenTree(tokens, parents), NoiseKey.of(range(rows), [1] * rows, [11] * rows)
     if law is SiblingLaw.POINT_MASS:

@@ -16,6 +16,7 @@ from polydraft import tree as trees
 from polydraft.check import wrong_rules
 from polydraft.core import Draft, NoiseKey, SiblingLaw, TokenTree, TreeShape
 from polydraft.registry import verifier
+from tests.fast_equals_slow.walk_rounds import at_equal_steps
 
 V, LENGTH = 3, 4
 RNG = np.random.default_rng(6)
@@ -36,19 +37,23 @@ def depths(parents):
     return found
 
 
-def drafted(last, key, shape, parents, own_position):
+def drafted(last, key, shape, parents, own_position, law):
     """Draws from Q; their noise is keyed by the round, or (wrongly) by each token's own position."""
     depth, tokens = depths(parents), [last]
-    for n in range(1, len(parents)):
+    if law is SiblingLaw.SYSTEMATIC:
+        u = noise.uniforms(key, noise.Stream.DRAFT, len(parents))
+        roots = torch.zeros(len(last), len(parents), dtype=torch.int64).index_copy(1, torch.tensor([0]), last[:, None])
+        tokens = at_equal_steps(parents, roots, u, lambda b, x: Q[x]).unbind(1)
+    for n in range(len(tokens), len(parents)):
         at = replace(key, position=key.position + depth[n] - 1) if own_position else key
         u = noise.uniforms(at, noise.Stream.DRAFT, 1, start=depth[:n].count(depth[n]) if own_position else n)[:, 0]
         tokens.append(noise.choose(Q[tokens[parents[n]]], u))
     tree = TokenTree(torch.stack(tokens, 1), torch.tensor(parents).expand(len(last), -1).contiguous())
     rows = torch.where(tree.parents >= 0, trees.first_copies(tree).gather(1, tree.parents.clamp(min=0)), -1)
-    return Draft(tree, SiblingLaw.IID, shape, Q[tree.tokens], rows, key)
+    return Draft(tree, law, shape, Q[tree.tokens], rows, key)
 
 
-def first_tokens(decide, shape, parents, count, *, own_position=False, same_noise=False):
+def first_tokens(decide, shape, parents, count, *, own_position=False, same_noise=False, law=SiblingLaw.IID):
     """The first LENGTH tokens of `count` seeds, generated in rounds; same_noise: (wrongly) one key for all of them."""
     texts, length = (
         torch.zeros(count, LENGTH + max(depths(parents)) + 1, dtype=torch.int64),
@@ -58,7 +63,7 @@ def first_tokens(decide, shape, parents, count, *, own_position=False, same_nois
         at = length[on]
         key = NoiseKey(on, torch.zeros_like(on), torch.ones_like(at) if same_noise else 1 + at)
         last = torch.where(at > 0, texts[on, at - 1], 0)
-        draft = drafted(last, key, shape, parents, own_position)
+        draft = drafted(last, key, shape, parents, own_position, law)
         outcome = decide(draft, P[draft.tree.tokens], key)
         for i in range(outcome.path.shape[1]):
             kept = i < outcome.num_accepted
@@ -100,6 +105,16 @@ WALKS = [
 @pytest.mark.parametrize(("name", "tree"), WALKS)
 def test_a_walk_keeps_the_law_over_rounds(name, tree):
     assert p_value(first_tokens(walk(name), *TREES[tree], 12_000)) > 1e-3
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_systematic_draws_keep_the_law_over_rounds(tree):
+    assert p_value(first_tokens(walk("flow"), *TREES[tree], 12_000, law=SiblingLaw.SYSTEMATIC)) > 1e-3
+
+
+def test_systematic_draws_whose_rounds_share_their_noise_are_caught():
+    wrong = first_tokens(walk("flow"), *TREES["paths"], 2_000, same_noise=True, law=SiblingLaw.SYSTEMATIC)
+    assert p_value(wrong) < 1e-6
 
 
 @pytest.mark.parametrize(("name", "tree"), [("speculative", "chain"), ("recursive", "paths"), ("traversal", "tree")])

@@ -28,11 +28,12 @@ from tests.laws.oracle import lifted
 
 V, DEPTH, ROWS = 3, 2, 12_000
 TABLES = {"plain": Tables(V, 30), "zeros": Tables(V, 2), "ties": Tables(V, 15)}
-IID, WOR, PM, G1, COUPLED, LISTED = (
-    SiblingLaw[name] for name in ("IID", "WITHOUT_REPLACEMENT", "POINT_MASS", "GREEDY_PLUS_ONE", "COUPLED", "LISTED")
+IID, WOR, PM, G1, COUPLED, LISTED, SYS = (
+    SiblingLaw[name]
+    for name in ("IID", "WITHOUT_REPLACEMENT", "POINT_MASS", "GREEDY_PLUS_ONE", "COUPLED", "LISTED", "SYSTEMATIC")
 )
 CHAIN, PATHS, PRODUCT, RAGGED, BY_POSITION = (TreeShape[x] for x in ("CHAIN", "PATHS", "PRODUCT", "RAGGED", "BY_POSITION"))
-ONE, TWO, TRUNK, FULL = by_depth(1, 1), by_depth(2, 1), by_depth(1, 2), by_depth(2, 2)
+ONE, TWO, THREE, TRUNK, FULL = by_depth(1, 1), by_depth(2, 1), by_depth(3, 1), by_depth(1, 2), by_depth(2, 2)
 LONG_AND_SHORT, LEAVES = ragged(2, 1), by_position(-1, 0, 0, 0, 1, 1)
 
 
@@ -120,6 +121,13 @@ RIGHT = [
     ("greedy_traversal", IID, PRODUCT, FULL),
     ("greedy_traversal", IID, RAGGED, LONG_AND_SHORT),
     ("greedy_traversal", IID, BY_POSITION, LEAVES),
+    ("flow", SYS, CHAIN, ONE),
+    ("flow", SYS, PATHS, TWO),
+    ("flow", SYS, PATHS, THREE),
+    ("flow", SYS, PRODUCT, TRUNK),
+    ("flow", SYS, PRODUCT, FULL),
+    ("flow", SYS, RAGGED, LONG_AND_SHORT),
+    ("flow", SYS, BY_POSITION, LEAVES),
     ("match", IID, CHAIN, ONE),
     ("match", IID, PRODUCT, FULL),
     ("match", WOR, PRODUCT, FULL),
@@ -286,6 +294,12 @@ WRONG = {
     ),
     "traversal, copies dropped": ("zeros", IID, PATHS, TWO, None, copies_dropped, sampled(registry.verifier("traversal"))),
     "traversal, sorted": ("plain", IID, PATHS, TWO, None, likeliest_first, sampled(registry.verifier("traversal"))),
+    "flow, iid draws told to be systematic": ("plain", IID, PATHS, THREE, SYS, as_it_is, walk("flow")),
+    "flow, iid draws in a whole tree": ("plain", IID, PRODUCT, FULL, SYS, as_it_is, walk("flow")),
+    "flow, distinct draws": ("plain", WOR, PATHS, TWO, SYS, as_it_is, walk("flow")),
+    "flow, another q": ("plain", SYS, PATHS, TWO, None, sharpened, walk("flow")),
+    "flow, copies dropped": ("plain", SYS, PATHS, TWO, None, copies_dropped, walk("flow")),
+    "greedy traversal, systematic draws told to be iid": ("plain", SYS, PATHS, TWO, IID, as_it_is, walk("greedy_traversal")),
     "match, a new draw after a mismatch": ("plain", IID, CHAIN, ONE, None, as_it_is, sampled(lifted(wrong_rules.redraws))),
     "match, a new draw after a mismatch of several": (
         "plain",

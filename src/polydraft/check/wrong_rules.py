@@ -245,6 +245,7 @@ FUSED = {
     "match": ("chain", 1),
     "race": ("coupled", 2),
     "list_race": ("listed", 2),
+    "flow": ("systematic", 3),
 }
 """Rules with a fused walk, and the kind and width of drafts that go through it."""
 
@@ -300,6 +301,7 @@ def mistakes(stop_ids: Sequence[int] = ()) -> Iterator[Mistake]:
         ("first_failure", "block rule that stops at the first failure"),
     ):
         yield Mistake(name, model("chain"), _Wrong(partial(block, **{option: True})), 2, 1)
+    yield Mistake("iid paths verified as systematic", model("paths"), _Wrong(verifier("flow")), 2, 3)
     yield Mistake("paths sorted after drawing", model("paths"), _Wrong(sorted_paths), 2, 2)
     yield Mistake("one path counted twice", model("chain"), _Wrong(counted_twice), 2, 1)
     yield Mistake("noise keyed by a token's own position", model("chain", OwnPositions), _Wrong(own_position), 3, 1)

@@ -22,6 +22,8 @@ def limits(
         typer.Option(help="Path rule to measure; may be repeated; all without it. block and traversal come along."),
     ] = None,
     temperature: Annotated[float, typer.Option(min=0.01, help="Of the path tables.")] = 1.0,
+    top_p: Annotated[float, typer.Option(min=0.01, max=1.0, help="Of the path tables.")] = 1.0,
+    drafts: Annotated[int, typer.Option(min=1, help="Drafts of each kind at each context.")] = 1,
     model: given.Model = None,
     draft_model: given.DraftModel = None,
     text: Annotated[Path | None, typer.Option(help="UTF-8 file to read; default: modules the embedded pair never saw.")] = None,
@@ -36,7 +38,13 @@ def limits(
     if quick:
         contexts, node_contexts = min(contexts, 6), min(node_contexts, 3)
     settings = Settings(
-        contexts=contexts, node_contexts=node_contexts, temperature=temperature, seed=seed, rules=tuple(rule or ())
+        contexts=contexts,
+        node_contexts=node_contexts,
+        temperature=temperature,
+        seed=seed,
+        rules=tuple(rule or ()),
+        top_p=top_p,
+        drafts=drafts,
     )
     made = Limits(settings, target=model, draft=draft_model, texts=None if text is None else [read_text("--text", text)])
     with bars("measuring") as step:

@@ -19,15 +19,24 @@ One path is block verification, to the last bit. Traps: iid draws; one u for a w
 E from the marginals of the draws instead of their tuples.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
-from polydraft.core import FIXED, SiblingLaw
+from polydraft import tree
+from polydraft.core import FIXED, Draft, NoiseKey, Outcome, SiblingLaw, TreeShape
+from polydraft.noise import uniform_at
 from polydraft.papers import method
+from polydraft.verifiers.block import _walk as block_walk
+from polydraft.verifiers.block import block
+from polydraft.verifiers.fast import flow as fast
 from polydraft.verifiers.fast.rows import reweight
-from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, Sweep, enter
+from polydraft.verifiers.fast.walk import EXTRA, STOP, arrays, drawn, outcome
+from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, Sweep, chains, enter
 from polydraft.verifiers.traversal import tries as one_draw
 
 STEPS = 4
@@ -152,5 +161,36 @@ def tries(contexts: Int[np.ndarray, "M 2"], sweep: Sweep, residual: Float[np.nda
             residual[i] = flow.rest / s if s > 0.0 else p
 
 
-flow = LeafToRoot(method("flow", "Flow verification", "", {SiblingLaw.SYSTEMATIC}, FIXED), tries)
+@dataclass(frozen=True)
+class FlowRule(LeafToRoot):
+    """The verifier, with a walk."""
+
+    def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
+        """What the verdict samples, for float32 logits and laws on the host; chains as block verification, which this rule then is.
+
+        None where it does not apply, or where what was looked at is faulty.
+        """
+        if draft.shape is TreeShape.CHAIN:
+            return block.walk(draft, logits, key)
+        if logits.device.type != "cpu" or draft.probs is None or draft.probs.dtype != torch.float32:
+            return None
+        done, single = arrays(draft, logits, key), chains(draft.tree.host[1])
+        kids, first, depth = (
+            x.numpy() for x in (tree.children(draft.tree), tree.first_copies(draft.tree), tree.depths(draft.tree))
+        )
+        counts, levels, V = (kids >= 0).sum(-1), int(depth.max()) + 1, done.logits.shape[-1]
+        p, rest, law = np.empty((levels, V), np.float32), np.empty((levels, V)), np.empty(V)
+        work = fast.room(V, int(counts.max()))
+        for b, one in enumerate(single.tolist()):
+            noise = done.seed[b], done.sample[b], done.position[b]
+            if one:
+                block_walk(*(x[b : b + 1] for x in done))
+                continue
+            row = done.logits[b], done.laws[b], done.rows[b], done.tokens[b], first[b], kids[b], counts[b], depth[b]
+            done.node[b] = fast.walk_row(*row, p, rest, work, uniform_at(*noise, STOP, 0), law)
+            done.token[b] = drawn(law, *noise, EXTRA) if done.node[b] >= 0 else -1
+        return outcome(draft, done)
+
+
+flow = FlowRule(method("flow", "Flow verification", "", {SiblingLaw.SYSTEMATIC}, FIXED), tries, in_turn=True)
 """The verifier."""

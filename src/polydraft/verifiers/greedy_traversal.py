@@ -39,7 +39,7 @@ from polydraft.verifiers.block import _walk as block_walk
 from polydraft.verifiers.block import block
 from polydraft.verifiers.fast.rows import compiled, copy_normalised, keep, leftover, reject, reweight, soften, surplus, total
 from polydraft.verifiers.fast.walk import EXTRA, STOP, arrays, drawn, outcome
-from polydraft.verifiers.lift.leaf_to_root import check_stop, host_rows
+from polydraft.verifiers.lift.leaf_to_root import chains, check_stop, host_rows, in_turn
 from polydraft.verifiers.lift.verdict import TreeVerdict
 
 PER_OCTAVE = 16.0
@@ -229,20 +229,6 @@ def _after(u, at, out):
         copy_normalised(at.p[u], out)
 
 
-def _chains(parents: np.ndarray) -> np.ndarray:
-    """[B] whether a row is one path."""
-    return ((parents == np.arange(-1, parents.shape[1] - 1)) | (parents < 0)).all(1)
-
-
-def _draw_order(walks: list[_Walk], chains: np.ndarray) -> np.ndarray:
-    """All nodes of each row in the order of the stop's draw: of their visits, then the others; of chains as in block verification, root first."""
-    order = np.tile(np.arange(walks[0].stop.size), (len(walks), 1))
-    for b in np.flatnonzero(~chains):
-        _, count, *nodes = walks[b].trace.tolist()
-        order[b] = [*nodes[:count], *({*range(len(nodes))} - {*nodes[:count]})]
-    return order
-
-
 def _law(walks: list[_Walk], device: torch.device, node: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
     law = np.empty((len(walks), walks[0].p.shape[-1]))
     for u, at, out in zip(node.tolist(), walks, law, strict=True):
@@ -260,7 +246,7 @@ class GreedyTraversal:
         walks = self._walks(draft, p, p, q, dict.fromkeys(range(len(p)), ALL))
         stop = np.stack([at.stop for at in walks])
         check_stop(stop)
-        device, order = target_probs.device, _draw_order(walks, _chains(draft.tree.host[1]))
+        device, order = target_probs.device, in_turn(np.stack([at.trace[2:] for at in walks]), draft.tree.host[1])
         after = partial(_law, walks, device)
         return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), after, torch.from_numpy(order).to(device))
 
@@ -282,7 +268,7 @@ class GreedyTraversal:
                 end,
                 np.zeros(N),
                 np.ones(N),
-                np.concatenate([[-1], np.zeros(1 + N, np.int64)]),
+                np.array([-1, 0, *[-1] * N]),
             )
             _visit(0, 1.0, 1.0, at)
             found.append(at)
@@ -298,11 +284,11 @@ class GreedyTraversal:
         if logits.device.type != "cpu" or draft.probs is None or draft.probs.dtype != torch.float32:
             return None
         done = arrays(draft, logits, key)
-        p, chains = np.empty_like(done.logits), _chains(done.parents)
-        for b in np.flatnonzero(chains):
+        p, single = np.empty_like(done.logits), chains(done.parents)
+        for b in np.flatnonzero(single):
             block_walk(*(x[b : b + 1] for x in done))
         noise = list(zip(done.seed, done.sample, done.position, strict=True))
-        until = {int(b): uniform_at(*noise[b], STOP, 0) for b in np.flatnonzero(~chains)}
+        until = {int(b): uniform_at(*noise[b], STOP, 0) for b in np.flatnonzero(~single)}
         law = np.empty(p.shape[-1])
         for b, at in zip(until, self._walks(draft, done.logits, p, done.laws, until), strict=True):
             done.node[b] = at.trace[0]

@@ -24,6 +24,7 @@ PATH_RULES: dict[str, tuple[str, ...]] = {
     "top_k": ("match",),
     "coupled": ("race",),
     "listed": ("list_race",),
+    "systematic": ("flow",),
 }
 """Kind of model drafter -> rules measured on its drafts."""
 MEASURED = ("bound", *CHAIN_RULES, *dict.fromkeys(rule for names in PATH_RULES.values() for rule in names))
@@ -35,6 +36,7 @@ class Settings:
     """What is measured.
 
     contexts: places in the texts for paths.  node_contexts: for single nodes; 0 measures none.
+    temperature, top_p: of the paths.  drafts: of each kind at each context, whose mean is one value.
     rules: path rules to measure, all of them where empty; block and traversal verification are measured anyway, to compare with.
     """
 
@@ -48,16 +50,19 @@ class Settings:
     depths: tuple[int, ...] = (4, 6, 8)
     seed: int = 0
     rules: tuple[str, ...] = ()
+    drafts: int = 1
+    top_p: float = 1.0
 
     def __post_init__(self) -> None:
         if (
             self.contexts < 6
             or self.node_contexts in (1, -1)
             or min(self.num_paths) < 2
+            or self.drafts < 1
             or min(*self.temperatures, self.temperature) <= 0
         ):
             raise InvalidInputError(
-                f"{self} was given; expected at least six contexts (two for each third), two for nodes or none, two paths and positive temperatures. "
+                f"{self} was given; expected at least six contexts (two for each third), two for nodes or none, two paths, one draft and positive temperatures. "
                 "One path is measured anyway; temperature 0 has nothing to measure, as only equal tokens are kept."
             )
         for name in self.rules:

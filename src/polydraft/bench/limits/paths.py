@@ -38,7 +38,7 @@ class Paths:
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
-        self.params = SamplingParams(temperature=pair.settings.temperature)
+        self.params = SamplingParams(temperature=pair.settings.temperature, top_p=pair.settings.top_p)
         asked = pair.settings.rules or MEASURED
         self.wanted = {*asked, *ALWAYS}
         others = {*asked} - {*ALWAYS}
@@ -52,6 +52,9 @@ class Paths:
         self.rules = {name: registry.verifier(name) for name in MEASURED if name != "bound"}
         self.values: dict[tuple[str, str, int, int], list[float]] = {}
         self.overlaps: list[float] = []
+        """One of each context, the mean over its drafts."""
+        self._here: dict[tuple[str, str, int, int], list[float]] = {}
+        self._overlaps_here: list[float] = []
 
     def _draw(self, drafter: ModelDrafter, request: Request, width: int, depth: int) -> Draft:
         states = drafter.start([request])
@@ -70,7 +73,7 @@ class Paths:
 
     def _keep(self, key: tuple[str, str, int, int], draft: Draft, p: Tensor) -> None:
         value = efficiency.expected_tokens(draft, self.rules[key[0]](draft, p))
-        self.values.setdefault(key, []).append(float(value[0]))
+        self._here.setdefault(key, []).append(float(value[0]))
 
     @property
     def mean_overlap(self) -> float:
@@ -80,7 +83,12 @@ class Paths:
     def run(self, progress: Callable[[], object]) -> None:
         """Measure at every context."""
         for index, context in enumerate(self.pair.contexts(self.pair.settings.contexts)):
-            self._measure(Request(str(index), context, self.params, self.pair.settings.seed, index))
+            for turn in range(self.pair.settings.drafts):
+                self._measure(Request(str(index), context, self.params, self.pair.settings.seed + turn, index))
+            for key, values in self._here.items():
+                self.values.setdefault(key, []).append(float(np.mean(values)))
+            self.overlaps.append(float(np.mean(self._overlaps_here)))
+            self._here, self._overlaps_here = {}, []
             progress()
 
     def _measure(self, request: Request) -> None:
@@ -97,7 +105,7 @@ class Paths:
                 if kind == "paths":
                     q = draft.probs
                     assert q is not None
-                    self.overlaps.append(float(torch.minimum(p[0, 0].double(), q[0, draft.rows[0, 1]].double()).sum()))
+                    self._overlaps_here.append(float(torch.minimum(p[0, 0].double(), q[0, draft.rows[0, 1]].double()).sum()))
                     for L in s.depths:
                         for name in CHAIN_RULES:
                             if name in self.wanted:
@@ -138,17 +146,20 @@ class Paths:
                     if L in self.pair.settings.depths:
                         sums[K, L] = sums.get((K, L), 0.0) + total / TARGET_PATHS
         for (K, L), value in sums.items():
-            self.values.setdefault(("bound", "paths", K, L), []).append(value)
+            self._here.setdefault(("bound", "paths", K, L), []).append(value)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Tokens per call of each rule, K and L, over traversal and over block verification too."""
+        """Tokens per call of each rule, K and L, over traversal, greedy traversal and block verification too."""
         found: list[dict[str, Any]] = []
         for key, values in self.values.items():
             rule, kind, K, L = key
             comparable = rule != "bound" and kind != "chain of K L"
             row = {"rule": rule, "drafts": kind, "paths": K, "depth": L, "nodes": K * L}
             row |= efficiency.estimate(np.array(values)).to_dict("tokens_per_call")
-            for name, other in (("traversal", ("traversal", "paths", K, L)), ("block", ("block", "chain", 1, L))):
+            others = {name: (name, "paths", K, L) for name in ("traversal", "greedy_traversal")} | {
+                "block": ("block", "chain", 1, L)
+            }
+            for name, other in others.items():
                 e = (
                     efficiency.paired(np.array(values), np.array(self.values[other]))
                     if comparable and other in self.values

@@ -40,6 +40,7 @@ def _efficiency(report: dict[str, Any], K: int, depths: Sequence[int]) -> str:
             cells[r["rule"], "one path" if r["paths"] == 1 else r["drafts"], r["depth"]] = r
     names = {(rule, drafts) for rule, drafts, _ in cells}
     last = depths[-1]
+    beside = [name for name in ("traversal", "greedy_traversal", "block") if any(r[f"over_{name}"] for r in cells.values())]
     order = sorted(names, key=lambda x: (x[0] != "bound", -cells[x[0], x[1], last]["tokens_per_call"]))
     lines: list[list[str]] = []
     for rule, drafts in order:
@@ -47,10 +48,10 @@ def _efficiency(report: dict[str, Any], K: int, depths: Sequence[int]) -> str:
         for L in depths:
             r = cells[rule, drafts, L]
             row.append(f"{r['tokens_per_call']:.2f} ± {r['standard_error']:.2f}")
-        for against in ("over_traversal", "over_block"):
-            row += [percent(cells[rule, drafts, L][against]) for L in depths]
+        for name in beside:
+            row += [percent(cells[rule, drafts, L][f"over_{name}"]) for L in depths]
         lines.append(row)
-    over = [f"% over {name}, {L}" for name in ("traversal", "block") for L in depths]
+    over = [f"% over {name}, {L}" for name in beside for L in depths]
     return markdown_table(["rule", "drafts", *(f"L = {L}" for L in depths), *over], lines)
 
 
@@ -64,7 +65,8 @@ def markdown(report: dict[str, Any]) -> str:
     s = report["settings"]
     T, n = s["temperature"], s["drafts_by_temperature"]
     parts = [
-        f"`{report['command']}`: {s['contexts']} contexts for paths and {s['node_contexts']} for nodes, seed {s['seed']}; one draft "
+        f"`{report['command']}`: {s['contexts']} contexts for paths, {s['drafts']} draft{'s' * (s['drafts'] > 1)} "
+        f"of each kind at each, and {s['node_contexts']} for nodes, seed {s['seed']}, top_p {s['top_p']:g}; one draft "
         f"overlaps with the target by {report['mean_overlap']:.3f} on average. ± is a standard error over contexts."
     ]
     if report["nodes"]:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.core import Draft, Method, SiblingLaw
@@ -102,8 +102,8 @@ def tried(sweep, b, v, turn, child, w, rest, law):
 
 
 @compiled
-def _stops(order, accept, stop):
-    """stop [B, N] from the order of tries and the probability to be accepted at each turn."""
+def _stops(order, accept, stop, turns):
+    """stop [B, N] from the order of tries and the probability to be accepted at each turn; turns [B, N]: nodes in the order in which their visits end."""
     B, N, W = order.shape
     pending, visited = np.empty(N, np.int64), np.empty(N, np.int64)
     for b in range(B):
@@ -123,6 +123,7 @@ def _stops(order, accept, stop):
             v = visited[i]
             stop[b, v] = alive * accept[b, v]
             alive *= 1.0 - accept[b, v]
+            turns[b, done - 1 - i] = v
 
 
 @compiled
@@ -151,17 +152,38 @@ def check_stop(stop: np.ndarray) -> None:
         )
 
 
+def chains(parents: Int[np.ndarray, "B N"]) -> Bool[np.ndarray, " B"]:
+    """Whether a row is one path."""
+    return ((parents == np.arange(-1, parents.shape[1] - 1)) | (parents < 0)).all(1)
+
+
+def in_turn(turns: Int[np.ndarray, "B N"], parents: Int[np.ndarray, "B N"]) -> Int[np.ndarray, "B N"]:
+    """All nodes of each row in the order of the stop's draw: that of their visits, then the others; of chains as in block verification, root first.
+
+    Example:
+        >>> in_turn(np.array([[2, 0, -1], [1, 0, -1]]), np.array([[-1, 0, 0], [-1, 0, -1]])).tolist()
+        [[2, 0, 1], [0, 1, 2]]
+    """
+    order = np.tile(np.arange(turns.shape[1]), (len(turns), 1))
+    for b in np.flatnonzero(~chains(parents)):
+        visited = [n for n in turns[b].tolist() if n >= 0]
+        order[b] = [*visited, *({*order[b].tolist()} - {*visited})]
+    return order
+
+
 @dataclass(frozen=True)
 class LeafToRoot:
     """A verifier for trees, made of a compiled rule for the tries at one context.
 
     merged: equal siblings are one draw, of draws without replacement; see `lift.draws`.
+    in_turn: the stop is drawn in the order of the visits, so that a walk need not look beyond it; of chains root first.
     Rows on another device are copied to the host, and the verdict's tables back.
     """
 
     info: Method
     tries: Tries
     merged: bool = False
+    in_turn: bool = False
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
         p, q = host_rows(draft, target_probs)
@@ -173,10 +195,13 @@ class LeafToRoot:
         tokens, rows = _host(draft.tree.tokens), _host(draft.rows)
         sweep = Sweep(p, q, tokens, rows, draws, drawn.sum(-1), law.value, weight, weight.copy(), np.full_like(draws, -1))
         self.tries(np.argwhere(drawn.any(-1)), sweep, np.empty((0, 0)))
-        _stops(sweep.order, sweep.accept, stop)
+        turns = np.full(stop.shape, -1)
+        _stops(sweep.order, sweep.accept, stop, turns)
         check_stop(stop)
-        device = target_probs.device
-        return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), partial(self._after, sweep, device))
+        device, order = target_probs.device, None
+        if self.in_turn:
+            order = torch.from_numpy(in_turn(turns, draft.tree.host[1])).to(device)
+        return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), partial(self._after, sweep, device), order)
 
     def _after(self, sweep: Sweep, device: torch.device, node: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
         """The tries at each row's context once more, now keeping what they leave of p."""

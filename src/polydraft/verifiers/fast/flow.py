@@ -1,0 +1,288 @@
+"""The walk of flow verification (`verifiers.flow`): softmax, transport and visits of a round in one compiled call, in linear time and memory.
+
+    pieces     by k pointers into the row, each at its own (u + j)/k: which one moves next, to which token, and how far u goes until then
+    scaling    a sweep over the pieces for each step; a token's expectation is summed while a pointer rests on it, equal tokens counted once
+    fill       a sweep for each draw over tuples sorted by q
+
+From the start that is used E never exceeds w p by more than LEAST (`tests/laws/test_flow.py`), so that the cap phi is left to the readable
+form; tokens without mass have a = 0. Rows are float32 and sums float64. Visits end where the stop's uniform falls: rows beyond that are not looked at.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from polydraft.verifiers.fast.rows import compiled, keep, leftover, reweight, soften, surplus, total
+
+FAULTY = -2
+LEAST, MOST, STEPS = 1e-12, 1e4, 4
+"""As in `verifiers.flow`."""
+
+
+class Work(NamedTuple):
+    """Room for one context; V is the vocabulary's size.
+
+    widths [V + k]: of each piece, its probability.  mover, token [V + k]: which pointer moves at its end, and to where.
+    sorted [V + k, k]: its tokens in ascending q.  left [V + k]: what the tuple has left.  a, E [V]: as in `verifiers.flow`.
+    """
+
+    widths: np.ndarray
+    mover: np.ndarray
+    token: np.ndarray
+    sorted: np.ndarray
+    left: np.ndarray
+    a: np.ndarray
+    E: np.ndarray
+
+
+def room(V: int, k: int) -> Work:
+    """For contexts of up to k draws."""
+    M = V + k
+    return Work(
+        np.empty(M),
+        np.empty(M, np.int8),
+        np.empty(M, np.int32),
+        np.empty((M, k), np.int32),
+        np.empty(M),
+        np.empty(V),
+        np.empty(V),
+    )
+
+
+@njit(cache=True, error_model="numpy")
+def _pieces(q, k, start, work):
+    """Fill widths, mover and token; `start`: the tuple at u = 0. Returns how many pieces there are. Sums are those of the draws."""
+    whole, last = 0.0, 0
+    for x in range(q.size):
+        whole += np.float64(q[x])
+        last = x if q[x] > 0.0 else last
+    scale, below, j = k / whole, 0.0, 0
+    ends, sums = np.empty(k), np.empty(k)
+    for x in range(last + 1):
+        below += np.float64(q[x])
+        while j < k and (below * scale > j or x == last):
+            start[j], sums[j], ends[j] = x, below, below * scale - j
+            j += 1
+        if j == k:
+            break
+    at, u, m = start.copy(), 0.0, 0
+    while True:
+        j, end = 0, ends[0]
+        for i in range(1, k):
+            if ends[i] < end:
+                j, end = i, ends[i]
+        x = at[j] + 1
+        if end >= 1.0 or x > last:
+            work.widths[m], work.mover[m] = 1.0 - u, -1
+            return m + 1
+        work.widths[m] = max(end - u, 0.0)
+        u = max(end, u)
+        while q[x] == 0.0:
+            x += 1
+        sums[j] += np.float64(q[x])
+        ends[j], at[j] = sums[j] * scale - j, x
+        work.mover[m], work.token[m] = j, x
+        m += 1
+
+
+@njit(cache=True, error_model="numpy")
+def _expected(start, k, work):
+    """E of the shares a / (1 + sum of a over the tuple), which is summed up in `left` as 1 / (1 + sum)."""
+    a, E, widths, mover, token, left = work.a, work.E, work.widths, work.mover, work.token, work.left
+    E[:] = 0.0
+    at, held, rested = start.copy(), np.zeros(k), np.zeros(k)
+    for j in range(k):
+        held[j] = 0.0 if j > 0 and at[j] == at[j - 1] else a[at[j]]
+    m = 0
+    while True:
+        s = 1.0
+        for i in range(k):
+            s += held[i]
+        left[m] = 1.0 / s
+        share = widths[m] * left[m]
+        for i in range(k):
+            rested[i] += share
+        j = mover[m]
+        if j < 0:
+            break
+        if held[j] > 0.0:  # else it rested on another's token
+            E[at[j]] += held[j] * rested[j]
+        x = token[m]
+        if j + 1 < k and at[j + 1] == x and held[j + 1] > 0.0:  # which it takes over
+            E[x] += held[j + 1] * rested[j + 1]
+            held[j + 1] = 0.0
+        at[j], held[j], rested[j] = x, a[x], 0.0
+        m += 1
+    for j in range(k):
+        if held[j] > 0.0:
+            E[at[j]] += held[j] * rested[j]
+
+
+@compiled
+def _begin(c, p, k, q, whole, a):
+    """a of the start; c p = w p."""
+    for x in range(p.size):
+        g, r = c * p[x], min(1.0, k * (q[x] / whole))
+        a[x] = min(max(g / (r - min(g, 0.9 * r)), LEAST), MOST) if g * r > 0.0 else 0.0
+
+
+@compiled
+def _step(c, p, a, E):
+    for x in range(p.size):
+        if E[x] > 0.0:
+            a[x] = min(max(a[x] * (c * p[x]) / E[x], LEAST), MOST)
+
+
+@compiled
+def _rest(c, p, E, rest):
+    """What is left of w p."""
+    for x in range(p.size):
+        rest[x] = max(c * p[x] - E[x], 0.0)
+
+
+@njit(cache=True, error_model="numpy")
+def _sort(start, k, q, count, work):
+    """The tokens of each piece in ascending q, the first pointer's first among equals."""
+    at, order, mover, token, found = start.copy(), np.zeros(k, np.int64), work.mover, work.token, work.sorted
+    for n in range(k):
+        _insert(order, n, n, at, q)
+    for m in range(count):
+        for i in range(k):
+            found[m, i] = at[order[i]]
+        j = mover[m]
+        if j >= 0:
+            i = 0
+            while order[i] != j:
+                i += 1
+            for n in range(i, k - 1):
+                order[n] = order[n + 1]
+            at[j] = token[m]
+            _insert(order, k - 1, j, at, q)
+
+
+@njit(error_model="numpy")
+def _insert(order, size, j, at, q):
+    """Pointer j joins the first `size` ones of the order."""
+    x, i = at[j], size
+    while i > 0 and (q[at[order[i - 1]]] > q[x] or (q[at[order[i - 1]]] == q[x] and order[i - 1] > j)):
+        order[i] = order[i - 1]
+        i -= 1
+    order[i] = j
+
+
+@njit(cache=True, error_model="numpy")
+def _offer(turn, count, work):
+    """E = what is offered to each token as number `turn` of its tuples, which have given `part` = a to the number before."""
+    part, offered, widths, left, tokens = work.a, work.E, work.widths, work.left, work.sorted
+    offered[:] = 0.0
+    for m in range(count):
+        if turn > 0:
+            left[m] *= 1.0 - part[tokens[m, turn - 1]]
+        offered[tokens[m, turn]] += widths[m] * left[m]
+
+
+@compiled
+def _take(rest, offered, part):
+    """The part of what it is offered that each token takes, and its rest after that."""
+    for x in range(rest.size):
+        part[x] = min(1.0, rest[x] / offered[x]) if offered[x] > 0.0 else 0.0
+        rest[x] = max(rest[x] - part[x] * offered[x], 0.0)
+
+
+@njit(cache=True, error_model="numpy")
+def transport(w, p, scale, q, draws, work, order, mass, rest):
+    """`verifiers.flow.transport` for the target's law p * scale: places of the draws in the order of visits, their mass, and what the context emits.
+
+    Returns how many places there are: one for each token.
+    """
+    k, c = len(draws), w * scale
+    start = np.empty(k, np.int64)
+    count = _pieces(q, k, start, work)
+    _begin(c, p, k, q, total(q), work.a)
+    for _ in range(STEPS):
+        _expected(start, k, work)
+        _step(c, p, work.a, work.E)
+    _expected(start, k, work)
+    _rest(c, p, work.E, rest)
+    s = 1.0
+    for j in range(k):
+        _insert(order, j, j, draws, q)
+        s += 0.0 if j > 0 and draws[j] == draws[j - 1] else work.a[draws[j]]
+    size = 0
+    for i in range(k):
+        x = draws[order[i]]
+        if i > 0 and x == draws[order[i - 1]]:
+            continue
+        order[size], mass[size] = order[i], work.a[x] / s
+        size += 1
+    _sort(start, k, q, count, work)
+    left, place, copies = 1.0 / s, -1, 0
+    for turn in range(k):
+        _offer(turn, count, work)
+        _take(rest, work.E, work.a)
+        if copies == 0:
+            place += 1
+            for j in range(k):
+                copies += draws[j] == draws[order[place]]
+        copies -= 1
+        taken = work.a[draws[order[place]]] * left
+        mass[place] += taken
+        left -= taken
+    return size
+
+
+@njit(cache=True, error_model="numpy")
+def walk_row(logits, q, rows, tokens, first, kids, counts, depth, p, rest, work, until, law):
+    """Stop node of one row of a batch, with the law of its extra token in `law`; FAULTY where what was looked at is.
+
+    first: earliest copy of each node.  kids, counts: draws of each context.  until: the stop's uniform.
+    p, rest: [depths, V], room for the contexts that are being visited.
+    """
+    N, k = kids.shape
+    weight, scale, spare = np.zeros(N), np.zeros(N), np.zeros(N)
+    child, into, many = np.zeros((N, k), np.int64), np.zeros((N, k)), np.zeros(N, np.int64)
+    turn, above = np.zeros(N, np.int64), np.full(N, -1)
+    order, mass = np.zeros(k, np.int64), np.zeros(k)
+    weight[0], alive, u, enters = 1.0, 1.0, 0, True
+    while True:
+        w, n, mine, row = weight[u], counts[u], p[depth[u]], q[max(rows[kids[u, 0]], 0)]
+        if enters:
+            scale[u] = 1.0 / soften(logits[u], mine)
+            if not scale[u] > 0.0:
+                return FAULTY
+            for j in range(n):
+                if not row[tokens[kids[u, j]]] > 0.0:
+                    return FAULTY
+            if n == 1:
+                x, many[u], child[u, 0] = tokens[kids[u, 0]], 1, first[kids[u, 0]]
+                into[u, 0] = keep(w, mine[x] * scale[u], row[x])
+            elif n > 1:
+                many[u] = transport(w, mine, scale[u], row, tokens[kids[u, :n]], work, order, mass, rest[depth[u]])
+                spare[u], left = total(rest[depth[u]]), 1.0
+                for i in range(many[u]):
+                    child[u, i], into[u, i] = first[kids[u, order[i]]], min(mass[i] / left, 1.0) if left > 0.0 else 0.0
+                    left -= mass[i]
+        if turn[u] < many[u]:
+            c = child[u, turn[u]]
+            weight[c] = into[u, turn[u]]
+            turn[u] += 1
+            enters = weight[c] > 0.0
+            if enters:
+                above[c], u = u, c
+            continue
+        a = w
+        if n == 1:
+            a = reweight(w, surplus(w * scale[u], mine, 1.0, row))
+        elif n > 1:
+            a = reweight(w, spare[u])
+        alive *= 1.0 - a
+        if 1.0 - alive > until or u == 0:
+            if n == 1:
+                leftover(w, mine, row, law)
+            elif n > 1 and spare[u] > 0.0:
+                law[:] = rest[depth[u]]
+            else:
+                law[:] = mine
+            return u
+        u, enters = above[u], False
