@@ -13,7 +13,17 @@ from polydraft.exponential import fma
 from polydraft.models.compiled.kernels import add, norm_part, rms_norm, soften, swiglu
 from polydraft.models.compiled.products import Packed, call_product, matmul
 from polydraft.models.compiled.rounding import round_rows, rounded_bytes
-from polydraft.models.compiled.threads import HELPERS, JOB, claim, finish, finished, floats_at, new_sync, publish, stopped
+from polydraft.models.compiled.threads import (
+    HELPERS,
+    JOB,
+    claim,
+    finish,
+    finished,
+    floats_at,
+    new_sync,
+    publish,
+    stopped,
+)
 from polydraft.models.compiled.vectors import PANEL, aligned
 from polydraft.models.slots import TREE_ROOM
 
@@ -40,8 +50,6 @@ CHUNK = 64
 """Most rows that are in work at once; a pass over more reads the weights again."""
 RUN, FEW = 16, np.int64(4)
 """Rows of a slot whose attention is one unit of work; rows that are not worth sharing."""
-PIECES, MOST_PANELS = 8, np.int64(8)
-"""Units for each thread in a product, and panels of a unit: the last one to end is waited for."""
 ENTER, QKV, PLACE, ATTEND, MIX, OUT, MIDDLE, GATE_UP, GATE, DOWN, LEAVE, HEAD = map(np.int64, range(12))
 """Parts of a pass that threads share; each begins when the one before has ended."""
 
@@ -268,7 +276,7 @@ def _do(model, part, layer, rows, address, begin, end, thread):
 def _take(model, thread):
     """Do units of the phase that is open until all are claimed; returns how many."""
     sync, done = model.work.sync, 0
-    unit = claim(sync)
+    unit = claim(sync, thread)
     while unit >= 0:
         part, layer, rows, address, units, grain = (
             sync[JOB],
@@ -281,7 +289,7 @@ def _take(model, thread):
         _do(model, part, layer, rows, address, unit * grain, min(units, (unit + 1) * grain), thread)
         finish(sync)
         done += 1
-        unit = claim(sync)
+        unit = claim(sync, thread)
     return done
 
 
@@ -322,7 +330,7 @@ def run_parts(model, first, last, layer, rows, runs, address):
             panels = weights.head.panels
         units, grain = rows, FEW
         if panels > 0:
-            units, grain = panels, min(max(panels // (PIECES * (sync[HELPERS] + 1)), np.int64(1)), MOST_PANELS)
+            units, grain = panels, -(-panels // (sync[HELPERS] + 1))
         elif part == ATTEND:
             units, grain = runs * model.sizes.groups, np.int64(1)
         if sync[HELPERS] == 0 or units <= grain:
@@ -380,7 +388,7 @@ def workspace(weights: Any, sizes: Sizes, columns: int, threads: int, widest: in
         lanes=aligned(threads, 16),
         found=aligned(threads, TREE_ROOM),
         runs=np.zeros(CHUNK + 1, np.int64),
-        sync=new_sync(),
+        sync=new_sync(threads),
         rows=np.zeros((CHUNK, 7), np.int64),
         seen=np.zeros((CHUNK, TREE_ROOM), np.int64),
     )

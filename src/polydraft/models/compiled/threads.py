@@ -1,7 +1,8 @@
-"""Threads that help with a pass: units of work are claimed one after the other, by whoever has time, and no one is waited for but
-those that have claimed one. Whatever is computed is computed by one thread, so bits do not depend on how many there are.
+"""Threads that help with a pass: each claims the units of its own share one after the other, then those that are left of others', and no
+one is waited for but those that have claimed one. Whatever is computed is computed by one thread, so bits do not depend on how many
+there are. Units of a share lie behind one another in memory, so that the processor's look-ahead loads what the same core will need.
 
-ticket   phase, number of units and next unit in one word: a unit belongs to who moves the word on, and to the phase that it read
+ticket   of a share: phase, end and next unit in one word; a unit belongs to who moves the word on, and to the phase that it read
 helper   a Python thread in compiled code without the GIL: it spins, then yields, then sleeps in Python until the next pass
 """
 
@@ -36,7 +37,7 @@ __all__ = [
 
 _LINE = 8
 """Numbers in a cache line: what different threads write lies in different ones."""
-TICKET, DONE, STOP, LATE, HELPERS, JOB = (k * _LINE for k in range(6))
+DONE, STOP, LATE, HELPERS, JOB, TICKETS = (k * _LINE for k in range(6))
 _SPINS, _PATIENCE = 8000, 30_000
 """Turns of a loop: before a thread yields, some 150 microseconds; before a helper sleeps, some milliseconds."""
 
@@ -69,8 +70,8 @@ def _read(path: str) -> str:
         return ""
 
 
-def new_sync() -> np.ndarray:
-    return np.zeros(7 * _LINE, np.int64)
+def new_sync(threads: int) -> np.ndarray:
+    return np.zeros(TICKETS + threads * _LINE, np.int64)
 
 
 def _pointer(context, builder, signature, args):
@@ -143,20 +144,26 @@ _yield = types.ExternalFunction("sched_yield", types.int32()) if hasattr(os, "sc
 @njit
 def publish(sync, units):
     """Open a phase of so many units; what it is lies in sync[JOB:] by now."""
+    threads = sync[HELPERS] + 1
     _store(sync, DONE, 0)
-    _store(sync, TICKET, ((_load(sync, TICKET) >> 32) + 1) << 32 | units << 16)
+    for thread in range(threads):
+        ticket = TICKETS + thread * _LINE
+        begin, end = thread * units // threads, (thread + 1) * units // threads
+        _store(sync, ticket, ((_load(sync, ticket) >> 32) + 1) << 32 | end << 16 | begin)
 
 
 @njit
-def claim(sync):
-    """The next unit of the phase, or -1 if all are claimed."""
-    while True:
-        ticket = _load(sync, TICKET)
-        unit = ticket & 0xFFFF
-        if unit >= (ticket >> 16) & 0xFFFF:
-            return -1
-        if _swap(sync, TICKET, ticket, ticket + 1):
-            return unit
+def claim(sync, thread):
+    """The next unit of the thread's share, or of another's, or -1 if all are claimed."""
+    threads = (len(sync) - TICKETS) // _LINE
+    for turn in range(threads):
+        place = TICKETS + (thread + turn) % threads * _LINE
+        ticket = _load(sync, place)
+        while ticket & 0xFFFF < (ticket >> 16) & 0xFFFF:
+            if _swap(sync, place, ticket, ticket + 1):
+                return ticket & 0xFFFF
+            ticket = _load(sync, place)
+    return -1
 
 
 @njit
