@@ -276,6 +276,7 @@ class Request:
     seed, sample: its noise, never shared by two requests that run together: plans look at the whole batch, and would couple them.
     `seed` is resolved (never None); `sample` is in [0, 2**32): sample j of prompt i of a call is number 65,536 i + j.
     slot: of the target, which holds all tokens but the last, for drafters that share its cache; None where nobody says.
+    budget: of each of its drafts, in place of the engine's plan; max_depth 0 decodes it plainly.
     """
 
     id: str
@@ -284,6 +285,7 @@ class Request:
     seed: int
     sample: int = 0
     slot: int | None = None
+    budget: Budget | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:

@@ -24,6 +24,7 @@ from polydraft.cli.index import app as index
 from polydraft.cli.limits import limits
 from polydraft.cli.methods import methods
 from polydraft.cli.models import app as models
+from polydraft.cli.serve import serve
 from polydraft.cli.train import train
 from polydraft.cli.tune import tune
 from polydraft.errors import PolydraftError
@@ -76,7 +77,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, check, demo, tune, limits, methods, train, doctor):
+for command in (generate, chat, serve, check, demo, tune, limits, methods, train, doctor):
     app.command()(command)
 app.add_typer(bench, name="bench")
 app.add_typer(index, name="index")

@@ -11,7 +11,7 @@ def _panel(name: str) -> Callable[..., Any]:
     return lambda text, *flags, **more: typer.Option(*flags, help=text, rich_help_panel=name, **more)
 
 
-models, drafts, sampling, output = map(_panel, ("Models", "Drafts", "Sampling", "Output"))
+models, drafts, sampling, output, server = map(_panel, ("Models", "Drafts", "Sampling", "Output", "Server"))
 """(help, names of the option) -> an option in this panel of the help."""
 
 Model = Annotated[

@@ -11,7 +11,7 @@ from itertools import count
 from numbers import Integral
 from typing import Any, cast
 
-from polydraft.core import Drafter, Law, Request, SamplingParams, Target, Verifier
+from polydraft.core import Budget, Drafter, Law, Request, SamplingParams, Target, Verifier
 from polydraft.drafters.base import Parts
 from polydraft.engine import build
 from polydraft.engine.loop import Inbox, Loop
@@ -206,10 +206,17 @@ class Engine(Loop):
             raise InvalidInputError("an empty prompt was given; expected at least one token. Give some text to continue.")
         return ids
 
-    def submit(self, prompt: Prompt, params: SamplingParams, index: int = 0, outputs: Inbox | None = None) -> Result:
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        index: int = 0,
+        outputs: Inbox | None = None,
+        budget: Budget | None = None,
+    ) -> Result:
         """Queue all samples of a prompt, from any thread; the returned result fills as they run.
 
-        outputs: is given what steps give them, in the thread that steps, until it is forgotten.
+        outputs: is given what steps give them, in the thread that steps, until it is forgotten.  budget: see `core.Request`.
         """
         if not isinstance(params, SamplingParams):
             raise InvalidInputError(
@@ -223,7 +230,8 @@ class Engine(Loop):
             self._streams[name] = outputs
         try:
             for sample in range(params.n):
-                samples.append(self.add_request(Request(name, tuple(ids), params, seed, MOST_SAMPLES * index + sample)))
+                number = MOST_SAMPLES * index + sample
+                samples.append(self.add_request(Request(name, tuple(ids), params, seed, number, budget=budget)))
         except BaseException:
             self._streams.pop(name, None)
             self.discard([name])

@@ -11,12 +11,13 @@ others go on (see `Loop.isolate`).
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from collections.abc import Sequence as Seq
 from contextlib import aclosing, suppress
 from time import perf_counter
 from types import TracebackType
 
+from polydraft.core import Budget
 from polydraft.engine.api import Engine, Prompt
 from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import Result
@@ -93,43 +94,72 @@ class AsyncEngine:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
 
-    async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[StepOutput, None]:
+    async def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, budget: Budget | None = None, seconds: float | None = None
+    ) -> AsyncGenerator[StepOutput, None]:
         """Yield what each step emits for one prompt; closing or cancelling it frees its slots before the next step's round.
 
+        budget: of its drafts, see `core.Request`.  seconds: after which it ends with `finish_reason="abort"`.
         A sample that fails ends with `finish_reason="error"` and `sample.error`.
 
         Raises:
             BusyError: as many samples wait as may, or the engine is closed.
-            InvalidInputError, CapacityError: as of `Engine.add_request`.
+            InvalidInputError, CapacityError, IncompatibleError: as of `Engine.add_request`.
         """
-        mailbox, given = _Mailbox(), params or SamplingParams()
-        result = self._submit(prompt, given, mailbox)
-        unfinished = len(result.samples)
+        async with aclosing(self.stream_all([prompt], params, budget=budget, seconds=seconds)) as outputs:
+            async for _, output in outputs:
+                yield output
+
+    async def stream_all(
+        self,
+        prompts: Seq[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        budget: Budget | None = None,
+        seconds: float | None = None,
+    ) -> AsyncGenerator[tuple[int, StepOutput], None]:
+        """The same for several prompts, each output with the index of its own; they draw as the prompts of one `Engine.generate` do."""
+        mailbox, home, results = _Mailbox(), asyncio.get_running_loop(), dict[str, Result]()
+        unfinished, timer = 0, None
         self._mailboxes.add(mailbox)
         try:
+            given = params or SamplingParams()
+            self._check_waiting(given.n * len(prompts))
+            for index, prompt in enumerate(prompts):
+                result = self.engine.submit(prompt, given, index, mailbox, budget)
+                results[result.id] = result
+                unfinished += given.n
+            self._asked.set()
+            if seconds is not None:
+                timer = home.call_later(seconds, self._abort, results)
             while unfinished:
                 output = await mailbox.get()
                 if output is None:
                     raise PolydraftError("the engine's thread has died; its log says why. Start it again.")
                 unfinished -= output.finished
-                yield output
+                yield results[output.request_id].index, output
         finally:
             self._mailboxes.discard(mailbox)
-            self.engine.forget(result.id)
+            if timer is not None:
+                timer.cancel()
+            for name in results:
+                self.engine.forget(name)
             if unfinished:
-                self.engine.abort_request(result.id)
-                self._asked.set()
+                self._abort(results)
 
-    def _submit(self, prompt: Prompt, params: SamplingParams, mailbox: _Mailbox) -> Result:
+    def _abort(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.engine.abort_request(name)
+        self._asked.set()
+
+    def _check_waiting(self, wanted: int) -> None:
         if not self.running:
             raise BusyError("the engine takes no more requests: it was closed, or never entered. Use `async with`.")
-        if self.engine.num_waiting + params.n > self.max_waiting + self.engine.num_free:
+        waiting = self.engine.num_waiting
+        if waiting + wanted > self.max_waiting + self.engine.num_free:
             raise BusyError(
-                f"n={params.n} more were asked for while {self.engine.num_waiting} samples wait; {self.max_waiting} may. Ask again later."
+                f"{wanted} samples were asked for while {waiting} wait and {self.engine.num_free} slots are free; {self.max_waiting} may wait. Ask again later."
             )
-        result = self.engine.submit(prompt, params, outputs=mailbox)
-        self._asked.set()
-        return result
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> list[StepOutput]:
         """The last output of each sample, by its index: what `stream` gives, waited for."""

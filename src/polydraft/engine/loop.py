@@ -37,7 +37,7 @@ from polydraft.engine.ties import check_margin
 from polydraft.errors import BusyError, CapacityError, IncompatibleError, InvalidInputError, PolydraftError, RequestWarning
 from polydraft.models.slots import Slots
 from polydraft.params import MOST_SAMPLES
-from polydraft.plan.plan import Plan
+from polydraft.plan.plan import Plan, check_draft
 
 MOST_WAITING = 65_536
 """Samples that may wait for a slot; `add_request` refuses more."""
@@ -137,6 +137,7 @@ class Loop:
             the sample, which fills as it runs.
 
         Raises:
+            IncompatibleError: a budget that the drafter does not draw, or that the rule is not exact for.
             InvalidInputError: ids outside the vocabulary, bans that leave no token, or stop strings without a tokenizer.
             CapacityError: the prompt, or the prompt and `max_tokens`, does not fit the context.
             BusyError: MOST_WAITING samples wait already.
@@ -157,7 +158,7 @@ class Loop:
         )
         sample = Sample(request.sample % MOST_SAMPLES, request.seed, logprobs=None if params.logprobs is None else [])
         sample.stats.prompt_tokens = len(request.prompt_token_ids)
-        drafting = self.drafter is not None
+        drafting = self.drafter is not None and (request.budget is None or request.budget.max_depth > 0)
         self._asked.append(
             Sequence(request, stopper, sample, list(request.prompt_token_ids), drafting=drafting, second_ids=begins)
         )
@@ -172,6 +173,8 @@ class Loop:
                 f"token id {bad} was given in the prompt of {request.id!r}; expected 0 <= id < {V}. Use the target's own tokenizer."
             )
         sampling.check_vocabulary(params, V, self.eos_token_ids)
+        if self.drafter is not None and request.budget is not None:
+            check_draft(request.budget, self.drafter.info, self.verifier.info)
         if params.stop and self.tokenizer is None:
             raise InvalidInputError(
                 "stop strings were given without a tokenizer; use stop_token_ids, or give the engine a tokenizer."

@@ -158,7 +158,7 @@ class Stepper:
         """One each; none where nothing is to be drafted."""
         if self.drafter is None:
             return []
-        budgets = self.plan.budgets(sequences)
+        budgets = [s.request.budget or g for s, g in zip(sequences, self.plan.budgets(sequences), strict=True)]
         if not any(g.max_depth for g in budgets):
             return []
         budgets = [g.within(self._room(s)) for g, s in zip(budgets, sequences, strict=True)]

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.core import Budget, Draft, Drafter, Outcome, Request, Target, Verifier
+from polydraft.core import Budget, Draft, Drafter, Method, Outcome, Request, Target, Verifier
 from polydraft.errors import CapacityError
 from polydraft.models.slots import TREE_ROOM
 from polydraft.plan.acceptance import DEPTHS, Record
@@ -86,8 +86,7 @@ class FixedPlan:
         Raises:
             CapacityError, IncompatibleError: it says what to do.
         """
-        check_room(self.budget.max_nodes, f"depth={self.budget.max_depth} and num_paths={self.budget.width}")
-        pairing.check_budget(self.budget, drafter.info, verifier.info)
+        check_draft(self.budget, drafter.info, verifier.info)
 
     def budgets(self, sequences: Seq[Any]) -> list[Budget]:
         return [self.budget] * len(sequences)
@@ -389,6 +388,16 @@ class AdaptivePlan:
                 self._compared = self._rounds
                 learner.compare(len(contexts), self._rounds)
                 self._barred = learner.barred(len(contexts), self._rounds)
+
+
+def check_draft(budget: Budget, drafter: Method, verifier: Method) -> None:
+    """Refuse a budget that does not fit a pass, that the drafter does not draw, or that the rule is not exact for.
+
+    Raises:
+        CapacityError, IncompatibleError: it says what to do.
+    """
+    check_room(budget.max_nodes, f"depth={budget.max_depth} and num_paths={budget.width}")
+    pairing.check_budget(budget, drafter, verifier)
 
 
 def check_room(num_drafted: int, given: str) -> None:

@@ -1,0 +1,146 @@
+"""`polydraft serve`: an OpenAI-compatible server."""
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polydraft.cli import options as given
+from polydraft.cli.chat import OFFERED
+from polydraft.cli.progress import Preparation
+from polydraft.cli.start import build
+from polydraft.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from polydraft.server.app import Settings
+
+__all__ = ["serve"]
+
+
+def serve(
+    model: given.Model = None,
+    draft_model: given.DraftModel = None,
+    drafter: given.Drafter = "auto",
+    verifier: given.Verifier = "auto",
+    depth: given.Depth = None,
+    num_paths: given.NumPaths = None,
+    head: given.Head = None,
+    dtype: given.Dtype = None,
+    device: given.Device = None,
+    backend: given.Backend = "auto",
+    quantization: given.Quantization = None,
+    max_model_len: Annotated[int | None, given.models("Longest prompt plus output, in tokens.")] = None,
+    max_num_seqs: Annotated[int, given.models("Samples that run at the same time; each has a place in the cache.", min=1)] = 8,
+    host: Annotated[str, given.server("Address to listen on; 0.0.0.0 is every one of this machine.")] = "127.0.0.1",
+    port: Annotated[int, given.server("Port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    served_model_name: Annotated[str | None, given.server("Name that clients give; default: the model's.")] = None,
+    api_key_file: Annotated[
+        Path | None,
+        given.server("File with API keys, one a line; POLYDRAFT_API_KEY is one more. Without any, none is asked for."),
+    ] = None,
+    cors: Annotated[list[str] | None, given.server("Origin whose pages may call; may be repeated.")] = None,
+    max_waiting: Annotated[int, given.server("Samples that may wait for a place; more are told to come again.", min=1)] = 256,
+    max_body: Annotated[int, given.server("Bytes of a request, at most.", min=1)] = 4 << 20,
+    max_choices: Annotated[int, given.server("Prompts times n of a request, at most.", min=1)] = 64,
+    timeout: Annotated[float, given.server("Seconds of a request, at most.", min=0.1)] = 600,
+    drain: Annotated[float, given.server("Seconds that what runs has when the server is told to end.", min=0)] = 30,
+) -> None:
+    """Serve a model over HTTP as OpenAI's API does; without --model the small chat model where it was fetched, else the embedded pair."""
+    chosen = model or _default()
+    name = served_model_name or _name(chosen)
+    typer.echo(f"serving {name}: {_about(model, chosen)}", err=True)
+    listening = _bound(host, port)
+    settings: dict[str, Any] = {"model": name, "keys": _keys(api_key_file), "cors": tuple(cors or ()), "most_body": max_body}
+    settings |= {"most_choices": max_choices, "seconds": timeout, "drain": drain}
+    options: dict[str, Any] = {"drafter": drafter, "verifier": verifier, "depth": depth, "num_paths": num_paths}
+    options |= {
+        "drafter_options": {} if head is None else {"weights": head},
+        "dtype": dtype,
+        "device": device,
+        "backend": backend,
+    }
+    options |= {"quantization": quantization, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
+    with Preparation(f"loading {name} ..."):
+        _check_installed()
+        from polydraft.engine.asynchronous import AsyncEngine
+        from polydraft.server.app import Settings
+
+        engine = AsyncEngine(build(chosen, draft_model, **options), max_waiting=max_waiting)
+    _run(engine, Settings(**settings), listening)
+
+
+def _run(engine: Any, settings: "Settings", listening: socket.socket) -> None:
+    import uvicorn
+
+    from polydraft.server.app import create_app
+
+    host, port = listening.getsockname()[:2]
+    typer.echo(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1, drafter {engine.engine.summary()['drafter']}", err=True)
+    config = uvicorn.Config(
+        create_app(engine, settings),
+        log_level="info" if sys.stderr.isatty() else "warning",
+        timeout_graceful_shutdown=max(1, int(settings.drain)),
+        timeout_keep_alive=75,  # shorter than what clients keep, and they find a connection closed under their request
+        server_header=False,
+        ws="none",
+    )
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def _default() -> str | None:
+    from polydraft.models.hub import MODELS, cached
+
+    return OFFERED if cached(MODELS[OFFERED]) is not None else None
+
+
+def _name(model: str | None) -> str:
+    return "embedded" if model is None else Path(model).name.removesuffix(".gguf") or model
+
+
+def _about(wanted: str | None, chosen: str | None) -> str:
+    if wanted is not None:
+        return wanted
+    why = "no --model was given"
+    return (
+        f"{why}; the chat model was fetched before"
+        if chosen
+        else f"{why}, and no chat model was fetched: the pair of small models inside the package"
+    )
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket on that address, before anything is loaded.
+
+    Raises:
+        InvalidInputError: it is in use, not of this machine, or not ours to take.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listening = socket.socket(family, kind)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(2048)  # until it is ready, clients wait
+    except OSError as error:
+        raise InvalidInputError(
+            f"--host {host} --port {port} were given, which cannot be listened on: {error.strerror}. Give a free port of this machine, or 0."
+        ) from error
+    return listening
+
+
+def _keys(file: Path | None) -> tuple[str, ...]:
+    lines = [] if file is None else file.read_text(encoding="utf-8", errors="replace").splitlines()
+    keys = [line.strip() for line in [*lines, os.environ.get("POLYDRAFT_API_KEY", "")] if line.strip()]
+    if file is not None and not keys:
+        raise InvalidInputError(f"--api-key-file {file} was given, which has no key; expected one a line.")
+    return tuple(keys)
+
+
+def _check_installed() -> None:
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise InvalidInputError(f"{error.name} is not installed; install the extra: pip install 'polydraft[server]'.") from error

@@ -1,0 +1,262 @@
+"""What clients get: OpenAI's objects from the engine's outputs, whole or in chunks, and what drafts did under `speculation`.
+
+Of each sample a `Reader` knows how far it was told. Outputs share a sample that goes on filling in the engine's thread, so a chunk is made of
+the output's own tokens and of the log-probabilities at their positions, which are there before it is given.
+"""
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from functools import lru_cache
+from time import time
+from typing import Any
+from uuid import uuid4
+
+from polydraft.engine.output import StepOutput
+from polydraft.engine.sequence import Sample, TokenLogprob
+from polydraft.engine.stopping import REPLACEMENT, Detokenizer
+from polydraft.server.errors import ApiError
+
+LOWEST = -9999.0
+"""Written for a log-probability of -inf, which JSON does not have."""
+
+
+@lru_cache(maxsize=1)
+def _bytes_of_characters() -> dict[str, int]:
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {character: byte for byte, character in bytes_to_unicode().items()}
+
+
+def token_text(tokenizer: Any, token_id: int) -> tuple[str, list[int] | None]:
+    """A token's text and its UTF-8 bytes, which may be part of a character; None where the tokenizer does not tell them.
+
+    Example:
+        >>> from polydraft.models import load, pair
+        >>> tokenizer = load.load_tokenizer(str(pair.target_folder()))
+        >>> token_text(tokenizer, tokenizer("é")["input_ids"][0])
+        ('bytes:\\\\xc3', [195])
+    """
+    text = tokenizer.decode([token_id])
+    if REPLACEMENT not in text:
+        return text, list(text.encode())
+    piece = tokenizer.convert_ids_to_tokens(token_id)
+    known = _bytes_of_characters()
+    if piece.startswith("<0x"):  # byte fallback of SentencePiece
+        parts = [int(piece[3:5], 16)]
+    elif all(character in known for character in piece):
+        parts = [known[character] for character in piece]
+    else:
+        return text, None
+    return "bytes:" + "".join(f"\\x{part:02x}" for part in parts), parts
+
+
+@dataclass
+class Reader:
+    """What was told of one sample. push: gives the text that a token completes, where tokens are traced."""
+
+    push: Callable[[int], str] | None
+    num_tokens: int = 0
+    num_characters: int = 0
+
+    def logprobs(self, output: StepOutput) -> list[TokenLogprob]:
+        """Of the output's tokens, which count as told."""
+        start, self.num_tokens = self.num_tokens, self.num_tokens + len(output.token_ids)
+        return [] if output.sample.logprobs is None else output.sample.logprobs[start : self.num_tokens]
+
+
+@dataclass
+class Answer:
+    """One response in the making. prompts: their ids.  echo: what stands before each text.
+
+    kind: the object's name, and that of its chunks.  trace: tell where each token comes from.
+    """
+
+    tokenizer: Any
+    model: str
+    prompts: Seq[Seq[int]]
+    n: int
+    trace: bool = False
+    echo: Seq[str] = ()
+    id: str = field(default_factory=lambda: uuid4().hex)
+    created: int = field(default_factory=lambda: int(time()))
+
+    kind = chunk_kind = prefix = ""
+
+    def __post_init__(self) -> None:
+        self.readers: dict[int, Reader] = {}
+        self.samples: dict[int, Sample] = {}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": f"{self.prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+
+    def reader(self, index: int, output: StepOutput) -> Reader:
+        """Of the choice that an output belongs to."""
+        if index not in self.readers:
+            push = (
+                Detokenizer(self.tokenizer, self.prompts[index // self.n], skip_special_tokens=True).push if self.trace else None
+            )
+            self.readers[index] = Reader(push)
+            self.samples[index] = output.sample
+        return self.readers[index]
+
+    def number(self, prompt: int, output: StepOutput) -> int:
+        """Of the choice: the samples of the first prompt, then those of the next."""
+        return prompt * self.n + output.sample.index
+
+    def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> dict[str, Any]:
+        """The response, from all outputs."""
+        given: dict[int, list[StepOutput]] = {}
+        for prompt, output in outputs:
+            check(output)
+            index = self.number(prompt, output)
+            self.reader(index, output)
+            given.setdefault(index, []).append(output)
+        choices = [self._choice(index, given[index]) for index in sorted(given)]
+        return {**self._head(self.kind), "choices": choices, "usage": self.usage()}
+
+    def chunks(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
+        """Chunks that an output is worth, often one, none where no text is certain yet."""
+        check(output)
+        index = self.number(prompt, output)
+        first = index not in self.readers
+        reader = self.reader(index, output)
+        told = reader.logprobs(output)
+        if not (first or output.text or told or output.finished or self.trace):
+            return []
+        choice = self._delta(index, output, told, reader, first)
+        reader.num_characters += len(output.text)
+        body = {**self._head(self.chunk_kind), "choices": [choice]}
+        if self.trace:
+            body["speculation"] = traced(self.tokenizer, output, reader, told)
+        return [body]
+
+    def last(self) -> dict[str, Any]:
+        """The chunk of `stream_options.include_usage`."""
+        return {**self._head(self.chunk_kind), "choices": [], "usage": self.usage()}
+
+    def usage(self) -> dict[str, Any]:
+        """Tokens, and what the drafts were worth, of all choices together."""
+        stats = [sample.stats for sample in self.samples.values()]
+        prompt, completion = sum(map(len, self.prompts)), sum(s.emitted for s in stats)
+        calls = sum(s.target_calls for s in stats)
+        depth = max((len(s.drafted_by_depth) for s in stats), default=0)
+        reached = [sum(s.drafted_by_depth[d] for s in stats if d < len(s.drafted_by_depth)) for d in range(depth)]
+        kept = [sum(s.accepted_by_depth[d] for s in stats if d < len(s.accepted_by_depth)) for d in range(depth)]
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": min((s.cached_tokens for s in stats), default=0)},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": sum(s.accepted for s in stats),
+                "rejected_prediction_tokens": sum(s.drafted - s.accepted for s in stats),
+            },
+            "speculation": {
+                "target_calls": calls,
+                "tokens_per_call": completion / calls if calls else 0.0,
+                "drafted_tokens": sum(s.drafted for s in stats),
+                "accepted_tokens": sum(s.accepted for s in stats),
+                "acceptance_by_depth": [k / r if r else 0.0 for k, r in zip(kept, reached, strict=True)],
+            },
+        }
+
+    def _choice(self, index: int, outputs: list[StepOutput]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _delta(self, index: int, output: StepOutput, told: list[TokenLogprob], reader: Reader, first: bool) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _told(self, index: int, outputs: list[StepOutput]) -> list[TokenLogprob]:
+        reader = self.reader(index, outputs[0])
+        return [one for output in outputs for one in reader.logprobs(output)]
+
+
+class Completion(Answer):
+    """Of /v1/completions."""
+
+    kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
+
+    def _choice(self, index: int, outputs: list[StepOutput]) -> dict[str, Any]:
+        before, sample = self.echo[index // self.n] if self.echo else "", outputs[-1].sample
+        logprobs = self._logprobs(self._told(index, outputs), len(before)) if sample.logprobs is not None else None
+        text = before + "".join(output.text for output in outputs)
+        return {"index": index, "text": text, "logprobs": logprobs, **ended(outputs[-1])}
+
+    def _delta(self, index: int, output: StepOutput, told: list[TokenLogprob], reader: Reader, first: bool) -> dict[str, Any]:
+        before = self.echo[index // self.n] if self.echo and first else ""
+        reader.num_characters += len(before)
+        logprobs = self._logprobs(told, reader.num_characters) if output.sample.logprobs is not None else None
+        return {"index": index, "text": before + output.text, "logprobs": logprobs, **ended(output)}
+
+    def _logprobs(self, told: list[TokenLogprob], offset: int) -> dict[str, Any]:
+        texts = [token_text(self.tokenizer, t.token_id)[0] for t in told]
+        offsets = [offset + sum(map(len, texts[:i])) for i in range(len(texts))]
+        tops = [{token_text(self.tokenizer, k)[0]: _finite(v) for k, v in t.top.items()} for t in told]
+        values = [_finite(t.logprob) for t in told]
+        return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+
+class Chat(Answer):
+    """Of /v1/chat/completions."""
+
+    kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def _choice(self, index: int, outputs: list[StepOutput]) -> dict[str, Any]:
+        told = self._told(index, outputs)
+        logprobs = self._logprobs(told) if outputs[-1].sample.logprobs is not None else None
+        message = {"role": "assistant", "content": "".join(output.text for output in outputs), "refusal": None}
+        return {"index": index, "message": message, "logprobs": logprobs, **ended(outputs[-1])}
+
+    def _delta(self, index: int, output: StepOutput, told: list[TokenLogprob], reader: Reader, first: bool) -> dict[str, Any]:
+        delta = ({"role": "assistant"} if first else {}) | {"content": output.text}
+        logprobs = self._logprobs(told) if output.sample.logprobs is not None else None
+        return {"index": index, "delta": delta, "logprobs": logprobs, **ended(output)}
+
+    def _logprobs(self, told: list[TokenLogprob]) -> dict[str, Any]:
+        content = [
+            {**self._token(t.token_id, t.logprob), "top_logprobs": [self._token(k, v) for k, v in t.top.items()]} for t in told
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        text, parts = token_text(self.tokenizer, token_id)
+        return {"token": text, "logprob": _finite(logprob), "bytes": parts}
+
+
+def check(output: StepOutput) -> None:
+    """Raise what a client is told of a sample that did not end by itself."""
+    if output.finished and output.sample.finish_reason == "error":
+        raise ApiError(500, "the request failed while it ran; the server's log says why.")
+    if output.finished and output.sample.finish_reason == "abort":
+        raise ApiError(503, "the request was ended before it was done: its time was up, or the server is going down.")
+
+
+def ended(output: StepOutput) -> dict[str, Any]:
+    """Why a choice ended, with the stop id or string as vLLM tells it."""
+    if not output.finished:
+        return {"finish_reason": None}
+    return {"finish_reason": output.sample.finish_reason, "stop_reason": output.sample.stop_reason}
+
+
+def traced(tokenizer: Any, output: StepOutput, reader: Reader, told: Seq[TokenLogprob]) -> dict[str, Any]:
+    """One round: each token's text, origin and depth below the last committed one, and the tree that it comes from.
+
+    A tree's node n hangs on `parents[n]`; node 0 is the last token before the round. `path`: the accepted nodes.
+    """
+    push, tree = reader.push or str, output.tree
+    tokens = [
+        {"id": token, "text": push(token), "source": origin.source, "branch": origin.branch, "depth": depth}
+        for depth, (token, origin) in enumerate(zip(output.token_ids, output.origins, strict=True), 1)
+    ]
+    for token, one in zip(tokens, told, strict=False):
+        token["logprob"] = _finite(one.logprob)
+    if tree is None:
+        return {"tokens": tokens, "tree": None}
+    kept = [n for n, parent in enumerate(tree.parents) if n == 0 or parent >= 0]
+    texts = [tokenizer.decode([tree.token_ids[n]]) for n in kept]
+    return {"tokens": tokens, "tree": {"texts": texts, "parents": [tree.parents[n] for n in kept], "path": tree.path}}
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST)

@@ -1,0 +1,326 @@
+"""The routes: OpenAI's completions and chats, tokens, and whether the server lives."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
+from time import time
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+from polydraft import __version__
+from polydraft.core import Budget
+from polydraft.engine.asynchronous import AsyncEngine
+from polydraft.engine.output import StepOutput
+from polydraft.errors import IncompatibleError, PolydraftError
+from polydraft.params import SamplingParams
+from polydraft.server import errors
+from polydraft.server.answers import Answer, Chat, Completion, check
+from polydraft.server.errors import ApiError
+from polydraft.server.guard import Guard
+from polydraft.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Message,
+    Sampled,
+    Speculation,
+    TokenizeRequest,
+)
+
+log = logging.getLogger("polydraft.server")
+B = TypeVar("B", bound=BaseModel)
+T = TypeVar("T")
+BODY_SECONDS = 30.0
+"""In which a body has to arrive."""
+GONE = 499
+"""Status, which nobody reads, of a response whose client has left."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What one server allows.
+
+    model: the name that clients give.  keys: API keys, any of which opens; none asks for none.  cors: origins whose pages may call; none.
+    most_body: bytes.  most_choices: prompts times n of a request.  seconds: of a request.  drain: seconds that what runs has when the server ends.
+    """
+
+    model: str
+    keys: tuple[str, ...] = ()
+    cors: tuple[str, ...] = ()
+    most_body: int = 4 << 20
+    most_choices: int = 64
+    seconds: float = 600.0
+    drain: float = 30.0
+
+
+def create_app(engine: AsyncEngine, settings: Settings) -> FastAPI:
+    """The ASGI application; its lifespan runs the engine."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
+        async with engine:
+            await engine.generate(
+                [0], SamplingParams(max_tokens=1, ignore_eos=True)
+            )  # what it compiles is compiled before it is ready
+            app.state.ready = True
+            yield
+            app.state.ready = False
+            await engine.close(settings.drain)
+
+    app = FastAPI(title="polydraft", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.ready = False
+    if settings.cors:
+        app.add_middleware(CORSMiddleware, allow_origins=settings.cors, allow_methods=["*"], allow_headers=["*"])
+    app.add_middleware(Guard, keys=settings.keys)  # pyright: ignore[reportArgumentType]
+    for kind in (ApiError, PolydraftError, ValidationError):
+        app.add_exception_handler(kind, _refused)
+    app.add_exception_handler(HTTPException, _unrouted)
+    _Routes(engine, settings).join(app)
+    return app
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    told = errors.of(error)
+    if told.status >= 500:
+        log.error("request %s failed: %s", request.state.request_id, error)
+    return told.response()
+
+
+async def _unrouted(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    what = {404: "there is nothing at this path", 405: "this path is not for this method"}.get(status, "the request was refused")
+    return ApiError(status, f"{what}: {request.method} {request.url.path[:200]}.").response()
+
+
+class _Routes:
+    """The routes of one engine."""
+
+    def __init__(self, engine: AsyncEngine, settings: Settings) -> None:
+        self.engine, self.settings, self.began = engine, settings, int(time())
+
+    def join(self, app: FastAPI) -> None:
+        """Put them into an application."""
+        app.get("/v1/models")(self.models)
+        app.get("/v1/models/{name:path}")(self.model)
+        app.get("/health")(self.health)
+        app.get("/ready")(self.ready)
+        posts: list[tuple[str, Callable[..., Any], type[BaseModel]]] = [
+            ("/v1/completions", self.completions, CompletionRequest),
+            ("/v1/chat/completions", self.chat, ChatRequest),
+            ("/tokenize", self.tokenize, TokenizeRequest),
+            ("/detokenize", self.detokenize, DetokenizeRequest),
+        ]
+        for path, route, kind in posts:
+            schema = kind.model_json_schema()
+            body = {"content": {"application/json": {"schema": schema}}, "required": True}
+            app.post(path, openapi_extra={"requestBody": body}, response_model=None)(route)
+
+    async def models(self) -> dict[str, Any]:
+        """The one model that is served."""
+        return {"object": "list", "data": [self._model()]}
+
+    async def model(self, name: str) -> dict[str, Any]:
+        """What is known of it."""
+        self._check_model(name)
+        return self._model()
+
+    def _model(self) -> dict[str, Any]:
+        built = self.engine.engine.summary()
+        drafts = {name: built[name] for name in ("drafter", "verifier", "lossless")}
+        more = {"max_model_len": built["max_model_len"], "speculation": drafts}
+        return {"id": self.settings.model, "object": "model", "created": self.began, "owned_by": "polydraft", **more}
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self.settings.model:
+            raise ApiError(
+                404,
+                f"model {name[:200]!r} is not here; {self.settings.model!r} is served.",
+                param="model",
+                code="model_not_found",
+            )
+
+    async def health(self) -> Response:
+        """Whether the engine's thread lives."""
+        alive = self.engine.running
+        return JSONResponse({"status": "ok" if alive else "the engine has stopped"}, 200 if alive else 503)
+
+    async def ready(self, request: Request) -> Response:
+        """Whether requests are taken at once."""
+        ready = self.engine.running and request.app.state.ready
+        return JSONResponse({"status": "ready" if ready else "not ready"}, 200 if ready else 503)
+
+    async def completions(self, request: Request) -> Response:
+        """Continue texts."""
+        given = await self._read(request, CompletionRequest)
+        if given.best_of not in (None, given.n or 1):
+            raise ApiError(400, "best_of is only taken where it equals n.", param="best_of")
+        if given.echo and given.logprobs is not None:
+            raise ApiError(
+                400, "echo with logprobs asks for those of the prompt, which are not computed. Drop one.", param="echo"
+            )
+        prompts = given.prompts()
+        params = self._params(given, len(prompts))
+        ids = [await self._encoded(prompt) for prompt in prompts]
+        echo = [p if isinstance(p, str) else self._decode(p) for p in prompts] if given.echo else ()
+        answer = Completion(self._tokenizer, self.settings.model, ids, params.n, given.speculation.trace, echo)
+        return await self._answer(request, given, answer, params)
+
+    async def chat(self, request: Request) -> Response:
+        """Answer a conversation."""
+        given = await self._read(request, ChatRequest)
+        params = self._params(given, 1)
+        ids = await self._encoded_chat(given.messages)
+        answer = Chat(self._tokenizer, self.settings.model, [ids], params.n, given.speculation.trace)
+        return await self._answer(request, given, answer, params)
+
+    async def tokenize(self, request: Request) -> dict[str, Any]:
+        """Token ids of a text or a conversation."""
+        given = await self._read(request, TokenizeRequest)
+        if (given.prompt is None) == (given.messages is None):
+            raise ApiError(400, "expected one of prompt and messages.", param="prompt")
+        if given.messages is not None:
+            ids = await self._encoded_chat(given.messages)
+        else:
+            ids = await self._encoded(given.prompt or "")
+        return {"tokens": ids, "count": len(ids), "max_model_len": self.engine.engine.target.max_model_len}
+
+    async def detokenize(self, request: Request) -> dict[str, Any]:
+        """Text of token ids."""
+        given = await self._read(request, DetokenizeRequest)
+        return {"prompt": self._decode(given.tokens)}
+
+    @property
+    def _tokenizer(self) -> Any:
+        return self.engine.engine.tokenizer
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        most = self.engine.engine.target.vocab_size
+        bad = next((token for token in ids if not 0 <= token < most), None)
+        if bad is not None:
+            raise ApiError(400, f"token id {bad} was given; expected 0 <= id < {most}.", param="tokens")
+        return self._tokenizer.decode(list(ids))
+
+    async def _encoded(self, prompt: str | list[int]) -> list[int]:
+        return await asyncio.to_thread(self.engine.engine.encode, prompt)
+
+    async def _encoded_chat(self, messages: Sequence[Message]) -> list[int]:
+        try:
+            return await asyncio.to_thread(self.engine.engine.encode_chat, [message.plain() for message in messages])
+        except IncompatibleError as error:  # it names the model by its path
+            told = str(error).replace(str(self.engine.engine.summary()["target"]), self.settings.model)
+            raise ApiError(400, told, param="messages") from error
+
+    async def _read(self, request: Request, kind: type[B]) -> B:
+        """The body, checked.
+
+        JSON is asked for by its media type: a page of another site cannot send that without being allowed to.
+        """
+        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media != "application/json":
+            raise ApiError(415, "expected a body in JSON with 'Content-Type: application/json'.")
+        body = bytearray()
+
+        async def gather() -> None:
+            async for part in request.stream():
+                body.extend(part)
+                if len(body) > self.settings.most_body:
+                    raise ApiError(413, f"the body is longer than {self.settings.most_body} bytes. Shorten it.")
+
+        try:
+            await asyncio.wait_for(gather(), BODY_SECONDS)
+        except (asyncio.TimeoutError, TimeoutError):
+            raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:.0f} s.") from None
+        given = kind.model_validate_json(bytes(body))
+        self._check_model(getattr(given, "model", None))
+        return given
+
+    def _params(self, given: Sampled, num_prompts: int) -> SamplingParams:
+        params = given.params()
+        if params.n * num_prompts > self.settings.most_choices:
+            raise ApiError(
+                400, f"{num_prompts} prompts with n={params.n} were given; {self.settings.most_choices} choices may be asked for at a time.", param="n"
+            )  # fmt: skip
+        self._check_methods(given.speculation)
+        return params
+
+    def _check_methods(self, asked: Speculation) -> None:
+        """Drafter and rule are the engine's: one that is asked for has to be that one."""
+        built = self.engine.engine.summary()
+        for what in ("drafter", "verifier"):
+            wanted = getattr(asked, what)
+            if wanted not in (None, "auto", built[what]):
+                raise ApiError(
+                    400, f"{what} {wanted[:80]!r} was asked for; this server runs {built[what]!r}.", param="speculation"
+                )
+
+    async def _answer(self, request: Request, given: Sampled, answer: Answer, params: SamplingParams) -> Response:
+        budget: Budget | None = given.speculation.budget()
+        outputs = self.engine.stream_all(answer.prompts, params, budget=budget, seconds=self.settings.seconds)
+        if not given.stream:
+            collected = await _unless_gone(request, _all(outputs))
+            return Response(status_code=GONE) if collected is None else JSONResponse(answer.whole(collected))
+        first = await _unless_gone(request, anext(outputs))  # a refusal has its own status
+        if first is None:
+            return Response(status_code=GONE)
+        check(first[1])
+        usage = given.stream_options is not None and given.stream_options.include_usage
+        events = _events(request, answer, first, outputs, usage)
+        return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+async def _all(outputs: AsyncGenerator[tuple[int, StepOutput], None]) -> list[tuple[int, StepOutput]]:
+    async with aclosing(outputs):
+        return [each async for each in outputs]
+
+
+async def _unless_gone(request: Request, wanted: Awaitable[T]) -> T | None:
+    """What is awaited, or None once the client has left, which cancels it."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, watch = asyncio.ensure_future(wanted), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for each in (task, watch):
+            each.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await each
+
+
+async def _events(
+    request: Request,
+    answer: Answer,
+    first: tuple[int, StepOutput],
+    outputs: AsyncGenerator[tuple[int, StepOutput], None],
+    usage: bool,
+) -> AsyncGenerator[str, None]:
+    """Server-sent events: chunks, perhaps the usage, and the end; an error is the last event."""
+    try:
+        async with aclosing(outputs):
+            for chunk in answer.chunks(*first):
+                yield _event(chunk)
+            async for each in outputs:
+                for chunk in answer.chunks(*each):
+                    yield _event(chunk)
+        if usage:
+            yield _event(answer.last())
+    except Exception as error:
+        log.error("request %s failed while it was streamed: %s", request.state.request_id, error)
+        yield _event(errors.of(error).body)
+    yield "data: [DONE]\n\n"
+
+
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(',', ':'))}\n\n"

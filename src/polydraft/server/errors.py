@@ -1,0 +1,56 @@
+"""Errors as OpenAI writes them: {"error": {"message", "type", "param", "code"}} with a status that fits."""
+
+from typing import Any
+
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+
+from polydraft.errors import BusyError, CapacityError, PolydraftError
+
+RETRY_SECONDS = 1
+"""After which a client may ask again where the queue is full."""
+TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """A refusal: an HTTP status, what to do, and OpenAI's `param` and `code` where there are any."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        headers = {"Retry-After": str(RETRY_SECONDS)} if self.status in (429, 503) else None
+        return JSONResponse(self.body, self.status, headers)
+
+
+def of(error: Exception) -> ApiError:
+    """What a client is told of an error: ours in full, of anything else only that it happened.
+
+    Example:
+        >>> of(BusyError("wait")).status, of(CapacityError("too long")).code, str(of(KeyError("a secret")))
+        (429, 'context_length_exceeded', 'the server failed on this request; its log says why.')
+    """
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ValidationError):
+        return _invalid(error)
+    if isinstance(error, BusyError):
+        return ApiError(429, str(error), code="rate_limit_exceeded")
+    if isinstance(error, CapacityError):
+        return ApiError(400, str(error), code="context_length_exceeded")
+    if isinstance(error, PolydraftError) and isinstance(error, ValueError):
+        return ApiError(400, str(error))
+    return ApiError(500, "the server failed on this request; its log says why.")
+
+
+def _invalid(error: ValidationError) -> ApiError:
+    """The first thing that is wrong with a body, and where."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(map(str, first["loc"])) or None
+    return ApiError(400, f"{where or 'the body'}: {first['msg']}", param=where)

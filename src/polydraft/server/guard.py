@@ -1,0 +1,63 @@
+"""Around every request: an id, a key where one is asked for, and a last net, so that no trace of a failure reaches a client."""
+
+import hmac
+import logging
+import re
+from collections.abc import Sequence
+from hashlib import sha256
+from uuid import uuid4
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from polydraft.server.errors import ApiError, of
+
+log = logging.getLogger("polydraft.server")
+OPEN = re.compile(r"/|/page/.*|/health|/ready|/metrics")
+"""Paths that ask for no key."""
+SOUND_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
+CONTENT = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+
+class Guard:
+    """ASGI middleware. keys: any of them opens; none asks for none."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str] = ()) -> None:
+        self.app, self._keys = app, [sha256(key.encode()).digest() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        name = given if SOUND_ID.fullmatch(given) else uuid4().hex
+        scope.setdefault("state", {})["request_id"] = name
+        began = False
+
+        async def told(message: Message) -> None:
+            nonlocal began
+            if message["type"] == "http.response.start":
+                began = True
+                out = MutableHeaders(scope=message)
+                out["x-request-id"], out["x-content-type-options"] = name, "nosniff"
+                out["content-security-policy"], out["referrer-policy"] = CONTENT, "no-referrer"
+            await send(message)
+
+        try:
+            if not OPEN.fullmatch(scope["path"]) and scope["method"] != "OPTIONS" and not self._opens(headers):
+                raise ApiError(401, "no valid API key was given; send it as 'Authorization: Bearer KEY'.", code="invalid_api_key")
+            await self.app(scope, receive, told)
+        except Exception as error:
+            told_error = of(error)
+            if told_error.status >= 500:
+                log.exception("request %s failed", name)
+            if not began:
+                await told_error.response()(scope, receive, told)
+
+    def _opens(self, headers: Headers) -> bool:
+        """Compared in a time that does not depend on the key."""
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        digest = sha256((key.strip() if scheme.lower() == "bearer" else "").encode("latin-1", "replace")).digest()
+        found = [hmac.compare_digest(digest, known) for known in self._keys]
+        return any(found) or not self._keys

@@ -1,0 +1,201 @@
+"""What clients send: OpenAI's fields, vLLM's for sampling beyond them, and `speculation`, which is ours.
+
+Fields that change nothing here (`user`, `metadata`, ...) are read and dropped; any other unknown one is refused, so that no client takes for
+done what was not.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from polydraft import tree
+from polydraft.core import Budget
+from polydraft.params import LogprobsMode, SamplingParams
+from polydraft.server.errors import ApiError
+
+MOST_LOGPROBS = 20
+"""Alternatives beside each token, at most."""
+COMPLETION_TOKENS = 16
+"""Of /v1/completions where `max_tokens` is not given: OpenAI's default."""
+Ids = Annotated[list[int], Field(min_length=1)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="null")
+
+
+class Speculation(_Body):
+    """How one request is drafted for.
+
+    enabled: False decodes plainly.  depth, num_paths: a fixed size of its drafts; without them the server's plan.
+    drafter, verifier: refused unless they are the server's.  trace: tell the origin of each token, and the tree of each round.
+    """
+
+    enabled: bool = True
+    depth: Annotated[int, Field(ge=1, le=255)] | None = None
+    num_paths: Annotated[int, Field(ge=1, le=255)] | None = None
+    drafter: str | None = None
+    verifier: str | None = None
+    trace: bool = False
+
+    def budget(self) -> Budget | None:
+        """The size that was asked for."""
+        if not self.enabled:
+            return Budget.fixed((-1,))
+        if self.depth is None and self.num_paths is None:
+            return None
+        return Budget.fixed(tree.paths(self.num_paths or 1, self.depth or 5))
+
+
+class StreamOptions(_Body):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class ResponseFormat(_Body):
+    type: Literal["text"]
+
+
+class Sampled(_Body):
+    """What completions and chats have in common; ranges are those of `SamplingParams`."""
+
+    model: str | None = None
+    temperature: float | None = 1.0
+    top_p: float | None = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    n: int | None = 1
+    stop: Text | list[Text] | None = None
+    stop_token_ids: list[int] | None = None
+    seed: int | None = None
+    logit_bias: dict[str, float] | None = None
+    presence_penalty: float | None = 0.0
+    frequency_penalty: float | None = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    max_tokens: int | None = None
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs_mode: LogprobsMode = "raw"
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    speculation: Speculation = Field(default_factory=Speculation)
+
+    user: Any = Field(None, exclude=True)
+    metadata: Any = Field(None, exclude=True)
+    store: Any = Field(None, exclude=True)
+    service_tier: Any = Field(None, exclude=True)
+    safety_identifier: Any = Field(None, exclude=True)
+    prompt_cache_key: Any = Field(None, exclude=True)
+
+    def params(self) -> SamplingParams:
+        """The engine's parameters.
+
+        Raises:
+            InvalidInputError: a value outside its range.
+            ApiError: biases that are not of token ids.
+        """
+        return SamplingParams(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias={_token_id(k): bias for k, bias in (self.logit_bias or {}).items()},
+            max_tokens=self.most_tokens(),
+            min_tokens=self.min_tokens,
+            stop=self.stop or (),
+            stop_token_ids=self.stop_token_ids or (),
+            ignore_eos=self.ignore_eos,
+            n=1 if self.n is None else self.n,
+            seed=self.seed,
+            logprobs=self.most_logprobs(),
+            logprobs_mode=self.logprobs_mode,
+            skip_special_tokens=self.skip_special_tokens,
+        )
+
+    def most_tokens(self) -> int | None:
+        return self.max_tokens
+
+    def most_logprobs(self) -> int | None:
+        raise NotImplementedError
+
+
+class CompletionRequest(Sampled):
+    """Of /v1/completions. prompt: text, token ids, or several of either."""
+
+    prompt: Text | Ids | Annotated[list[Text], Field(min_length=1)] | Annotated[list[Ids], Field(min_length=1)]
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    echo: bool | None = False
+    best_of: int | None = None
+    suffix: None = None
+
+    def prompts(self) -> list[str | list[int]]:
+        """Each of them."""
+        if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
+            return [self.prompt]  # pyright: ignore[reportReturnType]
+        return list(self.prompt)  # pyright: ignore[reportReturnType, reportArgumentType]
+
+    def most_tokens(self) -> int | None:
+        return COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+
+    def most_logprobs(self) -> int | None:
+        return self.logprobs
+
+
+class TextPart(_Body):
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Body):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    def plain(self) -> dict[str, str]:
+        """As chat templates know it."""
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+
+
+class ChatRequest(Sampled):
+    """Of /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+
+    def most_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def most_logprobs(self) -> int | None:
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError(400, "top_logprobs was given without logprobs; set logprobs to true.", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class TokenizeRequest(_Body):
+    """Of /tokenize: text or a conversation."""
+
+    model: str | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+
+
+class DetokenizeRequest(_Body):
+    """Of /detokenize."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0)]]
+
+
+def _token_id(key: str) -> int:
+    if not (key.isascii() and key.isdigit() and len(key) < 12):
+        raise ApiError(400, f"logit_bias has the key {key[:40]!r}; expected token ids.", param="logit_bias")
+    return int(key)

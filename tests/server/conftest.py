@@ -1,0 +1,68 @@
+"""A real server on a free port of this machine, in a thread of the test's process, and clients of it."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from polydraft import AsyncEngine, Engine
+from polydraft.cli.serve import _bound
+from polydraft.models import load, pair
+from polydraft.server.app import Settings, create_app
+
+TEMPLATE = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+def small_engine(**options) -> Engine:
+    """The smaller model of the embedded pair as the target, with drafts from the text, and a template for chats."""
+    folder = str(pair.draft_folder())
+    tokenizer = load.load_tokenizer(folder)
+    tokenizer.chat_template = TEMPLATE
+    model = load.load_model(folder, device="cpu", max_num_seqs=4, max_model_len=512)
+    model.vocab_size = load.num_token_ids(tokenizer, model.vocab_size)
+    return Engine.of(model, tokenizer=tokenizer, **{"drafter": "ngram", "depth": 3, "keep_prefixes": True, **options})
+
+
+class Served:
+    """A running server. engine: the one behind it."""
+
+    def __init__(self, engine: Engine, url: str) -> None:
+        self.engine, self.url = engine, url
+        self.http = httpx.Client(base_url=url, timeout=30)
+        self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key="sk-none", max_retries=0, timeout=30)
+
+    def post(self, path: str, **body) -> httpx.Response:
+        return self.http.post(path, json=body)
+
+
+@contextmanager
+def serving(engine: Engine, *, max_waiting: int = 256, **settings) -> Iterator[Served]:
+    listening = _bound("127.0.0.1", 0)
+    app = create_app(AsyncEngine(engine, max_waiting=max_waiting), Settings("small", drain=5, **settings))
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=5, timeout_keep_alive=75)
+    )
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    served = Served(engine, f"http://127.0.0.1:{listening.getsockname()[1]}")
+    until = time.monotonic() + 120
+    while not server.started:
+        assert thread.is_alive() and time.monotonic() < until
+        time.sleep(0.01)
+    try:
+        yield served
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive() and engine.num_free == engine.target.max_num_seqs
+
+
+@pytest.fixture(scope="package")
+def served() -> Iterator[Served]:
+    with serving(small_engine()) as running:
+        yield running

@@ -1,0 +1,172 @@
+"""OpenAI's own client finds what it expects: completions, chats, streams, logprobs, n, stop, and errors."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+
+from polydraft import SamplingParams
+from tests.server.conftest import serving, small_engine
+
+PROMPT = "def add(a, b):\n"
+ASK = {"model": "small", "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "def f("}]}]
+CHAT = {"model": "small", "messages": MESSAGES, "max_tokens": 12, "seed": 3}
+
+
+def test_the_model_is_listed(served):
+    (model,) = served.openai.models.list().data
+    assert model.id == "small" and served.openai.models.retrieve("small").id == "small"
+
+
+def test_a_completion_is_what_the_engine_generates(served):
+    alone = served.engine.generate(PROMPT, SamplingParams(temperature=0, max_tokens=12))[0]
+    found = served.openai.completions.create(**ASK, echo=True)
+    assert found.choices[0].text == PROMPT + alone.text
+    assert found.choices[0].finish_reason == "length"
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (len(alone.prompt_token_ids), 12)
+    assert found.usage.model_extra["speculation"]["target_calls"] <= 12
+
+
+def test_several_prompts_and_samples_are_numbered_and_their_noise_is_their_own(served):
+    ids = served.post("/tokenize", prompt=PROMPT).json()["tokens"]
+    many = served.openai.completions.create(model="small", prompt=[ids, ids], n=2, seed=5, max_tokens=8)
+    alone = served.engine.generate([ids, ids], SamplingParams(n=2, seed=5, max_tokens=8))
+    assert [c.text for c in many.choices] == [s.text for r in alone for s in r.samples]
+    assert [c.index for c in many.choices] == [0, 1, 2, 3] and len({c.text for c in many.choices}) == 4
+
+
+def test_requests_without_a_seed_share_no_noise(served):
+    with ThreadPoolExecutor(6) as pool:
+        texts = list(pool.map(lambda _: served.openai.completions.create(**{**ASK, "temperature": 1}).choices[0].text, range(6)))
+    assert len(set(texts)) > 4
+
+
+def test_a_stop_string_ends_the_text_and_is_not_in_it(served):
+    found = served.openai.completions.create(**{**ASK, "max_tokens": 60}, stop=["return"]).choices[0]
+    assert found.finish_reason == "stop" and found.model_extra["stop_reason"] == "return" and "return" not in found.text
+
+
+def test_logprobs_of_a_completion_are_those_of_the_engine(served):
+    found = served.openai.completions.create(**ASK, logprobs=2).choices[0]
+    alone = served.engine.generate(PROMPT, SamplingParams(temperature=0, max_tokens=12, logprobs=2))[0].samples[0]
+    assert found.logprobs.token_logprobs == pytest.approx([t.logprob for t in alone.logprobs])
+    assert "".join(found.logprobs.tokens) == found.text
+    assert [found.text[at:][: len(t)] for at, t in zip(found.logprobs.text_offset, found.logprobs.tokens, strict=True)] == (
+        found.logprobs.tokens
+    )
+    assert all(len(top) == 2 and t in top for t, top in zip(found.logprobs.tokens, found.logprobs.top_logprobs, strict=True))
+
+
+def test_a_chat_is_answered_through_the_template(served):
+    found = served.openai.chat.completions.create(**CHAT, logprobs=True, top_logprobs=3)
+    plain = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "def f("}]
+    ids = served.engine.encode_chat(plain)
+    alone = served.engine.generate([ids], SamplingParams(seed=3, max_tokens=12, logprobs=3))[0]
+    choice = found.choices[0]
+    assert (choice.message.role, choice.message.content) == ("assistant", alone.text)
+    assert [t.logprob for t in choice.logprobs.content] == pytest.approx([t.logprob for t in alone.samples[0].logprobs])
+    assert b"".join(bytes(t.bytes) for t in choice.logprobs.content).decode() == alone.text
+    assert all(len(t.top_logprobs) == 3 for t in choice.logprobs.content)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_streamed_chat_is_the_whole_one_in_pieces(served, n):
+    whole = served.openai.chat.completions.create(**CHAT, n=n, stop=["\n\n"])
+    texts, ends, roles = dict.fromkeys(range(n), ""), {}, []
+    stream = served.openai.chat.completions.create(
+        **CHAT, n=n, stop=["\n\n"], stream=True, stream_options={"include_usage": True}
+    )
+    for chunk in stream:
+        usage = chunk.usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content
+            roles += [choice.delta.role] if choice.delta.role else []
+            ends |= {choice.index: choice.finish_reason} if choice.finish_reason else {}
+    assert [texts[c.index] for c in whole.choices] == [c.message.content for c in whole.choices]
+    assert ends == {c.index: c.finish_reason for c in whole.choices} and roles == ["assistant"] * n
+    assert (usage.completion_tokens, usage.prompt_tokens) == (whole.usage.completion_tokens, whole.usage.prompt_tokens)
+
+
+def test_a_streamed_completion_with_logprobs_and_a_trace_adds_up(served):
+    whole = served.openai.completions.create(**ASK, logprobs=1)
+    body = {**ASK, "logprobs": 1, "stream": True, "speculation": {"trace": True, "depth": 4}}
+    lines = served.http.post("/v1/completions", json=body).text.strip().split("\n\n")
+    assert lines[-1] == "data: [DONE]"
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    text = "".join(c["choices"][0]["text"] for c in chunks)
+    tokens = [t for c in chunks for t in c["speculation"]["tokens"]]
+    assert text == whole.choices[0].text == "".join(t["text"] for t in tokens)
+    assert [t["logprob"] for t in tokens] == pytest.approx(whole.choices[0].logprobs.token_logprobs)
+    assert [lp for c in chunks for lp in c["choices"][0]["logprobs"]["token_logprobs"]] == [t["logprob"] for t in tokens]
+    for chunk in chunks:
+        tree, told = chunk["speculation"]["tree"], chunk["speculation"]["tokens"]
+        assert len(tree["parents"]) <= 5 and len(told) <= len(tree["path"]) + 1
+        assert [tree["texts"][n] for n in tree["path"]][: len(told)] == [t["text"] for t in told if t["source"] == "ngram"]
+
+
+def test_speculation_is_switched_off_for_one_request_alone(served):
+    plain = served.openai.completions.create(**ASK, extra_body={"speculation": {"enabled": False}})
+    fast = served.openai.completions.create(**{**ASK, "max_tokens": 40}, extra_body={"speculation": {"depth": 2}})
+    assert plain.usage.model_extra["speculation"]["drafted_tokens"] == 0
+    told = fast.usage.model_extra["speculation"]
+    assert told["drafted_tokens"] > 0 and len(told["acceptance_by_depth"]) == 2
+    assert fast.choices[0].text.startswith(plain.choices[0].text)
+
+
+def test_what_one_request_gets_does_not_depend_on_its_neighbours(served):
+    asked = [{**ASK, "prompt": f"{PROMPT}{i}", "temperature": i % 2, "seed": i, "max_tokens": 20} for i in range(10)]
+    alone = [served.openai.completions.create(**a).choices[0].text for a in asked]
+    with ThreadPoolExecutor(10) as pool:
+        together = list(pool.map(lambda a: served.openai.completions.create(**a).choices[0].text, asked))
+    assert together == alone
+
+
+def test_tokens_there_and_back(served):
+    ids = served.post("/tokenize", prompt="naïve = 'é'").json()
+    assert ids["count"] == len(ids["tokens"])
+    assert served.post("/detokenize", tokens=ids["tokens"]).json() == {"prompt": "naïve = 'é'"}
+    assert served.post("/tokenize", messages=MESSAGES).json()["count"] > 5
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "error", "said"),
+    [
+        ("completions", {"model": "gpt-4"}, openai.NotFoundError, "'small' is served"),
+        ("completions", {"prompt": "x " * 600}, openai.BadRequestError, "the context holds 512"),
+        ("completions", {"max_tokens": 0}, openai.BadRequestError, "max_tokens=0"),
+        ("completions", {"temperature": -1}, openai.BadRequestError, "temperature=-1"),
+        ("completions", {"n": 65}, openai.BadRequestError, "64 choices"),
+        ("completions", {"prompt": [99999]}, openai.BadRequestError, "token id 99999"),
+        ("completions", {"prompt": ""}, openai.BadRequestError, "prompt"),
+        ("completions", {"logit_bias": {"x": 1}}, openai.BadRequestError, "expected token ids"),
+        ("completions", {"echo": True, "logprobs": 1}, openai.BadRequestError, "Drop one"),
+        ("completions", {"extra_body": {"guided_regex": "x"}}, openai.BadRequestError, "guided_regex"),
+        ("completions", {"extra_body": {"speculation": {"verifier": "blok"}}}, openai.BadRequestError, "'match'"),
+        ("completions", {"extra_body": {"speculation": {"num_paths": 200, "depth": 9}}}, openai.BadRequestError, "at most 255"),
+        ("chat", {"messages": []}, openai.BadRequestError, "messages"),
+        ("chat", {"messages": [{"role": "assistant", "content": "x"}]}, openai.BadRequestError, "assistant's"),
+        ("chat", {"top_logprobs": 2}, openai.BadRequestError, "without logprobs"),
+        ("chat", {"response_format": {"type": "json_object"}}, openai.BadRequestError, "response_format"),
+    ],
+    ids=lambda x: str(x)[:30] if isinstance(x, dict) else "",
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_are_openais(served, path, change, error, said, stream):
+    create, ask = (
+        (served.openai.completions.create, ASK) if path == "completions" else (served.openai.chat.completions.create, CHAT)
+    )
+    with pytest.raises(error, match=said) as told:
+        create(**{**ask, **change}, stream=stream)
+    assert set(told.value.body) == {"message", "type", "param", "code"}
+
+
+def test_a_key_is_asked_for_where_there_are_keys():
+    with serving(small_engine(), keys=("sk-one", "sk-two")) as locked:
+        with pytest.raises(openai.AuthenticationError):
+            locked.openai.completions.create(**ASK)
+        opened = locked.openai.with_options(api_key="sk-two")
+        assert opened.completions.create(**ASK).choices[0].text
+        assert locked.http.get("/health").status_code == 200
+        assert locked.http.get("/v1/models", headers={"Authorization": "Bearer sk-\xff".encode("latin-1")}).status_code == 401

@@ -1,0 +1,176 @@
+"""Malformed requests are refused and the server lives; failures stay with their request; clients that leave give back their places."""
+
+import json
+import random
+import socket
+import threading
+import time
+
+import openai
+import pytest
+
+from polydraft import Engine
+from polydraft.server.protocol import ChatRequest, CompletionRequest
+from tests.server.conftest import serving, small_engine
+
+ASK = {"prompt": "def f(", "max_tokens": 4, "temperature": 0}
+CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
+JSON = {"Content-Type": "application/json"}
+ODD = [None, True, -1, 0, 10**30, 1.5, -1e308, "", "x", "\ud800", [], {}, [[]], [None], {"a": {}}, [1, "x"], "9" * 400]
+
+
+def lives(served) -> bool:
+    return served.http.get("/health").status_code == 200 and served.post("/v1/completions", **ASK).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"x"',
+        b"\xff\xfe{}",
+        b'{"prompt": "\xff"}',
+        b"[" * 100_000,
+        b'{"a":' * 50_000,
+        b'{"prompt": "x", "temperature": NaN}',
+        b'{"prompt": "x", "temperature": 1e999}',
+        b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}",
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "x", "prompt": 5}',
+    ],
+    ids=lambda body: ascii(body[:24]),
+)
+def test_a_malformed_body_is_refused_in_openais_format(served, path, body):
+    found = served.http.post(path, content=body, headers=JSON)
+    assert 400 <= found.status_code < 500
+    assert set(found.json()["error"]) == {"message", "type", "param", "code"}
+    assert "Traceback" not in found.text and "/site-packages/" not in found.text
+
+
+def test_bodies_with_fields_of_wrong_types_never_break_it(served):
+    rng = random.Random(0)
+    for kind, base, path in ((CompletionRequest, ASK, "/v1/completions"), (ChatRequest, CHAT, "/v1/chat/completions")):
+        for field in kind.model_fields:
+            for value in rng.sample(ODD, 5):
+                content = json.dumps({**base, field: value}).encode()
+                found = served.http.post(path, content=content, headers=JSON)
+                assert found.status_code < 500, (field, value, found.text)
+    assert lives(served)
+
+
+def test_bytes_that_are_no_http_leave_it_alive(served):
+    host, port = served.url.removeprefix("http://").split(":")
+    rng = random.Random(0)
+    good = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 40\r\n\r\n{"
+    for number in range(40):
+        raw = rng.randbytes(rng.randrange(1, 300)) if number % 2 else bytes(b ^ (rng.random() < 0.05) for b in good)
+        with socket.create_connection((host, int(port)), timeout=5) as raw_socket:
+            raw_socket.sendall(raw)
+    assert lives(served)
+
+
+def test_what_is_not_json_or_too_long_or_not_there_is_told(served):
+    assert served.http.post("/v1/completions", content=b"{}").status_code == 415
+    assert served.http.post("/v1/completions", content=b"x" * (5 << 20), headers=JSON).status_code == 413
+    assert served.http.get("/v1/completions").json()["error"]["message"].startswith("this path is not for this method")
+    assert served.http.get("/nothing").status_code == 404
+    assert served.http.get("/../../etc/passwd").status_code == 404
+
+
+def test_a_request_id_is_kept_where_it_is_sound_and_made_where_not(served):
+    assert served.http.get("/health", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    assert len(served.http.get("/health", headers={"x-request-id": "a b\tc"}).headers["x-request-id"]) == 32
+
+
+def wait_for(holds, seconds=10.0):
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+class Gate:
+    """Steps of an engine wait while it is closed."""
+
+    def __init__(self, engine: Engine, monkeypatch) -> None:
+        self.open = threading.Event()
+        self.open.set()
+        self.steps, step = 0, engine.step
+
+        def gated():
+            self.open.wait()
+            self.steps += 1
+            return step()
+
+        monkeypatch.setattr(engine, "step", gated)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_its_place_within_a_step(served, monkeypatch, stream):
+    gate = Gate(served.engine, monkeypatch)
+    body = json.dumps({**ASK, "max_tokens": 400, "ignore_eos": True, "stream": stream}).encode()
+    host, port = served.url.removeprefix("http://").split(":")
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=5) as raw:
+        raw.sendall(head.encode() + body)
+        wait_for(lambda: served.engine.num_running == 1)
+        gate.open.clear()
+    wait_for(lambda: any(isinstance(asked, str) for asked in served.engine._asked))
+    seen = gate.steps
+    gate.open.set()
+    wait_for(lambda: served.engine.num_free == 4)
+    assert gate.steps - seen <= 2  # the one that had begun, and the one that takes in the abort
+
+
+def test_a_full_queue_says_when_to_come_again(monkeypatch):
+    engine = small_engine()
+    with serving(engine, max_waiting=1, seconds=1.0) as busy:
+        gate = Gate(engine, monkeypatch)
+        gate.open.clear()
+        long = {**ASK, "max_tokens": 300}
+        threads = [threading.Thread(target=busy.post, args=("/v1/completions",), kwargs=long) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: engine.num_waiting == 5)
+        with pytest.raises(openai.RateLimitError) as told:
+            busy.openai.completions.create(model="small", **ASK)
+        assert told.value.response.headers["retry-after"] == "1"
+        time.sleep(1.1)
+        gate.open.set()  # the time of all five is up
+        for thread in threads:
+            thread.join(10)
+        assert busy.post("/v1/completions", **ASK).status_code == 200
+
+
+@pytest.mark.filterwarnings("ignore::polydraft.errors.RequestWarning")
+def test_an_engine_error_fails_its_request_and_no_other(served, monkeypatch, caplog):
+    whole = served.openai.completions.create(model="small", **{**ASK, "max_tokens": 30}).choices[0].text
+    poison = served.engine.encode("def poison(self):")[-4:-1]
+    prefill, texts = served.engine.target.prefill, []
+
+    def failing(slots, token_ids, **options):
+        if any(list(ids[-3:]) == poison for ids in token_ids):
+            raise RuntimeError("a secret path")
+        return prefill(slots, token_ids, **options)
+
+    monkeypatch.setattr(served.engine.target, "prefill", failing)
+
+    def ask():
+        texts.append(served.openai.completions.create(model="small", **{**ASK, "max_tokens": 30}).choices[0].text)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for stream in (False, True):
+        found = served.http.post(
+            "/v1/completions", json={**ASK, "prompt": "def poison(self):", "stream": stream}, headers={"x-request-id": "bad"}
+        )
+        assert found.status_code == 500 and "secret" not in found.text
+    for thread in threads:
+        thread.join()
+    assert texts == [whole] * 3
+    assert "a secret path" in caplog.text and "request bad failed" in caplog.text
