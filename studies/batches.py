@@ -1,0 +1,109 @@
+"""`python -m studies.batches --model FOLDER`: reading a prompt, sequences side by side, and threads, by format of the weights.
+
+A prompt of 1,000 tokens is read from nothing; transformers makes the logits of its last token alone, in bfloat16 and in float32. Batches
+decode plainly and greedily. All formats take turns; figures are the best of the turns, and of threads the medians.
+"""
+
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from polydraft import Engine, SamplingParams
+from polydraft.core import TokenTree
+from polydraft.models import load
+from studies.options import Quick
+
+__all__ = ["batches", "main", "prompts", "threads"]
+
+FORMATS = (None, "bfloat16-dot", "int8", "int4")
+BATCHES = (1, 2, 4, 8, 16)
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    begin = perf_counter()
+    run()
+    return perf_counter() - begin
+
+
+def _ids(count: int, vocab_size: int) -> list[int]:
+    return np.random.default_rng(0).integers(10, vocab_size, count).tolist()
+
+
+@torch.inference_mode()
+def prompts(folder: str, length: int, turns: int) -> dict[str, float]:
+    """Seconds to read a prompt, by format and by transformers' number format."""
+    from transformers import AutoModelForCausalLM
+
+    ours = {str(f): load.load_model(folder, device="cpu", max_num_seqs=1, quantization=f) for f in FORMATS}
+    theirs = {d: AutoModelForCausalLM.from_pretrained(folder, dtype=d).eval() for d in (torch.bfloat16, torch.float32)}
+    found, ids = dict[str, list[float]](), _ids(length, ours["None"].vocab_size)
+    for _ in range(turns):
+        for name, model in ours.items():
+            found.setdefault(name, []).append(_seconds(lambda model=model: model.prefill([0], [ids])))
+            model.release([0])
+        for dtype, model in theirs.items():
+            reads = [_seconds(lambda model=model: model(torch.tensor([ids]), logits_to_keep=1))]
+            found.setdefault(f"transformers {dtype}".replace("torch.", ""), []).extend(reads)
+    return {name: min(each) for name, each in found.items()}
+
+
+def batches(folder: str, quantization: str | None, num_tokens: int, turns: int) -> tuple[dict[int, float], int]:
+    """Tokens per second by number of sequences, prompts of 32 tokens read on the way; and the bytes of the cache of 16 slots."""
+    engine = Engine.from_pretrained(
+        folder, drafter=None, max_num_seqs=max(BATCHES), max_model_len=512, quantization=quantization, threads=1
+    )
+    params, texts = (
+        SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True),
+        np.array(_ids(16 * 32, 2000)).reshape(16, 32),
+    )
+    found = dict.fromkeys(BATCHES, 0.0)
+    for _ in range(turns):
+        for b in BATCHES:
+            rate = b * num_tokens / _seconds(lambda b=b: engine.generate(texts[:b].tolist(), params))
+            found[b] = max(found[b], rate)
+    return found, engine.target.cache_bytes  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def threads(folder: str, quantization: str | None, turns: int) -> tuple[float, float]:
+    """Seconds of a pass of one row on one thread, and what two gain."""
+    models = {t: load.load_model(folder, device="cpu", max_num_seqs=1, quantization=quantization, threads=t) for t in (1, 2)}
+    tree, found = TokenTree.chain(torch.tensor([[7]])), {t: list[float]() for t in models}
+    for model in models.values():
+        model.prefill([0], [_ids(100, 2000)])
+    for _ in range(turns):
+        for t, model in models.items():
+            found[t].append(_seconds(lambda model=model: [model.score([0], tree) for _ in range(10)]) / 10)
+    return median(found[1]), median(a / b for a, b in zip(found[1], found[2], strict=True))
+
+
+def main(
+    model: Annotated[str, typer.Option(help="Folder of a model of the Llama family, weights in bfloat16.")], quick: Quick = False
+) -> None:
+    """Print the three tables."""
+    torch.set_num_threads(1)
+    console, turns = Console(width=120), 1 if quick else 4
+    table = Table("read by", "ms", "tokens/s", title="a prompt of 1,000 tokens", box=None)
+    for name, seconds in prompts(model, 100 if quick else 1000, turns).items():
+        table.add_row("bfloat16" if name == "None" else name, f"{1e3 * seconds:.0f}", f"{(100 if quick else 1000) / seconds:.0f}")
+    console.print(table)
+    table = Table("format", *map(str, BATCHES), "cache, MB", title="tokens/s of so many sequences", box=None)
+    for name in (None, "int8", "int4"):
+        rates, size = batches(model, name, 4 if quick else 48, 1 if quick else 3)
+        table.add_row(name or "bfloat16", *(f"{rate:.0f}" for rate in rates.values()), f"{size / 1e6:.0f}")
+    console.print(table)
+    table = Table("format", "ms on one thread", "two threads", title="a pass of one row", box=None)
+    for name in (None, "int8", "int4"):
+        one, gain = threads(model, name, 3 if quick else 12)
+        table.add_row(name or "bfloat16", f"{1e3 * one:.2f}", f"{gain:.2f}x")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
