@@ -26,6 +26,7 @@ def limits(
     drafts: Annotated[int, typer.Option(min=1, help="Drafts of each kind at each context.")] = 1,
     model: given.Model = None,
     draft_model: given.DraftModel = None,
+    head: given.Head = None,
     text: Annotated[Path | None, typer.Option(help="UTF-8 file to read; default: modules the embedded pair never saw.")] = None,
     seed: Annotated[int, typer.Option(help="Of the places and the draws.")] = 0,
 ) -> None:
@@ -46,7 +47,13 @@ def limits(
         top_p=top_p,
         drafts=drafts,
     )
-    made = Limits(settings, target=model, draft=draft_model, texts=None if text is None else [read_text("--text", text)])
+    made = Limits(
+        settings,
+        target=model,
+        draft=draft_model,
+        head=None if head is None else str(head),
+        texts=None if text is None else [read_text("--text", text)],
+    )
     with bars("measuring") as step:
         report = tables.as_dict(made.run(partial(step, made.steps)))
     typer.echo(tables.markdown(report))

@@ -4,13 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from polydraft import noise
+from polydraft import noise, registry
 from polydraft.core import NoiseKey
+from polydraft.drafters.base import Parts
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError, unknown_name
 from polydraft.models import load, pair
+from polydraft.models.heads import kind_of
 
 HELD_OUT = ("argparse", "bisect", "graphlib", "heapq", "json.decoder", "json.encoder", "sched", "shutil", "textwrap")
 """Modules of the standard library that the embedded pair was not trained on."""
@@ -82,18 +86,33 @@ def held_out_texts() -> list[str]:
 
 
 class Pair:
-    """Two models and some texts. target, draft: folders, the embedded pair by default."""
+    """Two models and some texts. target, draft: folders, the embedded pair by default.  head: a folder of a trained head in the draft's place."""
 
     def __init__(
-        self, settings: Settings, *, target: str | None = None, draft: str | None = None, texts: Sequence[str] | None = None
+        self,
+        settings: Settings,
+        *,
+        target: str | None = None,
+        draft: str | None = None,
+        head: str | None = None,
+        texts: Sequence[str] | None = None,
     ) -> None:
-        if (target is None) != (draft is None):
-            raise InvalidInputError("one model was given without the other; expected both a target and a draft, or neither.")
-        folders = (target or str(pair.target_folder()), draft or str(pair.draft_folder()))
+        if (target is None) != (draft is None and head is None) or (head and (draft or settings.node_contexts)):
+            raise InvalidInputError(
+                "one model was given without the other; expected both a target and a draft, or neither, or a target and a head, for paths alone."
+            )
+        folders = [target or str(pair.target_folder()), *([] if head else [draft or str(pair.draft_folder())])]
         self.settings = settings
-        self.target, self.draft = (load.load_model(f, max_model_len=CONTEXT + 64, max_num_seqs=2) for f in folders)
+        self.target, *drafts = (load.load_model(f, max_model_len=CONTEXT + 64, max_num_seqs=2) for f in folders)
+        self.draft: Any = drafts[0] if drafts else None
         tokenizers = [load.load_tokenizer(f) for f in folders]
-        load.check_same_vocabulary(*tokenizers, self.target.vocab_size, self.draft.vocab_size)
+        if self.draft is not None:
+            load.check_same_vocabulary(*tokenizers, self.target.vocab_size, self.draft.vocab_size)
+            self.drafter = ModelDrafter(self.draft)
+        else:
+            self.drafter = registry.build_drafter(
+                kind_of(str(head)), Parts(self.target, None, tokenizers[0], ()), {"weights": head}
+            )
         self.documents = [load.encode(tokenizers[0], text) for text in (held_out_texts() if texts is None else texts)]
         if sum(max(len(ids) - CONTEXT, 0) for ids in self.documents) < 2 * max(settings.contexts, settings.node_contexts):
             raise InvalidInputError(

@@ -39,7 +39,7 @@ class Paths:
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
         self.params = SamplingParams(temperature=pair.settings.temperature, top_p=pair.settings.top_p)
-        asked = pair.settings.rules or MEASURED
+        asked = pair.settings.rules or tuple(rule for rule in MEASURED if rule != "bound" or pair.draft is not None)
         self.wanted = {*asked, *ALWAYS}
         others = {*asked} - {*ALWAYS}
         self.path_rules = {
@@ -47,7 +47,7 @@ class Paths:
             for kind, names in PATH_RULES.items()
             if kind == "paths" or others & {*names}
         }
-        self.drafters = {kind: ModelDrafter(pair.draft, kind) for kind in (*PATH_RULES, "chain")}
+        self.drafters = {kind: pair.drafter.sibling(kind) for kind in (*PATH_RULES, "chain")}
         self.own = ModelDrafter(pair.target, "paths")
         self.rules = {name: registry.verifier(name) for name in MEASURED if name != "bound"}
         self.values: dict[tuple[str, str, int, int], list[float]] = {}
@@ -56,8 +56,12 @@ class Paths:
         self._here: dict[tuple[str, str, int, int], list[float]] = {}
         self._overlaps_here: list[float] = []
 
-    def _draw(self, drafter: ModelDrafter, request: Request, width: int, depth: int) -> Draft:
+    def _draw(self, drafter: Any, request: Request, width: int, depth: int) -> Draft:
         states = drafter.start([request])
+        if drafter.needs.hidden:
+            self.pair.target.release([1])
+            read = self.pair.target.prefill([1], [request.prompt_token_ids[:-1]], hidden=drafter.needs.hidden)
+            states = drafter.read(states, read)
         draft = drafter.propose(states, [Budget.fixed(trees.paths(width, depth))])
         drafter.release(states)
         return draft

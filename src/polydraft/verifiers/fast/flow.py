@@ -1,7 +1,7 @@
 """The walk of flow verification (`verifiers.flow`): softmax, transport and visits of a round in one compiled call, in linear time and memory.
 
-    pieces     by k pointers into the row, each at its own (u + j)/k: which one moves next, to which token, and how far u goes until then
-    scaling    a sweep over the pieces for each step; a token's expectation is summed while a pointer rests on it, equal tokens counted once
+    pieces     by k pointers into the row, each at its own (u + j)/k: the one whose token ends first moves on
+    scaling    a sweep over the pieces for each step, equal tokens of a tuple counted once
     fill       a sweep for each draw over tuples sorted by q
 
 From the start that is used E never exceeds w p by more than LEAST (`tests/laws/test_flow.py`), so that the cap phi is left to the readable
@@ -21,17 +21,17 @@ LEAST, MOST, STEPS = 1e-12, 1e4, 4
 
 
 class Work(NamedTuple):
-    """Room for one context; V is the vocabulary's size.
+    """Room for one context; M = V + k pieces, V the vocabulary's size.
 
-    widths [V + k]: of each piece, its probability.  mover, token [V + k]: which pointer moves at its end, and to where.
-    sorted [V + k, k]: its tokens in ascending q.  left [V + k]: what the tuple has left.  a, E [V]: as in `verifiers.flow`.
+    tuples [k, M]: the draws of each piece.  widths, left, share [M]: its probability, what its tuple has left, and the product of both.
+    keys [k, M]: q of the draws, to sort by.  a, E [V]: as in `verifiers.flow`.
     """
 
+    tuples: np.ndarray
+    keys: np.ndarray
     widths: np.ndarray
-    mover: np.ndarray
-    token: np.ndarray
-    sorted: np.ndarray
     left: np.ndarray
+    share: np.ndarray
     a: np.ndarray
     E: np.ndarray
 
@@ -39,84 +39,89 @@ class Work(NamedTuple):
 def room(V: int, k: int) -> Work:
     """For contexts of up to k draws."""
     M = V + k
-    return Work(
-        np.empty(M),
-        np.empty(M, np.int8),
-        np.empty(M, np.int32),
-        np.empty((M, k), np.int32),
-        np.empty(M),
-        np.empty(V),
-        np.empty(V),
-    )
+    return Work(np.empty((k, M), np.int32), np.empty((k, M)), np.empty(M), np.empty(M), np.empty(M), np.empty(V), np.empty(V))
 
 
 @njit(cache=True, error_model="numpy")
-def _pieces(q, k, start, work):
-    """Fill widths, mover and token; `start`: the tuple at u = 0. Returns how many pieces there are. Sums are those of the draws."""
-    whole, last = 0.0, 0
+def _pieces(q, k, work):
+    """Fill widths and tuples; returns how many pieces there are. Sums are those of the draws."""
+    tuples, widths, whole, last = work.tuples, work.widths, 0.0, 0
     for x in range(q.size):
         whole += np.float64(q[x])
         last = x if q[x] > 0.0 else last
     scale, below, j = k / whole, 0.0, 0
-    ends, sums = np.empty(k), np.empty(k)
+    at, ends, sums = np.empty(k, np.int64), np.empty(k), np.empty(k)
     for x in range(last + 1):
         below += np.float64(q[x])
         while j < k and (below * scale > j or x == last):
-            start[j], sums[j], ends[j] = x, below, below * scale - j
+            at[j], sums[j], ends[j] = x, below, below * scale - j
             j += 1
         if j == k:
             break
-    at, u, m = start.copy(), 0.0, 0
+    u, m = 0.0, 0
     while True:
         j, end = 0, ends[0]
-        for i in range(1, k):
+        for i in range(k):
+            tuples[i, m] = at[i]
             if ends[i] < end:
                 j, end = i, ends[i]
         x = at[j] + 1
         if end >= 1.0 or x > last:
-            work.widths[m], work.mover[m] = 1.0 - u, -1
+            widths[m] = 1.0 - u
             return m + 1
-        work.widths[m] = max(end - u, 0.0)
+        widths[m] = max(end - u, 0.0)
         u = max(end, u)
         while q[x] == 0.0:
             x += 1
         sums[j] += np.float64(q[x])
         ends[j], at[j] = sums[j] * scale - j, x
-        work.mover[m], work.token[m] = j, x
         m += 1
+
+
+@compiled
+def _denominators(a, tuples, count, left):
+    """left = 1 + sum of a over the distinct tokens of each tuple; they rise, so that equal ones are neighbours."""
+    for m in range(count):
+        left[m] = 1.0 + a[tuples[0, m]]
+    for j in range(1, len(tuples)):
+        for m in range(count):
+            left[m] += a[tuples[j, m]] if tuples[j, m] != tuples[j - 1, m] else 0.0
+
+
+@compiled
+def _invert(widths, count, left, share):
+    for m in range(count):
+        left[m] = 1.0 / left[m]
+        share[m] = widths[m] * left[m]
+
+
+@compiled
+def _times(a, E):
+    for x in range(a.size):
+        E[x] *= a[x]
 
 
 @njit(cache=True, error_model="numpy")
-def _expected(start, k, work):
-    """E of the shares a / (1 + sum of a over the tuple), which is summed up in `left` as 1 / (1 + sum)."""
-    a, E, widths, mover, token, left = work.a, work.E, work.widths, work.mover, work.token, work.left
+def _scatter(tuples, share, count, E):
+    """E = sum of the shares of the tuples that hold a token."""
+    k = tuples.shape[0]
     E[:] = 0.0
-    at, held, rested = start.copy(), np.zeros(k), np.zeros(k)
-    for j in range(k):
-        held[j] = 0.0 if j > 0 and at[j] == at[j - 1] else a[at[j]]
-    m = 0
-    while True:
-        s = 1.0
-        for i in range(k):
-            s += held[i]
-        left[m] = 1.0 / s
-        share = widths[m] * left[m]
-        for i in range(k):
-            rested[i] += share
-        j = mover[m]
-        if j < 0:
-            break
-        if held[j] > 0.0:  # else it rested on another's token
-            E[at[j]] += held[j] * rested[j]
-        x = token[m]
-        if j + 1 < k and at[j + 1] == x and held[j + 1] > 0.0:  # which it takes over
-            E[x] += held[j + 1] * rested[j + 1]
-            held[j + 1] = 0.0
-        at[j], held[j], rested[j] = x, a[x], 0.0
-        m += 1
-    for j in range(k):
-        if held[j] > 0.0:
-            E[at[j]] += held[j] * rested[j]
+    for m in range(count):
+        s = share[m]
+        E[tuples[0, m]] += s
+        for j in range(1, k):
+            if tuples[j, m] != tuples[j - 1, m]:
+                E[tuples[j, m]] += s
+
+
+@njit(cache=True, error_model="numpy")
+def _expected(k, count, work):
+    """E of the shares a / (1 + sum of a over the tuple); `left` is what they leave, 1 / (1 + sum)."""
+    tuples = work.tuples[:k]
+    _denominators(work.a, tuples, count, work.left)
+    _invert(work.widths, count, work.left, work.share)
+    _scatter(tuples, work.share, count, work.E)
+    _times(work.a, work.E)
 
 
 @compiled
@@ -141,24 +146,24 @@ def _rest(c, p, E, rest):
         rest[x] = max(c * p[x] - E[x], 0.0)
 
 
-@njit(cache=True, error_model="numpy")
-def _sort(start, k, q, count, work):
-    """The tokens of each piece in ascending q, the first pointer's first among equals."""
-    at, order, mover, token, found = start.copy(), np.zeros(k, np.int64), work.mover, work.token, work.sorted
-    for n in range(k):
-        _insert(order, n, n, at, q)
+@compiled
+def _swap(x, y, key, other, count):
+    """The lower key first; equal ones stay."""
     for m in range(count):
-        for i in range(k):
-            found[m, i] = at[order[i]]
-        j = mover[m]
-        if j >= 0:
-            i = 0
-            while order[i] != j:
-                i += 1
-            for n in range(i, k - 1):
-                order[n] = order[n + 1]
-            at[j] = token[m]
-            _insert(order, k - 1, j, at, q)
+        a, b, low, high = x[m], y[m], key[m], other[m]
+        x[m], key[m] = b if high < low else a, min(low, high)
+        y[m], other[m] = a if high < low else b, max(low, high)
+
+
+@njit(cache=True, error_model="numpy")
+def _sort(k, q, count, work):
+    """The tokens of each piece in ascending q, the first draw first among equals; by neighbours that swap."""
+    for j in range(k):
+        for m in range(count):
+            work.keys[j, m] = q[work.tuples[j, m]]
+    for turn in range(k):
+        for i in range(turn % 2, k - 1, 2):
+            _swap(work.tuples[i], work.tuples[i + 1], work.keys[i], work.keys[i + 1], count)
 
 
 @njit(error_model="numpy")
@@ -174,12 +179,12 @@ def _insert(order, size, j, at, q):
 @njit(cache=True, error_model="numpy")
 def _offer(turn, count, work):
     """E = what is offered to each token as number `turn` of its tuples, which have given `part` = a to the number before."""
-    part, offered, widths, left, tokens = work.a, work.E, work.widths, work.left, work.sorted
+    part, offered, widths, left, tuples = work.a, work.E, work.widths, work.left, work.tuples
     offered[:] = 0.0
     for m in range(count):
         if turn > 0:
-            left[m] *= 1.0 - part[tokens[m, turn - 1]]
-        offered[tokens[m, turn]] += widths[m] * left[m]
+            left[m] *= 1.0 - part[tuples[turn - 1, m]]
+        offered[tuples[turn, m]] += widths[m] * left[m]
 
 
 @compiled
@@ -197,13 +202,12 @@ def transport(w, p, scale, q, draws, work, order, mass, rest):
     Returns how many places there are: one for each token.
     """
     k, c = len(draws), w * scale
-    start = np.empty(k, np.int64)
-    count = _pieces(q, k, start, work)
+    count = _pieces(q, k, work)
     _begin(c, p, k, q, total(q), work.a)
     for _ in range(STEPS):
-        _expected(start, k, work)
+        _expected(k, count, work)
         _step(c, p, work.a, work.E)
-    _expected(start, k, work)
+    _expected(k, count, work)
     _rest(c, p, work.E, rest)
     s = 1.0
     for j in range(k):
@@ -216,7 +220,7 @@ def transport(w, p, scale, q, draws, work, order, mass, rest):
             continue
         order[size], mass[size] = order[i], work.a[x] / s
         size += 1
-    _sort(start, k, q, count, work)
+    _sort(k, q, count, work)
     left, place, copies = 1.0 / s, -1, 0
     for turn in range(k):
         _offer(turn, count, work)
