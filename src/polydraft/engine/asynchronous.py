@@ -64,7 +64,7 @@ class AsyncEngine:
         if max_waiting < 1:
             raise InvalidInputError(f"max_waiting={max_waiting} was given; expected at least 1.")
         self.engine, self.max_waiting = engine, max_waiting
-        self._observe = observe
+        self.observe = observe
         self._asked, self._closing = threading.Event(), False
         self._thread: threading.Thread | None = None
         self._mailboxes: set[_Mailbox] = set()
@@ -191,5 +191,5 @@ class AsyncEngine:
         for output in outputs:
             if output.sample.error:
                 log.error("%s", output.sample.error)
-        if self._observe is not None:
-            self._observe(outputs, perf_counter() - start)
+        if self.observe is not None:
+            self.observe(outputs, perf_counter() - start)

@@ -288,6 +288,8 @@ class Loop:
         while self._waiting and self._slots.num_free and (self._second is None or self._second.has_room):
             s = next(iter(self._waiting))
             s.slot = self._slots.take(s.token_ids[:-1] if self._keeps else ())
+            if s.sample.stats.seconds_waiting is None:
+                s.sample.stats.seconds_waiting = perf_counter() - s.sample.stats.arrival
             s.sample.stats.cached_tokens = int(self.target.lengths[s.slot]) if self._keeps else 0
             if self._second is not None:
                 self._second.take(s)

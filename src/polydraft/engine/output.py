@@ -51,7 +51,7 @@ def emit(done: Round, b: int, s: Sequence, source: str) -> tuple[StepOutput, Exc
     s.sample.origins += origins[:kept]
     s.sample.text = s.stopper.text
     if s.sample.stats.seconds_to_first_token is None:
-        s.sample.stats.seconds_to_first_token = perf_counter() - s.arrival
+        s.sample.stats.seconds_to_first_token = perf_counter() - s.sample.stats.arrival
     if s.stopper.stop:
         s.sample.finish_reason, s.sample.stop_reason = s.stopper.stop.finish_reason, s.stopper.stop.stop_reason
     tree = DraftedTree(done.draft.tree.lists[0][b], done.parents[b], nodes[1:])

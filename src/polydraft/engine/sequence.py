@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any, NamedTuple
 
 from jaxtyping import Float
@@ -126,7 +125,6 @@ class Sequence:
     stopper: Stopper
     sample: Sample
     token_ids: list[int]
-    arrival: float = field(default_factory=perf_counter)
     slot: int | None = None
     state: Any = None
     num_read: int = 0

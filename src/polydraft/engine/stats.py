@@ -31,6 +31,7 @@ class RequestStats:
     target_calls: passes of the target after the prefill.  drafted, accepted: tokens.
     drafted_by_depth[d]: rounds whose tree reached depth d+1; accepted_by_depth[d]: rounds that kept a token there.
     seconds: by phase, see `PHASES`; compiling and loading compiled code is left out.
+    arrival: of `add_request`, on `perf_counter`.  seconds_waiting: from then until it had a slot.
     seconds_to_first_token: from `add_request`, waiting and compiling included.
 
     Example:
@@ -50,6 +51,8 @@ class RequestStats:
     drafted_by_depth: list[int] = field(default_factory=list[int])
     accepted_by_depth: list[int] = field(default_factory=list[int])
     seconds: dict[str, float] = field(default_factory=_no_seconds)
+    arrival: float = field(default_factory=perf_counter)
+    seconds_waiting: float | None = None
     seconds_to_first_token: float | None = None
     drafter_error: str | None = None
 
@@ -103,6 +106,7 @@ class RequestStats:
             "accepted_by_depth": self.accepted_by_depth,
             "acceptance_by_depth": self.acceptance_by_depth,
             "seconds": self.seconds,
+            "seconds_waiting": self.seconds_waiting,
             "seconds_to_first_token": self.seconds_to_first_token,
             "tokens_per_second": self.tokens_per_second,
             "drafter_error": self.drafter_error,

@@ -6,14 +6,16 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from time import time
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.staticfiles import StaticFiles
 
 from polydraft import __version__
 from polydraft.core import Budget
@@ -25,6 +27,7 @@ from polydraft.server import errors
 from polydraft.server.answers import Answer, Chat, Completion, check
 from polydraft.server.errors import ApiError
 from polydraft.server.guard import Guard
+from polydraft.server.metrics import Metrics
 from polydraft.server.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -36,6 +39,7 @@ from polydraft.server.protocol import (
 )
 
 log = logging.getLogger("polydraft.server")
+PAGE = Path(__file__).parent / "page"
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
 BODY_SECONDS = 30.0
@@ -105,6 +109,8 @@ class _Routes:
 
     def __init__(self, engine: AsyncEngine, settings: Settings) -> None:
         self.engine, self.settings, self.began = engine, settings, int(time())
+        self._metrics = Metrics(engine.engine, settings.model)
+        engine.observe = self._metrics.observe
 
     def join(self, app: FastAPI) -> None:
         """Put them into an application."""
@@ -112,6 +118,9 @@ class _Routes:
         app.get("/v1/models/{name:path}")(self.model)
         app.get("/health")(self.health)
         app.get("/ready")(self.ready)
+        app.get("/metrics")(self.metrics)
+        app.get("/", include_in_schema=False)(self.page)
+        app.mount("/page", StaticFiles(directory=PAGE))
         posts: list[tuple[str, Callable[..., Any], type[BaseModel]]] = [
             ("/v1/completions", self.completions, CompletionRequest),
             ("/v1/chat/completions", self.chat, ChatRequest),
@@ -135,7 +144,8 @@ class _Routes:
     def _model(self) -> dict[str, Any]:
         built = self.engine.engine.summary()
         drafts = {name: built[name] for name in ("drafter", "verifier", "lossless")}
-        more = {"max_model_len": built["max_model_len"], "speculation": drafts}
+        chat = bool(getattr(self._tokenizer, "chat_template", None))
+        more = {"max_model_len": built["max_model_len"], "chat": chat, "speculation": drafts}
         return {"id": self.settings.model, "object": "model", "created": self.began, "owned_by": "polydraft", **more}
 
     def _check_model(self, name: str | None) -> None:
@@ -156,6 +166,14 @@ class _Routes:
         """Whether requests are taken at once."""
         ready = self.engine.running and request.app.state.ready
         return JSONResponse({"status": "ready" if ready else "not ready"}, 200 if ready else 503)
+
+    async def metrics(self) -> Response:
+        """Figures for Prometheus."""
+        return Response(self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def page(self) -> Response:
+        """A chat, a text and a race to look at."""
+        return FileResponse(PAGE / "index.html")
 
     async def completions(self, request: Request) -> Response:
         """Continue texts."""

@@ -1,0 +1,61 @@
+"""/metrics counts what was generated, and the dashboard asks for nothing that is not there."""
+
+import json
+import re
+import time
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana-dashboard.json"
+ASK = {"prompt": "def f(a):\n    return a\n\n\ndef f(a):\n", "max_tokens": 30, "temperature": 0}
+
+
+def figures(served) -> dict[str, float]:
+    """Totals by name, once the steps that were told of a moment before are counted."""
+    found = None
+    while found != (found := read(served)):
+        time.sleep(0.05)
+    return found
+
+
+def read(served) -> dict[str, float]:
+    """Totals by name; of one that has positions, of the first."""
+    families = text_string_to_metric_families(served.http.get("/metrics").text)
+    samples = [s for family in families for s in family.samples]
+    return {s.name: s.value for s in reversed(samples)} | {
+        f"source={s.labels['source']}": s.value for s in samples if s.name == "polydraft:tokens_total"
+    }
+
+
+def test_what_a_request_did_is_counted(served):
+    served.post("/v1/completions", **ASK)  # every figure is there
+    before = figures(served)
+    usage = served.post("/v1/completions", **ASK, n=2).json()["usage"]
+    after = figures(served)
+    grown = {name: value - before.get(name, 0) for name, value in after.items()}
+    told, prompt = usage["speculation"], usage["prompt_tokens"]
+    assert grown["vllm:generation_tokens_total"] == usage["completion_tokens"] == 60
+    assert grown["vllm:prompt_tokens_total"] == grown["vllm:prefix_cache_queries_total"] == 2 * prompt
+    assert 0 < grown["vllm:prefix_cache_hits_total"] <= 2 * prompt
+    assert grown["vllm:spec_decode_num_draft_tokens_total"] == told["drafted_tokens"] > 0
+    assert grown["vllm:spec_decode_num_accepted_tokens_total"] == told["accepted_tokens"] > 0
+    assert grown["polydraft:tokens_per_call_count"] == told["target_calls"]
+    assert grown["vllm:time_to_first_token_seconds_count"] == grown["vllm:e2e_request_latency_seconds_count"] == 2
+    first = grown["vllm:spec_decode_num_accepted_tokens_per_pos_total"] / grown["polydraft:drafts_per_pos_total"]
+    assert first == told["acceptance_by_depth"][0]
+    assert grown["source=target"] + grown["source=ngram"] == 60
+    assert (after["vllm:num_requests_running"], after["vllm:num_requests_waiting"]) == (0, 0)
+    assert 0 < after["vllm:kv_cache_usage_perc"] < 1
+
+
+def test_the_dashboard_asks_for_what_is_there_and_for_all_of_it(served):
+    served.post("/v1/completions", **ASK)
+    text = DASHBOARD.read_text(encoding="utf-8")
+    asked = set(re.findall(r"(?:vllm|polydraft):\w+", text))
+    there = set(figures(served))
+    assert asked - there == set()
+    told = {re.sub(r"_(bucket|sum|count)$", "", name) for name in there if ":" in name and not name.endswith("_created")}
+    assert told == {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked}
+    boxes = [tuple(panel["gridPos"].values()) for panel in json.loads(text)["panels"]]
+    assert len({box[2:] for box in boxes}) == len(boxes)
