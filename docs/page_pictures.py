@@ -7,14 +7,14 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 OUT = Path(__file__).parent / "pictures"
-QUESTION = "Write the numbers from one to twenty as words, one a line."
+QUESTION = "Write a short poem about the sea."
 
 
 def main(url: str) -> None:
     """The race on a screen, and a chat on a phone."""
     with sync_playwright() as starter:
         browser = starter.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 860})
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.set_default_timeout(180_000)
         page.goto(url)
         page.locator("#model", has_text="drafts").wait_for()
@@ -31,7 +31,7 @@ def main(url: str) -> None:
         phone.locator("#model", has_text="drafts").wait_for()
         phone.fill("#prompt", QUESTION)
         phone.keyboard.press("Enter")
-        phone.locator(".output .token").nth(60).wait_for()
+        phone.locator(".output .token").nth(9).wait_for()
         phone.wait_for_selector("#go:enabled")
         phone.screenshot(path=OUT / "page-phone.png")
         browser.close()

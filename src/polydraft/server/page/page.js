@@ -165,7 +165,7 @@ function draw(tree) {
   parents.forEach((parent, n) => { if (parent >= 0) { below[parent].push(n); depth[n] = depth[parent] + 1; } });
   const y = []; let leaves = 0;
   (function place(n) { below[n].forEach(place); y[n] = below[n].length ? below[n].reduce((sum, m) => sum + y[m], 0) / below[n].length : leaves++; })(0);
-  const columns = Math.max(...depth) + 1, step = Math.max(64, 330 / columns), high = Math.max(leaves * 26, 60);
+  const columns = Math.max(...depth) + 1, step = Math.max(50, 330 / columns), high = Math.max(leaves * 30, 90);
   svg.setAttribute('viewBox', `0 0 ${columns * step + 20} ${high + 24}`);
   const at = (n) => [12 + depth[n] * step, 22 + (y[n] + 0.5) * (high / Math.max(leaves, 1)) - 6];
   const add = (tag, attributes, on) => {
@@ -183,7 +183,7 @@ function draw(tree) {
   texts.forEach((text, n) => {
     const [x, top] = at(n);
     add('circle', { cx: x, cy: top, r: 4 }, kept.has(n));
-    add('text', { x: x - 4, y: top - 8 }, kept.has(n)).textContent = text.replace(/\n/g, '↵').replace(/ /g, '·').slice(0, 9);
+    add('text', { x: x - 4, y: top - 8 }, kept.has(n)).textContent = text.replace(/\n/g, '↵').replace(/ /g, '·').slice(0, 7);
   });
   svg.setAttribute('aria-label', `${texts.length - 1} drafted tokens, ${path.length} accepted`);
 }
