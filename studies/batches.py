@@ -63,7 +63,7 @@ def batches(folder: str, quantization: str | None, num_tokens: int, turns: int) 
         SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True),
         np.array(_ids(16 * 32, 2000)).reshape(16, 32),
     )
-    found = dict.fromkeys(BATCHES, 0.0)
+    found: dict[int, float] = dict.fromkeys(BATCHES, 0.0)
     for _ in range(turns):
         for b in BATCHES:
             rate = b * num_tokens / _seconds(lambda b=b: engine.generate(texts[:b].tolist(), params))
