@@ -54,10 +54,15 @@ def test_a_cancelled_stream_gives_its_slot_to_the_next_step():
             outputs = engine.stream([1], LONG)
             await anext(outputs)
             target.gate.clear()
-            waiting = asyncio.create_task(anext(outputs))
-            while not waiting.done():
-                await asyncio.sleep(0.001)
-                waiting.cancel()
+
+            async def rest():
+                _ = [output async for output in outputs]
+
+            reading = asyncio.create_task(rest())
+            await asyncio.sleep(0.05)
+            reading.cancel()
+            await asyncio.wait({reading})
+            assert reading.cancelled()
             seen, other = target.passes, asyncio.create_task(tokens_of(engine, [2]))
             await asyncio.sleep(0.01)
             target.gate.set()

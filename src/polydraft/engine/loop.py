@@ -26,12 +26,13 @@ from polydraft import sampling
 from polydraft.compile_time import working
 from polydraft.core import Drafter, Law, Request, SecondLaw, Target, Verifier
 from polydraft.engine import drafting, stats
+from polydraft.engine.filling import Filling
 from polydraft.engine.needs import check_drafter, check_law
 from polydraft.engine.output import StepOutput, emit
 from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sample, Sequence
 from polydraft.engine.stats import Stopwatch
-from polydraft.engine.step import Round, Stepper
+from polydraft.engine.step import Stepper
 from polydraft.engine.stopping import Stopper
 from polydraft.engine.ties import check_margin
 from polydraft.errors import BusyError, CapacityError, IncompatibleError, InvalidInputError, PolydraftError, RequestWarning
@@ -94,6 +95,7 @@ class Loop:
         self._slots, self._teaching, self.law = Slots(target), teaching, law
         self._second = Second(law, target, self._slots) if isinstance(law, SecondLaw) else None
         read_whole = self._second is not None or (drafter is not None and bool(drafter.needs.hidden))
+        self._filling, self._pieces = Filling(target, self._clock), not read_whole
         self._keeps = keep_prefixes and not read_whole and getattr(target, "rolls_back", True)
         self._asked: deque[Sequence | str] = deque()
         """Sequences to add and ids of requests to abort, in the order of the calls."""
@@ -273,6 +275,7 @@ class Loop:
 
     def _evict(self, s: Sequence, *, keep: bool = False) -> None:
         """Take a sequence off its slot; what it emitted stays with it."""
+        s.filling = False
         if self.drafter is not None:
             drafting.release(self.drafter, [s])
         if s.slot is not None:
@@ -283,8 +286,8 @@ class Loop:
             self._second.leave(s)
 
     def _admit(self) -> None:
-        """Move waiting sequences into free slots and fill their caches with all committed tokens but the last."""
-        new: list[Sequence] = []
+        """Move waiting sequences into free slots and fill their caches with all committed tokens but the last, in pieces while others run."""
+        running = any(not s.filling for s in self._running)
         while self._waiting and self._slots.num_free and (self._second is None or self._second.has_room):
             s = next(iter(self._waiting))
             s.slot = self._slots.take(s.token_ids[:-1] if self._keeps else ())
@@ -293,9 +296,12 @@ class Loop:
             s.sample.stats.cached_tokens = int(self.target.lengths[s.slot]) if self._keeps else 0
             if self._second is not None:
                 self._second.take(s)
+            s.filling = True
             self._running.append(s)
             del self._waiting[s]
-            new.append(s)
+        new = [s for s in self._running if s.filling]
+        if running and new and self._pieces:
+            new = self._filling.ready(new)
         if not new:
             return
         watch = Stopwatch(self._clock)
@@ -304,6 +310,8 @@ class Loop:
             if self._second is not None:
                 self._second.fill(new)
         _share(new, watch.stop())
+        for s in new:
+            s.filling = False
 
     def step(self) -> list[StepOutput]:
         """One round for everything that runs; an empty list when nothing is left to do."""
@@ -311,8 +319,8 @@ class Loop:
             self._take_in()
             try:
                 self._admit()
-                if self._running:
-                    self._round(list(self._running))
+                if ready := [s for s in self._running if not s.filling]:
+                    self._round(ready)
             except BaseException:
                 self._put_back()
                 raise
@@ -366,24 +374,22 @@ class Loop:
         failed = list(done.failed)
         for b, s in enumerate(done.sequences):
             try:
-                self._emit(b, s, done)
+                output, failure = emit(done, b, s, self._source)
+                self._give(output)
             except Exception as error:
-                failed.append((s, error))
+                failure = error
+            if failure is not None:
+                failed.append((s, failure))
         for s, error in failed:
             self._fail(s, error)
         for s in done.sequences:
             if s.finished and s in self._running:
                 self._leave(s, keep=True)
         done.seconds["other"] += self._clock() - start
+        self._filling.round_seconds = sum(done.seconds.values())
         _share(sequences, done.seconds)
         if time:
             time(done.sequences, done.draft, self._pricing() - began)
-
-    def _emit(self, b: int, s: Sequence, done: Round) -> None:
-        output, failure = emit(done, b, s, self._source)
-        self._give(output)
-        if failure is not None:
-            raise failure
 
 
 def _share(sequences: Seq[Sequence], seconds: dict[str, float]) -> None:

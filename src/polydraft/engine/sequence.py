@@ -115,7 +115,7 @@ class Result:
 class Sequence:
     """The engine's record of a sample while it runs.
 
-    token_ids: prompt and output, the one truth about what is committed.  slot: None while waiting.
+    token_ids: prompt and output, the one truth about what is committed.  slot: None while waiting.  filling: part of it is still to be read.
     state: the drafter's, or None where drafting is off.  num_read: committed tokens that the state has been told.
     unread: hidden states of the rounds since then, by layer, and its row of them, where the drafter needs them.
     second_ids, second_slot: how the second sequence begins and where it is, where a law reads one.
@@ -126,6 +126,7 @@ class Sequence:
     sample: Sample
     token_ids: list[int]
     slot: int | None = None
+    filling: bool = False
     state: Any = None
     num_read: int = 0
     unread: list[tuple[Mapping[int, Float[Tensor, "B N D"]], int]] = field(default_factory=list[Any])

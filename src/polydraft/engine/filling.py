@@ -1,0 +1,52 @@
+"""New prompts are read in pieces while others run, each piece about as long as a round, so that running streams keep flowing.
+
+Chunked prefill, Agrawal et al. 2023, "SARATHI" (arXiv 2308.16369), with the pieces beside the rounds and not inside their passes. A piece is
+committed like any tokens: what is read of a prompt, and by which pieces, changes no law.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+from polydraft.core import Target
+from polydraft.engine.sequence import Sequence
+
+FEWEST, MOST = 16, 256
+"""Prompt tokens of a step while others run: fewer would pay a pass for little, more are a stall on any machine."""
+
+
+class Filling:
+    """Which new sequences are whole in this step. clock: seconds, by which the size of pieces is learnt."""
+
+    def __init__(self, target: Target, clock: Callable[[], float]) -> None:
+        self._target, self._clock = target, clock
+        self._tokens_per_second, self.round_seconds = 0.0, 0.0
+
+    def room(self) -> int:
+        """Prompt tokens that take about as long as the last round."""
+        return max(FEWEST, min(MOST, int(self._tokens_per_second * self.round_seconds)))
+
+    def ready(self, new: Seq[Sequence]) -> list[Sequence]:
+        """Those of which so little is left that this step reads it; of the first other one a piece is read.
+
+        Equal texts count once, and are ready together: the others copy the first.
+        """
+        room, whole, read = self.room(), list[Sequence](), False
+        groups: dict[tuple[int, ...], list[Sequence]] = {}
+        for s in new:
+            groups.setdefault(tuple(s.token_ids), []).append(s)
+        for ids, alike in groups.items():
+            slot = alike[0].slot
+            assert slot is not None
+            held = int(self._target.lengths[slot])
+            left = len(ids) - 1 - held
+            if left <= room:
+                room -= left
+                whole += alike
+            elif not read and room == self.room():
+                read, start = True, self._clock()
+                self._target.prefill([slot], [list(ids[held : held + room])])
+                seconds = self._clock() - start
+                alike[0].sample.stats.seconds["prefill"] += seconds
+                self._tokens_per_second = room / max(seconds, 1e-6)
+                room = 0
+        return whole
