@@ -59,10 +59,10 @@ def test_a_prompt_that_nobody_waits_for_is_read_at_once_and_an_abort_ends_the_re
     assert target.events[2:] == [50, "pass", "pass"] and gone.finish_reason == "abort" and engine.num_running == 1
 
 
-def test_pieces_are_as_long_as_a_round_within_bounds():
+def test_pieces_are_half_as_long_as_a_round_within_bounds():
     read = filling.Filling(TableModel(), lambda: 0.0)
     assert read.room() == filling.FEWEST
     read._tokens_per_second, read.round_seconds = 1000.0, 0.1
-    assert read.room() == 100
+    assert read.room() == 50
     read.round_seconds = 9.0
     assert read.room() == filling.MOST

@@ -1,4 +1,4 @@
-"""New prompts are read in pieces while others run, each piece about as long as a round, so that running streams keep flowing.
+"""New prompts are read in pieces while others run, each piece about half as long as a round, so that running streams keep flowing.
 
 Chunked prefill, Agrawal et al. 2023, "SARATHI" (arXiv 2308.16369), with the pieces beside the rounds and not inside their passes. A piece is
 committed like any tokens: what is read of a prompt, and by which pieces, changes no law.
@@ -10,8 +10,10 @@ from collections.abc import Sequence as Seq
 from polydraft.core import Target
 from polydraft.engine.sequence import Sequence
 
-FEWEST, MOST = 16, 256
+FEWEST, MOST = 8, 256
 """Prompt tokens of a step while others run: fewer would pay a pass for little, more are a stall on any machine."""
+SHARE = 0.5
+"""Of a round's time that a piece may take. At 1 the p99 between tokens grew 2.3 to 3.1 times while 892 tokens joined (SmolLM2-135M), as times vary."""
 
 
 class Filling:
@@ -22,8 +24,8 @@ class Filling:
         self._tokens_per_second, self.round_seconds = 0.0, 0.0
 
     def room(self) -> int:
-        """Prompt tokens that take about as long as the last round."""
-        return max(FEWEST, min(MOST, int(self._tokens_per_second * self.round_seconds)))
+        """Prompt tokens that take about half as long as the last round."""
+        return max(FEWEST, min(MOST, int(SHARE * self._tokens_per_second * self.round_seconds)))
 
     def ready(self, new: Seq[Sequence]) -> list[Sequence]:
         """Those of which so little is left that this step reads it; of the first other one a piece is read.
