@@ -1,4 +1,4 @@
-"""What a running server's first tokens take behind a prompt that it knows, and what a joining prompt does to a stream: `python studies/serving.py URL`."""
+"""What a running server's first tokens take behind a prompt that it knows, and what a joining prompt does to a stream: `python -m studies.serving URL`."""
 
 import json
 import sys
