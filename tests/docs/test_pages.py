@@ -31,6 +31,9 @@ def commands(page: Path) -> list[str]:
 
 COMMANDS = sorted({command for page in PAGES for command in commands(page)})
 
+SERVE = "polydraft serve "
+"""It runs until it is told to end."""
+
 
 @pytest.fixture(scope="module")
 def chat_model(tmp_path_factory):
@@ -63,7 +66,14 @@ def test_python_blocks_run(page, models):
         exec(compile(block, f"{page.name}, block {number + 1}", "exec"), namespace)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith(SERVE)])
+def test_a_server_would_start(command, models, monkeypatch):
+    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: None)
+    done = CliRunner().invoke(app, [*shlex.split(command, comments=True)[1:], "--port", "0"])
+    assert done.exit_code == 0 and "http://127.0.0.1:" in done.stderr, done.output
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if not c.startswith(SERVE)])
 def test_command_runs(command, models):
     done = CliRunner().invoke(app, shlex.split(command, comments=True)[1:])
     assert done.exit_code == 0, done.output

@@ -55,7 +55,7 @@ def test_bodies_with_fields_of_wrong_types_never_break_it(served):
     rng = random.Random(0)
     for kind, base, path in ((CompletionRequest, ASK, "/v1/completions"), (ChatRequest, CHAT, "/v1/chat/completions")):
         for field in kind.model_fields:
-            for value in rng.sample(ODD, 5):
+            for value in rng.sample(ODD, 3):
                 content = json.dumps({**base, field: value}).encode()
                 found = served.http.post(path, content=content, headers=JSON)
                 assert found.status_code < 500, (field, value, found.text)
