@@ -116,7 +116,7 @@ def transport(w: float, p: Float[np.ndarray, " V"], q: Float[np.ndarray, " V"], 
         >>> p, q = np.array([0.2, 0.5, 0.3]), np.array([0.6, 0.2, 0.2])
         >>> flow = transport(1.0, p, q, np.array([0, 1]))
         >>> flow.places.tolist(), flow.mass.round(3).tolist()
-        ([1, 0], [0.825, 0.175])
+        ([1, 0], [0.974, 0.026])
     """
     P, D = pieces(q, len(draws))
     P, D = np.append(P, 0.0), np.vstack([D, draws])  # the last one is what was drawn

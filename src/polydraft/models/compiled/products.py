@@ -193,6 +193,7 @@ def packed(matrices: Sequence[Float[Tensor, "O I"]], kind: Format) -> Packed:
     """Matrices of one shape, rounded to a format.
 
     Example:
+        >>> import torch
         >>> packed([torch.zeros(3, 8)], FORMATS["bfloat16"]).outputs == PANEL
         True
     """
