@@ -1,11 +1,4 @@
-"""The adaptive plan against every fixed size on six workloads, in one interleaved run each.
-
-held-out Python     prompts of the package, temperature 1
-repeated edits      a text with its own beginning again behind it, drafted by copying (n-grams), temperature 0
-chat                questions and answers in English, which the pair was not trained on, temperature 0.7
-high temperature    temperature 1.8
-random target       a target of random weights, which no draft fits
-mixed batch         four sequences at a time: two greedy, two sampled
+"""The adaptive plan against every fixed size, workload by workload, in one interleaved run each; see `workloads`.
 
 The best fixed plan is the best of all sizes, plain decoding included. All run for a quarter of the rounds; those that are then more than
 CLOSE behind the best are left out, so that there is time for more rounds of the others. The largest of many noisy figures is too
@@ -19,39 +12,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from polydraft import tree
-from polydraft.core import Budget, SamplingParams, SiblingLaw
-from polydraft.engine.api import Engine
-from polydraft.engine.stats import clock
-from polydraft.models import load, pair
-from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.plan.plan import AdaptivePlan, FixedPlan, Plan
+from polydraft.core import Budget, SiblingLaw
+from polydraft.plan.plan import AdaptivePlan, FixedPlan
 from polydraft.tune.measure import measured_profile
+from studies.planner.workloads import Workload
 
-__all__ = ["WORKLOADS", "Accuracy", "accuracy", "markdown", "sizes_of"]
+__all__ = ["Accuracy", "accuracy", "markdown", "sizes_of"]
 
-CHAT = (
-    "User: How do I keep bread fresh for longer?\nAssistant:",
-    "User: What is the difference between weather and climate?\nAssistant: Weather is what happens today, and climate",
-    "User: Please write a short note to my landlord about a broken window.\nAssistant: Dear",
-    "User: Explain to a child why the sky is blue.\nAssistant: When the light of the sun",
-    "User: I want to learn to play chess. Where do I begin?\nAssistant: Begin with",
-    "User: Which books about the sea would you recommend?\nAssistant:",
-)
-WORKLOADS = ("held-out Python", "repeated edits", "chat", "high temperature", "random target", "mixed batch")
 DEPTHS = {1: (1, 2, 3, 4, 5, 6, 8, 10), 2: (1, 2, 3, 4, 6), 3: (1, 2, 3, 4)}
 """Fixed sizes: paths -> depths."""
 CLOSE = 0.1
-
-
-@dataclass(frozen=True)
-class _Workload:
-    engine: Callable[[Plan], Engine]
-    plain: Callable[[], Engine]
-    batches: list[list[list[int]]]
-    params: Sequence[SamplingParams]
 
 
 def sizes_of(max_width: int) -> list[tuple[int, int]]:
@@ -62,39 +34,6 @@ def sizes_of(max_width: int) -> list[tuple[int, int]]:
         (8, 17)
     """
     return [(w, d) for w, depths in DEPTHS.items() if w <= max_width for d in depths]
-
-
-def _workload(name: str, count: int, max_tokens: int) -> _Workload:
-    target_folder, draft_folder = str(pair.target_folder()), str(pair.draft_folder())
-    tokenizer = load.load_tokenizer(target_folder)
-    batch = 4 if name == "mixed batch" else 1
-    target, draft = (load.load_model(f, max_num_seqs=batch) for f in (target_folder, draft_folder))
-    if name == "random target":
-        from transformers import AutoConfig, AutoModelForCausalLM
-
-        torch.manual_seed(0)
-        module = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(target_folder)).float().eval()
-        target = CompiledLlama(module, max_num_seqs=batch)
-    vocab_size = load.num_token_ids(tokenizer, min(target.vocab_size, draft.vocab_size))
-    target.vocab_size = draft.vocab_size = vocab_size
-    texts = list(CHAT) if name == "chat" else [p.text for p in pair.prompts()]
-    if name == "repeated edits":
-        texts = [f"{t}\n\n{t[: len(t) // 4]}" for t in texts]
-    ids = [load.encode(tokenizer, t) for t in texts]
-    batches = [[ids[(batch * (i // 2) + j) % len(ids)] for j in range(batch)] for i in range(count)]
-    temperatures = {"repeated edits": (0.0,), "chat": (0.7,), "high temperature": (1.8,), "mixed batch": (0.0, 1.0, 0.0, 1.0)}
-    params = [SamplingParams(temperature=t, max_tokens=max_tokens, ignore_eos=True) for t in temperatures.get(name, (1.0,))]
-    drafter = "ngram" if name == "repeated edits" else "model"
-
-    def engine(plan: Plan) -> Engine:
-        made = Engine.of(target, draft_model=draft, drafter=drafter, plan=plan)
-        return Engine(target, made.drafter, made.verifier, plan, clock=clock(target))
-
-    def plain() -> Engine:
-        made = Engine.of(target, drafter=None)
-        return Engine(target, None, made.verifier, FixedPlan(Budget.fixed(tree.chain(1))), clock=clock(target))
-
-    return _Workload(engine, plain, batches, params)
 
 
 @dataclass
@@ -153,12 +92,11 @@ class Accuracy:
         }
 
 
-def accuracy(name: str, *, count: int = 24, max_tokens: int = 96, progress: Callable[[], None] = lambda: None) -> Accuracy:
-    """Run one workload: `count` rounds, an even number, of plain decoding, the adaptive plan and the fixed sizes, in a turning order.
+def accuracy(name: str, work: Workload, *, progress: Callable[[], None] = lambda: None) -> Accuracy:
+    """Run one workload: an even number of rounds of plain decoding, the adaptive plan and the fixed sizes, in a turning order.
 
     The profile is measured on the workload's first prompt, as an engine does before its first request.
     """
-    work = _workload(name, count, max_tokens)
     probe = work.engine(FixedPlan(Budget.fixed(tree.chain(1))))
     assert probe.drafter is not None
     profile = measured_profile(probe.target, probe.drafter, probe.verifier, work.batches[0][:1])
@@ -169,7 +107,7 @@ def accuracy(name: str, *, count: int = 24, max_tokens: int = 96, progress: Call
     for engine in made.values():
         engine.generate(work.batches[0], [replace(p, max_tokens=4, seed=0) for p in work.params])
     for number, batch in enumerate(work.batches):
-        if number == max(2, count // 8 * 2):
+        if number == max(2, len(work.batches) // 8 * 2):
             least = (1 - CLOSE) * max(found.speed(n) for n in names)
             names = [n for n in names if n in ("plain", "adaptive") or found.speed(n) >= least]
         turn = number % len(names)

@@ -31,7 +31,7 @@ from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.folder import load_module
 from polydraft.plan.plan import AdaptivePlan, FixedPlan
 from polydraft.train.run import untrained
-from studies.planner.accuracy import CHAT
+from studies.planner.workloads import CHAT
 
 __all__ = ["AgainstPlain", "against_plain", "markdown"]
 

@@ -145,11 +145,12 @@ OFFLINE = """
 import sys
 from polydraft import Engine, SamplingParams
 from polydraft.errors import PolydraftError
-try:
-    engine = Engine.from_pretrained(sys.argv[1], device="cpu", max_num_seqs=1)
-    print(engine.summary()["target"], len(engine.generate("import os", SamplingParams(max_tokens=3))[0].token_ids))
-except PolydraftError as error:
-    print(error)
+for name in sys.argv[1:]:
+    try:
+        engine = Engine.from_pretrained(name, device="cpu", max_num_seqs=1)
+        print(engine.summary()["target"], len(engine.generate("import os", SamplingParams(max_tokens=3))[0].token_ids))
+    except PolydraftError as error:
+        print(error)
 """
 
 
@@ -163,14 +164,13 @@ def test_a_repository_is_read_from_one_commit_of_the_hubs_cache_without_network_
     (repository / "refs" / "main").write_text(commit)
     surroundings = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
 
-    def said(name):
-        command = [sys.executable, "-c", OFFLINE, name]
-        return subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=300, check=True).stdout
-
-    assert said("owner/name").split() == [str(repository / "snapshots" / commit), "3"]
-    assert said(f"owner/name@{commit}").split()[1] == "3"
-    assert "'owner/other' is no folder here" in (told := said("owner/other"))
-    assert "Check the name and the network; without one give a folder, or a GGUF file" in told
+    command = [sys.executable, "-c", OFFLINE, "owner/name", f"owner/name@{commit}", "owner/other"]
+    told = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=300, check=True).stdout
+    newest, pinned, missing = told.splitlines()
+    assert newest.split() == [str(repository / "snapshots" / commit), "3"]
+    assert pinned.split()[1] == "3"
+    assert "'owner/other' is no folder here" in missing
+    assert "Check the name and the network; without one give a folder, or a GGUF file" in missing
 
 
 def run(*command):

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from numba.core.dispatcher import Dispatcher
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -25,6 +26,7 @@ from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.compiled import threads
 from polydraft.models.compiled import weights as compiled_weights
 from polydraft.models.compiled.formats import pack, panels_for, unpack
+from polydraft.models.compiled.forward import compiled_pass
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.products import FORMATS
 from polydraft.models.compiled.trees import draft_law
@@ -243,6 +245,15 @@ print(sum(compiled_pass.stats.cache_hits.values()), hashlib.sha256(logits.numpy(
 """
 
 
+def test_no_function_of_a_pass_lets_the_compiler_reorder_sums():
+    """What is compiled for a process and what it loads are linked to other copies, which such a flag lets round differently."""
+    compiled_from = [m for name, m in sys.modules.items() if name.startswith("polydraft.models.")]
+    functions = {f for m in compiled_from for f in vars(m).values() if isinstance(f, Dispatcher) and f.__module__ == m.__name__}
+    assert compiled_pass in functions and len(functions) > 20
+    assert not [f for f in functions if f.targetoptions.get("fastmath")]
+
+
+@pytest.mark.slow
 def test_code_that_was_loaded_gives_the_bits_of_code_that_was_compiled(tmp_path):
     """The two are linked to other copies of the functions they call; only unflagged arithmetic is the same in every copy."""
     environment = dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path), NUMBA_NUM_THREADS="1")

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from polydraft import registry
-from studies.planner.accuracy import WORKLOADS, Accuracy, accuracy, markdown, sizes_of
+from studies.planner.accuracy import Accuracy, accuracy, markdown, sizes_of
 from studies.planner.every_drafter import AgainstPlain, against_plain
 from studies.planner.every_drafter import markdown as drafters_markdown
+from studies.planner.workloads import WORKLOADS, workload
 
 
 def test_the_best_fixed_plan_is_chosen_by_total_speed_and_plain_decoding_is_one():
@@ -29,7 +30,7 @@ def test_a_lucky_half_does_not_raise_the_bar():
 @pytest.mark.parametrize("name", ["repeated edits", "mixed batch"])
 def test_a_workload_runs_every_size_on_the_same_rounds(name, monkeypatch):
     monkeypatch.setattr("studies.planner.accuracy.DEPTHS", {1: (1, 4), 2: (2,)})
-    found = accuracy(name, count=2, max_tokens=8)
+    found = accuracy(name, workload(name, 2, 8))
     width = 1 if name == "repeated edits" else 2
     assert set(found.rounds) == {"plain", "adaptive", *(f"{w}x{d}" for w, d in sizes_of(width))}
     assert {len(r) for r in found.rounds.values()} == {2}
@@ -40,7 +41,7 @@ def test_a_workload_runs_every_size_on_the_same_rounds(name, monkeypatch):
 def test_sizes_that_fall_behind_are_left_out_and_never_the_best(monkeypatch):
     monkeypatch.setattr("studies.planner.accuracy.DEPTHS", {1: (1, 4)})
     monkeypatch.setattr("studies.planner.accuracy.CLOSE", -9.0)  # all sizes are behind ten times the best
-    found = accuracy("high temperature", count=4, max_tokens=8)
+    found = accuracy("high temperature", workload("high temperature", 4, 8))
     assert {n: len(r) for n, r in found.rounds.items()} == {"plain": 4, "adaptive": 4, "1x1": 2, "1x4": 2}
     assert found.best_fixed == "plain" and found.interval[0] <= found.ratio <= found.interval[1]
 

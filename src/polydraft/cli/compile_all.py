@@ -35,10 +35,11 @@ PROFILES = (Profile.assumed(), replace(Profile.assumed(), acceptance=(0.0,) * DE
 
 
 def compile_all() -> None:
-    """Compile what a run may call, in two processes that take turns with drafters; the formats of weights come last."""
+    """Compile what a run may call, in two processes that take turns with drafters; formats of weights while the first drafter compiles the pass."""
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        families = list(dict.fromkeys(info.name.partition(":")[0] for info in _infos()))
-        for done in [*(pool.submit(compile_drafters, [name]) for name in families), pool.submit(compile_formats)]:
+        first, *others = list(dict.fromkeys(info.name.partition(":")[0] for info in _infos()))
+        jobs = [pool.submit(compile_drafters, [first]), pool.submit(compile_formats)]
+        for done in [*jobs, *(pool.submit(compile_drafters, [name]) for name in others)]:
             done.result()
 
 
