@@ -44,6 +44,8 @@ def chat(
     dtype: given.Dtype = None,
     device: given.Device = None,
     quantization: given.Quantization = None,
+    cache_dtype: given.CacheDtype = None,
+    threads: given.PassThreads = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest conversation, in tokens.")] = None,
     show: Annotated[bool, typer.Option(help="Colour accepted draft tokens.")] = True,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Fetch the model that is offered without asking.")] = False,
@@ -51,7 +53,8 @@ def chat(
     """Talk to a model; without --model to a small one, which is fetched once. One message a line; /help shows what else there is."""
     name = model or _offered(yes)
     options: dict[str, Any] = {"drafter": drafter, "verifier": verifier, "dtype": dtype, "device": device}
-    options |= {"quantization": quantization, "max_model_len": max_model_len, "max_num_seqs": 1}
+    options |= {"quantization": quantization, "cache_dtype": cache_dtype, "threads": threads}
+    options |= {"max_model_len": max_model_len, "max_num_seqs": 1}
     with Preparation(f"loading {name} ..."):
         from polydraft.core import SamplingParams
 

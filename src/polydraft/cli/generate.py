@@ -30,7 +30,8 @@ def generate(
     device: given.Device = None,
     backend: given.Backend = "auto",
     quantization: given.Quantization = None,
-    threads: Annotated[int | None, given.models("Threads of the compiled path; idle cores without it.", min=1)] = None,
+    cache_dtype: given.CacheDtype = None,
+    threads: given.PassThreads = None,
     draft_quantization: Annotated[str | None, given.models("The same of the draft: changes no output law.")] = None,
     max_model_len: Annotated[int | None, given.models("Longest prompt plus output, in tokens.")] = None,
     tie_margin: Annotated[
@@ -99,6 +100,7 @@ def generate(
         "device": device,
         "backend": backend,
         "quantization": quantization,
+        "cache_dtype": cache_dtype,
         "draft_quantization": draft_quantization,
         "threads": threads,
         "max_model_len": max_model_len,

@@ -32,6 +32,8 @@ def serve(
     device: given.Device = None,
     backend: given.Backend = "auto",
     quantization: given.Quantization = None,
+    cache_dtype: given.CacheDtype = None,
+    threads: given.PassThreads = None,
     max_model_len: Annotated[int | None, given.models("Longest prompt plus output, in tokens.")] = None,
     max_num_seqs: Annotated[int, given.models("Samples that run at the same time; each has a place in the cache.", min=1)] = 8,
     host: Annotated[str, given.server("Address to listen on; 0.0.0.0 is every one of this machine.")] = "127.0.0.1",
@@ -62,7 +64,8 @@ def serve(
         "device": device,
         "backend": backend,
     }
-    options |= {"quantization": quantization, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
+    options |= {"quantization": quantization, "cache_dtype": cache_dtype, "threads": threads}
+    options |= {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
     with Preparation(f"loading {name} ..."):
         _check_installed()
         from polydraft.engine.asynchronous import AsyncEngine

@@ -63,6 +63,7 @@ class Engine(Loop):
         backend: str = "auto",
         quantization: str | None = None,
         draft_quantization: str | None = None,
+        cache_dtype: str | None = None,
         threads: int | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
@@ -88,6 +89,8 @@ class Engine(Loop):
         quantization, draft_quantization: "int8", "int4", "bfloat16" or "bfloat16-dot" matrices of the target or the draft, on the
             compiled path; see `models.compiled.llama.CompiledLlama`.
             The output then follows the quantised target's law; quantising the draft changes no law.
+        cache_dtype: "bfloat16" keeps the target's keys and values in half of float32's memory, on the compiled path; what is read is rounded
+            once, which makes another law.
         threads: that a compiled pass runs on; bits do not depend on it. None: the cores that are idle, one for small models.
         max_model_len: longest prompt plus output in tokens; default: the models' own limit.
         max_num_seqs: sequences that run at the same time.
@@ -107,7 +110,7 @@ class Engine(Loop):
             "threads": threads,
         }
         plain = drafter is None or drafter == "none"
-        model = load.load_model(target, quantization=quantization, plain=plain, **options)
+        model = load.load_model(target, quantization=quantization, cache_dtype=cache_dtype, plain=plain, **options)
         tokenizer = load.load_tokenizer(target)
         small = other = None
         if draft is not None:

@@ -32,6 +32,7 @@ def load_model(
     device: str | torch.device | None = None,
     backend: str = "auto",
     quantization: str | None = None,
+    cache_dtype: str | None = None,
     max_model_len: int | None = None,
     max_num_seqs: int = 8,
     threads: int | None = None,
@@ -44,6 +45,7 @@ def load_model(
     dtype: default float32 on a CPU, the checkpoint's own elsewhere.  device: default the first GPU, or the CPU.
     quantization: "int8", "int4", "bfloat16" or "bfloat16-dot" matrices for the compiled path: less to do in a pass. It makes another model of a
         target, whose law is then followed; on a draft it costs nothing but acceptance.
+    cache_dtype: "float32", or "bfloat16" for half the memory, of keys and values on the compiled path; another model, too.
     threads: that a compiled pass runs on; None: idle cores, one for small models.
     plain: the model will be used without drafts: one whose cache cannot be rolled back is then taken as it is.
 
@@ -61,32 +63,37 @@ def load_model(
     if backend not in BACKENDS:
         raise InvalidInputError(f"backend={backend!r} was given; expected one of {', '.join(BACKENDS)}.")
     place = located(name)
+    options: dict[str, Any] = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
+    compiled = {"quantization": quantization, "cache_dtype": cache_dtype or "float32", "threads": threads}
     files = _files(place, dtype, device, backend)
     if files is not None and (not plain or _rolls_back(files, max_model_len)):
-        return CompiledLlama(
-            files, max_model_len=max_model_len, max_num_seqs=max_num_seqs, quantization=quantization, threads=threads
-        )
+        return CompiledLlama(files, **options, **compiled)
     module = load_module(place, dtype=dtype, device=device, max_model_len=max_model_len, plain=plain)
+    chosen = {"quantization": quantization, "cache_dtype": cache_dtype}
     if plain and not _rolls_back(module, max_model_len):
-        return PlainTarget(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
+        _refuse_choices(name, "its cache cannot be rolled back", chosen)
+        return PlainTarget(module, **options)
     reason, static = CompiledLlama.why_unsupported(module), StaticLlama.why_unsupported(module)
     refused = {"compiled": reason, "static": static}.get(backend)
     if refused:
         raise IncompatibleError(f"backend={backend!r} was asked for {name!r}, but {refused}. Use backend='transformers'.")
     if reason is None and backend in ("auto", "compiled"):
-        return CompiledLlama(
-            module, max_model_len=max_model_len, max_num_seqs=max_num_seqs, quantization=quantization, threads=threads
-        )
-    if quantization is not None:
-        raise IncompatibleError(
-            f"quantization={quantization!r} was asked for {name!r}, which runs through torch "
-            f"({reason or 'as asked'}); only the compiled path has it. Leave it out."
-        )
+        return CompiledLlama(module, **options, **compiled)
+    _refuse_choices(name, reason or "as asked", chosen)
     if static is None and (backend == "static" or (backend == "auto" and module.device.type == "cuda")):
-        return StaticLlama(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
+        return StaticLlama(module, **options)
     from polydraft.models.hf import HFTarget
 
-    return HFTarget(module, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
+    return HFTarget(module, **options)
+
+
+def _refuse_choices(name: str, reason: str, chosen: dict[str, str | None]) -> None:
+    """Options of the compiled path, where a model runs through torch."""
+    for option, value in chosen.items():
+        if value is not None:
+            raise IncompatibleError(
+                f"{option}={value!r} was asked for {name!r}, which runs through torch ({reason}); only the compiled path has it. Leave it out."
+            )
 
 
 def _files(place: Path, dtype: str | torch.dtype | None, device: str | torch.device | None, backend: str) -> Checkpoint | None:

@@ -16,9 +16,9 @@ from numba.extending import overload
 from torch import Tensor
 
 from polydraft.core import Needs, Scores, TokenTree
+from polydraft.models.compiled.cache import whole
 from polydraft.models.compiled.forward import draft_pass
 from polydraft.models.compiled.kernels import copy_row
-from polydraft.models.compiled.layers import whole
 from polydraft.models.compiled.proposals import CompiledProposals
 from polydraft.models.compiled.vectors import aligned
 
@@ -32,7 +32,7 @@ class Outputs(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """As `layers.SlotMemory`."""
+    """As `cache.SlotMemory`."""
 
     lengths: np.ndarray
 

@@ -20,14 +20,15 @@ from torch import Tensor
 
 from polydraft.core import SamplingParams
 from polydraft.models.checkpoint import EMBEDDING, HEAD, Checkpoint, head_width
+from polydraft.models.compiled.cache import new_memory, whole
 from polydraft.models.compiled.depth_laws import DepthLaws
 from polydraft.models.compiled.forward import compiled_pass
 from polydraft.models.compiled.kernels import rms_norm
-from polydraft.models.compiled.layers import CHUNK, ModelArrays, Sizes, SlotMemory, multiply, place_heads, whole, workspace
-from polydraft.models.compiled.products import FORMATS, float_product, packed
+from polydraft.models.compiled.layers import CHUNK, ModelArrays, Sizes, multiply, place_heads, workspace
+from polydraft.models.compiled.products import FORMATS, packed
 from polydraft.models.compiled.proposals import laws_asked
 from polydraft.models.compiled.trees import draft_law
-from polydraft.models.compiled.vectors import PANEL, aligned
+from polydraft.models.compiled.vectors import PANEL
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.diffusion import DiffusionCheckpoint
 from polydraft.models.heads import embeddings
@@ -48,8 +49,7 @@ def inject_states(model, fc, gain, slot, begin, states):
         bias, q_norm, k_norm = weights.bias[layer], weights.q_norm[layer], weights.k_norm[layer]
         for t in range(rows):
             cos, sin = weights.cos[begin + t], weights.sin[begin + t]
-            keys, values = memory.keys[layer, slot], memory.values[layer, slot]
-            place_heads(work.qkv[t], bias, q_norm, k_norm, sizes, cos, sin, keys, values, begin + t)
+            place_heads(work.qkv[t], bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot, begin + t)
     memory.lengths[slot] = begin + rows
 
 
@@ -74,10 +74,9 @@ class CompiledDiffusion(DepthLaws):
         weights, *_ = packed_weights(files, columns, None if quantization == "float32" else quantization)
         H, G, D = c.num_attention_heads, c.num_key_value_heads, head_width(c)
         sizes = Sizes(H, G, D, c.intermediate_size, self.arrays.sizes.outputs, np.float32(c.rms_norm_eps))
-        each = c.num_hidden_layers, target.max_num_seqs, G
-        keys, values = aligned(*each, columns // PANEL, D, PANEL), aligned(*each, whole(D) // PANEL, columns, PANEL)
-        memory = SlotMemory(keys, values, np.zeros(target.max_num_seqs, np.int64), float_product())
-        self.cache_bytes += keys.nbytes + values.nbytes
+        slots = target.max_num_seqs
+        memory = new_memory((c.num_hidden_layers, slots, G), D, columns, np.zeros(slots, np.int64))
+        self.cache_bytes += memory.keys.nbytes + memory.values.nbytes
         self._fc, self._gain = (
             packed([tensors["fc.weight"].float()], kind),
             tensors["hidden_norm.weight"].float().numpy(),

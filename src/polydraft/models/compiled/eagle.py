@@ -24,23 +24,21 @@ from torch import Tensor
 
 from polydraft.core import TokenTree
 from polydraft.models.checkpoint import head_width, rotary
-from polydraft.models.compiled.forward import move_columns
+from polydraft.models.compiled.cache import SlotMemory, move_columns, new_memory, token_bytes, whole
 from polydraft.models.compiled.heads import HEADS, CompiledHead, run_rows
 from polydraft.models.compiled.kernels import add, copy_row, rms_norm, swiglu
 from polydraft.models.compiled.layers import (
     CHUNK,
     Sizes,
-    SlotMemory,
     Workspace,
     attend,
     cut_runs,
     embed_row,
     multiply,
     place_heads,
-    whole,
     workspace,
 )
-from polydraft.models.compiled.products import FORMATS, Packed, float_product, packed
+from polydraft.models.compiled.products import FORMATS, Packed, packed
 from polydraft.models.compiled.vectors import PANEL, aligned
 from polydraft.models.eagle import EagleCheckpoint
 from polydraft.models.heads import embeddings
@@ -133,8 +131,9 @@ def _run(model, rows, logits, done):
             sizes,
             weights.cos[position],
             weights.sin[position],
-            memory.keys[0, slot],
-            memory.values[0, slot],
+            memory,
+            zero,
+            slot,
             column,
         )
     runs = cut_runs(work.rows, rows, work.runs)
@@ -191,14 +190,9 @@ class CompiledEagle(CompiledHead):
         sizes = Sizes(H, G, width, config.intermediate_size, whole(len(self.draft_ids)), np.float32(config.rms_norm_eps))
         slots = max_num_seqs or target.max_num_seqs
         self.device, self.dtype, cpu = torch.device("cpu"), torch.float32, torch.device("cpu")
-        each = 4 * G * (width + whole(width))
+        each = token_bytes(G, width)
         columns = self.open_slots(target.max_model_len, slots, context=0, bytes_per_token=each, device=cpu, multiple=PANEL)
-        memory = SlotMemory(
-            aligned(1, slots, G, columns // PANEL, width, PANEL),
-            aligned(1, slots, G, whole(width) // PANEL, columns, PANEL),
-            self._lengths,
-            float_product(),
-        )
+        memory = new_memory((1, slots, G), width, columns, self._lengths)
 
         def named(*names: str) -> Tensor:
             return torch.cat([tensors[f"midlayer.{name}.weight"].float() for name in names])

@@ -16,13 +16,13 @@ import torch
 from numba import njit
 from numba.extending import overload
 
+from polydraft.models.compiled.cache import SlotMemory
 from polydraft.models.compiled.heads import HEADS, SharedSlots, run_rows
 from polydraft.models.compiled.kernels import add, copy_row, rms_norm, swiglu
 from polydraft.models.compiled.layers import (
     CHUNK,
     ModelArrays,
     Sizes,
-    SlotMemory,
     Workspace,
     cut_runs,
     embed_row,

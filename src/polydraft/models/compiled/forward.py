@@ -6,9 +6,8 @@ from numba.extending import overload
 
 from polydraft.models.compiled.kernels import rms_norm
 from polydraft.models.compiled.layers import ModelArrays, cut_runs, embed_row, multiply, run_head, run_layer
-from polydraft.models.compiled.vectors import PANEL
 
-__all__ = ["compiled_pass", "describe", "draft_pass", "embed_rows", "head_rows", "move_columns"]
+__all__ = ["compiled_pass", "describe", "draft_pass", "embed_rows", "head_rows"]
 
 
 @njit(cache=True, nogil=True)
@@ -135,22 +134,3 @@ def _(model, slots, tokens, parents, begins, ends, wanted, logits):
         compiled_pass(model, slots, tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask)
 
     return run
-
-
-@njit
-def _move(keys, values, source, target):
-    slot, column, to, place = source[0], source[1], target[0], target[1]
-    for g in range(keys.shape[1]):
-        for i in range(keys.shape[3]):
-            keys[to, g, place // PANEL, i, place % PANEL] = keys[slot, g, column // PANEL, i, column % PANEL]
-        for p in range(values.shape[2]):
-            for i in range(PANEL):
-                values[to, g, p, place, i] = values[slot, g, p, column, i]
-
-
-@njit(cache=True, nogil=True)
-def move_columns(memory, source, target):
-    """Copy columns, (slot, column) each, one after the other."""
-    for m in range(len(source)):
-        for layer in range(len(memory.keys)):
-            _move(memory.keys[layer], memory.values[layer], source[m], target[m])

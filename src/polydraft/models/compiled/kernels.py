@@ -12,7 +12,13 @@ from numba.extending import intrinsic
 from polydraft.exponential import exp, fma
 from polydraft.models.compiled.vectors import FLOATS, LANES, VectorCode
 
-__all__ = ["add", "copy_row", "norm_part", "rms_norm", "soften", "swiglu"]
+__all__ = ["add", "bfloat16_bits", "copy_row", "norm_part", "rms_norm", "soften", "swiglu"]
+
+
+@njit
+def bfloat16_bits(bits):
+    """Bits of a float32 -> those of the nearest bfloat16, halves to even."""
+    return (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
 
 
 @njit(error_model="numpy")

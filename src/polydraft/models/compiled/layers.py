@@ -10,6 +10,7 @@ import numpy as np
 from numba import carray, njit  # pyright: ignore[reportPrivateImportUsage]
 
 from polydraft.exponential import fma
+from polydraft.models.compiled.cache import SlotMemory, keep, whole
 from polydraft.models.compiled.kernels import add, norm_part, rms_norm, soften, swiglu
 from polydraft.models.compiled.products import Packed, call_product, matmul
 from polydraft.models.compiled.rounding import round_rows, rounded_bytes
@@ -31,7 +32,6 @@ __all__ = [
     "CHUNK",
     "ModelArrays",
     "Sizes",
-    "SlotMemory",
     "Weights",
     "Workspace",
     "attend",
@@ -42,7 +42,6 @@ __all__ = [
     "place_heads",
     "run_head",
     "run_layer",
-    "whole",
     "workspace",
 ]
 
@@ -82,19 +81,6 @@ class Sizes(NamedTuple):
     inner: int
     outputs: int
     epsilon: np.float32
-
-
-class SlotMemory(NamedTuple):
-    """Panels over columns for keys, over the width for values, so that attention is two packed products.
-
-    keys: [L, slots, G, columns / PANEL, D, PANEL].  values: [L, slots, G, D / PANEL, columns, PANEL].
-    lengths: [slots] committed columns.  product: `products.float_product`.
-    """
-
-    keys: np.ndarray
-    values: np.ndarray
-    lengths: np.ndarray
-    product: int
 
 
 class Workspace(NamedTuple):
@@ -139,8 +125,8 @@ def _rotate(x, begin, cos, sin):
 
 
 @njit
-def place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, keys, values, column):
-    """Bias, norms and rotation of one row's q and k; its keys and values go to one column of the cache."""
+def place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot, column):
+    """Bias, norms and rotation of one row's q and k; its keys and values go to one column of a slot."""
     H, G, D = sizes.heads, sizes.groups, sizes.width
     for i in range(len(bias)):
         qkv[i] += bias[i]
@@ -148,11 +134,11 @@ def place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, keys, values, column
         if len(q_norm) > 0:
             norm_part(qkv, j * D, q_norm if j < H else k_norm, sizes.epsilon)
         _rotate(qkv, j * D, cos, sin)
-    panel, lane = column // PANEL, column % PANEL
+    keys, values, together, bits = memory.keys[layer, slot], memory.values[layer, slot], memory.together, qkv.view(np.uint32)
     for j in range(G):
         for i in range(D):
-            keys[j, panel, i, lane] = qkv[(H + j) * D + i]
-            values[j, i // PANEL, column, i % PANEL] = qkv[(H + G + j) * D + i]
+            keep(keys[j, column // PANEL], together, i, column % PANEL, bits[(H + j) * D + i])
+            keep(values[j, i // PANEL], together, column, i % PANEL, bits[(H + G + j) * D + i])
 
 
 @njit(error_model="numpy")
@@ -160,7 +146,8 @@ def attend(sizes, memory, work, layer, first, last, g, thread):
     """Rows first .. last-1, all of one slot: softmax(q . keys / sqrt(D)) values, every head of group g in one product."""
     D, G = sizes.width, sizes.groups
     heads, slots, padded = sizes.heads // G, memory.keys.shape[1], memory.values.shape[3] * PANEL
-    columns, slot, end = memory.values.shape[4], work.rows[first, 1], np.int64(0)
+    columns, slot, end = memory.values.shape[4] * memory.together, work.rows[first, 1], np.int64(0)
+    size = 4 // memory.together
     queries, scores, blend, totals = work.queries[thread], work.scores[thread], work.blend[thread], work.totals[thread]
     for t in range(first, last):
         end = max(end, work.rows[t, 3] + 1)
@@ -171,13 +158,13 @@ def attend(sizes, memory, work, layer, first, last, g, thread):
             r, begin = (t - first) * heads + h, (g * heads + h) * D
             for i in range(D):
                 queries[r, i] = work.qkv[t, begin + i] * scale
-    at = 4 * ((layer * slots + slot) * G + g) * columns
+    at = size * ((layer * slots + slot) * G + g) * columns
     call_product(
         memory.product,
         queries.ctypes.data,
         4 * D,
         memory.keys.ctypes.data + at * D,
-        4 * D * PANEL,
+        size * D * PANEL,
         panels,
         D,
         scores.ctypes.data,
@@ -195,7 +182,7 @@ def attend(sizes, memory, work, layer, first, last, g, thread):
         scores.ctypes.data,
         4 * columns,
         memory.values.ctypes.data + at * padded,
-        4 * columns * PANEL,
+        size * columns * PANEL,
         padded // PANEL,
         panels * PANEL,
         blend.ctypes.data,
@@ -243,9 +230,8 @@ def _do(model, part, layer, rows, address, begin, end, thread):
         bias, q_norm, k_norm = weights.bias[layer], weights.q_norm[layer], weights.k_norm[layer]
         for t in range(begin, end):
             slot, position, column = work.rows[t, 1], work.rows[t, 2], work.rows[t, 3]
-            keys, values = memory.keys[layer, slot], memory.values[layer, slot]
             cos, sin = weights.cos[position], weights.sin[position]
-            place_heads(work.qkv[t], bias, q_norm, k_norm, sizes, cos, sin, keys, values, column)
+            place_heads(work.qkv[t], bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot, column)
     elif part == ATTEND:
         for unit in range(begin, end):
             run = unit // sizes.groups
@@ -356,16 +342,6 @@ def run_head(model, rows, logits):
     work, zero = model.work, np.int64(0)
     round_rows(work.normed, work.normed.shape[1], model.weights.head, work.rounded, zero, rows)
     run_parts(model, HEAD, HEAD + 1, zero, rows, zero, np.int64(logits.ctypes.data))
-
-
-def whole(size: int) -> int:
-    """Up to whole panels.
-
-    Example:
-        >>> whole(3) % PANEL
-        0
-    """
-    return -(-size // PANEL) * PANEL
 
 
 def workspace(weights: Any, sizes: Sizes, columns: int, threads: int, widest: int = 0) -> Workspace:

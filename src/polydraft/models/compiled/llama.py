@@ -22,12 +22,13 @@ from polydraft.core import AuxRows, Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import checkpoint
 from polydraft.models.checkpoint import Checkpoint, head_width, why_not_family
-from polydraft.models.compiled.forward import compiled_pass, embed_rows, head_rows, move_columns
-from polydraft.models.compiled.layers import CHUNK, ModelArrays, Sizes, SlotMemory, help_out, whole, workspace
-from polydraft.models.compiled.products import FORMATS, float_product
+from polydraft.models.compiled.cache import CACHE_DTYPES, move_columns, new_memory, token_bytes
+from polydraft.models.compiled.forward import compiled_pass, embed_rows, head_rows
+from polydraft.models.compiled.layers import CHUNK, ModelArrays, Sizes, help_out, workspace
+from polydraft.models.compiled.products import FORMATS
 from polydraft.models.compiled.proposals import CompiledProposals
 from polydraft.models.compiled.threads import Pool, default_threads
-from polydraft.models.compiled.vectors import PANEL, aligned
+from polydraft.models.compiled.vectors import PANEL
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.slots import TREE_ROOM, special_ids
 from polydraft.models.supported import check_supported, context_length
@@ -47,6 +48,7 @@ class CompiledLlama(CompiledProposals):
         "bfloat16-dot" rounds what is multiplied with them as well.
         "int8", "int4": blocks of 32 inputs with one float16 scale, 8.5 or 4.5 bits a weight, Q8_0 and Q4_0 of GGUF files; what
         is multiplied with them is rounded to eight bits a block. Such blocks of a file are used as they are.
+    cache_dtype: of keys and values, "float32" or "bfloat16": half the memory, each number rounded once; another model, too.
     threads: that a pass runs on; bits do not depend on it, and small models gain nothing. None: see `default_threads`.
     `weight_format` says how they are stored, `quantization_error` what that lost, relative to all matrices' norm.
 
@@ -62,6 +64,7 @@ class CompiledLlama(CompiledProposals):
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
         quantization: str | None = None,
+        cache_dtype: str = "float32",
         threads: int | None = 1,
     ) -> None:
         if threads is not None and threads < 1:
@@ -69,6 +72,10 @@ class CompiledLlama(CompiledProposals):
         if quantization not in QUANTIZATIONS:
             raise InvalidInputError(
                 f"quantization={quantization!r} was given; expected one of {', '.join(map(repr, QUANTIZATIONS))}."
+            )
+        if cache_dtype not in CACHE_DTYPES:
+            raise InvalidInputError(
+                f"cache_dtype={cache_dtype!r} was given; expected one of {', '.join(map(repr, CACHE_DTYPES))}."
             )
         reason = self.why_unsupported(model)
         if reason:
@@ -85,12 +92,11 @@ class CompiledLlama(CompiledProposals):
             max_model_len,
             max_num_seqs,
             context=context_length(config) or 0,
-            bytes_per_token=4 * config.num_hidden_layers * groups * (width + whole(width)),
+            bytes_per_token=config.num_hidden_layers * token_bytes(groups, width, cache_dtype),
             device=self.device,
             multiple=PANEL,
         )
-        keys, values = (*each, columns // PANEL, width, PANEL), (*each, whole(width) // PANEL, columns, PANEL)
-        memory = SlotMemory(aligned(*keys), aligned(*values), self._lengths, float_product())
+        memory = new_memory(each, width, columns, self._lengths, cache_dtype)
         weights, self.weight_format, self.quantization_error = packed_weights(taken, columns, quantization)
         sizes = Sizes(
             config.num_attention_heads,

@@ -31,8 +31,8 @@ __all__ = [
     "Packed",
     "call_product",
     "compile_products",
-    "float_product",
     "matmul",
+    "number_product",
     "packed",
 ]
 
@@ -126,9 +126,9 @@ def _address(stored: np.dtype, taken: np.dtype) -> int:
     return address
 
 
-def float_product() -> int:
-    """The address of the product of float32 with float32."""
-    return _address(_FLOAT, _FLOAT)
+def number_product(stored: np.dtype) -> int:
+    """The address of the product of float32 with what is stored in panels as float32, or as uint16: bfloat16."""
+    return _address(stored, _FLOAT)
 
 
 def compile_products() -> None:

@@ -9,6 +9,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from polydraft.models.compiled.formats import BLOCK, ROUNDED
+from polydraft.models.compiled.kernels import bfloat16_bits
 from polydraft.models.compiled.products import BFLOATS, BYTES
 from polydraft.models.compiled.vectors import BYTE, FLOAT, FLOATS, INT, INTS, LANES, VectorCode
 
@@ -61,8 +62,8 @@ def round_rows(x, n, w, rounded, begin, end):
     if w.rounding == BFLOATS:
         for t in range(begin, end):
             bits, out = x[t].view(np.uint32), rounded[t].view(np.uint16)
-            for i in range(n):  # to the nearest, halves to even
-                out[i] = (bits[i] + np.uint32(0x7FFF) + ((bits[i] >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+            for i in range(n):
+                out[i] = bfloat16_bits(bits[i])
     elif w.rounding == BYTES:
         whole = n // BLOCK
         for t in range(begin, end):

@@ -26,8 +26,16 @@ BYTES_PER_CYCLE = 9
 """What memory delivers about: tiles that use up weights more slowly ask for them. Measured on a Zen 4 with 28 GB/s."""
 
 HALVES = ir.VectorType(ir.HalfType(), LANES)
-DOTS_BYTES = bool(LANES == 16 and FEATURES.get("avx512vnni"))
 DOTS_BFLOATS = bool(LANES == 16 and FEATURES.get("avx512bf16"))
+WAYS = {
+    "avx512vnni": ("llvm.x86.avx512.vpdpbusd.512",),
+    "avx512bw": ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"),
+    "avxvnni": ("llvm.x86.avx512.vpdpbusd.256",),
+    "avx2": ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
+    "dotprod": ("llvm.aarch64.neon.sdot.v4i32.v16i8",),
+}
+"""What a processor has -> instructions that sum products of bytes."""
+DOTS_BYTES = next((way for way in WAYS if FEATURES.get(way) and ("512" in way) == (LANES == 16)), None)
 
 
 class Code(VectorCode):
@@ -67,10 +75,8 @@ def _numbers(code, x, w, n, stored):
                 wide = [code.load(code.at(here, part * size // 2), FLOATS) for part in range(4)]
                 pairs = [wide[:2], wide[2:]]
             else:  # two inputs of an output lie side by side
-                both = [code.load(code.at(here, part * size), INTS) for part in range(2)]
-                low = [code.builder.shl(v, code.ints(16)) for v in both]
-                high = [code.builder.and_(v, code.ints(-(1 << 16))) for v in both]
-                pairs = [[code.builder.bitcast(v, FLOATS) for v in some] for some in (low, high)]
+                both = [_widened(code, code.load(code.at(here, part * size), INTS)) for part in range(2)]
+                pairs = list(zip(*both, strict=True))
             for odd, halves in enumerate(pairs):
                 for r in code.rows:
                     value = code.spread_at(code.at(code.at(x[r], first, 4), 4 * (step + odd)), FLOAT)
@@ -91,17 +97,37 @@ def _bfloats(code, x, w, n):
             for r in code.rows:
                 value = code.spread_at(code.at(code.at(x[r], first, 2), 2 * step), INT)
                 for half in range(2):
-                    total = code.builder.load(sums[r][half])
-                    found = code.call("llvm.x86.avx512bf16.dpbf16ps.512", total, both[half], value)
-                    code.builder.store(found, sums[r][half])
+                    if DOTS_BFLOATS:
+                        total = code.builder.load(sums[r][half])
+                        found = code.call("llvm.x86.avx512bf16.dpbf16ps.512", total, both[half], value)
+                        code.builder.store(found, sums[r][half])
+                    else:
+                        for one, other in zip(_widened(code, value), _widened(code, both[half]), strict=True):
+                            code.add(sums[r][half], one, other)
     return sums
 
 
-def _dot(code, total, weights, x):
-    """total + products of four unsigned and four signed bytes a lane."""
-    if DOTS_BYTES:
-        return code.call("llvm.x86.avx512.vpdpbusd.512", total, weights, x)
+def _widened(code, pairs):
+    """The first and the second bfloat16 of each pair, as float32."""
     b = code.builder
+    return [b.bitcast(v, FLOATS) for v in (b.shl(pairs, code.ints(16)), b.and_(pairs, code.ints(-(1 << 16))))]
+
+
+def _dot(code, total, weights, x, bits):
+    """total + products of four unsigned numbers of so many bits and four signed bytes a lane."""
+    b, way = code.builder, WAYS.get(DOTS_BYTES or "", ())
+    if DOTS_BYTES in ("avx512vnni", "avxvnni"):
+        return code.call(way[0], total, weights, x)
+    if DOTS_BYTES == "dotprod":  # of signed bytes, four lanes each; see `_blocks` for where eight bits begin
+        weights = b.xor(weights, code.ints(-0x7F7F7F80)) if bits == 8 else weights
+        return code.by_quarters(lambda *parts: code.call(way[0], *parts), total, weights, x)
+    if way:  # sums of two products have 16 bits: of seven bits and of the eighth, each fits
+        ones = code.shorts(1)
+        for part in (0x7F7F7F7F, -0x7F7F7F80) if bits == 8 else (-1,):
+            some = code.as_bytes(b.and_(weights, code.ints(part)))
+            pairs = code.call(way[0], some, code.as_bytes(x), result=ones.type)
+            total = b.add(total, code.call(way[1], pairs, ones, result=INTS))
+        return total
     for k in range(4):
         byte = b.and_(b.lshr(weights, code.ints(8 * k)), code.ints(255))
         total = b.add(total, b.mul(byte, b.ashr(b.shl(x, code.ints(24 - 8 * k)), code.ints(24))))
@@ -135,14 +161,14 @@ def _blocks(code, x, w, n, weight, activation):
         code.prefetch(here, weight.size, 10)
         there = [code.at(row, block, activation.size) for row in x]
         scale = b.fpext(code.load(code.at(here, weight.offset("scale")), HALVES), FLOATS)
-        if least:
+        if least or (bits == 8 and DOTS_BYTES == "dotprod"):  # whose codes are signed
             totals = [code.ints(0) for _ in code.rows]
         else:
             totals = [code.spread_at(code.at(row, where[f"minus_{1 << (bits - 1)}"]), INT) for row in there]
         for group, codes in _codes(code, code.at(here, weight.offset("codes")), bits):
             for r in code.rows:
                 value = code.spread_at(code.at(there[r], where["codes"] + 4 * group), INT)
-                totals[r] = _dot(code, totals[r], codes, value)
+                totals[r] = _dot(code, totals[r], codes, value, bits)
         for r in code.rows:
             factor = code.spread_at(code.at(there[r], where["scale"]), FLOAT)
             code.add(sums[r][0], b.fmul(b.sitofp(totals[r], FLOATS), factor), scale)

@@ -3,11 +3,11 @@
 import mmap
 from contextlib import suppress
 
-import llvmlite.binding
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import config, types
 from numba.core import cgutils
+from numba.core.codegen import get_host_cpu_features
 
 __all__ = [
     "BYTE",
@@ -23,7 +23,10 @@ __all__ = [
     "instruction_set",
 ]
 
-FEATURES = llvmlite.binding.get_host_cpu_features()
+_CHOSEN: str | None = getattr(config, "CPU_FEATURES", None)
+_TOLD = get_host_cpu_features() if _CHOSEN is None else _CHOSEN
+FEATURES = {feature[1:]: feature[0] == "+" for feature in _TOLD.split(",") if feature}
+"""What numba compiles for: the processor's, or those of `NUMBA_CPU_FEATURES`."""
 LANES = 16 if FEATURES.get("avx512f") else 8
 """Floats in one vector."""
 PANEL = 2 * LANES
@@ -113,6 +116,22 @@ class VectorCode:
 
     def ints(self, value):
         return ir.Constant(INTS, [value] * LANES)
+
+    def shorts(self, value):
+        return ir.Constant(ir.VectorType(ir.IntType(16), 2 * LANES), [value] * 2 * LANES)
+
+    def as_bytes(self, ints):
+        return self.builder.bitcast(ints, ir.VectorType(BYTE, 4 * LANES))
+
+    def by_quarters(self, operation, total, *bytes_of):
+        """operation(four integers, 16 bytes ...) -> four integers, for each four lanes."""
+        found = []
+        for begin in range(0, LANES, 4):
+            lanes = ir.Constant(ir.VectorType(INT, 4), list(range(begin, begin + 4)))
+            first, *others = (self.builder.shuffle_vector(v, v, lanes) for v in (total, *bytes_of))
+            found.append(operation(first, *(self.builder.bitcast(v, ir.VectorType(BYTE, 16)) for v in others)))
+        lanes = ir.Constant(INTS, list(range(LANES)))
+        return self.builder.shuffle_vector(found[0], found[1], lanes)
 
     def floats(self, value):
         return ir.Constant(FLOATS, [float(value)] * LANES)

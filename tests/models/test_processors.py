@@ -1,0 +1,58 @@
+"""Products have the same bits on every kind of vectors, which are those that the processor has. ARM's are compiled here and not run."""
+
+import json
+import os
+import subprocess
+import sys
+
+import llvmlite.binding as llvm
+import pytest
+
+
+def told(**environment):
+    """What `tests.models.processor` says in a process with these variables."""
+    run = [sys.executable, "-m", "tests.models.processor"]
+    done = subprocess.run(run, env=os.environ | environment, capture_output=True, text=True, timeout=300, check=True)
+    return json.loads(done.stdout)
+
+
+def without(*beginnings):
+    """Features of this processor but those whose names begin so."""
+    features = llvm.get_host_cpu_features()
+    lost = {name: False for name in features if name.startswith(beginnings)}
+    return ",".join(("+" if has else "-") + name for name, has in (features | lost).items())
+
+
+@pytest.fixture(scope="module")
+def here():
+    return told()
+
+
+@pytest.fixture(scope="module")
+def with_avx2():
+    if not llvm.get_host_cpu_features().get("avx2"):
+        pytest.skip("this processor has no AVX2")
+    return told(NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES=without("avx512", "avxvnni", "avx10", "amx"))
+
+
+def test_vectors_and_instructions_are_those_of_the_processor(here, with_avx2):
+    assert (with_avx2["vectors"], with_avx2["lanes"], with_avx2["dots"]) == ("AVX2", 8, "avx2")
+    assert here["lanes"] == (16 if llvm.get_host_cpu_features().get("avx512f") else 8)
+
+
+def test_bits_do_not_depend_on_the_vectors(here, with_avx2):
+    assert with_avx2["bits"] == here["bits"]
+    assert with_avx2["rounded"] not in with_avx2["bits"].values()
+
+
+@pytest.mark.slow
+def test_an_avx512_processor_without_vnni_has_the_same_bits(here):
+    if not llvm.get_host_cpu_features().get("avx512bw"):
+        pytest.skip("this processor has no AVX-512")
+    found = told(NUMBA_CPU_NAME="skylake-avx512", NUMBA_CPU_FEATURES=without("avx512vnni", "avx512bf16", "avxvnni"))
+    assert (found["lanes"], found["dots"]) == (16, "avx512bw")
+    assert found["bits"] == here["bits"]
+
+
+def test_on_arm_bytes_are_multiplied_by_its_dot_products(with_avx2):
+    assert with_avx2["arm"] == {"bfloat16": 0, "Q8_0": 48, "Q4_1": 48}
