@@ -13,23 +13,32 @@ from polydraft.tree import dedup, pad
 from polydraft.verifiers import greedy
 from polydraft.verifiers.block import Block
 from polydraft.verifiers.fast import device
+from polydraft.verifiers.fast.device_tree import GreedyTraversalRule, TraversalRule
+from polydraft.verifiers.greedy_traversal import GreedyTraversal
 from polydraft.verifiers.match import Match
 from polydraft.verifiers.race import Race
+from polydraft.verifiers.traversal import Traversal
 from tests.models.tree_rounds import ARCHITECTURES, V, small_model
 from tests.other_device import OneDevice
 
-WALKS = {Block: device.block, Race: device.race, Match: device.match}
+WALKS = {
+    Block: ("block", lambda self: device.block),
+    Race: ("race", lambda self: device.race(self.active)),
+    Match: ("match", lambda self: device.match),
+    GreedyTraversal: ("greedy_traversal", lambda self: GreedyTraversalRule()),
+    Traversal: ("traversal", lambda self: TraversalRule(self.merged)),
+}
 
 
 @pytest.fixture
 def torch_walks(monkeypatch):
     """As on a GPU: every walk in torch operations; returns the names of the rules that walked."""
     used = []
-    for kind, rule in WALKS.items():
+    for kind, (name, rule) in WALKS.items():
 
-        def walk(self, draft, logits, key, rule=rule):
-            used.append(rule.__name__)
-            return device.walk(rule, draft, logits, draft.noise if rule is device.race else key)
+        def walk(self, draft, logits, key, name=name, rule=rule):
+            used.append(name)
+            return device.walk(rule(self), draft, logits, draft.noise if name == "race" else key)
 
         monkeypatch.setattr(kind, "walk", walk)
     monkeypatch.setattr(greedy, "walk", lambda *given: used.append("greedy") or device.walk(device.greedy, *given))
@@ -47,6 +56,10 @@ def texts(target, drafter, verifier, params, path=CompiledLlama, **options):
 CASES = [
     ("model:chain", "block", {}),
     ("model", "greedy_traversal", {"num_paths": 1}),
+    ("model", "greedy_traversal", {"num_paths": 3}),
+    ("model", "traversal", {"num_paths": 2}),
+    ("model:without_replacement", "traversal", {"num_paths": 2}),
+    ("model:listed", "list_race", {"num_paths": 2}),
     ("model", "match", {"num_paths": 2}),
     ("model:coupled", "race", {"num_paths": 2}),
     ("ngram", "match", {}),
@@ -61,7 +74,7 @@ def test_generation_with_torch_walks_is_that_of_the_compiled_ones(drafter, verif
     expected = texts(StaticLlama(model, max_num_seqs=4), drafter, verifier, params, **options)
     used = request.getfixturevalue("torch_walks")
     assert texts(StaticLlama(model, max_num_seqs=4), drafter, verifier, params, **options) == expected
-    rule = "block" if verifier == "greedy_traversal" else verifier
+    rule = "race" if verifier == "list_race" else verifier
     assert {rule} <= set(used) <= {rule, "match"}, "a last token is drawn without a draft"
 
 

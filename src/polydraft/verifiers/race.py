@@ -53,28 +53,13 @@ def _fill_picks(p, depth, active, seed, sample, position, picks):
                 picks[b, n] = _first_arrival(p[b, n], active[b, n], seed[b], sample[b], position[b] + depth[b, n])
 
 
-def _picks_elsewhere(
-    key: NoiseKey, depth: Int[Tensor, "B N"], active: Bool[Tensor, "B N K"], p: Float[Tensor, "B N V"]
-) -> Int[Tensor, "B N"]:
-    """`_fill_picks` in torch operations, for other devices."""
-    picks, (K, V) = torch.zeros_like(depth), (active.shape[-1], p.shape[-1])
-    for d in range(int(depth.max()) + 1):
-        clocks = noise.clocks(NoiseKey(key.seed, key.sample, key.position + d), K * V).view(-1, K, V)
-        b, n = ((depth == d) & active.any(-1)).nonzero(as_tuple=True)
-        first, rates = torch.where(active[b, n, :, None], clocks[b], torch.inf).amin(1), p[b, n].double()
-        picks[b, n] = torch.where(rates > 0, first / rates, torch.inf).argmin(-1)
-    return picks
-
-
 def _picks(
     key: NoiseKey, depth: Int[Tensor, "B N"], active: Bool[np.ndarray, "B N K"], p: Float[Tensor, "B N V"]
 ) -> Int[Tensor, "B N"]:
     """The target's pick at every context: argmin E / p over the active clocks, the lowest id among equals."""
-    if p.device.type != "cpu":
-        return _picks_elsewhere(key, depth, torch.from_numpy(active).to(p.device), p)
     picks = np.zeros(depth.shape, np.int64)
-    _fill_picks(p.contiguous().numpy(), depth.numpy(), active, *key.host, picks)
-    return torch.from_numpy(picks)
+    _fill_picks(p.cpu().contiguous().numpy(), depth.numpy(), active, *key.host, picks)
+    return torch.from_numpy(picks).to(p.device)
 
 
 @njit(cache=True)
@@ -120,12 +105,11 @@ class Race:
     """A verifier by races. Its verdict is a point mass given the noise, which it reads from `draft.noise`.
 
     active: of a tree, [B, N, K] which vectors of clocks are in play at each context; vector k has numbers k V to (k + 1) V - 1 of
-    the race stream.  on_device: the walk in torch operations, where there is one.
+    the race stream.
     """
 
     info: Method
     active: Callable[[TokenTree], Bool[np.ndarray, "B N K"]]
-    on_device: device.Rule | None = None
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
         if draft.noise is None:
@@ -144,11 +128,11 @@ class Race:
         return TreeVerdict(draft.tree, stop, after)
 
     def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
-        """The verdict's outcome for p = softmax(logits), float32, in one call; None where logits are faulty, or a device has none."""
+        """The verdict's outcome for p = softmax(logits), float32, in one call; None where logits are faulty."""
         if draft.noise is None:
             return None
         if logits.device.type != "cpu":
-            return None if self.on_device is None else device.walk(self.on_device, draft, logits, draft.noise)
+            return device.walk(device.race(self.active), draft, logits, draft.noise)
         done = arrays(draft, logits, draft.noise)
         first = tree.first_copies(draft.tree).numpy()
         _walk(*done._replace(laws=done.logits[:, :0], rows=first), self.active(draft.tree))
@@ -160,5 +144,5 @@ def _the_same(drafted: TokenTree) -> Bool[np.ndarray, "B N 1"]:
     return np.ones((*drafted.parents.shape, 1), np.bool_)
 
 
-race = Race(method("race", "Exponential race (seed-exact)", "2504.15475", SiblingLaw, shared_noise=True), _the_same, device.race)
+race = Race(method("race", "Exponential race (seed-exact)", "2504.15475", SiblingLaw, shared_noise=True), _the_same)
 """The verifier."""

@@ -17,10 +17,16 @@ without replacement, and keeps a little less of iid draws.
 Traps: repeated draws dropped while c_j stays q; children re-sorted; w <- S / (1 - q(x)).
 """
 
-import numpy as np
+from dataclasses import dataclass
 
-from polydraft.core import SiblingLaw
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from polydraft.core import Draft, NoiseKey, Outcome, SiblingLaw
 from polydraft.papers import method
+from polydraft.verifiers.fast import device
+from polydraft.verifiers.fast.device_tree import TraversalRule
 from polydraft.verifiers.fast.rows import compiled, copy_normalised, reject, total
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, opened, tried
 
@@ -84,10 +90,19 @@ def tries(contexts, sweep, residual):
             residual[i] = rest
 
 
-traversal = LeafToRoot(method("traversal", "Traversal verification", "2505.12398", {*SiblingLaw} - {*_NO_LAW_OF_ITS_OWN}), tries)
+@dataclass(frozen=True)
+class Traversal(LeafToRoot):
+    """The verifier, with a walk for rows that are on a device."""
+
+    def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
+        """The verdict's outcome for p = softmax(logits), float32; None on a CPU, and where logits are faulty."""
+        return None if logits.device.type == "cpu" else device.walk(TraversalRule(self.merged), draft, logits, key)
+
+
+traversal = Traversal(method("traversal", "Traversal verification", "2505.12398", {*SiblingLaw} - {*_NO_LAW_OF_ITS_OWN}), tries)
 """The verifier."""
 
-traversal_merged = LeafToRoot(
+traversal_merged = Traversal(
     method(
         "traversal_merged",
         "Traversal verification, equal siblings merged",

@@ -13,21 +13,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from polydraft import noise, tree
-from polydraft.core import Draft, NoiseKey, Outcome
+from polydraft.core import Draft, NoiseKey, Outcome, TokenTree
+from polydraft.staging import fetched, sent
 
 
 @dataclass(frozen=True)
 class Nodes:
     """A batch of drafted trees, and the key of the round, where the logits are.
 
-    last: [B] the last node.  on_path: [B, N, N] node m is n or above it.  deepest: of all trees, known to the host.
+    draft: on the host, but for its laws.  last: [B] the last node.  on_path: [B, N, N] node m is n or above it.
     """
 
+    draft: Draft
     tokens: Int[Tensor, "B N"]
     rows: Int[Tensor, "B N"]
     above: Int[Tensor, "B N"]
@@ -36,7 +39,6 @@ class Nodes:
     last: Int[Tensor, " B"]
     on_path: Bool[Tensor, "B N N"]
     key: NoiseKey
-    deepest: int
 
     @classmethod
     def of(cls, draft: Draft, key: NoiseKey, device: torch.device) -> "Nodes":
@@ -50,11 +52,11 @@ class Nodes:
         facts = torch.stack([drafted.tokens, draft.rows, above, depth, context.long()], -1)
         last = real.sum(1) - 1
         ends = torch.stack([key.seed, key.sample, key.position, last, last], -1)[:, None]
-        every = torch.cat([facts, ends], 1).to(device, non_blocking=True)
+        every = sent(torch.cat([facts, ends], 1), device)
         tokens, rows, above, height, contexts = every[:, :N].unbind(-1)
         seed, sample, position, last, _ = every[:, N].unbind(-1)
-        seen = tree.ancestors(drafted).to(device, non_blocking=True)
-        return cls(tokens, rows, above, height, contexts, last, seen, NoiseKey(seed, sample, position), int(depth.max()))
+        seen = sent(tree.ancestors(drafted), device)
+        return cls(draft, tokens, rows, above, height, contexts, last, seen, NoiseKey(seed, sample, position))
 
     def uniform(self, stream: noise.Stream) -> Float[Tensor, " B"]:
         return noise.uniforms(self.key, stream, 1)[:, 0]
@@ -74,7 +76,7 @@ def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def _masses(logits: Float[Tensor, "*M V"]) -> tuple[Float[Tensor, "*M V"], Float[Tensor, "*M"]]:
+def masses(logits: Float[Tensor, "*M V"]) -> tuple[Float[Tensor, "*M V"], Float[Tensor, "*M"]]:
     """(mass, total); NaN where a row holds NaN or +inf or has no token left."""
     mass = (logits - logits.amax(-1, keepdim=True)).exp()
     return mass, mass.sum(-1, dtype=torch.float64)
@@ -86,7 +88,7 @@ def _at(rows: Shaped[Tensor, "B N V"], node: Int[Tensor, " B"]) -> Shaped[Tensor
 
 def block(logits: Float[Tensor, "B N V"], laws: Tensor | None, nodes: Nodes) -> tuple[Tensor, Tensor]:
     """Block verification of chains; the symbols are those of `verifiers.block.block`."""
-    mass, total = _masses(logits)
+    mass, total = masses(logits)
     B, N, V = mass.shape
     batch = torch.arange(B, device=mass.device)[:, None]
     q = mass.new_zeros(B, 0, V) if laws is None else laws[batch, nodes.rows[:, 1:].clamp(min=0)]
@@ -117,7 +119,7 @@ def block(logits: Float[Tensor, "B N V"], laws: Tensor | None, nodes: Nodes) -> 
 
 def match(logits: Float[Tensor, "B N V"], laws: Tensor | None, nodes: Nodes) -> tuple[Tensor, Tensor]:
     """Sample and match: the stop node's law is p without the tokens that were drafted there."""
-    mass, total = _masses(logits)
+    mass, total = masses(logits)
     parent, child = nodes.above.clamp(min=0), (nodes.context > 0) & (nodes.above >= 0)
     chosen = mass.flatten(1).gather(1, parent * mass.shape[2] + nodes.tokens) / total.gather(1, parent)
     branch = torch.where(nodes.depth > 0, chosen, 1.0)
@@ -138,19 +140,25 @@ def _follow(picks: Int[Tensor, "B N"], nodes: Nodes) -> tuple[Tensor, Tensor]:
     return node, picks.gather(1, node[:, None])[:, 0]
 
 
-def race(logits: Float[Tensor, "B N V"], laws: Tensor | None, nodes: Nodes) -> tuple[Tensor, Tensor]:
-    """The race of the clocks at every node."""
-    mass, total = _masses(logits)
-    B, V = len(mass), mass.shape[2]
-    key, levels = nodes.key, torch.arange(nodes.deepest + 1, device=mass.device)
-    keys = NoiseKey(
-        *(x[:, None].expand(-1, len(levels)).flatten() for x in (key.seed, key.sample)),
-        (key.position[:, None] + levels).flatten(),
-    )
-    clocks = noise.clocks(keys, V).view(B, -1, V)
-    at = clocks[torch.arange(B, device=mass.device)[:, None], nodes.depth.clamp(min=0)]
-    picks = torch.where(mass > 0, at / mass, torch.inf).argmin(-1)
-    return _follow(torch.where(total.isfinite(), picks, -1), nodes)
+def race(active: Callable[[TokenTree], np.ndarray]) -> Rule:
+    """Races at every node, depth by depth. active: as `verifiers.race.Race.active`."""
+
+    def rule(logits: Float[Tensor, "B N V"], laws: Tensor | None, nodes: Nodes) -> tuple[Tensor, Tensor]:
+        playing, depth = active(nodes.draft.tree), tree.depths(nodes.draft.tree).numpy()
+        mass, total = masses(logits)
+        (B, N, V), K = mass.shape, playing.shape[2]
+        there = sent(torch.from_numpy(playing), mass.device)
+        key, picks = nodes.key, torch.full((B, N), -1, device=mass.device)
+        for d in range(int(depth.max()) + 1):
+            begin, end = np.flatnonzero((depth == d).any(0))[[0, -1]].tolist()
+            here = slice(begin, end + 1)
+            clocks = noise.clocks(NoiseKey(key.seed, key.sample, key.position + d), K * V).view(B, 1, K, V)
+            clock = clocks[:, :, 0] if K == 1 else torch.where(there[:, here, :, None], clocks, torch.inf).amin(2)
+            pick = torch.where(mass[:, here] > 0, clock / mass[:, here], torch.inf).argmin(-1)
+            picks[:, here] = torch.where(nodes.depth[:, here] == d, pick, picks[:, here])
+        return _follow(torch.where(total.isfinite(), picks, -1), nodes)
+
+    return rule
 
 
 def greedy(logits: Float[Tensor, "B N V"], laws: Tensor | None, nodes: Nodes) -> tuple[Tensor, Tensor]:
@@ -162,7 +170,7 @@ def greedy(logits: Float[Tensor, "B N V"], laws: Tensor | None, nodes: Nodes) ->
 def decide(rule: Rule, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Int[Tensor, "B M"]:
     """The outcome of every batch row as one table on the logits' device: path, number accepted, extra token."""
     nodes = Nodes.of(draft, key, logits.device)
-    laws = None if draft.probs is None else draft.probs.to(logits.device, non_blocking=True)
+    laws = None if draft.probs is None else sent(draft.probs, logits.device)
     node, token = rule(logits, laws, nodes)
     n, N = node.clamp(min=0), draft.tree.num_nodes
     places = torch.arange(N, device=logits.device)
@@ -179,7 +187,7 @@ def walk(rule: Rule, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey
         >>> walk(greedy, drafted, torch.tensor([[[0.0, 2.0, 1.0]]]), NoiseKey.of([0], [0], [1])).token.tolist()
         [1]
     """
-    table = decide(rule, draft, logits, key).cpu()
+    table = fetched(decide(rule, draft, logits, key))
     count, token = table[:, -2], table[:, -1]
     if (count < 0).any():
         return None
