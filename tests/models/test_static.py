@@ -2,15 +2,17 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
 
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
+from polydraft.models.slots import TREE_ROOM
 from polydraft.models.static import llama as static
-from polydraft.models.static.llama import TREE_ROOM, StaticLlama
+from polydraft.models.static.llama import StaticLlama
+from polydraft.models.static.table import Rows, fields, filled, length_of, visible
 from polydraft.models.static.weights import Layer
-from polydraft.models.tree_attention import visible
 from polydraft.tree import ancestors, pad
 from tests.models.tree_rounds import ARCHITECTURES, Play, V, fresh, outcome, small_model
 from tests.other_device import OneDevice, moved
@@ -40,12 +42,80 @@ def test_every_bucket_equals_transformers(rows, num_slots):
             assert torch.allclose(logits[b, n], fresh(game.model, game.texts[b] + path[::-1])[-1], atol=1e-4)
 
 
-def test_shapes_come_from_the_buckets():
-    target = play(max_num_seqs=6).target
-    shapes = {target._shape(range(b), rows, rows) for b in range(1, 7) for rows in range(1, 33)}
-    assert {s.rows for s in shapes} == {1, 2, 4, 8, 16, 32}
-    assert {s.slots for s in shapes} == {1, 2, 4, 6}
-    assert {s.columns for s in shapes} == {static.NARROWEST}
+class Overwritten:
+    """Stands in for a CUDA graph where there is none: a fixed place for what it is given, run anew into the same memory at each call."""
+
+    def __init__(self, run, given, pool):
+        self.run, self.given = run, given.clone()
+        run(self.given)
+
+    def __call__(self, given):
+        self.given.copy_(given)
+        return self.run(self.given)
+
+
+@pytest.fixture
+def captured(monkeypatch):
+    """A target with graphs for up to 8 rows, and what its passes were: whether a graph's, and the table's shape."""
+    monkeypatch.setattr(static, "Replay", Overwritten)
+    game, seen = play(max_num_seqs=6), []
+    game.target.graphed = True
+    over = game.target._over_trees
+    monkeypatch.setattr(
+        game.target, "_over_trees", lambda table, *more: seen.append((more[-1] == TREE_ROOM, len(table))) or over(table, *more)
+    )
+    found, left = None, []
+    found = game.target.capture(8, hidden=(1,), progress=left.append)
+    assert found.graphs == len(left) == len(seen) and left == list(range(found.graphs, 0, -1))
+    seen.clear()
+    return game, seen
+
+
+def test_graphs_are_captured_of_every_batch_and_width_and_leave_the_slots_alone(captured):
+    game, _ = captured
+    assert set(game.target._graphs) == {(S, T) for S in (1, 2, 4, 6) for T in (1, 2, 4, 8)}
+    game.join(0, 1)
+    before = game.target._cache.clone()
+    game.target.capture(8, hidden=(1,))
+    spare = torch.arange(6) * game.target._columns + game.target._columns - 1
+    same = (game.target._cache == before).flatten(3).all(-1).all(0).all(0)
+    assert same.index_fill(0, spare, True).all()
+    assert game.next_error([0, 1]) < 1e-4
+
+
+def test_rounds_by_graphs_are_right_and_none_is_captured_on_the_way(captured):
+    game, seen = captured
+    game.join(*range(6))
+    errors = [game.round(accept) for accept in ("some", "all", "none", "some")]
+    game.leave(3)
+    errors.append(game.round("some"))
+    assert max(errors) < 1e-4
+    assert {graph for graph, _ in seen} >= {True} and len(game.target._graphs) == 16
+
+
+def test_what_a_graph_gave_outlives_the_next_pass(captured):
+    game, _ = captured
+    game.join(0, 1)
+    tree = pad([([game.texts[0][-1], 5, 9], [-1, 0, 0])])
+    scores = game.target.score([0], tree, hidden=(1,))
+    logits, state = scores.logits.clone(), scores.hidden[1].clone()
+    game.target.score([1], pad([([game.texts[1][-1], 7, 8], [-1, 0, 0])]), hidden=(1,))
+    assert torch.equal(scores.logits, logits) and torch.equal(scores.hidden[1], state)
+
+
+def test_what_was_not_captured_runs_without_a_graph(captured):
+    game, seen = captured
+    game.join(0)
+    game.target.score([0], pad([([game.texts[0][-1], 5], [-1, 0])]), hidden=(0,))
+    game.target.score([0], pad([([game.texts[0][-1], *[5] * 8], [-1, *range(8)])]))
+    assert [graph for graph, _ in seen] == [False, False]
+
+
+def test_a_lone_sequence_in_the_last_slot_is_a_batch_of_one(captured):
+    game, seen = captured
+    game.join(5)
+    assert game.next_error([5]) < 1e-4
+    assert seen == [(True, 1)]
 
 
 def test_a_subset_of_the_slots_leaves_the_scratch_of_the_others_alone():
@@ -97,8 +167,11 @@ def test_half_precision_models_give_float32_logits_near_the_true_ones():
 
 def test_what_a_node_sees_is_its_ancestors():
     chance = random.Random(3)
-    tree = pad([([0] * 13, [-1, *(chance.randrange(n) for n in range(1, 13))]) for _ in range(5)])
-    assert torch.equal(visible(tree.parents), ancestors(tree))
+    for size in (1, 13, 200):
+        tree = pad([([0] * size, [-1, *(chance.randrange(n) for n in range(1, size))]) for _ in range(5)])
+        nodes = torch.arange(size).expand(5, -1).numpy()
+        table = filled((8, 256), np.arange(5), np.zeros(5, np.int64), Rows(nodes, nodes, nodes, tree.host[1]))
+        assert torch.equal(visible(fields(torch.from_numpy(table)).sees, size)[:5, :size], ancestors(tree))
 
 
 def test_overflow_and_what_is_not_covered_are_refused_with_the_reason():
@@ -118,14 +191,12 @@ def test_overflow_and_what_is_not_covered_are_refused_with_the_reason():
 @pytest.mark.parametrize("hidden", [(), (0, 2)])
 def test_a_pass_never_waits_for_the_host_nor_mixes_devices(hidden):
     target = play("qwen3", max_num_seqs=4).target
-    shape = static.Shape(2, 8, 8, 256, hidden, last=False)
     target._layers = [Layer(*map(moved, layer)) for layer in target._layers]
-    target._keys, target._values = ([moved(x) for x in part] for part in (target._keys, target._values))
-    for name in ("_embed", "_head", "_norm", "_cos", "_sin"):
+    for name in ("_cache", "_embed", "_head", "_norm", "_cos", "_sin"):
         setattr(target, name, moved(getattr(target, name)))
-    table = torch.empty(2, 3 * 8 + 8 + 2, dtype=torch.int64, device="meta")
+    table = torch.empty(2, length_of(8), dtype=torch.int64, device="meta")
     with OneDevice(sends=False), torch.inference_mode():
-        logits, *states = target._forward(shape, table, None, None)
+        logits, *states = target._over_trees(table, hidden, None, target._columns, TREE_ROOM)
         assert (logits.device.type, logits.shape) == ("meta", (2, 8, V))
         assert [x.shape for x in states] == [(2, 8, 32)] * len(hidden)
         with pytest.raises(RuntimeError, match="meta tensors"):

@@ -4,14 +4,12 @@ A node sees the committed tokens of its own sequence, its ancestors and itself. 
 """
 
 import numpy as np
-import torch
-from jaxtyping import Bool, Float32, Int, Int64
+from jaxtyping import Float32, Int64
 from numba import njit
-from torch import Tensor
 
 from polydraft.core import AuxRows
 
-__all__ = ["node_mask", "visible"]
+__all__ = ["node_mask"]
 
 
 @njit(cache=True)
@@ -69,18 +67,3 @@ def node_mask(
         _aux(mask, lengths, parents, aux.nodes.cpu().numpy(), aux.mask.cpu().numpy())
         positions[:, N - since :] = lengths[:, None] + aux.positions.cpu().numpy()
     return mask, positions
-
-
-def visible(parents: Int[Tensor, "S W"]) -> Bool[Tensor, "S W W"]:
-    """visible[s, n, m]: node m is n itself or above n; made where the parents are, in log2 W products.
-
-    Example:
-        >>> visible(torch.tensor([[-1, 0, 1]]))[0].int().tolist()
-        [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
-    """
-    W = parents.shape[1]
-    nodes = torch.arange(W, device=parents.device)
-    sees = ((parents[..., None] == nodes) | (nodes[:, None] == nodes)).float()
-    for _ in range((W - 1).bit_length()):
-        sees = (sees @ sees).clamp(max=1)
-    return sees > 0

@@ -1,62 +1,62 @@
-"""The Llama family in torch with static shapes: for GPUs, where a pass is one replayed CUDA graph; eager elsewhere.
+"""The Llama family in torch with static shapes: for GPUs, where a pass over trees is one replayed CUDA graph; eager elsewhere.
 
 Llama, Mistral, Qwen2 and Qwen3, in the number format of their weights. Projections are fused (q, k, v; gate and up) and the
-cache is allocated once. Every shape comes from a few buckets, so that passes of a shape run the very same kernels on the very
-same memory: on a GPU they are captured once and replayed.
+cache is allocated once. A pass over trees has the shape (S, T), each a power of two; all else that it needs to know is in a table of
+integers (`table.py`). Graphs of a fixed set of shapes are captured by `capture`, which the engine calls when it is built, and none later:
+other passes run one kernel after another, as prompts do, whose rows are packed without padding.
 
-    S  slots of a pass, a prefix of the cache: 1, 2, 4, ... up to max_num_seqs      T  rows of each slot: 1, 2, 4, ... 256
-    W  nodes and auxiliary rows of a tree                                           C  columns that are attended over
+    S  sequences of a pass      T  rows of each, nodes and auxiliary rows      R  rows of all
     column   place of one token in a slot: committed tokens first, then the nodes of the tree being scored
 
-All that a pass needs to know of its trees is one table of integers, copied to the device in one go; ancestors, positions,
-columns and the mask are made from it there. Rows that are padding see column 0 and write to the last column, which no row sees.
+Rows that are padding write to the last column, which no row sees.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import linear, scaled_dot_product_attention, silu
+from torch.nn.functional import linear, silu
 
 from polydraft.core import AuxRows, Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError
 from polydraft.models.checkpoint import why_not_family
 from polydraft.models.memory import weight_bytes
 from polydraft.models.slots import TREE_ROOM, special_ids
+from polydraft.models.static import attention
 from polydraft.models.static.cuda_graph import Replay
 from polydraft.models.static.paths import StaticProposals
+from polydraft.models.static.table import Fields, Rows, fields, filled, with_aux
 from polydraft.models.static.weights import fused_layer
 from polydraft.models.supported import check_supported, context_length
-from polydraft.models.tree_attention import visible
+from polydraft.staging import sent
 
-__all__ = ["StaticLlama", "bucket"]
-
-NARROWEST = 256
-"""Fewest columns that a pass attends over."""
+__all__ = ["Captured", "StaticLlama", "bucket"]
 
 
-def bucket(size: int, smallest: int = 1) -> int:
+def bucket(size: int) -> int:
     """The next power of two.
 
     Example:
-        >>> [bucket(n) for n in (1, 3, 8, 9)], bucket(3, 256)
-        ([1, 4, 8, 16], 256)
+        >>> [bucket(n) for n in (1, 3, 8, 9)]
+        [1, 4, 8, 16]
     """
-    return max(smallest, 1 << (size - 1).bit_length())
+    return 1 << (size - 1).bit_length()
 
 
-class Shape(NamedTuple):
-    """What tells one pass's kernels from another's; `last`: the head is only applied to one row of each slot."""
+class Captured(NamedTuple):
+    """What capturing took. graphs: how many.  seconds: in all.  bytes: that their memory holds, beside weights and cache."""
 
-    slots: int
-    rows: int
-    width: int
-    columns: int
-    hidden: tuple[int, ...]
-    last: bool
+    graphs: int
+    seconds: float
+    bytes: int
+
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, q [R, H, D], k and v [R, G, D]) -> [R, H D]."""
 
 
 class StaticLlama(StaticProposals):
@@ -67,7 +67,8 @@ class StaticLlama(StaticProposals):
     max_model_len: default the model's context, or as much of it as fits half the free memory.
 
     Attributes: max_model_len, max_num_seqs, vocab_size, eos_token_ids, bos_token_id, name, cache_bytes, dtype, device.
-    weight_format: the weights' number format.  graphed: whether passes are CUDA graphs.  passes: forward passes so far.
+    weight_format: the weights' number format.  graphed: whether passes may be CUDA graphs.  passes: forward passes so far.
+    chunk: prompt tokens of one sequence that are read at a time.
 
     Raises:
         IncompatibleError: a model that is not covered, with the reason.
@@ -110,19 +111,20 @@ class StaticLlama(StaticProposals):
             multiple=64,
             spare=1,
         )
-        place = (max_num_seqs, self._columns, self._groups, self._width)
+        layers, rows = len(model.model.layers), max_num_seqs * self._columns
         with torch.no_grad():
             self._layers = [fused_layer(layer) for layer in model.model.layers]
             self._embed, self._head = model.model.embed_tokens.weight.detach(), model.lm_head.weight.detach()
             self._norm = model.model.norm.weight.detach()
-            self._keys, self._values = (
-                [torch.zeros(place, dtype=self.dtype, device=self.device) for _ in self._layers] for _ in range(2)
-            )
+            self._cache = torch.zeros(2, layers, rows, self._groups, self._width, dtype=self.dtype, device=self.device)
             positions = torch.arange(self._columns, device=self.device)[None]
             turns = model.model.rotary_emb(torch.zeros(1, device=self.device), positions)
             self._cos, self._sin = (x[0].to(self.dtype) for x in turns)
-        self._graphs: dict[tuple[Shape, bool], Replay] = {}
-        self._pool = torch.cuda.graph_pool_handle() if self.graphed else None
+        self._graphs: dict[tuple[int, int], Replay] = {}
+        self._captured: tuple[int, ...] = ()
+        """Layers whose states the graphs give."""
+        self._results: list[Tensor] = []
+        """Where graphs leave logits and states, all of them in the same memory."""
 
     @staticmethod
     def why_unsupported(model: Any) -> str | None:
@@ -148,109 +150,132 @@ class StaticLlama(StaticProposals):
         wide = x.float()
         return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._epsilon)).to(self.dtype)
 
-    def _rotated(self, x: Float[Tensor, "S T H D"], cos: Tensor, sin: Tensor) -> Float[Tensor, "S T H D"]:
+    def _rotated(self, x: Float[Tensor, "R H D"], cos: Tensor, sin: Tensor) -> Float[Tensor, "R H D"]:
         half = self._width // 2
         return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
 
-    def _attend(self, q: Tensor, layer: int, shape: Shape, mask: Float[Tensor, "S 1 GT C"]) -> Float[Tensor, "S T HD"]:
-        """The query heads that share a key head become rows of one matrix: keys and values are never repeated."""
-        S, T, G, D = shape.slots, shape.rows, self._groups, self._width
-        keys, values = (x[layer][:S, : shape.columns].transpose(1, 2) for x in (self._keys, self._values))
-        packed = q.view(S, T, G, -1, D).permute(0, 2, 3, 1, 4).reshape(S, G, -1, D)
-        mixed = scaled_dot_product_attention(packed, keys, values, attn_mask=mask, scale=D**-0.5)
-        return mixed.view(S, G, -1, T, D).permute(0, 3, 1, 2, 4).reshape(S, T, -1)
-
-    def _mask(self, sees: Tensor, offsets: Tensor, lengths: Tensor, shape: Shape) -> Float[Tensor, "S 1 GT C"]:
-        """0 where a row sees a column: all committed ones, its path in the tree, column 0 for padding; else -inf."""
-        columns = torch.arange(shape.columns, device=sees.device)
-        beyond = (columns - lengths[:, None])[:, None]
-        in_tree = sees.gather(2, beyond.clamp(0, shape.width - 1).expand(-1, shape.rows, -1))
-        seen = (beyond < 0) | (in_tree & (beyond >= 0) & (beyond < shape.width))
-        seen = seen | ((offsets < 0)[..., None] & (columns == 0))
-        mask = torch.zeros(seen.shape, dtype=self.dtype, device=sees.device).masked_fill(~seen, -torch.inf)
-        return mask[:, None].repeat(1, 1, self._heads // self._groups, 1)
-
-    def _forward(self, shape: Shape, table: Int[Tensor, "S _"], extra: Tensor | None, embedded: Tensor | None) -> list[Tensor]:
-        """Logits [S, T or 1, V], then the hidden states asked for, [S, T, h].
-
-        table: see `_table`.  extra: [S, T, W] what rows see beside their path.  embedded: [S, T, h] for rows with id -1.
-        """
-        S, T, W = shape.slots, shape.rows, shape.width
-        ids, depths, offsets, parents, rest = table.split([T, T, T, W, 2], 1)
-        lengths, last = rest[:, 0], rest[:, 1]
-        place = offsets.clamp(min=0)
-        sees = visible(parents).gather(1, place[..., None].expand(-1, -1, W))
-        positions = lengths[:, None] + torch.where(depths >= 0, depths, sees.sum(-1) - 1)
-        mask = self._mask(sees if extra is None else sees | extra, offsets, lengths, shape)
-        columns = (lengths[:, None] + offsets).masked_fill(offsets < 0, self._columns - 1)
-        places = (columns + self._columns * torch.arange(S, device=table.device)[:, None]).flatten()
-        positions = positions.clamp(0, self._columns - 1)
-        cos, sin = self._cos[positions][:, :, None], self._sin[positions][:, :, None]
-        x = self._embed[ids.clamp(min=0)]
-        if embedded is not None:
-            x = x.where(ids[..., None] >= 0, embedded)
+    def _through(
+        self, x: Float[Tensor, "R h"], positions: Int[Tensor, " R"], hidden: Sequence[int], attend: Attend
+    ) -> list[Float[Tensor, "R h"]]:
+        """The states after the final norm, then those of the layers asked for."""
+        cos, sin = (turn[positions.clamp(0, self._columns - 1)][:, None] for turn in (self._cos, self._sin))
         found: list[Tensor] = []
         widths = [self._heads * self._width, *[self._groups * self._width] * 2]
         for index, layer in enumerate(self._layers):
-            if index in shape.hidden:
+            if index in hidden:
                 found.append(x)
             q, k, v = linear(self._normed(x, layer.attention_norm), layer.qkv, layer.qkv_bias).split(widths, -1)
-            q, k = q.unflatten(-1, (-1, self._width)), k.unflatten(-1, (-1, self._width))
+            q, k, v = (part.unflatten(-1, (-1, self._width)) for part in (q, k, v))
             if layer.q_norm is not None and layer.k_norm is not None:
                 q, k = self._normed(q, layer.q_norm), self._normed(k, layer.k_norm)
-            for store, new in ((self._keys, self._rotated(k, cos, sin)), (self._values, v)):
-                store[index].flatten(0, 1).index_copy_(0, places, new.reshape(S * T, self._groups, self._width))
-            mixed = self._attend(self._rotated(q, cos, sin), index, shape, mask)
+            mixed = attend(index, self._rotated(q, cos, sin), self._rotated(k, cos, sin), v)
             x = x + linear(mixed, layer.out, layer.out_bias)
             gate, up = linear(self._normed(x, layer.mlp_norm), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
             x = x + linear(silu(gate) * up, layer.down, layer.down_bias)
         x = self._normed(x, self._norm)
-        if len(self._layers) in shape.hidden:
-            found.append(x)
-        if shape.last:
-            x = x.gather(1, last[:, None, None].expand(-1, 1, x.shape[-1]))
-        return [linear(x, self._head).float(), *found]
+        return [x, *found, *([x] if len(self._layers) in hidden else [])]
+
+    def _kept(self, layer: int) -> tuple[Float[Tensor, "slots C G D"], Float[Tensor, "slots C G D"]]:
+        """Keys and values of a layer."""
+        keys, values = self._cache[:, layer].unflatten(1, (-1, self._columns)).unbind()
+        return keys, values
+
+    def _store(self, layer: int, places: Int[Tensor, " R"], k: Tensor, v: Tensor) -> None:
+        for side, new in enumerate((k, v)):
+            self._cache[side, layer].index_copy_(0, places, new)
+
+    def _over_trees(
+        self, table: Int[Tensor, "S L"], hidden: Sequence[int], embedded: Tensor | None, reach: int, width: int
+    ) -> list[Tensor]:
+        """Logits [S, T, V], then the hidden states asked for, [S, T, h], in the model's number format.
+
+        embedded: [S, T, h] for rows with id -1.  reach, width: see `attention.tree`.
+        """
+        parts: Fields = fields(table)
+        S, T = parts.ids.shape
+        column = torch.where(parts.offset < 0, self._columns - 1, parts.length[:, None] + parts.offset)
+        places = (parts.slot[:, None] * self._columns + column).flatten()
+        x = self._embed[parts.ids.clamp(min=0)]
+        if embedded is not None:
+            x = x.where(parts.ids[..., None] >= 0, embedded)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self._store(layer, places, k, v)
+            return attention.tree(q.unflatten(0, (S, T)), *self._kept(layer), table, parts, reach, width).flatten(0, 1)
+
+        positions = (parts.length[:, None] + parts.position).flatten()
+        x, *states = self._through(x.flatten(0, 1), positions, hidden, attend)
+        return [y.unflatten(0, (S, T)) for y in (linear(x, self._head), *states)]
 
     # A pass, from the host
 
     def _sent(self, values: np.ndarray | list[int]) -> Tensor:
-        """To the device, without waiting for what it is doing."""
-        return torch.from_numpy(np.asarray(values)).to(self.device, non_blocking=True)
+        return sent(torch.from_numpy(np.asarray(values)), self.device)
 
-    def _run(
-        self, shape: Shape, table: np.ndarray | Tensor, extra: Tensor | None = None, embedded: Tensor | None = None
+    def _pass(
+        self,
+        slots: Sequence[int],
+        rows: Rows,
+        hidden: Sequence[int] = (),
+        *,
+        ids: Int[Tensor, "B M"] | None = None,
+        embedded: Float[Tensor, "B M h"] | None = None,
     ) -> list[Tensor]:
-        """One pass; its results may be overwritten by the next one."""
+        """Logits [B, M, V] in float32 and the states asked for, [B, M, h], of a pass over trees. ids: where only the device knows them."""
         self.passes += 1
-        given = self._sent(table) if isinstance(table, np.ndarray) else table
-        if not self.graphed or embedded is not None:
-            return self._forward(shape, given, extra, embedded)
-        inputs = [given] if extra is None else [given, extra]
-        key = (shape, extra is not None)
-        if key not in self._graphs:
-            self._graphs[key] = Replay(lambda t, e=None: self._forward(shape, t, e, None), inputs, self._pool)
-        return self._graphs[key](inputs)
+        B, M = rows.offset.shape
+        shape, index = (min(bucket(B), self.max_num_seqs), bucket(M)), np.asarray(slots)
+        table = self._sent(filled(shape, index, self.lengths, rows))
+        if ids is not None:
+            table[:B, :M] = ids
+        if shape in self._graphs and embedded is None and {*hidden} <= {*self._captured}:
+            logits, *every = (x[: shape[0] * shape[1]].unflatten(0, shape) for x in self._graphs[shape](table))
+            states = [every[self._captured.index(layer)] for layer in hidden]
+            return [x[:B, :M].clone() for x in (logits[..., : self.vocab_size], *states)]
+        given = None
+        if embedded is not None:
+            given = torch.zeros(*shape, embedded.shape[2], dtype=self.dtype, device=self.device)
+            given[:B, :M] = embedded
+        reach, width = int(self.lengths[index].max()), int(rows.offset.max()) + 1
+        logits, *states = self._over_trees(table, hidden, given, reach, width)
+        return [logits[:B, :M, : self.vocab_size].float(), *(x[:B, :M] for x in states)]
 
-    def _table(self, slots: Sequence[int], tree: TokenTree, since: int, rows: int, width: int) -> np.ndarray:
-        """All that a pass knows of its trees: [S, 3 T + W + 2] ids, given depths (-1: the node's own), offsets of the columns
-        behind the committed ones (-1: padding), parents, then committed length and last row. Slots left out are padding."""
-        S = min(bucket(max(slots) + 1), self.max_num_seqs)
-        N, index = tree.num_nodes, np.asarray(slots)
-        tokens, parents = (x.cpu().numpy() for x in (tree.tokens, tree.parents))
-        real = parents >= 0
-        real[:, 0] = True
-        table = np.full((S, 3 * rows + width + 2), -1, np.int64)
-        table[index, : N - since] = tokens[:, since:]
-        table[index, 2 * rows : 2 * rows + N - since] = np.where(real, np.arange(N), -1)[:, since:]
-        table[index, 3 * rows : 3 * rows + N] = parents
-        table[:, -2:] = 0
-        table[index, -2] = self.lengths[index]
-        return table
+    @torch.inference_mode()
+    def capture(self, most_rows: int, hidden: Sequence[int] = (), progress: Callable[[int], None] = lambda _: None) -> Captured:
+        """Capture the graphs of passes over trees, on a GPU: batches of 1, 2, 4, ... sequences by 1, 2, 4, ... rows. Elsewhere nothing.
 
-    def _shape(self, slots: Sequence[int], rows: int, width: int, hidden: Sequence[int] = (), *, last: bool = False) -> Shape:
-        reached = int(self.lengths[list(slots)].max()) + width
-        S, columns = min(bucket(max(slots) + 1), self.max_num_seqs), min(bucket(reached, NARROWEST), self._columns)
-        return Shape(S, bucket(rows), bucket(width), columns, tuple(sorted(set(hidden))), last)
+        most_rows: of a sequence's tree.  hidden: layers whose states are wanted.  progress: is told how many are left, before each.
+        """
+        if not self.graphed:
+            return Captured(0, 0.0, 0)
+        start, before = perf_counter(), self._memory()
+        batches = sorted({min(1 << i, self.max_num_seqs) for i in range((self.max_num_seqs - 1).bit_length() + 1)}, reverse=True)
+        widths = [1 << i for i in range(bucket(min(most_rows, TREE_ROOM)).bit_length())][::-1]
+        shapes = [(S, T) for T in widths for S in batches]  # the largest first: the others find their memory there
+        most, self._captured = max(S * T for S, T in shapes), tuple(sorted({*hidden}))
+        sizes = [(len(self._head), torch.float32), *[(self._embed.shape[1], self.dtype)] * len(self._captured)]
+        self._graphs.clear()
+        self._results = [torch.zeros(most, size, dtype=dtype, device=self.device) for size, dtype in sizes]
+        pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        for number, shape in enumerate(shapes):
+            progress(len(shapes) - number)
+            self._graphs[shape] = Replay(self._into_results, self._idle(shape), pool)
+        return Captured(len(shapes), perf_counter() - start, self._memory() - before)
+
+    def _memory(self) -> int:
+        return torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else 0
+
+    def _idle(self, shape: tuple[int, int]) -> Tensor:
+        """A table of padding alone, with which a pass changes nothing."""
+        none = np.zeros((0, 0), np.int64)
+        return self._sent(filled(shape, np.zeros(0, np.int64), self.lengths, Rows(none, none, none, none)))
+
+    def _into_results(self, table: Int[Tensor, "S L"]) -> list[Tensor]:
+        """A pass whose results lie in memory of all graphs."""
+        found = self._over_trees(table, self._captured, None, self._columns, TREE_ROOM)
+        for kept, new in zip(self._results, found, strict=True):
+            kept[: new.shape[0] * new.shape[1]].copy_(new.flatten(0, 1))
+        return self._results
 
     @property
     def offers(self) -> Needs:
@@ -268,20 +293,40 @@ class StaticLlama(StaticProposals):
         return linear(hidden.to(self.device, self.dtype), self._head).float()[..., : self.vocab_size]
 
     def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
-        """See `slots.SlotModel.append`."""
-        slots, counts = list(texts), np.array([len(ids) for ids in texts.values()])
-        T = int(counts.max())
-        tokens = torch.tensor([[*ids, *[0] * (T - len(ids))] for ids in texts.values()])
-        parents = np.where(np.arange(T) < counts[:, None], np.arange(-1, T - 1), -1)
-        shape = self._shape(slots, T, T, hidden, last=True)
-        table = self._table(slots, TokenTree(tokens, torch.from_numpy(parents)), 0, shape.rows, shape.width)
-        table[slots, -1] = counts - 1
-        logits, *states = self._run(shape, table)
-        by_layer = dict(zip(shape.hidden, states, strict=True))
-        return [
-            (logits[slot, 0, : self.vocab_size].clone(), [by_layer[layer][slot, :count].clone() for layer in hidden])
-            for slot, count in zip(slots, counts.tolist(), strict=True)
-        ]
+        """See `slots.SlotModel.append`; the rows of all texts are one matrix, without padding."""
+        self.passes += 1
+        slots, counts = list(texts), [len(ids) for ids in texts.values()]
+        begins, ends = [int(self.lengths[slot]) for slot in slots], np.cumsum(counts)
+        position = np.concatenate([np.arange(begin, begin + count) for begin, count in zip(begins, counts, strict=True)])
+        column = position + np.repeat(slots, counts) * self._columns
+        ids, positions, places = self._sent(np.stack([[t for text in texts.values() for t in text], position, column]))
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self._store(layer, places, k, v)
+            kept, seen = self._kept(layer), zip(slots, begins, counts, q.split(counts), strict=True)
+            each = [attention.causal(rows, *(x[slot, : begin + count] for x in kept)) for slot, begin, count, rows in seen]
+            return torch.cat(each)
+
+        wanted = sorted({*hidden})
+        x, *states = self._through(self._embed[ids], positions, wanted, attend)
+        logits = linear(x[self._sent(ends - 1)], self._head).float()[:, : self.vocab_size]
+        by_layer = {layer: found.split(counts) for layer, found in zip(wanted, states, strict=True)}
+        return [(logits[b], [by_layer[layer][b] for layer in hidden]) for b in range(len(slots))]
+
+    @torch.inference_mode()
+    def fresh(self, token_ids: Sequence[int]) -> Float[Tensor, " V"]:
+        """Logits after a text by a pass over all of it, alone and without the cache: a function of the token ids only.
+
+        In low precision the rows of passes of different shapes differ in their last bits; these do not.
+        """
+        self.passes += 1
+        ids = self._sent(list(token_ids))
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return attention.causal(q, k, v)
+
+        (x,) = self._through(self._embed[ids], torch.arange(len(ids), device=self.device), (), attend)
+        return linear(x[-1:], self._head)[0, : self.vocab_size].float()
 
     @torch.inference_mode()
     def score(
@@ -297,21 +342,22 @@ class StaticLlama(StaticProposals):
         N, X = tree.num_nodes, 0 if aux is None else aux.nodes.shape[1]
         self.check_tree(N, X)
         self.check_slots(slots, [N + X] * len(slots), TREE_ROOM)
-        M = N - since
-        shape = self._shape(slots, M + X, N + X, hidden)
-        table, extra, embedded = self._table(slots, tree, since, shape.rows, shape.width), None, None
+        tokens, parents = tree.host
+        node = np.where((parents >= 0) | (np.arange(N) == 0), np.arange(N), -1)[:, since:]
+        rows, embedded, M = Rows(tokens[:, since:], node, node, parents), None, N - since
         if aux is not None:
-            extra, embedded = self._aux(slots, aux, table, shape, N, M)
-        results = self._run(shape, table, extra, embedded)
+            rows = with_aux(rows, aux, N)
+            if aux.inputs.ndim == 3:
+                embedded = torch.zeros(len(slots), M + X, aux.inputs.shape[2], dtype=self.dtype, device=self.device)
+                embedded[:, M:] = sent(aux.inputs, self.device)
+        wanted = tuple(sorted({*hidden}))
+        logits, *states = self._pass(slots, rows, wanted, embedded=embedded)
         self.scored(slots, N)
-        index = self._sent(list(slots))
-        logits, *states = (x[index] for x in results)
-        logits = logits[..., : self.vocab_size]
         return Scores(
             TokenTree(tree.tokens[:, since:], tree.parents[:, since:]),
             logits[:, :M],
-            {layer: x[:, :M] for layer, x in zip(shape.hidden, states, strict=True)},
-            None if aux is None else logits[:, M : M + X],
+            {layer: x[:, :M] for layer, x in zip(wanted, states, strict=True)},
+            None if aux is None else logits[:, M:],
         )
 
     @torch.inference_mode()
@@ -325,45 +371,14 @@ class StaticLlama(StaticProposals):
         Raises:
             CapacityError: a slot, a tree or a context beyond what there is room for.
         """
-        (B, M), N = ids.shape, parents.shape[1]
+        N = parents.shape[1]
         self.check_tree(N)
-        self.check_slots(slots, [N] * B, TREE_ROOM)
+        self.check_slots(slots, [N] * len(ids), TREE_ROOM)
         self.scored(slots, N)
-        shape, T, index = self._shape(slots, M, N), bucket(M), np.asarray(slots)
-        table = np.full((min(bucket(max(slots) + 1), self.max_num_seqs), 3 * T + bucket(N) + 2), -1, np.int64)
-        table[index, 2 * T : 2 * T + M] = offsets
-        table[index, 3 * T : 3 * T + N] = parents
-        table[:, -2:] = 0
-        table[index, -2] = self.lengths[index]
-        given, where = self._sent(table), self._sent(list(slots))
-        given[where, :M] = ids
-        return self._run(shape, given)[0][where][:, :M, : self.vocab_size]
-
-    def _aux(
-        self, slots: Sequence[int], aux: AuxRows, table: np.ndarray, shape: Shape, N: int, M: int
-    ) -> tuple[Tensor, Tensor | None]:
-        """Enter auxiliary rows into the table behind the M nodes; what they see of each other, and their embeddings if given."""
-        T, X, index = shape.rows, aux.nodes.shape[1], np.asarray(slots)
-        where = self._sent(list(slots))
-        for begin, values in (
-            (M, -1 if aux.inputs.ndim == 3 else aux.inputs.cpu().numpy()),
-            (T + M, aux.positions.cpu().numpy()),
-            (2 * T + M, np.arange(N, N + X)),
-            (3 * T + N, aux.nodes.cpu().numpy()),
-        ):
-            table[index, begin : begin + X] = values
-        extra = torch.zeros(len(table), T, shape.width, dtype=torch.bool, device=self.device)
-        extra[where, M : M + X, N : N + X] = aux.mask.to(self.device, non_blocking=True)
-        if aux.inputs.ndim == 2:
-            return extra, None
-        embedded = torch.zeros(len(table), T, aux.inputs.shape[2], dtype=self.dtype, device=self.device)
-        embedded[where, M : M + X] = aux.inputs.to(self.device, self.dtype, non_blocking=True)
-        return extra, embedded
+        return self._pass(slots, Rows(None, offsets, offsets, parents), ids=ids)[0]
 
     @torch.inference_mode()
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """See `slots.SlotModel.move`."""
-        there, here = (self._sent(x[:, 0] * self._columns + x[:, 1]) for x in (source, target))
-        for store in (*self._keys, *self._values):
-            flat = store.flatten(0, 1)
-            flat.index_copy_(0, here, flat[there])
+        there, here = self._sent(np.stack([x[:, 0] * self._columns + x[:, 1] for x in (source, target)]))
+        self._cache.index_copy_(2, here, self._cache[:, :, there])
