@@ -13,7 +13,7 @@ WORKERS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install $(PIP_ARGS) -c constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile $(PIP_ARGS) -c constraints.txt
 REQUIREMENTS := pyproject.toml constraints.txt
 
 # One thread: two busy neighbours make two-thread matrix products twenty times slower.

@@ -1,10 +1,17 @@
 """Training drafters of all kinds: they learn, runs are taken up again, and what cannot be trained is refused."""
 
+import ast
 import json
+import signal
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from pyarrow import Table, parquet
 
 from polydraft import Engine, SamplingParams
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError, UnknownNameError
@@ -102,6 +109,58 @@ def test_files_without_a_usable_line_are_refused(engine, tmp_path):
         conversations.from_file(tmp_path / "b.npz", engine)
     (tmp_path / "c.jsonl").write_text(json.dumps({"text": "import os\n" * 40}) + "\n")
     assert conversations.from_file(tmp_path / "c.jsonl", engine)
+    (tmp_path / "d.parquet").write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(InvalidInputError, match="cannot be read as parquet"):
+        conversations.from_file(tmp_path / "d.parquet", engine)
+
+
+def test_a_table_is_read_as_lines_are(engine, tmp_path):
+    rows = [{"text": "import os\n" * 40}, {"text": "short"}, {"text": "import sys\n" * 30}]
+    parquet.write_table(Table.from_pylist(rows), tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    table, lines = (conversations.from_file(tmp_path / f"a.{end}", engine) for end in ("parquet", "jsonl"))
+    assert len(table) == len(lines) == 2
+    assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(table, lines, strict=True))
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from polydraft import Engine
+from polydraft.train import run
+run.SAVED_EVERY = 0.2
+options = run.Options.of("medusa", minutes=5, unroll=2, draft_vocab=512, batch=8, window=64)
+run.train_drafter(Engine.embedded(drafter=None), "medusa", Path(sys.argv[1]), options, data=[Path(sys.argv[2])])
+"""
+
+
+def test_a_run_that_is_killed_goes_on_from_its_last_checkpoint(engine, written, tmp_path):
+    """SIGKILL while it saves as often as it can: what is there is whole, and no step before it is made again."""
+    running = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path), str(written)], stdout=subprocess.DEVNULL)
+    checkpoint = tmp_path / "work" / "checkpoint.pt"
+    until = time.monotonic() + 120
+    while not checkpoint.exists() or not torch.load(checkpoint, weights_only=True)["best"][1]:
+        assert time.monotonic() < until and running.poll() is None
+        time.sleep(0.05)
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    state = torch.load(checkpoint, weights_only=True)
+    assert state["steps"] > 0 and not (tmp_path / "card.json").exists()
+    options = Options.of("medusa", **QUICK, max_steps=state["steps"] + 1)
+    card = train_drafter(engine, "medusa", tmp_path, options, data=[written])
+    assert torch.load(checkpoint, weights_only=True)["steps"] == state["steps"] + 1
+    assert card["tokens_seen"] > state["seen"]
+
+
+def test_training_ends_where_what_is_held_out_gets_no_better_and_keeps_the_best(engine, written, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "SAVED_EVERY", 0.0)
+    monkeypatch.setattr(run, "PATIENCE", 3)
+    said, options = list[str](), Options.of("medusa", **QUICK | {"lr": 10.0}, max_steps=400)  # steps so long that it gets worse
+    card = train_drafter(engine, "medusa", tmp_path, options, data=[written], report=said.append)
+    looks = [ast.literal_eval(line.removeprefix("held out: ")) for line in said if line.startswith("held out: ")]
+    assert any("training ends" in line for line in said) and len(looks) < 400
+    totals = [sum(look["acceptance"]) for look in looks]
+    assert max(totals[-3:]) <= max(totals[:-3]) and sum(card["acceptance"]) == max(totals)
 
 
 def test_a_target_without_hidden_states_is_refused(engine, tmp_path):

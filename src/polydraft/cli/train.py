@@ -21,7 +21,9 @@ def train(
     model: given.Model = None,
     data: Annotated[
         list[Path] | None,
-        typer.Option(help="Texts (.jsonl, plain, shards of .npz), or folders of them; without them the model writes its own."),
+        typer.Option(
+            help="Texts (.jsonl, .parquet, plain, shards of .npz), or folders of them; without them the model writes its own."
+        ),
     ] = None,
     minutes: Annotated[float, typer.Option(help="Of writing, reading and training together.")] = 10.0,
     out: Annotated[

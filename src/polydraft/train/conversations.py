@@ -6,10 +6,13 @@
 A drafter is trained for what it will be asked to draft: the target's own words, at the temperatures that are served.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -102,37 +105,51 @@ def _questions(engine: Engine, rng: Random, seed: int, count: int, known: set[st
 
 
 def from_file(path: Path, engine: Engine) -> list[Text]:
-    """Texts of a file: a shard, jsonl (conversations under "messages", or "text"), or plain text; cut into pieces that fit the context.
+    """Texts of a file: a shard, jsonl or parquet (conversations under "messages", or "text"), or plain text; cut into pieces that fit the context.
 
     Raises:
-        InvalidInputError: a file without a usable line.
+        InvalidInputError: a file without a usable line, or parquet without pyarrow.
     """
-    import json
-
-    if path.suffix == ".npz":
-        return [Text(t.tokens[: engine.target.max_model_len], t.given) for t in read_shard(path)]
     most = engine.target.max_model_len
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.suffix == ".jsonl" else [None]
+    if path.suffix == ".npz":
+        return [Text(t.tokens[:most], t.given) for t in read_shard(path)]
     texts = list[Text]()
-    for line in lines:
+    for said in _said(path):
         try:
-            said = {"text": path.read_text(encoding="utf-8", errors="replace")} if line is None else json.loads(line)
             messages = said.get("messages")
-            ids = (
-                engine.encode(said["text"])
-                if messages is None
-                else engine.tokenizer(engine.tokenizer.apply_chat_template(messages, tokenize=False), add_special_tokens=False)[
-                    "input_ids"
-                ]
-            )
+            ids = engine.encode(said["text"]) if messages is None else engine.tokenizer(
+                engine.tokenizer.apply_chat_template(list(messages), tokenize=False), add_special_tokens=False
+            )["input_ids"]  # fmt: skip
         except (ValueError, KeyError, AttributeError, TypeError):
             continue
         texts += [Text(np.array(ids[i : i + most]), 1) for i in range(0, len(ids), most) if len(ids) - i > 16]
     if not texts:
         raise InvalidInputError(
-            f"{str(path)!r} has no usable line; expected plain text, or a .jsonl whose lines have 'text' or 'messages'. Give another file."
+            f"{str(path)!r} has no usable line; expected plain text, or .jsonl or .parquet whose lines have 'text' or 'messages'. Give another file."
         )
     return texts
+
+
+def _said(path: Path) -> Iterator[Any]:
+    """Lines of a file as they were read; a plain text is one."""
+    if path.suffix == ".parquet":
+        try:
+            from pyarrow.parquet import ParquetFile
+        except ImportError as error:
+            raise InvalidInputError(
+                f"{str(path)!r} was given and pyarrow is not installed; install the extra: pip install 'polydraft[parquet]'."
+            ) from error
+        try:
+            for batch in ParquetFile(path).iter_batches():
+                yield from batch.to_pylist()
+        except (OSError, ValueError) as error:  # pyarrow's are among them
+            raise InvalidInputError(f"{str(path)!r} cannot be read as parquet ({error}). Give another file.") from error
+    elif path.suffix == ".jsonl":
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with suppress(ValueError):
+                yield json.loads(line)
+    else:
+        yield {"text": path.read_text(encoding="utf-8", errors="replace")}
 
 
 def save_shard(path: Path, texts: Sequence[Text]) -> None:

@@ -31,6 +31,10 @@ __all__ = ["Options", "train_drafter", "untrained"]
 
 HELD_OUT = 0.04
 """Share of the texts that no step sees."""
+SAVED_EVERY = 100.0
+"""Seconds from one checkpoint, and one look at what is held out, to the next: what a run that is killed loses."""
+PATIENCE = 6
+"""Looks in a row without a better one, after which training stops; what was best is kept."""
 
 
 @dataclass(frozen=True)
@@ -279,25 +283,31 @@ def _fit(
     groups = [group for each in optimizers for group in each.param_groups]
     base, saved, checkpoint = [group["lr"] for group in groups], time.monotonic(), work / "checkpoint.pt"
     spent, steps, seen, recent = 0.0, 0, 0, list[float]()
+    best, worse = (-1.0, dict[str, Tensor]()), 0
+    """Held-out acceptance of all depths together with its weights, and looks since."""
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
         network.load_state_dict(state["network"])
         for optimizer, one in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(one)
-        spent, steps, seen = state["seconds"], state["steps"], state["seen"]
+        spent, steps, seen, best = state["seconds"], state["steps"], state["seen"], state.get("best", best)
     left, start = max(30.0, 60 * o.minutes - (time.monotonic() - began) - spent), time.monotonic()
     said = start
 
     def evaluate() -> dict[str, Any]:
+        same = Batches(
+            batch.output, batch.window, np.random.default_rng(o.seed), batch.device
+        )  # places in the texts, at every look
         with torch.no_grad(), torch.autocast(batch.device, torch.bfloat16):
             found = [
-                recipe.loss(network, batch(held[i : i + 8]), steps=o.unroll + 1, tv_weight=0.0) for i in range(0, len(held), 8)
+                recipe.loss(network, same(held[i : i + 8]), steps=o.unroll + 1, tv_weight=0.0) for i in range(0, len(held), 8)
             ]
         return {name: np.nanmean([getattr(f, name) for f in found], 0).round(3).tolist() for name in ("acceptance", "agreement")}
 
     def save() -> None:
         state = {"network": network.state_dict(), "optimizers": [each.state_dict() for each in optimizers]}
-        save_atomically(state | {"seconds": spent + time.monotonic() - start, "steps": steps, "seen": seen}, checkpoint)
+        counted = {"seconds": spent + time.monotonic() - start, "steps": steps, "seen": seen, "best": best}
+        save_atomically(state | counted, checkpoint)
 
     for examples_now in _epochs(examples, o.batch, batch.rng):
         done = max((time.monotonic() - start) / left, steps / o.max_steps)
@@ -323,9 +333,19 @@ def _fit(
                 f"step {steps}, {seen / (spent + now - start):.0f} tokens/s, first drafts kept {np.mean(recent):.3f}, {(left - now + start) / 60:.1f} min left"
             )
             said, recent = now, []
-        if now - saved > 100:
+        if now - saved > SAVED_EVERY:
+            found = evaluate()
+            report(f"held out: {found}")
+            worse = 0 if sum(found["acceptance"]) > best[0] else worse + 1
+            if not worse:
+                best = sum(found["acceptance"]), {name: x.clone() for name, x in network.state_dict().items()}
             save()
-            report(f"held out: {evaluate()}")
             saved = time.monotonic()
+            if worse == PATIENCE:
+                report(f"what is held out was better {worse} looks ago: training ends")
+                break
     save()
-    return {"training_seconds": round(spent + time.monotonic() - start, 1), "tokens_seen": seen, **evaluate()}
+    if sum((last := evaluate())["acceptance"]) < best[0]:
+        network.load_state_dict(best[1])
+        last = evaluate()
+    return {"training_seconds": round(spent + time.monotonic() - start, 1), "tokens_seen": seen, **last}
