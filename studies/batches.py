@@ -1,12 +1,14 @@
 """`python -m studies.batches --model FOLDER`: reading a prompt, sequences side by side, and threads, by format of the weights.
 
 A prompt of 1,000 tokens is read from nothing; transformers makes the logits of its last token alone, in bfloat16 and in float32. Batches
-decode plainly and greedily. All formats take turns; figures are the best of the turns, and of threads the medians.
+decode plainly and greedily. All formats take turns; figures are the best of the turns, and of threads the medians, with how many
+cores other processes took meanwhile.
 """
 
+import os
 from collections.abc import Callable
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Annotated, Any
 
 import numpy as np
@@ -54,11 +56,12 @@ def prompts(folder: str, length: int, turns: int) -> dict[str, float]:
     return {name: min(each) for name, each in found.items()}
 
 
-def batches(folder: str, quantization: str | None, num_tokens: int, turns: int) -> tuple[dict[int, float], int]:
+def batches(
+    folder: str, quantization: str | None, num_tokens: int, turns: int, cache_dtype: str | None = None
+) -> tuple[dict[int, float], int]:
     """Tokens per second by number of sequences, prompts of 32 tokens read on the way; and the bytes of the cache of 16 slots."""
-    engine = Engine.from_pretrained(
-        folder, drafter=None, max_num_seqs=max(BATCHES), max_model_len=512, quantization=quantization, threads=1
-    )
+    options: dict[str, Any] = {"quantization": quantization, "cache_dtype": cache_dtype, "threads": 1}
+    engine = Engine.from_pretrained(folder, drafter=None, max_num_seqs=max(BATCHES), max_model_len=512, **options)
     params, texts = (
         SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True),
         np.array(_ids(16 * 32, 2000)).reshape(16, 32),
@@ -71,16 +74,30 @@ def batches(folder: str, quantization: str | None, num_tokens: int, turns: int) 
     return found, engine.target.cache_bytes  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def threads(folder: str, quantization: str | None, turns: int) -> tuple[float, float]:
-    """Seconds of a pass of one row on one thread, and what two gain."""
+def threads(folder: str, quantization: str | None, rows: int, turns: int) -> tuple[float, float, float]:
+    """Seconds of a pass on one thread, what two gain, and the busiest core of someone else meanwhile (its share)."""
     models = {t: load.load_model(folder, device="cpu", max_num_seqs=1, quantization=quantization, threads=t) for t in (1, 2)}
-    tree, found = TokenTree.chain(torch.tensor([[7]])), {t: list[float]() for t in models}
+    tree, found, others = TokenTree.chain(torch.arange(rows)[None]), {t: list[float]() for t in models}, list[float]()
     for model in models.values():
         model.prefill([0], [_ids(100, 2000)])
     for _ in range(turns):
+        before, start = _busy_seconds(), perf_counter()
         for t, model in models.items():
+            for _ in range(40):  # what was found of other processes is forgotten
+                model.score([0], tree)
             found[t].append(_seconds(lambda model=model: [model.score([0], tree) for _ in range(10)]) / 10)
-    return median(found[1]), median(a / b for a, b in zip(found[1], found[2], strict=True))
+        others.append((_busy_seconds() - before) / (perf_counter() - start))
+    return median(found[1]), median(a / b for a, b in zip(found[1], found[2], strict=True)), median(others)
+
+
+def _busy_seconds() -> float:
+    """That all cores have worked for others than this process so far; 0 where the system does not tell."""
+    try:
+        with open("/proc/stat") as line:
+            ticks = [int(t) for t in line.read().split("\n", 1)[0].split()[1:9]]
+    except OSError:
+        return 0.0
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK") - process_time()
 
 
 def main(
@@ -94,14 +111,19 @@ def main(
         table.add_row("bfloat16" if name == "None" else name, f"{1e3 * seconds:.0f}", f"{(100 if quick else 1000) / seconds:.0f}")
     console.print(table)
     table = Table("format", *map(str, BATCHES), "cache, MB", title="tokens/s of so many sequences", box=None)
-    for name in (None, "int8", "int4"):
-        rates, size = batches(model, name, 4 if quick else 48, 1 if quick else 3)
-        table.add_row(name or "bfloat16", *(f"{rate:.0f}" for rate in rates.values()), f"{size / 1e6:.0f}")
+    for name, cache in ((None, None), ("int8", None), ("int4", None), ("int4", "bfloat16")):
+        rates, size = batches(model, name, 4 if quick else 48, 1 if quick else 3, cache)
+        table.add_row(
+            (name or "bfloat16") + (f", {cache} cache" if cache else ""),
+            *(f"{rate:.0f}" for rate in rates.values()),
+            f"{size / 1e6:.0f}",
+        )
     console.print(table)
-    table = Table("format", "ms on one thread", "two threads", title="a pass of one row", box=None)
-    for name in (None, "int8", "int4"):
-        one, gain = threads(model, name, 3 if quick else 12)
-        table.add_row(name or "bfloat16", f"{1e3 * one:.2f}", f"{gain:.2f}x")
+    table = Table("format", "rows", "ms on one thread", "two threads", "cores that others took", title="two threads", box=None)
+    for name in (None, "bfloat16-dot", "int8", "int4"):
+        for rows in (1, 8, 64):
+            one, gain, others = threads(model, name, rows, 2 if quick else 8)
+            table.add_row(name or "bfloat16", str(rows), f"{1e3 * one:.2f}", f"{gain:.2f}x", f"{others:.2f}")
     console.print(table)
 
 

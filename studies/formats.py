@@ -87,6 +87,8 @@ def main(
     if as_it_is.weight_format not in FORMATS:  # blocks of a file, times rounded activations
         kept: Any = load_model(model, quantization="int4", max_model_len=LONGEST, max_num_seqs=1)
         laws["int4, the file's blocks"] = OwnLaw(kept)
+    halved = CompiledLlama(judge, cache_dtype="bfloat16", max_model_len=LONGEST, max_num_seqs=1)
+    laws["float32, keys and values in bfloat16"] = OwnLaw(halved)
     for name in FORMATS:
         laws[name] = OwnLaw(CompiledLlama(judge, quantization=QUANTIZED.get(name, name), max_model_len=LONGEST, max_num_seqs=1))
     texts = list(held_out(200 if quick else 6000))

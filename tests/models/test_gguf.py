@@ -239,7 +239,8 @@ def test_of_a_folder_with_both_formats_the_safetensors_are_taken_and_of_two_file
     with pytest.raises(ModelLoadError, match=r"2 GGUF files \(a\.gguf, b\.gguf"):
         load_model(str(tmp_path), device="cpu")
     small("qwen2").save_pretrained(tmp_path)
-    assert load_model(str(tmp_path), device="cpu", max_num_seqs=1).name == str(tmp_path)
+    with pytest.warns(UserWarning, match=r"safetensors and the GGUF file a\.gguf: the safetensors are taken"):
+        assert load_model(str(tmp_path), device="cpu", max_num_seqs=1).name == str(tmp_path)
 
 
 def test_a_damaged_file_is_refused_or_decoded_within_the_vocabulary(tmp_path, written):

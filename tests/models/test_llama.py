@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -85,6 +86,19 @@ def test_bits_do_not_depend_on_the_number_of_threads():
     with pytest.raises(InvalidInputError, match="threads=0"):
         CompiledLlama(reference, threads=0)
     assert CompiledLlama(reference, max_num_seqs=1, threads=None).num_threads == 1
+
+
+@torch.inference_mode()
+def test_a_pass_that_waited_too_long_for_helpers_goes_on_alone():
+    fast = CompiledLlama(model("llama"), max_num_seqs=1, threads=2)
+    root, sync = trees.TokenTree.roots(torch.tensor([7])), fast.arrays.work.sync
+    found = [fast.score([0], root).logits]
+    fast.pool = nullcontext()  # no one comes to help, as if the helper had lost its core
+    for late, phases in ((0, True), (10**6, False)):
+        before, sync[threads.HELPERS], sync[threads.LATE] = sync[threads.TICKETS], 1, late
+        found.append(fast.score([0], root).logits)
+        assert (sync[threads.TICKETS] > before) == phases
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
 @pytest.mark.parametrize(("load", "found"), [(0.0, 4), (1.2, 4), (2.9, 2), (40.0, 1)])

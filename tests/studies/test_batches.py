@@ -12,5 +12,5 @@ def test_every_format_and_peer_is_timed():
     assert list(read) == ["None", "bfloat16-dot", "int8", "int4", "transformers bfloat16", "transformers float32"]
     rates, cache = batches(folder, "int8", 4, 1)
     assert tuple(rates) == BATCHES and cache > 0
-    assert np.isfinite([*read.values(), *rates.values(), *threads(folder, None, 2)]).all()
+    assert np.isfinite([*read.values(), *rates.values(), *threads(folder, None, 2, 2)]).all()
     assert min(*read.values(), *rates.values()) > 0

@@ -1,7 +1,7 @@
 """A real model in several formats of weights, each against peers of the same bits per weight, on chat prompts.
 
 Ours in a format without drafts and with each drafter; llama.cpp on a file of the same bits with the settings that its users have,
-plain and with its lookup of earlier text; transformers in bfloat16 and float32. The law of a format is that of its own rounded
+plain and with its lookups of earlier text, and on its fastest format of about so many bits; transformers in bfloat16 and float32. The law of a format is that of its own rounded
 weights: ours is judged by a plain pass over each text, llama.cpp's lookup by the tokens that llama.cpp writes without it.
 """
 
@@ -33,6 +33,8 @@ __all__ = ["DRAFTERS", "FORMATS", "QUESTIONS", "AtEqualBits", "OwnLaw"]
 
 FORMATS = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_1"}
 """Our format -> llama.cpp's of about the same bits; of four bits it is the file itself where the model is one."""
+FASTEST = {"int4": "Q4_0"}
+"""Our format -> llama.cpp's fastest one of so many bits, which it packs anew for dot products; written from the same weights."""
 DRAFTERS = ("none", "ngram", "suffix", "mixture", "eagle")
 LOOKUPS = ("NGRAM_SIMPLE", "NGRAM_MAP_K")
 """Of llama.cpp's types of speculation without a draft."""
@@ -113,6 +115,7 @@ class AtEqualBits(Bench):
         compared = {
             "own plain": plain,
             "llama.cpp": f"llama.cpp {self._file_kind(kind)}",
+            "its fastest": f"llama.cpp {FASTEST.get(kind, self._file_kind(kind))}",
             "transformers": "transformers bfloat16",
         }
         return replace(made, bits=bits, compared=compared)
@@ -134,15 +137,16 @@ class AtEqualBits(Bench):
             return
         for kind in self._formats:
             for lookup in (None, *LOOKUPS):
-                self._try(f"llama.cpp {kind} {lookup}", partial(self._llama_cpp, kind, lookup))
+                self._try(f"llama.cpp {kind} {lookup}", partial(self._llama_cpp, kind, self._file_kind(kind), lookup))
+            if kind in FASTEST:
+                self._try(f"llama.cpp {FASTEST[kind]}", partial(self._llama_cpp, kind, FASTEST[kind], None))
 
-    def _llama_cpp(self, kind: str, lookup: str | None) -> Contender:
+    def _llama_cpp(self, kind: str, written: str, lookup: str | None) -> Contender:
         from polydraft.bench.llama_cpp import LlamaCpp, bits_per_weight, write_gguf
 
-        written = self._file_kind(kind)
-        file = Path(self._files.name) / f"{kind}.gguf" if written == FORMATS[kind] else located(self._name)
+        file = located(self._name) if written == "of the file" else Path(self._files.name) / f"{written}.gguf"
         if not file.exists():
-            write_gguf(self.judge, self.tokenizer, file, FORMATS[kind])
+            write_gguf(self.judge, self.tokenizer, file, written)
         plain = f"llama.cpp {written}"
         name = plain if lookup is None else f"{plain} {lookup.lower().replace('_', '-')}"
         server = LlamaCpp(file, lookup=lookup, exact=False, num_threads=self._threads)

@@ -1,6 +1,7 @@
 """What commands begin with: silence, threads, an engine."""
 
 import os
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -8,11 +9,12 @@ if TYPE_CHECKING:
 
 
 def quiet() -> None:
-    """No progress bars and no advice of transformers from now on; its errors still show."""
+    """No progress bars and no advice of transformers from now on; its errors still show, and warnings take a line each."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
 
 
 def use_threads(number: int = 1) -> None:

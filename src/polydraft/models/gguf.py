@@ -91,9 +91,9 @@ class GgufFile:
         return ModelLoadError(f"the GGUF file {str(self.path)!r} was given, but {found}. {advice}.")
 
     def _read_header(self) -> None:
-        magic, version, num_tensors, num_keys = struct.unpack_from("<4sIQQ", self._data)
-        if magic != b"GGUF":
+        if (magic := self._data[:4]) != b"GGUF":
             raise self._refusal(f"it begins with {magic!r} and not with b'GGUF'", "Give a file that llama.cpp can read")
+        _, version, num_tensors, num_keys = struct.unpack_from("<4sIQQ", self._data)
         if version not in VERSIONS:
             raise self._refusal(f"it is of version {version}; expected 2 or 3, little-endian", "Convert it again with llama.cpp")
         if (num_tensors + num_keys) * SHORTEST_ENTRY > len(self._data):

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 import zipfile
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -189,8 +190,11 @@ def _is_path(name: str) -> bool:
 
 def _in_folder(folder: Path) -> Path:
     """The folder, or the GGUF file in it where there is nothing else."""
-    files = sorted(folder.glob("*.gguf"))
-    if not files or any(folder.glob("*.safetensors")) or (folder / "config.json").is_file():
+    files, tensors = sorted(folder.glob("*.gguf")), any(folder.glob("*.safetensors"))
+    if files and tensors:
+        taken = f"{str(folder)!r} has safetensors and the GGUF file {files[0].name}: the safetensors are taken. Give the file for the other."
+        warnings.warn(taken, stacklevel=2)
+    if not files or tensors or (folder / "config.json").is_file():
         return folder
     if len(files) > 1:
         raise ModelLoadError(

@@ -23,6 +23,7 @@ from polydraft.models.compiled.threads import (
     floats_at,
     new_sync,
     publish,
+    starved,
     stopped,
 )
 from polydraft.models.compiled.vectors import PANEL, aligned
@@ -319,7 +320,7 @@ def run_parts(model, first, last, layer, rows, runs, address):
             units, grain = panels, -(-panels // (sync[HELPERS] + 1))
         elif part == ATTEND:
             units, grain = runs * model.sizes.groups, np.int64(1)
-        if sync[HELPERS] == 0 or units <= grain:
+        if sync[HELPERS] == 0 or units <= grain or starved(sync):
             _do(model, part, layer, rows, address, zero, units, zero)
         else:
             sync[JOB], sync[JOB + 1], sync[JOB + 2], sync[JOB + 3] = part, layer, rows, address

@@ -32,6 +32,7 @@ __all__ = [
     "floats_at",
     "new_sync",
     "publish",
+    "starved",
     "stopped",
 ]
 
@@ -42,6 +43,8 @@ _SPINS, _PATIENCE = 8000, 30_000
 """Turns of a loop: before a thread yields, some 150 microseconds; before a helper sleeps, some milliseconds."""
 
 
+_MOST_LATE = 1000
+"""Late turns of a pass, each a call of the system, after which it goes on alone, and is a bad one."""
 _SMALL = 64 << 20
 """Bytes of weights below which a pass is over before helpers are of use."""
 
@@ -186,6 +189,12 @@ def finished(sync, units):
 
 
 @njit
+def starved(sync):
+    """Whether this pass has waited so long for helpers that they must have lost their cores: the rest of it is better done alone."""
+    return _load(sync, LATE) > _MOST_LATE
+
+
+@njit
 def stopped(sync, turns):
     """Wait a little before the next claim, the more turns there were; whether it is time to sleep."""
     if turns < _SPINS:
@@ -197,17 +206,16 @@ def stopped(sync, turns):
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 32, 2048
 """Passes that run alone after bad ones."""
-_LOST, _LATE, _MOST_BAD = 0.1, 1000, 1.5
-"""What makes a pass bad: the share of it without a core, or late turns, each a call of the system; how many bad ones, the older
-the less, there may be."""
+_LOST, _MOST_BAD = 0.1, 1.5
+"""What makes a pass bad, beside late turns: the share of it without a core; how many bad ones, the older the less, there may be."""
 
 
 class Pool:
     """Helpers of one model; a context, entered around each pass.
 
     helper: compiled, called with the number of the thread; it returns when there was nothing to do for a while.
-    A pass that waited for helpers that lost their core, or that lost its own to them, is a bad one: after some, the next passes
-    run alone, the more the oftener that happens.
+    A pass that waited for helpers that lost their core goes on alone. It is a bad one, as one that lost its own core to them: after some,
+    the next passes run alone, the more the oftener that happens.
     """
 
     def __init__(self, sync: np.ndarray, num_threads: int, helper: Callable[[int], Any]) -> None:
@@ -240,7 +248,7 @@ class Pool:
             self._alone = max(0, self._alone - 1)
             return
         wall, own = perf_counter() - self._start[0], thread_time() - self._start[1]
-        self._bad = 0.9 * self._bad + bool(self._sync[LATE] > _LATE or wall - own > _LOST * wall)
+        self._bad = 0.9 * self._bad + bool(self._sync[LATE] > _MOST_LATE or wall - own > _LOST * wall)
         if self._bad > _MOST_BAD:
             self._alone, self._pause, self._bad = self._pause, min(2 * self._pause, _LONGEST_PAUSE), 1.0
         elif self._bad < 0.01:
