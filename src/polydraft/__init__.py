@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from polydraft.integrations.transformers import custom_generate
     from polydraft.papers import citation
     from polydraft.params import SamplingParams
-    from polydraft.plan.plan import AdaptivePlan, FixedPlan
+    from polydraft.plan.fixed import FixedPlan
+    from polydraft.plan.plan import AdaptivePlan
     from polydraft.plan.profile import Profile
     from polydraft.verifiers import verify
 

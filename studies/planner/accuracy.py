@@ -15,7 +15,8 @@ import numpy as np
 
 from polydraft import tree
 from polydraft.core import Budget, SiblingLaw
-from polydraft.plan.plan import AdaptivePlan, FixedPlan
+from polydraft.plan.fixed import FixedPlan
+from polydraft.plan.plan import AdaptivePlan
 from polydraft.tune.measure import measured_profile
 from studies.planner.workloads import Workload
 

@@ -29,7 +29,8 @@ from polydraft.engine.stats import clock
 from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.folder import load_module
-from polydraft.plan.plan import AdaptivePlan, FixedPlan
+from polydraft.plan.fixed import FixedPlan
+from polydraft.plan.plan import AdaptivePlan
 from polydraft.train.run import untrained
 from studies.planner.workloads import CHAT
 

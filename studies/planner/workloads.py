@@ -26,7 +26,7 @@ from polydraft.engine.stats import clock
 from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.folder import load_module
-from polydraft.plan.plan import FixedPlan, Plan
+from polydraft.plan.fixed import FixedPlan, Plan
 
 __all__ = ["ANSWERS", "CHAT", "WORKLOADS", "Workload", "chat_workload", "workload"]
 

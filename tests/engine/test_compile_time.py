@@ -5,7 +5,7 @@ from typing import ClassVar
 import numba
 
 from polydraft import Engine, SamplingParams, compile_time
-from polydraft.plan.plan import FixedPlan
+from polydraft.plan.fixed import FixedPlan
 from polydraft.plan.sizes import paths
 from tests.engine.tables import TableModel
 

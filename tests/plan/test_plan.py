@@ -14,7 +14,8 @@ from polydraft.errors import DrafterWarning, IncompatibleError, InvalidInputErro
 from polydraft.plan import acceptance, profile
 from polydraft.plan.acceptance import DEPTHS, Record
 from polydraft.plan.costs import RoundCosts
-from polydraft.plan.plan import HELD, AdaptivePlan, FixedPlan
+from polydraft.plan.fixed import FixedPlan
+from polydraft.plan.plan import HELD, AdaptivePlan
 from polydraft.plan.profile import Profile
 from polydraft.plan.sizes import Decided, Paths, expected_tokens, paths
 from polydraft.registry import verifier

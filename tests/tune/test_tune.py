@@ -13,7 +13,8 @@ from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import pair
 from polydraft.plan.acceptance import DEPTHS
 from polydraft.plan.costs import Charges, RoundCosts
-from polydraft.plan.plan import AdaptivePlan, FixedPlan
+from polydraft.plan.fixed import FixedPlan
+from polydraft.plan.plan import AdaptivePlan
 from polydraft.plan.profile import Profile
 from polydraft.plan.sizes import paths
 from polydraft.tune.advice import Trial, Tuning, break_even, predicted

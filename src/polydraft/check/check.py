@@ -35,7 +35,7 @@ from polydraft.check.wrong_rules import FEW, Reversed, mistakes
 from polydraft.core import Budget, Draft, NoiseKey, Outcome, SamplingParams, Target
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
-from polydraft.plan.plan import Plan
+from polydraft.plan.fixed import Plan
 
 IMPLAUSIBLE = 1e-4
 """A smallest p-value below this, after correction for the number of tests, is a failure."""

@@ -21,7 +21,7 @@ from polydraft.errors import DrafterWarning
 from polydraft.models import load, pair
 from polydraft.models.compiled.products import compile_products
 from polydraft.plan.acceptance import DEPTHS
-from polydraft.plan.plan import FixedPlan
+from polydraft.plan.fixed import FixedPlan
 from polydraft.plan.profile import Profile
 from polydraft.train.run import untrained
 from polydraft.verifiers import pairing

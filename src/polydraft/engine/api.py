@@ -20,7 +20,7 @@ from polydraft.engine.sequence import Result, Sample
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 from polydraft.params import MOST_SAMPLES
-from polydraft.plan.plan import Plan
+from polydraft.plan.fixed import Plan
 from polydraft.plan.profile import Profile
 
 __all__ = ["Engine", "Prompt"]

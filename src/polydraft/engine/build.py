@@ -12,7 +12,8 @@ from polydraft.drafters.choice import Choice
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError, unknown_name
 from polydraft.models.heads import kind_of, shipped
-from polydraft.plan.plan import AdaptivePlan, FixedPlan, Plan, check_room
+from polydraft.plan.fixed import FixedPlan, Plan, check_room
+from polydraft.plan.plan import AdaptivePlan
 from polydraft.plan.profile import Profile
 from polydraft.plan.switch import ChoicePlan
 from polydraft.verifiers import pairing

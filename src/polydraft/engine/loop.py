@@ -38,7 +38,7 @@ from polydraft.engine.ties import check_margin
 from polydraft.errors import BusyError, CapacityError, IncompatibleError, InvalidInputError, PolydraftError, RequestWarning
 from polydraft.models.slots import Slots
 from polydraft.params import MOST_SAMPLES
-from polydraft.plan.plan import Plan, check_draft
+from polydraft.plan.fixed import Plan, check_draft
 
 MOST_WAITING = 65_536
 """Samples that may wait for a slot; `add_request` refuses more."""

@@ -8,26 +8,24 @@ A given profile is such a table. Without one, costs and acceptance are learnt fr
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.core import Budget, Draft, Drafter, Method, Outcome, Request, Target, Verifier
-from polydraft.errors import CapacityError
-from polydraft.models.slots import TREE_ROOM
+from polydraft.core import Budget, Draft, Drafter, Outcome, Target, Verifier
 from polydraft.plan.acceptance import DEPTHS, Record
 from polydraft.plan.costs import HINGE, Work
+from polydraft.plan.fixed import Sequence, check_room
 from polydraft.plan.learner import BURST, LASTING, SETTLED, Learner, assumed
 from polydraft.plan.profile import Profile, check_identity, identity, remembered
 from polydraft.plan.ranked import MOST_NODES, Ranked
 from polydraft.plan.search import Found, Grid, best
 from polydraft.plan.sizes import NOTHING, Decided, Options, Paths, most_paths
-from polydraft.verifiers import pairing
 
-__all__ = ["AdaptivePlan", "FixedPlan", "Plan", "Sequence"]
+__all__ = ["AdaptivePlan"]
 
 REMEMBERED = 4.0
 """Rounds of the past that a probe is weighed against: few, so that a change is seen, and enough to hold against the prior."""
@@ -43,56 +41,6 @@ COMPARED, SELDOM_COMPARED = 8, 256
 """Rounds with drafts from one look at what a round without takes to the next: at first, and then as many as there were so far, up to this."""
 FIRST, SELDOM = 128, 7
 """The first FIRST rounds with drafts are all looked at by what learns, then one in SELDOM, which shares no divisor with HELD."""
-
-
-class Sequence(Protocol):
-    """What a plan knows of a running sequence. token_ids: prompt and output.  state: the drafter's.  drafting: False where its drafter is off."""
-
-    request: Request
-    token_ids: list[int]
-    state: Any
-    drafting: bool
-
-
-class Plan(Protocol):
-    """Budgets for the next round of each sequence.
-
-    One that has `prepare(target, drafter, verifier)` is given the parts before it plans, and one that has `time(sequences, draft, seconds)` is
-    told what a round took that began while its `timed` was true.
-    """
-
-    def budgets(self, sequences: Seq[Any]) -> list[Budget]: ...
-
-    def learn(self, sequences: Seq[Any], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
-        """Take note of a round that is over; processed: the target's processed logits at the drafted nodes."""
-        ...
-
-
-@dataclass(frozen=True)
-class FixedPlan:
-    """The same budget in every round, for reproducible comparisons.
-
-    Example:
-        >>> from polydraft.tree import paths
-        >>> FixedPlan(Budget.fixed(paths(2, 4))).budget.max_nodes
-        8
-    """
-
-    budget: Budget
-
-    def prepare(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
-        """Refuse a budget that does not fit a pass, that the drafter does not draw, or that the rule is not exact for.
-
-        Raises:
-            CapacityError, IncompatibleError: it says what to do.
-        """
-        check_draft(self.budget, drafter.info, verifier.info)
-
-    def budgets(self, sequences: Seq[Any]) -> list[Budget]:
-        return [self.budget] * len(sequences)
-
-    def learn(self, sequences: Seq[Any], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
-        """Nothing: the plan is fixed."""
 
 
 @dataclass
@@ -388,22 +336,3 @@ class AdaptivePlan:
                 self._compared = self._rounds
                 learner.compare(len(contexts), self._rounds)
                 self._barred = learner.barred(len(contexts), self._rounds)
-
-
-def check_draft(budget: Budget, drafter: Method, verifier: Method) -> None:
-    """Refuse a budget that does not fit a pass, that the drafter does not draw, or that the rule is not exact for.
-
-    Raises:
-        CapacityError, IncompatibleError: it says what to do.
-    """
-    check_room(budget.max_nodes, f"depth={budget.max_depth} and num_paths={budget.width}")
-    pairing.check_budget(budget, drafter, verifier)
-
-
-def check_room(num_drafted: int, given: str) -> None:
-    """Raise CapacityError if a draft does not fit a pass: the last committed token takes one of its rows."""
-    if num_drafted >= TREE_ROOM:
-        raise CapacityError(
-            f"{given} were given, up to {num_drafted} drafted tokens a step; expected at most {TREE_ROOM - 1}, the rows of one pass. "
-            "Lower one of the two."
-        )

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from polydraft.core import Budget, Draft, Drafter, Outcome, Target, Verifier
 from polydraft.drafters.choice import Choice
-from polydraft.plan.plan import AdaptivePlan, Sequence
+from polydraft.plan.fixed import Sequence
+from polydraft.plan.plan import AdaptivePlan
 from polydraft.plan.sizes import paths
 from polydraft.verifiers.by_law import RuleByLaw
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from polydraft.plan.acceptance import DEPTHS
 from polydraft.plan.costs import PHASES, Charges, RoundCosts, Work, seconds
-from polydraft.plan.plan import Plan
+from polydraft.plan.fixed import Plan
 from polydraft.plan.profile import Profile
 from polydraft.plan.sizes import NOTHING, expected_tokens, paths
 

@@ -16,7 +16,8 @@ from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.engine.stats import clock
 from polydraft.errors import InvalidInputError
-from polydraft.plan.plan import AdaptivePlan, FixedPlan
+from polydraft.plan.fixed import FixedPlan
+from polydraft.plan.plan import AdaptivePlan
 from polydraft.plan.sizes import most_paths, paths
 from polydraft.tune.advice import Trial, Tuning, predicted
 from polydraft.tune.measure import measured_profile

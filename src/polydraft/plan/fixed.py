@@ -1,0 +1,84 @@
+"""What an engine asks of a plan, and the plan that gives every round the same size."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jaxtyping import Float
+from torch import Tensor
+
+from polydraft.core import Budget, Draft, Drafter, Method, Outcome, Request, Target, Verifier
+from polydraft.errors import CapacityError
+from polydraft.models.slots import TREE_ROOM
+from polydraft.verifiers import pairing
+
+__all__ = ["FixedPlan", "Plan", "Sequence", "check_draft", "check_room"]
+
+
+class Sequence(Protocol):
+    """What a plan knows of a running sequence. token_ids: prompt and output.  state: the drafter's.  drafting: False where its drafter is off."""
+
+    request: Request
+    token_ids: list[int]
+    state: Any
+    drafting: bool
+
+
+class Plan(Protocol):
+    """Budgets for the next round of each sequence.
+
+    One that has `prepare(target, drafter, verifier)` is given the parts before it plans, and one that has `time(sequences, draft, seconds)` is
+    told what a round took that began while its `timed` was true.
+    """
+
+    def budgets(self, sequences: Seq[Any]) -> list[Budget]: ...
+
+    def learn(self, sequences: Seq[Any], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
+        """Take note of a round that is over; processed: the target's processed logits at the drafted nodes."""
+        ...
+
+
+@dataclass(frozen=True)
+class FixedPlan:
+    """The same budget in every round, for reproducible comparisons.
+
+    Example:
+        >>> from polydraft.tree import paths
+        >>> FixedPlan(Budget.fixed(paths(2, 4))).budget.max_nodes
+        8
+    """
+
+    budget: Budget
+
+    def prepare(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
+        """Refuse a budget that does not fit a pass, that the drafter does not draw, or that the rule is not exact for.
+
+        Raises:
+            CapacityError, IncompatibleError: it says what to do.
+        """
+        check_draft(self.budget, drafter.info, verifier.info)
+
+    def budgets(self, sequences: Seq[Any]) -> list[Budget]:
+        return [self.budget] * len(sequences)
+
+    def learn(self, sequences: Seq[Any], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
+        """Nothing: the plan is fixed."""
+
+
+def check_draft(budget: Budget, drafter: Method, verifier: Method) -> None:
+    """Refuse a budget that does not fit a pass, that the drafter does not draw, or that the rule is not exact for.
+
+    Raises:
+        CapacityError, IncompatibleError: it says what to do.
+    """
+    check_room(budget.max_nodes, f"depth={budget.max_depth} and num_paths={budget.width}")
+    pairing.check_budget(budget, drafter, verifier)
+
+
+def check_room(num_drafted: int, given: str) -> None:
+    """Raise CapacityError if a draft does not fit a pass: the last committed token takes one of its rows."""
+    if num_drafted >= TREE_ROOM:
+        raise CapacityError(
+            f"{given} were given, up to {num_drafted} drafted tokens a step; expected at most {TREE_ROOM - 1}, the rows of one pass. "
+            "Lower one of the two."
+        )
