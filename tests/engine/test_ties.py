@@ -7,27 +7,44 @@ from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models.hf import HFTarget
+from polydraft.models.static.llama import StaticLlama
 from tests.engine.tables import TableModel
-from tests.models.tree_rounds import ARCHITECTURES, V, small_model
+from tests.models.tree_rounds import ARCHITECTURES, V, fresh, small_model
 
 PROMPTS = [[(7 * i + 3 * j * j) % V for j in range(2 + i % 5)] for i in range(12)]
 GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
 MARGIN = 0.5
 
 
-def target(seqs):
-    return HFTarget(small_model(ARCHITECTURES["llama"]).to(torch.bfloat16), max_num_seqs=seqs, max_model_len=64)
+def target(seqs, kind=HFTarget):
+    return kind(small_model(ARCHITECTURES["llama"]).to(torch.bfloat16), max_num_seqs=seqs, max_model_len=64)
 
 
-def texts(margin, *, drafts):
-    drafted = {"draft_model": target(8), "drafter": "model:chain", "depth": 4} if drafts else {"drafter": None}
-    engine = Engine.of(target(8 if drafts else 1), tie_margin=margin, **drafted)
-    return [r.token_ids for r in engine.generate(PROMPTS, GREEDY)]
+def results(margin, kind, *, drafts):
+    drafted = {"draft_model": target(8, kind), "drafter": "model:chain", "depth": 4} if drafts else {"drafter": None}
+    return Engine.of(target(8 if drafts else 1, kind), tie_margin=margin, **drafted).generate(PROMPTS, GREEDY)
 
 
-def test_bfloat16_texts_part_without_the_option_and_agree_with_it():
-    assert texts(None, drafts=True) != texts(None, drafts=False)
-    assert texts(MARGIN, drafts=True) == texts(MARGIN, drafts=False)
+def texts(margin, kind, *, drafts):
+    return [r.token_ids for r in results(margin, kind, drafts=drafts)]
+
+
+@pytest.mark.parametrize("kind", [HFTarget, StaticLlama])
+def test_bfloat16_texts_part_without_the_option_and_agree_with_it(kind):
+    assert texts(None, kind, drafts=True) != texts(None, kind, drafts=False)
+    assert texts(MARGIN, kind, drafts=True) == texts(MARGIN, kind, drafts=False)
+
+
+@pytest.mark.parametrize("kind", [HFTarget, StaticLlama])
+def test_near_ties_are_counted(kind):
+    few, many = (sum(r.stats.near_ties for r in results(margin, kind, drafts=True)) for margin in (1e-9, MARGIN))
+    assert few == 0 < many < sum(len(p) for p in PROMPTS) * 32
+
+
+def test_a_fresh_pass_is_the_model_itself():
+    text = PROMPTS[7]
+    model = small_model(ARCHITECTURES["llama"])
+    assert torch.allclose(StaticLlama(model, max_num_seqs=1).fresh(text), fresh(model, text)[-1], atol=1e-5)
 
 
 def test_rows_beyond_the_margin_are_not_scored_again():

@@ -43,11 +43,12 @@ def _gpu() -> dict[str, Any]:
             f"torch {torch.__version__} was built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
         )
         return {"path": "none", "why": f"{built}; everything runs on the CPU"}
-    kernels = "Triton kernels" if device.has_triton() else "torch operations, as Triton is not installed"
+    found = device.has_kernels(torch.device("cuda"))
+    kernels = "Triton kernels" if found else "torch operations, as Triton is not installed"
     return {
         "path": "StaticLlama: CUDA graphs of static shapes, for the Llama family; other models through transformers",
         "why": f"torch {torch.__version__} finds {torch.cuda.get_device_name()}",
-        "block_verification": kernels,
+        "attention_over_trees_block_verification_and_races": kernels,
     }
 
 

@@ -125,9 +125,13 @@ def _limits(engine: "Engine") -> str:
     built = engine.summary()
     size = "" if built["cache_bytes"] is None else f", cache {built['cache_bytes'] / 1e6:.1f} MB"
     drafts = "no drafts" if built["drafter"] is None else f"drafter {built['drafter']}"
+    graphs = "".join(
+        f"; {each['graphs']} graphs of the {role} captured in {each['seconds']:.1f} s, {each['bytes'] / 1e6:.0f} MB"
+        for role, each in built["graphs"].items()
+    )
     return (
         f"{built['target']}: context of {built['max_model_len']} tokens, {built['max_num_seqs']} at a time{size}; "
-        f"{drafts}, verifier {built['verifier']}{'' if built['lossless'] else ' (not lossless)'}"
+        f"{drafts}, verifier {built['verifier']}{'' if built['lossless'] else ' (not lossless)'}{graphs}"
     )
 
 

@@ -17,6 +17,7 @@ from polydraft.engine import build
 from polydraft.engine.loop import Inbox, Loop
 from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import Result, Sample
+from polydraft.engine.warm_up import warm_up
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 from polydraft.params import MOST_SAMPLES
@@ -172,10 +173,13 @@ class Engine(Loop):
         rule = build.verifier(verifier, source)
         plan = build.plan(plan, depth, num_paths, profile, source)
         more = {"tie_margin": tie_margin, "law": law, "keep_prefixes": keep_prefixes}
-        return cls(target, source, rule, plan, tokenizer=tokenizer, eos_token_ids=eos, **more)
+        made = cls(target, source, rule, plan, tokenizer=tokenizer, eos_token_ids=eos, **more)
+        needs = [part.needs.hidden for part in (source, law) if part is not None]
+        made.graphs = warm_up(target, draft_model, plan, sorted({layer for hidden in needs for layer in hidden}))
+        return made
 
     def summary(self) -> dict[str, Any]:
-        """What was built: models, limits, cache bytes, drafter, verifier."""
+        """What was built: models, limits, cache bytes, drafter, verifier, graphs captured on a GPU."""
         drafter = self.drafter
         return {
             "target": getattr(self.target, "name", type(self.target).__name__),
@@ -189,6 +193,7 @@ class Engine(Loop):
             "draft": None if drafter is None else drafter.info.title,
             "verifier": self.verifier.info.name,
             "lossless": self.verifier.info.lossless,
+            "graphs": self.graphs,
         }
 
     def encode(self, prompt: Prompt) -> list[int]:

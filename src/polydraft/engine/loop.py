@@ -109,6 +109,8 @@ class Loop:
         self._streams: dict[str, Inbox] = {}
         self._stepping = threading.Lock()
         self._source = "" if drafter is None else drafter.info.name
+        self.graphs: dict[str, dict[str, Any]] = {}
+        """What was captured when the engine was built, see `warm_up`."""
         if drafter is not None and (prepare := getattr(plan, "prepare", None)):
             prepare(target, drafter, verifier)
 

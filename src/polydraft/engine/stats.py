@@ -33,6 +33,7 @@ class RequestStats:
     seconds: by phase, see `PHASES`; compiling and loading compiled code is left out.
     arrival: of `add_request`, on `perf_counter`.  seconds_waiting: from then until it had a slot.
     seconds_to_first_token: from `add_request`, waiting and compiling included.
+    near_ties: greedy decisions within `tie_margin`, which were scored again.
 
     Example:
         >>> stats = RequestStats()
@@ -55,6 +56,7 @@ class RequestStats:
     seconds_waiting: float | None = None
     seconds_to_first_token: float | None = None
     drafter_error: str | None = None
+    near_ties: int = 0
 
     def record(self, *, num_nodes: int, depth: int, num_accepted: int) -> None:
         """Count one round: a tree of `num_nodes` drafted tokens reaching `depth`, `num_accepted` of them kept."""
@@ -110,6 +112,7 @@ class RequestStats:
             "seconds_to_first_token": self.seconds_to_first_token,
             "tokens_per_second": self.tokens_per_second,
             "drafter_error": self.drafter_error,
+            "near_ties": self.near_ties,
         }
 
 

@@ -4,21 +4,25 @@ In float16 and bfloat16 the rows of a tree, a batch and a grown cache differ in 
 lie within that error the winner depends on how the text was drafted. Such rows, on the path that greedy decoding takes, are
 scored again over the whole text, alone and without a cache. Plain decoding does the same, so both take the same token
 wherever the error of a row is below half the margin.
+
+On a GPU bits of a row depend on how many rows its pass has: the library that multiplies matrices chooses its kernel, and with it the order of
+sums, by that number. Passes of one shape are bit-equal row for row, plain decoding and drafts run different shapes.
 """
 
+import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from polydraft import sampling
-from polydraft import tree as trees
-from polydraft.core import Scores, Target
+from polydraft.core import Scores, Target, TokenTree
 from polydraft.engine.sequence import Sequence as Running
 from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.staging import fetched, sent
 
 
 class _Fresh(Protocol):
@@ -38,38 +42,47 @@ def check_margin(target: Target, margin: float | None) -> None:
     if not hasattr(target, "fresh"):
         raise IncompatibleError(
             f"tie_margin={margin} was given for {type(target).__name__}, whose rows do not depend on their batch: it needs none. "
-            "Leave it out, or use backend='transformers'."
+            "Leave it out, or use backend='static' or 'transformers'."
         )
 
 
 def rescored(target: Target, scores: Scores, sequences: Sequence[Running], margin: float, stop_ids: Sequence[int]) -> Scores:
     """The scores with the near ties on each greedy path scored again; those of a text with faulty logits stay, for the rule to refuse.
 
+    The two best of every row are read from the device at once; a row that is scored again is counted in its request's statistics.
+
     margin: a row is scored again where its two best processed logits differ by less.
     """
     assert hasattr(target, "fresh")
     exact: _Fresh = target  # pyright: ignore[reportAssignmentType]
-    logits = scores.logits.clone()
-    for b, s in enumerate(sequences):
-        if not s.request.params.greedy:
-            continue
-        tree = trees.subtree(scores.tree, b)
-        tokens, parents = tree.tokens[0].tolist(), tree.parents[0].tolist()
+    greedy = [b for b, s in enumerate(sequences) if s.request.params.greedy]
+    if not greedy:
+        return scores
+    logits, running = scores.logits.clone(), [sequences[b] for b in greedy]
+    best = _best(logits, scores.tree, greedy, running, stop_ids)
+    for row, b, s in zip(range(len(greedy)), greedy, running, strict=True):
+        tokens, parents = (x[b] for x in scores.tree.lists)
         node, path = 0, list(s.token_ids)
-        with suppress(InvalidInputError):
-            while node >= 0:
-                best = _best(logits[b : b + 1, : len(tokens)], tree, s, stop_ids, node)
-                if (best.values[0] - best.values[1]).item() < margin:
-                    logits[b, node] = exact.fresh(path).to(logits.device)
-                    best = _best(logits[b : b + 1, : len(tokens)], tree, s, stop_ids, node)
-                token = int(best.indices[best.values == best.values[0]].min())
-                path.append(token)
-                node = next((n for n in range(node + 1, len(tokens)) if parents[n] == node and tokens[n] == token), -1)
+        while node >= 0 and math.isfinite(best[row][node][0]):
+            first, second, token, other = best[row][node]
+            if first - second < margin:
+                s.sample.stats.near_ties += 1
+                logits[b, node] = exact.fresh(path).to(logits.device)
+                first, second, token, other = _best(logits, scores.tree, [b], [s], stop_ids)[0][node]
+            token = int(min(token, other) if first == second else token)
+            path.append(token)
+            node = next((n for n in range(node + 1, len(tokens)) if parents[n] == node and tokens[n] == token), -1)
     return replace(scores, logits=logits)
 
 
-def _best(logits: Float[Tensor, "1 N V"], tree: trees.TokenTree, s: Running, stop_ids: Sequence[int], node: int):
-    """The largest processed logits of a node."""
-    params = [s.request.params]
-    rows = sampling.process(logits, tree, [s.token_ids], [s.num_prompt_tokens], params, stop_ids)
-    return rows[0, node].topk(2)
+def _best(
+    logits: Float[Tensor, "B N V"], tree: TokenTree, rows: list[int], running: Sequence[Running], stop_ids: Sequence[int]
+) -> list[list[list[float]]]:
+    """At every node of these rows the two largest processed logits, and their tokens; read once."""
+    index = torch.tensor(rows)
+    x = logits[sent(index, logits.device)]
+    part = TokenTree(tree.tokens[index], tree.parents[index])
+    texts, prompts = [s.token_ids for s in running], [s.num_prompt_tokens for s in running]
+    processed = sampling.process(x, part, texts, prompts, [s.request.params for s in running], stop_ids, checked=False)
+    values, ids = processed.topk(2)
+    return fetched(torch.cat([values.double(), ids.double()], -1)).tolist()

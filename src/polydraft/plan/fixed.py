@@ -50,6 +50,11 @@ class FixedPlan:
 
     budget: Budget
 
+    @property
+    def most_nodes(self) -> int:
+        """Drafted nodes of a sequence, at most."""
+        return self.budget.max_nodes
+
     def prepare(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
         """Refuse a budget that does not fit a pass, that the drafter does not draw, or that the rule is not exact for.
 

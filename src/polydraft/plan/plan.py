@@ -143,6 +143,11 @@ class AdaptivePlan:
             self.profile = self.learner.profile
 
     @property
+    def most_nodes(self) -> int:
+        """Drafted nodes of a sequence, at most."""
+        return self.max_nodes if self.grid.ranked else self.max_depth * self.max_width
+
+    @property
     def known(self) -> Profile:
         """The profile, or the assumed one."""
         if self.profile is None:

@@ -56,23 +56,18 @@ def _walk(logits, q, rows, tokens, parents, seed, sample, position, node, token)
             token[b] = drawn(law, seed[b], sample[b], position[b], EXTRA)
 
 
-def _rule_for(where: torch.device) -> device.Rule:
-    """The kernels where there is a GPU and Triton, else torch operations."""
-    if where.type == "cuda" and device.has_triton():
-        from polydraft.verifiers.fast import triton
-
-        return triton.block
-    return device.block
-
-
 @dataclass(frozen=True)
 class Block(LeafToRoot):
     """The verifier: the leaf-to-root sweep of a chain, with a walk."""
 
     def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
         """See `_walk`; for float32 logits and laws. None where it does not apply, or where logits are faulty."""
+        if device.has_kernels(logits.device):
+            from polydraft.verifiers.fast import triton
+
+            return device.outcome(triton.block(draft, logits, key))
         if logits.device.type != "cpu":
-            return device.walk(_rule_for(logits.device), draft, logits, key)
+            return device.walk(device.block, draft, logits, key)
         if draft.probs is None or draft.probs.dtype != torch.float32:
             return None
         done = arrays(draft, logits, key)

@@ -14,6 +14,7 @@ from torch import Tensor
 from polydraft import tree
 from polydraft.core import Draft, NoiseKey, Outcome
 from polydraft.params import SamplingParams
+from polydraft.staging import sent
 from polydraft.verifiers.fast import device
 from polydraft.verifiers.fast.rows import compiled, highest
 from polydraft.verifiers.fast.walk import arrays, child, outcome
@@ -80,10 +81,9 @@ def harden(logits: Float[Tensor, "B N V"], params: Sequence[SamplingParams]) -> 
     """
     rows = [b for b, row in enumerate(params) if row.greedy]
     if logits.device.type != "cpu":
-        largest = logits.argmax(-1, keepdim=True)
-        others = torch.ones_like(logits, dtype=torch.bool).scatter_(-1, largest, False)
-        others[[b for b, row in enumerate(params) if not row.greedy]] = False
-        return logits.masked_fill(others, -torch.inf)
+        hard = sent(torch.tensor([row.greedy for row in params]), logits.device)[:, None, None]
+        others = torch.ones_like(logits, dtype=torch.bool).scatter_(-1, logits.argmax(-1, keepdim=True), False)
+        return logits.masked_fill(others & hard, -torch.inf)
     hard = logits.clone(memory_format=torch.contiguous_format)
     _keep_largest(hard.numpy(), np.array(rows))
     return hard

@@ -131,6 +131,10 @@ class Race:
         """The verdict's outcome for p = softmax(logits), float32, in one call; None where logits are faulty."""
         if draft.noise is None:
             return None
+        if device.has_kernels(logits.device):
+            from polydraft.verifiers.fast import triton
+
+            return device.outcome(triton.race(self.active)(draft, logits, draft.noise))
         if logits.device.type != "cpu":
             return device.walk(device.race(self.active), draft, logits, draft.noise)
         done = arrays(draft, logits, draft.noise)

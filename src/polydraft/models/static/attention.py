@@ -3,7 +3,7 @@
     S  sequences    T  rows of each    H  query heads    G  heads of keys and values    D  their width
 
 No mask over committed columns is made: a row sees as many as are committed. A tree's mask is W columns wide, at most. `tree` takes Triton's
-kernels on a GPU (`kernels.py`: long contexts are split over blocks), and torch operations elsewhere. `causal` is PyTorch's own
+kernels on a GPU (`triton_attention.py`: long contexts are split over blocks), and torch operations elsewhere. `causal` is PyTorch's own
 attention, flash on a GPU, with the causal mask that it knows without making it.
 """
 
@@ -44,7 +44,7 @@ def tree(
     table, parts: see `table`.  reach, width: no sequence has more committed tokens, no tree more columns.
     """
     if has_kernels(q.device):
-        from polydraft.models.static.kernels import tree_attention
+        from polydraft.models.static.triton_attention import tree_attention
 
         return tree_attention(q, keys, values, table)
     (S, T, H, D), G = q.shape, keys.shape[2]

@@ -18,6 +18,7 @@ from polydraft import tree as trees_of_tokens
 from polydraft.core import NoiseKey, SamplingParams, SiblingLaw, TokenTree
 from polydraft.models.layout import layouts
 from polydraft.models.slots import SlotModel
+from polydraft.staging import fetched, sent
 
 __all__ = ["StaticProposals"]
 
@@ -105,7 +106,7 @@ def _drawn(
     """Trees below the roots, whose slots hold all tokens before them."""
     (parents, starts, inner), device = layouts(tuple(trees)), model.device
     (B, N), above, depths = parents.shape, np.maximum(parents, 0), range(starts.shape[1] - 2)
-    uniforms = noise.uniforms(key, noise.Stream.DRAFT, N).to(device, non_blocking=True)
+    uniforms = sent(noise.uniforms(key, noise.Stream.DRAFT, N), device)
     given = np.array(roots)
     inside = [_between(starts[:, d], inner[:, d]) for d in depths]
     below = [_between(starts[:, d + 1], starts[:, d + 2]) for d in depths]
@@ -114,19 +115,19 @@ def _drawn(
         np.where(n >= 0, np.take_along_axis(above, n, 1) - starts[:, d, None], 0) for d, n in zip(depths, below, strict=True)
     ]
     ends = np.cumsum([0, *(n.shape[1] for n in below)])
-    sent = torch.from_numpy(np.stack([np.maximum(nodes, 0), np.concatenate(parent, 1)])).to(device, non_blocking=True)
-    drawn, laws = [torch.from_numpy(given)[:, None].to(device, non_blocking=True)], list[Tensor]()
+    places = sent(torch.from_numpy(np.stack([np.maximum(nodes, 0), np.concatenate(parent, 1)])), device)
+    drawn, laws = [sent(torch.from_numpy(given)[:, None], device)], list[Tensor]()
     same = torch.ones(B, 1, 1, dtype=torch.bool, device=device)  # nodes of a depth that spell the same
     for d, frontier in zip(depths, inside, strict=True):
         laws.append(_law(model.feed(slots, drawn[-1][:, : frontier.shape[1]], frontier, parents), params))
-        node, behind = sent[:, :, ends[d] : ends[d + 1]]
+        node, behind = places[:, :, ends[d] : ends[d + 1]]
         W = behind.shape[1]
         first = same.int().argmax(2).gather(1, behind)
         rows = laws[-1].gather(1, first[..., None].expand(-1, -1, laws[-1].shape[2]))
         drawn.append(noise.try_choose(rows.flatten(0, 1), uniforms.gather(1, node).flatten()).view(B, W))
         contexts = same.gather(1, behind[..., None].expand(-1, -1, same.shape[2])).gather(2, behind[:, None].expand(-1, W, -1))
         same = contexts & (drawn[-1][:, :, None] == drawn[-1][:, None])
-    chosen = torch.cat(drawn[1:], 1).cpu().numpy()  # the one look at what was drawn
+    chosen = fetched(torch.cat(drawn[1:], 1)).numpy()  # the one look at what was drawn
     tokens = np.zeros((B, N), np.int64)
     tokens[:, 0] = given
     b, k = (nodes >= 0).nonzero()

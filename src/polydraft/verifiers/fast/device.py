@@ -66,14 +66,14 @@ Rule = Callable[[Tensor, Tensor | None, Nodes], tuple[Tensor, Tensor]]
 """(logits [B, N, V], rows of the draft's laws [B, R, V] or None, nodes) -> stop node [B], extra token [B]; -1 where faulty."""
 
 
-def has_triton() -> bool:
-    """Whether fused kernels can be had for a GPU.
+def has_kernels(where: torch.device) -> bool:
+    """Whether Triton's kernels run on a device.
 
     Example:
-        >>> has_triton() in (True, False)
-        True
+        >>> has_kernels(torch.device("cpu"))
+        False
     """
-    return find_spec("triton") is not None
+    return where.type == "cuda" and find_spec("triton") is not None
 
 
 def masses(logits: Float[Tensor, "*M V"]) -> tuple[Float[Tensor, "*M V"], Float[Tensor, "*M"]]:
@@ -187,8 +187,13 @@ def walk(rule: Rule, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey
         >>> walk(greedy, drafted, torch.tensor([[[0.0, 2.0, 1.0]]]), NoiseKey.of([0], [0], [1])).token.tolist()
         [1]
     """
-    table = fetched(decide(rule, draft, logits, key))
-    count, token = table[:, -2], table[:, -1]
+    return outcome(decide(rule, draft, logits, key))
+
+
+def outcome(table: Int[Tensor, "B M"]) -> Outcome | None:
+    """What a device decided, read once; None where logits are faulty."""
+    found = fetched(table)
+    count, token = found[:, -2], found[:, -1]
     if (count < 0).any():
         return None
-    return Outcome(table[:, : int(count.max())], count, token)
+    return Outcome(found[:, : int(count.max())], count, token)

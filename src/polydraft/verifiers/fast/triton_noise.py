@@ -17,9 +17,9 @@ _A1, _A2, _A3, _A4, _A5, _A6, _A7, _A8, _A9 = (tl.constexpr(x) for x in noise._A
 
 
 @triton.jit
-def words(key, stream: tl.constexpr, index):
-    """The high and the low word of draws of a stream. key: where seed, sample and position lie, one after the other."""
-    seed, sample, position = tl.load(key), tl.load(key + 1), tl.load(key + 2)
+def words(key, stream: tl.constexpr, index, ahead=0):
+    """The high and the low word of draws of a stream. key: where seed, sample and position lie, one after the other.  ahead: of the position."""
+    seed, sample, position = tl.load(key), tl.load(key + 1), tl.load(key + 2) + ahead
     block = (index // 2).to(tl.uint32)
     zero = block * 0
     counter = zero + position.to(tl.uint32), zero + stream, zero + sample.to(tl.uint32)
