@@ -3,12 +3,16 @@
 The floor is the time that one thread takes, at best, to read as many bytes as the weights are, from the same kind of pages and from
 the caches where they fit. Models are random: costs do not depend on weights. All are measured in turn, again and again; figures are
 medians.
+
+With `--device` the static path is measured there instead, by batch and rows, for SmolLM2-135M and the shapes of models of one and of seven billion
+parameters, in bfloat16: passes with graphs where there are some, transformers beside them, what graphs took, and memory.
 """
 
 import sys
+from collections.abc import Sequence
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -20,10 +24,11 @@ from polydraft.core import TokenTree
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.hf import HFTarget
 from polydraft.models.memory import read_bandwidth, weight_bytes
+from polydraft.models.static.llama import StaticLlama
 from studies.options import Quick
 from studies.profile import SIZES
 
-__all__ = ["ROWS", "main", "pass_costs"]
+__all__ = ["ROWS", "device_costs", "main", "pass_costs"]
 
 ROWS = (1, 2, 4, 8, 16)
 CONTEXT = 128
@@ -38,6 +43,22 @@ CHAT = {
 """SmolLM2-135M."""
 MODELS = {"3M": (SIZES["3M"], 2048), "110M": (SIZES["110M"], VOCAB_SIZE), "135M": (CHAT, 49_152)}
 """Size -> shape and vocabulary."""
+WIDE = {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+WIDER = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+ON_DEVICE = {"135M": (CHAT, 49_152), "1B": (WIDE, 128_256), "7B": (WIDER, VOCAB_SIZE)}
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def pass_costs(
@@ -73,9 +94,73 @@ def pass_costs(
     return {name: {rows: median(t) for rows, t in each.items()} for name, each in taken.items()}, read
 
 
-def main(quick: Quick = False) -> None:
-    """Print the table for a small and a larger model."""
+def device_costs(
+    shape: dict[str, Any],
+    vocab_size: int,
+    device: str,
+    *,
+    batches: Sequence[int] = BATCHES,
+    repetitions: int = 7,
+    dtype: str = "bfloat16",
+) -> tuple[dict[str, dict[tuple[int, int], float]], dict[str, Any]]:
+    """Median seconds of a pass on a device by path, batch and number of rows, with CONTEXT tokens cached; what graphs took, and memory."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=vocab_size, tie_word_embeddings=True, max_position_embeddings=512, **shape)
+    with torch.device(device):
+        module = LlamaForCausalLM(config).to(getattr(torch, dtype)).eval()
+    sizes: dict[str, Any] = {"max_num_seqs": max(batches), "max_model_len": 2 * CONTEXT}
+    targets = {"static": StaticLlama(module, **sizes), "transformers": HFTarget(module, **sizes)}
+    captured = targets["static"].capture(max(ROWS))
+    context = np.random.default_rng(0).integers(0, vocab_size, CONTEXT).tolist()
+    taken: dict[str, dict[tuple[int, int], list[float]]] = {name: {} for name in targets}
+    for target in targets.values():
+        target.prefill(range(max(batches)), [context] * max(batches))
+    for _ in range(repetitions):
+        for batch in batches:
+            for rows in ROWS:
+                chains = TokenTree.chain(torch.arange(rows).repeat(batch, 1))
+                for name, target in targets.items():
+                    target.score(range(batch), chains)
+                    _wait(device)
+                    start = perf_counter()
+                    target.score(range(batch), chains)
+                    _wait(device)
+                    taken[name].setdefault((batch, rows), []).append(perf_counter() - start)
+    used = torch.cuda.max_memory_allocated() if device.startswith("cuda") else weight_bytes(module)
+    about = {**captured._asdict(), "weights": weight_bytes(module), "cache": targets["static"].cache_bytes, "memory": used}
+    return {name: {size: median(t) for size, t in each.items()} for name, each in taken.items()}, about
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def _on_device(device: str, console: Console, quick: bool) -> None:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("model", "path", "batch", *(f"{r} rows" for r in ROWS)):
+        table.add_column(title, justify="left" if title in ("model", "path") else "right")
+    for size, model in ON_DEVICE.items():
+        with console.status(f"measuring passes of {size} ..."):
+            costs, about = device_costs(*model, device, repetitions=3 if quick else 9)
+        for path, by_size in costs.items():
+            for batch in BATCHES:
+                table.add_row(size, path, str(batch), *(f"{1e3 * by_size[batch, rows]:.2f}" for rows in ROWS))
+        console.print(f"{size}: {about}", highlight=False)
+    console.print(table)
+    console.print(f"on {device}; {CONTEXT} tokens of context; medians, ms", highlight=False)
+
+
+def main(
+    quick: Quick = False, device: Annotated[str | None, typer.Option(help="Measure the static path there, such as cuda.")] = None
+) -> None:
+    """Print the table for a small and a larger model; or of three models on a device."""
     torch.set_num_threads(1)
+    if device is not None:
+        _on_device(device, Console() if sys.stdout.isatty() else Console(width=120), quick)
+        return
     console = Console() if sys.stdout.isatty() else Console(width=120)
     with console.status("measuring passes ..."):
         found = {name: pass_costs(*model, repetitions=3 if quick else 9) for name, model in MODELS.items()}

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from polydraft.bench.compare import Contender, Measurement, Run, Timer, measure
 from polydraft.bench.inflate import inflate
+from polydraft.bench.peers import transformers_contender
 from polydraft.bench.suite import Way
 from polydraft.check.texts import check_law, integral_transform
 from polydraft.cli.main import app
@@ -171,6 +172,22 @@ def test_the_command_writes_json_table_and_picture(tmp_path):
     assert {"hardware", "versions", "commit", "command"} <= set(report)
     assert file.with_suffix(".md").read_text() in result.output + "\n"
     assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_measures_the_path_for_gpus_on_the_device_that_it_is_told(tmp_path):
+    file = tmp_path / "bench.json"
+    asked = ["bench", "--quick", "--no-peers", "--max-tokens", "4", "--json", str(file), "--way", "model@2x2", "--batch", "2"]
+    result = CliRunner().invoke(app, [*asked, "--device", "cpu", "--backend", "static"])
+    assert result.exit_code == 0, result.output
+    report = json.loads(file.read_text())
+    assert (report["settings"]["device"], report["settings"]["backend"]) == ("cpu", "static")
+    assert all(row["law_check"]["passed"] and row["tokens_per_second"] > 0 for row in report["rows"])
+
+
+def test_transformers_with_a_static_cache_says_what_it_says_without(judge):
+    asked = PROMPTS[:1], SamplingParams(max_tokens=5, temperature=0)
+    plain, static = (transformers_contender(judge, 0.0, **options) for options in ({}, {"cache_implementation": "static"}))
+    assert plain.generate(*asked).outputs == static.generate(*asked).outputs
 
 
 def test_a_file_without_prompts_is_refused(tmp_path):

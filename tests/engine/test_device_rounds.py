@@ -1,7 +1,12 @@
 """Rounds whose verification runs in torch operations give what compiled rounds give; what stays on a device is never read."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+import torch.utils.backend_registration
 
 from polydraft import sampling
 from polydraft.core import SamplingParams, TokenTree
@@ -120,3 +125,12 @@ def test_rows_of_copies_are_fetched_where_they_are():
     unique = dedup(pad([([5, 7, 7, 9, 9], [-1, 0, 0, 1, 2])]))
     with OneDevice():
         assert unique.expand(torch.empty(1, 3, V, device="meta")).shape == (1, 5, V)
+
+
+def test_whole_rounds_on_a_device_read_two_small_tables():
+    if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"):
+        pytest.skip("this torch has no devices made in Python")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(Path(__file__).with_name("far_rounds.py"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout

@@ -38,7 +38,7 @@ def test_bfloat16_texts_part_without_the_option_and_agree_with_it(kind):
 @pytest.mark.parametrize("kind", [HFTarget, StaticLlama])
 def test_near_ties_are_counted(kind):
     few, many = (sum(r.stats.near_ties for r in results(margin, kind, drafts=True)) for margin in (1e-9, MARGIN))
-    assert few == 0 < many < sum(len(p) for p in PROMPTS) * 32
+    assert 0 <= few < many < 32 * len(PROMPTS), "in bfloat16 two logits may be equal"
 
 
 def test_a_fresh_pass_is_the_model_itself():

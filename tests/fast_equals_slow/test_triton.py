@@ -17,6 +17,8 @@ from polydraft import noise, registry
 from polydraft.core import Draft, NoiseKey, SiblingLaw, TokenTree, TreeShape
 from polydraft.models.static import attention, table
 from polydraft.models.static.triton_attention import tree_attention
+from polydraft.verifiers import block as block_module
+from polydraft.verifiers import race as race_module
 from polydraft.verifiers.block import block
 from polydraft.verifiers.fast import device, triton, triton_noise
 from tests.fast_equals_slow.walk_rounds import B, first_nodes, rounds, same
@@ -40,15 +42,17 @@ def test_the_kernels_find_what_the_readable_rule_samples(whole):
     draft, logits, key = rounds(*CHAIN, 0)
     if not whole:
         draft = first_nodes(draft, [1 + b % draft.tree.num_nodes for b in range(B)])
-    few, x, keys = some(draft, logits, key, 40)
+    few, x, keys = some(draft, logits, key, 30)
     found = walk(few, x, keys)
     assert same(found, block(few, x.softmax(-1)).sample(keys))
     assert set(found.num_accepted.tolist()) >= {0, 1, 2, 3}
 
 
-def test_a_vocabulary_of_several_spans_and_a_rest():
+def test_a_vocabulary_of_several_parts_and_a_rest(monkeypatch):
+    monkeypatch.setattr(triton, "PART", 64)
+    monkeypatch.setattr(triton, "SPAN", 16)
     g = torch.Generator().manual_seed(1)
-    V, count = 2 * triton.PART + 37, 4
+    V, count = 3 * 64 + 5, 12
     target = torch.randn(count, 4, V, generator=g) * 2
     q = (target[:, :3] + 0.5 * torch.randn(count, 3, V, generator=g)).softmax(-1)
     tokens = torch.cat(
@@ -58,7 +62,7 @@ def test_a_vocabulary_of_several_spans_and_a_rest():
     key = NoiseKey.of(range(count), [0] * count, [5] * count)
     found = walk(draft, target, key)
     assert same(found, block(draft, target.softmax(-1)).sample(key))
-    assert found.num_accepted.max() > 0 and found.token.max() > triton.SPAN
+    assert found.num_accepted.max() > 0 and found.token.max() > triton.PART
 
 
 def test_masked_tokens_are_never_emitted():
@@ -85,6 +89,16 @@ def test_a_bare_root_gives_one_token_of_the_target():
     keys = NoiseKey(key.seed[:6], key.sample[:6], key.position[:6])
     found = walk(roots, logits[:6, :1], keys)
     assert same(found, device.walk(device.block, roots, logits[:6, :1], keys))
+
+
+def test_walks_take_the_kernels_where_they_run(monkeypatch):
+    few, x, key = some(*rounds(*CHAIN, 0), 4)
+    for module, rule in ((block_module, block), (race_module, registry.verifier("race"))):
+        expected = rule.walk(few, x, key)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "has_kernels", lambda where: True)
+            patch.setattr(device, "decide", None)
+            assert same(rule.walk(few, x, key), expected)
 
 
 @language.jit
@@ -117,13 +131,13 @@ def test_noise_has_the_bits_of_the_cpu(seed, sample, position, start):
 def test_races_find_what_the_compiled_walk_finds(name, shape, law, monkeypatch):
     monkeypatch.setattr(triton, "PART", 16)  # so that a row has several parts
     monkeypatch.setattr(triton, "SPAN", 8)
-    few, x, key = some(*rounds(shape, law, 0), 30)
+    few, x, key = some(*rounds(shape, law, 0), 16)
     x = x.clone()
     x[3, :, ::2] = -torch.inf
     rule = registry.verifier(name)
     found = device.outcome(triton.race(rule.active)(few, x, key))
     assert same(found, rule.walk(few, x, key))
-    assert found.num_accepted.max() > 1
+    assert found.num_accepted.max() > 0
 
 
 def test_faulty_logits_of_a_race_are_left_to_the_readable_path():
@@ -164,9 +178,11 @@ def test_attention_of_trees_is_that_of_torch_operations(lengths, rows, heads, gr
 
 
 def test_attention_in_half_precision_is_near_that_in_single():
-    q, keys, values, given = trees(np.random.default_rng(2), [200, 90], 4, 4, 2, 32, 512, torch.bfloat16)
+    q, keys, values, given = trees(
+        np.random.default_rng(2), [200, 90], 4, 4, 2, 32, 512, torch.float16
+    )  # the interpreter has no bfloat16
     expected = attention.tree(q.float(), keys.float(), values.float(), given, table.fields(given), 200, 4)
-    assert torch.allclose(tree_attention(q, keys, values, given).float(), expected, atol=0.03)
+    assert torch.allclose(tree_attention(q, keys, values, given).float(), expected, atol=0.01)
 
 
 AHEAD = """

@@ -76,7 +76,8 @@ def test_graphs_are_captured_of_every_batch_and_width_and_leave_the_slots_alone(
     assert set(game.target._graphs) == {(S, T) for S in (1, 2, 4, 6) for T in (1, 2, 4, 8)}
     game.join(0, 1)
     before = game.target._cache.clone()
-    game.target.capture(8, hidden=(1,))
+    assert game.target.capture(4) == game.target.captured, "they are there already"
+    game.target.capture(8, hidden=(1, 2))
     spare = torch.arange(6) * game.target._columns + game.target._columns - 1
     same = (game.target._cache == before).flatten(3).all(-1).all(0).all(0)
     assert same.index_fill(0, spare, True).all()

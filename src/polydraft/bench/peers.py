@@ -37,11 +37,11 @@ def transformers_contender(
 ) -> Contender:
     """`generate` of a transformers model; torch's global generator is put back afterwards.
 
-    options: more for `generate`, such as assistant_model=... or prompt_lookup_num_tokens=...; drafter: what they amount to.
+    options: more for `generate`, such as assistant_model=..., prompt_lookup_num_tokens=... or cache_implementation=...; drafter: what they amount to.
     """
 
     def generate(prompts: Prompts, params: SamplingParams) -> Run:
-        ids, mask = _padded(prompts)
+        ids, mask = (x.to(model.device) for x in _padded(prompts))
         how = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
         with torch.random.fork_rng(), torch.inference_mode():
             torch.manual_seed(params.seed or 0)

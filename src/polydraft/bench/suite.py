@@ -14,6 +14,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from polydraft.bench.compare import Contender, Measurement, Prompts, engine_contender, measure
 from polydraft.bench.inflate import inflate
 from polydraft.bench.peers import transformers_contender
@@ -23,8 +25,9 @@ from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.folder import load_module
+from polydraft.models.folder import as_device, load_module
 from polydraft.models.hf import HFTarget
+from polydraft.models.static.llama import StaticLlama
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,8 @@ class Bench:
 
     target, draft: folders, the embedded pair by default; without a draft only contenders that need none.
     ways: see `Way.parse`; DEFAULT_WAYS without any, as far as they can be built.  inflate_layers: layers that cost and change nothing, see `inflate`.
+    device: of all models; without one the CPU.  backend: of ours, "static" or "compiled"; "auto" is compiled on a CPU and static elsewhere.
+    dtype: of all models, by default float32.
     """
 
     def __init__(
@@ -118,14 +123,23 @@ class Bench:
         num_threads: int = 1,
         batch_size: int = 1,
         peers: bool = True,
+        device: str | None = None,
+        backend: str = "auto",
+        dtype: str | None = None,
     ) -> None:
         if target is None:
             target, draft = str(pair.target_folder()), draft or str(pair.draft_folder())
         self.temperature, self._threads, self.batch_size = temperature, num_threads, batch_size
         self.settings = {"temperature": temperature, "inflate": inflate_layers, "threads": num_threads, "batch": batch_size}
-        self.judge = inflate(load_module(target, device="cpu"), inflate_layers)
+        if backend not in ("auto", "compiled", "static"):
+            raise InvalidInputError(f"backend={backend!r} was given; expected 'auto', 'compiled' or 'static'. Choose one.")
+        where = as_device(device or "cpu")
+        self._on_cpu, self._static = where.type == "cpu", backend == "static" or (backend == "auto" and where.type != "cpu")
+        if not self._on_cpu or self._static:
+            self.settings |= {"device": str(where), "backend": backend, "dtype": dtype or "float32"}
+        self.judge = inflate(load_module(target, device=str(where), dtype=dtype or "float32"), inflate_layers).to(where)
         self.tokenizer = load.load_tokenizer(target)
-        self._draft_module = None if draft is None else load_module(draft, device="cpu")
+        self._draft_module = None if draft is None else load_module(draft, device=str(where), dtype=dtype or "float32")
         self._draft = None if self._draft_module is None else self._compile(self._draft_module)
         self.contenders: list[Contender] = []
         self.absent: dict[str, str] = {}
@@ -143,7 +157,8 @@ class Bench:
         return self._compile(self.judge)
 
     def _compile(self, module: Any) -> Any:
-        kind = HFTarget if CompiledLlama.why_unsupported(module) else CompiledLlama
+        own = StaticLlama if self._static else CompiledLlama
+        kind = HFTarget if own.why_unsupported(module) else own
         return kind(module, max_num_seqs=self.batch_size)
 
     def _try(self, name: str, build: Callable[[], Contender]) -> None:
@@ -170,6 +185,9 @@ class Bench:
     def _add_transformers(self) -> None:
         model, small = self.judge, self._draft_module
         self._try("transformers", lambda: transformers_contender(model, self.temperature))
+        if not self._on_cpu:  # with such a cache it compiles itself on a GPU
+            name, options = "transformers static cache", {"cache_implementation": "static"}
+            self._try(name, lambda: transformers_contender(model, self.temperature, name=name, **options))
         lookup = {"name": "transformers prompt lookup", "drafter": "ngram", "prompt_lookup_num_tokens": 5}
         assisted = {"name": "transformers assisted", "drafter": "model", "assistant_model": small}
         for options in (lookup, assisted):
@@ -185,8 +203,8 @@ class Bench:
         names = ["llama.cpp", *(["llama.cpp speculative"] if self._draft_module is not None else [])]
         missing = next((m for m in ("xllamacpp", "gguf") if find_spec(m) is None), None)
         reason = f"{missing} is not installed (pip install polydraft[bench])" if missing else None
-        if self.batch_size > 1:
-            reason = "it is measured with one sequence at a time"
+        if self.batch_size > 1 or not self._on_cpu:
+            reason = "it is measured with one sequence at a time, on a CPU"
         if reason:
             self.absent |= dict.fromkeys(names, reason)
             return
@@ -213,7 +231,14 @@ class Bench:
         from polydraft.bench.vllm_engine import VLLM
 
         def build() -> Contender:
-            served = VLLM(self.judge, self.tokenizer, Path(self._files.name) / "vllm", batch_size=self.batch_size)
+            served = VLLM(
+                self.judge,
+                self.tokenizer,
+                Path(self._files.name) / "vllm",
+                batch_size=self.batch_size,
+                dtype=str(self.judge.dtype)[6:],
+                graphs=not self._on_cpu,
+            )
             self._closing.append(served.close)
             return served.contender("vLLM", self.temperature)
 
@@ -239,7 +264,7 @@ class Bench:
         ready: list[Contender] = []
         for contender in self.contenders:
             gc.collect()
-            before, start = _resident_bytes(), perf_counter()
+            before, start = _bytes_in_use(self.judge.device), perf_counter()
             params = SamplingParams(temperature=self.temperature, max_tokens=8, ignore_eos=True, seed=0)
             try:
                 contender.generate([prompt] * self.batch_size, params)
@@ -247,7 +272,7 @@ class Bench:
             except Exception as error:
                 self.absent[contender.name] = f"{type(error).__name__}: {error}"
             seconds[contender.name] = perf_counter() - start
-            self.memory[contender.name] = max(_resident_bytes() - before, 0)
+            self.memory[contender.name] = max(_bytes_in_use(self.judge.device) - before, 0)
             progress()
         self.contenders = ready
         return seconds
@@ -296,8 +321,10 @@ class Bench:
         return Findings({**self.settings, **asked}, found, checks, dict(self.absent), seconds, sizes)
 
 
-def _resident_bytes() -> int:
-    """Memory of this process that is in use now; 0 where the system does not tell."""
+def _bytes_in_use(device: torch.device) -> int:
+    """Memory of a GPU that torch has taken, of a CPU that this process uses now; 0 where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.memory_reserved(device)
     try:
         with open("/proc/self/statm") as line:
             return int(line.read().split()[1]) * 4096

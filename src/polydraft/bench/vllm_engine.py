@@ -14,21 +14,23 @@ WORKER = Path(__file__).with_name("vllm_worker.py")
 
 
 class VLLM:
-    """Plain decoding by vLLM in float32 without graphs, driven and timed step by step by `vllm_worker`.
+    """Plain decoding by vLLM, driven and timed step by step by `vllm_worker`.
 
-    model, tokenizer: saved into `folder` first.
+    model, tokenizer: saved into `folder` first.  graphs: whether it may capture some, on a GPU.
 
     Raises:
         IncompatibleError: it did not start; with the last lines of its log.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, folder: Path, *, batch_size: int = 1) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, folder: Path, *, batch_size: int = 1, dtype: str = "float32", graphs: bool = False
+    ) -> None:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         length = str(model.config.max_position_embeddings)
         self._log = folder / "vllm.log"
         with self._log.open("w") as log:
-            command = [sys.executable, "-I", str(WORKER), str(folder), length, str(batch_size)]
+            command = [sys.executable, "-I", str(WORKER), str(folder), length, str(batch_size), dtype, str(int(graphs))]
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder
             )

@@ -13,7 +13,7 @@ from typing import Any
 CACHE_GIB = 1
 
 
-def _engine(folder: str, max_model_len: int, batch_size: int) -> tuple[Any, Any]:
+def _engine(folder: str, max_model_len: int, batch_size: int, dtype: str, graphs: bool) -> tuple[Any, Any]:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # another process could not be timed from here
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(CACHE_GIB))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -21,10 +21,10 @@ def _engine(folder: str, max_model_len: int, batch_size: int) -> tuple[Any, Any]
 
     served = vllm.LLM(
         model=folder,
-        dtype="float32",
+        dtype=dtype,
         max_model_len=max_model_len,
         max_num_seqs=batch_size,
-        enforce_eager=True,
+        enforce_eager=not graphs,
         disable_log_stats=True,
     )
     return vllm, served.llm_engine
@@ -51,7 +51,7 @@ def _run(vllm: Any, engine: Any, asked: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Serve lines until standard input ends."""
     lines, sys.stdout = sys.stdout, sys.stderr  # whatever libraries print must not disturb the answers
-    vllm, engine = _engine(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    vllm, engine = _engine(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5] == "1")
     print(json.dumps("ready"), file=lines, flush=True)
     for line in sys.stdin:
         print(json.dumps(_run(vllm, engine, json.loads(line))), file=lines, flush=True)

@@ -41,6 +41,9 @@ def bench(
     max_tokens: given.MaxTokens = 64,
     repetitions: given.Repetitions = 2,
     peers: Annotated[bool, typer.Option(help="Measure transformers, llama.cpp and vLLM too, where installed.")] = True,
+    device: given.Device = None,
+    dtype: given.Dtype = None,
+    backend: Annotated[str, typer.Option(help="Of ours: compiled, static, or auto: static on a GPU.")] = "auto",
 ) -> None:
     """Measure this library against its peers: same models, prompts and threads, one interleaved run, outputs checked."""
     if context.invoked_subcommand is not None:
@@ -63,7 +66,13 @@ def bench(
         "batch_size": batch,
         "peers": peers,
     }
-    chosen = formats or (FORMATS if model in MODELS else ())
+    elsewhere = {"device": device, "dtype": dtype, "backend": backend}
+    chosen = formats or (FORMATS if model in MODELS and elsewhere == {"device": None, "dtype": None, "backend": "auto"} else ())
+    if formats and (device or dtype or backend != "auto"):
+        raise InvalidInputError(
+            "--format was given beside --device, --dtype or --backend; formats are of the compiled path. Leave one out."
+        )
+    options |= {} if chosen else elsewhere
     made = AtEqualBits(target=model, formats=tuple(chosen), **options) if model and chosen else Bench(target=model, **options)
     with closing(made), bars("measuring") as step:
         ids = made.prompts(3 if quick else 6) if prompts is None else made.encoded(read_lines("--prompts", prompts))

@@ -24,6 +24,7 @@ from polydraft import noise, tree
 from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TokenTree
 from polydraft.errors import InvalidInputError
 from polydraft.papers import method
+from polydraft.staging import has_kernels
 from polydraft.verifiers.fast import device
 from polydraft.verifiers.fast.rows import soften
 from polydraft.verifiers.fast.walk import arrays, child, outcome
@@ -131,7 +132,7 @@ class Race:
         """The verdict's outcome for p = softmax(logits), float32, in one call; None where logits are faulty."""
         if draft.noise is None:
             return None
-        if device.has_kernels(logits.device):
+        if has_kernels(logits.device):
             from polydraft.verifiers.fast import triton
 
             return device.outcome(triton.race(self.active)(draft, logits, draft.noise))

@@ -7,8 +7,6 @@ kernels on a GPU (`triton_attention.py`: long contexts are split over blocks), a
 attention, flash on a GPU, with the causal mask that it knows without making it.
 """
 
-from importlib.util import find_spec
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -16,18 +14,9 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from polydraft.models.static.table import Fields, visible
+from polydraft.staging import has_kernels
 
-__all__ = ["causal", "has_kernels", "tree"]
-
-
-def has_kernels(device: torch.device) -> bool:
-    """Whether Triton's kernels run on a device.
-
-    Example:
-        >>> has_kernels(torch.device("cpu"))
-        False
-    """
-    return device.type == "cuda" and find_spec("triton") is not None
+__all__ = ["causal", "tree"]
 
 
 def tree(

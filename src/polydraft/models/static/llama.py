@@ -67,7 +67,7 @@ class StaticLlama(StaticProposals):
     max_model_len: default the model's context, or as much of it as fits half the free memory.
 
     Attributes: max_model_len, max_num_seqs, vocab_size, eos_token_ids, bos_token_id, name, cache_bytes, dtype, device.
-    weight_format: the weights' number format.  graphed: whether passes may be CUDA graphs.  passes: forward passes so far.
+    weight_format: the weights' number format.  graphed: whether passes may be CUDA graphs.  captured: those that are.  passes: forward passes so far.
     chunk: prompt tokens of one sequence that are read at a time.
 
     Raises:
@@ -121,6 +121,7 @@ class StaticLlama(StaticProposals):
             turns = model.model.rotary_emb(torch.zeros(1, device=self.device), positions)
             self._cos, self._sin = (x[0].to(self.dtype) for x in turns)
         self._graphs: dict[tuple[int, int], Replay] = {}
+        self.captured = Captured(0, 0.0, 0)
         self._captured: tuple[int, ...] = ()
         """Layers whose states the graphs give."""
         self._results: list[Tensor] = []
@@ -242,17 +243,20 @@ class StaticLlama(StaticProposals):
 
     @torch.inference_mode()
     def capture(self, most_rows: int, hidden: Sequence[int] = (), progress: Callable[[int], None] = lambda _: None) -> Captured:
-        """Capture the graphs of passes over trees, on a GPU: batches of 1, 2, 4, ... sequences by 1, 2, 4, ... rows. Elsewhere nothing.
+        """Capture the graphs of passes over trees, on a GPU: batches of 1, 2, 4, ... sequences by 1, 2, 4, ... rows. Elsewhere nothing,
+        nor where they are there already.
 
         most_rows: of a sequence's tree.  hidden: layers whose states are wanted.  progress: is told how many are left, before each.
         """
         if not self.graphed:
-            return Captured(0, 0.0, 0)
+            return self.captured
         start, before = perf_counter(), self._memory()
         batches = sorted({min(1 << i, self.max_num_seqs) for i in range((self.max_num_seqs - 1).bit_length() + 1)}, reverse=True)
         widths = [1 << i for i in range(bucket(min(most_rows, TREE_ROOM)).bit_length())][::-1]
         shapes = [(S, T) for T in widths for S in batches]  # the largest first: the others find their memory there
-        most, self._captured = max(S * T for S, T in shapes), tuple(sorted({*hidden}))
+        if {*shapes} <= {*self._graphs} and {*hidden} <= {*self._captured}:
+            return self.captured
+        most, self._captured = max(S * T for S, T in shapes), tuple(sorted({*hidden, *self._captured}))
         sizes = [(len(self._head), torch.float32), *[(self._embed.shape[1], self.dtype)] * len(self._captured)]
         self._graphs.clear()
         self._results = [torch.zeros(most, size, dtype=dtype, device=self.device) for size, dtype in sizes]
@@ -260,7 +264,8 @@ class StaticLlama(StaticProposals):
         for number, shape in enumerate(shapes):
             progress(len(shapes) - number)
             self._graphs[shape] = Replay(self._into_results, self._idle(shape), pool)
-        return Captured(len(shapes), perf_counter() - start, self._memory() - before)
+        self.captured = Captured(len(shapes), perf_counter() - start, self._memory() - before)
+        return self.captured
 
     def _memory(self) -> int:
         return torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else 0

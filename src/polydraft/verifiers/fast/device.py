@@ -11,7 +11,6 @@ noise; the outcomes are equal up to rounding. Batch rows with faulty logits get 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -39,10 +38,12 @@ class Nodes:
     last: Int[Tensor, " B"]
     on_path: Bool[Tensor, "B N N"]
     key: NoiseKey
+    uniforms: Float[Tensor, "2 B"]
+    """Of the stop and of the extra token: made on the host, where they are one call."""
 
     @classmethod
     def of(cls, draft: Draft, key: NoiseKey, device: torch.device) -> "Nodes":
-        """What a rule needs to know of a draft, in two transfers."""
+        """What a rule needs to know of a draft and of the noise, none of which waits for the device."""
         drafted = draft.tree
         first, depth = tree.first_copies(drafted), tree.depths(drafted)
         N = drafted.num_nodes
@@ -56,24 +57,16 @@ class Nodes:
         tokens, rows, above, height, contexts = every[:, :N].unbind(-1)
         seed, sample, position, last, _ = every[:, N].unbind(-1)
         seen = sent(tree.ancestors(drafted), device)
-        return cls(draft, tokens, rows, above, height, contexts, last, seen, NoiseKey(seed, sample, position))
+        drawn = torch.stack([noise.uniforms(key, stream, 1)[:, 0] for stream in (noise.Stream.STOP, noise.Stream.EXTRA)])
+        there = NoiseKey(seed, sample, position)
+        return cls(draft, tokens, rows, above, height, contexts, last, seen, there, sent(drawn, device))
 
     def uniform(self, stream: noise.Stream) -> Float[Tensor, " B"]:
-        return noise.uniforms(self.key, stream, 1)[:, 0]
+        return self.uniforms[0 if stream is noise.Stream.STOP else 1]
 
 
 Rule = Callable[[Tensor, Tensor | None, Nodes], tuple[Tensor, Tensor]]
 """(logits [B, N, V], rows of the draft's laws [B, R, V] or None, nodes) -> stop node [B], extra token [B]; -1 where faulty."""
-
-
-def has_kernels(where: torch.device) -> bool:
-    """Whether Triton's kernels run on a device.
-
-    Example:
-        >>> has_kernels(torch.device("cpu"))
-        False
-    """
-    return where.type == "cuda" and find_spec("triton") is not None
 
 
 def masses(logits: Float[Tensor, "*M V"]) -> tuple[Float[Tensor, "*M V"], Float[Tensor, "*M"]]:

@@ -185,12 +185,11 @@ def _write(table, facts, b, n, token, N):
     for j in range(N - 1):
         tl.store(table + b * (N + 1) + j, -1)
     m = tl.where(n < 0, 0, n)
-    for _ in range(N - 1):
-        depth = _fact(facts, b, m, DEPTH, N)
+    count = _fact(facts, b, m, DEPTH, N)
+    for j in range(N - 1):
         if m > 0:
-            tl.store(table + b * (N + 1) + depth - 1, m)
+            tl.store(table + b * (N + 1) + count - 1 - j, m)
             m = _fact(facts, b, m, PARENT, N)
-    count = _fact(facts, b, tl.where(n < 0, 0, n), DEPTH, N)
     tl.store(table + b * (N + 1) + N - 1, tl.where((n < 0) | (token < 0), -1, count))
     tl.store(table + b * (N + 1) + N, token)
 
