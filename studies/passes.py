@@ -62,13 +62,13 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def pass_costs(
-    shape: dict[str, Any], vocab_size: int, *, repetitions: int = 7
+    shape: dict[str, Any], vocab_size: int, *, repetitions: int = 7, context: int = CONTEXT
 ) -> tuple[dict[str, dict[int, float]], dict[str, int]]:
-    """Median seconds of a pass by path and number of rows, with CONTEXT tokens cached; and the bytes of the weights by path."""
+    """Median seconds of a pass by path and number of rows, with so many tokens cached; and the bytes of the weights by path."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=vocab_size, tie_word_embeddings=True, max_position_embeddings=512, **shape)
+    config = LlamaConfig(vocab_size=vocab_size, tie_word_embeddings=True, max_position_embeddings=context + 384, **shape)
     module = LlamaForCausalLM(config).eval()
     targets: dict[str, Any] = {
         "float32": CompiledLlama(module, max_num_seqs=1),
@@ -78,9 +78,9 @@ def pass_costs(
         "int4": CompiledLlama(module, max_num_seqs=1, quantization="int4"),
         "transformers": HFTarget(module, max_num_seqs=1),
     }
-    context = np.random.default_rng(0).integers(0, vocab_size, CONTEXT).tolist()
+    text = np.random.default_rng(0).integers(0, vocab_size, context).tolist()
     for target in targets.values():
-        target.prefill([0], [context])
+        target.prefill([0], [text])
     taken: dict[str, dict[int, list[float]]] = {name: {rows: [] for rows in ROWS} for name in targets}
     for _ in range(repetitions):
         for rows in ROWS:
@@ -154,28 +154,32 @@ def _on_device(device: str, console: Console, quick: bool) -> None:
 
 
 def main(
-    quick: Quick = False, device: Annotated[str | None, typer.Option(help="Measure the static path there, such as cuda.")] = None
+    quick: Quick = False,
+    size: Annotated[list[str] | None, typer.Option(help="3M, 110M or 135M; may be repeated; all without it.")] = None,
+    context: Annotated[int, typer.Option(min=1, help="Tokens that are cached.")] = CONTEXT,
+    device: Annotated[str | None, typer.Option(help="Measure the static path there, such as cuda.")] = None,
 ) -> None:
-    """Print the table for a small and a larger model; or of three models on a device."""
+    """Print the table of these sizes; or of three models on a device."""
     torch.set_num_threads(1)
     if device is not None:
         _on_device(device, Console() if sys.stdout.isatty() else Console(width=120), quick)
         return
     console = Console() if sys.stdout.isatty() else Console(width=120)
     with console.status("measuring passes ..."):
-        found = {name: pass_costs(*model, repetitions=3 if quick else 9) for name, model in MODELS.items()}
+        asked = {"repetitions": 3 if quick else 9, "context": context}
+        found = {name: pass_costs(*MODELS[name], **asked) for name in size or MODELS}
         floors = {n: n / read_bandwidth(n) for _, read in found.values() for n in read.values()}
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("model", "path", "floor, ms", *(f"{r} rows" for r in ROWS), "8 rows / 1", "1 row / floor"):
         table.add_column(title, justify="left" if title in ("model", "path") else "right")
-    for size, (costs, read) in found.items():
+    for name, (costs, read) in found.items():
         for path, by_rows in costs.items():
             floor = floors[read[path]]
             cells = [f"{1e3 * by_rows[r]:.2f}" for r in ROWS]
-            table.add_row(size, path, f"{1e3 * floor:.2f}", *cells, f"{by_rows[8] / by_rows[1]:.2f}", f"{by_rows[1] / floor:.2f}")
+            table.add_row(name, path, f"{1e3 * floor:.2f}", *cells, f"{by_rows[8] / by_rows[1]:.2f}", f"{by_rows[1] / floor:.2f}")
     console.print(table)
     console.print(
-        f"read bandwidth of one thread: {max(floors) / floors[max(floors)] / 1e9:.1f} GB/s; {CONTEXT} tokens of context; medians, ms",
+        f"read bandwidth of one thread: {max(floors) / floors[max(floors)] / 1e9:.1f} GB/s; {context} tokens of context; medians, ms",
         highlight=False,
     )
 
