@@ -17,6 +17,7 @@ from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.drafters.text.suffix import SuffixDrafter
 from polydraft.drafters.text.trigram import TrigramDrafter, TrigramTable
 from polydraft.errors import InvalidInputError, UnknownNameError
+from polydraft.train.run import untrained
 from tests.drafters.sessions import build, laws, models, play, requests
 
 TABLE = TrigramTable.build([[0, 1, 2, 3, 0, 1, 2, 4]], 5)
@@ -199,3 +200,16 @@ def test_threads_share_a_credit_without_losing_a_round():
     for w in workers:
         w.join()
     assert (credit.cells[0].sum(), credit.cells[1].sum()) == (2000, 4000)
+
+
+def test_a_head_of_the_target_is_a_source_like_others(tmp_path):
+    plain = Engine.embedded(drafter=None)
+    head = ("eagle:top_k", {"weights": untrained("eagle", plain.target, tmp_path)})
+    params, drafted = SamplingParams(temperature=0, max_tokens=24), {}
+    text = plain.generate("def add(a, b):\n", params)[0].token_ids
+    for name, sources in (("copies", ["ngram", "suffix"]), ("head", ["ngram", head])):
+        options = {"drafter": "mixture", "drafter_options": {"sources": sources}, "depth": 3}
+        result = Engine.of(plain.target, tokenizer=plain.tokenizer, **options).generate("def add(a, b):\n", params)[0]
+        assert result.token_ids == text and result.stats.drafter_error is None
+        drafted[name] = result.stats.drafted
+    assert drafted["head"] > drafted["copies"], "it drafts where there is nothing to copy"
