@@ -137,7 +137,7 @@ class Bench:
         self._on_cpu, self._static = where.type == "cpu", backend == "static" or (backend == "auto" and where.type != "cpu")
         if not self._on_cpu or self._static:
             self.settings |= {"device": str(where), "backend": backend, "dtype": dtype or "float32"}
-        self.judge = inflate(load_module(target, device=str(where), dtype=dtype or "float32"), inflate_layers).to(where)
+        self.judge = inflate(load_module(target, device=str(where), dtype=dtype or "float32"), inflate_layers)
         self.tokenizer = load.load_tokenizer(target)
         self._draft_module = None if draft is None else load_module(draft, device=str(where), dtype=dtype or "float32")
         self._draft = None if self._draft_module is None else self._compile(self._draft_module)
