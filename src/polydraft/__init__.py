@@ -23,6 +23,7 @@ _WHERE = {
     "TokenTree": "core",
     "TreeShape": "core",
     "SamplingParams": "params",
+    "StructuredOutputs": "params",
     "AsyncEngine": "engine.asynchronous",
     "Engine": "engine.api",
     "FixedPlan": "plan.plan",
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from polydraft.errors import PolydraftError
     from polydraft.integrations.transformers import custom_generate
     from polydraft.papers import citation
-    from polydraft.params import SamplingParams
+    from polydraft.params import SamplingParams, StructuredOutputs
     from polydraft.plan.fixed import FixedPlan
     from polydraft.plan.plan import AdaptivePlan
     from polydraft.plan.profile import Profile

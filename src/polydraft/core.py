@@ -277,6 +277,7 @@ class Request:
     `seed` is resolved (never None); `sample` is in [0, 2**32): sample j of prompt i of a call is number 65,536 i + j.
     slot: of the target, which holds all tokens but the last, for drafters that share its cache; None where nobody says.
     budget: of each of its drafts, in place of the engine's plan; max_depth 0 decodes it plainly.
+    drafter, verifier: by name, in place of the engine's: one of those that it was built with, and a rule that is exact for it.
     """
 
     id: str
@@ -286,6 +287,8 @@ class Request:
     sample: int = 0
     slot: int | None = None
     budget: Budget | None = None
+    drafter: str | None = None
+    verifier: str | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:

@@ -4,7 +4,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Bool
 
 from polydraft.errors import InvalidInputError
 
@@ -25,6 +28,72 @@ def _is_number(x: object) -> bool:
 
 def _refuse(name: str, given: object, expected: str, advice: str) -> InvalidInputError:
     return InvalidInputError(f"{name}={given!r} was given; expected {expected}. {advice}")
+
+
+@runtime_checkable
+class Constraint(Protocol):
+    """Which tokens may come next in one output; the law of a node is the target's over these alone."""
+
+    def allowed(self, context: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> Bool[np.ndarray, "N V"]:
+        """What may follow each node of a tree whose root is the end of `context`, the prompt and the output so far.
+
+        At least one token each; rows of padding and of nodes that may not be there themselves are read by nobody.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class StructuredOutputs:
+    """The form that an output has to have; one of these, named as vLLM's. The law is that of the target's tokens that may come next.
+
+    Fields:
+        json: a JSON schema, as a mapping or as text.
+        json_object: any JSON object.
+        regex: that the whole output matches, as of Rust's crate `regex`.
+        choice: texts, of which the output is one.
+        grammar: a context-free one in Lark's notation, as of llguidance.
+
+    An output that `max_tokens` or a stop ends may be cut off in the middle.
+
+    Raises:
+        InvalidInputError: none or several of them, or values of another kind.
+
+    Example:
+        >>> StructuredOutputs(choice=["yes", "no"]).kind
+        'choice'
+    """
+
+    json: str | Mapping[str, Any] | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in _FORMS if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            raise _refuse("structured_outputs", given, f"one of {', '.join(_FORMS)}", "Give one of them.")
+        value = getattr(self, given[0])
+        if not _FORMS[given[0]](value):
+            raise _refuse(f"structured_outputs.{given[0]}", value, "a value of its kind", "Check its type.")
+
+    @property
+    def kind(self) -> str:
+        """Which of the fields is given."""
+        return next(name for name in _FORMS if getattr(self, name) not in (None, False))
+
+
+def _is_text(x: object) -> bool:
+    return isinstance(x, str) and bool(x)
+
+
+_FORMS: dict[str, Callable[[Any], bool]] = {
+    "json": lambda x: _is_text(x) or isinstance(x, Mapping),
+    "json_object": lambda x: x is True,
+    "regex": _is_text,
+    "choice": lambda x: isinstance(x, Sequence) and not isinstance(x, str) and bool(x) and all(map(_is_text, x)),
+    "grammar": _is_text,
+}
 
 
 @dataclass(frozen=True)
@@ -51,6 +120,7 @@ class SamplingParams:
         logprobs: None, or how many top alternatives to report beside each emitted token.
         logprobs_mode: "raw" = log-softmax of the target's logits; "processed" = log of the law sampled from.
         skip_special_tokens: leave special tokens out of the text.
+        structured_outputs: the form that outputs have to have, see `StructuredOutputs`; or a `Constraint` of one's own.
 
     Raises:
         InvalidInputError: a value outside its range.
@@ -78,6 +148,7 @@ class SamplingParams:
     logprobs: int | None = None
     logprobs_mode: LogprobsMode = "raw"
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | Constraint | None = None
 
     def __post_init__(self) -> None:
         for name, kind, expected in _KINDS:
@@ -108,6 +179,7 @@ class SamplingParams:
             ("n", 1 <= self.n <= MOST_SAMPLES, f"an integer in [1, {MOST_SAMPLES}]", "Ask for more in several calls, each with its own seed."),
             ("logprobs", self.logprobs is None or self.logprobs >= 0, "an integer >= 0 or None", "0 reports the emitted token alone."),
             ("seed", self.seed is None or 0 <= self.seed < 2**63, "None or an integer in [0, 2**63)", "Use any whole number there."),
+            ("min_tokens", self.min_tokens == 0 or self.structured_outputs is None, "0 beside structured_outputs", "Its form says where the output ends."),
             ("logprobs_mode", self.logprobs_mode in ("raw", "processed"), '"raw" or "processed"', "Choose one of the two."),
         ]  # fmt: skip
 
@@ -138,5 +210,6 @@ _KINDS: list[tuple[str, Callable[[Any], bool], str]] = [
     ("logit_bias", _is_mapping_of_biases, "a mapping from token ids to numbers"),
     ("stop", lambda x: isinstance(x, (str, Sequence)), "a string or a list of them"),
     ("stop_token_ids", lambda x: isinstance(x, (Sequence, Set)) and all(map(_is_whole, x)), "a list of token ids"),
+    ("structured_outputs", lambda x: x is None or isinstance(x, (StructuredOutputs, Constraint)), "a StructuredOutputs or None"),
 ]
 """(field, test, what was expected): the types, before the ranges."""

@@ -3,7 +3,7 @@
 The order is that of transformers' `generate`; presence and frequency penalties, which it lacks, are vLLM's (over output
 tokens only) and follow the repetition penalty:
 
-    logit_bias, repetition_penalty, frequency_penalty and presence_penalty, min_tokens,
+    structured_outputs, logit_bias, repetition_penalty, frequency_penalty and presence_penalty, min_tokens,
     temperature, top_k, top_p, min_p, softmax
 
     top_k  removes logits below the k-th largest; logits equal to it stay
@@ -26,7 +26,7 @@ from torch import Tensor
 from polydraft import tree as trees
 from polydraft.core import TokenTree
 from polydraft.errors import InvalidInputError
-from polydraft.params import SamplingParams
+from polydraft.params import Constraint, SamplingParams
 
 
 def is_plain(params: SamplingParams) -> bool:
@@ -36,7 +36,8 @@ def is_plain(params: SamplingParams) -> bool:
         >>> is_plain(SamplingParams(temperature=0.7)), is_plain(SamplingParams(top_p=0.9))
         (True, False)
     """
-    return not (_truncates(params) or params.has_penalties or params.logit_bias or params.min_tokens)
+    told = params.has_penalties or params.logit_bias or params.min_tokens or params.structured_outputs is not None
+    return not (told or _truncates(params))
 
 
 def _truncates(params: SamplingParams) -> bool:
@@ -127,9 +128,12 @@ def _process_context(
     params: Sequence[SamplingParams],
     stop_ids: Sequence[int],
 ) -> Float[Tensor, "B N V"]:
-    """Bias, penalties and min_tokens: all that depends on token ids."""
+    """Constraints, bias, penalties and min_tokens: all that depends on token ids."""
     x = logits.clone()
     for b, (context, prompt_length, row) in enumerate(zip(contexts, prompt_lengths, params, strict=True)):
+        if isinstance(row.structured_outputs, Constraint):
+            allowed = row.structured_outputs.allowed(context, tree.lists[0][b], tree.lists[1][b])
+            x[b].masked_fill_(torch.from_numpy(~allowed).to(x.device, non_blocking=True), -torch.inf)
         if row.logit_bias:
             bias = torch.tensor(list(row.logit_bias.values()), dtype=x.dtype).to(x.device, non_blocking=True)
             ids = torch.tensor(list(row.logit_bias)).to(x.device, non_blocking=True)

@@ -46,7 +46,7 @@ def test_a_server_that_is_told_to_end_lets_what_runs_finish():
             lines.append(server.stderr.readline())
             assert lines[-1], lines
         url = lines[-1].split("/v1")[0]
-        body = {"prompt": "def f(", "max_tokens": 900, "ignore_eos": True, "stream": True}
+        body = {"prompt": "def f(", "max_tokens": 300, "ignore_eos": True, "stream": True}
         with httpx.stream(
             "POST", f"{url}/v1/completions", json=body, headers={"Authorization": "Bearer k"}, timeout=200
         ) as answer:

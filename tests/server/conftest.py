@@ -1,5 +1,6 @@
 """A real server on a free port of this machine, in a thread of the test's process, and clients of it."""
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from polydraft import AsyncEngine, Engine
 from polydraft.cli.serve import _bound
 from polydraft.models import load, pair
 from polydraft.server.app import Settings, create_app
+from polydraft.server.connection import Connection
 
 TEMPLATE = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
 
@@ -25,7 +27,9 @@ def small_engine(**options) -> Engine:
     tokenizer.chat_template = TEMPLATE
     model = load.load_model(folder, device="cpu", max_num_seqs=4, max_model_len=512)
     model.vocab_size = load.num_token_ids(tokenizer, model.vocab_size)
-    return Engine.of(model, tokenizer=tokenizer, **{"drafter": "ngram", "depth": 3, "keep_prefixes": True, **options})
+    return Engine.of(
+        model, tokenizer=tokenizer, **{"drafter": "ngram", "offered": ["suffix"], "depth": 3, "keep_prefixes": True, **options}
+    )
 
 
 class Served:
@@ -41,11 +45,14 @@ class Served:
 
 
 @contextmanager
-def serving(engine: Engine, *, max_waiting: int = 256, **settings) -> Iterator[Served]:
+def serving(engine: Engine, *, max_waiting: int = 256, sent_ahead: int | None = None, **settings) -> Iterator[Served]:
+    """sent_ahead: bytes that the system takes for a client that does not read."""
     listening = _bound("127.0.0.1", 0)
+    if sent_ahead is not None:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sent_ahead)
     app = create_app(AsyncEngine(engine, max_waiting=max_waiting), Settings("small", drain=5, **settings))
     server = uvicorn.Server(
-        uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=5, timeout_keep_alive=75)
+        uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=5, timeout_keep_alive=75, http=Connection)
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()

@@ -1,10 +1,13 @@
 """OpenAI's own client finds what it expects: completions, chats, streams, logprobs, n, stop, and errors."""
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
 from polydraft import SamplingParams
 from tests.server.conftest import serving, small_engine
@@ -115,6 +118,56 @@ def test_speculation_is_switched_off_for_one_request_alone(served):
     assert fast.choices[0].text.startswith(plain.choices[0].text)
 
 
+class Call(BaseModel):
+    name: Literal["add", "sub"]
+    count: int = Field(ge=0, le=99)
+
+
+def test_a_chat_is_parsed_into_the_class_that_was_asked_for(served):
+    found = served.openai.chat.completions.parse(**{**CHAT, "max_tokens": 60}, response_format=Call)
+    assert isinstance(found.choices[0].message.parsed, Call)
+    streamed = served.openai.chat.completions.create(
+        **{**CHAT, "max_tokens": 60}, response_format={"type": "json_object"}, stop=["}"], stream=True
+    )
+    assert "".join(c.choices[0].delta.content for c in streamed).startswith("{")
+
+
+def test_a_text_follows_a_regular_expression_or_is_one_of_those_given(served):
+    found = served.openai.completions.create(
+        **{**ASK, "temperature": 1, "seed": 2}, n=4, extra_body={"guided_regex": "[ab]{3,5}!"}
+    )
+    assert all(re.fullmatch("[ab]{3,5}!", c.text) and c.finish_reason == "stop" for c in found.choices)
+    (one,) = served.openai.completions.create(**ASK, extra_body={"guided_choice": ["yes", "no"]}).choices
+    assert one.text in ("yes", "no")
+
+
+def test_a_request_names_its_drafter_and_its_rule(served):
+    texts = {}
+    for drafter, verifier in ((None, None), ("suffix", None), ("ngram", "race"), ("none", None)):
+        asked = {"drafter": drafter, "verifier": verifier, "seed_exact": True, "trace": True}
+        found = served.openai.completions.create(**{**ASK, "max_tokens": 40}, extra_body={"speculation": asked})
+        texts[drafter] = found.choices[0].text
+        told = found.usage.model_extra["speculation"]
+        assert (told["drafter"], told["verifier"]) == (drafter or "ngram", verifier or "match") and told["lossless"]
+        assert (told["drafted_tokens"] == 0) == (drafter == "none")
+    assert len(set(texts.values())) == 1
+
+
+def test_a_text_of_a_seed_that_follows_the_load_is_refused_where_it_must_not(served):
+    body = {**ASK, "temperature": 1, "seed": 1, "max_tokens": 30}
+    asked = {"drafter": "suffix", "verifier": "race", "seed_exact": True}
+    alone, again = (served.post("/v1/completions", **body, speculation=asked).json()["choices"][0]["text"] for _ in range(2))
+    plain = served.post("/v1/completions", **body, speculation={"verifier": "race", "enabled": False}).json()["choices"][0][
+        "text"
+    ]
+    assert alone == again == plain
+    learns = small_engine(depth=None, plan="adaptive")
+    with serving(learns) as planned:
+        refused = planned.post("/v1/completions", **body, speculation={"seed_exact": True})
+        assert refused.status_code == 400 and "'race'" in refused.json()["error"]["message"]
+        assert planned.post("/v1/completions", **body, speculation={"seed_exact": True, "verifier": "race"}).status_code == 200
+
+
 def test_what_one_request_gets_does_not_depend_on_its_neighbours(served):
     asked = [{**ASK, "prompt": f"{PROMPT}{i}", "temperature": i % 2, "seed": i, "max_tokens": 20} for i in range(10)]
     alone = [served.openai.completions.create(**a).choices[0].text for a in asked]
@@ -142,13 +195,34 @@ def test_tokens_there_and_back(served):
         ("completions", {"prompt": ""}, openai.BadRequestError, "prompt"),
         ("completions", {"logit_bias": {"x": 1}}, openai.BadRequestError, "expected token ids"),
         ("completions", {"echo": True, "logprobs": 1}, openai.BadRequestError, "Drop one"),
-        ("completions", {"extra_body": {"guided_regex": "x"}}, openai.BadRequestError, "guided_regex"),
-        ("completions", {"extra_body": {"speculation": {"verifier": "blok"}}}, openai.BadRequestError, "'match'"),
+        ("completions", {"extra_body": {"guided_regex": "("}}, openai.BadRequestError, "structured_outputs.regex"),
+        ("completions", {"extra_body": {"guided_regex": "x", "guided_choice": ["y"]}}, openai.BadRequestError, "several forms"),
+        ("completions", {"extra_body": {"guided_choice": []}}, openai.BadRequestError, "guided_choice"),
+        ("completions", {"extra_body": {"speculation": {"verifier": "blok"}}}, openai.BadRequestError, "block"),
+        (
+            "completions",
+            {"extra_body": {"speculation": {"verifier": "list_race"}}},
+            openai.BadRequestError,
+            "Verifiers that fit: ",
+        ),
+        (
+            "completions",
+            {"extra_body": {"speculation": {"drafter": "eagle"}}},
+            openai.BadRequestError,
+            "Known: ngram, none, suffix",
+        ),
         ("completions", {"extra_body": {"speculation": {"num_paths": 200, "depth": 9}}}, openai.BadRequestError, "at most 255"),
         ("chat", {"messages": []}, openai.BadRequestError, "messages"),
         ("chat", {"messages": [{"role": "assistant", "content": "x"}]}, openai.BadRequestError, "assistant's"),
         ("chat", {"top_logprobs": 2}, openai.BadRequestError, "without logprobs"),
-        ("chat", {"response_format": {"type": "json_object"}}, openai.BadRequestError, "response_format"),
+        ("chat", {"response_format": {"type": "json_schema"}}, openai.BadRequestError, "json_schema.schema"),
+        (
+            "chat",
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "x"}}}},
+            openai.BadRequestError,
+            "Invalid type",
+        ),
+        ("chat", {"response_format": {"type": "xml"}}, openai.BadRequestError, "response_format"),
     ],
     ids=lambda x: str(x)[:30] if isinstance(x, dict) else "",
 )

@@ -30,7 +30,7 @@ def test_the_page_allows_itself_alone(served):
 @pytest.fixture(scope="module")
 def window():
     if BROWSER is None:
-        pytest.skip("no Chromium here: apt install chromium, or set it on the PATH; CI installs it")
+        pytest.skip("no Chromium on the PATH: apt install chromium. Nothing else tests what the page does")
     playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
     with playwright.sync_playwright() as starter:
         browser = starter.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])

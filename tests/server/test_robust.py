@@ -5,11 +5,14 @@ import random
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import hypothesis
 import openai
 import pytest
 
 from polydraft import Engine
+from polydraft.server import connection
 from polydraft.server.protocol import ChatRequest, CompletionRequest
 from tests.server.conftest import serving, small_engine
 
@@ -52,14 +55,84 @@ def test_a_malformed_body_is_refused_in_openais_format(served, path, body):
 
 
 def test_bodies_with_fields_of_wrong_types_never_break_it(served):
-    rng = random.Random(0)
+    rng, cases = random.Random(0), []
     for kind, base, path in ((CompletionRequest, ASK, "/v1/completions"), (ChatRequest, CHAT, "/v1/chat/completions")):
-        for field in kind.model_fields:
-            for value in rng.sample(ODD, 3):
-                content = json.dumps({**base, field: value}).encode()
-                found = served.http.post(path, content=content, headers=JSON)
-                assert found.status_code < 500, (field, value, found.text)
+        cases += [(path, {**base, "max_tokens": 1, field: value}) for field in kind.model_fields for value in rng.sample(ODD, 3)]
+
+    def status(case):
+        return served.http.post(case[0], content=json.dumps(case[1]).encode(), headers=JSON).status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(status, cases))
+    assert [case for case, code in zip(cases, found, strict=True) if code >= 500] == []
+    assert len(cases) > 150 and 0.5 < sum(code >= 400 for code in found) / len(found) < 1
     assert lives(served)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_its_own_document_allows_and_forbids_never_breaks_it(served):
+    schemathesis = pytest.importorskip("schemathesis", reason="pip install schemathesis")
+    document = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
+    quick = hypothesis.settings(
+        max_examples=3, deadline=None, derandomize=True, database=None, suppress_health_check=list(hypothesis.HealthCheck)
+    )
+    seen = set()
+    for operation in document.get_all_operations():
+        made = operation.ok()
+        seen.add(made.path)
+        modes = schemathesis.GenerationMode
+        for mode in (modes.POSITIVE, modes.NEGATIVE) if made.body else (modes.POSITIVE,):
+
+            @quick
+            @hypothesis.given(case=made.as_strategy(generation_mode=mode))
+            def holds(case):
+                if isinstance(case.body, dict) and "max_tokens" in case.body:
+                    case.body["max_tokens"] = 1
+                answer = case.call(base_url=served.url)
+                assert answer.status_code < 500
+
+            holds()
+    assert len(seen) == len(document.raw_schema["paths"]) and lives(served)
+
+
+def test_a_client_that_does_not_read_stalls_nobody_and_finds_it_all_later():
+    engine = small_engine()
+    with serving(engine, sent_ahead=4096) as slow:
+        body = {
+            **ASK,
+            "max_tokens": 200,
+            "n": 2,
+            "ignore_eos": True,
+            "stream": True,
+            "logprobs": 5,
+            "speculation": {"trace": True},
+        }
+        whole = slow.http.post("/v1/completions", json=body).content
+        with raw_request(slow, body, received=4096) as raw:
+            wait_for(lambda: engine.num_running == 2)
+            for _ in range(3):
+                assert slow.post("/v1/completions", **ASK).status_code == 200
+            wait_for(lambda: engine.num_free == 4)
+            found = b""
+            while not found.endswith(b"0\r\n\r\n"):
+                found += raw.recv(1 << 16)
+        assert found.count(b"data: ") == whole.count(b"data: ") > 50 and len(whole) > 100_000 and b"data: [DONE]" in found
+
+
+def test_a_head_that_does_not_end_is_not_waited_for(served, monkeypatch):
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.2)
+    host, port = served.url.removeprefix("http://").split(":")
+    whole = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    for before, sent in ((b"", b""), (b"", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"), (whole, b"GET /heal")):
+        with socket.create_connection((host, int(port)), timeout=10) as raw:
+            raw.sendall(before)
+            found = b"" if before else b"{}"
+            while not found.endswith(b"}"):
+                found += raw.recv(4096)
+            raw.sendall(sent)
+            assert raw.recv(1000) == b""
+    with raw_request(served, {**ASK, "max_tokens": 300, "ignore_eos": True}) as raw:
+        assert raw.recv(1000).startswith(b"HTTP/1.1 200")  # a long answer is no long head
 
 
 def test_bytes_that_are_no_http_leave_it_alive(served):
@@ -93,6 +166,19 @@ def wait_for(holds, seconds=10.0):
         time.sleep(0.005)
 
 
+def raw_request(served, body, received=1 << 16):
+    """A socket that has asked for a completion. received: bytes that the system takes for it."""
+    content = json.dumps(body).encode()
+    host, port = served.url.removeprefix("http://").split(":")
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, received)
+    raw.settimeout(20)
+    raw.connect((host, int(port)))
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    raw.sendall(head.encode() + content)
+    return raw
+
+
 class Gate:
     """Steps of an engine wait while it is closed."""
 
@@ -112,11 +198,7 @@ class Gate:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_place_within_a_step(served, monkeypatch, stream):
     gate = Gate(served.engine, monkeypatch)
-    body = json.dumps({**ASK, "max_tokens": 400, "ignore_eos": True, "stream": stream}).encode()
-    host, port = served.url.removeprefix("http://").split(":")
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    with socket.create_connection((host, int(port)), timeout=5) as raw:
-        raw.sendall(head.encode() + body)
+    with raw_request(served, {**ASK, "max_tokens": 400, "ignore_eos": True, "stream": stream}):
         wait_for(lambda: served.engine.num_running == 1)
         gate.open.clear()
     wait_for(lambda: any(isinstance(asked, str) for asked in served.engine._asked))
@@ -149,11 +231,11 @@ def test_a_full_queue_says_when_to_come_again(monkeypatch):
 @pytest.mark.filterwarnings("ignore::polydraft.errors.RequestWarning")
 def test_an_engine_error_fails_its_request_and_no_other(served, monkeypatch, caplog):
     whole = served.openai.completions.create(model="small", **{**ASK, "max_tokens": 30}).choices[0].text
-    poison = served.engine.encode("def poison(self):")[-4:-1]
+    poison = [*served.engine.encode("def f("), 1999, *served.engine.encode("self):")]
     prefill, texts = served.engine.target.prefill, []
 
     def failing(slots, token_ids, **options):
-        if any(list(ids[-3:]) == poison for ids in token_ids):
+        if any(1999 in ids for ids in token_ids):
             raise RuntimeError("a secret path")
         return prefill(slots, token_ids, **options)
 
@@ -167,7 +249,7 @@ def test_an_engine_error_fails_its_request_and_no_other(served, monkeypatch, cap
         thread.start()
     for stream in (False, True):
         found = served.http.post(
-            "/v1/completions", json={**ASK, "prompt": "def poison(self):", "stream": stream}, headers={"x-request-id": "bad"}
+            "/v1/completions", json={**ASK, "prompt": poison, "stream": stream}, headers={"x-request-id": "bad"}
         )
         assert found.status_code == 500 and "secret" not in found.text
     for thread in threads:

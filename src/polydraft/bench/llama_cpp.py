@@ -102,6 +102,7 @@ class LlamaCpp:
 
     model, draft: GGUF files; with a draft it speculates with the given number of drafted tokens.
     lookup: or by a type of its speculation that needs no draft, such as "NGRAM_SIMPLE".
+    parallel, context: sequences at a time, and tokens of all their places; 0 is the model's.
     exact: float32 keys and values without flash attention, which computes in float16; else its own defaults.
     """
 
@@ -114,6 +115,8 @@ class LlamaCpp:
         exact: bool = True,
         num_threads: int = 1,
         draft_length: int = 4,
+        parallel: int = 1,
+        context: int = 0,
     ) -> None:
         import xllamacpp as engine
 
@@ -121,7 +124,7 @@ class LlamaCpp:
         self.drafter = "model" if draft is not None else lookup
         params = xllamacpp.CommonParams()
         params.model.path = str(model)
-        params.n_ctx, params.n_parallel, params.n_gpu_layers, params.verbosity = 0, 1, 0, -1
+        params.n_ctx, params.n_parallel, params.n_gpu_layers, params.verbosity = context, parallel, 0, -1
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = num_threads
         if exact:
             params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
@@ -146,6 +149,11 @@ class LlamaCpp:
             "cache_prompt": False,
             **more,
         }
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as a URL of this machine."""
+        return self._server.listening_address
 
     def check_logits(self, judge: Any, prompt: list[int]) -> float:
         """Largest difference of log-probabilities to transformers after a prompt.

@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,12 +20,16 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
+EMBEDDED = "embedded"
+"""What --model may say for the pair of small models inside the package."""
+
 
 def serve(
     model: given.Model = None,
     draft_model: given.DraftModel = None,
     drafter: given.Drafter = "auto",
     verifier: given.Verifier = "auto",
+    offer: Annotated[list[str] | None, given.drafts("A further drafter that requests may name; may be repeated.")] = None,
     depth: given.Depth = None,
     num_paths: given.NumPaths = None,
     head: given.Head = None,
@@ -50,14 +55,20 @@ def serve(
     timeout: Annotated[float, given.server("Seconds of a request, at most.", min=0.1)] = 600,
     drain: Annotated[float, given.server("Seconds that what runs has when the server is told to end.", min=0)] = 30,
 ) -> None:
-    """Serve a model over HTTP as OpenAI's API does; without --model the small chat model where it was fetched, else the embedded pair."""
-    chosen = model or _default()
+    """Serve a model over HTTP as OpenAI's API does; without --model the small chat model where it was fetched, else (or with --model embedded) the embedded pair."""
+    chosen = None if model == EMBEDDED else model or _default()
     name = served_model_name or _name(chosen)
     typer.echo(f"serving {name}: {_about(model, chosen)}", err=True)
     listening = _bound(host, port)
     settings: dict[str, Any] = {"model": name, "keys": _keys(api_key_file), "cors": tuple(cors or ()), "most_body": max_body}
     settings |= {"most_choices": max_choices, "seconds": timeout, "drain": drain}
-    options: dict[str, Any] = {"drafter": drafter, "verifier": verifier, "depth": depth, "num_paths": num_paths}
+    options: dict[str, Any] = {
+        "drafter": drafter,
+        "offered": tuple(offer or ()),
+        "verifier": verifier,
+        "depth": depth,
+        "num_paths": num_paths,
+    }
     options |= {
         "drafter_options": {} if head is None else {"weights": head},
         "dtype": dtype,
@@ -79,6 +90,7 @@ def _run(engine: Any, settings: "Settings", listening: socket.socket) -> None:
     import uvicorn
 
     from polydraft.server.app import create_app
+    from polydraft.server.connection import Connection
 
     host, port = listening.getsockname()[:2]
     typer.echo(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1, drafter {engine.engine.summary()['drafter']}", err=True)
@@ -88,6 +100,7 @@ def _run(engine: Any, settings: "Settings", listening: socket.socket) -> None:
         timeout_graceful_shutdown=max(1, int(settings.drain)),
         timeout_keep_alive=75,  # shorter than what clients keep, and they find a connection closed under their request
         server_header=False,
+        http=Connection,
         ws="none",
     )
     uvicorn.Server(config).run(sockets=[listening])
@@ -100,10 +113,12 @@ def _default() -> str | None:
 
 
 def _name(model: str | None) -> str:
-    return "embedded" if model is None else Path(model).name.removesuffix(".gguf") or model
+    return EMBEDDED if model is None else Path(model).name.removesuffix(".gguf") or model
 
 
 def _about(wanted: str | None, chosen: str | None) -> str:
+    if wanted == EMBEDDED:
+        return "the pair of small models inside the package"
     if wanted is not None:
         return wanted
     why = "no --model was given"
@@ -142,8 +157,6 @@ def _keys(file: Path | None) -> tuple[str, ...]:
 
 
 def _check_installed() -> None:
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise InvalidInputError(f"{error.name} is not installed; install the extra: pip install 'polydraft[server]'.") from error
+    missing = next((name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None), None)
+    if missing:
+        raise InvalidInputError(f"{missing} is not installed; install the extra: pip install 'polydraft[server]'.")

@@ -7,8 +7,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from polydraft.core import AuxRows, Drafter, Outcome, Request, Scores, Target, TokenTree
+from polydraft.core import AuxRows, Draft, Drafter, NoiseKey, Outcome, Request, Scores, Target, TokenTree, TreeShape
 
 Snapshot = dict[str, np.ndarray]
 """A request's drafter state as plain arrays, to be stored with safetensors or npz."""
@@ -44,6 +45,19 @@ class Reading(Protocol):
 
 
 @runtime_checkable
+class ReadingOn(Protocol):
+    """One that is given those states in pieces, as they are made, and may have kept what it made of an earlier request's.
+
+    held: tokens at the beginning of the state's text whose states it does not need.  start: the first token that the scores are of; from
+    there on everything is read again.
+    """
+
+    def held(self, state: Any) -> int: ...
+
+    def read(self, states: Sequence[Any], scores: Scores, start: int = 0) -> list[Any]: ...
+
+
+@runtime_checkable
 class Learning(Protocol):
     """A drafter that learns from finished outputs: it is told each of them once, with what was emitted and nothing else."""
 
@@ -57,6 +71,36 @@ class Resumable(Protocol):
     def snapshot(self, state: Any) -> Snapshot: ...
 
     def restore(self, request: Request, snapshot: Snapshot) -> Any: ...
+
+
+def interleaved(rows: Sequence[Sequence[int]], drafts: Sequence[Draft]) -> Draft:
+    """Drafts of some rows each, of one law, as the draft of all.
+
+    Example:
+        >>> roots = [Draft.empty(torch.tensor(tokens)) for tokens in ([5], [6, 7])]
+        >>> interleaved([[1], [0, 2]], roots).tree.tokens.tolist()
+        [[6], [5], [7]]
+    """
+    order = torch.tensor([b for group in rows for b in group]).argsort()
+
+    def placed(parts: Sequence[Tensor], width: int, fill: float) -> Tensor:
+        wide = [torch.cat([x, x.new_full((len(x), width - x.shape[1], *x.shape[2:]), fill)], 1) for x in parts]
+        return torch.cat(wide)[order]
+
+    N, first = max(d.tree.num_nodes for d in drafts), drafts[0]
+    tree = TokenTree(placed([d.tree.tokens for d in drafts], N, 0), placed([d.tree.parents for d in drafts], N, -1))
+    laws = [d.probs for d in drafts if d.probs is not None]
+    probs = placed(laws, max(x.shape[1] for x in laws), 1 / laws[0].shape[2]) if laws else None
+    keys = [d.noise for d in drafts if d.noise is not None]
+    noise = (
+        NoiseKey(*(torch.cat([getattr(key, name) for key in keys])[order] for name in ("seed", "sample", "position")))
+        if keys
+        else None
+    )
+    ranks = [d.scores for d in drafts if d.scores is not None]
+    shape = first.shape if len({d.shape for d in drafts}) == 1 else TreeShape.of_batch([d.shape for d in drafts])
+    drawn = placed([d.rows for d in drafts], N, -1)
+    return Draft(tree, first.law, shape, probs, drawn, noise, placed(ranks, N, 0) if ranks else None)
 
 
 def start_each(asked: Iterable[tuple[Drafter, Sequence[Request]]]) -> list[list[Any]]:

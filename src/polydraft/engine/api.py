@@ -70,6 +70,7 @@ class Engine(Loop):
         max_num_seqs: int = 8,
         tie_margin: float | None = None,
         law: Law | None = None,
+        offered: Seq[str] = (),
     ) -> "Engine":
         """An engine on models by name: folders, GGUF files, names of `polydraft models list`, or `OWNER/NAME` of the Hugging Face hub.
 
@@ -98,6 +99,7 @@ class Engine(Loop):
         tie_margin: in float16 and bfloat16, greedy decisions between logits closer than this are made by a pass that does
             not depend on the draft or the batch; None = off. 0.25 is ample for logits of the usual size.
         law: what is sampled, where it is more than each request's sampling parameters on the target's logits; see `core.Law`.
+        offered: names of further drafters, each built without options and with a plan of its own, that a request may ask for in place of `drafter`.
 
         Raises:
             ModelLoadError, IncompatibleError, CapacityError, UnknownNameError, InvalidInputError: each says what to do.
@@ -138,6 +140,7 @@ class Engine(Loop):
             law=law,
             profile=profile,
             keep_prefixes=True,
+            offered=offered,
         )
 
     @classmethod
@@ -165,15 +168,22 @@ class Engine(Loop):
         tie_margin: float | None = None,
         law: Law | None = None,
         keep_prefixes: bool = False,
+        offered: Seq[str] = (),
     ) -> "Engine":
         """An engine from objects that are already there; see `from_pretrained`, and `Loop` for `keep_prefixes`."""
         eos = tuple(eos_token_ids if eos_token_ids is not None else getattr(target, "eos_token_ids", ()))
         parts = Parts(target, draft_model, tokenizer, eos, draft_tokenizer)
         source = build.drafter(drafter, parts, drafter_options or {})
         rule = build.verifier(verifier, source)
+        others = build.others(offered, source, parts)
+        kind = plan if isinstance(plan, str) else None  # an object is of one drafter
+
+        def make_plan(one: Drafter) -> Plan:
+            return build.plan(kind, depth, num_paths, None, one)
+
         plan = build.plan(plan, depth, num_paths, profile, source)
-        more = {"tie_margin": tie_margin, "law": law, "keep_prefixes": keep_prefixes}
-        made = cls(target, source, rule, plan, tokenizer=tokenizer, eos_token_ids=eos, **more)
+        more: dict[str, Any] = {"tie_margin": tie_margin, "law": law, "keep_prefixes": keep_prefixes, "others": others}
+        made = cls(target, source, rule, plan, tokenizer=tokenizer, eos_token_ids=eos, make_plan=make_plan, **more)
         needs = [part.needs.hidden for part in (source, law) if part is not None]
         made.graphs = warm_up(target, draft_model, plan, sorted({layer for hidden in needs for layer in hidden}))
         return made
@@ -191,6 +201,7 @@ class Engine(Loop):
             "cache_bytes": getattr(self.target, "cache_bytes", None),
             "drafter": None if drafter is None else drafter.info.name,
             "draft": None if drafter is None else drafter.info.title,
+            "drafters": self.menu.names,
             "verifier": self.verifier.info.name,
             "lossless": self.verifier.info.lossless,
             "graphs": self.graphs,
@@ -221,10 +232,13 @@ class Engine(Loop):
         index: int = 0,
         outputs: Inbox | None = None,
         budget: Budget | None = None,
+        drafter: str | None = None,
+        verifier: str | None = None,
     ) -> Result:
         """Queue all samples of a prompt, from any thread; the returned result fills as they run.
 
-        outputs: is given what steps give them, in the thread that steps, until it is forgotten.  budget: see `core.Request`.
+        outputs: is given what steps give them, in the thread that steps, until it is forgotten.
+        budget, drafter, verifier: see `core.Request`.
         """
         if not isinstance(params, SamplingParams):
             raise InvalidInputError(
@@ -239,12 +253,14 @@ class Engine(Loop):
         try:
             for sample in range(params.n):
                 number = MOST_SAMPLES * index + sample
-                samples.append(self.add_request(Request(name, tuple(ids), params, seed, number, budget=budget)))
+                request = Request(name, tuple(ids), params, seed, number, budget=budget, drafter=drafter, verifier=verifier)
+                samples.append(self.add_request(request))
         except BaseException:
             self._streams.pop(name, None)
             self.discard([name])
             raise
-        return Result(name, prompt if isinstance(prompt, str) else None, ids, samples, self.verifier.info.lossless, index)
+        lossless = self.menu.find(drafter, verifier).verifier.info.lossless
+        return Result(name, prompt if isinstance(prompt, str) else None, ids, samples, lossless, index)
 
     def generate(
         self,

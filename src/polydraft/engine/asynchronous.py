@@ -16,13 +16,13 @@ from collections.abc import Sequence as Seq
 from contextlib import aclosing, suppress
 from time import perf_counter
 from types import TracebackType
+from typing import Any
 
-from polydraft.core import Budget
 from polydraft.engine.api import Engine, Prompt
 from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import Result
 from polydraft.errors import BusyError, InvalidInputError, PolydraftError
-from polydraft.params import SamplingParams
+from polydraft.params import SamplingParams, StructuredOutputs
 
 __all__ = ["AsyncEngine"]
 
@@ -95,18 +95,18 @@ class AsyncEngine:
             await asyncio.to_thread(self._thread.join)
 
     async def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, budget: Budget | None = None, seconds: float | None = None
+        self, prompt: Prompt, params: SamplingParams | None = None, *, seconds: float | None = None, **asked: Any
     ) -> AsyncGenerator[StepOutput, None]:
         """Yield what each step emits for one prompt; closing or cancelling it frees its slots before the next step's round.
 
-        budget: of its drafts, see `core.Request`.  seconds: after which it ends with `finish_reason="abort"`.
+        seconds: after which it ends with `finish_reason="abort"`.  asked: `budget`, `drafter` and `verifier`, see `core.Request`.
         A sample that fails ends with `finish_reason="error"` and `sample.error`.
 
         Raises:
             BusyError: as many samples wait as may, or the engine is closed.
             InvalidInputError, CapacityError, IncompatibleError: as of `Engine.add_request`.
         """
-        async with aclosing(self.stream_all([prompt], params, budget=budget, seconds=seconds)) as outputs:
+        async with aclosing(self.stream_all([prompt], params, seconds=seconds, **asked)) as outputs:
             async for _, output in outputs:
                 yield output
 
@@ -115,8 +115,8 @@ class AsyncEngine:
         prompts: Seq[Prompt],
         params: SamplingParams | None = None,
         *,
-        budget: Budget | None = None,
         seconds: float | None = None,
+        **asked: Any,
     ) -> AsyncGenerator[tuple[int, StepOutput], None]:
         """The same for several prompts, each output with the index of its own; they draw as the prompts of one `Engine.generate` do."""
         mailbox, home, results = _Mailbox(), asyncio.get_running_loop(), dict[str, Result]()
@@ -124,9 +124,11 @@ class AsyncEngine:
         self._mailboxes.add(mailbox)
         try:
             given = params or SamplingParams()
+            if isinstance(given.structured_outputs, StructuredOutputs):
+                await asyncio.to_thread(self.engine.compile_grammar, given.structured_outputs)
             self._check_waiting(given.n * len(prompts))
             for index, prompt in enumerate(prompts):
-                result = self.engine.submit(prompt, given, index, mailbox, budget)
+                result = self.engine.submit(prompt, given, index, mailbox, **asked)
                 results[result.id] = result
                 unfinished += given.n
             self._asked.set()

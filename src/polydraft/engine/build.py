@@ -47,6 +47,22 @@ def drafter(wanted: str | Drafter | Seq[str] | None, parts: Parts, options: Mapp
     return _made(names[0], parts, options)
 
 
+def others(names: Seq[str], source: Drafter | None, parts: Parts) -> dict[str, Drafter]:
+    """Further drafters by name beside the first one; kinds of one model share its slots.
+
+    Raises:
+        InvalidInputError: several drafters in one, or one twice.
+    """
+    made: dict[str, Drafter] = {} if source is None else {source.info.name: source}
+    for name in names:
+        if "," in name or name in ("auto", "none", *made):
+            raise InvalidInputError(
+                f"offered={list(names)} was given; expected names of single drafters, each once, beside the engine's own. Leave out {name!r}."
+            )
+        made[name] = _kind_of(made.values(), name) or _made(name, parts, {})
+    return {name: made[name] for name in names}
+
+
 def _kind_of(made: Iterable[Drafter], named: str) -> Drafter | None:
     """A further kind of a model drafter that is there already: it shares the model and its slots."""
     name, _, kind = named.partition(":")

@@ -23,9 +23,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from polydraft.core import AuxRows, Budget, Draft, Drafter, Outcome, Scores, Target, TokenTree, Verifier
-from polydraft.drafters.base import Auxiliary, Reading, as_one_round, teach_each
+from polydraft.drafters.base import Auxiliary, Reading, ReadingOn, as_one_round, teach_each
 from polydraft.engine.batch import some
 from polydraft.engine.sequence import Sequence
+from polydraft.engine.structured import pruned
 from polydraft.errors import DrafterWarning, IncompatibleError
 from polydraft.verifiers import inputs
 
@@ -48,6 +49,45 @@ def _note(sequence: Sequence, error: Exception) -> None:
     )
 
 
+def join(target: Target, drafter: Drafter | None, s: Sequence) -> None:
+    """Before a new sequence is read: a drafter that reads on begins, and the slot forgets what it holds of which states are needed."""
+    if drafter is None or not s.drafting or not drafter.needs.hidden:
+        return
+    held = 0
+    if isinstance(drafter, ReadingOn):
+        _begin(drafter, s, len(s.token_ids))
+        held = 0 if s.state is None else drafter.held(s.state)
+    assert s.slot is not None
+    if s.drafting and target.lengths[s.slot] > held:
+        target.cut(s.slot, held)
+
+
+def reads_on(s: Sequence) -> bool:
+    """Whether a new sequence may be read in pieces."""
+    drafter = s.speculation.drafter
+    return drafter is None or not s.drafting or not drafter.needs.hidden or isinstance(drafter, ReadingOn)
+
+
+def read_on(target: Target, s: Sequence, count: int) -> None:
+    """Append the next so many tokens of a new sequence to its cache, and tell the drafter their states where it needs them."""
+    drafter = s.speculation.drafter if s.state is not None else None
+    held = _held(target, s)
+    (states,) = _states(target, drafter, [s], [s.token_ids[held : held + count]])
+    _show(drafter, s, states, held)
+
+
+def _held(target: Target, s: Sequence) -> int:
+    return 0 if s.slot is None else int(target.lengths[s.slot])
+
+
+def _show(drafter: Drafter | None, s: Sequence, states: Scores, start: int) -> None:
+    if isinstance(drafter, ReadingOn):
+        try:
+            (s.state,) = drafter.read([s.state], states, start)
+        except Exception as error:
+            _switch_off(drafter, s, error)
+
+
 def fill(target: Target, drafter: Drafter | None, sequences: Seq[Sequence]) -> None:
     """Fill the caches of new sequences with all their tokens but the last, those left out that their slots still hold, and let a drafter
     that is told of every round begin.
@@ -55,7 +95,7 @@ def fill(target: Target, drafter: Drafter | None, sequences: Seq[Sequence]) -> N
     Equal texts, such as the samples of one prompt, are read once and copied, unless hidden states of each are needed.
     Others begin before their first draft: one whose drafts do not pay reads no prompt.
     """
-    held = {s: 0 if s.slot is None else int(target.lengths[s.slot]) for s in sequences}
+    held = {s: _held(target, s) for s in sequences}
     behind = [s for s in sequences if len(s.token_ids) - 1 > held[s]]
     read = behind if drafter is not None and drafter.needs.hidden else _first_of_each(behind)
     states = _states(target, drafter, read, [s.token_ids[held[s] : -1] for s in read]) if read else []
@@ -68,7 +108,9 @@ def fill(target: Target, drafter: Drafter | None, sequences: Seq[Sequence]) -> N
     if drafter is not None and drafter.needs.each_round:
         known = {s.slot: each for s, each in zip(read, states, strict=True)}
         for s in sequences:
-            if s.drafting and s.state is None:
+            if s.state is not None and s.slot in known:
+                _show(drafter, s, known[s.slot], held[s])
+            elif s.drafting and s.state is None:
                 _begin(drafter, s, len(s.token_ids), known.get(s.slot))
 
 
@@ -101,7 +143,7 @@ def _begin(drafter: Drafter, s: Sequence, length: int, known: Scores | None = No
     try:
         (s.state,) = drafter.start([request])
         s.num_read = length
-        if drafter.needs.hidden and known is not None:
+        if drafter.needs.hidden and known is not None:  # all of them
             assert isinstance(drafter, Reading)  # as was checked when the engine was built
             (s.state,) = drafter.read([s.state], known)
     except Exception as error:
@@ -167,6 +209,7 @@ def propose(
 
     def ask(rows: list[int]) -> Draft:
         draft = drafter.propose([sequences[b].state for b in rows], [budgets[b] for b in rows])
+        draft = pruned(draft, [sequences[b].token_ids for b in rows], [sequences[b].request.params for b in rows])
         if draft.shape not in verifier.info.shapes:
             raise IncompatibleError(
                 f"a draft of shape {draft.shape.name} was proposed; expected one that verifier {verifier.info.name!r} is exact for. "

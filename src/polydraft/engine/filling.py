@@ -8,9 +8,10 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from polydraft.core import Target
+from polydraft.engine import drafting
 from polydraft.engine.sequence import Sequence
 
-FEWEST, MOST = 8, 256
+FEWEST, MOST = 4, 256
 """Prompt tokens of a step while others run: fewer would pay a pass for little, more are a stall on any machine."""
 SHARE = 0.5
 """Of a round's time that a piece may take. At 1 the p99 between tokens grew 2.3 to 3.1 times while 892 tokens joined (SmolLM2-135M), as times vary."""
@@ -30,25 +31,25 @@ class Filling:
     def ready(self, new: Seq[Sequence]) -> list[Sequence]:
         """Those of which so little is left that this step reads it; of the first other one a piece is read.
 
-        Equal texts count once, and are ready together: the others copy the first.
+        Equal texts count once, and are ready together: the others copy the first, unless their drafters need states of each.
         """
         room, whole, read = self.room(), list[Sequence](), False
         groups: dict[tuple[int, ...], list[Sequence]] = {}
-        for s in new:
-            groups.setdefault(tuple(s.token_ids), []).append(s)
-        for ids, alike in groups.items():
-            slot = alike[0].slot
-            assert slot is not None
-            held = int(self._target.lengths[slot])
-            left = len(ids) - 1 - held
-            if left <= room:
+        for number, s in enumerate(new):
+            own = () if s.state is None else (-1, number)
+            groups.setdefault((*s.token_ids, *own), []).append(s)
+        for alike in groups.values():
+            first = alike[0]
+            assert first.slot is not None
+            left = len(first.token_ids) - 1 - int(self._target.lengths[first.slot])
+            if left <= room or not drafting.reads_on(first):
                 room -= left
                 whole += alike
             elif not read and room == self.room():
                 read, start = True, self._clock()
-                self._target.prefill([slot], [list(ids[held : held + room])])
+                drafting.read_on(self._target, first, room)
                 seconds = self._clock() - start
-                alike[0].sample.stats.seconds["prefill"] += seconds
+                first.sample.stats.seconds["prefill"] += seconds
                 self._tokens_per_second = room / max(seconds, 1e-6)
                 room = 0
         return whole

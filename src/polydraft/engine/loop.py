@@ -16,29 +16,29 @@ itself fails, the step raises and what ran waits again; `isolate` then finds tho
 import threading
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack
 from time import perf_counter
 from typing import Any, Protocol
 
-from polydraft import sampling
 from polydraft.compile_time import working
 from polydraft.core import Drafter, Law, Request, SecondLaw, Target, Verifier
 from polydraft.engine import drafting, stats
+from polydraft.engine.admission import Admission
 from polydraft.engine.filling import Filling
-from polydraft.engine.needs import check_drafter, check_law
+from polydraft.engine.needs import check_law
 from polydraft.engine.output import StepOutput, emit
 from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sample, Sequence
+from polydraft.engine.speculation import Menu, Speculation
 from polydraft.engine.stats import Stopwatch
 from polydraft.engine.step import Stepper
-from polydraft.engine.stopping import Stopper
 from polydraft.engine.ties import check_margin
-from polydraft.errors import BusyError, CapacityError, IncompatibleError, InvalidInputError, PolydraftError, RequestWarning
+from polydraft.errors import BusyError, IncompatibleError, PolydraftError, RequestWarning
 from polydraft.models.slots import Slots
-from polydraft.params import MOST_SAMPLES
-from polydraft.plan.fixed import Plan, check_draft
+from polydraft.params import StructuredOutputs
+from polydraft.plan.fixed import Plan
 
 MOST_WAITING = 65_536
 """Samples that may wait for a slot; `add_request` refuses more."""
@@ -58,6 +58,7 @@ class Loop:
     tie_margin: see `ties`; None = off.
     law: what is sampled, where it is not each request's sampling parameters alone; see `core.Law`.
     teaching: whether drafters learn from finished outputs; not where rounds are only measured.
+    others, make_plan: further drafters that requests may name, and the plan of each with a rule.
     keep_prefixes: whether slots keep what was read for requests that begin with the same tokens, such as the next turn of a chat;
         not where prompts are measured.
     clock: of the seconds that steps take, by default the wall's, and for what a plan learns from `stats.clock`; it stands still while
@@ -78,10 +79,10 @@ class Loop:
         clock: Callable[[], float] | None = None,
         teaching: bool = True,
         keep_prefixes: bool = False,
+        others: Mapping[str, Drafter] | None = None,
+        make_plan: Callable[[Drafter], Plan] | None = None,
     ) -> None:
         check_margin(target, tie_margin)
-        if drafter is not None:
-            check_drafter(target, drafter)
         if law is not None:
             check_law(target, law)
             if tie_margin is not None:
@@ -94,9 +95,10 @@ class Loop:
         self._clock, self._pricing = working(clock or perf_counter), working(clock or stats.clock(target))
         self._slots, self._teaching, self.law = Slots(target), teaching, law
         self._second = Second(law, target, self._slots) if isinstance(law, SecondLaw) else None
-        read_whole = self._second is not None or (drafter is not None and bool(drafter.needs.hidden))
-        self._filling, self._pieces = Filling(target, self._clock), not read_whole
-        self._keeps = keep_prefixes and not read_whole and getattr(target, "rolls_back", True)
+        self.menu = Menu(target, Speculation(drafter, verifier, plan), others, make_plan)
+        self._admission = Admission(target, tokenizer, self.eos_token_ids, self.menu, law, self._second)
+        self._filling = Filling(target, self._clock)
+        self._keeps = keep_prefixes and self._second is None and getattr(target, "rolls_back", True)
         self._asked: deque[Sequence | str] = deque()
         """Sequences to add and ids of requests to abort, in the order of the calls."""
         self._waiting: OrderedDict[Sequence, None] = OrderedDict()
@@ -108,11 +110,8 @@ class Loop:
         """What ran in the last step that raised."""
         self._streams: dict[str, Inbox] = {}
         self._stepping = threading.Lock()
-        self._source = "" if drafter is None else drafter.info.name
         self.graphs: dict[str, dict[str, Any]] = {}
         """What was captured when the engine was built, see `warm_up`."""
-        if drafter is not None and (prepare := getattr(plan, "prepare", None)):
-            prepare(target, drafter, verifier)
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -141,68 +140,29 @@ class Loop:
             the sample, which fills as it runs.
 
         Raises:
-            IncompatibleError: a budget that the drafter does not draw, or that the rule is not exact for.
-            InvalidInputError: ids outside the vocabulary, bans that leave no token, or stop strings without a tokenizer.
+            IncompatibleError: a budget that the drafter does not draw, or that the rule is not exact for; such a rule; a form of the
+                output that cannot be had here.
+            UnknownNameError: a drafter that the engine was not built with, or no rule.
+            InvalidInputError: ids outside the vocabulary, bans that leave no token, stop strings without a tokenizer, a wrong grammar.
             CapacityError: the prompt, or the prompt and `max_tokens`, does not fit the context.
             BusyError: MOST_WAITING samples wait already.
         """
-        self._check(request)
-        params = request.params
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(self.eos_token_ids))
-        begins = () if self._second is None else self._second.begins(request)
-        room = self._check_room(request, begins)
-        stopper = Stopper(
-            self.tokenizer,
-            request.prompt_token_ids,
-            stop_ids=stop_ids,
-            stop_strings=params.stop,
-            max_tokens=room if params.max_tokens is None else params.max_tokens,
-            min_tokens=params.min_tokens,
-            skip_special_tokens=params.skip_special_tokens,
-        )
-        sample = Sample(request.sample % MOST_SAMPLES, request.seed, logprobs=None if params.logprobs is None else [])
-        sample.stats.prompt_tokens = len(request.prompt_token_ids)
-        drafting = self.drafter is not None and (request.budget is None or request.budget.max_depth > 0)
-        self._asked.append(
-            Sequence(request, stopper, sample, list(request.prompt_token_ids), drafting=drafting, second_ids=begins)
-        )
-        return sample
-
-    def _check(self, request: Request) -> None:
-        prompt, params = request.prompt_token_ids, request.params
-        V = self.target.vocab_size
-        bad = next((t for t in prompt if not 0 <= t < V), None)
-        if bad is not None:
-            raise InvalidInputError(
-                f"token id {bad} was given in the prompt of {request.id!r}; expected 0 <= id < {V}. Use the target's own tokenizer."
-            )
-        sampling.check_vocabulary(params, V, self.eos_token_ids)
-        if self.drafter is not None and request.budget is not None:
-            check_draft(request.budget, self.drafter.info, self.verifier.info)
-        if params.stop and self.tokenizer is None:
-            raise InvalidInputError(
-                "stop strings were given without a tokenizer; use stop_token_ids, or give the engine a tokenizer."
-            )
         if len(self._asked) + len(self._waiting) >= MOST_WAITING:
             raise BusyError(
                 f"request {request.id!r} was given while {MOST_WAITING} samples wait, as many as may. "
                 "Run some steps first, or split the call or its n."
             )
+        asked = self._admission.sequence(request)
+        self._asked.append(asked)
+        return asked.sample
 
-    def _check_room(self, request: Request, second: Seq[int]) -> int:
-        """Tokens for which the context leaves room. second: how the second sequence begins."""
-        length, wanted, longest = len(request.prompt_token_ids), request.params.max_tokens, self.target.max_model_len
-        length = max(length, len(second))
-        if length >= longest:
-            raise CapacityError(
-                f"a prompt of {length} tokens was given; the context holds {longest}, so it may have at most {longest - 1}. Shorten it."
-            )
-        if wanted is not None and length + wanted > longest:
-            raise CapacityError(
-                f"a prompt of {length} tokens and max_tokens={wanted} were given; the context holds {longest}. "
-                f"Use max_tokens <= {longest - length} or shorten the prompt."
-            )
-        return longest - length
+    def compile_grammar(self, wanted: StructuredOutputs) -> None:
+        """Make ready what requests with this form of their outputs need, which may take a second; from any thread.
+
+        Raises:
+            InvalidInputError, IncompatibleError: a form that is wrong, or cannot be had here.
+        """
+        self._admission.grammars().grammar(wanted, 0)
 
     def abort_request(self, request_id: str) -> None:
         """End all samples of a request, from any thread, before the next step's round; what was emitted stays. Unknown ids are ignored.
@@ -272,14 +232,14 @@ class Loop:
         self._waiting.pop(s, None)
         if s in self._running:
             self._running.remove(s)
-        if self.drafter is not None and self._teaching:
-            drafting.teach(self.drafter, s)
+        if s.speculation.drafter is not None and self._teaching:
+            drafting.teach(s.speculation.drafter, s)
 
     def _evict(self, s: Sequence, *, keep: bool = False) -> None:
         """Take a sequence off its slot; what it emitted stays with it."""
         s.filling = False
-        if self.drafter is not None:
-            drafting.release(self.drafter, [s])
+        if s.speculation.drafter is not None:
+            drafting.release(s.speculation.drafter, [s])
         if s.slot is not None:
             slot, s.slot = s.slot, None
             held = s.token_ids[: int(self.target.lengths[slot])] if keep and self._keeps else ()
@@ -295,6 +255,7 @@ class Loop:
             s.slot = self._slots.take(s.token_ids[:-1] if self._keeps else ())
             if s.sample.stats.seconds_waiting is None:
                 s.sample.stats.seconds_waiting = perf_counter() - s.sample.stats.arrival
+            drafting.join(self.target, s.speculation.drafter, s)
             s.sample.stats.cached_tokens = int(self.target.lengths[s.slot]) if self._keeps else 0
             if self._second is not None:
                 self._second.take(s)
@@ -302,13 +263,14 @@ class Loop:
             self._running.append(s)
             del self._waiting[s]
         new = [s for s in self._running if s.filling]
-        if running and new and self._pieces:
+        if running and new and self._second is None:
             new = self._filling.ready(new)
         if not new:
             return
         watch = Stopwatch(self._clock)
         with watch.phase("prefill"):
-            drafting.fill(self.target, self.drafter, new)
+            for chosen, group in _alike(new):
+                drafting.fill(self.target, chosen.drafter, group)
             if self._second is not None:
                 self._second.fill(new)
         _share(new, watch.stop())
@@ -321,8 +283,9 @@ class Loop:
             self._take_in()
             try:
                 self._admit()
-                if ready := [s for s in self._running if not s.filling]:
-                    self._round(ready)
+                self._filling.round_seconds = 0.0
+                for chosen, group in _alike([s for s in self._running if not s.filling]):
+                    self._round(chosen, group)
             except BaseException:
                 self._put_back()
                 raise
@@ -354,7 +317,7 @@ class Loop:
                 self._waiting = OrderedDict({s: None})
                 try:
                     self._admit()
-                    self._round([s])
+                    self._round(s.speculation, [s])
                 except Exception as error:
                     self._put_back()
                     self._fail(s, error)
@@ -366,17 +329,18 @@ class Loop:
             outputs, self._outputs = self._outputs, []
             return outputs
 
-    def _round(self, sequences: list[Sequence]) -> None:
+    def _round(self, chosen: Speculation, sequences: list[Sequence]) -> None:
+        """One round of sequences that are drafted for alike."""
         stop_ids = frozenset(self.eos_token_ids)
-        parts = self.target, self.drafter, self.verifier, self.plan, stop_ids, self.tie_margin
-        time = getattr(self.plan, "time", None) if getattr(self.plan, "timed", False) else None
+        parts = self.target, chosen.drafter, chosen.verifier, chosen.plan, stop_ids, self.tie_margin
+        time = getattr(chosen.plan, "time", None) if getattr(chosen.plan, "timed", False) else None
         began = self._pricing() if time else 0.0
         done = Stepper(*parts, self.law, self._second, clock=self._clock)(sequences)
         start = self._clock()
         failed = list(done.failed)
         for b, s in enumerate(done.sequences):
             try:
-                output, failure = emit(done, b, s, self._source)
+                output, failure = emit(done, b, s, chosen.source)
                 self._give(output)
             except Exception as error:
                 failure = error
@@ -388,10 +352,18 @@ class Loop:
             if s.finished and s in self._running:
                 self._leave(s, keep=True)
         done.seconds["other"] += self._clock() - start
-        self._filling.round_seconds = sum(done.seconds.values())
+        self._filling.round_seconds += sum(done.seconds.values())
         _share(sequences, done.seconds)
         if time:
             time(done.sequences, done.draft, self._pricing() - began)
+
+
+def _alike(sequences: Seq[Sequence]) -> list[tuple[Speculation, list[Sequence]]]:
+    """Those that are drafted for alike, in order."""
+    groups: dict[Speculation, list[Sequence]] = {}
+    for s in sequences:
+        groups.setdefault(s.speculation, []).append(s)
+    return list(groups.items())
 
 
 def _share(sequences: Seq[Sequence], seconds: dict[str, float]) -> None:

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.core import Request
+from polydraft.engine.speculation import PLAIN, Speculation
 from polydraft.engine.stats import RequestStats
 from polydraft.engine.stopping import Stopper
 
@@ -118,6 +119,7 @@ class Sequence:
     token_ids: prompt and output, the one truth about what is committed.  slot: None while waiting.  filling: part of it is still to be read.
     state: the drafter's, or None where drafting is off.  num_read: committed tokens that the state has been told.
     unread: hidden states of the rounds since then, by layer, and its row of them, where the drafter needs them.
+    speculation: how it is drafted for.
     second_ids, second_slot: how the second sequence begins and where it is, where a law reads one.
     """
 
@@ -133,6 +135,7 @@ class Sequence:
     drafting: bool = True
     second_ids: tuple[int, ...] = ()
     second_slot: int | None = None
+    speculation: Speculation = PLAIN
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -210,11 +210,11 @@ class SlotModel(ABC):
         self._lengths[index] = self._scored[index] = 0
 
 
-_KEPT: WeakKeyDictionary[Target, dict[int, Sequence[int]]] = WeakKeyDictionary()
+_KEPT: WeakKeyDictionary[Target, dict[int, Sequence[object]]] = WeakKeyDictionary()
 """What free slots of a model still hold, for everyone that takes slots of it."""
 
 
-def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+def common_length(a: Sequence[object], b: Sequence[object]) -> int:
     """Tokens with which both texts begin.
 
     Example:
@@ -249,7 +249,7 @@ class Slots:
     def num_free(self) -> int:
         return len(self._free)
 
-    def take(self, text: Sequence[int] = ()) -> int:
+    def take(self, text: Sequence[object] = ()) -> int:
         """A slot, the taker's until it is given back: the one that kept most of the beginning of a text, and no more than that; else an
         empty one.
 
@@ -270,7 +270,7 @@ class Slots:
         self._taken.add(slot)
         return slot
 
-    def _best(self, text: Sequence[int]) -> int:
+    def _best(self, text: Sequence[object]) -> int:
         """The free slot that kept the longest beginning; of several an empty one, the last that was given back, and else the oldest."""
         empty = [slot for slot in self._free if slot not in self._kept]
         held = [slot for slot in self._free if slot in self._kept]
@@ -279,8 +279,8 @@ class Slots:
             return empty[-1]
         return longest
 
-    def give_back(self, slot: int, text: Sequence[int] = ()) -> None:
-        """Empty a slot; it is free even where the model fails to. text: it holds these tokens and keeps them, for a text that begins so."""
+    def give_back(self, slot: int, text: Sequence[object] = ()) -> None:
+        """Empty a slot; it is free even where the model fails to. text: what its columns are of, which it keeps for a text that begins so."""
         self._taken.remove(slot)
         assert slot not in self._free
         self._free.append(slot)

@@ -4,6 +4,7 @@ Of each sample a `Reader` knows how far it was told. Outputs share a sample that
 the output's own tokens and of the log-probabilities at their positions, which are there before it is given.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -66,10 +67,10 @@ class Reader:
 
 
 @dataclass
-class Answer:
+class Answer(ABC):
     """One response in the making. prompts: their ids.  echo: what stands before each text.
 
-    kind: the object's name, and that of its chunks.  trace: tell where each token comes from.
+    kind: the object's name, and that of its chunks.  methods: drafter and rule, as usage tells them.  trace: tell where each token comes from.
     """
 
     tokenizer: Any
@@ -80,6 +81,7 @@ class Answer:
     echo: Seq[str] = ()
     id: str = field(default_factory=lambda: uuid4().hex)
     created: int = field(default_factory=lambda: int(time()))
+    methods: dict[str, Any] = field(default_factory=dict[str, Any])
 
     kind = chunk_kind = prefix = ""
 
@@ -153,6 +155,7 @@ class Answer:
                 "rejected_prediction_tokens": sum(s.drafted - s.accepted for s in stats),
             },
             "speculation": {
+                **self.methods,
                 "target_calls": calls,
                 "tokens_per_call": completion / calls if calls else 0.0,
                 "drafted_tokens": sum(s.drafted for s in stats),
@@ -161,11 +164,13 @@ class Answer:
             },
         }
 
+    @abstractmethod
     def _choice(self, index: int, outputs: list[StepOutput]) -> dict[str, Any]:
-        raise NotImplementedError
+        """A whole choice."""
 
+    @abstractmethod
     def _delta(self, index: int, output: StepOutput, told: list[TokenLogprob], reader: Reader, first: bool) -> dict[str, Any]:
-        raise NotImplementedError
+        """What a chunk adds to a choice."""
 
     def _told(self, index: int, outputs: list[StepOutput]) -> list[TokenLogprob]:
         reader = self.reader(index, outputs[0])

@@ -18,11 +18,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
 
 from polydraft import __version__
-from polydraft.core import Budget
 from polydraft.engine.asynchronous import AsyncEngine
 from polydraft.engine.output import StepOutput
 from polydraft.errors import IncompatibleError, PolydraftError
 from polydraft.params import SamplingParams
+from polydraft.plan.plan import FixedPlan
 from polydraft.server import errors
 from polydraft.server.answers import Answer, Chat, Completion, check
 from polydraft.server.errors import ApiError
@@ -143,7 +143,8 @@ class _Routes:
 
     def _model(self) -> dict[str, Any]:
         built = self.engine.engine.summary()
-        drafts = {name: built[name] for name in ("drafter", "verifier", "lossless")}
+        drafts = {name: built[name] for name in ("drafter", "drafters", "verifier", "lossless")}
+        drafts["verifiers"] = self.engine.engine.menu.rules()
         chat = bool(getattr(self._tokenizer, "chat_template", None))
         more = {"max_model_len": built["max_model_len"], "chat": chat, "speculation": drafts}
         return {"id": self.settings.model, "object": "model", "created": self.began, "owned_by": "polydraft", **more}
@@ -266,22 +267,28 @@ class _Routes:
             raise ApiError(
                 400, f"{num_prompts} prompts with n={params.n} were given; {self.settings.most_choices} choices may be asked for at a time.", param="n"
             )  # fmt: skip
-        self._check_methods(given.speculation)
         return params
 
-    def _check_methods(self, asked: Speculation) -> None:
-        """Drafter and rule are the engine's: one that is asked for has to be that one."""
-        built = self.engine.engine.summary()
-        for what in ("drafter", "verifier"):
-            wanted = getattr(asked, what)
-            if wanted not in (None, "auto", built[what]):
-                raise ApiError(
-                    400, f"{what} {wanted[:80]!r} was asked for; this server runs {built[what]!r}.", param="speculation"
-                )
+    def _speculation(self, asked: Speculation, params: SamplingParams) -> dict[str, Any]:
+        """Drafter, rule and size that are asked for, as the engine takes them."""
+        chosen, budget = self.engine.engine.menu.find(asked.drafter, asked.verifier), asked.budget()
+        rule, fixed = chosen.verifier.info, budget is not None or isinstance(chosen.plan, FixedPlan)
+        if asked.seed_exact and not (params.greedy or fixed or rule.shared_noise):
+            raise ApiError(
+                400, f"seed_exact was asked for, but how much {chosen.source!r} drafts follows the load, and with the rule {rule.name!r} so does the "
+                "text of a seed. Ask for the rule 'race' where it fits the drafter, a depth, or temperature 0.", param="speculation"
+            )  # fmt: skip
+        return {"budget": budget, "drafter": asked.drafter, "verifier": asked.verifier}
 
     async def _answer(self, request: Request, given: Sampled, answer: Answer, params: SamplingParams) -> Response:
-        budget: Budget | None = given.speculation.budget()
-        outputs = self.engine.stream_all(answer.prompts, params, budget=budget, seconds=self.settings.seconds)
+        asked = self._speculation(given.speculation, params)
+        chosen = self.engine.engine.menu.find(given.speculation.drafter, given.speculation.verifier)
+        answer.methods = {
+            "drafter": chosen.source,
+            "verifier": chosen.verifier.info.name,
+            "lossless": chosen.verifier.info.lossless,
+        }
+        outputs = self.engine.stream_all(answer.prompts, params, seconds=self.settings.seconds, **asked)
         if not given.stream:
             collected = await _unless_gone(request, _all(outputs))
             return Response(status_code=GONE) if collected is None else JSONResponse(answer.whole(collected))

@@ -44,7 +44,7 @@ def of(error: Exception) -> ApiError:
         return ApiError(429, str(error), code="rate_limit_exceeded")
     if isinstance(error, CapacityError):
         return ApiError(400, str(error), code="context_length_exceeded")
-    if isinstance(error, PolydraftError) and isinstance(error, ValueError):
+    if isinstance(error, PolydraftError) and isinstance(error, (ValueError, LookupError)):
         return ApiError(400, str(error))
     return ApiError(500, "the server failed on this request; its log says why.")
 

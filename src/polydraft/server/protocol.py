@@ -4,13 +4,14 @@ Fields that change nothing here (`user`, `metadata`, ...) are read and dropped; 
 done what was not.
 """
 
+from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from polydraft import tree
 from polydraft.core import Budget
-from polydraft.params import LogprobsMode, SamplingParams
+from polydraft.params import LogprobsMode, SamplingParams, StructuredOutputs
 from polydraft.server.errors import ApiError
 
 MOST_LOGPROBS = 20
@@ -29,7 +30,9 @@ class Speculation(_Body):
     """How one request is drafted for.
 
     enabled: False decodes plainly.  depth, num_paths: a fixed size of its drafts; without them the server's plan.
-    drafter, verifier: refused unless they are the server's.  trace: tell the origin of each token, and the tree of each round.
+    drafter: one that the server was started with.  verifier: any rule that is exact for it.
+    seed_exact: the text is a function of the seed alone, whatever the load; refused where drafter, rule and size do not give that.
+    trace: tell the origin of each token, and the tree of each round.
     """
 
     enabled: bool = True
@@ -37,6 +40,7 @@ class Speculation(_Body):
     num_paths: Annotated[int, Field(ge=1, le=255)] | None = None
     drafter: str | None = None
     verifier: str | None = None
+    seed_exact: bool = False
     trace: bool = False
 
     def budget(self) -> Budget | None:
@@ -53,11 +57,23 @@ class StreamOptions(_Body):
     include_obfuscation: bool = False
 
 
+class JsonSchema(_Body):
+    """Named as OpenAI does. strict: it is always so here."""
+
+    name: str = ""
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
 class ResponseFormat(_Body):
-    type: Literal["text"]
+    """json_schema: beside the type of that name."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
 
 
-class Sampled(_Body):
+class Sampled(_Body, ABC):
     """What completions and chats have in common; ranges are those of `SamplingParams`."""
 
     model: str | None = None
@@ -81,6 +97,10 @@ class Sampled(_Body):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: Text | None = None
+    guided_choice: Annotated[list[Text], Field(min_length=1)] | None = None
+    guided_grammar: Text | None = None
     speculation: Speculation = Field(default_factory=Speculation)
 
     user: Any = Field(None, exclude=True)
@@ -116,13 +136,32 @@ class Sampled(_Body):
             logprobs=self.most_logprobs(),
             logprobs_mode=self.logprobs_mode,
             skip_special_tokens=self.skip_special_tokens,
+            structured_outputs=self.form(),
         )
+
+    def form(self) -> StructuredOutputs | None:
+        """What the text has to be like.
+
+        Raises:
+            ApiError: several forms, or a type without its schema.
+        """
+        wanted = self.response_format
+        schema = wanted.json_schema.schema_ if wanted and wanted.json_schema else None
+        if wanted and (wanted.type == "json_schema") != (schema is not None):
+            raise ApiError(400, f"response_format has the type {wanted.type!r}; expected json_schema.schema beside 'json_schema' alone.", param="response_format")  # fmt: skip
+        asked: dict[str, Any] = {"json": schema if schema is not None else self.guided_json, "regex": self.guided_regex}
+        asked |= {"choice": self.guided_choice, "grammar": self.guided_grammar, "json_object": wanted is not None and wanted.type == "json_object"}  # fmt: skip
+        given = {name: value for name, value in asked.items() if value not in (None, False)}
+        if len(given) + (schema is not None and self.guided_json is not None) > 1:
+            raise ApiError(400, "several forms of the text were asked for; expected one of response_format and guided_*.", param="response_format")  # fmt: skip
+        return StructuredOutputs(**given) if given else None
 
     def most_tokens(self) -> int | None:
         return self.max_tokens
 
+    @abstractmethod
     def most_logprobs(self) -> int | None:
-        raise NotImplementedError
+        """Alternatives to tell beside each token; None tells nothing of any."""
 
 
 class CompletionRequest(Sampled):

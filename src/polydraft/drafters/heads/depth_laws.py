@@ -22,9 +22,14 @@ __all__ = ["DepthDrafter"]
 class DepthDrafter(HeadDrafter):
     """A head whose model is a `models.compiled.depth_laws.DepthLaws`. A state's `states` are the one before the root, [1, F], or none."""
 
-    def read(self, states: Sequence[Any], scores: Scores) -> list[Any]:
-        """The state before the last token."""
-        found, last = self._joined(scores), [len(s.context) - 2 for s in states]
+    def held(self, state: Any) -> int:
+        """All tokens but the last two: see `drafters.base.ReadingOn`."""
+        return max(len(state.context) - 2, 0)
+
+    def read(self, states: Sequence[Any], scores: Scores, start: int = 0) -> list[Any]:
+        """The state before the last token, once it is among them."""
+        found = self._joined(scores)
+        last = [min(len(s.context) - 2 - start, found.shape[1] - 1) for s in states]
         return [replace(s, states=found[b, last[b], None]) for b, s in enumerate(states)]
 
     def _cached(self, state: ModelState) -> int:

@@ -94,12 +94,16 @@ class DiffusionDrafter(DepthDrafter):
         head = DiffusionCheckpoint.load(head_folder("diffusion", parts.target, weights))
         return cls(CompiledDiffusion(head, parts.target), head.layers, kind, steps=steps, stop_ids=parts.eos_token_ids)
 
-    def read(self, states: Sequence[Any], scores: Scores) -> list[Any]:
+    def held(self, state: Any) -> int:
+        """None: its columns are of this text alone."""
+        return 0
+
+    def read(self, states: Sequence[Any], scores: Scores, start: int = 0) -> list[Any]:
         """Columns of all tokens but the last."""
         found = self._joined(scores)
         for b, s in enumerate(states):
-            self.model.inject(s.slot, 0, found[b, : len(s.context) - 1])
-        return super().read(states, scores)
+            self.model.inject(s.slot, start, found[b, : len(s.context) - 1 - start])
+        return super().read(states, scores, start)
 
     def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
         """Columns of what was the root and of what was accepted."""

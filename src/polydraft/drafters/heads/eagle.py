@@ -11,6 +11,7 @@ is read again with the target's. A tree is fixed before its first draw, or its m
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from polydraft.core import Budget, Draft, Outcome, Request, Scores, SiblingLaw
 from polydraft.drafters.base import Snapshot
 from polydraft.drafters.heads.base import HeadDrafter, HeadState
 from polydraft.drafters.model.paths import FIXED, ModelState
+from polydraft.models.compiled.proposals import LONGEST_PENDING
 from polydraft.models.eagle import EagleCheckpoint
 from polydraft.papers import method
 
@@ -44,10 +46,38 @@ class EagleDrafter(HeadDrafter):
 
         return CompiledEagle(head, target)
 
-    def read(self, states: Sequence[Any], scores: Scores) -> list[Any]:
-        """The states of all tokens but the last: those before all tokens but the first."""
-        found = self._joined(scores)
-        return [replace(s, pending=s.context[1:], states=found[b, : len(s.context) - 1]) for b, s in enumerate(states)]
+    def start(self, requests: Sequence[Request]) -> list[Any]:
+        """Take slots, those that kept most of the texts; they are read when their states are known."""
+        none = torch.empty(0, 0)
+        return [HeadState(r, self.slots.take(_pairs(r.prompt_token_ids)[:-1]), r.prompt_token_ids, (), none) for r in requests]
+
+    def release(self, states: Sequence[Any]) -> None:
+        """Give the slots back; each keeps what was read with the target's states."""
+        self._rewind(states)
+        for s in states:
+            self._proposed.pop(s.slot, None)
+            self.slots.give_back(s.slot, _pairs(s.context)[: self.held(s)])
+
+    def held(self, state: Any) -> int:
+        """As many as its slot has kept: see `drafters.base.ReadingOn`."""
+        return int(self.model.lengths[state.slot])
+
+    def read(self, states: Sequence[Any], scores: Scores, start: int = 0) -> list[Any]:
+        """The states of all tokens but the last: those before all tokens but the first. Many are read into the cache at once."""
+        found, new = self._joined(scores), list[HeadState]()
+        for b, s in enumerate(states):
+            if self.model.lengths[s.slot] > start:
+                self.model.cut(s.slot, start)
+            behind = start - int(self.model.lengths[s.slot])  # as many are pending from before
+            end = min(start + 1 + found.shape[1], len(s.context))
+            ids, known = s.pending[:behind] + s.context[start + 1 : end], found[b, : end - start - 1]
+            known = torch.cat([s.states[:behind], known]) if behind else known
+            if len(ids) > LONGEST_PENDING:
+                self.model.give(s.slot, known)
+                self.model.prefill([s.slot], [ids[:-1]])
+                ids, known = ids[-1:], known[-1:]
+            new.append(replace(s, pending=ids, states=known))
+        return new
 
     def _cached(self, state: ModelState) -> int:
         return max(len(state.context) - 1 - len(state.pending), 0)
@@ -86,7 +116,13 @@ class EagleDrafter(HeadDrafter):
     def restore(self, request: Request, snapshot: Snapshot) -> HeadState:
         """The state that drafts as the one of the snapshot; see `base.Resumable`."""
         (state,) = self.start([request])
+        self.model.cut(state.slot, 0)
         context, pending = (tuple(snapshot[name].tolist()) for name in ("tokens", "pending"))
         state = replace(state, context=context, pending=pending, states=torch.from_numpy(snapshot["states"]))
         self.model.fill(state.slot, self._cached(state), snapshot["keys"], snapshot["values"])
         return state
+
+
+def _pairs(text: Sequence[int]) -> list[tuple[int, int]]:
+    """What the columns of a slot belong to: each token with the one before it."""
+    return list(pairwise(text))

@@ -37,11 +37,11 @@ def grow(
 ) -> tuple[Draft, list[TokenTree]]:
     """The draft of a batch, and for each row the tree of what the model's cache now holds behind the committed tokens, none where nothing was asked for.
 
-    budgets: of which the contexts leave room for the depths.  stop_ids: what `min_tokens` masks.  One pass a depth for the whole batch.
+    states: of outputs whose form is given, or of none.  budgets: of which the contexts leave room for the depths.  stop_ids: what `min_tokens` masks.  One pass a depth for the whole batch.
     Where the model offers `propose_tree`, which is one call, penalties are left out of the law: the tree fits a little less.
     """
     propose_tree = getattr(model, "propose_tree", None)
-    if propose_tree is None:
+    if propose_tree is None or states[0].request.params.structured_outputs is not None:
         tree, scores, scored = _by_depth(model, states, budgets, stop_ids)
     else:
         params = [_warm(s.request.params) for s in states]

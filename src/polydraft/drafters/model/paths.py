@@ -37,7 +37,7 @@ from polydraft.core import (
     TokenTree,
     TreeShape,
 )
-from polydraft.drafters.base import Parts, Snapshot
+from polydraft.drafters.base import Parts, Snapshot, interleaved
 from polydraft.drafters.model.best_first import grow
 from polydraft.drafters.model.by_depth import Growth, ModelState
 from polydraft.errors import InvalidInputError, unknown_name
@@ -141,7 +141,15 @@ class ModelDrafter:
         return budget.within(max(self.model.max_model_len - len(state.context) - 1, 0))
 
     def propose(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
-        """One batched proposal; see `core.Drafter.propose`. Calling it again draws the same draft."""
+        """One batched proposal; see `core.Drafter.propose`. Calling it again draws the same draft.
+
+        Where the form of an output is given, a depth at a time, with laws of what may come next; others are drawn as they are without it.
+        """
+        bound = [s.request.params.structured_outputs is not None for s in states]
+        if any(bound) and not all(bound):
+            groups = [[b for b, x in enumerate(bound) if x is which] for which in (False, True)]
+            drafts = [ModelDrafter.propose(self, [states[b] for b in rows], [budgets[b] for b in rows]) for rows in groups]
+            return interleaved(groups, drafts)
         self._rewind(states)
         fixed = [self._fitting(s, g) for s, g in zip(states, budgets, strict=True)]
         if self.info.ranked:
@@ -160,7 +168,7 @@ class ModelDrafter:
     def _drawn(self, states: Sequence[ModelState], fixed: list[Budget], keys: tuple[list[int], list[int], list[int]]) -> Draft:
         """By the model's own proposal where it offers one for this, else depth by depth through `score`."""
         (law,), found = self.info.laws, None
-        if self._propose_paths is not None:
+        if self._propose_paths is not None and states[0].request.params.structured_outputs is None:
             trees, params = [g.parents for g in fixed], [s.request.params for s in states]
             slots, pending = [s.slot for s in states], [s.pending for s in states]
             found = self._propose_paths(slots, pending, keys, trees, params, law=law)

@@ -22,10 +22,12 @@ async function connect() {
   try {
     const answer = await fetch('/v1/models', { headers: headers() });
     if (!answer.ok) throw new Error(await refusal(answer));
-    const first = !model;
+    const first = !model, before = $('drafter').value;
     model = (await answer.json()).data[0];
-    const { drafter, verifier, lossless } = model.speculation;
+    const { drafter, drafters, verifier, lossless } = model.speculation;
     $('model').textContent = `${model.id} · drafts: ${drafter ?? 'none'} · rule: ${verifier}${lossless ? ', lossless' : ''}`;
+    offer('drafter', drafters, drafters.includes(before) ? before : drafters[0]);
+    rules();
     $('tab-chat').disabled = !model.chat;
     fail();
     if (first) choose(model.chat ? 'chat' : 'text');
@@ -34,6 +36,17 @@ async function connect() {
     fail(error instanceof TypeError ? 'The server cannot be reached. Trying again …' : error.message);
     setTimeout(connect, 1500);
   }
+}
+
+function offer(id, names, chosen) {
+  $(id).replaceChildren(...names.map((name) => new Option(name === 'none' ? 'none: plain decoding' : name, name, false, name === chosen)));
+}
+
+// Those that are exact for the chosen drafter; the server's own choice first.
+function rules() {
+  const names = model.speculation.verifiers[$('drafter').value] ?? [];
+  offer('verifier', ['auto', ...names], 'auto');
+  $('verifier').disabled = !names.length;
 }
 
 function lane(name) {
@@ -63,7 +76,9 @@ function clear() {
 
 function body(prompt, drafting) {
   const whole = (id) => ($(id).value === '' ? undefined : Number($(id).value));
-  const speculation = { enabled: drafting, trace: true, ...(drafting && { depth: whole('depth'), num_paths: whole('paths') }) };
+  const drafter = $('drafter').value === 'none' ? 'auto' : $('drafter').value, verifier = $('verifier').value || 'auto';
+  const sized = { depth: whole('depth'), num_paths: whole('paths'), drafter, verifier };
+  const speculation = { enabled: drafting, trace: true, ...(drafting && sized) };
   const told = { model: model.id, stream: true, seed: whole('seed'), temperature: whole('temperature'), max_tokens: whole('tokens'), speculation };
   return mode === 'chat'
     ? { ...told, messages: talk, logprobs: true, top_logprobs: 0 }
@@ -138,7 +153,7 @@ async function alone(prompt) {
   at.output.append(make('span', mode === 'chat' ? 'user' : 'said', prompt));
   if (mode === 'chat') { talk.push({ role: 'user', content: prompt }); $('prompt').value = ''; }
   try {
-    await run(at, prompt, $('drafts').value === 'on', stopping.signal);
+    await run(at, prompt, $('drafter').value !== 'none', stopping.signal);
   } finally {
     if (mode === 'chat' && talk.length) at.text ? talk.push({ role: 'assistant', content: at.text }) : talk.pop();
   }
@@ -196,6 +211,7 @@ document.querySelector('nav').addEventListener('keydown', (event) => {
   const next = tabs[(tabs.indexOf(document.activeElement) + step + tabs.length) % tabs.length];
   next.focus(); next.click();
 });
+$('drafter').addEventListener('change', rules);
 $('ask').addEventListener('submit', (event) => { event.preventDefault(); go(); });
 $('controls').addEventListener('submit', (event) => event.preventDefault());
 $('key').addEventListener('change', connect);

@@ -1,0 +1,250 @@
+"""Load figures: what streams of one server get at the same time, plain and with drafts, beside llama.cpp's server.
+
+A closed loop: so many clients, each of which asks anew when its answer is whole, over the loopback device, on the machine that serves.
+
+first     from the request to the first event of its stream
+between   from one event to the next of a stream; an event has what one round kept, so one token where nothing was drafted
+tokens/s  of all streams together, as the servers count them in `usage`
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+from time import perf_counter, sleep
+from typing import IO, Any, NamedTuple
+from urllib.parse import urlsplit
+
+from polydraft.errors import PolydraftError
+
+__all__ = ["Load", "answer", "load", "markdown", "run", "serving"]
+
+STREAMS = 1, 4, 16, 64
+CONTEXT = 512
+"""Tokens of each stream's place in a cache, on all servers."""
+SECONDS = 300.0
+"""Of one request, at most."""
+CODE = ("def {}(a, b):\n", "class {}:\n    def __init__(self):\n", "import os\n\n\ndef {}(path):\n")
+CHAT = ("How does {} work?", "Write a short story about {}.", "What should I know of {}?")
+TOPICS = [
+    "bread",
+    "rain",
+    "tides",
+    "bees",
+    "glass",
+    "maps",
+    "salt",
+    "clocks",
+    "trains",
+    "wool",
+    "kites",
+    "moss",
+    "tea",
+    "ink",
+    "stars",
+    "rust",
+]
+
+
+@dataclass
+class Load:
+    """What so many streams of one server took. first, between: seconds, each.  tokens: of all.  seconds: from the first request to the last event."""
+
+    server: str
+    streams: int
+    first: list[float] = field(default_factory=list[float])
+    between: list[float] = field(default_factory=list[float])
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def figures(self) -> dict[str, Any]:
+        """In milliseconds and tokens a second.
+
+        Example:
+            >>> Load("ours", 1, [0.1, 0.3], [0.01], tokens=30, seconds=1.5).figures()["first_p99_ms"]
+            300.0
+        """
+        told: dict[str, Any] = {"server": self.server, "streams": self.streams, "tokens": self.tokens, "seconds": self.seconds}
+        for name in ("first", "between"):
+            found = sorted(asdict(self)[name]) or [0.0]
+            for share in (50, 99):
+                told[f"{name}_p{share}_ms"] = 1e3 * found[min(len(found) * share // 100, len(found) - 1)]
+        return told | {"tokens_per_second": self.tokens / self.seconds if self.seconds else 0.0}
+
+
+async def answer(url: str, path: str, body: Mapping[str, Any]) -> tuple[float, list[float], list[dict[str, Any]]]:
+    """One streamed answer: when it was asked for, when each event came, and the events.
+
+    Raises:
+        PolydraftError: another status than 200, or a stream that breaks off.
+    """
+    where = urlsplit(url)
+    reader, writer = await asyncio.open_connection(where.hostname, where.port, limit=1 << 20)
+    try:
+        content = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+        began, came, events = perf_counter(), list[float](), list[dict[str, Any]]()
+        writer.write(head.encode() + content)
+        status = await reader.readline()
+        if b" 200 " not in status:
+            raise PolydraftError(
+                f"{url}{path} answered {status.decode(errors='replace').strip()}: {(await reader.read(2000)).decode(errors='replace')[-500:]}"
+            )
+        while line := await reader.readline():
+            if line.startswith(b"data: [DONE]"):
+                return began, came, events
+            if line.startswith(b"data: "):
+                came.append(perf_counter())
+                events.append(json.loads(line[6:]))
+        raise PolydraftError(f"a stream of {url}{path} broke off after {len(events)} events.")
+    finally:
+        writer.close()
+
+
+async def load(name: str, url: str, prompts: Sequence[str], *, streams: int, max_tokens: int, **asked: Any) -> Load:
+    """So many clients at a time, until each prompt is answered. asked: further fields of a request."""
+    found, left = Load(name, streams), list(prompts)
+
+    async def client() -> None:
+        while left:
+            body = {"prompt": left.pop(), "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+            body |= {"stream_options": {"include_usage": True}, **asked}
+            began, came, events = await asyncio.wait_for(answer(url, "/v1/completions", body), SECONDS)
+            texts = [at for at, event in zip(came, events, strict=True) if event.get("choices")]
+            found.first.append(texts[0] - began)
+            found.between += [b - a for a, b in pairwise(texts)]
+            found.tokens += next(e["usage"]["completion_tokens"] for e in reversed(events) if e.get("usage"))
+
+    start = perf_counter()
+    await asyncio.gather(*(client() for _ in range(streams)))
+    found.seconds = perf_counter() - start
+    return found
+
+
+class Served(NamedTuple):
+    """A server's address, and its process."""
+
+    url: str
+    pid: int
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[Served]:
+    """A `polydraft serve` of its own on a free port."""
+    command = [sys.executable, "-m", "polydraft", "serve", "--port", "0", "--drain", "1", *arguments]
+    with TemporaryFile("w+") as said:  # a pipe that nobody reads would fill
+        server = subprocess.Popen(command, stderr=said)
+        try:
+            url = _started(server, said)
+            asyncio.run(_ready(url))
+            yield Served(url, server.pid)
+        finally:
+            server.terminate()
+            server.wait(30)
+
+
+def _started(server: subprocess.Popen[bytes], said: IO[str]) -> str:
+    """The address that a server tells, once it listens."""
+    while True:
+        ended = server.poll() is not None
+        said.seek(0)
+        lines = said.read().splitlines()
+        told = next((line for line in lines if line.startswith("http://")), None)
+        if told is not None:
+            return told.partition("/v1")[0]
+        if ended:
+            raise PolydraftError(f"the server did not start: {' '.join(lines[-3:])}")
+        sleep(0.1)
+
+
+async def _ready(url: str) -> None:
+    where = urlsplit(url)
+    for _ in range(6000):
+        try:
+            reader, writer = await asyncio.open_connection(where.hostname, where.port)
+            writer.write(f"GET /ready HTTP/1.1\r\nHost: {where.netloc}\r\nConnection: close\r\n\r\n".encode())
+            line = await reader.readline()
+            writer.close()
+            if b" 200 " in line:
+                return
+        except OSError:
+            pass
+        await asyncio.sleep(0.1)
+    raise PolydraftError(f"{url} was not ready within 600 s.")
+
+
+def questions(model: str | None, count: int) -> list[str]:
+    """Prompts that differ from their first words on, so that no server knows one."""
+    kinds = CODE if model is None else CHAT
+    return [f"{kinds[i % len(kinds)].format(TOPICS[i % len(TOPICS)])}" + ("" if i < 16 else f"  # {i}\n") for i in range(count)]
+
+
+def run(
+    model: str | None, *, streams: Sequence[int] = STREAMS, max_tokens: int = 64, peer: bool = True, options: Sequence[str] = ()
+) -> list[Load]:
+    """Plain and speculative requests to one server of ours, then llama.cpp's, each at all numbers of streams. options: of `polydraft serve`."""
+    slots, found = max(streams), list[Load]()
+    given = ["--model", model or "embedded", "--max-num-seqs", str(slots), "--max-model-len", str(CONTEXT), *options]
+    ways: list[tuple[str, dict[str, Any]]] = [("polydraft, plain", {"speculation": {"enabled": False}}), ("polydraft", {})]
+    with serving(*given) as served:
+        url = served.url
+        for name, asked in ways:  # compiled and learnt beforehand
+            asyncio.run(load(name, url, questions(model, min(slots, 4)), streams=min(slots, 4), max_tokens=max_tokens, **asked))
+        for number in streams:
+            for name, asked in ways:
+                found.append(_measured(name, url, model, number, max_tokens, **asked))
+    if peer:
+        with TemporaryDirectory() as folder, _llama_cpp(model, Path(folder), slots) as url:
+            asyncio.run(load("llama.cpp", url, questions(model, 2), streams=2, max_tokens=max_tokens))
+            found += [_measured("llama.cpp", url, model, number, max_tokens) for number in streams]
+    return found
+
+
+def _measured(name: str, url: str, model: str | None, streams: int, max_tokens: int, **asked: Any) -> Load:
+    prompts = questions(model, max(8, streams))
+    return asyncio.run(load(name, url, prompts, streams=streams, max_tokens=max_tokens, **asked))
+
+
+@contextmanager
+def _llama_cpp(model: str | None, folder: Path, slots: int) -> Iterator[str]:
+    """llama.cpp's own server in this process, whose threads are its own: on the very file, where it is one of its kind."""
+    from polydraft.bench.llama_cpp import LlamaCpp, write_gguf
+    from polydraft.models import load as models
+    from polydraft.models import pair
+    from polydraft.models.folder import load_module
+    from polydraft.models.hub import MODELS, cached
+
+    source = model or str(pair.target_folder())
+    file = cached(MODELS[source]) if source in MODELS else Path(source)
+    if file is None or file.suffix != ".gguf":
+        file = folder / "model.gguf"
+        write_gguf(load_module(source), models.load_tokenizer(source), file, "F32" if model is None else "BF16")
+    server = LlamaCpp(file, exact=False, parallel=slots, context=CONTEXT * slots)
+    yield server.address
+
+
+def markdown(found: Sequence[Load]) -> str:
+    """A table.
+
+    Example:
+        >>> print(markdown([Load("ours", 4, [0.1], [0.02], tokens=8, seconds=2.0)]))
+        | streams | server | tokens/s | first token p50 / p99, ms | between events p50 / p99, ms |
+        |---|---|---|---|---|
+        | 4 | ours | 4 | 100 / 100 | 20.0 / 20.0 |
+    """
+    lines = [
+        "| streams | server | tokens/s | first token p50 / p99, ms | between events p50 / p99, ms |",
+        "|---|---|---|---|---|",
+    ]
+    for each in sorted(found, key=lambda each: each.streams):
+        f = each.figures()
+        first = f"{f['first_p50_ms']:.0f} / {f['first_p99_ms']:.0f}"
+        between = f"{f['between_p50_ms']:.1f} / {f['between_p99_ms']:.1f}"
+        lines.append(f"| {f['streams']} | {f['server']} | {f['tokens_per_second']:.0f} | {first} | {between} |")
+    return "\n".join(lines)

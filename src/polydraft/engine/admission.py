@@ -1,0 +1,100 @@
+"""What a request has to be to be taken: known ids, room in the context, and parts that are there."""
+
+import threading
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import Any
+
+from polydraft import sampling
+from polydraft.core import Law, Request, Target
+from polydraft.engine.second import Second
+from polydraft.engine.sequence import Sample, Sequence
+from polydraft.engine.speculation import Menu
+from polydraft.engine.stopping import Stopper
+from polydraft.engine.structured import Grammars
+from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
+from polydraft.params import MOST_SAMPLES, StructuredOutputs
+from polydraft.plan.plan import check_draft
+
+
+class Admission:
+    """From requests to sequences, in the thread of whoever asks. Arguments as of `Loop`."""
+
+    def __init__(
+        self, target: Target, tokenizer: Any, eos_token_ids: Seq[int], menu: Menu, law: Law | None, second: Second | None
+    ) -> None:
+        self._target, self._tokenizer, self._eos, self._menu = target, tokenizer, tuple(eos_token_ids), menu
+        self._law, self._second = law, second
+        self._grammars: Grammars | None = None
+        self._lock = threading.Lock()
+
+    def sequence(self, request: Request) -> Sequence:
+        """Errors as of `Loop.add_request`."""
+        chosen = self._menu.find(request.drafter, request.verifier)
+        self._check(request)
+        if chosen.drafter is not None and request.budget is not None:
+            check_draft(request.budget, chosen.drafter.info, chosen.verifier.info)
+        begins = () if self._second is None else self._second.begins(request)
+        room = self._check_room(request, begins)
+        request = self._bound(request)
+        params, prompt = request.params, request.prompt_token_ids
+        stopper = Stopper(
+            self._tokenizer,
+            prompt,
+            stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(self._eos)),
+            stop_strings=params.stop,
+            max_tokens=room if params.max_tokens is None else params.max_tokens,
+            min_tokens=params.min_tokens,
+            skip_special_tokens=params.skip_special_tokens,
+        )
+        sample = Sample(request.sample % MOST_SAMPLES, request.seed, logprobs=None if params.logprobs is None else [])
+        sample.stats.prompt_tokens = len(prompt)
+        drafts = chosen.drafter is not None and (request.budget is None or request.budget.max_depth > 0)
+        return Sequence(request, stopper, sample, list(prompt), drafting=drafts, second_ids=begins, speculation=chosen)
+
+    def _check(self, request: Request) -> None:
+        prompt, params, V = request.prompt_token_ids, request.params, self._target.vocab_size
+        bad = next((t for t in prompt if not 0 <= t < V), None)
+        if bad is not None:
+            raise InvalidInputError(
+                f"token id {bad} was given in the prompt of {request.id!r}; expected 0 <= id < {V}. Use the target's own tokenizer."
+            )
+        sampling.check_vocabulary(params, V, self._eos)
+        if params.stop and self._tokenizer is None:
+            raise InvalidInputError(
+                "stop strings were given without a tokenizer; use stop_token_ids, or give the engine a tokenizer."
+            )
+        if params.structured_outputs is not None and self._law is not None and not self._law.gives_logits:
+            raise IncompatibleError(
+                f"structured_outputs were given beside the law {type(self._law).__name__}, which makes probabilities of its own. Leave one out."
+            )
+
+    def _check_room(self, request: Request, second: Seq[int]) -> int:
+        """Tokens for which the context leaves room. second: how the second sequence begins."""
+        length, wanted, longest = len(request.prompt_token_ids), request.params.max_tokens, self._target.max_model_len
+        length = max(length, len(second))
+        if length >= longest:
+            raise CapacityError(
+                f"a prompt of {length} tokens was given; the context holds {longest}, so it may have at most {longest - 1}. Shorten it."
+            )
+        if wanted is not None and length + wanted > longest:
+            raise CapacityError(
+                f"a prompt of {length} tokens and max_tokens={wanted} were given; the context holds {longest}. "
+                f"Use max_tokens <= {longest - length} or shorten the prompt."
+            )
+        return longest - length
+
+    def grammars(self) -> Grammars:
+        """Of the target's tokenizer, made when they are first asked for."""
+        with self._lock:
+            if self._grammars is None:
+                self._grammars = Grammars(self._tokenizer, self._target.vocab_size, self._eos)
+            return self._grammars
+
+    def _bound(self, request: Request) -> Request:
+        """With the grammar of its own output, where it asks for one."""
+        wanted = request.params.structured_outputs
+        if not isinstance(wanted, StructuredOutputs):
+            return request
+        grammar = self.grammars().grammar(wanted, len(request.prompt_token_ids))
+        return replace(request, params=request.params.with_(structured_outputs=grammar))

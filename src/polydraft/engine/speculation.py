@@ -1,0 +1,97 @@
+"""How sequences are drafted for: a drafter, a rule that is exact for it, and a plan; each request may name its own of those there are."""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from polydraft.budget import Budget
+from polydraft.core import Drafter, Target, Verifier
+from polydraft.engine import build
+from polydraft.engine.needs import check_drafter
+from polydraft.errors import unknown_name
+from polydraft.plan.plan import FixedPlan, Plan
+from polydraft.verifiers import pairing
+from polydraft.verifiers.match import match
+
+__all__ = ["PLAIN", "Menu", "Speculation"]
+
+
+@dataclass(frozen=True, eq=False)
+class Speculation:
+    """Drafter, rule and plan, checked against each other; drafter None decodes plainly."""
+
+    drafter: Drafter | None
+    verifier: Verifier
+    plan: Plan
+
+    @property
+    def source(self) -> str:
+        """The drafter's name, "none" where there is none."""
+        return "none" if self.drafter is None else self.drafter.info.name
+
+
+PLAIN = Speculation(None, match, FixedPlan(Budget.fixed((-1,))))
+
+
+class Menu:
+    """What requests may name: the drafters that an engine was built with, each with any rule that is exact for it.
+
+    default: of requests that name nothing.  others: further drafters, by name.  make_plan: for each pair that is asked for.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        default: Speculation,
+        others: Mapping[str, Drafter] | None = None,
+        make_plan: Callable[[Drafter], Plan] | None = None,
+    ) -> None:
+        self.default, self._target, self._make_plan = default, target, make_plan
+        self._drafters: dict[str, Drafter | None] = {"none": None, **(others or {}), default.source: default.drafter}
+        self._known = {(default.source, default.verifier.info.name): default}
+        self._lock = threading.Lock()
+        for drafter in self._drafters.values():
+            if drafter is not None:
+                check_drafter(target, drafter)
+        _prepare(target, default)
+        for name in others or {}:
+            self.find(name)
+
+    @property
+    def names(self) -> list[str]:
+        """The default's first."""
+        return [self.default.source, *(name for name in self._drafters if name != self.default.source)]
+
+    def rules(self) -> dict[str, list[str]]:
+        """By drafter, the lossless rules that are exact for it."""
+        return {name: [] if drafter is None else pairing.fitting(drafter.info) for name, drafter in self._drafters.items()}
+
+    def find(self, drafter: str | None = None, verifier: str | None = None) -> Speculation:
+        """Those of a request; None and "auto" leave the choice.
+
+        Raises:
+            UnknownNameError: a drafter that the engine was not built with, or no rule.
+            IncompatibleError: a rule that is not exact for the drafter, or a plan of trees for which one of them is not.
+        """
+        wanted = self.default.source if drafter in (None, "auto") else drafter
+        rule = "auto" if verifier is None else verifier
+        if wanted == self.default.source and rule in ("auto", self.default.verifier.info.name):
+            return self.default
+        if wanted not in self._drafters:
+            raise unknown_name("drafter of this engine", wanted, self._drafters)
+        source = self._drafters[wanted]
+        made = build.verifier(rule, source)
+        if source is None:
+            return Speculation(None, made, PLAIN.plan)
+        with self._lock:
+            key = wanted, made.info.name
+            if key not in self._known:
+                plan = self._make_plan(source) if self._make_plan else self.default.plan
+                _prepare(self._target, Speculation(source, made, plan))
+                self._known[key] = Speculation(source, made, plan)
+            return self._known[key]
+
+
+def _prepare(target: Target, chosen: Speculation) -> None:
+    if chosen.drafter is not None and (prepare := getattr(chosen.plan, "prepare", None)):
+        prepare(target, chosen.drafter, chosen.verifier)

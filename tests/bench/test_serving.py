@@ -1,0 +1,35 @@
+"""`polydraft bench serve` counts what its own clients were streamed."""
+
+import asyncio
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from polydraft.bench import serving
+from polydraft.cli.main import app
+from polydraft.errors import PolydraftError
+from tests.server.conftest import serving as in_process
+from tests.server.conftest import small_engine
+
+
+def test_all_streams_are_timed_and_counted_and_a_refusal_is_told():
+    with in_process(small_engine()) as served:
+        found = asyncio.run(serving.load("ours", served.url, serving.questions(None, 5), streams=3, max_tokens=7))
+        assert found.tokens == 35 and len(found.first) == 5 and min(found.first) > 0
+        assert 0 < len(found.between) <= 30 and found.seconds > max(found.first)
+        with pytest.raises(PolydraftError, match="400"):
+            asyncio.run(serving.load("ours", served.url, ["x"], streams=1, max_tokens=0))
+
+
+def test_a_server_that_does_not_start_is_told():
+    with pytest.raises(PolydraftError, match="not-a-model"), serving.serving("--model", "not-a-model"):
+        pass
+
+
+@pytest.mark.slow
+def test_the_command_writes_its_figures(tmp_path):
+    out = tmp_path / "load.json"
+    found = CliRunner().invoke(app, ["bench", "serve", "--streams", "2", "--max-tokens", "4", "--json", str(out)])
+    assert found.exit_code == 0, found.output
+    assert [row["server"] for row in json.loads(out.read_text())] == ["polydraft, plain", "polydraft", "llama.cpp"]

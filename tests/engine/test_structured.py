@@ -1,0 +1,265 @@
+"""Outputs follow a grammar and the target's law over what it allows: by enumeration, by frequency, and by parsing what was sampled."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from polydraft import Engine, SamplingParams, StructuredOutputs, registry
+from polydraft.core import SiblingLaw, TreeShape
+from polydraft.drafters.model.paths import ModelDrafter
+from polydraft.engine import drafting, structured
+from polydraft.errors import IncompatibleError, InvalidInputError
+from tests.engine.tables import TableModel
+from tests.laws.harness import Tables, by_depth, enumerate_drafts, measure
+
+WORDS = ["a", "b", "ab", "c", "aa", "", "<end>"]
+END = len(WORDS) - 1
+FORM = StructuredOutputs(regex="(a|b|ab)(c|aa)?")
+TEXTS = {x + y for x in ("a", "b", "ab") for y in ("", "c", "aa")}
+PROMPT = [5, 5]
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    vocab = {word or "Z": i for i, word in enumerate(WORDS)}
+    made = Tokenizer(models.BPE(vocab=vocab, merges=[("a", "b"), ("a", "a")]))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>")
+
+
+@cache
+def outputs() -> list[tuple[int, ...]]:
+    """All token sequences that spell one of the texts, each with the end behind it, found by trying every token."""
+    found, open_ = list[tuple[int, ...]](), [()]
+    while open_:
+        ids = open_.pop()
+        text = "".join(WORDS[t] for t in ids)
+        found += [(*ids, END)] if text in TEXTS else []
+        open_ += [(*ids, t) for t in range(5) if any(whole.startswith(text + WORDS[t]) for whole in TEXTS)]
+    return found
+
+
+def next_tokens(path) -> set[int]:
+    """What may follow, by those outputs alone; behind the end, the end."""
+    if END in path:
+        return {END}
+    return {o[len(path)] for o in outputs() if o[: len(path)] == tuple(path) and len(o) > len(path)}
+
+
+def law(target: TableModel) -> dict[tuple[int, ...], float]:
+    """Probability of every output: the product of the table's rows over what may follow."""
+    chances = {}
+    for ids in outputs():
+        text, chance = [*PROMPT], 1.0
+        for i, token in enumerate(ids):
+            row = target.logits[text[-2], text[-1]].double().exp()
+            chance *= float(row[token] / row[sorted(next_tokens(ids[:i]))].sum())
+            text.append(token)
+        chances[ids] = chance
+    return chances
+
+
+def engine(kind="paths", **options):
+    target, small = (
+        TableModel(7, max_num_seqs=64, dtype=torch.float32),
+        TableModel(7, 1, 1.0, max_num_seqs=64, dtype=torch.float32),
+    )
+    return Engine.of(
+        target,
+        tokenizer=tokenizer(),
+        eos_token_ids=[END],
+        draft_model=small,
+        **{"drafter": f"model:{kind}", "depth": 3, "num_paths": 2, **options},
+    )
+
+
+def test_a_node_allows_what_its_own_path_does():
+    grammar = structured.Grammars(tokenizer(), 7, [END]).grammar(FORM, 2)
+    tokens, parents = [5, 0, 3, 1, 6, 4, 6], [-1, 0, 1, 1, 2, 3, 4]
+    rows = [set(np.flatnonzero(row)) for row in grammar.allowed(PROMPT, tokens, parents)]
+    assert rows[:3] == [next_tokens(()), next_tokens((0,)), next_tokens((0, 3))]
+    assert rows[3] == next_tokens((0, 1)) == next_tokens((2,)) and rows[4] == rows[6] == {END}
+    assert rows[5] == next_tokens((0, 1, 4)) == {END}
+    assert set(np.flatnonzero(grammar.allowed([*PROMPT, 2], [2], [-1])[0])) == next_tokens((2,))
+    assert set(np.flatnonzero(grammar.allowed(PROMPT, [5], [-1])[0])) == next_tokens(())
+
+
+class Constrained(Tables):
+    """The harness's tables, with the grammar's mask on p, and on q where it is drawn so."""
+
+    def __init__(self, seed, masked):
+        super().__init__(7, seed)
+        self.masked, self.grammar = masked, structured.Grammars(tokenizer(), 7, [END]).grammar(FORM, 2)
+
+    def _row(self, which, path):
+        row = super()._row(which, path) + 0.01
+        fits = all(t in next_tokens(path[:i]) for i, t in enumerate(path))
+        if fits and (which == "p" or self.masked):
+            row = row * self.grammar.allowed([*PROMPT, *path], [0], [-1])[0]
+        return row / row.sum()
+
+
+RULES = [
+    ("block", "IID", "CHAIN"),
+    ("greedy_traversal", "IID", "PATHS"),
+    ("traversal", "WITHOUT_REPLACEMENT", "PATHS"),
+    ("match", "POINT_MASS", "PATHS"),
+]
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize(("rule", "drawn", "shape"), RULES)
+def test_every_draft_enumerated_gives_the_masked_law(rule, drawn, shape, masked):
+    tables, counts = Constrained(4, masked), by_depth(*([1, 1] if shape == "CHAIN" else [2, 1]))
+    drafts = enumerate_drafts(tables, SiblingLaw[drawn], counts, 2)
+    assert measure(registry.verifier(rule), tables, SiblingLaw[drawn], TreeShape[shape], counts, 2, drafts).tv < 1e-9
+
+
+def test_to_prune_a_sampled_token_that_does_not_fit_is_found():
+    tables = Constrained(4, False)
+    drafts = enumerate_drafts(tables, SiblingLaw.IID, by_depth(1), 1)
+    for d in drafts:
+        if d.tokens[1] not in next_tokens(()):
+            d.tokens, d.parents, d.paths = d.tokens[:1], d.parents[:1], d.paths[:1]
+    assert measure(registry.verifier("block"), tables, SiblingLaw.IID, TreeShape.CHAIN, by_depth(1), 1, drafts).tv > 0.01
+
+
+class Unmasked(ModelDrafter):
+    """Draws from laws that know nothing of the form."""
+
+    def start(self, requests):
+        return super().start([replace(r, params=r.params.with_(structured_outputs=None)) for r in requests])
+
+
+def p_value(made, samples=512) -> float:
+    given = [
+        s
+        for i in range(samples // 256)
+        for s in made.generate([PROMPT], SamplingParams(n=256, seed=i, max_tokens=9, structured_outputs=FORM))[0].samples
+    ]
+    assert all(s.finish_reason == "stop" for s in given)
+    seen, expected = Counter(tuple(s.token_ids) for s in given), law(made.target)
+    assert sum(expected.values()) == pytest.approx(1) and set(seen) <= set(expected)
+    big = [ids for ids, chance in expected.items() if chance * samples >= 5]
+    rest = samples - sum(seen[ids] for ids in big), samples * (1 - sum(expected[ids] for ids in big))
+    pairs = [(seen[ids], samples * expected[ids]) for ids in big] + ([rest] if rest[1] > 1 else [])
+    observed, wanted = np.array(pairs).T
+    return float(chisquare(observed, wanted * observed.sum() / wanted.sum()).pvalue)
+
+
+@pytest.mark.parametrize("kind", ["paths", "coupled", "top_k"])
+def test_what_an_engine_writes_has_the_law_over_several_rounds(kind):
+    assert p_value(engine(kind)) > 1e-3
+
+
+def test_drafts_that_know_nothing_of_the_form_keep_the_law():
+    assert p_value(engine(drafter=Unmasked(engine().drafter.model), depth=2)) > 1e-3
+
+
+def test_what_hangs_on_a_token_that_does_not_fit_is_pruned_from_drafts_of_text():
+    made, tried = engine("top_k"), []
+    check = drafting.inputs.check_draft
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafting.inputs, "check_draft", lambda draft, *more: (tried.append(draft.tree), check(draft, *more)))
+        made.generate([PROMPT], SamplingParams(seed=1, max_tokens=9, structured_outputs=FORM))
+    first = tried[0]
+    tokens, parents = first.tokens[0].tolist(), first.parents[0].tolist()
+    for n in range(1, len(tokens)):
+        path, at = [], n
+        while at > 0:
+            path.insert(0, tokens[at])
+            at = parents[at]
+        assert parents[n] < 0 or all(t in next_tokens(path[:i]) for i, t in enumerate(path))
+    assert sum(parent >= 0 for parent in parents) > 2
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": ["add", "sub", "multiply"]},
+        "args": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 999}, "minItems": 1, "maxItems": 3},
+        "note": {"type": "string", "maxLength": 8},
+        "deep": {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"], "additionalProperties": False},
+    },
+    "required": ["name", "args", "note", "deep"],
+    "additionalProperties": False,
+}
+
+
+def fits(text: str) -> bool:
+    found = json.loads(text)
+    numbers = found["args"]
+    return (
+        list(found) == ["name", "args", "note", "deep"]
+        and found["name"] in ("add", "sub", "multiply")
+        and 1 <= len(numbers) <= 3
+        and all(type(n) is int and 0 <= n <= 999 for n in numbers)
+        and len(found["note"]) <= 8
+        and type(found["deep"]["on"]) is bool
+    )
+
+
+@pytest.mark.parametrize("count", [24, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+def test_sampled_outputs_parse_and_fit_their_schema(drafter, count):
+    made = Engine.embedded(device="cpu", drafter=drafter, depth=3, max_num_seqs=8)
+    params = SamplingParams(n=count, seed=1, max_tokens=200, structured_outputs=StructuredOutputs(json=SCHEMA))
+    samples = made.generate("# the call, as JSON\n", params)[0].samples
+    assert {s.finish_reason for s in samples} == {"stop"} and all(fits(s.text) for s in samples)
+    assert len({s.text for s in samples}) > count / 2
+
+
+def test_neighbours_of_an_output_with_a_form_are_as_they_are_alone():
+    made = Engine.embedded(device="cpu", depth=3, num_paths=2, max_num_seqs=4)
+    plain, bound = (
+        SamplingParams(seed=3, max_tokens=20),
+        SamplingParams(seed=4, max_tokens=40, structured_outputs=StructuredOutputs(choice=["yes", "no way"])),
+    )
+    alone = [made.generate("def f(", p)[0].token_ids for p in (plain, bound)]
+    together = (
+        made.generate(["def f("], plain)[0].token_ids,
+        made.generate(["x", "def f("], [bound, plain.with_(seed=3)], first_index=0),
+    )
+    assert together[0] == alone[0] and together[1][0].text in ("yes", "no way")
+    results = [made.submit("def f(", p, 0) for p in (plain, bound)]
+    while made.has_unfinished_requests:
+        made.step()
+    assert [r.token_ids for r in results] == alone
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ({"regex": "("}, "regex"),
+        ({"json": {"type": "thing"}}, "Invalid type"),
+        ({"json": "{"}, "no JSON"),
+        ({"json": "[1]"}, "expected a schema"),
+        ({"grammar": "start: nothing"}, "grammar"),
+    ],
+)
+def test_forms_that_cannot_be_followed_are_refused(form, said):
+    with pytest.raises(InvalidInputError, match=said):
+        engine().generate([PROMPT], SamplingParams(structured_outputs=StructuredOutputs(**form)))
+
+
+def test_a_form_needs_an_end_of_text_and_is_one():
+    with pytest.raises(IncompatibleError, match="token that ends a text"):
+        Engine.of(TableModel(7), tokenizer=tokenizer(), drafter=None).generate([PROMPT], SamplingParams(structured_outputs=FORM))
+    with pytest.raises(InvalidInputError, match="expected one of json"):
+        StructuredOutputs(json={}, regex="a")
+    with pytest.raises(InvalidInputError, match="min_tokens"):
+        SamplingParams(min_tokens=2, structured_outputs=FORM)
+
+
+def test_an_output_goes_on_with_its_end_where_that_is_ignored():
+    found = (
+        engine().generate([PROMPT], SamplingParams(seed=1, max_tokens=8, ignore_eos=True, structured_outputs=FORM))[0].token_ids
+    )
+    assert len(found) == 8 and set(found[found.index(END) :]) == {END} and tuple(found[: found.index(END) + 1]) in outputs()
