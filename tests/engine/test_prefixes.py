@@ -55,6 +55,19 @@ def test_samples_of_one_prompt_share_what_was_kept(model):
     assert min(s.stats.cached_tokens for s in again.samples) > 40
 
 
+def test_a_text_that_begins_as_one_that_runs_copies_what_that_has_read(model):
+    made, ids = engine(model), engine(model).encode(TEXT)
+    other = [*ids[:40], *ids[:20]]
+    running = made.submit(ids, GREEDY.with_(max_tokens=60))
+    made.step()
+    joined = made.submit(other, GREEDY)
+    while made.has_unfinished_requests:
+        made.step()
+    fresh = engine(model, keep_prefixes=False).generate([ids, other], [GREEDY.with_(max_tokens=60), GREEDY])
+    assert [running.token_ids, joined.token_ids] == [r.token_ids for r in fresh]
+    assert (running.stats.cached_tokens, joined.stats.cached_tokens) == (0, 40)
+
+
 def test_nothing_is_kept_of_a_step_that_failed(model, monkeypatch):
     made, ids = engine(model, drafter=None), engine(model).encode(TEXT)
     made.add_request(Request("a", tuple(ids), GREEDY, 1, 0))

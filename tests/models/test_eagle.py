@@ -2,13 +2,14 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from polydraft import tree
+from polydraft import Engine, tree
 from polydraft.core import Budget, Request, SamplingParams
 from polydraft.drafters.heads.eagle import EagleDrafter
 from polydraft.drafters.heads.mtp import MtpDrafter
@@ -295,3 +296,48 @@ def test_the_authors_layers_are_read_where_a_folder_names_none(folder, target):
     last = max(target.offers.hidden)
     assert unnamed.layers_of(target) == (2, last // 2, last - 3)
     assert unnamed.shapes() == EagleCheckpoint.load(folder).shapes()
+
+
+def test_a_head_that_reads_in_pieces_or_kept_a_beginning_drafts_as_one_that_reads_all(folder, target):
+    ids, budget = text(target, 100), Budget.fixed(tree.paths(2, 3))
+    drafter = drafter_of(folder, target, "paths")
+    state, _ = begun(drafter, target, ids)
+    expected = drafter.propose([state], [budget])
+    other, request = drafter_of(folder, target, "paths"), Request("a", tuple(ids), SamplingParams(), seed=3)
+    for starts in ((0, 40, 45, 90), (0, 99 - 2)):
+        (state,) = other.start([request])
+        held = other.held(state)
+        assert held == (0 if len(starts) == 4 else 89)  # what was only proposed with is not kept
+        target.prefill([0], [ids[:held]]) if held else None
+        for begin, end in pairwise([*(max(held, s) for s in starts), 99]):
+            if end > begin:
+                scores = target.prefill([0], [ids[begin:end]], hidden=other.needs.hidden)
+                (state,) = other.read([state], scores, begin)
+        target.release([0])
+        draft = other.propose([state], [budget])
+        assert torch.equal(draft.tree.tokens, expected.tree.tokens)
+        torch.testing.assert_close(draft.probs, expected.probs, atol=2e-5, rtol=1e-3)
+        other.release([state])
+    (parted,) = other.start([replace(request, prompt_token_ids=(*ids[:30], 1, 2, 3))])
+    assert other.held(parted) == 29
+
+
+def test_an_engine_with_a_head_keeps_beginnings_and_says_the_same(folder, target):
+    ids, greedy = text(target, 60), SamplingParams(temperature=0, max_tokens=8)
+    kept = Engine.of(target, drafter=drafter_of(folder, target), depth=3, keep_prefixes=True)
+    first = kept.generate([ids], greedy)[0]
+    more = [*ids, *first.token_ids, 5, 6, 7]
+    again = kept.generate([more], greedy)[0]
+    running = kept.submit([*ids[:50], 9, 9, 9], greedy.with_(max_tokens=30))
+    kept.step()
+    joined = kept.submit([*ids[:50], 8, 8, 8], greedy)
+    while kept.has_unfinished_requests:
+        kept.step()
+    assert first.stats.cached_tokens == 0 and again.stats.cached_tokens >= len(ids) and joined.stats.cached_tokens >= 45
+    fresh = Engine.of(target, drafter=None)
+    for result in (again, running, joined):
+        assert (
+            result.token_ids
+            == fresh.generate([result.prompt_token_ids], greedy.with_(max_tokens=len(result.token_ids)))[0].token_ids
+        )
+    assert kept.num_free == target.max_num_seqs

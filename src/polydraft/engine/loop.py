@@ -255,6 +255,8 @@ class Loop:
             s.slot = self._slots.take(s.token_ids[:-1] if self._keeps else ())
             if s.sample.stats.seconds_waiting is None:
                 s.sample.stats.seconds_waiting = perf_counter() - s.sample.stats.arrival
+            if self._keeps:
+                self._slots.holds(s.slot, s.token_ids)
             drafting.join(self.target, s.speculation.drafter, s)
             s.sample.stats.cached_tokens = int(self.target.lengths[s.slot]) if self._keeps else 0
             if self._second is not None:

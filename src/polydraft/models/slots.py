@@ -214,6 +214,10 @@ _KEPT: WeakKeyDictionary[Target, dict[int, Sequence[object]]] = WeakKeyDictionar
 """What free slots of a model still hold, for everyone that takes slots of it."""
 
 
+LEAST_COPIED = 16
+"""Columns that are worth a copy."""
+
+
 def common_length(a: Sequence[object], b: Sequence[object]) -> int:
     """Tokens with which both texts begin.
 
@@ -244,6 +248,7 @@ class Slots:
         self._free = list(range(model.max_num_seqs) if numbers is None else numbers)[::-1]
         self._taken: set[int] = set()
         self._kept = _KEPT.setdefault(model, {})
+        self._held: dict[int, Sequence[object]] = {}
 
     @property
     def num_free(self) -> int:
@@ -251,7 +256,7 @@ class Slots:
 
     def take(self, text: Sequence[object] = ()) -> int:
         """A slot, the taker's until it is given back: the one that kept most of the beginning of a text, and no more than that; else an
-        empty one.
+        empty one. What a taken slot holds of the beginning beyond that is copied.
 
         Raises:
             CapacityError: all are taken.
@@ -268,7 +273,21 @@ class Slots:
         self._free.remove(slot)
         assert slot not in self._taken
         self._taken.add(slot)
+        self._copy_beginning(slot, length, text)
         return slot
+
+    def holds(self, slot: int, text: Sequence[object]) -> None:
+        """What a taken slot is filled with, to be copied as far as it has come by those that take one for a text that begins alike."""
+        self._held[slot] = text
+
+    def _copy_beginning(self, slot: int, length: int, text: Sequence[object]) -> None:
+        def common(other: int) -> int:
+            return min(common_length(self._held[other], text), int(self._model.lengths[other]))
+
+        source = max(self._held, key=common, default=None) if text else None
+        if source is not None and common(source) >= length + LEAST_COPIED:
+            self._model.release([slot])
+            self._model.copy(source, slot, common(source))
 
     def _best(self, text: Sequence[object]) -> int:
         """The free slot that kept the longest beginning; of several an empty one, the last that was given back, and else the oldest."""
@@ -282,6 +301,7 @@ class Slots:
     def give_back(self, slot: int, text: Sequence[object] = ()) -> None:
         """Empty a slot; it is free even where the model fails to. text: what its columns are of, which it keeps for a text that begins so."""
         self._taken.remove(slot)
+        self._held.pop(slot, None)
         assert slot not in self._free
         self._free.append(slot)
         if text:

@@ -48,8 +48,13 @@ class EagleDrafter(HeadDrafter):
 
     def start(self, requests: Sequence[Request]) -> list[Any]:
         """Take slots, those that kept most of the texts; they are read when their states are known."""
-        none = torch.empty(0, 0)
-        return [HeadState(r, self.slots.take(_pairs(r.prompt_token_ids)[:-1]), r.prompt_token_ids, (), none) for r in requests]
+        states, none = list[HeadState](), torch.empty(0, 0)
+        for request in requests:
+            pairs = _pairs(request.prompt_token_ids)
+            slot = self.slots.take(pairs[:-1])
+            self.slots.holds(slot, pairs)
+            states.append(HeadState(request, slot, request.prompt_token_ids, (), none))
+        return states
 
     def release(self, states: Sequence[Any]) -> None:
         """Give the slots back; each keeps what was read with the target's states."""
