@@ -63,7 +63,7 @@ class Soak:
 
     def __init__(self, url: str, seconds: float) -> None:
         self.url, self.until, self.alone = url, monotonic() + seconds, dict[int, str]()
-        self.counts = dict.fromkeys(("whole", "left", "refused", "busy", "raw bytes", "lost", "mixed"), 0)
+        self.counts: dict[str, int] = dict.fromkeys(("whole", "left", "refused", "busy", "raw bytes", "lost", "mixed"), 0)
         self.said: list[str] = []
 
     async def client(self, rng: random.Random) -> None:
