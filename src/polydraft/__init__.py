@@ -26,7 +26,7 @@ _WHERE = {
     "StructuredOutputs": "params",
     "AsyncEngine": "engine.asynchronous",
     "Engine": "engine.api",
-    "FixedPlan": "plan.plan",
+    "FixedPlan": "plan.fixed",
     "AdaptivePlan": "plan.plan",
     "Profile": "plan.profile",
     "citation": "papers",
