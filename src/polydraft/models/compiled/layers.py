@@ -7,12 +7,12 @@ seen     the columns of the tree that a row attends to beside all committed ones
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import carray, njit  # pyright: ignore[reportPrivateImportUsage]
+from numba import njit
 
 from polydraft.exponential import fma
 from polydraft.models.compiled.cache import SlotMemory, keep, whole
 from polydraft.models.compiled.kernels import add, norm_part, rms_norm, soften, swiglu
-from polydraft.models.compiled.products import Packed, call_product, matmul
+from polydraft.models.compiled.products import Packed, call_product, matmul, matmul_to
 from polydraft.models.compiled.rounding import round_rows, rounded_bytes
 from polydraft.models.compiled.threads import (
     HELPERS,
@@ -20,7 +20,6 @@ from polydraft.models.compiled.threads import (
     claim,
     finish,
     finished,
-    floats_at,
     new_sync,
     publish,
     starved,
@@ -50,6 +49,9 @@ CHUNK = 64
 """Most rows that are in work at once; a pass over more reads the weights again."""
 RUN, FEW = 16, np.int64(4)
 """Rows of a slot whose attention is one unit of work; rows that are not worth sharing."""
+unowned = njit(_nrt=False)
+"""For what allocates nothing: a part of a pass is handed a hundred arrays, and counting who owns them takes half a microsecond, which is
+5% of a pass of the embedded target."""
 ENTER, QKV, PLACE, ATTEND, MIX, OUT, MIDDLE, GATE_UP, GATE, DOWN, LEAVE, HEAD = map(np.int64, range(12))
 """Parts of a pass that threads share; each begins when the one before has ended."""
 
@@ -218,7 +220,7 @@ def multiply(x, w, k, rounded, y, rows):
     matmul(x, w, k, rounded, y, zero, w.panels, rows)
 
 
-@njit
+@unowned
 def _do(model, part, layer, rows, address, begin, end, thread):
     """Units begin .. end-1 of a part of a pass: rows, panels of a matrix, or pairs of some rows of a slot and a group of heads."""
     weights, sizes, memory, work = model
@@ -255,11 +257,10 @@ def _do(model, part, layer, rows, address, begin, end, thread):
     elif part == LEAVE:
         add(work.x, work.update, begin, end)
     else:
-        logits = carray(floats_at(address), (rows, sizes.outputs))
-        matmul(work.normed, weights.head, np.int64(0), work.rounded, logits, begin, end, rows)
+        matmul_to(work.normed, weights.head, np.int64(0), work.rounded, address, 4 * sizes.outputs, begin, end, rows)
 
 
-@njit
+@unowned
 def _take(model, thread):
     """Do units of the phase that is open until all are claimed; returns how many."""
     sync, done = model.work.sync, 0
@@ -299,7 +300,7 @@ def cut_runs(rows, count, runs):
     return num
 
 
-@njit
+@unowned
 def run_parts(model, first, last, layer, rows, runs, address):
     """Do parts first .. last-1 of a pass one after the other, with whoever helps. runs: of `cut_runs`.  address: where logits go."""
     weights, sync, zero = model.weights, model.work.sync, np.int64(0)

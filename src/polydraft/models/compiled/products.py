@@ -210,8 +210,13 @@ def matmul(x, w, k, rounded, y, begin, end, rows):
 
     x: [*, >= I] float32.  rounded: the same rows as `round_rows` left them.  y: [*, all outputs of the panels].
     """
+    matmul_to(x, w, k, rounded, y.ctypes.data, 4 * y.shape[1], begin, end, rows)
+
+
+@njit
+def matmul_to(x, w, k, rounded, address, ys, begin, end, rows):
+    """`matmul` to an address, where rows are `ys` bytes apart."""
     stride = w.data.shape[2]
     taken, xs = (x.ctypes.data, 4 * x.shape[1]) if w.rounding == EXACT else (rounded.ctypes.data, rounded.shape[1])
     panel = w.data.ctypes.data + (k * w.panels + begin) * stride
-    target = y.ctypes.data + 4 * begin * w.width
-    call_product(w.product, taken, xs, panel, stride, end - begin, w.steps, target, 4 * y.shape[1], w.width, rows)
+    call_product(w.product, taken, xs, panel, stride, end - begin, w.steps, address + 4 * begin * w.width, ys, w.width, rows)

@@ -71,9 +71,9 @@ def round_rows(x, n, w, rounded, begin, end):
             for k in range(whole):
                 _round_block(row.ctypes.data + 4 * k * BLOCK, out.ctypes.data + k * _SIZE)
             if n > whole * BLOCK:
-                last = np.zeros(BLOCK, np.float32)
-                for i in range(whole * BLOCK, n):
-                    last[i - whole * BLOCK] = row[i]
+                last = out[len(out) - 4 * BLOCK :].view(np.float32)
+                for i in range(BLOCK):
+                    last[i] = row[whole * BLOCK + i] if whole * BLOCK + i < n else np.float32(0)
                 _round_block(last.ctypes.data, out.ctypes.data + whole * _SIZE)
 
 
@@ -84,4 +84,4 @@ def rounded_bytes(n: int) -> int:
         >>> rounded_bytes(64) >= 2 * ROUNDED.itemsize
         True
     """
-    return -(-n // BLOCK) * max(_SIZE, 2 * BLOCK)
+    return -(-n // BLOCK) * max(_SIZE, 2 * BLOCK) + 4 * BLOCK

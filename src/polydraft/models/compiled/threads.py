@@ -29,7 +29,6 @@ __all__ = [
     "default_threads",
     "finish",
     "finished",
-    "floats_at",
     "new_sync",
     "publish",
     "starved",
@@ -116,16 +115,6 @@ def _swap(typingctx, array, i, old, new):
         return builder.extract_value(found, 1)
 
     return types.boolean(array, types.intp, types.int64, types.int64), emit
-
-
-@intrinsic
-def floats_at(typingctx, address):
-    """An address as a pointer to float32, for `numba.carray`."""
-
-    def emit(context, builder, signature, args):
-        return builder.inttoptr(args[0], ir.FloatType().as_pointer())
-
-    return types.CPointer(types.float32)(types.int64), emit
 
 
 @intrinsic
