@@ -10,7 +10,6 @@ import pytest
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from polydraft.cli import start
 from polydraft.cli.main import app
 from polydraft.cli.show import Painter
 from polydraft.models import hub, pair
@@ -69,17 +68,6 @@ def test_a_turn_reads_only_what_is_new_and_stats_tell_what_all_answers_cost(fold
     none, some = [line for line in done.stderr.splitlines() if " answers, " in line]
     assert "1 answers, 6 tokens" in none and ", 0 of them read before" in none
     assert "2 answers, 12 tokens" in some and ", 0 of them" not in some
-
-
-def test_drafts_are_looked_up_so_that_no_turn_is_read_again_unless_another_drafter_is_named(folder, monkeypatch):
-    asked, made = [], start.build
-    monkeypatch.setattr(
-        "polydraft.cli.chat.build", lambda *names, **options: asked.append(options["drafter"]) or made(*names, **options)
-    )
-    for more in ([], ["--drafter", "suffix"]):
-        done = CliRunner().invoke(app, ["chat", "--model", folder, "--max-tokens", "4", *more], input="x = 1\ny = 2\n/stats\n")
-        assert ", 0 of them read before" not in done.stderr
-    assert asked == ["ngram", "suffix"]
 
 
 def test_a_message_of_several_lines_is_one_and_the_conversation_is_saved(folder, tmp_path):

@@ -52,7 +52,7 @@ def chat(
 ) -> None:
     """Talk to a model; without --model to a small one, which is fetched once. One message a line; /help shows what else there is."""
     name = model or _offered(yes)
-    options: dict[str, Any] = {"drafter": _kept(drafter, draft_model), "verifier": verifier, "dtype": dtype, "device": device}
+    options: dict[str, Any] = {"drafter": drafter, "verifier": verifier, "dtype": dtype, "device": device}
     options |= {"quantization": quantization, "cache_dtype": cache_dtype, "threads": threads}
     options |= {"max_model_len": max_model_len, "max_num_seqs": 1}
     with Preparation(f"loading {name} ..."):
@@ -71,11 +71,6 @@ def chat(
         elif message:
             with _told():
                 talk.answer(message)
-
-
-def _kept(drafter: str, draft_model: str | None) -> str:
-    """The drafter of a conversation. A head, which a model may come with, needs the target's states: of the whole conversation at every turn."""
-    return "ngram" if drafter == "auto" and draft_model is None else drafter
 
 
 def _offered(yes: bool) -> str:
