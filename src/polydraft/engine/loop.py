@@ -90,7 +90,7 @@ class Loop:
                     "tie_margin was given beside a law; it knows the target's own logits only. Leave one out."
                 )
         self.tie_margin = tie_margin
-        self.target, self.drafter, self.verifier, self.plan = target, drafter, verifier, plan
+        self.target, self.drafter, self.verifier = target, drafter, verifier
         self.tokenizer, self.eos_token_ids = tokenizer, tuple(eos_token_ids)
         self._clock, self._pricing = working(clock or perf_counter), working(clock or stats.clock(target))
         self._slots, self._teaching, self.law = Slots(target), teaching, law
@@ -112,6 +112,15 @@ class Loop:
         self._stepping = threading.Lock()
         self.graphs: dict[str, dict[str, Any]] = {}
         """What was captured when the engine was built, see `warm_up`."""
+
+    @property
+    def plan(self) -> Plan:
+        """Of the requests that name neither drafter nor rule; another one holds for those that come."""
+        return self.menu.default.plan
+
+    @plan.setter
+    def plan(self, plan: Plan) -> None:
+        self.menu.plan_by(plan)
 
     @property
     def has_unfinished_requests(self) -> bool:

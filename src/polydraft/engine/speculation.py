@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polydraft.budget import Budget
 from polydraft.core import Drafter, Target, Verifier
@@ -56,6 +56,11 @@ class Menu:
         _prepare(target, default)
         for name in others or {}:
             self.find(name)
+
+    def plan_by(self, plan: Plan) -> None:
+        """Give the default another plan."""
+        self.default = replace(self.default, plan=plan)
+        self._known[self.default.source, self.default.verifier.info.name] = self.default
 
     @property
     def names(self) -> list[str]:
