@@ -130,7 +130,17 @@ def test_rows_of_copies_are_fetched_where_they_are():
 def test_whole_rounds_on_a_device_read_two_small_tables():
     if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"):
         pytest.skip("this torch has no devices made in Python")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(Path(__file__).with_name("far_rounds.py"))]
+    collected = "addopts=--strict-markers --import-mode=importlib"  # without what keeps the device out of other processes
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        collected,
+        str(Path(__file__).with_name("far_rounds.py")),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" in done.stdout

@@ -4,13 +4,11 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from polydraft import noise, tree
+from polydraft import noise
 from polydraft.core import Draft, NoiseKey, SiblingLaw, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.registry import verifier
 from polydraft.theory import closed_forms
-from polydraft.verifiers import race
-from polydraft.verifiers.list_race import active_paths
 
 V, DEPTH, SEEDS = 4, 2, 6000
 RNG = torch.Generator().manual_seed(4)
@@ -75,14 +73,6 @@ def test_path_zero_meets_the_clocks_of_the_plain_race():
     draft, key = listed(1, 50)
     ours = verifier("list_race")(draft, P[draft.tree.tokens]).sample(key).emitted(draft.tree)
     assert ours == verifier("race")(draft, P[draft.tree.tokens]).sample(key).emitted(draft.tree)
-
-
-def test_compiled_picks_are_those_of_torch_operations():
-    draft, key = listed(3, 300)
-    p, depth, active = P[draft.tree.tokens], tree.depths(draft.tree), active_paths(draft.tree)
-    slow = race._picks_elsewhere(key, depth, torch.from_numpy(active), p)
-    assert torch.equal(race._picks(key, depth, active, p), slow)
-    assert active.sum(-1).max() == 3
 
 
 def test_noise_is_asked_for():

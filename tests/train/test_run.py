@@ -30,7 +30,7 @@ def test_what_was_trained_foretells_more_than_what_was_not(engine, written, tmp_
         short[name] = train_drafter(engine, kind, tmp_path / name, chosen, data=[written], report=said.append)
     fresh, trained = (short[name]["acceptance"] for name in ("fresh", "trained"))
     assert trained[0] > fresh[0] + 0.01, (fresh, trained)
-    assert sum(trained) > sum(fresh) + 0.06, (fresh, trained)
+    assert sum(trained) > sum(fresh) + 0.03, (fresh, trained)
     card = json.loads((tmp_path / "trained" / "card.json").read_text())
     assert card["tokens"] == 16 * 97
     assert card["kind"] == kind
