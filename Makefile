@@ -52,10 +52,10 @@ warm:
 	$(BIN)/python -m polydraft doctor --warm
 
 suite:
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
 
 suite-all:
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS)
 
 $(VENV)/.created:
 	@command -v $(PYTHON) >/dev/null || { \
