@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from copy import deepcopy
 from contextlib import nullcontext
 
 import numpy as np
@@ -45,7 +46,9 @@ FAMILY = {
 def model(name):
     torch.manual_seed(0)
     kind, config = FAMILY[name]
-    made = kind(config).eval()
+    own = deepcopy(config)  # models write into theirs
+    own._attn_implementation = "sdpa"
+    made = kind(own).eval()
     for parameter in made.parameters():
         parameter.data.normal_(std=0.2)
     return made
