@@ -3,8 +3,8 @@
 import os
 import subprocess
 import sys
-from copy import deepcopy
 from contextlib import nullcontext
+from copy import deepcopy
 
 import numpy as np
 import pytest
