@@ -55,10 +55,12 @@ class Paths:
         """One of each context, the mean over its drafts."""
         self._here: dict[tuple[str, str, int, int], list[float]] = {}
         self._overlaps_here: list[float] = []
+        self._read: dict[int, tuple[int, ...]] = {}
 
     def _draw(self, drafter: Any, request: Request, width: int, depth: int) -> Draft:
         states = drafter.start([request])
         if drafter.needs.hidden:
+            self._read.pop(id(self.pair.target), None)
             self.pair.target.release([1])
             read = self.pair.target.prefill([1], [request.prompt_token_ids[:-1]], hidden=drafter.needs.hidden)
             states = drafter.read(states, read)
@@ -67,10 +69,12 @@ class Paths:
         return draft
 
     def _rows(self, model: Target, request: Request, tree: TokenTree) -> Tensor:
-        """The model's law at every node of a tree."""
+        """The model's law at every node of a tree. A context is read once: trees are scored and never committed."""
         once = trees.dedup(tree)
-        model.release([1])
-        model.prefill([1], [request.prompt_token_ids[:-1]])
+        if self._read.get(id(model)) != request.prompt_token_ids:
+            model.release([1])
+            model.prefill([1], [request.prompt_token_ids[:-1]])
+            self._read[id(model)] = request.prompt_token_ids
         logits = model.score([1], once.tree).logits.cpu()
         length = len(request.prompt_token_ids)
         return once.expand(sampling.laws(logits, once.tree, [request.prompt_token_ids], [length], [self.params], ()))
