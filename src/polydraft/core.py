@@ -150,6 +150,8 @@ class Draft:
         INDEPENDENT has each sibling a row of its own.
     noise: the shared noise, only for COUPLED and LISTED.
     scores: [B, N] the draft's own probability of each node's path, only of a ranked drafter; for plans, no rule reads it.
+    logits: [B, N, V] of the draft model after every node, leaves too, where it drafts in the slots of a law's second sequences; its
+        cache then holds every node at its first copy. For the law, no rule reads them.
     """
 
     tree: TokenTree
@@ -159,6 +161,7 @@ class Draft:
     rows: Int[Tensor, "B N"]
     noise: NoiseKey | None = None
     scores: Float[Tensor, "B N"] | None = None
+    logits: Float[Tensor, "B N V"] | None = None
 
     @classmethod
     def empty(cls, roots: Int[Tensor, " B"]) -> "Draft":
@@ -253,6 +256,18 @@ class Method:
     ranked: bool = False
 
 
+@dataclass(frozen=True)
+class LawMethod:
+    """What a law declares about itself. lossless_to: the law that outputs follow with a lossless rule, in words; the other fields as of `Method`."""
+
+    name: str
+    title: str
+    authors: str
+    year: int
+    arxiv: str
+    lossless_to: str
+
+
 @runtime_checkable
 class Verifier(Protocol):
     """A rule: drafts and target laws in, a verdict out.
@@ -276,6 +291,7 @@ class Request:
     seed, sample: its noise, never shared by two requests that run together: plans look at the whole batch, and would couple them.
     `seed` is resolved (never None); `sample` is in [0, 2**32): sample j of prompt i of a call is number 65,536 i + j.
     slot: of the target, which holds all tokens but the last, for drafters that share its cache; None where nobody says.
+    second_slot: the same of the second sequence that a law reads, in the law's own model.
     budget: of each of its drafts, in place of the engine's plan; max_depth 0 decodes it plainly.
     drafter, verifier: by name, in place of the engine's: one of those that it was built with, and a rule that is exact for it.
     """
@@ -286,6 +302,7 @@ class Request:
     seed: int
     sample: int = 0
     slot: int | None = None
+    second_slot: int | None = None
     budget: Budget | None = None
     drafter: str | None = None
     verifier: str | None = None
@@ -464,6 +481,7 @@ class Law(Protocol):
         fused walks; else it returns p itself, instead of what the parameters would make.
 
     A law of several logits that belong together (a second model's, the same model's after another prompt) also is a `SecondLaw`.
+    One that is built by name has `info`, a `LawMethod`, and `build(parts, **options)`; what an engine says of outputs it reads there.
     A row depends on its own path alone: laws are called for whole batches and, where that fails, for single sequences.
     """
 
@@ -481,7 +499,8 @@ class Law(Protocol):
 class SecondLaw(Protocol):
     """A law that reads a second sequence of each request, which begins differently and goes on with the same tokens.
 
-    second_model: that runs it, with the target's vocabulary; None is the target, in slots of its own and in the same pass.
+    second_model: that runs it, with the target's vocabulary; None is the target, in slots of its own and in the same pass. Where it is the
+        engine's draft model too, drafts are made in the slots of its second sequences, and what the draft pass scored is not scored again.
     """
 
     second_model: Target | None

@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import Any, Protocol
 
 from polydraft import registry
-from polydraft.core import Method, SiblingLaw, TreeShape
+from polydraft.core import LawMethod, Method, SiblingLaw, TreeShape
 from polydraft.errors import unknown_name
 
 
@@ -57,21 +57,31 @@ def method(
         >>> found.authors, found.year, found.arxiv
         ('Miao et al.; Yang et al.', 2024, '2305.09781')
     """
+    return Method(name, title, laws=frozenset(laws), shapes=frozenset(shapes), **(_source(arxiv) | others))
+
+
+def law_method(name: str, title: str, arxiv: str, lossless_to: str) -> LawMethod:
+    """The same of a law of this package."""
+    return LawMethod(name, title, lossless_to=lossless_to, **_source(arxiv))
+
+
+def _source(arxiv: str) -> dict[str, Any]:
     ids = arxiv.split()
-    given = {
+    return {
         "authors": "; ".join(PAPERS[number].by for number in ids) or "polydraft",
         "year": max((PAPERS[number].year for number in ids), default=2026),
+        "arxiv": "".join(ids[:1]),
     }
-    return Method(name, title, arxiv="".join(ids[:1]), laws=frozenset(laws), shapes=frozenset(shapes), **(given | others))
 
 
 OURS = "@software{polydraft,\n  title = {polydraft: lossless multi-draft speculative decoding},\n  year = {2026}\n}"
 
 
-def _methods() -> dict[str, Method]:
+def _methods() -> dict[str, Method | LawMethod]:
     verifiers = (registry.verifier(name).info for name in registry.names("verifier"))
     drafters = (info for name in registry.names("drafter") for info in registry.drafter(name).methods)
-    return {info.name: info for info in (*verifiers, *drafters)}
+    laws = (registry.law(name).info for name in registry.names("law"))
+    return {info.name: info for info in (*verifiers, *drafters, *laws)}
 
 
 def _key(paper: Paper) -> str:
@@ -88,7 +98,7 @@ class Used(Protocol):
     def verifier(self) -> Any: ...
 
 
-def _methods_of(used: Any) -> list[Method]:
+def _methods_of(used: Any) -> list[Method | LawMethod]:
     """A mixture, a choice between drafters and their rule stand for what they are made of."""
     parts = getattr(used, "sources", None) or getattr(used, "arms", None) or list(getattr(used, "rules", {}).values())
     return [info for part in parts for info in _methods_of(part)] if parts else [used.info]
@@ -101,7 +111,9 @@ def bibtex(*used: str | Used) -> str:
     for name in names:
         if name not in known and name not in PAPERS:
             raise unknown_name("method or arXiv id", name, (*known, *PAPERS))
-    parts = [part for one in used if not isinstance(one, str) for part in (one.drafter, one.verifier) if part is not None]
+    engines = [one for one in used if not isinstance(one, str)]
+    parts = [part for one in engines for part in (one.drafter, one.verifier) if part is not None]
+    parts += [law for one in engines if hasattr(law := getattr(one, "law", None), "info")]
     infos = [info for part in parts for info in _methods_of(part)]
     chosen = names if used else (*known, *PAPERS)
     ids = {known[name].arxiv if name in known else name for name in chosen} | {info.arxiv for info in infos}

@@ -1,6 +1,6 @@
 """Every method by name: one line here makes it known to the engine, the command line, the tests and the docs.
 
-Other packages add theirs through the entry-point groups `polydraft.verifiers` and `polydraft.drafters`.
+Other packages add theirs through the entry-point groups `polydraft.verifiers`, `polydraft.drafters` and `polydraft.laws`.
 """
 
 from collections.abc import Callable, Mapping
@@ -70,6 +70,12 @@ RECIPES: dict[str, str] = {
 }
 """kind -> "module:object", a `train.recipe.Recipe`: what `polydraft train` can train."""
 
+LAWS: dict[str, str] = {
+    "contrastive": "polydraft.laws.contrastive:Contrastive",
+    "guidance": "polydraft.laws.guidance:Guidance",
+}
+"""name -> "module:object", a class whose instances are `core.Law`, with `info`, a `core.LawMethod`, and `build(parts, **options)`."""
+
 INDEXES: dict[str, str] = {
     "trigram": "polydraft.drafters.text.trigram:TrigramTable",
     "retrieval": "polydraft.drafters.text.retrieval:RetrievalIndex",
@@ -77,20 +83,24 @@ INDEXES: dict[str, str] = {
 """kind -> "module:object", a class with `build(documents, vocab_size, tokens_of=...)`, `save(path)` and `load(path)`."""
 
 
+TABLES = {"verifier": VERIFIERS, "drafter": DRAFTERS, "law": LAWS}
+"""Kinds of methods, and those that come with the package."""
+
+
 @lru_cache(maxsize=1)
 def _plugins() -> dict[str, dict[str, Any]]:
-    groups = {"verifier": "polydraft.verifiers", "drafter": "polydraft.drafters"}
+    groups = {kind: f"polydraft.{kind}s" for kind in TABLES}
     return {kind: {e.name: e for e in entry_points(group=group)} for kind, group in groups.items()}
 
 
 def names(kind: str) -> list[str]:
-    """All registered names of a kind, "verifier" or "drafter", built in and plugged in.
+    """All registered names of a kind, "verifier", "drafter" or "law", built in and plugged in.
 
     Example:
         >>> "block" in names("verifier")
         True
     """
-    return [*(VERIFIERS if kind == "verifier" else DRAFTERS), *_plugins()[kind]]
+    return [*TABLES[kind], *_plugins()[kind]]
 
 
 def _load(kind: str, table: dict[str, str], name: str) -> Any:
@@ -123,6 +133,36 @@ def drafter(name: str) -> Any:
         UnknownNameError: with the nearest known name.
     """
     return _load("drafter", DRAFTERS, name)
+
+
+def law(name: str) -> Any:
+    """The class of the law of that name, imported now.
+
+    Raises:
+        UnknownNameError: with the nearest known name.
+
+    Example:
+        >>> law("contrastive").info.lossless_to
+        'the contrastive law of target and amateur'
+    """
+    return _load("law", LAWS, name)
+
+
+def build_law(name: str, parts: Any, options: Mapping[str, Any]) -> Any:
+    """A law for an engine of these parts, as `drafters.base.Parts`.
+
+    Raises:
+        UnknownNameError: with the nearest known name.
+        InvalidInputError: an option that this law does not have; others as of its `build`.
+    """
+    made = law(name)
+    known = _options(made.build) or set()
+    if unknown := sorted(set(options) - known):
+        raise InvalidInputError(
+            f"the option {unknown[0]}={str(options[unknown[0]])!r} was given to the law {name!r}, which has no such option. "
+            f"Expected one of: {', '.join(sorted(known)) or 'none'}."
+        )
+    return made.build(parts, **options)
 
 
 def build_drafter(named: str, parts: Any, options: Mapping[str, Any]) -> Any:

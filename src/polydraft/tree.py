@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 from numba import njit
 from torch import Tensor
 
-from polydraft.core import TokenTree
+from polydraft.core import Outcome, TokenTree
 from polydraft.errors import InvalidInputError
 
 
@@ -187,6 +187,35 @@ class Dedup:
             return rows
         index = self.places.reshape(*self.places.shape, *([1] * (rows.ndim - 2))).to(rows.device, non_blocking=True)
         return rows.gather(1, index.expand(*self.places.shape, *rows.shape[2:]))
+
+    def compact(self, rows: Tensor) -> Tensor:
+        """From [B, N, ...] per drafted node to [B, M, ...] per scored node: the first copy's."""
+        if self.places is None:
+            return rows
+        first = np.zeros((rows.shape[0], self.tree.num_nodes), np.int64)
+        for b, places in enumerate(self.places.cpu().numpy()):
+            first[b, places[::-1]] = np.arange(len(places))[::-1]
+        return rows[torch.arange(len(rows))[:, None], torch.from_numpy(first)]
+
+    def outcome(self, outcome: Outcome) -> Outcome:
+        """The same outcome in terms of the scored tree's nodes."""
+        return outcome if self.places is None else _renamed(outcome, self.places)
+
+
+def at_first_copies(tree: TokenTree, outcome: Outcome) -> Outcome:
+    """The same outcome with each node at the first of its copies in the tree.
+
+    Example:
+        >>> two = pad([([5, 7, 7, 9], [-1, 0, 0, 2])])
+        >>> at_first_copies(two, Outcome.of(np.array([[2, 3]]), np.array([2]), np.array([1]))).lists
+        ([[1, 3]], [1])
+    """
+    return _renamed(outcome, first_copies(tree))
+
+
+def _renamed(outcome: Outcome, places: Int[Tensor, "B N"]) -> Outcome:
+    path = torch.where(outcome.path >= 0, places.gather(1, outcome.path.clamp(min=0)), -1)
+    return Outcome(path, outcome.num_accepted, outcome.token)
 
 
 @njit(cache=True)

@@ -45,6 +45,17 @@ def generate(
         list[Path] | None, given.drafts("File of `polydraft index build` for the drafter; several for a mixture.")
     ] = None,
     head: given.Head = None,
+    law: Annotated[
+        str | None, given.laws("A law of `polydraft methods`: what is sampled, exactly, in place of the target's.")
+    ] = None,
+    amateur: Annotated[
+        str | None, given.laws("The weaker model of the law contrastive, named like --model; the draft model without it.")
+    ] = None,
+    alpha: Annotated[
+        float | None, given.laws("contrastive: in [0, 1]; tokens less likely than this share of the likeliest are out.")
+    ] = None,
+    beta: Annotated[float | None, given.laws("contrastive: >= 0; weight of the amateur.")] = None,
+    law_option: Annotated[list[str] | None, given.laws("NAME=VALUE: another option of the law; may be repeated.")] = None,
     profile: Annotated[Path | None, given.drafts("Costs and acceptance that `polydraft tune --save` wrote.")] = None,
     max_tokens: Annotated[int, given.sampling("Most tokens to emit.")] = 128,
     temperature: Annotated[float, given.sampling("0 is greedy.")] = 1.0,
@@ -95,6 +106,8 @@ def generate(
         "num_paths": num_paths,
         "drafter_options": ({} if not index else {"index": index[0] if len(index) == 1 else index})
         | ({} if head is None else {"weights": head}),
+        "law": law,
+        "law_options": given.law_options(law_option, amateur=amateur, alpha=alpha, beta=beta),
         "profile": None if profile is None else str(profile),
         "dtype": dtype,
         "device": device,
@@ -125,13 +138,14 @@ def _limits(engine: "Engine") -> str:
     built = engine.summary()
     size = "" if built["cache_bytes"] is None else f", cache {built['cache_bytes'] / 1e6:.1f} MB"
     drafts = "no drafts" if built["drafter"] is None else f"drafter {built['drafter']}"
+    law = "" if built["law"] == "the target's law" else f", lossless to {built['law']}"
     graphs = "".join(
         f"; {each['graphs']} graphs of the {role} captured in {each['seconds']:.1f} s, {each['bytes'] / 1e6:.0f} MB"
         for role, each in built["graphs"].items()
     )
     return (
         f"{built['target']}: context of {built['max_model_len']} tokens, {built['max_num_seqs']} at a time{size}; "
-        f"{drafts}, verifier {built['verifier']}{'' if built['lossless'] else ' (not lossless)'}{graphs}"
+        f"{drafts}, verifier {built['verifier']}{'' if built['lossless'] else ' (not lossless)'}{law}{graphs}"
     )
 
 

@@ -1,4 +1,4 @@
-"""`polydraft methods`: every registered verifier and drafter."""
+"""`polydraft methods`: every registered verifier, drafter and law."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,12 +8,16 @@ import typer
 from polydraft.cli.tables import grid, output
 
 if TYPE_CHECKING:
-    from polydraft.core import Method
+    from polydraft.core import LawMethod, Method
 
 _ANSWER = {True: "yes", False: "no", None: "with a lossless verifier"}
 
 
-def _row(kind: str, info: "Method") -> dict[str, Any]:
+def _lossless(row: dict[str, Any]) -> str:
+    return f"to {row['lossless_to']}, with a lossless verifier" if row["kind"] == "law" else _ANSWER[row["lossless"]]
+
+
+def _row(kind: str, info: "Method | LawMethod") -> dict[str, Any]:
     return {
         "kind": kind,
         "name": info.name,
@@ -21,9 +25,10 @@ def _row(kind: str, info: "Method") -> dict[str, Any]:
         "authors": info.authors,
         "year": info.year,
         "arxiv": info.arxiv,
-        "laws": sorted(law.name for law in info.laws),
-        "shapes": sorted(shape.name for shape in info.shapes),
-        "lossless": info.lossless if kind == "verifier" else None,
+        "laws": sorted(law.name for law in getattr(info, "laws", ())),
+        "shapes": sorted(shape.name for shape in getattr(info, "shapes", ())),
+        "lossless": getattr(info, "lossless", None) if kind == "verifier" else None,
+        "lossless_to": getattr(info, "lossless_to", "the target's law"),
     }
 
 
@@ -39,6 +44,7 @@ def table() -> list[dict[str, Any]]:
     infos = {
         "verifier": [registry.verifier(name).info for name in registry.names("verifier")],
         "drafter": [info for name in registry.names("drafter") for info in registry.drafter(name).methods],
+        "law": [registry.law(name).info for name in registry.names("law")],
     }
     return [_row(kind, info) for kind, methods in infos.items() for info in methods]
 
@@ -52,8 +58,7 @@ def markdown() -> str:
     """The table of docs/methods.md: method, year, paper, lossless."""
     lines = ["| method | year | paper | lossless |", "|---|---|---|---|"]
     for row in table():
-        lossless = _ANSWER[row["lossless"]]
-        lines.append(f"| `{row['name']}` ({row['kind']}) | {row['year']} | {_paper(row)} | {lossless} |")
+        lines.append(f"| `{row['name']}` ({row['kind']}) | {row['year']} | {_paper(row)} | {_lossless(row)} |")
     return "\n".join(lines)
 
 
@@ -61,7 +66,7 @@ def methods(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/methods.md.")] = False,
 ) -> None:
-    """List verifiers and drafters: paper, year, which drafts they are exact for, whether they are lossless."""
+    """List verifiers, drafters and laws: paper, year, which drafts they are exact for, whether they are lossless, and to what."""
     if as_json:
         typer.echo(json.dumps(table(), indent=2))
     elif as_markdown:
@@ -72,16 +77,16 @@ def methods(
 
 def _print() -> None:
     console, head = output(160), ("name", "method", "year", "arXiv", "sibling laws", "shapes", "lossless")
-    for kind in ("verifier", "drafter"):
+    for kind in ("verifier", "drafter", "law"):
         rows = [
             (
                 r["name"],
                 r["title"],
                 str(r["year"]),
                 r["arxiv"] or "-",
-                ", ".join(r["laws"]),
-                ", ".join(r["shapes"]),
-                _ANSWER[r["lossless"]],
+                ", ".join(r["laws"]) or "any",
+                ", ".join(r["shapes"]) or "any",
+                _lossless(r),
             )
             for r in table()
             if r["kind"] == kind

@@ -6,12 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
+from polydraft.errors import InvalidInputError
+
 
 def _panel(name: str) -> Callable[..., Any]:
     return lambda text, *flags, **more: typer.Option(*flags, help=text, rich_help_panel=name, **more)
 
 
-models, drafts, sampling, output, server = map(_panel, ("Models", "Drafts", "Sampling", "Output", "Server"))
+models, drafts, laws, sampling, output, server = map(_panel, ("Models", "Drafts", "Laws", "Sampling", "Output", "Server"))
 """(help, names of the option) -> an option in this panel of the help."""
 
 Model = Annotated[
@@ -39,3 +41,31 @@ Prompts = Annotated[
 Threads = Annotated[int, typer.Option(min=1, help="Threads of everyone. One avoids stalls on a busy machine.")]
 Repetitions = Annotated[int, typer.Option(min=1, help="Of all prompts; fewer with --quick or on a slow machine.")]
 AsJson = Annotated[bool, output("Print one JSON object.", "--json")]
+
+
+def law_options(said: list[str] | None, **named: Any) -> dict[str, Any]:
+    """Options of a law: those that were named, and NAME=VALUE; a value that reads as a number is one.
+
+    Raises:
+        InvalidInputError: something else.
+
+    Example:
+        >>> law_options(["k=8", "passages=notes"], alpha=0.2, beta=None)
+        {'alpha': 0.2, 'k': 8, 'passages': 'notes'}
+    """
+    found = {name: value for name, value in named.items() if value is not None}
+    for one in said or ():
+        name, equals, value = one.partition("=")
+        if not name or not equals:
+            raise InvalidInputError(f"--law-option {one!r} was given; expected NAME=VALUE, such as alpha=0.2.")
+        found[name] = _number(value)
+    return found
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text

@@ -20,7 +20,7 @@ class Parts:
     """The engine's parts at the time a drafter is built; a drafter class takes what it needs in `build(parts, **options)`.
 
     target: the model that is accelerated.  draft_model: a smaller one, or None.  tokenizer: the target's, or None.
-    draft_tokenizer: the draft model's where it is another one.
+    draft_tokenizer: the draft model's where it is another one.  second_model: of the law's second sequences, where it is not the target.
     """
 
     target: Target
@@ -28,6 +28,7 @@ class Parts:
     tokenizer: Any
     eos_token_ids: Sequence[int]
     draft_tokenizer: Any = None
+    second_model: Target | None = None
 
 
 @runtime_checkable
@@ -97,10 +98,11 @@ def interleaved(rows: Sequence[Sequence[int]], drafts: Sequence[Draft]) -> Draft
         if keys
         else None
     )
-    ranks = [d.scores for d in drafts if d.scores is not None]
+    ranks, scored = ([x for d in drafts if (x := getattr(d, name)) is not None] for name in ("scores", "logits"))
     shape = first.shape if len({d.shape for d in drafts}) == 1 else TreeShape.of_batch([d.shape for d in drafts])
     drawn = placed([d.rows for d in drafts], N, -1)
-    return Draft(tree, first.law, shape, probs, drawn, noise, placed(ranks, N, 0) if ranks else None)
+    logits = placed(scored, N, 0) if len(scored) == len(drafts) else None
+    return Draft(tree, first.law, shape, probs, drawn, noise, placed(ranks, N, 0) if ranks else None, logits)
 
 
 def start_each(asked: Iterable[tuple[Drafter, Sequence[Request]]]) -> list[list[Any]]:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from numbers import Integral
 from typing import Any, cast
@@ -69,7 +70,8 @@ class Engine(Loop):
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
         tie_margin: float | None = None,
-        law: Law | None = None,
+        law: str | Law | None = None,
+        law_options: Mapping[str, Any] | None = None,
         offered: Seq[str] = (),
     ) -> "Engine":
         """An engine on models by name: folders, GGUF files, names of `polydraft models list`, or `OWNER/NAME` of the Hugging Face hub.
@@ -98,7 +100,9 @@ class Engine(Loop):
         max_num_seqs: sequences that run at the same time.
         tie_margin: in float16 and bfloat16, greedy decisions between logits closer than this are made by a pass that does
             not depend on the draft or the batch; None = off. 0.25 is ample for logits of the usual size.
-        law: what is sampled, where it is more than each request's sampling parameters on the target's logits; see `core.Law`.
+        law: what is sampled, where it is more than each request's sampling parameters on the target's logits: a name of `polydraft methods`, or
+            a `core.Law`.
+        law_options: passed to the law's `build`; a model among them ("amateur") by its name, and then the draft model, too, where there is no other.
         offered: names of further drafters, each built without options and with a plan of its own, that a request may ask for in place of `drafter`.
 
         Raises:
@@ -116,6 +120,14 @@ class Engine(Loop):
         model = load.load_model(target, quantization=quantization, cache_dtype=cache_dtype, plain=plain, **options)
         tokenizer = load.load_tokenizer(target)
         small = other = None
+        chosen = dict(law_options or {})
+        if isinstance(amateur := chosen.get("amateur"), str):
+            if draft is None and (plain or drafter == "auto" or (isinstance(drafter, str) and drafter.startswith("model"))):
+                draft = chosen.pop("amateur")
+            else:
+                chosen["amateur"] = load.load_model(amateur, quantization=draft_quantization, **options)
+                theirs, size = load.load_tokenizer(amateur), chosen["amateur"].vocab_size
+                chosen["amateur"].vocab_size = load.check_same_vocabulary(tokenizer, theirs, model.vocab_size, size)
         if draft is not None:
             small = load.load_model(draft, quantization=draft_quantization, **options)
             load.check_same_context(model.max_model_len, small.max_model_len)
@@ -138,6 +150,7 @@ class Engine(Loop):
             plan=plan,
             tie_margin=tie_margin,
             law=law,
+            law_options=chosen,
             profile=profile,
             keep_prefixes=True,
             offered=offered,
@@ -166,13 +179,16 @@ class Engine(Loop):
         profile: str | Profile | None = None,
         eos_token_ids: Seq[int] | None = None,
         tie_margin: float | None = None,
-        law: Law | None = None,
+        law: str | Law | None = None,
+        law_options: Mapping[str, Any] | None = None,
         keep_prefixes: bool = False,
         offered: Seq[str] = (),
     ) -> "Engine":
         """An engine from objects that are already there; see `from_pretrained`, and `Loop` for `keep_prefixes`."""
         eos = tuple(eos_token_ids if eos_token_ids is not None else getattr(target, "eos_token_ids", ()))
         parts = Parts(target, draft_model, tokenizer, eos, draft_tokenizer)
+        law = build.law(law, parts, law_options or {})
+        parts = replace(parts, second_model=getattr(law, "second_model", None))
         source = build.drafter(drafter, parts, drafter_options or {})
         rule = build.verifier(verifier, source)
         others = build.others(offered, source, parts)
@@ -204,8 +220,15 @@ class Engine(Loop):
             "drafters": self.menu.names,
             "verifier": self.verifier.info.name,
             "lossless": self.verifier.info.lossless,
+            "law": self.lossless_to,
             "graphs": self.graphs,
         }
+
+    @property
+    def lossless_to(self) -> str:
+        """The law that outputs follow with a lossless rule, in words."""
+        info = getattr(self.law, "info", None)
+        return "the target's law" if self.law is None else info.lossless_to if info else f"the law {type(self.law).__name__}"
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, with BOS once where the model wants it.
@@ -260,7 +283,7 @@ class Engine(Loop):
             self.discard([name])
             raise
         lossless = self.menu.find(drafter, verifier).verifier.info.lossless
-        return Result(name, prompt if isinstance(prompt, str) else None, ids, samples, lossless, index)
+        return Result(name, prompt if isinstance(prompt, str) else None, ids, samples, lossless, index, self.lossless_to)
 
     def generate(
         self,

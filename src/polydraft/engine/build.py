@@ -6,7 +6,7 @@ from numbers import Integral
 from typing import Any
 
 from polydraft import registry, tree
-from polydraft.core import Budget, Drafter, Verifier
+from polydraft.core import Budget, Drafter, Law, Verifier
 from polydraft.drafters.base import Parts
 from polydraft.drafters.choice import Choice
 from polydraft.drafters.model.paths import ModelDrafter
@@ -45,6 +45,21 @@ def drafter(wanted: str | Drafter | Seq[str] | None, parts: Parts, options: Mapp
             arms[name] = _kind_of(arms.values(), name) or _made(name, parts, options.get(name, {}))
         return Choice(arms)
     return _made(names[0], parts, options)
+
+
+def law(wanted: str | Law | None, parts: Parts, options: Mapping[str, Any]) -> Law | None:
+    """By name, or as it is; None leaves the sampling parameters alone.
+
+    Raises:
+        InvalidInputError: options beside an object or without a law.
+    """
+    if isinstance(wanted, str):
+        return registry.build_law(wanted, parts, options)
+    if options:
+        raise InvalidInputError(
+            f"law_options={dict(options)} were given beside law={wanted!r}; expected them with the name of a law: {', '.join(registry.names('law'))}."
+        )
+    return wanted
 
 
 def others(names: Seq[str], source: Drafter | None, parts: Parts) -> dict[str, Drafter]:

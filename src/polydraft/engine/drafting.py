@@ -139,7 +139,7 @@ def begin(drafter: Drafter, sequences: Seq[Sequence]) -> None:
 
 def _begin(drafter: Drafter, s: Sequence, length: int, known: Scores | None = None) -> None:
     """Begin with so many of the committed tokens. known: hidden states of all of them but the last, where there are more."""
-    request = replace(s.request, prompt_token_ids=tuple(s.token_ids[:length]), slot=s.slot)
+    request = replace(s.request, prompt_token_ids=tuple(s.token_ids[:length]), slot=s.slot, second_slot=s.second_slot)
     try:
         (s.state,) = drafter.start([request])
         s.num_read = length

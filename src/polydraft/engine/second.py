@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from polydraft.core import AuxRows, Outcome, Request, Scores, SecondLaw, Target, TokenTree
+from polydraft.core import AuxRows, Draft, Outcome, Request, Scores, SecondLaw, Target, TokenTree
 from polydraft.engine.batch import joined
 from polydraft.engine.sequence import Sequence
 from polydraft.errors import InvalidInputError
 from polydraft.models.slots import Slots
+from polydraft.tree import Dedup, at_first_copies
 
 
 class Second:
@@ -52,21 +53,30 @@ class Second:
         if behind:
             self.model.prefill([slot for slot, _ in behind], [text for _, text in behind])
 
-    def score(self, sequences: Seq[Sequence], tree: TokenTree, *, hidden: Seq[int] = (), aux: AuxRows | None = None) -> Scores:
-        """The target's scores with the second sequences' beside them; one pass where the target runs both and there are no auxiliary rows."""
-        slots, others, B = _slots(sequences), self._others(sequences), len(sequences)
+    def score(
+        self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, *, hidden: Seq[int] = (), aux: AuxRows | None = None
+    ) -> Scores:
+        """The target's scores with the second sequences' beside them; one pass where the target runs both and there are no auxiliary rows.
+
+        What the draft pass has scored in the slots of the second sequences is not scored again.
+        """
+        slots, others, B, tree = _slots(sequences), self._others(sequences), len(sequences), unique.tree
         tokens, parents = tree.host
         roots = np.array([[self._text(s)[-1]] for s in sequences])
         beside = TokenTree.of(np.concatenate([roots, tokens[:, 1:]], 1), parents)
+        if draft.logits is not None:
+            second = Scores(beside, unique.compact(draft.logits))
+            return replace(self.target.score(slots, tree, hidden=hidden, aux=aux), second=second)
         if self.model is not self.target or aux is not None:
             return replace(self.target.score(slots, tree, hidden=hidden, aux=aux), second=self.model.score(others, beside))
         both = self.target.score([*slots, *others], joined([tree, beside]), hidden=hidden)
         second = Scores(beside, both.logits[B:], {layer: x[B:] for layer, x in both.hidden.items()})
         return Scores(tree, both.logits[:B], {layer: x[:B] for layer, x in both.hidden.items()}, second=second)
 
-    def commit(self, sequences: Seq[Sequence], outcome: Outcome) -> None:
+    def commit(self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, outcome: Outcome) -> None:
         """Keep the path that the target keeps."""
-        self.model.commit(self._others(sequences), outcome)
+        kept = unique.outcome(outcome) if draft.logits is None else at_first_copies(draft.tree, outcome)
+        self.model.commit(self._others(sequences), kept)
 
     def leave(self, s: Sequence) -> None:
         """Give the slot of a sequence back."""

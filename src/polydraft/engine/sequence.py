@@ -55,7 +55,7 @@ class Result:
 
     index: number of the prompt in its call. Sample j's noise is a function of (`seed`, j, index): this result alone is repeated, for the same
         plan, by `generate(prompt, params.with_(seed=result.seed), first_index=result.index)`.
-    lossless: whether the output follows the target's law exactly.
+    lossless: whether the output follows the law that is named by `lossless_to` exactly.
     """
 
     id: str
@@ -64,6 +64,7 @@ class Result:
     samples: list[Sample]
     lossless: bool = True
     index: int = 0
+    lossless_to: str = "the target's law"
 
     @property
     def seed(self) -> int:
@@ -93,6 +94,7 @@ class Result:
             "prompt": self.prompt,
             "prompt_token_ids": self.prompt_token_ids,
             "lossless": self.lossless,
+            "lossless_to": self.lossless_to,
             "samples": [
                 {
                     "index": s.index,

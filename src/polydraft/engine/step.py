@@ -120,17 +120,16 @@ class Stepper:
             extra = drafting.aux(self.drafter, sequences, TREE_ROOM - draft.tree.num_nodes) if budgets else None
         with watch.phase("scoring"):
             unique = dedup(draft.tree)
-            scored = self._score(sequences, unique, extra)
+            scored = self._score(sequences, draft, unique, extra)
             if self.tie_margin is not None:
                 scored = rescored(self.target, scored, sequences, self.tie_margin, tuple(self.stop_ids))
         with watch.phase("verifying"):
             done, unique = self._decide(sequences, draft, unique, scored, key)
         if done.sequences:
             with watch.phase("scoring"):
-                kept = _in(unique, done.outcome)
-                self.target.commit([s.slot for s in done.sequences if s.slot is not None], kept)
+                self.target.commit([s.slot for s in done.sequences if s.slot is not None], unique.outcome(done.outcome))
                 if self.second is not None:
-                    self.second.commit(done.sequences, kept)
+                    self.second.commit(done.sequences, done.draft, unique, done.outcome)
             with watch.phase("drafting"):
                 if self.drafter is not None and (budgets or self.drafter.needs.each_round):
                     drafting.observe(self.target, self.drafter, done.sequences, done.outcome, done.scores)
@@ -148,10 +147,10 @@ class Stepper:
         wanted = (part.needs.hidden for part in (self.drafter, self.law) if part is not None)
         return tuple(sorted({layer for layers in wanted for layer in layers}))
 
-    def _score(self, sequences: Seq[Sequence], unique: Dedup, extra: AuxRows | None) -> Scores:
+    def _score(self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, extra: AuxRows | None) -> Scores:
         aux = None if extra is None else _hung(unique, extra)
         if self.second is not None:
-            return self.second.score(sequences, unique.tree, hidden=self.layers, aux=aux)
+            return self.second.score(sequences, draft, unique, hidden=self.layers, aux=aux)
         return self.target.score([s.slot for s in sequences if s.slot is not None], unique.tree, hidden=self.layers, aux=aux)
 
     def _budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
@@ -287,11 +286,3 @@ def _padded(outcome: Outcome, length: int) -> Outcome:
     path = outcome.path.new_full((len(outcome.path), length), -1)
     path[:, : outcome.path.shape[1]] = outcome.path
     return replace(outcome, path=path)
-
-
-def _in(unique: Dedup, outcome: Outcome) -> Outcome:
-    """The same outcome in terms of the scored tree's nodes."""
-    if unique.same:
-        return outcome
-    path = torch.where(outcome.path >= 0, unique.row.gather(1, outcome.path.clamp(min=0)), -1)
-    return Outcome(path, outcome.num_accepted, outcome.token)

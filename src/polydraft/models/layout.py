@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-__all__ = ["Layout", "layout", "layouts"]
+__all__ = ["Layout", "layout", "layouts", "with_leaves"]
 
 
 class Layout(NamedTuple):
@@ -54,3 +54,14 @@ def layouts(trees: Sequence[tuple[int, ...]]) -> Layout:
         starts[b], inner[b] = e.starts[0, -1], e.starts[0, -1]
         starts[b, : e.starts.shape[1]], inner[b, : e.inner.shape[1]] = e.starts, e.inner
     return Layout(parents, starts, inner)
+
+
+def with_leaves(places: Layout) -> Layout:
+    """The same trees, of which leaves are run through the model too: a depth more, without children.
+
+    Example:
+        >>> with_leaves(layout((-1, 0, 0, 1))).inner.tolist(), with_leaves(layout((-1, 0, 0, 1))).starts.tolist()
+        ([[1, 3, 4, 4]], [[0, 1, 3, 4, 4]])
+    """
+    ends = places.starts[:, -1:]
+    return Layout(places.parents, np.hstack([places.starts, ends]), np.hstack([places.starts[:, 1:], ends]))

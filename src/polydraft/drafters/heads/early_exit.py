@@ -9,21 +9,18 @@ runs the nodes through the first E layers once more, which is what it would do w
 the proposal, and the states of leaves are nobody's. Trap: E layers that are all of them draft what the target says, at its price.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
-
-from polydraft.core import Drafter, Outcome, Request, Scores, SiblingLaw
+from polydraft.core import SiblingLaw
 from polydraft.drafters.base import Parts
 from polydraft.drafters.heads.base import HeadDrafter
-from polydraft.drafters.model.paths import FIXED, ModelState
-from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.drafters.model.paths import FIXED, Guest
+from polydraft.errors import InvalidInputError
 from polydraft.models.early_exit import ExitCheckpoint
 from polydraft.papers import method
 
-__all__ = ["EarlyExitDrafter", "slots_of"]
+__all__ = ["EarlyExitDrafter"]
 
 
-class EarlyExitDrafter(HeadDrafter):
+class EarlyExitDrafter(Guest, HeadDrafter):
     """The target's first layers as a drafter; kinds as for `ModelDrafter`.
 
     Example:
@@ -55,38 +52,3 @@ class EarlyExitDrafter(HeadDrafter):
             )
         exit_ = ExitCheckpoint.load(weights) if weights is not None else ExitCheckpoint.untrained(layer or 0, parts.target)
         return cls(CompiledExit(exit_, parts.target), (), kind, stop_ids=parts.eos_token_ids)
-
-    def start(self, requests: Sequence[Request]) -> list[ModelState]:
-        """Nothing is read: the target did.
-
-        Raises:
-            IncompatibleError: requests of which nobody says where the target holds them.
-        """
-        slots = slots_of(self, requests)
-        return [ModelState(r, slot, r.prompt_token_ids, r.prompt_token_ids[-1:]) for r, slot in zip(requests, slots, strict=True)]
-
-    def release(self, states: Sequence[ModelState]) -> None:
-        """The slots are the target's."""
-
-    def _rewind(self, states: Sequence[ModelState]) -> None:
-        """What a proposal left lies where the next pass writes."""
-
-    def observe(self, states: Sequence[ModelState], outcome: Outcome, scores: Scores) -> list[ModelState]:
-        """Nothing is kept: the target's columns are those of the text by now."""
-        emitted = zip(states, outcome.emitted(scores.tree), strict=True)
-        return [replace(s, context=s.context + tuple(new), pending=tuple(new[-1:])) for s, new in emitted]
-
-
-def slots_of(drafter: Drafter, requests: Sequence[Request]) -> list[int]:
-    """Where the target holds these texts.
-
-    Raises:
-        IncompatibleError: nobody says so.
-    """
-    slots = [request.slot for request in requests if request.slot is not None]
-    if len(slots) < len(requests):
-        raise IncompatibleError(
-            f"the drafter {drafter.info.name!r} shares the target's cache and was not told its slot; expected requests with `slot`. "
-            "Use it through `Engine`."
-        )
-    return slots

@@ -14,8 +14,7 @@ import torch
 from polydraft.core import Request, SiblingLaw
 from polydraft.drafters.heads.base import HeadState
 from polydraft.drafters.heads.depth_laws import DepthDrafter
-from polydraft.drafters.heads.early_exit import slots_of
-from polydraft.drafters.model.paths import FIXED, ModelState
+from polydraft.drafters.model.paths import FIXED, ModelState, slots_of
 from polydraft.models.transfer import TransferCheckpoint
 from polydraft.papers import method
 
@@ -48,7 +47,8 @@ class TransferDrafter(DepthDrafter):
         """
         none = torch.empty(0, 0)
         return [
-            HeadState(r, slot, r.prompt_token_ids, (), none) for r, slot in zip(requests, slots_of(self, requests), strict=True)
+            HeadState(r, slot, r.prompt_token_ids, (), none)
+            for r, slot in zip(requests, slots_of(self.info.name, requests), strict=True)
         ]
 
     def release(self, states: Sequence[ModelState]) -> None:

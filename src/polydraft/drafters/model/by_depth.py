@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from polydraft import noise, sampling
 from polydraft import tree as trees
@@ -28,7 +29,8 @@ class Growth:
     """Trees being grown through a model's `score`, one depth for all rows at a time.
 
     Rows may differ in size: nodes are kept per row, and a pass scores, for every row, the nodes that are new.
-    kind: see `drafters.model.paths`.  fixed: of each row.  stop_ids: what `min_tokens` masks.
+    kind: see `drafters.model.paths`.  fixed: of each row.  stop_ids: what `min_tokens` masks.  leaves: whether they are scored, too, and
+        the logits after all nodes kept for the draft.
     """
 
     def __init__(
@@ -39,7 +41,9 @@ class Growth:
         fixed: Sequence[Budget],
         key: NoiseKey,
         stop_ids: Sequence[int] = (),
+        leaves: bool = False,
     ) -> None:
+        self.leaves, self.scored = leaves, [list[Float[Tensor, "M V"]]() for _ in states]
         self.model, self.kind, self.states, self.fixed, self.key, self.stop_ids = model, kind, states, fixed, key, stop_ids
         self.uniforms = noise.uniforms(key, noise.Stream.DRAFT, max(len(g.parents) for g in fixed))
         self.tokens = [[s.context[-1]] for s in states]
@@ -50,11 +54,16 @@ class Growth:
         self.laws: list[list[Float[Tensor, " V"]]] = [[] for _ in states]
         self.row_of: list[dict[int, int]] = [{} for _ in states]
 
-    def deepen(self, depth: int) -> None:
+    def grow(self) -> None:
+        """All depths, one after the other."""
+        for depth in range(max(g.max_depth for g in self.fixed) + self.leaves):
+            self._deepen(depth)
+
+    def _deepen(self, depth: int) -> None:
         """Score the frontier, then draw its children."""
         groups: dict[tuple[int, int], list[int]] = {}
         for b, g in enumerate(self.fixed):
-            if depth < g.max_depth:
+            if depth < g.max_depth + self.leaves:
                 since = self.node[b][int(layout(g.parents).starts[0, depth])]  # the first child of a node is always drawn
                 groups.setdefault((since, len(self.tokens[b])), []).append(b)
         for (since, _), batch in groups.items():
@@ -62,6 +71,11 @@ class Growth:
             scores = self.model.score([self.states[b].slot for b in batch], tree, since=since)
             whole = torch.zeros(len(batch), tree.num_nodes, scores.logits.shape[-1])
             whole[:, since:] = scores.logits.cpu()
+            for i, b in enumerate(batch):
+                self.scored[b] += [scores.logits[i]] if self.leaves else []
+            branching = [depth < self.fixed[b].max_depth for b in batch]
+            if not any(branching):
+                continue
             probs = sampling.laws(
                 whole,
                 tree,
@@ -72,7 +86,8 @@ class Growth:
             )
             first = trees.first_copies(tree)
             for i, b in enumerate(batch):
-                self._branch(b, depth, probs[i], first[i].tolist())
+                if branching[i]:
+                    self._branch(b, depth, probs[i], first[i].tolist())
 
     def _branch(self, b: int, depth: int, probs: Float[Tensor, "N V"], first: list[int]) -> None:
         given, node = self.fixed[b].parents, self.node[b]
@@ -146,7 +161,9 @@ class Growth:
         for b, found in enumerate(self.laws):
             for r, q in enumerate(found):
                 probs[b, r] = q
-        return Draft(tree, law, shape, probs, rows, self.key if law in (SiblingLaw.COUPLED, SiblingLaw.LISTED) else None)
+        key = self.key if law in (SiblingLaw.COUPLED, SiblingLaw.LISTED) else None
+        logits = pad_sequence([torch.cat(rows) for rows in self.scored], batch_first=True) if self.leaves else None
+        return Draft(tree, law, shape, probs, rows, key, logits=logits)
 
 
 _DRAWS: dict[str, Callable[..., list[int]]] = {

@@ -40,11 +40,11 @@ from polydraft.core import (
 from polydraft.drafters.base import Parts, Snapshot, interleaved
 from polydraft.drafters.model.best_first import grow
 from polydraft.drafters.model.by_depth import Growth, ModelState
-from polydraft.errors import InvalidInputError, unknown_name
+from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
 from polydraft.models.slots import Slots
 from polydraft.papers import method
 
-ProposePaths = Callable[..., tuple[TokenTree, Tensor, Tensor] | None]
+ProposePaths = Callable[..., tuple[TokenTree, Tensor, Tensor] | tuple[TokenTree, Tensor, Tensor, Tensor] | None]
 _METHODS = (
     method("model", "Smaller model, iid paths", "2310.15141", {SiblingLaw.IID}, FIXED),
     method("model:chain", "Smaller model, one chain", "2211.17192 2302.01318", {SiblingLaw.IID}, {TreeShape.CHAIN}),
@@ -86,6 +86,8 @@ class ModelDrafter:
 
     methods = _METHODS
     needs: Needs = Needs()
+    scores_leaves = False
+    """Whether a draft comes with the model's logits after all of its nodes."""
 
     def __init__(self, model: Target, kind: str = "paths", *, stop_ids: Sequence[int] = ()) -> None:
         if kind not in KINDS:
@@ -97,7 +99,8 @@ class ModelDrafter:
         self._proposed: dict[int, tuple[TokenTree, int]] = {}
         """By slot: tree and row that the cache holds behind committed tokens."""
         offered = kind in ("paths", "chain", "coupled", "systematic")
-        self._propose_paths: ProposePaths | None = getattr(model, "propose_paths", None) if offered else None
+        call = "propose_and_score" if self.scores_leaves else "propose_paths"
+        self._propose_paths: ProposePaths | None = getattr(model, call, None) if offered else None
 
     @classmethod
     def build(cls, parts: Parts, *, kind: str = "paths") -> "ModelDrafter":
@@ -106,7 +109,8 @@ class ModelDrafter:
             raise InvalidInputError(
                 "drafter 'model' was asked for without a draft model; give draft=..., or use drafter='ngram'."
             )
-        return cls(parts.draft_model, kind, stop_ids=parts.eos_token_ids)
+        made = AmateurDrafter if parts.draft_model is parts.second_model else cls
+        return made(parts.draft_model, kind, stop_ids=parts.eos_token_ids)
 
     def sibling(self, kind: str) -> "ModelDrafter":
         """Another kind of drafts from the same model and slots: what either starts, is told or releases is so for both."""
@@ -175,8 +179,9 @@ class ModelDrafter:
         if found is None:
             self._rewind(states)
             return self._grow(states, fixed, NoiseKey.of(*keys))
-        drawn, rows, probs = found
-        return Draft(drawn, law, _shape(fixed), probs, rows, NoiseKey.of(*keys) if law is SiblingLaw.COUPLED else None)
+        drawn, rows, probs, *logits = found
+        noise = NoiseKey.of(*keys) if law is SiblingLaw.COUPLED else None
+        return Draft(drawn, law, _shape(fixed), probs, rows, noise, logits=logits[0] if logits else None)
 
     def _cached(self, state: ModelState) -> int:
         """Columns of its slot that hold committed tokens."""
@@ -201,9 +206,8 @@ class ModelDrafter:
         behind = [s for s, g in zip(states, fixed, strict=True) if g.max_depth and len(s.pending) > 1]
         if behind:
             self.model.prefill([s.slot for s in behind], [s.pending[:-1] for s in behind])
-        growth = Growth(self.model, self.kind, states, fixed, key, self._stop_ids)
-        for depth in range(max(g.max_depth for g in fixed)):
-            growth.deepen(depth)
+        growth = Growth(self.model, self.kind, states, fixed, key, self._stop_ids, leaves=self.scores_leaves)
+        growth.grow()
         (law,) = self.info.laws
         return growth.draft(law, _shape(fixed))
 
@@ -233,6 +237,57 @@ class ModelDrafter:
         """The state that drafts as the one of the snapshot; see `base.Resumable`."""
         (state,) = self.start([replace(request, prompt_token_ids=tuple(snapshot["tokens"].tolist()))])
         return replace(state, request=request)
+
+
+class Guest(ModelDrafter):
+    """A drafter in slots that somebody else fills, commits and empties: nothing is read twice. `place` names them, a field of `core.Request`."""
+
+    place = "slot"
+
+    def start(self, requests: Sequence[Request]) -> list[ModelState]:
+        """Nothing is read: whose slots they are did.
+
+        Raises:
+            IncompatibleError: requests of which nobody says where they are.
+        """
+        slots = slots_of(self.info.name, requests, self.place)
+        return [ModelState(r, slot, r.prompt_token_ids, r.prompt_token_ids[-1:]) for r, slot in zip(requests, slots, strict=True)]
+
+    def release(self, states: Sequence[ModelState]) -> None:
+        """The slots are somebody else's."""
+
+    def _rewind(self, states: Sequence[ModelState]) -> None:
+        """What a proposal left lies where the next pass writes."""
+
+    def observe(self, states: Sequence[ModelState], outcome: Outcome, scores: Scores) -> list[ModelState]:
+        """Nothing is kept: the columns are those of the text by now."""
+        emitted = zip(states, outcome.emitted(scores.tree), strict=True)
+        return [replace(s, context=s.context + tuple(new), pending=tuple(new[-1:])) for s, new in emitted]
+
+
+class AmateurDrafter(Guest):
+    """A law's second model drafts in the slots of its second sequences; the logits after every node come with the draft, but for ranked trees.
+
+    Yuan et al. 2023, speculative contrastive decoding (arXiv 2311.08981).
+    """
+
+    place = "second_slot"
+    scores_leaves = True
+
+
+def slots_of(name: str, requests: Sequence[Request], place: str = "slot") -> list[int]:
+    """Where the models hold these texts. name: the drafter's.
+
+    Raises:
+        IncompatibleError: nobody says so.
+    """
+    slots = [slot for request in requests if (slot := getattr(request, place)) is not None]
+    if len(slots) < len(requests):
+        raise IncompatibleError(
+            f"the drafter {name!r} shares a cache that is not its own and was not told its slot; expected requests with `{place}`. "
+            "Use it through `Engine`."
+        )
+    return slots
 
 
 def _shape(fixed: Sequence[Budget]) -> TreeShape:

@@ -17,7 +17,7 @@ from torch import Tensor
 from polydraft.core import Budget, SamplingParams, SiblingLaw, TokenTree
 from polydraft.models.compiled.forward import draft_pass
 from polydraft.models.compiled.trees import draft_law, grow
-from polydraft.models.layout import layouts
+from polydraft.models.layout import Layout, layouts, with_leaves
 from polydraft.models.slots import TREE_ROOM, SlotModel
 from polydraft.noise import choose_row, choose_systematic, first_arrivals, uniform_at
 
@@ -30,12 +30,13 @@ LONGEST_PENDING = 32
 
 
 @njit(cache=True, error_model="numpy")
-def _propose(model, vocab, ids, asked, given, starts, inner, law, bias, siblings):
+def _propose(model, vocab, ids, asked, given, starts, inner, law, bias, siblings, raw):
     """asked [B, 5 + P] = slot, seed, sample, position, number of pending tokens, those tokens, the root last.
 
     given, starts, inner: see `layout.Layout`.  law [B, 4] = temperature, top_k, top_p, min_p.  Caches grow by what is pending, less the root, behind which the tree lies.
     ids: the tokens that the model's logits are of, where they are not all.
-    Returns tokens, parents, rows [B, N] and probs [B, R, V]. siblings: value of the SiblingLaw of the draws.
+    siblings: value of the SiblingLaw of the draws.  raw: [B, N, all outputs], what the logits after each node are written to; or no nodes.
+    Returns tokens, parents, rows [B, N] and probs [B, R, V].
     """
     slots, keys, counts, pending = asked[:, 0].copy(), asked[:, 1:4], asked[:, 4], asked[:, 5:]
     (B, N), P, distinct = given.shape, pending.shape[1], 1
@@ -72,6 +73,8 @@ def _propose(model, vocab, ids, asked, given, starts, inner, law, bias, siblings
                 draft_law(logits[r], bias[b], law[b, 0], int(law[b, 1]), law[b, 2], law[b, 3], out)
                 for i in range(ids.size):
                     probs[b, used[b], ids[i]] = compact[i]
+                if raw.shape[1] > 0:
+                    raw[b, node] = logits[r]
                 used[b] += 1
                 r += 1
             for n in range(here, end):
@@ -107,6 +110,9 @@ def _propose(model, vocab, ids, asked, given, starts, inner, law, bias, siblings
     for b in range(B):
         if inner[b, 0] > 0:
             model.memory.lengths[slots[b]] += counts[b] - 1
+        for n in range(raw.shape[1]):
+            if first[b, n] != n:
+                raw[b, n] = raw[b, first[b, n]]
     return tokens, parents, rows, probs
 
 
@@ -145,12 +151,45 @@ class CompiledProposals(SlotModel):
         Raises:
             CapacityError: a tree of more nodes than a pass takes.
         """
-        places, drafting = layouts(tuple(trees)), [len(parents) > 1 for parents in trees]
+        raw = np.empty((len(slots), 0, 0), _f32)
+        return self._paths(slots, pending, keys, layouts(tuple(trees)), [len(x) > 1 for x in trees], params, law, raw)
+
+    def propose_and_score(
+        self,
+        slots: Sequence[int],
+        pending: Sequence[Sequence[int]],
+        keys: Keys,
+        trees: Sequence[tuple[int, ...]],
+        params: Sequence[SamplingParams],
+        *,
+        law: SiblingLaw = SiblingLaw.IID,
+    ) -> tuple[TokenTree, Int[Tensor, "B N"], Float[Tensor, "B R V"], Float[Tensor, "B N V"]] | None:
+        """The same draft, and the logits after each of its nodes, in one more pass, over the leaves; see `propose_paths`.
+
+        The slots then hold every distinct node at its first copy, to be committed. For models that have logits of all tokens.
+        """
+        assert not len(self.draft_ids)
+        places = with_leaves(layouts(tuple(trees)))
+        raw = np.empty((*places.parents.shape, self.arrays.sizes.outputs), _f32)
+        found = self._paths(slots, pending, keys, places, [True] * len(slots), params, law, raw)
+        return None if found is None else (*found, torch.from_numpy(raw)[..., : self.vocab_size])
+
+    def _paths(
+        self,
+        slots: Sequence[int],
+        pending: Sequence[Sequence[int]],
+        keys: Keys,
+        places: Layout,
+        drafting: Sequence[bool],
+        params: Sequence[SamplingParams],
+        law: SiblingLaw,
+        raw: np.ndarray,
+    ) -> tuple[TokenTree, Int[Tensor, "B N"], Float[Tensor, "B R V"]] | None:
         given = self._asked(slots, list(zip(*keys, strict=True)), pending, drafting, places.parents.shape[1])
         rows_asked, bias = laws_asked(params, self.vocab_size, self.draft_ids)
         with self.pool:
             tokens, parents, rows, probs = _propose(
-                self.arrays, self.vocab_size, self.draft_ids, given, *places, np.array(rows_asked), bias, law.value
+                self.arrays, self.vocab_size, self.draft_ids, given, *places, np.array(rows_asked), bias, law.value, raw
             )
         self._note(slots, drafting, places.parents.shape[1], places.inner.shape[1] - 1)
         if law is SiblingLaw.COUPLED and (tokens < 0).any():

@@ -1,0 +1,202 @@
+"""The contrastive law: kept by every lossless rule, by enumeration; its rows come from the draft pass; its traps and fakes."""
+
+import numpy as np
+import pytest
+import torch
+
+from polydraft import Engine, SamplingParams
+from polydraft.core import SiblingLaw
+from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.laws.contrastive import Contrastive, contrast
+from polydraft.models import load, pair
+from tests.engine.tables import TableModel
+from tests.laws.harness import SHAPES, Tables, measure
+from tests.laws.table_pairs import TwoTables, emitted_law
+from tests.laws.test_lossless import PAIRS, RULES, words
+
+EXPERT = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
+
+
+class ContrastedTables:
+    """The checker's rows: the expert's and the amateur's, the draft's, contrasted where the target's are asked for."""
+
+    def __init__(self, V, seed, alpha=0.1, beta=0.5):
+        self.V, self.tables, self.numbers = V, Tables(V, seed), (alpha, beta)
+
+    def row(self, which, path):
+        if which != "p":
+            return self.tables.row(which, path)
+        expert, amateur = (torch.from_numpy(self.tables.row(x, path) + 1e-3).log() for x in ("p", "q"))
+        return contrast(expert, amateur, *self.numbers).softmax(-1).numpy()
+
+
+@pytest.mark.parametrize(("law", "shape", "name"), PAIRS, ids=words)
+def test_every_lossless_rule_keeps_the_contrastive_law(law, shape, name):
+    if law is SiblingLaw.COUPLED:
+        pytest.skip("enumerated as draws without replacement")
+    label, counts, depth = SHAPES[shape][-1]
+    for seed in (0, 4):
+        found = measure(RULES[name], ContrastedTables(3, seed), law, shape, counts, depth)
+        assert found.error < 1e-12, f"{label}, seed {seed}: {found}"
+
+
+def test_without_mask_and_contrast_it_is_the_expert_and_with_the_mask_the_expert_cut_by_min_p():
+    amateur = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).log()
+    assert torch.equal(contrast(EXPERT.log(), amateur, 0, 0), EXPERT.log())
+    cut = contrast(EXPERT.log(), amateur, 0.2, 0).softmax(-1)
+    assert (cut - EXPERT).abs().sum() / 2 == pytest.approx(0.05)
+    assert torch.equal(contrast(EXPERT.log(), amateur, 1, 0.5) > -torch.inf, torch.tensor([True, False, False, False]))
+
+
+def contrasted(target, small, alpha=0.1, beta=0.5):
+    """Tables of the law itself, as the checker sees them."""
+    made = TableModel(target.vocab_size)
+    made.logits = contrast(target.logits, small.logits, alpha, beta)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "verifier", "size"),
+    [
+        ("chain", "speculative", (2, 1)),
+        ("chain", "block", (2, 1)),
+        ("paths", "greedy_traversal", (1, 2)),
+        ("without_replacement", "greedy_traversal_wor", (1, 2)),
+        ("greedy_plus_one", "greedy_plus_one", (1, 2)),
+        ("top_k", "match", (2, 2)),
+        (None, "auto", (None, None)),
+    ],
+)
+def test_what_an_engine_emits_follows_the_contrastive_law(kind, verifier, size, pair, monkeypatch):
+    target, small = pair
+    engine = Engine.of(
+        target,
+        draft_model=small,
+        drafter=kind and f"model:{kind}",
+        verifier=verifier,
+        depth=size[0],
+        num_paths=size[1],
+        law="contrastive",
+    )
+    found = emitted_law(engine, [1, 2], 3, monkeypatch)
+    rows = TwoTables(contrasted(target, small), small, [1, 2])
+    expected = torch.ones(())
+    for length in range(3):
+        tables = [torch.from_numpy(rows.row("p", path)) for path in np.ndindex(*(3,) * length)]
+        expected = expected[..., None] * torch.stack(tables).reshape(*(3,) * (length + 1))
+    assert (found - expected).abs().max() < 1e-12
+
+
+class BonusOfTheExpert(Contrastive):
+    """Wrong: leaves have no row of the amateur's, and follow the expert alone."""
+
+    def __call__(self, scores, tree, contexts, second=None):
+        found = super().__call__(scores, tree, contexts, second)
+        inner = torch.zeros(found.shape[:2], dtype=torch.bool).scatter(1, tree.parents.clamp(min=0), True)
+        return torch.where(inner[..., None], found, scores.logits)
+
+
+class OfTheDraftsLaw(Contrastive):
+    """Wrong: the amateur's row after sampling parameters, in the place of its logits."""
+
+    def __call__(self, scores, tree, contexts, second=None):
+        return contrast(scores.logits, (second.logits / 0.5).log_softmax(-1), self.alpha, self.beta)
+
+
+class Ranks(Contrastive):
+    """Wrong: contrastive scores choose what is allowed, the expert's law does the rest."""
+
+    def __call__(self, scores, tree, contexts, second=None):
+        found = super().__call__(scores, tree, contexts, second)
+        return scores.logits.masked_fill(found < found.amax(-1, keepdim=True) - 1, -torch.inf)
+
+
+@pytest.mark.parametrize("fake", [None, BonusOfTheExpert, OfTheDraftsLaw, Ranks])
+def test_laws_that_are_contrastive_by_name_only_are_noticed(fake, pair, monkeypatch):
+    target, small = pair
+    law = (fake or Contrastive)(small)
+    engine = Engine.of(target, draft_model=small, drafter="model:chain", verifier="block", depth=1, law=law)
+    expected = TwoTables(contrasted(target, small), small, [1, 2])
+    first = torch.from_numpy(expected.row("p", ()))
+    pairs = first[:, None] * torch.stack([torch.from_numpy(expected.row("p", (t,))) for t in range(3)])
+    tv = (emitted_law(engine, [1, 2], 2, monkeypatch) - pairs).abs().sum() / 2
+    assert (tv < 1e-12) if fake is None else tv > 0.01
+
+
+class Watched(TableModel):
+    """Counts the nodes that it is asked to score."""
+
+    rows = 0
+
+    def score(self, slots, tree, *, since=0, **options):
+        self.rows += int(tree.is_node[:, since:].sum())
+        return super().score(slots, tree, since=since, **options)
+
+
+@pytest.mark.parametrize("kind", ["chain", "greedy_plus_one", "coupled"])
+def test_the_amateur_scores_each_node_once_and_is_asked_again_where_drafts_are_not_its_own(kind):
+    target, small = Watched(), Watched(seed=1, max_num_seqs=4)
+    engine = Engine.of(target, draft_model=small, drafter=f"model:{kind}", depth=3, law="contrastive")
+    engine.generate([[1, 2], [2, 1]], SamplingParams(seed=1, max_tokens=20))
+    assert small.rows == target.rows > 0
+    other = Engine.of(target, drafter="ngram", depth=3, law=Contrastive(small))
+    target.rows = small.rows = 0
+    other.generate([[1, 2, 1, 2]], SamplingParams(temperature=0, max_tokens=20))
+    assert small.rows == target.rows > 0
+
+
+@pytest.fixture(scope="module")
+def models():
+    return [load.load_model(str(folder()), device="cpu", max_num_seqs=2) for folder in (pair.target_folder, pair.draft_folder)]
+
+
+def texts(models, drafter, law, **options):
+    target, small = models
+    engine = Engine.of(target, draft_model=small, drafter=drafter, law=law, **options)
+    greedy = SamplingParams(temperature=0, max_tokens=24)
+    return [r.token_ids for r in engine.generate([[5, 9, 70, 5, 9], [33, 200]], greedy)]
+
+
+def test_beta_0_without_the_mask_is_ordinary_speculative_sampling_bit_for_bit(models):
+    target, small = models
+    size = {"draft_model": small, "drafter": "model", "depth": 3, "num_paths": 2}
+    params = SamplingParams(seed=7, max_tokens=32)
+    plain = Engine.of(target, **size).generate([[5, 9, 70]], params)[0]
+    law = Engine.of(target, **size, law="contrastive", law_options={"alpha": 0, "beta": 0}).generate([[5, 9, 70]], params)[0]
+    assert law.token_ids == plain.token_ids and law.stats.accepted == plain.stats.accepted
+    assert law.lossless_to == "the contrastive law of target and amateur" and plain.lossless_to == "the target's law"
+
+
+def test_drafts_of_the_amateur_change_no_token_and_leave_its_slots_empty(models):
+    target, small = models
+    plain = texts(models, None, Contrastive(small))
+    for kind in ("chain", "paths", "systematic", "coupled", "without_replacement", "top_k"):
+        assert texts(models, f"model:{kind}", "contrastive", depth=3, num_paths=1 if kind == "chain" else 2) == plain, kind
+    assert texts(models, "model,ngram", "contrastive") == plain
+    assert texts(models, "mixture:model:top_k,ngram", "contrastive") == plain
+    assert small.lengths.tolist() == target.lengths.tolist() == [0, 0]
+    assert plain != texts(models, None, None)
+
+
+def test_what_cannot_be_contrasted_is_refused():
+    target, small = TableModel(), TableModel(seed=1)
+    for options, said in (
+        ({"alpha": 1.5}, "alpha=1.5"),
+        ({"alpha": -0.1}, "0 \\(no mask\\) to 1"),
+        ({"beta": -1}, "beta=-1"),
+        ({"beta": float("nan")}, "beta=nan"),
+        ({"gamma": 1}, "no such option"),
+    ):
+        with pytest.raises(InvalidInputError, match=said):
+            Engine.of(target, draft_model=small, law="contrastive", law_options=options)
+    with pytest.raises(InvalidInputError, match="without an amateur"):
+        Engine.of(target, law="contrastive", drafter=None)
+    with pytest.raises(IncompatibleError, match="same vocabulary"):
+        Engine.of(target, drafter=None, law=Contrastive(TableModel(V=9)))
+    with pytest.raises(InvalidInputError, match="with the name of a law"):
+        Engine.of(target, drafter=None, law_options={"alpha": 0.1})
+    small.logits[0, 0, 0] = torch.nan
+    small.logits = small.logits * torch.nan
+    with pytest.warns(match="the amateur's logits hold NaN"):
+        (result,) = Engine.of(target, drafter=None, law=Contrastive(small)).generate([[1, 2]])
+    assert result.finish_reason == "error" and not result.token_ids
