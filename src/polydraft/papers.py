@@ -81,7 +81,7 @@ def _methods() -> dict[str, Method | LawMethod]:
     verifiers = (registry.verifier(name).info for name in registry.names("verifier"))
     drafters = (info for name in registry.names("drafter") for info in registry.drafter(name).methods)
     laws = (registry.law(name).info for name in registry.names("law"))
-    return {info.name: info for info in (*verifiers, *drafters, *laws)}
+    return {info.name: info for info in (*verifiers, *registry.made_rules(), *drafters, *laws)}
 
 
 def _key(paper: Paper) -> str:

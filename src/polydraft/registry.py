@@ -38,6 +38,9 @@ VERIFIERS: dict[str, str] = {
 }
 """name -> "module:object", an instance of `core.Verifier`."""
 
+MADE: dict[str, str] = {"latent": "polydraft.verifiers.lossy.latent:INFO"}
+"""name -> "module:object", the `core.Method` of a rule that is made for a model's own data, such as a codebook, and not by its name alone."""
+
 DRAFTERS: dict[str, str] = {
     "model": "polydraft.drafters.model.paths:ModelDrafter",
     "eagle": "polydraft.drafters.heads.eagle:EagleDrafter",
@@ -110,7 +113,22 @@ def _load(kind: str, table: dict[str, str], name: str) -> Any:
         return getattr(import_module(module), attribute)
     if name in plugins:
         return plugins[name].load()
+    if kind == "verifier" and name in MADE:
+        raise InvalidInputError(
+            f"the rule {name!r} was asked for by name alone; expected an object, as it is made for one codebook. "
+            f"Make it with {MADE[name].partition(':')[0]}, or for pictures with polydraft.engine.images.neighbourhoods."
+        )
     raise unknown_name(kind, name, [*table, *plugins])
+
+
+def made_rules() -> list[Any]:
+    """What the rules of `MADE` declare.
+
+    Example:
+        >>> made_rules()[0].lossless
+        False
+    """
+    return [_load("rule", MADE, name) for name in MADE]
 
 
 def verifier(name: str) -> Any:

@@ -11,6 +11,7 @@ from polydraft.core import Budget, Needs
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
+from polydraft.laws.guidance import Guidance
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.hf import HFTarget
 from polydraft.models.static.llama import StaticLlama
@@ -172,18 +173,6 @@ class Contrastive:
         return torch.where(allowed, expert - 0.5 * amateur, -torch.inf)
 
 
-class Guidance:
-    """Logits pushed away from those after another prompt."""
-
-    needs, gives_logits, second_model = Needs(), True, None
-
-    def second_prompt(self, request):
-        return (2, 3)
-
-    def __call__(self, scores, tree, contexts, second=None):
-        return 1.5 * scores.logits - 0.5 * second.logits
-
-
 class Nearest:
     """Half of the law is that of what followed the nearest of some stored states."""
 
@@ -243,14 +232,14 @@ def test_a_request_owns_two_slots_where_a_law_reads_the_target_after_another_pro
         return text
 
     for drafter in (None, "ngram"):
-        engine = Engine.of(target, drafter=drafter, depth=None if drafter is None else 4, law=Guidance())
+        engine = Engine.of(target, drafter=drafter, depth=None if drafter is None else 4, law=Guidance([2, 3], 1.5))
         assert [r.token_ids for r in engine.generate(prompts, greedy)] == [decode(p) for p in prompts]
         assert engine._slots.num_free == 4 and target.lengths.tolist() == [0] * 4
 
 
 def test_second_sequences_are_scored_in_the_targets_own_pass():
     target = CompiledLlama(module(), max_num_seqs=2)
-    engine = Engine.of(target, drafter=None, law=Guidance())
+    engine = Engine.of(target, drafter=None, law=Guidance([2, 3], 1.5))
     engine.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=10))
     assert target.passes == 2 + 10
 
@@ -322,7 +311,7 @@ def test_a_law_that_fails_for_one_request_leaves_the_others_their_tokens():
 
 def test_laws_that_cannot_be_followed_are_refused():
     with pytest.raises(CapacityError, match="two slots"):
-        Engine.of(TableModel(max_num_seqs=1), drafter=None, law=Guidance())
+        Engine.of(TableModel(max_num_seqs=1), drafter=None, law=Guidance([2, 3], 1.5))
     with pytest.raises(IncompatibleError, match="hidden states"):
         Engine.of(TableModel(), drafter=None, law=Nearest(torch.zeros(1, 2), torch.zeros(1)))
     with pytest.raises(IncompatibleError, match="vocabulary"):
@@ -339,7 +328,7 @@ def test_laws_that_cannot_be_followed_are_refused():
             return ()
 
     with pytest.raises(InvalidInputError, match="at least one token"):
-        Engine.of(TableModel(), drafter=None, law=Nothing()).generate([[1]])
+        Engine.of(TableModel(), drafter=None, law=Nothing([1])).generate([[1]])
 
 
 @BACKENDS

@@ -154,3 +154,8 @@ def test_a_table_of_another_codebook_is_refused():
     p = torch.full((1, 1, 9), 1 / 9, dtype=torch.float64)
     with pytest.raises(InvalidInputError, match="9 tokens"):
         latent.latent(NEAR, delta=0.1)(Draft.empty(torch.tensor([0])), p)
+
+
+def test_the_rule_is_not_had_by_name_alone():
+    with pytest.raises(InvalidInputError, match="made for one codebook"):
+        registry.verifier("latent")

@@ -20,6 +20,7 @@ from polydraft.cli.check import check
 from polydraft.cli.demo import demo
 from polydraft.cli.doctor import doctor
 from polydraft.cli.generate import generate
+from polydraft.cli.images import images
 from polydraft.cli.index import app as index
 from polydraft.cli.limits import limits
 from polydraft.cli.methods import methods
@@ -77,7 +78,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, serve, check, demo, tune, limits, methods, train, doctor):
+for command in (generate, chat, serve, check, demo, tune, limits, images, methods, train, doctor):
     app.command()(command)
 app.add_typer(bench, name="bench")
 app.add_typer(index, name="index")

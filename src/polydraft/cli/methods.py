@@ -28,7 +28,7 @@ def _row(kind: str, info: "Method | LawMethod") -> dict[str, Any]:
         "laws": sorted(law.name for law in getattr(info, "laws", ())),
         "shapes": sorted(shape.name for shape in getattr(info, "shapes", ())),
         "lossless": getattr(info, "lossless", None) if kind == "verifier" else None,
-        "lossless_to": getattr(info, "lossless_to", "the target's law"),
+        "lossless_to": getattr(info, "lossless_to", "the target's law" if getattr(info, "lossless", True) else "nothing"),
     }
 
 
@@ -42,7 +42,7 @@ def table() -> list[dict[str, Any]]:
     from polydraft import registry
 
     infos = {
-        "verifier": [registry.verifier(name).info for name in registry.names("verifier")],
+        "verifier": [*(registry.verifier(name).info for name in registry.names("verifier")), *registry.made_rules()],
         "drafter": [info for name in registry.names("drafter") for info in registry.drafter(name).methods],
         "law": [registry.law(name).info for name in registry.names("law")],
     }

@@ -1,0 +1,127 @@
+"""Pictures side by side: without drafts, with an exact rule, and with LANTERN at several budgets; what each keeps, and how far it is from the law."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+from polydraft.core import Draft, Method, Verdict
+from polydraft.engine.images import ImageEngine, Pictures, neighbourhoods
+from polydraft.models.images import ImageFolder
+from polydraft.verifiers.lossy.latent import Latent
+
+__all__ = ["Contender", "Measured", "compare", "contenders", "draw"]
+
+
+@dataclass
+class Measured:
+    """A rule of LANTERN that adds up, over the rounds that it decides, how far what it emits is from the law; see `Latent.deviation`."""
+
+    rule: Latent
+    total_variation: float = 0.0
+    num_tokens: float = 0.0
+
+    @property
+    def info(self) -> Method:
+        return self.rule.info
+
+    def __call__(self, draft: Draft, target_probs: Any) -> Verdict:
+        tv, tokens = self.rule.deviation(draft, target_probs)
+        self.total_variation += float(tv.sum())
+        self.num_tokens += float(tokens.sum())
+        return self.rule(draft, target_probs)
+
+    @property
+    def per_token(self) -> float:
+        """Mean total variation of a token's law from the target's, in the contexts that the rounds went through."""
+        return self.total_variation / self.num_tokens if self.num_tokens else 0.0
+
+
+@dataclass(frozen=True)
+class Contender:
+    """name: as it is shown.  drafter: see `ImageEngine`.  verifier: "auto", which is lossless, or LANTERN.  made: its pictures, a
+    call each.  seconds: of the processor, that each call took."""
+
+    name: str
+    drafter: str = "model"
+    verifier: str | Measured | Latent = "auto"
+    made: list[Pictures] = field(default_factory=list[Pictures])
+    seconds: list[float] = field(default_factory=list[float])
+
+    @property
+    def tokens_per_call(self) -> float:
+        """Codes over passes of the target, of all pictures."""
+        stats = [result.stats for pictures in self.made for result in pictures.results]
+        return sum(s.emitted for s in stats) / sum(s.target_calls for s in stats)
+
+    @property
+    def total_variation(self) -> float:
+        """Of a token, see `Measured.per_token`; 0 of lossless rules."""
+        return self.verifier.per_token if isinstance(self.verifier, Measured) else 0.0
+
+    def row(self) -> dict[str, Any]:
+        """As plain data."""
+        lossless = self.verifier == "auto"
+        figures = {"tokens_per_call": self.tokens_per_call, "total_variation": self.total_variation}
+        return {"rule": self.name, "drafter": self.drafter, "lossless_to": "the guided law" if lossless else None, **figures}
+
+
+def contenders(
+    folder: ImageFolder,
+    drafter: str,
+    deltas: Iterable[float],
+    factors: Iterable[float],
+    *,
+    num_neighbours: int | None = None,
+    measured: bool = True,
+) -> list[Contender]:
+    """Without drafts, with a lossless rule, and LANTERN with each budget. measured: how far it is from the law, which costs time."""
+    budgets = [(f"LANTERN, mass {d:g}", {"delta": d}) for d in deltas]
+    budgets += [(f"LANTERN++, {f:g} times its own", {"factor": f}) for f in factors]
+    rules = [(name, neighbourhoods(folder, num_neighbours=num_neighbours, **budget)) for name, budget in budgets]
+    relaxed = [Contender(name, drafter, Measured(rule) if measured else rule) for name, rule in rules]
+    return [Contender("without drafts", "none"), Contender("exact", drafter), *relaxed]
+
+
+def compare(
+    folder: ImageFolder,
+    contenders: Sequence[Contender],
+    classes: Sequence[str | int],
+    *,
+    samples: int = 1,
+    seed: int = 0,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    step: Callable[[], object] = lambda: None,
+    **options: Any,
+) -> None:
+    """Let each make `samples` pictures of every class, which it keeps, by turns. options: of `ImageEngine`.  step: called behind each call."""
+    engines = [ImageEngine(folder, drafter=one.drafter, verifier=one.verifier, **options) for one in contenders]
+    for n in range(samples):
+        for one, engine in zip(contenders, engines, strict=True):
+            began = process_time()
+            one.made.append(engine.generate(classes, temperature=temperature, top_k=top_k, seed=seed + n))
+            one.seconds.append(process_time() - began)
+            step()
+
+
+def draw(contenders: Sequence[Contender], path: Path) -> None:
+    """A PNG: a row for each contender, a column for each picture."""
+    import torch
+    from matplotlib import pyplot as plt
+
+    rows = [torch.cat([made.pixels for made in one.made]) for one in contenders]
+    wide = max(map(len, rows))
+    figure, axes = plt.subplots(len(rows), 1, figsize=(2 + 0.5 * wide, 0.62 * len(rows)), layout="constrained", squeeze=False)
+    for one, pixels, axis in zip(contenders, rows, axes[:, 0], strict=True):
+        framed = torch.nn.functional.pad(pixels, (0, 1, 0, 1), value=1.0)
+        strip = torch.cat(list(framed), 2).permute(1, 2, 0).numpy()
+        axis.imshow(strip if strip.shape[2] == 3 else strip[..., 0], cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        axis.set_ylabel(one.name, rotation=0, ha="right", va="center", fontsize=8)
+        axis.set_xticks([])
+        axis.set_yticks([])
+        for spine in axis.spines.values():
+            spine.set_visible(False)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+    plt.close(figure)

@@ -1,0 +1,183 @@
+"""`train` a model of pictures, digits or emoji; measure what LANTERN gains and costs: `figures`."""
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from polydraft.bench.images import Contender, compare, contenders, draw
+from polydraft.bench.record import markdown_table
+from polydraft.models.images import ImageFolder, ImageSizes, digits_folder
+from studies.images.data import Pictures, digits, emoji
+from studies.images.quality import quality, train_classifier
+from studies.images.training import Settings, error, next_code_loss, texts_of, train_folder
+from studies.options import Out, Quick, write_json
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
+Seed = Annotated[int, typer.Option(help="Of weights, batches, the split and the pictures.")]
+Source = Annotated[
+    Path | None, typer.Option("--emoji", help="Folder of an npm package such as emoji-datasource-google; digits without it.")
+]
+DIGITS, LARGER = ImageSizes(), ImageSizes(channels=3, size=32, halvings=2, width=48, num_codes=256)
+HELD_OUT = 0.2
+DELTAS, FACTORS = (0.05, 0.1, 0.2, 0.4), (0.5, 1.0, 2.0, 4.0, 8.0)
+SHOWN = ("without drafts", "exact", "LANTERN, mass 0.05", "LANTERN, mass 0.2", "LANTERN, mass 0.4", "LANTERN++, 1 times its own", "LANTERN++, 8 times its own")  # fmt: skip
+
+
+def _parts(source: Path | None, seed: int) -> tuple[Pictures, Pictures, Settings]:
+    """Training part, held-out part, and sizes."""
+    pictures = digits() if source is None else emoji(source, LARGER.size)
+    settings = Settings(DIGITS, seed=seed)
+    if source is not None:
+        settings = replace(settings, sizes=LARGER, target=(4, 128), draft=(1, 96), copies=10, batch=32)
+    return *pictures.split(HELD_OUT, seed), settings
+
+
+@app.command()
+def train(out: Out = Path("build/images"), pictures: Source = None, seed: Seed = 0, quick: Quick = False) -> None:
+    """Tokenizer, transformer and draft model, into a folder for `polydraft images --model`."""
+    torch.set_num_threads(1)
+    seen, held_out, settings = _parts(pictures, seed)
+    if quick:
+        settings = replace(settings, tokenizer_steps=60, target_steps=20, draft_steps=20, copies=1)
+    began = time.monotonic()
+    folder = train_folder(settings, seen, out / "work", out / "model", typer.echo)
+    typer.echo(f"{time.monotonic() - began:.0f} s; a held-out pixel is off by {error(folder.tokenizer, held_out):.4f}")
+
+
+@app.command()
+def figures(
+    out: Out = Path("build/images"),
+    model: Annotated[Path | None, typer.Option(help="Folder that `train` wrote; the digits that come along without it.")] = None,
+    pictures: Source = None,
+    samples: Annotated[int, typer.Option(min=2, help="Pictures of each class.")] = 60,
+    seed: Seed = 0,
+    quick: Quick = False,
+) -> None:
+    """Tables and pictures: tokens per call, speed, total variation of a token, accuracy and Fréchet distance, by rule, budget and drafter."""
+    torch.set_num_threads(1)
+    seen, held_out, _ = _parts(pictures, seed)
+    folder = ImageFolder.load(model or digits_folder())
+    deltas, factors, samples = (DELTAS[-1:], FACTORS[-1:], 2) if quick else (DELTAS, FACTORS, samples)
+    classifier = train_classifier(seen, steps=50 if quick else 1500, seed=seed)
+    classes = list(range(len(folder.classes)))
+    labels = torch.tensor(classes).repeat(samples)
+    report: dict[str, Any] = {
+        "command": " ".join(["python -m studies.images", *sys.argv[1:]]),
+        "losses": _losses(folder, seen, held_out),
+    }
+    coded = folder.tokenizer.decode(folder.tokenizer.encode(held_out.pixels))
+    rows = []
+    for name, x, y in (
+        ("held-out pictures", held_out.pixels, held_out.labels),
+        ("the same, coded and decoded", coded, held_out.labels),
+    ):
+        rows.append({"rule": name, "drafter": "-"} | _judged(quality(classifier, x, y, seen.pixels, seed=seed)))
+    made: list[Contender] = []
+    for drafter, paths in (("model", 1), ("tree", 4), ("ngram", 4)):
+        own = contenders(folder, drafter, deltas, factors)[0 if drafter == "model" else 1 :]
+        compare(folder, own, classes, samples=samples, seed=seed, num_paths=paths)
+        timed = contenders(folder, drafter, deltas, factors, measured=False)
+        compare(folder, timed, classes, samples=3 if quick else 8, seed=seed, num_paths=paths)
+        seconds = {one.name: sum(one.seconds[1:]) for one in timed}
+        for one in own:
+            pixels = torch.cat([p.pixels for p in one.made])
+            judged = _judged(quality(classifier, pixels, labels, seen.pixels, seed=seed))
+            rows.append(one.row() | {"speed_up": seconds["without drafts"] / seconds[one.name]} | judged)
+            typer.echo(f"{one.name}, {drafter}: {one.tokens_per_call:.2f} tokens per call", err=True)
+        made += own
+    report["rows"], report["greedy"] = rows, _greedy(folder, classes, deltas, factors)
+    write_json(report, out / "images.json")
+    (out / "images.md").write_text(_markdown(report), encoding="utf-8")
+    shown = [replace(one, made=one.made[:2]) for one in made if one.drafter in ("model", "none") and one.name in SHOWN]
+    draw(shown, out / "samples.png")
+    _curves(rows, out / "curves.png")
+    typer.echo(_markdown(report))
+
+
+def _judged(found: Any) -> dict[str, float]:
+    return found.accuracy.to_dict("accuracy", "accuracy_error") | found.distance.to_dict("distance", "distance_error")
+
+
+@torch.no_grad()
+def _losses(folder: ImageFolder, seen: Pictures, held_out: Pictures) -> dict[str, float]:
+    """Nats per code, conditional, without guidance."""
+    from transformers import AutoModelForCausalLM
+
+    target = AutoModelForCausalLM.from_pretrained(folder.target, dtype=torch.float32)
+    parts = {"training": seen, "held_out": held_out}
+    return {name: float(next_code_loss(target, texts_of(folder.tokenizer, x.pixels, x.labels))) for name, x in parts.items()}
+
+
+def _greedy(folder: ImageFolder, classes: list[int], deltas: Any, factors: Any) -> list[dict[str, Any]]:
+    """Tokens per call, and how many codes are not those of greedy decoding."""
+    from polydraft.engine.images import ImageEngine, neighbourhoods
+
+    plain = ImageEngine(folder, drafter="none").generate(classes, temperature=0)
+    exact = ImageEngine(folder, drafter="tree", num_paths=4).generate(classes, temperature=0)
+    rows = [{"rule": "exact", **_agreement(exact, plain)}]
+    for budget in (*({"delta": d} for d in deltas), *({"factor": f} for f in factors)):
+        rule = neighbourhoods(folder, greedy=True, **budget)
+        found = ImageEngine(folder, drafter="tree", num_paths=4, verifier=rule).generate(classes)
+        rows.append({"rule": ", ".join(f"{name} {x:g}" for name, x in budget.items()), **_agreement(found, plain)})
+    return rows
+
+
+def _agreement(found: Any, plain: Any) -> dict[str, float]:
+    ours, theirs = (torch.tensor([r.token_ids for r in x.results]) for x in (found, plain))
+    stats = [r.stats for r in found.results]
+    calls = sum(s.emitted for s in stats) / sum(s.target_calls for s in stats)
+    return {"tokens_per_call": calls, "codes_that_differ": float((ours != theirs).double().mean())}
+
+
+def _markdown(report: dict[str, Any]) -> str:
+    def cell(row: dict[str, Any], name: str, form: str) -> str:
+        return format(row[name], form) if row.get(name) is not None else "-"
+
+    lines = [
+        [
+            r["rule"],
+            r["drafter"],
+            cell(r, "tokens_per_call", ".2f"),
+            cell(r, "speed_up", ".2f"),
+            cell(r, "total_variation", ".3f"),
+            f"{r['accuracy']:.3f} ± {r['accuracy_error']:.3f}",
+            f"{r['distance']:.2f} ± {r['distance_error']:.2f}",
+        ]
+        for r in report["rows"]
+    ]
+    head = ["rule", "drafter", "tokens per call", "times plain's speed", "TV of a token", "accuracy", "Fréchet distance"]
+    greedy = [[r["rule"], f"{r['tokens_per_call']:.2f}", f"{r['codes_that_differ']:.3f}"] for r in report["greedy"]]
+    losses = ", ".join(f"{name.replace('_', ' ')} {x:.3f}" for name, x in report["losses"].items())
+    return (
+        f"{markdown_table(head, lines)}\n\n{markdown_table(['greedily', 'tokens per call', 'codes that differ'], greedy)}\n\n"
+        f"Nats per code: {losses}. Command: `{report['command']}`\n"
+    )
+
+
+def _curves(rows: list[dict[str, Any]], path: Path) -> None:
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
+    names = {"total_variation": "total variation of a token", "accuracy": "accuracy", "distance": "Fréchet distance"}
+    for axis, (name, said) in zip(axes, names.items(), strict=True):
+        for drafter, colour in zip(("model", "tree", "ngram"), ("C0", "C1", "C2"), strict=True):
+            for kind, mark in (("exact", "*"), ("LANTERN,", "o"), ("LANTERN++", "s")):
+                chosen = [r for r in rows if r["drafter"] == drafter and r["rule"].startswith(kind)]
+                x, y = [r["tokens_per_call"] for r in chosen], [r[name] for r in chosen]
+                errors = [r.get(f"{name}_error", 0.0) for r in chosen]
+                style = "--" if kind == "LANTERN++" else "-"
+                axis.errorbar(x, y, errors, marker=mark, color=colour, linestyle=style, label=f"{kind.rstrip(',')}, {drafter}")
+        axis.set_xlabel("tokens per call")
+        axis.set_ylabel(said)
+    axes[0].legend(fontsize=7)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,95 @@
+"""The study of pictures, on very few of them: a folder that loads, figures that are what they say."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from polydraft.engine.images import ImageEngine
+from polydraft.errors import InvalidInputError
+from polydraft.models.images import ImageFolder, ImageSizes, digits_folder
+from studies.images import quality, training
+from studies.images.data import Pictures, digits, emoji, varied
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    """Digits, as the folder that comes along has coded them."""
+    folder = ImageFolder.load(digits_folder())
+    some = folder.texts[:200]
+    labels = torch.from_numpy(some[:, 0] - folder.tokenizer.sizes.num_codes)
+    return Pictures(folder.tokenizer.decode(torch.from_numpy(some[:, 1:])), labels, folder.classes)
+
+
+def test_a_trained_folder_makes_pictures(pictures, tmp_path):
+    sizes = ImageSizes(width=8, num_codes=16)
+    settings = training.Settings(sizes, (1, 32), (1, 32), tokenizer_steps=30, target_steps=3, draft_steps=2, batch=8, copies=1)
+    said = []
+    folder = training.train_folder(settings, pictures, tmp_path / "work", tmp_path / "model", said.append)
+    assert said and folder.texts.shape == (200, 17)
+    assert ImageEngine(folder, depth=2).generate(["3", "9"]).pixels.shape == (2, 1, 8, 8)
+
+
+def test_the_tokenizer_learns(pictures):
+    before = training.error(training.ImageTokenizer(ImageSizes(num_codes=32)), pictures)
+    settings = training.Settings(ImageSizes(num_codes=32), tokenizer_steps=150, batch=32)
+    after = training.error(training.train_tokenizer(settings, pictures, lambda line: None), pictures)
+    assert after < 0.7 * before
+
+
+def test_the_guided_law_of_training_is_that_of_two_rows():
+    folder = ImageFolder.load(digits_folder())
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder.target, dtype=torch.float32)
+    rows = torch.from_numpy(folder.texts[:2, :6])
+    found = training.guided(model, rows, folder.no_class, 3.0)
+    bare = torch.cat([torch.full((2, 1), folder.no_class), rows[:, 1:]], 1)
+    c, u = model(rows).logits, model(bare).logits
+    assert torch.allclose(found, 3 * c - 2 * u, atol=1e-4)
+
+
+def test_frechet_distance_is_that_of_the_closed_form():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(4000, 3)), 2 * rng.normal(size=(4000, 3)) + 1
+    assert quality.distance(a, a) == pytest.approx(0, abs=1e-6)
+    assert quality.distance(a, b) == pytest.approx(3 + 3, rel=0.1)  # |m|^2 + sum (1 - 2)^2
+
+
+def test_quality_falls_with_noise(pictures):
+    classifier = quality.train_classifier(pictures, steps=120, seed=0)
+    good = quality.quality(classifier, pictures.pixels, pictures.labels, pictures.pixels, draws=5)
+    noisy = (pictures.pixels + torch.rand(pictures.pixels.shape)) / 2
+    bad = quality.quality(classifier, noisy, pictures.labels, pictures.pixels, draws=5)
+    assert good.accuracy.mean > 0.6 and good.distance.mean < 1e-6
+    assert bad.accuracy.mean < good.accuracy.mean and bad.distance.mean > good.distance.mean
+
+
+def test_varied_pictures_are_near_and_not_the_same(pictures):
+    moved = varied(pictures.pixels, torch.Generator().manual_seed(0))
+    change = (moved - pictures.pixels).square().mean().sqrt()
+    shuffled = (pictures.pixels - pictures.pixels.roll(1, 0)).square().mean().sqrt()
+    assert 0.02 < change < 0.7 * shuffled
+
+
+def test_emoji_are_read_from_their_package(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    (tmp_path / "img" / "google" / "64").mkdir(parents=True)
+    listed = [{"image": f"{name}.png", "category": name} for name in ("dogs", "cats", "none")]
+    (tmp_path / "emoji.json").write_text(json.dumps(listed))
+    for name in ("cats", "dogs"):
+        image.new("RGBA", (64, 64), (255, 0, 0, 128)).save(tmp_path / "img" / "google" / "64" / f"{name}.png")
+    found = emoji(tmp_path, 16)
+    assert found.classes == ("cats", "dogs") and found.labels.tolist() == [1, 0]
+    assert found.pixels[0, :, 0, 0].tolist() == pytest.approx([1.0, 0.5, 0.5], abs=0.01)
+    with pytest.raises(InvalidInputError, match="npm pack"):
+        emoji(tmp_path / "nothing", 16)
+
+
+def test_digits_are_those_of_scikit_learn():
+    pytest.importorskip("sklearn")
+    found = digits()
+    assert found.pixels.shape == (1797, 1, 8, 8) and found.pixels.min() >= 0 and found.pixels.max() == 1
+    first, second = found.split(0.2, seed=0)
+    assert len(first.labels) + len(second.labels) == 1797 and len(second.labels) == 359
