@@ -473,6 +473,17 @@ class Target(Protocol):
         ...
 
 
+@runtime_checkable
+class Mixing(Protocol):
+    """A target whose passes take pieces of prompts beside the trees of others."""
+
+    def score_mixed(
+        self, slots: Sequence[int], tree: TokenTree, pieces: Mapping[int, Sequence[int]], *, hidden: Sequence[int] = ()
+    ) -> tuple[Scores, Scores]:
+        """`Target.score` of the tree in the same pass as a `prefill` of each piece, by slot: the results of both, the second without logits."""
+        ...
+
+
 class Law(Protocol):
     """What is sampled, from the target's rows: its sampling parameters on its logits are one law, contrastive decoding another.
 

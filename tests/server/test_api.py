@@ -244,3 +244,52 @@ def test_a_key_is_asked_for_where_there_are_keys():
         assert opened.completions.create(**ASK).choices[0].text
         assert locked.http.get("/health").status_code == 200
         assert locked.http.get("/v1/models", headers={"Authorization": "Bearer sk-\xff".encode("latin-1")}).status_code == 401
+
+
+TALK = {"model": "small", "input": "def f(", "instructions": "Be brief.", "max_output_tokens": 12, "temperature": 0}
+
+
+def test_a_response_is_the_chat_of_its_instructions_and_input(served):
+    found = served.openai.responses.create(**TALK)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "def f("}]
+    chat = served.openai.chat.completions.create(model="small", messages=messages, max_tokens=12, temperature=0)
+    assert found.output_text == chat.choices[0].message.content and found.error is None
+    assert (found.status, found.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert (found.usage.input_tokens, found.usage.output_tokens) == (chat.usage.prompt_tokens, chat.usage.completion_tokens)
+    assert found.usage.model_extra["speculation"]["drafter"] == "ngram"
+    again = [{"role": "user", "content": "def f("}, *found.output, {"role": "user", "content": "x"}]
+    more = served.openai.responses.create(
+        **{**TALK, "input": again, "max_output_tokens": 40}, extra_body={"guided_choice": ["yes"]}
+    )
+    assert (more.status, more.output_text) == ("completed", "yes") and more.usage.input_tokens > found.usage.input_tokens
+
+
+def test_a_streamed_response_comes_in_openais_events(served):
+    whole = served.openai.responses.create(**TALK)
+    with served.openai.responses.stream(**TALK) as stream:
+        events = list(stream)
+    final = events[-1].response
+    kinds = [event.type.removeprefix("response.") for event in events]
+    opening = ["created", "in_progress", "output_item.added", "content_part.added"]
+    closing = ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
+    assert kinds[:4] == opening and kinds[-4:] == closing and set(kinds[4:-4]) == {"output_text.delta"}
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == final.output_text == whole.output_text
+    assert final.usage.output_tokens == whole.usage.output_tokens
+    assert [e.sequence_number for e in served.openai.responses.create(**TALK, stream=True)] == list(range(len(events)))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"previous_response_id": "resp-1"}, "previous_response_id"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input_text"),
+        ({"max_output_tokens": 0}, "max_tokens=0"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+    ],
+)
+def test_what_a_response_cannot_have_is_refused(served, change, said, stream):
+    with pytest.raises(openai.BadRequestError, match=said) as told:
+        served.openai.responses.create(**{**TALK, **change}, stream=stream)
+    assert set(told.value.body) == {"message", "type", "param", "code"}

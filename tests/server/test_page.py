@@ -77,6 +77,52 @@ def test_a_text_the_race_a_chat_and_an_error_are_shown(window, served):
     assert [x for x in said if "400" not in x] == []  # nothing that the policy refused
 
 
+def test_drafter_rule_and_size_are_those_chosen_on_the_page(window, served):
+    window.goto(served.url)
+    window.locator("#model", has_text="small · drafts: ngram").wait_for()
+    window.click("#tab-text")
+    window.fill("#prompt", "def f(a):\n    return a\n\n\ndef f(a):\n")
+    window.fill("#tokens", "30")
+    told = served.http.get("/v1/models").json()["data"][0]["speculation"]
+    for drafter in ("ngram", "suffix"):
+        window.select_option("#drafter", drafter)
+        assert window.locator("#verifier option").all_text_contents() == ["auto", *told["verifiers"][drafter]]
+    window.select_option("#verifier", "race")
+    window.select_option("#depth", "2")
+
+    def generated():
+        with window.expect_request("**/v1/completions") as asked:
+            window.click("#go")
+        window.locator(".output .token").first.wait_for()
+        window.wait_for_selector("#go:enabled")
+        return asked.value.post_data_json["speculation"]
+
+    asked = {"enabled": True, "trace": True, "drafter": "suffix", "verifier": "race", "depth": 2}
+    assert generated() == asked
+    titles = " ".join(token.get_attribute("title") for token in window.locator(".output .draft").all())
+    assert "drafted by suffix" in titles and "ngram" not in titles and "depth 3" not in titles
+    text = shown(window)
+    window.select_option("#drafter", "none")
+    assert window.locator("#verifier").is_disabled() and window.locator("#depth").is_disabled()
+    assert generated() == {"enabled": False, "trace": True}
+    assert window.locator(".output .draft").count() == 0 and shown(window) == text
+
+
+def test_every_control_has_a_name_and_tabs_go_by_arrows(window, served):
+    window.goto(served.url)
+    window.locator("#model", has_text="small · drafts: ngram").wait_for()
+    for control in window.locator("button, input, select, textarea").all():
+        named = control.evaluate("e => e.labels?.length ? e.labels[0].textContent.trim() : e.textContent.trim()")
+        assert named, control.evaluate("e => e.outerHTML")
+    window.focus("#tab-chat")
+    for expected in ("text", "race", "chat"):
+        window.keyboard.press("ArrowRight")
+        assert window.get_attribute(f"#tab-{expected}", "aria-selected") == "true"
+    window.set_viewport_size({"width": 390, "height": 844})
+    assert window.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    window.set_viewport_size({"width": 1280, "height": 860})
+
+
 def test_it_connects_again_after_the_server_went_away(window):
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]

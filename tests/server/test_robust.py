@@ -26,7 +26,7 @@ def lives(served) -> bool:
     return served.http.get("/health").status_code == 200 and served.post("/v1/completions", **ASK).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"])
 @pytest.mark.parametrize(
     "body",
     [
@@ -232,14 +232,14 @@ def test_a_full_queue_says_when_to_come_again(monkeypatch):
 def test_an_engine_error_fails_its_request_and_no_other(served, monkeypatch, caplog):
     whole = served.openai.completions.create(model="small", **{**ASK, "max_tokens": 30}).choices[0].text
     poison = [*served.engine.encode("def f("), 1999, *served.engine.encode("self):")]
-    prefill, texts = served.engine.target.prefill, []
+    run, texts = served.engine.target._run, []
 
-    def failing(slots, token_ids, **options):
-        if any(1999 in ids for ids in token_ids):
+    def failing(slots, tree, *given):  # a pass, of rounds with what rides in them too
+        if (tree.tokens == 1999).any():
             raise RuntimeError("a secret path")
-        return prefill(slots, token_ids, **options)
+        return run(slots, tree, *given)
 
-    monkeypatch.setattr(served.engine.target, "prefill", failing)
+    monkeypatch.setattr(served.engine.target, "_run", failing)
 
     def ask():
         texts.append(served.openai.completions.create(model="small", **{**ASK, "max_tokens": 30}).choices[0].text)

@@ -11,7 +11,7 @@ rounds for which the plan asks for drafts, and in no others.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import replace
@@ -22,7 +22,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from polydraft.core import AuxRows, Budget, Draft, Drafter, Outcome, Scores, Target, TokenTree, Verifier
+from polydraft.core import AuxRows, Budget, Draft, Drafter, Mixing, Outcome, Scores, Target, TokenTree, Verifier
 from polydraft.drafters.base import Auxiliary, Reading, ReadingOn, as_one_round, teach_each
 from polydraft.engine.batch import some
 from polydraft.engine.sequence import Sequence
@@ -76,6 +76,21 @@ def read_on(target: Target, s: Sequence, count: int) -> None:
     _show(drafter, s, states, held)
 
 
+def score_mixed(
+    target: Mixing, sequences: Seq[Sequence], tree: TokenTree, hidden: Seq[int], riding: Mapping[Sequence, int]
+) -> Scores:
+    """Score a tree for some sequences in the same pass that reads the next so many tokens of new ones, whose drafters are told their states."""
+    held = {s: int(target.lengths[s.slot]) for s in riding}
+    pieces = {s.slot: s.token_ids[held[s] : held[s] + count] for s, count in riding.items() if s.slot is not None}
+    drafters = {s: s.speculation.drafter if s.state is not None else None for s in riding}
+    layers = sorted({*hidden, *(layer for drafter in drafters.values() if drafter is not None for layer in drafter.needs.hidden)})
+    scores, read = target.score_mixed([s.slot for s in sequences if s.slot is not None], tree, pieces, hidden=layers)
+    for b, (s, count) in enumerate(riding.items()):
+        row = some(read, [b])
+        _show(drafters[s], s, replace(row, hidden={layer: x[:, :count] for layer, x in row.hidden.items()}), held[s])
+    return scores
+
+
 def _held(target: Target, s: Sequence) -> int:
     return 0 if s.slot is None else int(target.lengths[s.slot])
 
@@ -97,9 +112,12 @@ def fill(target: Target, drafter: Drafter | None, sequences: Seq[Sequence]) -> N
     """
     held = {s: _held(target, s) for s in sequences}
     behind = [s for s in sequences if len(s.token_ids) - 1 > held[s]]
-    read = behind if drafter is not None and drafter.needs.hidden else _first_of_each(behind)
+    whole = {tuple(s.token_ids): s.slot for s in sequences if s not in behind}
+    read = behind
+    if drafter is None or not drafter.needs.hidden:
+        read = [s for s in _first_of_each(behind) if tuple(s.token_ids) not in whole]
     states = _states(target, drafter, read, [s.token_ids[held[s] : -1] for s in read]) if read else []
-    copied = {tuple(s.token_ids): s.slot for s in read}
+    copied = whole | {tuple(s.token_ids): s.slot for s in read}
     for s in behind:
         source = copied[tuple(s.token_ids)]
         if s not in read and source is not None and s.slot is not None:

@@ -1,55 +1,136 @@
-"""New prompts are read in pieces while others run, each piece about half as long as a round, so that running streams keep flowing.
+"""New prompts are read in pieces while others run, each worth less than a round, so that running streams keep flowing.
 
-Chunked prefill, Agrawal et al. 2023, "SARATHI" (arXiv 2308.16369), with the pieces beside the rounds and not inside their passes. A piece is
-committed like any tokens: what is read of a prompt, and by which pieces, changes no law.
+Chunked prefill, Agrawal et al. 2023, "SARATHI" (arXiv 2308.16369): pieces ride in the passes of the rounds where the target takes both
+together (`core.Mixing`), and are read between the rounds elsewhere. A piece is committed like any tokens: what is read of a prompt,
+and by which pieces, changes no law.
+
+The prompt is read first whose end is due first: what was read before it came, and its own length (fair queueing, Demers, Keshav &
+Shenker 1989). Short prompts go before long ones, and those that come later delay one by no more than its own length.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
-from polydraft.core import Target
+from polydraft.core import Mixing, Target
 from polydraft.engine import drafting
 from polydraft.engine.sequence import Sequence
 
 FEWEST, MOST = 4, 256
-"""Prompt tokens of a step while others run: fewer would pay a pass for little, more are a stall on any machine."""
-SHARE = 0.5
-"""Of a round's time that a piece may take. At 1 the p99 between tokens grew 2.3 to 3.1 times while 892 tokens joined (SmolLM2-135M), as times vary."""
+"""Prompt tokens of a step while others run: fewer would pay a pass of their own for little, more are a stall on any machine."""
+RIDING, ALONE = 0.75, 0.5
+"""Of a round's time that pieces may take. Alone at 1, the p99 between tokens grew 2.3 to 3.1 times while 892 tokens joined (SmolLM2-135M), as times vary."""
+LONGEST = 0.25
+"""Seconds of a step that pieces may take where more prompts are read than streams run: each has the same claim to the machine."""
+NEWEST = 0.1
+"""Weight of the last round in the means that the cost of a row is learnt from."""
+
+
+class RowCost:
+    """Seconds that one more row of a pass takes, by regression over the last passes.
+
+    Example:
+        >>> cost = RowCost()
+        >>> for rows in (1, 4, 2, 1, 6):
+        ...     cost.learn(rows, 0.005 + 0.002 * rows)
+        >>> round(cost.seconds, 4)
+        0.002
+    """
+
+    def __init__(self) -> None:
+        self.seconds = self._rows = self._mean = self._variance = self._covariance = 0.0
+
+    def learn(self, rows: int, seconds: float) -> None:
+        """A pass of so many rows took so long. As long as all have the same number, one costs what they do on average."""
+        if not self._rows:
+            self._rows, self._mean = float(rows), seconds
+        wider, longer = rows - self._rows, seconds - self._mean
+        self._variance = (1 - NEWEST) * (self._variance + NEWEST * wider * wider)
+        self._covariance = (1 - NEWEST) * (self._covariance + NEWEST * wider * longer)
+        self._rows, self._mean = self._rows + NEWEST * wider, self._mean + NEWEST * longer
+        average = self._mean / self._rows
+        self.seconds = min(max(self._covariance / self._variance, average / 16), average) if self._variance > 0.01 else average
+
+
+class RoundTime(NamedTuple):
+    """What a round took. rows: in its pass.  scoring, whole: seconds of the pass, and of all."""
+
+    rows: int
+    scoring: float
+    whole: float
 
 
 class Filling:
-    """Which new sequences are whole in this step. clock: seconds, by which the size of pieces is learnt."""
+    """What is read of new sequences in each step. clock: seconds, by which the size of pieces is learnt.
+
+    rides: whether pieces ride in the passes of rounds.  round_seconds: of the last step's rounds, without what rode in them.
+    """
 
     def __init__(self, target: Target, clock: Callable[[], float]) -> None:
         self._target, self._clock = target, clock
-        self._tokens_per_second, self.round_seconds = 0.0, 0.0
+        self.rides = isinstance(target, Mixing)
+        self._cost, self._seconds_per_token, self._num_read, self.round_seconds = RowCost(), 0.0, 0, 0.0
 
-    def room(self) -> int:
-        """Prompt tokens that take about half as long as the last round."""
-        return max(FEWEST, min(MOST, int(SHARE * self._tokens_per_second * self.round_seconds)))
+    def room(self, num_running: int = 1, num_new: int = 1) -> int:
+        """Prompt tokens that take a share of the last round's time, and more where more prompts are read than streams run."""
+        own = (RIDING if self.rides else ALONE) * self.round_seconds
+        seconds = max(own, min(own * num_new / num_running, LONGEST))
+        count = int(seconds / self._seconds_per_token) if self._seconds_per_token else 0
+        return max(1 if self.rides else FEWEST, min(MOST, count))
 
-    def ready(self, new: Seq[Sequence]) -> list[Sequence]:
-        """Those of which so little is left that this step reads it; of the first other one a piece is read.
+    def join(self, s: Sequence) -> None:
+        """A sequence has a slot; what that holds already is not read."""
+        s.due = self._num_read + self._left(s)
+
+    def _left(self, s: Sequence) -> int:
+        assert s.slot is not None
+        return len(s.token_ids) - 1 - int(self._target.lengths[s.slot])
+
+    def pieces(self, new: Seq[Sequence], num_running: int) -> tuple[list[Sequence], dict[Sequence, int]]:
+        """Those that are read to their end when this step reads what it reads alone, and how many tokens ride for which others.
 
         Equal texts count once, and are ready together: the others copy the first, unless their drafters need states of each.
         """
-        room, whole, read = self.room(), list[Sequence](), False
+        room, whole, riding = self.room(num_running, len(new)), list[Sequence](), dict[Sequence, int]()
         groups: dict[tuple[int, ...], list[Sequence]] = {}
-        for number, s in enumerate(new):
+        for number, s in enumerate(sorted(new, key=lambda s: s.due)):
             own = () if s.state is None else (-1, number)
             groups.setdefault((*s.token_ids, *own), []).append(s)
         for alike in groups.values():
-            first = alike[0]
-            assert first.slot is not None
-            left = len(first.token_ids) - 1 - int(self._target.lengths[first.slot])
-            if left <= room or not drafting.reads_on(first):
-                room -= left
+            first, left = alike[0], self._left(alike[0])
+            if left == 0 or not drafting.reads_on(first) or (left <= room and not self.rides):
                 whole += alike
-            elif not read and room == self.room():
-                read, start = True, self._clock()
-                drafting.read_on(self._target, first, room)
-                seconds = self._clock() - start
-                first.sample.stats.seconds["prefill"] += seconds
-                self._tokens_per_second = room / max(seconds, 1e-6)
+                self._num_read += left
+                room -= left
+            elif room > 0 and self.rides:
+                riding[first] = min(left, room)
+                room -= riding[first]
+            elif room == self.room(num_running, len(new)):
+                self._read_alone(first, room)
                 room = 0
-        return whole
+        self._num_read += sum(riding.values())
+        return whole, riding
+
+    def _read_alone(self, s: Sequence, count: int) -> None:
+        start = self._clock()
+        drafting.read_on(self._target, s, count)
+        seconds = self._clock() - start
+        s.sample.stats.seconds["prefill"] += seconds
+        self._num_read += count
+        self._seconds_per_token = seconds / count
+
+    def book(self, riding: Mapping[Sequence, int], seconds: dict[str, float]) -> None:
+        """Move what reading took from a round's seconds to the sequences that were read."""
+        each = min(self._seconds_per_token, seconds["scoring"] / (1 + sum(riding.values())))
+        for s, count in riding.items():
+            s.sample.stats.seconds["prefill"] += count * each
+            seconds["scoring"] -= count * each
+
+    def learn(self, rounds: Seq[RoundTime], riding: int) -> None:
+        """What a step's rounds took. riding: prompt tokens in the pass of the first."""
+        whole = sum(one.whole for one in rounds)
+        if self.rides:
+            for one in rounds:
+                self._cost.learn(one.rows, one.scoring)
+            self._seconds_per_token = self._cost.seconds
+        self.round_seconds = max(whole - riding * self._seconds_per_token, whole / (1 + riding))

@@ -26,7 +26,7 @@ from polydraft.compile_time import working
 from polydraft.core import Drafter, Law, Request, SecondLaw, Target, Verifier
 from polydraft.engine import drafting, stats
 from polydraft.engine.admission import Admission
-from polydraft.engine.filling import Filling
+from polydraft.engine.filling import Filling, RoundTime
 from polydraft.engine.needs import check_law
 from polydraft.engine.output import StepOutput, emit
 from polydraft.engine.second import Second
@@ -256,9 +256,12 @@ class Loop:
         if self._second is not None:
             self._second.leave(s)
 
-    def _admit(self) -> None:
-        """Move waiting sequences into free slots and fill their caches with all committed tokens but the last, in pieces while others run."""
-        running = any(not s.filling for s in self._running)
+    def _admit(self) -> dict[Sequence, int]:
+        """Move waiting sequences into free slots and fill their caches with all committed tokens but the last, in pieces while others run.
+
+        Returns how many tokens of which are left to the pass of this step's first round.
+        """
+        running = sum(not s.filling for s in self._running)
         while self._waiting and self._slots.num_free and (self._second is None or self._second.has_room):
             s = next(iter(self._waiting))
             s.slot = self._slots.take(s.token_ids[:-1] if self._keeps else ())
@@ -271,13 +274,15 @@ class Loop:
             if self._second is not None:
                 self._second.take(s)
             s.filling = True
+            self._filling.join(s)
             self._running.append(s)
             del self._waiting[s]
         new = [s for s in self._running if s.filling]
+        riding = dict[Sequence, int]()
         if running and new and self._second is None:
-            new = self._filling.ready(new)
+            new, riding = self._filling.pieces(new, running)
         if not new:
-            return
+            return riding
         watch = Stopwatch(self._clock)
         with watch.phase("prefill"):
             for chosen, group in _alike(new):
@@ -287,16 +292,18 @@ class Loop:
         _share(new, watch.stop())
         for s in new:
             s.filling = False
+        return riding
 
     def step(self) -> list[StepOutput]:
         """One round for everything that runs; an empty list when nothing is left to do."""
         with self._stepping:
             self._take_in()
             try:
-                self._admit()
-                self._filling.round_seconds = 0.0
+                riding, took = self._admit(), list[RoundTime]()
                 for chosen, group in _alike([s for s in self._running if not s.filling]):
-                    self._round(chosen, group)
+                    took.append(self._round(chosen, group, {} if took else riding))
+                if took:
+                    self._filling.learn(took, sum(riding.values()))
             except BaseException:
                 self._put_back()
                 raise
@@ -328,7 +335,7 @@ class Loop:
                 self._waiting = OrderedDict({s: None})
                 try:
                     self._admit()
-                    self._round(s.speculation, [s])
+                    self._round(s.speculation, [s], {})
                 except Exception as error:
                     self._put_back()
                     self._fail(s, error)
@@ -340,13 +347,13 @@ class Loop:
             outputs, self._outputs = self._outputs, []
             return outputs
 
-    def _round(self, chosen: Speculation, sequences: list[Sequence]) -> None:
-        """One round of sequences that are drafted for alike."""
+    def _round(self, chosen: Speculation, sequences: list[Sequence], riding: Mapping[Sequence, int]) -> RoundTime:
+        """One round of sequences that are drafted for alike, with pieces of new ones in its pass."""
         stop_ids = frozenset(self.eos_token_ids)
         parts = self.target, chosen.drafter, chosen.verifier, chosen.plan, stop_ids, self.tie_margin
         time = getattr(chosen.plan, "time", None) if getattr(chosen.plan, "timed", False) else None
         began = self._pricing() if time else 0.0
-        done = Stepper(*parts, self.law, self._second, clock=self._clock)(sequences)
+        done = Stepper(*parts, self.law, self._second, clock=self._clock)(sequences, riding)
         start = self._clock()
         failed = list(done.failed)
         for b, s in enumerate(done.sequences):
@@ -363,10 +370,13 @@ class Loop:
             if s.finished and s in self._running:
                 self._leave(s, keep=True)
         done.seconds["other"] += self._clock() - start
-        self._filling.round_seconds += sum(done.seconds.values())
+        rows = sum(1 + sum(parent >= 0 for parent in parents) for parents in done.parents) + sum(riding.values())
+        took = RoundTime(rows, done.seconds["scoring"], sum(done.seconds.values()))
+        self._filling.book(riding, done.seconds)
         _share(sequences, done.seconds)
-        if time:
+        if time and not riding:
             time(done.sequences, done.draft, self._pricing() - began)
+        return took
 
 
 def _alike(sequences: Seq[Sequence]) -> list[tuple[Speculation, list[Sequence]]]:

@@ -119,6 +119,7 @@ class Sequence:
     """The engine's record of a sample while it runs.
 
     token_ids: prompt and output, the one truth about what is committed.  slot: None while waiting.  filling: part of it is still to be read.
+    due: when, in prompt tokens that the engine reads, see `filling`.
     state: the drafter's, or None where drafting is off.  num_read: committed tokens that the state has been told.
     unread: hidden states of the rounds since then, by layer, and its row of them, where the drafter needs them.
     speculation: how it is drafted for.
@@ -131,6 +132,7 @@ class Sequence:
     token_ids: list[int]
     slot: int | None = None
     filling: bool = False
+    due: int = 0
     state: Any = None
     num_read: int = 0
     unread: list[tuple[Mapping[int, Float[Tensor, "B N D"]], int]] = field(default_factory=list[Any])

@@ -9,7 +9,7 @@ commit    the caches keep the path; the drafter learns what was kept
 Trees, keys and outcomes live on the host, rows over the vocabulary where the target puts them: a round reads one small table back.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,6 +27,7 @@ from polydraft.core import (
     Draft,
     Drafter,
     Law,
+    Mixing,
     NoiseKey,
     Outcome,
     SamplingParams,
@@ -102,8 +103,11 @@ class Stepper:
     second: Second | None = None
     clock: Callable[[], float] = perf_counter
 
-    def __call__(self, sequences: Seq[Sequence]) -> Round:
-        """One round; target cache and drafter states move on, the sequences' tokens are the caller's to extend."""
+    def __call__(self, sequences: Seq[Sequence], riding: Mapping[Sequence, int] | None = None) -> Round:
+        """One round; target cache and drafter states move on, the sequences' tokens are the caller's to extend.
+
+        riding: so many tokens of new sequences are read in its pass, see `filling`.
+        """
         watch = Stopwatch(self.clock)
         key = NoiseKey.of(
             [s.request.seed for s in sequences], [s.request.sample for s in sequences], [len(s.token_ids) for s in sequences]
@@ -120,7 +124,7 @@ class Stepper:
             extra = drafting.aux(self.drafter, sequences, TREE_ROOM - draft.tree.num_nodes) if budgets else None
         with watch.phase("scoring"):
             unique = dedup(draft.tree)
-            scored = self._score(sequences, draft, unique, extra)
+            scored = self._score(sequences, draft, unique, extra, riding or {})
             if self.tie_margin is not None:
                 scored = rescored(self.target, scored, sequences, self.tie_margin, tuple(self.stop_ids))
         with watch.phase("verifying"):
@@ -147,7 +151,13 @@ class Stepper:
         wanted = (part.needs.hidden for part in (self.drafter, self.law) if part is not None)
         return tuple(sorted({layer for layers in wanted for layer in layers}))
 
-    def _score(self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, extra: AuxRows | None) -> Scores:
+    def _score(
+        self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, extra: AuxRows | None, riding: Mapping[Sequence, int]
+    ) -> Scores:
+        if riding and extra is None and isinstance(self.target, Mixing):
+            return drafting.score_mixed(self.target, sequences, unique.tree, self.layers, riding)
+        for s, count in riding.items():  # whose pass has other rows
+            drafting.read_on(self.target, s, count)
         aux = None if extra is None else _hung(unique, extra)
         if self.second is not None:
             return self.second.score(sequences, draft, unique, hidden=self.layers, aux=aux)

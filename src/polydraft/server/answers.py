@@ -84,13 +84,11 @@ class Answer(ABC):
     methods: dict[str, Any] = field(default_factory=dict[str, Any])
 
     kind = chunk_kind = prefix = ""
+    end = "data: [DONE]\n\n"
 
     def __post_init__(self) -> None:
         self.readers: dict[int, Reader] = {}
         self.samples: dict[int, Sample] = {}
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": f"{self.prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
 
     def reader(self, index: int, output: StepOutput) -> Reader:
         """Of the choice that an output belongs to."""
@@ -106,36 +104,21 @@ class Answer(ABC):
         """Of the choice: the samples of the first prompt, then those of the next."""
         return prompt * self.n + output.sample.index
 
+    @abstractmethod
     def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> dict[str, Any]:
         """The response, from all outputs."""
-        given: dict[int, list[StepOutput]] = {}
-        for prompt, output in outputs:
-            check(output)
-            index = self.number(prompt, output)
-            self.reader(index, output)
-            given.setdefault(index, []).append(output)
-        choices = [self._choice(index, given[index]) for index in sorted(given)]
-        return {**self._head(self.kind), "choices": choices, "usage": self.usage()}
 
+    @abstractmethod
     def chunks(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
-        """Chunks that an output is worth, often one, none where no text is certain yet."""
-        check(output)
-        index = self.number(prompt, output)
-        first = index not in self.readers
-        reader = self.reader(index, output)
-        told = reader.logprobs(output)
-        if not (first or output.text or told or output.finished or self.trace):
-            return []
-        choice = self._delta(index, output, told, reader, first)
-        reader.num_characters += len(output.text)
-        body = {**self._head(self.chunk_kind), "choices": [choice]}
-        if self.trace:
-            body["speculation"] = traced(self.tokenizer, output, reader, told)
-        return [body]
+        """Events that an output is worth, often one, none where no text is certain yet."""
 
-    def last(self) -> dict[str, Any]:
-        """The chunk of `stream_options.include_usage`."""
-        return {**self._head(self.chunk_kind), "choices": [], "usage": self.usage()}
+    @abstractmethod
+    def closing(self, usage: bool) -> list[dict[str, Any]]:
+        """Events behind the last output. usage: whether it was asked for."""
+
+    @abstractmethod
+    def failed(self, error: ApiError) -> dict[str, Any]:
+        """The event of an error in the middle of a stream."""
 
     def usage(self) -> dict[str, Any]:
         """Tokens, and what the drafts were worth, of all choices together."""
@@ -164,6 +147,44 @@ class Answer(ABC):
             },
         }
 
+
+class Choices(Answer):
+    """One with choices, in chunks of one kind."""
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": f"{self.prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+
+    def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> dict[str, Any]:
+        given: dict[int, list[StepOutput]] = {}
+        for prompt, output in outputs:
+            check(output)
+            index = self.number(prompt, output)
+            self.reader(index, output)
+            given.setdefault(index, []).append(output)
+        choices = [self._choice(index, given[index]) for index in sorted(given)]
+        return {**self._head(self.kind), "choices": choices, "usage": self.usage()}
+
+    def chunks(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
+        check(output)
+        index = self.number(prompt, output)
+        first = index not in self.readers
+        reader = self.reader(index, output)
+        told = reader.logprobs(output)
+        if not (first or output.text or told or output.finished or self.trace):
+            return []
+        choice = self._delta(index, output, told, reader, first)
+        reader.num_characters += len(output.text)
+        body = {**self._head(self.chunk_kind), "choices": [choice]}
+        if self.trace:
+            body["speculation"] = traced(self.tokenizer, output, reader, told)
+        return [body]
+
+    def closing(self, usage: bool) -> list[dict[str, Any]]:
+        return [{**self._head(self.chunk_kind), "choices": [], "usage": self.usage()}] if usage else []
+
+    def failed(self, error: ApiError) -> dict[str, Any]:
+        return error.body
+
     @abstractmethod
     def _choice(self, index: int, outputs: list[StepOutput]) -> dict[str, Any]:
         """A whole choice."""
@@ -177,7 +198,7 @@ class Answer(ABC):
         return [one for output in outputs for one in reader.logprobs(output)]
 
 
-class Completion(Answer):
+class Completion(Choices):
     """Of /v1/completions."""
 
     kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
@@ -202,7 +223,7 @@ class Completion(Answer):
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
 
-class Chat(Answer):
+class Chat(Choices):
     """Of /v1/chat/completions."""
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"

@@ -37,6 +37,7 @@ from polydraft.server.protocol import (
     Speculation,
     TokenizeRequest,
 )
+from polydraft.server.responses import Responses, ResponsesRequest
 
 log = logging.getLogger("polydraft.server")
 PAGE = Path(__file__).parent / "page"
@@ -124,6 +125,7 @@ class _Routes:
         posts: list[tuple[str, Callable[..., Any], type[BaseModel]]] = [
             ("/v1/completions", self.completions, CompletionRequest),
             ("/v1/chat/completions", self.chat, ChatRequest),
+            ("/v1/responses", self.responses, ResponsesRequest),
             ("/tokenize", self.tokenize, TokenizeRequest),
             ("/detokenize", self.detokenize, DetokenizeRequest),
         ]
@@ -200,6 +202,14 @@ class _Routes:
         answer = Chat(self._tokenizer, self.settings.model, [ids], params.n, given.speculation.trace)
         return await self._answer(request, given, answer, params)
 
+    async def responses(self, request: Request) -> Response:
+        """Answer a text or a conversation."""
+        given = await self._read(request, ResponsesRequest)
+        params = self._params(given, 1)
+        ids = await self._encoded_chat(given.messages(), param="input")
+        answer = Responses(self._tokenizer, self.settings.model, [ids], 1, given.speculation.trace, given=given)
+        return await self._answer(request, given, answer, params)
+
     async def tokenize(self, request: Request) -> dict[str, Any]:
         """Token ids of a text or a conversation."""
         given = await self._read(request, TokenizeRequest)
@@ -230,12 +240,12 @@ class _Routes:
     async def _encoded(self, prompt: str | list[int]) -> list[int]:
         return await asyncio.to_thread(self.engine.engine.encode, prompt)
 
-    async def _encoded_chat(self, messages: Sequence[Message]) -> list[int]:
+    async def _encoded_chat(self, messages: Sequence[Message], param: str = "messages") -> list[int]:
         try:
             return await asyncio.to_thread(self.engine.engine.encode_chat, [message.plain() for message in messages])
         except IncompatibleError as error:  # it names the model by its path
             told = str(error).replace(str(self.engine.engine.summary()["target"]), self.settings.model)
-            raise ApiError(400, told, param="messages") from error
+            raise ApiError(400, told, param=param) from error
 
     async def _read(self, request: Request, kind: type[B]) -> B:
         """The body, checked.
@@ -339,13 +349,14 @@ async def _events(
             async for each in outputs:
                 for chunk in answer.chunks(*each):
                     yield _event(chunk)
-        if usage:
-            yield _event(answer.last())
+        for chunk in answer.closing(usage):
+            yield _event(chunk)
     except Exception as error:
         log.error("request %s failed while it was streamed: %s", request.state.request_id, error)
-        yield _event(errors.of(error).body)
-    yield "data: [DONE]\n\n"
+        yield _event(answer.failed(errors.of(error)))
+    yield answer.end
 
 
 def _event(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(',', ':'))}\n\n"
+    kind = f"event: {body['type']}\n" if "type" in body else ""
+    return f"{kind}data: {json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(',', ':'))}\n\n"

@@ -50,7 +50,8 @@ def of(error: Exception) -> ApiError:
 
 
 def _invalid(error: ValidationError) -> ApiError:
-    """The first thing that is wrong with a body, and where."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    """The first thing that is wrong with a body, and where: of what may be of several kinds, by the kind that fits furthest."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    first = max(found, key=lambda one: len(one["loc"]))
     where = ".".join(map(str, first["loc"])) or None
     return ApiError(400, f"{where or 'the body'}: {first['msg']}", param=where)

@@ -22,11 +22,11 @@ Ids = Annotated[list[int], Field(min_length=1)]
 Text = Annotated[str, Field(min_length=1)]
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="null")
 
 
-class Speculation(_Body):
+class Speculation(Body):
     """How one request is drafted for.
 
     enabled: False decodes plainly.  depth, num_paths: a fixed size of its drafts; without them the server's plan.
@@ -52,12 +52,12 @@ class Speculation(_Body):
         return Budget.fixed(tree.paths(self.num_paths or 1, self.depth or 5))
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
-class JsonSchema(_Body):
+class JsonSchema(Body):
     """Named as OpenAI does. strict: it is always so here."""
 
     name: str = ""
@@ -66,14 +66,14 @@ class JsonSchema(_Body):
     strict: bool | None = None
 
 
-class ResponseFormat(_Body):
+class ResponseFormat(Body):
     """json_schema: beside the type of that name."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class Sampled(_Body, ABC):
+class Sampled(Body, ABC):
     """What completions and chats have in common; ranges are those of `SamplingParams`."""
 
     model: str | None = None
@@ -186,12 +186,12 @@ class CompletionRequest(Sampled):
         return self.logprobs
 
 
-class TextPart(_Body):
+class TextPart(Body):
     type: Literal["text"]
     text: str
 
 
-class Message(_Body):
+class Message(Body):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
     name: str | None = None
@@ -219,7 +219,7 @@ class ChatRequest(Sampled):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class TokenizeRequest(_Body):
+class TokenizeRequest(Body):
     """Of /tokenize: text or a conversation."""
 
     model: str | None = None
@@ -227,7 +227,7 @@ class TokenizeRequest(_Body):
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
 
 
-class DetokenizeRequest(_Body):
+class DetokenizeRequest(Body):
     """Of /detokenize."""
 
     model: str | None = None

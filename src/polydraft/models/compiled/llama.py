@@ -228,6 +228,41 @@ class CompiledLlama(CompiledProposals):
         seen = {layer: torch.from_numpy(_place(x, parents, roots, X)[:, :N]) for layer, x in zip(hidden, states, strict=True)}
         return Scores(scored, torch.from_numpy(rows[:, :N]), seen, torch.from_numpy(rows[:, N:]) if aux is not None else None)
 
+    def score_mixed(
+        self, slots: Sequence[int], tree: TokenTree, pieces: Mapping[int, Sequence[int]], *, hidden: Sequence[int] = ()
+    ) -> tuple[Scores, Scores]:
+        """See `core.Mixing`. A piece has at most TREE_ROOM tokens.
+
+        Raises:
+            CapacityError: a slot, a tree, a piece or a context beyond what there is room for.
+        """
+        B, N = tree.tokens.shape
+        counts = [len(ids) for ids in pieces.values()]
+        self.check_tree(max(N, *counts))
+        self.check_slots([*slots, *pieces], [N] * B + counts, TREE_ROOM)
+        self.check_slots(list(pieces), counts)
+        tokens, parents = np.zeros((B + len(counts), max(N, *counts)), np.int64), np.full((B + len(counts), max(N, *counts)), -1)
+        tokens[:B, :N], parents[:B, :N] = tree.host
+        for b, ids in enumerate(pieces.values(), B):
+            tokens[b, : len(ids)], parents[b, : len(ids)] = ids, np.arange(-1, len(ids) - 1)
+        wanted = np.array([0] * B + counts)
+        buffer = self.new_logits(B * N)
+        together = TokenTree(torch.from_numpy(tokens), torch.from_numpy(parents))
+        states = self._run([*slots, *pieces], together, 0, wanted, buffer, hidden)
+        self.scored(slots, N)
+        self.appended(list(pieces), counts)
+        own = B + int((parents[:B, 1:] >= 0).sum())
+        seen = {
+            layer: torch.from_numpy(_place(x[:own], parents[:B, :N], True, 0)) for layer, x in zip(hidden, states, strict=True)
+        }
+        read = {
+            layer: torch.from_numpy(_place(x[own:], parents[B:, : max(counts)], True, 0))
+            for layer, x in zip(hidden, states, strict=True)
+        }
+        roots = TokenTree.roots(torch.tensor([ids[-1] for ids in pieces.values()]))
+        logits = torch.from_numpy(_place(buffer, parents[:B, :N], True, 0)[..., : self.vocab_size])
+        return Scores(tree, logits, seen), Scores(roots, torch.empty(len(counts), 1, 0), read)
+
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """See `slots.SlotModel.move`."""
         move_columns(self.arrays.memory, source, target)
@@ -244,7 +279,7 @@ def _place(rows: np.ndarray, parents: np.ndarray, roots: bool, extra: int) -> np
     """
     B, N = parents.shape
     if all(n >= 0 for row in parents.tolist() for n in row[int(roots) :]):
-        return rows.reshape(B, N + extra, -1)
+        return rows[: B * (N + extra)].reshape(B, N + extra, -1)
     real = np.concatenate([parents >= 0, np.ones((B, extra), np.bool_)], 1)
     real[:, 0] |= roots
     placed = np.zeros((*real.shape, rows.shape[-1]), np.float32)

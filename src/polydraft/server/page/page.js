@@ -46,7 +46,7 @@ function offer(id, names, chosen) {
 function rules() {
   const names = model.speculation.verifiers[$('drafter').value] ?? [];
   offer('verifier', ['auto', ...names], 'auto');
-  $('verifier').disabled = !names.length;
+  for (const id of ['verifier', 'depth', 'paths']) $(id).disabled = $('drafter').value === 'none';
 }
 
 function lane(name) {
