@@ -474,7 +474,7 @@ class Target(Protocol):
 
 
 @runtime_checkable
-class Mixing(Protocol):
+class Mixing(Target, Protocol):
     """A target whose passes take pieces of prompts beside the trees of others."""
 
     def score_mixed(

@@ -9,15 +9,16 @@ from pydantic import Field
 from polydraft.engine.output import StepOutput
 from polydraft.server.answers import Answer, check, traced
 from polydraft.server.errors import ApiError
-from polydraft.server.protocol import Body, Message, Sampled, TextPart
+from polydraft.server.protocol import Body, Message, Sampled
 
 PART = {"type": "output_text", "annotations": list[Any](), "logprobs": list[Any]()}
 
 
-class InputText(TextPart):
+class InputText(Body):
     """Given by a user, or by the model before."""
 
     type: Literal["input_text", "output_text"]
+    text: str
     annotations: Any = Field(None, exclude=True)
     logprobs: Any = Field(None, exclude=True)
 
@@ -26,7 +27,7 @@ class InputMessage(Message):
     """One of a conversation; those that were answered may be given back as they came."""
 
     type: Literal["message"] = "message"
-    content: str | list[InputText]
+    content: str | list[InputText]  # pyright: ignore[reportIncompatibleVariableOverride]
     id: Any = Field(None, exclude=True)
     status: Any = Field(None, exclude=True)
     phase: Any = Field(None, exclude=True)
@@ -49,9 +50,9 @@ class ResponsesRequest(Sampled):
     instructions: str | None = None
     max_output_tokens: int | None = None
     text: Text | None = None
-    n: None = None
-    max_tokens: None = None
-    response_format: None = None
+    n: None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    max_tokens: None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    response_format: None = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def messages(self) -> list[Message]:
         """The conversation, with the instructions before it."""
@@ -77,9 +78,8 @@ class Responses(Answer):
     prefix, end = "resp", ""
 
     def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> dict[str, Any]:
-        for prompt, output in outputs:
-            last = self._take(prompt, output)
-        return self._body(self._status(last))
+        taken = [self._take(prompt, output) for prompt, output in outputs]
+        return self._body(self._status(taken[-1]))
 
     def chunks(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
         events = [] if self.readers else self._opening()

@@ -68,6 +68,8 @@ function clear() {
   talk = [];
   $('lanes').replaceChildren();
   $('prompt').value = mode === 'chat' ? '' : TEXT;
+  $('prompt').rows = mode === 'chat' ? 2 : 4;
+  document.querySelector('.hint').textContent = mode === 'chat' ? 'Enter sends, Esc stops' : 'Ctrl+Enter generates, Esc stops';
   $('prompt').placeholder = mode === 'chat' ? 'Write a message' : 'Text to continue';
   $('go').textContent = { chat: 'Send', text: 'Generate', race: 'Race' }[mode];
   for (const name of mode === 'race' ? ['plain', 'speculative'] : [mode === 'chat' ? 'Conversation' : 'Text']) lane(name);
