@@ -33,7 +33,7 @@ def _parts(source: Path | None, seed: int) -> tuple[Pictures, Pictures, Settings
     pictures = digits() if source is None else emoji(source, LARGER.size)
     settings = Settings(DIGITS, seed=seed)
     if source is not None:
-        settings = replace(settings, sizes=LARGER, target=(4, 128), draft=(1, 96), copies=10, batch=32)
+        settings = replace(settings, sizes=LARGER, target=(4, 128), draft=(1, 96), copies=10, samples=1024, batch=32)
     return *pictures.split(HELD_OUT, seed), settings
 
 
@@ -43,7 +43,7 @@ def train(out: Out = Path("build/images"), pictures: Source = None, seed: Seed =
     torch.set_num_threads(1)
     seen, held_out, settings = _parts(pictures, seed)
     if quick:
-        settings = replace(settings, tokenizer_steps=60, target_steps=20, draft_steps=20, copies=1)
+        settings = replace(settings, tokenizer_steps=60, target_steps=20, draft_steps=20, copies=1, samples=64)
     began = time.monotonic()
     folder = train_folder(settings, seen, out / "work", out / "model", typer.echo)
     typer.echo(f"{time.monotonic() - began:.0f} s; a held-out pixel is off by {error(folder.tokenizer, held_out):.4f}")

@@ -23,7 +23,7 @@ NO_CLASS = 0.1
 
 @dataclass(frozen=True)
 class Settings:
-    """Sizes and steps. copies: varied ones of each picture, in codes.  target, draft: (layers, width).  guidance: the scale of the law that the draft learns."""
+    """Sizes and steps. copies: varied ones of each picture, in codes.  samples: texts that the target writes for the draft.  target, draft: (layers, width).  guidance: the scale of the law that the draft learns."""
 
     sizes: ImageSizes
     target: tuple[int, int] = (4, 64)
@@ -33,6 +33,7 @@ class Settings:
     draft_steps: int = 2500
     batch: int = 64
     copies: int = 60
+    samples: int = 4096
     guidance: float = 2.0
     seed: int = 0
 
@@ -123,9 +124,12 @@ def written(
 ) -> Tensor:
     """Texts that the guided law writes, [B, 1 + length]."""
     rows = classes[:, None]
+    step = model(torch.cat([rows, torch.full_like(rows, no_class)]), use_cache=True)
     for _ in range(length):
-        p = guided(model, rows, no_class, scale)[:, -1, :num_codes].softmax(-1)
-        rows = torch.cat([rows, torch.multinomial(p, 1, generator=generator)], 1)
+        c, u = step.logits[:, -1, :num_codes].chunk(2)
+        tokens = torch.multinomial((u + scale * (c - u)).softmax(-1), 1, generator=generator)
+        rows = torch.cat([rows, tokens], 1)
+        step = model(torch.cat([tokens, tokens]), past_key_values=step.past_key_values, use_cache=True)
     return rows
 
 
@@ -152,7 +156,7 @@ def train_models(
     train(target, next_code_loss, batch, num_steps=steps, checkpoint=work / "target.pt", adam_lr=2e-3, **options)
     target.bfloat16().float().eval()
     report("the target writes texts for the draft")
-    classes = K + torch.arange(C).repeat(-(-4096 // C))[:4096]
+    classes = K + torch.arange(C).repeat(-(-settings.samples // C))[: settings.samples]
     samples = written(target, classes, T, K, K + C, settings.guidance, generator)
     draft = llama(settings.draft, K + C + 1, settings, tokenizer.fingerprint)
 

@@ -24,7 +24,9 @@ def pictures():
 
 def test_a_trained_folder_makes_pictures(pictures, tmp_path):
     sizes = ImageSizes(width=8, num_codes=16)
-    settings = training.Settings(sizes, (1, 32), (1, 32), tokenizer_steps=30, target_steps=3, draft_steps=2, batch=8, copies=1)
+    settings = training.Settings(
+        sizes, (1, 32), (1, 32), tokenizer_steps=30, target_steps=3, draft_steps=2, batch=8, copies=1, samples=20
+    )
     said = []
     folder = training.train_folder(settings, pictures, tmp_path / "work", tmp_path / "model", said.append)
     assert said and folder.texts.shape == (200, 17)
