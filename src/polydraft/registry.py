@@ -34,6 +34,7 @@ VERIFIERS: dict[str, str] = {
     "race": "polydraft.verifiers.race:race",
     "typical": "polydraft.verifiers.lossy.typical:typical",
     "top_beta": "polydraft.verifiers.lossy.top_beta:top_beta",
+    "lenient": "polydraft.verifiers.lossy.lenient:lenient",
     "list_race": "polydraft.verifiers.list_race:list_race",
 }
 """name -> "module:object", an instance of `core.Verifier`."""
@@ -56,6 +57,7 @@ DRAFTERS: dict[str, str] = {
     "trigram": "polydraft.drafters.text.trigram:TrigramDrafter",
     "suffix": "polydraft.drafters.text.suffix:SuffixDrafter",
     "retrieval": "polydraft.drafters.text.retrieval:RetrievalDrafter",
+    "nest": "polydraft.drafters.text.spans:SpanDrafter",
     "lookahead": "polydraft.drafters.text.lookahead:LookaheadDrafter",
     "phrases": "polydraft.drafters.text.phrases:PhraseDrafter",
     "mixture": "polydraft.drafters.mixture:MixtureDrafter",
@@ -76,6 +78,7 @@ RECIPES: dict[str, str] = {
 LAWS: dict[str, str] = {
     "contrastive": "polydraft.laws.contrastive:Contrastive",
     "guidance": "polydraft.laws.guidance:Guidance",
+    "nest": "polydraft.laws.nearest:Nearest",
 }
 """name -> "module:object", a class whose instances are `core.Law`, with `info`, a `core.LawMethod`, and `build(parts, **options)`."""
 

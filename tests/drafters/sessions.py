@@ -111,7 +111,8 @@ def kinds():
         "slem",
         "early-exit",
         "hidden-transfer",
-    }  # of two tokenizers, or in a target's layers: they have files of their own
+        "nest",
+    }  # of two tokenizers, in a target's layers, or of a law: they have files of their own
     names = [name for name in registry.names("drafter") if name not in elsewhere]
     return [*(info.name for name in names for info in registry.drafter(name).methods), Head.info.name]
 

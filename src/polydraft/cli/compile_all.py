@@ -100,7 +100,8 @@ def _infos() -> Iterator[Method]:
     for name in registry.names("drafter"):
         made = registry.drafter(name)
         asked = signature(made.build).parameters.values()
-        if not any(p.kind is Parameter.KEYWORD_ONLY and p.default is Parameter.empty for p in asked):
+        of_a_law = getattr(made, "law_name", None)
+        if not of_a_law and not any(p.kind is Parameter.KEYWORD_ONLY and p.default is Parameter.empty for p in asked):
             yield from made.methods
 
 

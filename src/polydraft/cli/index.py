@@ -3,13 +3,14 @@
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from polydraft.cli.files import check_output
 from polydraft.cli.progress import bars
 from polydraft.cli.start import quiet
+from polydraft.errors import InvalidInputError
 
 app = typer.Typer(help="Make index files for drafters that read a corpus.", no_args_is_help=True)
 
@@ -23,7 +24,11 @@ def _index() -> None:
 def build(
     corpus: Annotated[list[Path], typer.Argument(help="Text files, or folders of them; each file is one document.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write; an old one stays until the new one is complete.")],
-    kind: Annotated[str, typer.Option(help="trigram or retrieval.")] = "trigram",
+    kind: Annotated[str, typer.Option(help="trigram, retrieval or passages.")] = "trigram",
+    model: Annotated[
+        str | None, typer.Option(help="passages: the target, whose states are kept along them; the embedded one without it.")
+    ] = None,
+    append: Annotated[bool, typer.Option("--append", help="passages: add to the file that is there.")] = False,
     tokenizer: Annotated[
         str | None, typer.Option(help="Folder of the target model whose tokenizer to use; the embedded one without it.")
     ] = None,
@@ -31,9 +36,16 @@ def build(
         bool, typer.Option("--skip-unreadable", help="Name files that cannot be read, and go on.")
     ] = False,
 ) -> None:
-    """Build an index of a corpus for `--drafter trigram` or `--drafter retrieval`."""
+    """Build an index of a corpus for `--drafter trigram`, `--drafter retrieval` or `--law nest`."""
     check_output("--out", out)
     quiet()
+    if kind == "passages":
+        _passages(corpus, out, model, append, skip_unreadable)
+        return
+    if model is not None or append:
+        raise InvalidInputError(
+            f"--model or --append was given for --kind {kind}; expected them with --kind passages. Leave them out."
+        )
     from polydraft import registry
     from polydraft.drafters.text import corpus as reading
     from polydraft.drafters.text.index_file import fingerprint
@@ -52,7 +64,76 @@ def build(
             done=lambda _: step(len(paths)),
         )
         maker.build(texts, vocab_size, tokens_of=fingerprint(words)).save(out)
+    _say(skipped)
+    typer.echo(f"{out}: {kind} index of {len(paths)} files, {out.stat().st_size:,} bytes")
+
+
+@app.command()
+def delete(
+    file: Annotated[Path, typer.Argument(help="File of `polydraft index build --kind passages`.")],
+    source: Annotated[str, typer.Argument(help="Name of the document, as its quotations show it.")],
+    model: Annotated[str | None, typer.Option(help="The target it was built with; the embedded one without it.")] = None,
+) -> None:
+    """Delete a document's passages: they are never quoted again, by engines that run already either."""
+    quiet()
+    target, tokenizer = _target(model)
+    from polydraft.laws.passages import Passages
+
+    opened = Passages.open(file, target, tokenizer, write=True)
+    count = opened.delete(source)
+    if not count:
+        raise InvalidInputError(
+            f"{source!r} is no document of {str(file)!r}; it has {', '.join(list(opened.sources)[:8]) or 'none'}."
+        )
+    typer.echo(f"{file}: {count} passages of {source} deleted")
+
+
+def _target(model: str | None) -> tuple[Any, Any]:
+    from polydraft.models import load, pair
+
+    name = model or str(pair.target_folder())
+    target, words = load.load_model(name, max_num_seqs=1, max_model_len=256), load.load_tokenizer(name)
+    target.vocab_size = load.num_token_ids(words, target.vocab_size)
+    return target, words
+
+
+def _passages(corpus: list[Path], out: Path, model: str | None, append: bool, skip_unreadable: bool) -> None:
+    """In one transaction, into the file that is there, or into a new one that takes its name."""
+    target, tokenizer = _target(model)
+    from polydraft.drafters.text import corpus as reading
+    from polydraft.laws.passages import Passages
+    from polydraft.models import load
+
+    paths = reading.files(corpus)
+    place = out if append else out.with_name(out.name + ".part")
+    if not append:
+        place.unlink(missing_ok=True)
+    store = Passages.open(out, target, tokenizer, write=True) if append else Passages.create(place, target, tokenizer)
+    try:
+        with warnings.catch_warnings(record=True) as skipped, bars("reading files") as step:
+            warnings.simplefilter("always")
+            read = list[Path]()
+            texts = reading.documents(
+                paths,
+                lambda text: load.encode(tokenizer, text) if text else [],
+                skip_unreadable=skip_unreadable,
+                named=read.append,
+            )
+            named = ((str(read[-1]), ids) for ids in texts if not step(len(paths)))
+            count = store.append(named, target)
+        if not store.sources:
+            raise InvalidInputError("an empty corpus was given; expected a document of at least two tokens.")
+        if not append:
+            place.replace(out)
+    finally:
+        store.close()
+        if not append:
+            place.unlink(missing_ok=True)
+    _say(skipped)
+    typer.echo(f"{out}: {count} passages of {len(paths)} files added, {out.stat().st_size:,} bytes")
+
+
+def _say(skipped: list[warnings.WarningMessage]) -> None:
     for warning in skipped:
         if issubclass(warning.category, UserWarning):
             print(f"warning: {warning.message}", file=sys.stderr)
-    typer.echo(f"{out}: {kind} index of {len(paths)} files, {out.stat().st_size:,} bytes")

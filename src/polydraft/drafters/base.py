@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polydraft.core import AuxRows, Draft, Drafter, NoiseKey, Outcome, Request, Scores, Target, TokenTree, TreeShape
+from polydraft.core import AuxRows, Draft, Drafter, Law, NoiseKey, Outcome, Request, Scores, Target, TokenTree, TreeShape
 
 Snapshot = dict[str, np.ndarray]
 """A request's drafter state as plain arrays, to be stored with safetensors or npz."""
@@ -20,7 +20,7 @@ class Parts:
     """The engine's parts at the time a drafter is built; a drafter class takes what it needs in `build(parts, **options)`.
 
     target: the model that is accelerated.  draft_model: a smaller one, or None.  tokenizer: the target's, or None.
-    draft_tokenizer: the draft model's where it is another one.  second_model: of the law's second sequences, where it is not the target.
+    draft_tokenizer: the draft model's where it is another one.  law: what is sampled, or None.
     """
 
     target: Target
@@ -28,7 +28,12 @@ class Parts:
     tokenizer: Any
     eos_token_ids: Sequence[int]
     draft_tokenizer: Any = None
-    second_model: Target | None = None
+    law: Law | None = None
+
+    @property
+    def second_model(self) -> Target | None:
+        """Of the law's second sequences, where it is not the target."""
+        return getattr(self.law, "second_model", None)
 
 
 @runtime_checkable

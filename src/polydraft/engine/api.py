@@ -188,7 +188,7 @@ class Engine(Loop):
         eos = tuple(eos_token_ids if eos_token_ids is not None else getattr(target, "eos_token_ids", ()))
         parts = Parts(target, draft_model, tokenizer, eos, draft_tokenizer)
         law = build.law(law, parts, law_options or {})
-        parts = replace(parts, second_model=getattr(law, "second_model", None))
+        parts = replace(parts, law=law)
         source = build.drafter(drafter, parts, drafter_options or {})
         rule = build.verifier(verifier, source)
         others = build.others(offered, source, parts)

@@ -90,6 +90,9 @@ def _made(named: str, parts: Parts, options: Mapping[str, Any]) -> Drafter:
 
 
 def _auto(parts: Parts, options: Mapping[str, Any]) -> str:
+    own = getattr(parts.law, "drafter", None)
+    if own is not None:
+        return own
     if parts.draft_model is not None:
         return "model"
     weights = options.get("weights") or shipped(parts.target)

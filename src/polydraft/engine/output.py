@@ -49,6 +49,7 @@ def emit(done: Round, b: int, s: Sequence, source: str) -> tuple[StepOutput, Exc
     s.token_ids += tokens[:kept]
     s.sample.token_ids += tokens[:kept]
     s.sample.origins += origins[:kept]
+    s.sample.sources += getattr(s.state, "attribution", ())[:kept]
     s.sample.text = s.stopper.text
     if s.sample.stats.seconds_to_first_token is None:
         s.sample.stats.seconds_to_first_token = perf_counter() - s.sample.stats.arrival

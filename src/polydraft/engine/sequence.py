@@ -34,7 +34,8 @@ class Sample:
 
     finish_reason: "stop" | "length" | "abort" | "error".  stop_reason: the stop id or string, if one did it.
     error: what failed, where something did.
-    seed: the seed that was used, also where none was given.  origins: one for each token.
+    seed: the seed that was used, also where none was given.  origins: one for each token.  sources: likewise, where it stands in a passage
+        (`drafters.text.spans.Standing`) or None; empty where the drafter does not say.
     """
 
     index: int
@@ -46,7 +47,32 @@ class Sample:
     error: str | None = None
     logprobs: list[TokenLogprob] | None = None
     origins: list[Origin] = field(default_factory=list[Origin])
+    sources: list[Any] = field(default_factory=list[Any])
     stats: RequestStats = field(default_factory=RequestStats)
+
+
+class Quotation(NamedTuple):
+    """Tokens start .. end - 1 of an output, which stand in a passage of the document `source` from `position` on."""
+
+    start: int
+    end: int
+    source: str
+    passage: int
+    position: int
+
+
+def quotations(sample: Sample) -> list[Quotation]:
+    """Neighbouring tokens of one passage, joined."""
+    found = list[Quotation]()
+    for i, x in enumerate(sample.sources):
+        if x is None:
+            continue
+        last = found[-1] if found else None
+        if last and (last.end, last.passage, last.position + i - last.start) == (i, x.passage, x.position):
+            found[-1] = last._replace(end=i + 1)
+        else:
+            found.append(Quotation(i, i + 1, x.source, x.passage, x.position))
+    return found
 
 
 @dataclass
@@ -79,6 +105,11 @@ class Result:
         return self.samples[0].token_ids
 
     @property
+    def sources(self) -> list[Quotation]:
+        """Which span of the output is a quotation of which passage."""
+        return quotations(self.samples[0])
+
+    @property
     def finish_reason(self) -> str | None:
         return self.samples[0].finish_reason
 
@@ -104,6 +135,7 @@ class Result:
                     "finish_reason": s.finish_reason,
                     "stop_reason": s.stop_reason,
                     "error": s.error,
+                    "sources": [quotation._asdict() for quotation in quotations(s)],
                     "logprobs": None
                     if s.logprobs is None
                     else [{"token_id": t.token_id, "logprob": t.logprob, "top": t.top} for t in s.logprobs],

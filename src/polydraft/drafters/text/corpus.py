@@ -33,11 +33,12 @@ def documents(
     *,
     skip_unreadable: bool = False,
     done: Callable[[Path], None] = lambda path: None,
+    named: Callable[[Path], None] = lambda path: None,
 ) -> Iterator[Sequence[int]]:
     """Token ids of each file.
 
     encode: text to token ids.  skip_unreadable: warn about a file that cannot be read or is not UTF-8, and go on.
-    done: called after each file.
+    done: called after each file.  named: called before each document that is given.
 
     Raises:
         InvalidInputError: naming the file, unless `skip_unreadable`.
@@ -57,5 +58,6 @@ def documents(
                 ) from error
             warnings.warn(f"{str(path)!r} was left out: {why}", stacklevel=2)
         else:
+            named(path)
             yield encode(text)
         done(path)

@@ -1,0 +1,141 @@
+"""NEST's spans: what follows, in its passage, the place where the last token was found.
+
+Li et al. 2024 (arXiv 2405.19325).
+    delta    a span is begun where the target's share of the mixture, lambda, is at most this      n    its longest draft
+
+A token that the mixture drew and that some hit has as its value is taken for a quotation of the heaviest such hit, and the passage's next tokens are
+drafted. Where all were kept, the next draft goes on in the same passage without a search; where one was not, the token in its place begins none.
+Lossless: a draft is a function of the committed text, so POINT_MASS, and any rule for that. `attribution` says where each emitted token of a round stands.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from polydraft import tree
+from polydraft.core import Budget, Draft, Needs, Outcome, Request, Scores, SiblingLaw, TreeShape
+from polydraft.drafters.base import Parts
+from polydraft.errors import InvalidInputError
+from polydraft.papers import method
+
+__all__ = ["SpanDrafter", "SpanState", "Standing"]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a token stands: in the document `source`, its passage of this number, at this position."""
+
+    passage: int
+    position: int
+    source: str
+
+
+@dataclass(frozen=True)
+class SpanState:
+    """at: where the last token stands.  drafted: tokens of the last draft.  used: where spans were begun.  credit: see `core.Drafter`."""
+
+    tokens: tuple[int, ...]
+    at: Standing | None = None
+    drafted: int = 0
+    used: frozenset[tuple[int, int]] = frozenset()
+    attribution: tuple[Standing | None, ...] = ()
+    credit: list[str] = field(default_factory=list[str])
+
+
+class SpanDrafter:
+    """See the module. law: a `laws.nearest.Nearest`, whose hits and passages are read.
+
+    Example:
+        >>> SpanDrafter.info.name
+        'nest'
+    """
+
+    info = method("nest", "Spans of retrieved passages", "2405.19325", {SiblingLaw.POINT_MASS}, {TreeShape.CHAIN})
+    methods = (info,)
+    law_name = "nest"
+    """The law that it cannot be without."""
+
+    def __init__(self, law: Any, *, delta: float = 0.5, longest: int = 64) -> None:
+        if not 0 <= delta <= 1 or longest < 1:
+            raise InvalidInputError(
+                f"delta={delta} and longest={longest} were given to the drafter 'nest'; expected 0 to 1, and at least 1."
+            )
+        self.law, self.delta, self.longest = law, delta, longest
+        self.needs = Needs(hidden=law.needs.hidden, every_round=True)
+
+    @classmethod
+    def build(cls, parts: Parts, *, delta: float = 0.5, longest: int = 64) -> "SpanDrafter":
+        """For the engine, whose law has the passages.
+
+        Raises:
+            InvalidInputError: another law.
+        """
+        if not hasattr(parts.law, "hits"):
+            raise InvalidInputError(
+                "the drafter 'nest' was asked for without the law 'nest', whose passages it drafts from. Give law='nest'."
+            )
+        return cls(parts.law, delta=delta, longest=longest)
+
+    def start(self, requests: Sequence[Request]) -> list[SpanState]:
+        """Nothing is quoted yet."""
+        return [SpanState(r.prompt_token_ids) for r in requests]
+
+    def read(self, states: Sequence[SpanState], scores: Scores) -> list[SpanState]:
+        """The prompt is not attributed."""
+        return list(states)
+
+    def _next(self, at: Standing | None) -> tuple[int, ...]:
+        passage = None if at is None else self.law.passages.passage(at.passage)
+        return (
+            ()
+            if at is None or passage is None
+            else tuple(passage.tokens[at.position + 1 : at.position + 1 + self.longest].tolist())
+        )
+
+    def propose(self, states: Sequence[SpanState], budgets: Sequence[Budget]) -> Draft:
+        """The passages' next tokens, up to their ends."""
+        rows = list[tuple[list[int], list[int]]]()
+        for s, budget in zip(states, budgets, strict=True):
+            tokens = [s.tokens[-1], *self._next(s.at)[: min(budget.max_depth, budget.max_nodes)]]
+            rows.append((tokens, list(range(-1, len(tokens) - 1))))
+        made = tree.pad(rows)
+        return Draft(made, SiblingLaw.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(made.tokens, -1))
+
+    def observe(self, states: Sequence[SpanState], outcome: Outcome, scores: Scores) -> list[SpanState]:
+        """Where each emitted token stands, and whether the next draft goes on from the last one."""
+        (layer,), new = self.needs.hidden, list[SpanState]()
+        paths, extras = outcome.lists
+        for b, s in enumerate(states):
+            kept, extra, drafted = len(paths[b]), extras[b], int(scores.tree.is_node[b].sum()) - 1
+            standing = (
+                [replace(s.at, position=s.at.position + i) for i in range(1, kept + 1)] if s.at is not None else [None] * kept
+            )
+            text = (*s.tokens, *scores.tree.tokens[b, paths[b]].tolist())
+            at, used = standing[-1] if standing else s.at, s.used
+            if kept < drafted:
+                at = None
+            elif at is not None and self._next(at)[:1] == (extra,):
+                at = replace(at, position=at.position + 1)
+            else:
+                state = scores.hidden[layer][b, paths[b][-1] if kept else 0].float().cpu().numpy()
+                at = self._selected(text, state, extra, used)
+                used = used if at is None else used | {(at.passage, at.position)}
+            names = [f"{x.source}, passage {x.passage}" for x in standing if x is not None]
+            new.append(SpanState((*text, extra), at, 0, used, (*standing, at), names))
+        return new
+
+    def _selected(self, text: tuple[int, ...], state: Any, token: int, used: frozenset[tuple[int, int]]) -> Standing | None:
+        hits = self.law.hits(text, state)
+        if hits is None or hits.model_share > self.delta:
+            return None
+        for i in (hits.tokens == token).nonzero()[0].tolist():  # the heaviest come first
+            number, position = int(hits.passages[i]), int(hits.positions[i])
+            passage = self.law.passages.passage(number)
+            if (number, position) not in used and passage is not None:
+                return Standing(number, position, passage.source)
+        return None
+
+    def release(self, states: Sequence[SpanState]) -> None:
+        """Nothing is held."""

@@ -1,0 +1,200 @@
+"""NEST's mixture: the target's law, and what followed the nearest states of retrieved passages, by how sure the retrieval is.
+
+Li, Chen, Holtzman, Chen, Lin, Yih & Lin 2024, nearest neighbour speculative decoding (arXiv 2405.19325).
+    s        -|key - state|^2, of the r nearest keys of the b passages nearest to the text      d    size of a state
+    p_kNN    sum of softmax(s / sqrt(d)) over hits with that value
+    lambda   sigmoid((min|s| / max|s| - alpha) / temperature): small where one neighbour is much nearer than the rest
+    law      lambda p_LM + (1 - lambda) p_kNN; sampling parameters apply to its logarithm
+
+Lossless to this law with every lossless rule; `lossy.lenient` is the authors' own test, which is not. A row is a function of its own path: the passages are
+those of the 64 tokens before the last multiple of 64 (of a shorter text, a power of two), and nothing that was quoted leaves the store, as it does in
+the paper; `drafters.text.spans` does not begin a span at one place twice. No passages, or lambda = 1: the target's law.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from polydraft.core import Needs, Scores, Target, TokenTree
+from polydraft.drafters.base import Parts
+from polydraft.errors import InvalidInputError
+from polydraft.laws.passages import Passages, key_layer
+from polydraft.papers import law_method
+
+__all__ = ["Hits", "Nearest", "query_end"]
+
+WINDOW = 64
+MOST_KEPT = 512
+
+
+class Hits(NamedTuple):
+    """What was found, nearest first. tokens: [R] values.  weights: [R], of sum 1.  passages, positions: [R] where each value stands.
+    model_share: lambda."""
+
+    tokens: np.ndarray
+    weights: np.ndarray
+    passages: np.ndarray
+    positions: np.ndarray
+    model_share: float
+
+
+def query_end(length: int) -> int:
+    """How much of a text passages are searched by: a multiple of 64 tokens, of less text a power of two.
+
+    Example:
+        >>> [query_end(n) for n in (1, 3, 63, 64, 130)]
+        [1, 2, 32, 64, 128]
+    """
+    return length // WINDOW * WINDOW or 1 << (length.bit_length() - 1)
+
+
+class Nearest:
+    """See the module. passages: open ones of this target.  count: b.  neighbours: r.
+
+    Raises:
+        InvalidInputError: an option out of range.
+    """
+
+    info = law_method(
+        "nest",
+        "Nearest neighbours in passages (NEST)",
+        "2405.19325",
+        "the mixture of the target's law and its nearest neighbours'",
+    )
+    gives_logits = True
+    drafter = "nest"
+    """What `auto` drafts with."""
+
+    def __init__(
+        self,
+        passages: Passages,
+        target: Target,
+        *,
+        count: int = 40,
+        neighbours: int = 1024,
+        alpha: float = 0.3,
+        temperature: float = 0.1,
+    ) -> None:
+        sound = {
+            "count": count >= 1,
+            "neighbours": neighbours >= 1,
+            "alpha": math.isfinite(alpha),
+            "temperature": temperature > 0,
+        }
+        for name, good in sound.items():
+            if not good:
+                raise InvalidInputError(
+                    f"{name}={locals()[name]!r} was given to the law 'nest'; expected {'a finite number' if name == 'alpha' else 'more than 0'}."
+                )
+        self.passages, self.target, self.layer = passages, target, key_layer(target)
+        self.count, self.neighbours, self.alpha, self.temperature = count, neighbours, alpha, temperature
+        self.needs = Needs(hidden=(self.layer,), embeddings=True)
+        self._version: object = None
+        self._found: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._keys: dict[tuple[int, ...], tuple[np.ndarray, ...]] = {}
+        self._hits: OrderedDict[tuple[int, ...], Hits | None] = OrderedDict()
+
+    @classmethod
+    def build(
+        cls,
+        parts: Parts,
+        *,
+        passages: Any = None,
+        count: int = 40,
+        neighbours: int = 1024,
+        alpha: float = 0.3,
+        temperature: float = 0.1,
+    ) -> "Nearest":
+        """For the engine. passages: a file of `polydraft index build --kind passages`, or open ones.
+
+        Raises:
+            InvalidInputError: none.
+            IncompatibleError: those of another model.
+        """
+        if passages is None:
+            raise InvalidInputError(
+                "the law 'nest' was asked for without passages; give passages=FILE (--law-option passages=FILE)."
+            )
+        if isinstance(passages, str | Path):
+            passages = Passages.open(passages, parts.target, parts.tokenizer)
+        return cls(passages, parts.target, count=count, neighbours=neighbours, alpha=alpha, temperature=temperature)
+
+    def hits(self, context: Sequence[int], state: np.ndarray) -> Hits | None:
+        """The nearest keys to the state after a text; None where there is nothing to compare with. Asked again, it does not search again."""
+        if self.passages.version != self._version:
+            self._version = self.passages.version
+            for kept in (self._found, self._keys, self._hits):
+                kept.clear()
+        text = tuple(context)
+        if text not in self._hits:
+            self._hits[text] = self._search(text, state)
+            if len(self._hits) > MOST_KEPT:
+                self._hits.popitem(last=False)
+        return self._hits[text]
+
+    def _search(self, text: tuple[int, ...], state: np.ndarray) -> Hits | None:
+        end = query_end(len(text))
+        query = text[max(0, end - WINDOW) : end]
+        if query not in self._found:
+            self._found = {**dict(list(self._found.items())[-15:]), query: self.passages.search(query, self.target, self.count)}
+        chosen = self._found[query]
+        if chosen not in self._keys:
+            self._keys = {**dict(list(self._keys.items())[-15:]), chosen: self._stacked(chosen)}
+        keys, squares, tokens, passages, positions = self._keys[chosen]
+        if not len(keys):
+            return None
+        distance = np.maximum(squares - 2.0 * (keys @ state.astype(np.float32)) + np.float32(state @ state), 0.0).astype(
+            np.float64
+        )
+        best = np.argsort(distance, kind="stable")[: self.neighbours]
+        near = distance[best]
+        weights = np.exp((near[0] - near) / math.sqrt(keys.shape[1]))
+        share = _sigmoid((near[0] / near[-1] - self.alpha) / self.temperature) if near[-1] > 0 else 1.0
+        return Hits(tokens[best], weights / weights.sum(), passages[best], positions[best], share)
+
+    def _stacked(self, chosen: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+        found = [(number, p) for number in chosen if (p := self.passages.passage(number)) is not None]
+        if not found:
+            return (np.empty((0, 0)),) * 5
+        keys = np.concatenate([p.keys for _, p in found])
+        tokens = np.concatenate([p.tokens[1:] for _, p in found])
+        numbers = np.repeat([number for number, _ in found], [len(p.keys) for _, p in found])
+        return keys, (keys**2).sum(1), tokens, numbers, np.concatenate([np.arange(1, len(p.tokens)) for _, p in found])
+
+    def __call__(
+        self, scores: Scores, tree: TokenTree, contexts: Sequence[Sequence[int]], second: Scores | None = None
+    ) -> Float[Tensor, "B N V"]:
+        """Logarithms of the mixture at every node."""
+        found = scores.logits.log_softmax(-1)
+        states = scores.hidden[self.layer].float().cpu().numpy()
+        tokens, parents = tree.lists
+        for b, context in enumerate(contexts):
+            texts = [tuple(context)]
+            for n, parent in enumerate(parents[b]):
+                if n and parent < 0:
+                    break
+                if n:
+                    texts.append((*texts[parent], tokens[b][n]))
+                if (hits := self.hits(texts[n], states[b, n])) is not None and hits.model_share < 1:
+                    found[b, n] = mixed(found[b, n], hits)
+        return found
+
+
+def mixed(logs: Float[Tensor, " V"], hits: Hits) -> Float[Tensor, " V"]:
+    """Logarithm of the mixture of a law, given by its logarithm, and what was found."""
+    p = hits.model_share * logs.double().exp()
+    p.index_add_(
+        0, torch.from_numpy(hits.tokens).to(p.device), torch.from_numpy((1 - hits.model_share) * hits.weights).to(p.device)
+    )
+    return p.log().to(logs.dtype)
+
+
+def _sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-min(max(x, -700.0), 700.0)))

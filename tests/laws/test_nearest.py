@@ -1,0 +1,180 @@
+"""NEST: passages and their states, the mixture, spans, attribution, the relaxed test; limits by enumeration, fakes that are noticed."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from polydraft import Engine, SamplingParams, TokenTree
+from polydraft.core import Draft, Needs, SiblingLaw, TreeShape
+from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.laws.nearest import Hits, Nearest, mixed
+from polydraft.laws.passages import LONGEST, Passages
+from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.hf import HFTarget
+from polydraft.verifiers.lossy.lenient import Lenient, deviation, lenient
+from tests.laws.runs import every_run
+
+pytest.importorskip("usearch")
+SIZES = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+TEXTS = {"rising": [*range(1, 31)] * 2, "threes": [3, 6, 9, 12, 15, 18, 21, 24, 27, 30] * 4}
+
+
+def module(seed=0):
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(**SIZES, max_position_embeddings=512)).eval()
+
+
+@pytest.fixture
+def target():
+    return CompiledLlama(module(), max_num_seqs=2)
+
+
+@pytest.fixture
+def store(target, tmp_path):
+    made = Passages.create(tmp_path / "passages", target)
+    made.append(TEXTS.items(), target)
+    return made
+
+
+def sure(store, target, **options):
+    """A law that trusts what it finds."""
+    return Nearest(store, target, **{"alpha": 1.5, "temperature": 0.05, **options})
+
+
+def engine(target, law, drafter="nest", **options):
+    return Engine.of(target, law=law, drafter=drafter, **({} if drafter is None else {"depth": 6}), **options)
+
+
+def test_keys_are_the_states_of_a_fresh_pass_and_passages_are_short(store):
+    for number in (1, 2):
+        passage = store.passage(number)
+        with torch.no_grad():
+            fresh = module()(torch.tensor([passage.tokens.tolist()]), output_hidden_states=True).hidden_states[1][0, :-1]
+        assert np.abs(passage.keys - fresh.numpy()).max() < 2e-3 * float(fresh.abs().max())
+        assert len(passage.tokens) <= LONGEST < 200
+
+
+def test_the_mixture_counts_every_hit_with_its_weight():
+    hits = Hits(np.array([1, 1, 2]), np.array([0.5, 0.25, 0.25]), np.zeros(3), np.zeros(3), 0.2)
+    logs = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log()
+    assert mixed(logs, hits).exp().tolist() == pytest.approx([0.1, 0.66, 0.24])
+
+
+def test_spans_change_no_token_and_every_quotation_stands_where_it_is_said_to(target, store):
+    law = sure(store, target)
+    prompts = [TEXTS["rising"][:8], TEXTS["threes"][:5]]
+    quoted = engine(target, law).generate(prompts, GREEDY)
+    plain = engine(target, law, None).generate(prompts, GREEDY)
+    assert [r.token_ids for r in quoted] == [r.token_ids for r in plain]
+    assert sum(r.stats.accepted for r in quoted) > 8 and all(r.lossless and r.sources for r in quoted)
+    for result in quoted:
+        assert len(result.samples[0].sources) == len(result.token_ids)
+        for q in result.sources:
+            passage = store.passage(q.passage)
+            assert passage.source == q.source
+            assert passage.tokens[q.position : q.position + q.end - q.start].tolist() == result.token_ids[q.start : q.end]
+    assert {q.source for r in quoted for q in r.sources} <= {*TEXTS} and plain[0].sources == []
+    assert Engine.of(target, law=law).drafter.info.name == "nest"
+
+
+def test_a_span_goes_on_without_a_search_and_passages_are_sought_seldom(target, store, monkeypatch):
+    law, selected = sure(store, target), []
+    made = engine(target, law)
+    monkeypatch.setattr(made.drafter, "_selected", lambda *given, f=made.drafter._selected: selected.append(0) or f(*given))
+    (result,) = made.generate([TEXTS["rising"][:8]], GREEDY)
+    assert result.stats.accepted > 12 and len(selected) < 8
+    assert store.searches <= 4  # at 8, 16 and 32 tokens, and once for what is left
+
+
+class Wide(Nearest):
+    """The same in float64, which no fused walk takes: every draw is then enumerated."""
+
+    def __call__(self, *given):
+        return super().__call__(*given).double()
+
+
+class Bare:
+    """The target's own law, likewise."""
+
+    needs, gives_logits = Needs(), True
+
+    def __call__(self, scores, tree, contexts, second=None):
+        return scores.logits.double()
+
+
+def emitted(target, law, drafter, verifier, monkeypatch):
+    """The law of three tokens, of those three that are not banned; the first begins a span, the second is drafted."""
+    bans = {t: -float("inf") for t in range(32) if t not in (4, 5, 6)}
+    params = SamplingParams(max_tokens=3, seed=0, logit_bias=bans)
+    made, found = engine(target, law, drafter, verifier=verifier), np.zeros((32, 32, 32))
+    for probability, (result,) in every_run(lambda: made.generate([[1, 2, 3]], params), monkeypatch):
+        found[tuple(result.token_ids)] += probability
+    assert found.sum() == pytest.approx(1)
+    return found
+
+
+def test_limits_of_the_two_tests_by_enumeration(target, store, monkeypatch):
+    def law(**options):
+        return Wide(store, target, **{"alpha": 1.5, "temperature": 1.0, **options})
+
+    def distance(a, b):
+        return np.abs(a - b).sum() / 2
+
+    bare = emitted(target, Bare(), None, "auto", monkeypatch)
+    mixture = emitted(target, law(), None, "auto", monkeypatch)
+    assert distance(mixture, bare) > 0.01
+    assert distance(emitted(target, law(alpha=-1e6), None, "auto", monkeypatch), bare) < 1e-6  # lambda = 1
+    assert distance(emitted(target, law(), "nest", "match", monkeypatch), mixture) < 1e-6
+    never = Lenient(lenient.info, gamma=1e12)
+    assert distance(emitted(target, law(), "nest", never, monkeypatch), mixture) < 1e-6
+    assert distance(emitted(target, law(), "nest", lenient, monkeypatch), mixture) > 0.01 and not lenient.info.lossless
+
+
+def test_the_lenient_test_deviates_by_what_it_says():
+    p = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
+    for token, gamma in ((0, 1.0), (1, 1.0), (2, 0.05), (1, 1e9)):
+        tokens = torch.tensor([[0, token]])
+        draft = Draft(TokenTree.chain(tokens), SiblingLaw.POINT_MASS, TreeShape.CHAIN, None, torch.full((1, 2), -1))
+        verdict = Lenient(lenient.info, gamma)(draft, p.expand(1, 2, 3))
+        law = verdict.stop[0, 0] * p + verdict.stop[0, 1] * torch.nn.functional.one_hot(torch.tensor(token), 3)
+        assert (law - p).abs().sum() / 2 == pytest.approx(float(deviation(p, p[token], gamma)))
+
+
+def test_a_deleted_passage_is_never_quoted_again(target, store, tmp_path):
+    law = sure(Passages.open(tmp_path / "passages", target), target)
+    made, prompt = engine(target, law), TEXTS["rising"][:8]
+    assert "rising" in {q.source for q in made.generate([prompt], GREEDY)[0].sources}
+    assert store.delete("rising") == 1  # through another connection
+    again = made.generate([prompt] * 3, [GREEDY, GREEDY.with_(temperature=1.0, seed=1), GREEDY.with_(temperature=1.0, seed=2)])
+    assert all(q.source != "rising" for r in again for q in r.sources)
+    store.delete("threes")
+    assert made.generate([prompt], GREEDY)[0].token_ids == Engine.of(target, drafter=None).generate([prompt], GREEDY)[0].token_ids
+    assert Passages.open(tmp_path / "passages", target).sources == {}
+
+
+def test_files_that_cannot_be_used_are_refused_and_kept(target, store, tmp_path):
+    path = tmp_path / "passages"
+    with pytest.raises(IncompatibleError, match="another model"):
+        Passages.open(path, CompiledLlama(module(1), max_num_seqs=1))
+    assert Passages.open(path, HFTarget(module(), max_num_seqs=1)).sources == {"rising": 1, "threes": 1}
+    with pytest.raises(InvalidInputError, match="new name"):
+        Passages.create(path, target)
+    with pytest.raises(InvalidInputError, match="no such file"):
+        Passages.open(tmp_path / "none", target)
+    with pytest.raises(InvalidInputError, match="expected 0 <= id < 32"):
+        store.append([("good", [1, 2, 3]), ("bad", [1, 99])], target)
+    assert store.sources == {"rising": 1, "threes": 1}
+    with pytest.raises(InvalidInputError, match="count=0"):
+        sure(store, target, count=0)
+    for law, drafter, said in ((None, "nest", "without the law"), ("nest", None, "without passages")):
+        with pytest.raises(InvalidInputError, match=said):
+            Engine.of(target, law=law, drafter=drafter)
+    store._connection.execute("UPDATE passages SET tokens = zeroblob(8) WHERE id = 2")
+    store._connection.commit()
+    with pytest.raises(InvalidInputError, match="passage 2 does not add up"):
+        Passages.open(path, target)
+    (tmp_path / "text").write_text("no database, but words enough to be read as one" * 10)
+    with pytest.raises(InvalidInputError, match="not a database"):
+        Passages.open(tmp_path / "text", target)
