@@ -13,19 +13,24 @@ from numba.core.event import Event, Listener, register, unregister
 _CLOCKS = (perf_counter, thread_time)
 
 
+class _Here(threading.local):
+    """What a thread has spent under the lock, on each clock, up to the last release."""
+
+    depth = 0
+
+    def __init__(self) -> None:
+        self.lost = dict.fromkeys(_CLOCKS, 0.0)
+
+
 class _Lock(Listener):
     """Numba holds its lock for as long as it loads or compiles; what a function calls is compiled within."""
 
     def __init__(self) -> None:
-        self.here = threading.local()
+        self.here = _Here()
         self.total = 0.0
 
-    def lost(self, clock: Callable[[], float]) -> float:
-        """Seconds of this thread on that clock, up to the last release."""
-        return getattr(self.here, "lost", {}).get(clock, 0.0)
-
     def on_start(self, event: Event) -> None:
-        self.here.depth = getattr(self.here, "depth", 0) + 1
+        self.here.depth += 1
         if self.here.depth == 1:
             self.here.began = [clock() for clock in _CLOCKS]
 
@@ -33,7 +38,8 @@ class _Lock(Listener):
         self.here.depth -= 1
         if self.here.depth == 0:
             spent = [clock() - began for clock, began in zip(_CLOCKS, self.here.began, strict=True)]
-            self.here.lost = {clock: self.lost(clock) + more for clock, more in zip(_CLOCKS, spent, strict=True)}
+            for clock, more in zip(_CLOCKS, spent, strict=True):
+                self.here.lost[clock] += more
             self.total += spent[0]
 
 
@@ -70,7 +76,8 @@ def working(clock: Callable[[], float] = perf_counter) -> Callable[[], float]:
         >>> now() - start < (perf_counter() - before) / 2
         True
     """
-    return lambda: clock() - _lock.lost(clock)
+    here = _lock.here
+    return lambda: clock() - here.lost.get(clock, 0.0)
 
 
 @contextmanager

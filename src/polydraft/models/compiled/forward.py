@@ -5,7 +5,7 @@ from numba import njit
 from numba.extending import overload
 
 from polydraft.models.compiled.kernels import rms_norm
-from polydraft.models.compiled.layers import ModelArrays, cut_runs, embed_row, multiply, run_head, run_layer
+from polydraft.models.compiled.layers import ModelArrays, cut_runs, embed_row, multiply, run_head, run_layer, unowned
 
 __all__ = ["compiled_pass", "describe", "draft_pass", "embed_rows", "head_rows"]
 
@@ -30,7 +30,7 @@ def _copy(source, begin, end, target, first):
             target[first + t - begin, i] = source[t, i]
 
 
-@njit
+@unowned
 def _run_rows(model, rows, logits, done, hidden, taken, first):
     """Run the rows in work; the logits wanted go to logits[done:]. Returns how many logits there are now.
 
@@ -87,7 +87,7 @@ def _describe_extra(row, seen, token, slot, length, parents, node, position, mas
     row[0], row[1], row[2], row[3], row[4], row[5], row[6] = token, slot, length + position, length + N + x, length, count, 1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False)
 def compiled_pass(model, slots, tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask):
     """One pass over nodes begins[b] .. ends[b]-1 of every tree; the nodes before were fed by the passes before.
 

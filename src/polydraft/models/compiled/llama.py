@@ -10,7 +10,7 @@ context has the same logits in plain and in speculative decoding.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -109,6 +109,7 @@ class CompiledLlama(CompiledProposals):
         self.weight_bytes = sum(x.nbytes for x in (weights.head, weights.qkv, weights.out, weights.gate_up, weights.down))
         threads = default_threads(self.weight_bytes) if threads is None else threads
         self.arrays = ModelArrays(weights, sizes, memory, workspace(weights, sizes, columns, threads))
+        self._untaken = np.full(len(self.arrays.weights.attention_norm) + 1, -1, np.int64)
         self.pool = Pool(self.arrays.work.sync, threads, partial(help_out, self.arrays))
 
     @property
@@ -148,11 +149,13 @@ class CompiledLlama(CompiledProposals):
         """One compiled pass over the nodes from `since` on; returns the states asked for, [layers, rows, h]."""
         tokens, parents = tree.host
         B, N = tokens.shape
-        extra, mask = np.zeros((B, 3, 0), np.int64), np.zeros((B, 0, 0), np.bool_)
-        if aux is not None:
+        if aux is None:
+            extra, mask = _no_rows(B)
+        else:
             extra, mask = torch.stack([aux.inputs, aux.positions, aux.nodes], 1).numpy(), aux.mask.contiguous().numpy()
-        taken = np.array([-1] * (len(self.arrays.weights.attention_norm) + 1))
+        taken = self._untaken
         if layers:
+            taken = taken.copy()
             taken[list(layers)] = range(len(layers))
         hidden = np.empty((len(layers), B * (N - since + extra.shape[2]), len(self.arrays.weights.norm)), np.float32)
         begins, ends = np.array([since] * B), np.array([N] * B)
@@ -266,6 +269,12 @@ class CompiledLlama(CompiledProposals):
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """See `slots.SlotModel.move`."""
         move_columns(self.arrays.memory, source, target)
+
+
+@cache
+def _no_rows(batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """No auxiliary rows, and their mask."""
+    return np.zeros((batch_size, 3, 0), np.int64), np.zeros((batch_size, 0, 0), np.bool_)
 
 
 def _taken(model: Any) -> Checkpoint:

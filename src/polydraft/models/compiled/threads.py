@@ -216,6 +216,8 @@ class Pool:
         weakref.finalize(self, _stop, sync, self._wake, self._threads)
 
     def __enter__(self) -> None:
+        if self.num_threads == 1:
+            return
         helps = self.num_threads > 1 and self._alone == 0
         self._sync[HELPERS], self._sync[LATE] = self.num_threads - 1 if helps else 0, 0
         if not helps:
@@ -233,6 +235,8 @@ class Pool:
         self._started, self._start = True, (perf_counter(), thread_time())
 
     def __exit__(self, *_: object) -> None:
+        if self.num_threads == 1:
+            return
         if self._sync[HELPERS] == 0:
             self._alone = max(0, self._alone - 1)
             return
