@@ -33,8 +33,8 @@ def docstrings(most: int) -> list[tuple[str, str]]:
     """Documentation strings of the standard library's modules, classes and functions, a document a module."""
     found = list[tuple[str, str]]()
     for document in standard_library()[:most]:
-        kinds = ast.Module | ast.ClassDef | ast.FunctionDef
-        said = [ast.get_docstring(node) for node in ast.walk(ast.parse(document.text)) if isinstance(node, kinds)]
+        nodes = ast.walk(ast.parse(document.text))
+        said = [ast.get_docstring(node) for node in nodes if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))]
         text = "\n\n".join(x for x in said if x)
         found += [(document.path, text)] if len(text) > 200 else []
     return found
@@ -91,7 +91,7 @@ def main(
         report: dict[str, Any] = {"passages": store.append(stored, target), "seconds": process_time() - began, "alphas": []}
         for alpha in (-0.2, 0.1, 0.3, 0.5, 0.7):
             rows = [of_rows(Nearest(store, target, alpha=alpha), ids) for ids in held_out]
-            plain, mixture = (float(torch.cat([row[i] for row in rows]).mean().neg().exp()) for i in (0, 1))
+            plain, mixture = (float(torch.cat([(row[0], row[1])[i] for row in rows]).mean().neg().exp()) for i in (0, 1))
             moved = sum(row[2] for row in rows) / len(rows)
             report["alphas"].append({"alpha": alpha, "plain": plain, "mixture": mixture, "deviation": moved})
             typer.echo(f"alpha {alpha}: perplexity {plain:.2f} plain, {mixture:.2f} mixed; relaxed test deviates by {moved:.3f}")
@@ -105,7 +105,7 @@ def main(
 def written(target: Any, store: Passages, prompts: list[list[int]], how: str, count: int) -> dict[str, float]:
     """CPU milliseconds a token, tokens per call, and what share is quoted. Temperature 0.7, as the authors'; the second of two runs."""
     law = None if how == "plain" else Nearest(store, target, alpha=0.5)
-    drafting = {"drafter": "nest", "depth": 8} if how in ("spans", "relaxed") else {"drafter": None}
+    drafting: dict[str, Any] = {"drafter": "nest", "depth": 8} if how in ("spans", "relaxed") else {"drafter": None}
     engine = Engine.of(target, law=law, verifier="lenient" if how == "relaxed" else "auto", **drafting)
     for seed in (0, 1):
         began = process_time()
