@@ -21,6 +21,8 @@ export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 export NUMBA_NUM_THREADS := 1
 export TOKENIZERS_PARALLELISM := false
+# Bytecode is written when a module is first imported, and not while packages are installed: without it each of some hundred processes compiles torch anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo chat test test-all install install-dev lint warm suite suite-all clean
 

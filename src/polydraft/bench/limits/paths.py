@@ -11,7 +11,7 @@ from torch import Tensor
 from polydraft import registry, sampling
 from polydraft import tree as trees
 from polydraft.bench.limits.contexts import ALWAYS, CHAIN_RULES, MEASURED, PATH_RULES, Pair
-from polydraft.core import Budget, Draft, Request, SamplingParams, Target, TokenTree, TreeShape
+from polydraft.core import Budget, Draft, Request, SamplingParams, Scores, Target, TokenTree, TreeShape
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.theory import efficiency
 from polydraft.verifiers.list_race import path_numbers
@@ -55,26 +55,30 @@ class Paths:
         """One of each context, the mean over its drafts."""
         self._here: dict[tuple[str, str, int, int], list[float]] = {}
         self._overlaps_here: list[float] = []
-        self._read: dict[int, tuple[int, ...]] = {}
+        self._read: dict[int, tuple[tuple[int, ...], Scores]] = {}
 
     def _draw(self, drafter: Any, request: Request, width: int, depth: int) -> Draft:
         states = drafter.start([request])
         if drafter.needs.hidden:
-            self._read.pop(id(self.pair.target), None)
-            self.pair.target.release([1])
-            read = self.pair.target.prefill([1], [request.prompt_token_ids[:-1]], hidden=drafter.needs.hidden)
-            states = drafter.read(states, read)
+            states = drafter.read(states, self._prefilled(self.pair.target, request))
         draft = drafter.propose(states, [Budget.fixed(trees.paths(width, depth))])
         drafter.release(states)
         return draft
 
-    def _rows(self, model: Target, request: Request, tree: TokenTree) -> Tensor:
-        """The model's law at every node of a tree. A context is read once: trees are scored and never committed."""
-        once = trees.dedup(tree)
-        if self._read.get(id(model)) != request.prompt_token_ids:
+    def _prefilled(self, model: Target, request: Request) -> Scores:
+        """What was read of the context, once: trees are scored behind it and never committed."""
+        ids, read = self._read.get(id(model), ((), None))
+        if read is None or ids != request.prompt_token_ids:
             model.release([1])
-            model.prefill([1], [request.prompt_token_ids[:-1]])
-            self._read[id(model)] = request.prompt_token_ids
+            layers = self.pair.drafter.needs.hidden if model is self.pair.target else ()
+            read = model.prefill([1], [request.prompt_token_ids[:-1]], hidden=layers)
+            self._read[id(model)] = request.prompt_token_ids, read
+        return read
+
+    def _rows(self, model: Target, request: Request, tree: TokenTree) -> Tensor:
+        """The model's law at every node of a tree."""
+        once = trees.dedup(tree)
+        self._prefilled(model, request)
         logits = model.score([1], once.tree).logits.cpu()
         length = len(request.prompt_token_ids)
         return once.expand(sampling.laws(logits, once.tree, [request.prompt_token_ids], [length], [self.params], ()))
