@@ -294,6 +294,7 @@ class Request:
     second_slot: the same of the second sequence that a law reads, in the law's own model.
     budget: of each of its drafts, in place of the engine's plan; max_depth 0 decodes it plainly.
     drafter, verifier: by name, in place of the engine's: one of those that it was built with, and a rule that is exact for it.
+    source_token_ids: what the encoder of an encoder-decoder reads; the prompt then is how every output begins, see `EncoderDecoder`.
     """
 
     id: str
@@ -306,6 +307,7 @@ class Request:
     budget: Budget | None = None
     drafter: str | None = None
     verifier: str | None = None
+    source_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
@@ -470,6 +472,25 @@ class Target(Protocol):
 
     def release(self, slots: Sequence[int]) -> None:
         """Empty the slots."""
+        ...
+
+
+@runtime_checkable
+class EncoderDecoder(Target, Protocol):
+    """A target that reads a source before it writes: each slot holds one, beside the committed tokens of the output.
+
+    decoder_prompt: ids with which every output begins.  max_source_len: most tokens of a source.
+    """
+
+    decoder_prompt: tuple[int, ...]
+    max_source_len: int
+
+    def check_source(self, ids: Sequence[int], whose: str) -> None:
+        """Refuse a source that is empty or too long."""
+        ...
+
+    def encode(self, slots: Sequence[int], sources: Sequence[Sequence[int]]) -> None:
+        """Read the source of each slot once; it stays until the slot is released."""
         ...
 
 

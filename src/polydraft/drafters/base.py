@@ -9,7 +9,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polydraft.core import AuxRows, Draft, Drafter, Law, NoiseKey, Outcome, Request, Scores, Target, TokenTree, TreeShape
+from polydraft.core import (
+    AuxRows,
+    Draft,
+    Drafter,
+    EncoderDecoder,
+    Law,
+    NoiseKey,
+    Outcome,
+    Request,
+    Scores,
+    Target,
+    TokenTree,
+    TreeShape,
+)
 
 Snapshot = dict[str, np.ndarray]
 """A request's drafter state as plain arrays, to be stored with safetensors or npz."""
@@ -108,6 +121,12 @@ def interleaved(rows: Sequence[Sequence[int]], drafts: Sequence[Draft]) -> Draft
     drawn = placed([d.rows for d in drafts], N, -1)
     logits = placed(scored, N, 0) if len(scored) == len(drafts) else None
     return Draft(tree, first.law, shape, probs, drawn, noise, placed(ranks, N, 0) if ranks else None, logits)
+
+
+def read_source(model: Target, slot: int, request: Request) -> None:
+    """Where a draft model is an encoder-decoder, it reads the source of a request that has taken a slot of it."""
+    if isinstance(model, EncoderDecoder):
+        model.encode([slot], [request.source_token_ids])
 
 
 def start_each(asked: Iterable[tuple[Drafter, Sequence[Request]]]) -> list[list[Any]]:

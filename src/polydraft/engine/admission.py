@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from polydraft import sampling
-from polydraft.core import Law, Request, Target
+from polydraft.core import EncoderDecoder, Law, Request, Target
 from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sample, Sequence
 from polydraft.engine.speculation import Menu
@@ -48,13 +48,14 @@ class Admission:
             skip_special_tokens=params.skip_special_tokens,
         )
         sample = Sample(request.sample % MOST_SAMPLES, request.seed, logprobs=None if params.logprobs is None else [])
-        sample.stats.prompt_tokens = len(prompt)
+        sample.stats.prompt_tokens = len(request.source_token_ids or prompt)
         drafts = chosen.drafter is not None and (request.budget is None or request.budget.max_depth > 0)
         return Sequence(request, stopper, sample, list(prompt), drafting=drafts, second_ids=begins, speculation=chosen)
 
     def _check(self, request: Request) -> None:
         prompt, params, V = request.prompt_token_ids, request.params, self._target.vocab_size
-        bad = next((t for t in prompt if not 0 <= t < V), None)
+        self._check_source(request)
+        bad = next((t for t in (*request.source_token_ids, *prompt) if not 0 <= t < V), None)
         if bad is not None:
             raise InvalidInputError(
                 f"token id {bad} was given in the prompt of {request.id!r}; expected 0 <= id < {V}. Use the target's own tokenizer."
@@ -67,6 +68,15 @@ class Admission:
         if params.structured_outputs is not None and self._law is not None and not self._law.gives_logits:
             raise IncompatibleError(
                 f"structured_outputs were given beside the law {type(self._law).__name__}, which makes probabilities of its own. Leave one out."
+            )
+
+    def _check_source(self, request: Request) -> None:
+        if isinstance(self._target, EncoderDecoder):
+            self._target.check_source(request.source_token_ids, f"request {request.id!r}")
+        elif request.source_token_ids:
+            raise InvalidInputError(
+                f"a source of {len(request.source_token_ids)} tokens was given for request {request.id!r} to a model without an encoder. "
+                "Give it as the prompt."
             )
 
     def _check_room(self, request: Request, second: Seq[int]) -> int:

@@ -12,7 +12,7 @@ from itertools import count
 from numbers import Integral
 from typing import Any, cast
 
-from polydraft.core import Budget, Drafter, Law, Request, SamplingParams, Target, Verifier
+from polydraft.core import Budget, Drafter, EncoderDecoder, Law, Request, SamplingParams, Target, Verifier
 from polydraft.drafters.base import Parts
 from polydraft.engine import build
 from polydraft.engine.loop import Inbox, Loop
@@ -78,7 +78,7 @@ class Engine(Loop):
 
         What requests have read is kept in their slots for requests that begin alike, such as the next turn of a chat.
 
-        target, draft: causal language models with the same vocabulary, or with drafter "tli" or "slem" any two. A target whose cache cannot be rolled back (sliding
+        target, draft: causal language models with the same vocabulary, or both encoder-decoders (T5, BART, Marian), whose source the prompt is; or with drafter "tli" or "slem" any two. A target whose cache cannot be rolled back (sliding
             window, recurrent, hybrid) is decoded plainly: give drafter=None.
         drafter: a name of `polydraft methods` (such as "model:coupled"), an object, None for plain decoding; "auto" is "model" with a draft, "eagle" with a head that is given or comes with the package, else "ngram".
             Several names, as a list or "model,ngram": each round is drafted by the one that promises most, see `plan/switch.py`.
@@ -189,6 +189,7 @@ class Engine(Loop):
         parts = Parts(target, draft_model, tokenizer, eos, draft_tokenizer)
         law = build.law(law, parts, law_options or {})
         parts = replace(parts, law=law)
+        build.check_encoders(parts)
         source = build.drafter(drafter, parts, drafter_options or {})
         rule = build.verifier(verifier, source)
         others = build.others(offered, source, parts)
@@ -231,7 +232,7 @@ class Engine(Loop):
         return "the target's law" if self.law is None else info.lossless_to if info else f"the law {type(self.law).__name__}"
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt, with BOS once where the model wants it.
+        """Token ids of a prompt, with BOS once where the model wants it; for an encoder-decoder those of its source.
 
         Raises:
             InvalidInputError: an empty prompt, text without a tokenizer, or neither text nor token ids.
@@ -243,7 +244,7 @@ class Engine(Loop):
                 "text was given to an engine without a tokenizer; give token ids, or build it with a tokenizer."
             )
         else:
-            ids = load.encode(self.tokenizer, prompt) if prompt else []
+            ids = load.encode(self.tokenizer, prompt, source=isinstance(self.target, EncoderDecoder)) if prompt else []
         if not ids:
             raise InvalidInputError("an empty prompt was given; expected at least one token. Give some text to continue.")
         return ids
@@ -268,6 +269,7 @@ class Engine(Loop):
                 f"params={params!r} was given; expected a SamplingParams, such as SamplingParams(temperature=0.8, max_tokens=64)."
             )
         ids = self.encode(prompt)
+        begins, source = (self.target.decoder_prompt, tuple(ids)) if isinstance(self.target, EncoderDecoder) else (tuple(ids), ())
         seed = secrets.randbits(63) if params.seed is None else params.seed
         name = f"request-{next(self._ids)}"
         samples: list[Sample] = []
@@ -276,7 +278,8 @@ class Engine(Loop):
         try:
             for sample in range(params.n):
                 number = MOST_SAMPLES * index + sample
-                request = Request(name, tuple(ids), params, seed, number, budget=budget, drafter=drafter, verifier=verifier)
+                more: dict[str, Any] = {"budget": budget, "drafter": drafter, "verifier": verifier, "source_token_ids": source}
+                request = Request(name, begins, params, seed, number, **more)
                 samples.append(self.add_request(request))
         except BaseException:
             self._streams.pop(name, None)

@@ -6,17 +6,39 @@ from numbers import Integral
 from typing import Any
 
 from polydraft import registry, tree
-from polydraft.core import Budget, Drafter, Law, Verifier
+from polydraft.core import Budget, Drafter, EncoderDecoder, Law, SecondLaw, Verifier
 from polydraft.drafters.base import Parts
 from polydraft.drafters.choice import Choice
 from polydraft.drafters.model.paths import ModelDrafter
-from polydraft.errors import InvalidInputError, unknown_name
+from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
 from polydraft.models.heads import kind_of, shipped
 from polydraft.plan.fixed import FixedPlan, Plan, check_room
 from polydraft.plan.plan import AdaptivePlan
 from polydraft.plan.profile import Profile
 from polydraft.plan.switch import ChoicePlan
 from polydraft.verifiers import pairing
+
+
+def check_encoders(parts: Parts) -> None:
+    """Refuse a draft model or a law that reads other texts than the target.
+
+    Raises:
+        IncompatibleError: one of them is an encoder-decoder and the other is not; vocabularies or laws that are for causal models only.
+    """
+    ours = isinstance(parts.target, EncoderDecoder)
+    if parts.draft_model is not None and isinstance(parts.draft_model, EncoderDecoder) != ours:
+        raise IncompatibleError(
+            "one of target and draft model is an encoder-decoder and the other a causal model; expected two of one kind, as both read the "
+            "same texts. Use a smaller model of the target's kind, or drafter='ngram'."
+        )
+    if ours and (parts.draft_tokenizer is not None and parts.draft_tokenizer.get_vocab() != parts.tokenizer.get_vocab()):
+        raise IncompatibleError(
+            "an encoder-decoder was given with a draft model of another vocabulary, which could not read its source. Use one of the same vocabulary."
+        )
+    if ours and isinstance(parts.law, SecondLaw):
+        raise IncompatibleError(
+            f"the law {type(parts.law).__name__} reads a second sequence, which an encoder-decoder does not have. Leave the law out."
+        )
 
 
 def drafter(wanted: str | Drafter | Seq[str] | None, parts: Parts, options: Mapping[str, Any]) -> Drafter | None:

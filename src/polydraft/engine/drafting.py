@@ -112,14 +112,14 @@ def fill(target: Target, drafter: Drafter | None, sequences: Seq[Sequence]) -> N
     """
     held = {s: _held(target, s) for s in sequences}
     behind = [s for s in sequences if len(s.token_ids) - 1 > held[s]]
-    whole = {tuple(s.token_ids): s.slot for s in sequences if s not in behind}
+    whole = {s.text: s.slot for s in sequences if s not in behind}
     read = behind
     if drafter is None or not drafter.needs.hidden:
-        read = [s for s in _first_of_each(behind) if tuple(s.token_ids) not in whole]
+        read = [s for s in _first_of_each(behind) if s.text not in whole]
     states = _states(target, drafter, read, [s.token_ids[held[s] : -1] for s in read]) if read else []
-    copied = whole | {tuple(s.token_ids): s.slot for s in read}
+    copied = whole | {s.text: s.slot for s in read}
     for s in behind:
-        source = copied[tuple(s.token_ids)]
+        source = copied[s.text]
         if s not in read and source is not None and s.slot is not None:
             target.cut(s.slot, 0)
             target.copy(source, s.slot, len(s.token_ids) - 1)
@@ -134,7 +134,7 @@ def fill(target: Target, drafter: Drafter | None, sequences: Seq[Sequence]) -> N
 
 def _first_of_each(sequences: Seq[Sequence]) -> list[Sequence]:
     """Sequences of which no earlier one has the same text."""
-    return list({tuple(s.token_ids): s for s in reversed(sequences)}.values())[::-1]
+    return list({s.text: s for s in reversed(sequences)}.values())[::-1]
 
 
 def _states(target: Target, drafter: Drafter | None, sequences: Seq[Sequence], texts: Seq[Seq[int]]) -> list[Scores]:

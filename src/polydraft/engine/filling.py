@@ -92,10 +92,9 @@ class Filling:
         Equal texts count once, and are ready together: the others copy the first, unless their drafters need states of each.
         """
         room, whole, riding = self.room(num_running, len(new)), list[Sequence](), dict[Sequence, int]()
-        groups: dict[tuple[int, ...], list[Sequence]] = {}
+        groups: dict[object, list[Sequence]] = {}
         for number, s in enumerate(sorted(new, key=lambda s: s.due)):
-            own = () if s.state is None else (-1, number)
-            groups.setdefault((*s.token_ids, *own), []).append(s)
+            groups.setdefault((s.text, None if s.state is None else number), []).append(s)
         for alike in groups.values():
             first, left = alike[0], self._left(alike[0])
             if left == 0 or not drafting.reads_on(first) or (left <= room and not self.rides):

@@ -23,7 +23,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from polydraft.compile_time import working
-from polydraft.core import Drafter, Law, Request, SecondLaw, Target, Verifier
+from polydraft.core import Drafter, EncoderDecoder, Law, Request, SecondLaw, Target, Verifier
 from polydraft.engine import drafting, stats
 from polydraft.engine.admission import Admission
 from polydraft.engine.filling import Filling, RoundTime
@@ -98,7 +98,12 @@ class Loop:
         self.menu = Menu(target, Speculation(drafter, verifier, plan), others, make_plan)
         self._admission = Admission(target, tokenizer, self.eos_token_ids, self.menu, law, self._second)
         self._filling = Filling(target, self._clock)
-        self._keeps = keep_prefixes and self._second is None and getattr(target, "rolls_back", True)
+        self._keeps = (
+            keep_prefixes
+            and self._second is None
+            and getattr(target, "rolls_back", True)
+            and not isinstance(target, EncoderDecoder)
+        )
         self._asked: deque[Sequence | str] = deque()
         """Sequences to add and ids of requests to abort, in the order of the calls."""
         self._waiting: OrderedDict[Sequence, None] = OrderedDict()
@@ -261,7 +266,7 @@ class Loop:
 
         Returns how many tokens of which are left to the pass of this step's first round.
         """
-        running = sum(not s.filling for s in self._running)
+        running, joining = sum(not s.filling for s in self._running), list[Sequence]()
         while self._waiting and self._slots.num_free and (self._second is None or self._second.has_room):
             s = next(iter(self._waiting))
             s.slot = self._slots.take(s.token_ids[:-1] if self._keeps else ())
@@ -269,6 +274,7 @@ class Loop:
                 s.sample.stats.seconds_waiting = perf_counter() - s.sample.stats.arrival
             if self._keeps:
                 self._slots.holds(s.slot, s.token_ids)
+            joining.append(s)
             drafting.join(self.target, s.speculation.drafter, s)
             s.sample.stats.cached_tokens = int(self.target.lengths[s.slot]) if self._keeps else 0
             if self._second is not None:
@@ -277,6 +283,11 @@ class Loop:
             self._filling.join(s)
             self._running.append(s)
             del self._waiting[s]
+        if joining and isinstance(self.target, EncoderDecoder):
+            watch = Stopwatch(self._clock)
+            with watch.phase("prefill"):
+                self.target.encode([s.slot for s in joining if s.slot is not None], [s.request.source_token_ids for s in joining])
+            _share(joining, watch.stop())
         new = [s for s in self._running if s.filling]
         riding = dict[Sequence, int]()
         if running and new and self._second is None:

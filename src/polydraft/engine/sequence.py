@@ -178,6 +178,11 @@ class Sequence:
         return len(self.request.prompt_token_ids)
 
     @property
+    def text(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """All that its cache is a function of: the source, if there is one, and the committed tokens."""
+        return self.request.source_token_ids, tuple(self.token_ids)
+
+    @property
     def num_ahead(self) -> int:
         """Tokens by which the second sequence is longer."""
         return max(0, len(self.second_ids) - self.num_prompt_tokens)

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft import sampling
-from polydraft.core import Scores, Target, TokenTree
+from polydraft.core import EncoderDecoder, Scores, Target, TokenTree
 from polydraft.engine.sequence import Sequence as Running
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.staging import fetched, sent
@@ -39,6 +39,10 @@ def check_margin(target: Target, margin: float | None) -> None:
         return
     if not margin > 0:
         raise InvalidInputError(f"tie_margin={margin} was given; expected a number > 0, in logits. Use None to switch it off.")
+    if isinstance(target, EncoderDecoder):
+        raise IncompatibleError(
+            f"tie_margin={margin} was given for an encoder-decoder, whose passes alone know no source. Leave it out, or load it in float32."
+        )
     if not hasattr(target, "fresh"):
         raise IncompatibleError(
             f"tie_margin={margin} was given for {type(target).__name__}, whose rows do not depend on their batch: it needs none. "

@@ -79,6 +79,7 @@ class SlotCache(Cache):
 
         slots: in the order of their rows; rows that follow each other are attended in place, others are copied together.
         """
+        self.slots, self.begins = list(slots), begins
         rows = [self._row_of[slot] for slot in slots]
         first, B = rows[0], len(rows)
         self._width = int(begins.max()) + num_tokens

@@ -9,7 +9,7 @@ import torch
 from polydraft.errors import InvalidInputError, ModelLoadError, first_line
 from polydraft.models.gguf import GgufFile, is_gguf
 from polydraft.models.hub import located
-from polydraft.models.supported import check_plain, check_supported
+from polydraft.models.supported import check_plain, check_supported, is_encoder_decoder
 from polydraft.schema import CONFIG, fault, read_json
 
 __all__ = ["as_device", "as_dtype", "check_folder", "load_config", "load_module"]
@@ -119,7 +119,7 @@ def load_module(
     max_model_len: int | None = None,
     plain: bool = False,
 ) -> Any:
-    """A causal language model of transformers, in evaluation mode, on its device.
+    """A causal language model or an encoder-decoder of transformers, in evaluation mode, on its device.
 
     name: see `hub.located`.  dtype, device: see `as_dtype` and `as_device`.
     plain: take models that cannot be rolled back too; they can only be decoded without drafts.
@@ -127,7 +127,7 @@ def load_module(
     Raises:
         ModelLoadError: the folder is missing, incomplete or corrupt, or the model is of a kind that cannot be rolled back.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     place = as_device(device)
     number = as_dtype(dtype, place)
@@ -137,9 +137,11 @@ def load_module(
         file = GgufFile(folder)
         check(file.config, max_model_len)
         return file.module().to(place, None if number == "auto" else number)
-    check(load_config(folder), max_model_len)
+    config = load_config(folder)
+    check(config, max_model_len)
+    kind = AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = kind.from_pretrained(
             folder, dtype=number, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
     except Exception as error:

@@ -26,33 +26,40 @@ from polydraft.models.slots import TREE_ROOM, SlotModel, special_ids
 from polydraft.models.supported import check_supported, context_length
 from polydraft.models.tree_attention import node_mask
 
-__all__ = ["HFTarget"]
+__all__ = ["HFTarget", "Recorder"]
+
+Shapes = Mapping[int, tuple[torch.Size, torch.Size, torch.dtype]]
 
 
-class _Recorder(Cache):
-    """Notes the shapes of keys and values of a pass without a past."""
+class Recorder(Cache):
+    """Keeps keys and values of a pass without a past, by layer."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
-        self.shapes: dict[int, tuple[torch.Size, torch.Size, torch.dtype]] = {}
+        self.states: dict[int, tuple[Tensor, Tensor]] = {}
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        self.shapes[layer_idx] = (key_states.shape, value_states.shape, key_states.dtype)
+        self.states[layer_idx] = key_states, value_states
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
 
+    @property
+    def shapes(self) -> Shapes:
+        """Of keys and values, and their number format."""
+        return {layer: (k.shape, v.shape, k.dtype) for layer, (k, v) in self.states.items()}
 
-def _layout(recorder: _Recorder) -> CacheLayout:
-    kinds = set(recorder.shapes.values())
-    if len(kinds) != 1 or sorted(recorder.shapes) != list(range(len(recorder.shapes))):
+
+def _layout(shapes: Shapes) -> CacheLayout:
+    kinds = set(shapes.values())
+    if len(kinds) != 1 or sorted(shapes) != list(range(len(shapes))):
         raise ModelLoadError(
             "the model's layers keep keys and values of different shapes, or share them; one shape for all layers is expected. "
             "Use another model."
         )
     keys, values, dtype = kinds.pop()
-    return CacheLayout(len(recorder.shapes), keys[1], keys[3], values[3], dtype)
+    return CacheLayout(len(shapes), keys[1], keys[3], values[3], dtype)
 
 
 class HFTarget(SlotModel):
@@ -84,7 +91,7 @@ class HFTarget(SlotModel):
     """
 
     def __init__(self, model: Any, *, max_model_len: int | None = None, max_num_seqs: int = 8) -> None:
-        check_supported(model.config, max_model_len, model)
+        self._check(model, max_model_len)
         self.model = model.eval()
         self.name = getattr(model.config, "name_or_path", "") or type(model).__name__
         weights = next(model.parameters())
@@ -104,6 +111,11 @@ class HFTarget(SlotModel):
 
     # Building
 
+    def _check(self, model: Any, max_model_len: int | None) -> None:
+        check_supported(model.config, max_model_len, model)
+        if getattr(model.config, "is_encoder_decoder", False):
+            raise ModelLoadError(f"{type(model).__name__} was given, which has an encoder. Use models.seq2seq.Seq2SeqTarget.")
+
     def _choose_attention(self) -> str:
         given = self.model.config._attn_implementation
         if given not in ("sdpa", "eager"):
@@ -115,7 +127,7 @@ class HFTarget(SlotModel):
     @torch.inference_mode()
     def _build(self, max_model_len: int | None, max_num_seqs: int) -> None:
         """Find the cache's shape with a plain pass over two tokens, allocate it, and prove that a tree gives the same logits."""
-        recorder = _Recorder()
+        recorder = Recorder()
         path = torch.tensor([[0, 2]], device=self.device)
         ones = torch.ones_like(path)
         out = self.model(path, past_key_values=recorder, use_cache=True, attention_mask=ones, output_hidden_states=True)
@@ -123,7 +135,14 @@ class HFTarget(SlotModel):
         self.vocab_size: int = plain.shape[-1]
         self._num_states, head = len(out.hidden_states), self.model.get_output_embeddings()
         self._plain_head = head is not None and torch.allclose(head(out.hidden_states[-1]), plain, rtol=1e-2, atol=1e-3)
-        layout = _layout(recorder)
+        layout = self._allocate(recorder.shapes, max_model_len, max_num_seqs)
+        if self._attention == GROUPED:
+            self._num_groups = self.model.config.get_text_config().num_attention_heads // layout.num_heads
+        if self.max_model_len >= path.shape[1]:
+            self._prove(plain.float())
+
+    def _allocate(self, shapes: Shapes, max_model_len: int | None, max_num_seqs: int) -> CacheLayout:
+        layout = _layout(shapes)
         columns = self.open_slots(
             max_model_len,
             max_num_seqs,
@@ -131,11 +150,8 @@ class HFTarget(SlotModel):
             bytes_per_token=layout.bytes_per_token,
             device=self.device,
         )
-        if self._attention == GROUPED:
-            self._num_groups = self.model.config.get_text_config().num_attention_heads // layout.num_heads
         self._cache = SlotCache(layout, self.max_num_seqs, columns, self.device)
-        if self.max_model_len >= path.shape[1]:
-            self._prove(plain.float())
+        return layout
 
     def _prove(self, plain: Float[Tensor, "1 2 V"]) -> None:
         """Score the root 0 with the children 1 and 2: the row of 2 must be the one after [0, 2]."""

@@ -16,7 +16,7 @@ from polydraft.models.gguf import GgufFile, is_gguf
 from polydraft.models.hub import located
 from polydraft.models.plain import PlainTarget
 from polydraft.models.static.llama import StaticLlama
-from polydraft.models.supported import check_supported
+from polydraft.models.supported import check_supported, is_encoder_decoder
 
 __all__ = ["check_same_context", "check_same_vocabulary", "encode", "load_model", "load_tokenizer", "num_token_ids"]
 
@@ -83,8 +83,9 @@ def load_model(
     if static is None and (backend == "static" or (backend == "auto" and module.device.type == "cuda")):
         return StaticLlama(module, **options)
     from polydraft.models.hf import HFTarget
+    from polydraft.models.seq2seq import Seq2SeqTarget
 
-    return HFTarget(module, **options)
+    return (Seq2SeqTarget if is_encoder_decoder(module.config) else HFTarget)(module, **options)
 
 
 def _refuse_choices(name: str, reason: str, chosen: dict[str, str | None]) -> None:
@@ -140,8 +141,10 @@ def load_tokenizer(name: str) -> Any:
         ) from error
 
 
-def encode(tokenizer: Any, text: str) -> list[int]:
+def encode(tokenizer: Any, text: str, *, source: bool = False) -> list[int]:
     """Token ids of a prompt, as the tokenizer makes them: BOS once where it wants one, and no EOS that the text lacks.
+
+    source: for an encoder, which reads all that the tokenizer puts around a text.
 
     Raises:
         InvalidInputError: text that the tokenizer fails on.
@@ -161,6 +164,8 @@ def encode(tokenizer: Any, text: str) -> list[int]:
             f"a text of {len(text)} characters was given that the tokenizer fails on ({type(error).__name__}: {first_line(error)[:200]}); "
             "expected text that can be written as UTF-8. Correct it, or give token ids."
         ) from error
+    if source:
+        return ids
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     if bos is not None:
         begins = 0

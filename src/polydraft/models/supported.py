@@ -8,11 +8,18 @@ from typing import Any
 
 from polydraft.errors import CapacityError, InvalidInputError, ModelLoadError
 
-__all__ = ["check_plain", "check_supported", "context_length"]
+__all__ = ["check_plain", "check_supported", "context_length", "is_encoder_decoder"]
 
 PLAIN_DECODING = "Decode it plainly, without drafts (drafter=None, `--drafter none`), or use another model"
 NOT_CAUSAL = "Use transformers' `generate` for it, or another model"
+ENCODER_DECODERS = ("t5", "mt5", "bart", "mbart", "marian", "pegasus")
+"""Model types whose decoders follow masks and positions that are given, see `seq2seq`."""
 WINDOWED = ("sliding_attention", "chunked_attention")
+
+
+def is_encoder_decoder(config: Any) -> bool:
+    """Whether it reads a source and writes another text."""
+    return bool(getattr(config, "is_encoder_decoder", False))
 
 
 def context_length(config: Any) -> int | None:
@@ -26,8 +33,11 @@ def _refuse(config: Any, reason: str, advice: str) -> ModelLoadError:
 
 
 def _check_causal(config: Any) -> None:
-    if getattr(config, "is_encoder_decoder", False):
-        raise _refuse(config, "it is an encoder-decoder; causal language models are expected", NOT_CAUSAL)
+    if is_encoder_decoder(config):
+        if config.model_type not in ENCODER_DECODERS:
+            reason = f"it is an encoder-decoder; causal language models are expected, or one of {', '.join(ENCODER_DECODERS)}"
+            raise _refuse(config, reason, NOT_CAUSAL)
+        return
     if getattr(config, "add_cross_attention", False):
         raise _refuse(config, "it attends to an encoder; causal language models are expected", NOT_CAUSAL)
 
@@ -46,7 +56,7 @@ def check_plain(config: Any, max_model_len: int | None = None) -> None:
     """Refuse a model that cannot even be decoded without drafts, where no cache is ever rolled back.
 
     Raises:
-        ModelLoadError: encoder-decoder.
+        ModelLoadError: an encoder-decoder of another kind than `ENCODER_DECODERS`.
         CapacityError: `max_model_len` beyond the model's context.
         InvalidInputError: `max_model_len` below 1.
 
@@ -102,7 +112,7 @@ def check_supported(config: Any, max_model_len: int | None = None, model: Any | 
     config: the configuration of a transformers model.  model: the module, once it is loaded.
 
     Raises:
-        ModelLoadError: encoder-decoder, recurrent, hybrid, or a window shorter than `max_model_len`.
+        ModelLoadError: another encoder-decoder than `ENCODER_DECODERS`, recurrent, hybrid, or a window shorter than `max_model_len`.
         CapacityError: `max_model_len` beyond the model's context.
         InvalidInputError: `max_model_len` below 1.
 
@@ -113,6 +123,8 @@ def check_supported(config: Any, max_model_len: int | None = None, model: Any | 
     _check_kind(config, model)
     _check_length(config, max_model_len)
     longest = max_model_len or context_length(config)
+    if longest is None and is_encoder_decoder(config):
+        return  # positions are relative
     if longest is None:
         raise _refuse(config, "its configuration does not say how long a sequence may be", "Give max_model_len")
     window = _window(config)

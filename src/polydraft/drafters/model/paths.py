@@ -37,7 +37,7 @@ from polydraft.core import (
     TokenTree,
     TreeShape,
 )
-from polydraft.drafters.base import Parts, Snapshot, interleaved
+from polydraft.drafters.base import Parts, Snapshot, interleaved, read_source
 from polydraft.drafters.model.best_first import grow
 from polydraft.drafters.model.by_depth import Growth, ModelState
 from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
@@ -125,6 +125,7 @@ class ModelDrafter:
             for request in requests:
                 slot, ids = self.slots.take(), request.prompt_token_ids
                 held.callback(self.slots.give_back, slot)
+                read_source(self.model, slot, request)
                 if len(ids) > 1 and len(ids) < self.model.max_model_len:
                     self.model.prefill([slot], [ids[:-1]])
                 states.append(ModelState(request, slot, ids, ids[-1:]))

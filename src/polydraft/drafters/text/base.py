@@ -74,8 +74,8 @@ class TextDrafter(ABC, Generic[State]):
         """What may follow the text, as a tree within the budget; its root alone where nothing is known."""
 
     def start(self, requests: Sequence[Request]) -> list[State]:
-        """Read the prompts."""
-        return [self.begin(request, request.prompt_token_ids) for request in requests]
+        """Read the prompts, and before them the sources of encoder-decoders: outputs copy from both."""
+        return [self.begin(request, (*request.source_token_ids, *request.prompt_token_ids)) for request in requests]
 
     def release(self, states: Sequence[State]) -> None:
         """Nothing to give back; what a shared store or pool learnt stays in it."""

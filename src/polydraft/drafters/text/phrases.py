@@ -23,7 +23,7 @@ import numpy as np
 from numba import njit
 
 from polydraft.core import Budget, Draft, Needs, Outcome, Request, Scores, Target
-from polydraft.drafters.base import Parts, Snapshot
+from polydraft.drafters.base import Parts, Snapshot, read_source
 from polydraft.drafters.grown_tree import GrownTree, point_mass
 from polydraft.drafters.text.base import Text, TextDrafter, text_method
 from polydraft.drafters.text.phrase_pool import PhrasePool, add_phrase, most_likely, read_text
@@ -120,7 +120,9 @@ class PhraseDrafter(TextDrafter[PhraseState]):
         """Take a slot; the text's phrases enter the pool."""
         text, pool = list(map(int, tokens)), PhrasePool(self.length, self.per_token) if self.pool is None else self.pool
         pool.read(text)
-        return PhraseState(text, pool, self.slots.take())
+        slot = self.slots.take()
+        read_source(self.model, slot, request)
+        return PhraseState(text, pool, slot)
 
     def release(self, states: Sequence[PhraseState]) -> None:
         """Give the slots back."""
