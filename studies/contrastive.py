@@ -6,11 +6,13 @@
     sums        exact answers to generated sums, greedily
 
 Amateurs: the draft model of the embedded pair; of another model (`--model`) its own first layers (`--layers`) with its own norm and head, a
-fixed function of the text. (Rows of an EAGLE head are none: they depend on how far ahead they were drafted.) Costs are CPU seconds.
+fixed function of the text; or its first layers and an exit that was trained behind them (`--exit`, a folder of `polydraft train early-exit`). (Rows
+of an EAGLE head are none: they depend on how far ahead they were drafted.) Costs are CPU seconds.
 """
 
 import random
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from time import process_time
 from typing import Annotated, Any
@@ -29,12 +31,23 @@ __all__ = ["first_layers", "main", "on_rows", "repetition", "written"]
 ALPHAS, BETAS, WINDOW = (0.0, 0.1, 0.3), (0.0, 0.25, 0.5, 1.0), 192
 
 
-def first_layers(name: str, layers: int, folder: Path) -> Path:
-    """A model of the first layers of another one, written to a folder."""
+def first_layers(name: str, layers: int, folder: Path, exit_: Path | None = None) -> Path:
+    """A model of the first layers of another one, written to a folder. exit_: a trained exit in the place of `layers`: one layer more, which attends to nothing."""
+    from polydraft.models.early_exit import ExitCheckpoint
     from polydraft.models.folder import load_module
     from polydraft.models.hub import located
 
     module = load_module(located(name), dtype="float32", device="cpu")
+    if exit_ is not None:
+        found = ExitCheckpoint.load(exit_)
+        layers = found.layers[0] + 1
+        last, tensors = module.model.layers[layers - 1], {key: x.float() for key, x in found.tensors.items()}
+        with torch.no_grad():
+            last.self_attn.o_proj.weight.zero_()
+            last.post_attention_layernorm.weight.copy_(tensors["mlp_norm.weight"])
+            module.model.norm.weight.copy_(tensors["norm.weight"])
+            for part in ("gate_proj", "up_proj", "down_proj"):
+                getattr(last.mlp, part).weight.copy_(tensors[f"mlp.{part}.weight"])
     module.model.layers = module.model.layers[:layers]
     module.config.num_hidden_layers = layers
     module.config.layer_types = getattr(module.config, "layer_types", [])[:layers] or None
@@ -101,13 +114,14 @@ def main(
     out: Out = Path("build/contrastive"),
     model: Annotated[str | None, typer.Option(help="An expert; the embedded pair without it.")] = None,
     layers: Annotated[int, typer.Option(help="Of the expert, that are the amateur; only with --model.")] = 12,
+    exit_: Annotated[Path | None, typer.Option("--exit", help="A trained exit behind its first layers, in their place.")] = None,
     tokens: Annotated[int, typer.Option(help="Of each continuation.")] = 96,
     quick: Quick = False,
 ) -> None:
     """Sweep alpha and beta; write contrastive.json and contrastive.png."""
     torch.set_num_threads(1)
     with TemporaryDirectory() as folder:
-        small_name = str(pair.draft_folder()) if model is None else str(first_layers(model, layers, Path(folder)))
+        small_name = str(pair.draft_folder()) if model is None else str(first_layers(model, layers, Path(folder), exit_))
         name = model or str(pair.target_folder())
         sizes: dict[str, Any] = {"device": "cpu", "max_num_seqs": 8, "max_model_len": 512, "threads": 1}
         expert, amateur = load.load_model(name, **sizes), load.load_model(small_name, **sizes)
@@ -137,14 +151,15 @@ def main(
 
 
 def speed(expert: Any, amateur: Any, parts: dict[str, Any], prompts: list[list[int]], params: SamplingParams) -> dict[str, Any]:
-    """Plain and drafted, of the expert's law and of the contrastive one at its defaults; two turns, the second one counts."""
+    """Plain and drafted, of the expert's law and of the contrastive one at its defaults; the median of three turns behind one that does not count."""
     laws, found = {"expert": None, "contrastive": "contrastive"}, dict[str, Any]()
     size = {"depth": 3, "num_paths": 1}
     options: dict[str, dict[str, Any]] = {"plain": {"drafter": None}, "drafted": {"drafter": "model:chain", **size}}
     engines = {(w, h): Engine.of(expert, **parts, law=law, **given) for w, law in laws.items() for h, given in options.items()}
-    for _ in range(2):
-        for (law, how), engine in engines.items():
-            found[f"{law}, {how}"] = written(engine, prompts, params)
+    turns = [{way: written(engine, prompts, params) for way, engine in engines.items()} for _ in range(4)][1:]
+    for law, how in engines:
+        each = [turn[law, how] for turn in turns]
+        found[f"{law}, {how}"] = {key: median(one[key] for one in each) for key in each[0]}
     for way, figures in found.items():
         typer.echo(f"{way}: {figures['milliseconds']:.2f} ms a token, {figures['tokens_per_call']:.2f} tokens per call")
     return found

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from polydraft.errors import InvalidInputError
 
+PARTS = ("Component",)
+"""Categories that are no pictures of their own: five tones of skin."""
+
 
 @dataclass(frozen=True)
 class Pictures:
@@ -67,7 +70,8 @@ def emoji(package: Path, size: int) -> Pictures:
             f"{str(package)!r} was given; expected the folder of an npm package with emoji.json and img/NAME/64. "
             "Try: npm pack emoji-datasource-google, and unpack what it fetches."
         )
-    found = [e for e in json.loads(listed.read_text(encoding="utf-8")) if (folders[0] / e["image"]).exists()]
+    listed_all = json.loads(listed.read_text(encoding="utf-8"))
+    found = [e for e in listed_all if e["category"] not in PARTS and (folders[0] / e["image"]).exists()]
     classes = tuple(sorted({e["category"] for e in found}))
     pixels = list[Tensor]()
     for one in found:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from polydraft.models.images import ImageFolder, ImageSizes, ImageTokenizer
-from polydraft.train.loop import train
+from polydraft.train.loop import save_atomically, train
 from studies.images.data import Pictures, varied
 
 Report = Callable[[str], None]
@@ -177,10 +177,21 @@ def train_models(
     return target, draft
 
 
+def _tokenizer(settings: Settings, pictures: Pictures, checkpoint: Path, report: Report) -> ImageTokenizer:
+    """Trained, or read where an earlier run was interrupted behind it."""
+    if checkpoint.exists():
+        tokenizer = ImageTokenizer(settings.sizes)
+        tokenizer.load_state_dict(torch.load(checkpoint, weights_only=True))
+        return tokenizer.eval()
+    tokenizer = train_tokenizer(settings, pictures, report)
+    save_atomically(tokenizer.state_dict(), checkpoint)
+    return tokenizer
+
+
 def train_folder(settings: Settings, pictures: Pictures, work: Path, folder: Path, report: Report = print) -> ImageFolder:
     """All of it; the folder is read back as a user reads it."""
     work.mkdir(parents=True, exist_ok=True)
-    tokenizer = train_tokenizer(settings, pictures, report)
+    tokenizer = _tokenizer(settings, pictures, work / "tokenizer.pt", report)
     report(f"tokenizer: a pixel is off by {error(tokenizer, pictures):.4f}")
     target, draft = train_models(settings, tokenizer, pictures, work, report)
     for name, model in (("target", target), ("draft", draft)):

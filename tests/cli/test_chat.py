@@ -53,6 +53,14 @@ def test_the_history_changes_the_answer_and_reset_forgets_it(folder):
     assert not after.endswith(alone)
 
 
+def test_a_law_may_be_talked_to(folder):
+    lines = "import os\n"
+    guided = talk(folder, lines, "--law", "guidance", "--law-option", "scale=4", "--law-option", "negative=x = 1")
+    assert guided.exit_code == 0 and guided.stdout != talk(folder, lines).stdout
+    assert talk(folder, lines, "--law", "guidance", "--law-option", "scale=1").stdout == talk(folder, lines).stdout
+    assert "alpha=2" in talk(folder, "", "--law", "contrastive", "--amateur", str(pair.draft_folder()), "--alpha", "2").stderr
+
+
 def test_the_system_prompt_is_read(folder):
     assert talk(folder, "x = 1\n", "--system", "import numpy").stdout != talk(folder, "x = 1\n").stdout
 

@@ -106,9 +106,8 @@ def test_lantern_keeps_more_and_says_how_far_it_is_from_the_law(folder):
     assert calls[0] == 1.0 and calls == sorted(calls) and calls[3] > 1.3 * calls[1]
     variation = [one.total_variation for one in made]
     assert variation[:2] == [0.0, 0.0] and 0 < variation[2] < variation[3] < 1
-    assert all(
-        one.row()["lossless_to"] == expected for one, expected in zip(made, ["the guided law"] * 2 + [None] * 2, strict=True)
-    )
+    law = "the guided law of the target's two prompts"
+    assert [one.row()["lossless_to"] for one in made] == [law, law, None, None]
 
 
 def test_greedy_lantern_is_greedy_decoding_without_a_budget(folder):

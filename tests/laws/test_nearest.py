@@ -168,6 +168,9 @@ def test_files_that_cannot_be_used_are_refused_and_kept(target, store, tmp_path)
     assert store.sources == {"rising": 1, "threes": 1}
     with pytest.raises(InvalidInputError, match="count=0"):
         sure(store, target, count=0)
+    Passages.create(tmp_path / "empty", target)
+    with pytest.raises(InvalidInputError, match="has no passages"):
+        Engine.of(target, law="nest", law_options={"passages": tmp_path / "empty"})
     for law, drafter, said in ((None, "nest", "without the law"), ("nest", None, "without passages")):
         with pytest.raises(InvalidInputError, match=said):
             Engine.of(target, law=law, drafter=drafter)

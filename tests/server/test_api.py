@@ -23,6 +23,18 @@ def test_the_model_is_listed(served):
     assert model.id == "small" and served.openai.models.retrieve("small").id == "small"
 
 
+def test_a_server_has_one_law_and_names_it(served):
+    assert served.http.get("/v1/models/small").json()["speculation"]["law"] == "the target's law"
+    refused = served.post("/v1/completions", **ASK, law="guidance")
+    assert refused.status_code == 400 and "serve --law" in refused.json()["error"]["message"]
+    engine = small_engine(law="guidance", law_options={"scale": 4.0})
+    alone = [r.text for r in engine.generate([PROMPT] * 3, SamplingParams(temperature=0, max_tokens=12))]
+    with serving(engine) as guided, ThreadPoolExecutor(3) as clients:
+        assert "guided" in guided.http.get("/v1/models/small").json()["speculation"]["law"]
+        found = list(clients.map(lambda _: guided.openai.completions.create(**ASK).choices[0].text, range(3)))
+    assert found == alone and alone[0] != served.openai.completions.create(**ASK).choices[0].text
+
+
 def test_a_completion_is_what_the_engine_generates(served):
     alone = served.engine.generate(PROMPT, SamplingParams(temperature=0, max_tokens=12))[0]
     found = served.openai.completions.create(**ASK, echo=True)

@@ -51,6 +51,11 @@ def test_a_speed_is_expected_tokens_over_the_seconds_of_a_round():
     assert predicted(USUAL, 1, 0) == pytest.approx(1 / 1.1e-3)
 
 
+def test_an_engine_with_a_law_is_not_tuned():
+    with pytest.raises(InvalidInputError, match="guided law"):
+        tune(Engine.embedded(law="guidance"), [[1, 2]])
+
+
 def test_break_even_is_where_drafting_begins_to_pay():
     need = break_even(USUAL)
     at, below = (replace(USUAL, acceptance=(a,) * DEPTHS) for a in (need, need - 0.01))

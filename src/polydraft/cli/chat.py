@@ -36,6 +36,11 @@ def chat(
     draft_model: given.DraftModel = None,
     drafter: given.Drafter = "auto",
     verifier: given.Verifier = "auto",
+    law: given.Law = None,
+    amateur: given.Amateur = None,
+    alpha: given.Alpha = None,
+    beta: given.Beta = None,
+    law_option: given.LawOption = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512,
     temperature: given.Temperature = 0.7,
@@ -54,6 +59,7 @@ def chat(
     name = model or _offered(yes)
     options: dict[str, Any] = {"drafter": drafter, "verifier": verifier, "dtype": dtype, "device": device}
     options |= {"quantization": quantization, "cache_dtype": cache_dtype, "threads": threads}
+    options |= {"law": law, "law_options": given.law_options(law_option, amateur=amateur, alpha=alpha, beta=beta)}
     options |= {"max_model_len": max_model_len, "max_num_seqs": 1}
     with Preparation(f"loading {name} ..."):
         from polydraft.core import SamplingParams

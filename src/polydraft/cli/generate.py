@@ -45,17 +45,11 @@ def generate(
         list[Path] | None, given.drafts("File of `polydraft index build` for the drafter; several for a mixture.")
     ] = None,
     head: given.Head = None,
-    law: Annotated[
-        str | None, given.laws("A law of `polydraft methods`: what is sampled, exactly, in place of the target's.")
-    ] = None,
-    amateur: Annotated[
-        str | None, given.laws("The weaker model of the law contrastive, named like --model; the draft model without it.")
-    ] = None,
-    alpha: Annotated[
-        float | None, given.laws("contrastive: in [0, 1]; tokens less likely than this share of the likeliest are out.")
-    ] = None,
-    beta: Annotated[float | None, given.laws("contrastive: >= 0; weight of the amateur.")] = None,
-    law_option: Annotated[list[str] | None, given.laws("NAME=VALUE: another option of the law; may be repeated.")] = None,
+    law: given.Law = None,
+    amateur: given.Amateur = None,
+    alpha: given.Alpha = None,
+    beta: given.Beta = None,
+    law_option: given.LawOption = None,
     profile: Annotated[Path | None, given.drafts("Costs and acceptance that `polydraft tune --save` wrote.")] = None,
     max_tokens: Annotated[int, given.sampling("Most tokens to emit.")] = 128,
     temperature: Annotated[float, given.sampling("0 is greedy.")] = 1.0,

@@ -33,6 +33,11 @@ def serve(
     depth: given.Depth = None,
     num_paths: given.NumPaths = None,
     head: given.Head = None,
+    law: given.Law = None,
+    amateur: given.Amateur = None,
+    alpha: given.Alpha = None,
+    beta: given.Beta = None,
+    law_option: given.LawOption = None,
     dtype: given.Dtype = None,
     device: given.Device = None,
     backend: given.Backend = "auto",
@@ -68,6 +73,8 @@ def serve(
         "verifier": verifier,
         "depth": depth,
         "num_paths": num_paths,
+        "law": law,
+        "law_options": given.law_options(law_option, amateur=amateur, alpha=alpha, beta=beta),
     }
     options |= {
         "drafter_options": {} if head is None else {"weights": head},

@@ -117,7 +117,8 @@ class Engine(Loop):
             "threads": threads,
         }
         plain = drafter is None or drafter == "none"
-        model = load.load_model(target, quantization=quantization, cache_dtype=cache_dtype, plain=plain, **options)
+        own: dict[str, Any] = options | {"max_num_seqs": max_num_seqs * build.slots(law)}
+        model = load.load_model(target, quantization=quantization, cache_dtype=cache_dtype, plain=plain, **own)
         tokenizer = load.load_tokenizer(target)
         small = other = None
         chosen = dict(law_options or {})
@@ -214,7 +215,7 @@ class Engine(Loop):
             "weight_format": getattr(self.target, "weight_format", None),
             "quantization_error": getattr(self.target, "quantization_error", None),
             "max_model_len": self.target.max_model_len,
-            "max_num_seqs": self.target.max_num_seqs,
+            "max_num_seqs": self.target.max_num_seqs // build.slots(self.law),
             "cache_bytes": getattr(self.target, "cache_bytes", None),
             "drafter": None if drafter is None else drafter.info.name,
             "draft": None if drafter is None else drafter.info.title,

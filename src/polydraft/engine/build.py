@@ -84,6 +84,17 @@ def law(wanted: str | Law | None, parts: Parts, options: Mapping[str, Any]) -> L
     return wanted
 
 
+def slots(law: str | Law | None) -> int:
+    """How many of the target's slots a request takes: two where the law reads the target after another prompt, too.
+
+    Example:
+        >>> slots(None), slots("contrastive"), slots("guidance")
+        (1, 1, 2)
+    """
+    made = registry.law(law) if isinstance(law, str) else law
+    return 2 if getattr(made, "second_model", made) is None and made is not None else 1
+
+
 def others(names: Seq[str], source: Drafter | None, parts: Parts) -> dict[str, Drafter]:
     """Further drafters by name beside the first one; kinds of one model share its slots.
 

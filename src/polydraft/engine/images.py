@@ -13,6 +13,7 @@ from polydraft.core import Verifier
 from polydraft.drafters.text.trigram import TrigramDrafter
 from polydraft.drafters.text.trigram_table import TrigramTable
 from polydraft.engine.api import Engine
+from polydraft.engine.build import slots
 from polydraft.engine.sequence import Result
 from polydraft.errors import InvalidInputError
 from polydraft.laws.guidance import Guidance
@@ -69,7 +70,7 @@ class ImageEngine:
             raise InvalidInputError(f"the drafter {drafter!r} was given; expected one of {', '.join([*DRAFTERS, 'ngram'])}.")
         self.folder, scale = found, found.guidance if guidance is None else guidance
         law = None if scale == 1 else Guidance([found.no_class], scale)
-        target = load_model(found.target, max_num_seqs=max_num_seqs * (1 if law is None else 2), threads=1)
+        target = load_model(found.target, max_num_seqs=max_num_seqs * slots(law), threads=1)
         small = load_model(found.draft, max_num_seqs=max_num_seqs, threads=1) if drafter not in ("none", "ngram") else None
         source: Any = DRAFTERS.get(drafter)
         if drafter == "ngram":

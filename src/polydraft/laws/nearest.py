@@ -115,7 +115,7 @@ class Nearest:
         """For the engine. passages: a file of `polydraft index build --kind passages`, or open ones.
 
         Raises:
-            InvalidInputError: none.
+            InvalidInputError: none, or a file without any.
             IncompatibleError: those of another model.
         """
         if passages is None:
@@ -124,6 +124,10 @@ class Nearest:
             )
         if isinstance(passages, str | Path):
             passages = Passages.open(passages, parts.target, parts.tokenizer)
+        if not passages.sources:
+            raise InvalidInputError(
+                f"{str(passages.path)!r} was given to the law 'nest'; it has no passages. Add some: polydraft index build --append."
+            )
         return cls(passages, parts.target, count=count, neighbours=neighbours, alpha=alpha, temperature=temperature)
 
     def hits(self, context: Sequence[int], state: np.ndarray) -> Hits | None:

@@ -63,6 +63,14 @@ def key_layer(target: Target) -> int:
     return max(offered) - 1
 
 
+def _index_type() -> Any:
+    try:
+        from usearch.index import Index
+    except ImportError as error:
+        raise IncompatibleError(f"passages need the package usearch ({error}); install polydraft[passages].") from error
+    return Index
+
+
 def _words(tokens: Iterable[int]) -> str:
     return " ".join(f"t{t}" for t in tokens)
 
@@ -86,9 +94,9 @@ class Passages:
 
         Raises:
             InvalidInputError: there is such a file already, or no such folder.
-            IncompatibleError: a target without hidden states.
+            IncompatibleError: a target without hidden states, or no usearch.
         """
-        path = Path(path)
+        path, _ = Path(path), _index_type()
         if path.exists() or not path.parent.is_dir():
             raise InvalidInputError(
                 f"{str(path)!r} was given for new passages; expected a new name in a folder that is there. Name another."
@@ -115,9 +123,9 @@ class Passages:
 
         Raises:
             InvalidInputError: no such file, none of passages, or a damaged one.
-            IncompatibleError: another model's or another tokenizer's.
+            IncompatibleError: another model's or another tokenizer's, or no usearch.
         """
-        path = Path(path)
+        path, _ = Path(path), _index_type()
         if not path.is_file():
             raise InvalidInputError(
                 f"{str(path)!r} was given as passages; there is no such file. Build it: polydraft index build --kind passages."
@@ -254,10 +262,7 @@ class Passages:
         return {int(number): 1 - float(distance) for number, distance in zip(found.keys, found.distances, strict=True)}
 
     def _indexed(self) -> tuple[Any, np.ndarray]:
-        try:
-            from usearch.index import Index
-        except ImportError as error:
-            raise IncompatibleError(f"passages need the package usearch ({error}); install polydraft[passages].") from error
+        Index = _index_type()
         rows = list(self._connection.execute("SELECT id, vector FROM passages ORDER BY id"))
         vectors = np.array([np.frombuffer(vector, np.float32) for _, vector in rows])
         if not rows:

@@ -9,6 +9,7 @@ from polydraft.errors import BusyError, CapacityError, PolydraftError
 
 RETRY_SECONDS = 1
 """After which a client may ask again where the queue is full."""
+OF_THE_SERVER = "all requests of a server follow one law, which it is started with (polydraft serve --law); /v1/models names it."
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -54,4 +55,4 @@ def _invalid(error: ValidationError) -> ApiError:
     found = error.errors(include_url=False, include_context=False, include_input=False)
     first = max(found, key=lambda one: len(one["loc"]))
     where = ".".join(map(str, first["loc"])) or None
-    return ApiError(400, f"{where or 'the body'}: {first['msg']}", param=where)
+    return ApiError(400, f"{where or 'the body'}: {OF_THE_SERVER if where == 'law' else first['msg']}", param=where)

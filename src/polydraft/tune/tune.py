@@ -48,11 +48,16 @@ def tune(
     model, to compare shapes of its size.  progress: called after each measurement with what it is of and the number of them all.
 
     Raises:
-        InvalidInputError: an engine that decodes plainly, or no prompt.
+        InvalidInputError: an engine that decodes plainly or has a law, or no prompt.
     """
     if engine.drafter is None:
         raise InvalidInputError(
             "an engine without a drafter was given; there is nothing to tune. Give a draft model or a drafter."
+        )
+    if engine.law is not None:
+        raise InvalidInputError(
+            f"an engine whose outputs follow {engine.lossless_to} was given; costs and acceptance are measured of the target's own law only. "
+            "Build it without law=...; with a law, the adaptive plan learns its costs while requests run."
         )
     if not prompts:
         raise InvalidInputError("no prompt was given; expected at least one. Give some with --prompts FILE.")

@@ -1,0 +1,128 @@
+"""The guided law: kept with drafts, by enumeration; scored in one pass; its limits, its fakes, its two slots."""
+
+import numpy as np
+import pytest
+import torch
+
+from polydraft import Engine, SamplingParams
+from polydraft.errors import CapacityError, InvalidInputError
+from polydraft.laws.guidance import Guidance
+from tests.engine.tables import TableModel
+from tests.laws.table_pairs import emitted_law
+
+PROMPT, BARE, SCALE = [1, 2], [0, 1], 2.5
+
+
+def guided(target, scale=SCALE, length=3):
+    """Probability of every text, from the tables: two tokens depend on how the second sequence begins."""
+    found = torch.ones(())
+    for n in range(length):
+        rows = list[torch.Tensor]()
+        for path in np.ndindex(*(3,) * n):
+            c, u = (target.logits[text[-2], text[-1]] for text in ([*PROMPT, *path], [*BARE, *path]))
+            rows.append((u + scale * (c - u)).softmax(-1))
+        found = found[..., None] * torch.stack(rows).reshape(*(3,) * (n + 1))
+    return found
+
+
+@pytest.fixture
+def pair():
+    target, small = TableModel(3, 0), TableModel(3, 1, 1.0)
+    small.logits = 0.6 * target.logits + 0.4 * small.logits
+    return target, small
+
+
+@pytest.mark.parametrize(
+    ("kind", "verifier", "size"),
+    [
+        ("chain", "speculative", (2, 1)),
+        ("chain", "block", (2, 1)),
+        ("paths", "greedy_traversal", (1, 2)),
+        ("without_replacement", "greedy_traversal_wor", (1, 2)),
+        ("top_k", "match", (2, 2)),
+        (None, "auto", (None, None)),
+    ],
+)
+def test_what_an_engine_emits_follows_the_guided_law(kind, verifier, size, pair, monkeypatch):
+    target, small = pair
+    parts = {
+        "draft_model": small,
+        "drafter": kind and f"model:{kind}",
+        "verifier": verifier,
+        "depth": size[0],
+        "num_paths": size[1],
+    }
+    engine = Engine.of(target, law=Guidance(BARE, SCALE), **parts)
+    assert (emitted_law(engine, PROMPT, 3, monkeypatch) - guided(target)).abs().max() < 1e-12
+    assert target.lengths == [0] * 4
+
+
+class OfTheFirstPrompt(Guidance):
+    """Wrong: the second sequence begins as the first one does, which guides nothing."""
+
+    def second_prompt(self, request):
+        return request.prompt_token_ids
+
+
+class OfProbabilities(Guidance):
+    """Wrong: laws are moved apart, not logits."""
+
+    def __call__(self, scores, tree, contexts, second=None):
+        c, u = scores.logits.softmax(-1), second.logits.softmax(-1)
+        return (u + self.scale * (c - u)).clamp(min=1e-9).log()
+
+
+class BonusUnguided(Guidance):
+    """Wrong: leaves follow the target alone."""
+
+    def __call__(self, scores, tree, contexts, second=None):
+        found = super().__call__(scores, tree, contexts, second)
+        inner = torch.zeros(found.shape[:2], dtype=torch.bool).scatter(1, tree.parents.clamp(min=0), True)
+        return torch.where(inner[..., None], found, scores.logits)
+
+
+@pytest.mark.parametrize("fake", [None, OfTheFirstPrompt, OfProbabilities, BonusUnguided])
+def test_laws_that_are_guided_by_name_only_are_noticed(fake, pair, monkeypatch):
+    target, small = pair
+    law = (fake or Guidance)(BARE, SCALE)
+    engine = Engine.of(target, draft_model=small, drafter="model:chain", verifier="block", depth=1, law=law)
+    tv = (emitted_law(engine, PROMPT, 2, monkeypatch) - guided(target, length=2)).abs().sum() / 2
+    assert (tv < 1e-12) if fake is None else tv > 0.01
+
+
+def test_scale_1_is_the_target_and_0_the_unconditional_law(pair, monkeypatch):
+    target, _ = pair
+    for scale, prompt in ((1.0, PROMPT), (0.0, BARE)):
+        found = emitted_law(Engine.of(target, drafter=None, law=Guidance(BARE, scale)), PROMPT, 2, monkeypatch)
+        alone = emitted_law(Engine.of(target, drafter=None), prompt, 2, monkeypatch)
+        assert (found - alone).abs().max() < 1e-12
+
+
+def test_both_sequences_are_scored_in_one_pass(pair):
+    target, small = pair
+    engine = Engine.of(target, draft_model=small, drafter="model:chain", depth=2, law=Guidance(BARE, SCALE))
+    target.passes = 0
+    stats = engine.generate([PROMPT], SamplingParams(seed=1, max_tokens=20))[0].stats
+    assert stats.accepted > 0 and target.passes == stats.target_calls
+
+
+def test_by_name_each_request_has_two_slots():
+    engine = Engine.embedded(law="guidance", max_num_seqs=1, draft=None, drafter="ngram")
+    assert (engine.target.max_num_seqs, engine.summary()["max_num_seqs"]) == (2, 1)
+    (result,) = engine.generate("import os\n", SamplingParams(seed=1, max_tokens=4))
+    assert result.lossless_to == "the guided law of the target's two prompts" and len(result.token_ids) == 4
+
+
+def test_what_cannot_be_guided_is_refused(pair):
+    target, _ = pair
+    for options, said in (
+        ({"scale": float("inf")}, "scale=inf"),
+        ({"negative": "x"}, "without a tokenizer"),
+        ({"k": 1}, "no such option"),
+    ):
+        with pytest.raises(InvalidInputError, match=said):
+            Engine.of(target, drafter=None, law="guidance", law_options=options)
+    with pytest.raises(InvalidInputError, match="at least one token"):
+        Guidance([])
+    with pytest.raises(CapacityError, match="two slots"):
+        Engine.of(TableModel(max_num_seqs=1), drafter=None, law="guidance")
