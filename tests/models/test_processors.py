@@ -35,11 +35,13 @@ def with_avx2():
     return told(NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES=without("avx512", "avxvnni", "avx10", "amx"))
 
 
+@pytest.mark.slow
 def test_vectors_and_instructions_are_those_of_the_processor(here, with_avx2):
     assert (with_avx2["vectors"], with_avx2["lanes"], with_avx2["dots"]) == ("AVX2", 8, "avx2")
     assert here["lanes"] == (16 if llvm.get_host_cpu_features().get("avx512f") else 8)
 
 
+@pytest.mark.slow
 def test_bits_do_not_depend_on_the_vectors(here, with_avx2):
     assert with_avx2["bits"] == here["bits"]
     assert with_avx2["rounded"] not in with_avx2["bits"].values()
@@ -54,5 +56,6 @@ def test_an_avx512_processor_without_vnni_has_the_same_bits(here):
     assert found["bits"] == here["bits"]
 
 
+@pytest.mark.slow
 def test_on_arm_bytes_are_multiplied_by_its_dot_products(with_avx2):
     assert with_avx2["arm"] == {"bfloat16": 0, "Q8_0": 48, "Q4_1": 48}

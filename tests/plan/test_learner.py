@@ -88,7 +88,10 @@ def test_drafts_that_fit_are_never_stopped_where_rounds_without_them_were_timed_
     assert run(engine, 1200).tokens_per_call > 2
 
 
-@pytest.mark.parametrize(("once", "row", "draft"), [(1e-2, 5e-4, 1e-3), (1e-2, 2e-3, 3e-3), (1e-2, 5e-4, 6e-3)])
+@pytest.mark.parametrize(
+    ("once", "row", "draft"),
+    [(1e-2, 2e-3, 3e-3), *(pytest.param(1e-2, 5e-4, draft, marks=pytest.mark.slow) for draft in (1e-3, 6e-3))],
+)
 def test_sizes_come_close_to_those_of_the_true_costs(once, row, draft):
     engine = timed(once, row, draft)
     for seed in range(4):
@@ -104,6 +107,7 @@ def test_sizes_come_close_to_those_of_the_true_costs(once, row, draft):
     assert all(speed(learnt, rate) > 0.95 * speed(known, rate) for rate in (0.3, 0.5, 0.7, 0.9))
 
 
+@pytest.mark.slow
 def test_a_plan_that_gave_up_because_first_drafts_were_dear_tries_them_again():
     engine = timed()
     engine.drafter.model.once = 3e-2
@@ -123,6 +127,7 @@ def test_the_first_rounds_of_a_kind_are_not_timed():
     assert learnt[SETTLED - 1] == 0 and learnt[-1] > 0
 
 
+@pytest.mark.slow
 def test_acceptance_of_requests_that_are_over_is_where_the_next_begins():
     engine = timed(draft=4e-3, fit=0.0)
     *_, last = [run(engine) for _ in range(8)]

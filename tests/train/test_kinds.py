@@ -7,7 +7,14 @@ from polydraft.errors import InvalidInputError
 from polydraft.train.run import Options, train_drafter
 
 
-@pytest.mark.parametrize(("kind", "enough"), [("early-exit", 120), ("hidden-transfer", 120), ("diffusion", 60)])
+@pytest.mark.parametrize(
+    ("kind", "enough"),
+    [
+        ("early-exit", 120),
+        pytest.param("hidden-transfer", 120, marks=pytest.mark.slow),
+        pytest.param("diffusion", 60, marks=pytest.mark.slow),
+    ],
+)
 def test_a_trained_one_foretells_more_than_a_fresh_one_and_drafts(kind, enough, engine, written, tmp_path):
     cards = {}
     for name, steps in (("fresh", 1), ("trained", enough)):

@@ -22,7 +22,7 @@ from polydraft.train.run import Options, draft_vocabulary, train_drafter
 QUICK = {"minutes": 5, "unroll": 2, "draft_vocab": 512, "batch": 8, "window": 64, "lr": 0.02}
 
 
-@pytest.mark.parametrize("kind", ["eagle", "medusa", "mtp"])
+@pytest.mark.parametrize("kind", ["eagle", "medusa", pytest.param("mtp", marks=pytest.mark.slow)])
 def test_what_was_trained_foretells_more_than_what_was_not(engine, written, tmp_path, kind):
     options, short, said = QUICK, {}, list[str]()
     for name, steps in (("fresh", 1), ("trained", 40)):

@@ -231,13 +231,15 @@ class Bench:
         from polydraft.bench.vllm_engine import VLLM
 
         def build() -> Contender:
+            folder = Path(self._files.name) / "vllm"
+            self.judge.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
             served = VLLM(
-                self.judge,
-                self.tokenizer,
-                Path(self._files.name) / "vllm",
-                batch_size=self.batch_size,
+                folder,
+                max_model_len=self.judge.config.max_position_embeddings,
+                max_num_seqs=self.batch_size,
                 dtype=str(self.judge.dtype)[6:],
-                graphs=not self._on_cpu,
+                enforce_eager=self._on_cpu,
             )
             self._closing.append(served.close)
             return served.contender("vLLM", self.temperature)

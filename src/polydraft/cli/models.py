@@ -70,3 +70,26 @@ def path(name: Name) -> None:
     if found is None:
         raise ModelLoadError(f"{name!r} was not fetched yet. Run `polydraft models get {name}`.")
     typer.echo(found)
+
+
+@app.command()
+def export(
+    model: Annotated[str, typer.Argument(help="A model, as of --model: a folder, FILE.gguf, a name, OWNER/NAME.")],
+    out: Annotated[str, typer.Option(help="A new folder.")],
+    head: Annotated[str | None, typer.Option(help="Its EAGLE-3 head too, below OUT/head: a folder, or `shipped`.")] = None,
+) -> None:
+    """Write a model as a folder that vLLM, SGLang and transformers read, in bfloat16."""
+    from pathlib import Path
+
+    from polydraft.models.export import export_head, export_model
+    from polydraft.models.heads import head_folder
+    from polydraft.models.load import load_model
+
+    given_head = None
+    if head is not None:
+        target = load_model(model, max_num_seqs=1)
+        given_head = head_folder("eagle", target, None if head == "shipped" else head)
+    module = export_model(model, out)
+    typer.echo(out)
+    if given_head is not None:
+        typer.echo(export_head(given_head, module, Path(out) / "head"))

@@ -1,0 +1,181 @@
+"""Drafters from text as vLLM's proposers: `{"method": "custom_class", "model": "polydraft.integrations.vllm.drafters.suffix"}`.
+
+Every drafter of `polydraft methods` that asks nothing of the target is an attribute of this module: ngram, suffix, trigram, retrieval and
+mixture. Drafts are chains of `num_speculative_tokens` at most, without probabilities.
+
+vLLM calls a proposer with the texts of the batch's rows and does not say which request a row holds. So a row's state is kept as long as
+its text goes on, one that moved to another row is found by its text, and one whose text is gone has ended.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from transformers import AutoTokenizer
+
+from polydraft import registry
+from polydraft.core import Budget, Drafter, Needs, Request
+from polydraft.drafters.base import Parts, as_one_round, teach_each
+from polydraft.drafters.mixture import MixtureDrafter
+from polydraft.drafters.text.base import TextDrafter
+from polydraft.drafters.text.suffix import SuffixStore
+from polydraft.drafters.text.trigram_store import TrigramStore
+from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.params import SamplingParams
+
+OPTIONS = "POLYDRAFT_DRAFTER_OPTIONS"
+OPENING = 32
+"""Tokens at the beginning of a text by which a state that changed its row is looked for before whole texts are compared."""
+
+
+def options_of(given: str) -> dict[str, Any]:
+    """Options of a drafter as they stand in the environment: an object of JSON.
+
+    Raises:
+        InvalidInputError: anything else.
+
+    Example:
+        >>> options_of('{"depth": 32, "store": true}')
+        {'depth': 32, 'store': True}
+    """
+    try:
+        found = json.loads(given or "{}")
+    except json.JSONDecodeError as error:
+        raise InvalidInputError(
+            f"{OPTIONS}={given!r} was set, which is no JSON ({error}); expected an object of options."
+        ) from error
+    if not isinstance(found, dict):
+        raise InvalidInputError(f'{OPTIONS}={given!r} was set; expected an object of options, such as {{"depth": 32}}.')
+    return found
+
+
+@dataclass
+class Followed:
+    """A request as far as it is known. tokens: its text when it was last seen."""
+
+    state: Any
+    tokens: np.ndarray
+    num_prompt_tokens: int
+
+
+class Proposer:
+    """A drafter of polydraft behind vLLM's interface for proposers.
+
+    drafter: by name, as registered.  vllm_config: as vLLM gives it.
+
+    Raises:
+        InvalidInputError: options that the drafter does not have.
+        IncompatibleError: a drafter that needs the target's states or a draft model.
+    """
+
+    def __init__(self, vllm_config: Any, drafter: str) -> None:
+        model = vllm_config.model_config
+        self._depth = vllm_config.speculative_config.num_speculative_tokens
+        self._max_model_len = model.max_model_len
+        self._drafter = _build(drafter, model)
+        self._rows: list[Followed | None] = []
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """No model to load."""
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: np.ndarray,
+        token_ids_cpu: np.ndarray,
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """Chains for the rows of the batch, empty where a prompt is still being read or nothing is known.
+
+        sampled_token_ids: what the last pass gave each row.  num_tokens_no_spec: [B] length of each text.  token_ids_cpu: [B, L] texts.
+        """
+        before = self._rows
+        self._rows = [None for _ in sampled_token_ids]
+        live = [b for b, emitted in enumerate(sampled_token_ids) if len(emitted)]
+        texts = {b: np.array(token_ids_cpu[b, : num_tokens_no_spec[b]]) for b in live}
+        for b in live:
+            if b < len(before) and _goes_on(before[b], texts[b]):
+                self._rows[b], before[b] = before[b], None
+        for b in live:
+            if self._rows[b] is None:
+                self._rows[b] = _taken(before, texts[b]) or self._begin(texts[b], len(sampled_token_ids[b]))
+        for gone in filter(None, before):
+            self._drafter.release([gone.state])
+            teach_each([self._drafter], gone.tokens[gone.num_prompt_tokens :].tolist())
+        return [self._chain(b, texts[b]) if b in texts else [] for b in range(len(sampled_token_ids))]
+
+    def _begin(self, text: np.ndarray, num_emitted: int) -> Followed:
+        prompt = text[: len(text) - num_emitted]
+        (state,) = self._drafter.start([Request("row", tuple(prompt.tolist()), SamplingParams(), seed=0)])
+        return Followed(state, prompt, len(prompt))
+
+    def _chain(self, b: int, text: np.ndarray) -> list[int]:
+        row = self._rows[b]
+        assert row is not None
+        if len(text) > len(row.tokens):
+            read = as_one_round([int(row.tokens[-1])], [text[len(row.tokens) :].tolist()])
+            (row.state,) = self._drafter.observe([row.state], *read)
+            row.tokens = text
+        depth = min(self._depth, self._max_model_len - len(text) - 1)
+        if depth < 1:
+            return []
+        tree = self._drafter.propose([row.state], [Budget.grown(depth, depth, 1)]).tree
+        tokens, parents = (x[0] for x in tree.lists)
+        return [token for token, parent in zip(tokens[1:], parents[1:], strict=True) if parent >= 0]
+
+
+def _goes_on(row: Followed | None, text: np.ndarray) -> bool:
+    return row is not None and len(row.tokens) <= len(text) and np.array_equal(row.tokens, text[: len(row.tokens)])
+
+
+def _taken(states: list[Followed | None], text: np.ndarray) -> Followed | None:
+    """A state whose text goes on as this one, no longer another row's; of several the longest."""
+    fitting = [b for b, row in enumerate(states) if row is not None and _alike(row, text)]
+    if not fitting:
+        return None
+    best = max(fitting, key=lambda b: len(states[b].tokens))  # pyright: ignore[reportOptionalMemberAccess]
+    taken, states[best] = states[best], None
+    return taken
+
+
+def _alike(row: Followed, text: np.ndarray) -> bool:
+    return np.array_equal(row.tokens[:OPENING], text[: min(OPENING, len(row.tokens))]) and _goes_on(row, text)
+
+
+def _end_ids(model: Any) -> tuple[int, ...]:
+    """End-of-text ids of a model, as its configuration has them."""
+    found = getattr(model.hf_config, "eos_token_id", None)
+    return tuple(found) if isinstance(found, (list, tuple)) else () if found is None else (found,)
+
+
+def _build(name: str, model: Any) -> Drafter:
+    """The drafter for vLLM's model. store: true in its options shares what requests finish with those that come later."""
+    made = registry.drafter(name)
+    if not (issubclass(made, MixtureDrafter) or (issubclass(made, TextDrafter) and made.needs == Needs())):
+        raise IncompatibleError(
+            f"the drafter {name!r} was asked for, which reads the target's passes or a draft model; a proposer of vLLM is shown texts alone. "
+            "Expected ngram, suffix, trigram, retrieval or mixture. For a trained EAGLE-3 head use vLLM's own method eagle3."
+        )
+    options = options_of(os.environ.get(OPTIONS, ""))
+    if (stored := options.pop("store", None)) is not None:
+        kinds = {"suffix": SuffixStore, "trigram": TrigramStore}
+        if name not in kinds or stored is not True:
+            raise InvalidInputError(
+                f"{OPTIONS} has store={stored!r} for the drafter {name!r}; expected true, for one of: {', '.join(kinds)}."
+            )
+        options["store"] = kinds[name]()
+    tokenizer = AutoTokenizer.from_pretrained(model.tokenizer) if "index" in options else None
+    parts = Parts(SimpleNamespace(vocab_size=model.get_vocab_size()), None, tokenizer, _end_ids(model))  # pyright: ignore[reportArgumentType]
+    return registry.build_drafter(name, parts, options)
+
+
+def __getattr__(name: str) -> Any:
+    """A proposer by the name of its drafter, as vLLM looks it up."""
+    if name.startswith("_") or name not in registry.names("drafter"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return partial(Proposer, drafter=name)

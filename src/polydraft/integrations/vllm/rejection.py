@@ -1,0 +1,202 @@
+"""A rule of polydraft in the place of vLLM's rejection sampler: the runner's attribute of that name, called with the logits of all chains.
+
+    target rows   logits behind each token that precedes a drafted one      bonus row   behind the last, one a request
+    p             softmax of these rows after penalties, masks, temperature, top-k and top-p, as vLLM has them
+    q             `draft_probs`, where the proposer gives them; else drafts are deterministic and meet the match rule
+
+On a CPU, vLLM 0.32 makes p from memory that it never wrote: `expand_batch_to_tokens` allocates a row of temperatures
+(v1/sample/rejection_sampler.py), its C++ kernel fills a copy of other type (`_expand_kernel_impl`, utils/cpu_triton_utils.py), and the copy
+is dropped. Nothing here calls it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from vllm.v1.outputs import SamplerOutput  # pyright: ignore[reportMissingImports]
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p  # pyright: ignore[reportMissingImports]
+from vllm.v1.sample.rejection_sampler import RejectionSampler  # pyright: ignore[reportMissingImports]
+
+from polydraft.core import Draft, NoiseKey, SiblingLaw, TokenTree, TreeShape, Verifier
+from polydraft.errors import IncompatibleError
+from polydraft.verifiers.match import match
+
+NO_TOKEN = -1
+"""vLLM's placeholder behind the last token that is kept."""
+
+
+def install(runner: Any, rule: Verifier) -> None:
+    """Give a runner of vLLM the rule.
+
+    Raises:
+        IncompatibleError: a runner that schedules ahead of its tokens beside a rule by races.
+    """
+    if rule.info.shared_noise:
+        if getattr(runner, "use_async_scheduling", False):
+            raise IncompatibleError(
+                f"the rule {rule.info.name!r} was given beside asynchronous scheduling; expected to know the length of each text, which "
+                "its noise belongs to. Start vLLM with --no-async-scheduling, or choose block."
+            )
+        runner.sampler.topk_topp_sampler = Racing(runner, rule)
+    if getattr(runner, "speculative_config", None) is not None:
+        runner.rejection_sampler = Deciding(runner, rule)
+        _norm_final_state(runner)
+
+
+def _norm_final_state(runner: Any) -> None:
+    """Give an EAGLE-3 head that was trained on normed final states what it was trained on; see `models.export`."""
+    draft = getattr(runner.speculative_config, "draft_model_config", None)
+    if not getattr(getattr(draft, "hf_config", None), "norm_final_state", False):
+        return
+    load = runner.drafter.load_model
+
+    def load_model(target: Any, *args: Any, **kwargs: Any) -> None:
+        load(target, *args, **kwargs)
+        head, norm = runner.drafter.model, target.model.norm
+        combine = head.combine_hidden_states
+
+        def combined(states: Float[Tensor, "T S"]) -> Tensor:
+            *others, last = states.split(norm.weight.shape[0], -1)
+            return combine(torch.cat([*others, norm(last)], -1))
+
+        head.combine_hidden_states = combined
+
+    runner.drafter.load_model = load_model
+
+
+def _constrained(logits: Float[Tensor, "R V"], sampling: Any, request: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
+    """Logits after temperature, top-k and top-p; of greedy requests the largest alone. request: of each row."""
+    if sampling.all_greedy:
+        return _hardened(logits)
+    temperature = sampling.temperature[request]
+    greedy = temperature < 1e-5
+    logits = logits / torch.where(greedy, 1.0, temperature)[:, None]
+    top_k, top_p = (None if x is None else x[request] for x in (sampling.top_k, sampling.top_p))
+    logits = apply_top_k_top_p(logits, top_k, top_p)
+    return torch.where(greedy[:, None], _hardened(logits), logits) if greedy.any() else logits
+
+
+def _hardened(logits: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
+    return torch.full_like(logits, -torch.inf).scatter_(1, logits.argmax(1, keepdim=True), 0.0)
+
+
+def _keys(runner: Any, generators: Mapping[int, torch.Generator], num_requests: int, *, own: bool) -> NoiseKey:
+    """Noise of each request. own: a function of its seed and its length, so that drafts do not matter; else fresh, from its generator."""
+    lengths = [int(n) for n in runner.input_batch.num_tokens_no_spec[:num_requests]]
+    fresh = torch.randint(2**62, (num_requests,)).tolist()
+    for b, generator in generators.items():
+        if b < num_requests:
+            fresh[b] = generator.initial_seed() if own else _drawn(generator)
+    return NoiseKey.of(fresh, [0] * num_requests, lengths)
+
+
+def _drawn(generator: torch.Generator) -> int:
+    return int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
+
+
+def _decide(rule: Verifier, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> list[list[int]]:
+    """The tokens of each row: by the rule's fused walk, else by its verdict."""
+    if rule.info.shared_noise:
+        draft = replace(draft, noise=key)
+    walk = getattr(rule, "walk", None)
+    outcome = None if walk is None else walk(draft, logits, key)
+    if outcome is None:
+        outcome = rule(draft, logits.softmax(-1)).sample(key)
+    return outcome.emitted(draft.tree)
+
+
+class Deciding(RejectionSampler):
+    """vLLM's rejection sampler with the rule; arguments of a call and its result are those of vLLM's.
+
+    Drafts without probabilities meet the match rule where `rule` needs q: it keeps as much of them as any rule can.
+    """
+
+    def __init__(self, runner: Any, rule: Verifier) -> None:
+        super().__init__(runner.sampler, runner.speculative_config, runner.device)
+        self.runner, self.rule = runner, rule
+
+    def forward(
+        self, metadata: Any, draft_probs: Float[Tensor, "T V"] | None, logits: Float[Tensor, "R V"], sampling_metadata: Any
+    ) -> SamplerOutput:
+        """What the runner calls after each pass with drafts. T: drafted tokens of all requests, R: T and a bonus row each."""
+        counts = metadata.num_draft_tokens
+        raw = logits[metadata.target_logits_indices].float()
+        last = logits[metadata.bonus_logits_indices].float()
+        behind = self.apply_logits_processors(raw.clone(), sampling_metadata, metadata)
+        bonus = self.sampler.apply_logits_processors(last.clone(), sampling_metadata, predict_bonus_token=True)
+        numbers = torch.arange(len(counts), device=logits.device)
+        request = torch.cat([numbers.repeat_interleave(torch.tensor(counts, device=logits.device)), numbers])
+        processed = _constrained(torch.cat([behind, bonus]), sampling_metadata, request)
+        rule = self.rule if draft_probs is not None or SiblingLaw.POINT_MASS in self.rule.info.laws else match
+        drafted = _named(metadata.draft_token_ids, processed, draft_probs)
+        draft, rows = _chains(drafted, counts, draft_probs, rule)
+        key = _keys(self.runner, sampling_metadata.generators, len(counts), own=rule.info.shared_noise)
+        kept = _decide(rule, draft, processed[rows.to(logits.device)], key)
+        tokens = torch.full((len(counts), metadata.max_spec_len + 1), NO_TOKEN, dtype=torch.int32)
+        for b, emitted in enumerate(kept):
+            tokens[b, : len(emitted)] = torch.tensor(emitted, dtype=torch.int32)
+        tokens = tokens.to(logits.device)
+        wanted = None
+        if sampling_metadata.max_num_logprobs is not None:
+            seen = processed.split([len(behind), len(bonus)]) if self.is_processed_logprobs_mode else (raw, last)
+            wanted = self._get_logprobs_tensors(sampling_metadata.max_num_logprobs, metadata, logits, *seen, tokens)
+        return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=wanted)
+
+
+def _named(drafted: Int[Tensor, " T"], processed: Float[Tensor, "R V"], probs: Float[Tensor, "T V"] | None) -> Int[Tensor, " T"]:
+    """Drafted tokens, with one that the target bars too in the place of each that a grammar barred: vLLM replaces those by -1, and a sampled
+    one still has to count as a try that failed."""
+    drafted = drafted.long()
+    lost = (drafted < 0).nonzero().flatten()
+    if len(lost):
+        barred = processed[lost] == -torch.inf
+        likely = barred.float() if probs is None else torch.where(barred, probs[lost], -1.0)
+        drafted = drafted.index_copy(0, lost, likely.argmax(1))
+    return drafted
+
+
+def _chains(
+    drafted: Int[Tensor, " T"], counts: list[int], probs: Float[Tensor, "T V"] | None, rule: Verifier
+) -> tuple[Draft, Int[Tensor, "B N"]]:
+    """The chains of all requests, and which of the processed rows is that of each node; those of padding are some row."""
+    B, N, T = len(counts), max(counts) + 1, sum(counts)
+    tokens, parents, drawn = torch.zeros(B, N, dtype=torch.int64), torch.full((B, N), -1), torch.full((B, N), -1)
+    rows, laws, start = torch.zeros(B, N, dtype=torch.int64), torch.zeros(B, N - 1, dtype=torch.int64), 0
+    ids = drafted.tolist()
+    for b, count in enumerate(counts):
+        tokens[b, 1 : count + 1] = torch.tensor(ids[start : start + count], dtype=torch.int64)
+        parents[b, 1 : count + 1] = drawn[b, 1 : count + 1] = torch.arange(count)
+        rows[b, :count] = laws[b, :count] = torch.arange(start, start + count)
+        rows[b, count] = T + b
+        start += count
+    tree = TokenTree(tokens, parents)
+    if probs is None or SiblingLaw.IID not in rule.info.laws or N == 1:
+        return Draft(tree, SiblingLaw.POINT_MASS, TreeShape.CHAIN, None, torch.full((B, N), -1)), rows
+    return Draft(tree, SiblingLaw.IID, TreeShape.CHAIN, probs[laws.to(probs.device)].contiguous(), drawn), rows
+
+
+class Racing(torch.nn.Module):
+    """The last step of vLLM's sampler, for passes without drafts: the same races, so that drafts do not change what a seed gives."""
+
+    def __init__(self, runner: Any, rule: Verifier) -> None:
+        super().__init__()
+        self.runner, self.rule, self.replaced = runner, rule, runner.sampler.topk_topp_sampler
+
+    def forward(
+        self,
+        logits: Float[Tensor, "B V"],
+        generators: Mapping[int, torch.Generator],
+        k: Int[Tensor, " B"] | None,
+        p: Float[Tensor, " B"] | None,
+    ) -> tuple[Int[Tensor, " B"], Tensor | None]:
+        """Tokens of each row, and what vLLM returns of the logits they were drawn from."""
+        logits = apply_top_k_top_p(logits, k, p)
+        roots = Draft.empty(torch.zeros(len(logits), dtype=torch.int64))
+        key = _keys(self.runner, generators, len(logits), own=True)
+        tokens = [emitted[0] for emitted in _decide(self.rule, roots, logits[:, None], key)]
+        mode = self.replaced.logprobs_mode
+        shown = {"processed_logits": lambda: logits, "processed_logprobs": lambda: logits.log_softmax(-1)}.get(mode)
+        return torch.tensor(tokens, device=logits.device), None if shown is None else shown()
