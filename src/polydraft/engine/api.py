@@ -120,15 +120,17 @@ class Engine(Loop):
         own: dict[str, Any] = options | {"max_num_seqs": max_num_seqs * build.slots(law)}
         model = load.load_model(target, quantization=quantization, cache_dtype=cache_dtype, plain=plain, **own)
         tokenizer = load.load_tokenizer(target)
-        small = other = None
+        small, other, role = None, None, "draft"
         chosen = dict(law_options or {})
         if isinstance(amateur := chosen.get("amateur"), str):
             if draft is None and (plain or drafter == "auto" or (isinstance(drafter, str) and drafter.startswith("model"))):
-                draft = chosen.pop("amateur")
+                draft, role = chosen.pop("amateur"), "amateur"
             else:
                 chosen["amateur"] = load.load_model(amateur, quantization=draft_quantization, **options)
                 theirs, size = load.load_tokenizer(amateur), chosen["amateur"].vocab_size
-                chosen["amateur"].vocab_size = load.check_same_vocabulary(tokenizer, theirs, model.vocab_size, size)
+                chosen["amateur"].vocab_size = load.check_same_vocabulary(
+                    tokenizer, theirs, model.vocab_size, size, role="amateur"
+                )
         if draft is not None:
             small = load.load_model(draft, quantization=draft_quantization, **options)
             load.check_same_context(model.max_model_len, small.max_model_len)
@@ -136,7 +138,7 @@ class Engine(Loop):
             if isinstance(drafter, str) and drafter.partition(":")[0] in OWN_VOCABULARY:
                 small.vocab_size = load.num_token_ids(other, small.vocab_size)
             else:
-                small.vocab_size = load.check_same_vocabulary(tokenizer, other, model.vocab_size, small.vocab_size)
+                small.vocab_size = load.check_same_vocabulary(tokenizer, other, model.vocab_size, small.vocab_size, role=role)
         model.vocab_size = load.num_token_ids(tokenizer, model.vocab_size)
         return cls.of(
             model,

@@ -191,10 +191,10 @@ def num_token_ids(tokenizer: Any, num_rows: int) -> int:
     return min(max(tokenizer.get_vocab().values()) + 1, num_rows)
 
 
-def check_same_vocabulary(target: Any, draft: Any, target_size: int, draft_size: int) -> int:
+def check_same_vocabulary(target: Any, draft: Any, target_size: int, draft_size: int, *, role: str = "draft") -> int:
     """Refuse a draft whose tokens are not the target's; returns how many ids there are.
 
-    target, draft: tokenizers.
+    target, draft: tokenizers.  role: what the second one is called, "amateur" for that of a law.
     target_size, draft_size: rows of the models' logits; those beyond the tokenizer are padding, and their number may differ:
         set both models' `vocab_size` to the number returned, see `num_token_ids`.
     Different special roles (another EOS, say) only cost acceptance: they are warned about.
@@ -206,22 +206,23 @@ def check_same_vocabulary(target: Any, draft: Any, target_size: int, draft_size:
     if ours != theirs:
         differing = [t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t)]
         first = min(differing, key=lambda t: (min(v[t] for v in (ours, theirs) if t in v), t))
+        bridges = ", or drafter='tli' (common tokens) or 'slem' (through text)" if role == "draft" else ""
         raise IncompatibleError(
-            f"target and draft have different vocabularies: {len(differing)} tokens differ, the first is {first!r}, "
-            f"id {ours.get(first)} in the target and {theirs.get(first)} in the draft. "
-            "Use a draft trained with the target's tokenizer, or drafter='tli' (common tokens) or 'slem' (through text)."
+            f"target and {role} have different vocabularies: {len(differing)} tokens differ, the first is {first!r}, "
+            f"id {ours.get(first)} in the target and {theirs.get(first)} in the {role}. "
+            f"Use one trained with the target's tokenizer{bridges}."
         )
     last = max(ours.values())
-    for role, size in (("target", target_size), ("draft", draft_size)):
+    for name, size in (("target", target_size), (role, draft_size)):
         if last >= size:
             raise IncompatibleError(
-                f"the tokenizer has ids up to {last}, but the {role} has only {size} rows of logits. "
-                f"Use a {role} that covers the vocabulary."
+                f"the tokenizer has ids up to {last}, but the {name} has only {size} rows of logits. "
+                "Use one that covers the vocabulary."
             )
-    for role in ROLES:
-        if getattr(target, role) != getattr(draft, role):
+    for special in ROLES:
+        if getattr(target, special) != getattr(draft, special):
             warnings.warn(
-                f"{role} is {getattr(target, role)!r} in the target and {getattr(draft, role)!r} in the draft; "
+                f"{special} is {getattr(target, special)!r} in the target and {getattr(draft, special)!r} in the {role}; "
                 "the output is not affected, but drafts may be accepted less often.",
                 stacklevel=2,
             )
