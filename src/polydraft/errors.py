@@ -32,6 +32,10 @@ class BusyError(CapacityError):
     """As many requests wait as may: ask again later."""
 
 
+class DraftWorkerError(PolydraftError, RuntimeError):
+    """The worker that drafts while the target verifies has died, or is in another process."""
+
+
 class DrafterWarning(UserWarning):
     """A drafter failed and was switched off for a request; its text is unharmed."""
 

@@ -6,6 +6,7 @@ index. Nothing depends on the slot, the batch row, the order of arrival or the s
 
     DRAFT, STOP, EXTRA  position = committed length at the start of the round
     RACE                position = absolute position of the token, index = token id
+    EPOCH               position = committed length when an epoch of asynchronous drafts began
 
 Trap: DRAFT and STOP keyed by a token's own position would meet, at a position that is drafted again after a rejection,
 noise that the rule has already looked at; single rounds stay exact and the law over several rounds is biased.
@@ -38,6 +39,8 @@ class Stream(IntEnum):
     """The one token after the accepted path."""
     RACE = 3
     """Clocks of the exponential race, one for each token of the vocabulary."""
+    EPOCH = 4
+    """Seeds of asynchronous drafts, see `epoch_seed`."""
 
 
 _RACE = int(Stream.RACE)
@@ -132,6 +135,18 @@ def uniform_at(seed: int, sample: int, position: int, stream: int, index: int) -
     """
     w0, w1, w2, w3 = _words(seed, sample, position, stream, index >> 1)
     return _uniform(w2, w3) if index & 1 else _uniform(w0, w1)
+
+
+def epoch_seed(seed: int, sample: int, start: int) -> int:
+    """The seed of what is drafted asynchronously from one rollback to the next: such drafts cannot know where a round starts.
+
+    With it a draft meets noise of its own place in the text and of its epoch, which no rule has looked at; epochs never begin at one place twice.
+
+    Example:
+        >>> epoch_seed(1, 0, 10) == epoch_seed(1, 0, 10), epoch_seed(1, 0, 10) == epoch_seed(1, 0, 11)
+        (True, False)
+    """
+    return int(uniform_at(seed, sample, start, int(Stream.EPOCH), 0) * 2.0**53)
 
 
 @njit(cache=True, error_model="numpy")

@@ -44,6 +44,7 @@ MADE: dict[str, str] = {"latent": "polydraft.verifiers.lossy.latent:INFO"}
 
 DRAFTERS: dict[str, str] = {
     "model": "polydraft.drafters.model.paths:ModelDrafter",
+    "amusd": "polydraft.drafters.amusd.drafter:AmusdDrafter",
     "eagle": "polydraft.drafters.heads.eagle:EagleDrafter",
     "early-exit": "polydraft.drafters.heads.early_exit:EarlyExitDrafter",
     "medusa": "polydraft.drafters.heads.medusa:MedusaDrafter",

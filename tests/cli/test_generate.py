@@ -92,3 +92,28 @@ def test_stop_text_ends_the_output():
     whole = json.loads(run("generate", "import os\nimport ", "--stop", "\n", "--temperature", "0", "--json").stdout)
     assert whole["samples"][0]["finish_reason"] == "stop"
     assert "\n" not in whole["text"]
+
+
+def test_asynchronous_drafting_gives_the_same_race_and_a_trace(tmp_path):
+    given = "generate", "def quicksort(", "--max-tokens", "16", "--seed", "5", "--verifier", "race", "--ignore-eos"
+    plain = run(*given, "--drafter", "none")
+    found = run(*given, "--asynchronous", "--lead-cap", "6", "--trace", str(tmp_path / "trace.json"))
+    assert found.stdout == plain.stdout
+    assert "rollbacks" in found.stderr
+    names = {event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
+    assert {"draft", "verify"} <= names
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--lead-cap", "3"], "without --asynchronous"),
+        (["--asynchronous", "--lead-cap", "0"], "lead_cap=0"),
+        (["--asynchronous", "--trace", "nowhere/trace.json"], "no folder"),
+        (["--asynchronous", "--drafter", "ngram"], "drafter='ngram'"),
+    ],
+)
+def test_asynchronous_options_that_do_not_fit_are_refused(options, said):
+    found = RUNNER.invoke(app, ["generate", "def", *options])
+    assert found.exit_code != 0
+    assert said in str(found.exception) + found.output

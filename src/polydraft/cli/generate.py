@@ -13,7 +13,7 @@ from polydraft.cli import options as given
 from polydraft.cli.files import read_prompt
 from polydraft.cli.progress import Preparation
 from polydraft.cli.start import build
-from polydraft.errors import DrafterWarning
+from polydraft.errors import DrafterWarning, InvalidInputError
 
 if TYPE_CHECKING:
     from polydraft.core import SamplingParams
@@ -50,6 +50,13 @@ def generate(
     alpha: given.Alpha = None,
     beta: given.Beta = None,
     law_option: given.LawOption = None,
+    asynchronous: Annotated[
+        bool, given.drafts("The draft model runs ahead on another core while the target verifies.", "--asynchronous")
+    ] = False,
+    lead_cap: Annotated[int | None, given.drafts("With --asynchronous: most drafted tokens that wait, at least 1.")] = None,
+    trace: Annotated[
+        Path | None, given.drafts("With --asynchronous: write when each worker did what, a file for ui.perfetto.dev.")
+    ] = None,
     profile: Annotated[Path | None, given.drafts("Costs and acceptance that `polydraft tune --save` wrote.")] = None,
     max_tokens: Annotated[int, given.sampling("Most tokens to emit.")] = 128,
     temperature: Annotated[float, given.sampling("0 is greedy.")] = 1.0,
@@ -99,7 +106,9 @@ def generate(
         "depth": depth,
         "num_paths": num_paths,
         "drafter_options": ({} if not index else {"index": index[0] if len(index) == 1 else index})
-        | ({} if head is None else {"weights": head}),
+        | ({} if head is None else {"weights": head})
+        | _ahead(asynchronous, lead_cap, trace),
+        "asynchronous": asynchronous,
         "law": law,
         "law_options": given.law_options(law_option, amateur=amateur, alpha=alpha, beta=beta),
         "profile": None if profile is None else str(profile),
@@ -126,6 +135,25 @@ def generate(
         else:
             preparation.close()  # a bar takes its place
             _print_samples(engine.generate(asked, params, progress=sys.stderr.isatty())[0])
+    if trace is not None:
+        ahead: Any = engine.drafter
+        ahead.close()
+        ahead.trace.save(trace)
+
+
+def _ahead(asynchronous: bool, lead_cap: int | None, trace: Path | None) -> dict[str, Any]:
+    """Options of a drafter that runs ahead.
+
+    Raises:
+        InvalidInputError: without it, or a trace in a folder that is not there.
+    """
+    if not asynchronous and (lead_cap, trace) != (None, None):
+        raise InvalidInputError(
+            "--lead-cap or --trace was given without --asynchronous, whose options they are. Add it, or drop them."
+        )
+    if trace is not None and not trace.parent.is_dir():
+        raise InvalidInputError(f"--trace {str(trace)!r} was given, but there is no folder {str(trace.parent)!r}. Make it first.")
+    return ({} if lead_cap is None else {"lead_cap": lead_cap}) | ({} if trace is None else {"trace": True})
 
 
 def _limits(engine: "Engine") -> str:
@@ -150,6 +178,9 @@ def _statistics(sample: "Sample") -> str:
     first = f", first token after {stats.seconds_to_first_token:.2f} s" if stats.seconds_to_first_token is not None else ""
     accepted = f", {stats.accepted} of {stats.drafted} drafted tokens accepted" if stats.drafted else ""
     failed = f"; drafter switched off: {stats.drafter_error}" if stats.drafter_error else ""
+    ahead = stats.drafter_counts
+    if ahead is not None:
+        accepted += f", {ahead['rollbacks']:.0f} rollbacks, {ahead['kept']:.0f} extra tokens that waited, lead at most {ahead['longest']:.0f}"
     return f"{speed(stats)}{first}{accepted}; finish reason {sample.finish_reason}, seed {sample.seed}{failed}"
 
 

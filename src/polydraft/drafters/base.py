@@ -77,6 +77,13 @@ class ReadingOn(Protocol):
 
 
 @runtime_checkable
+class Reporting(Protocol):
+    """A drafter that says what became of its work for a request; it goes into `RequestStats.drafter_counts` after every round."""
+
+    def report(self, state: Any) -> dict[str, float]: ...
+
+
+@runtime_checkable
 class Learning(Protocol):
     """A drafter that learns from finished outputs: it is told each of them once, with what was emitted and nothing else."""
 

@@ -13,6 +13,7 @@ from numbers import Integral
 from typing import Any, cast
 
 from polydraft.core import Budget, Drafter, EncoderDecoder, Law, Request, SamplingParams, Target, Verifier
+from polydraft.drafters.amusd.drafter import cores
 from polydraft.drafters.base import Parts
 from polydraft.engine import build
 from polydraft.engine.loop import Inbox, Loop
@@ -73,6 +74,7 @@ class Engine(Loop):
         law: str | Law | None = None,
         law_options: Mapping[str, Any] | None = None,
         offered: Seq[str] = (),
+        asynchronous: bool = False,
     ) -> "Engine":
         """An engine on models by name: folders, GGUF files, names of `polydraft models list`, or `OWNER/NAME` of the Hugging Face hub.
 
@@ -103,6 +105,8 @@ class Engine(Loop):
         law: what is sampled, where it is more than each request's sampling parameters on the target's logits: a name of `polydraft methods`, or
             a `core.Law`.
         law_options: passed to the law's `build`; a model among them ("amateur") by its name, and then the draft model, too, where there is no other.
+        asynchronous: the draft model runs ahead on a core, stream or device of its own while the target verifies, see `drafters.amusd`;
+            drafter_options: "lead_cap", "least", "burst", "pin", "trace". `depth` bounds what one pass takes, default all that waits.
         offered: names of further drafters, each built without options and with a plan of its own, that a request may ask for in place of `drafter`.
 
         Raises:
@@ -116,6 +120,8 @@ class Engine(Loop):
             "max_num_seqs": max_num_seqs,
             "threads": threads,
         }
+        if asynchronous and threads is None and len(cores()) <= 2:
+            options["threads"] = 1  # the other core is the draft's
         plain = drafter is None or drafter == "none"
         own: dict[str, Any] = options | {"max_num_seqs": max_num_seqs * build.slots(law)}
         model = load.load_model(target, quantization=quantization, cache_dtype=cache_dtype, plain=plain, **own)
@@ -132,7 +138,8 @@ class Engine(Loop):
                     tokenizer, theirs, model.vocab_size, size, role="amateur"
                 )
         if draft is not None:
-            small = load.load_model(draft, quantization=draft_quantization, **options)
+            own = {**options, **({"threads": 1} if asynchronous else {})}
+            small = load.load_model(draft, quantization=draft_quantization, **own)
             load.check_same_context(model.max_model_len, small.max_model_len)
             other = load.load_tokenizer(draft)
             if isinstance(drafter, str) and drafter.partition(":")[0] in OWN_VOCABULARY:
@@ -157,6 +164,7 @@ class Engine(Loop):
             profile=profile,
             keep_prefixes=True,
             offered=offered,
+            asynchronous=asynchronous,
         )
 
     @classmethod
@@ -186,6 +194,7 @@ class Engine(Loop):
         law_options: Mapping[str, Any] | None = None,
         keep_prefixes: bool = False,
         offered: Seq[str] = (),
+        asynchronous: bool = False,
     ) -> "Engine":
         """An engine from objects that are already there; see `from_pretrained`, and `Loop` for `keep_prefixes`."""
         eos = tuple(eos_token_ids if eos_token_ids is not None else getattr(target, "eos_token_ids", ()))
@@ -193,6 +202,8 @@ class Engine(Loop):
         law = build.law(law, parts, law_options or {})
         parts = replace(parts, law=law)
         build.check_encoders(parts)
+        if asynchronous:
+            drafter = build.asynchronous(drafter, verifier)
         source = build.drafter(drafter, parts, drafter_options or {})
         rule = build.verifier(verifier, source)
         others = build.others(offered, source, parts)

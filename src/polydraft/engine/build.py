@@ -18,6 +18,17 @@ from polydraft.plan.profile import Profile
 from polydraft.plan.switch import ChoicePlan
 from polydraft.verifiers import pairing
 
+AHEAD = {
+    "auto": "amusd",
+    "model": "amusd",
+    "model:chain": "amusd",
+    "model:coupled": "amusd:coupled",
+    "amusd": "amusd",
+    "amusd:chain": "amusd",
+    "amusd:coupled": "amusd:coupled",
+}
+"""By the drafter that is asked for, the one that drafts the same asynchronously."""
+
 
 def check_encoders(parts: Parts) -> None:
     """Refuse a draft model or a law that reads other texts than the target.
@@ -67,6 +78,21 @@ def drafter(wanted: str | Drafter | Seq[str] | None, parts: Parts, options: Mapp
             arms[name] = _kind_of(arms.values(), name) or _made(name, parts, options.get(name, {}))
         return Choice(arms)
     return _made(names[0], parts, options)
+
+
+def asynchronous(wanted: str | Drafter | Seq[str] | None, rule: str | Verifier) -> str:
+    """The drafter that runs ahead, in place of the one that was asked for.
+
+    Raises:
+        IncompatibleError: one that cannot run ahead.
+    """
+    race = (rule if isinstance(rule, str) else rule.info.name) == "race"
+    if isinstance(wanted, str) and wanted in AHEAD:
+        return "amusd:coupled" if race and wanted in ("auto", "model") else AHEAD[wanted]
+    raise IncompatibleError(
+        f"asynchronous=True was given with drafter={wanted!r}; expected a draft model, which alone can run ahead of what is verified: "
+        f"{', '.join(map(repr, AHEAD))}. Heads and drafters of text need the verified states or text first. Leave asynchronous out for them."
+    )
 
 
 def law(wanted: str | Law | None, parts: Parts, options: Mapping[str, Any]) -> Law | None:
@@ -168,6 +194,14 @@ def plan(
                 f"{name}={value!r} was given; expected at least 1, a whole number. For plain decoding use drafter=None."
             )
     fixed = depth is not None or num_paths is not None
+    ahead: int | None = getattr(source, "lead_cap", None)
+    if ahead is not None and (profile is not None or wanted == "adaptive" or num_paths not in (None, 1)):
+        raise InvalidInputError(
+            f"plan={wanted!r}, profile={profile!r} and num_paths={num_paths!r} were given beside asynchronous drafting, which takes what waits of one path; "
+            "expected at most a depth. Drop them."
+        )
+    if ahead is not None and wanted in (None, "fixed"):
+        wanted, depth = "fixed", depth or ahead
     chosen = wanted if wanted is not None else "fixed" if fixed and profile is None else "adaptive"
     if chosen != "fixed" and fixed:
         raise InvalidInputError(

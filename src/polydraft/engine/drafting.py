@@ -23,17 +23,19 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from polydraft.core import AuxRows, Budget, Draft, Drafter, Mixing, Outcome, Scores, Target, TokenTree, Verifier
-from polydraft.drafters.base import Auxiliary, Reading, ReadingOn, as_one_round, teach_each
+from polydraft.drafters.base import Auxiliary, Reading, ReadingOn, Reporting, as_one_round, teach_each
 from polydraft.engine.batch import some
 from polydraft.engine.sequence import Sequence
 from polydraft.engine.structured import pruned
-from polydraft.errors import DrafterWarning, IncompatibleError
+from polydraft.errors import DrafterWarning, DraftWorkerError, IncompatibleError
 from polydraft.verifiers import inputs
 
 T = TypeVar("T")
 
 
 def _switch_off(drafter: Drafter, sequence: Sequence, error: Exception) -> None:
+    if isinstance(error, DraftWorkerError):  # no failure of this request's
+        raise error
     sequence.drafting = False
     _note(sequence, error)
     release(drafter, [sequence])
@@ -309,6 +311,8 @@ def observe(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome:
     _tell(target, drafter, told, kept, seen)
     for s, accepted in zip(told, kept.num_accepted.tolist(), strict=True):
         s.num_read = len(s.token_ids) + accepted + 1
+        if isinstance(drafter, Reporting) and s.drafting:
+            s.sample.stats.drafter_counts = drafter.report(s.state)
 
 
 def _tell(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:

@@ -34,6 +34,7 @@ class RequestStats:
     arrival: of `add_request`, on `perf_counter`.  seconds_waiting: from then until it had a slot.
     seconds_to_first_token: from `add_request`, waiting and compiling included.
     near_ties: greedy decisions within `tie_margin`, which were scored again.
+    drafter_counts: what a drafter says of its own work, such as `drafters.amusd.lead.Counts`; None where it says nothing.
 
     Example:
         >>> stats = RequestStats()
@@ -57,6 +58,7 @@ class RequestStats:
     seconds_to_first_token: float | None = None
     drafter_error: str | None = None
     near_ties: int = 0
+    drafter_counts: dict[str, float] | None = None
 
     def record(self, *, num_nodes: int, depth: int, num_accepted: int) -> None:
         """Count one round: a tree of `num_nodes` drafted tokens reaching `depth`, `num_accepted` of them kept."""
@@ -113,6 +115,7 @@ class RequestStats:
             "tokens_per_second": self.tokens_per_second,
             "drafter_error": self.drafter_error,
             "near_ties": self.near_ties,
+            "drafter_counts": self.drafter_counts,
         }
 
 

@@ -29,7 +29,7 @@ LONGEST_PENDING = 32
 """Committed tokens that a proposal reads itself; more are read by a pass of their own before."""
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", nogil=True)
 def _propose(model, vocab, ids, asked, given, starts, inner, law, bias, siblings, raw):
     """asked [B, 5 + P] = slot, seed, sample, position, number of pending tokens, those tokens, the root last.
 

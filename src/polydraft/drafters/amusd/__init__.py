@@ -1,0 +1,1 @@
+"""Drafting while verifying: AMUSD, a draft worker that runs ahead of the target's passes."""

@@ -1,0 +1,252 @@
+"""AMUSD as a drafter: what it proposes are the tokens that wait, and the worker draws on while the target scores them.
+
+McDanel 2024 (arXiv 2410.17375). The engine's thread is the verify worker: between `propose` and `observe` lies its pass.
+
+    amusd            one iid chain; the rows of q are published with the tokens                IID
+    amusd:coupled    the winners of the race; with the rule `race` the tokens do not depend on timing   COUPLED
+
+How many tokens wait depends on the clock, so for the iid kind a seed repeats its text only where `least` is the depth; its law is kept always.
+"""
+
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from polydraft import tree as trees
+from polydraft.core import Budget, Draft, Needs, NoiseKey, Outcome, Request, Scores, SiblingLaw, TreeShape
+from polydraft.drafters.amusd.lead import Counts, Item, Lead
+from polydraft.drafters.amusd.trace import VERIFY, Trace
+from polydraft.drafters.amusd.worker import Drafting, Worker
+from polydraft.drafters.base import Parts, Snapshot
+from polydraft.drafters.model.paths import ModelDrafter
+from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
+from polydraft.papers import method
+
+__all__ = ["AmusdDrafter", "cores"]
+
+LEAD_CAP, LEAST = 8, 2
+_METHODS = (
+    method("amusd", "Draft model that runs ahead while the target verifies", "2410.17375", {SiblingLaw.IID}, {TreeShape.CHAIN}),
+    method("amusd:coupled", "The same, by a shared race", "2410.17375", {SiblingLaw.COUPLED}, {TreeShape.CHAIN}),
+)
+KINDS = {"chain": _METHODS[0], "coupled": _METHODS[1]}
+
+
+def cores() -> list[int]:
+    """Cores that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+class AmusdDrafter:
+    """A draft model that draws in a thread of its own.
+
+    model: the draft model, which nobody else may use.  kind: see the module.  stop_ids: end-of-sequence ids.
+    lead_cap: most tokens that wait.  least: of them, before a pass begins, unless no more can come; 0 never waits.
+    burst: most tokens that the worker draws in one call and publishes together.
+    pin: whether the worker stays on the last core of this process.  trace: whether to note what ran when.  delay: see `Worker`.
+
+    Raises:
+        InvalidInputError: a cap or a burst below 1, or a least lead that the cap does not allow.
+        UnknownNameError: a kind that does not exist.
+
+    Example:
+        >>> from polydraft import Engine, SamplingParams
+        >>> engine = Engine.embedded(asynchronous=True)
+        >>> result = engine.generate("import os\\n", SamplingParams(temperature=0, max_tokens=8))[0]
+        >>> result.stats.emitted, engine.drafter.counts.published > 0
+        (8, True)
+        >>> engine.drafter.close()
+    """
+
+    methods = _METHODS
+    needs = Needs(every_round=True)
+
+    def __init__(
+        self,
+        model: Any,
+        kind: str = "chain",
+        *,
+        stop_ids: Sequence[int] = (),
+        lead_cap: int = LEAD_CAP,
+        least: int | None = None,
+        burst: int = 1,
+        pin: bool = False,
+        trace: bool = False,
+        delay: Callable[[], None] | None = None,
+    ) -> None:
+        if kind not in KINDS:
+            raise unknown_name("kind of asynchronous drafter", kind, KINDS)
+        Lead((), lead_cap)
+        least = min(LEAST, lead_cap) if least is None else least
+        if burst < 1 or not 0 <= least <= lead_cap:
+            raise InvalidInputError(
+                f"burst={burst} and least={least} were given beside lead_cap={lead_cap}; expected burst >= 1 and 0 <= least <= lead_cap."
+            )
+        self.info, self.lead_cap, self.least = KINDS[kind], lead_cap, least
+        self.trace = notes = Trace() if trace else None
+        self._stop_ids = frozenset(stop_ids)
+        drafter = ModelDrafter(model, kind, stop_ids=tuple(stop_ids))
+        self._make = lambda: Worker(drafter, burst, cores()[-1] if pin else None, notes, delay)
+        self._model, self._began = model, 0.0
+        self._counts = Counts()
+        self._worker = self._make()
+        weakref.finalize(self, self._worker.end)
+
+    @classmethod
+    def build(
+        cls,
+        parts: Parts,
+        *,
+        kind: str = "chain",
+        lead_cap: int = LEAD_CAP,
+        least: int | None = None,
+        burst: int = 1,
+        pin: bool = False,
+        trace: bool = False,
+    ) -> "AmusdDrafter":
+        """For the engine: draft with its draft model, which must be a model of its own.
+
+        Raises:
+            InvalidInputError: no draft model; see also the constructor.
+            IncompatibleError: one core only, a draft model that somebody else runs, or a process that was forked from one that uses CUDA.
+        """
+        if parts.draft_model is None:
+            raise InvalidInputError(
+                "asynchronous drafting was asked for without a draft model; give draft=..., a smaller model with the same vocabulary."
+            )
+        if parts.draft_model is parts.target or parts.draft_model is parts.second_model:
+            raise IncompatibleError(
+                "asynchronous drafting was asked for with a draft model that the target's passes use too; expected one of its own. "
+                "Load it once more, or draft synchronously."
+            )
+        check_machine(parts.draft_model)
+        options = {"lead_cap": lead_cap, "least": least, "burst": burst, "pin": pin, "trace": trace}
+        return cls(parts.draft_model, kind, stop_ids=parts.eos_token_ids, **options)
+
+    @property
+    def counts(self) -> Counts:
+        """Of all requests so far."""
+        with self._worker.condition:
+            return sum((d.lead.counts for d in self._worker.leads if not d.lead.closed), self._counts)
+
+    def close(self) -> None:
+        """End the worker; the drafter cannot be used any more."""
+        self._worker.end()
+
+    def start(self, requests: Sequence[Request]) -> list[Drafting]:
+        """Hand requests to the worker, which reads their texts; a new worker if the last one died and that was raised.
+
+        Raises:
+            IncompatibleError: a form of the output, whose grammar two threads cannot follow at once.
+            DraftWorkerError: the worker has died, or is in another process.
+        """
+        if any(r.params.structured_outputs is not None for r in requests):
+            raise IncompatibleError(
+                "structured_outputs were asked for beside asynchronous drafting; a grammar cannot be followed by two threads. "
+                "Such a request is decoded without drafts; draft synchronously for it."
+            )
+        if self._worker.error is not None and self._worker.raised:
+            self._worker = self._make()
+            weakref.finalize(self, self._worker.end)
+        return [self._begin(r, r.prompt_token_ids) for r in requests]
+
+    def _begin(self, request: Request, text: Sequence[int], start: int | None = None) -> Drafting:
+        p, longest = request.params, self._model.max_model_len - 1
+        ends = {*p.stop_token_ids, *(() if p.ignore_eos else self._stop_ids)}
+        if p.max_tokens is not None:
+            longest = min(longest, len(request.prompt_token_ids) + p.max_tokens)
+        lead = Lead(text, self.lead_cap, ends, longest)
+        lead.start = lead.start if start is None else start
+        begun = Drafting(request, lead, request.seed)
+        self._worker.add(begun)
+        return begun
+
+    def propose(self, states: Sequence[Drafting], budgets: Sequence[Budget]) -> Draft:
+        """What waits, once it is enough; until `observe` the same tokens, or more.
+
+        Raises:
+            DraftWorkerError: the worker has died, or is in another process.
+        """
+        most, worker, began = [min(g.max_depth, g.max_nodes) for g in budgets], self._worker, perf_counter()
+        leads = [d.lead for d in states]
+        with worker.condition:
+            worker.wait(lambda: all(len(x.ring) >= min(self.least, n) or not x.room for x, n in zip(leads, most, strict=True)))
+            roots = [x.text[-1] for x in leads]
+            taken = [x.take(n) for x, n in zip(leads, most, strict=True)]
+            positions = [len(x.text) for x in leads]
+        self._began = perf_counter()
+        if self.trace is not None:
+            self.trace.add(VERIFY, "wait", began, self._began, taken=[len(items) for items in taken])
+        key = NoiseKey.of([d.seed for d in states], [d.request.sample for d in states], positions)
+        return self._drafted(roots, taken, key)
+
+    def _drafted(self, roots: Sequence[int], taken: Sequence[Sequence[Item]], key: NoiseKey) -> Draft:
+        (law,), (shape,) = self.info.laws, self.info.shapes
+        chains = [
+            ([root, *(i.token for i in items)], list(range(-1, len(items)))) for root, items in zip(roots, taken, strict=True)
+        ]
+        tree, V = trees.pad(chains), self._model.vocab_size
+        rows = torch.where(tree.parents >= 0, tree.parents, -1)
+        drawn = next((items[0].row for items in taken if items), torch.empty(0))
+        probs = drawn.new_full((len(roots), max(1, tree.num_nodes - 1), V), 1 / V)
+        for b, items in enumerate(taken):
+            for n, item in enumerate(items):
+                probs[b, n] = item.row
+        return Draft(tree, law, shape, probs, rows, key if law is SiblingLaw.COUPLED else None)
+
+    def observe(self, states: Sequence[Drafting], outcome: Outcome, scores: Scores) -> list[Drafting]:
+        """The pass is over: each lead learns what it emitted."""
+        emitted, accepted = outcome.emitted(scores.tree), outcome.num_accepted.tolist()
+        with self._worker.condition:
+            for d, tokens, count in zip(states, emitted, accepted, strict=True):
+                d.lead.verified(tokens, count)
+            self._worker.condition.notify_all()
+        if self.trace is not None:
+            taken = (scores.tree.parents >= 0).sum(1).tolist()
+            self.trace.add(VERIFY, "verify", self._began, perf_counter(), drafted=taken, accepted=accepted)
+        return list(states)
+
+    def report(self, state: Drafting) -> dict[str, float]:
+        """See `drafters.base.Reporting`."""
+        return asdict(state.lead.counts)
+
+    def snapshot(self, state: Drafting) -> Snapshot:
+        """The committed tokens, and where the epoch began; what waits is drawn again."""
+        with self._worker.condition:
+            return {"tokens": np.array(state.lead.text), "start": np.array([state.lead.start])}
+
+    def restore(self, request: Request, snapshot: Snapshot) -> Drafting:
+        """The state that drafts the same tokens as the one of the snapshot; see `base.Resumable`."""
+        return self._begin(request, snapshot["tokens"].tolist(), int(snapshot["start"][0]))
+
+    def release(self, states: Sequence[Drafting]) -> None:
+        """The worker drafts for them no more, and gives their slots back before it takes others."""
+        for d in states:
+            if not d.lead.closed:
+                self._worker.close(d)
+                self._counts += d.lead.counts
+
+
+def check_machine(model: Any) -> None:
+    """Refuse a machine on which two workers would take turns, or where they cannot start.
+
+    Raises:
+        IncompatibleError: one core only; or a process forked from one that uses CUDA.
+    """
+    on_cpu = str(getattr(model, "device", "cpu")).startswith("cpu")
+    if on_cpu and len(cores()) < 2:
+        raise IncompatibleError(
+            f"asynchronous drafting was asked for on one core ({cores()}); expected two, one for each model: on one they would take turns, and be slower "
+            "than synchronous drafting. Leave it off, or give the process another core (taskset, the container's limits)."
+        )
+    if not on_cpu and torch.cuda._is_in_bad_fork():
+        raise IncompatibleError(
+            "asynchronous drafting was asked for in a process that was forked from one that uses CUDA, where CUDA cannot start. "
+            "Start processes with the method 'spawn', or build the engine before anything uses CUDA."
+        )
