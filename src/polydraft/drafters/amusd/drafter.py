@@ -125,6 +125,10 @@ class AmusdDrafter:
                 "asynchronous drafting was asked for with a draft model that the target's passes use too; expected one of its own. "
                 "Load it once more, or draft synchronously."
             )
+        if hasattr(parts.target, "decoder_prompt"):
+            raise IncompatibleError(
+                "asynchronous drafting was asked for with an encoder-decoder; expected a target that reads one text. Draft synchronously."
+            )
         check_machine(parts.draft_model)
         options = {"lead_cap": lead_cap, "least": least, "burst": burst, "pin": pin, "trace": trace}
         return cls(parts.draft_model, kind, stop_ids=parts.eos_token_ids, **options)

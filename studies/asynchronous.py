@@ -1,0 +1,154 @@
+"""Drafting while verifying against drafting, then verifying: tokens per second of the wall, in one interleaved run, with the model's figures.
+
+python -m studies.asynchronous --layers 0 --layers 20 --out build/asynchronous
+"""
+
+import json
+import statistics
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any
+
+import torch
+import typer
+from transformers import AutoModelForCausalLM
+
+from polydraft import Engine, SamplingParams
+from polydraft.bench.inflate import inflate
+from polydraft.models import load, pair
+from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.theory.asynchronous import asynchronous_rate, synchronous_rate
+
+DEPTH, CAP, LEAST = 5, 11, 2
+
+
+def engines(layers: int) -> dict[str, Engine]:
+    """The contenders on a target with so many more layers; a draft model for each, as a worker's is nobody else's."""
+    folder = str(pair.target_folder())
+    module = inflate(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), layers)
+    target, tokenizer = CompiledLlama(module, max_num_seqs=1), load.load_tokenizer(folder)
+
+    def make(**options: Any) -> Engine:
+        small = load.load_model(str(pair.draft_folder()), max_num_seqs=1, threads=1)
+        return Engine.of(target, tokenizer=tokenizer, draft_model=small, **options)
+
+    ahead = {"lead_cap": CAP, "least": LEAST, "trace": True}
+    return {
+        "plain": make(drafter=None),
+        "synchronous": make(drafter="model:chain", depth=DEPTH),
+        "asynchronous": make(asynchronous=True, depth=DEPTH, drafter_options=ahead),
+        "asynchronous, pinned": make(asynchronous=True, depth=DEPTH, drafter_options=ahead | {"pin": True}),
+    }
+
+
+def measure(made: dict[str, Engine], prompts: list[str], temperature: float, tokens: int) -> dict[str, list[float]]:
+    """Seconds of the wall for each prompt, everyone in turn."""
+    took = {name: list[float]() for name in made}
+    for number, prompt in enumerate(["warm = 1\n", *prompts]):
+        for name, engine in made.items():
+            params = SamplingParams(temperature=temperature, max_tokens=tokens, seed=number, ignore_eos=True)
+            began = perf_counter()
+            engine.generate(prompt, params)
+            if number:
+                took[name].append(perf_counter() - began)
+    return took
+
+
+def durations(engine: Engine) -> tuple[float, float, float]:
+    """Median seconds of a draft step and of a pass with both at work, and the share of draft steps that lie inside a pass."""
+    drafter: Any = engine.drafter
+    steps, passes = drafter.trace.of("draft"), drafter.trace.of("verify")
+    middle = [statistics.median(e.end - e.begin for e in events) for events in (steps, passes)]
+    return middle[0], middle[1], drafter.trace.draft_steps_inside / len(steps)
+
+
+def main(
+    layers: Annotated[list[int], typer.Option(help="Layers to inflate the embedded target by; its law stays.")] = [0, 20],  # noqa: B006
+    tokens: int = 64,
+    num_prompts: int = 6,
+    quick: bool = False,
+    out: Path = Path("build/asynchronous"),
+) -> None:
+    """Measure and write `figures.json`, `trace.json` and `trace.png`."""
+    out.mkdir(parents=True, exist_ok=True)
+    prompts = [p.text for p in pair.prompts()[: 2 if quick else num_prompts]]
+    rows = list[dict[str, Any]]()
+    for more in layers:
+        made = engines(more)
+        for temperature in (0.0, 1.0):
+            took = measure(made, prompts, temperature, 16 if quick else tokens)
+            row = summary(made, took, temperature, more, 16 if quick else tokens)
+            rows.append(row)
+            typer.echo(json.dumps(row))
+        if more == layers[-1]:
+            drafter: Any = made["asynchronous"].drafter
+            drafter.trace.save(out / "trace.json")
+            draw(drafter.trace, out / "trace.png")
+        for engine in made.values():
+            if hasattr(engine.drafter, "close"):
+                engine.drafter.close()  # pyright: ignore
+    (out / "figures.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
+
+
+def summary(made: dict[str, Engine], took: dict[str, list[float]], temperature: float, more: int, tokens: int) -> dict[str, Any]:
+    """Ratios to synchronous drafting, medians over prompts, and what the model says from measured seconds."""
+    ratios = {name: [s / x for s, x in zip(took["synchronous"], seconds, strict=True)] for name, seconds in took.items()}
+    step, verify, inside = durations(made["asynchronous"])
+    counts: Any = made["asynchronous"].drafter.counts  # pyright: ignore
+    return {
+        "layers": more,
+        "temperature": temperature,
+        "tokens_per_second": {name: tokens / statistics.median(seconds) for name, seconds in took.items()},
+        "over_synchronous": {name: [round(x, 3) for x in (min(r), statistics.median(r), max(r))] for name, r in ratios.items()},
+        "draft_seconds": step,
+        "verify_seconds": verify,
+        "draft_steps_inside": inside,
+        "rollbacks": counts.rollbacks,
+        "kept": counts.kept,
+        "model": {
+            str(a): asynchronous_rate(a, step, lambda n: verify, least=LEAST, depth=DEPTH, cap=CAP)
+            / synchronous_rate(a, step, lambda n: verify, DEPTH)
+            for a in (0.4, 0.6, 0.8, 0.9)
+        },
+    }
+
+
+def draw(trace: Any, path: Path) -> None:
+    """A stretch of the trace: who worked when."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    passes, steps = trace.of("verify"), trace.of("draft")
+    middle = len(passes) // 2
+    begin, end = passes[middle].begin, passes[min(middle + 8, len(passes) - 1)].end
+    figure, axes = pyplot.subplots(figsize=(10, 2.4), layout="constrained")
+    for place, (events, colour) in enumerate(((passes, "#3b6ea8"), (steps, "#d98032"))):
+        shown = [e for e in events if e.end > begin and e.begin < end]
+        axes.broken_barh(
+            [(1e3 * (e.begin - begin), 1e3 * (e.end - e.begin)) for e in shown],
+            (1 - place - 0.35, 0.7),
+            color=colour,
+            edgecolor="white",
+        )
+        for e in shown if events is passes else ():
+            axes.text(
+                500 * (e.begin + e.end - 2 * begin),
+                1,
+                f"{e.details['accepted'][0]} of {e.details['drafted'][0]}",
+                ha="center",
+                va="center",
+                color="white",
+                fontsize=8,
+            )
+    axes.set_yticks([1, 0], ["verify worker\n(drafts kept)", "draft worker"])
+    axes.set_xlim(0, 1e3 * (end - begin))
+    axes.set_xlabel("milliseconds")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    typer.run(main)
