@@ -51,6 +51,7 @@ DRAFTERS: dict[str, str] = {
     "hidden-transfer": "polydraft.drafters.heads.hidden_transfer:TransferDrafter",
     "mtp": "polydraft.drafters.heads.mtp:MtpDrafter",
     "diffusion": "polydraft.drafters.heads.diffusion:DiffusionDrafter",
+    "mask-query": "polydraft.drafters.model.mask_query:MaskQueryDrafter",
     "ngram": "polydraft.drafters.text.ngram:NgramDrafter",
     "several": "polydraft.drafters.model.paths_of_models:SeveralDrafter",
     "tli": "polydraft.drafters.model.tli:TliDrafter",

@@ -10,6 +10,7 @@ from polydraft import tree as trees
 from polydraft.core import Draft, Method, Needs, NoiseKey, Request, SamplingParams, Scores, SiblingLaw, TreeShape
 from polydraft.drafters.base import Parts
 from polydraft.drafters.text.retrieval import RetrievalIndex
+from polydraft.models.mask_query import MaskQueries, Sizes
 from polydraft.train.recipe import Material
 from tests.engine.tables import TableModel
 
@@ -51,8 +52,16 @@ def settled(folder, V):
     return {"lead_cap": 8, "least": 8}
 
 
+def mask_queries(folder, V):
+    """A Spec-Drafter with random weights, of more queries than a round asks for."""
+    torch.manual_seed(0)
+    MaskQueries.like(Sizes(vocab_size=V, width=8, heads=2, queries=12)).save(folder / "mask-query")
+    return {"weights": folder / "mask-query"}
+
+
 OPTIONS = {
     "amusd": settled,
+    "mask-query": mask_queries,
     "retrieval": retrieval_index,
     "several": another_model,
     "eagle": trained("eagle", (0, 1)),

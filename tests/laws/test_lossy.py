@@ -7,8 +7,8 @@ import torch
 from polydraft import registry
 from polydraft.core import Draft, SiblingLaw, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
-from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.lossy import latent, top_beta, typical
+from polydraft.verifiers.lossy.top_beta import TopBeta
 from polydraft.verifiers.pairing import fitting
 from tests.laws.harness import SHAPES, Tables, as_batch, by_depth, enumerate_drafts, measure
 
@@ -70,6 +70,58 @@ def test_top_beta_of_one_is_greedy_decoding():
     assert torch.allclose(top_beta.output_law(p, q, tau=0.0), greedy)
 
 
+def _point_mass(tokens):
+    tree = TokenTree.chain(torch.tensor([[0, *tokens]]))
+    return Draft(tree, SiblingLaw.POINT_MASS, CHAIN, None, torch.full_like(tree.tokens, -1))
+
+
+def _kept_of(rule, tokens, p):
+    return rule(_point_mass(tokens), p[None]).stop[0].argmax().item()
+
+
+def test_top_beta_of_one_or_without_tolerance_emits_the_likeliest_at_every_node():
+    """A hundred drafts, tied rows among them, with an end that is kept whole."""
+    rng = np.random.default_rng(0)
+    for rule in (TopBeta(top_beta.top_beta.info, beta=1), TopBeta(top_beta.top_beta.info, beta=5, tau=0.0)):
+        assert rule.greedy and not rule.info.lossless
+        for _ in range(100):
+            p, tokens = torch.from_numpy(rng.dirichlet(np.ones(4), 4).round(1) + 0.01), rng.integers(0, 4, 3)
+            if rng.random() < 0.3:
+                tokens = p[:3].argmax(-1).numpy()
+            verdict, greedy = rule(_point_mass(tokens), p[None]), p.argmax(-1).tolist()
+            count = verdict.stop[0].argmax().item()
+            assert tokens[:count].tolist() == greedy[:count] and (count == 3 or tokens[count] != greedy[count])
+            assert verdict.after(torch.tensor([count]))[0].argmax() == greedy[count]
+
+
+def test_a_larger_tolerance_never_keeps_less_of_the_same_round_and_a_larger_beta_neither():
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        p, tokens = torch.from_numpy(rng.dirichlet(np.ones(8), 6)), rng.integers(0, 8, 5)
+        by_tau = [_kept_of(TopBeta(top_beta.top_beta.info, 5, tau), tokens, p) for tau in (0.0, 0.3, 1.0, 3.0, np.inf)]
+        by_beta = [_kept_of(TopBeta(top_beta.top_beta.info, beta, 2.0), tokens, p) for beta in (1, 2, 5, 8, 100)]
+        assert by_tau == sorted(by_tau) and by_beta == sorted(by_beta)
+    assert by_tau[-1] > by_tau[0] or by_beta[-1] > by_beta[0]
+
+
+def test_top_beta_deviates_by_what_it_says_and_needs_both_conditions():
+    p = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
+    for beta, tau, kept in ((2, 9.0, [1, 1, 0, 0]), (4, 0.6, [1, 1, 0, 0]), (4, 1.3, [1, 1, 1, 0]), (9, 9.0, [1, 1, 1, 1])):
+        rule, each = TopBeta(top_beta.top_beta.info, beta, tau), range(4)
+        assert [_kept_of(rule, [x], p.expand(2, 4)) for x in each] == kept
+        found = [top_beta.deviation(p, torch.tensor(x), beta, tau).item() for x in each]
+        assert found == [0, *kept[1:]]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"beta": 0}, "beta=0"), ({"beta": 2.5}, "beta=2.5"), ({"tau": -0.1}, "tau=-0.1"), ({"tau": float("nan")}, "tau=nan")],
+)
+def test_a_rank_and_a_tolerance_that_mean_nothing_are_refused(given, said):
+    with pytest.raises(InvalidInputError, match=f"{said} was given to the rule 'top_beta'; expected"):
+        TopBeta(top_beta.top_beta.info, **given)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_latent_neighbourhoods_without_a_budget_are_lossless(seed):
     found = measure(latent.latent(RING), Tables(4, seed), IID, CHAIN, by_depth(1, 1), 2)
@@ -102,4 +154,3 @@ def test_declared_shapes_run():
             draft, p = as_batch(tables, IID, shape, enumerate_drafts(tables, IID, counts, depth))
             stop = rule(draft, p).stop
             assert torch.allclose(stop.sum(1), torch.ones(len(stop), dtype=torch.float64))
-    assert isinstance(registry.verifier("top_beta"), PerNode)

@@ -239,7 +239,7 @@ class Stepper:
         return outcome, processed
 
     def _walk(self, draft: Draft, processed: Tensor, key: NoiseKey, params: Seq[SamplingParams]) -> Outcome | None:
-        """The rule's fused walk, where there is one for these logits and parameters; without drafts all rules draw from p."""
+        """The rule's fused walk, where there is one for these logits and parameters; without drafts lossless ones draw from p."""
         walk = getattr(self.verifier, "walk", _missing)
         if walk is None or processed.dtype != torch.float32:
             return None
@@ -248,7 +248,7 @@ class Stepper:
             return greedy.walk(draft, processed, key)
         if num_greedy:
             processed = greedy.harden(processed, params)
-        if draft.tree.num_nodes == 1 and not self.verifier.info.shared_noise:
+        if draft.tree.num_nodes == 1 and self.verifier.info.lossless and not self.verifier.info.shared_noise:
             return match.walk(draft, processed, key)
         return walk(draft, processed, key)
 
