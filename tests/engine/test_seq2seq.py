@@ -1,16 +1,20 @@
 """Encoder-decoders in the engine: transformers' greedy texts token for token, the sampled law by enumeration, in every kind of batch."""
 
+import json
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from polydraft import Engine, SamplingParams
+from polydraft.cli.main import app
 from polydraft.core import Request
-from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
+from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.models.hf import HFTarget
 from polydraft.models.seq2seq import Seq2SeqTarget
+from studies.seq2seq.teacher import make_tokenizer
 from tests.laws.runs import every_run
 from tests.models.encoder_decoders import EOS, START, V, fresh, generated, small
 from tests.models.tree_rounds import ARCHITECTURES, small_model
@@ -129,3 +133,35 @@ def test_what_does_not_fit_is_refused():
         Engine.of(made.target, draft_model=causal)
     with pytest.raises(InvalidInputError, match="without an encoder"):
         Engine.of(causal, drafter=None).add_request(Request("r", (3,), GREEDY, 0, source_token_ids=(4,)))
+
+
+def test_a_folder_is_recognised_by_the_engine_and_the_command_line(tmp_path):
+    torch.manual_seed(0)
+    model, tokenizer = small("t5"), make_tokenizer(["ab ba abba"] * 3, 280)
+    model.resize_token_embeddings(len(tokenizer))
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    source = tokenizer("abba ba")["input_ids"]
+    wanted = cut(generated(model, source, 8))
+    result = Engine.from_pretrained(str(tmp_path), depth=2).generate("abba ba", GREEDY.with_(max_tokens=8))[0]
+    assert (result.prompt_token_ids, cut(result.token_ids)) == (source, wanted) and source[-1] == EOS
+    asked = [
+        "generate",
+        "abba ba",
+        "--model",
+        str(tmp_path),
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "8",
+        "--drafter",
+        "none",
+        "--json",
+    ]
+    printed = CliRunner().invoke(app, asked)
+    assert cut(json.loads(printed.stdout)["samples"][0]["token_ids"]) == wanted, printed.output
+    (tmp_path / "generation_config.json").unlink()
+    said = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(said | {"decoder_start_token_id": None, "bos_token_id": None}))
+    with pytest.raises(ModelLoadError, match="no decoder start token"):
+        Engine.from_pretrained(str(tmp_path))

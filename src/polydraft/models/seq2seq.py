@@ -169,21 +169,21 @@ class Seq2SeqTarget(HFTarget):
 
     def _cross(self, slots: list[int]) -> tuple[list[tuple[Tensor, Tensor]], Float[Tensor, "B 1 1 S"]]:
         """Keys and values of these slots by layer, padded, and the mask over them; those of the last pass are kept."""
-        if self._joined is None or self._joined[0] != slots:
-            missing = [slot for slot in slots if slot not in self._sources]
-            if missing:
-                raise InvalidInputError(f"slot {missing[0]} was to be scored and has no source. Call `encode` first.")
-            read = [self._sources[slot] for slot in slots]
-            sizes = torch.tensor([x.keys[0].shape[1] for x in read])
-            layers = [
-                tuple(_padded([getattr(x, side)[layer] for x in read]) for side in ("keys", "values"))
-                for layer in range(len(read[0].keys))
-            ]
-            mask = torch.zeros(len(read), int(sizes.max())).masked_fill(
-                torch.arange(int(sizes.max())) >= sizes[:, None], -torch.inf
-            )
-            self._joined = list(slots), layers, mask[:, None, None].to(self.device, self.dtype)  # pyright: ignore
-        return self._joined[1], self._joined[2]
+        if self._joined is not None and self._joined[0] == slots:
+            return self._joined[1], self._joined[2]
+        missing = [slot for slot in slots if slot not in self._sources]
+        if missing:
+            raise InvalidInputError(f"slot {missing[0]} was to be scored and has no source. Call `encode` first.")
+        read = [self._sources[slot] for slot in slots]
+        sizes = torch.tensor([x.keys[0].shape[1] for x in read])
+        layers = [
+            (_padded([x.keys[layer] for x in read]), _padded([x.values[layer] for x in read]))
+            for layer in range(len(read[0].keys))
+        ]
+        longest = int(sizes.max())
+        mask = torch.zeros(len(read), longest).masked_fill(torch.arange(longest) >= sizes[:, None], -torch.inf)
+        self._joined = list(slots), layers, mask[:, None, None].to(self.device, self.dtype)
+        return layers, self._joined[2]
 
     # Passes
 
