@@ -18,18 +18,22 @@ from polydraft.bench.inflate import inflate
 from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.theory.asynchronous import asynchronous_rate, synchronous_rate
+from polydraft.theory.speed import tokens_of_chain
 
 DEPTH, CAP, LEAST = 5, 11, 2
 
 
-def engines(layers: int) -> dict[str, Engine]:
+def engines(layers: int, draft_layers: int) -> dict[str, Engine]:
     """The contenders on a target with so many more layers; a draft model for each, as a worker's is nobody else's."""
-    folder = str(pair.target_folder())
-    module = inflate(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), layers)
-    target, tokenizer = CompiledLlama(module, max_num_seqs=1), load.load_tokenizer(folder)
+
+    def model(folder: Path, more: int) -> CompiledLlama:
+        module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        return CompiledLlama(inflate(module, more), max_num_seqs=1)
+
+    target, tokenizer = model(pair.target_folder(), layers), load.load_tokenizer(str(pair.target_folder()))
 
     def make(**options: Any) -> Engine:
-        small = load.load_model(str(pair.draft_folder()), max_num_seqs=1, threads=1)
+        small = model(pair.draft_folder(), draft_layers)
         return Engine.of(target, tokenizer=tokenizer, draft_model=small, **options)
 
     ahead = {"lead_cap": CAP, "least": LEAST, "trace": True}
@@ -37,20 +41,24 @@ def engines(layers: int) -> dict[str, Engine]:
         "plain": make(drafter=None),
         "synchronous": make(drafter="model:chain", depth=DEPTH),
         "asynchronous": make(asynchronous=True, depth=DEPTH, drafter_options=ahead),
-        "asynchronous, pinned": make(asynchronous=True, depth=DEPTH, drafter_options=ahead | {"pin": True}),
+        "asynchronous, bursts of 4": make(asynchronous=True, depth=DEPTH, drafter_options=ahead | {"burst": 4}),
+        "asynchronous, whole drafts": make(asynchronous=True, depth=DEPTH, drafter_options=ahead | {"burst": 5, "least": 5}),
     }
 
 
-def measure(made: dict[str, Engine], prompts: list[str], temperature: float, tokens: int) -> dict[str, list[float]]:
-    """Seconds of the wall for each prompt, everyone in turn."""
-    took = {name: list[float]() for name in made}
+Took = dict[str, list[tuple[float, Any]]]
+
+
+def measure(made: dict[str, Engine], prompts: list[str], temperature: float, tokens: int) -> Took:
+    """Seconds of the wall and statistics for each prompt, everyone in turn."""
+    took: Took = {name: [] for name in made}
     for number, prompt in enumerate(["warm = 1\n", *prompts]):
         for name, engine in made.items():
             params = SamplingParams(temperature=temperature, max_tokens=tokens, seed=number, ignore_eos=True)
             began = perf_counter()
-            engine.generate(prompt, params)
+            (result,) = engine.generate(prompt, params)
             if number:
-                took[name].append(perf_counter() - began)
+                took[name].append((perf_counter() - began, result.stats))
     return took
 
 
@@ -64,6 +72,7 @@ def durations(engine: Engine) -> tuple[float, float, float]:
 
 def main(
     layers: Annotated[list[int], typer.Option(help="Layers to inflate the embedded target by; its law stays.")] = [0, 20],  # noqa: B006
+    draft_layers: Annotated[int, typer.Option(help="The same of the draft model.")] = 0,
     tokens: int = 64,
     num_prompts: int = 6,
     quick: bool = False,
@@ -74,10 +83,10 @@ def main(
     prompts = [p.text for p in pair.prompts()[: 2 if quick else num_prompts]]
     rows = list[dict[str, Any]]()
     for more in layers:
-        made = engines(more)
+        made = engines(more, draft_layers)
         for temperature in (0.0, 1.0):
             took = measure(made, prompts, temperature, 16 if quick else tokens)
-            row = summary(made, took, temperature, more, 16 if quick else tokens)
+            row = {"draft_layers": draft_layers} | summary(made, took, temperature, more, 16 if quick else tokens)
             rows.append(row)
             typer.echo(json.dumps(row))
         if more == layers[-1]:
@@ -90,26 +99,36 @@ def main(
     (out / "figures.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
 
 
-def summary(made: dict[str, Engine], took: dict[str, list[float]], temperature: float, more: int, tokens: int) -> dict[str, Any]:
-    """Ratios to synchronous drafting, medians over prompts, and what the model says from measured seconds."""
-    ratios = {name: [s / x for s, x in zip(took["synchronous"], seconds, strict=True)] for name, seconds in took.items()}
+def acceptance_of(tokens_per_call: float) -> float:
+    """The constant acceptance at which a chain of DEPTH gives so many tokens."""
+    return min((a / 1000 for a in range(1001)), key=lambda a: abs(tokens_of_chain(a, DEPTH) - tokens_per_call))
+
+
+def summary(made: dict[str, Engine], took: Took, temperature: float, more: int, tokens: int) -> dict[str, Any]:
+    """Ratios to synchronous drafting (least, median, most over prompts), and the model's from measured seconds."""
+    seconds = {name: [x for x, _ in each] for name, each in took.items()}
+    stats = [x for _, x in took["synchronous"]]
+    calls = sum(x.target_calls for x in stats)
+    acceptance = acceptance_of(sum(x.emitted for x in stats) / calls)
+    drafting = sum(x.seconds["drafting"] for x in stats) / calls
+    rest = sum(x.total_seconds - x.seconds["prefill"] for x in stats) / calls - drafting
     step, verify, inside = durations(made["asynchronous"])
-    counts: Any = made["asynchronous"].drafter.counts  # pyright: ignore
+    ratios = {name: [s / x for s, x in zip(seconds["synchronous"], each, strict=True)] for name, each in seconds.items()}
+
+    def model(step: float, verify: float) -> float:
+        rate = asynchronous_rate(acceptance, step, lambda n: verify, least=LEAST, depth=DEPTH, cap=CAP)
+        return round(rate / synchronous_rate(acceptance, drafting / DEPTH, lambda n: rest, DEPTH), 3)
+
     return {
         "layers": more,
         "temperature": temperature,
-        "tokens_per_second": {name: tokens / statistics.median(seconds) for name, seconds in took.items()},
-        "over_synchronous": {name: [round(x, 3) for x in (min(r), statistics.median(r), max(r))] for name, r in ratios.items()},
-        "draft_seconds": step,
-        "verify_seconds": verify,
-        "draft_steps_inside": inside,
-        "rollbacks": counts.rollbacks,
-        "kept": counts.kept,
-        "model": {
-            str(a): asynchronous_rate(a, step, lambda n: verify, least=LEAST, depth=DEPTH, cap=CAP)
-            / synchronous_rate(a, step, lambda n: verify, DEPTH)
-            for a in (0.4, 0.6, 0.8, 0.9)
-        },
+        "acceptance": acceptance,
+        "tokens_per_second": {name: round(tokens / statistics.median(each)) for name, each in seconds.items()},
+        "over_synchronous": {name: [round(x, 2) for x in (min(r), statistics.median(r), max(r))] for name, r in ratios.items()},
+        "milliseconds_alone": [round(1e3 * x, 2) for x in (drafting / DEPTH, rest)],
+        "milliseconds_together": [round(1e3 * x, 2) for x in (step, verify)],
+        "draft_steps_inside": round(inside, 2),
+        "model": {"undisturbed": model(drafting / DEPTH, rest), "as measured together": model(step, verify)},
     }
 
 
