@@ -129,7 +129,8 @@ def _generate(
 ) -> None:
     """A few tokens with drafts of every shape that drafter and rule take."""
     asked = [plan for plan in PLANS if pairing.allowed([plan.budget], _info(kind), registry.verifier(rule).info)]
-    sizes = [*({"plan": plan} for plan in asked), *({"profile": profile} for profile in PROFILES)]
+    ahead = kind.partition(":")[0] == "amusd"  # which takes what waits, whatever it costs
+    sizes = [*({"plan": plan} for plan in asked), *({"profile": profile} for profile in (() if ahead else PROFILES))]
     parts = {"tokenizer": tokenizer, "draft_model": models[1], "draft_tokenizer": tokenizer}
     engines = [Engine.of(models[0], **parts, drafter=kind, verifier=rule, drafter_options=options, **size) for size in sizes]
     for engine in engines:
