@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from polydraft import __version__
+from polydraft.cli.batch import batch
 from polydraft.cli.bench import app as bench
 from polydraft.cli.chat import chat
 from polydraft.cli.check import check
@@ -78,7 +79,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, serve, check, demo, tune, limits, images, methods, train, doctor):
+for command in (generate, batch, chat, serve, check, demo, tune, limits, images, methods, train, doctor):
     app.command()(command)
 app.add_typer(bench, name="bench")
 app.add_typer(index, name="index")

@@ -1,0 +1,235 @@
+"""Many prompts on many machines, through Ray: actors with an engine each. Ray moves the rows; every engine is one process's own.
+
+`generate` is for Ray's datasets, `run` for files: what it has finished survives the death of a worker and of the driver.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polydraft.errors import IncompatibleError, InvalidInputError, PolydraftError
+from polydraft.integrations.ray.files import Parts
+from polydraft.integrations.ray.worker import EngineWorker
+
+__all__ = ["generate", "run"]
+
+OLDEST = (2, 40)
+"""Of Ray."""
+TRIES = 3
+"""That the rows of a part get, each on another worker, before they are given up."""
+
+
+def _ray() -> Any:
+    """The library, if it can be used.
+
+    Raises:
+        IncompatibleError: it is missing, or too old or new.
+    """
+    try:
+        import ray  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise IncompatibleError("Ray was asked for and is not installed. Install polydraft[ray].") from error
+    found = tuple(int(part) for part in ray.__version__.split(".")[:2])
+    if not OLDEST <= found < (3, 0):
+        raise IncompatibleError(
+            f"Ray {ray.__version__} is installed; expected 2.{OLDEST[1]} or a newer 2. Install polydraft[ray] into an environment of its own."
+        )
+    return ray
+
+
+def connect(address: str | None = None) -> Any:
+    """Ray, connected: to the cluster at an address, or to one on this machine that ends with this process.
+
+    Raises:
+        IncompatibleError: as of the library, or nothing answers there.
+    """
+    ray = _ray()
+    if not ray.is_initialized():
+        try:
+            ray.init(address=address, log_to_driver=False, include_dashboard=False, logging_level="ERROR")
+        except (ConnectionError, ValueError, TimeoutError, RuntimeError) as error:
+            raise IncompatibleError(
+                f"no Ray cluster answers at {address!r}: {error}. Check the address, start one with `ray start --head`, or leave it out."
+            ) from error
+    return ray
+
+
+class Exchange:
+    """Outputs of all workers, in the order in which they came; an actor."""
+
+    def __init__(self) -> None:
+        self._outputs: list[list[int]] = []
+
+    def exchange(self, mine: Sequence[Sequence[int]], since: int) -> tuple[list[list[int]], int]:
+        """Take these in; those that came since a number, without these, and the number of now."""
+        news = self._outputs[since:]
+        self._outputs += [list(output) for output in mine]
+        return news, len(self._outputs)
+
+
+class Actor(EngineWorker):
+    """A worker as Ray runs it. exchange: an actor, where outputs are shared."""
+
+    def __init__(self, model: str | None = None, *, exchange: Any = None, **options: Any) -> None:
+        super().__init__(model, store=exchange is not None, **options)
+        self._exchange = exchange
+
+    def answer_part(self, rows: Sequence[tuple[int, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+        """Answers of a part, with the rows' numbers."""
+        answers = self.answer([(number, row) for number, row in rows if "error" not in row])
+        if self._exchange is not None:
+            self.share(_Remote(self._exchange), answers)
+        found = iter(answers)
+        return [{"row": number} | (row if "error" in row else next(found)) for number, row in rows]
+
+
+class _Remote:
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def exchange(self, mine: Sequence[Sequence[int]], since: int) -> tuple[list[list[int]], int]:
+        return _ray().get(self._actor.exchange.remote(mine, since))
+
+
+def run(
+    source: str | Path,
+    out: str | Path,
+    *,
+    workers: int = 1,
+    model: str | None = None,
+    params: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    rows_a_part: int = 16,
+    resume: bool = False,
+    share: bool = False,
+    cpus: float | None = None,
+    gpus: float = 0,
+    address: str | None = None,
+    progress: Callable[[int], None] = lambda rows: None,
+    **options: Any,
+) -> tuple[int, int]:
+    """Answer every row of a file, in order, into another; how many rows were answered, and how many were not.
+
+    source, out: .jsonl or .parquet; rows as of `worker`.  workers: engines.  cpus, gpus: of each, fractions too; default an equal share.
+    rows_a_part: that are answered as one batch, and that are lost at most when a worker dies; they are then asked for again.
+    resume: go on where an earlier run ended, however it ended. Every row is in the output once.
+    share: let the suffix drafters of all workers learn from each other's outputs.
+    progress: is told how many more rows are done.  options: of the engines, as of `Engine.from_pretrained`.
+
+    Raises:
+        InvalidInputError: as of `files`; numbers out of range.
+        IncompatibleError: Ray is missing or does not answer, or no engine can be built.
+    """
+    if workers < 1 or rows_a_part < 1:
+        raise InvalidInputError(f"workers={workers} and rows_a_part={rows_a_part} were given; expected at least 1 of each.")
+    source, out = Path(source), Path(out)
+    asked = {"model": model, "params": dict(params or {}), "seed": seed, "options": {k: str(v) for k, v in options.items()}}
+    parts = Parts(out, {"input": _digest(source), "rows_a_part": rows_a_part, **asked}, resume=resume)
+    todo = parts.missing(source, rows_a_part, progress)
+    ray = connect(address)
+    exchange = ray.remote(Exchange).options(num_cpus=0).remote() if share else None
+    resources = {
+        "num_cpus": cpus if cpus is not None else min(1.0, ray.cluster_resources().get("CPU", 1) / workers),
+        "num_gpus": gpus,
+    }
+    made = ray.remote(Actor).options(max_restarts=-1, max_task_retries=0, **resources)
+    asked_of = {"params": params, "seed": seed, "exchange": exchange, **options}
+    idle: list[Any] = [made.remote(model, **asked_of) for _ in range(workers)]
+    running: dict[Any, tuple[Any, int, list[Any], int]] = {}
+    again: list[tuple[int, list[Any], int]] = []
+    while True:
+        while idle and (job := again.pop() if again else next(((p, rows, 1) for p, rows in todo), None)):
+            actor = idle.pop()
+            running[actor.answer_part.remote(job[1])] = actor, *job
+        if not running:
+            return parts.finish()
+        (done,), _ = ray.wait(list(running))
+        actor, part, rows, tries = running.pop(done)
+        idle.append(actor)
+        try:
+            answers = ray.get(done)
+        except ray.exceptions.RayTaskError as error:
+            raise _of_engine(error) from error
+        except ray.exceptions.RayError as error:
+            if isinstance(error, ray.exceptions.ActorDiedError) and "creation task" in str(error):
+                raise _of_engine(error) from error
+            if tries < TRIES:
+                again.append((part, rows, tries + 1))
+                continue
+            reason = (
+                f"a worker died {TRIES} times with these rows ({type(error).__name__}); give it more memory, or fewer rows a part"
+            )
+            answers = [{"row": number, **row, "error": reason} for number, row in rows]
+        parts.keep(part, answers)
+        progress(len(rows))
+
+
+def _of_engine(error: Exception) -> PolydraftError:
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, PolydraftError):
+        return cause
+    last = str(cause or error).strip().splitlines()[-1]
+    return IncompatibleError(f"a worker's engine failed: {last}. What was finished is kept: run it again with --resume.")
+
+
+def _digest(source: Path) -> str:
+    if not source.is_file():
+        raise InvalidInputError(f"{str(source)!r} was given to be answered; expected a .jsonl or .parquet file. Check the path.")
+    with source.open("rb") as file:
+        return (
+            hashlib.file_digest(file, "sha256").hexdigest()
+            if hasattr(hashlib, "file_digest")
+            else hashlib.sha256(file.read()).hexdigest()
+        )
+
+
+def generate(
+    dataset: Any,
+    model: str | None = None,
+    *,
+    workers: int = 1,
+    batch_size: int = 16,
+    cpus: float = 1,
+    gpus: float = 0,
+    **options: Any,
+) -> Any:
+    """A Ray dataset with a column `prompt`, `messages` or `prompt_token_ids`, answered: the same with `text`, `token_ids`, `finish_reason`, `error`.
+
+    workers: engines.  batch_size: rows that an engine answers together.  cpus, gpus: of each.  options: as of `worker.EngineWorker`, among
+    them `params`.
+
+    Raises:
+        IncompatibleError: as of `run`.
+    """
+    _ray()
+    return dataset.map_batches(
+        _Batches,
+        fn_constructor_kwargs={"model": model, **options},
+        batch_size=batch_size,
+        concurrency=workers,
+        num_cpus=cpus,
+        num_gpus=gpus,
+    )
+
+
+class _Batches(EngineWorker):
+    """An engine that answers batches of columns."""
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        import numpy as np
+
+        count = len(next(iter(batch.values())))
+        rows = [{name: column[i] for name, column in batch.items()} for i in range(count)]
+        numbers = [int.from_bytes(hashlib.blake2s(repr(row).encode(), digest_size=4).digest(), "big") for row in rows]
+        answers = self.answer(
+            [
+                (n, {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in r.items()})
+                for n, r in zip(numbers, rows, strict=True)
+            ]
+        )
+        empty: dict[str, Any] = {"text": "", "token_ids": [], "finish_reason": "", "error": ""}
+        found = {name: [answer.get(name) or empty[name] for answer in answers] for name in empty}
+        tokens = np.empty(count, object)
+        tokens[:] = found.pop("token_ids")
+        return {**batch, **{name: np.array(column, object) for name, column in found.items()}, "token_ids": tokens}

@@ -1,0 +1,94 @@
+"""An engine that answers rows: what a Ray actor holds. Nothing here knows Ray.
+
+A row is a mapping with `prompt` (a text), `messages` (a conversation) or `prompt_token_ids`, and maybe `params`, sampling parameters of its own.
+What came in goes out again, with `text`, `token_ids` and `finish_reason`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from polydraft.core import SamplingParams
+from polydraft.engine.api import Engine
+from polydraft.errors import InvalidInputError, PolydraftError
+from polydraft.params import MOST_SAMPLES
+
+Row = Mapping[str, Any]
+FORMS = ("prompt", "messages", "prompt_token_ids")
+
+
+class Outputs(Protocol):
+    """What other workers' requests ended with."""
+
+    def exchange(self, mine: Sequence[Sequence[int]], since: int) -> tuple[list[list[int]], int]: ...
+
+
+class EngineWorker:
+    """An engine, built once, and the rows that it is given.
+
+    model, draft_model: as `Engine.from_pretrained` takes them; None is the embedded pair.  params: of all rows, as `SamplingParams`.
+    seed: of the call; a row's noise is a function of it and of the row's number, wherever it is answered.
+    store: whether the suffix drafter learns from finished rows; see `share`.
+
+    Example:
+        >>> worker = EngineWorker(None, params={"temperature": 0, "max_tokens": 4})
+        >>> (answer,) = worker.answer([(0, {"id": "a", "prompt": "import os"})])
+        >>> sorted(answer)
+        ['finish_reason', 'id', 'prompt', 'text', 'token_ids']
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        draft_model: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        store: bool = False,
+        **options: Any,
+    ) -> None:
+        if store:
+            from polydraft.drafters.text.suffix import SuffixStore
+
+            self._store = SuffixStore()
+            options |= {"drafter": "suffix", "drafter_options": {"store": self._store}}
+        given = {} if draft_model is None else {"draft": draft_model}
+        self._engine = Engine.embedded(**given, **options) if model is None else Engine.from_pretrained(model, **given, **options)
+        self._params, self._seed, self._seen = SamplingParams(**(params or {})), seed, 0
+
+    def answer(self, rows: Sequence[tuple[int, Row]]) -> list[dict[str, Any]]:
+        """The rows, each with its number, answered as one batch; a bad row has `error` alone beside its own keys."""
+        waiting = list[tuple[Row, Any]]()
+        for number, row in rows:
+            try:
+                waiting.append((row, self._asked(number, row)))
+            except (PolydraftError, TypeError, ValueError, KeyError) as error:
+                waiting.append((row, " ".join(str(error).split()) or repr(error)))
+        while self._engine.has_unfinished_requests:
+            self._engine.step()
+        return [dict(row) | _said(result) for row, result in waiting]
+
+    def _asked(self, number: int, row: Row) -> Any:
+        given = [form for form in FORMS if row.get(form) is not None]
+        if len(given) != 1:
+            raise InvalidInputError(f"the row has {given or 'no prompt'}; expected one of {', '.join(FORMS)}.")
+        prompt = row[given[0]]
+        if given[0] == "messages":
+            prompt = self._engine.encode_chat(prompt)
+        params = self._params.with_(**(row.get("params") or {}))
+        if params.seed is None:
+            params = params.with_(seed=self._seed + number // MOST_SAMPLES)
+        return self._engine.submit(prompt, params, number % MOST_SAMPLES)
+
+    def share(self, outputs: Outputs, answered: Sequence[Row]) -> None:
+        """Hand in what these rows ended with, and learn what others' did."""
+        news, self._seen = outputs.exchange([row["token_ids"] for row in answered if row.get("token_ids")], self._seen)
+        for token_ids in news:
+            self._store.add(token_ids)
+
+
+def _said(result: Any) -> dict[str, Any]:
+    if isinstance(result, str):
+        return {"error": result}
+    if result.samples[0].error:
+        return {"error": result.samples[0].error}
+    return {"text": result.text, "token_ids": result.token_ids, "finish_reason": result.finish_reason}

@@ -1,0 +1,159 @@
+"""Files answered by workers of Ray, each a process of its own: crashes, bad rows, order."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.integrations import ray as ours
+from polydraft.integrations.ray.files import Parts
+from polydraft.integrations.ray.worker import EngineWorker
+
+GREEDY = {"temperature": 0, "max_tokens": 6}
+with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here: it is the extra `ray`")
+
+
+def written(path, count=6):
+    """Rows of which two cannot be answered, and a line that is none."""
+    rows = [{"id": i, "prompt": f"import os\nx{i} = "} for i in range(count)]
+    rows[1] = {"id": 1, "messages": [{"role": "user"}]}
+    rows[3]["params"] = {"temperature": -1}
+    lines = [json.dumps(row) for row in rows]
+    lines.insert(5, '{"id": ')
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_worker_answers_what_it_can_and_says_what_it_cannot():
+    worker = EngineWorker(params=GREEDY)
+    good, none, both, strange = worker.answer(
+        [
+            (0, {"prompt": "import os"}),
+            (1, {"id": 1}),
+            (2, {"prompt": "a", "messages": []}),
+            (3, {"prompt": "a", "params": {"hot": 1}}),
+        ]
+    )
+    assert good["text"] and good["prompt"] == "import os"
+    assert "expected one of" in none["error"] and "expected one of" in both["error"] and "hot" in strange["error"]
+
+
+def test_a_rows_text_depends_on_its_number_and_not_on_its_neighbours():
+    worker = EngineWorker(params={"max_tokens": 8}, drafter=None)
+    rows = [(i, {"prompt": "import os\n"}) for i in range(4)]
+    together = [row["text"] for row in worker.answer(rows)]
+    alone = [EngineWorker(params={"max_tokens": 8}, drafter=None).answer([row])[0]["text"] for row in rows[2:]]
+    assert together[2:] == alone and len(set(together)) > 1
+
+
+def test_parts_are_kept_and_only_the_same_job_goes_on(tmp_path):
+    source, out = written(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    parts = Parts(out, {"seed": 1})
+    (first, rows), second, _ = parts.missing(source, 3, print)
+    parts.keep(first, [{"row": number, "text": str(number)} for number, _ in rows])
+    with pytest.raises(InvalidInputError, match="--resume"):
+        Parts(out, {"seed": 1})
+    with pytest.raises(InvalidInputError, match="seed"):
+        Parts(out, {"seed": 2}, resume=True)
+    seen = []
+    assert next(Parts(out, {"seed": 1}, resume=True).missing(source, 3, seen.append)) == second and seen == [3]
+    assert "no JSON" in second[1][2][1]["error"]
+
+
+def test_an_output_that_is_there_is_left_alone(tmp_path):
+    out = tmp_path / "out.jsonl"
+    out.write_text("mine")
+    with pytest.raises(InvalidInputError, match="is there already"):
+        Parts(out, {})
+    assert out.read_text() == "mine"
+
+
+def test_a_missing_file_and_wrong_numbers_are_refused(tmp_path):
+    with pytest.raises(InvalidInputError, match="Check the path"):
+        ours.run(tmp_path / "none.jsonl", tmp_path / "out.jsonl")
+    with pytest.raises(InvalidInputError, match="at least 1"):
+        ours.run(written(tmp_path / "in.jsonl"), tmp_path / "out.jsonl", workers=0)
+
+
+def test_outputs_are_exchanged_once_and_not_with_oneself():
+    exchange = ours.Exchange()
+    assert exchange.exchange([[1, 2]], 0) == ([], 1)
+    assert exchange.exchange([[3]], 0) == ([[1, 2]], 2)
+    assert exchange.exchange([], 1) == ([[3]], 2)
+
+
+@with_ray
+def test_other_versions_and_a_cluster_that_does_not_answer_are_refused(monkeypatch):
+    import ray
+
+    monkeypatch.setattr(ray, "__version__", "3.0.0")
+    with pytest.raises(IncompatibleError, match=r"3\.0\.0"):
+        ours.connect()
+
+
+def command(source, out, *more):
+    asked = ["--workers", "2", "--rows", "2", "--max-tokens", "6", "--temperature", "0", *more]
+    return [sys.executable, "-m", "polydraft", "batch", str(source), str(out), *asked]
+
+
+@with_ray
+def test_rows_come_in_order_and_bad_ones_beside_them(tmp_path):
+    source, out = written(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    done = subprocess.run(command(source, out), capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "4 rows answered, 3 not" in done.stderr, done.stderr
+    assert [row["id"] for row in read(out)] == [0, 2, 4, 5]
+    assert [row["row"] for row in read(tmp_path / "out.jsonl.errors.jsonl")] == [1, 3, 5]
+    worker = EngineWorker(params=GREEDY)
+    assert all(row["text"] == worker.answer([(0, {"prompt": row["prompt"]})])[0]["text"] for row in read(out))
+    assert not (tmp_path / "out.jsonl.parts").exists()
+
+
+@with_ray
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["worker", "driver"])
+def test_what_is_killed_loses_nothing_and_repeats_nothing(victim, tmp_path):
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps({"id": i, "prompt": f"x{i} = "}) + "\n" for i in range(40)))
+    driver = subprocess.Popen(command(source, out, "--max-tokens", "64"), stderr=subprocess.PIPE, text=True)
+    parts = tmp_path / "out.jsonl.parts"
+    while len(list(parts.glob("0*.jsonl"))) < 3:
+        time.sleep(0.05)
+        assert driver.poll() is None
+    if victim == "driver":
+        driver.kill()
+        driver.wait()
+        assert not out.exists()
+        driver = subprocess.Popen(command(source, out, "--max-tokens", "64", "--resume"), stderr=subprocess.PIPE, text=True)
+    else:
+        workers = [
+            path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if path.read_bytes().startswith(b"ray::Actor")
+        ]
+        os.kill(int(workers[0]), signal.SIGKILL)
+    assert driver.wait() == 0, driver.stderr.read()
+    assert [row["id"] for row in read(out)] == list(range(40))
+
+
+@with_ray
+@pytest.mark.slow
+def test_a_dataset_gets_texts_and_reasons():
+    import ray
+
+    ours.connect()
+    rows = [{"prompt": "import os"}, {"prompt": ""}, {"prompt": "import re"}]
+    found = ours.generate(ray.data.from_items(rows), params=GREEDY, batch_size=2).take_all()
+    ray.shutdown()
+    worker = EngineWorker(params=GREEDY)
+    for row in found:
+        (expected,) = worker.answer([(0, {"prompt": row["prompt"]})])
+        assert (row["text"], row["error"]) == (expected.get("text", ""), expected.get("error", ""))
