@@ -48,9 +48,10 @@ def connect(address: str | None = None) -> Any:
     if not ray.is_initialized():
         try:
             ray.init(address=address, log_to_driver=False, include_dashboard=False, logging_level="ERROR")
-        except (ConnectionError, ValueError, TimeoutError, RuntimeError) as error:
+        except Exception as error:  # Ray raises plain ones too
             raise IncompatibleError(
-                f"no Ray cluster answers at {address!r}: {error}. Check the address, start one with `ray start --head`, or leave it out."
+                f"no Ray cluster {'began on this machine' if address is None else f'answers at {address!r}'}: {error}. Check the address, start one with "
+                "`ray start --head` and give its address, or leave it out."
             ) from error
     return ray
 
@@ -133,7 +134,7 @@ def run(
         "num_cpus": cpus if cpus is not None else min(1.0, ray.cluster_resources().get("CPU", 1) / workers),
         "num_gpus": gpus,
     }
-    made = ray.remote(Actor).options(max_restarts=-1, max_task_retries=0, **resources)
+    made = ray.remote(Actor).options(max_restarts=0, max_task_retries=0, **resources)
     asked_of = {"params": params, "seed": seed, "exchange": exchange, **options}
     idle: list[Any] = [made.remote(model, **asked_of) for _ in range(workers)]
     running: dict[Any, tuple[Any, int, list[Any], int]] = {}
@@ -146,14 +147,15 @@ def run(
             return parts.finish()
         (done,), _ = ray.wait(list(running))
         actor, part, rows, tries = running.pop(done)
-        idle.append(actor)
         try:
             answers = ray.get(done)
+            idle.append(actor)
         except ray.exceptions.RayTaskError as error:
             raise _of_engine(error) from error
         except ray.exceptions.RayError as error:
-            if isinstance(error, ray.exceptions.ActorDiedError) and "creation task" in str(error):
+            if "creation task" in str(error):  # no engine could be built, and none can be
                 raise _of_engine(error) from error
+            idle.append(made.remote(model, **asked_of))
             if tries < TRIES:
                 again.append((part, rows, tries + 1))
                 continue
