@@ -1,10 +1,12 @@
 """Drafting while verifying against drafting, then verifying: tokens per second of the wall, in one interleaved run, with the model's figures.
 
 python -m studies.asynchronous --layers 0 --layers 20 --out build/asynchronous
+python -m studies.asynchronous --model smollm2-135m-instruct --exit FOLDER       # its own first layers draft; FOLDER of `polydraft train early-exit`
 """
 
 import json
 import statistics
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -15,26 +17,33 @@ from transformers import AutoModelForCausalLM
 
 from polydraft import Engine, SamplingParams
 from polydraft.bench.inflate import inflate
+from polydraft.core import Target
 from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.theory.asynchronous import asynchronous_rate, synchronous_rate
 from polydraft.theory.speed import tokens_of_chain
+from studies.contrastive import first_layers
+from studies.questions import QUESTIONS
 
 DEPTH, CAP, LEAST = 5, 11, 2
 
 
-def engines(layers: int, draft_layers: int) -> dict[str, Engine]:
-    """The contenders on a target with so many more layers; a draft model for each, as a worker's is nobody else's."""
+def inflated(layers: int, draft_layers: int) -> dict[str, Engine]:
+    """The contenders on an embedded target with so many more layers."""
 
     def model(folder: Path, more: int) -> CompiledLlama:
         module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         return CompiledLlama(inflate(module, more), max_num_seqs=1)
 
-    target, tokenizer = model(pair.target_folder(), layers), load.load_tokenizer(str(pair.target_folder()))
+    tokenizer = load.load_tokenizer(str(pair.target_folder()))
+    return engines(model(pair.target_folder(), layers), tokenizer, lambda: model(pair.draft_folder(), draft_layers))
+
+
+def engines(target: Target, tokenizer: Any, draft: Callable[[], Target]) -> dict[str, Engine]:
+    """The contenders; a draft model for each, as a worker's is nobody else's."""
 
     def make(**options: Any) -> Engine:
-        small = model(pair.draft_folder(), draft_layers)
-        return Engine.of(target, tokenizer=tokenizer, draft_model=small, **options)
+        return Engine.of(target, tokenizer=tokenizer, draft_model=draft(), **options)
 
     ahead = {"lead_cap": CAP, "least": LEAST, "trace": True}
     return {
@@ -49,14 +58,15 @@ def engines(layers: int, draft_layers: int) -> dict[str, Engine]:
 Took = dict[str, list[tuple[float, Any]]]
 
 
-def measure(made: dict[str, Engine], prompts: list[str], temperature: float, tokens: int) -> Took:
+def measure(made: dict[str, Engine], prompts: Sequence[str], temperature: float, tokens: int) -> Took:
     """Seconds of the wall and statistics for each prompt, everyone in turn."""
     took: Took = {name: [] for name in made}
     for number, prompt in enumerate(["warm = 1\n", *prompts]):
         for name, engine in made.items():
             params = SamplingParams(temperature=temperature, max_tokens=tokens, seed=number, ignore_eos=True)
             began = perf_counter()
-            (result,) = engine.generate(prompt, params)
+            chat = getattr(engine.tokenizer, "chat_template", None) and number
+            (result,) = engine.generate([engine.encode_chat([{"role": "user", "content": prompt}]) if chat else prompt], params)
             if number:
                 took[name].append((perf_counter() - began, result.stats))
     return took
@@ -71,6 +81,8 @@ def durations(engine: Engine) -> tuple[float, float, float]:
 
 
 def main(
+    model: Annotated[str | None, typer.Option(help="A chat model in the place of the embedded pair; needs --exit.")] = None,
+    exit_: Annotated[Path | None, typer.Option("--exit", help="A trained exit behind its first layers, which draft.")] = None,
     layers: Annotated[list[int], typer.Option(help="Layers to inflate the embedded target by; its law stays.")] = [0, 20],  # noqa: B006
     draft_layers: Annotated[int, typer.Option(help="The same of the draft model.")] = 0,
     tokens: int = 64,
@@ -82,8 +94,20 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     prompts = [p.text for p in pair.prompts()[: 2 if quick else num_prompts]]
     rows = list[dict[str, Any]]()
+    if (model is None) != (exit_ is None):
+        raise typer.BadParameter("--model and --exit go together")
+    place = out / "draft"
+    if model is not None:
+        first_layers(model, 0, place, exit_)
+        layers, prompts = [0], list(QUESTIONS[: 2 if quick else num_prompts])
     for more in layers:
-        made = engines(more, draft_layers)
+        if model is None:
+            made = inflated(more, draft_layers)
+        else:
+            target = load.load_model(model, max_num_seqs=1, max_model_len=1024)
+            made = engines(
+                target, load.load_tokenizer(model), lambda: load.load_model(str(place), max_num_seqs=1, max_model_len=1024)
+            )
         for temperature in (0.0, 1.0):
             took = measure(made, prompts, temperature, 16 if quick else tokens)
             row = {"draft_layers": draft_layers} | summary(made, took, temperature, more, 16 if quick else tokens)

@@ -100,8 +100,9 @@ def _infos() -> Iterator[Method]:
     for name in registry.names("drafter"):
         made = registry.drafter(name)
         asked = signature(made.build).parameters.values()
-        of_a_law = getattr(made, "law_name", None)
-        if not of_a_law and not any(p.kind is Parameter.KEYWORD_ONLY and p.default is Parameter.empty for p in asked):
+        trained_elsewhere = any(p.name == "weights" for p in asked) and name not in registry.RECIPES
+        of_others = trained_elsewhere or getattr(made, "law_name", None)
+        if not of_others and not any(p.kind is Parameter.KEYWORD_ONLY and p.default is Parameter.empty for p in asked):
             yield from made.methods
 
 

@@ -30,7 +30,7 @@ from polydraft.papers import method
 
 __all__ = ["AmusdDrafter", "cores"]
 
-LEAD_CAP, LEAST = 8, 2
+LEAD_CAP, LEAST, BURST = 16, 2, 4
 _METHODS = (
     method("amusd", "Draft model that runs ahead while the target verifies", "2410.17375", {SiblingLaw.IID}, {TreeShape.CHAIN}),
     method("amusd:coupled", "The same, by a shared race", "2410.17375", {SiblingLaw.COUPLED}, {TreeShape.CHAIN}),
@@ -75,7 +75,7 @@ class AmusdDrafter:
         stop_ids: Sequence[int] = (),
         lead_cap: int = LEAD_CAP,
         least: int | None = None,
-        burst: int = 1,
+        burst: int = BURST,
         pin: bool = False,
         trace: bool = False,
         delay: Callable[[], None] | None = None,
@@ -106,7 +106,7 @@ class AmusdDrafter:
         kind: str = "chain",
         lead_cap: int = LEAD_CAP,
         least: int | None = None,
-        burst: int = 1,
+        burst: int = BURST,
         pin: bool = False,
         trace: bool = False,
     ) -> "AmusdDrafter":

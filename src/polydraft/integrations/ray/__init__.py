@@ -142,7 +142,8 @@ def run(
     while True:
         while idle and (job := again.pop() if again else next(((p, rows, 1) for p, rows in todo), None)):
             actor = idle.pop()
-            running[actor.answer_part.remote(job[1])] = actor, *job
+            part, rows, tries = job
+            running[actor.answer_part.remote(rows)] = actor, part, rows, tries
         if not running:
             return parts.finish()
         (done,), _ = ray.wait(list(running))
@@ -178,12 +179,11 @@ def _of_engine(error: Exception) -> PolydraftError:
 def _digest(source: Path) -> str:
     if not source.is_file():
         raise InvalidInputError(f"{str(source)!r} was given to be answered; expected a .jsonl or .parquet file. Check the path.")
+    found = hashlib.sha256()
     with source.open("rb") as file:
-        return (
-            hashlib.file_digest(file, "sha256").hexdigest()
-            if hasattr(hashlib, "file_digest")
-            else hashlib.sha256(file.read()).hexdigest()
-        )
+        while chunk := file.read(1 << 20):
+            found.update(chunk)
+    return found.hexdigest()
 
 
 def generate(
