@@ -82,7 +82,7 @@ class Actor(EngineWorker):
         if self._exchange is not None:
             self.share(_Remote(self._exchange), answers)
         found = iter(answers)
-        return [{"row": number} | (row if "error" in row else next(found)) for number, row in rows]
+        return [{"row": number, **(row if "error" in row else next(found))} for number, row in rows]
 
 
 class _Remote:
