@@ -45,7 +45,7 @@ def engines(target: Target, tokenizer: Any, draft: Callable[[], Target]) -> dict
     def make(**options: Any) -> Engine:
         return Engine.of(target, tokenizer=tokenizer, draft_model=draft(), **options)
 
-    ahead = {"lead_cap": CAP, "least": LEAST, "trace": True}
+    ahead = {"lead_cap": CAP, "least": LEAST, "burst": 1, "trace": True}
     return {
         "plain": make(drafter=None),
         "synchronous": make(drafter="model:chain", depth=DEPTH),
