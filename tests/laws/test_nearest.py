@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from polydraft import Engine, SamplingParams, TokenTree
 from polydraft.core import Draft, Needs, SiblingLaw, TreeShape
-from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.laws.nearest import Hits, Nearest, mixed
 from polydraft.laws.passages import LONGEST, Passages
 from polydraft.models.compiled.llama import CompiledLlama
@@ -152,6 +152,13 @@ def test_a_deleted_passage_is_never_quoted_again(target, store, tmp_path):
     store.delete("threes")
     assert made.generate([prompt], GREEDY)[0].token_ids == Engine.of(target, drafter=None).generate([prompt], GREEDY)[0].token_ids
     assert Passages.open(tmp_path / "passages", target).sources == {}
+
+
+def test_a_context_that_holds_no_passage_is_refused_and_nothing_is_stored(target, store):
+    short = CompiledLlama(module(), max_num_seqs=1, max_model_len=LONGEST - 1)
+    with pytest.raises(CapacityError, match=f"up to {LONGEST} tokens"):
+        store.append([("more", [1, 2, 3])], short)
+    assert store.sources == {"rising": 1, "threes": 1}
 
 
 def test_files_that_cannot_be_used_are_refused_and_kept(target, store, tmp_path):
