@@ -2,7 +2,7 @@
 
 FOLDER is what `polydraft models export MODEL --head shipped --out FOLDER` writes. To be run with the interpreter that has vLLM
 (`.venv-vllm/bin/python`). Every contender is a vLLM in a process of its own; each answers each question in turn, one at a time and then
-all together. Rates are tokens per processor second, prompts included; ratios are medians of those within a round.
+all together, on the first core. Rates are tokens per processor second, prompts included; ratios are medians of those within a round.
 """
 
 from pathlib import Path
@@ -92,7 +92,7 @@ def main(
         for name, (speculative, rule) in chosen.items():
             typer.echo(f"starting vLLM: {name}", err=True)
             options: dict[str, Any] = {} if speculative is None else {"speculative_config": speculative}
-            environment = {RULE: rule, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+            environment = {RULE: rule, "VLLM_CPU_OMP_THREADS_BIND": "0"}
             served[name] = VLLM(
                 folder, environment=environment, dtype="bfloat16", max_model_len=1024, max_num_seqs=len(prompts), **options
             )

@@ -43,7 +43,7 @@ def engine(speculative: dict[str, Any] | None, rule: str | None = None, **enviro
     options = {} if speculative is None else {"speculative_config": speculative}
     made = VLLM(
         pair.target_folder(),
-        environment={"VLLM_CPU_OMP_THREADS_BIND": "nobind", RULE: rule or "", **environment},
+        environment={"VLLM_CPU_OMP_THREADS_BIND": "0", RULE: rule or "", **environment},
         dtype="float32",
         max_model_len=256,
         max_num_seqs=64,
