@@ -65,7 +65,7 @@ def test_the_static_path_gives_the_same_logits_where_it_is_asked_for(folder):
 @pytest.mark.parametrize(("reason", "kind"), [(None, StaticLlama), ("its head is odd", HFTarget)])
 def test_a_gpu_takes_the_static_path_for_models_that_it_covers(folder, monkeypatch, reason, kind):
     module = load.load_module(str(folder), device="cpu")
-    monkeypatch.setattr(load, "load_module", lambda *_, **__: SimpleNamespace(device=torch.device("cuda")))
+    monkeypatch.setattr(load, "load_module", lambda *_, **__: SimpleNamespace(device=torch.device("cuda"), config=module.config))
     monkeypatch.setattr(CompiledLlama, "why_unsupported", staticmethod(lambda _: "it is on a GPU"))
     monkeypatch.setattr(StaticLlama, "why_unsupported", staticmethod(lambda given: None if given is module else reason))
     for path in (StaticLlama, HFTarget):
