@@ -212,7 +212,10 @@ class Seq2SeqTarget(HFTarget):
         with ExitStack() as undo:
             if self._positions_module is not None:
                 here, offset = torch.from_numpy(positions).to(self.device), getattr(self._positions_module, "offset", 0)
-                hook = lambda module, _, __: embedding(here + offset, module.weight)  # noqa: E731
+
+                def hook(module: Any, given: Any, found: Tensor) -> Tensor:
+                    return embedding(here + offset, module.weight)
+
                 undo.callback(self._positions_module.register_forward_hook(hook).remove)
             else:
                 distance = self._distances(slots, begins, positions, width)

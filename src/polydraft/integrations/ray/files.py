@@ -71,12 +71,13 @@ class Parts:
         self.folder = out.with_name(f"{out.name}.parts")
         if out.exists():
             raise InvalidInputError(f"{str(out)!r} is there already; nothing was changed. Name another file, or delete it.")
-        if self.folder.exists() and not resume:
+        begun = any(self.folder.glob("[0-9]*.jsonl"))
+        if begun and not resume:
             raise InvalidInputError(
                 f"{str(self.folder)!r} holds parts of an earlier run; go on with --resume, or delete it to begin again."
             )
         written = self.folder / "job.json"
-        if written.exists():
+        if begun:
             before = json.loads(written.read_text(encoding="utf-8"))
             if changed := sorted(key for key in {*before, *job} if before.get(key) != job.get(key)):
                 raise InvalidInputError(
