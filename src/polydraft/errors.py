@@ -36,6 +36,10 @@ class DraftWorkerError(PolydraftError, RuntimeError):
     """The worker that drafts while the target verifies has died, or is in another process."""
 
 
+class RankError(PolydraftError, RuntimeError):
+    """A process that holds a part of the target has died, hangs, or could not begin."""
+
+
 class DrafterWarning(UserWarning):
     """A drafter failed and was switched off for a request; its text is unharmed."""
 

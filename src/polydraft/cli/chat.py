@@ -51,6 +51,7 @@ def chat(
     quantization: given.Quantization = None,
     cache_dtype: given.CacheDtype = None,
     threads: given.PassThreads = None,
+    tensor_parallel: given.TensorParallel = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest conversation, in tokens.")] = None,
     show: Annotated[bool, typer.Option(help="Colour accepted draft tokens.")] = True,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Fetch the model that is offered without asking.")] = False,
@@ -58,7 +59,7 @@ def chat(
     """Talk to a model; without --model to a small one, which is fetched once. One message a line; /help shows what else there is."""
     name = model or _offered(yes)
     options: dict[str, Any] = {"drafter": drafter, "verifier": verifier, "dtype": dtype, "device": device}
-    options |= {"quantization": quantization, "cache_dtype": cache_dtype, "threads": threads}
+    options |= {"quantization": quantization, "cache_dtype": cache_dtype, "threads": threads, "tensor_parallel": tensor_parallel}
     options |= {"law": law, "law_options": given.law_options(law_option, amateur=amateur, alpha=alpha, beta=beta)}
     options |= {"max_model_len": max_model_len, "max_num_seqs": 1}
     with Preparation(f"loading {name} ..."):

@@ -32,6 +32,7 @@ def generate(
     quantization: given.Quantization = None,
     cache_dtype: given.CacheDtype = None,
     threads: given.PassThreads = None,
+    tensor_parallel: given.TensorParallel = None,
     draft_quantization: Annotated[str | None, given.models("The same of the draft: changes no output law.")] = None,
     max_model_len: Annotated[int | None, given.models("Longest prompt plus output, in tokens.")] = None,
     tie_margin: Annotated[
@@ -119,6 +120,7 @@ def generate(
         "cache_dtype": cache_dtype,
         "draft_quantization": draft_quantization,
         "threads": threads,
+        "tensor_parallel": tensor_parallel,
         "max_model_len": max_model_len,
         "max_num_seqs": max(1, min(n, 8)),
         "tie_margin": tie_margin,

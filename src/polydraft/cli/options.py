@@ -27,6 +27,9 @@ Backend = Annotated[str, models("auto, compiled, static or transformers.")]
 Quantization = Annotated[str | None, models("int8, int4, bfloat16 or bfloat16-dot weights of the target, on the compiled path.")]
 CacheDtype = Annotated[str | None, models("float32 or bfloat16 keys and values of the target, on the compiled path.")]
 PassThreads = Annotated[int | None, models("Threads of the compiled path; idle cores without it.", "--threads", min=1)]
+TensorParallel = Annotated[
+    int | None, models("Processes that hold a part of the target each; one whole without it.", "--tensor-parallel")
+]
 Drafter = Annotated[str, drafts("A name of `polydraft methods`, none, or auto.")]
 Head = Annotated[Path | None, drafts("Folder of a draft head, see `polydraft train`.")]
 Verifier = Annotated[str, drafts("A name of `polydraft methods`, or auto.")]

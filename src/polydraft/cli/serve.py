@@ -44,6 +44,7 @@ def serve(
     quantization: given.Quantization = None,
     cache_dtype: given.CacheDtype = None,
     threads: given.PassThreads = None,
+    tensor_parallel: given.TensorParallel = None,
     max_model_len: Annotated[int | None, given.models("Longest prompt plus output, in tokens.")] = None,
     max_num_seqs: Annotated[int, given.models("Samples that run at the same time; each has a place in the cache.", min=1)] = 8,
     host: Annotated[str, given.server("Address to listen on; 0.0.0.0 is every one of this machine.")] = "127.0.0.1",
@@ -82,7 +83,7 @@ def serve(
         "device": device,
         "backend": backend,
     }
-    options |= {"quantization": quantization, "cache_dtype": cache_dtype, "threads": threads}
+    options |= {"quantization": quantization, "cache_dtype": cache_dtype, "threads": threads, "tensor_parallel": tensor_parallel}
     options |= {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
     with Preparation(f"loading {name} ..."):
         _check_installed()

@@ -75,6 +75,7 @@ class Engine(Loop):
         law_options: Mapping[str, Any] | None = None,
         offered: Seq[str] = (),
         asynchronous: bool = False,
+        tensor_parallel: int | None = None,
     ) -> "Engine":
         """An engine on models by name: folders, GGUF files, names of `polydraft models list`, or `OWNER/NAME` of the Hugging Face hub.
 
@@ -107,6 +108,8 @@ class Engine(Loop):
         law_options: passed to the law's `build`; a model among them ("amateur") by its name, and then the draft model, too, where there is no other.
         asynchronous: the draft model runs ahead on a core, stream or device of its own while the target verifies, see `drafters.amusd`;
             drafter_options: "lead_cap", "least", "burst", "pin", "trace". `depth` bounds what one pass takes, default all that waits.
+        tensor_parallel: processes that hold a part of the target each, for one that does not fit one device, see `models.distributed`; the draft is whole
+            in this one.
         offered: names of further drafters, each built without options and with a plan of its own, that a request may ask for in place of `drafter`.
 
         Raises:
@@ -123,7 +126,7 @@ class Engine(Loop):
         if asynchronous and threads is None and len(cores()) <= 2:
             options["threads"] = 1  # the other core is the draft's
         plain = drafter is None or drafter == "none"
-        own: dict[str, Any] = options | {"max_num_seqs": max_num_seqs * build.slots(law)}
+        own: dict[str, Any] = options | {"max_num_seqs": max_num_seqs * build.slots(law), "tensor_parallel": tensor_parallel}
         model = load.load_model(target, quantization=quantization, cache_dtype=cache_dtype, plain=plain, **own)
         tokenizer = load.load_tokenizer(target)
         small, other, role = None, None, "draft"

@@ -118,11 +118,13 @@ def load_module(
     device: str | torch.device | None = None,
     max_model_len: int | None = None,
     plain: bool = False,
+    **placement: Any,
 ) -> Any:
     """A causal language model or an encoder-decoder of transformers, in evaluation mode, on its device.
 
     name: see `hub.located`.  dtype, device: see `as_dtype` and `as_device`.
     plain: take models that cannot be rolled back too; they can only be decoded without drafts.
+    placement: options of `from_pretrained` that say where which weights go, in place of the device.
 
     Raises:
         ModelLoadError: the folder is missing, incomplete or corrupt, or the model is of a kind that cannot be rolled back.
@@ -142,7 +144,7 @@ def load_module(
     kind = AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
     try:
         loaded: Any = kind.from_pretrained(
-            folder, dtype=number, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+            folder, dtype=number, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **placement
         )
     except Exception as error:
         raise ModelLoadError(f"the model {str(name)!r} could not be loaded: {first_line(error)}.") from error
@@ -153,4 +155,4 @@ def load_module(
             f"the weights of {str(name)!r} are incomplete: {len(missing)} tensors are missing, such as {missing[0]!r}. "
             "Copy or download them again."
         )
-    return module.to(place).eval()
+    return module.eval() if placement else module.to(place).eval()

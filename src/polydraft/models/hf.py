@@ -137,7 +137,8 @@ class HFTarget(SlotModel):
         self._plain_head = head is not None and torch.allclose(head(out.hidden_states[-1]), plain, rtol=1e-2, atol=1e-3)
         layout = self._allocate(recorder.shapes, max_model_len, max_num_seqs)
         if self._attention == GROUPED:
-            self._num_groups = self.model.config.get_text_config().num_attention_heads // layout.num_heads
+            num_ranks = getattr(self.model, "tp_size", None) or 1  # each has its part of the heads
+            self._num_groups = max(1, self.model.config.get_text_config().num_attention_heads // (layout.num_heads * num_ranks))
         if self.max_model_len >= path.shape[1]:
             self._prove(plain.float())
 

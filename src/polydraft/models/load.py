@@ -37,6 +37,7 @@ def load_model(
     max_num_seqs: int = 8,
     threads: int | None = None,
     plain: bool = False,
+    tensor_parallel: int | None = None,
 ) -> Target:
     """A target (or draft) model: the Llama family compiled in float32 on a CPU, or static on a GPU; else through transformers.
 
@@ -48,6 +49,7 @@ def load_model(
     cache_dtype: "float32", or "bfloat16" for half the memory, of keys and values on the compiled path; another model, too.
     threads: that a compiled pass runs on; None: idle cores, one for small models.
     plain: the model will be used without drafts: one whose cache cannot be rolled back is then taken as it is.
+    tensor_parallel: processes that hold a part of the model each, started here, see `models.distributed`.
 
     Raises:
         ModelLoadError: the folder is missing, incomplete, corrupt or of a kind that cannot be rolled back.
@@ -65,11 +67,18 @@ def load_model(
     place = located(name)
     options: dict[str, Any] = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
     compiled = {"quantization": quantization, "cache_dtype": cache_dtype or "float32", "threads": threads}
+    chosen = {"quantization": quantization, "cache_dtype": cache_dtype}
+    if tensor_parallel is not None:
+        from polydraft.models.distributed import ShardedTarget
+
+        _refuse_choices(
+            name, "over several ranks", chosen | {"backend": None if backend in ("auto", "transformers") else backend}
+        )
+        return ShardedTarget(place, num_ranks=tensor_parallel, dtype=dtype, device=device, **options)
     files = _files(place, dtype, device, backend)
     if files is not None and (not plain or _rolls_back(files, max_model_len)):
         return CompiledLlama(files, **options, **compiled)
     module = load_module(place, dtype=dtype, device=device, max_model_len=max_model_len, plain=plain)
-    chosen = {"quantization": quantization, "cache_dtype": cache_dtype}
     if plain and not _rolls_back(module, max_model_len):
         _refuse_choices(name, "its cache cannot be rolled back", chosen)
         return PlainTarget(module, **options)
@@ -93,7 +102,7 @@ def _refuse_choices(name: str, reason: str, chosen: dict[str, str | None]) -> No
     for option, value in chosen.items():
         if value is not None:
             raise IncompatibleError(
-                f"{option}={value!r} was asked for {name!r}, which runs through torch ({reason}); only the compiled path has it. Leave it out."
+                f"{option}={value!r} was asked for {name!r}, which runs through torch ({reason}). Leave it out."
             )
 
 
