@@ -1,7 +1,5 @@
 """Optimal acceptance: closed forms against linear programmes and all subsets, and no rule above its optimum."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -105,13 +103,10 @@ def test_race_of_one_lies_between_its_bounds_and_equals_the_integral():
         assert closed_forms.race(p, q, 1) == pytest.approx(alpha, abs=1e-9)
 
 
-def test_large_vocabulary_takes_well_below_a_second():
-    rng = np.random.default_rng(0)
-    p, q = rng.dirichlet(np.full(152_064, 0.1), 2)
-    acceptance.with_replacement(p, q, 4)
-    begin = time.perf_counter()
-    acceptance.with_replacement(p, q, 4)
-    assert time.perf_counter() - begin < 0.5
+def test_a_large_vocabulary_has_the_sum_of_its_minima():
+    p, q = np.random.default_rng(0).dirichlet(np.full(152_064, 0.1), 2)
+    assert acceptance.with_replacement(p, q, 1) == pytest.approx(np.minimum(p, q).sum(), abs=1e-9)
+    assert acceptance.with_replacement(p, q, 1) < acceptance.with_replacement(p, q, 4) < 1
 
 
 def test_rows_that_are_no_laws_are_refused():
