@@ -42,6 +42,7 @@ def contenders(folder: Path) -> dict[str, tuple[dict[str, Any] | None, str]]:
         "vLLM's eagle3": (head, ""),
         "ngram, match": (ours("ngram"), "match"),
         "suffix, match": (ours("suffix"), "match"),
+        "mixture, match": (ours("mixture"), "match"),
         "eagle3, block": (head, "block"),
     }
 

@@ -1,6 +1,7 @@
 """The plug-in inside vLLM itself, each engine in a process of its own: `make vllm` installs it and runs these tests.
 
-The law of a few tokens is enumerated with transformers: `top_k` leaves few sequences, so that counts tell laws apart.
+The law of a few tokens is enumerated with transformers: `top_k` leaves few sequences, so that counts tell laws apart. The targets are the
+embedded one and the real chat model, which is fetched once; where it cannot be, its tests say so.
 """
 
 import json
@@ -38,11 +39,13 @@ DRAFT_MODEL = {
 
 
 @contextmanager
-def engine(speculative: dict[str, Any] | None, rule: str | None = None, **environment: str) -> Iterator[VLLM]:
-    """vLLM with the embedded target."""
+def engine(
+    speculative: dict[str, Any] | None, rule: str | None = None, folder: Path | None = None, **environment: str
+) -> Iterator[VLLM]:
+    """vLLM with the embedded target, or that of a folder."""
     options = {} if speculative is None else {"speculative_config": speculative}
     made = VLLM(
-        pair.target_folder(),
+        folder or pair.target_folder(),
         environment={"VLLM_CPU_OMP_THREADS_BIND": "0", RULE: rule or "", **environment},
         dtype="float32",
         max_model_len=256,
@@ -62,11 +65,13 @@ def ids() -> list[int]:
     return AutoTokenizer.from_pretrained(pair.target_folder()).encode(PROMPT)
 
 
-def texts_that_follow(ids: list[int], length: int, *, top_k: int, truncated: bool = False) -> dict[tuple[int, ...], float]:
+def texts_that_follow(
+    ids: list[int], length: int, *, top_k: int, truncated: bool = False, folder: Path | None = None
+) -> dict[tuple[int, ...], float]:
     """Texts of the likeliest tokens, and the probability of each. truncated: whether sampling is, to these tokens."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(pair.target_folder(), dtype=torch.float64).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder or pair.target_folder(), dtype=torch.float64).eval()
     texts: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
         with torch.no_grad():
@@ -121,6 +126,50 @@ def test_texts_follow_the_targets_law(
         assert sum(found["accepted"]) > SAMPLES / 4
         assert p_value(law, found["outputs"]) > 1e-3
         assert sample(served, ids, 8, **GREEDY)["outputs"] == plain
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The real chat model as a folder, its shipped head below it."""
+    folder = tmp_path_factory.mktemp("chat") / "model"
+    command = [
+        sys.executable,
+        "-m",
+        "polydraft",
+        "models",
+        "export",
+        "smollm2-135m-instruct",
+        "--head",
+        "shipped",
+        "--out",
+        str(folder),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"the chat model could not be fetched: {done.stderr[-200:]}")
+    return folder
+
+
+@pytest.mark.parametrize(("rule", "drafter"), [("match", "suffix"), ("block", "head"), ("race", "suffix")])
+def test_texts_of_the_chat_model_follow_its_law(rule: str, drafter: str, chat: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(chat)
+    asked = [{"role": "user", "content": "Say: one two three one two three one two three"}]
+    ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=True, return_dict=False)
+    head = {
+        "method": "eagle3",
+        "model": str(chat / "head"),
+        "num_speculative_tokens": 2,
+        "draft_sample_method": "probabilistic",
+    }
+    with engine(SUFFIX if drafter == "suffix" else head, rule, chat) as served:
+        found = sample(served, ids)
+        greedy = sample(served, ids, 8, **GREEDY)["outputs"]
+    assert sum(found["accepted"]) > SAMPLES / 20
+    assert p_value(texts_that_follow(ids, LENGTH, top_k=TOP_K, truncated=True, folder=chat), found["outputs"]) > 1e-3
+    with engine(None, folder=chat) as served:
+        assert sample(served, ids, 8, **GREEDY)["outputs"] == greedy
 
 
 def test_vllms_own_rejection_sampler_is_caught_without_a_gpu(ids: list[int]) -> None:

@@ -8,8 +8,10 @@ The prompt is read first whose end is due first: what was read before it came, a
 Shenker 1989). Short prompts go before long ones, and those that come later delay one by no more than its own length.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from statistics import median
 from typing import NamedTuple
 
 from polydraft.core import Mixing, Target
@@ -18,12 +20,15 @@ from polydraft.engine.sequence import Sequence
 
 FEWEST, MOST = 4, 256
 """Prompt tokens of a step while others run: fewer would pay a pass of their own for little, more are a stall on any machine."""
-RIDING, ALONE = 0.75, 0.5
-"""Of a round's time that pieces may take. Alone at 1, the p99 between tokens grew 2.3 to 3.1 times while 892 tokens joined (SmolLM2-135M), as times vary."""
+SHARE = 0.5
+"""Of a round's time that pieces may take. At 0.75 the p99 between tokens grew 2.2 to 2.8 times while 892 tokens joined (SmolLM2-135M), as times vary."""
 LONGEST = 0.25
 """Seconds of a step that pieces may take where more prompts are read than streams run: each has the same claim to the machine."""
 NEWEST = 0.1
 """Weight of the last round in the means that the cost of a row is learnt from."""
+RECENT, HICCUP = 9, 1.5
+"""Rounds whose median a piece is measured against, and how much longer than foretold a pass counts at most: one that the machine held up says
+nothing about the next."""
 
 
 class RowCost:
@@ -44,7 +49,8 @@ class RowCost:
         """A pass of so many rows took so long. As long as all have the same number, one costs what they do on average."""
         if not self._rows:
             self._rows, self._mean = float(rows), seconds
-        wider, longer = rows - self._rows, seconds - self._mean
+        wider = rows - self._rows
+        longer = min(seconds, HICCUP * (self._mean + max(wider, 0.0) * self.seconds)) - self._mean
         self._variance = (1 - NEWEST) * (self._variance + NEWEST * wider * wider)
         self._covariance = (1 - NEWEST) * (self._covariance + NEWEST * wider * longer)
         self._rows, self._mean = self._rows + NEWEST * wider, self._mean + NEWEST * longer
@@ -63,17 +69,18 @@ class RoundTime(NamedTuple):
 class Filling:
     """What is read of new sequences in each step. clock: seconds, by which the size of pieces is learnt.
 
-    rides: whether pieces ride in the passes of rounds.  round_seconds: of the last step's rounds, without what rode in them.
+    rides: whether pieces ride in the passes of rounds.  round_seconds: of a step's rounds, without what rode in them; the median of the last.
     """
 
     def __init__(self, target: Target, clock: Callable[[], float]) -> None:
         self._target, self._clock = target, clock
         self.rides = isinstance(target, Mixing)
         self._cost, self._seconds_per_token, self._num_read, self.round_seconds = RowCost(), 0.0, 0, 0.0
+        self._recent = deque[float](maxlen=RECENT)
 
     def room(self, num_running: int = 1, num_new: int = 1) -> int:
         """Prompt tokens that take a share of the last round's time, and more where more prompts are read than streams run."""
-        own = (RIDING if self.rides else ALONE) * self.round_seconds
+        own = SHARE * self.round_seconds
         seconds = max(own, min(own * num_new / num_running, LONGEST))
         count = int(seconds / self._seconds_per_token) if self._seconds_per_token else 0
         return max(1 if self.rides else FEWEST, min(MOST, count))
@@ -132,4 +139,5 @@ class Filling:
             for one in rounds:
                 self._cost.learn(one.rows, one.scoring)
             self._seconds_per_token = self._cost.seconds
-        self.round_seconds = max(whole - riding * self._seconds_per_token, whole / (1 + riding))
+        self._recent.append(max(whole - riding * self._seconds_per_token, whole / (1 + riding)))
+        self.round_seconds = median(self._recent)

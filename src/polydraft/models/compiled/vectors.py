@@ -51,19 +51,20 @@ def aligned(*shape: int, dtype: np.dtype | type[np.generic] = np.float32, huge: 
     """Zeros that begin on a cache line; the system hands out a page when it is first written.
 
     huge: in pages of two MiB where the system has them, for arrays that are read from end to end again and again: small pages
-    would push everything else out of the table in which the processor finds pages.
+    would push everything else out of the table in which the processor finds pages. Else in small pages: a first token in each of a
+    hundred parts of a cache would fill as many huge ones with zeros, while everybody waits.
 
     Example:
         >>> aligned(3, 5).ctypes.data % 64, aligned(1024, 1024, huge=True).ctypes.data % 64
         (0, 0)
     """
     size = np.dtype(dtype).itemsize * int(np.prod(shape))
-    advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    if huge and advice is not None and 4 * size >= _HUGE:
+    advice = getattr(mmap, "MADV_HUGEPAGE" if huge else "MADV_NOHUGEPAGE", None)
+    if advice is not None and 4 * size >= _HUGE:
         pages = mmap.mmap(-1, size + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError):  # a system built without them
             pages.madvise(advice)
-        raw, start = np.frombuffer(pages, np.uint8), _HUGE
+        raw, start = np.frombuffer(pages, np.uint8), _HUGE if huge else 64
     else:
         raw, start = np.zeros(size + 64, np.uint8), 64
     start = -raw.ctypes.data % start
