@@ -16,6 +16,7 @@ from polydraft.engine.api import Engine
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError, RankError
 from polydraft.models import distributed as sharded
 from polydraft.models import load, pair
+from polydraft.models.cache import SlotCache
 from polydraft.models.distributed import ShardedTarget
 from polydraft.models.hf import HFTarget
 from polydraft.params import SamplingParams
@@ -231,7 +232,7 @@ def test_bad_numbers_of_ranks_and_models_without_a_plan_are_refused_before_anyth
     with pytest.raises(IncompatibleError, match="'gpt2', for which transformers has no plan"):
         load.load_model(str(gpt2), tensor_parallel=2)
     for option in ({"quantization": "int8"}, {"cache_dtype": "bfloat16"}, {"backend": "compiled"}):
-        with pytest.raises(IncompatibleError, match="over several ranks"):
+        with pytest.raises(IncompatibleError, match="over several devices"):
             load.load_model(str(place), tensor_parallel=2, **option)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(IncompatibleError, match="torchrun"):
@@ -240,6 +241,51 @@ def test_bad_numbers_of_ranks_and_models_without_a_plan_are_refused_before_anyth
     monkeypatch.setattr(sharded, "find_spec", lambda name: None)
     with pytest.raises(IncompatibleError, match=r"polydraft\[distributed\]"):
         load.load_model(str(place), tensor_parallel=2)
+
+
+def test_a_cache_of_layers_on_several_devices_is_that_of_one():
+    model = small_model(ARCHITECTURES["llama"])
+    devices = [torch.device("cpu"), torch.device("cpu", 0)]  # two that differ by name and share memory
+    game = Play(model, HFTarget(model, max_num_seqs=4))
+    held = game.target._cache
+    game.target._cache = SlotCache(held.layout, 4, held.num_columns, devices)
+    assert len(game.target._cache._pairs) == 2
+    game.join(0, 1, 2, 3)
+    errors = [game.round(accept) for accept in ("some", "none", "all", "some", "some")]
+    game.leave(1)
+    game.target.copy(0, 1, 3)
+    game.texts[1] = [*game.texts[0][:3], 7]
+    assert max(*errors, *(game.round("some") for _ in range(3)), game.next_error([3, 0, 1])) < 1e-4
+
+
+def test_a_device_map_places_modules_and_a_layer_on_disk_is_read_in_its_turn(tmp_path):
+    model = small_model(ARCHITECTURES["llama"])
+    model.save_pretrained(tmp_path)
+    whole = {
+        "model.embed_tokens": "cpu",
+        "model.rotary_emb": "cpu",
+        "model.norm": "cpu",
+        "lm_head": "cpu",
+        "model.layers.0": "cpu",
+    }
+    for places in ("auto", {"": "cpu"}, whole | {"model.layers.1": "disk"}):
+        game = Play(model, load.load_model(str(tmp_path), device_map=places, max_num_seqs=4))
+        game.join(0, 1, 2)
+        assert max(game.round(accept) for accept in ("some", "none", "all")) < 1e-4
+    assert next(game.target.model.model.layers[1].parameters()).device.type == "meta"
+
+
+def test_device_maps_that_cannot_be_are_refused():
+    place = str(pair.target_folder())
+    for options, kind, message in (
+        ({"tensor_parallel": 2}, InvalidInputError, "one of the two"),
+        ({"device": "cpu"}, InvalidInputError, "names devices"),
+        ({"backend": "compiled"}, IncompatibleError, "over several devices"),
+    ):
+        with pytest.raises(kind, match=message):
+            load.load_model(place, device_map="auto", **options)
+    with pytest.raises(ModelLoadError, match="could not be loaded"):
+        load.load_model(place, device_map={"": "nowhere"})
 
 
 def test_weights_that_are_not_whole_are_refused_and_no_rank_stays(alone, tmp_path):

@@ -76,6 +76,7 @@ class Engine(Loop):
         offered: Seq[str] = (),
         asynchronous: bool = False,
         tensor_parallel: int | None = None,
+        device_map: str | Mapping[str, Any] | None = None,
     ) -> "Engine":
         """An engine on models by name: folders, GGUF files, names of `polydraft models list`, or `OWNER/NAME` of the Hugging Face hub.
 
@@ -110,6 +111,7 @@ class Engine(Loop):
             drafter_options: "lead_cap", "least", "burst", "pin", "trace". `depth` bounds what one pass takes, default all that waits.
         tensor_parallel: processes that hold a part of the target each, for one that does not fit one device, see `models.distributed`; the draft is whole
             in this one.
+        device_map: which of the target's modules lie on which devices of this process, as of transformers' `from_pretrained`.
         offered: names of further drafters, each built without options and with a plan of its own, that a request may ask for in place of `drafter`.
 
         Raises:
@@ -127,6 +129,7 @@ class Engine(Loop):
             options["threads"] = 1  # the other core is the draft's
         plain = drafter is None or drafter == "none"
         own: dict[str, Any] = options | {"max_num_seqs": max_num_seqs * build.slots(law), "tensor_parallel": tensor_parallel}
+        own |= {"device_map": device_map}
         model = load.load_model(target, quantization=quantization, cache_dtype=cache_dtype, plain=plain, **own)
         tokenizer = load.load_tokenizer(target)
         small, other, role = None, None, "draft"

@@ -10,6 +10,7 @@ place; dropping the rest is only not moving the length. Nothing is ever concaten
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -55,19 +56,25 @@ class SlotCache(Cache):
     """A cache of transformers with a length of its own for every sequence.
 
     layout: what a token needs.  num_slots: sequences at once.  num_columns: tokens of one sequence, scratch included.
+    devices: of each layer, or one for all.
 
     Around a forward pass, `begin` says where its tokens go and `update` (called by every attention layer) writes them
     and returns what the layer attends over. What is committed is the model's to know, see `models.slots`.
     """
 
-    def __init__(self, layout: CacheLayout, num_slots: int, num_columns: int, device: torch.device) -> None:
+    def __init__(
+        self, layout: CacheLayout, num_slots: int, num_columns: int, devices: torch.device | Sequence[torch.device]
+    ) -> None:
         super().__init__(layers=[])
         self.layout, self.num_columns = layout, num_columns
-        place = (layout.num_layers, num_slots, num_columns, layout.num_heads)
-        self._keys = _zeros((*place, layout.key_width), layout.dtype, device)
-        self._values = _zeros((*place, layout.value_width), layout.dtype, device)
-        self._stacks = (self._keys, self._values)
-        self._by_layer = [(k.flatten(0, 1), v.flatten(0, 1)) for k, v in zip(self._keys, self._values, strict=True)]
+        self._pairs: list[tuple[Tensor, Tensor]] = []
+        """Keys and values, [layers, slots, columns, heads, width], of layers that follow each other on one device."""
+        for device, layers in groupby([devices] * layout.num_layers if isinstance(devices, torch.device) else devices):
+            place = (len(list(layers)), num_slots, num_columns, layout.num_heads)
+            keys, values = (_zeros((*place, width), layout.dtype, device) for width in (layout.key_width, layout.value_width))
+            self._pairs.append((keys, values))
+        self._stacks = [stack for pair in self._pairs for stack in pair]
+        self._by_layer = [(k.flatten(0, 1), v.flatten(0, 1)) for pair in self._pairs for k, v in zip(*pair, strict=True)]
         self._row_of: dict[int, int] = {}
 
     def row(self, slot: int) -> int:
@@ -88,16 +95,21 @@ class SlotCache(Cache):
         if adjacent:
             self._seen = self._views(slice(first, first + B), slice(self._width))
         else:
-            self._gathered = torch.tensor(rows, device=self._keys.device)
+            self._gathered = self._sent(np.array(rows))
         if adjacent and (begins == begins[0]).all():
             self._written = self._views(slice(first, first + B), slice(int(begins[0]), self._width))
         else:
             places = (np.array(rows) * self.num_columns + begins)[:, None] + np.arange(num_tokens)
-            self._places = torch.from_numpy(places.ravel()).to(self._keys.device)
+            self._places = self._sent(places.ravel())
 
-    def _views(self, rows: slice, columns: slice) -> list[tuple[Tensor, ...]]:
+    def _sent(self, numbers: np.ndarray) -> dict[torch.device, Tensor]:
+        """The same on every device that has layers."""
+        return {device: torch.from_numpy(numbers).to(device) for device in {keys.device for keys, _ in self._pairs}}
+
+    def _views(self, rows: slice, columns: slice) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of every layer, [B, heads, columns, width], in place."""
-        return [stack[:, rows, columns].transpose(2, 3).unbind(0) for stack in self._stacks]
+        pairs = [tuple(stack[:, rows, columns].transpose(2, 3).unbind(0) for stack in pair) for pair in self._pairs]
+        return [layer for keys, values in pairs for layer in zip(keys, values, strict=True)]
 
     def update(
         self,
@@ -108,15 +120,18 @@ class SlotCache(Cache):
         **__: object,
     ) -> tuple[Float[Tensor, "B H C K"], Float[Tensor, "B H C E"]]:
         """Write this pass's tokens into one layer; returns all columns that the pass attends over."""
+        stores = self._by_layer[layer_idx]
         if self._written is not None:
-            self._written[0][layer_idx].copy_(key_states)
-            self._written[1][layer_idx].copy_(value_states)
+            for written, states in zip(self._written[layer_idx], (key_states, value_states), strict=True):
+                written.copy_(states)
         else:
-            for store, states in zip(self._by_layer[layer_idx], (key_states, value_states), strict=True):
-                store.index_copy_(0, self._places, states.transpose(1, 2).flatten(0, 1))
+            for store, states in zip(stores, (key_states, value_states), strict=True):
+                store.index_copy_(0, self._places[store.device], states.transpose(1, 2).flatten(0, 1))
         if self._seen is not None:
-            return self._seen[0][layer_idx], self._seen[1][layer_idx]
-        keys, values = (x[layer_idx, :, : self._width].index_select(0, self._gathered).transpose(1, 2) for x in self._stacks)
+            return self._seen[layer_idx]
+        rows = self._gathered[stores[0].device]
+        held = (store.unflatten(0, (-1, self.num_columns))[:, : self._width] for store in stores)
+        keys, values = (x.index_select(0, rows).transpose(1, 2) for x in held)
         return keys, values
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
@@ -124,11 +139,11 @@ class SlotCache(Cache):
         there, here = (self._places_of(x) for x in (source, target))
         for stack in self._stacks:
             flat = stack.flatten(1, 2)
-            flat.index_copy_(1, here, flat.index_select(1, there))
+            flat.index_copy_(1, here[stack.device], flat.index_select(1, there[stack.device]))
 
-    def _places_of(self, cells: np.ndarray) -> Tensor:
+    def _places_of(self, cells: np.ndarray) -> dict[torch.device, Tensor]:
         rows = np.array([self.row(slot) for slot in cells[:, 0].tolist()], np.int64)
-        return torch.from_numpy(rows * self.num_columns + cells[:, 1]).to(self._keys.device)
+        return self._sent(rows * self.num_columns + cells[:, 1])
 
     def free(self, slot: int, used: np.ndarray) -> None:
         """Give a slot back; the last row in use moves into the hole. used: [slots] columns of each. One not in use is ignored."""

@@ -46,6 +46,11 @@ class Recorder(Cache):
         return 0
 
     @property
+    def devices(self) -> list[torch.device]:
+        """Of each layer."""
+        return [k.device for _, (k, _) in sorted(self.states.items())]
+
+    @property
     def shapes(self) -> Shapes:
         """Of keys and values, and their number format."""
         return {layer: (k.shape, v.shape, k.dtype) for layer, (k, v) in self.states.items()}
@@ -135,15 +140,15 @@ class HFTarget(SlotModel):
         self.vocab_size: int = plain.shape[-1]
         self._num_states, head = len(out.hidden_states), self.model.get_output_embeddings()
         self._plain_head = head is not None and torch.allclose(head(out.hidden_states[-1]), plain, rtol=1e-2, atol=1e-3)
-        layout = self._allocate(recorder.shapes, max_model_len, max_num_seqs)
+        layout = self._allocate(recorder, max_model_len, max_num_seqs)
         if self._attention == GROUPED:
             num_ranks = getattr(self.model, "tp_size", None) or 1  # each has its part of the heads
             self._num_groups = max(1, self.model.config.get_text_config().num_attention_heads // (layout.num_heads * num_ranks))
         if self.max_model_len >= path.shape[1]:
             self._prove(plain.float())
 
-    def _allocate(self, shapes: Shapes, max_model_len: int | None, max_num_seqs: int) -> CacheLayout:
-        layout = _layout(shapes)
+    def _allocate(self, recorder: Recorder, max_model_len: int | None, max_num_seqs: int) -> CacheLayout:
+        layout = _layout(recorder.shapes)
         columns = self.open_slots(
             max_model_len,
             max_num_seqs,
@@ -151,7 +156,7 @@ class HFTarget(SlotModel):
             bytes_per_token=layout.bytes_per_token,
             device=self.device,
         )
-        self._cache = SlotCache(layout, self.max_num_seqs, columns, self.device)
+        self._cache = SlotCache(layout, self.max_num_seqs, columns, recorder.devices)
         return layout
 
     def _prove(self, plain: Float[Tensor, "1 2 V"]) -> None:

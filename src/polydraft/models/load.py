@@ -1,6 +1,8 @@
 """Models and tokenizers from folders, and whether two of them speak of the same tokens."""
 
 import warnings
+from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ def load_model(
     threads: int | None = None,
     plain: bool = False,
     tensor_parallel: int | None = None,
+    device_map: str | Mapping[str, Any] | None = None,
 ) -> Target:
     """A target (or draft) model: the Llama family compiled in float32 on a CPU, or static on a GPU; else through transformers.
 
@@ -50,6 +53,7 @@ def load_model(
     threads: that a compiled pass runs on; None: idle cores, one for small models.
     plain: the model will be used without drafts: one whose cache cannot be rolled back is then taken as it is.
     tensor_parallel: processes that hold a part of the model each, started here, see `models.distributed`.
+    device_map: of transformers' `from_pretrained`: which modules lie on which devices of this process, or "auto"; instead of the device.
 
     Raises:
         ModelLoadError: the folder is missing, incomplete, corrupt or of a kind that cannot be rolled back.
@@ -68,13 +72,11 @@ def load_model(
     options: dict[str, Any] = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
     compiled = {"quantization": quantization, "cache_dtype": cache_dtype or "float32", "threads": threads}
     chosen = {"quantization": quantization, "cache_dtype": cache_dtype}
-    if tensor_parallel is not None:
-        from polydraft.models.distributed import ShardedTarget
-
+    if tensor_parallel is not None or device_map is not None:
         _refuse_choices(
-            name, "over several ranks", chosen | {"backend": None if backend in ("auto", "transformers") else backend}
+            name, "over several devices", chosen | {"backend": None if backend in ("auto", "transformers") else backend}
         )
-        return ShardedTarget(place, num_ranks=tensor_parallel, dtype=dtype, device=device, **options)
+        return _spread(place, tensor_parallel, device_map, dtype, device, options)
     files = _files(place, dtype, device, backend)
     if files is not None and (not plain or _rolls_back(files, max_model_len)):
         return CompiledLlama(files, **options, **compiled)
@@ -95,6 +97,26 @@ def load_model(
     from polydraft.models.seq2seq import Seq2SeqTarget
 
     return (Seq2SeqTarget if is_encoder_decoder(module.config) else HFTarget)(module, **options)
+
+
+def _spread(place: Path, num_ranks: int | None, device_map: Any, dtype: Any, device: Any, options: dict[str, Any]) -> Target:
+    """A target over several processes, or over several devices of this one."""
+    from polydraft.models.distributed import ShardedTarget
+    from polydraft.models.hf import HFTarget
+
+    if num_ranks is not None and device_map is not None:
+        raise InvalidInputError(
+            f"tensor_parallel={num_ranks} and device_map={device_map!r} were given; expected one of the two. Drop the other."
+        )
+    if num_ranks is not None:
+        return ShardedTarget(place, num_ranks=num_ranks, dtype=dtype, device=device, **options)
+    if device is not None:
+        raise InvalidInputError(f"device={device!r} was given beside device_map={device_map!r}, which names devices. Drop one.")
+    if find_spec("accelerate") is None:
+        raise IncompatibleError(
+            f"device_map={device_map!r} was given, and accelerate is not installed. Install polydraft[distributed]."
+        )
+    return HFTarget(load_module(place, dtype=dtype, max_model_len=options["max_model_len"], device_map=device_map), **options)
 
 
 def _refuse_choices(name: str, reason: str, chosen: dict[str, str | None]) -> None:

@@ -111,7 +111,7 @@ class Seq2SeqTarget(HFTarget):
         self.vocab_size: int = out.logits.shape[-1]
         self._num_states, head = len(states), self.model.get_output_embeddings()
         self._plain_head = head is not None and torch.allclose(head(states[-1]), out.logits, rtol=1e-2, atol=1e-3)
-        self._allocate(self._read(source)[0].shapes, max_model_len, max_num_seqs)
+        self._allocate(self._read(source)[0], max_model_len, max_num_seqs)
         self._column_positions = np.tile(np.arange(self._cache.num_columns), (self.max_num_seqs, 1))
         banned, self._banned = self._banned, []
         self.encode([0], [source[0].tolist()])
