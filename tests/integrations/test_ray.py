@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.integrations import ray as ours
 from polydraft.integrations.ray.files import Parts
 from polydraft.integrations.ray.worker import EngineWorker
@@ -119,6 +119,17 @@ def test_rows_come_in_order_and_bad_ones_beside_them(tmp_path):
     assert not (tmp_path / "out.jsonl.parts").exists()
 
 
+def wait_for_parts(count, folder, driver):
+    while len(list((folder / "out.jsonl.parts").glob("0*.jsonl"))) < count:
+        time.sleep(0.05)
+        assert driver.poll() is None, driver.stderr.read()
+
+
+def workers():
+    """Process ids."""
+    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if path.read_bytes().startswith(b"ray::Actor")]
+
+
 @with_ray
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["worker", "driver"])
@@ -126,21 +137,59 @@ def test_what_is_killed_loses_nothing_and_repeats_nothing(victim, tmp_path):
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps({"id": i, "prompt": f"x{i} = "}) + "\n" for i in range(40)))
     driver = subprocess.Popen(command(source, out, "--max-tokens", "64"), stderr=subprocess.PIPE, text=True)
-    parts = tmp_path / "out.jsonl.parts"
-    while len(list(parts.glob("0*.jsonl"))) < 3:
-        time.sleep(0.05)
-        assert driver.poll() is None
+    wait_for_parts(3, tmp_path, driver)
     if victim == "driver":
         driver.kill()
         driver.wait()
         assert not out.exists()
         driver = subprocess.Popen(command(source, out, "--max-tokens", "64", "--resume"), stderr=subprocess.PIPE, text=True)
     else:
-        workers = [
-            path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if path.read_bytes().startswith(b"ray::Actor")
-        ]
-        os.kill(int(workers[0]), signal.SIGKILL)
+        os.kill(workers()[0], signal.SIGKILL)
     assert driver.wait() == 0, driver.stderr.read()
+    assert [row["id"] for row in read(out)] == list(range(40))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 24 KiB, and what gives it more."""
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24k", "small", tmp_path], capture_output=True, check=False).returncode:
+        pytest.skip("a file system of its own cannot be mounted here")
+    yield tmp_path, lambda: subprocess.run(["mount", "-o", "remount,size=4m", tmp_path], check=True)
+    subprocess.run(["umount", "-l", tmp_path], check=True)
+
+
+def test_parts_on_a_full_disk_are_kept_and_go_on_when_there_is_room(small_disk, tmp_path_factory):
+    folder, enlarge = small_disk
+    source = tmp_path_factory.mktemp("elsewhere") / "in.jsonl"
+    source.write_text("".join(json.dumps({"prompt": "x"}) + "\n" for _ in range(40)))
+
+    def answer(parts):
+        for part, rows in parts.missing(source, 4, lambda rows: None):
+            parts.keep(part, [{"row": number, "text": "y" * 500} for number, _ in rows])
+        return parts.finish()
+
+    with pytest.raises(CapacityError, match="--resume"):
+        answer(Parts(folder / "out.jsonl", {}))
+    kept = len(list((folder / "out.jsonl.parts").iterdir()))
+    assert kept > 2 and not (folder / "out.jsonl").exists()
+    enlarge()
+    assert answer(Parts(folder / "out.jsonl", {}, resume=True)) == (40, 0)
+    assert len(read(folder / "out.jsonl")) == 40
+
+
+@with_ray
+@pytest.mark.slow
+def test_a_full_disk_ends_the_command_in_a_line_and_resume_goes_on(small_disk, tmp_path_factory):
+    folder, enlarge = small_disk
+    source, out = tmp_path_factory.mktemp("elsewhere") / "in.jsonl", folder / "out.jsonl"
+    source.write_text("".join(json.dumps({"id": i, "prompt": f"x{i} = "}) + "\n" for i in range(40)))
+    full = subprocess.run(command(source, out), capture_output=True, text=True, check=False)
+    assert full.returncode == 2 and full.stderr.splitlines()[-1].startswith("error: ") and "--resume" in full.stderr
+    kept = len(list((folder / "out.jsonl.parts").glob("0*.jsonl")))
+    assert kept > 2
+    enlarge()
+    done = subprocess.run(command(source, out, "--resume"), capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "40 rows answered, 0 not" in done.stderr, done.stderr
     assert [row["id"] for row in read(out)] == list(range(40))
 
 

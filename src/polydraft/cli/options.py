@@ -13,7 +13,8 @@ def _panel(name: str) -> Callable[..., Any]:
     return lambda text, *flags, **more: typer.Option(*flags, help=text, rich_help_panel=name, **more)
 
 
-models, drafts, laws, sampling, output, server = map(_panel, ("Models", "Drafts", "Laws", "Sampling", "Output", "Server"))
+PANELS = ("Models", "Drafts", "Laws", "Sampling", "Output", "Server", "Replicas")
+models, drafts, laws, sampling, output, server, replicas = map(_panel, PANELS)
 """(help, names of the option) -> an option in this panel of the help."""
 
 Model = Annotated[

@@ -1,10 +1,12 @@
 """`polydraft serve`: an OpenAI-compatible server."""
 
 import os
+import signal
 import socket
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +15,7 @@ from polydraft.cli import options as given
 from polydraft.cli.chat import OFFERED
 from polydraft.cli.progress import Preparation
 from polydraft.cli.start import build
-from polydraft.errors import InvalidInputError
+from polydraft.errors import InvalidInputError, PolydraftError
 
 if TYPE_CHECKING:
     from polydraft.server.app import Settings
@@ -60,6 +62,16 @@ def serve(
     max_choices: Annotated[int, given.server("Prompts times n of a request, at most.", min=1)] = 64,
     timeout: Annotated[float, given.server("Seconds of a request, at most.", min=0.1)] = 600,
     drain: Annotated[float, given.server("Seconds that what runs has when the server is told to end.", min=0)] = 30,
+    replicas: Annotated[
+        int | None, given.replicas("Engines behind one address, each a process of its own, through Ray Serve.", min=1)
+    ] = None,
+    max_replicas: Annotated[int | None, given.replicas("As many as there may become under load.", min=1)] = None,
+    cpus: Annotated[float | None, given.replicas("Of each replica, fractions too; an equal share without it.", min=0)] = None,
+    gpus: Annotated[float, given.replicas("Of each replica, fractions too.", min=0)] = 0,
+    address: Annotated[
+        str | None,
+        given.replicas("Of a Ray cluster, which keeps the server when this command ends; one on this machine without it."),
+    ] = None,
 ) -> None:
     """Serve a model over HTTP as OpenAI's API does; without --model the small chat model where it was fetched, else (or with --model embedded) the embedded pair."""
     chosen = None if model == EMBEDDED else model or _default()
@@ -85,6 +97,14 @@ def serve(
     }
     options |= {"quantization": quantization, "cache_dtype": cache_dtype, "threads": threads, "tensor_parallel": tensor_parallel}
     options |= {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
+    if replicas is not None:
+        scale = {"replicas": replicas, "max_replicas": max_replicas, "cpus": cpus, "gpus": gpus, "max_waiting": max_waiting}
+        _replicas(name, listening, address, settings, {"model": chosen, "draft_model": draft_model, **scale, **options})
+        return
+    if given_alone := [
+        o for o, v in (("--max-replicas", max_replicas), ("--address", address), ("--cpus", cpus), ("--gpus", gpus)) if v
+    ]:
+        raise InvalidInputError(f"{given_alone[0]} was given without --replicas, which it is about. Give both.")
     with Preparation(f"loading {name} ..."):
         _check_installed()
         from polydraft.engine.asynchronous import AsyncEngine
@@ -112,6 +132,38 @@ def _run(engine: Any, settings: "Settings", listening: socket.socket) -> None:
         ws="none",
     )
     uvicorn.Server(config).run(sockets=[listening])
+
+
+def _replicas(name: str, listening: socket.socket, address: str | None, settings: dict[str, Any], asked: dict[str, Any]) -> None:
+    """Serve through Ray: in a cluster of this command until it is told to end, or in one that is there, which it leaves to it."""
+    _check_installed()
+    from polydraft.integrations.ray.serve import deploy, shutdown
+    from polydraft.server.app import Settings
+
+    host, port = listening.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+    listening.close()  # Serve's proxy takes it
+
+    def update() -> None:
+        with Preparation(f"starting replicas of {name} ..."):
+            deploy(host=host, port=port, address=address, settings=Settings(**settings), **asked)
+        typer.echo(f"{url}, {asked['replicas']} replicas", err=True)
+
+    if address is not None:
+        update()
+        return
+    told = SimpleQueue[int]()
+    try:
+        update()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # Ray took them while it began
+            signal.signal(number, lambda number, _: told.put(number))
+        while told.get() == signal.SIGHUP:
+            try:
+                update()
+            except PolydraftError as error:
+                typer.echo(f"the update failed, and what can goes on: {error}", err=True)
+    finally:
+        shutdown()
 
 
 def _default() -> str | None:

@@ -3,8 +3,8 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import time
@@ -27,6 +27,7 @@ from polydraft.server import errors
 from polydraft.server.answers import Answer, Chat, Completion, check
 from polydraft.server.errors import ApiError
 from polydraft.server.guard import Guard
+from polydraft.server.incoming import GONE, body_of, unless_gone
 from polydraft.server.metrics import Metrics
 from polydraft.server.protocol import (
     ChatRequest,
@@ -42,11 +43,6 @@ from polydraft.server.responses import Responses, ResponsesRequest
 log = logging.getLogger("polydraft.server")
 PAGE = Path(__file__).parent / "page"
 B = TypeVar("B", bound=BaseModel)
-T = TypeVar("T")
-BODY_SECONDS = 30.0
-"""In which a body has to arrive."""
-GONE = 499
-"""Status, which nobody reads, of a response whose client has left."""
 
 
 @dataclass(frozen=True)
@@ -255,19 +251,8 @@ class _Routes:
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media != "application/json":
             raise ApiError(415, "expected a body in JSON with 'Content-Type: application/json'.")
-        body = bytearray()
-
-        async def gather() -> None:
-            async for part in request.stream():
-                body.extend(part)
-                if len(body) > self.settings.most_body:
-                    raise ApiError(413, f"the body is longer than {self.settings.most_body} bytes. Shorten it.")
-
-        try:
-            await asyncio.wait_for(gather(), BODY_SECONDS)
-        except (asyncio.TimeoutError, TimeoutError):
-            raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:.0f} s.") from None
-        given = kind.model_validate_json(bytes(body))
+        body = await body_of(request, self.settings.most_body)
+        given = kind.model_validate_json(body)
         self._check_model(getattr(given, "model", None))
         return given
 
@@ -300,9 +285,9 @@ class _Routes:
         }
         outputs = self.engine.stream_all(answer.prompts, params, seconds=self.settings.seconds, **asked)
         if not given.stream:
-            collected = await _unless_gone(request, _all(outputs))
+            collected = await unless_gone(request, _all(outputs))
             return Response(status_code=GONE) if collected is None else JSONResponse(answer.whole(collected))
-        first = await _unless_gone(request, anext(outputs))  # a refusal has its own status
+        first = await unless_gone(request, anext(outputs))  # a refusal has its own status
         if first is None:
             return Response(status_code=GONE)
         check(first[1])
@@ -314,24 +299,6 @@ class _Routes:
 async def _all(outputs: AsyncGenerator[tuple[int, StepOutput], None]) -> list[tuple[int, StepOutput]]:
     async with aclosing(outputs):
         return [each async for each in outputs]
-
-
-async def _unless_gone(request: Request, wanted: Awaitable[T]) -> T | None:
-    """What is awaited, or None once the client has left, which cancels it."""
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    task, watch = asyncio.ensure_future(wanted), asyncio.ensure_future(gone())
-    try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        for each in (task, watch):
-            each.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await each
 
 
 async def _events(

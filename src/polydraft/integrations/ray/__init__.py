@@ -5,10 +5,11 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from polydraft.errors import IncompatibleError, InvalidInputError, PolydraftError
+from polydraft.errors import IncompatibleError, InvalidInputError, PolydraftError, first_line
 from polydraft.integrations.ray.files import Parts
 from polydraft.integrations.ray.worker import EngineWorker
 
@@ -20,20 +21,20 @@ TRIES = 3
 """That the rows of a part get, each on another worker, before they are given up."""
 
 
-def _ray() -> Any:
-    """The library, if it can be used.
+def require(oldest: tuple[int, int] = OLDEST) -> Any:
+    """The library, if it can be used. oldest: version that will do.
 
     Raises:
         IncompatibleError: it is missing, or too old or new.
     """
     try:
-        import ray  # pyright: ignore[reportMissingImports]
+        ray: Any = import_module("ray")
     except ImportError as error:
         raise IncompatibleError("Ray was asked for and is not installed. Install polydraft[ray].") from error
     found = tuple(int(part) for part in ray.__version__.split(".")[:2])
-    if not OLDEST <= found < (3, 0):
+    if not oldest <= found < (3, 0):
         raise IncompatibleError(
-            f"Ray {ray.__version__} is installed; expected 2.{OLDEST[1]} or a newer 2. Install polydraft[ray] into an environment of its own."
+            f"Ray {ray.__version__} is installed; expected 2.{oldest[1]} or a newer 2. Install polydraft[ray] into an environment of its own."
         )
     return ray
 
@@ -44,7 +45,7 @@ def connect(address: str | None = None) -> Any:
     Raises:
         IncompatibleError: as of the library, or nothing answers there.
     """
-    ray = _ray()
+    ray = require()
     if not ray.is_initialized():
         try:
             ray.init(address=address, log_to_driver=False, include_dashboard=False, logging_level="ERROR")
@@ -54,6 +55,11 @@ def connect(address: str | None = None) -> Any:
                 "`ray start --head` and give its address, or leave it out."
             ) from error
     return ray
+
+
+def equal_share(ray: Any, workers: int) -> float:
+    """CPUs of each of so many, where all may be used: one at most."""
+    return min(1.0, ray.cluster_resources().get("CPU", 1) / workers)
 
 
 class Exchange:
@@ -90,7 +96,7 @@ class _Remote:
         self._actor = actor
 
     def exchange(self, mine: Sequence[Sequence[int]], since: int) -> tuple[list[list[int]], int]:
-        return _ray().get(self._actor.exchange.remote(mine, since))
+        return require().get(self._actor.exchange.remote(mine, since))
 
 
 def run(
@@ -130,42 +136,54 @@ def run(
     todo = parts.missing(source, rows_a_part, progress)
     ray = connect(address)
     exchange = ray.remote(Exchange).options(num_cpus=0).remote() if share else None
-    resources = {
-        "num_cpus": cpus if cpus is not None else min(1.0, ray.cluster_resources().get("CPU", 1) / workers),
-        "num_gpus": gpus,
-    }
+    resources = {"num_cpus": equal_share(ray, workers) if cpus is None else cpus, "num_gpus": gpus}
     made = ray.remote(Actor).options(max_restarts=0, max_task_retries=0, **resources)
     asked_of = {"params": params, "seed": seed, "exchange": exchange, **options}
-    idle: list[Any] = [made.remote(model, **asked_of) for _ in range(workers)]
-    running: dict[Any, tuple[Any, int, list[Any], int]] = {}
-    again: list[tuple[int, list[Any], int]] = []
+    jobs, again = ((part, rows, 1) for part, rows in todo), list[_Job]()
+    idle, running = list[Any](), dict[Any, tuple[Any, _Job | None]]()
+
+    def begin() -> None:
+        actor = made.remote(model, **asked_of)
+        running[actor.__ray_ready__.remote()] = actor, None
+
+    for _ in range(workers):
+        begin()
     while True:
-        while idle and (job := again.pop() if again else next(((p, rows, 1) for p, rows in todo), None)):
+        while idle and (job := again.pop() if again else next(jobs, None)):
             actor = idle.pop()
-            part, rows, tries = job
-            running[actor.answer_part.remote(rows)] = actor, part, rows, tries
+            running[actor.answer_part.remote(job[1])] = actor, job
         if not running:
             return parts.finish()
         (done,), _ = ray.wait(list(running))
-        actor, part, rows, tries = running.pop(done)
+        actor, job = running.pop(done)
         try:
             answers = ray.get(done)
             idle.append(actor)
-        except ray.exceptions.RayTaskError as error:
-            raise _of_engine(error) from error
         except ray.exceptions.RayError as error:
-            if "creation task" in str(error):  # no engine could be built, and none can be
+            if job is None or not _is_of_worker(ray, error):
                 raise _of_engine(error) from error
-            idle.append(made.remote(model, **asked_of))
+            ray.kill(actor)
+            begin()
+            part, rows, tries = job
             if tries < TRIES:
                 again.append((part, rows, tries + 1))
                 continue
-            reason = (
-                f"a worker died {TRIES} times with these rows ({type(error).__name__}); give it more memory, or fewer rows a part"
-            )
+            reason = f"{TRIES} workers died with these rows ({type(error).__name__}: {first_line(error)}); give them more memory, or fewer rows a part"
             answers = [{"row": number, **row, "error": reason} for number, row in rows]
-        parts.keep(part, answers)
-        progress(len(rows))
+        if job is not None:
+            parts.keep(job[0], answers)
+            progress(len(job[1]))
+
+
+_Job = tuple[int, list[tuple[int, dict[str, Any]]], int]
+"""A part, its rows, and which try at it this is."""
+
+
+def _is_of_worker(ray: Any, error: Any) -> bool:
+    """Whether another worker may answer what this one did not: it died, or had no memory left."""
+    if not isinstance(error, ray.exceptions.RayTaskError):
+        return True
+    return isinstance(error.cause, MemoryError) or "allocate memory" in str(error.cause)  # the second: of torch
 
 
 def _of_engine(error: Exception) -> PolydraftError:
@@ -173,7 +191,9 @@ def _of_engine(error: Exception) -> PolydraftError:
     if isinstance(cause, PolydraftError):
         return cause
     last = str(cause or error).strip().splitlines()[-1]
-    return IncompatibleError(f"a worker's engine failed: {last}. What was finished is kept: run it again with --resume.")
+    return IncompatibleError(
+        f"a worker's engine failed: {last} If it was for memory, ask for fewer workers. What was finished is kept: run it again with --resume."
+    )
 
 
 def _digest(source: Path) -> str:
@@ -204,7 +224,7 @@ def generate(
     Raises:
         IncompatibleError: as of `run`.
     """
-    _ray()
+    require()
     return dataset.map_batches(
         _Batches,
         fn_constructor_kwargs={"model": model, **options},

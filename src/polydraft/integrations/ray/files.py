@@ -9,12 +9,13 @@ OUT.errors.jsonl         rows that were not answered: number, reason, and the li
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from polydraft.atomic import replacing
-from polydraft.errors import InvalidInputError
+from polydraft.errors import CapacityError, InvalidInputError
 
 PARQUET = ".parquet"
 
@@ -92,6 +93,15 @@ class Parts:
     def _path(self, part: int) -> Path:
         return self.folder / f"{part:05}.jsonl"
 
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CapacityError(
+                f"{str(self.out)!r} and its parts cannot be written: {error.strerror}. Free some room; what was finished is kept: run it again with --resume."
+            ) from error
+
     def missing(
         self, source: Path, size: int, progress: Callable[[int], None]
     ) -> Iterator[tuple[int, list[tuple[int, dict[str, Any]]]]]:
@@ -105,15 +115,23 @@ class Parts:
             part += 1
 
     def keep(self, part: int, answers: list[dict[str, Any]]) -> None:
-        """Write a part's answers."""
-        with replacing(self._path(part)) as file:
+        """Write a part's answers.
+
+        Raises:
+            CapacityError: there is no room for them; the parts before are kept.
+        """
+        with self._room(), replacing(self._path(part)) as file:
             file.write("".join(json.dumps(row) + "\n" for row in answers).encode())
 
     def finish(self) -> tuple[int, int]:
-        """Put all parts together; how many rows were answered, and how many were not."""
+        """Put all parts together; how many rows were answered, and how many were not.
+
+        Raises:
+            CapacityError: there is no room for them; all parts are kept.
+        """
         good = bad = 0
         answers = list[dict[str, Any]]()
-        with replacing(self.errors) as errors, replacing(self.out) as file:
+        with self._room(), replacing(self.errors) as errors, replacing(self.out) as file:
             for path in sorted(self.folder.glob("[0-9]*.jsonl")):
                 for line in path.read_bytes().splitlines():
                     row = json.loads(line)

@@ -1,0 +1,219 @@
+"""The server behind Ray Serve: replicas that each run the application of `polydraft serve`, and a door that finds the right one.
+
+`application` is for Serve's own ways to deploy (`serve.run`, a RayService); `deploy` is what `polydraft serve --replicas` calls. Deployed again
+under its name it is updated replica by replica: each finishes what it has, while the others take what comes.
+"""
+
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from polydraft.errors import IncompatibleError, InvalidInputError, first_line
+from polydraft.integrations.ray import connect, equal_share, require
+from polydraft.integrations.ray.door import Call, Door, ReplicaLostError, answered
+
+if TYPE_CHECKING:
+    from starlette.types import Message
+
+    from polydraft.server.app import Settings
+
+__all__ = ["NAME", "Replica", "application", "deploy", "shutdown"]
+
+NAME = "polydraft"
+"""Of the application in Serve."""
+OLDEST = (2, 60)
+"""Of Ray, for routers of one's own and calls to all replicas."""
+ONGOING = 1 << 16
+"""Requests that the door takes; replicas refuse what is too much for them."""
+
+
+def _serve() -> Any:
+    return import_module("ray.serve")
+
+
+class Replica:
+    """An engine, and the server's application around it. engine: model, draft_model and further options of `cli.start.build`."""
+
+    async def __init__(self, engine: Mapping[str, Any], settings: "Settings", max_waiting: int) -> None:
+        from polydraft.cli.start import build
+        from polydraft.engine.asynchronous import AsyncEngine
+        from polydraft.server.app import create_app
+
+        self._name = _serve().get_replica_context().replica_id.unique_id
+        self._engine = AsyncEngine(build(**engine), max_waiting=max_waiting)
+        self._app = create_app(self._engine, settings)
+        self._lifespan = self._app.router.lifespan_context(self._app)
+        await self._lifespan.__aenter__()
+
+    async def answer(self, call: Call) -> AsyncGenerator[list["Message"], None]:
+        """The ASGI messages of an answer."""
+        async with aclosing(answered(self._app, call)) as answer:
+            async for messages in answer:
+                yield messages
+
+    async def figures(self) -> tuple[str, str]:
+        """Its name, and what it tells Prometheus."""
+        call = Call({"type": "http", "method": "GET", "path": "/metrics", "query_string": b"", "headers": []}, b"", ())
+        messages = [message async for several in self.answer(call) for message in several]
+        return self._name, b"".join(message.get("body", b"") for message in messages).decode()
+
+    def check_health(self) -> None:
+        """Serve replaces it where this raises."""
+        if not self._engine.running:
+            raise RuntimeError("the engine's thread has died")
+
+
+class Handle:
+    """Replicas by their handle in Serve."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    async def answer(self, call: Call) -> AsyncGenerator[list["Message"], None]:
+        """See `door.Replicas`."""
+        from ray.exceptions import RayActorError  # pyright: ignore[reportMissingImports]
+
+        answer = self._handle.options(stream=True).answer.remote(call)
+        try:
+            async for messages in answer:
+                yield messages
+        except RayActorError as error:
+            raise ReplicaLostError(first_line(error)) from error
+        finally:
+            answer.cancel()
+
+    async def figures(self) -> dict[str, str]:
+        """See `door.Replicas`."""
+        found = await self._handle.broadcast("figures").results_async(timeout_s=10, return_exceptions=True)
+        return dict(each for each in found if isinstance(each, tuple))
+
+
+def application(
+    model: str | None = None,
+    draft_model: str | None = None,
+    *,
+    settings: "Settings",
+    replicas: int = 1,
+    max_replicas: int | None = None,
+    ongoing: float | None = None,
+    cpus: float = 1,
+    gpus: float = 0,
+    max_waiting: int = 256,
+    max_num_seqs: int = 8,
+    autoscaling: Mapping[str, Any] | None = None,
+    by_prefix: bool = True,
+    **options: Any,
+) -> Any:
+    """An application for Ray Serve: a door, and replicas that answer.
+
+    model, draft_model, options: as of `Engine.from_pretrained`; None is the embedded pair.  settings: of the server in each replica.
+    replicas: how many.  max_replicas: as many as there may become while each has more than `ongoing` requests (by default as many as an
+    engine has slots) on the average; autoscaling: more of Serve's `autoscaling_config`.  cpus, gpus: of each replica.
+    max_waiting: samples that wait for a slot of a replica, beyond which it refuses.  by_prefix: whether requests go where their prefix is,
+    else where Serve's own router sends them.
+
+    Raises:
+        InvalidInputError: numbers out of range.
+        IncompatibleError: Ray is missing or too old.
+    """
+    require(OLDEST)
+    serve = _serve()
+    most = replicas if max_replicas is None else max_replicas
+    if not 1 <= replicas <= most:
+        raise InvalidInputError(
+            f"replicas={replicas} and max_replicas={max_replicas} were given; expected 1 <= replicas <= max_replicas."
+        )
+    from dataclasses import replace
+
+    from ray.serve.config import RequestRouterConfig  # pyright: ignore[reportMissingImports]
+
+    if most > replicas:
+        scale = {"min_replicas": replicas, "max_replicas": most, "target_ongoing_requests": ongoing or max_num_seqs}
+        number: dict[str, Any] = {"autoscaling_config": {**scale, **(autoscaling or {})}}
+    else:
+        number = {"num_replicas": replicas}
+    if by_prefix:
+        router = RequestRouterConfig(
+            request_router_class="polydraft.integrations.ray.router.PrefixRouter",
+            request_router_kwargs={"prompts": max_num_seqs, "margin": max(1, max_num_seqs // 2)},
+        )
+        number["request_router_config"] = router
+    answering = serve.deployment(
+        Replica,
+        name="Replica",
+        max_ongoing_requests=2 * (max_waiting + max_num_seqs),  # it refuses by itself, with a status that clients know
+        max_constructor_retry_count=2,
+        graceful_shutdown_timeout_s=settings.drain,
+        graceful_shutdown_wait_loop_s=0.5,
+        ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},
+        **number,
+    ).bind(
+        {"model": model, "draft_model": draft_model, "max_num_seqs": max_num_seqs, **options},
+        replace(settings, keys=()),
+        max_waiting,
+    )
+
+    keys, most_body = settings.keys, settings.most_body
+
+    def door() -> Any:
+        from starlette.applications import Starlette
+        from starlette.middleware import Middleware
+        from starlette.routing import Mount
+
+        from polydraft.server.guard import Guard
+
+        behind = Handle(_serve().get_deployment_handle("Replica"))
+        guard = Middleware(Guard, keys=keys)  # pyright: ignore[reportArgumentType]
+        return Starlette(routes=[Mount("", Door(behind, most_body))], middleware=[guard])
+
+    made = serve.deployment(
+        serve.ingress(door)(),
+        name="Door",
+        max_ongoing_requests=ONGOING,
+        graceful_shutdown_timeout_s=settings.drain,
+        graceful_shutdown_wait_loop_s=0.5,
+        ray_actor_options={"num_cpus": 0},
+    )
+    return made.bind(answering)
+
+
+def deploy(
+    *, host: str = "127.0.0.1", port: int = 8000, address: str | None = None, cpus: float | None = None, **asked: Any
+) -> None:
+    """Put an `application` into a cluster, or update it there, and wait until it answers.
+
+    host, port: of a Serve that does not run yet; one that does keeps its own.  address: as of `connect`.  cpus: of each replica, by default an
+    equal share.  asked: as of `application`.
+
+    Raises:
+        InvalidInputError: numbers out of range.
+        IncompatibleError: no cluster answers, or no replica could be started.
+    """
+    ray, serve = connect(address), _serve()
+    share = equal_share(ray, asked.get("max_replicas") or asked.get("replicas", 1)) if cpus is None else cpus
+    app = application(cpus=share, **asked)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    serve.start(http_options={"host": host, "port": port, "keep_alive_timeout_s": 75})
+    try:
+        serve.run(app, name=NAME, logging_config={"log_level": "WARNING", "enable_access_log": False})
+    except RuntimeError as error:
+        found = serve.status().applications[NAME].deployments
+        raise IncompatibleError(f"the replicas did not start: {_reason([each.message for each in found.values()])}") from error
+
+
+def _reason(messages: Sequence[str]) -> str:
+    """The last line of the first traceback that Serve tells of."""
+    told = next((message for message in messages if "Error" in message), "see Serve's log")
+    lines = [line for line in told.splitlines() if line.strip() and not line.startswith(" ")]
+    last = next((line for line in reversed(lines) if "Error" in line), lines[-1])
+    return last.partition(": ")[2] if last.startswith("polydraft.") else last
+
+
+def shutdown() -> None:
+    """End the application, whose replicas finish what they have, and leave the cluster."""
+    ray = require(OLDEST)
+    if ray.is_initialized():
+        _serve().shutdown()
+        ray.shutdown()

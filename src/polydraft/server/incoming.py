@@ -1,0 +1,57 @@
+"""What comes in: a body, whole, in time and not too long, and whether its client is still there."""
+
+import asyncio
+from collections.abc import Awaitable
+from contextlib import suppress
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from polydraft.server.errors import ApiError
+
+__all__ = ["GONE", "body_of", "unless_gone"]
+
+T = TypeVar("T")
+BODY_SECONDS = 30.0
+"""In which a body has to arrive."""
+GONE = 499
+"""Status, which nobody reads, of a response whose client has left."""
+
+
+async def body_of(request: Request, most: int) -> bytes:
+    """The body of a request. most: bytes.
+
+    Raises:
+        ApiError: it is longer, or does not arrive in time.
+    """
+    body = bytearray()
+
+    async def gather() -> None:
+        async for part in request.stream():
+            body.extend(part)
+            if len(body) > most:
+                raise ApiError(413, f"the body is longer than {most} bytes. Shorten it.")
+
+    try:
+        await asyncio.wait_for(gather(), BODY_SECONDS)
+    except (asyncio.TimeoutError, TimeoutError):
+        raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:.0f} s.") from None
+    return bytes(body)
+
+
+async def unless_gone(request: Request, wanted: Awaitable[T]) -> T | None:
+    """What is awaited, or None once the client has left, which cancels it. The body has to be read before."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, watch = asyncio.ensure_future(wanted), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for each in (task, watch):
+            each.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await each
