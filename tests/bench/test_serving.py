@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from polydraft.bench import serving
 from polydraft.cli.main import app
-from polydraft.errors import PolydraftError
+from polydraft.errors import InvalidInputError, PolydraftError
 from tests.server.conftest import serving as in_process
 from tests.server.conftest import small_engine
 
@@ -25,6 +28,12 @@ def test_all_streams_are_timed_and_counted_and_a_refusal_is_told():
 def test_a_server_that_does_not_start_is_told():
     with pytest.raises(PolydraftError, match="not-a-model"), serving.serving("--model", "not-a-model"):
         pass
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="this interpreter has vLLM")
+def test_an_interpreter_without_vllm_is_told_before_anything_is_measured():
+    with pytest.raises(InvalidInputError, match="make vllm"):
+        serving.run(None, vllm=Path(sys.executable))
 
 
 @pytest.mark.slow

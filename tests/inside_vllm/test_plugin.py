@@ -154,9 +154,8 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_texts_of_the_chat_model_follow_its_law(rule: str, drafter: str, chat: Path) -> None:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(chat)
-    asked = [{"role": "user", "content": "Say: one two three one two three one two three"}]
-    ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=True, return_dict=False)
+    count, length = 1000, 3
+    ids = AutoTokenizer.from_pretrained(chat).encode("one two three one two three one two")
     head = {
         "method": "eagle3",
         "model": str(chat / "head"),
@@ -164,12 +163,10 @@ def test_texts_of_the_chat_model_follow_its_law(rule: str, drafter: str, chat: P
         "draft_sample_method": "probabilistic",
     }
     with engine(SUFFIX if drafter == "suffix" else head, rule, chat) as served:
-        found = sample(served, ids)
-        greedy = sample(served, ids, 8, **GREEDY)["outputs"]
-    assert sum(found["accepted"]) > SAMPLES / 20
-    assert p_value(texts_that_follow(ids, LENGTH, top_k=TOP_K, truncated=True, folder=chat), found["outputs"]) > 1e-3
-    with engine(None, folder=chat) as served:
-        assert sample(served, ids, 8, **GREEDY)["outputs"] == greedy
+        found = sample(served, ids, count, max_tokens=length)
+    assert sum(found["accepted"]) > count / 20
+    law = texts_that_follow(ids, length, top_k=TOP_K, truncated=True, folder=chat)
+    assert p_value(law, found["outputs"]) > 1e-3
 
 
 def test_vllms_own_rejection_sampler_is_caught_without_a_gpu(ids: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Load figures: what streams of one server get at the same time, plain and with drafts, beside llama.cpp's server.
+"""Load figures: what streams of one server get at the same time, plain and with drafts, beside llama.cpp's server and vLLM's.
 
 A closed loop: so many clients, each of which asks anew when its answer is whole, over the loopback device, on the machine that serves.
 
@@ -9,6 +9,8 @@ tokens/s  of all streams together, as the servers count them in `usage`
 
 import asyncio
 import json
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +23,7 @@ from time import perf_counter, sleep
 from typing import IO, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from polydraft.errors import PolydraftError
+from polydraft.errors import InvalidInputError, PolydraftError
 
 __all__ = ["Load", "answer", "load", "markdown", "run", "serving"]
 
@@ -142,7 +144,7 @@ def serving(*arguments: str) -> Iterator[Served]:
         server = subprocess.Popen(command, stderr=said)
         try:
             url = _started(server, said)
-            asyncio.run(_ready(url))
+            asyncio.run(_ready(url, "/ready", server, said))
             yield Served(url, server.pid)
         finally:
             server.terminate()
@@ -163,18 +165,21 @@ def _started(server: subprocess.Popen[bytes], said: IO[str]) -> str:
         sleep(0.1)
 
 
-async def _ready(url: str) -> None:
+async def _ready(url: str, path: str, server: subprocess.Popen[bytes], said: IO[str]) -> None:
     where = urlsplit(url)
     for _ in range(6000):
         try:
             reader, writer = await asyncio.open_connection(where.hostname, where.port)
-            writer.write(f"GET /ready HTTP/1.1\r\nHost: {where.netloc}\r\nConnection: close\r\n\r\n".encode())
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: {where.netloc}\r\nConnection: close\r\n\r\n".encode())
             line = await reader.readline()
             writer.close()
             if b" 200 " in line:
                 return
         except OSError:
             pass
+        if server.poll() is not None:
+            said.seek(0)
+            raise PolydraftError(f"the server ended before it answered: {' '.join(said.read().splitlines()[-3:])[-500:]}")
         await asyncio.sleep(0.1)
     raise PolydraftError(f"{url} was not ready within 600 s.")
 
@@ -186,9 +191,31 @@ def questions(model: str | None, count: int) -> list[str]:
 
 
 def run(
-    model: str | None, *, streams: Sequence[int] = STREAMS, max_tokens: int = 64, peer: bool = True, options: Sequence[str] = ()
+    model: str | None,
+    *,
+    streams: Sequence[int] = STREAMS,
+    max_tokens: int = 64,
+    peer: bool = True,
+    vllm: Path | None = None,
+    options: Sequence[str] = (),
 ) -> list[Load]:
-    """Plain and speculative requests to one server of ours, then llama.cpp's, each at all numbers of streams. options: of `polydraft serve`."""
+    """Plain and speculative requests to one server of ours, then llama.cpp's and vLLM's, each at all numbers of streams.
+
+    vllm: an interpreter that has it.  options: of `polydraft serve`.
+
+    Raises:
+        InvalidInputError: an interpreter without vLLM.
+        PolydraftError: a server that did not start.
+    """
+    if (
+        vllm
+        and subprocess.run(
+            [vllm, "-c", "from importlib.util import find_spec as f; exit(f('vllm') is None)"], check=False
+        ).returncode
+    ):
+        raise InvalidInputError(
+            f"{vllm} has no vLLM; expected an interpreter that has it. `make vllm` makes one: .venv-vllm/bin/python."
+        )
     slots, found = max(streams), list[Load]()
     given = ["--model", model or "embedded", "--max-num-seqs", str(slots), "--max-model-len", str(CONTEXT), *options]
     ways: list[tuple[str, dict[str, Any]]] = [("polydraft, plain", {"speculation": {"enabled": False}}), ("polydraft", {})]
@@ -199,10 +226,14 @@ def run(
         for number in streams:
             for name, asked in ways:
                 found.append(_measured(name, url, model, number, max_tokens, **asked))
-    if peer:
-        with TemporaryDirectory() as folder, _llama_cpp(model, Path(folder), slots) as url:
-            asyncio.run(load("llama.cpp", url, questions(model, 2), streams=2, max_tokens=max_tokens))
-            found += [_measured("llama.cpp", url, model, number, max_tokens) for number in streams]
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        peers = {"llama.cpp": lambda: _llama_cpp(model, folder, slots)} if peer else {}
+        peers |= {"vLLM": lambda: _vllm(vllm, model, folder, slots)} if vllm else {}
+        for name, start in peers.items():
+            with start() as url:
+                asyncio.run(load(name, url, questions(model, 2), streams=2, max_tokens=max_tokens))
+                found += [_measured(name, url, model, number, max_tokens) for number in streams]
     return found
 
 
@@ -227,6 +258,33 @@ def _llama_cpp(model: str | None, folder: Path, slots: int) -> Iterator[str]:
         write_gguf(load_module(source), models.load_tokenizer(source), file, "F32" if model is None else "BF16")
     server = LlamaCpp(file, exact=False, parallel=slots, context=CONTEXT * slots)
     yield server.address
+
+
+@contextmanager
+def _vllm(python: Path, model: str | None, folder: Path, slots: int) -> Iterator[str]:
+    """vLLM's own server, on the model as a folder: in bfloat16, and the embedded target as it is."""
+    from polydraft.models import pair
+    from polydraft.models.export import export_model
+
+    given = pair.target_folder() if model is None else folder / "model"
+    if model is not None:
+        export_model(model, given)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = {"dtype": "float32" if model is None else "bfloat16", "max-model-len": CONTEXT, "max-num-seqs": slots, "port": port}
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", given, "--enforce-eager", "--host", "127.0.0.1"]
+    command += [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    environment = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "0"}  # as many threads as ours has
+    with TemporaryFile("w+") as said:
+        server = subprocess.Popen(list(map(str, command)), stdout=said, stderr=said, env=environment, cwd=folder)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            asyncio.run(_ready(url, "/health", server, said))
+            yield url
+        finally:
+            server.terminate()
+            server.wait(60)
 
 
 def markdown(found: Sequence[Load]) -> str:

@@ -156,12 +156,15 @@ def serve(
     streams: Annotated[list[int] | None, typer.Option(min=1, help="At a time; may be repeated. Default 1, 4, 16 and 64.")] = None,
     max_tokens: given.MaxTokens = 64,
     peer: Annotated[bool, typer.Option(help="Measure llama.cpp's server too.")] = True,
+    vllm: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="An interpreter that has vLLM, whose server is measured too.")
+    ] = None,
     option: Annotated[
         list[str] | None, typer.Option(help="Of `polydraft serve`, as --option=--drafter=ngram; may be repeated.")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to FILE.")] = None,
 ) -> None:
-    """Measure a server under load: first tokens, gaps and throughput of many streams, plain and with drafts, beside llama.cpp's."""
+    """Measure a server under load: first tokens, gaps and throughput of many streams, plain and with drafts, beside llama.cpp's and vLLM's."""
     check_output("--json", json_file)
     use_threads()
     import json
@@ -169,7 +172,9 @@ def serve(
     from polydraft.bench import serving
     from polydraft.bench.record import write_texts
 
-    found = serving.run(model, streams=streams or serving.STREAMS, max_tokens=max_tokens, peer=peer, options=option or ())
+    found = serving.run(
+        model, streams=streams or serving.STREAMS, max_tokens=max_tokens, peer=peer, vllm=vllm, options=option or ()
+    )
     typer.echo(serving.markdown(found))
     if json_file is not None:
         say_written(write_texts({json_file: json.dumps([each.figures() for each in found], indent=1) + "\n"}))
