@@ -275,7 +275,7 @@ def _vllm(python: Path, model: str | None, folder: Path, slots: int) -> Iterator
     options = {"dtype": "float32" if model is None else "bfloat16", "max-model-len": CONTEXT, "max-num-seqs": slots, "port": port}
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", given, "--enforce-eager", "--host", "127.0.0.1"]
     command += [text for name, value in options.items() for text in (f"--{name}", str(value))]
-    environment = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "0"}  # as many threads as ours has
+    environment = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "0", "VLLM_CPU_KVCACHE_SPACE": "2"}  # one thread, as ours; GiB
     with TemporaryFile("w+") as said:
         server = subprocess.Popen(list(map(str, command)), stdout=said, stderr=said, env=environment, cwd=folder)
         try:
