@@ -1,0 +1,28 @@
+from studies.replicas import ACCEPTANCES, CONTEXTS, MODELLED, Measured, dollars, gpu, modelled, picture
+
+
+def test_drafts_pay_less_in_larger_batches_and_more_there_with_long_contexts():
+    gains = {(row["acceptance"], row["context"], row["batch"]): row["gain"] for row in gpu()}
+    for acceptance in ACCEPTANCES:
+        short = [gains[acceptance, CONTEXTS[0], size] for size in (1, 64, 256, 512)]
+        assert short == sorted(short, reverse=True) and short[0] > 1.4 and short[-1] < 1.1
+    assert gains[0.8, 4096, 64] > gains[0.8, 512, 256]
+
+
+def test_a_million_tokens_cost_an_hour_by_the_tokens_in_it():
+    assert dollars(3.6, 1000) == 1.0
+
+
+def test_replicas_bring_what_they_are_until_what_is_before_them_is_full():
+    found = modelled([Measured("4 behind Serve", 4, 0.0, 0.0, of_replicas=0.01, of_busiest=0.001, of_rest=0.0)])
+    assert list(found.values()) == [100, 200, 400, 800, 1000, 1000, 1000]
+    alone = modelled([Measured("polydraft serve", 1, 0.0, 0.0, of_replicas=0.01, of_busiest=0.0, of_rest=0.0)])
+    assert alone[MODELLED[-1]] == 6400
+
+
+def test_the_picture_is_drawn(tmp_path):
+    measured = [vars(Measured("1 behind Serve", 1, 90.0, 5.0, 0.01, 0.001, 0.002))]
+    batches = [{"batch": 1, "plain": 100.0, "chain of 4": 150.0, "planned": 160.0}]
+    report = {"served": {"embedded": {"measured": measured, "modelled": {1: 100.0, 2: 200.0}}}, "batches": {"embedded": batches}}
+    picture({**report, "gpu": gpu()}, tmp_path / "replicas.png")
+    assert (tmp_path / "replicas.png").stat().st_size > 5000
