@@ -37,7 +37,7 @@ REPLICAS = (1, 2, 4)
 MODELLED = (1, 2, 4, 8, 16, 32, 64)
 BATCHES = (1, 2, 4, 8, 16, 32)
 STREAMS = 8
-RULES = [f"Rule {i}: answer briefly about topic number {i * 7 % 101} and cite section {i}." for i in range(40)]
+RULES = [f"Rule {i}: answer briefly about topic number {i * 7 % 101} and cite section {i}." for i in range(24)]
 
 H100 = Device(operations=0.6 * 989e12, num_bytes=0.8 * 3.35e12, dollars=3.0)
 """NVIDIA's data sheet of the SXM board says 989e12 dense bfloat16 operations and 3.35e12 bytes a second; 60% and 80% of them are assumed, and the price."""
