@@ -147,17 +147,17 @@ def chain(depth):
     return Draft(tree, SiblingLaw.IID, TreeShape.CHAIN, torch.full((1, depth, 2), 0.5), torch.arange(-1, depth)[None])
 
 
-def counted(grid, record, budget, kept, prior=0.5, *, decay=None):
+def counted(grid, record, budget, kept, prior=0.5):
     """Fold in a round of this budget that kept these nodes."""
     decided = Decided(budget, list(budget.parents), kept, [])
-    grid.count(record, decided, np.full(DEPTHS, prior), decay)
+    grid.count(record, decided, np.full(DEPTHS, prior))
 
 
 @pytest.mark.parametrize("size", [(2, 4), (3, 3), (4, 6)])
 @pytest.mark.parametrize("rate", [0.3, 0.7])
 def test_rounds_of_several_paths_tell_the_acceptance_of_one_draft(size, rate):
     """Rounds that keep what the sizes predict of an acceptance: the record comes to that acceptance, whatever the prior says."""
-    grid, rng, record, budget = Paths(6, 4), np.random.default_rng(0), Record(), paths(*size)
+    grid, rng, record, budget = Paths(6, 4), np.random.default_rng(0), Record(lasting=1.0), paths(*size)
     for _ in range(3000):
         kept, node = [], 0
         for d in range(budget.max_depth):
@@ -165,7 +165,7 @@ def test_rounds_of_several_paths_tell_the_acceptance_of_one_draft(size, rate):
                 break
             node = budget.parents.index(node)
             kept.append(node)
-        counted(grid, record, budget, kept, decay=1.0)
+        counted(grid, record, budget, kept)
     assert record.kept[:2] / record.seen[:2] == pytest.approx([rate] * 2, abs=0.03)
 
 

@@ -65,10 +65,10 @@ def test_a_batch_of_equal_sequences_is_planned_alike_and_no_worse_than_each_sequ
 def counted(budget, kept, *, small=None):
     """What a grid holds of a round that drafted within this budget and kept these nodes, and the draft."""
     grid, (s,) = Ranked(), sequences(length=2)
-    drafter, record = ModelDrafter(small or TableModel(5, seed=1), "top_k"), grid.record()
+    drafter, record = ModelDrafter(small or TableModel(5, seed=1), "top_k"), grid.record(lasting=1.0)
     draft = drafter.propose(drafter.start([s.request]), [budget])
     scores = draft.scores[0].tolist()
-    grid.count(record, Decided(budget, draft.tree.lists[1][0], kept(draft), scores), assumed([0.5]), 1.0)
+    grid.count(record, Decided(budget, draft.tree.lists[1][0], kept(draft), scores), assumed([0.5]))
     return record, draft
 
 

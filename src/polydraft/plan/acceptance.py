@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numba import njit
 
-__all__ = ["ASSUMED", "DEPTHS", "Record", "by_depth", "count"]
+__all__ = ["ASSUMED", "DEPTHS", "Record", "count", "rates"]
 
 DEPTHS = 12
 """Depths told apart; deeper ones count as the last."""
@@ -35,6 +35,7 @@ class Record:
 
     failed: rounds in a row that kept nothing; halved by one that kept something.  counted: rounds with a draft.
     asked, had: rounds in which a draft was asked for, and in which there was one, with decay.
+    lasting: what is left of a round after the next, where it is another than DECAY and HAVING_DECAY.
     """
 
     kept: np.ndarray = field(default_factory=lambda: np.zeros(DEPTHS))
@@ -43,10 +44,11 @@ class Record:
     counted: int = 0
     asked: float = 0.0
     had: float = 0.0
+    lasting: float | None = None
 
-    def ask(self, had: bool, decay: float | None = None) -> None:
-        """Take note that a draft was asked for, and whether there was one. decay: default HAVING_DECAY."""
-        decay = HAVING_DECAY if decay is None else decay
+    def ask(self, had: bool) -> None:
+        """Take note that a draft was asked for, and whether there was one."""
+        decay = self.lasting or HAVING_DECAY
         self.asked, self.had = decay * self.asked + 1.0, decay * self.had + had
 
     def share(self, expected: float) -> float:
@@ -82,11 +84,6 @@ def rates(kept: np.ndarray, seen: np.ndarray, prior: np.ndarray, first: float, f
     return found
 
 
-def by_depth(record: Record, prior: np.ndarray, full: float | None = None) -> np.ndarray:
-    """[DEPTHS] of a_d; see the module. full: strength of the prior, default STRENGTH and less while drafts fail."""
-    return rates(record.kept, record.seen, prior, record.strength if full is None else full, STRENGTH if full is None else full)
-
-
 @njit(cache=True)
 def _count(
     kept: np.ndarray,
@@ -111,7 +108,7 @@ def _count(
         seen[at] += tried
 
 
-def count(record: Record, num_accepted: int, reached: int, prior: np.ndarray, tries: np.ndarray, decay: float = DECAY) -> None:
+def count(record: Record, num_accepted: int, reached: int, prior: np.ndarray, tries: np.ndarray) -> None:
     """Fold in a round that kept so many drafts in a row and decided down to `reached` depths. tries: e by depth; 1 for drafts without a law."""
-    _count(record.kept, record.seen, prior, record.strength, num_accepted, reached, decay, tries)
+    _count(record.kept, record.seen, prior, record.strength, num_accepted, reached, record.lasting or DECAY, tries)
     record.fold(num_accepted)

@@ -29,7 +29,7 @@ from polydraft.plan.profile import PRIOR, Profile
 from polydraft.plan.search import Grid
 from polydraft.plan.sizes import NOTHING
 
-__all__ = ["BURST", "CREDIT", "LASTING", "RATE", "SETTLED", "Learner", "assumed"]
+__all__ = ["BURST", "CREDIT", "RATE", "SETTLED", "Learner", "assumed"]
 
 CREDIT, RATE = 6.0, 0.005
 """Plain rounds that may be lost at first, and of each further one."""
@@ -129,7 +129,7 @@ class Learner:
         """Rounds without drafts by batch, in units of the start's; the latest batch last."""
         self._kinds: OrderedDict[tuple[float, ...], _Recent] = OrderedDict()
         """Rounds with drafts, in units of the pace."""
-        self.shown: dict[bool, Record] = {greedy: grid.record() for greedy in (False, True)}
+        self.shown: dict[bool, Record] = {greedy: grid.record(LASTING) for greedy in (False, True)}
 
     @property
     def share(self) -> float:

@@ -19,7 +19,7 @@ from polydraft.core import Budget, Draft, Drafter, Outcome, Target, Verifier
 from polydraft.plan.acceptance import DEPTHS, Record
 from polydraft.plan.costs import HINGE, Work
 from polydraft.plan.fixed import Sequence, check_room
-from polydraft.plan.learner import BURST, LASTING, SETTLED, Learner, assumed
+from polydraft.plan.learner import BURST, SETTLED, Learner, assumed
 from polydraft.plan.profile import Profile, check_identity, identity, remembered
 from polydraft.plan.ranked import MOST_NODES, Ranked
 from polydraft.plan.search import Found, Grid, best
@@ -48,7 +48,6 @@ class Course:
     """Where a sequence stands. record: what its rounds have shown.
 
     until: round before which it rests.  pause: rounds of the last rest.  due: a probe follows the rest.  before: rate at the last probe.
-    probing: rounds of the next rest at least, while a probe runs.
     """
 
     record: Record
@@ -56,7 +55,6 @@ class Course:
     pause: int = 0
     due: bool = False
     before: float = 1.0
-    probing: int = 0
 
     @property
     def rate(self) -> float:
@@ -261,7 +259,7 @@ class AdaptivePlan:
             if each is None or not ((pays and size is not None) or self._probes(course, s, pause)):
                 continue
             if pays and size is not None:
-                course.pause = course.probing = 0
+                course.pause = 0
             row, column = size or (0, 0)
             if self.learner is not None:  # what is twice as deep as anything that was timed may cost anything
                 row = min(row, max(2 * self.learner.deepest - 1, 0))
@@ -274,17 +272,13 @@ class AdaptivePlan:
     def _probes(self, course: Course, sequence: Sequence, shortest: int) -> bool:
         """Whether a rest is over, or the probe after it fitted well; else the next rest begins."""
         if course.due or course.rate > course.before + RISEN:
-            course.probing = shortest
             course.before = course.rate if course.record.counted else float(self._prior(sequence)[0])
             course.due = False
             course.record.fade(min(1.0, REMEMBERED / max(float(course.record.seen[0]), REMEMBERED)))
             return True
-        self._rest(course, shortest)
-        return False
-
-    def _rest(self, course: Course, shortest: int) -> None:
         course.pause = min(max(2 * course.pause, shortest), self.longest_pause)
-        course.until, course.due, course.probing = self._rounds + 1 + course.pause, True, 0
+        course.until, course.due = self._rounds + 1 + course.pause, True
+        return False
 
     def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         """Fold the round into each sequence's record, and into what all have shown."""
@@ -299,15 +293,10 @@ class AdaptivePlan:
             if not decided.budget.max_depth or not s.drafting:
                 continue
             course, prior = self.course(s), self._prior(s)
-            if course.probing and not decided.path:
-                self._rest(course, course.probing)
-            told: list[tuple[Record, float | None]] = [(course.record, None)]
-            if learner is not None:
-                told.append((learner.shown[s.request.params.greedy], LASTING))
-            for record, decay in told:
-                record.ask(decided.had, decay)
+            for record in [course.record] if learner is None else [course.record, learner.shown[s.request.params.greedy]]:
+                record.ask(decided.had)
                 if decided.had or self.grid.ranked:
-                    self.grid.count(record, decided, prior, decay)
+                    self.grid.count(record, decided, prior)
         self._tokens = 1.0 + sum(map(len, outcome.lists[0])) / max(len(sequences), 1)
 
     @property

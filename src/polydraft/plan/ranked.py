@@ -103,9 +103,9 @@ class Ranked:
         nodes, depths = np.arange(1, self.max_nodes + 1), np.arange(1, self.max_depth + 1)[:, None]
         self._branching, self._possible = (nodes > depths).astype(float), nodes >= depths
 
-    def record(self) -> Record:
+    def record(self, lasting: float | None = None) -> Record:
         """Of a sequence that has shown nothing yet."""
-        return Record(np.zeros(SIZE), np.zeros(_TABLE // 3 + BINS))
+        return Record(np.zeros(SIZE), np.zeros(_TABLE // 3 + BINS), lasting=lasting)
 
     def options(self, record: Record, prior: np.ndarray, *, greedy: bool) -> Options:
         """What a sequence may expect of every budget, at any temperature."""
@@ -121,12 +121,12 @@ class Ranked:
         worth = _of_bins(record.kept, record.seen, prior)
         return _grown(column + 1, row + 1, 2.0 ** (-0.5 * max(1, int((worth >= node_price).sum()))))
 
-    def count(self, record: Record, decided: Decided, prior: np.ndarray, decay: float | None = None) -> None:
+    def count(self, record: Record, decided: Decided, prior: np.ndarray) -> None:
         """Fold in a round."""
         budget, depth = decided.budget, decided.depths
         depths, accepted = np.array(depth[1:]), np.zeros(len(depth) - 1)
         accepted[np.array(decided.path, np.int64) - 1] = 1.0
-        record.fade(DECAY if decay is None else decay)
+        record.fade(record.lasting or DECAY)
         kept, seen = record.kept[:_TABLE].reshape(SHAPE), record.seen[: _TABLE // 3].reshape(SHAPE[1:])
         for D in range(min(budget.max_depth, SHAPE[1])):
             within = depths <= D + 1

@@ -15,7 +15,7 @@ from numba import njit
 
 from polydraft import tree
 from polydraft.core import Budget, Draft, Method, Outcome, SiblingLaw
-from polydraft.plan.acceptance import ASSUMED, DECAY, STRENGTH, Record, by_depth, count, rates
+from polydraft.plan.acceptance import ASSUMED, STRENGTH, Record, count, rates
 from polydraft.verifiers import pairing
 
 __all__ = ["NOTHING", "Decided", "Options", "Paths", "expected_tokens", "most_paths", "paths"]
@@ -136,9 +136,9 @@ class Paths:
         """[D, F]: e of each depth."""
         self._columns = list(np.ascontiguousarray(self.tries.T))
 
-    def record(self) -> Record:
+    def record(self, lasting: float | None = None) -> Record:
         """Of a sequence that has shown nothing yet."""
-        return Record()
+        return Record(lasting=lasting)
 
     def options(self, record: Record, prior: np.ndarray, *, greedy: bool) -> Options:
         """What a sequence may expect of every size. At temperature 0 a second path would be a copy: one chain."""
@@ -153,13 +153,13 @@ class Paths:
         """Of a size on the grid, whatever a node has to be worth."""
         return paths(size[1] + 1, size[0] + 1)
 
-    def count(self, record: Record, decided: Decided, prior: np.ndarray, decay: float | None = None) -> None:
+    def count(self, record: Record, decided: Decided, prior: np.ndarray) -> None:
         """Fold in a round."""
         accepted, end = len(decided.path), decided.path[-1] if decided.path else 0
         tries = self._columns[min(decided.budget.width, len(self._columns)) - 1]
         reached = accepted + (end in decided.parents[end + 1 :])
-        count(record, accepted, reached, prior, tries, DECAY if decay is None else decay)
+        count(record, accepted, reached, prior, tries)
 
     def learnt(self, record: Record, prior: np.ndarray, *, greedy: bool) -> dict[str, Any]:
         """What the rounds of all sequences say of a profile whose acceptance was taken to be `prior`."""
-        return {"greedy" if greedy else "acceptance": tuple(by_depth(Record(record.kept, record.seen), prior, ASSUMED).tolist())}
+        return {"greedy" if greedy else "acceptance": tuple(rates(record.kept, record.seen, prior, ASSUMED, ASSUMED).tolist())}

@@ -66,7 +66,7 @@ class _Script:
         self.most_paths = MOST_PATHS if self._ranked else most_paths(drafter.info, verifier.info, MOST_PATHS)
         self._grids: Seq[Grid] = [Paths(DEPTHS, 1), Ranked()] if self._ranked else [Paths(DEPTHS, self.most_paths)]
         """Of ranked trees, the path that was kept is counted as a chain, too."""
-        self._records = [grid.record() for grid in self._grids]
+        self._records = [grid.record(lasting=1.0) for grid in self._grids]
         self._priors = [Profile.assumed().prior(1.0, ranked=grid.ranked) for grid in self._grids]
         self.ask(1, 0)
 
@@ -83,7 +83,7 @@ class _Script:
             decided = Decided.of(self._budget, draft, outcome, b)
             for grid, record, prior in zip(self._grids, self._records, self._priors, strict=True):
                 if decided.had:
-                    grid.count(record, decided, prior, 1.0)
+                    grid.count(record, decided, prior)
 
     def rates(self, *, greedy: bool) -> dict[str, Any]:
         """Fields of a profile: what was seen, drawn to what is assumed where there was little."""
