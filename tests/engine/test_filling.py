@@ -64,11 +64,11 @@ def test_a_prompt_that_nobody_waits_for_is_read_at_once_and_an_abort_ends_the_re
     assert target.events[2:] == [50, "pass", "pass"] and gone.finish_reason == "abort" and engine.num_running == 1
 
 
-def test_pieces_are_half_as_long_as_a_round_within_bounds_and_longer_where_more_are_read_than_run():
+def test_pieces_are_half_as_long_as_a_round_within_bounds_and_longer_where_more_are_read():
     read = filling.Filling(TableModel(), lambda: 0.0)
     assert read.room() == filling.FEWEST
     read._seconds_per_token, read.round_seconds = 0.001, 0.1
-    assert (read.room(), read.room(1, 3), read.room(3, 9), read.room(1, 60)) == (50, 150, 150, 250)
+    assert (read.room(), read.room(3), read.room(60)) == (50, 150, 250)
     read.round_seconds = 9.0
     assert read.room() == filling.MOST
 

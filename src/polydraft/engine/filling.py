@@ -23,7 +23,7 @@ FEWEST, MOST = 4, 256
 SHARE = 0.5
 """Of a round's time that pieces may take. At 0.75 the p99 between tokens grew 2.2 to 2.8 times while 892 tokens joined (SmolLM2-135M), as times vary."""
 LONGEST = 0.25
-"""Seconds of a step that pieces may take where more prompts are read than streams run: each has the same claim to the machine."""
+"""Seconds of a step that the pieces of several prompts may take together."""
 NEWEST = 0.1
 """Weight of the last round in the means that the cost of a row is learnt from."""
 RECENT, HICCUP = 9, 1.5
@@ -78,10 +78,10 @@ class Filling:
         self._cost, self._seconds_per_token, self._num_read, self.round_seconds = RowCost(), 0.0, 0, 0.0
         self._recent = deque[float](maxlen=RECENT)
 
-    def room(self, num_running: int = 1, num_new: int = 1) -> int:
-        """Prompt tokens that take a share of the last round's time, and more where more prompts are read than streams run."""
+    def room(self, num_new: int = 1) -> int:
+        """Prompt tokens that take a share of a round's time for each of the prompts that are read."""
         own = SHARE * self.round_seconds
-        seconds = max(own, min(own * num_new / num_running, LONGEST))
+        seconds = max(own, min(own * num_new, LONGEST))
         count = int(seconds / self._seconds_per_token) if self._seconds_per_token else 0
         return max(1 if self.rides else FEWEST, min(MOST, count))
 
@@ -93,12 +93,12 @@ class Filling:
         assert s.slot is not None
         return len(s.token_ids) - 1 - int(self._target.lengths[s.slot])
 
-    def pieces(self, new: Seq[Sequence], num_running: int) -> tuple[list[Sequence], dict[Sequence, int]]:
+    def pieces(self, new: Seq[Sequence]) -> tuple[list[Sequence], dict[Sequence, int]]:
         """Those that are read to their end when this step reads what it reads alone, and how many tokens ride for which others.
 
         Equal texts count once, and are ready together: the others copy the first, unless their drafters need states of each.
         """
-        room, whole, riding = self.room(num_running, len(new)), list[Sequence](), dict[Sequence, int]()
+        room, whole, riding = self.room(len(new)), list[Sequence](), dict[Sequence, int]()
         groups: dict[object, list[Sequence]] = {}
         for number, s in enumerate(sorted(new, key=lambda s: s.due)):
             groups.setdefault((s.text, None if s.state is None else number), []).append(s)
@@ -111,7 +111,7 @@ class Filling:
             elif room > 0 and self.rides:
                 riding[first] = min(left, room)
                 room -= riding[first]
-            elif room == self.room(num_running, len(new)):
+            elif room == self.room(len(new)):
                 self._read_alone(first, room)
                 room = 0
         self._num_read += sum(riding.values())

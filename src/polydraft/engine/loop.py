@@ -266,7 +266,7 @@ class Loop:
 
         Returns how many tokens of which are left to the pass of this step's first round.
         """
-        running, joining = sum(not s.filling for s in self._running), list[Sequence]()
+        running, joining = any(not s.filling for s in self._running), list[Sequence]()
         while self._waiting and self._slots.num_free and (self._second is None or self._second.has_room):
             s = next(iter(self._waiting))
             s.slot = self._slots.take(s.token_ids[:-1] if self._keeps else ())
@@ -291,7 +291,7 @@ class Loop:
         new = [s for s in self._running if s.filling]
         riding = dict[Sequence, int]()
         if running and new and self._second is None:
-            new, riding = self._filling.pieces(new, running)
+            new, riding = self._filling.pieces(new)
         if not new:
             return riding
         watch = Stopwatch(self._clock)
