@@ -132,6 +132,24 @@ def workers():
 
 @with_ray
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("asked", "environment", "said"),
+    [
+        (["--rows", "100000000"], {}, "max_num_seqs=100000000"),
+        ([], {"RAY_memory_usage_threshold": "0.01", "RAY_memory_monitor_refresh_ms": "100"}, "ask for fewer workers"),
+    ],
+    ids=["an engine that does not fit", "workers that Ray ends, as memory runs out"],
+)
+def test_workers_without_memory_end_the_command_in_a_line_and_it_may_be_run_again(tmp_path, asked, environment, said):
+    source, out = written(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    done = subprocess.run(command(source, out, *asked), env=os.environ | environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and said in done.stderr.splitlines()[-1], done.stderr
+    again = subprocess.run(command(source, out), capture_output=True, text=True, check=False)
+    assert again.returncode == 0 and len(read(out)) == 4, again.stderr
+
+
+@with_ray
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["worker", "driver"])
 def test_what_is_killed_loses_nothing_and_repeats_nothing(victim, tmp_path):
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
