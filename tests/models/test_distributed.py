@@ -153,7 +153,15 @@ def test_what_is_refused_on_every_rank_leaves_them_together(game):
     assert game.round("all") < 1e-4
 
 
-def test_an_interrupt_within_a_pass_comes_at_its_end(game, monkeypatch):
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises, also where whoever started the tests had it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_within_a_pass_comes_at_its_end(game, monkeypatch, interruptible):
     game.join(0)
     append = game.target.append
 

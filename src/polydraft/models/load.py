@@ -124,7 +124,7 @@ def _refuse_choices(name: str, reason: str, chosen: dict[str, str | None]) -> No
     for option, value in chosen.items():
         if value is not None:
             raise IncompatibleError(
-                f"{option}={value!r} was asked for {name!r}, which runs through torch ({reason}). Leave it out."
+                f"{option}={value!r} was asked for {name!r}, which runs through torch ({reason}); only the compiled path has it. Leave it out."
             )
 
 
