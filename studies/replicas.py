@@ -193,11 +193,14 @@ def dollars(an_hour: float, tokens_per_second: float) -> float:
 
 
 def picture(report: dict[str, Any], path: Path) -> None:
-    """Replicas, measured and modelled; gains by batch, measured here and modelled for a GPU."""
+    """Replicas, measured and modelled, where there were any; gains by batch, measured here and modelled for a GPU."""
     from matplotlib import pyplot as plt
 
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
-    for model, part in report["served"].items():
+    figure, panels = plt.subplots(
+        1, 3 if report["prefixes"] else 2, figsize=(13 if report["prefixes"] else 9, 4), layout="constrained"
+    )
+    left, middle, right = (None, *panels)[-3:]
+    for model, part in report["served"].items() if left is not None else ():
         ours = [row for row in part["measured"] if row["name"] != "polydraft serve"]
         (line,) = left.plot(
             [r["replicas"] for r in ours], [r["tokens_per_second"] for r in ours], "o-", label=f"{model}, measured"
@@ -209,7 +212,8 @@ def picture(report: dict[str, Any], path: Path) -> None:
             color=line.get_color(),
             label=f"{model}, modelled",
         )
-    left.set(xscale="log", yscale="log", xlabel="replicas", ylabel="tokens/s", title="replicas")
+    if left is not None:
+        left.set(xscale="log", yscale="log", xlabel="replicas", ylabel="tokens/s", title="replicas")
     for model, rows in report["batches"].items():
         for way in ("chain of 4", "planned"):
             middle.plot([r["batch"] for r in rows], [r[way] / r["plain"] for r in rows], "o-", label=f"{model}, {way}")
@@ -217,10 +221,8 @@ def picture(report: dict[str, Any], path: Path) -> None:
     for context in CONTEXTS:
         rows = [r for r in report["gpu"] if r["context"] == context and r["acceptance"] == ACCEPTANCES[-1]]
         right.plot([r["batch"] for r in rows], [r["gain"] for r in rows], "o-", label=f"{context} tokens of context")
-    right.set(
-        xscale="log", xlabel="sequences at a time", ylabel="times plain", title="modelled: 8B and 1B on an H100, acceptance 0.8"
-    )
-    for axes in (left, middle, right):
+    right.set(xscale="log", xlabel="sequences at a time", ylabel="times plain", title="modelled: 8B and 1B, H100, acceptance 0.8")
+    for axes in panels:
         axes.legend(fontsize=7)
         axes.grid(alpha=0.3)
     middle.axhline(1, color="grey", linewidth=0.8)
