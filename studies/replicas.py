@@ -196,9 +196,8 @@ def picture(report: dict[str, Any], path: Path) -> None:
     """Replicas, measured and modelled, where there were any; gains by batch, measured here and modelled for a GPU."""
     from matplotlib import pyplot as plt
 
-    figure, panels = plt.subplots(
-        1, 3 if report["prefixes"] else 2, figsize=(13 if report["prefixes"] else 9, 4), layout="constrained"
-    )
+    count = 3 if report["prefixes"] else 2
+    figure, panels = plt.subplots(1, count, figsize=(4.4 * count, 4), layout="constrained")
     left, middle, right = (None, *panels)[-3:]
     for model, part in report["served"].items() if left is not None else ():
         ours = [row for row in part["measured"] if row["name"] != "polydraft serve"]
