@@ -198,8 +198,8 @@ def picture(report: dict[str, Any], path: Path) -> None:
 
     count = 3 if report["prefixes"] else 2
     figure, panels = plt.subplots(1, count, figsize=(4.4 * count, 4), layout="constrained")
-    left, middle, right = (None, *panels)[-3:]
-    for model, part in report["served"].items() if left is not None else ():
+    left, middle, right = panels[0], panels[-2], panels[-1]
+    for model, part in report["served"].items() if count == 3 else ():
         ours = [row for row in part["measured"] if row["name"] != "polydraft serve"]
         (line,) = left.plot(
             [r["replicas"] for r in ours], [r["tokens_per_second"] for r in ours], "o-", label=f"{model}, measured"
@@ -211,7 +211,7 @@ def picture(report: dict[str, Any], path: Path) -> None:
             color=line.get_color(),
             label=f"{model}, modelled",
         )
-    if left is not None:
+    if count == 3:
         left.set(xscale="log", yscale="log", xlabel="replicas", ylabel="tokens/s", title="replicas")
     for model, rows in report["batches"].items():
         for way in ("chain of 4", "planned"):
