@@ -97,6 +97,18 @@ class Play:
             assert self.target.lengths[slot] == len(self.texts[slot]) - 1
         return max(errors)
 
+    def rounds_with_joins(self, count: int) -> float:
+        """So many rounds while sequences leave and others join; largest error of the logits, and of those after all texts at the end."""
+        self.join(*range(8))
+        errors = []
+        for step in range(count):
+            errors.append(self.round(("some", "some", "all", "none")[step % 4]))
+            if step % 3 == 2:
+                self.leave(step % 8)
+            if step % 3 == 0 and step:
+                self.join(*(s for s in range(8) if s not in self.texts))
+        return max(*errors, self.next_error(list(self.texts)))
+
     def _error(self, slot: int, path: list[int], tokens: list[int], logits: Tensor) -> float:
         expected = fresh(self.model, self.texts[slot] + [tokens[n] for n in path])[-len(path) - 1 :]
         return (logits[[0, *path]] - expected).abs().max().item()
