@@ -1,7 +1,7 @@
 """`python -m studies.replicas`: tokens a second of one server and of 1, 2 and 4 replicas behind Ray Serve, and first tokens behind known prompts.
 
 Clients run on the same machine in a closed loop, as those of `polydraft bench serve`. Beside the clock stands processor time, of the
-replicas and of what is before them (Serve's proxy and the door), which neighbours do not change. Beyond the machine a model goes on:
+replicas and of what is before them (Serve's proxy and the ingress), which neighbours do not change. Beyond the machine a model goes on:
 
     tokens/s(N) = min(N / r, 1 / f)    r, f   processor seconds of a token, of a replica and of the busiest process before them
 
@@ -67,7 +67,7 @@ def _spent(before: Mapping[int, Process], after: Mapping[int, Process]) -> dict[
     """Processor seconds between, of each process, by what it is."""
     found: dict[str, list[float]] = {"replica": [], "front": [], "rest": []}
     for pid, (name, seconds) in after.items():
-        kind = "replica" if ":Replica" in name or " serve " in name else "front" if ":Door" in name or "Proxy" in name else "rest"
+        kind = "replica" if ":Replica" in name or " serve " in name else "front" if ":Ingress" in name or "Proxy" in name else "rest"
         found[kind].append(seconds - (before[pid].seconds if pid in before else 0.0))
     return found
 

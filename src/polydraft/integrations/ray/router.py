@@ -20,7 +20,7 @@ __all__ = ["PrefixRouter"]
 
 
 class PrefixRouter(RequestRouter):
-    """A request's first argument is a `door.Call`."""
+    """A request's first argument is a `ingress.Call`."""
 
     def initialize_state(self, prompts: int = 8, margin: int = 4) -> None:
         """prompts: that a replica remembers.  margin: requests that a replica may have more than the idlest."""

@@ -1,4 +1,4 @@
-"""The server behind Ray Serve: replicas that each run the application of `polydraft serve`, and a door that finds the right one.
+"""The server behind Ray Serve: replicas that each run the application of `polydraft serve`, and an ingress that finds the right one.
 
 `application` is for Serve's own ways to deploy (`serve.run`, a RayService); `deploy` is what `polydraft serve --replicas` calls. Deployed again
 under its name it is updated replica by replica: each finishes what it has, while the others take what comes.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from polydraft.errors import IncompatibleError, InvalidInputError, first_line
 from polydraft.integrations.ray import connect, equal_share, require
-from polydraft.integrations.ray.door import Call, Door, ReplicaLostError, answered
+from polydraft.integrations.ray.ingress import Call, Ingress, ReplicaLostError, answered
 
 if TYPE_CHECKING:
     from starlette.types import Message
@@ -26,7 +26,7 @@ NAME = "polydraft"
 OLDEST = (2, 60)
 """Of Ray, for routers of one's own and calls to all replicas."""
 ONGOING = 1 << 16
-"""Requests that the door takes; replicas refuse what is too much for them."""
+"""Requests that the ingress takes; replicas refuse what is too much for them."""
 
 
 def _serve() -> Any:
@@ -72,7 +72,7 @@ class Handle:
         self._handle = handle
 
     async def answer(self, call: Call) -> AsyncGenerator[list["Message"], None]:
-        """See `door.Replicas`."""
+        """See `ingress.Replicas`."""
         from ray.exceptions import RayActorError  # pyright: ignore[reportMissingImports]
 
         answer = self._handle.options(stream=True).answer.remote(call)
@@ -85,7 +85,7 @@ class Handle:
             answer.cancel()
 
     async def figures(self) -> dict[str, str]:
-        """See `door.Replicas`."""
+        """See `ingress.Replicas`."""
         found = await self._handle.broadcast("figures").results_async(timeout_s=10, return_exceptions=True)
         return dict(each for each in found if isinstance(each, tuple))
 
@@ -106,7 +106,7 @@ def application(
     by_prefix: bool = True,
     **options: Any,
 ) -> Any:
-    """An application for Ray Serve: a door, and replicas that answer.
+    """An application for Ray Serve: an ingress, and replicas that answer.
 
     model, draft_model, options: as of `Engine.from_pretrained`; None is the embedded pair.  settings: of the server in each replica.
     replicas: how many.  max_replicas: as many as there may become while each has more than `ongoing` requests (by default as many as an
@@ -157,7 +157,7 @@ def application(
 
     keys, most_body = settings.keys, settings.most_body
 
-    def door() -> Any:
+    def build() -> Any:
         from starlette.applications import Starlette
         from starlette.middleware import Middleware
         from starlette.routing import Mount
@@ -166,11 +166,11 @@ def application(
 
         behind = Handle(_serve().get_deployment_handle("Replica"))
         guard = Middleware(Guard, keys=keys)  # pyright: ignore[reportArgumentType]
-        return Starlette(routes=[Mount("", Door(behind, most_body))], middleware=[guard])
+        return Starlette(routes=[Mount("", Ingress(behind, most_body))], middleware=[guard])
 
     made = serve.deployment(
-        serve.ingress(door)(),
-        name="Door",
+        serve.ingress(build)(),
+        name="Ingress",
         max_ongoing_requests=ONGOING,
         graceful_shutdown_timeout_s=settings.drain,
         graceful_shutdown_wait_loop_s=0.5,

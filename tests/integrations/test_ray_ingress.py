@@ -1,4 +1,4 @@
-"""The door before replicas, without Ray: replicas here are the server's application in this process, and some of them die."""
+"""The ingress before replicas, without Ray: replicas here are the server's application in this process, and some of them die."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from polydraft import AsyncEngine
-from polydraft.integrations.ray.door import TRIES, Door, ReplicaLostError, answered, merged
+from polydraft.integrations.ray.ingress import TRIES, Ingress, ReplicaLostError, answered, merged
 from polydraft.integrations.ray.prefixes import BLOCK, Prefixes, digests, prompt_of
 from polydraft.server.app import Settings, create_app
 from polydraft.server.guard import Guard
@@ -48,8 +48,8 @@ async def behind(engine, **dying):
     app = create_app(AsyncEngine(engine), Settings("small"))
     async with app.router.lifespan_context(app):
         replicas = Dying(app, **dying)
-        transport = httpx.ASGITransport(Guard(Door(replicas, 4096)))
-        async with httpx.AsyncClient(transport=transport, base_url="http://door", timeout=60) as client:
+        transport = httpx.ASGITransport(Guard(Ingress(replicas, 4096)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://ingress", timeout=60) as client:
             yield replicas, client
 
 
@@ -99,7 +99,7 @@ def test_a_broken_stream_of_responses_ends_as_openai_ends_it(engine):
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
 
 
-def test_what_is_too_long_is_refused_at_the_door(engine):
+def test_what_is_too_long_is_refused_at_the_ingress(engine):
     found, times = asked(engine, body={"prompt": "x" * 5000})
     assert found.status_code == 413 and times == 0
 

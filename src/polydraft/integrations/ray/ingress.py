@@ -20,7 +20,7 @@ from polydraft.integrations.ray.prefixes import digests, prompt_of
 from polydraft.server.errors import ApiError
 from polydraft.server.incoming import body_of, unless_gone
 
-__all__ = ["Call", "Door", "ReplicaLostError", "answered"]
+__all__ = ["Call", "Ingress", "ReplicaLostError", "answered"]
 
 log = logging.getLogger("polydraft.server")
 TRIES = 3
@@ -89,7 +89,7 @@ class ReplicaLostError(Exception):
 
 
 class Replicas(Protocol):
-    """Those behind a door."""
+    """Those behind an ingress."""
 
     def answer(self, call: Call) -> AsyncGenerator[list[Message], None]:
         """The ASGI messages of one replica's answer, as they come; raises `ReplicaLostError`."""
@@ -100,7 +100,7 @@ class Replicas(Protocol):
         ...
 
 
-class Door:
+class Ingress:
     """The application. most_body: bytes."""
 
     def __init__(self, replicas: Replicas, most_body: int) -> None:
