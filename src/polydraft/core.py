@@ -149,7 +149,6 @@ class Draft:
         Siblings share one row, and nodes that hang on equal prefixes share one row (bit-equal laws); only where `law` is
         INDEPENDENT has each sibling a row of its own.
     noise: the shared noise, only for COUPLED and LISTED.
-    scores: [B, N] the draft's own probability of each node's path, only of a ranked drafter; for plans, no rule reads it.
     logits: [B, N, V] of the draft model after every node, leaves too, where it drafts in the slots of a law's second sequences; its
         cache then holds every node at its first copy. For the law, no rule reads them.
     """
@@ -160,7 +159,6 @@ class Draft:
     probs: Float[Tensor, "B R V"] | None
     rows: Int[Tensor, "B N"]
     noise: NoiseKey | None = None
-    scores: Float[Tensor, "B N"] | None = None
     logits: Float[Tensor, "B N V"] | None = None
 
     @classmethod
@@ -241,7 +239,7 @@ class Method:
     shapes: that a verifier accepts, or that a drafter makes: the one of its budget, but for GROWN, which it makes of any.
     arxiv: id such as "2211.17192", or "" where there is no paper.
     shared_noise: the verdict is a function of the draft's own noise, a point mass once that is known.
-    ranked: a drafter whose trees of any number of nodes are its most probable nodes, in this order; planned by nodes and depth.
+    ranked: a drafter whose trees of any number of nodes are its most probable nodes, in this order.
     """
 
     name: str

@@ -240,18 +240,15 @@ INDEXES = {
 _SECONDS = Number(0, 1e6, whole=False)
 _RATE = Number(0, 1, whole=False)
 _RATES = Items(_RATE, "depths", "depths")
-_RANKS = (Items(_RATE, 0, 0), Items(_RATE, "ranks", "ranks"))
 _CHARGED = ("sequences", "rows", "rows_beyond", "context", "rows_context", "depth", "nodes", "asked", "branching")
 _PRICES = Record(dict.fromkeys(("once", *_CHARGED, "plain_once", "plain_sequences", "plain_context"), _SECONDS))
 PROFILE = Record(
     {
-        "polydraft_profile": Number(2, 2),
+        "polydraft_profile": Number(3, 3),
         "about": Record(more=True),
         "drafts": Number(0, 1),
         "acceptance": _RATES,
         "greedy": (Items(_RATE, 0, 0), _RATES),
-        "ranked": _RANKS,
-        "greedy_ranked": _RANKS,
         "costs": Record(dict.fromkeys(("drafting", "scoring", "other"), _PRICES)),
     }
 )

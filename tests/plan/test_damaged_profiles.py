@@ -13,7 +13,6 @@ from polydraft.plan import profile
 from polydraft.plan.acceptance import DEPTHS
 from polydraft.plan.plan import AdaptivePlan
 from polydraft.plan.profile import Profile
-from polydraft.plan.ranked import SIZE
 from polydraft.registry import verifier
 from polydraft.tune.fit import Observation, fit
 from tests.damage import cut, flipped, mutated
@@ -25,7 +24,7 @@ ROUNDS = [
     for b in (1, 2)
     for w, d in ((1, 0), (1, 3), (2, 2), (0, 0))
 ]
-KNOWN = Profile(fit(ROUNDS), (0.7,) * DEPTHS, {"x": [1]}, (0.8,) * DEPTHS, (0.5,) * SIZE)
+KNOWN = Profile(fit(ROUNDS), (0.7,) * DEPTHS, {"x": [1]}, (0.8,) * DEPTHS)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from polydraft.plan.costs import Charges, RoundCosts, Work
 from polydraft.plan.learner import BURST, CREDIT, RATE, SETTLED, Learner, assumed
 from polydraft.plan.plan import AdaptivePlan
 from polydraft.plan.profile import Profile, identity, remember
-from polydraft.plan.sizes import Paths, expected_tokens
+from polydraft.plan.sizes import expected_tokens
 from polydraft.registry import verifier
 from tests.engine.tables import TableModel
 from tests.plan.planning import work
@@ -150,7 +150,7 @@ def test_a_given_profile_does_not_change_and_one_that_was_measured_before_is_use
 
 
 def test_rounds_that_stall_or_compile_hardly_count():
-    learner, x = Learner(Profile.assumed(), Paths(4, 1)), [work([size], [50]) for size in ((1, 0), (1, 4))]
+    learner, x = Learner(Profile.assumed()), [work([size], [50]) for size in ((1, 0), (1, 4))]
     for number in range(12):
         learner.time(x[0], 9.0 if number == 0 else 1e-3)
         learner.time(x[1], 50.0 if number == 0 else 2e-3)
@@ -176,7 +176,7 @@ def test_what_is_assumed_of_a_real_pair_follows_from_the_bytes_of_its_weights(mo
 
 
 def test_a_machine_that_slows_down_slows_all_rounds():
-    learner, plain, drafted = Learner(Profile.assumed(), Paths(12, 1)), Work(1, 100.0), work([(1, 4)], [100])
+    learner, plain, drafted = Learner(Profile.assumed()), Work(1, 100.0), work([(1, 4)], [100])
     for factor, times in ((1.0, 40), (3.0, 12)):
         for number in range(times):
             learner.time(plain, 1e-3 * factor)
@@ -189,7 +189,7 @@ def test_a_machine_that_slows_down_slows_all_rounds():
 
 
 def test_what_may_be_lost_grows_with_the_rounds_gains_are_forgotten_and_all_is_valued_by_the_pace_of_now():
-    learner, plain, drafted = Learner(Profile.assumed(), Paths(4, 1)), Work(1, 10.0), work([(1, 1)], [10])
+    learner, plain, drafted = Learner(Profile.assumed()), Work(1, 10.0), work([(1, 1)], [10])
     for _ in range(BURST):
         learner.time(plain, 1.0)
     for _ in range(100):
@@ -197,7 +197,7 @@ def test_what_may_be_lost_grows_with_the_rounds_gains_are_forgotten_and_all_is_v
     learner.compare(1, 0)
     learner.gain(drafted, CREDIT + 1.0, 0.0)
     assert learner.barred(1, 0) == pytest.approx(1 / RATE - CREDIT / RATE * (learner.lost < 0), abs=2 * CREDIT / RATE)
-    later = Learner(Profile.assumed(), Paths(4, 1))
+    later = Learner(Profile.assumed())
     later.gain(drafted, CREDIT - 1.0, 0.0)
     assert later.barred(1, 1000) < 1000
     later.gain(drafted, 2.0, 0.0)

@@ -149,7 +149,7 @@ def chain(depth):
 
 def counted(grid, record, budget, kept, prior=0.5):
     """Fold in a round of this budget that kept these nodes."""
-    decided = Decided(budget, list(budget.parents), kept, [])
+    decided = Decided(budget, list(budget.parents), kept)
     grid.count(record, decided, np.full(DEPTHS, prior))
 
 

@@ -147,7 +147,7 @@ def enumerated(kind, arms, monkeypatch):
 
         def run():
             chosen = kind(made)
-            chosen_plans = [AdaptivePlan(p.profile, max_depth=2, max_width=1, max_nodes=3) for p in plans(0.6, 0.6)]
+            chosen_plans = [AdaptivePlan(p.profile, max_depth=2, max_width=1) for p in plans(0.6, 0.6)]
             engine = Engine(target, chosen, chosen.rule(), ChoicePlan(chosen, chosen_plans))
             return engine.generate([[0, 1, 0, 1]], SamplingParams(max_tokens=4, seed=0))[0].samples[0]
 

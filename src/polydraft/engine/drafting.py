@@ -272,8 +272,7 @@ def _spread(draft: Draft, rows: list[int], roots: Int[Tensor, " B"]) -> Draft:
     tokens = bare.tokens.index_copy(1, torch.tensor([0]), roots[:, None]).index_copy(0, index, draft.tree.tokens)
     trees = TokenTree(tokens, bare.parents.index_copy(0, index, draft.tree.parents))
     probs = None if draft.probs is None else place(draft.probs, 1 / draft.probs.shape[-1])
-    scores = None if draft.scores is None else place(draft.scores, 0)
-    return Draft(trees, draft.law, draft.shape, probs, place(draft.rows, -1), scores=scores)
+    return Draft(trees, draft.law, draft.shape, probs, place(draft.rows, -1))
 
 
 def aux(drafter: Drafter | None, sequences: Seq[Sequence], room: int) -> AuxRows | None:

@@ -194,7 +194,6 @@ def pruned(draft: Draft, contexts: Sequence[Sequence[int]], params: Sequence[Sam
     if draft.law is not SiblingLaw.POINT_MASS or not bound or draft.tree.num_nodes == 1:
         return draft
     tokens, parents = (x.copy() for x in draft.tree.host)
-    scores = None if draft.scores is None else draft.scores.clone()
     for b, constraint in bound:
         rows = constraint.allowed(contexts[b], tokens[b].tolist(), parents[b].tolist())
         place = {0: 0}
@@ -207,7 +206,4 @@ def pruned(draft: Draft, contexts: Sequence[Sequence[int]], params: Sequence[Sam
             np.pad(tokens[b, kept], (0, len(tokens[b]) - len(kept))),
             np.pad([place.get(int(p), -1) for p in parents[b, kept]], (0, len(tokens[b]) - len(kept)), constant_values=-1),
         )
-        if scores is not None:
-            scores[b, : len(kept)] = scores[b, kept].clone()
-            scores[b, len(kept) :] = 0
-    return replace(draft, tree=TokenTree.of(tokens, parents), scores=scores)
+    return replace(draft, tree=TokenTree.of(tokens, parents))

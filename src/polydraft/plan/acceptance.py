@@ -31,7 +31,7 @@ HAVING_DECAY = 0.95
 
 @dataclass
 class Record:
-    """What one sequence's rounds have shown. kept, seen: see the module, or `ranked`.
+    """What one sequence's rounds have shown. kept, seen: see the module.
 
     failed: rounds in a row that kept nothing; halved by one that kept something.  counted: rounds with a draft.
     asked, had: rounds in which a draft was asked for, and in which there was one, with decay.
@@ -60,10 +60,9 @@ class Record:
         self.counted += 1
         self.failed = self.failed // 2 if num_accepted else self.failed + 1
 
-    def fade(self, factor: float) -> None:
-        """Let the past count for less."""
-        self.kept *= factor
-        self.seen *= factor
+    def learnt(self, prior: np.ndarray) -> tuple[float, ...]:
+        """What the rounds of all sequences say of an acceptance that was taken to be `prior`."""
+        return tuple(rates(self.kept, self.seen, prior, ASSUMED, ASSUMED).tolist())
 
     @property
     def strength(self) -> float:

@@ -26,7 +26,6 @@ from polydraft.models.memory import read_bandwidth
 from polydraft.plan.acceptance import DEPTHS, Record
 from polydraft.plan.costs import Charges, RoundCosts, Work, charges
 from polydraft.plan.profile import PRIOR, Profile
-from polydraft.plan.search import Grid
 from polydraft.plan.sizes import NOTHING
 
 __all__ = ["BURST", "CREDIT", "RATE", "SETTLED", "Learner", "assumed"]
@@ -105,12 +104,11 @@ class _Recent:
 class Learner:
     """A profile that is learnt while it is used; see the module.
 
-    start: what is assumed.  grid: of the plan's sizes.
+    start: what is assumed.
     profile: what is known now.  lost: plain rounds lost to drafts.  deepest: draft that was timed.  shown: what all sequences have shown, greedy ones apart.
 
     Example:
-        >>> from polydraft.plan.sizes import Paths
-        >>> learner, plain, drafted = Learner(Profile.assumed(), Paths(12, 1)), Work(1, 10), Work(1, 10, nodes=4, depth=4, asked=1)
+        >>> learner, plain, drafted = Learner(Profile.assumed()), Work(1, 10), Work(1, 10, nodes=4, depth=4, asked=1)
         >>> for _ in range(8):
         ...     learner.time(plain, 1e-3)
         ...     learner.time(drafted, 3e-3)
@@ -118,9 +116,8 @@ class Learner:
         3.0
     """
 
-    def __init__(self, start: Profile, grid: Grid) -> None:
+    def __init__(self, start: Profile) -> None:
         self.profile = self._start = start
-        self._grid = grid
         self.lost, self.deepest, self._drafted, self._due = 0.0, 0, 0, LEAST
         self._taken = self._given = 0.0
         """Of rounds with drafts that were not compared yet: what they took, in units of the start's rounds without, and their tokens."""
@@ -129,7 +126,7 @@ class Learner:
         """Rounds without drafts by batch, in units of the start's; the latest batch last."""
         self._kinds: OrderedDict[tuple[float, ...], _Recent] = OrderedDict()
         """Rounds with drafts, in units of the pace."""
-        self.shown: dict[bool, Record] = {greedy: grid.record(LASTING) for greedy in (False, True)}
+        self.shown: dict[bool, Record] = {greedy: Record(lasting=LASTING) for greedy in (False, True)}
 
     @property
     def share(self) -> float:
@@ -177,10 +174,10 @@ class Learner:
         lost = max(self.lost, RATE * at) + self._taken / self._pace(batch) - self._given
         return int((lost - CREDIT) / RATE)
 
-    def untried(self, contexts: Sequence[int], at: int) -> Budget | None:
-        """A size that was hardly seen, where what a burst of it may lose is left in round `at`."""
+    def untried(self, sizes: Sequence[Budget], contexts: Sequence[int], at: int) -> Budget | None:
+        """Of these sizes one that was hardly seen, where what a burst of it may lose is left in round `at`."""
         B, left = len(contexts), CREDIT + min(RATE * at - self.lost, 0.0)
-        for size in self._grid.tried if left >= LEAST_LEFT else ():
+        for size in sizes if left >= LEAST_LEFT else ():
             if self._tries[B, size] < ENOUGH:
                 plain, drafted = (self.profile.costs.seconds(Work.of([each] * B, contexts)) for each in (NOTHING, size))
                 if left < min((SETTLED + BURST) * (drafted / plain - 1.0), CREDIT / 2.0):
@@ -193,7 +190,7 @@ class Learner:
         known: dict[str, Any] = {"costs": self._costs()}
         for greedy, record in self.shown.items():
             if record.counted:
-                known |= self._grid.learnt(record, self._start.prior(1.0, ranked=self._grid.ranked), greedy=greedy)
+                known["greedy" if greedy else "acceptance"] = record.learnt(self._start.prior(1.0))
         self.profile = replace(self._start, **known)
 
     def _costs(self) -> RoundCosts:

@@ -7,7 +7,7 @@ A given profile is such a table. Without one, costs and acceptance are learnt fr
 
 import math
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,26 +17,23 @@ from torch import Tensor
 
 from polydraft.core import Budget, Draft, Drafter, Outcome, Target, Verifier
 from polydraft.plan.acceptance import DEPTHS, Record
-from polydraft.plan.costs import HINGE, Work
+from polydraft.plan.costs import Work
 from polydraft.plan.fixed import Sequence, check_room
 from polydraft.plan.learner import BURST, SETTLED, Learner, assumed
 from polydraft.plan.profile import Profile, check_identity, identity, remembered
-from polydraft.plan.ranked import MOST_NODES, Ranked
-from polydraft.plan.search import Found, Grid, best
+from polydraft.plan.search import Found, best
 from polydraft.plan.sizes import NOTHING, Decided, Options, Paths, most_paths
 
 __all__ = ["AdaptivePlan"]
 
-REMEMBERED = 4.0
-"""Rounds of the past that a probe is weighed against: few, so that a change is seen, and enough to hold against the prior."""
 RISEN = 0.1
 """Acceptance of a first draft that a probe must add to be followed by another one at once."""
 PROBING = 0.0025
 """Share of the time without drafts that probes may take."""
-HELD = 4
-"""Drafting rounds for which a plan holds, as planning costs 4% of a round of the embedded pair; 8 is late where texts change."""
 LOOKING = 64
 """Rounds from one look for a size to try to the next."""
+HELD = 4
+"""Drafting rounds for which a plan holds, as planning costs 4% of a round of the embedded pair; 8 is late where texts change."""
 COMPARED, SELDOM_COMPARED = 8, 256
 """Rounds with drafts from one look at what a round without takes to the next: at first, and then as many as there were so far, up to this."""
 FIRST, SELDOM = 128, 7
@@ -69,14 +66,14 @@ class AdaptivePlan:
 
         speed(size) = E[tokens | acceptance by depth] / seconds(batch, rows, depth, context), the geometric mean over the batch
 
-    Sizes are chains and K paths; for drafters of most probable trees (`Method.ranked`) their nodes and depth. Seconds come
+    Sizes are chains and K paths; of drafters of most probable trees (`Method.ranked`) trees of as many nodes and such a depth. Seconds come
     from the profile: a given one (`polydraft tune`) does not change; without one they are assumed, and learnt from the rounds
     that run (`plan/learner.py`). Acceptance is each sequence's own, from its past rounds, around the profile's (`plan/acceptance.py`).
     Only these decide, before the round's first draw: the output law is kept. For a given profile a seed gives one text; where costs are learnt, the
     clock and the requests before have a say in how much is drafted, and with it in which text of the same law a seed gives.
 
     profile: None to start from assumed costs and learn in an engine; without an engine, assumed costs.
-    max_depth, max_width: bounds of the search.  max_nodes: of most probable trees.
+    max_depth, max_width: bounds of the search.
     margin: share by which drafting must promise to beat plain decoding; below 0 as a pause is not free: what is missed is read
         before the next draft, and sizes that change cost.
     first_pause, longest_pause: rounds without drafts after a stop, at least and at most: so many that the draft which
@@ -93,7 +90,6 @@ class AdaptivePlan:
     profile: Profile | None = None
     max_depth: int = DEPTHS
     max_width: int = 4
-    max_nodes: int = MOST_NODES
     margin: float = -0.05
     first_pause: int = 4
     longest_pause: int = 256
@@ -103,7 +99,7 @@ class AdaptivePlan:
     def __post_init__(self) -> None:
         self._reset(Paths(self.max_depth, self.max_width))
 
-    def _reset(self, grid: Grid) -> None:
+    def _reset(self, grid: Paths) -> None:
         self.grid = grid
         self._courses: WeakKeyDictionary[Any, Course] = WeakKeyDictionary()
         self._rounds = self._drafting = self._trying = self._holding = self._since = self._barred = self._compared = 0
@@ -127,23 +123,21 @@ class AdaptivePlan:
             CapacityError: bounds beyond the rows of a pass.
             IncompatibleError: a profile of other parts.
         """
-        if drafter.info.ranked:
-            self._reset(Ranked(self.max_depth, self.max_nodes))
-        else:
-            self._reset(Paths(self.max_depth, most_paths(drafter.info, verifier.info, self.max_width)))
+        width = most_paths(drafter.info, verifier.info, self.max_width)
+        self._reset(Paths(self.max_depth, width, grown=drafter.info.ranked))
         check_room(self.max_depth * self.max_width, f"max_depth={self.max_depth} and max_width={self.max_width}")
         if self.profile is not None and self.learner is None:
             check_identity(self.profile, target, drafter, verifier)
             return
         self.profile, self.learner = remembered(identity(target, drafter, verifier)), None
         if self.profile is None:
-            self.learner = Learner(assumed(target, drafter), self.grid)
+            self.learner = Learner(assumed(target, drafter))
             self.profile = self.learner.profile
 
     @property
     def most_nodes(self) -> int:
         """Drafted nodes of a sequence, at most."""
-        return self.max_nodes if self.grid.ranked else self.max_depth * self.max_width
+        return self.max_depth * self.max_width
 
     @property
     def known(self) -> Profile:
@@ -156,42 +150,31 @@ class AdaptivePlan:
         """Where a sequence stands."""
         found = self._courses.get(sequence)
         if found is None:
-            found = self._courses[sequence] = Course(self.grid.record())
+            found = self._courses[sequence] = Course(Record())
         return found
 
     def _prior(self, sequence: Sequence) -> np.ndarray:
-        return self.known.prior(sequence.request.params.temperature, ranked=self.grid.ranked)
+        return self.known.prior(sequence.request.params.temperature)
 
-    def promise(
-        self, sequences: Seq[Sequence], rests: Seq[bool], share: float | None = None
-    ) -> tuple[Found, list[Options | None]]:
+    def promise(self, sequences: Seq[Sequence], rests: Seq[bool], share: float | None = None) -> Found:
         """The best sizes for those that do not rest, of whom one at least does not. share: of them, those that have something to draft; None: as in the past."""
         expected, options, shares = 1.0 if self.learner is None else self.learner.share, list[Options | None](), list[float]()
         for s, rest in zip(sequences, rests, strict=True):
             record = self.course(s).record
             options.append(None if rest else self.grid.options(record, self._prior(s), greedy=s.request.params.greedy))
             shares.append(record.share(expected) if share is None else share)
-        return best(options, shares, [len(s.token_ids) for s in sequences], self.known.costs.prices), options
+        return best(options, shares, [len(s.token_ids) for s in sequences], self.known.costs.prices)
 
     def best(self, rate: float, *, batch: int = 1, context: int = 0, greedy: bool = False) -> Budget:
         """The budget for a known acceptance of one draft, the same at every depth."""
-        alike = {"acceptance": (rate,) * DEPTHS, "greedy": (), "ranked": (), "greedy_ranked": ()}
-        record, prior = self.grid.record(), replace(self.known, **alike).prior(1.0, ranked=self.grid.ranked)
-        options = [self.grid.options(record, prior, greedy=greedy)] * batch
+        options = [self.grid.options(Record(), np.full(DEPTHS, rate), greedy=greedy)] * batch
         found = best(options, [1.0] * batch, [context] * batch, self.known.costs.prices)
         if (size := found.sizes[0]) is None or not self._pays(found):
             return NOTHING
-        return self.grid.budget(size, record, prior, self._node_price(found, options[0], size, batch, context))
+        return self.grid.budget(size)
 
     def _pays(self, found: Found) -> bool:
         return found.speed > (1.0 + self.margin) * found.plain
-
-    def _node_price(self, found: Found, options: Options, size: tuple[int, int], batch: int, context: int) -> float:
-        """Tokens that a node has to be worth at this speed."""
-        prices = self.known.costs.prices
-        each = prices.rows + prices.nodes + prices.rows_context * context
-        beyond = prices.rows_beyond * (batch + float(options.nodes[size]) > HINGE)
-        return batch * float(options.tokens[size]) * (each + beyond) / found.seconds
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         """One each."""
@@ -200,8 +183,7 @@ class AdaptivePlan:
             return self._held
         self._noted = self.timed
         self._rounds += 1
-        tried = self._tried(sequences)
-        if tried is not None:
+        if (tried := self._tried(sequences)) is not None:
             return self.give(sequences, [tried] * len(sequences))
         if self._holding and sequences == self._last and self._rounds >= self._barred and all(s.drafting for s in sequences):
             self._holding -= 1
@@ -232,17 +214,17 @@ class AdaptivePlan:
             return None
         if self._trying:
             self._trying -= 1
-        elif not all(s.drafting for s in sequences):
+            return self._trial
+        if not all(s.drafting for s in sequences):
             return None
-        elif self._asked and self._rounds - self._compared >= min(max(self._drafting, COMPARED), SELDOM_COMPARED):
-            self._trying, self._trial = SETTLED + BURST - 1, NOTHING
-        elif (
-            self._rounds % LOOKING or (size := self.learner.untried([len(s.token_ids) for s in sequences], self._rounds)) is None
-        ):
-            return None
-        else:
-            self._trying, self._trial = SETTLED + BURST - 1, size
-        return self._trial
+        found = None
+        if self._asked and self._rounds - self._compared >= min(max(self._drafting, COMPARED), SELDOM_COMPARED):
+            found = NOTHING
+        elif self._rounds % LOOKING == 0:
+            found = self.learner.untried(self.grid.tried, [len(s.token_ids) for s in sequences], self._rounds)
+        if found is not None:
+            self._trying, self._trial = SETTLED + BURST - 1, found
+        return found
 
     def _next(self, sequences: Seq[Sequence]) -> list[Budget]:
         """What is worth drafting, or a probe where a rest is over; keeps the account of rests."""
@@ -251,21 +233,19 @@ class AdaptivePlan:
         first = self.learner is not None and self._rounds <= SETTLED + BURST  # all else is compared to rounds without drafts
         if first or all(rests) or not self.known.drafts:
             return given
-        found, options = self.promise(sequences, rests)
+        found = self.promise(sequences, rests)
         pays = self._pays(found)
         pause = max(self.first_pause, 0 if pays else math.ceil(found.loss / PROBING))  # beside others' drafts a probe is cheap
-        for b, (s, each, size) in enumerate(zip(sequences, options, found.sizes, strict=True)):
+        for b, (s, rest, size) in enumerate(zip(sequences, rests, found.sizes, strict=True)):
             course = self.course(s)
-            if each is None or not ((pays and size is not None) or self._probes(course, s, pause)):
+            if rest or not ((pays and size is not None) or self._probes(course, s, pause)):
                 continue
             if pays and size is not None:
                 course.pause = 0
             row, column = size or (0, 0)
             if self.learner is not None:  # what is twice as deep as anything that was timed may cost anything
                 row = min(row, max(2 * self.learner.deepest - 1, 0))
-            size = row, column
-            price = self._node_price(found, each, size, len(sequences), len(s.token_ids)) if self.grid.ranked else 0.0
-            given[b] = self.grid.budget(size, course.record, self._prior(s), price)
+            given[b] = self.grid.budget((row, column))
         self._holding = HELD - 1 if pays and all(budget.max_depth for budget in given) else 0
         return given
 
@@ -274,7 +254,6 @@ class AdaptivePlan:
         if course.due or course.rate > course.before + RISEN:
             course.before = course.rate if course.record.counted else float(self._prior(sequence)[0])
             course.due = False
-            course.record.fade(min(1.0, REMEMBERED / max(float(course.record.seen[0]), REMEMBERED)))
             return True
         course.pause = min(max(2 * course.pause, shortest), self.longest_pause)
         course.until, course.due = self._rounds + 1 + course.pause, True
@@ -295,7 +274,7 @@ class AdaptivePlan:
             course, prior = self.course(s), self._prior(s)
             for record in [course.record] if learner is None else [course.record, learner.shown[s.request.params.greedy]]:
                 record.ask(decided.had)
-                if decided.had or self.grid.ranked:
+                if decided.had:
                     self.grid.count(record, decided, prior)
         self._tokens = 1.0 + sum(map(len, outcome.lists[0])) / max(len(sequences), 1)
 

@@ -26,7 +26,6 @@ from polydraft.core import Drafter, Target, Verifier
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.plan.acceptance import DEPTHS
 from polydraft.plan.costs import RoundCosts
-from polydraft.plan.ranked import SIZE, assumed
 from polydraft.schema import PROFILE, fault, read_json
 
 __all__ = ["Profile", "check_identity", "identity", "remember", "remembered"]
@@ -34,7 +33,7 @@ __all__ = ["Profile", "check_identity", "identity", "remember", "remembered"]
 PRIOR = 0.7
 """Acceptance where nothing is known of it."""
 MOST_TEMPERATURES = 64
-_RATES = "acceptance", "greedy", "ranked", "greedy_ranked"
+_RATES = "acceptance", "greedy"
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,6 @@ class Profile:
     about: what it was measured on.
     greedy: the same at temperature 0, where drafts fit better; empty for no difference.
     drafts: False where `polydraft tune` found that no drafts pay: plans then make none.
-    ranked, greedy_ranked: of a drafter of most probable trees, the tables of `plan/ranked.py`, flat; empty where they are to be assumed.
 
     Raises:
         InvalidInputError: acceptances outside [0, 1], or not as many as are told apart.
@@ -60,8 +58,6 @@ class Profile:
     acceptance: tuple[float, ...]
     about: dict[str, Any] = field(default_factory=dict[str, Any])
     greedy: tuple[float, ...] = ()
-    ranked: tuple[float, ...] = ()
-    greedy_ranked: tuple[float, ...] = ()
     drafts: bool = True
 
     def __post_init__(self) -> None:
@@ -71,35 +67,23 @@ class Profile:
                 f"acceptance {list(self.acceptance)} and greedy {list(self.greedy)} were given; "
                 f"expected {DEPTHS} numbers in [0, 1] each. Measure again with `polydraft tune`."
             )
-        sizes = {len(self.ranked), len(self.greedy_ranked)} - {0, SIZE}
-        if sizes or not all(0 <= x <= 1 for x in (*self.ranked, *self.greedy_ranked)):
-            raise InvalidInputError(
-                f"tables of {len(self.ranked)} and {len(self.greedy_ranked)} ranks were given; expected {SIZE} "
-                "numbers in [0, 1], or none. Measure again with `polydraft tune`."
-            )
 
-    def prior(self, temperature: float, *, ranked: bool = False) -> np.ndarray:
+    def prior(self, temperature: float) -> np.ndarray:
         """Acceptance at a temperature before a text has shown its own: between that at 1 and that at 0, linearly; above 1 as at 1.
-
-        ranked: the means of `plan/ranked.py`, [SIZE], instead of acceptance by depth, [DEPTHS].
 
         Example:
             >>> Profile(RoundCosts.assumed(), (0.6,) * DEPTHS, greedy=(0.8,) * DEPTHS).prior(0.5)[0].item()
             0.7
-            >>> Profile.assumed().prior(1.0, ranked=True)[:2].round(3).tolist()
-            [0.7, 0.21]
         """
-        if (temperature, ranked) not in self._priors:
+        if temperature not in self._priors:
             if len(self._priors) == MOST_TEMPERATURES:
                 self._priors.clear()
             cold = max(0.0, 1.0 - temperature)
-            warm = (np.array(self.ranked) if self.ranked else assumed(self.acceptance)) if ranked else np.array(self.acceptance)
-            cool = np.array((self.greedy_ranked if ranked else self.greedy) or warm)
-            self._priors[temperature, ranked] = cold * cool + (1.0 - cold) * warm
-        return self._priors[temperature, ranked]
+            self._priors[temperature] = cold * np.array(self.greedy or self.acceptance) + (1.0 - cold) * np.array(self.acceptance)
+        return self._priors[temperature]
 
     @cached_property
-    def _priors(self) -> dict[tuple[float, bool], np.ndarray]:
+    def _priors(self) -> dict[float, np.ndarray]:
         return {}
 
     @classmethod
@@ -110,7 +94,7 @@ class Profile:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         rates = {name: list(getattr(self, name)) for name in _RATES}
-        return {"polydraft_profile": 2, "about": self.about, "drafts": int(self.drafts), **rates, "costs": self.costs.to_dict()}
+        return {"polydraft_profile": 3, "about": self.about, "drafts": int(self.drafts), **rates, "costs": self.costs.to_dict()}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Profile":
@@ -119,7 +103,7 @@ class Profile:
         Raises:
             InvalidInputError: not a profile of this version, or faulty numbers.
         """
-        found = fault(data, PROFILE, {"depths": DEPTHS, "ranks": SIZE}, "the profile")
+        found = fault(data, PROFILE, {"depths": DEPTHS}, "the profile")
         if found:
             raise InvalidInputError(f"{found}. Make it again with `polydraft tune --save FILE`.")
         rates = {name: tuple(map(float, data[name])) for name in _RATES}

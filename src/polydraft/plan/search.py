@@ -15,12 +15,10 @@ import numpy as np
 from numba import njit
 
 from polydraft.plan.costs import HINGE, Charges, Work, seconds
-from polydraft.plan.ranked import Ranked
 from polydraft.plan.sizes import Options, Paths
 
-__all__ = ["Found", "Grid", "best"]
+__all__ = ["Found", "best"]
 
-Grid = Paths | Ranked
 PRICES = 4
 """Most prices that are tried; the choice no longer changes after two or three."""
 

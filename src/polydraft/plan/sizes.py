@@ -2,20 +2,21 @@
 
     1 - r_d = (1 - a_d)^e_d,   tokens of a size = 1 + r_0 + r_0 r_1 + ... down to its depth
 
-The sizes of K paths are one tree by position, cut to the depth of the row, so that one sweep down it yields the tokens of all.
+The sizes of K paths are one tree by position, cut to the depth of the row, so that one sweep down it yields the tokens of all. A drafter of
+most probable trees grows as many nodes to the same depth, and is weighed as if they were paths.
 e_d: draws that one of the K paths is worth: 1 + PARTING log2 K where they part, 1 + BELOW log2 K below, where mostly one path is left.
 """
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
 from polydraft import tree
 from polydraft.core import Budget, Draft, Method, Outcome, SiblingLaw
-from polydraft.plan.acceptance import ASSUMED, STRENGTH, Record, count, rates
+from polydraft.plan.acceptance import STRENGTH, Record, count, rates
 from polydraft.verifiers import pairing
 
 __all__ = ["NOTHING", "Decided", "Options", "Paths", "expected_tokens", "most_paths", "paths"]
@@ -23,7 +24,7 @@ __all__ = ["NOTHING", "Decided", "Options", "Paths", "expected_tokens", "most_pa
 PARTING, BELOW = 0.53, 0.08
 """A fit to the block efficiency of greedy traversal on the embedded pair (K = 1 to 4, depths 1 to 8, three temperatures; within 5%)."""
 TRIED = (1, 1), (1, 4), (2, 4)
-"""Width and depth of sizes that are tried now and then, whatever is thought of them."""
+"""Width and depth of sizes that are tried now and then, whatever is thought of them: a plan that met dear drafts at first finds out that they no longer are."""
 
 
 class Options(NamedTuple):
@@ -39,18 +40,16 @@ class Options(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """What became of a sequence's draft. parents, scores: of its nodes.  path: nodes that were kept."""
+    """What became of a sequence's draft. parents: of its nodes.  path: nodes that were kept."""
 
     budget: Budget
     parents: Sequence[int]
     path: Sequence[int]
-    scores: Sequence[float]
 
     @classmethod
     def of(cls, budget: Budget, draft: Draft, outcome: Outcome, b: int) -> "Decided":
         """Row b of a round."""
-        scores = [] if draft.scores is None else draft.scores[b].tolist()
-        return cls(budget, draft.tree.lists[1][b], outcome.lists[0][b], scores)
+        return cls(budget, draft.tree.lists[1][b], outcome.lists[0][b])
 
     @property
     def had(self) -> bool:
@@ -72,9 +71,9 @@ NOTHING = Budget.fixed((-1,))
 
 
 @lru_cache
-def paths(width: int, depth: int) -> Budget:
-    """The budget of so many paths."""
-    return Budget.fixed(tree.paths(width, depth))
+def paths(width: int, depth: int, *, grown: bool = False) -> Budget:
+    """The budget of so many paths, or of a most probable tree of as many nodes."""
+    return Budget.grown(width * depth, depth, width) if grown else Budget.fixed(tree.paths(width, depth))
 
 
 def most_paths(drafter: Method, verifier: Method, most: int) -> int:
@@ -86,6 +85,8 @@ def most_paths(drafter: Method, verifier: Method, most: int) -> int:
         >>> [most_paths(drafter, registry.verifier(rule).info, 4) for rule in ("greedy_traversal", "block")]
         [4, 1]
     """
+    if drafter.ranked:
+        return most
     if drafter.laws == {SiblingLaw.POINT_MASS} or not pairing.allowed([paths(2, 1)], drafter, verifier):
         return 1
     return most
@@ -119,39 +120,32 @@ def expected_tokens(found: np.ndarray, width: int, depth: int) -> float:
 
 
 class Paths:
-    """The grid of up to `max_width` paths down to `max_depth`; column f has f + 1 of them.
+    """The grid of up to `max_width` paths down to `max_depth`; column f has f + 1 of them. grown: most probable trees of as many nodes.
 
     Example:
         >>> Paths(4, 2).budget((2, 1)).max_nodes
         6
     """
 
-    ranked = False
-
-    def __init__(self, max_depth: int, max_width: int) -> None:
-        self.tried = tuple(dict.fromkeys(paths(w, min(d, max_depth)) for w, d in TRIED if w <= max_width))
+    def __init__(self, max_depth: int, max_width: int, *, grown: bool = False) -> None:
+        self._grown = grown
+        self.tried = tuple(dict.fromkeys(paths(w, min(d, max_depth), grown=grown) for w, d in TRIED if w <= max_width))
         depths, widths = np.mgrid[1.0 : max_depth + 1, 1.0 : max_width + 1]
         self._nodes, self._passes, self._branching = depths * widths, depths, (widths > 1).astype(float)
         self.tries = 1.0 + np.where(depths == 1, PARTING, BELOW) * np.log2(widths)
         """[D, F]: e of each depth."""
         self._columns = list(np.ascontiguousarray(self.tries.T))
 
-    def record(self, lasting: float | None = None) -> Record:
-        """Of a sequence that has shown nothing yet."""
-        return Record(lasting=lasting)
-
     def options(self, record: Record, prior: np.ndarray, *, greedy: bool) -> Options:
-        """What a sequence may expect of every size. At temperature 0 a second path would be a copy: one chain."""
+        """What a sequence may expect of every size. At temperature 0 a second path would be a copy."""
         tokens = _expected(record.kept, record.seen, prior, record.strength, STRENGTH, self.tries)
-        if greedy:
+        if greedy and not self._grown:
             tokens[:, 1:] = 0.0
         return Options(tokens, self._nodes, self._passes, self._branching)
 
-    def budget(
-        self, size: tuple[int, int], record: Record | None = None, prior: np.ndarray | None = None, node_price: float = 0.0
-    ) -> Budget:
-        """Of a size on the grid, whatever a node has to be worth."""
-        return paths(size[1] + 1, size[0] + 1)
+    def budget(self, size: tuple[int, int]) -> Budget:
+        """Of a size on the grid."""
+        return paths(size[1] + 1, size[0] + 1, grown=self._grown)
 
     def count(self, record: Record, decided: Decided, prior: np.ndarray) -> None:
         """Fold in a round."""
@@ -159,7 +153,3 @@ class Paths:
         tries = self._columns[min(decided.budget.width, len(self._columns)) - 1]
         reached = accepted + (end in decided.parents[end + 1 :])
         count(record, accepted, reached, prior, tries)
-
-    def learnt(self, record: Record, prior: np.ndarray, *, greedy: bool) -> dict[str, Any]:
-        """What the rounds of all sequences say of a profile whose acceptance was taken to be `prior`."""
-        return {"greedy" if greedy else "acceptance": tuple(rates(record.kept, record.seen, prior, ASSUMED, ASSUMED).tolist())}

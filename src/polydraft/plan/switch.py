@@ -68,7 +68,7 @@ class ChoicePlan:
         plan = self.plans[i]
         key = share, [(s, s.drafting, plan.course(s).record.counted) for s in sequences]
         if i not in self._promises or self._promises[i][0] != key:
-            found, _ = plan.promise(sequences, [not s.drafting for s in sequences], share)
+            found = plan.promise(sequences, [not s.drafting for s in sequences], share)
             self._promises[i] = key, max(found.speed, found.plain)
         return self._promises[i][1]
 

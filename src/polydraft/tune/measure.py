@@ -22,11 +22,9 @@ from polydraft.engine.loop import Loop
 from polydraft.engine.sequence import Sequence
 from polydraft.engine.stats import clock
 from polydraft.errors import DrafterWarning, IncompatibleError
-from polydraft.plan.acceptance import DEPTHS
+from polydraft.plan.acceptance import DEPTHS, Record
 from polydraft.plan.costs import PHASES
 from polydraft.plan.profile import Profile, identity
-from polydraft.plan.ranked import Ranked
-from polydraft.plan.search import Grid
 from polydraft.plan.sizes import NOTHING, Decided, Paths, most_paths, paths
 from polydraft.tune.fit import Observation, fit
 
@@ -62,18 +60,14 @@ class _Script:
     """A plan that does as it is told and counts how drafts fit, as an adaptive plan does."""
 
     def __init__(self, drafter: Drafter, verifier: Verifier) -> None:
-        self._ranked = drafter.info.ranked
-        self.most_paths = MOST_PATHS if self._ranked else most_paths(drafter.info, verifier.info, MOST_PATHS)
-        self._grids: Seq[Grid] = [Paths(DEPTHS, 1), Ranked()] if self._ranked else [Paths(DEPTHS, self.most_paths)]
-        """Of ranked trees, the path that was kept is counted as a chain, too."""
-        self._records = [grid.record(lasting=1.0) for grid in self._grids]
-        self._priors = [Profile.assumed().prior(1.0, ranked=grid.ranked) for grid in self._grids]
+        self.most_paths, self._grown = most_paths(drafter.info, verifier.info, MOST_PATHS), drafter.info.ranked
+        self._grid, self._record = Paths(DEPTHS, self.most_paths), Record(lasting=1.0)
+        self._prior = Profile.assumed().prior(1.0)
         self.ask(1, 0)
 
     def ask(self, width: int, depth: int) -> None:
         """What the next rounds draft."""
-        drafted = Budget.grown(width * depth, depth, width) if self._ranked else paths(width, depth)
-        self._budget = drafted if depth else NOTHING
+        self._budget = paths(width, depth, grown=self._grown) if depth else NOTHING
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         return [self._budget] * len(sequences)
@@ -81,16 +75,12 @@ class _Script:
     def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         for b in range(len(sequences) if self._budget.max_depth else 0):
             decided = Decided.of(self._budget, draft, outcome, b)
-            for grid, record, prior in zip(self._grids, self._records, self._priors, strict=True):
-                if decided.had:
-                    grid.count(record, decided, prior)
+            if decided.had:
+                self._grid.count(self._record, decided, self._prior)
 
     def rates(self, *, greedy: bool) -> dict[str, Any]:
         """Fields of a profile: what was seen, drawn to what is assumed where there was little."""
-        found = dict[str, Any]()
-        for grid, record, prior in zip(self._grids, self._records, self._priors, strict=True):
-            found |= grid.learnt(record, prior, greedy=greedy)
-        return found
+        return {"greedy" if greedy else "acceptance": self._record.learnt(self._prior)}
 
 
 class Bed:
@@ -310,11 +300,10 @@ def measured(
     params = params or SamplingParams(temperature=1.0, ignore_eos=True)
     space = min(target.max_model_len, getattr(getattr(drafter, "model", target), "max_model_len", target.max_model_len))
     ids = list(prompt)[-max(1, min(LONGEST_PROMPT, space // 4)) :]
-    ranked = drafter.info.ranked
-    if drafter.info.laws == {SiblingLaw.POINT_MASS} and not ranked:  # copying needs something to copy: the text begins again
+    if drafter.info.laws == {SiblingLaw.POINT_MASS} and not drafter.info.ranked:  # copying needs something to copy: the text begins again
         ids = (ids + ids)[-max(1, min(2 * LONGEST_PROMPT, space // 4)) :]
     script, seeds = _Script(drafter, verifier), count()
-    sizes = [(w, d) for w, d in (RANKED if ranked else SIZES) if w <= script.most_paths and d < space // 4]
+    sizes = [(w, d) for w, d in (RANKED if drafter.info.ranked else SIZES) if w <= script.most_paths and d < space // 4]
 
     def setting(batch: int, text: Seq[int], some: Seq[tuple[int, int]]) -> _Setting:
         def make() -> Bed:

@@ -42,12 +42,12 @@ def grow(
     """
     propose_tree = getattr(model, "propose_tree", None)
     if propose_tree is None or states[0].request.params.structured_outputs is not None:
-        tree, scores, scored = _by_depth(model, states, budgets, stop_ids)
+        tree, _, scored = _by_depth(model, states, budgets, stop_ids)
     else:
         params = [_warm(s.request.params) for s in states]
-        tree, scores, scored = propose_tree([s.slot for s in states], [s.pending for s in states], budgets, params)
+        tree, _, scored = propose_tree([s.slot for s in states], [s.pending for s in states], budgets, params)
     rows = torch.full_like(tree.parents, -1)
-    draft = Draft(tree, SiblingLaw.POINT_MASS, TreeShape.GROWN, None, rows, scores=torch.from_numpy(scores))
+    draft = Draft(tree, SiblingLaw.POINT_MASS, TreeShape.GROWN, None, rows)
     return draft, [_inner(*x) for x in scored]
 
 
