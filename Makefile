@@ -39,11 +39,14 @@ demo: install
 chat: install
 	@$(BIN)/python -m polydraft chat --yes
 
+# The type checker is one process: beside it the compiler has the other core.
 test: install-dev
-	@$(MAKE) --no-print-directory lint warm suite
+	@$(MAKE) --no-print-directory -j2 lint warm
+	@$(MAKE) --no-print-directory suite
 
 test-all: install-dev
-	@$(MAKE) --no-print-directory lint warm suite-all
+	@$(MAKE) --no-print-directory -j2 lint warm
+	@$(MAKE) --no-print-directory suite-all
 
 vllm: $(VLLM)/.installed
 	$(VLLM)/bin/python -m pytest tests/inside_vllm

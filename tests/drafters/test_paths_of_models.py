@@ -12,8 +12,8 @@ from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.models import pair
 from polydraft.verifiers.list_race import path_numbers
-from tests.drafters.sessions import V, models, requests
-from tests.engine.tables import TableModel
+from tests.drafters.sessions import V, begin, models, requests, trained
+from tests.engine.tables import TableModel, plain_greedy
 
 COUNT = 3000
 
@@ -82,3 +82,19 @@ def test_listed_paths_win_their_own_races():
             k = int(number[b, n])
             clocks = noise.clocks(at, (k + 1) * V)[0, k * V :]
             assert int((clocks / draft.probs[b, draft.rows[b, n]]).argmin()) == int(draft.tree.tokens[b, n])
+
+
+@pytest.mark.parametrize("rule", ["traversal", "importance"])
+def test_a_head_draws_the_first_path_and_the_text_is_the_targets(tmp_path, rule):
+    options = {"head": str(trained("eagle", (0, 1))(tmp_path, V)["weights"])}
+    target, model = TableModel(V, max_num_seqs=4), TableModel(V, seed=2, max_num_seqs=4)
+    engine = Engine.of(target, draft_model=model, drafter="several", drafter_options=options, verifier=rule, depth=2, num_paths=2)
+    assert [len(member.needs.hidden) for member in engine.drafter.members] == [2, 0]
+    alone = Engine.of(target, drafter="eagle:chain", drafter_options={"weights": options["head"]})
+    asked = requests([1, 2, 3], [4, 0])
+    draft = engine.drafter.propose(begin(engine.drafter, asked), [Budget.grown(4, 2, 2)] * 2)
+    first = alone.drafter.propose(begin(alone.drafter, asked), [Budget.grown(2, 2)] * 2)
+    assert draft.tree.tokens[:, [1, 3]].tolist() == first.tree.tokens[:, 1:].tolist()
+    assert torch.equal(draft.probs[0, draft.rows[0, [1, 3]]], first.probs[0, first.rows[0, 1:]])
+    (result,) = engine.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=40))
+    assert result.token_ids == plain_greedy(target, [1, 2, 3], 40) and result.stats.accepted

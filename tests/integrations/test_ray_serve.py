@@ -187,6 +187,17 @@ def test_a_longer_queue_makes_more_replicas(served):
         ours.shutdown()
 
 
+def test_more_replicas_of_another_kind_come_where_the_old_ones_have_all_processors(served, expected):
+    import ray
+    from ray import serve
+
+    all_of_them = ray.cluster_resources()["CPU"]
+    deploy(served.port, cpus=all_of_them / 2)
+    deploy(served.port, replicas=4, cpus=all_of_them / 4)
+    assert serve.status().applications["polydraft"].deployments["Replica"].replica_states["RUNNING"] == 4
+    assert served.post("/v1/completions", json=ASK).json()["choices"][0]["text"] == expected(ASK)
+
+
 def test_the_command_updates_at_a_hangup_and_drains_at_its_end():
     port = free_port()
     command = [sys.executable, "-m", "polydraft", "serve", "--model", "embedded", "--replicas", "1", "--port", str(port)]

@@ -1,6 +1,7 @@
 """Drafters of one model on one yardstick: trained ones, from folders, and those from text, interleaved with plain decoding.
 
-way          [NAME][:KIND][+VERIFIER][@PATHSxDEPTH]; NAME: a folder of weights by its last part, or a drafter of `polydraft methods`
+way          [NAME][:KIND][+VERIFIER][@PATHSxDEPTH]; NAME: a folder of weights by its last part, or a drafter of `polydraft methods`;
+             several:NAME,NAME and mixture:NAME,NAME put folders together, a head before models
 over plain   median over rounds of seconds a token of plain decoding divided by the way's, after the prompt was read
 equal        at temperature 0: whether all texts were those of plain decoding
 """
@@ -34,6 +35,23 @@ class Question:
 
     category: str
     text: str
+
+
+def _sources(folders: Mapping[str, Path], members: Sequence[str]) -> dict[str, Any]:
+    """Of a mixture: heads grow their most probable trees."""
+    made = [(f"{kind_of(folders[m])}:top_k", {"weights": str(folders[m])}) if m in folders else (m, {}) for m in members]
+    return {"sources": made}
+
+
+def _independent(folders: Mapping[str, Path], members: Sequence[str]) -> dict[str, Any]:
+    """A path of each: a head, and models."""
+    models = [m for m in members if kind_of(folders[m]) == "model"]
+    heads = {"head": str(folders[m]) for m in members if m not in models}
+    return {"models": [load.load_model(str(folders[m]), max_num_seqs=1) for m in models], **heads}
+
+
+TOGETHER = {"mixture": _sources, "several": _independent}
+"""Drafters that are made of others: their options, of the folders that are known by name."""
 
 
 def questions(file: Path, count: int) -> list[Question]:
@@ -71,7 +89,9 @@ class Yardstick:
     def _engine(self, way: Way) -> Engine:
         name, colon, kind = (way.drafter or "").partition(":")
         given: dict[str, Any] = {"verifier": way.verifier, "depth": way.depth, "num_paths": way.num_paths}
-        if (folder := self.heads.get(name)) is not None:
+        if name in TOGETHER and not self.heads.keys().isdisjoint(kind.split(",")):
+            given["drafter_options"], colon, kind = TOGETHER[name](self.heads, kind.split(",")), "", ""
+        elif (folder := self.heads.get(name)) is not None:
             name = kind_of(folder)
             given |= (
                 {"draft_model": load.load_model(str(folder), max_num_seqs=1)}

@@ -1,4 +1,4 @@
-"""A path from each of several smaller models: draft j is drawn from a law q_j of its own.
+"""A path from each of several smaller models, or of a head and such models: draft j is drawn from a law q_j of its own.
 
 Khisti et al. 2024 (importance selection with different drafts, arXiv 2410.18234); multi-draft verification of unequal drafts:
 Miao et al. 2023 (SpecInfer, 2305.09781).
@@ -13,22 +13,26 @@ Which members draft (the first `width`) and how deep is settled before the first
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from polydraft import tree
-from polydraft.core import Budget, Draft, Needs, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
-from polydraft.drafters.base import Parts, Snapshot, release_each, start_each
-from polydraft.drafters.model.by_depth import ModelState
+from polydraft import registry, tree
+from polydraft.core import Budget, Draft, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
+from polydraft.drafters.base import Parts, Reading, Snapshot, release_each, start_each
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.models import load
+from polydraft.models.heads import kind_of
 from polydraft.papers import method
 
 _STEP = 0x1E3779B97F4A7C15
 _SEEDS = (1 << 63) - 1
 
-State = tuple[ModelState, ...]
+State = tuple[Any, ...]
 """One request in every member."""
 
 
@@ -40,11 +44,12 @@ def _own(request: Request, member: int) -> Request:
 class SeveralDrafter:
     """Several smaller models of the target's vocabulary as one drafter.
 
-    models: two or more, the one that fits best first, each with as many slots as requests run at once.
+    models: the one that fits best first, each with as many slots as requests run at once.
+    head: a drafter of chains that reads the target's states, which draws the first path.
     stop_ids: end-of-sequence ids, which `min_tokens` masks.
 
     Raises:
-        InvalidInputError: fewer than two models.
+        InvalidInputError: fewer than two of them together.
 
     Example:
         >>> SeveralDrafter.methods[0].laws == {SiblingLaw.INDEPENDENT}
@@ -61,38 +66,47 @@ class SeveralDrafter:
         ),
     )
     info = methods[0]
-    needs: Needs = Needs()
 
-    def __init__(self, models: Sequence[Target], *, stop_ids: Sequence[int] = ()) -> None:
-        if len(models) < 2:
+    def __init__(self, models: Sequence[Target], *, head: ModelDrafter | None = None, stop_ids: Sequence[int] = ()) -> None:
+        heads = () if head is None else (head,)
+        if len(models) + len(heads) < 2:
             raise InvalidInputError(
-                f"{len(models)} draft model was given to the drafter 'several'; expected two or more. Give draft=... and "
-                "drafter_options={'models': [...]}, or use drafter='model'."
+                f"{len(models) + len(heads)} draft model was given to the drafter 'several'; expected two or more. Give draft=... and "
+                "drafter_options={'models': [...]} or {'head': FOLDER}, or use drafter='model'."
             )
-        self.members = tuple(ModelDrafter(model, "chain", stop_ids=stop_ids) for model in models)
+        self.members = *heads, *(ModelDrafter(model, "chain", stop_ids=stop_ids) for model in models)
+        self.needs = reduce(or_, (member.needs for member in self.members))
 
     @classmethod
-    def build(cls, parts: Parts, *, models: Sequence[Target | str] = ()) -> "SeveralDrafter":
+    def build(cls, parts: Parts, *, models: Sequence[Target | str] = (), head: str | None = None) -> "SeveralDrafter":
         """For the engine: its draft model, and further ones.
 
-        models: objects, or folders to load with the target's sizes.
+        models: objects, or folders to load with the target's sizes.  head: folder of a head that drafts chains, `eagle` or `mtp`.
 
         Raises:
             IncompatibleError: a folder with another vocabulary, or a shorter context.
         """
         first = () if parts.draft_model is None else (parts.draft_model,)
-        return cls([*first, *(_loaded(m, parts) if isinstance(m, str) else m for m in models)], stop_ids=parts.eos_token_ids)
+        every = [*first, *(_loaded(m, parts) if isinstance(m, str) else m for m in models)]
+        made = None if head is None else registry.build_drafter(f"{kind_of(Path(head))}:chain", parts, {"weights": head})
+        return cls(every, head=made, stop_ids=parts.eos_token_ids)
 
     def start(self, requests: Sequence[Request]) -> list[State]:
         """Read the prompts into free slots of every member; see `core.Drafter.start`."""
         started = start_each((m, [_own(r, j) for r in requests]) for j, m in enumerate(self.members))
         return list(zip(*started, strict=True))
 
+    def read(self, states: Sequence[State], scores: Scores) -> list[State]:
+        """Tell the head the target's states."""
+        head = self.members[0]
+        known = head.read([s[0] for s in states], scores) if isinstance(head, Reading) else [s[0] for s in states]
+        return [(first, *rest) for first, (_, *rest) in zip(known, states, strict=True)]
+
     def release(self, states: Sequence[State]) -> None:
         """Give the slots back."""
         release_each(zip(self.members, self._by_member(states), strict=True))
 
-    def _by_member(self, states: Sequence[State]) -> list[list[ModelState]]:
+    def _by_member(self, states: Sequence[State]) -> list[list[Any]]:
         return [[state[j] for state in states] for j in range(len(self.members))]
 
     def _size(self, state: State, budget: Budget) -> tuple[int, int]:

@@ -184,6 +184,9 @@ def deploy(
 ) -> None:
     """Put an `application` into a cluster, or update it there, and wait until it answers.
 
+    Serve stops none of the old replicas while further ones wait for their CPUs, which the old ones may have: more replicas of another kind
+    come in two steps, first as many of that kind as there were, then all.
+
     host, port: of a Serve that does not run yet; one that does keeps its own.  address: as of `connect`.  cpus: of each replica, by default an
     equal share.  asked: as of `application`.
 
@@ -193,11 +196,16 @@ def deploy(
     """
     ray, serve = connect(address), _serve()
     share = equal_share(ray, asked.get("max_replicas") or asked.get("replicas", 1)) if cpus is None else cpus
-    app = application(cpus=share, **asked)
+    steps = [application(cpus=share, **asked)]
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(http_options={"host": host, "port": port, "keep_alive_timeout_s": 75})
+    running = serve.status().applications.get(NAME)
+    before = 0 if running is None else running.deployments["Replica"].replica_states.get("RUNNING", 0)
+    if 0 < before < asked.get("replicas", 1):
+        steps.insert(0, application(cpus=share, **{**asked, "replicas": before}))
     try:
-        serve.run(app, name=NAME, logging_config={"log_level": "WARNING", "enable_access_log": False})
+        for app in steps:
+            serve.run(app, name=NAME, logging_config={"log_level": "WARNING", "enable_access_log": False})
     except RuntimeError as error:
         found = serve.status().applications[NAME].deployments
         raise IncompatibleError(f"the replicas did not start: {_reason([each.message for each in found.values()])}") from error
