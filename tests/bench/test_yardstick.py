@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from polydraft.bench.yardstick import Question, Yardstick, markdown, questions
+from polydraft.bench.yardstick import Question, Yardstick, markdown, picture, questions
 from polydraft.errors import InvalidInputError, UnknownNameError
 from polydraft.models import pair
 from polydraft.train.run import untrained
@@ -31,6 +31,19 @@ def test_every_way_is_measured_on_the_same_questions_and_greedy_texts_are_compar
     assert rows[f"{pair.draft_folder().name}@1x2", 0.0]["tokens_per_call"] > 1
     assert rows["plain", 1.0]["over_plain"] == 1
     assert markdown(report).count("heads@1x2") == 2
+    picture(report, tmp_path / "yardstick.png")
+    assert (tmp_path / "yardstick.png").stat().st_size > 5000
+
+
+def test_heads_and_models_draft_together(tmp_path):
+    target = Yardstick(str(pair.target_folder()), [], ["ngram"], max_model_len=256).plain.target
+    head, model = untrained("eagle", target, tmp_path / "head"), pair.draft_folder()
+    ways = [f"several:head,{model.name}+importance@2x2", "mixture:ngram,head"]
+    report = Yardstick(str(pair.target_folder()), [head, model], ways, max_model_len=256).run(
+        [Question("a", "def f(x):")], [0.0], max_tokens=12
+    )
+    rows = {r["way"]: r for r in report["rows"]}
+    assert all(rows[way]["equal"] for way in ways) and rows[ways[0]]["tokens_per_call"] > 1
 
 
 def test_questions_are_taken_evenly_from_all_categories(tmp_path):

@@ -92,7 +92,9 @@ def test_a_head_draws_the_first_path_and_the_text_is_the_targets(tmp_path, rule)
     assert [len(member.needs.hidden) for member in engine.drafter.members] == [2, 0]
     alone = Engine.of(target, drafter="eagle:chain", drafter_options={"weights": options["head"]})
     asked = requests([1, 2, 3], [4, 0])
-    draft = engine.drafter.propose(begin(engine.drafter, asked), [Budget.grown(4, 2, 2)] * 2)
+    head, small = engine.drafter.members
+    states = zip(begin(head, asked), small.start([paths_of_models._own(r, 1) for r in asked]), strict=True)
+    draft = engine.drafter.propose(list(states), [Budget.grown(4, 2, 2)] * 2)
     first = alone.drafter.propose(begin(alone.drafter, asked), [Budget.grown(2, 2)] * 2)
     assert draft.tree.tokens[:, [1, 3]].tolist() == first.tree.tokens[:, 1:].tolist()
     assert torch.equal(draft.probs[0, draft.rows[0, [1, 3]]], first.probs[0, first.rows[0, 1:]])

@@ -42,8 +42,8 @@ def test_a_text_that_parts_early_keeps_what_is_common_and_one_that_was_ended_kee
     parted = [*ids[:20], *ids[30:50]]
     result = made.generate([parted], GREEDY)[0]
     assert result.stats.cached_tokens == 20
-    assert result.token_ids == engine(model, keep_prefixes=False).generate([parted], GREEDY)[0].token_ids
     assert made.generate([parted], GREEDY)[0].stats.cached_tokens == len(parted) - 1
+    assert result.token_ids == engine(model, keep_prefixes=False).generate([parted], GREEDY)[0].token_ids
 
 
 def test_samples_of_one_prompt_share_what_was_kept(model):

@@ -134,3 +134,22 @@ def test_a_slot_that_someone_else_emptied_keeps_nothing():
     model.release([slot])
     assert slots.take([1, 2, 3, 4]) == slot
     assert model.lengths[slot] == 0
+
+
+def test_texts_that_only_begin_alike_are_kept_side_by_side_and_the_oldest_leaves():
+    model = TableModel(V=5, max_num_seqs=3)
+    slots, alike = Slots(model), [4] * 20
+    texts = [[*alike, *[i] * 40] for i in (1, 2, 3, 0)]
+
+    def known(text):
+        slot = slots.take(text)
+        found = int(model.lengths[slot])
+        if text[found:]:
+            model.prefill([slot], [text[found:]])
+        slots.give_back(slot, text)
+        return found
+
+    assert [known(text) for text in texts[:3]] == [0, 20, 20]  # the beginning is copied
+    assert [known([*text, 1, 1]) for text in texts[:3]] == [60] * 3
+    assert known(texts[3]) == 20  # no slot is empty: that of the first text is taken
+    assert [known(texts[2][:50]), known(texts[1]), known(texts[0])] == [50, 60, 20]

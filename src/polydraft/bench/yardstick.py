@@ -21,7 +21,7 @@ from polydraft.errors import InvalidInputError
 from polydraft.models import load
 from polydraft.models.heads import kind_of
 
-__all__ = ["Question", "Yardstick", "markdown", "questions"]
+__all__ = ["Question", "Yardstick", "markdown", "picture", "questions"]
 
 PLAIN = "plain"
 FROM_TEXT = ("ngram", "suffix", "mixture")
@@ -194,3 +194,25 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         "-" if size is None else f"{size / 1e6:.1f}M",
         "-" if seconds is None else f"{seconds:.0f}",
     ]
+
+
+def picture(report: Mapping[str, Any], path: Path) -> None:
+    """Tokens a call and speed over plain decoding of every way, by temperature; matplotlib."""
+    from matplotlib import pyplot as plt
+
+    rows = [r for r in report["rows"] if "error" not in r and r["way"] != PLAIN]
+    names = list(dict.fromkeys(r["way"] for r in rows))[::-1]
+    temperatures = report["settings"]["temperatures"]
+    figure, panels = plt.subplots(1, 2, figsize=(12, 1 + 0.3 * len(names)), sharey=True, layout="constrained")
+    for axes, key, label in zip(panels, ("tokens_per_call", "over_plain"), ("tokens a call", "times plain decoding"), strict=True):
+        for i, temperature in enumerate(temperatures):
+            found = {r["way"]: r[key] for r in rows if r["temperature"] == temperature}
+            height = 0.8 / len(temperatures)
+            at = [names.index(name) + height * (0.5 * (len(temperatures) - 1) - i) for name in found]
+            axes.barh(at, list(found.values()), height, label=f"temperature {temperature:g}")
+        axes.axvline(1, color="grey", linewidth=0.8)
+        axes.set(xlabel=label)
+    panels[0].set_yticks(range(len(names)), names)
+    panels[1].legend(fontsize=8)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)

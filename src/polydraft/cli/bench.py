@@ -110,7 +110,7 @@ def drafters(
     """Compare the drafters that need no training, at one node budget, on code, edits and chat-like text; or, with --model, any drafters of one
     model, trained ones among them, against plain decoding.
     """
-    check_output("--out", out, folder=True)
+    check_output("--out", out, folder=True, picture=model is not None)
     use_threads()
     if model is not None:
         _yardstick(
@@ -195,7 +195,7 @@ def _yardstick(
     import json
 
     from polydraft.bench.record import write_texts
-    from polydraft.bench.yardstick import Yardstick, markdown, questions
+    from polydraft.bench.yardstick import Yardstick, markdown, picture, questions
 
     if prompts is None:
         raise InvalidInputError("--model was given without --prompts; expected a .jsonl file of questions. Name one.")
@@ -209,3 +209,4 @@ def _yardstick(
         say_written(
             write_texts({out / "yardstick.json": json.dumps(found, indent=1) + "\n", out / "yardstick.md": markdown(found)})
         )
+        picture(found, out / "yardstick.png")

@@ -255,8 +255,8 @@ class Slots:
         return len(self._free)
 
     def take(self, text: Sequence[object] = ()) -> int:
-        """A slot, the taker's until it is given back: the one that kept most of the beginning of a text, and no more than that; else an
-        empty one. What a taken slot holds of the beginning beyond that is copied.
+        """A slot, the taker's until it is given back: one that kept little but the beginning of the text, no more than that; else an empty one,
+        or the oldest. What another holds of the beginning beyond that is copied.
 
         Raises:
             CapacityError: all are taken.
@@ -281,22 +281,25 @@ class Slots:
         self._held[slot] = text
 
     def _copy_beginning(self, slot: int, length: int, text: Sequence[object]) -> None:
-        def common(other: int) -> int:
-            return min(common_length(self._held[other], text), int(self._model.lengths[other]))
+        known = {**{free: kept for free, kept in self._kept.items() if self._model.lengths[free] == len(kept)}, **self._held}
 
-        source = max(self._held, key=common, default=None) if text else None
+        def common(other: int) -> int:
+            return min(common_length(known[other], text), int(self._model.lengths[other]))
+
+        source = max(known, key=common, default=None) if text else None
         if source is not None and common(source) >= length + LEAST_COPIED:
             self._model.release([slot])
             self._model.copy(source, slot, common(source))
 
     def _best(self, text: Sequence[object]) -> int:
-        """The free slot that kept the longest beginning; of several an empty one, the last that was given back, and else the oldest."""
+        """The free slot that kept the longest beginning, where that is half of what it kept; else an empty one, the last that was given back,
+        or the oldest: what only begins alike, as all chats do, is not written over while there is room beside it."""
         empty = [slot for slot in self._free if slot not in self._kept]
-        held = [slot for slot in self._free if slot in self._kept]
-        longest = max(held, key=lambda slot: common_length(self._kept[slot], text), default=None)
-        if longest is None or (empty and not common_length(self._kept[longest], text)):
-            return empty[-1]
-        return longest
+        held = {slot: common_length(self._kept[slot], text) for slot in self._free if slot in self._kept}
+        longest = max(held, key=lambda slot: held[slot], default=None)
+        if longest is not None and 2 * held[longest] >= len(self._kept[longest]):
+            return longest
+        return empty[-1] if empty else next(iter(held))
 
     def give_back(self, slot: int, text: Sequence[object] = ()) -> None:
         """Empty a slot; it is free even where the model fails to. text: what its columns are of, which it keeps for a text that begins so."""
