@@ -67,7 +67,8 @@ def _spent(before: Mapping[int, Process], after: Mapping[int, Process]) -> dict[
     """Processor seconds between, of each process, by what it is."""
     found: dict[str, list[float]] = {"replica": [], "front": [], "rest": []}
     for pid, (name, seconds) in after.items():
-        kind = "replica" if ":Replica" in name or " serve " in name else "front" if ":Ingress" in name or "Proxy" in name else "rest"
+        replica, before_them = ":Replica" in name or " serve " in name, ":Ingress" in name or "Proxy" in name
+        kind = "replica" if replica else "front" if before_them else "rest"
         found[kind].append(seconds - (before[pid].seconds if pid in before else 0.0))
     return found
 
@@ -147,10 +148,10 @@ async def _topics(url: str, topics: int, times: int) -> dict[str, float]:
 
 
 def modelled(found: list[Measured]) -> dict[int, float]:
-    """Tokens a second of so many replicas with a core each, by the figures of most replicas that were measured."""
-    last = found[-1]
-    full = 1 / last.of_busiest if last.of_busiest else math.inf
-    return {n: min(n / last.of_replicas, full) for n in MODELLED}
+    """Tokens a second of so many replicas with a core each, by the figures of one: more of them shared the cores here."""
+    one = found[min(1, len(found) - 1)]
+    full = 1 / one.of_busiest if one.of_busiest else math.inf
+    return {n: min(n / one.of_replicas, full) for n in MODELLED}
 
 
 def batches(model: str | None, *, quick: bool = False) -> list[dict[str, Any]]:

@@ -16,10 +16,11 @@ def test_a_million_tokens_cost_an_hour_by_the_tokens_in_it():
 
 
 def test_replicas_bring_what_they_are_until_what_is_before_them_is_full():
-    found = modelled([Measured("4 behind Serve", 4, 0.0, 0.0, of_replicas=0.01, of_busiest=0.001, of_rest=0.0)])
-    assert list(found.values()) == [100, 200, 400, 800, 1000, 1000, 1000]
-    alone = modelled([Measured("polydraft serve", 1, 0.0, 0.0, of_replicas=0.01, of_busiest=0.0, of_rest=0.0)])
-    assert alone[MODELLED[-1]] == 6400
+    alone = Measured("polydraft serve", 1, 0.0, 0.0, of_replicas=0.01, of_busiest=0.0, of_rest=0.0)
+    one = Measured("1 behind Serve", 1, 0.0, 0.0, of_replicas=0.01, of_busiest=0.001, of_rest=0.0)
+    four = Measured("4 behind Serve", 4, 0.0, 0.0, of_replicas=0.03, of_busiest=0.003, of_rest=0.0)
+    assert list(modelled([alone, one, four]).values()) == [100, 200, 400, 800, 1000, 1000, 1000]
+    assert modelled([alone])[MODELLED[-1]] == 6400
 
 
 @pytest.mark.parametrize("prefixes", [{}, {"embedded": {"by prefix": {"first_s": 0.1}}}], ids=["without replicas", "with them"])

@@ -46,8 +46,9 @@ def _sources(folders: Mapping[str, Path], members: Sequence[str]) -> dict[str, A
 def _independent(folders: Mapping[str, Path], members: Sequence[str]) -> dict[str, Any]:
     """A path of each: a head, and models."""
     models = [m for m in members if kind_of(folders[m]) == "model"]
-    heads = {"head": str(folders[m]) for m in members if m not in models}
-    return {"models": [load.load_model(str(folders[m]), max_num_seqs=1) for m in models], **heads}
+    heads = [str(folders[m]) for m in members if m not in models]
+    found = {"models": [load.load_model(str(folders[m]), max_num_seqs=1) for m in models]}
+    return {**found, "head": heads[-1]} if heads else found
 
 
 TOGETHER = {"mixture": _sources, "several": _independent}
@@ -204,7 +205,9 @@ def picture(report: Mapping[str, Any], path: Path) -> None:
     names = list(dict.fromkeys(r["way"] for r in rows))[::-1]
     temperatures = report["settings"]["temperatures"]
     figure, panels = plt.subplots(1, 2, figsize=(12, 1 + 0.3 * len(names)), sharey=True, layout="constrained")
-    for axes, key, label in zip(panels, ("tokens_per_call", "over_plain"), ("tokens a call", "times plain decoding"), strict=True):
+    for axes, key, label in zip(
+        panels, ("tokens_per_call", "over_plain"), ("tokens a call", "times plain decoding"), strict=True
+    ):
         for i, temperature in enumerate(temperatures):
             found = {r["way"]: r[key] for r in rows if r["temperature"] == temperature}
             height = 0.8 / len(temperatures)

@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 
 from polydraft.plan.costs import HINGE, Charges, Work, seconds
-from polydraft.plan.sizes import Options, Paths
+from polydraft.plan.sizes import Options
 
 __all__ = ["Found", "best"]
 

@@ -300,7 +300,8 @@ def measured(
     params = params or SamplingParams(temperature=1.0, ignore_eos=True)
     space = min(target.max_model_len, getattr(getattr(drafter, "model", target), "max_model_len", target.max_model_len))
     ids = list(prompt)[-max(1, min(LONGEST_PROMPT, space // 4)) :]
-    if drafter.info.laws == {SiblingLaw.POINT_MASS} and not drafter.info.ranked:  # copying needs something to copy: the text begins again
+    copies = drafter.info.laws == {SiblingLaw.POINT_MASS} and not drafter.info.ranked
+    if copies:  # there must be something to copy: the text begins again
         ids = (ids + ids)[-max(1, min(2 * LONGEST_PROMPT, space // 4)) :]
     script, seeds = _Script(drafter, verifier), count()
     sizes = [(w, d) for w, d in (RANKED if drafter.info.ranked else SIZES) if w <= script.most_paths and d < space // 4]
