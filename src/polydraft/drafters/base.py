@@ -123,11 +123,11 @@ def interleaved(rows: Sequence[Sequence[int]], drafts: Sequence[Draft]) -> Draft
         if keys
         else None
     )
-    ranks, scored = ([x for d in drafts if (x := getattr(d, name)) is not None] for name in ("scores", "logits"))
+    scored = [d.logits for d in drafts if d.logits is not None]
     shape = first.shape if len({d.shape for d in drafts}) == 1 else TreeShape.of_batch([d.shape for d in drafts])
     drawn = placed([d.rows for d in drafts], N, -1)
     logits = placed(scored, N, 0) if len(scored) == len(drafts) else None
-    return Draft(tree, first.law, shape, probs, drawn, noise, placed(ranks, N, 0) if ranks else None, logits)
+    return Draft(tree, first.law, shape, probs, drawn, noise, logits)
 
 
 def read_source(model: Target, slot: int, request: Request) -> None:

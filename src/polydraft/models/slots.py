@@ -214,7 +214,7 @@ _KEPT: WeakKeyDictionary[Target, dict[int, Sequence[object]]] = WeakKeyDictionar
 """What free slots of a model still hold, for everyone that takes slots of it."""
 
 
-LEAST_COPIED = 16
+LEAST_COPIED = 4
 """Columns that are worth a copy."""
 
 

@@ -45,6 +45,7 @@ def best(options: Sequence[Options | None], shares: Sequence[float], contexts: S
     Example:
         >>> from polydraft.plan.acceptance import Record
         >>> from polydraft.plan.costs import RoundCosts
+        >>> from polydraft.plan.sizes import Paths
         >>> options = Paths(12, 1).options(Record(), np.full(12, 0.8), greedy=False)
         >>> best([options], [1.0], [100], RoundCosts.assumed().prices).sizes
         [(5, 0)]
