@@ -150,12 +150,16 @@ def test_workers_without_memory_end_the_command_in_a_line_and_it_may_be_run_agai
 
 @with_ray
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["worker", "driver"])
+@pytest.mark.parametrize("victim", ["worker", "worker that starts", "driver"])
 def test_what_is_killed_loses_nothing_and_repeats_nothing(victim, tmp_path):
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps({"id": i, "prompt": f"x{i} = "}) + "\n" for i in range(40)))
     driver = subprocess.Popen(command(source, out, "--max-tokens", "64"), stderr=subprocess.PIPE, text=True)
-    wait_for_parts(3, tmp_path, driver)
+    if victim == "worker that starts":
+        while driver.poll() is None and not workers():
+            time.sleep(0.01)
+    else:
+        wait_for_parts(3, tmp_path, driver)
     if victim == "driver":
         driver.kill()
         driver.wait()

@@ -168,6 +168,17 @@ def test_an_update_under_load_loses_no_request(served, expected):
     assert len(texts) > 10 and set(texts) == {whole}
 
 
+def test_more_replicas_of_another_kind_come_where_the_old_ones_have_all_processors(served, expected):
+    import ray
+    from ray import serve
+
+    all_of_them = ray.cluster_resources()["CPU"]
+    deploy(served.port, cpus=all_of_them / 2)
+    deploy(served.port, replicas=4, cpus=all_of_them / 4)
+    assert serve.status().applications["polydraft"].deployments["Replica"].replica_states["RUNNING"] == 4
+    assert served.post("/v1/completions", json=ASK).json()["choices"][0]["text"] == expected(ASK)
+
+
 def test_a_longer_queue_makes_more_replicas(served):
     from ray import serve
 
@@ -185,17 +196,6 @@ def test_a_longer_queue_makes_more_replicas(served):
             assert {each.result().status_code for each in running} == {200}
     finally:
         ours.shutdown()
-
-
-def test_more_replicas_of_another_kind_come_where_the_old_ones_have_all_processors(served, expected):
-    import ray
-    from ray import serve
-
-    all_of_them = ray.cluster_resources()["CPU"]
-    deploy(served.port, cpus=all_of_them / 2)
-    deploy(served.port, replicas=4, cpus=all_of_them / 4)
-    assert serve.status().applications["polydraft"].deployments["Replica"].replica_states["RUNNING"] == 4
-    assert served.post("/v1/completions", json=ASK).json()["choices"][0]["text"] == expected(ASK)
 
 
 def test_the_command_updates_at_a_hangup_and_drains_at_its_end():

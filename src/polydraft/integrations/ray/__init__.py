@@ -140,7 +140,8 @@ def run(
     made = ray.remote(Actor).options(max_restarts=0, max_task_retries=0, **resources)
     asked_of = {"params": params, "seed": seed, "exchange": exchange, **options}
     jobs, again = ((part, rows, 1) for part, rows in todo), list[_Job]()
-    idle, running = list[Any](), dict[Any, tuple[Any, _Job | None]]()
+    idle, running, lost = list[Any](), dict[Any, tuple[Any, _Job | None]](), 0
+    """lost: workers in a row that died while they were made, by no error of their engine's."""
 
     def begin() -> None:
         actor = made.remote(model, **asked_of)
@@ -159,11 +160,15 @@ def run(
         try:
             answers = ray.get(done)
             idle.append(actor)
+            lost = 0
         except ray.exceptions.RayError as error:
-            if job is None or not _is_of_worker(ray, error):
+            lost += job is None
+            if lost == TRIES or not _is_of_worker(ray, error):
                 raise _of_engine(error) from error
             ray.kill(actor)
             begin()
+            if job is None:
+                continue
             part, rows, tries = job
             if tries < TRIES:
                 again.append((part, rows, tries + 1))
@@ -182,7 +187,7 @@ _Job = tuple[int, list[tuple[int, dict[str, Any]]], int]
 def _is_of_worker(ray: Any, error: Any) -> bool:
     """Whether another worker may answer what this one did not: it died, or had no memory left."""
     if not isinstance(error, ray.exceptions.RayTaskError):
-        return True
+        return not getattr(error, "actor_init_failed", False)
     return isinstance(error.cause, MemoryError) or "allocate memory" in str(error.cause)  # the second: of torch
 
 
