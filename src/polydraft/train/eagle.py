@@ -185,7 +185,7 @@ class EagleHead(nn.Module):
         for k in range(1, steps + 1):
             states = self.step(batch.tokens[:, k : k + length], states, lines)
             wanted = batch.counted[:, k + 1 : k + 1 + length]
-            yield self.logits(states)[wanted], batch.laws[:, k : k + length][wanted].float()
+            yield self.logits(states[wanted]), batch.laws[:, k : k + length][wanted].float()
 
 
 class EagleRecipe(Recipe):

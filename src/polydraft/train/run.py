@@ -7,7 +7,7 @@ checkpoint   weights, optimizers, seconds spent                                 
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,15 @@ HELD_OUT = 0.04
 SAVED_EVERY = 100.0
 """Seconds from one checkpoint, and one look at what is held out, to the next: what a run that is killed loses."""
 PATIENCE = 6
-"""Looks in a row without a better one, after which training stops; what was best is kept."""
+"""Looks in a row without a better one, after which training stops; what was best is kept. Steps of full size, in the first half, may make it worse."""
 
 
 @dataclass(frozen=True)
 class Options:
     """minutes: of everything; a third of it writes texts where none are given, and by half of it they are read.  unroll: depths that are trained.
     draft_vocab: most tokens that can be drafted.  batch: texts.  window: most tokens of each.  layers: whose states are read; default the
-    kind's choice.  max_steps: that training ends at, where the minutes are not over.  sizes: of what the kind lets choose.
+    kind's choice.  max_steps: that training ends at, where the minutes are not over.  lr: Muon's, of which one that was trained before
+    gets half.  sizes: of what the kind lets choose.
     """
 
     minutes: float = 10.0
@@ -258,6 +259,7 @@ def train_drafter(
     torch.manual_seed(o.seed)
     network = recipe.fresh(material) if first is None else recipe.started(material, first)
     batches = Batches(material.output, o.window, rng, "cuda" if torch.cuda.is_available() else "cpu")
+    o = o if first is None else replace(o, lr=o.lr / 2)
     figures = _fit(recipe, network.to(batches.device), batches, trained, [made[i] for i in sorted(held)], work, began, o, report)
     recipe.export(network, material, out)
     card = {"command": command, "kind": kind, "options": asdict(o), "tokens": sum(len(e.totals) for e in made),
@@ -336,8 +338,9 @@ def _fit(
         if now - saved > SAVED_EVERY:
             found = evaluate()
             report(f"held out: {found}")
-            worse = 0 if sum(found["acceptance"]) > best[0] else worse + 1
-            if not worse:
+            better = sum(found["acceptance"]) > best[0]
+            worse = 0 if better or done < 0.5 else worse + 1
+            if better:
                 best = sum(found["acceptance"]), {name: x.clone() for name, x in network.state_dict().items()}
             save()
             saved = time.monotonic()
