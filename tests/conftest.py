@@ -10,5 +10,6 @@ from tests import shape_checks
 
 torch.set_num_threads(1)
 os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported, which is later
-os.environ["POLYDRAFT_CACHE"] = tempfile.mkdtemp(prefix="polydraft-profiles-")
+PROFILES = tempfile.TemporaryDirectory(prefix="polydraft-profiles-")  # gone at the end
+os.environ["POLYDRAFT_CACHE"] = PROFILES.name
 shape_checks.install()

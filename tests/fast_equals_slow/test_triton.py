@@ -131,7 +131,7 @@ def test_noise_has_the_bits_of_the_cpu(seed, sample, position, start):
 def test_races_find_what_the_compiled_walk_finds(name, shape, law, monkeypatch):
     monkeypatch.setattr(triton, "PART", 32)  # so that a row has several parts
     monkeypatch.setattr(triton, "SPAN", 16)
-    few, x, key = some(*rounds(shape, law, 0), 16)
+    few, x, key = some(*rounds(shape, law, 0), 8)
     x = x.clone()
     x[3, :, ::2] = -torch.inf
     rule = registry.verifier(name)

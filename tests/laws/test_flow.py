@@ -25,7 +25,9 @@ WIDE = {
 }
 
 
-@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "3 paths of 3" else name for name in WIDE]
+)
 def test_wide_trees_keep_the_law(name):
     shape, counts, depth = WIDE[name]
     for seed in range(6):
@@ -103,7 +105,7 @@ def test_the_mistakes_below_are_looked_for_where_the_rule_is_exact():
     assert worst() < 1e-12
 
 
-@pytest.mark.parametrize("K", [2, 3])
+@pytest.mark.parametrize("K", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_iid_draws_are_caught(K):
     assert worst(IID, K=K, seeds=(0,)) > 3e-3
 

@@ -17,7 +17,12 @@ PAIRS = [
     for name, rule in EXACT.items()
     if law in rule.info.laws and shape in rule.info.shapes and law is not SiblingLaw.LISTED  # shared noise: test_race
 ]
-CASES = [(V, law, shape, name) for V in (3, 4, 5) for law, shape, name in PAIRS if V == 3 or law is not SiblingLaw.COUPLED]
+CASES = [
+    pytest.param(V, law, shape, name, marks=pytest.mark.slow if V == 5 else ())
+    for V in (3, 4, 5)
+    for law, shape, name in PAIRS
+    if V == 3 or law is not SiblingLaw.COUPLED
+]
 """Coupled drafts are enumerated as draws without replacement, and the one rule that is enumerated for both does not read which they are."""
 SEEDS = {3: 12, 4: 6, 5: 6}
 """Six kinds of tables: plain, zeros in p, zeros in q, equal rows and ties, sharp, flat."""

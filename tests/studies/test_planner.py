@@ -27,6 +27,7 @@ def test_a_lucky_half_does_not_raise_the_bar():
     assert 0.95 < found.ratio < 1.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["repeated edits", "mixed batch"])
 def test_a_workload_runs_every_size_on_the_same_rounds(name, monkeypatch):
     monkeypatch.setattr("studies.planner.accuracy.DEPTHS", {1: (1, 4), 2: (2,)})
