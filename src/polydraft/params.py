@@ -14,6 +14,12 @@ from polydraft.errors import InvalidInputError
 LogprobsMode = Literal["raw", "processed"]
 LARGEST = 1e9
 """Size of a bias or a penalty, at most, and of a repetition penalty's inverse: with these no sound logit overflows float32."""
+MAX_TOKENS = 512
+"""Of an output where `max_tokens` is not given."""
+WHOLE_CONTEXT = -1
+"""As `max_tokens`: as many as the context holds."""
+CHAT_DEFAULTS = {"temperature": 0.7, "top_p": 0.95}
+"""Of chats, where the model comes with no defaults of its own."""
 MOST_SAMPLES = 65_536
 """Samples of one prompt, and prompts of one call: both fit the 32 bits that noise has for them."""
 
@@ -108,7 +114,7 @@ class SamplingParams:
         repetition_penalty: > 1 discourages tokens of prompt and output (transformers' definition); in [1e-9, 1e9].
         presence_penalty, frequency_penalty: subtracted from logits of tokens in the output, once or per occurrence; in [-1e9, 1e9].
         logit_bias: token id -> number added to its logit, in [-1e9, 1e9] (-inf bans it).
-        max_tokens: most tokens to emit; None = as many as the context holds.
+        max_tokens: most tokens to emit; None = 512, or what the context holds where that is less; -1 = all that it holds.
         min_tokens: end-of-sequence and stop ids have no mass before this many tokens; stop strings that these complete do not end the output.
         stop: text that ends the output; it is not part of the output.
         stop_token_ids: ids that end the output, kept as its last token id.
@@ -173,8 +179,8 @@ class SamplingParams:
             ("presence_penalty", abs(self.presence_penalty) <= LARGEST, "a number in [-1e9, 1e9]", "Use 0 to switch it off."),
             ("frequency_penalty", abs(self.frequency_penalty) <= LARGEST, "a number in [-1e9, 1e9]", "Use 0 to switch it off."),
             ("logit_bias", all(b == -math.inf or abs(b) <= LARGEST for b in self.logit_bias.values()), "numbers in [-1e9, 1e9], or -inf", "Use -inf to ban a token."),
-            ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "an integer >= 1 or None", "None fills the context."),
-            ("min_tokens", self.min_tokens >= 0 and (self.max_tokens is None or self.min_tokens <= self.max_tokens), "an integer in [0, max_tokens]", "Lower min_tokens or raise max_tokens."),
+            ("max_tokens", self.max_tokens in (None, WHOLE_CONTEXT) or self.max_tokens >= 1, "an integer >= 1, -1 or None", "Use -1 to fill the context."),
+            ("min_tokens", self.min_tokens >= 0 and (self.max_tokens in (None, WHOLE_CONTEXT) or self.min_tokens <= self.max_tokens), "an integer in [0, max_tokens]", "Lower min_tokens or raise max_tokens."),
             ("stop", all(isinstance(s, str) and s for s in self.stop), "non-empty strings", "Drop the empty string: it would stop at once."),
             ("n", 1 <= self.n <= MOST_SAMPLES, f"an integer in [1, {MOST_SAMPLES}]", "Ask for more in several calls, each with its own seed."),
             ("logprobs", self.logprobs is None or self.logprobs >= 0, "an integer >= 0 or None", "0 reports the emitted token alone."),
@@ -192,6 +198,18 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         """Whether the law depends on which tokens came before."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    def within(self, capacity: int) -> "SamplingParams":
+        """With `max_tokens` as a number. capacity: tokens that the context still holds.
+
+        Example:
+            >>> SamplingParams().within(8192).max_tokens, SamplingParams(max_tokens=-1).within(8192).max_tokens
+            (512, 8192)
+        """
+        if self.max_tokens not in (None, WHOLE_CONTEXT):
+            return self
+        unset = max(MAX_TOKENS, self.min_tokens) if self.max_tokens is None else capacity
+        return self.with_(max_tokens=min(unset, capacity), min_tokens=min(self.min_tokens, capacity))
 
     def with_(self, **changes: Any) -> "SamplingParams":
         """A copy with some fields changed, checked again."""

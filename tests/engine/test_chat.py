@@ -69,3 +69,16 @@ def test_a_model_without_a_template_is_refused_by_name(engine):
         plain.chat(HELLO)
     with pytest.raises(InvalidInputError, match="needs a tokenizer"):
         Engine.of(engine.target, drafter=None).chat(HELLO)
+
+
+def test_a_chat_that_names_no_parameters_takes_those_of_chats(engine, monkeypatch):
+    asked = []
+    monkeypatch.setattr(engine, "submit", lambda prompt, params, *more: asked.append(params) or submit(prompt, params, *more))
+    submit = type(engine).submit.__get__(engine)
+    engine.sampling_defaults = {"top_k": 5}
+    try:
+        engine.chat(HELLO)
+        engine.generate(engine.encode_chat(HELLO))
+    finally:
+        engine.sampling_defaults = {}
+    assert [(p.temperature, p.top_p, p.top_k) for p in asked] == [(0.7, 0.95, 5), (1.0, 1.0, 5)]

@@ -78,12 +78,27 @@ def test_a_chat_is_answered_through_the_template(served):
     found = served.openai.chat.completions.create(**CHAT, logprobs=True, top_logprobs=3)
     plain = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "def f("}]
     ids = served.engine.encode_chat(plain)
-    alone = served.engine.generate([ids], SamplingParams(seed=3, max_tokens=12, logprobs=3))[0]
+    params = served.engine.default_params(chat=True).with_(seed=3, max_tokens=12, logprobs=3)
+    alone = served.engine.generate([ids], params)[0]
     choice = found.choices[0]
     assert (choice.message.role, choice.message.content) == ("assistant", alone.text)
     assert [t.logprob for t in choice.logprobs.content] == pytest.approx([t.logprob for t in alone.samples[0].logprobs])
     assert b"".join(bytes(t.bytes) for t in choice.logprobs.content).decode() == alone.text
     assert all(len(t.top_logprobs) == 3 for t in choice.logprobs.content)
+
+
+def test_fields_that_a_request_leaves_out_are_the_models_own():
+    engine = small_engine(sampling_defaults={"temperature": 0.4, "top_k": 3})
+    ids = engine.encode_chat([{"role": "user", "content": "def f("}])
+    own = [
+        engine.generate([ids], SamplingParams(temperature=0.4, top_k=3, top_p=p, seed=3, max_tokens=30))[0].text
+        for p in (0.95, 0.5)
+    ]
+    with serving(engine) as cool:
+        chat = {"model": "small", "messages": [{"role": "user", "content": "def f("}], "seed": 3, "max_tokens": 30}
+        assert [cool.openai.chat.completions.create(**chat, **x).choices[0].message.content for x in ({}, {"top_p": 0.5})] == own
+        response = cool.openai.responses.create(model="small", input="def f(", max_output_tokens=30)
+        assert (response.temperature, response.top_p) == (0.4, 0.95)
 
 
 @pytest.mark.parametrize("n", [1, 3])

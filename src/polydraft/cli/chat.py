@@ -43,8 +43,8 @@ def chat(
     law_option: given.LawOption = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512,
-    temperature: given.Temperature = 0.7,
-    top_p: given.TopP = 1.0,
+    temperature: given.ModelTemperature = None,
+    top_p: given.ModelTopP = None,
     seed: Annotated[int | None, typer.Option(help="Noise of the first answer; later ones count on.")] = None,
     dtype: given.Dtype = None,
     device: given.Device = None,
@@ -62,11 +62,13 @@ def chat(
     options |= {"quantization": quantization, "cache_dtype": cache_dtype, "threads": threads, "tensor_parallel": tensor_parallel}
     options |= {"law": law, "law_options": given.law_options(law_option, amateur=amateur, alpha=alpha, beta=beta)}
     options |= {"max_model_len": max_model_len, "max_num_seqs": 1}
+    sampling = given.set_options(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
     with Preparation(f"loading {name} ..."):
         from polydraft.core import SamplingParams
 
+        SamplingParams(**sampling)  # refused before anything is loaded
         engine = build(name, draft_model, **options)
-    params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
+    params = engine.default_params(chat=True).with_(**sampling)
     start = [] if system is None else [{"role": "system", "content": system}]
     engine.encode_chat([*start, {"role": "user", "content": "?"}])  # no template is told before the first message
     talk = _Talk(engine, params, show, start)

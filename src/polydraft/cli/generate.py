@@ -60,11 +60,11 @@ def generate(
     ] = None,
     profile: Annotated[Path | None, given.drafts("Costs and acceptance that `polydraft tune --save` wrote.")] = None,
     max_tokens: Annotated[int, given.sampling("Most tokens to emit.")] = 128,
-    temperature: Annotated[float, given.sampling("0 is greedy.")] = 1.0,
-    top_p: given.TopP = 1.0,
-    top_k: Annotated[int, given.sampling("0 and -1 switch it off.")] = 0,
-    min_p: Annotated[float, given.sampling("In [0, 1].")] = 0.0,
-    repetition_penalty: Annotated[float, given.sampling("1 switches it off.")] = 1.0,
+    temperature: given.ModelTemperature = None,
+    top_p: given.ModelTopP = None,
+    top_k: Annotated[int | None, given.sampling("0 and -1 switch it off. Default: the model's own, else 0.")] = None,
+    min_p: Annotated[float | None, given.sampling("In [0, 1]. Default: the model's own, else 0.")] = None,
+    repetition_penalty: Annotated[float | None, given.sampling("1 switches it off. Default: the model's own, else 1.")] = None,
     presence_penalty: Annotated[float, given.sampling("0 switches it off.")] = 0.0,
     frequency_penalty: Annotated[float, given.sampling("0 switches it off.")] = 0.0,
     seed: Annotated[
@@ -86,7 +86,7 @@ def generate(
     text = read_prompt(prompt, file)
     from polydraft.core import SamplingParams
 
-    params = SamplingParams(
+    sampling = given.set_options(
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
@@ -101,6 +101,7 @@ def generate(
         seed=seed,
         logprobs=logprobs,
     )
+    SamplingParams(**sampling)  # refused before anything is loaded
     options: dict[str, Any] = {
         "drafter": drafter,
         "verifier": verifier,
@@ -129,6 +130,7 @@ def generate(
         warnings.simplefilter("ignore", DrafterWarning)  # the statistics tell it
         engine = build(model, draft_model, **options)
         preparation.say(_limits(engine))
+        params = engine.default_params(chat=chat).with_(**sampling)
         asked = engine.encode_chat([{"role": "user", "content": text}]) if chat else text
         if as_json:
             _print_json(engine, engine.generate(asked, params)[0])

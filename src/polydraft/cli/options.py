@@ -43,6 +43,10 @@ Beta = Annotated[float | None, laws("contrastive: >= 0; weight of the amateur.")
 LawOption = Annotated[list[str] | None, laws("NAME=VALUE: another option of the law; may be repeated.")]
 Temperature = Annotated[float, sampling("0 is greedy.", min=0)]
 TopP = Annotated[float, sampling("In (0, 1].")]
+ModelTemperature = Annotated[
+    float | None, sampling("0 is greedy. Default: the model's own, else 1, or 0.7 for chats.", "--temperature")
+]
+ModelTopP = Annotated[float | None, sampling("In (0, 1]. Default: the model's own, else 1, or 0.95 for chats.", "--top-p")]
 MaxTokens = Annotated[int, sampling("Tokens of each continuation.", min=1)]
 Prompts = Annotated[
     Path | None, typer.Option(help="Text file, one prompt a line, or .jsonl with a prompt key; default: held-out Python files.")
@@ -50,6 +54,16 @@ Prompts = Annotated[
 Threads = Annotated[int, typer.Option(min=1, help="Threads of everyone. One avoids stalls on a busy machine.")]
 Repetitions = Annotated[int, typer.Option(min=1, help="Of all prompts; fewer with --quick or on a slow machine.")]
 AsJson = Annotated[bool, output("Print one JSON object.", "--json")]
+
+
+def set_options(**options: Any) -> dict[str, Any]:
+    """Those that were set.
+
+    Example:
+        >>> set_options(temperature=None, top_p=0.9)
+        {'top_p': 0.9}
+    """
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def law_options(said: list[str] | None, **named: Any) -> dict[str, Any]:
@@ -62,7 +76,7 @@ def law_options(said: list[str] | None, **named: Any) -> dict[str, Any]:
         >>> law_options(["k=8", "passages=notes"], alpha=0.2, beta=None)
         {'alpha': 0.2, 'k': 8, 'passages': 'notes'}
     """
-    found = {name: value for name, value in named.items() if value is not None}
+    found = set_options(**named)
     for one in said or ():
         name, equals, value = one.partition("=")
         if not name or not equals:

@@ -13,7 +13,7 @@ from polydraft.engine.speculation import Menu
 from polydraft.engine.stopping import Stopper
 from polydraft.engine.structured import Grammars
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
-from polydraft.params import MOST_SAMPLES, StructuredOutputs
+from polydraft.params import MOST_SAMPLES, WHOLE_CONTEXT, StructuredOutputs
 from polydraft.plan.fixed import check_draft
 
 
@@ -36,14 +36,14 @@ class Admission:
             check_draft(request.budget, chosen.drafter.info, chosen.verifier.info)
         begins = () if self._second is None else self._second.begins(request)
         room = self._check_room(request, begins)
-        request = self._bound(request)
+        request = self._bound(replace(request, params=request.params.within(room)))
         params, prompt = request.params, request.prompt_token_ids
         stopper = Stopper(
             self._tokenizer,
             prompt,
             stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(self._eos)),
             stop_strings=params.stop,
-            max_tokens=room if params.max_tokens is None else params.max_tokens,
+            max_tokens=params.max_tokens or room,
             min_tokens=params.min_tokens,
             skip_special_tokens=params.skip_special_tokens,
         )
@@ -87,7 +87,7 @@ class Admission:
             raise CapacityError(
                 f"a prompt of {length} tokens was given; the context holds {longest}, so it may have at most {longest - 1}. Shorten it."
             )
-        if wanted is not None and length + wanted > longest:
+        if wanted not in (None, WHOLE_CONTEXT) and length + wanted > longest:
             raise CapacityError(
                 f"a prompt of {length} tokens and max_tokens={wanted} were given; the context holds {longest}. "
                 f"Use max_tokens <= {longest - length} or shorten the prompt."

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from numbers import Integral
+from types import MappingProxyType
 from typing import Any, cast
 
 from polydraft.core import Budget, Drafter, EncoderDecoder, Law, Request, SamplingParams, Target, Verifier
@@ -22,7 +23,8 @@ from polydraft.engine.sequence import Result, Sample
 from polydraft.engine.warm_up import warm_up
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
-from polydraft.params import MOST_SAMPLES
+from polydraft.models.defaults import sampling_defaults
+from polydraft.params import CHAT_DEFAULTS, MOST_SAMPLES
 from polydraft.plan.fixed import Plan
 from polydraft.plan.profile import Profile
 
@@ -47,6 +49,8 @@ class Engine(Loop):
     """
 
     _ids = count()
+    sampling_defaults: Mapping[str, Any] = MappingProxyType({})
+    """Fields of `SamplingParams` that the target's authors set."""
 
     @classmethod
     def from_pretrained(
@@ -171,6 +175,7 @@ class Engine(Loop):
             keep_prefixes=True,
             offered=offered,
             asynchronous=asynchronous,
+            sampling_defaults=sampling_defaults(target),
         )
 
     @classmethod
@@ -201,8 +206,12 @@ class Engine(Loop):
         keep_prefixes: bool = False,
         offered: Seq[str] = (),
         asynchronous: bool = False,
+        sampling_defaults: Mapping[str, Any] | None = None,
     ) -> "Engine":
-        """An engine from objects that are already there; see `from_pretrained`, and `Loop` for `keep_prefixes`."""
+        """An engine from objects that are already there; see `from_pretrained`, and `Loop` for `keep_prefixes`.
+
+        sampling_defaults: fields of `SamplingParams` for requests that name none, see `default_params`.
+        """
         eos = tuple(eos_token_ids if eos_token_ids is not None else getattr(target, "eos_token_ids", ()))
         parts = Parts(target, draft_model, tokenizer, eos, draft_tokenizer)
         law = build.law(law, parts, law_options or {})
@@ -222,6 +231,7 @@ class Engine(Loop):
         more: dict[str, Any] = {"tie_margin": tie_margin, "law": law, "keep_prefixes": keep_prefixes, "others": others}
         made = cls(target, source, rule, plan, tokenizer=tokenizer, eos_token_ids=eos, make_plan=make_plan, **more)
         needs = [part.needs.hidden for part in (source, law) if part is not None]
+        made.sampling_defaults = dict(sampling_defaults or {})
         made.graphs = warm_up(target, draft_model, plan, sorted({layer for hidden in needs for layer in hidden}))
         return made
 
@@ -250,6 +260,15 @@ class Engine(Loop):
         """The law that outputs follow with a lossless rule, in words."""
         info = getattr(self.law, "info", None)
         return "the target's law" if self.law is None else info.lossless_to if info else f"the law {type(self.law).__name__}"
+
+    def default_params(self, *, chat: bool = False) -> SamplingParams:
+        """Sampling parameters of requests that name none: what the model's authors set, and for chats else temperature 0.7 and top-p 0.95.
+
+        Example:
+            >>> Engine.embedded().default_params(chat=True).temperature
+            0.7
+        """
+        return SamplingParams(**{**(CHAT_DEFAULTS if chat else {}), **self.sampling_defaults})
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, with BOS once where the model wants it; for an encoder-decoder those of its source.
@@ -318,13 +337,13 @@ class Engine(Loop):
     ) -> list[Result]:
         """Continue one prompt or many; results in the order of the prompts.
 
-        params: one for all, or one each; default `SamplingParams()`.  progress: show a bar on the terminal.
+        params: one for all, or one each; default `default_params()`.  progress: show a bar on the terminal.
         first_index: number of the first prompt. Sample j of prompt i draws with (seed, j, i), so that prompts with one seed are independent;
             a part of a call is repeated alone by its number there, see `Result.index`.
         If it is interrupted, the requests of this call are aborted and the engine stays usable.
         """
         given = _as_list(prompts)
-        each = list(params) if isinstance(params, Seq) else [SamplingParams() if params is None else params] * len(given)
+        each = list(params) if isinstance(params, Seq) else [self.default_params() if params is None else params] * len(given)
         if len(each) != len(given):
             raise InvalidInputError(f"{len(given)} prompts and {len(each)} params were given; expected one for all or one each.")
         if not 0 <= first_index <= MOST_SAMPLES - len(given):
@@ -356,7 +375,7 @@ class Engine(Loop):
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[StepOutput, None, None]:
         """Yield what each step emits for one prompt, whoever calls the step; closing the iterator aborts the request."""
         outputs = deque[StepOutput]()
-        result = self.submit(prompt, SamplingParams() if params is None else params, outputs=outputs)
+        result = self.submit(prompt, self.default_params() if params is None else params, outputs=outputs)
         unfinished = len(result.samples)
         try:
             while unfinished > 0:
@@ -403,9 +422,9 @@ class Engine(Loop):
     def chat(self, messages: Seq[Mapping[str, str]], params: SamplingParams | None = None) -> Result:
         """The model's answer to a conversation; `stream(engine.encode_chat(messages))` gives it piece by piece.
 
-        messages, errors: see `encode_chat`.  The text is in `result.text`; append it as the assistant's to go on.
+        messages, errors: see `encode_chat`.  params: default `default_params(chat=True)`.  The text is in `result.text`; append it as the assistant's to go on.
         """
-        return self.generate([self.encode_chat(messages)], params)[0]
+        return self.generate([self.encode_chat(messages)], self.default_params(chat=True) if params is None else params)[0]
 
 
 def _check_messages(messages: Seq[Mapping[str, str]]) -> None:

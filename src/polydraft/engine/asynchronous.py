@@ -123,7 +123,7 @@ class AsyncEngine:
         unfinished, timer = 0, None
         self._mailboxes.add(mailbox)
         try:
-            given = params or SamplingParams()
+            given = params or self.engine.default_params()
             if isinstance(given.structured_outputs, StructuredOutputs):
                 await asyncio.to_thread(self.engine.compile_grammar, given.structured_outputs)
             self._check_waiting(given.n * len(prompts))

@@ -184,7 +184,7 @@ class _Routes:
                 400, "echo with logprobs asks for those of the prompt, which are not computed. Drop one.", param="echo"
             )
         prompts = given.prompts()
-        params = self._params(given, len(prompts))
+        params = self._params(given, len(prompts), chat=False)
         ids = [await self._encoded(prompt) for prompt in prompts]
         echo = [p if isinstance(p, str) else self._decode(p) for p in prompts] if given.echo else ()
         answer = Completion(self._tokenizer, self.settings.model, ids, params.n, given.speculation.trace, echo)
@@ -193,7 +193,7 @@ class _Routes:
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
         given = await self._read(request, ChatRequest)
-        params = self._params(given, 1)
+        params = self._params(given, 1, chat=True)
         ids = await self._encoded_chat(given.messages)
         answer = Chat(self._tokenizer, self.settings.model, [ids], params.n, given.speculation.trace)
         return await self._answer(request, given, answer, params)
@@ -201,9 +201,9 @@ class _Routes:
     async def responses(self, request: Request) -> Response:
         """Answer a text or a conversation."""
         given = await self._read(request, ResponsesRequest)
-        params = self._params(given, 1)
+        params = self._params(given, 1, chat=True)
         ids = await self._encoded_chat(given.messages(), param="input")
-        answer = Responses(self._tokenizer, self.settings.model, [ids], 1, given.speculation.trace, given=given)
+        answer = Responses(self._tokenizer, self.settings.model, [ids], 1, given.speculation.trace, given=given, params=params)
         return await self._answer(request, given, answer, params)
 
     async def tokenize(self, request: Request) -> dict[str, Any]:
@@ -256,8 +256,8 @@ class _Routes:
         self._check_model(getattr(given, "model", None))
         return given
 
-    def _params(self, given: Sampled, num_prompts: int) -> SamplingParams:
-        params = given.params()
+    def _params(self, given: Sampled, num_prompts: int, *, chat: bool) -> SamplingParams:
+        params = given.params(self.engine.engine.default_params(chat=chat))
         if params.n * num_prompts > self.settings.most_choices:
             raise ApiError(
                 400, f"{num_prompts} prompts with n={params.n} were given; {self.settings.most_choices} choices may be asked for at a time.", param="n"

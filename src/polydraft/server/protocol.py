@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from polydraft import tree
 from polydraft.core import Budget
-from polydraft.params import LogprobsMode, SamplingParams, StructuredOutputs
+from polydraft.params import WHOLE_CONTEXT, LogprobsMode, SamplingParams, StructuredOutputs
 from polydraft.server.errors import ApiError
 
 MOST_LOGPROBS = 20
@@ -77,10 +77,10 @@ class Sampled(Body, ABC):
     """What completions and chats have in common; ranges are those of `SamplingParams`."""
 
     model: str | None = None
-    temperature: float | None = 1.0
-    top_p: float | None = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
     n: int | None = 1
     stop: Text | list[Text] | None = None
     stop_token_ids: list[int] | None = None
@@ -88,7 +88,7 @@ class Sampled(Body, ABC):
     logit_bias: dict[str, float] | None = None
     presence_penalty: float | None = 0.0
     frequency_penalty: float | None = 0.0
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     min_tokens: int = 0
     max_tokens: int | None = None
     ignore_eos: bool = False
@@ -110,19 +110,17 @@ class Sampled(Body, ABC):
     safety_identifier: Any = Field(None, exclude=True)
     prompt_cache_key: Any = Field(None, exclude=True)
 
-    def params(self) -> SamplingParams:
-        """The engine's parameters.
+    def params(self, defaults: SamplingParams) -> SamplingParams:
+        """The engine's parameters. defaults: those of fields that are not given.
 
         Raises:
             InvalidInputError: a value outside its range.
             ApiError: biases that are not of token ids.
         """
-        return SamplingParams(
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
+        fields = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        sampling = {name: value for name in fields if (value := getattr(self, name)) is not None}
+        return defaults.with_(
+            **sampling,
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias={_token_id(k): bias for k, bias in (self.logit_bias or {}).items()},
@@ -156,8 +154,9 @@ class Sampled(Body, ABC):
             raise ApiError(400, "several forms of the text were asked for; expected one of response_format and guided_*.", param="response_format")  # fmt: skip
         return StructuredOutputs(**given) if given else None
 
-    def most_tokens(self) -> int | None:
-        return self.max_tokens
+    def most_tokens(self) -> int:
+        """Of each choice; a chat may fill the context."""
+        return WHOLE_CONTEXT if self.max_tokens is None else self.max_tokens
 
     @abstractmethod
     def most_logprobs(self) -> int | None:
@@ -179,7 +178,7 @@ class CompletionRequest(Sampled):
             return [self.prompt]  # pyright: ignore[reportReturnType]
         return list(self.prompt)  # pyright: ignore[reportReturnType, reportArgumentType]
 
-    def most_tokens(self) -> int | None:
+    def most_tokens(self) -> int:
         return COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
     def most_logprobs(self) -> int | None:
@@ -210,8 +209,8 @@ class ChatRequest(Sampled):
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
 
-    def most_tokens(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+    def most_tokens(self) -> int:
+        return super().most_tokens() if self.max_completion_tokens is None else self.max_completion_tokens
 
     def most_logprobs(self) -> int | None:
         if self.top_logprobs and not self.logprobs:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from polydraft.engine.output import StepOutput
+from polydraft.params import SamplingParams
 from polydraft.server.answers import Answer, check, traced
 from polydraft.server.errors import ApiError
 from polydraft.server.protocol import Body, Message, Sampled
@@ -60,8 +61,8 @@ class ResponsesRequest(Sampled):
         asked = [Message(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         return [*first, *asked]
 
-    def most_tokens(self) -> int | None:
-        return self.max_output_tokens
+    def most_tokens(self) -> int:
+        return super().most_tokens() if self.max_output_tokens is None else self.max_output_tokens
 
     def most_logprobs(self) -> int | None:
         return None
@@ -69,9 +70,10 @@ class ResponsesRequest(Sampled):
 
 @dataclass
 class Responses(Answer):
-    """Of /v1/responses. given: the request, parts of which are told again."""
+    """Of /v1/responses. given, params: the request, parts of which are told again."""
 
     given: ResponsesRequest | None = None
+    params: SamplingParams = field(default_factory=SamplingParams)
     texts: list[str] = field(default_factory=list[str])
     num_events: int = 0
 
@@ -158,8 +160,8 @@ class Responses(Answer):
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": given.instructions,
             "max_output_tokens": given.max_output_tokens,
-            "temperature": given.temperature,
-            "top_p": given.top_p,
+            "temperature": self.params.temperature,
+            "top_p": self.params.top_p,
             "text": {"format": {"type": "text"}},
             "output": [] if running else [self._item(status)],
             "usage": None if running else self.usage(),

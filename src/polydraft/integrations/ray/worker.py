@@ -53,7 +53,8 @@ class EngineWorker:
             options |= {"drafter": "suffix", "drafter_options": {"store": self._store}}
         given = {} if draft_model is None else {"draft": draft_model}
         self._engine = Engine.embedded(**given, **options) if model is None else Engine.from_pretrained(model, **given, **options)
-        self._params, self._seed, self._seen = SamplingParams(**(params or {})), seed, 0
+        SamplingParams(**(params or {}))  # refused before the first row
+        self._params, self._seed, self._seen = dict(params or {}), seed, 0
 
     def answer(self, rows: Sequence[tuple[int, Row]]) -> list[dict[str, Any]]:
         """The rows, each with its number, answered as one batch; a bad row has `error` alone beside its own keys."""
@@ -74,7 +75,8 @@ class EngineWorker:
         prompt = row[given[0]]
         if given[0] == "messages":
             prompt = self._engine.encode_chat(prompt)
-        params = self._params.with_(**(row.get("params") or {}))
+        defaults = self._engine.default_params(chat=given[0] == "messages")
+        params = defaults.with_(**self._params).with_(**(row.get("params") or {}))
         if params.seed is None:
             params = params.with_(seed=self._seed + number // MOST_SAMPLES)
         return self._engine.submit(prompt, params, number % MOST_SAMPLES)
