@@ -18,6 +18,7 @@ from polydraft.errors import CapacityError, InvalidInputError
 from polydraft.models import load, pair
 from tests.drafters.sessions import build, models, play, requests
 from tests.engine.tables import plain_greedy
+from tests.support.closeness import assert_close
 
 WIDE = Budget.grown(12, 6, 3)
 
@@ -93,7 +94,7 @@ def test_a_row_of_the_window_sees_the_text_level_0_and_its_own_column():
         seen = [*text, *window.guesses[0, : w + 1].tolist(), *window.guesses[1 : r + 1, w].tolist()]
         model.release([0])
         plain = model.prefill([0], [seen]).logits[0, 0]
-        torch.testing.assert_close(found[3 * r + w], plain, rtol=1e-4, atol=1e-4)
+        assert_close(found[3 * r + w], plain)
 
 
 def test_real_rows_and_the_cache_do_not_know_of_auxiliary_rows():

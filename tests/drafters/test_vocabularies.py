@@ -20,6 +20,7 @@ from polydraft.models.translated import TranslatedModel
 from polydraft.models.vocabulary import Translation, token_bytes
 from tests.engine.tables import TableModel, law
 from tests.models.tree_rounds import outcome, small_model
+from tests.support.closeness import assert_close
 
 TEXT = [
     "def add(self, first, second): return first + second\n",
@@ -145,7 +146,7 @@ def test_translated_logits_after_random_trees_equal_a_fresh_pass(translation):
         with torch.no_grad():
             fresh = inner.model(torch.tensor([translation.expand([*text, *new])])).logits[0, -1]
         row = scores.logits[0, path[-1] if path else 0]
-        assert torch.allclose(row[torch.from_numpy(common)], fresh[torch.from_numpy(translation.theirs)], atol=1e-4)
+        assert_close(row[torch.from_numpy(common)], fresh[torch.from_numpy(translation.theirs)])
         assert row.isneginf().sum() == len(TARGET) - len(common)
         extra = int(rng.integers(len(TARGET)))  # any token of ours, common or not
         model.commit([1], outcome([path], [extra]))

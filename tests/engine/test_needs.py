@@ -16,6 +16,7 @@ from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.hf import HFTarget
 from polydraft.models.static.llama import StaticLlama
 from tests.engine.tables import TableModel, p_value
+from tests.support.closeness import assert_close
 
 SIZES = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 BACKENDS = pytest.mark.parametrize("kind", [CompiledLlama, StaticLlama, HFTarget])
@@ -75,7 +76,7 @@ def check_states(model, kept, least):
             whole = model(torch.tensor([text]), output_hidden_states=True).hidden_states
         for layer, found in rows.items():
             assert len(found) == len(text) - 1
-            assert torch.allclose(torch.stack(found), whole[layer][0, : len(found)], atol=1e-4)
+            assert_close(torch.stack(found), whole[layer][0, : len(found)])
 
 
 @BACKENDS

@@ -10,6 +10,7 @@ from polydraft.models.hf import HFTarget
 from polydraft.models.static.llama import StaticLlama
 from tests.engine.tables import TableModel
 from tests.models.tree_rounds import ARCHITECTURES, V, fresh, small_model
+from tests.support.closeness import assert_close
 
 PROMPTS = [[(7 * i + 3 * j * j) % V for j in range(2 + i % 5)] for i in range(12)]
 GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
@@ -44,7 +45,7 @@ def test_near_ties_are_counted(kind):
 def test_a_fresh_pass_is_the_model_itself():
     text = PROMPTS[7]
     model = small_model(ARCHITECTURES["llama"])
-    assert torch.allclose(StaticLlama(model, max_num_seqs=1).fresh(text), fresh(model, text)[-1], atol=1e-5)
+    assert_close(StaticLlama(model, max_num_seqs=1).fresh(text), fresh(model, text)[-1])
 
 
 def test_rows_beyond_the_margin_are_not_scored_again():

@@ -21,6 +21,7 @@ from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadErro
 from polydraft.integrations.transformers_law import ByRow
 from polydraft.models import pair
 from tests.models.tree_rounds import ARCHITECTURES, V, small_model
+from tests.support.closeness import assert_close
 
 EOS, PAD = 58, 0
 
@@ -129,7 +130,7 @@ def test_scores_and_logits_are_those_of_generate(llama):
         assert len(plain[name]) == len(drafted[name]) == 12
         for expected, found in zip(plain[name], drafted[name], strict=True):
             assert torch.equal(expected.isinf(), found.isinf())
-            assert torch.allclose(expected, found, atol=1e-4)
+            assert_close(expected, found)
     again = llama[0].compute_transition_scores(drafted.sequences, drafted.scores, normalize_logits=True)
     assert again.shape == (3, 12)
 

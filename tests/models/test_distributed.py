@@ -22,6 +22,7 @@ from polydraft.models.hf import HFTarget
 from polydraft.params import SamplingParams
 from polydraft.tree import pad
 from tests.models.tree_rounds import ARCHITECTURES, Play, outcome, small_model
+from tests.support.closeness import assert_close
 
 pytest.importorskip("accelerate")
 pytest.importorskip("transformers.distributed")
@@ -106,7 +107,7 @@ def test_all_ranks_hold_the_columns_of_one_process_after_rollbacks_and_forks(two
         held, lengths = target.columns(slot)
         row, length = one.target._cache.row(slot), int(one.target.lengths[slot])
         expected = torch.stack([x[:, row, :length] for x in one.target._cache._stacks])
-        assert torch.allclose(held, expected, atol=1e-4)
+        assert_close(held, expected)
         assert (lengths == torch.from_numpy(np.array(one.target.lengths))).all()
 
 
@@ -121,7 +122,8 @@ def test_all_that_a_target_offers_is_that_of_one_process(two, game):
         scores = each.score([0], tree, hidden=(1,), aux=aux)
         states = [prefill.hidden[2], each.embed(torch.tensor(text)), each.head(prefill.hidden[2]), each.fresh(text)]
         made.append([prefill.logits, scores.logits, scores.aux_logits, scores.hidden[1], *states])
-    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(*made, strict=True))
+    for ours, theirs in zip(*made, strict=True):
+        assert_close(ours, theirs)
     assert target.offers == one.offers
 
 

@@ -10,6 +10,7 @@ from polydraft.models import memory
 from polydraft.models.hf import TREE_ROOM, HFTarget
 from polydraft.tree import pad
 from tests.models.tree_rounds import ARCHITECTURES, CONTEXT, Play, V, fresh, outcome, small_model
+from tests.support.closeness import assert_close
 
 LLAMA = ARCHITECTURES["llama"]
 
@@ -25,7 +26,7 @@ def test_a_prompt_of_many_chunks_equals_a_fresh_pass():
     texts = [[chance.randrange(V) for _ in range(n)] for n in (3 * TREE_ROOM // 2, TREE_ROOM, 7)]
     logits = target.prefill([2, 0, 1], texts).logits[:, 0]
     for b, text in enumerate(texts):
-        assert torch.allclose(logits[b], fresh(model, text)[-1], atol=1e-4)
+        assert_close(logits[b], fresh(model, text)[-1])
 
 
 def test_a_full_sequence_beside_a_long_prompt_keeps_both_right():
@@ -34,8 +35,8 @@ def test_a_full_sequence_beside_a_long_prompt_keeps_both_right():
     full, new = [chance.randrange(V) for _ in range(CONTEXT)], [chance.randrange(V) for _ in range(TREE_ROOM)]
     target.prefill([0], [full[:-1]])
     logits = target.prefill([0, 1], [full[-1:], new]).logits[:, 0]
-    assert torch.allclose(logits[0], fresh(model, full)[-1], atol=1e-4)
-    assert torch.allclose(logits[1], fresh(model, new)[-1], atol=1e-4)
+    assert_close(logits[0], fresh(model, full)[-1])
+    assert_close(logits[1], fresh(model, new)[-1])
 
 
 def test_a_release_between_score_and_commit_leaves_the_others_whole():

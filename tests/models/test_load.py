@@ -16,6 +16,7 @@ from polydraft.models.hf import HFTarget
 from polydraft.models.load import check_same_context, check_same_vocabulary, encode, load_model, load_tokenizer
 from polydraft.models.static.llama import StaticLlama
 from tests.models.tree_rounds import small_model
+from tests.support.closeness import assert_close
 
 WORDS = ("<s>", "</s>", "<unk>", "a", "b", "c")
 
@@ -44,7 +45,7 @@ def test_a_folder_loads_compiled_or_through_transformers_with_the_same_logits(fo
     assert isinstance(through, HFTarget)
     assert (through.max_model_len, through.name) == (64, str(folder))
     ours, theirs = (m.prefill([0], [[1, 2, 3]]).logits for m in (compiled, through))
-    assert torch.allclose(ours, theirs, atol=1e-4)
+    assert_close(ours, theirs)
 
 
 def test_the_constructor_of_the_class_reads_the_same_folder(folder):
@@ -57,7 +58,7 @@ def test_the_static_path_gives_the_same_logits_where_it_is_asked_for(folder):
     assert isinstance(target, StaticLlama)
     through = load_model(str(folder), backend="transformers", device="cpu")
     ours, theirs = (m.prefill([0], [[1, 2, 3]]).logits for m in (target, through))
-    assert torch.allclose(ours, theirs, atol=1e-4)
+    assert_close(ours, theirs)
     with pytest.raises(IncompatibleError, match="only the compiled path"):
         load_model(str(folder), backend="static", device="cpu", quantization="int8")
 

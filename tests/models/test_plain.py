@@ -11,6 +11,7 @@ from polydraft.models.load import load_model
 from polydraft.models.plain import UNLIMITED, PlainTarget
 from polydraft.tree import pad
 from tests.models.tree_rounds import V, fresh, small_model
+from tests.support.closeness import assert_close
 
 SIZES = {"vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 CONFIGS = {
@@ -49,10 +50,10 @@ def test_logits_of_plain_decoding_equal_fresh_passes_also_after_forgetting(name)
         texts[1].append(root + 1)
         assert torch.equal(logits, again)
         for slot in (0, 1):
-            assert torch.allclose(logits[slot, 0], fresh(model, texts[slot])[-1], atol=1e-3)
+            assert_close(logits[slot, 0], fresh(model, texts[slot])[-1])
     target.cut(1, int(target.lengths[1]) - 2)
     logits = target.score([1], TokenTree.roots(torch.tensor([9]))).logits[0, 0]
-    assert torch.allclose(logits, fresh(model, [*texts[1][:-2], 9])[-1], atol=1e-3)
+    assert_close(logits, fresh(model, [*texts[1][:-2], 9])[-1])
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -107,6 +108,6 @@ def test_a_prefill_and_a_score_give_the_hidden_states_of_every_token(name):
     with torch.no_grad():
         whole = target.model(torch.tensor([text]), output_hidden_states=True).hidden_states
     for layer in (0, 2):
-        assert torch.allclose(states[layer][0], whole[layer][0, :3], atol=1e-5)
-        assert torch.allclose(root[layer][0, 0], whole[layer][0, 3], atol=1e-5)
+        assert_close(states[layer][0], whole[layer][0, :3])
+        assert_close(root[layer][0, 0], whole[layer][0, 3])
     assert target.offers.hidden == tuple(range(len(whole)))

@@ -10,6 +10,7 @@ from polydraft.models.compiled.formats import BLOCKS, ROUNDED
 from polydraft.models.compiled.layers import multiply
 from polydraft.models.compiled.products import Format, packed
 from polydraft.models.compiled.rounding import round_rows, rounded_bytes
+from tests.support.closeness import assert_close
 
 INPUTS, OUTPUTS, ROWS = 96, 70, 16
 WEIGHTS = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(np.uint16), **BLOCKS}
@@ -38,7 +39,7 @@ def given(name, activations):
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_a_product_is_that_of_the_stored_weights(name):
     x, w, weights = given(name, NOTHING)
-    assert np.allclose(product(x, w), x @ weights.T, atol=2e-5)
+    assert_close(product(x, w), x @ weights.T)
 
 
 @pytest.mark.parametrize("name", ROUNDED_TO)
@@ -52,7 +53,7 @@ def test_rounded_activations_have_the_product_of_what_they_were_rounded_to(name)
         scale = np.abs(blocks).max(-1, keepdims=True) / 127
         taken = (np.rint(blocks / scale) * scale).reshape(x.shape)
     assert np.abs(taken - x).max() > 1e-3
-    assert np.allclose(found, taken @ weights.T, atol=2e-5)
+    assert_close(found, taken @ weights.T)
 
 
 @pytest.mark.parametrize("name", ROUNDED_TO)

@@ -16,6 +16,7 @@ from polydraft.models.static.llama import StaticLlama
 from polydraft.tree import pad
 from tests.engine.tables import TableModel
 from tests.models.tree_rounds import ARCHITECTURES, fresh, outcome, small_model
+from tests.support.closeness import assert_close
 
 KINDS = [HFTarget, StaticLlama, CompiledLlama, PlainTarget]
 EVERY = pytest.mark.parametrize("kind", KINDS)
@@ -47,7 +48,7 @@ def test_a_cut_forgets_what_lies_behind(kind):
     target.prefill([1], [TEXT])
     target.cut(1, 4)
     assert target.lengths.tolist() == [0, 4, 0]
-    assert torch.allclose(after(target, 1, 11), fresh(model, [*TEXT[:4], 11])[-1], atol=1e-4)
+    assert_close(after(target, 1, 11), fresh(model, [*TEXT[:4], 11])[-1])
     with pytest.raises(AssertionError):
         target.cut(1, 5)
 
@@ -61,8 +62,8 @@ def test_a_copied_prefix_is_as_good_as_one_that_was_read(kind):
     target.release([1])
     assert target.lengths.tolist() == [10, 0, 6]
     target.prefill([2], [[12, 13]])
-    assert torch.allclose(after(target, 2, 11), fresh(model, [*TEXT[:6], 12, 13, 11])[-1], atol=1e-4)
-    assert torch.allclose(after(target, 0, 11), fresh(model, [*TEXT, 11])[-1], atol=1e-4)
+    assert_close(after(target, 2, 11), fresh(model, [*TEXT[:6], 12, 13, 11])[-1])
+    assert_close(after(target, 0, 11), fresh(model, [*TEXT, 11])[-1])
 
 
 @WITH_TREES
@@ -96,8 +97,8 @@ def test_a_batch_is_committed_as_each_of_its_rows(kind):
     target.score([2, 0], pad(rows))
     target.commit([2, 0], outcome([[2, 3], []], [3, 3]))
     assert target.lengths.tolist() == [11, 0, 6]
-    assert torch.allclose(after(target, 2, 3), fresh(model, [*TEXT[:3], 1, 9, 6, 3])[-1], atol=1e-4)
-    assert torch.allclose(after(target, 0, 3), fresh(model, [*TEXT, 1, 3])[-1], atol=1e-4)
+    assert_close(after(target, 2, 3), fresh(model, [*TEXT[:3], 1, 9, 6, 3])[-1])
+    assert_close(after(target, 0, 3), fresh(model, [*TEXT, 1, 3])[-1])
 
 
 @pytest.mark.parametrize("kind", ["paths", "top_k", "coupled", "listed", "systematic"])

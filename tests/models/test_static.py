@@ -16,6 +16,7 @@ from polydraft.models.static.weights import Layer
 from polydraft.tree import ancestors, pad
 from tests.models.tree_rounds import ARCHITECTURES, Play, V, fresh, outcome, small_model
 from tests.other_device import OneDevice, moved
+from tests.support.closeness import assert_close
 
 
 def play(name="llama", max_num_seqs=8, **options):
@@ -39,7 +40,7 @@ def test_every_bucket_equals_transformers(rows, num_slots):
             while m > 0:
                 path.append(tokens[b][m])
                 m = parents[b][m]
-            assert torch.allclose(logits[b, n], fresh(game.model, game.texts[b] + path[::-1])[-1], atol=1e-4)
+            assert_close(logits[b, n], fresh(game.model, game.texts[b] + path[::-1])[-1])
 
 
 class Overwritten:
@@ -137,7 +138,7 @@ def test_prompts_of_many_chunks_and_of_one_token_equal_a_fresh_pass():
     texts = [[chance.randrange(V) for _ in range(n)] for n in (600, TREE_ROOM, 1)]
     logits = target.prefill([2, 0, 1], texts).logits[:, 0]
     for b, text in enumerate(texts):
-        assert torch.allclose(logits[b], fresh(model, text)[-1], atol=1e-4)
+        assert_close(logits[b], fresh(model, text)[-1])
 
 
 def test_a_full_sequence_beside_a_new_one_keeps_both_right():
@@ -146,8 +147,8 @@ def test_a_full_sequence_beside_a_new_one_keeps_both_right():
     full, new = [chance.randrange(V) for _ in range(640)], [chance.randrange(V) for _ in range(TREE_ROOM)]
     target.prefill([0], [full[:-1]])
     logits = target.prefill([0, 1], [full[-1:], new]).logits[:, 0]
-    assert torch.allclose(logits[0], fresh(model, full)[-1], atol=1e-4)
-    assert torch.allclose(logits[1], fresh(model, new)[-1], atol=1e-4)
+    assert_close(logits[0], fresh(model, full)[-1])
+    assert_close(logits[1], fresh(model, new)[-1])
 
 
 def test_fusing_leaves_the_module_as_it_was_and_holds_nothing_twice():

@@ -10,6 +10,7 @@ from polydraft.models.hf import HFTarget
 from polydraft.models.static.llama import StaticLlama
 from polydraft.tree import pad
 from tests.models.tree_rounds import ARCHITECTURES, Play, V, fresh, outcome, small_model
+from tests.support.closeness import assert_close
 
 SIZES = {"vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA3 = {
@@ -64,7 +65,7 @@ def test_a_tree_grown_in_several_passes_equals_one_pass(kind, name, ends):
         grown = TokenTree(tree.tokens[:, :end], tree.parents[:, :end])
         scores = game.target.score([0, 1, 2], grown, since=since)
         assert scores.tree.num_nodes == end - since
-        assert torch.allclose(scores.logits, whole[:, since:end], atol=1e-5)
+        assert_close(scores.logits, whole[:, since:end])
     game.target.commit([0, 1, 2], outcome([[2, 4, 6], [1], []], [7, 7, 7]))
     for slot, path in enumerate([[2, 4, 6], [1], []]):
         game.texts[slot] += [tokens[slot][n] for n in path] + [7]
@@ -87,10 +88,10 @@ def test_auxiliary_rows_see_their_node_and_each_other_and_are_never_seen(kind, e
     )
     plain = game.target.score([0, 1], tree).logits
     scores = game.target.score([0, 1], tree, aux=aux)
-    assert torch.allclose(scores.logits, plain, atol=1e-5)
+    assert_close(scores.logits, plain)
     for b in (0, 1):
-        assert torch.allclose(scores.aux_logits[b, :2], fresh(game.model, game.texts[b] + [9, 11, 12])[-2:], atol=1e-4)
-        assert torch.allclose(scores.aux_logits[b, 2], fresh(game.model, [*game.texts[b], 13])[-1], atol=1e-4)
+        assert_close(scores.aux_logits[b, :2], fresh(game.model, game.texts[b] + [9, 11, 12])[-2:])
+        assert_close(scores.aux_logits[b, 2], fresh(game.model, [*game.texts[b], 13])[-1])
     game.target.commit([0, 1], outcome([[2], [1]], [3, 3]))
     game.texts[0] += [9, 3]
     game.texts[1] += [5, 3]
@@ -107,7 +108,7 @@ def test_hidden_states_are_those_of_transformers_for_the_same_path(kind):
         with torch.no_grad():
             whole = game.model(torch.tensor([[*game.texts[slot], 9]]), output_hidden_states=True).hidden_states
         for layer in (0, 1, 2):
-            assert torch.allclose(hidden[layer][b, [0, 2]], whole[layer][0, -2:], atol=1e-4)
+            assert_close(hidden[layer][b, [0, 2]], whole[layer][0, -2:])
 
 
 @TARGETS
@@ -119,11 +120,11 @@ def test_a_padded_tree_has_its_auxiliary_rows_and_states_in_place(kind):
     scores = game.target.score([0, 1], pad(rows), hidden=(1,), aux=AuxRows(ids, positions, nodes, torch.ones(2, 1, 1).bool()))
     for b in (0, 1):
         text = [*game.texts[b], 5, 11]
-        assert torch.allclose(scores.aux_logits[b, 0], fresh(game.model, text)[-1], atol=1e-4)
-        assert torch.allclose(scores.logits[b, 1], fresh(game.model, text)[-2], atol=1e-4)
+        assert_close(scores.aux_logits[b, 0], fresh(game.model, text)[-1])
+        assert_close(scores.logits[b, 1], fresh(game.model, text)[-2])
         with torch.no_grad():
             layer = game.model(torch.tensor([text]), output_hidden_states=True).hidden_states[1]
-        assert torch.allclose(scores.hidden[1][b, 1], layer[0, -2], atol=1e-4)
+        assert_close(scores.hidden[1][b, 1], layer[0, -2])
 
 
 def states_of(model, text):
@@ -140,9 +141,9 @@ def test_a_prefill_gives_the_states_of_all_its_tokens(kind):
         whole = states_of(game.model, text)
         for layer in (0, 1, 2):
             assert scores.hidden[layer].shape[:2] == (3, 270)
-            assert torch.allclose(scores.hidden[layer][b, : len(text)], whole[layer][0], atol=1e-4)
+            assert_close(scores.hidden[layer][b, : len(text)], whole[layer][0])
             assert not scores.hidden[layer][b, len(text) :].any()
-        assert torch.allclose(scores.logits[b, 0], fresh(game.model, text)[-1], atol=1e-4)
+        assert_close(scores.logits[b, 0], fresh(game.model, text)[-1])
 
 
 @TARGETS
@@ -150,8 +151,8 @@ def test_embeddings_and_head_are_the_first_and_the_last_step_of_a_pass(kind):
     game = play(kind)
     assert game.target.offers == Needs((0, 1, 2), *[True] * 5)
     scores = game.target.prefill([0], [[3, 1, 4]], hidden=(0, 2))
-    assert torch.allclose(game.target.embed(torch.tensor([[3, 1, 4]])), scores.hidden[0], atol=1e-6)
-    assert torch.allclose(game.target.head(scores.hidden[2])[0], fresh(game.model, [3, 1, 4]), atol=1e-4)
+    assert_close(game.target.embed(torch.tensor([[3, 1, 4]])), scores.hidden[0])
+    assert_close(game.target.head(scores.hidden[2])[0], fresh(game.model, [3, 1, 4]))
 
 
 def test_a_head_that_is_more_than_a_matrix_is_not_offered():

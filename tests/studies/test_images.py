@@ -11,6 +11,7 @@ from polydraft.errors import InvalidInputError
 from polydraft.models.images import ImageFolder, ImageSizes, digits_folder
 from studies.images import quality, training
 from studies.images.data import Pictures, digits, emoji, varied
+from tests.support.closeness import assert_close
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def test_the_guided_law_of_training_is_that_of_two_rows():
     found = training.guided(model, rows, folder.no_class, 3.0)
     bare = torch.cat([torch.full((2, 1), folder.no_class), rows[:, 1:]], 1)
     c, u = model(rows).logits, model(bare).logits
-    assert torch.allclose(found, 3 * c - 2 * u, atol=1e-4)
+    assert_close(found, 3 * c - 2 * u)
 
 
 def test_frechet_distance_is_that_of_the_closed_form():
