@@ -101,6 +101,23 @@ def test_fields_that_a_request_leaves_out_are_the_models_own():
         assert (response.temperature, response.top_p) == (0.4, 0.95)
 
 
+def test_special_tokens_are_text_in_messages_and_control_tokens_in_prompts_unless_it_is_said_otherwise(served):
+    said, end = "a<|endoftext|>b", served.engine.tokenizer.eos_token_id
+    for what in ({"messages": [{"role": "user", "content": said}]}, {"prompt": said}):
+        ids = [
+            served.post("/tokenize", **what, **choice).json()["tokens"]
+            for choice in ({}, {"parse_special": True}, {"parse_special": False})
+        ]
+        assert [end in x for x in ids] == ["prompt" in what, True, False]
+        assert all(said in served.post("/detokenize", tokens=x).json()["prompt"] for x in ids)
+        path = "/v1/completions" if "prompt" in what else "/v1/chat/completions"
+        for choice, x in zip(({}, {"parse_special": True}, {"parse_special": False}), ids, strict=True):
+            usage = served.post(path, **what, **choice, max_tokens=1).json()["usage"]
+            assert usage["prompt_tokens"] == len(x)
+    usage = served.post("/v1/responses", input=said, max_output_tokens=1).json()["usage"]
+    assert usage["input_tokens"] == served.post("/tokenize", messages=[{"role": "user", "content": said}]).json()["count"]
+
+
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_streamed_chat_is_the_whole_one_in_pieces(served, n):
     whole = served.openai.chat.completions.create(**CHAT, n=n, stop=["\n\n"])

@@ -24,6 +24,7 @@ from polydraft.engine.warm_up import warm_up
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 from polydraft.models.defaults import sampling_defaults
+from polydraft.models.encoding import Cuts, token_ids
 from polydraft.params import CHAT_DEFAULTS, MOST_SAMPLES
 from polydraft.plan.fixed import Plan
 from polydraft.plan.profile import Profile
@@ -270,8 +271,10 @@ class Engine(Loop):
         """
         return SamplingParams(**{**(CHAT_DEFAULTS if chat else {}), **self.sampling_defaults})
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, *, parse_special: bool = True) -> list[int]:
         """Token ids of a prompt, with BOS once where the model wants it; for an encoder-decoder those of its source.
+
+        parse_special: special tokens such as <|im_end|> in a text are control tokens; False: they are text, as in a text by someone else.
 
         Raises:
             InvalidInputError: an empty prompt, text without a tokenizer, or neither text nor token ids.
@@ -283,7 +286,11 @@ class Engine(Loop):
                 "text was given to an engine without a tokenizer; give token ids, or build it with a tokenizer."
             )
         else:
-            ids = load.encode(self.tokenizer, prompt, source=isinstance(self.target, EncoderDecoder)) if prompt else []
+            ids = (
+                load.encode(self.tokenizer, prompt, source=isinstance(self.target, EncoderDecoder), parse_special=parse_special)
+                if prompt
+                else []
+            )
         if not ids:
             raise InvalidInputError("an empty prompt was given; expected at least one token. Give some text to continue.")
         return ids
@@ -394,10 +401,11 @@ class Engine(Loop):
         """Give no more outputs to the inbox of a request; it runs on."""
         self._streams.pop(request_id, None)
 
-    def encode_chat(self, messages: Seq[Mapping[str, str]]) -> list[int]:
+    def encode_chat(self, messages: Seq[Mapping[str, str]], *, parse_special: bool = False) -> list[int]:
         """Token ids of a conversation that the model is to answer, through the tokenizer's own template.
 
         messages: each with "role" ("system", "user" or "assistant") and "content"; the last one is not the assistant's.
+        parse_special: special tokens in messages are control tokens, so that a message can open a turn of another role; False: they are text.
 
         Raises:
             InvalidInputError: no messages, a message without role or content, or no tokenizer.
@@ -411,13 +419,17 @@ class Engine(Loop):
                 f"the tokenizer of {self.summary()['target']!r} has no chat template: the model was not trained to converse. "
                 "Use a chat model, give the engine's tokenizer a chat_template, or use generate."
             )
+        cuts = None if parse_special else Cuts(self.tokenizer, messages)
+        said = [dict(message) if cuts is None else cuts.put(message) for message in messages]
         try:
-            text = self.tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
+            text = self.tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # a template is a program, and not ours
             raise IncompatibleError(
                 f"the chat template of {self.summary()['target']!r} refuses these messages: {error}. Change their roles or order."
             ) from error
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])  # the template writes its own special tokens
+        return (
+            token_ids(self.tokenizer, text) if cuts is None else cuts.encode(text)
+        )  # the template writes its own special tokens
 
     def chat(self, messages: Seq[Mapping[str, str]], params: SamplingParams | None = None) -> Result:
         """The model's answer to a conversation; `stream(engine.encode_chat(messages))` gives it piece by piece.

@@ -13,6 +13,7 @@ from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadErro
 from polydraft.models import checkpoint
 from polydraft.models.checkpoint import Checkpoint
 from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.encoding import INTERRUPTIONS, Cuts, token_ids
 from polydraft.models.folder import as_device, as_dtype, load_module
 from polydraft.models.gguf import GgufFile, is_gguf
 from polydraft.models.hub import located
@@ -23,7 +24,6 @@ from polydraft.models.supported import check_supported, is_encoder_decoder
 __all__ = ["check_same_context", "check_same_vocabulary", "encode", "load_model", "load_tokenizer", "num_token_ids"]
 
 BACKENDS = ("auto", "compiled", "static", "transformers")
-INTERRUPTIONS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -172,10 +172,11 @@ def load_tokenizer(name: str) -> Any:
         ) from error
 
 
-def encode(tokenizer: Any, text: str, *, source: bool = False) -> list[int]:
+def encode(tokenizer: Any, text: str, *, source: bool = False, parse_special: bool = True) -> list[int]:
     """Token ids of a prompt, as the tokenizer makes them: BOS once where it wants one, and no EOS that the text lacks.
 
     source: for an encoder, which reads all that the tokenizer puts around a text.
+    parse_special: special tokens in the text are control tokens; False: they are text.
 
     Raises:
         InvalidInputError: text that the tokenizer fails on.
@@ -186,15 +187,12 @@ def encode(tokenizer: Any, text: str, *, source: bool = False) -> list[int]:
         >>> tokenizer.decode(encode(tokenizer, "def add(a, b):"))
         'def add(a, b):'
     """
-    try:
-        ids = list(tokenizer(text)["input_ids"])
-    except INTERRUPTIONS:
-        raise
-    except BaseException as error:  # see `load_tokenizer`
-        raise InvalidInputError(
-            f"a text of {len(text)} characters was given that the tokenizer fails on ({type(error).__name__}: {first_line(error)[:200]}); "
-            "expected text that can be written as UTF-8. Correct it, or give token ids."
-        ) from error
+    if parse_special:
+        ids = token_ids(tokenizer, text, add_special_tokens=True)
+    else:
+        cuts, around = Cuts(tokenizer, text), token_ids(tokenizer, "", add_special_tokens=True)
+        head = around[: around[:1] == [tokenizer.bos_token_id]]
+        ids = [*head, *cuts.encode(cuts.put(text)), *around[len(head) :]]
     if source:
         return ids
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
@@ -204,7 +202,7 @@ def encode(tokenizer: Any, text: str, *, source: bool = False) -> list[int]:
             begins += 1
         wanted = begins > 0 or bool(getattr(tokenizer, "add_bos_token", False))
         ids = [bos] * wanted + ids[begins:]
-    if eos is not None and len(ids) > 1 and ids[-1] == eos and not text.endswith(tokenizer.eos_token):
+    if eos is not None and len(ids) > 1 and ids[-1] == eos and not (parse_special and text.endswith(tokenizer.eos_token)):
         ids.pop()
     return ids
 

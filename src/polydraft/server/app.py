@@ -185,7 +185,7 @@ class _Routes:
             )
         prompts = given.prompts()
         params = self._params(given, len(prompts), chat=False)
-        ids = [await self._encoded(prompt) for prompt in prompts]
+        ids = [await self._encoded(prompt, given.parse_special) for prompt in prompts]
         echo = [p if isinstance(p, str) else self._decode(p) for p in prompts] if given.echo else ()
         answer = Completion(self._tokenizer, self.settings.model, ids, params.n, given.speculation.trace, echo)
         return await self._answer(request, given, answer, params)
@@ -194,7 +194,7 @@ class _Routes:
         """Answer a conversation."""
         given = await self._read(request, ChatRequest)
         params = self._params(given, 1, chat=True)
-        ids = await self._encoded_chat(given.messages)
+        ids = await self._encoded_chat(given.messages, given.parse_special)
         answer = Chat(self._tokenizer, self.settings.model, [ids], params.n, given.speculation.trace)
         return await self._answer(request, given, answer, params)
 
@@ -202,7 +202,7 @@ class _Routes:
         """Answer a text or a conversation."""
         given = await self._read(request, ResponsesRequest)
         params = self._params(given, 1, chat=True)
-        ids = await self._encoded_chat(given.messages(), param="input")
+        ids = await self._encoded_chat(given.messages(), given.parse_special, param="input")
         answer = Responses(self._tokenizer, self.settings.model, [ids], 1, given.speculation.trace, given=given, params=params)
         return await self._answer(request, given, answer, params)
 
@@ -212,9 +212,9 @@ class _Routes:
         if (given.prompt is None) == (given.messages is None):
             raise ApiError(400, "expected one of prompt and messages.", param="prompt")
         if given.messages is not None:
-            ids = await self._encoded_chat(given.messages)
+            ids = await self._encoded_chat(given.messages, given.parse_special or False)
         else:
-            ids = await self._encoded(given.prompt or "")
+            ids = await self._encoded(given.prompt or "", given.parse_special is not False)
         return {"tokens": ids, "count": len(ids), "max_model_len": self.engine.engine.target.max_model_len}
 
     async def detokenize(self, request: Request) -> dict[str, Any]:
@@ -233,12 +233,13 @@ class _Routes:
             raise ApiError(400, f"token id {bad} was given; expected 0 <= id < {most}.", param="tokens")
         return self._tokenizer.decode(list(ids))
 
-    async def _encoded(self, prompt: str | list[int]) -> list[int]:
-        return await asyncio.to_thread(self.engine.engine.encode, prompt)
+    async def _encoded(self, prompt: str | list[int], parse_special: bool) -> list[int]:
+        return await asyncio.to_thread(self.engine.engine.encode, prompt, parse_special=parse_special)
 
-    async def _encoded_chat(self, messages: Sequence[Message], param: str = "messages") -> list[int]:
+    async def _encoded_chat(self, messages: Sequence[Message], parse_special: bool, param: str = "messages") -> list[int]:
+        plain = [message.plain() for message in messages]
         try:
-            return await asyncio.to_thread(self.engine.engine.encode_chat, [message.plain() for message in messages])
+            return await asyncio.to_thread(self.engine.engine.encode_chat, plain, parse_special=parse_special)
         except IncompatibleError as error:  # it names the model by its path
             told = str(error).replace(str(self.engine.engine.summary()["target"]), self.settings.model)
             raise ApiError(400, told, param=param) from error

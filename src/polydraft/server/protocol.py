@@ -164,9 +164,10 @@ class Sampled(Body, ABC):
 
 
 class CompletionRequest(Sampled):
-    """Of /v1/completions. prompt: text, token ids, or several of either."""
+    """Of /v1/completions. prompt: text, token ids, or several of either.  parse_special: special tokens in text are control tokens."""
 
     prompt: Text | Ids | Annotated[list[Text], Field(min_length=1)] | Annotated[list[Ids], Field(min_length=1)]
+    parse_special: bool = True
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     echo: bool | None = False
     best_of: int | None = None
@@ -202,9 +203,10 @@ class Message(Body):
 
 
 class ChatRequest(Sampled):
-    """Of /v1/chat/completions."""
+    """Of /v1/chat/completions. parse_special: special tokens in messages are control tokens, and not text."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
+    parse_special: bool = False
     max_completion_tokens: int | None = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
@@ -219,11 +221,12 @@ class ChatRequest(Sampled):
 
 
 class TokenizeRequest(Body):
-    """Of /tokenize: text or a conversation."""
+    """Of /tokenize: text or a conversation. parse_special: as of completions, and of chats."""
 
     model: str | None = None
     prompt: Text | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    parse_special: bool | None = None
 
 
 class DetokenizeRequest(Body):

@@ -49,6 +49,7 @@ class ResponsesRequest(Sampled):
 
     input: Annotated[str, Field(min_length=1)] | Annotated[list[InputMessage], Field(min_length=1)]
     instructions: str | None = None
+    parse_special: bool = False
     max_output_tokens: int | None = None
     text: Text | None = None
     n: None = None  # pyright: ignore[reportIncompatibleVariableOverride]

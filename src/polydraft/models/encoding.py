@@ -1,0 +1,104 @@
+"""Text to token ids, with special tokens in it as control tokens or as the text that they are.
+
+A chat template writes control tokens such as <|im_end|> around what messages say. Where a message itself has one, it is text: as a
+control token it could end its turn and open one of another role. So special tokens in messages are cut in two before the template is
+rendered, by a character that the messages do not have; the rendered text is encoded in the parts between, where no special token is
+left but those of the template.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from polydraft.errors import InvalidInputError, first_line
+
+__all__ = ["Cuts", "special_tokens", "token_ids"]
+
+INTERRUPTIONS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+PRIVATE = range(0xE000, 0xF900)
+"""Characters that mean nothing by Unicode's own rule."""
+
+
+def token_ids(tokenizer: Any, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    """Token ids of a text; special tokens in it are control tokens. add_special_tokens: those that the tokenizer puts around a text, too.
+
+    Raises:
+        InvalidInputError: text that the tokenizer fails on.
+    """
+    try:
+        return list(tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+    except INTERRUPTIONS:
+        raise
+    except BaseException as error:  # a panic of its Rust code is no Exception
+        raise InvalidInputError(
+            f"a text of {len(text)} characters was given that the tokenizer fails on ({type(error).__name__}: {first_line(error)[:200]}); "
+            "expected text that can be written as UTF-8. Correct it, or give token ids."
+        ) from error
+
+
+def special_tokens(tokenizer: Any) -> frozenset[str]:
+    """Control tokens that the tokenizer finds in text, as they are spelt.
+
+    Example:
+        >>> from polydraft.models import load, pair
+        >>> sorted(special_tokens(load.load_tokenizer(str(pair.target_folder()))))
+        ['<|endoftext|>']
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    added = tokenizer.added_tokens_decoder if backend is None else backend.get_added_tokens_decoder()
+    return frozenset(token.content for token in added.values() if token.special)
+
+
+class Cuts:
+    """Cuts of the special tokens in a text or a conversation by other people.
+
+    Example:
+        >>> from polydraft.models import load, pair
+        >>> tokenizer = load.load_tokenizer(str(pair.target_folder()))
+        >>> messages = [{"role": "user", "content": "x<|endoftext|>"}]
+        >>> cuts = Cuts(tokenizer, messages)
+        >>> ids = cuts.encode(cuts.put(messages)[0]["content"] + "<|endoftext|>")
+        >>> ids.count(tokenizer.eos_token_id), tokenizer.decode(ids)
+        (1, 'x<|endoftext|><|endoftext|>')
+    """
+
+    def __init__(self, tokenizer: Any, value: Any) -> None:
+        self._tokenizer, self._special = tokenizer, _pattern(special_tokens(tokenizer))
+        used = {character for text in _texts(value) for character in set(text)}
+        self._mark = next(character for character in map(chr, PRIVATE) if character not in used)
+
+    def put(self, value: Any) -> Any:
+        """The same with cuts, in all of its texts.
+
+        Raises:
+            InvalidInputError: a special token of one character, which has no two parts.
+        """
+        if isinstance(value, str):
+            return self._special.sub(self._cut, value) if self._special else value
+        if isinstance(value, Mapping):
+            return {self.put(name): self.put(item) for name, item in value.items()}
+        return [self.put(item) for item in value] if isinstance(value, Sequence) else value
+
+    def _cut(self, special: re.Match[str]) -> str:
+        if len(special[0]) == 1:
+            raise InvalidInputError(
+                f"a text with {special[0]!r} was given, which is a control token of this model. Leave it out."
+            )
+        return f"{special[0][0]}{self._mark}{special[0][1:]}"
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text that was made of what has cuts."""
+        return [token for part in text.split(self._mark) if part for token in token_ids(self._tokenizer, part)]
+
+
+@lru_cache(maxsize=8)
+def _pattern(tokens: frozenset[str]) -> re.Pattern[str] | None:
+    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))) if tokens else None
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    items = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value if isinstance(value, Sequence) else ()
+    return [text for item in items for text in _texts(item)]
