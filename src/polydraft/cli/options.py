@@ -27,7 +27,9 @@ Device = Annotated[str | None, models("For example cpu or cuda.")]
 Backend = Annotated[str, models("auto, compiled, static or transformers.")]
 Quantization = Annotated[str | None, models("int8, int4, bfloat16 or bfloat16-dot weights of the target, on the compiled path.")]
 CacheDtype = Annotated[str | None, models("float32 or bfloat16 keys and values of the target, on the compiled path.")]
-PassThreads = Annotated[int | None, models("Threads of the compiled path; idle cores without it.", "--threads", min=1)]
+PassThreads = Annotated[
+    int | None, models("Threads of the compiled path; physical cores that the process may use without it.", "--threads", min=1)
+]
 TensorParallel = Annotated[
     int | None, models("Processes that hold a part of the target each; one whole without it.", "--tensor-parallel")
 ]

@@ -50,7 +50,7 @@ def load_model(
     quantization: "int8", "int4", "bfloat16" or "bfloat16-dot" matrices for the compiled path: less to do in a pass. It makes another model of a
         target, whose law is then followed; on a draft it costs nothing but acceptance.
     cache_dtype: "float32", or "bfloat16" for half the memory, of keys and values on the compiled path; another model, too.
-    threads: that a compiled pass runs on; None: idle cores, one for small models.
+    threads: that a compiled pass runs on; None: the physical cores that the process may use, one for small models.
     plain: the model will be used without drafts: one whose cache cannot be rolled back is then taken as it is.
     tensor_parallel: processes that hold a part of the model each, started here, see `models.distributed`.
     device_map: of transformers' `from_pretrained`: which modules lie on which devices of this process, or "auto"; instead of the device.

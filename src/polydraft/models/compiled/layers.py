@@ -14,19 +14,9 @@ from polydraft.models.compiled.cache import SlotMemory, keep, whole
 from polydraft.models.compiled.kernels import add, norm_part, rms_norm, soften, swiglu
 from polydraft.models.compiled.products import Packed, call_product, matmul, matmul_to
 from polydraft.models.compiled.rounding import round_rows, rounded_bytes
-from polydraft.models.compiled.threads import (
-    HELPERS,
-    JOB,
-    claim,
-    finish,
-    finished,
-    new_sync,
-    publish,
-    starved,
-    stopped,
-)
 from polydraft.models.compiled.vectors import PANEL, aligned
 from polydraft.models.slots import TREE_ROOM
+from polydraft.threads import share, shared_code, sync
 
 __all__ = [
     "CHUNK",
@@ -37,7 +27,6 @@ __all__ = [
     "attend",
     "cut_runs",
     "embed_row",
-    "help_out",
     "multiply",
     "place_heads",
     "run_head",
@@ -49,6 +38,8 @@ CHUNK = 64
 """Most rows that are in work at once; a pass over more reads the weights again."""
 RUN, FEW = 16, np.int64(4)
 """Rows of a slot whose attention is one unit of work; rows that are not worth sharing."""
+UNITS, LEAST = 4, 1 << 17
+"""Units that a product is cut into for each thread, and bytes of weights of the smallest."""
 unowned = njit(_nrt=False)
 """For what allocates nothing: a part of a pass is handed a hundred arrays, and counting who owns them takes half a microsecond, which is
 5% of a pass of the embedded target."""
@@ -105,6 +96,7 @@ class Workspace(NamedTuple):
     found: np.ndarray  # [threads, TREE_ROOM]
     runs: np.ndarray  # [CHUNK + 1]
     sync: np.ndarray  # see `threads`
+    step: np.ndarray  # [4] of the part that is open: part, layer, rows, address
     rows: np.ndarray  # [CHUNK, 7]
     seen: np.ndarray  # [CHUNK, TREE_ROOM]
 
@@ -221,9 +213,11 @@ def multiply(x, w, k, rounded, y, rows):
 
 
 @unowned
-def _do(model, part, layer, rows, address, begin, end, thread):
-    """Units begin .. end-1 of a part of a pass: rows, panels of a matrix, or pairs of some rows of a slot and a group of heads."""
+def _do(arguments, begin, end, thread):
+    """Items begin .. end-1 of a part of a pass: rows, panels of a matrix, or pairs of some rows of a slot and a group of heads."""
+    model, step = arguments
     weights, sizes, memory, work = model
+    part, layer, rows, address = step[0], step[1], step[2], step[3]
     if part == ENTER:
         rms_norm(work.x, weights.attention_norm[layer], sizes.epsilon, work.normed, begin, end)
         round_rows(work.normed, work.normed.shape[1], weights.qkv, work.rounded, begin, end)
@@ -260,35 +254,6 @@ def _do(model, part, layer, rows, address, begin, end, thread):
         matmul_to(work.normed, weights.head, np.int64(0), work.rounded, address, 4 * sizes.outputs, begin, end, rows)
 
 
-@unowned
-def _take(model, thread):
-    """Do units of the phase that is open until all are claimed; returns how many."""
-    sync, done = model.work.sync, 0
-    unit = claim(sync, thread)
-    while unit >= 0:
-        part, layer, rows, address, units, grain = (
-            sync[JOB],
-            sync[JOB + 1],
-            sync[JOB + 2],
-            sync[JOB + 3],
-            sync[JOB + 4],
-            sync[JOB + 5],
-        )
-        _do(model, part, layer, rows, address, unit * grain, min(units, (unit + 1) * grain), thread)
-        finish(sync)
-        done += 1
-        unit = claim(sync, thread)
-    return done
-
-
-@njit(cache=True, nogil=True)
-def help_out(model, thread):
-    """Do units of all phases, until nothing was to do for a while."""
-    turns = 0
-    while not stopped(model.work.sync, turns):
-        turns = 0 if _take(model, thread) > 0 else turns + 1
-
-
 @njit
 def cut_runs(rows, count, runs):
     """Cut rows into runs of the same slot, few enough to share; returns how many: run k is runs[k] .. runs[k + 1] - 1."""
@@ -300,36 +265,37 @@ def cut_runs(rows, count, runs):
     return num
 
 
+@njit
+def _grain(panels, stride, threads):
+    """Panels of a unit: some units a thread, so that one that lost its core is not waited for long, and each worth claiming."""
+    return max(-(-panels // (UNITS * threads)), min(panels, LEAST // stride + 1))
+
+
 @unowned
 def run_parts(model, first, last, layer, rows, runs, address):
     """Do parts first .. last-1 of a pass one after the other, with whoever helps. runs: of `cut_runs`.  address: where logits go."""
-    weights, sync, zero = model.weights, model.work.sync, np.int64(0)
+    weights, work = model.weights, model.work
+    step, threads = work.step, len(work.queries)
+    code = shared_code(_do, (model, step))
+    step[1], step[2], step[3] = layer, rows, address
     for part in range(first, last):
-        panels = zero
+        step[0] = part
+        count, grain = rows, FEW
         if part == QKV:
-            panels = weights.qkv.panels
+            count, grain = weights.qkv.panels, _grain(weights.qkv.panels, weights.qkv.data.shape[2], threads)
         elif part == OUT:
-            panels = weights.out.panels
+            count, grain = weights.out.panels, _grain(weights.out.panels, weights.out.data.shape[2], threads)
         elif part == GATE_UP:
-            panels = weights.gate_up.panels
+            count, grain = weights.gate_up.panels, _grain(weights.gate_up.panels, weights.gate_up.data.shape[2], threads)
         elif part == DOWN:
-            panels = weights.down.panels
+            count, grain = weights.down.panels, _grain(weights.down.panels, weights.down.data.shape[2], threads)
         elif part == HEAD:
-            panels = weights.head.panels
-        units, grain = rows, FEW
-        if panels > 0:
-            units, grain = panels, -(-panels // (sync[HELPERS] + 1))
+            count, grain = weights.head.panels, _grain(weights.head.panels, weights.head.data.shape[2], threads)
         elif part == ATTEND:
-            units, grain = runs * model.sizes.groups, np.int64(1)
-        if sync[HELPERS] == 0 or units <= grain or starved(sync):
-            _do(model, part, layer, rows, address, zero, units, zero)
-        else:
-            sync[JOB], sync[JOB + 1], sync[JOB + 2], sync[JOB + 3] = part, layer, rows, address
-            sync[JOB + 4], sync[JOB + 5] = units, grain
-            items = (units + grain - 1) // grain
-            publish(sync, items)
-            _take(model, zero)
-            finished(sync, items)
+            count, grain = runs * model.sizes.groups, np.int64(1)
+        elif part == GATE:
+            grain = np.int64(1)
+        share(work.sync, threads, code, count, grain)
 
 
 @njit
@@ -366,7 +332,8 @@ def workspace(weights: Any, sizes: Sizes, columns: int, threads: int, widest: in
         lanes=aligned(threads, 16),
         found=aligned(threads, TREE_ROOM),
         runs=np.zeros(CHUNK + 1, np.int64),
-        sync=new_sync(threads),
+        sync=sync,
+        step=np.zeros(4, np.int64),
         rows=np.zeros((CHUNK, 7), np.int64),
         seen=np.zeros((CHUNK, TREE_ROOM), np.int64),
     )

@@ -10,7 +10,7 @@ context has the same logits in plain and in speculative decoding.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,14 +24,14 @@ from polydraft.models import checkpoint
 from polydraft.models.checkpoint import Checkpoint, head_width, why_not_family
 from polydraft.models.compiled.cache import CACHE_DTYPES, move_columns, new_memory, token_bytes
 from polydraft.models.compiled.forward import compiled_pass, embed_rows, head_rows
-from polydraft.models.compiled.layers import CHUNK, ModelArrays, Sizes, help_out, workspace
+from polydraft.models.compiled.layers import CHUNK, ModelArrays, Sizes, workspace
 from polydraft.models.compiled.products import FORMATS
 from polydraft.models.compiled.proposals import CompiledProposals
-from polydraft.models.compiled.threads import Pool, default_threads
 from polydraft.models.compiled.vectors import PANEL
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.slots import TREE_ROOM, special_ids
 from polydraft.models.supported import check_supported, context_length
+from polydraft.threads import MAX_THREADS, Pool, default_threads
 
 __all__ = ["CompiledLlama"]
 
@@ -67,8 +67,8 @@ class CompiledLlama(CompiledProposals):
         cache_dtype: str = "float32",
         threads: int | None = 1,
     ) -> None:
-        if threads is not None and threads < 1:
-            raise InvalidInputError(f"threads={threads} was given; expected 1 or more, or None.")
+        if threads is not None and not 1 <= threads <= MAX_THREADS:
+            raise InvalidInputError(f"threads={threads} was given; expected 1 to {MAX_THREADS}, or None.")
         if quantization not in QUANTIZATIONS:
             raise InvalidInputError(
                 f"quantization={quantization!r} was given; expected one of {', '.join(map(repr, QUANTIZATIONS))}."
@@ -110,7 +110,7 @@ class CompiledLlama(CompiledProposals):
         threads = default_threads(self.weight_bytes) if threads is None else threads
         self.arrays = ModelArrays(weights, sizes, memory, workspace(weights, sizes, columns, threads))
         self._untaken = np.full(len(self.arrays.weights.attention_norm) + 1, -1, np.int64)
-        self.pool = Pool(self.arrays.work.sync, threads, partial(help_out, self.arrays))
+        self.pool = Pool(threads)
 
     @property
     def num_threads(self) -> int:
