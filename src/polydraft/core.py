@@ -151,6 +151,7 @@ class Draft:
     noise: the shared noise, only for COUPLED and LISTED.
     logits: [B, N, V] of the draft model after every node, leaves too, where it drafts in the slots of a law's second sequences; its
         cache then holds every node at its first copy. For the law, no rule reads them.
+    confidence: [B, N] of a draft model in each node's token, see `polydraft.confidence`; None where nobody says. No rule reads it.
     """
 
     tree: TokenTree
@@ -160,6 +161,7 @@ class Draft:
     rows: Int[Tensor, "B N"]
     noise: NoiseKey | None = None
     logits: Float[Tensor, "B N V"] | None = None
+    confidence: Float[Tensor, "B N"] | None = None
 
     @classmethod
     def empty(cls, roots: Int[Tensor, " B"]) -> "Draft":

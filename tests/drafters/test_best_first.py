@@ -168,7 +168,7 @@ def test_the_compiled_tree_is_the_one_grown_depth_by_depth(params):
         [s.slot for s in compiled],
         [s.pending for s in compiled],
         budgets,
-        [best_first._warm(s.request.params) for s in compiled],
+        [best_first._warm(s.request.params, g) for s, g in zip(compiled, budgets, strict=True)],
     )
     tree, scores, scored = model.propose_tree(*asked)
     expected, values, rows = best_first._by_depth(model, grown, budgets, ())

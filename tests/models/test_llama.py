@@ -107,7 +107,7 @@ def test_proposed_rows_are_the_models_laws():
     reference = model("llama")
     fast = CompiledLlama(reference, max_num_seqs=5)
     fast.prefill([0, 1, 2, 3, 4], [[1, 2, 3, 4]] * 5)
-    tree, rows, probs = proposal(
+    tree, rows, probs, *_ = proposal(
         fast, [trees.paths(2, 3), trees.paths(3, 2), trees.paths(2, 4, 1), trees.paths(3, 3, 2), trees.ragged(5, 2)]
     )
     assert tree.parents[2].tolist() == [-1, 0, 1, 1, 2, 3, 4, 5]
@@ -125,7 +125,7 @@ def test_proposed_rows_are_the_models_laws():
 def test_equal_prefixes_share_one_row():
     fast = CompiledLlama(model("llama"), max_num_seqs=9)
     fast.prefill(list(range(9)), [[1, 2, 3, 4]] * 9)
-    tree, rows, _ = proposal(
+    tree, rows, *_ = proposal(
         fast, [trees.paths(4, 3), trees.paths(4, 4, 1), trees.ragged(4, 2, 2, 2)] * 3, law=(0.2, 0, 1.0, 0.0)
     )
     first = trees.first_copies(tree)
@@ -143,7 +143,7 @@ def test_drawn_tokens_follow_the_reported_row():
     fast.prefill([0], [[1, 2, 3, 4]])
     seen = torch.zeros(61)
     for seed in range(1500):
-        tree, _, probs = proposal(fast, [trees.paths(2, 1)], law=(0.5, 0, 0.8, 0.0), seed=seed)
+        tree, _, probs, *_ = proposal(fast, [trees.paths(2, 1)], law=(0.5, 0, 0.8, 0.0), seed=seed)
         seen += torch.bincount(tree.tokens[0, 1:], minlength=61)
     q = probs[0, 0]
     assert (seen[q == 0] == 0).all()
@@ -156,8 +156,8 @@ def test_drawn_tokens_follow_the_reported_row():
 def test_truncated_laws_keep_the_largest_tokens(law, kept):
     fast = CompiledLlama(model("llama"), max_num_seqs=1)
     fast.prefill([0], [[1, 2, 3, 4]])
-    _, _, whole = proposal(fast, [trees.chain(1)])
-    _, _, probs = proposal(fast, [trees.chain(1)], law=law)
+    _, _, whole, *_ = proposal(fast, [trees.chain(1)])
+    _, _, probs, *_ = proposal(fast, [trees.chain(1)], law=law)
     assert set(probs[0, 0].nonzero().flatten().tolist()) == set(whole[0, 0].topk(kept).indices.tolist())
     assert probs[0, 0].sum().item() == pytest.approx(1, abs=1e-6)
 
@@ -181,7 +181,7 @@ def test_coupled_proposals_are_won_by_the_smallest_arrival(trunk):
     fast.prefill([0], [[1, 2, 3, 4]])
     key = NoiseKey.of([3], [1], [5])
     asked = [0], [[7]], ([3], [1], [5]), [trees.paths(2, 3, trunk)], [SamplingParams()]
-    tree, rows, probs = fast.propose_paths(*asked, law=SiblingLaw.COUPLED)
+    tree, rows, probs, *_ = fast.propose_paths(*asked, law=SiblingLaw.COUPLED)
     for n in range(1, tree.num_nodes):
         depth = int(trees.depths(tree)[0, n]) - 1
         clocks = noise.clocks(NoiseKey(key.seed, key.sample, key.position + depth), 61)[0]
@@ -203,7 +203,7 @@ def test_a_proposal_reads_many_pending_tokens():
     fast.prefill([0], [text[:3]])
     fast.prefill([1], [text[:89]])
     asked = [text[3:], text[89:]], ([1, 1], [0, 0], [90, 90]), [trees.chain(4)] * 2, [SamplingParams()] * 2
-    tree, _, probs = fast.propose_paths([0, 1], *asked)
+    tree, _, probs, *_ = fast.propose_paths([0, 1], *asked)
     assert torch.equal(probs[0], probs[1])
     assert torch.equal(tree.tokens[0], tree.tokens[1])
     assert fast.lengths.tolist() == [89, 89]

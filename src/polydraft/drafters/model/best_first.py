@@ -2,7 +2,8 @@
 
     frontier  the `width` most probable nodes kept of the depth above: one pass of the model gives the laws behind them
     kept      the `max_nodes` most probable candidates of all depths; no node is more probable than its parent, so parents are kept too
-    stop      at `max_depth`, or where nothing of a depth is kept: all of it is below `least`, or below the last one kept
+    stop      at `max_depth`, or where nothing of a depth is kept: all of it is below `least`, or below the last one kept; with `budget.Stop`
+              path probabilities are calibrated, and a depth is expanded where their sum is worth a pass
 
 The sum of the kept products, which estimates the accepted tokens, is the largest of all trees of so many nodes where `width` does not
 bind (Wang et al. 2024, OPT-Tree, arXiv 2406.17276); a bounded frontier and a choice among the candidates of all depths are EAGLE-2's
@@ -21,7 +22,8 @@ from torch import Tensor
 from polydraft import sampling
 from polydraft.core import Budget, Draft, SamplingParams, Scores, SiblingLaw, Target, TokenTree, TreeShape
 from polydraft.drafters.model.by_depth import ModelState
-from polydraft.models.compiled.trees import advance, draft_of, join
+from polydraft.models.compiled.proposals import stops_asked
+from polydraft.models.compiled.trees import advance, draft_of, join, retreat
 
 _ALL = np.empty(0, np.int64)
 """Laws through `score` are of all tokens."""
@@ -42,12 +44,12 @@ def grow(
     """
     propose_tree = getattr(model, "propose_tree", None)
     if propose_tree is None or states[0].request.params.structured_outputs is not None:
-        tree, _, scored = _by_depth(model, states, budgets, stop_ids)
+        tree, confidence, scored = _by_depth(model, states, budgets, stop_ids)
     else:
-        params = [_warm(s.request.params) for s in states]
-        tree, _, scored = propose_tree([s.slot for s in states], [s.pending for s in states], budgets, params)
+        params = [_warm(s.request.params, g) for s, g in zip(states, budgets, strict=True)]
+        tree, confidence, scored = propose_tree([s.slot for s in states], [s.pending for s in states], budgets, params)
     rows = torch.full_like(tree.parents, -1)
-    draft = Draft(tree, SiblingLaw.POINT_MASS, TreeShape.GROWN, None, rows)
+    draft = Draft(tree, SiblingLaw.POINT_MASS, TreeShape.GROWN, None, rows, confidence=torch.from_numpy(confidence))
     return draft, [_inner(*x) for x in scored]
 
 
@@ -62,16 +64,23 @@ class _Tree:
 
     def __init__(self, root: int, budget: Budget) -> None:
         self.budget, self.tokens, self.parents = budget, [root], [-1]
-        self.values, self.cells, self.size = np.empty(budget.max_nodes), np.empty((3, budget.max_nodes), np.int64), 0
+        self.values, self.confidences = np.empty(budget.max_nodes), np.empty(budget.max_nodes)
+        self.cells, self.size, self.depth = np.empty((3, budget.max_nodes), np.int64), 0, 0
+        least, acceptance = stops_asked([budget.stop], 1)
+        self.least, self.acceptance = least[0], acceptance[0] if budget.stop else np.empty(0)
         self.begin, self.weights = 0, np.ones(1)
 
     def deepen(self, laws: Float[np.ndarray, "F V"]) -> None:
         """Take the children of the frontier, then choose the next one."""
         for f, weight in enumerate(self.weights.tolist()):
-            self.size = join(laws[f], _ALL, weight, self.begin + f, self.budget.least, self.values, self.cells, self.size)
+            kept = self.values, self.confidences, self.cells
+            self.size = join(laws[f], _ALL, weight, self.begin + f, self.budget.least, self.acceptance, *kept, self.size)
         chosen, begin = np.empty(self.budget.max_nodes, np.int64), self.begin
         self.begin = len(self.tokens)
         chosen = chosen[: advance(self.cells, self.size, begin, self.begin, self.budget.width, chosen)]
+        self.depth += 1
+        if len(self.least) and self.values[chosen].sum() < self.least[min(self.depth, len(self.least)) - 1]:
+            chosen = chosen[: retreat(self.cells, self.size, self.begin)]
         self.weights = self.values[chosen]
         self.tokens += self.cells[0, chosen].tolist()
         self.parents += self.cells[1, chosen].tolist()
@@ -98,24 +107,29 @@ def _by_depth(
             grown[b].fill(widest)
         tree = TokenTree.of(np.array([grown[b].tokens for b in live]), np.array([grown[b].parents for b in live]))
         scores = model.score([states[b].slot for b in live], tree, since=since)
-        laws = _laws(scores, tree, since, [states[b] for b in live], stop_ids)
+        laws = _laws(scores, tree, since, [states[b] for b in live], [budgets[b] for b in live], stop_ids)
         since, depth = tree.num_nodes, depth + 1
         for b, rows in zip(live, laws, strict=True):
             grown[b].deepen(rows)
         live = [b for b in live if len(grown[b].weights) and depth < budgets[b].max_depth]
     tokens = np.zeros((len(states), 1 + max(g.size for g in grown)), np.int64)
-    parents, scores = np.full_like(tokens, -1), np.ones(tokens.shape)
+    parents, confidence = np.full_like(tokens, -1), np.ones(tokens.shape)
     for b, g in enumerate(grown):
         tokens[b, 0] = g.tokens[0]
-        draft_of(g.values, g.cells, g.size, len(g.tokens), tokens[b], parents[b], scores[b])
-    return TokenTree.of(tokens, parents), scores, [(g.tokens[: g.begin], g.parents[: g.begin]) for g in grown]
+        draft_of(g.confidences, g.cells, g.size, len(g.tokens), tokens[b], parents[b], confidence[b])
+    return TokenTree.of(tokens, parents), confidence, [(g.tokens[: g.begin], g.parents[: g.begin]) for g in grown]
 
 
 def _laws(
-    scores: Scores, tree: TokenTree, since: int, states: Sequence[ModelState], stop_ids: Sequence[int]
+    scores: Scores,
+    tree: TokenTree,
+    since: int,
+    states: Sequence[ModelState],
+    budgets: Sequence[Budget],
+    stop_ids: Sequence[int],
 ) -> Float[np.ndarray, "B F V"]:
-    """The laws at the new nodes, processed with each request's parameters; a greedy request's at temperature COLD."""
-    params = [_warm(s.request.params) for s in states]
+    """The laws at the new nodes, processed with each request's parameters; of a greedy request see `_warm`."""
+    params = [_warm(s.request.params, g) for s, g in zip(states, budgets, strict=True)]
     logits, contexts = scores.logits.cpu(), [s.context for s in states]
     if not all(map(sampling.is_plain, params)):  # a path begins at the root: rows for all nodes
         whole: Tensor = torch.zeros(len(states), tree.num_nodes, logits.shape[-1], dtype=logits.dtype)
@@ -125,10 +139,6 @@ def _laws(
     return sampling.laws(logits, tree, contexts, prompts, params, stop_ids)[:, since - tree.num_nodes :].numpy()
 
 
-_PLAIN = SamplingParams(temperature=COLD)
-
-
-def _warm(params: SamplingParams) -> SamplingParams:
-    if not params.greedy:
-        return params
-    return _PLAIN if sampling.is_plain(params) else params.with_(temperature=COLD)
+def _warm(params: SamplingParams, budget: Budget) -> SamplingParams:
+    """A greedy request's law is that at temperature 1 where it is calibrated, else that at COLD."""
+    return params.with_(temperature=1.0 if budget.stop else COLD) if params.greedy else params

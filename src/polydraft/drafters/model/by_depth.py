@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from polydraft import noise, sampling
 from polydraft import tree as trees
+from polydraft.confidence import acceptance_at
 from polydraft.core import Budget, Draft, NoiseKey, Request, SiblingLaw, Target, TreeShape
 from polydraft.models.layout import layout
 
@@ -53,6 +54,13 @@ class Growth:
         """By node of the budget; those that a law of fewer tokens has no children for are none of the draft."""
         self.laws: list[list[Float[Tensor, " V"]]] = [[] for _ in states]
         self.row_of: list[dict[int, int]] = [{} for _ in states]
+        self.stops = [None if leaves else g.stop for g in fixed]
+        self.confidence, self.reach = [[1.0] for _ in states], [[1.0] for _ in states]
+        """By node of the draft."""
+        self.begin = [0] * len(states)
+        """The first node of the draft that the model has not scored."""
+        self.live: list[set[int]] = [{0} for _ in states]
+        """Nodes of the draft that go on, see `budget.Stop`."""
 
     def grow(self) -> None:
         """All depths, one after the other."""
@@ -63,9 +71,8 @@ class Growth:
         """Score the frontier, then draw its children."""
         groups: dict[tuple[int, int], list[int]] = {}
         for b, g in enumerate(self.fixed):
-            if depth < g.max_depth + self.leaves:
-                since = self.node[b][int(layout(g.parents).starts[0, depth])]  # the first child of a node is always drawn
-                groups.setdefault((since, len(self.tokens[b])), []).append(b)
+            if depth < g.max_depth + self.leaves and self.live[b]:
+                groups.setdefault((self.begin[b], len(self.tokens[b])), []).append(b)
         for (since, _), batch in groups.items():
             tree = trees.pad([(self.tokens[b], self.parents[b]) for b in batch])
             scores = self.model.score([self.states[b].slot for b in batch], tree, since=since)
@@ -87,29 +94,43 @@ class Growth:
             first = trees.first_copies(tree)
             for i, b in enumerate(batch):
                 if branching[i]:
-                    self._branch(b, depth, probs[i], first[i].tolist())
+                    at_one = whole[i].softmax(-1) if self.states[b].request.params.greedy else probs[i]
+                    self._branch(b, depth, probs[i], first[i].tolist(), at_one)
 
-    def _branch(self, b: int, depth: int, probs: Float[Tensor, "N V"], first: list[int]) -> None:
+    def _branch(self, b: int, depth: int, probs: Float[Tensor, "N V"], first: list[int], at_one: Float[Tensor, "N V"]) -> None:
         given, node = self.fixed[b].parents, self.node[b]
         _, starts, inner = layout(given)
-        for n in (node[u] for u in range(starts[0, depth], inner[0, depth]) if u in node):
+        live, self.live[b] = self.live[b], set()
+        for n in (node[u] for u in range(starts[0, depth], inner[0, depth]) if node.get(u) in live):
             if first[n] == n:
                 self.row_of[b][n] = len(self.laws[b])
                 self.laws[b].append(probs[n])
         below: dict[int, list[int]] = {}
         for u in range(starts[0, depth + 1], starts[0, depth + 2]):
-            if given[u] in node:
+            if node.get(given[u]) in live:
                 n = node[given[u]]
                 below.setdefault(first[n] if self.kind == "systematic" else n, []).append(u)
         drawn: dict[int, int] = {}
         for parent, children in below.items():
             q = self.laws[b][self.row_of[b][first[parent]]]
             drawn |= dict(zip(children, _DRAWS[self.kind](self, b, q, children, depth, parent), strict=False))
+        self.begin[b] = len(self.tokens[b])
         for u in sorted(drawn):
             node[u] = len(self.tokens[b])
             self.tokens[b].append(drawn[u])
             self.parents[b].append(node[given[u]])
             self.rows[b].append(self.row_of[b][first[node[given[u]]]])
+            self._go_on(b, node[u], depth + 1, float(at_one[first[node[given[u]]], drawn[u]]))
+
+    def _go_on(self, b: int, n: int, depth: int, confidence: float) -> None:
+        """Take note of a drawn node, and whether anything is drawn below it."""
+        self.confidence[b].append(confidence)
+        reach, stop = self.reach[b][self.parents[b][n]], self.stops[b]
+        if stop is not None:
+            reach *= acceptance_at(confidence, np.array(stop.acceptance))
+        self.reach[b].append(reach)
+        if stop is None or reach >= stop.least[min(depth, len(stop.least)) - 1]:
+            self.live[b].add(n)
 
     def _choose(self, b: int, weights: Tensor, node: int) -> int:
         """By the noise of a node of the budget."""
@@ -163,7 +184,8 @@ class Growth:
                 probs[b, r] = q
         key = self.key if law in (SiblingLaw.COUPLED, SiblingLaw.LISTED) else None
         logits = pad_sequence([torch.cat(rows) for rows in self.scored], batch_first=True) if self.leaves else None
-        return Draft(tree, law, shape, probs, rows, key, logits=logits)
+        confidence = pad_sequence([torch.tensor(x) for x in self.confidence], batch_first=True, padding_value=1.0)
+        return Draft(tree, law, shape, probs, rows, key, logits, confidence)
 
 
 _DRAWS: dict[str, Callable[..., list[int]]] = {

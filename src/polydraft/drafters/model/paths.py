@@ -11,7 +11,8 @@
 Every token is drawn with the noise of its node from the very row that is reported, processed with the request's own
 sampling parameters. Penalties that depend on the path are left out of q where the whole proposal is one compiled call:
 the draft fits a little less and the output law does not change.
-But for `top_k` the tree is fixed before the first draw of a round, by its budget and by what is left of the model's context; no drawn token is ever dropped.
+But for `top_k` the tree is fixed before the first draw of a step, by its budget and by what is left of the model's context, or ends earlier by its
+nodes' own paths (`budget.Stop`); no drawn token is ever dropped.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,10 +42,11 @@ from polydraft.drafters.base import Parts, Snapshot, interleaved, read_source
 from polydraft.drafters.model.best_first import grow
 from polydraft.drafters.model.by_depth import Growth, ModelState
 from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
+from polydraft.models.compiled.proposals import Proposal
 from polydraft.models.slots import Slots
 from polydraft.papers import method
 
-ProposePaths = Callable[..., tuple[TokenTree, Tensor, Tensor] | tuple[TokenTree, Tensor, Tensor, Tensor] | None]
+ProposePaths = Callable[..., Proposal | None]
 _METHODS = (
     method("model", "Smaller model, iid paths", "2310.15141", {SiblingLaw.IID}, FIXED),
     method("model:chain", "Smaller model, one chain", "2211.17192 2302.01318", {SiblingLaw.IID}, {TreeShape.CHAIN}),
@@ -164,25 +166,30 @@ class ModelDrafter:
         keys = [s.request.seed for s in states], [s.request.sample for s in states], [len(s.context) for s in states]
         if max(g.max_depth for g in fixed) == 0:
             return self._empty(states)
-        draft = self._drawn(states, fixed, keys)
+        draft, cached = self._drawn(states, fixed, keys)
         for b, s in enumerate(states):
             if fixed[b].max_depth:
-                self._proposed[s.slot] = draft.tree, b
+                self._proposed[s.slot] = cached, b
         return draft
 
-    def _drawn(self, states: Sequence[ModelState], fixed: list[Budget], keys: tuple[list[int], list[int], list[int]]) -> Draft:
-        """By the model's own proposal where it offers one for this, else depth by depth through `score`."""
+    def _drawn(
+        self, states: Sequence[ModelState], fixed: list[Budget], keys: tuple[list[int], list[int], list[int]]
+    ) -> tuple[Draft, TokenTree]:
+        """By the model's own proposal where it offers one for this, else depth by depth through `score`; and the tree as the model's cache holds it."""
         (law,), found = self.info.laws, None
         if self._propose_paths is not None and states[0].request.params.structured_outputs is None:
             trees, params = [g.parents for g in fixed], [s.request.params for s in states]
             slots, pending = [s.slot for s in states], [s.pending for s in states]
-            found = self._propose_paths(slots, pending, keys, trees, params, law=law)
+            found = self._propose_paths(slots, pending, keys, trees, params, law=law, stops=[g.stop for g in fixed])
         if found is None:
             self._rewind(states)
-            return self._grow(states, fixed, NoiseKey.of(*keys))
-        drawn, rows, probs, *logits = found
+            draft = self._grow(states, fixed, NoiseKey.of(*keys))
+            return draft, draft.tree
         noise = NoiseKey.of(*keys) if law is SiblingLaw.COUPLED else None
-        return Draft(drawn, law, _shape(fixed), probs, rows, noise, logits=logits[0] if logits else None)
+        drawn, rows, confidence = found.tree, found.rows, found.confidence
+        if any(g.stop for g in fixed):
+            drawn, rows, confidence = _packed(found)
+        return Draft(drawn, law, _shape(fixed), found.probs, rows, noise, found.logits, confidence), found.tree
 
     def _cached(self, state: ModelState) -> int:
         """Columns of its slot that hold committed tokens."""
@@ -289,6 +296,22 @@ def slots_of(name: str, requests: Sequence[Request], place: str = "slot") -> lis
             "Use it through `Engine`."
         )
     return slots
+
+
+def _packed(proposal: Proposal) -> tuple[TokenTree, Tensor, Tensor | None]:
+    """Tree, rows and confidence of a proposal without the nodes that were left out; padding last."""
+    tokens, parents = proposal.tree.host
+    drawn = parents >= 0
+    drawn[:, 0] = True
+    order = np.argsort(~drawn, 1, kind="stable")[:, : drawn.sum(1).max()]
+    number = np.where(drawn, drawn.cumsum(1) - 1, -1)
+    above = np.take_along_axis(parents, order, 1)
+    tree = TokenTree.of(
+        np.maximum(np.take_along_axis(tokens, order, 1), 0),
+        np.where(above >= 0, np.take_along_axis(number, np.maximum(above, 0), 1), -1),
+    )
+    places, confidence = torch.from_numpy(order), proposal.confidence
+    return tree, proposal.rows.gather(1, places), None if confidence is None else confidence.gather(1, places)
 
 
 def _shape(fixed: Sequence[Budget]) -> TreeShape:

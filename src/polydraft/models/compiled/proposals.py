@@ -1,12 +1,12 @@
 """A whole proposal of a compiled draft model in one call: passes, laws and draws, depth by depth for the whole batch.
 
-The tree of each row is fixed beforehand, see `models/layout.py`. Paths that agree share their rows: a prefix is run through the model
-once, whatever the number of its copies, and nodes without children not at all.
+The tree of each row is fixed beforehand, see `models/layout.py`, or ends earlier by the nodes' own paths (`budget.Stop`). Paths that agree share
+their rows: a prefix is run through the model once, whatever the number of its copies, and nodes without children not at all.
 """
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from jaxtyping import Float, Int
 from numba import njit
 from torch import Tensor
 
+from polydraft.budget import Stop
+from polydraft.confidence import BINS, acceptance_at
 from polydraft.core import Budget, SamplingParams, SiblingLaw, TokenTree
 from polydraft.models.compiled.forward import draft_pass
 from polydraft.models.compiled.trees import draft_law, grow
@@ -21,34 +23,40 @@ from polydraft.models.layout import Layout, layouts, with_leaves
 from polydraft.models.slots import TREE_ROOM, SlotModel
 from polydraft.noise import choose_row, choose_systematic, first_arrivals, uniform_at
 
-__all__ = ["CompiledProposals", "laws_asked"]
+__all__ = ["CompiledProposals", "Proposal", "laws_asked", "stops_asked"]
 
 _f32 = np.float32
 IID, COUPLED = SiblingLaw.IID.value, SiblingLaw.COUPLED.value
+_MISSING = -2
+"""Token of a node that its row has too few tokens for; of one that is not drawn it is -1."""
 LONGEST_PENDING = 32
 """Committed tokens that a proposal reads itself; more are read by a pass of their own before."""
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
-def _propose(model, vocab, ids, asked, given, starts, inner, law, bias, siblings, raw):
+def _propose(model, vocab, ids, asked, given, starts, inner, law, bias, siblings, raw, least, acceptance):
     """asked [B, 5 + P] = slot, seed, sample, position, number of pending tokens, those tokens, the root last.
 
     given, starts, inner: see `layout.Layout`.  law [B, 4] = temperature, top_k, top_p, min_p.  Caches grow by what is pending, less the root, behind which the tree lies.
     ids: the tokens that the model's logits are of, where they are not all.
     siblings: value of the SiblingLaw of the draws.  raw: [B, N, all outputs], what the logits after each node are written to; or no nodes.
-    Returns tokens, parents, rows [B, N] and probs [B, R, V].
+    least [B, D], acceptance [B, BINS]: of `budget.Stop`; D = 0 draws whole trees.
+    Returns tokens, parents, rows and confidences [B, N], probs [B, R, V], and the number of passes; a node that is not drawn has parent -1.
     """
     slots, keys, counts, pending = asked[:, 0].copy(), asked[:, 1:4], asked[:, 4], asked[:, 5:]
     (B, N), P, distinct = given.shape, pending.shape[1], 1
     for b in range(B):
         distinct = max(distinct, (inner[b] - starts[b, :-1]).sum())
-    tokens, parents, rows = np.zeros((B, N), np.int64), given.copy(), np.full((B, N), -1, np.int64)
+    tokens, rows = np.zeros((B, N), np.int64), np.full((B, N), -1, np.int64)
+    parents = rows.copy()
     probs = np.zeros((B, distinct, vocab), _f32)
     first, row_of = np.zeros((B, N), np.int64), np.full((B, N), -1, np.int64)  # earliest copy of a node, its row of probs
     fed, above = np.zeros((B, P + N), np.int64), np.full((B, P + N), -1, np.int64)  # the tree that the model sees
     begins, ends, wanted, used = np.zeros(B, np.int64), np.zeros(B, np.int64), np.zeros(B, np.int64), np.zeros(B, np.int64)
     whole, drawn = model.sizes.outputs, np.empty(N, np.int64)
     compact = np.empty(ids.size, _f32)
+    reach, confidence, sure = np.ones((B, N)), np.ones((B, N)), np.ones((B, distinct))  # sure: of the likeliest token of a row
+    goes_on, passes = np.ones((B, N), np.bool_), 0
     for b in range(B):
         tokens[b, 0] = pending[b, counts[b] - 1]
         for i in range(counts[b]):
@@ -59,17 +67,24 @@ def _propose(model, vocab, ids, asked, given, starts, inner, law, bias, siblings
             wanted[b] = counts[b] - 1 + starts[b, d]
             begins[b] = 0 if d == 0 else wanted[b]
             ends[b] = counts[b] - 1 + inner[b, d] if inner[b, d] > starts[b, d] else begins[b]
-            R += inner[b, d] - starts[b, d]
+            for node in range(starts[b, d], inner[b, d]):
+                R += goes_on[b, node]
+        if R == 0:
+            break
         logits = np.empty((R, whole), _f32)
         draft_pass(model, slots, fed, above, begins, ends, wanted, logits)
-        r = 0
+        r, passes = 0, passes + 1
         for b in range(B):
             root, here, end = counts[b] - 1, starts[b, d + 1], starts[b, d + 2]
             for node in range(starts[b, d], inner[b, d]):
-                if first[b, node] != node:
+                if first[b, node] != node or not goes_on[b, node]:
                     continue
                 row_of[b, node] = used[b]
                 out = compact if ids.size else probs[b, used[b]]
+                if law[b, 0] == 0.0 and bias.shape[1] > 0:
+                    sure[b, used[b]] = draft_law(logits[r].copy(), bias[b], 1.0, 0, 1.0, 0.0, out)
+                elif law[b, 0] == 0.0:
+                    sure[b, used[b]] = draft_law(logits[r], bias[b], 1.0, 0, 1.0, 0.0, out)
                 draft_law(logits[r], bias[b], law[b, 0], int(law[b, 1]), law[b, 2], law[b, 3], out)
                 for i in range(ids.size):
                     probs[b, used[b], ids[i]] = compact[i]
@@ -78,34 +93,39 @@ def _propose(model, vocab, ids, asked, given, starts, inner, law, bias, siblings
                 used[b] += 1
                 r += 1
             for n in range(here, end):
-                parent = parents[b, n]
+                parent = given[b, n]
                 source = row_of[b, first[b, parent]]
-                if tokens[b, parent] < 0:
+                if tokens[b, parent] < 0 or not goes_on[b, parent]:
                     tokens[b, n] = -1
                 elif siblings == IID:
                     tokens[b, n] = choose_row(probs[b, source], uniform_at(keys[b, 0], keys[b, 1], keys[b, 2], 0, n))
-                elif not (first[b][parents[b, here:n]] == first[b, parent]).any():  # all draws of a context at once
+                elif not (first[b][given[b, here:n]] == first[b, parent]).any():  # all draws of a context at once
                     context, turn = first[b, parent], 0
-                    many = (first[b][parents[b, n:end]] == context).sum()
+                    many = (first[b][given[b, n:end]] == context).sum()
                     if siblings == COUPLED:
                         first_arrivals(probs[b, source], keys[b, 0], keys[b, 1], keys[b, 2] + d, drawn[:many])
                     else:
                         u = uniform_at(keys[b, 0], keys[b, 1], keys[b, 2], 0, context)
                         choose_systematic(probs[b, source], u, drawn[:many])
                     for m in range(n, end):
-                        if first[b, parents[b, m]] == context:
+                        if first[b, given[b, m]] == context:
                             again = siblings == COUPLED and turn > 0 and drawn[turn] == drawn[turn - 1]
-                            tokens[b, m] = -1 if again else drawn[turn]
+                            tokens[b, m] = _MISSING if again else drawn[turn]
                             turn += 1
-                if tokens[b, n] < 0:  # no draft, which the caller sees
+                if tokens[b, n] < 0:
+                    goes_on[b, n] = False
                     continue
-                rows[b, n] = source
+                parents[b, n], rows[b, n] = parent, source
+                confidence[b, n] = sure[b, source] if law[b, 0] == 0.0 else probs[b, source, tokens[b, n]]
+                if least.shape[1] > 0:
+                    reach[b, n] = reach[b, parent] * acceptance_at(confidence[b, n], acceptance[b])
+                    goes_on[b, n] = reach[b, n] >= least[b, min(d, least.shape[1] - 1)]
                 first[b, n] = n
                 for m in range(here, n):
-                    if tokens[b, m] == tokens[b, n] and (d == 0 or first[b, parents[b, m]] == first[b, parent]):
+                    if tokens[b, m] == tokens[b, n] and (d == 0 or first[b, given[b, m]] == first[b, parent]):
                         first[b, n] = first[b, m]
                         break
-                if first[b, n] == n:
+                if first[b, n] == n and goes_on[b, n]:
                     fed[b, root + n], above[b, root + n] = tokens[b, n], root + first[b, parent]
     for b in range(B):
         if inner[b, 0] > 0:
@@ -113,11 +133,24 @@ def _propose(model, vocab, ids, asked, given, starts, inner, law, bias, siblings
         for n in range(raw.shape[1]):
             if first[b, n] != n:
                 raw[b, n] = raw[b, first[b, n]]
-    return tokens, parents, rows, probs
+    return tokens, parents, rows, confidence, probs, passes
 
 
 Keys = tuple[Sequence[int], Sequence[int], Sequence[int]]
 """Seeds, sample indices and positions of the noise."""
+
+
+class Proposal(NamedTuple):
+    """Tokens, each node's row, the rows that tokens were drawn from, `Draft.confidence`, and `Draft.logits` where they were made.
+
+    tree: with the node numbers of the budget; what a stop left out has parent -1.
+    """
+
+    tree: TokenTree
+    rows: Int[Tensor, "B N"]
+    probs: Float[Tensor, "B R V"]
+    confidence: Float[Tensor, "B N"] | None = None
+    logits: Float[Tensor, "B N V"] | None = None
 
 
 class CompiledProposals(SlotModel):
@@ -140,11 +173,12 @@ class CompiledProposals(SlotModel):
         params: Sequence[SamplingParams],
         *,
         law: SiblingLaw = SiblingLaw.IID,
-    ) -> tuple[TokenTree, Int[Tensor, "B N"], Float[Tensor, "B R V"]] | None:
-        """A tree for every row: its tokens, each node's row, and the rows that tokens were drawn from. Penalties are left out of the law.
+        stops: Sequence[Stop | None] = (),
+    ) -> Proposal | None:
+        """A tree for every row. Penalties are left out of the law.
 
-        trees: of every row, the parents of a fixed `core.Budget`.  keys: seeds, sample indices and positions of the noise.
-        pending: committed tokens that the cache lacks, the root last; all but that are cached where there is a draft.
+        trees: of every row, the parents of a fixed `core.Budget`; its nodes behind a `stop` have parent -1.  keys: seeds, sample indices and
+            positions of the noise.  pending: committed tokens that the cache lacks, the root last; all but that are cached where there is a draft.
         law: IID; COUPLED: the children of a node are its smallest clock / q (Kobus & Gunduz 2025, arXiv 2504.15475), and None is
             returned where its row has fewer tokens; SYSTEMATIC.
 
@@ -152,7 +186,7 @@ class CompiledProposals(SlotModel):
             CapacityError: a tree of more nodes than a pass takes.
         """
         raw = np.empty((len(slots), 0, 0), _f32)
-        return self._paths(slots, pending, keys, layouts(tuple(trees)), [len(x) > 1 for x in trees], params, law, raw)
+        return self._paths(slots, pending, keys, layouts(tuple(trees)), [len(x) > 1 for x in trees], params, law, raw, stops)
 
     def propose_and_score(
         self,
@@ -163,16 +197,18 @@ class CompiledProposals(SlotModel):
         params: Sequence[SamplingParams],
         *,
         law: SiblingLaw = SiblingLaw.IID,
-    ) -> tuple[TokenTree, Int[Tensor, "B N"], Float[Tensor, "B R V"], Float[Tensor, "B N V"]] | None:
+        stops: Sequence[Stop | None] = (),
+    ) -> Proposal | None:
         """The same draft, and the logits after each of its nodes, in one more pass, over the leaves; see `propose_paths`.
 
-        The slots then hold every distinct node at its first copy, to be committed. For models that have logits of all tokens.
+        The slots then hold every distinct node at its first copy, to be committed. For models that have logits of all tokens. Trees are
+        drawn whole, whatever the stops.
         """
         assert not len(self.draft_ids)
         places = with_leaves(layouts(tuple(trees)))
         raw = np.empty((*places.parents.shape, self.arrays.sizes.outputs), _f32)
-        found = self._paths(slots, pending, keys, places, [True] * len(slots), params, law, raw)
-        return None if found is None else (*found, torch.from_numpy(raw)[..., : self.vocab_size])
+        found = self._paths(slots, pending, keys, places, [True] * len(slots), params, law, raw, ())
+        return None if found is None else found._replace(logits=torch.from_numpy(raw)[..., : self.vocab_size])
 
     def _paths(
         self,
@@ -184,17 +220,28 @@ class CompiledProposals(SlotModel):
         params: Sequence[SamplingParams],
         law: SiblingLaw,
         raw: np.ndarray,
-    ) -> tuple[TokenTree, Int[Tensor, "B N"], Float[Tensor, "B R V"]] | None:
+        stops: Sequence[Stop | None],
+    ) -> Proposal | None:
         given = self._asked(slots, list(zip(*keys, strict=True)), pending, drafting, places.parents.shape[1])
         rows_asked, bias = laws_asked(params, self.vocab_size, self.draft_ids)
         with self.pool:
-            tokens, parents, rows, probs = _propose(
-                self.arrays, self.vocab_size, self.draft_ids, given, *places, np.array(rows_asked), bias, law.value, raw
+            tokens, parents, rows, confidence, probs, passes = _propose(
+                self.arrays,
+                self.vocab_size,
+                self.draft_ids,
+                given,
+                *places,
+                np.array(rows_asked),
+                bias,
+                law.value,
+                raw,
+                *stops_asked(stops, len(slots)),
             )
-        self._note(slots, drafting, places.parents.shape[1], places.inner.shape[1] - 1)
-        if law is SiblingLaw.COUPLED and (tokens < 0).any():
+        self._note(slots, drafting, places.parents.shape[1], passes)
+        if (tokens == _MISSING).any():
             return None
-        return TokenTree.of(tokens, parents), torch.from_numpy(rows), torch.from_numpy(probs)
+        confidences = torch.from_numpy(confidence)
+        return Proposal(TokenTree.of(tokens, parents), torch.from_numpy(rows), torch.from_numpy(probs), confidences)
 
     def propose_tree(
         self,
@@ -203,9 +250,10 @@ class CompiledProposals(SlotModel):
         budgets: Sequence[Budget],
         params: Sequence[SamplingParams],
     ) -> tuple[TokenTree, np.ndarray, list[tuple[list[int], list[int]]]]:
-        """The most probable trees: the draft, its nodes' path probabilities [B, N], and tokens and parents of each row's scored nodes.
+        """The most probable trees: the draft, its nodes' confidences [B, N], and tokens and parents of each row's scored nodes.
 
-        The cache then holds these from the root on.  budgets: grown ones.  pending: as of `propose_paths`.
+        The cache then holds these from the root on.  budgets: grown ones; with a stop path probabilities are products of calibrated
+        acceptances.  pending: as of `propose_paths`.
 
         Raises:
             CapacityError: more expanded nodes than a pass takes.
@@ -217,12 +265,18 @@ class CompiledProposals(SlotModel):
         law, bias = laws_asked(params, self.vocab_size, self.draft_ids)
         limited = np.array([(*row, g.least) for row, g in zip(law, budgets, strict=True)])
         with self.pool:
-            tokens, parents, scores, scored, below, rows = grow(
-                self.arrays, self.draft_ids, self.vocab_size, given, limited, bias
+            tokens, parents, confidences, scored, below, rows, passes = grow(
+                self.arrays,
+                self.draft_ids,
+                self.vocab_size,
+                given,
+                limited,
+                bias,
+                *stops_asked([g.stop for g in budgets], len(budgets)),
             )
-        self._note(slots, [depth > 0 for depth in depths], scored.shape[1], max(depths))
+        self._note(slots, [depth > 0 for depth in depths], scored.shape[1], passes)
         cached = [(scored[b, :n].tolist(), below[b, :n].tolist()) for b, n in enumerate(rows.tolist())]
-        return TokenTree.of(tokens, parents), scores, cached
+        return TokenTree.of(tokens, parents), confidences, cached
 
     def _asked(
         self,
@@ -261,6 +315,22 @@ class CompiledProposals(SlotModel):
     def _note(self, slots: Sequence[int], drafting: Sequence[bool], num_nodes: int, num_passes: int) -> None:
         self.scored([slot for slot, drafts in zip(slots, drafting, strict=True) if drafts], num_nodes)
         self.passes += num_passes
+
+
+def stops_asked(stops: Sequence[Stop | None], count: int) -> tuple[np.ndarray, np.ndarray]:
+    """`least` [B, D] and `acceptance` [B, BINS] of every row; D = 0 where none has a stop.
+
+    Example:
+        >>> stops_asked([Stop((0.3, 0.5)), None], 2)[0].tolist()
+        [[0.3, 0.5], [0.0, 0.0]]
+    """
+    most = max((len(stop.least) for stop in stops if stop), default=0)
+    least, acceptance = np.zeros((count, most)), np.ones((count, BINS))
+    for b, stop in enumerate(stops):
+        if stop:
+            least[b] = stop.least + stop.least[-1:] * (most - len(stop.least))
+            acceptance[b] = stop.acceptance
+    return least, acceptance
 
 
 def laws_asked(

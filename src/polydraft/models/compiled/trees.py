@@ -7,17 +7,20 @@ trees through any model's `score`.
 import numpy as np
 from numba import njit
 
+from polydraft.confidence import acceptance_at
 from polydraft.exponential import exp
 from polydraft.models.compiled.forward import draft_pass
 from polydraft.sampling import sift
 
-__all__ = ["advance", "draft_law", "draft_of", "grow", "join"]
+__all__ = ["advance", "draft_law", "draft_of", "grow", "join", "retreat"]
 
 TOKEN, PARENT, ROW = range(3)
 """Rows of the kept nodes' cells: the token, the scored row of the parent, and the own scored row, -1 while there is none."""
 
 
 _f32 = np.float32
+_SLIGHT = 1e-3
+"""Confidence of a token that is not looked at where confidences are calibrated."""
 _STEEPEST = float(np.finfo(_f32).max)
 """Largest inverse of a temperature: 0 times it is 0, where 0 times infinity is no number."""
 
@@ -37,7 +40,7 @@ def _least_of_largest(x, count):
 
 @njit(cache=True, error_model="numpy")
 def draft_law(logits, bias, temperature, top_k, top_p, min_p, out):
-    """out = the law that a draft token is drawn from; logits are changed."""
+    """out = the law that a draft token is drawn from; logits are changed. Returns the largest probability."""
     V = out.size
     for i in range(bias.size):
         logits[i] += bias[i]
@@ -48,7 +51,7 @@ def draft_law(logits, bias, temperature, top_k, top_p, min_p, out):
     if temperature == 0.0:
         out[:] = 0
         out[best] = 1
-        return
+        return out[best]
     top, inverse = logits[best], _f32(min(1.0 / temperature, _STEEPEST))
     for i in range(V):
         out[i] = exp((logits[i] - top) * inverse)
@@ -72,26 +75,31 @@ def draft_law(logits, bias, temperature, top_k, top_p, min_p, out):
     share = _f32(1.0 / out.sum())
     for i in range(V):
         out[i] *= share
+    return out[best]
 
 
 @njit(cache=True, error_model="numpy")
-def join(law, ids, weight, row, least, values, cells, size):
+def join(law, ids, weight, row, least, acceptance, values, confidences, cells, size):
     """Children of a scored row join the kept nodes, which stay in the order of falling value, the earlier first among equals; returns how many there are.
 
-    law: behind the row, whose path has probability `weight`, of all tokens or of `ids`.  values: [max_nodes] path probabilities.  cells: [3, max_nodes].
+    law: behind the row, whose path has probability `weight`, of all tokens or of `ids`.  values: [max_nodes] path probabilities, of the tokens'
+    probabilities or, where `acceptance` is not empty, of their calibrated ones.  confidences: [max_nodes] the tokens' probabilities.  cells: [3, max_nodes].
     """
     for t in range(law.size):
-        value = weight * law[t]
+        chance = law[t]
+        if acceptance.size > 0:
+            chance = acceptance_at(chance, acceptance) if chance > _SLIGHT else 0.0
+        value = weight * chance
         if value <= 0.0 or value < least or (size == values.size and value <= values[size - 1]):
             continue
         size = min(size + 1, values.size)
         at = size - 1
         while at > 0 and values[at - 1] < value:
-            values[at] = values[at - 1]
+            values[at], confidences[at] = values[at - 1], confidences[at - 1]
             for i in range(3):
                 cells[i, at] = cells[i, at - 1]
             at -= 1
-        values[at] = value
+        values[at], confidences[at] = value, law[t]
         cells[TOKEN, at], cells[PARENT, at], cells[ROW, at] = ids[t] if ids.size else t, row, -1
     return size
 
@@ -108,21 +116,30 @@ def advance(cells, size, begin, row, width, chosen):
 
 
 @njit(cache=True)
-def draft_of(values, cells, size, rows, tokens, parents, scores):
+def retreat(cells, size, row):
+    """Take back the scored rows from `row` on; returns how many are left of them, none."""
+    for i in range(size):
+        if cells[ROW, i] >= row:
+            cells[ROW, i] = -1
+    return 0
+
+
+@njit(cache=True)
+def draft_of(confidences, cells, size, rows, tokens, parents, confidence):
     """Fill the places behind the root of a draft with the kept nodes in order. rows: at least as many as were given."""
     node = np.zeros(rows + 1, np.int64)
     for i in range(size):
         if cells[ROW, i] >= 0:
             node[cells[ROW, i]] = i + 1
-        tokens[i + 1], parents[i + 1], scores[i + 1] = cells[TOKEN, i], node[cells[PARENT, i]], values[i]
+        tokens[i + 1], parents[i + 1], confidence[i + 1] = cells[TOKEN, i], node[cells[PARENT, i]], confidences[i]
 
 
 @njit(cache=True, error_model="numpy")
-def grow(model, ids, vocab, asked, law, bias):
+def grow(model, ids, vocab, asked, law, bias, least, acceptance):
     """asked [B, 5 + P] = slot, depth, width, most nodes, number of pending tokens, those tokens, the root last.
 
-    law [B, 5] = temperature, top_k, top_p, min_p, least.  ids: as of proposals.  Caches grow by what is pending, less the root, behind which the tree lies.
-    Returns tokens, parents and scores of the drafts, tokens and parents of what was scored, the root first, and how many rows that is.
+    law [B, 5] = temperature, top_k, top_p, min_p, least.  ids, least, acceptance: as of proposals.  Caches grow by what is pending, less the root, behind which the tree lies.
+    Returns tokens, parents and confidences of the drafts, tokens and parents of what was scored, the root first, how many rows that is, and the passes.
     """
     slots, depths, widths, most, counts, pending = (
         asked[:, 0].copy(), asked[:, 1], asked[:, 2], asked[:, 3], asked[:, 4], asked[:, 5:]
@@ -130,9 +147,11 @@ def grow(model, ids, vocab, asked, law, bias):
     B, P, M, R = slots.size, pending.shape[1], 0, 1
     for b in range(B):
         M, R = max(M, most[b]), max(R, 1 + min(widths[b], most[b]) * depths[b])
-    tokens, parents, scores = np.zeros((B, 1 + M), np.int64), np.full((B, 1 + M), -1, np.int64), np.ones((B, 1 + M))
+    tokens, parents, confidence = np.zeros((B, 1 + M), np.int64), np.full((B, 1 + M), -1, np.int64), np.ones((B, 1 + M))
     fed, above = np.zeros((B, P + R), np.int64), np.full((B, P + R), -1, np.int64)
     values, cells, size = np.empty((B, M)), np.empty((B, 3, M), np.int64), np.zeros(B, np.int64)
+    confidences, passes = np.empty((B, M)), 0
+    calibrated = np.empty((B, 0)) if least.shape[1] == 0 else acceptance
     weights, chosen, count = np.ones((B, max(M, 1))), np.empty(max(M, 1), np.int64), np.ones(B, np.int64)
     begins, ends, wanted, rows = np.zeros(B, np.int64), np.zeros(B, np.int64), np.zeros(B, np.int64), np.zeros(B, np.int64)
     probs = np.empty(ids.size if ids.size else vocab, np.float32)
@@ -152,17 +171,24 @@ def grow(model, ids, vocab, asked, law, bias):
             break
         logits = np.empty((total, model.sizes.outputs), np.float32)
         draft_pass(model, slots, fed, above, begins, ends, wanted, logits)
-        r = 0
+        r, passes = 0, passes + 1
         for b in range(B):
             if count[b] == 0:
                 continue
             for f in range(count[b]):
                 draft_law(logits[r], bias[b], law[b, 0], int(law[b, 1]), law[b, 2], law[b, 3], probs)
-                size[b] = join(probs, ids, weights[b, f], rows[b] + f, law[b, 4], values[b, : most[b]], cells[b], size[b])
+                size[b] = join(
+                    probs, ids, weights[b, f], rows[b] + f, law[b, 4], calibrated[b], values[b, : most[b]], confidences[b], cells[b], size[b]
+                )  # fmt: skip
                 r += 1
             begin = rows[b]
             rows[b] += count[b]
             count[b] = advance(cells[b], size[b], begin, rows[b], widths[b], chosen)
+            reach = 0.0
+            for f in range(count[b]):
+                reach += values[b, chosen[f]]
+            if least.shape[1] > 0 and reach < least[b, min(d, least.shape[1] - 1)]:
+                count[b] = retreat(cells[b], size[b], rows[b])
             for f in range(count[b]):
                 at, n = chosen[f], counts[b] - 1 + rows[b] + f
                 weights[b, f] = values[b, at]
@@ -171,9 +197,9 @@ def grow(model, ids, vocab, asked, law, bias):
     for b in range(B):
         if rows[b] > 0:
             model.memory.lengths[slots[b]] += counts[b] - 1
-            draft_of(values[b], cells[b], size[b], R, tokens[b], parents[b], scores[b])
+            draft_of(confidences[b], cells[b], size[b], R, tokens[b], parents[b], confidence[b])
         for i in range(rows[b]):
             scored[b, i] = fed[b, counts[b] - 1 + i]
             below[b, i] = above[b, counts[b] - 1 + i] - counts[b] + 1 if i > 0 else -1
     N = 1 + size.max()
-    return tokens[:, :N].copy(), parents[:, :N].copy(), scores[:, :N].copy(), scored, below, rows
+    return tokens[:, :N].copy(), parents[:, :N].copy(), confidence[:, :N].copy(), scored, below, rows, passes

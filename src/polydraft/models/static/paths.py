@@ -15,7 +15,9 @@ from torch import Tensor
 
 from polydraft import noise, sampling
 from polydraft import tree as trees_of_tokens
+from polydraft.budget import Stop
 from polydraft.core import NoiseKey, SamplingParams, SiblingLaw, TokenTree
+from polydraft.models.compiled.proposals import Proposal
 from polydraft.models.layout import layouts
 from polydraft.models.slots import SlotModel
 from polydraft.staging import fetched, sent
@@ -56,8 +58,9 @@ class StaticProposals(SlotModel):
         params: Sequence[SamplingParams],
         *,
         law: SiblingLaw = SiblingLaw.IID,
-    ) -> tuple[TokenTree, Int[Tensor, "B N"], Float[Tensor, "B R V"]] | None:
-        """As `CompiledProposals.propose_paths`; the rows that tokens were drawn from stay on the device.
+        stops: Sequence[Stop | None] = (),
+    ) -> Proposal | None:
+        """As `CompiledProposals.propose_paths`, but trees are drawn whole whatever the stops; the rows that tokens were drawn from stay on the device.
 
         None for draws that are not iid, and for sampling parameters that depend on the path.
 
@@ -67,7 +70,7 @@ class StaticProposals(SlotModel):
             >>> config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
             >>> model = StaticLlama(LlamaForCausalLM(config).eval(), max_model_len=64, max_num_seqs=1)
             >>> asked = [0], [[3, 1, 4]], ([7], [0], [3]), [(-1, 0, 0, 1, 2)], [SamplingParams()]
-            >>> tree, rows, probs = model.propose_paths(*asked)
+            >>> tree, rows, probs, *_ = model.propose_paths(*asked)
             >>> tree.parents.tolist(), probs.shape
             ([[-1, 0, 0, 1, 2]], torch.Size([1, 3, 32]))
         """
@@ -86,13 +89,13 @@ class StaticProposals(SlotModel):
             [params[b] for b in live],
         )
         if len(live) == len(slots):
-            return tree, rows, probs
+            return Proposal(tree, rows, probs)
         index, bare = torch.tensor(live), torch.tensor([[ids[-1]] for ids in pending])
         tokens = torch.cat([bare, bare.new_zeros(len(slots), tree.num_nodes - 1)], 1).index_copy(0, index, tree.tokens)
         none = tokens.new_full(tokens.shape, -1)
         tree, rows = TokenTree(tokens, none.index_copy(0, index, tree.parents)), none.index_copy(0, index, rows)
         whole = probs.new_full((len(slots), *probs.shape[1:]), 1 / probs.shape[2])
-        return tree, rows, whole.index_copy(0, index.to(probs.device), probs)
+        return Proposal(tree, rows, whole.index_copy(0, index.to(probs.device), probs))
 
 
 def _drawn(

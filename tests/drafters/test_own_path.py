@@ -1,0 +1,150 @@
+"""A model's drafts that end where they are unsure: where they end, what is drawn until there, and what the caches hold."""
+
+import numpy as np
+import pytest
+import torch
+
+from polydraft import SamplingParams
+from polydraft import tree as trees
+from polydraft.budget import Budget, Stop
+from polydraft.confidence import IDENTITY, acceptance_at
+from polydraft.core import Outcome, Scores
+from polydraft.drafters.model import best_first
+from polydraft.drafters.model.paths import ModelDrafter
+from polydraft.engine.api import Engine
+from polydraft.models import load, pair
+from polydraft.models.slots import Slots
+from polydraft.plan.fixed import FixedPlan
+from polydraft.tree import chain, paths
+from tests.drafters.sessions import models, play, requests
+
+UNSURE = Stop((0.12, 0.08))
+SHAPES = [Budget.fixed(chain(6)), Budget.fixed(paths(3, 4)), Budget.fixed(paths(2, 4, 2))]
+
+
+def embedded(slots=8):
+    model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=slots)
+    tokenizer = load.load_tokenizer(str(pair.draft_folder()))
+    return model, [load.encode(tokenizer, p.text)[:80] for p in pair.prompts()[:3]]
+
+
+def ended(budget, stop=UNSURE):
+    return budget.ending(stop)
+
+
+def nodes(draft, b):
+    """By path: confidence, and whether there are children."""
+    tokens, parents = (x[b] for x in draft.tree.lists)
+    place, found = {0: ()}, dict[tuple[int, ...], tuple[float, bool]]()
+    for n in range(1, len(tokens)):
+        if parents[n] >= 0:
+            place[n] = (*place[parents[n]], tokens[n])
+            found[place[n]] = float(draft.confidence[b, n]), n in parents
+    return found
+
+
+@pytest.mark.parametrize("kind", ["paths", "coupled", "systematic"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_compiled_draft_that_ends_early_is_the_one_grown_depth_by_depth(kind, temperature):
+    model, texts = embedded()
+    one, two = ModelDrafter(model, kind), ModelDrafter(model, kind)
+    two.slots, two._propose_paths = Slots(model, [4, 5, 6]), None
+    budgets = [ended(g) for g in SHAPES]
+    compiled, grown = (d.propose(d.start(requests(*texts, temperature=temperature)), budgets) for d in (one, two))
+    assert compiled.tree.lists == grown.tree.lists and compiled.shape is grown.shape
+    torch.testing.assert_close(compiled.confidence.double(), grown.confidence.double(), rtol=0, atol=1e-4)
+    for b, n in (compiled.rows >= 0).nonzero().tolist():
+        torch.testing.assert_close(*(d.probs[b, d.rows[b, n]] for d in (compiled, grown)), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_node_goes_on_where_the_product_of_acceptances_along_its_path_is_large_enough(temperature):
+    model, texts = embedded()
+    drafter = ModelDrafter(model)
+    states = drafter.start(requests(*texts, temperature=temperature))
+    ends, inner = 0, 0
+    for budget in SHAPES:
+        whole = drafter.propose(states, [budget] * 3)
+        draft = drafter.propose(states, [ended(budget)] * 3)
+        for b in range(3):
+            drawn, every = nodes(draft, b), nodes(whole, b)
+            for path, (confidence, goes_on) in drawn.items():
+                reach = np.prod([acceptance_at(drawn[path[: d + 1]][0], np.array(IDENTITY)) for d in range(len(path))])
+                assert confidence == pytest.approx(every[path][0], abs=1e-5)  # what is drawn is what the whole tree has there
+                if every[path][1]:
+                    assert goes_on == (reach >= UNSURE.least[min(len(path), 2) - 1])
+                    inner, ends = inner + goes_on, ends + (not goes_on)
+    assert inner > 2 and ends > 2
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_rounds_of_drafts_that_end_early_leave_the_cache_of_a_fresh_start(compiled):
+    model, texts = embedded()
+    drafter = ModelDrafter(model)
+    if not compiled:
+        drafter._propose_paths = None
+    states = drafter.start(requests(*texts))
+    for accepted in (2, 0, 4, 1):
+        draft = drafter.propose(states, [ended(SHAPES[1])] * 3)
+        depth, parents = trees.depths(draft.tree), draft.tree.lists[1]
+        paths_taken = []
+        for b in range(3):
+            node = int((depth[b] == min(accepted, int(depth[b].max()))).int().argmax())
+            path = []
+            while node > 0:
+                path, node = [node, *path], parents[b][node]
+            paths_taken.append(path)
+        longest = max(map(len, paths_taken))
+        path = torch.tensor([x + [-1] * (longest - len(x)) for x in paths_taken], dtype=torch.int64)
+        outcome = Outcome(path, torch.tensor([len(x) for x in paths_taken]), torch.tensor([7, 11, 5]))
+        texts = [[*text, *new] for text, new in zip(texts, outcome.emitted(draft.tree), strict=True)]
+        states = drafter.observe(states, outcome, Scores(draft.tree, torch.zeros(3, draft.tree.num_nodes, 1)))
+    fresh = ModelDrafter(model)
+    fresh.slots = Slots(model, [4, 5, 6])
+    expected = fresh.propose(fresh.start(requests(*texts)), [ended(SHAPES[0])] * 3)
+    found = drafter.propose(states, [ended(SHAPES[0])] * 3)
+    assert found.tree.lists == expected.tree.lists
+    for b, n in (found.rows >= 0).nonzero().tolist():
+        torch.testing.assert_close(*(d.probs[b, d.rows[b, n]] for d in (found, expected)), rtol=0, atol=1e-4)
+
+
+def test_twenty_rounds_leave_exactly_the_committed_tokens_in_the_cache():
+    prompts = [[1, 2, 3, 1, 2], [4], [0, 0, 1]]
+    target, small = models()
+    drafter = ModelDrafter(small)
+    states, texts = play(drafter, drafter.start(requests(*prompts)), prompts, target, [ended(g) for g in SHAPES], 20)
+    drafter._rewind(states)
+    for state, text in zip(states, texts, strict=True):
+        assert list(state.context) == text and small.texts[state.slot] == text[: len(small.texts[state.slot])]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_compiled_tree_with_calibrated_probabilities_is_the_one_grown_depth_by_depth(temperature):
+    model, texts = embedded()
+    wary = Stop((0.6, 0.5), tuple(0.8 * a for a in IDENTITY))
+    budgets = [Budget.grown(n, 5, w, least=0.03).ending(wary) for n, w in ((12, 3), (20, 2), (6, 1))]
+    one, two = ModelDrafter(model, "top_k"), ModelDrafter(model, "top_k")
+    two.slots = Slots(model, [4, 5, 6])
+    states, others = (d.start(requests(*texts, temperature=temperature)) for d in (one, two))
+    draft = one.propose(states, budgets)
+    tree, confidence, _ = best_first._by_depth(model, others, budgets, ())
+    assert draft.tree.lists == tree.lists
+    np.testing.assert_allclose(draft.confidence.numpy(), confidence, atol=1e-4)
+    for b, g in enumerate(budgets):
+        reach = {0: 1.0}
+        for n in range(1, trees.subtree(tree, b).num_nodes):
+            parent = tree.lists[1][b][n]
+            reach[n] = reach[parent] * acceptance_at(float(confidence[b, n]), np.array(wary.acceptance))
+            assert reach[n] >= g.least
+    assert trees.depths(tree).max() < 5
+
+
+@pytest.mark.parametrize(("drafter", "verifier"), [("model:coupled", "race"), ("model:listed", "list_race")])
+def test_a_race_gives_its_text_wherever_drafts_end(drafter, verifier):
+    params = SamplingParams(temperature=0.9, max_tokens=24, seed=5)
+    texts = set()
+    for stop in (None, UNSURE, Stop((0.9,))):
+        policy = FixedPlan(Budget.fixed(chain(5)).ending(stop))
+        engine = Engine.embedded(drafter=drafter, verifier=verifier, plan=policy, max_num_seqs=1)
+        texts.add(tuple(engine.generate("def add(a, b):\n", params)[0].token_ids))
+    assert len(texts) == 1

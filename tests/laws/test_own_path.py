@@ -1,0 +1,110 @@
+"""Drafts that end by their nodes' own paths: exact for every verifier of the shape, unless a drawn token is dropped after a look at it."""
+
+from dataclasses import replace
+
+import pytest
+
+from polydraft import registry
+from polydraft.budget import Budget, Stop
+from polydraft.core import SiblingLaw, TreeShape
+from tests.laws.harness import SHAPES, Grown, Tables, by_depth, enumerate_drafts, measure
+
+IID = SiblingLaw.IID
+EQUAL = TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT
+EXACT = {
+    name: rule
+    for name in registry.names("verifier")
+    if (rule := registry.verifier(name)).info.lossless and not rule.info.shared_noise
+}
+PAIRS = [
+    (law, shape, name)
+    for shape in EQUAL
+    for law in SiblingLaw
+    for name, rule in EXACT.items()
+    if law in rule.info.laws and shape in rule.info.shapes and law is not SiblingLaw.LISTED  # shared noise: tests of the engine
+]
+CASES = {**{shape: SHAPES[shape] for shape in EQUAL}, TreeShape.CHAIN: [("chain of 3", by_depth(1, 1, 1), 3)]}
+
+
+def _reach(tables, path, confidence):
+    found = 1.0
+    for d, token in enumerate(path):
+        row = tables.row("q", path[:d])
+        found *= confidence(row, token)
+    return found
+
+
+def drawn(tables, path):
+    """Below tokens that the draft model gave little probability, as `budget.Stop` does."""
+    return _reach(tables, path, lambda row, token: row[token]) < 0.3
+
+
+def unsure(tables, path):
+    """Behind rows without a likely token."""
+    return _reach(tables, path, lambda row, token: row.max()) < 0.5
+
+
+def flat(tables, path):
+    """Before a row without a likely token, which is looked at and not drawn from."""
+    return tables.row("q", path).max() < 0.55
+
+
+def named(tables, path):
+    """Behind one token."""
+    return path[-1] == 0
+
+
+STOPS = drawn, unsure, flat, named
+
+
+def ending(counts, stop, tables):
+    """The same numbers of children, but none where the node's own path says so. The root goes on."""
+    return lambda d, n: 0 if d.paths[n] and stop(tables, d.paths[n]) else counts(d, n)
+
+
+@pytest.mark.parametrize(("law", "shape", "name"), PAIRS, ids=lambda x: x if isinstance(x, str) else x.name)
+def test_verifier_stays_exact_where_nodes_end_by_their_own_path(law, shape, name):
+    for _, counts, depth in CASES[shape]:
+        for seed in range(6):
+            tables = Tables(3, seed)
+            for stop in STOPS:
+                drafts = enumerate_drafts(tables, law, ending(counts, stop, tables), depth)
+                found = measure(EXACT[name], tables, law, shape, counts, depth, drafts)
+                assert found.error < 1e-12, (stop.__name__, seed, found)
+
+
+@pytest.mark.parametrize("name", ["speculative", "block", "traversal", "greedy_traversal", "recursive", "match"])
+def test_a_token_that_is_dropped_after_a_look_at_it_biases_the_output(name):
+    """The wrong variant: a chain without its first token of little probability. `match`, which asks no law of the draft, bears even that."""
+
+    def cut(draft):
+        path = draft.paths[-1]
+        keep = next((d for d in range(len(path)) if drawn(tables, path[: d + 1])), len(path))
+        return replace(draft, tokens=draft.tokens[: keep + 1], parents=draft.parents[: keep + 1], paths=draft.paths[: keep + 1])
+
+    worst = 0.0
+    for seed in range(6):
+        tables = Tables(3, seed)
+        drafts = merged([cut(d) for d in enumerate_drafts(tables, IID, by_depth(1, 1), 2)])
+        worst = max(worst, measure(EXACT[name], tables, IID, TreeShape.CHAIN, by_depth(1, 1), 2, drafts).tv)
+    assert worst < 1e-12 if name == "match" else worst > 0.05
+
+
+def merged(drafts):
+    """One of each, with the probability of all that are equal."""
+    found = dict[tuple[int, ...], Grown]()
+    for d in drafts:
+        key = d.paths[-1]
+        found[key] = replace(d, probability=d.probability + (found[key].probability if key in found else 0.0))
+    return list(found.values())
+
+
+def test_unequal_paths_that_end_anywhere_are_trees_that_grow():
+    """Greedy traversal counts on the lengths of unequal paths: it is biased where they end early, and such budgets are not of its shapes."""
+    _, counts, depth = SHAPES[TreeShape.RAGGED][0]
+    tables = Tables(3, 0)
+    drafts = enumerate_drafts(tables, IID, ending(counts, drawn, tables), depth)
+    assert measure(EXACT["greedy_traversal"], tables, IID, TreeShape.RAGGED, counts, depth, drafts).tv > 0.05
+    budget = Budget.fixed((-1, 0, 0, 1)).ending(Stop((0.3,)))
+    assert budget.shape is TreeShape.GROWN and budget.shape not in EXACT["greedy_traversal"].info.shapes
+    assert Budget.fixed((-1, 0, 0, 1, 2)).ending(Stop((0.3,))).shape is TreeShape.PATHS
