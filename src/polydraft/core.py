@@ -7,10 +7,13 @@ row. Every tensor has a leading batch dimension B; trees are padded to N nodes a
     p  target law      q  draft law      both after sampling parameters, summing to one
 """
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum, auto
 from functools import cached_property
+from numbers import Integral
+from operator import index
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -310,10 +313,45 @@ class Request:
     source_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("prompt_token_ids", "source_token_ids"):
+            object.__setattr__(self, name, _token_ids(name, getattr(self, name)))
         if not self.prompt_token_ids:
             raise InvalidInputError(
                 "an empty prompt was given; expected at least one token. Give some text, or the model's BOS token."
             )
+        for name, value, valid, expected in (
+            ("id", self.id, isinstance(self.id, str), "a string"),
+            (
+                "params",
+                self.params,
+                isinstance(self.params, SamplingParams),
+                "a SamplingParams, such as SamplingParams(max_tokens=64)",
+            ),
+            ("seed", self.seed, _is_whole(self.seed, 1 << 63), "a whole number in [0, 2**63)"),
+            ("sample", self.sample, _is_whole(self.sample, 1 << 32), "a whole number in [0, 2**32)"),
+        ):
+            if not valid:
+                raise InvalidInputError(f"{name}={value!r} was given in a request; expected {expected}.")
+
+
+def _is_whole(value: object, end: int) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and 0 <= int(value) < end
+
+
+def _token_ids(name: str, ids: Any) -> tuple[int, ...]:
+    """Token ids of a request as Python's integers.
+
+    Raises:
+        InvalidInputError: not a sequence of whole numbers.
+    """
+    if type(ids) is tuple and all(type(token) is int for token in ids):
+        return ids
+    try:
+        return tuple(index(token) for token in ids)
+    except TypeError as error:
+        raise InvalidInputError(
+            f"{name}={reprlib.repr(ids)} was given in a request; expected whole numbers: token ids."
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -298,12 +298,18 @@ def process(
         [[[-inf, 4.0, 6.0]]]
     """
     x = _wide(logits)
-    plain = all(map(is_plain, params))
-    if not plain:
-        x = _process_context(x, tree, contexts, prompt_lengths, params, stop_ids)
-    x = _temper(x, [row.temperature for row in params])
-    if plain:
+    if all(map(is_plain, params)):
+        x = _temper(x, [row.temperature for row in params])
         return _checked(x, tree) if checked else x
+    x = _process_context(x, tree, contexts, prompt_lengths, params, stop_ids)
+    return _truncated(x, tree, params, checked)
+
+
+def _truncated(
+    x: Float[Tensor, "B N V"], tree: TokenTree, params: Sequence[SamplingParams], checked: bool
+) -> Float[Tensor, "B N V"]:
+    """What follows the parameters that depend on token ids."""
+    x = _temper(x, [row.temperature for row in params])
     if checked or x.device.type == "cpu":
         x = _checked(x, tree)
     rows = _where(params, lambda row: row.top_k > 0)
@@ -335,6 +341,29 @@ def laws(
         if not p[..., 0].isnan().any():  # a row with a fault has no number at all; the checked path below names it
             return p
     return soften(process(logits, tree, contexts, prompt_lengths, params, stop_ids), params)
+
+
+def draft_laws(
+    logits: Float[Tensor, "B N V"],
+    tree: TokenTree,
+    contexts: Sequence[Sequence[int]],
+    prompt_lengths: Sequence[int],
+    params: Sequence[SamplingParams],
+    stop_ids: Sequence[int] = (),
+) -> Float[Tensor, "B N V"]:
+    """The same for a draft model, which may have logits of some tokens only: where none of them is allowed, no token has mass.
+
+    Example:
+        >>> root = TokenTree.roots(torch.tensor([1]))
+        >>> only = SamplingParams(logit_bias={0: -math.inf, 1: -math.inf})
+        >>> draft_laws(torch.tensor([[[1.0, 2.0, -math.inf]]]), root, [[1]], [1], [only]).tolist()
+        [[[0.0, 0.0, 0.0]]]
+    """
+    if all(map(is_plain, params)):
+        return laws(logits, tree, contexts, prompt_lengths, params, stop_ids)
+    x = _process_context(_wide(logits), tree, contexts, prompt_lengths, params, stop_ids)
+    empty = ((x.amax(-1) == -torch.inf) & (logits.amax(-1) > -torch.inf))[..., None]
+    return soften(_truncated(x.masked_fill(empty, 0.0), tree, params, True), params).masked_fill(empty, 0.0)
 
 
 def soften(processed: Float[Tensor, "B N V"], params: Sequence[SamplingParams]) -> Float[Tensor, "B N V"]:

@@ -274,5 +274,17 @@ CONFIG = Record(
 )
 """What a model's config.json and generation_config.json may say of what is allocated and computed with; the rest is for transformers to refuse."""
 
+_LAYERS = (None, Items(Number(-1024, 1024), 0, 1024))
+HEAD = Record(
+    {
+        **CONFIG.fields,
+        **dict.fromkeys(("eagle_aux_hidden_state_layer_ids", "diffusion_layers", "transfer_layers", "exit_layers"), _LAYERS),
+        **dict.fromkeys(("medusa_num_heads", "medusa_num_layers", "block_size"), Number(1, 1024)),
+    },
+    more=True,
+    partial=True,
+)
+"""What a draft head's config.json may say of the same, and of the head."""
+
 PROMPT = Record({"prompt": Text(".+")}, more=True)
 """A line of a .jsonl file."""

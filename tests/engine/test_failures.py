@@ -11,7 +11,9 @@ from polydraft.drafters.choice import Choice
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
+from polydraft.engine.filling import Filling
 from polydraft.errors import DrafterWarning, InvalidInputError, RequestWarning
+from polydraft.models.slots import Slots
 from polydraft.tree import paths
 from tests.engine.tables import TableModel, plain_greedy, table_engine
 
@@ -65,6 +67,18 @@ def test_a_request_whose_law_fails_ends_alone(drafter, verifier, dtype):
     for name, cause in (("bans", "only -inf"), ("nan", "NaN")):
         assert (together[name].finish_reason, together[name].token_ids) == ("error", [])
         assert f"request {name!r}" in together[name].error and cause in together[name].error
+
+
+@pytest.mark.parametrize("drafter", [None, "ngram"])
+def test_steps_in_which_every_request_fails_end_them_and_count_the_rows_of_their_passes(monkeypatch, drafter):
+    seen, learn = [], Filling.learn
+    monkeypatch.setattr(Filling, "learn", lambda self, times, riding: seen.append(times[0].rows) or learn(self, times, riding))
+    engine = Engine.of(faulty(torch.float32), drafter=drafter)
+    with pytest.warns(RequestWarning):
+        samples = served(engine, [Request(str(i), (6, 6), SamplingParams(max_tokens=4), i) for i in range(3)])
+    assert [(s.finish_reason, s.token_ids) for s in samples.values()] == [("error", [])] * 3
+    assert seen == [3] and engine.num_free == 4
+    assert served(engine, [Request("next", (1, 2), SamplingParams(max_tokens=4), 0)])["next"].finish_reason == "length"
 
 
 def test_what_was_emitted_before_an_error_stays():
@@ -137,6 +151,11 @@ class Fails(ModelDrafter):
         if self.call == call and self.when(states):
             raise RuntimeError(f"{call} is broken")
 
+    def start(self, requests):
+        states = super().start(requests)
+        self._meet("start", states)
+        return states
+
     def propose(self, states, budgets):
         self._meet("propose", states)
         return super().propose(states, budgets)
@@ -150,7 +169,7 @@ class Fails(ModelDrafter):
         super().release(states)
 
 
-@pytest.mark.parametrize("call", ["propose", "observe", "release"])
+@pytest.mark.parametrize("call", ["start", "propose", "observe", "release"])
 def test_a_failing_drafter_harms_only_the_requests_that_it_fails_for(call):
     drafter = Fails(TableModel(seed=1))
     drafter.call = call
@@ -166,6 +185,7 @@ def test_a_failing_drafter_harms_only_the_requests_that_it_fails_for(call):
         assert [t for o in own for t in o.token_ids] == own[-1].sample.token_ids == plain_greedy(TableModel(), prompt, 8)
         assert (own[-1].sample.stats.drafter_error is not None) == (seed % 2 == 1)
     assert engine._slots.num_free == 2
+    assert drafter.slots.num_free == (2 if call == "release" else 4)  # what a failing release holds is the drafter's to mend
 
 
 def test_a_drafter_that_fails_for_batches_alone_is_switched_off():
@@ -195,6 +215,22 @@ def test_a_draft_model_whose_prefill_fails_keeps_its_slots():
     assert drafter.slots.num_free == 2
     drafter.release(drafter.start(requests))
     assert drafter.slots.num_free == 2
+
+
+class NoCopy(TableModel):
+    """Cannot copy what another slot holds."""
+
+    def copy(self, source, slot, length):
+        raise MemoryError("no room")
+
+
+def test_a_slot_whose_beginning_cannot_be_copied_is_not_taken():
+    slots = Slots(model := NoCopy(max_num_seqs=2))
+    model.prefill([held := slots.take()], [text := [1, 2, 3, 4, 5]])
+    slots.holds(held, text)
+    with pytest.raises(MemoryError):
+        slots.take(text)
+    assert slots.num_free == 1 and slots.take() != held
 
 
 @pytest.mark.parametrize("joined", [Choice, MixtureDrafter])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft import Budget, Engine, FixedPlan, SamplingParams, tree
+from polydraft import Budget, Engine, FixedPlan, Request, SamplingParams, tree
 from polydraft.errors import CapacityError, InvalidInputError
 from tests.engine.tables import TableModel
 
@@ -41,6 +41,38 @@ def test_parameters_that_are_no_sampling_params_are_refused(engine, params):
         engine.generate([1, 2], params)
     with pytest.raises(InvalidInputError, match="expected a SamplingParams"):
         next(engine.stream([1, 2], params))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"prompt_token_ids": ("a",)}, r"prompt_token_ids=\('a',\) was given in a request; expected whole numbers"),
+        ({"prompt_token_ids": (1.5,)}, "prompt_token_ids="),
+        ({"prompt_token_ids": 5}, "prompt_token_ids=5"),
+        ({"prompt_token_ids": None}, "prompt_token_ids=None"),
+        ({"source_token_ids": [None]}, "source_token_ids="),
+        ({"id": ["a"]}, r"id=\['a'\] was given in a request; expected a string"),
+        ({"params": {"max_tokens": 2}}, "expected a SamplingParams"),
+        ({"seed": None}, "seed=None"),
+        ({"seed": -1}, "seed=-1"),
+        ({"seed": 1 << 63}, "seed="),
+        ({"sample": -1}, r"sample=-1 was given in a request; expected a whole number in \[0, 2\*\*32\)"),
+        ({"sample": 1 << 32}, "sample="),
+        ({"sample": 0.0}, "sample=0.0"),
+    ],
+    ids=lambda x: repr(x) if isinstance(x, dict) else "",
+)
+def test_requests_of_the_wrong_types_are_refused(changed, said):
+    with pytest.raises(InvalidInputError, match=said):
+        Request(**{"id": "a", "prompt_token_ids": (1, 2), "params": SHORT, "seed": 0} | changed)
+
+
+@pytest.mark.parametrize("ids", [[1, 2], np.array([1, 2]), torch.tensor([1, 2])], ids=repr)
+def test_a_request_takes_token_ids_in_any_sequence(engine, ids):
+    request = Request("a", ids, SHORT, np.int64(3))
+    assert request.prompt_token_ids == (1, 2) and {type(token) for token in request.prompt_token_ids} == {int}
+    engine.add_request(request)
+    assert engine.step()[0].token_ids
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Outputs follow a grammar and the target's law over what it allows: by enumeration, by frequency, and by parsing what was sampled."""
 
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 from functools import cache
@@ -14,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from polydraft import Engine, SamplingParams, StructuredOutputs, registry
 from polydraft.core import SiblingLaw, TreeShape
-from polydraft.drafters.model.paths import ModelDrafter
+from polydraft.drafters.model.paths import KINDS, ModelDrafter
 from polydraft.engine import drafting, structured
 from polydraft.errors import IncompatibleError, InvalidInputError
 from tests.engine.tables import TableModel
@@ -131,6 +132,25 @@ def test_to_prune_a_sampled_token_that_does_not_fit_is_found():
     assert measure(registry.verifier("block"), tables, SiblingLaw.IID, TreeShape.CHAIN, by_depth(1), 1, drafts).tv > 0.01
 
 
+CHAINS = [
+    (name, drawn)
+    for drawn in ("IID", "WITHOUT_REPLACEMENT", "GREEDY_PLUS_ONE", "COUPLED", "SYSTEMATIC")
+    for name in registry.names("verifier")
+    if (info := registry.verifier(name).info).lossless and SiblingLaw[drawn] in info.laws and TreeShape.CHAIN in info.shapes
+]
+
+
+def ends(d, n):
+    """Chains that end behind some tokens."""
+    return int(n == 0 or d.tokens[n] in (1, 2))
+
+
+@pytest.mark.parametrize(("rule", "drawn"), [case for case in CHAINS if not registry.verifier(case[0]).info.shared_noise])
+def test_chains_that_end_by_their_own_path_keep_the_law(rule, drawn):
+    for seed in (0, 4):
+        assert measure(registry.verifier(rule), Tables(3, seed), SiblingLaw[drawn], TreeShape.CHAIN, ends, 3).tv < 1e-9
+
+
 class Unmasked(ModelDrafter):
     """Draws from laws that know nothing of the form."""
 
@@ -161,6 +181,28 @@ def test_what_an_engine_writes_has_the_law_over_several_rounds(kind):
 
 def test_drafts_that_know_nothing_of_the_form_keep_the_law():
     assert p_value(engine(drafter=Unmasked(engine().drafter.model), depth=2)) > 1e-3
+
+
+@pytest.mark.filterwarnings("error::polydraft.errors.DrafterWarning")
+@pytest.mark.parametrize("num_paths", [1, 2])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "chain"])
+def test_a_draft_model_of_some_tokens_drafts_what_it_may_and_nothing_where_it_may_not(kind, num_paths):
+    made = engine(kind, num_paths=num_paths)
+    made.drafter.model.logits[..., [1, 3, END]] = -torch.inf  # "a", "ab" and "aa" are left, so that behind "aa" there is nothing
+    sizes, propose = [], made.drafter.propose
+    made.drafter.propose = lambda *given: sizes.append((draft := propose(*given)).tree.is_node.sum(1) - 1) or draft
+    assert p_value(made, 256) > 1e-3
+    drafted = torch.cat(sizes)
+    assert (drafted == 0).any() and (drafted > 0).any()
+
+
+def test_a_draft_model_without_any_allowed_token_drafts_nothing():
+    made = engine()
+    made.drafter.model.logits[..., [3, END]] = -torch.inf
+    bans = dict.fromkeys((0, 1, 2, 4, 5), -math.inf)
+    made.drafter.model.draft_ids = np.array([0, 1, 2, 4, 5])
+    result = made.generate([PROMPT], SamplingParams(max_tokens=9, logit_bias=bans))[0]
+    assert set(result.token_ids) <= {3, END} and result.stats.drafted == 0 and result.stats.drafter_error is None
 
 
 def test_what_hangs_on_a_token_that_does_not_fit_is_pruned_from_drafts_of_text():

@@ -1,8 +1,11 @@
 """A compiled EAGLE-3 head, and an MTP module, against the head as it is trained, and folders that are none."""
 
 import json
+import shutil
+import warnings
 from dataclasses import replace
 from itertools import pairwise
+from random import Random
 
 import numpy as np
 import pytest
@@ -21,6 +24,7 @@ from polydraft.models.heads import kind_of
 from polydraft.train.eagle import EagleHead, EagleRecipe, HeadShape
 from polydraft.train.mtp import MtpRecipe
 from polydraft.train.recipe import Material
+from tests.damage import cut, flipped, mutated_json, read_apart
 
 LAYERS = (1, 2, 4)
 RECIPES = {"eagle": EagleRecipe, "mtp": MtpRecipe}
@@ -182,6 +186,7 @@ def spoil(folder, tmp_path, change):
         (lambda t, c: t.pop("fc.weight"), "fc.weight of shape None"),
         (lambda t, c: t.update({"norm.weight": torch.ones(3)}), "norm.weight of shape"),
         (lambda t, c: c.update(eagle_aux_hidden_state_layer_ids=7), "eagle_aux_hidden_state_layer_ids"),
+        (lambda t, c: c.update(rope_theta=10**30), "rope_theta is 1000000000000000000000000000000; expected"),
         (lambda t, c: t.update({"d2t": t["d2t"] + 10**6}), "d2t"),
         (lambda t, c: t.update({"d2t": t["d2t"].flip(0)}), "d2t"),
     ],
@@ -342,3 +347,24 @@ def test_an_engine_with_a_head_keeps_beginnings_and_says_the_same(folder, target
         )
     assert kept.num_free == target.max_num_seqs
     target.release(range(target.max_num_seqs))  # other tests fill its slots themselves
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_damaged_head_is_refused_or_drafts_within_the_vocabulary(folder, target, recipe, tmp_path, name):
+    content = (folder / name).read_bytes()
+
+    def read(where):
+        engine = Engine.of(target, drafter=kind_of(where), drafter_options={"weights": where}, depth=2)
+        (result,) = engine.generate([[5, 6, 7]], SamplingParams(max_tokens=4, seed=1))
+        assert all(0 <= token < target.vocab_size for token in result.token_ids)
+
+    def cases():
+        warnings.simplefilter("ignore")
+        for seed in range(40):
+            rng, where = Random(seed), tmp_path / str(seed)
+            shutil.copytree(folder, where)
+            ways = (flipped, cut) if name == "model.safetensors" else (mutated_json,)
+            (where / name).write_bytes(rng.choice(ways)(content, rng))
+            yield f"seed {seed}", lambda where=where: read(where)
+
+    assert len(read_apart(cases())) >= 10

@@ -28,6 +28,7 @@ from polydraft.engine.batch import some
 from polydraft.engine.sequence import Sequence
 from polydraft.engine.structured import pruned
 from polydraft.errors import DrafterWarning, DraftWorkerError, IncompatibleError
+from polydraft.models.slots import given_back_on_error
 from polydraft.verifiers import inputs
 
 T = TypeVar("T")
@@ -161,7 +162,8 @@ def _begin(drafter: Drafter, s: Sequence, length: int, known: Scores | None = No
     """Begin with so many of the committed tokens. known: hidden states of all of them but the last, where there are more."""
     request = replace(s.request, prompt_token_ids=tuple(s.token_ids[:length]), slot=s.slot, second_slot=s.second_slot)
     try:
-        (s.state,) = drafter.start([request])
+        with given_back_on_error():
+            (s.state,) = drafter.start([request])
         s.num_read = length
         if drafter.needs.hidden and known is not None:  # all of them
             assert isinstance(drafter, Reading)  # as was checked when the engine was built

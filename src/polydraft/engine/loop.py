@@ -270,19 +270,19 @@ class Loop:
         while self._waiting and self._slots.num_free and (self._second is None or self._second.has_room):
             s = next(iter(self._waiting))
             s.slot = self._slots.take(s.token_ids[:-1] if self._keeps else ())
+            s.filling = True
+            self._running.append(s)
+            del self._waiting[s]
+            joining.append(s)
             if s.sample.stats.seconds_waiting is None:
                 s.sample.stats.seconds_waiting = perf_counter() - s.sample.stats.arrival
             if self._keeps:
                 self._slots.holds(s.slot, s.token_ids)
-            joining.append(s)
             drafting.join(self.target, s.speculation.drafter, s)
             s.sample.stats.cached_tokens = int(self.target.lengths[s.slot]) if self._keeps else 0
             if self._second is not None:
                 self._second.take(s)
-            s.filling = True
             self._filling.join(s)
-            self._running.append(s)
-            del self._waiting[s]
         if joining and isinstance(self.target, EncoderDecoder):
             watch = Stopwatch(self._clock)
             with watch.phase("prefill"):
@@ -381,11 +381,10 @@ class Loop:
             if s.finished and s in self._running:
                 self._leave(s, keep=True)
         done.seconds["other"] += self._clock() - start
-        rows = sum(1 + sum(parent >= 0 for parent in parents) for parents in done.parents) + sum(riding.values())
-        took = RoundTime(rows, done.seconds["scoring"], sum(done.seconds.values()))
+        took = RoundTime(done.num_scored + sum(riding.values()), done.seconds["scoring"], sum(done.seconds.values()))
         self._filling.book(riding, done.seconds)
         _share(sequences, done.seconds)
-        if time and not riding:
+        if time and done.sequences and not riding:
             time(done.sequences, done.draft, self._pricing() - began)
         return took
 

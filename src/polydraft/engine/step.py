@@ -53,7 +53,8 @@ from polydraft.verifiers.match import match
 class Round:
     """What one step did for its batch: the draft, what was scored, the processed logits, what was kept.
 
-    sequences: the rows.  softened: whether `processed` is the logarithm of the law itself, not to be softened by sampling parameters.  failed: those that have no row, as their laws or their rule failed, and why.
+    sequences: the rows.  softened: whether `processed` is the logarithm of the law itself, not to be softened by sampling parameters.
+    failed: those that have no row, as their laws or their rule failed, and why.  num_scored: nodes of the forward pass, theirs too.
     """
 
     sequences: Seq[Sequence]
@@ -63,6 +64,7 @@ class Round:
     outcome: Outcome
     softened: bool = False
     failed: Seq[tuple[Sequence, Exception]] = ()
+    num_scored: int = 0
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     @cached_property
@@ -127,6 +129,7 @@ class Stepper:
             scored = self._score(sequences, draft, unique, extra, riding or {})
             if self.tie_margin is not None:
                 scored = rescored(self.target, scored, sequences, self.tie_margin, tuple(self.stop_ids))
+        num_scored = len(sequences) + int((unique.tree.host[1] >= 0).sum())
         with watch.phase("verifying"):
             done, unique = self._decide(sequences, draft, unique, scored, key)
         if done.sequences:
@@ -139,7 +142,7 @@ class Stepper:
                     drafting.observe(self.target, self.drafter, done.sequences, done.outcome, done.scores)
             self.plan.learn(done.sequences, done.draft, done.processed, done.outcome)
             self._record(done)
-        return replace(done, seconds=watch.stop())
+        return replace(done, num_scored=num_scored, seconds=watch.stop())
 
     @property
     def _softened(self) -> bool:

@@ -22,6 +22,8 @@ from torch import Tensor
 from polydraft.atomic import replacing
 from polydraft.core import Target
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
+from polydraft.models.checkpoint import rotary
+from polydraft.schema import HEAD, fault, read_json
 
 __all__ = ["HeadCheckpoint", "embeddings", "head_folder", "kind_of", "output_rows", "probe", "save_head", "shipped", "stored"]
 
@@ -87,8 +89,11 @@ class HeadCheckpoint:
 
         folder = Path(folder).expanduser()
         try:
-            said, tensors = cls.read(json.loads((folder / "config.json").read_text(encoding="utf-8")), folder)
+            said, tensors = cls.read(read_json((folder / "config.json").read_bytes()), folder)
+            if problem := fault(said, HEAD):
+                raise ValueError(problem)
             config, layers = LlamaConfig(**{"num_attention_heads": 1, **said}), tuple(map(int, said[cls.LAYERS]))
+            rotary(config, 1)
         except Exception as error:  # whatever these files hold: they are somebody else's
             raise ModelLoadError(
                 f"{str(folder)!r} was given as a head of kind {cls.kind!r}, and cannot be read as one: {error!r}. Expected a folder "
@@ -193,7 +198,7 @@ def kind_of(folder: str | Path) -> str:
     """
     path = Path(folder).expanduser() / "config.json"
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        said = read_json(path.read_bytes())
         whole = any(str(name).endswith("ForCausalLM") for name in said.get("architectures") or ())
         return said.get("polydraft_head") or next(
             (kind for sign, kind in SIGNS.items() if sign in said), "model" if whole else "eagle"

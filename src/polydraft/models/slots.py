@@ -5,7 +5,9 @@ column   place of one token in a slot: committed tokens first, then the nodes of
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,7 +22,7 @@ from polydraft.core import Outcome, Scores, Target, TokenTree
 from polydraft.errors import CapacityError, InvalidInputError
 from polydraft.models.memory import check_memory, fitting_length
 
-__all__ = ["TREE_ROOM", "SlotModel", "Slots", "common_length", "special_ids"]
+__all__ = ["TREE_ROOM", "SlotModel", "Slots", "common_length", "given_back_on_error", "special_ids"]
 
 TREE_ROOM = 256
 """Most nodes and auxiliary rows of one tree, which lie behind the context."""
@@ -228,6 +230,38 @@ def common_length(a: Sequence[object], b: Sequence[object]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
+_TAKEN: ContextVar[list[tuple["Slots", int]] | None] = ContextVar("taken", default=None)
+"""What `given_back_on_error` watches."""
+
+
+@contextmanager
+def given_back_on_error() -> Generator[None, None, None]:
+    """Where the block raises, the slots that it took, of any model, are given back: those that it has not given back itself.
+
+    Example:
+        >>> from polydraft.models import load, pair
+        >>> slots = Slots(load.load_model(str(pair.draft_folder()), max_num_seqs=2))
+        >>> try:
+        ...     with given_back_on_error():
+        ...         slots.take() + None
+        ... except TypeError:
+        ...     slots.num_free
+        2
+    """
+    outer, taken = _TAKEN.get(), list[tuple[Slots, int]]()
+    token = _TAKEN.set(taken)
+    try:
+        yield
+    except BaseException:
+        for slots, slot in taken:
+            slots.abandon(slot)
+        raise
+    finally:
+        _TAKEN.reset(token)
+    if outer is not None:
+        outer += taken
+
+
 class Slots:
     """The slots of a model, each of them free or taken: everyone that runs sequences in one takes its slots here and gives each back once.
 
@@ -273,7 +307,13 @@ class Slots:
         self._free.remove(slot)
         assert slot not in self._taken
         self._taken.add(slot)
-        self._copy_beginning(slot, length, text)
+        if (watched := _TAKEN.get()) is not None:
+            watched.append((self, slot))
+        try:
+            self._copy_beginning(slot, length, text)
+        except BaseException:
+            self.abandon(slot)
+            raise
         return slot
 
     def holds(self, slot: int, text: Sequence[object]) -> None:
@@ -300,6 +340,12 @@ class Slots:
         if longest is not None and 2 * held[longest] >= len(self._kept[longest]):
             return longest
         return empty[-1] if empty else next(iter(held))
+
+    def abandon(self, slot: int) -> None:
+        """Give a slot back, if it is taken, while another error is raised; a model that cannot empty it now does so before it is taken again."""
+        if slot in self._taken:
+            with suppress(Exception):
+                self.give_back(slot)
 
     def give_back(self, slot: int, text: Sequence[object] = ()) -> None:
         """Empty a slot; it is free even where the model fails to. text: what its columns are of, which it keeps for a text that begins so."""

@@ -12,6 +12,7 @@ from polydraft.core import Method, Needs, Request, Scores
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import ModelDrafter, ModelState
 from polydraft.models.heads import HeadCheckpoint, head_folder
+from polydraft.models.slots import given_back_on_error
 
 __all__ = ["HeadDrafter", "HeadState"]
 
@@ -63,7 +64,8 @@ class HeadDrafter(ModelDrafter):
     def start(self, requests: Sequence[Request]) -> list[Any]:
         """Take slots; the prompts are read when their states are known."""
         none = torch.empty(0, 0)
-        return [HeadState(r, self.slots.take(), r.prompt_token_ids, (), none) for r in requests]
+        with given_back_on_error():
+            return [HeadState(r, self.slots.take(), r.prompt_token_ids, (), none) for r in requests]
 
     def _joined(self, scores: Scores) -> Float[Tensor, "B T F"]:
         return torch.cat([scores.hidden[layer] for layer in self.layers], -1)

@@ -23,6 +23,7 @@ from polydraft.drafters.heads.base import HeadDrafter, HeadState
 from polydraft.drafters.model.paths import FIXED, ModelState
 from polydraft.models.compiled.proposals import LONGEST_PENDING
 from polydraft.models.eagle import EagleCheckpoint
+from polydraft.models.slots import given_back_on_error
 from polydraft.papers import method
 
 __all__ = ["EagleDrafter"]
@@ -49,11 +50,12 @@ class EagleDrafter(HeadDrafter):
     def start(self, requests: Sequence[Request]) -> list[Any]:
         """Take slots, those that kept most of the texts; they are read when their states are known."""
         states, none = list[HeadState](), torch.empty(0, 0)
-        for request in requests:
-            pairs = _pairs(request.prompt_token_ids)
-            slot = self.slots.take(pairs[:-1])
-            self.slots.holds(slot, pairs)
-            states.append(HeadState(request, slot, request.prompt_token_ids, (), none))
+        with given_back_on_error():
+            for request in requests:
+                pairs = _pairs(request.prompt_token_ids)
+                slot = self.slots.take(pairs[:-1])
+                self.slots.holds(slot, pairs)
+                states.append(HeadState(request, slot, request.prompt_token_ids, (), none))
         return states
 
     def release(self, states: Sequence[Any]) -> None:

@@ -35,15 +35,16 @@ be the target's: on the embedded pair trees of 12 nodes and depth 8 then yield 6
 
 
 def grow(
-    model: Target, states: Sequence[ModelState], budgets: Sequence[Budget], stop_ids: Sequence[int] = ()
+    model: Target, states: Sequence[ModelState], budgets: Sequence[Budget], stop_ids: Sequence[int] = (), *, compiled: bool = True
 ) -> tuple[Draft, list[TokenTree]]:
     """The draft of a batch, and for each row the tree of what the model's cache now holds behind the committed tokens, none where nothing was asked for.
 
-    states: of outputs whose form is given, or of none.  budgets: of which the contexts leave room for the depths.  stop_ids: what `min_tokens` masks.  One pass a depth for the whole batch.
-    Where the model offers `propose_tree`, which is one call, penalties are left out of the law: the tree fits a little less.
+    budgets: of which the contexts leave room for the depths.  stop_ids: what `min_tokens` masks.  One pass a depth for the whole batch.
+    compiled: by the model's `propose_tree` where it offers one, which is one call: penalties are left out of the law, the tree fits a little less.
+        Not for outputs whose form is given, nor where the model may have no token that is allowed.
     """
-    propose_tree = getattr(model, "propose_tree", None)
-    if propose_tree is None or states[0].request.params.structured_outputs is not None:
+    propose_tree = getattr(model, "propose_tree", None) if compiled else None
+    if propose_tree is None:
         tree, confidence, scored = _by_depth(model, states, budgets, stop_ids)
     else:
         params = [_warm(s.request.params, g) for s, g in zip(states, budgets, strict=True)]
@@ -136,7 +137,7 @@ def _laws(
         whole[:, since:] = logits
         logits = whole
     prompts = [len(s.request.prompt_token_ids) for s in states]
-    return sampling.laws(logits, tree, contexts, prompts, params, stop_ids)[:, since - tree.num_nodes :].numpy()
+    return sampling.draft_laws(logits, tree, contexts, prompts, params, stop_ids)[:, since - tree.num_nodes :].numpy()
 
 
 def _warm(params: SamplingParams, budget: Budget) -> SamplingParams:

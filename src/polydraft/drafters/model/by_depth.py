@@ -1,4 +1,8 @@
-"""Trees grown through a smaller model's `score`, a depth at a time: for models and kinds that no compiled proposal covers."""
+"""Trees grown through a smaller model's `score`, a depth at a time: for models and kinds that no compiled proposal covers.
+
+A model that drafts some of the tokens only may have none that a request allows. The path ends there, which its own tokens decide (see
+`budget.Stop`); below the root of a tree of unequal paths the model's own distribution is drawn from: tokens that are rejected, whatever the verifier.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +18,9 @@ from polydraft import tree as trees
 from polydraft.confidence import acceptance_at
 from polydraft.core import Budget, Draft, NoiseKey, Request, SiblingLaw, Target, TreeShape
 from polydraft.models.layout import layout
+
+_ENDING = {TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT}
+"""Shapes whose paths may end by themselves."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ class Growth:
             branching = [depth < self.fixed[b].max_depth for b in batch]
             if not any(branching):
                 continue
-            probs = sampling.laws(
+            probs = sampling.draft_laws(
                 whole,
                 tree,
                 [self.states[b].context for b in batch],
@@ -94,20 +101,22 @@ class Growth:
             first = trees.first_copies(tree)
             for i, b in enumerate(batch):
                 if branching[i]:
-                    at_one = whole[i].softmax(-1) if self.states[b].request.params.greedy else probs[i]
-                    self._branch(b, depth, probs[i], first[i].tolist(), at_one)
+                    self._branch(b, depth, whole[i], probs[i], first[i].tolist())
 
-    def _branch(self, b: int, depth: int, probs: Float[Tensor, "N V"], first: list[int], at_one: Float[Tensor, "N V"]) -> None:
+    def _branch(self, b: int, depth: int, logits: Float[Tensor, "N V"], probs: Float[Tensor, "N V"], first: list[int]) -> None:
         given, node = self.fixed[b].parents, self.node[b]
         _, starts, inner = layout(given)
+        at_one = logits.softmax(-1) if self.states[b].request.params.greedy else probs
+        ends = depth == 0 or self.fixed[b].shape in _ENDING
         live, self.live[b] = self.live[b], set()
         for n in (node[u] for u in range(starts[0, depth], inner[0, depth]) if node.get(u) in live):
-            if first[n] == n:
+            allowed = first[n] == n and bool(probs[n].any())
+            if first[n] == n and (allowed or not ends):
                 self.row_of[b][n] = len(self.laws[b])
-                self.laws[b].append(probs[n])
+                self.laws[b].append(probs[n] if allowed else logits[n].softmax(-1))
         below: dict[int, list[int]] = {}
         for u in range(starts[0, depth + 1], starts[0, depth + 2]):
-            if node.get(given[u]) in live:
+            if node.get(given[u]) in live and first[node[given[u]]] in self.row_of[b]:
                 n = node[given[u]]
                 below.setdefault(first[n] if self.kind == "systematic" else n, []).append(u)
         drawn: dict[int, int] = {}

@@ -16,7 +16,6 @@ nodes' own paths (`budget.Stop`); no drawn token is ever dropped.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -32,6 +31,7 @@ from polydraft.core import (
     NoiseKey,
     Outcome,
     Request,
+    SamplingParams,
     Scores,
     SiblingLaw,
     Target,
@@ -43,7 +43,7 @@ from polydraft.drafters.model.best_first import grow
 from polydraft.drafters.model.by_depth import Growth, ModelState
 from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
 from polydraft.models.compiled.proposals import Proposal
-from polydraft.models.slots import Slots
+from polydraft.models.slots import Slots, given_back_on_error
 from polydraft.papers import method
 
 ProposePaths = Callable[..., Proposal | None]
@@ -123,15 +123,13 @@ class ModelDrafter:
     def start(self, requests: Sequence[Request]) -> list[ModelState]:
         """Read the prompts into free slots; see `core.Drafter.start`."""
         states: list[ModelState] = []
-        with ExitStack() as held:
+        with given_back_on_error():
             for request in requests:
                 slot, ids = self.slots.take(), request.prompt_token_ids
-                held.callback(self.slots.give_back, slot)
                 read_source(self.model, slot, request)
                 if len(ids) > 1 and len(ids) < self.model.max_model_len:
                     self.model.prefill([slot], [ids[:-1]])
                 states.append(ModelState(request, slot, ids, ids[-1:]))
-            held.pop_all()
         return states
 
     def release(self, states: Sequence[ModelState]) -> None:
@@ -150,9 +148,10 @@ class ModelDrafter:
     def propose(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
         """One batched proposal; see `core.Drafter.propose`. Calling it again draws the same draft.
 
-        Where the form of an output is given, a depth at a time, with laws of what may come next; others are drawn as they are without it.
+        Where the form of an output is given, a depth at a time, with laws of what may come next, none where the model drafts none of it;
+        others are drawn as they are without it.
         """
-        bound = [s.request.params.structured_outputs is not None for s in states]
+        bound = [self._bound(s.request.params) for s in states]
         if any(bound) and not all(bound):
             groups = [[b for b, x in enumerate(bound) if x is which] for which in (False, True)]
             drafts = [ModelDrafter.propose(self, [states[b] for b in rows], [budgets[b] for b in rows]) for rows in groups]
@@ -160,27 +159,35 @@ class ModelDrafter:
         self._rewind(states)
         fixed = [self._fitting(s, g) for s, g in zip(states, budgets, strict=True)]
         if self.info.ranked:
-            draft, scored = grow(self.model, states, fixed, self._stop_ids)
+            draft, scored = grow(self.model, states, fixed, self._stop_ids, compiled=not any(bound))
             self._proposed |= {s.slot: (tree, 0) for s, tree in zip(states, scored, strict=True) if tree.num_nodes}
             return draft
         keys = [s.request.seed for s in states], [s.request.sample for s in states], [len(s.context) for s in states]
         if max(g.max_depth for g in fixed) == 0:
             return self._empty(states)
-        draft, cached = self._drawn(states, fixed, keys)
+        draft, cached = self._drawn(states, fixed, keys, None if any(bound) else self._propose_paths)
         for b, s in enumerate(states):
             if fixed[b].max_depth:
                 self._proposed[s.slot] = cached, b
         return draft
 
+    def _bound(self, params: SamplingParams) -> bool:
+        """Whether the model may have no token that a request allows."""
+        return params.structured_outputs is not None or 0 < len(getattr(self.model, "draft_ids", ())) <= len(params.logit_bias)
+
     def _drawn(
-        self, states: Sequence[ModelState], fixed: list[Budget], keys: tuple[list[int], list[int], list[int]]
+        self,
+        states: Sequence[ModelState],
+        fixed: list[Budget],
+        keys: tuple[list[int], list[int], list[int]],
+        propose_paths: ProposePaths | None,
     ) -> tuple[Draft, TokenTree]:
         """By the model's own proposal where it offers one for this, else depth by depth through `score`; and the tree as the model's cache holds it."""
         (law,), found = self.info.laws, None
-        if self._propose_paths is not None and states[0].request.params.structured_outputs is None:
+        if propose_paths is not None:
             trees, params = [g.parents for g in fixed], [s.request.params for s in states]
             slots, pending = [s.slot for s in states], [s.pending for s in states]
-            found = self._propose_paths(slots, pending, keys, trees, params, law=law, stops=[g.stop for g in fixed])
+            found = propose_paths(slots, pending, keys, trees, params, law=law, stops=[g.stop for g in fixed])
         if found is None:
             self._rewind(states)
             draft = self._grow(states, fixed, NoiseKey.of(*keys))

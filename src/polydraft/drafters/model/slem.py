@@ -10,7 +10,6 @@ last committed tokens are cut is read on its own.
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from polydraft.core import Budget, Draft, Needs, Outcome, Request, Scores, Sibli
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.tli import check_parts
 from polydraft.models.load import encode
-from polydraft.models.slots import Slots, common_length
+from polydraft.models.slots import Slots, common_length, given_back_on_error
 from polydraft.papers import method
 
 REPLACEMENT = "\ufffd"
@@ -71,14 +70,8 @@ class SlemDrafter:
 
     def start(self, requests: Sequence[Request]) -> list[SlemState]:
         """Take a slot for each request; the prompt is read by the first proposal."""
-        states: list[SlemState] = []
-        with ExitStack() as held:
-            for request in requests:
-                slot = self.slots.take()
-                held.callback(self.slots.give_back, slot)
-                states.append(SlemState(request, slot, request.prompt_token_ids, []))
-            held.pop_all()
-        return states
+        with given_back_on_error():
+            return [SlemState(request, self.slots.take(), request.prompt_token_ids, []) for request in requests]
 
     def release(self, states: Sequence[SlemState]) -> None:
         """Give the slots back."""

@@ -15,7 +15,6 @@ Lossless: all is decided before the pass that verifies it; the tree is POINT_MAS
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +27,7 @@ from polydraft.drafters.grown_tree import GrownTree, point_mass
 from polydraft.drafters.text.base import Text, TextDrafter, text_method
 from polydraft.drafters.text.phrase_pool import PhrasePool, add_phrase, most_likely, read_text
 from polydraft.errors import InvalidInputError
-from polydraft.models.slots import Slots
+from polydraft.models.slots import Slots, given_back_on_error
 
 
 @dataclass
@@ -108,13 +107,8 @@ class PhraseDrafter(TextDrafter[PhraseState]):
         Raises:
             CapacityError: more requests at a time than the small model has slots.
         """
-        with ExitStack() as held:
-            states: list[PhraseState] = []
-            for request in requests:
-                states.append(self.begin(request, request.prompt_token_ids))
-                held.callback(self.release, states[-1:])
-            held.pop_all()
-        return states
+        with given_back_on_error():
+            return [self.begin(request, request.prompt_token_ids) for request in requests]
 
     def begin(self, request: Request, tokens: Sequence[int] | np.ndarray) -> PhraseState:
         """Take a slot; the text's phrases enter the pool."""
