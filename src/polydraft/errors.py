@@ -12,6 +12,10 @@ class InvalidInputError(PolydraftError, ValueError):
     """A value that the caller gave is outside what is allowed."""
 
 
+class GrammarError(InvalidInputError):
+    """A grammar that cannot be followed any further in the middle of an output."""
+
+
 class IncompatibleError(PolydraftError, ValueError):
     """Two things that do not fit were joined: a drafter and a verifier, or two vocabularies."""
 

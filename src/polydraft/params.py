@@ -48,6 +48,15 @@ class Constraint(Protocol):
         ...
 
 
+@runtime_checkable
+class ConstraintSource(Protocol):
+    """What makes the constraint of each output."""
+
+    def constraint(self, prompt_length: int) -> Constraint:
+        """Of one output, which begins behind so many tokens."""
+        ...
+
+
 @dataclass(frozen=True)
 class StructuredOutputs:
     """The form that an output has to have; one of these, named as vLLM's. The law is that of the target's tokens that may come next.
@@ -126,7 +135,7 @@ class SamplingParams:
         logprobs: None, or how many top alternatives to report beside each emitted token.
         logprobs_mode: "raw" = log-softmax of the target's logits; "processed" = log of the law sampled from.
         skip_special_tokens: leave special tokens out of the text.
-        structured_outputs: the form that outputs have to have, see `StructuredOutputs`; or a `Constraint` of one's own.
+        structured_outputs: the form that outputs have to have, see `StructuredOutputs`; or a `Constraint` or `ConstraintSource` of one's own.
 
     Raises:
         InvalidInputError: a value outside its range.
@@ -154,7 +163,7 @@ class SamplingParams:
     logprobs: int | None = None
     logprobs_mode: LogprobsMode = "raw"
     skip_special_tokens: bool = True
-    structured_outputs: StructuredOutputs | Constraint | None = None
+    structured_outputs: StructuredOutputs | Constraint | ConstraintSource | None = None
 
     def __post_init__(self) -> None:
         for name, kind, expected in _KINDS:
@@ -228,6 +237,10 @@ _KINDS: list[tuple[str, Callable[[Any], bool], str]] = [
     ("logit_bias", _is_mapping_of_biases, "a mapping from token ids to numbers"),
     ("stop", lambda x: isinstance(x, (str, Sequence)), "a string or a list of them"),
     ("stop_token_ids", lambda x: isinstance(x, (Sequence, Set)) and all(map(_is_whole, x)), "a list of token ids"),
-    ("structured_outputs", lambda x: x is None or isinstance(x, (StructuredOutputs, Constraint)), "a StructuredOutputs or None"),
+    (
+        "structured_outputs",
+        lambda x: x is None or isinstance(x, (StructuredOutputs, Constraint, ConstraintSource)),
+        "a StructuredOutputs or None",
+    ),
 ]
 """(field, test, what was expected): the types, before the ranges."""

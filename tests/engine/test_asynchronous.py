@@ -6,10 +6,13 @@ from contextlib import aclosing
 
 import pytest
 
-from polydraft import AsyncEngine, Engine, SamplingParams
+from polydraft import AsyncEngine, Engine, SamplingParams, StructuredOutputs
+from polydraft.engine import asynchronous
 from polydraft.engine.api import Engine as EngineClass
-from polydraft.errors import BusyError, CapacityError, PolydraftError
+from polydraft.engine.asynchronous import COMPILERS
+from polydraft.errors import BusyError, CapacityError, InvalidInputError, PolydraftError
 from tests.engine.tables import TableModel, plain_greedy
+from tests.engine.test_structured import engine as constrained
 
 GREEDY = SamplingParams(temperature=0, max_tokens=9)
 LONG = SamplingParams(temperature=0, max_tokens=40)
@@ -173,5 +176,67 @@ def test_a_thread_that_died_is_said_to_every_stream():
             with pytest.raises(PolydraftError, match="has died"):
                 _ = [output async for output in outputs]
             assert not engine.running
+
+    asyncio.run(main())
+
+
+def form(**asked) -> SamplingParams:
+    return SamplingParams(seed=1, max_tokens=9, structured_outputs=StructuredOutputs(**asked))
+
+
+def heavy(number: int) -> SamplingParams:
+    """A grammar that is compiled for more than a second, and refused."""
+    return form(regex=f"{'b' * number}(((a{{100}}){{100}}){{100}}){{100}}")
+
+
+def test_a_grammar_is_compiled_beside_requests_with_other_grammars_and_without():
+    async def main():
+        async with AsyncEngine(constrained()) as engine:
+            slow = asyncio.create_task(tokens_of(engine, [5, 5], heavy(0)))
+            ticks = 0
+            while engine._compiling == 0:
+                await asyncio.sleep(0)
+            assert await tokens_of(engine, [5, 5], form(choice=["ab", "c"]))
+            assert await tokens_of(engine, [5, 5], SamplingParams(max_tokens=3))
+            assert not slow.done()
+            while not slow.done():
+                ticks += 1
+                await asyncio.sleep(0.01)
+            with pytest.raises(InvalidInputError, match="cannot be followed"):
+                await slow
+            return ticks
+
+    assert asyncio.run(main()) > 5  # the loop went on while it was compiled
+
+
+def test_a_grammar_whose_client_leaves_before_its_turn_is_never_compiled():
+    async def main():
+        async with AsyncEngine(constrained()) as engine:
+            grammars = engine.engine._admission.grammars()
+            before = [asyncio.create_task(tokens_of(engine, [5, 5], heavy(number))) for number in range(COMPILERS)]
+            await asyncio.sleep(0.05)
+            left, stays = (asyncio.create_task(tokens_of(engine, [5, 5], form(choice=[text]))) for text in ("ab", "c"))
+            await asyncio.sleep(0.05)
+            assert not any(task.done() for task in before)
+            left.cancel()
+            assert await stays
+            await asyncio.gather(*before, return_exceptions=True)
+            return list(grammars._cached), engine._compiling
+
+    cached, compiling = asyncio.run(main())
+    assert len(cached) == 1 and "ab" not in cached[0] and compiling == 0
+
+
+def test_so_many_grammars_wait_and_no_more(monkeypatch):
+    monkeypatch.setattr(asynchronous, "MOST_COMPILING", COMPILERS)
+
+    async def main():
+        async with AsyncEngine(constrained()) as engine:
+            before = [asyncio.create_task(tokens_of(engine, [5, 5], heavy(number))) for number in range(COMPILERS)]
+            await asyncio.sleep(0.05)
+            with pytest.raises(BusyError, match="grammars are being compiled"):
+                await tokens_of(engine, [5, 5], form(choice=["ab"]))
+            await asyncio.gather(*before, return_exceptions=True)
+            assert await tokens_of(engine, [5, 5], form(choice=["ab"]))
 
     asyncio.run(main())

@@ -4,7 +4,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import replace
-from functools import cache
+from functools import cache, reduce
 
 import numpy as np
 import pytest
@@ -82,7 +82,7 @@ def engine(kind="paths", **options):
 
 
 def test_a_node_allows_what_its_own_path_does():
-    grammar = structured.Grammars(tokenizer(), 7, [END]).grammar(FORM, 2)
+    grammar = structured.Grammars(tokenizer(), 7, [END]).compiled(FORM).constraint(2)
     tokens, parents = [5, 0, 3, 1, 6, 4, 6], [-1, 0, 1, 1, 2, 3, 4]
     rows = [set(np.flatnonzero(row)) for row in grammar.allowed(PROMPT, tokens, parents)]
     assert rows[:3] == [next_tokens(()), next_tokens((0,)), next_tokens((0, 3))]
@@ -97,7 +97,7 @@ class Constrained(Tables):
 
     def __init__(self, seed, masked):
         super().__init__(7, seed)
-        self.masked, self.grammar = masked, structured.Grammars(tokenizer(), 7, [END]).grammar(FORM, 2)
+        self.masked, self.grammar = masked, structured.Grammars(tokenizer(), 7, [END]).compiled(FORM).constraint(2)
 
     def _row(self, which, path):
         row = super()._row(which, path) + 0.01
@@ -284,11 +284,75 @@ def test_neighbours_of_an_output_with_a_form_are_as_they_are_alone():
         ({"json": "{"}, "no JSON"),
         ({"json": "[1]"}, "expected a schema"),
         ({"grammar": "start: nothing"}, "grammar"),
+        ({"grammar": "start: start"}, "no text fits it"),
+        ({"json": {"$ref": "#"}}, "no text fits it"),
+        ({"json": {"type": "array", "items": {"type": "integer"}, "maxItems": 100_000}}, "limit for this grammar: 50000"),
+        ({"json": reduce(lambda inner, _: {"anyOf": [inner]}, range(300), {})}, "recursion limit"),
+        ({"regex": "(((a{100}){100}){100}){100}"}, "too many expressions"),
+        ({"choice": [f"a{i}" for i in range(40_000)]}, "expected at most 131072"),
     ],
+    ids=lambda x: str(x)[:40],
 )
-def test_forms_that_cannot_be_followed_are_refused(form, said):
-    with pytest.raises(InvalidInputError, match=said):
+def test_forms_that_cannot_be_followed_are_refused_in_one_line(form, said):
+    with pytest.raises(InvalidInputError, match=said) as told:
         engine().generate([PROMPT], SamplingParams(structured_outputs=StructuredOutputs(**form)))
+    line = str(told.value)
+    assert "\n" not in line and "<" not in line and len(line) < 500
+
+
+def test_a_choice_may_have_thousands_of_texts():
+    made = Engine.embedded(device="cpu", drafter="ngram", depth=3, max_num_seqs=4)
+    texts = [f"text number {i}" for i in range(5000)]
+    params = SamplingParams(n=4, seed=1, structured_outputs=StructuredOutputs(choice=texts))
+    assert {s.text for s in made.generate("x", params)[0].samples} <= set(texts)
+
+
+def test_grammars_that_are_kept_are_bounded_in_bytes_and_those_used_last():
+    grammars = structured.Grammars(tokenizer(), 7, [END])
+    forms = [StructuredOutputs(choice=["a", "b" * 60_000 + "c" * i]) for i in range(12)]
+    kept = [grammars.compiled(form) for form in forms]
+    assert sum(g.num_bytes for g in kept) > structured.CACHED_BYTES
+    assert grammars.compiled(forms[-1]) is kept[-1] and grammars.compiled(forms[-8]) is kept[-8]
+    assert grammars.compiled(forms[0]) is not kept[0] and grammars.compiled(forms[-8]) is kept[-8]
+    small = [StructuredOutputs(choice=["a" * (i + 1)]) for i in range(structured.CACHED_GRAMMARS + 1)]
+    first = grammars.compiled(small[0])
+    for form in small:
+        grammars.compiled(form)
+    assert grammars.compiled(small[0]) is not first
+
+
+WIDE = StructuredOutputs(regex="([ab]{0,30}c){0,30}")
+"""Each output needs states of its own."""
+
+
+def walk(grammar, seed, length=60):
+    text = list(PROMPT)
+    while len(text) < length and END not in text:
+        allowed = np.flatnonzero(grammar.allowed(text, [text[-1]], [-1])[0])
+        text.append(
+            int(np.random.default_rng([seed, len(text)]).choice(allowed[allowed < 4] if (allowed < 4).any() else allowed))
+        )
+    return text
+
+
+def test_outputs_that_have_used_up_the_states_of_their_grammar_are_followed_with_new_ones(monkeypatch):
+    free = structured.Grammars(tokenizer(), 7, [END]).compiled(WIDE)
+    expected = [walk(free.constraint(2), seed) for seed in range(30)]
+    monkeypatch.setitem(structured.LIMITS, "max_lexer_states", 300)
+    source = structured.Grammars(tokenizer(), 7, [END]).compiled(WIDE)
+    first = source.matcher
+    assert [walk(source.constraint(2), seed) for seed in range(30)] == expected
+    assert source.matcher is not first
+
+
+@pytest.mark.filterwarnings("ignore::polydraft.errors.RequestWarning", "ignore::polydraft.errors.DrafterWarning")
+def test_an_output_beyond_what_can_be_followed_ends_alone_and_says_so(monkeypatch):
+    monkeypatch.setitem(structured.LIMITS, "max_lexer_states", 40)
+    wanted, short = SamplingParams(seed=1, max_tokens=60, structured_outputs=WIDE), SamplingParams(seed=1, max_tokens=8)
+    alone = engine().generate([PROMPT], short, first_index=1)[0]
+    wide, plain = engine().generate([PROMPT, PROMPT], [wanted, short])
+    assert wide.finish_reason == "error" and wide.samples[0].refused and plain.token_ids == alone.token_ids
+    assert "too many states" in wide.samples[0].error and "Make them simpler" in wide.samples[0].error
 
 
 def test_a_form_needs_an_end_of_text_and_is_one():

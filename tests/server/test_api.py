@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from polydraft import SamplingParams
+from polydraft.engine import structured
 from tests.server.conftest import serving, small_engine
 
 PROMPT = "def add(a, b):\n"
@@ -185,6 +186,23 @@ def test_a_text_follows_a_regular_expression_or_is_one_of_those_given(served):
     assert one.text in ("yes", "no")
 
 
+@pytest.mark.filterwarnings("ignore::polydraft.errors.RequestWarning", "ignore::polydraft.errors.DrafterWarning")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_cannot_be_followed_to_the_end_is_the_clients_own(monkeypatch, caplog, stream):
+    monkeypatch.setitem(structured.LIMITS, "max_lexer_states", 40)
+    with serving(small_engine()) as strict:
+        body = {**ASK, "temperature": 1, "max_tokens": 200, "stream": stream, "guided_regex": "([ab]{30}c){30}"}
+        found = strict.http.post("/v1/completions", json=body)
+    error = (
+        json.loads(found.text.strip().split("data: ")[-2])["error"]
+        if stream and found.status_code == 200
+        else found.json()["error"]
+    )
+    assert error["type"] == "invalid_request_error" and "too many states" in error["message"]
+    assert found.status_code == 400 or stream
+    assert not [record for record in caplog.records if record.levelname == "ERROR" and "polydraft" in record.name]
+
+
 def test_a_request_names_its_drafter_and_its_rule(served):
     texts = {}
     for drafter, verifier in ((None, None), ("suffix", None), ("ngram", "race"), ("none", None)):
@@ -242,6 +260,9 @@ def test_tokens_there_and_back(served):
         ("completions", {"extra_body": {"guided_regex": "("}}, openai.BadRequestError, "structured_outputs.regex"),
         ("completions", {"extra_body": {"guided_regex": "x", "guided_choice": ["y"]}}, openai.BadRequestError, "several forms"),
         ("completions", {"extra_body": {"guided_choice": []}}, openai.BadRequestError, "guided_choice"),
+        ("completions", {"extra_body": {"guided_json": {"$ref": "#"}}}, openai.BadRequestError, "no text fits it"),
+        ("completions", {"extra_body": {"guided_grammar": "start: start"}}, openai.BadRequestError, "no text fits it"),
+        ("completions", {"extra_body": {"guided_choice": ["a" * 200_000]}}, openai.BadRequestError, "at most 131072"),
         ("completions", {"extra_body": {"speculation": {"verifier": "blok"}}}, openai.BadRequestError, "block"),
         (
             "completions",

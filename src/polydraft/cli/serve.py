@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import sys
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
@@ -117,6 +118,7 @@ def serve(
 def _run(engine: Any, settings: "Settings", listening: socket.socket) -> None:
     import uvicorn
 
+    from polydraft.errors import RequestWarning
     from polydraft.server.app import create_app
     from polydraft.server.connection import Connection
 
@@ -131,6 +133,7 @@ def _run(engine: Any, settings: "Settings", listening: socket.socket) -> None:
         http=Connection,
         ws="none",
     )
+    warnings.simplefilter("ignore", RequestWarning)  # the log has it
     uvicorn.Server(config).run(sockets=[listening])
 
 

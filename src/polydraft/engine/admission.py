@@ -13,7 +13,7 @@ from polydraft.engine.speculation import Menu
 from polydraft.engine.stopping import Stopper
 from polydraft.engine.structured import Grammars
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
-from polydraft.params import MOST_SAMPLES, WHOLE_CONTEXT, StructuredOutputs
+from polydraft.params import MOST_SAMPLES, WHOLE_CONTEXT, ConstraintSource, StructuredOutputs
 from polydraft.plan.fixed import check_draft
 
 
@@ -104,7 +104,9 @@ class Admission:
     def _bound(self, request: Request) -> Request:
         """With the grammar of its own output, where it asks for one."""
         wanted = request.params.structured_outputs
-        if not isinstance(wanted, StructuredOutputs):
+        if isinstance(wanted, StructuredOutputs):
+            wanted = self.grammars().compiled(wanted)
+        if not isinstance(wanted, ConstraintSource):
             return request
-        grammar = self.grammars().grammar(wanted, len(request.prompt_token_ids))
-        return replace(request, params=request.params.with_(structured_outputs=grammar))
+        constraint = wanted.constraint(len(request.prompt_token_ids))
+        return replace(request, params=request.params.with_(structured_outputs=constraint))

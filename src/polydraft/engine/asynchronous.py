@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable
 from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from time import perf_counter
 from types import TracebackType
@@ -22,11 +23,15 @@ from polydraft.engine.api import Engine, Prompt
 from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import Result
 from polydraft.errors import BusyError, InvalidInputError, PolydraftError
-from polydraft.params import SamplingParams, StructuredOutputs
+from polydraft.params import ConstraintSource, SamplingParams, StructuredOutputs
 
 __all__ = ["AsyncEngine"]
 
 log = logging.getLogger("polydraft.engine")
+COMPILERS = 2
+"""Threads that compile grammars; one grammar may take seconds, and another request's shall not wait for it."""
+MOST_COMPILING = 64
+"""Requests whose grammars are compiled or wait for that, at most."""
 
 
 class _Mailbox(asyncio.Queue[StepOutput | None]):
@@ -68,6 +73,7 @@ class AsyncEngine:
         self._asked, self._closing = threading.Event(), False
         self._thread: threading.Thread | None = None
         self._mailboxes: set[_Mailbox] = set()
+        self._compilers, self._compiling = ThreadPoolExecutor(COMPILERS, "polydraft-grammar"), 0
 
     async def __aenter__(self) -> "AsyncEngine":
         self._closing = False
@@ -125,7 +131,7 @@ class AsyncEngine:
         try:
             given = params or self.engine.default_params()
             if isinstance(given.structured_outputs, StructuredOutputs):
-                await asyncio.to_thread(self.engine.compile_grammar, given.structured_outputs)
+                given = given.with_(structured_outputs=await self._compiled(given.structured_outputs))
             self._check_waiting(given.n * len(prompts))
             for index, prompt in enumerate(prompts):
                 result = self.engine.submit(prompt, given, index, mailbox, **asked)
@@ -148,6 +154,16 @@ class AsyncEngine:
                 self.engine.forget(name)
             if unfinished:
                 self._abort(results)
+
+    async def _compiled(self, wanted: StructuredOutputs) -> ConstraintSource:
+        """A grammar, compiled in a thread of the pool for them; one that still waits there when its request is cancelled is never compiled."""
+        if self._compiling >= MOST_COMPILING:
+            raise BusyError(f"{self._compiling} grammars are being compiled, as many as may. Ask again later.")
+        self._compiling += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._compilers, self.engine.compile_grammar, wanted)
+        finally:
+            self._compiling -= 1
 
     def _abort(self, names: Iterable[str]) -> None:
         for name in names:
@@ -192,6 +208,6 @@ class AsyncEngine:
             outputs = self.engine.isolate()
         for output in outputs:
             if output.sample.error:
-                log.error("%s", output.sample.error)
+                log.log(logging.INFO if output.sample.refused else logging.ERROR, "%s", output.sample.error)
         if self.observe is not None:
             self.observe(outputs, perf_counter() - start)

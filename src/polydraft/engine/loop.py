@@ -35,9 +35,9 @@ from polydraft.engine.speculation import Menu, Speculation
 from polydraft.engine.stats import Stopwatch
 from polydraft.engine.step import Stepper
 from polydraft.engine.ties import check_margin
-from polydraft.errors import BusyError, IncompatibleError, PolydraftError, RequestWarning
+from polydraft.errors import BusyError, GrammarError, IncompatibleError, PolydraftError, RequestWarning
 from polydraft.models.slots import Slots
-from polydraft.params import StructuredOutputs
+from polydraft.params import ConstraintSource, StructuredOutputs
 from polydraft.plan.fixed import Plan
 
 MOST_WAITING = 65_536
@@ -170,13 +170,13 @@ class Loop:
         self._asked.append(asked)
         return asked.sample
 
-    def compile_grammar(self, wanted: StructuredOutputs) -> None:
-        """Make ready what requests with this form of their outputs need, which may take a second; from any thread.
+    def compile_grammar(self, wanted: StructuredOutputs) -> ConstraintSource:
+        """A form, ready to be the `structured_outputs` of requests, which may take a second; from any thread.
 
         Raises:
             InvalidInputError, IncompatibleError: a form that is wrong, or cannot be had here.
         """
-        self._admission.grammars().grammar(wanted, 0)
+        return self._admission.grammars().compiled(wanted)
 
     def abort_request(self, request_id: str) -> None:
         """End all samples of a request, from any thread, before the next step's round; what was emitted stays. Unknown ids are ignored.
@@ -225,6 +225,7 @@ class Loop:
 
     def _fail(self, s: Sequence, error: Exception) -> None:
         s.sample.error = f"request {s.request.id!r}, sample {s.sample.index} failed: {error if isinstance(error, PolydraftError) else repr(error)}"
+        s.sample.refused = isinstance(error, GrammarError)
         self._end(s, "error")
         warnings.warn(s.sample.error, RequestWarning, stacklevel=2)
 

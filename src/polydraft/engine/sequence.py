@@ -33,7 +33,7 @@ class Sample:
     """One generated continuation.
 
     finish_reason: "stop" | "length" | "abort" | "error".  stop_reason: the stop id or string, if one did it.
-    error: what failed, where something did.
+    error: what failed, where something did.  refused: whether that was what the request asked for.
     seed: the seed that was used, also where none was given.  origins: one for each token.  sources: likewise, where it stands in a passage
         (`drafters.text.spans.Standing`) or None; empty where the drafter does not say.
     """
@@ -45,6 +45,7 @@ class Sample:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    refused: bool = False
     logprobs: list[TokenLogprob] | None = None
     origins: list[Origin] = field(default_factory=list[Origin])
     sources: list[Any] = field(default_factory=list[Any])

@@ -8,23 +8,34 @@ Grammars are compiled and followed by llguidance (https://github.com/guidance-ai
 """
 
 import json
+import re
 import threading
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool
 
 from polydraft.core import Draft, SamplingParams, SiblingLaw, TokenTree
-from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.errors import GrammarError, IncompatibleError, InvalidInputError, first_line
 from polydraft.models.slots import common_length
 from polydraft.params import Constraint, StructuredOutputs
 
-__all__ = ["Grammar", "Grammars", "pruned"]
+__all__ = ["CompiledGrammar", "Grammar", "Grammars", "pruned"]
 
-MOST_KEPT = 64
-"""Compiled grammars that are kept for requests to come."""
+GRAMMAR_BYTES = 1 << 17
+"""Text of a grammar, at most."""
+CACHED_GRAMMARS = 32
+"""Compiled grammars that are kept for requests to come; to compile one takes a millisecond, a large one 0.3 s."""
+CACHED_BYTES = 1 << 19
+"""Of their texts together."""
+LIMITS: Any = {"max_grammar_size": 50_000, "max_lexer_states": 50_000, "verbose_errors": False}
+"""Of one grammar in llguidance: symbols, of some 400 bytes each, and states, of some 100; messages without its state."""
+REASONS = {"NoExtensionBias": "no text fits it", "NoExtension": "no text fits it", "ParserTooComplex": "it is too complex"}
+"""Messages of llguidance that say nothing to others."""
 WRITTEN: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """How JSON is written: as `json.dumps` does. Where blanks are free, a sampled text may go on in blanks for ever."""
 
@@ -32,41 +43,54 @@ WRITTEN: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separ
 class Grammar:
     """A `params.Constraint`: the tokens that keep one output within a grammar.
 
-    matcher: of llguidance, at the beginning.  prompt_length: where the output begins.  stop_ids: that end it, allowed where the grammar may end.
+    source: of its grammar.  prompt_length: where the output begins.
 
     Example:
         >>> from polydraft.models import load, pair
         >>> tokenizer = load.load_tokenizer(str(pair.target_folder()))
         >>> a, b, c = (tokenizer(x)["input_ids"][0] for x in "abc")
         >>> grammars = Grammars(tokenizer, len(tokenizer), [0])
-        >>> grammar = grammars.grammar(StructuredOutputs(regex="(a|b)c?"), prompt_length=1)
+        >>> grammar = grammars.compiled(StructuredOutputs(regex="(a|b)c?")).constraint(prompt_length=1)
         >>> rows = grammar.allowed([5], [5, a, b], [-1, 0, -1])
         >>> rows[0, [a, b, c]].tolist(), rows[1, [a, c, 0]].tolist()
         ([True, True, False], [False, True, True])
     """
 
-    def __init__(self, matcher: Any, vocab_size: int, prompt_length: int, stop_ids: Sequence[int]) -> None:
-        self._matcher, self._start, self._stop_ids = matcher, prompt_length, list(stop_ids)
-        self._vocab_size, self._bits = vocab_size, np.zeros(-(-vocab_size // 32), np.uint32)
+    def __init__(self, source: "CompiledGrammar", prompt_length: int) -> None:
+        self._source, self._matcher = source, source.matcher.deep_copy()
+        self._start, self._stop_ids, self._vocab_size = prompt_length, list(source.stop_ids), source.vocab_size
+        self._bits = np.zeros(-(-self._vocab_size // 32), np.uint32)
         self._read: list[int] = []
         """Output that the matcher has read."""
         self._last: tuple[Any, Bool[np.ndarray, "N V"]] | None = None
+        self._alone = False
+        """Whether the states of its grammar, of which there are only so many, are its own already: outputs share them at first."""
 
     def allowed(self, context: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> Bool[np.ndarray, "N V"]:
         """See `params.Constraint`. Behind the end of a text more of the same may follow: nothing else may, and something must.
 
         Raises:
-            InvalidInputError: an output that the grammar does not have, or a grammar beyond the limits of what may be followed.
+            GrammarError: an output that the grammar does not have, or a grammar beyond the limits of what may be followed.
         """
         asked = len(context), list(context[self._start :]), list(tokens), list(parents)
         if self._last is not None and self._last[0] == asked:
             return self._last[1]
+        try:
+            rows = self._rows(*asked[1:])
+        except GrammarError:
+            if self._alone:
+                raise
+            self._alone, self._matcher, self._read = True, self._source.renewed().deep_copy(), []
+            rows = self._rows(*asked[1:])
+        self._last = asked, rows
+        return rows
+
+    def _rows(self, output: list[int], tokens: list[int], parents: list[int]) -> Bool[np.ndarray, "N V"]:
         rows = np.ones((len(tokens), self._vocab_size), np.bool_)
-        if self._follow(asked[1]):
+        if self._follow(output):
             self._visit(0, tokens, parents, rows)
         else:
             self._close(0, tokens, parents, rows)
-        self._last = asked, rows
         return rows
 
     def _follow(self, output: list[int]) -> bool:
@@ -79,14 +103,18 @@ class Grammar:
             if token in self._stop_ids:
                 return False
             if self._matcher.try_consume_tokens([token]) != 1:
+                if self._matcher.is_error():
+                    raise self._failure()
                 raise InvalidInputError(
-                    f"token {token} follows {len(self._read)} others in an output of the grammar, which does not have it. {self._error()}"
+                    f"an output of a grammar has token {token} behind {len(self._read)} others, where it is not allowed."
                 )
             self._read.append(token)
         return True
 
-    def _error(self) -> str:
-        return self._matcher.get_error() if self._matcher.is_error() else ""
+    def _failure(self) -> GrammarError:
+        return GrammarError(
+            f"structured_outputs cannot be followed beyond {len(self._read)} tokens of an output: {_said(self._matcher)}. Make them simpler."
+        )
 
     def _close(self, node: int, tokens: Sequence[int], parents: Sequence[int], rows: Bool[np.ndarray, "N V"]) -> None:
         """The rows of a node behind the end and of all below it that may be there."""
@@ -101,7 +129,7 @@ class Grammar:
         self._bits[:] = 0
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         if self._matcher.is_error():
-            raise InvalidInputError(f"the grammar of structured_outputs cannot be followed: {self._error()}. Make it simpler.")
+            raise self._failure()
         rows[node] = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[: self._vocab_size]
         for child in range(node + 1, len(tokens)):
             token = tokens[child]
@@ -114,8 +142,36 @@ class Grammar:
                 self._matcher.rollback(1)
 
 
+@dataclass
+class CompiledGrammar:
+    """A `params.ConstraintSource`: one grammar, ready for any number of outputs.
+
+    make: a matcher of llguidance, at the beginning.  matcher: one of those; outputs follow copies of it, which share its states.
+    num_bytes: of its text.  stop_ids: that end an output, allowed where the grammar may end.
+    """
+
+    make: Callable[[], Any]
+    num_bytes: int
+    vocab_size: int
+    stop_ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        self.matcher = self.make()
+
+    def renewed(self) -> Any:
+        """Its matcher without the states that outputs have added."""
+        self.matcher = self.make()
+        return self.matcher
+
+    def constraint(self, prompt_length: int) -> Grammar:
+        """Of one output, which begins behind so many tokens."""
+        return Grammar(self, prompt_length)
+
+
 class Grammars:
-    """Grammars over one tokenizer, compiled once; from any thread. stop_ids: that end a text.
+    """Grammars over one tokenizer; from any thread, in which they are compiled. stop_ids: that end a text.
+
+    Those used last are kept, of at most CACHED_BYTES of text together; a lock guards this list and is never held while one is compiled.
 
     Raises:
         IncompatibleError: a tokenizer that is none of the `tokenizers` library, no end of text, or llguidance is not installed.
@@ -134,41 +190,68 @@ class Grammars:
             )
         self._tokenizer = from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(stop_ids))
         self._vocab_size, self._stop_ids = vocab_size, tuple(stop_ids)
-        self._compiled: dict[str, Any] = {}
+        self._cached: OrderedDict[str, CompiledGrammar] = OrderedDict()
         self._lock = threading.Lock()
 
-    def grammar(self, wanted: StructuredOutputs, prompt_length: int) -> Grammar:
-        """Of one output.
+    def compiled(self, wanted: StructuredOutputs) -> CompiledGrammar:
+        """The grammar of a form.
 
         Raises:
-            InvalidInputError: a schema, an expression or a grammar that is wrong, or asks for what llguidance does not have.
+            InvalidInputError: a schema, an expression or a grammar that is wrong, too large, or asks for what llguidance does not have.
         """
-        written = _written(wanted)
-        with self._lock:
-            matcher = self._compiled.get(written) or self._compile(wanted, written)
-            return Grammar(matcher.deep_copy(), self._vocab_size, prompt_length, self._stop_ids)
-
-    def _compile(self, wanted: StructuredOutputs, written: str) -> Any:
-        from llguidance import LLMatcher
-
-        said = LLMatcher.validate_grammar(written, self._tokenizer)
-        matcher = None if said else LLMatcher(self._tokenizer, written, log_level=0)
-        if matcher is None or matcher.is_error():
-            said = said or (matcher.get_error() if matcher else "")
+        grammar_text = _written(wanted)
+        num_bytes = len(grammar_text.encode())
+        if num_bytes > GRAMMAR_BYTES:
             raise InvalidInputError(
-                f"structured_outputs.{wanted.kind} was given, which cannot be followed: {' '.join(said.split())[:300]}. Change it."
+                f"structured_outputs.{wanted.kind} was given, which makes a grammar of {num_bytes} bytes; "
+                f"expected at most {GRAMMAR_BYTES}. Make it smaller."
             )
-        if len(self._compiled) >= MOST_KEPT:
-            del self._compiled[next(iter(self._compiled))]
-        self._compiled[written] = matcher
+        with self._lock:
+            if grammar_text in self._cached:
+                self._cached.move_to_end(grammar_text)
+                return self._cached[grammar_text]
+        make = partial(self._compile, wanted.kind, grammar_text)
+        grammar = CompiledGrammar(make, num_bytes, self._vocab_size, self._stop_ids)
+        with self._lock:
+            self._cached[grammar_text] = grammar
+            while len(self._cached) > CACHED_GRAMMARS or sum(g.num_bytes for g in self._cached.values()) > CACHED_BYTES:
+                self._cached.popitem(last=False)
+        return grammar
+
+    def _compile(self, kind: str, grammar_text: str) -> Any:
+        """A matcher with the mask of its beginning, where some mistakes show first, that can take a step."""
+        from llguidance import LLMatcher, LLParserLimits
+
+        matcher = LLMatcher(self._tokenizer, grammar_text, log_level=0, limits=LLParserLimits(**LIMITS))
+        bits = np.zeros(-(-self._vocab_size // 32), np.uint32)
+        if not matcher.is_error():
+            matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        if not matcher.is_error():
+            allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")[: self._vocab_size])
+            step = next((int(token) for token in allowed if token not in self._stop_ids), None)
+            trial = matcher.deep_copy()
+            if not len(allowed) or (step is not None and trial.try_consume_tokens([step]) != 1):
+                raise _refusal(kind, _said(trial))
+        if matcher.is_error():
+            raise _refusal(kind, _said(matcher))
         return matcher
+
+
+def _refusal(kind: str, said: str) -> InvalidInputError:
+    return InvalidInputError(f"structured_outputs.{kind} was given, which cannot be followed: {said}. Change it.")
+
+
+def _said(matcher: Any) -> str:
+    """What is wrong, in a line without the state of the library."""
+    said = " ".join(re.split(r"\n?<|\nstack backtrace", matcher.get_error() if matcher.is_error() else "")[0].split())
+    return REASONS.get(said, said[:300].rstrip(".")) or "it is too complex"
 
 
 def _written(wanted: StructuredOutputs) -> str:
     """As llguidance takes it.
 
     Raises:
-        InvalidInputError: a schema that is no JSON object.
+        InvalidInputError: a schema that is no JSON object, or is nested too deeply.
     """
     from llguidance import LLMatcher
 
@@ -176,16 +259,19 @@ def _written(wanted: StructuredOutputs) -> str:
         return LLMatcher.grammar_from_regex(wanted.regex)
     if wanted.grammar is not None:
         return LLMatcher.grammar_from_lark(wanted.grammar)
-    if wanted.choice is not None:
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in wanted.choice))
+    if wanted.choice is not None:  # as one terminal: a rule has at most 2,000 alternatives
+        return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(text) for text in wanted.choice))
     schema: Any = {"type": "object"} if wanted.json_object else wanted.json
     try:
-        given = json.loads(schema) if isinstance(schema, str) else json.loads(json.dumps(schema))
+        parsed = json.loads(schema) if isinstance(schema, str) else json.loads(json.dumps(schema))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInputError(f"structured_outputs.json was given, which is no JSON: {error}. Expected a schema.") from error
-    if not isinstance(given, dict):
-        raise InvalidInputError(f"structured_outputs.json={given!r} was given; expected a schema, such as {{'type': 'object'}}.")
-    return LLMatcher.grammar_from_json_schema(json.dumps(given), overrides=WRITTEN)
+    if not isinstance(parsed, dict):
+        raise InvalidInputError(f"structured_outputs.json={parsed!r} was given; expected a schema, such as {{'type': 'object'}}.")
+    try:
+        return LLMatcher.grammar_from_json_schema(json.dumps(parsed), overrides=WRITTEN)
+    except ValueError as error:
+        raise _refusal(wanted.kind, first_line(error)) from error
 
 
 def pruned(draft: Draft, contexts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> Draft:

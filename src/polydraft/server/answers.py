@@ -252,6 +252,8 @@ class Chat(Choices):
 
 def check(output: StepOutput) -> None:
     """Raise what a client is told of a sample that did not end by itself."""
+    if output.finished and output.sample.refused:
+        raise ApiError(400, str(output.sample.error))
     if output.finished and output.sample.finish_reason == "error":
         raise ApiError(500, "the request failed while it ran; the server's log says why.")
     if output.finished and output.sample.finish_reason == "abort":

@@ -320,8 +320,10 @@ async def _events(
         for chunk in answer.closing(usage):
             yield _event(chunk)
     except Exception as error:
-        log.error("request %s failed while it was streamed: %s", request.state.request_id, error)
-        yield _event(answer.failed(errors.of(error)))
+        told = errors.of(error)
+        level = logging.ERROR if told.status >= 500 else logging.INFO
+        log.log(level, "request %s failed while it was streamed: %s", request.state.request_id, error)
+        yield _event(answer.failed(told))
     yield answer.end
 
 
