@@ -49,13 +49,28 @@ def test_an_index_is_built_from_a_folder_and_used_by_generate(kind, corpus, tmp_
     assert stats["drafted"] > 0
 
 
-def test_an_unreadable_file_among_many_is_named_and_skipped_only_when_asked(corpus, tmp_path):
+@pytest.mark.parametrize("kind", [*registry.INDEXES, "passages"])
+def test_binary_and_hidden_files_of_a_folder_are_left_out_and_counted(kind, corpus, tmp_path):
+    (corpus / "__pycache__").mkdir()
+    (corpus / "__pycache__" / "a.pyc").write_bytes(b"\xa7\r\r\n\0\0")
+    (corpus / "zeros").write_bytes(b"abc\0")
     (corpus / "latin.py").write_bytes("x = 'caf\u00e9'\n".encode("latin-1"))
-    assert "latin.py' in the corpus cannot be read: byte 0xe9 at offset 8" in line(corpus, "--out", tmp_path / "i")
-    assert not (tmp_path / "i").exists()
-    found = run(corpus, "--out", tmp_path / "i", "--skip-unreadable")
+    found = run(corpus, "--kind", kind, "--out", tmp_path / "i")
     assert found.exit_code == 0, found.output
-    assert "latin.py' was left out" in found.stderr
+    last = found.stdout.splitlines()[-1]
+    assert " of 3 files" in last and last.endswith("; left out: 1 hidden files, 3 files that are not UTF-8 text")
+
+
+@pytest.mark.parametrize(
+    ("data", "why"), [(b"x = 'caf\xe9'", "byte 0xe9 at offset 8 is not UTF-8"), (b"a\0b", "byte 0x00 at offset 1")]
+)
+def test_a_named_file_that_is_no_text_is_refused_and_skipped_only_when_asked(corpus, tmp_path, data, why):
+    (corpus / "odd").write_bytes(data)
+    assert f"odd' in the corpus cannot be read: {why}" in line(corpus, corpus / "odd", "--out", tmp_path / "i")
+    assert not (tmp_path / "i").exists()
+    found = run(corpus, corpus / "odd", "--out", tmp_path / "i", "--skip-unreadable")
+    assert found.exit_code == 0, found.output
+    assert "odd' was left out" in found.stderr
     assert (tmp_path / "i").exists()
 
 

@@ -22,7 +22,12 @@ def _index() -> None:
 
 @app.command()
 def build(
-    corpus: Annotated[list[Path], typer.Argument(help="Text files, or folders of them; each file is one document.")],
+    corpus: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Text files, or folders of which hidden files and files that are no text are left out; each file is one document."
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write; an old one stays until the new one is complete.")],
     kind: Annotated[str, typer.Option(help="trigram, retrieval or passages.")] = "trigram",
     model: Annotated[
@@ -33,7 +38,7 @@ def build(
         str | None, typer.Option(help="Folder of the target model whose tokenizer to use; the embedded one without it.")
     ] = None,
     skip_unreadable: Annotated[
-        bool, typer.Option("--skip-unreadable", help="Name files that cannot be read, and go on.")
+        bool, typer.Option("--skip-unreadable", help="Warn about files that cannot be read, and go on.")
     ] = False,
 ) -> None:
     """Build an index of a corpus for `--drafter trigram`, `--drafter retrieval` or `--law nest`."""
@@ -47,25 +52,24 @@ def build(
             f"--model or --append was given for --kind {kind}; expected them with --kind passages. Leave them out."
         )
     from polydraft import registry
-    from polydraft.drafters.text import corpus as reading
+    from polydraft.drafters.text.corpus import Corpus
     from polydraft.drafters.text.index_file import fingerprint
     from polydraft.models import load, pair
 
     maker = registry.index(kind)
-    paths = reading.files(corpus)
+    texts = Corpus(corpus)
     words = load.load_tokenizer(tokenizer or str(pair.target_folder()))
     vocab_size = max(words.get_vocab().values()) + 1
     with warnings.catch_warnings(record=True) as skipped, bars("reading files") as step:
         warnings.simplefilter("always")
-        texts = reading.documents(
-            paths,
+        documents = texts.documents(
             lambda text: load.encode(words, text) if text else [],
             skip_unreadable=skip_unreadable,
-            done=lambda _: step(len(paths)),
+            done=lambda _: step(len(texts.files)),
         )
-        maker.build(texts, vocab_size, tokens_of=fingerprint(words)).save(out)
+        maker.build(documents, vocab_size, tokens_of=fingerprint(words)).save(out)
     _say(skipped)
-    typer.echo(f"{out}: {kind} index of {len(paths)} files, {out.stat().st_size:,} bytes")
+    typer.echo(f"{out}: {kind} index of {texts.num_read:,} files, {out.stat().st_size:,} bytes{texts.left_out}")
 
 
 @app.command()
@@ -100,11 +104,11 @@ def _target(model: str | None) -> tuple[Any, Any]:
 def _passages(corpus: list[Path], out: Path, model: str | None, append: bool, skip_unreadable: bool) -> None:
     """In one transaction, into the file that is there, or into a new one that takes its name."""
     target, tokenizer = _target(model)
-    from polydraft.drafters.text import corpus as reading
+    from polydraft.drafters.text.corpus import Corpus
     from polydraft.laws.passages import Passages
     from polydraft.models import load
 
-    paths = reading.files(corpus)
+    texts = Corpus(corpus)
     place = out if append else out.with_name(out.name + ".part")
     if not append:
         place.unlink(missing_ok=True)
@@ -113,13 +117,12 @@ def _passages(corpus: list[Path], out: Path, model: str | None, append: bool, sk
         with warnings.catch_warnings(record=True) as skipped, bars("reading files") as step:
             warnings.simplefilter("always")
             read = list[Path]()
-            texts = reading.documents(
-                paths,
+            documents = texts.documents(
                 lambda text: load.encode(tokenizer, text) if text else [],
                 skip_unreadable=skip_unreadable,
                 named=read.append,
             )
-            named = ((str(read[-1]), ids) for ids in texts if not step(len(paths)))
+            named = ((str(read[-1]), ids) for ids in documents if not step(len(texts.files)))
             count = store.append(named, target)
         if not store.sources:
             raise InvalidInputError("an empty corpus was given; expected a document of at least two tokens.")
@@ -130,7 +133,7 @@ def _passages(corpus: list[Path], out: Path, model: str | None, append: bool, sk
         if not append:
             place.unlink(missing_ok=True)
     _say(skipped)
-    typer.echo(f"{out}: {count} passages of {len(paths)} files added, {out.stat().st_size:,} bytes")
+    typer.echo(f"{out}: {count} passages of {texts.num_read:,} files added, {out.stat().st_size:,} bytes{texts.left_out}")
 
 
 def _say(skipped: list[warnings.WarningMessage]) -> None:

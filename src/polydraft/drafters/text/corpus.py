@@ -7,57 +7,94 @@ from pathlib import Path
 from polydraft.errors import InvalidInputError
 
 
-def files(paths: Iterable[Path]) -> list[Path]:
-    """The files themselves, and all files in the folders, sorted, hidden ones left out.
+class Corpus:
+    """The files that are named, and all files in the folders, sorted: hidden ones are left out, and those of folders that are no text.
+
+    files: to be read.  num_read: those that were.  num_hidden, num_binary: those of folders that were left out.
 
     Raises:
         InvalidInputError: nothing at a path, or no file at all.
     """
-    found: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            below = (p for p in sorted(path.rglob("*")) if p.is_file())
-            found += [p for p in below if not any(part.startswith(".") for part in p.relative_to(path).parts)]
-        elif path.exists():
-            found.append(path)
-        else:
-            raise InvalidInputError(f"{str(path)!r} was given as a corpus; there is no such file or folder. Check the path.")
-    if not found:
-        raise InvalidInputError("an empty corpus was given; expected at least one text file. Check the folders.")
-    return found
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self.files, self._named = list[Path](), set[Path]()
+        self.num_read = self.num_hidden = self.num_binary = 0
+        for path in paths:
+            if path.is_dir():
+                self._add_folder(path)
+            elif path.exists():
+                self.files.append(path)
+                self._named.add(path)
+            else:
+                raise InvalidInputError(f"{str(path)!r} was given as a corpus; there is no such file or folder. Check the path.")
+        if not self.files:
+            raise InvalidInputError("an empty corpus was given; expected at least one text file. Check the folders.")
+
+    def _add_folder(self, folder: Path) -> None:
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            if any(part.startswith(".") for part in path.relative_to(folder).parts):
+                self.num_hidden += 1
+            else:
+                self.files.append(path)
+
+    def documents(
+        self,
+        encode: Callable[[str], Sequence[int]],
+        *,
+        skip_unreadable: bool = False,
+        done: Callable[[Path], None] = lambda path: None,
+        named: Callable[[Path], None] = lambda path: None,
+    ) -> Iterator[Sequence[int]]:
+        """Token ids of each file.
+
+        encode: text to token ids.  skip_unreadable: warn about a file that cannot be read, or that is named and no text, and go on.
+        done: called after each file.  named: called before each document that is given.
+
+        Raises:
+            InvalidInputError: naming the file, unless `skip_unreadable`.
+        """
+        for path in self.files:
+            try:
+                text = _text(path)
+            except (OSError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) else str(error)
+                if isinstance(error, ValueError) and path not in self._named:
+                    self.num_binary += 1
+                elif skip_unreadable:
+                    warnings.warn(f"{str(path)!r} was left out: {reason}", stacklevel=2)
+                else:
+                    raise InvalidInputError(
+                        f"{str(path)!r} in the corpus cannot be read: {reason}. Leave it out, or go on without it with --skip-unreadable."
+                    ) from error
+            else:
+                self.num_read += 1
+                named(path)
+                yield encode(text)
+            done(path)
+
+    @property
+    def left_out(self) -> str:
+        """What is said of the files that folders hold and that were not read.
+
+        Example:
+            >>> corpus = Corpus([Path(__file__)])
+            >>> corpus.num_hidden = 2
+            >>> corpus.left_out
+            '; left out: 2 hidden files'
+        """
+        counts = ((self.num_hidden, "hidden files"), (self.num_binary, "files that are not UTF-8 text"))
+        parts = [f"{count:,} {what}" for count, what in counts if count]
+        return f"; left out: {', '.join(parts)}" if parts else ""
 
 
-def documents(
-    paths: Sequence[Path],
-    encode: Callable[[str], Sequence[int]],
-    *,
-    skip_unreadable: bool = False,
-    done: Callable[[Path], None] = lambda path: None,
-    named: Callable[[Path], None] = lambda path: None,
-) -> Iterator[Sequence[int]]:
-    """Token ids of each file.
-
-    encode: text to token ids.  skip_unreadable: warn about a file that cannot be read or is not UTF-8, and go on.
-    done: called after each file.  named: called before each document that is given.
-
-    Raises:
-        InvalidInputError: naming the file, unless `skip_unreadable`.
-    """
-    for path in paths:
-        try:
-            text = path.read_bytes().decode("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            why = (
-                error.strerror
-                if isinstance(error, OSError)
-                else f"byte 0x{error.object[error.start]:02x} at offset {error.start} is not UTF-8"
-            )
-            if not skip_unreadable:
-                raise InvalidInputError(
-                    f"{str(path)!r} in the corpus cannot be read: {why}. Leave it out, or go on without it with --skip-unreadable."
-                ) from error
-            warnings.warn(f"{str(path)!r} was left out: {why}", stacklevel=2)
-        else:
-            named(path)
-            yield encode(text)
-        done(path)
+def _text(path: Path) -> str:
+    """Raises OSError, or ValueError with the reason why it is no text."""
+    with path.open("rb") as file:
+        data = file.read(8192)
+        data += b"" if b"\0" in data else file.read()  # the rest of a large binary file is not read
+    if b"\0" in data:
+        raise ValueError(f"byte 0x00 at offset {data.index(0)} is in no text")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte 0x{data[error.start]:02x} at offset {error.start} is not UTF-8") from None
