@@ -22,6 +22,8 @@ CHAT_DEFAULTS = {"temperature": 0.7, "top_p": 0.95}
 """Of chats, where the model comes with no defaults of its own."""
 MOST_SAMPLES = 65_536
 """Samples of one prompt, and prompts of one call: both fit the 32 bits that noise has for them."""
+MOST_LOGPROBS = 1000
+"""Alternatives that are reported beside a token."""
 
 
 def _is_whole(x: object) -> bool:
@@ -132,7 +134,7 @@ class SamplingParams:
         seed: noise of the request, another one for each prompt of a call; None = drawn once from the system. The result records what repeats it.
             Which text of the law it gives depends on how much is drafted, but for temperature 0 and the rule `race`; a plan that learns its
             costs looks at the clock for that, a fixed plan or a given profile does not.
-        logprobs: None, or how many top alternatives to report beside each emitted token.
+        logprobs: None, or how many top alternatives to report beside each emitted token, at most 1000.
         logprobs_mode: "raw" = log-softmax of the target's logits; "processed" = log of the law sampled from.
         skip_special_tokens: leave special tokens out of the text.
         structured_outputs: the form that outputs have to have, see `StructuredOutputs`; or a `Constraint` or `ConstraintSource` of one's own.
@@ -192,7 +194,7 @@ class SamplingParams:
             ("min_tokens", self.min_tokens >= 0 and (self.max_tokens in (None, WHOLE_CONTEXT) or self.min_tokens <= self.max_tokens), "an integer in [0, max_tokens]", "Lower min_tokens or raise max_tokens."),
             ("stop", all(isinstance(s, str) and s for s in self.stop), "non-empty strings", "Drop the empty string: it would stop at once."),
             ("n", 1 <= self.n <= MOST_SAMPLES, f"an integer in [1, {MOST_SAMPLES}]", "Ask for more in several calls, each with its own seed."),
-            ("logprobs", self.logprobs is None or self.logprobs >= 0, "an integer >= 0 or None", "0 reports the emitted token alone."),
+            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= MOST_LOGPROBS, f"an integer in [0, {MOST_LOGPROBS}] or None", "0 reports the emitted token alone."),
             ("seed", self.seed is None or 0 <= self.seed < 2**63, "None or an integer in [0, 2**63)", "Use any whole number there."),
             ("min_tokens", self.min_tokens == 0 or self.structured_outputs is None, "0 beside structured_outputs", "Its form says where the output ends."),
             ("logprobs_mode", self.logprobs_mode in ("raw", "processed"), '"raw" or "processed"', "Choose one of the two."),

@@ -5,6 +5,7 @@ import shutil
 import pytest
 from typer.testing import CliRunner, Result
 
+from polydraft.cli import train
 from polydraft.cli.main import EXIT_STATUS, app
 from polydraft.models import pair
 
@@ -37,6 +38,9 @@ def line(*given: str, stdin: bytes | None = None) -> str:
         (["--n", "0"], "n=0 was given"),
         (["--n", "1000000"], "n=1000000 was given; expected an integer in [1, "),
         (["--stop", ""], "expected non-empty strings"),
+        (["--logprobs", "3"], "--logprobs 3 was given without --json"),
+        (["--logprobs", "999999", "--json"], "logprobs=999999 was given; expected an integer in [0, 1000] or None"),
+        (["--threads", "10000"], "--threads 10000 was given; expected 1 to "),
         (["--depth", "0"], "depth=0 was given; expected at least 1"),
         (["--num-paths", "0"], "num_paths=0 was given; expected at least 1"),
         (["--num-paths", "100000", "--depth", "50"], "up to 5000000 drafted tokens a step; expected at most 255"),
@@ -109,3 +113,31 @@ def test_a_draft_with_another_vocabulary_is_refused(folder):
         renamed = (folder / name).read_text(encoding="utf-8").replace("<|endoftext|>", "<|the end|>")
         (folder / name).write_text(renamed, encoding="utf-8")
     assert "different vocabularies" in line("x", "--draft-model", str(folder))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["--minutes", "nan"], "minutes=nan were given; expected at least 1"),
+        (["--minutes", "inf"], "minutes=inf were given"),
+        (["--unroll", "-2"], "unroll=-2 was given; expected a whole number of at least 1"),
+        (["--draft-vocab", "0"], "draft_vocab=0 was given"),
+        (["--size", "layers=0"], "layers=0 was given; expected a whole number of at least 1"),
+        (["--data", "rand.bin"], "rand.bin' was given as plain text and is none: byte 0x"),
+        (["--data", "empty.jsonl"], "empty.jsonl' has no usable line"),
+        (["--data", "cut.npz"], "cut.npz' is no shard of texts"),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_what_cannot_be_trained_is_refused_before_a_model_is_loaded(given, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rand.bin").write_bytes(bytes(range(256)))
+    (tmp_path / "empty.jsonl").write_text("{}\n[1]\n", encoding="utf-8")
+    (tmp_path / "cut.npz").write_bytes(b"PK")
+    monkeypatch.setattr(train, "build", lambda *_, **__: pytest.fail("a model was loaded"))
+    kind = "diffusion" if "--size" in given else "medusa"
+    found = CliRunner().invoke(app, ["train", kind, *given, "--out", str(tmp_path / "head")])
+    assert found.exit_code == EXIT_STATUS, found.output
+    (last,) = [x for x in found.stderr.splitlines() if x.startswith("error: ")]
+    assert expected in last
+    assert not (tmp_path / "head").exists()

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -83,7 +84,6 @@ def test_the_draft_vocabulary_is_the_most_frequent_tokens():
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        (Options(minutes=0.1), InvalidInputError, "at least 1"),
         (Options(layers=(1, 2, 77)), InvalidInputError, "77"),
         (Options(layers=(2, 1)), InvalidInputError, "rising"),
     ],
@@ -91,6 +91,16 @@ def test_the_draft_vocabulary_is_the_most_frequent_tokens():
 def test_what_cannot_be_trained_is_refused(engine, written, tmp_path, options, error, said):
     with pytest.raises(error, match=said):
         train_drafter(engine, "eagle", tmp_path, options, data=[written])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"minutes": 0.1}, {"minutes": math.nan}, {"unroll": -2}, {"draft_vocab": 0}, {"batch": 0}, {"sizes": {"heads": 0}}],
+    ids=str,
+)
+def test_amounts_that_cannot_be_are_refused(options):
+    with pytest.raises(InvalidInputError, match=r"expected .*at least 1"):
+        Options.of("medusa", **options)
 
 
 def test_kinds_and_sizes_that_there_are_not_are_refused():
@@ -109,6 +119,9 @@ def test_files_without_a_usable_line_are_refused(engine, tmp_path):
         conversations.from_file(tmp_path / "b.npz", engine)
     (tmp_path / "c.jsonl").write_text(json.dumps({"text": "import os\n" * 40}) + "\n")
     assert conversations.from_file(tmp_path / "c.jsonl", engine)
+    (tmp_path / "rand.bin").write_bytes(bytes(range(256)))
+    with pytest.raises(InvalidInputError, match="given as plain text and is none: byte 0x00"):
+        conversations.from_file(tmp_path / "rand.bin", engine)
     (tmp_path / "d.parquet").write_bytes(b"PAR1 and nothing else")
     with pytest.raises(InvalidInputError, match="cannot be read as parquet"):
         conversations.from_file(tmp_path / "d.parquet", engine)

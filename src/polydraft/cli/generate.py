@@ -102,6 +102,10 @@ def generate(
         logprobs=logprobs,
     )
     SamplingParams(**sampling)  # refused before anything is loaded
+    if logprobs is not None and not as_json:
+        raise InvalidInputError(
+            f"--logprobs {logprobs} was given without --json, which alone reports them. Add it, or drop both."
+        )
     options: dict[str, Any] = {
         "drafter": drafter,
         "verifier": verifier,

@@ -4,6 +4,8 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from polydraft.errors import InvalidInputError
+
 if TYPE_CHECKING:
     from polydraft.engine.api import Engine
 
@@ -17,8 +19,22 @@ def quiet() -> None:
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
 
 
+def check_threads(number: int | None) -> None:
+    """Refuse more threads than processors, each of which would wait for others.
+
+    Raises:
+        InvalidInputError: more than the process may use.
+    """
+    most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if number is not None and number > most:
+        raise InvalidInputError(
+            f"--threads {number} was given; expected 1 to {most}, the processors that this process may use. Lower it."
+        )
+
+
 def use_threads(number: int = 1) -> None:
-    """So many threads for all that computes, and quiet; torch is imported here."""
+    """So many threads for all that computes, and quiet; torch is imported here. Raises as `check_threads`."""
+    check_threads(number)
     os.environ["OMP_NUM_THREADS"] = str(number)
     import torch
 
@@ -27,7 +43,8 @@ def use_threads(number: int = 1) -> None:
 
 
 def build(model: str | None, draft_model: str | None, **options: Any) -> "Engine":
-    """An engine on these folders, by default on the embedded pair; options as of `Engine.from_pretrained`."""
+    """An engine on these folders, by default on the embedded pair; options as of `Engine.from_pretrained`. Raises as `check_threads`."""
+    check_threads(options.get("threads"))
     from polydraft.engine.api import Engine
 
     quiet()

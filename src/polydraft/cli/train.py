@@ -48,14 +48,17 @@ def train(
         raise InvalidInputError(
             f"--out {str(out)!r} holds something already. Give --resume to go on with it, or name another folder."
         )
-    files = [file for path in data or () for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
+    files = [file for path in data or () for file in (_in_folder(path) if path.is_dir() else [path])]
     for path in files:
         if not path.is_file():
             raise InvalidInputError(f"--data {str(path)!r} is no file. Name text files, or folders of them.")
     use_threads()
     _keep_memory()
+    from polydraft.train.conversations import check_file
     from polydraft.train.run import Options, train_drafter
 
+    for path in files:
+        check_file(path)
     chosen = Options.of(
         kind, minutes=minutes, unroll=unroll, draft_vocab=draft_vocab, seed=seed, sizes=dict(map(_size, sizes or ()))
     )
@@ -77,6 +80,10 @@ def train(
         f"{out}: {kind} of {card['tokens']:,} tokens; of its first drafts on texts it has not seen {card['acceptance'][0]:.0%} are kept at "
         f"temperature 1, {card['agreement'][0]:.0%} are the most likely token. Use it: polydraft generate {registry.recipe(kind).option} {out}"
     )
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
 
 
 def _size(said: str) -> tuple[str, int]:

@@ -7,7 +7,7 @@ A drafter is trained for what it will be asked to draft: the target's own words,
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,11 @@ from jaxtyping import Int
 
 from polydraft.atomic import replacing
 from polydraft.core import SamplingParams
+from polydraft.drafters.text.corpus import read_text
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError, ModelLoadError
 
-__all__ = ["Text", "from_file", "read_shard", "save_shard", "write_shard"]
+__all__ = ["Text", "check_file", "from_file", "read_shard", "save_shard", "write_shard"]
 
 TEMPERATURES = (0.0, 0.7, 1.0, 1.0)
 OPENINGS = (
@@ -104,11 +105,29 @@ def _questions(engine: Engine, rng: Random, seed: int, count: int, known: set[st
     return prompts
 
 
+def check_file(path: Path) -> None:
+    """Refuse a file of texts that cannot be one, without a model.
+
+    Raises:
+        InvalidInputError, ModelLoadError: as of `from_file`.
+    """
+    if path.suffix == ".npz":
+        read_shard(path)
+    elif not any(isinstance(said, Mapping) and ("text" in said or "messages" in said) for said in _said(path)):
+        raise _unusable(path)
+
+
+def _unusable(path: Path) -> InvalidInputError:
+    return InvalidInputError(
+        f"{str(path)!r} has no usable line; expected plain text, or .jsonl or .parquet whose lines have 'text' or 'messages'. Give another file."
+    )
+
+
 def from_file(path: Path, engine: Engine) -> list[Text]:
     """Texts of a file: a shard, jsonl or parquet (conversations under "messages", or "text"), or plain text; cut into pieces that fit the context.
 
     Raises:
-        InvalidInputError: a file without a usable line, or parquet without pyarrow.
+        InvalidInputError: a file without a usable line or that is no text, or parquet without pyarrow.
     """
     most = engine.target.max_model_len
     if path.suffix == ".npz":
@@ -124,9 +143,7 @@ def from_file(path: Path, engine: Engine) -> list[Text]:
             continue
         texts += [Text(np.array(ids[i : i + most]), 1) for i in range(0, len(ids), most) if len(ids) - i > 16]
     if not texts:
-        raise InvalidInputError(
-            f"{str(path)!r} has no usable line; expected plain text, or .jsonl or .parquet whose lines have 'text' or 'messages'. Give another file."
-        )
+        raise _unusable(path)
     return texts
 
 
@@ -149,7 +166,12 @@ def _said(path: Path) -> Iterator[Any]:
             with suppress(ValueError):
                 yield json.loads(line)
     else:
-        yield {"text": path.read_text(encoding="utf-8", errors="replace")}
+        try:
+            yield {"text": read_text(path)}
+        except (OSError, ValueError) as error:
+            raise InvalidInputError(
+                f"{str(path)!r} was given as plain text and is none: {error}. Give text, .jsonl, .parquet or shards of .npz."
+            ) from error
 
 
 def save_shard(path: Path, texts: Sequence[Text]) -> None:

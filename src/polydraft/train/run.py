@@ -5,6 +5,7 @@ checkpoint   weights, optimizers, seconds spent                                 
 """
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -58,12 +59,23 @@ class Options:
     seed: int = 0
     sizes: Mapping[str, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.minutes < math.inf:
+            raise InvalidInputError(
+                f"minutes={self.minutes} were given; expected at least 1, which writes, trains and looks once."
+            )
+        whole = {name: getattr(self, name) for name in ("unroll", "draft_vocab", "batch", "window", "max_steps")} | dict(
+            self.sizes
+        )
+        if wrong := next((name for name, value in whole.items() if value < 1), None):
+            raise InvalidInputError(f"{wrong}={whole[wrong]} was given; expected a whole number of at least 1.")
+
     @classmethod
     def of(cls, kind: str, **given: Any) -> "Options":
         """Those of a kind; what is None is left to it.
 
         Raises:
-            InvalidInputError: sizes that the kind does not have.
+            InvalidInputError: sizes that the kind does not have, and numbers that are too small.
 
         Example:
             >>> Options.of("eagle", minutes=5, unroll=None).unroll
@@ -223,7 +235,7 @@ def train_drafter(
 
     Raises:
         UnknownNameError: no such kind.
-        InvalidInputError: layers that are not there, files without text, or too few minutes for one evaluation.
+        InvalidInputError: layers that are not there, or files without text.
         IncompatibleError: a target whose hidden states cannot be had, or a start for another one.
     """
     began, recipe = time.monotonic(), registry.recipe(kind)
@@ -232,8 +244,6 @@ def train_drafter(
     layers, last = _layers(target, recipe, o.layers if first is None else first.layers_of(target))
     if first is not None:
         first.check(target)
-    if o.minutes < 1:
-        raise InvalidInputError(f"minutes={o.minutes} were given; expected at least 1, which writes, trains and looks once.")
     work = out / "work"
     shards = _texts(engine, data, work / "texts", began + 20 * o.minutes, o.seed, report)
     shards = [[t for t in shard if len(t.tokens) > o.unroll + 8] for shard in shards]

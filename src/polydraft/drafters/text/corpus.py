@@ -55,7 +55,7 @@ class Corpus:
         """
         for path in self.files:
             try:
-                text = _text(path)
+                text = read_text(path)
             except (OSError, ValueError) as error:
                 reason = error.strerror if isinstance(error, OSError) else str(error)
                 if isinstance(error, ValueError) and path not in self._named:
@@ -87,8 +87,13 @@ class Corpus:
         return f"; left out: {', '.join(parts)}" if parts else ""
 
 
-def _text(path: Path) -> str:
-    """Raises OSError, or ValueError with the reason why it is no text."""
+def read_text(path: Path) -> str:
+    """A file's text.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: why it is no text.
+    """
     with path.open("rb") as file:
         data = file.read(8192)
         data += b"" if b"\0" in data else file.read()  # the rest of a large binary file is not read
