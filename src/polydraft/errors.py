@@ -1,7 +1,11 @@
 """One family of exceptions. Every message says what was given, what was expected and what to do."""
 
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
+from os.path import dirname
+
+_OURS, _PYTHON = dirname(__file__), dirname(traceback.__file__)
 
 
 class PolydraftError(Exception):
@@ -73,3 +77,21 @@ def first_line(error: BaseException) -> str:
         ('no such file', 'KeyError')
     """
     return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+
+
+def place(error: BaseException) -> str:
+    """File and line where an error was raised: the innermost that is neither ours nor of an installed package or Python, else the innermost of ours.
+
+    Example:
+        >>> try:
+        ...     1 / 0
+        ... except ZeroDivisionError as error:
+        ...     place(error)
+        '<doctest polydraft.errors.place[0]>:2'
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    others = ("site-packages", _PYTHON)
+    known = [frame for frame in frames if not any(part in frame.filename for part in others)] or frames
+    theirs = [frame for frame in known if not frame.filename.startswith(_OURS)]
+    innermost = (theirs or known)[-1:]
+    return "".join(f"{frame.filename}:{frame.lineno}" for frame in innermost)

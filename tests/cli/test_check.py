@@ -6,12 +6,13 @@ from polydraft.cli.main import app
 
 
 def test_the_embedded_pair_passes_and_json_has_every_test():
-    done = CliRunner().invoke(app, ["check", "--rounds", "60", "--max-tokens", "12", "--depth", "2", "--json"])
+    done = CliRunner().invoke(app, ["check", "--rounds", "600", "--max-tokens", "24", "--depth", "2", "--json"])
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert report["passed"]
-    assert report["rounds"] >= 60
-    assert {"what", "count", "effect", "p_value"} <= report["tests"][0].keys()
+    assert report["rounds"] >= 600
+    assert report["detectable"] <= 0.1
+    assert {"what", "count", "effect", "detectable", "p_value"} <= report["tests"][0].keys()
 
 
 def test_the_table_names_verdict_rounds_and_rule(tmp_path):
@@ -19,12 +20,19 @@ def test_the_table_names_verdict_rounds_and_rule(tmp_path):
     prompts.write_text("import os\n\ndef add(a, b):\n", encoding="utf-8")
     options = ["--rounds", "40", "--max-tokens", "8", "--drafter", "model:chain", "--depth", "2", "--prompts", str(prompts)]
     done = CliRunner().invoke(app, ["check", *options])
-    assert done.exit_code == 0, done.output
-    assert "passed" in done.stdout
-    assert "verifier block" in done.stdout
+    assert done.exit_code == 3, done.output
+    said = " ".join(done.stdout.split())
+    assert "INCONCLUSIVE" in said and "with probability 0.9" in said and "fails at 0.0001" in said
+    assert "verifier block" in said
 
 
 def test_a_self_test_without_a_draft_model_is_refused():
     done = CliRunner().invoke(app, ["check", "--self-test", "--drafter", "ngram"])
     assert done.exit_code == 2
     assert "--draft-model" in done.stderr
+
+
+def test_rounds_below_what_a_test_needs_are_refused():
+    done = CliRunner().invoke(app, ["check", "--rounds", "-4"])
+    assert done.exit_code == 2
+    assert "--rounds" in done.stderr and "30" in done.stderr

@@ -259,5 +259,5 @@ def _turned(state):
 def test_a_failing_drafter_warns_with_the_request_and_the_cause():
     drafter = Fails(TableModel(seed=1))
     drafter.call = "release"
-    with pytest.warns(DrafterWarning, match=r"request .* \(RuntimeError: release is broken\)"):
+    with pytest.warns(DrafterWarning, match=r"request .* \(RuntimeError: release is broken, at .*test_failures\.py:\d+\)"):
         Engine.of(TableModel(), drafter=drafter, depth=3).generate([[1, 2]], SamplingParams(max_tokens=8, seed=1))

@@ -13,10 +13,10 @@ from scipy.stats import chi2
 
 from polydraft import noise
 from polydraft import tree as trees
-from polydraft.check import wrong_rules
 from polydraft.core import Draft, NoiseKey, SiblingLaw, TokenTree, TreeShape
 from polydraft.registry import verifier
 from tests.fast_equals_slow.walk_rounds import at_equal_steps
+from tests.support import wrong_rules
 
 V, LENGTH = 3, 4
 RNG = np.random.default_rng(6)

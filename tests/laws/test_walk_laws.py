@@ -17,7 +17,6 @@ from scipy.stats import chi2
 
 from polydraft import noise, registry
 from polydraft import tree as trees
-from polydraft.check import wrong_rules
 from polydraft.core import Draft, NoiseKey, Outcome, SiblingLaw, TokenTree, TreeShape
 from polydraft.verifiers import greedy
 from polydraft.verifiers.fast import device
@@ -27,6 +26,7 @@ from polydraft.verifiers.race import follow
 from tests.fast_equals_slow.walk_rounds import first_nodes, trunk_counted_twice
 from tests.laws.harness import Tables, as_batch, by_depth, by_position, enumerate_drafts, ragged, target_law
 from tests.laws.oracle import lifted
+from tests.support import wrong_rules
 
 V, DEPTH, ROWS = 3, 2, 12_000
 TABLES = {"plain": Tables(V, 30), "zeros": Tables(V, 2), "ties": Tables(V, 15)}

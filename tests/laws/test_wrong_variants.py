@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from polydraft import tree
-from polydraft.check import wrong_rules
 from polydraft.core import Draft, SiblingLaw, TreeShape
 from polydraft.registry import verifier
 from polydraft.verifiers import kseq, recursive, speculative
@@ -18,6 +17,7 @@ from polydraft.verifiers.residual import normalise_or, positive_part
 from tests.fast_equals_slow.walk_rounds import trunk_counted_twice
 from tests.laws.harness import Tables, by_depth, enumerate_drafts, measure
 from tests.laws.oracle import Fixed, Q, lifted
+from tests.support import wrong_rules
 
 with_replacement = partial(recursive.emitted_law, replacement=True)
 without_replacement = partial(recursive.emitted_law, replacement=False)

@@ -1,7 +1,8 @@
 """Is the output of this engine, with these models and settings, the target's? A test on texts that it generates itself.
 
-Six looks at real, many-round texts, in which the engine does all that it does otherwise:
+Several looks at real, many-step texts, in which the engine does all that it does otherwise:
 
+walk    the tokens that the engine kept against those that the verdict samples on the same noise, token by token: exact, no statistics.
 rule    the verdict, worked out beside each round, gives the law of its block before any randomness of the rule. For every position j,
             M_j = sum over nodes n of depth j - 1 of  sum_y w(n, y) f_n(y)  -  R(n) sum_y p_n(y) f_n(y)
         with w(n, y) the mass of blocks that go through n and then y, R(n) the mass that goes through n, p_n the target's law.
@@ -20,8 +21,11 @@ text    the tokens that come out of the same requests with no look at the rounds
         for each position of a block; at temperature 0 each is the largest.
 
 Rounds follow each other as martingale differences, so mean / standard error is a standard normal for many rounds.
+What passes was tested: too few rounds to find a bias of `SMALLEST` are inconclusive, and none with a draft is a failure.
 """
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,16 +33,23 @@ from typing import Any
 from torch import Tensor
 
 from polydraft import sampling, tree
-from polydraft.check.rounds import LEAST_ROUNDS, Finding, Recorder
+from polydraft.check.finding import POWER, Finding
+from polydraft.check.mutants import mistakes
+from polydraft.check.rounds import LEAST_ROUNDS, Recorder
 from polydraft.check.texts import text_findings
-from polydraft.check.wrong_rules import FEW, Reversed, mistakes
+from polydraft.check.wrong_drafters import FEW, Reversed
 from polydraft.core import Budget, Draft, NoiseKey, Outcome, SamplingParams, Target
 from polydraft.engine.api import Engine
+from polydraft.engine.sequence import Result
 from polydraft.errors import InvalidInputError
 from polydraft.plan.fixed import Plan
 
 IMPLAUSIBLE = 1e-4
 """A smallest p-value below this, after correction for the number of tests, is a failure."""
+DOUBTFUL = 1e-3
+"""One below this is no pass: more rounds decide."""
+SMALLEST = 0.1
+"""Total variation distance at a position that a check must be able to find; fewer rounds are inconclusive."""
 WHEN_PAUSED = Budget.fixed(tree.chain(4))
 """Drafted where the engine's plan would sit a round out."""
 EMPTY = 8
@@ -49,11 +60,18 @@ SELF_TEST = 3
 
 @dataclass(frozen=True)
 class Report:
-    """All tests of a check, the worst p-value after correction for their number, and whether it is plausible."""
+    """All tests of a check and what they come to.
+
+    rounds: those with a draft, or without where the engine drafts nothing.  drafting: whether the engine has a drafter.
+    failures: what the drafter failed with, each once.  differing: outcomes that are not the verdict's on the same noise, in words.
+    """
 
     findings: list[Finding]
     rounds: int
     tokens: int
+    drafting: bool = True
+    failures: tuple[str, ...] = ()
+    differing: tuple[str, ...] = ()
 
     @property
     def p_value(self) -> float:
@@ -61,13 +79,74 @@ class Report:
         return min(1.0, len(self.findings) * min((f.p_value for f in self.findings), default=1.0))
 
     @property
+    def level(self) -> float:
+        """p-value below which one test is a failure."""
+        return IMPLAUSIBLE / max(len(self.findings), 1)
+
+    @property
+    def detectable(self) -> float:
+        """Bias of the rule at the first position, in each of its statistics, that so many rounds find with probability `POWER`; 1 without any."""
+        look = "rule, position 1," if self.drafting else "rounds without drafts, position 1,"
+        return max((f.detectable(self.level) for f in self.findings if f.what.startswith(look)), default=1.0)
+
+    @property
     def passed(self) -> bool:
-        return self.p_value > IMPLAUSIBLE
+        return self.status == "passed"
+
+    @property
+    def status(self) -> str:
+        """ "passed", "failed" or "inconclusive"."""
+        return self.verdict[0]
+
+    @property
+    def verdict(self) -> tuple[str, str]:
+        """The status, and why in one sentence."""
+        if self.drafting and not self.rounds:
+            return "failed", "no round had a draft, so neither drafter nor verifier was tested"
+        if self.p_value <= IMPLAUSIBLE:
+            return "failed", "the output does not follow the target's distribution"
+        if self.p_value <= DOUBTFUL:
+            return "inconclusive", f"the worst p-value is between {IMPLAUSIBLE:g} and {DOUBTFUL:g}: more rounds decide"
+        if self.detectable > SMALLEST:
+            advice = f"about {self.enough} rounds find one of {SMALLEST:g}"
+            return (
+                "inconclusive",
+                f"{self.rounds} rounds find a bias of {self.detectable:.2g} with probability {POWER:g}; {advice}",
+            )
+        return "passed", "nothing beyond chance"
+
+    @property
+    def enough(self) -> int:
+        """Rounds, in hundreds, that would find a bias of `SMALLEST`."""
+        needed = self.rounds * (self.detectable / SMALLEST) ** 2
+        return 100 * max(1, math.ceil(needed / 100))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        rows = [{"what": f.what, "count": f.count, "effect": f.effect, "p_value": f.p_value} for f in self.findings]
-        return {"passed": self.passed, "p_value": self.p_value, "rounds": self.rounds, "tokens": self.tokens, "tests": rows}
+        rows = [
+            {
+                "what": f.what,
+                "count": f.count,
+                "effect": f.effect,
+                "detectable": f.detectable(self.level),
+                "p_value": f.p_value,
+            }
+            for f in self.findings
+        ]
+        return {
+            "passed": self.passed,
+            "status": self.status,
+            "reason": self.verdict[1],
+            "p_value": self.p_value,
+            "limit": IMPLAUSIBLE,
+            "detectable": self.detectable,
+            "power": POWER,
+            "rounds": self.rounds,
+            "tokens": self.tokens,
+            "drafter_failures": list(self.failures),
+            "differing": list(self.differing),
+            "tests": rows,
+        }
 
 
 @dataclass(frozen=True)
@@ -117,8 +196,9 @@ def check(
 
     Example:
         >>> engine = Engine.embedded(drafter="model:chain", depth=2)
-        >>> check(engine, ["import os\\n"], SamplingParams(max_tokens=16), rounds=60).passed
-        True
+        >>> report = check(engine, ["import os\\n"], SamplingParams(max_tokens=16), rounds=60)
+        >>> report.status, report.p_value > 1e-3
+        ('inconclusive', True)
     """
     if rounds < LEAST_ROUNDS or not prompts:
         raise InvalidInputError(
@@ -126,15 +206,15 @@ def check(
         )
     recorder, plan = Recorder(engine.verifier), engine.plan
     results: list[Any] = []
-    asked: list[list[SamplingParams]] = []
+    batches: list[list[SamplingParams]] = []
     seed = 0 if params.seed is None else params.seed
     engine.generate(list(prompts[:1]), params.with_(max_tokens=1))  # a plan measures its costs before the rounds that count
     engine.plan = Watched(plan, recorder)
     most = rounds if engine.drafter is None else EMPTY * rounds
     try:
         while len(recorder.values) < rounds and recorder.rounds < most:
-            asked.append([params.with_(seed=seed + i) for i in range(len(prompts))])
-            results += engine.generate(list(prompts), asked[-1])
+            batches.append([params.with_(seed=seed + i) for i in range(len(prompts))])
+            results += engine.generate(list(prompts), batches[-1])
             seed += len(prompts)
             if progress is not None:
                 progress(min(len(recorder.values), rounds), rounds)
@@ -143,30 +223,45 @@ def check(
                 break
     finally:
         engine.plan = plan
-    found = recorder.findings
+    findings, failures = recorder.findings, _failures(results)
     if judge is not None:
-        results = [result for each in asked for result in engine.generate(list(prompts), each)]
-        found += text_findings(judge, engine, results, params)
-    return Report(found, len(recorder.values), sum(len(s.token_ids) for r in results for s in r.samples))
+        results = [result for batch in batches for result in engine.generate(list(prompts), batch)]
+        findings += text_findings(judge, engine, results, params)
+    drafting = engine.drafter is not None
+    return Report(
+        findings,
+        len(recorder.values if drafting else recorder.plain),
+        sum(len(s.token_ids) for r in results for s in r.samples),
+        drafting,
+        failures,
+        recorder.walks.examples,
+    )
+
+
+def _failures(results: Sequence[Result]) -> tuple[str, ...]:
+    """What drafters failed with, and in how many requests."""
+    counts = Counter(s.stats.drafter_error for r in results for s in r.samples if s.stats.drafter_error)
+    total = sum(len(r.samples) for r in results)
+    return tuple(f"the drafter failed in {count} of {total} requests: {error}" for error, count in counts.items())
 
 
 def self_test(
     engine: Engine, draft_model: Target, prompts: Sequence[str | Sequence[int]], params: SamplingParams, *, rounds: int = 2000
 ) -> Iterator[tuple[str, Report]]:
-    """Check every known mistake on the engine's own pair; a report that passed is a mistake that was not caught.
+    """Check every known mistake on the engine's own pair; a report that did not fail is a mistake that was not found.
 
     Laws are cut to `FEW` tokens, and the draft's are swapped (`Reversed`): a draft that agrees with the target would hide most
     mistakes, as there is nothing to reject.
     """
     bad: Any = Reversed(draft_model)
     few = params.with_(top_k=FEW, temperature=params.temperature or 1.0)
-    for mistake in mistakes(engine.eos_token_ids):
+    for mistake in mistakes():
         wrong = Engine.of(
             engine.target,
             tokenizer=engine.tokenizer,
             draft_model=bad,
-            drafter=mistake.drafter(bad),
-            verifier=mistake.rule,
+            drafter=mistake.drafts(bad, engine.eos_token_ids),
+            verifier=mistake.rule(),
             depth=mistake.depth,
             num_paths=mistake.width,
             eos_token_ids=engine.eos_token_ids,

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from polydraft import registry
 from polydraft import tree as trees
+from polydraft.check.comparison import Comparison
+from polydraft.check.finding import Finding
 from polydraft.core import Draft, NoiseKey, Outcome, SiblingLaw, TokenTree, Verdict, Verifier
 
 RESOLUTION = 1e-5
@@ -24,17 +26,6 @@ LEAST_ROUNDS = 30
 """Positions reached in fewer rounds are not tested: the normal law would not hold."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One test: what was looked at, on how many rounds or tokens, how far off (a lower bound of the total variation distance
-    for rules, the Kolmogorov-Smirnov distance for texts), and how plausible that is by chance."""
-
-    what: str
-    count: int
-    effect: float
-    p_value: float
-
-
 @dataclass
 class Recorder:
     """M_j and X_j of every round that it is shown, by statistic and position.
@@ -42,7 +33,8 @@ class Recorder:
     An outcome comes from the engine, in whatever way the engine came to it; the verdict is worked out beside it.
 
     paired: for each other lossless rule that fits the drafts, M_j of `rule` minus M_j of that rule on the same draft.
-    plain: X_1 of rounds without a draft.  rounds: sequences' rounds, those without a draft among them.
+    plain: X_1 of rounds without a draft.  walks: outcomes beside those of the verdicts on the same noise.
+    rounds: sequences' rounds, those without a draft among them.
     """
 
     rule: Verifier
@@ -51,6 +43,7 @@ class Recorder:
     drawn: list[Float[np.ndarray, "S J"]] = field(default_factory=list[np.ndarray])
     plain: list[Float[np.ndarray, "S J"]] = field(default_factory=list[np.ndarray])
     again: "_Again" = field(default_factory=lambda: _Again())
+    walks: Comparison = field(default_factory=Comparison)
     rounds: int = 0
 
     @property
@@ -58,7 +51,8 @@ class Recorder:
         """All tests of the rounds so far."""
         noise = [x - m for x, m in zip(self.drawn, self.values, strict=True)]
         found = [
-            *rule_findings(self.values),
+            *self.walks.findings,
+            *rule_findings(self.values, "rule", OF_TARGET),
             *rule_findings(self.drawn, "draws", OF_TARGET),
             *rule_findings(noise, "noise"),
             *rule_findings(self.plain, "rounds without drafts", OF_TARGET),
@@ -73,11 +67,12 @@ class Recorder:
         if draft.probs is not None:
             draft = replace(draft, probs=draft.probs.cpu())
         self.rounds += len(p)
-        now = _Statistics.of(draft, p)
+        verdict, now = self.rule(draft, p), _Statistics.of(draft, p)
+        self.walks.see(self.rule, verdict, draft, p, key, outcome)
         if draft.tree.num_nodes == 1:
             self.plain += now.drawn(outcome)
             return
-        own = now.expected(self.rule(draft, p))
+        own = now.expected(verdict)
         self.values += own
         self.drawn += now.drawn(outcome)
         self.again.see(draft, key)
@@ -120,7 +115,7 @@ class _Again:
 
     @property
     def findings(self) -> list[Finding]:
-        return [_normal("noise, drafted again", np.array(self.products))] if len(self.products) >= LEAST_ROUNDS else []
+        return [_normal("noise again", np.array(self.products))] if len(self.products) >= LEAST_ROUNDS else []
 
 
 @dataclass(frozen=True)
@@ -201,7 +196,7 @@ def _functions(draft: Draft, p: Float[Tensor, "B N V"], n: int) -> Iterator[Floa
 def _normal(what: str, x: Float[np.ndarray, " n"]) -> Finding:
     """Whether values have mean 0, up to RESOLUTION."""
     error = np.hypot(x.std(ddof=1) / np.sqrt(len(x)), RESOLUTION)
-    return Finding(what, len(x), float(abs(x.mean())), float(2 * stats.norm.sf(abs(x.mean()) / error)))
+    return Finding(what, len(x), float(abs(x.mean())), float(2 * stats.norm.sf(abs(x.mean()) / error)), float(error))
 
 
 def rule_findings(values: Sequence[Float[np.ndarray, "S _"]], look: str = "rule", always: Sequence[str] = ()) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""Drafters with known mistakes, for `check.wrong_rules`: what they report is not how they drew."""
+"""Drafters with known mistakes, for `check.mutants`: what they report is not how they drew; and a draft model that gives every rule work."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,8 +6,30 @@ from typing import Any
 
 import torch
 
-from polydraft.core import Budget, Draft, Outcome, TokenTree
+from polydraft.core import Budget, Draft, Outcome, Scores, Target, TokenTree
 from polydraft.drafters.model.paths import ModelDrafter, ModelState
+
+FEW = 5
+"""Tokens that the distributions of a self-test are cut to: mistakes show where draws repeat."""
+
+
+class Reversed:
+    """A draft model whose few most probable tokens swap their places: wrong enough for every rule to have work.
+
+    A pair that agrees hides mistakes: where p = q there is nothing to reject.
+    """
+
+    def __init__(self, inner: Target) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def score(self, *given: Any, **options: Any) -> Scores:
+        scores = self._inner.score(*given, **options)
+        best = scores.logits.topk(FEW, -1)
+        swapped = torch.full_like(scores.logits, -torch.inf).scatter_(-1, best.indices, best.values.flip(-1))
+        return replace(scores, logits=swapped)
 
 
 class TopWithRow(ModelDrafter):
@@ -66,7 +88,7 @@ class OwnPositions(ModelDrafter):
             tokens[b, 2:], rows[b, 2:] = rest.tree.tokens[i, 1:], torch.where(rest.rows[i, 1:] >= 0, rest.rows[i, 1:] + 1, -1)
             parents[b, 2:] = torch.where(rest.tree.parents[i, 1:] >= 0, rest.tree.parents[i, 1:] + 1, -1)
             probs[b, 1 : 1 + rest.probs.shape[1]] = rest.probs[i]
-        return replace(head, tree=TokenTree(tokens, parents), rows=rows, probs=probs)
+        return replace(head, tree=TokenTree(tokens, parents), rows=rows, probs=probs, confidence=None)
 
     def observe(self, states: Sequence[ModelState], outcome: Outcome, scores: Any) -> list[ModelState]:
         """The cache is read again from the committed tokens: a chain made of many rounds cannot be kept."""

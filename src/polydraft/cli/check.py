@@ -1,4 +1,4 @@
-"""`polydraft check`: is the output of these models and settings the target's? Exit status 1 if not."""
+"""`polydraft check`: is the output of these models and settings the target's? Exit status 1 if not, 3 if too little was tested."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,9 +13,28 @@ from polydraft.cli.tables import grid, output
 from polydraft.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from polydraft.check.check import Report
+    from polydraft.check.finding import Finding
     from polydraft.core import SamplingParams
     from polydraft.engine.api import Engine
+
+EXIT_STATUS = {"failed": 1, "inconclusive": 3}
+WORST = 5
+"""Tests that are shown one by one where they fail."""
+HEAD = ("look", "compares", "tests", "rounds or tokens", "effect", "p-value")
+LOOKS = {
+    "walk": "the engine's tokens with those that the verdict samples on the same noise; effect: share that differs",
+    "rule": "the verdict's distribution of a round's tokens with the target's, for each position and four statistics",
+    "draws": "the tokens that the engine kept with the target's distribution, alike",
+    "noise": "the tokens that the engine kept with the verdict's distribution, alike",
+    "rule beside": "the verdict with that of another lossless verifier on the same drafts, alike",
+    "noise again": "draws for a position that is drafted again with the draws before",
+    "rounds without drafts": "their tokens with the target's distribution",
+    "text": "tokens of finished texts with a plain pass of transformers, by their position in a round",
+}
+"""Kinds of tests, in words."""
 
 
 def check(
@@ -32,13 +51,16 @@ def check(
     top_p: given.TopP = 1.0,
     top_k: Annotated[int, typer.Option(help="0 switches it off.")] = 0,
     prompts: given.Prompts = None,
-    rounds: Annotated[int, typer.Option(help="Rounds to test: more find smaller faults.")] = 2000,
+    rounds: Annotated[int, typer.Option(min=30, help="Rounds to test: more find smaller faults.")] = 2000,
     max_tokens: given.MaxTokens = 32,
     seed: Annotated[int, typer.Option(min=0, help="First seed.")] = 0,
     self_test: Annotated[bool, typer.Option("--self-test", help="Show that the check finds every known mistake.")] = False,
     as_json: given.AsJson = False,
 ) -> None:
-    """Test on real texts whether the output follows the target's law: every round's rule, its draws, and the final tokens."""
+    """Test on real texts whether the output follows the target's law: every round's rule, its draws, and the final tokens.
+
+    Exit status: 0 passed, 1 failed, 3 inconclusive.
+    """
     use_threads()
     from polydraft.check.check import check as run
     from polydraft.core import SamplingParams
@@ -62,21 +84,43 @@ def check(
     else:
         _show(report, engine, params)
     if not report.passed:
-        raise typer.Exit(1)
+        raise typer.Exit(EXIT_STATUS[report.status])
 
 
 def _show(report: "Report", engine: "Engine", params: "SamplingParams") -> None:
+    from polydraft.check.check import DOUBTFUL, IMPLAUSIBLE
+    from polydraft.check.finding import POWER
+
     built, console = engine.summary(), output(110)
-    rows = [(f.what, str(f.count), f"{f.effect:.5f}", f"{f.p_value:.3g}") for f in report.findings]
-    console.print(grid(["test", "rounds or tokens", "effect", "p-value"], rows))
-    verdict = "passed: nothing beyond chance" if report.passed else "FAILED: the output does not follow the target's law"
+    console.print(grid(HEAD, [_row(*each) for each in _by_look(report)], left=("compares",)))
+    for f in sorted(report.findings, key=lambda f: f.p_value)[:WORST]:
+        if f.p_value * len(report.findings) <= DOUBTFUL:
+            console.print(f"  {f.what}: effect {f.effect:.5f} in {f.count}, p-value {f.p_value:.3g}")
+    for line in (*report.differing, *report.failures):
+        console.print(f"  {line}", soft_wrap=True, highlight=False)
+    status, reason = report.verdict
     console.print(
-        f"\n{verdict}. Worst p-value {report.p_value:.3g} after correction for {len(report.findings)} tests; "
-        f"{report.rounds} rounds, {report.tokens} tokens; drafter {built['drafter']}, verifier {built['verifier']}, "
-        f"temperature {params.temperature:g}."
+        f"\n{status if report.passed else status.upper()}: {reason}. Worst p-value {report.p_value:.3g} after correction for "
+        f"{len(report.findings)} tests; it fails at {IMPLAUSIBLE:g}. With probability {POWER:g} these {report.rounds} rounds find a "
+        f"verifier whose first token is off by {report.detectable:.2g} (total variation). {report.tokens} tokens; drafter "
+        f"{built['drafter']}, verifier {built['verifier']}, temperature {params.temperature:g}."
     )
     if report.passed and not built["lossless"]:
         console.print(f"{built['verifier']} is not lossless by its own account: these are too few rounds to see it.")
+
+
+def _by_look(report: "Report") -> "Iterator[tuple[str, list[Finding]]]":
+    """Tests of one kind together."""
+    looks = dict.fromkeys(f.look for f in report.findings)
+    for look in looks:
+        yield look, [f for f in report.findings if f.look == look]
+
+
+def _row(look: str, findings: "list[Finding]") -> tuple[str, ...]:
+    worst = min(findings, key=lambda f: f.p_value)
+    compares = LOOKS["rule beside"] if look.startswith("rule beside") else LOOKS[look]
+    count = max(f.count for f in findings)
+    return look, compares, str(len(findings)), str(count), f"{worst.effect:.5f}", f"{worst.p_value:.3g}"
 
 
 def _self_test(engine: "Engine", texts: list[str], params: "SamplingParams", rounds: int, as_json: bool) -> None:
@@ -89,14 +133,14 @@ def _self_test(engine: "Engine", texts: list[str], params: "SamplingParams", rou
     found = []
     with bars("making known mistakes", hidden=as_json) as step:
         for name, report in self_test(engine, model, texts, params, rounds=rounds):
-            found.append({"mistake": name, "caught": not report.passed, **report.to_dict()})
+            found.append({"mistake": name, "caught": report.status == "failed", **report.to_dict()})
             step()
             if as_json:
                 continue
-            if report.passed:
-                typer.echo(f"{name}: NOT caught in {report.rounds} rounds")
-            else:
+            if report.status == "failed":
                 typer.echo(f"{name}: caught after {report.rounds} rounds, p {report.p_value:.1e}")
+            else:
+                typer.echo(f"{name}: NOT caught in {report.rounds} rounds")
     missed = [row["mistake"] for row in found if not row["caught"]]
     if as_json:
         typer.echo(json.dumps({"caught": len(found) - len(missed), "missed": missed, "mistakes": found}))

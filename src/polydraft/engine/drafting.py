@@ -27,7 +27,7 @@ from polydraft.drafters.base import Auxiliary, Reading, ReadingOn, Reporting, as
 from polydraft.engine.batch import some
 from polydraft.engine.sequence import Sequence
 from polydraft.engine.structured import pruned
-from polydraft.errors import DrafterWarning, DraftWorkerError, IncompatibleError
+from polydraft.errors import DrafterWarning, DraftWorkerError, IncompatibleError, place
 from polydraft.models.slots import given_back_on_error
 from polydraft.verifiers import inputs
 
@@ -43,7 +43,8 @@ def _switch_off(drafter: Drafter, sequence: Sequence, error: Exception) -> None:
 
 
 def _note(sequence: Sequence, error: Exception) -> None:
-    said = f"{type(error).__name__}: {error}"
+    at = place(error)
+    said = f"{type(error).__name__}: {error}" + (f", at {at}" if at else "")
     sequence.sample.stats.drafter_error = sequence.sample.stats.drafter_error or said
     warnings.warn(
         f"the drafter failed for request {sequence.request.id!r} and is off for it now ({said}); its text goes on without drafts.",

@@ -1,13 +1,7 @@
-"""Known mistakes of verifiers and drafters, to show that a check would have found them: `polydraft check --self-test`.
+"""Rules that are wrong in a way that published code has been: a test of a distribution that cannot fail shows nothing."""
 
-Each joins a drafter with a rule that is wrong for it, in a way that published code has been. A check that cannot fail shows
-nothing; the engine refuses all of these outside a self-test.
-"""
-
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -15,33 +9,17 @@ from torch import Tensor
 
 from polydraft import noise
 from polydraft import tree as trees
-from polydraft.check.wrong_drafters import DropsUnlikely, OwnPositions, TopWithRow
-from polydraft.core import Draft, Method, NoiseKey, Outcome, Scores, SiblingLaw, Target, TokenTree, TreeShape, Verdict
-from polydraft.drafters.model.paths import ModelDrafter
+from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TokenTree, TreeShape, Verdict
 from polydraft.registry import verifier
 from polydraft.verifiers import recursive, speculative
-from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.residual import normalise, normalise_or, positive_part
 
-FEW = 5
-"""Tokens that the laws of a self-test are cut to: mistakes show where draws repeat."""
 ANYTHING = Method("wrong", "A known mistake", "", 2026, "", frozenset(SiblingLaw), frozenset(TreeShape), lossless=False)
 
 
 @dataclass(frozen=True)
-class Mistake:
-    """name: what is wrong.  drafter: made from a draft model.  rule: a verifier.  depth, width: of the drafts."""
-
-    name: str
-    drafter: Callable[[Target], ModelDrafter]
-    rule: Any
-    depth: int
-    width: int
-
-
-@dataclass(frozen=True)
-class _Wrong:
+class Wrong:
     """A function as a verifier that claims to fit everything."""
 
     verdict: Callable[[Draft, Tensor], Verdict]
@@ -49,25 +27,6 @@ class _Wrong:
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Verdict:
         return self.verdict(draft, target_probs)
-
-
-class Reversed:
-    """A draft model whose few most probable tokens swap their places: wrong enough for every rule to have work.
-
-    A pair that agrees hides mistakes: where p = q there is nothing to reject.
-    """
-
-    def __init__(self, inner: Target) -> None:
-        self._inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def score(self, *given: Any, **options: Any) -> Scores:
-        scores = self._inner.score(*given, **options)
-        best = scores.logits.topk(FEW, -1)
-        swapped = torch.full_like(scores.logits, -torch.inf).scatter_(-1, best.indices, best.values.flip(-1))
-        return replace(scores, logits=swapped)
 
 
 # Wrong rules for the children of one node
@@ -239,16 +198,6 @@ def own_position(draft: Draft, target_probs: Tensor) -> Verdict:
 
 # Wrong walks
 
-FUSED = {
-    "block": ("chain", 1),
-    "greedy_traversal": ("paths", 2),
-    "match": ("chain", 1),
-    "race": ("coupled", 2),
-    "list_race": ("listed", 2),
-    "flow": ("systematic", 3),
-}
-"""Rules with a fused walk, and the kind and width of drafts that go through it."""
-
 
 def keep_all(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome:
     """A broken walk: the first path is accepted as it stands, and the likeliest token follows."""
@@ -257,53 +206,3 @@ def keep_all(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Out
         node = torch.where(draft.tree.parents[:, n] == node, n, node)
     path, length = trees.path_to(draft.tree, node)
     return Outcome(path, length, logits.cpu()[batch, node].argmax(-1))
-
-
-@dataclass(frozen=True)
-class _BrokenWalk:
-    """A rule whose verdict is right and whose walk is not."""
-
-    right: Any
-
-    @property
-    def info(self) -> Method:
-        return self.right.info
-
-    def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Verdict:
-        return self.right(draft, target_probs)
-
-    def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome:
-        return keep_all(draft, logits, key)
-
-
-def mistakes(stop_ids: Sequence[int] = ()) -> Iterator[Mistake]:
-    """Every known mistake, with the drafts that show it."""
-
-    def model(kind: str, of: type[ModelDrafter] = ModelDrafter) -> Callable[[Target], ModelDrafter]:
-        return lambda target: of(target, kind, stop_ids=stop_ids)
-
-    def lifted(emitted: Any) -> PerNode:
-        return PerNode(ANYTHING, emitted)
-
-    with_replacement = partial(recursive.emitted_law, replacement=True)
-    without = partial(recursive.emitted_law, replacement=False)
-    yield Mistake("equal draws skipped", model("paths"), lifted(duplicates_skipped), 1, 3)
-    yield Mistake("draws with replacement verified as distinct", model("paths"), lifted(iid_as_distinct), 1, 3)
-    yield Mistake("distinct draws verified as with replacement", model("without_replacement"), lifted(with_replacement), 1, 3)
-    yield Mistake("siblings sorted after drawing", model("without_replacement"), lifted(resorted), 1, 3)
-    yield Mistake("top tokens verified as if drawn", model("without_replacement", TopWithRow), lifted(without), 1, 3)
-    yield Mistake("a new draw after a mismatch", model("chain"), lifted(redraws), 1, 1)
-    yield Mistake("unlikely draws dropped", model("chain", DropsUnlikely), lifted(speculative.emitted_law), 1, 1)
-    for option, name in (
-        ("clamp_factors", "block rule with clamped factors"),
-        ("plain_residual", "block rule with the residual of one token"),
-        ("uncapped", "block rule without its cap"),
-        ("first_failure", "block rule that stops at the first failure"),
-    ):
-        yield Mistake(name, model("chain"), _Wrong(partial(block, **{option: True})), 2, 1)
-    yield Mistake("iid paths verified as systematic", model("paths"), _Wrong(verifier("flow")), 2, 3)
-    yield Mistake("paths sorted after drawing", model("paths"), _Wrong(sorted_paths), 2, 2)
-    yield Mistake("one path counted twice", model("chain"), _Wrong(counted_twice), 2, 1)
-    yield Mistake("noise keyed by a token's own position", model("chain", OwnPositions), _Wrong(own_position), 3, 1)
-    for name, (kind, width) in FUSED.items():
-        yield Mistake(f"a broken walk of {name}", model(kind), _BrokenWalk(verifier(name)), 2, width)

@@ -1,0 +1,101 @@
+"""The engine's outcome against that of the verdict on the same noise: exact, but for draws that rounding decides.
+
+A verifier's compiled walk and its verdict draw the stop node and the extra token from the same two uniforms, so their tokens are equal.
+A difference counts unless both uniforms lie within `ROUNDING` of the place where the verdict's cumulative distribution has the engine's
+node and token, for the target distribution as it is or changed by as much as float32 may.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from polydraft import noise, tree
+from polydraft.check.finding import Finding
+from polydraft.core import Draft, NoiseKey, Outcome, TokenTree, Verdict, Verifier
+from polydraft.engine.batch import some
+from polydraft.verifiers.lift.verdict import TreeVerdict
+
+ROUNDING = 1e-5
+"""Of cumulative probabilities and, relative, of probabilities: a hundred times what float32 rounds."""
+EXAMPLES = 3
+"""Differing steps that are shown."""
+CHANGES = 8
+"""Changed target distributions that are tried where a draw differs: a race between two tokens goes either way in half of them."""
+
+
+@dataclass
+class Comparison:
+    """compared: sequences' steps.  differing: (seed, position, tokens of the engine, tokens of the verdict) of those that differ."""
+
+    compared: int = 0
+    differing: list[tuple[int, int, list[int], list[int]]] = field(default_factory=list[tuple[int, int, list[int], list[int]]])
+
+    def see(
+        self,
+        rule: Verifier,
+        verdict: Verdict,
+        draft: Draft,
+        target_probs: Float[Tensor, "B N V"],
+        key: NoiseKey,
+        outcome: Outcome,
+    ) -> None:
+        """Compare what the engine did in a step with what the rule's verdict samples."""
+        ours, theirs = outcome.emitted(draft.tree), verdict.sample(key).emitted(draft.tree)
+        self.compared += len(ours)
+        for b, (emitted, expected) in enumerate(zip(ours, theirs, strict=True)):
+            if emitted != expected and not _by_rounding(rule, draft, target_probs, key, outcome, b):
+                self.differing.append((int(key.seed[b]), int(key.position[b]), emitted, expected))
+
+    @property
+    def examples(self) -> tuple[str, ...]:
+        """The first steps that differ, in words."""
+        return tuple(
+            f"seed {seed}, position {position}: the engine kept {ours}; the verdict samples {theirs} on the same noise"
+            for seed, position, ours, theirs in self.differing[:EXAMPLES]
+        )
+
+    @property
+    def findings(self) -> list[Finding]:
+        """One test, whose p-value is 0 where anything differs."""
+        if not self.compared:
+            return []
+        share = len(self.differing) / self.compared
+        return [Finding("walk", self.compared, share, 0.0 if self.differing else 1.0)]
+
+
+def _by_rounding(rule: Verifier, draft: Draft, p: Float[Tensor, "B N V"], key: NoiseKey, outcome: Outcome, b: int) -> bool:
+    one, at = some((draft, key), [b])
+    count = int(outcome.num_accepted[b])
+    node = int(outcome.path[b, count - 1]) if count else 0
+    return any(_reaches(rule(one, each), one.tree, at, node, int(outcome.token[b])) for each in _rounded(p[b : b + 1]))
+
+
+def _rounded(p: Float[Tensor, "1 N V"]) -> Iterator[Float[Tensor, "1 N V"]]:
+    """The target distribution, and some that differ from it by rounding; copies of a context keep equal rows."""
+    yield p
+    random = torch.Generator().manual_seed(0)
+    for _ in range(CHANGES):
+        changed = p * (1 + ROUNDING * (2 * torch.rand(p.shape[-1], generator=random, dtype=p.dtype) - 1))
+        yield changed / changed.sum(-1, keepdim=True)
+
+
+def _reaches(verdict: Verdict, drafted: TokenTree, key: NoiseKey, node: int, token: int) -> bool:
+    """Whether the verdict stops at the node and goes on with the token, for uniforms within `ROUNDING` of these."""
+    node = int(tree.first_copies(drafted)[0, node])
+    order = verdict.order if isinstance(verdict, TreeVerdict) else None
+    stop = verdict.stop[0].double().numpy()
+    turns = np.arange(len(stop)) if order is None else order[0].numpy()
+    place = int(np.flatnonzero(turns == node)[0])
+    after = verdict.after(torch.tensor([node]))[0].double().numpy()
+    return _within(stop[turns], place, key, noise.Stream.STOP) and _within(after, token, key, noise.Stream.EXTRA)
+
+
+def _within(probs: Float[np.ndarray, " n"], index: int, key: NoiseKey, stream: noise.Stream) -> bool:
+    cumulative = probs.cumsum()
+    low, high = cumulative[index] - probs[index], cumulative[index]
+    u = float(noise.uniforms(key, stream, 1)[0, 0]) * cumulative[-1]
+    return probs[index] > 0 and low - ROUNDING <= u <= high + ROUNDING

@@ -1,0 +1,34 @@
+"""One test of `polydraft check`, and the size of mistake that it would have shown."""
+
+from dataclasses import dataclass
+
+from scipy import stats
+
+POWER = 0.9
+"""Probability with which a mistake of the size that is printed would have been found."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One test: what was looked at, on how many rounds or tokens, how far off (a lower bound of the total variation distance
+    for rules, the Kolmogorov-Smirnov distance for texts), how plausible that is by chance, and the standard error of the effect."""
+
+    what: str
+    count: int
+    effect: float
+    p_value: float
+    error: float = 0.0
+
+    @property
+    def look(self) -> str:
+        """What it is a test of, the name before the first comma."""
+        return self.what.partition(",")[0]
+
+    def detectable(self, level: float) -> float:
+        """Effect that so many rounds show at this level with probability `POWER`: of a mean, or of a share of rounds where it is larger.
+
+        Example:
+            >>> round(Finding("rule, position 1, best", 900, 0.0, 1.0, error=0.01).detectable(1e-6), 3)
+            0.062
+        """
+        return max(float(stats.norm.isf(level / 2) + stats.norm.isf(1 - POWER)) * self.error, 1 - (1 - POWER) ** (1 / self.count))

@@ -1,0 +1,200 @@
+"""Known mistakes, made in the code that ships: `polydraft check --self-test` shows that the check finds each of them.
+
+A mutant is a verifier whose modules are read again with some of their lines changed; the modules that others use stay as they are. Mistakes
+of a walk alone differ from the verdict on the same noise. Those of walk and verdict alike, of drafters and of wrong pairings show in the
+statistics alone.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
+from types import ModuleType
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from polydraft import registry
+from polydraft.check.wrong_drafters import DropsUnlikely, OwnPositions, TopWithRow
+from polydraft.core import Draft, Method, SiblingLaw, Target, TreeShape, Verdict
+from polydraft.drafters.model.paths import ModelDrafter
+
+ANYTHING = Method("wrong", "A known mistake", "", 2026, "", frozenset(SiblingLaw), frozenset(TreeShape), lossless=False)
+BLOCK, GTV, MATCH, RACE, FLOW, RECURSIVE, TRAVERSAL = (
+    f"polydraft.verifiers.{name}" for name in ("block", "greedy_traversal", "match", "race", "flow", "recursive", "traversal")
+)
+SWEEP = "polydraft.verifiers.lift.leaf_to_root"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A module that is read again, with one piece of its text changed; with none it is read again for what it imports."""
+
+    module: str
+    text: str = ""
+    change: str = ""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """name: what is wrong.  rule: makes the verifier.  kind: of drafts.  depth, width: of the drafts.  drafter: class that drafts."""
+
+    name: str
+    rule: Callable[[], Any]
+    kind: str
+    depth: int
+    width: int
+    drafter: type[ModelDrafter] = ModelDrafter
+
+    def drafts(self, draft_model: Target, stop_ids: Sequence[int] = ()) -> ModelDrafter:
+        """The drafter."""
+        return self.drafter(draft_model, self.kind, stop_ids=stop_ids)
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """A verifier that claims to fit drafts for which it is not exact; the engine refuses it otherwise."""
+
+    right: Any
+    info: Method = ANYTHING
+
+    def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Verdict:
+        return self.right(draft, target_probs)
+
+
+@lru_cache(maxsize=1)
+def _folders() -> TemporaryDirectory[str]:
+    """Where changed modules lie, and what is compiled of them, until the process ends."""
+    return TemporaryDirectory(prefix="polydraft-mutants-")
+
+
+def _changed(name: str, edits: Sequence[Edit]) -> str:
+    spec = importlib.util.find_spec(name)
+    assert spec is not None and spec.origin is not None
+    source = Path(spec.origin).read_text(encoding="utf-8")
+    for edit in edits:
+        if edit.text and source.count(edit.text) != 1:
+            raise ValueError(
+                f"{edit.text!r} stands {source.count(edit.text)} times in {name}; expected once. Change the mutant with it."
+            )
+        source = source.replace(edit.text, edit.change) if edit.text else source
+    return source
+
+
+def _read(name: str, source: str, folder: Path) -> ModuleType:
+    """A module of this source under a name that others import it by."""
+    path = folder / f"{name.rpartition('.')[2]}.py"
+    path.write_text(source, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def mutant(rule: str, *edits: Edit) -> Any:
+    """The verifier of that name, made of modules that are read again in the order of these edits, its own last.
+
+    Raises:
+        ValueError: the text of an edit does not stand exactly once in its module.
+
+    Example:
+        >>> wrong = mutant("match", Edit(MATCH, "    return p\\n", "    return 1 - p\\n"))
+        >>> import torch
+        >>> sys.modules[MATCH].emitted_law(torch.tensor([[0.25, 0.75]]), None, torch.tensor([[1]])).tolist()
+        [[0.25, 0.75]]
+        >>> wrong.emitted_law(torch.tensor([[0.25, 0.75]]), None, torch.tensor([[1]])).tolist()
+        [[0.75, 0.25]]
+    """
+    module, _, attribute = registry.VERIFIERS[rule].partition(":")
+    names = [*dict.fromkeys(edit.module for edit in edits if edit.module != module), module]
+    sources = {name: _changed(name, [edit for edit in edits if edit.module == name]) for name in names}
+    shipped = {name: importlib.import_module(name) for name in names}
+    folder = Path(mkdtemp(dir=_folders().name))  # a folder each: what is compiled of a module depends on the others
+    try:
+        read = [_read(name, source, folder) for name, source in sources.items()]
+        return getattr(read[-1], attribute)
+    finally:
+        sys.modules.update(shipped)
+
+
+KEEP = "w = keep(w, p[last, t[last + 1]] * scale[last], q[b, rows[b, last + 1], t[last + 1]])"
+WALKS = {
+    "block": ("residual without the accumulated weight", "chain", 1, Edit(BLOCK, "a = weights[n] * scale[n]", "a = scale[n]")),
+    "greedy_traversal": (
+        "extra token drawn with the uniform of the stop", "paths", 2,
+        Edit(GTV, "done.token[b] = drawn(law, *noise[b], EXTRA)", "done.token[b] = drawn(law, *noise[b], STOP)"),
+    ),
+    "match": (
+        "extra token may be a drafted one", "chain", 1,
+        Edit(MATCH, "here[tokens[b, m]] = 0.0", "here[tokens[b, m]] *= 1.0"),
+    ),
+    "race": ("one vector of clocks for all positions", "coupled", 2, Edit(RACE, "position[b] + depth)", "position[b])")),
+    "list_race": (
+        "all paths in play everywhere", "listed", 2,
+        Edit(RACE, "rows=first), self.active(draft.tree))", "rows=first), np.ones_like(self.active(draft.tree)))"),
+    ),
+    "flow": (
+        "extra token drawn with the uniform of the stop", "systematic", 3,
+        Edit(FLOW, "drawn(law, *noise, EXTRA)", "drawn(law, *noise, STOP)"),
+    ),
+}  # fmt: skip
+"""Rules with a compiled walk -> a mistake of the walk alone, the kind and the width of drafts that go through it, and its edit."""
+
+WITHOUT_WEIGHT = (
+    Edit(SWEEP, "reweight(w, surplus(w / p_sum, p, 1.0 / q_sum, q))", "reweight(w, surplus(1.0 / p_sum, p, 1.0 / q_sum, q))"),
+    Edit(SWEEP, "else reject(w, rest, law)", "else reject(1.0, rest, law)"),
+    Edit(TRAVERSAL),
+    Edit(BLOCK, "surplus(weights[i] * scale[i], p[i]", "surplus((weights[i] > 0.0) * scale[i], p[i]"),
+    Edit(BLOCK, "a = weights[n] * scale[n]", "a = (weights[n] > 0.0) * scale[n]"),
+)
+CLAMPED = (
+    Edit(SWEEP, "into = keep(w, p[x] / p_sum, q[x] / q_sum)", "into = w * keep(1.0, p[x] / p_sum, q[x] / q_sum)"),
+    Edit(SWEEP, "into = keep(w, rest[x], law[x])", "into = w * keep(1.0, rest[x], law[x])"),
+    Edit(TRAVERSAL),
+    Edit(BLOCK, KEEP, KEEP.replace("keep(w,", "w * keep(1.0,")),
+)
+SKIPPED = Edit(
+    RECURSIVE,
+    "there, x = draw >= 0, draw.clamp(min=0)",
+    "there, x = (draw >= 0) & (draws[:, :j] != draw[:, None]).all(1), draw.clamp(min=0)",
+)
+SORTED = Edit(
+    RECURSIVE,
+    "    r, c = p, q if q.ndim == 2 else q[:, 0]\n",
+    "    r, c = p, q if q.ndim == 2 else q[:, 0]\n"
+    "    likely = torch.where(draws >= 0, c.gather(1, draws.clamp(min=0)), -1.0)\n"
+    "    draws = draws.gather(1, likely.argsort(1, descending=True))\n",
+)
+DRAWN_AGAIN = Edit(
+    MATCH,
+    "    return p\n",
+    "    accept = p.gather(1, draws[:, :1])\n    return ((1 - accept) * p).scatter_add(1, draws[:, :1], accept)\n",
+)
+
+
+def mistakes() -> Iterator[Mistake]:
+    """Every known mistake, with the drafts that show it."""
+    for name, (what, kind, width, edit) in WALKS.items():
+        yield Mistake(f"walk of {name}: {what}", partial(mutant, name, edit), kind, 2, width)
+    yield Mistake("block: residual without the accumulated weight", partial(mutant, "block", *WITHOUT_WEIGHT), "chain", 2, 1)
+    yield Mistake("block: clamped factors", partial(mutant, "block", *CLAMPED), "chain", 2, 1)
+    yield Mistake("recursive: equal draws skipped", partial(mutant, "recursive", SKIPPED), "paths", 1, 3)
+    yield Mistake(
+        "recursive_wor: siblings sorted after drawing", partial(mutant, "recursive_wor", SORTED), "without_replacement", 1, 3
+    )
+    yield Mistake("match: a new draw after a mismatch", partial(mutant, "match", DRAWN_AGAIN), "chain", 1, 1)
+
+    def misfit(name: str) -> Callable[[], Misfit]:
+        return lambda: Misfit(registry.verifier(name))
+
+    yield Mistake("distinct draws verified as with replacement", misfit("recursive"), "without_replacement", 1, 3)
+    yield Mistake("iid paths verified as systematic", misfit("flow"), "paths", 2, 3)
+    wor = partial(registry.verifier, "recursive_wor")
+    yield Mistake("top tokens verified as if drawn", wor, "without_replacement", 1, 3, TopWithRow)
+    yield Mistake("unlikely draws dropped", partial(registry.verifier, "speculative"), "chain", 1, 1, DropsUnlikely)
+    yield Mistake("noise keyed by a token's own position", partial(registry.verifier, "block"), "chain", 3, 1, OwnPositions)
