@@ -1,5 +1,8 @@
 """A GGUF file is the model of its dequantised weights, and what is no such file is refused with what was found."""
 
+import subprocess
+import sys
+from dataclasses import fields
 from pathlib import Path
 from random import Random
 
@@ -16,12 +19,13 @@ from polydraft.bench.llama_cpp import write_gguf
 from polydraft.errors import ModelLoadError
 from polydraft.models import checkpoint, pair
 from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.config import ModelConfig
 from polydraft.models.folder import load_module
-from polydraft.models.gguf import TYPES, GgufFile
+from polydraft.models.gguf import ARCHITECTURES, LAYOUTS, TYPES, GgufFile
 from polydraft.models.load import load_model, load_tokenizer
 from polydraft.models.plain import PlainTarget
 from tests.damage import cut, flipped, read_apart
-from tests.models.gguf_files import logits, read_by_transformers, write
+from tests.models.gguf_files import logits, read_by_transformers, write, writer_arch
 from tests.support.closeness import assert_close
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -120,6 +124,36 @@ def test_the_scaling_of_positions_is_read(tmp_path, rope, said):
     assert_close(row(load_model(path, device="cpu", max_num_seqs=1)), logits(module, IDS))
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_settings_are_those_that_transformers_reads_of_them(tmp_path, name):
+    file = GgufFile(write(tmp_path / "m.gguf", small(name)))
+    for field in fields(ModelConfig):
+        theirs = getattr(file.transformers_config, field.name, None)
+        mine = getattr(file.config, field.name)
+        if field.name == "rope_parameters":
+            theirs = theirs.get("full_attention", theirs)
+            theirs = {key: theirs[key] for key in mine}
+        if not (name.startswith("gemma") and field.name == "hidden_act"):
+            assert mine == theirs or (mine, theirs) == (False, None), field.name
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_names_of_weights_are_those_of_the_gguf_package(tmp_path, architecture):
+    module = hf.AutoModelForCausalLM.from_config(hf.GemmaConfig(**WIDE)) if architecture == "gemma" else small(architecture)
+    file = GgufFile(write(tmp_path / "m.gguf", module))
+    theirs = gguf.get_tensor_name_map(writer_arch(architecture), file.config.num_hidden_layers)
+    for name in module.state_dict():
+        if name != "lm_head.weight" or "output.weight" in file.tensors:
+            assert file.own_name(name) == theirs.get_name(name, try_suffixes=(".weight", ".bias"))
+
+
+def test_sizes_of_blocks_are_those_of_the_gguf_package():
+    for number, layout in LAYOUTS.items():
+        kind = gguf.GGMLQuantizationType(number)
+        assert (layout.type, (layout.block, layout.num_bytes)) == (kind.name, gguf.GGML_QUANT_SIZES[kind])
+    assert set(TYPES) <= {layout.type for layout in LAYOUTS.values()}
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
 def test_blocks_are_those_of_the_file_in_the_order_of_the_rows(tmp_path, kind):
     file = GgufFile(write(tmp_path / "m.gguf", small("llama"), kind))
@@ -153,6 +187,17 @@ def test_an_engine_on_a_file_says_what_it_says_on_the_folder(written):
     assert (ours.token_ids, ours.text) == (theirs.token_ids, theirs.text)
     assert engines[0].eos_token_ids == engines[1].eos_token_ids
     assert engines[0].target.weight_format == "bfloat16"  # what a float32 file loses nothing by
+
+
+def test_the_command_runs_a_file_without_importing_transformers(written):
+    program = (
+        "import sys; from polydraft.cli.main import app\n"
+        f"app(['generate', 'def add(', '--model', {str(written)!r}, '--max-tokens', '4', '--max-model-len', '64'], standalone_mode=False)\n"
+        "print([name for name in sys.modules if name.split('.')[0] == 'transformers'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "4 tokens, " in done.stderr
+    assert done.stdout.endswith("[]\n")
 
 
 def words_with_a_template(writer):

@@ -1,6 +1,7 @@
 """What commands begin with: silence, threads, an engine."""
 
 import os
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,12 @@ if TYPE_CHECKING:
 
 def quiet() -> None:
     """No progress bars and no advice of transformers from now on; its errors still show, and warnings take a line each."""
-    from transformers.utils import logging
+    os.environ["TRANSFORMERS_VERBOSITY"], os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "error", "1"
+    if "transformers" in sys.modules:  # it takes a second to import, and reads these only then
+        from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
 
 

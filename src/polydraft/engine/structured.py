@@ -12,6 +12,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -179,16 +180,20 @@ class Grammars:
 
     def __init__(self, tokenizer: Any, vocab_size: int, stop_ids: Sequence[int]) -> None:
         try:
-            from llguidance.hf import from_tokenizer
+            from llguidance import LLTokenizer
         except ImportError as error:
             raise IncompatibleError(
                 "structured_outputs need llguidance, which is not installed; install the extra: pip install 'polydraft[structured]'."
             ) from error
-        if getattr(tokenizer, "backend_tokenizer", None) is None or not stop_ids:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None or not stop_ids:
             raise IncompatibleError(
                 "structured_outputs need a tokenizer of the `tokenizers` library and a token that ends a text; this engine lacks one of them."
             )
-        self._tokenizer = from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(stop_ids))
+        whole = copy(backend)
+        whole.no_padding()
+        whole.no_truncation()
+        self._tokenizer = LLTokenizer(whole.to_str(), n_vocab=vocab_size, eos_token=list(stop_ids))
         self._vocab_size, self._stop_ids = vocab_size, tuple(stop_ids)
         self._cached: OrderedDict[str, CompiledGrammar] = OrderedDict()
         self._lock = threading.Lock()

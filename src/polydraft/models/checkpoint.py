@@ -19,6 +19,7 @@ from torch import Tensor
 
 from polydraft.models.folder import load_config
 from polydraft.models.gguf import GgufFile
+from polydraft.models.rotary import frequencies, head_width, rope_parameters
 
 __all__ = ["EMBEDDING", "HEAD", "Checkpoint", "head_width", "of_file", "of_folder", "of_module", "rotary", "why_not_family"]
 
@@ -151,22 +152,11 @@ def _generation_config(folder: Path) -> Any:
         return None
 
 
-def head_width(config: Any) -> int:
-    """Width of one attention head.
-
-    Example:
-        >>> from transformers import LlamaConfig
-        >>> head_width(LlamaConfig(hidden_size=64, num_attention_heads=4))
-        16
-    """
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-
 def why_not_family(config: Any) -> str | None:
     """Why a model is none of the Llama family with positions that do not change, or None if it is one."""
     if config.model_type not in FAMILY:
         return f"its type {config.model_type!r} is not one of {', '.join(sorted(FAMILY))}"
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    rope = rope_parameters(config)
     if rope.get("rope_type", "default") in {"dynamic", "longrope"}:
         return f"its rope scaling {rope['rope_type']!r} changes with the length"
     return "it rotates only a part of each head" if rope.get("partial_rotary_factor", 1.0) != 1.0 else None
@@ -211,16 +201,8 @@ def rotary(
         >>> cos[0].tolist(), sin.shape
         ([1.0, 1.0], torch.Size([2, 2]))
     """
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        width, theta = head_width(config), rope.get("rope_theta") or config.rope_theta
-        frequencies, factor = 1.0 / (theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)), 1.0
-    else:
-        frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    angles_of_one, growth = frequencies(config)
     if factors is not None:
-        frequencies = frequencies / factors
-    angles = torch.arange(columns, dtype=torch.float32)[:, None] * frequencies
-    return angles.cos() * factor, angles.sin() * factor
+        angles_of_one = angles_of_one / factors
+    angles = torch.arange(columns, dtype=torch.float32)[:, None] * angles_of_one
+    return angles.cos() * growth, angles.sin() * growth

@@ -99,12 +99,12 @@ def load_config(name: str | os.PathLike[str]) -> Any:
     Raises:
         ModelLoadError: it is missing, unreadable, of an unknown type, or needs code of its own.
     """
-    from transformers import AutoConfig
-
     place = located(name)
     if is_gguf(place):
-        return GgufFile(place).config
+        return GgufFile(place).transformers_config
     check_folder(place)
+    from transformers import AutoConfig
+
     try:
         return AutoConfig.from_pretrained(place, trust_remote_code=False)
     except Exception as error:
@@ -137,7 +137,7 @@ def load_module(
     check = check_plain if plain else check_supported
     if is_gguf(folder):
         file = GgufFile(folder)
-        check(file.config, max_model_len)
+        check(file.transformers_config, max_model_len)
         return file.module().to(place, None if number == "auto" else number)
     config = load_config(folder)
     check(config, max_model_len)

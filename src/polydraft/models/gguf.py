@@ -8,8 +8,10 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 import mmap
 import os
+import re
 import struct
 from collections.abc import Iterable
+from dataclasses import fields
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -20,8 +22,18 @@ import torch
 from torch import Tensor
 
 from polydraft.errors import ModelLoadError, first_line
+from polydraft.models.config import ModelConfig
 
 __all__ = ["ARCHITECTURES", "TYPES", "GgufFile", "is_gguf"]
+
+
+class Layout(NamedTuple):
+    """A number format: its name, how many numbers are in a block, bytes of a block."""
+
+    type: str
+    block: int
+    num_bytes: int
+
 
 ARCHITECTURES = {
     "llama": "llama",  # Mistral, too
@@ -34,13 +46,58 @@ ARCHITECTURES = {
 """Those that are read, with transformers' names of them."""
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 """Number formats that are read."""
+LAYOUTS = {
+    0: Layout("F32", 1, 4),
+    1: Layout("F16", 1, 2),
+    2: Layout("Q4_0", 32, 18),
+    3: Layout("Q4_1", 32, 20),
+    6: Layout("Q5_0", 32, 22),
+    7: Layout("Q5_1", 32, 24),
+    8: Layout("Q8_0", 32, 34),
+    10: Layout("Q2_K", 256, 84),
+    11: Layout("Q3_K", 256, 110),
+    12: Layout("Q4_K", 256, 144),
+    13: Layout("Q5_K", 256, 176),
+    14: Layout("Q6_K", 256, 210),
+    20: Layout("IQ4_NL", 32, 18),
+    23: Layout("IQ4_XS", 256, 136),
+    30: Layout("BF16", 1, 2),
+}
+"""Number formats by their numbers in a file; the `gguf` package has all, and takes a third of a second to import."""
 VERSIONS = (2, 3)
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 """Types of metadata that have a size of their own, as `struct` formats."""
 STRING, ARRAY = 8, 9
+LENGTH = struct.Struct("<Q")
+"""Of a text, before its bytes."""
 SHORTEST_ENTRY = 12
 """Bytes of the smallest entry of the header; more entries than fit into the file are damage."""
+PARTS = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+"""Files' names of what transformers' modules are called, without the layer."""
+GEMMA_PARTS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+"""Where the second and third Gemma differ."""
 ROPE_FACTORS = "rope_freqs.weight"
+GENERAL = ("model_type", "attention_bias", "mlp_bias", "hidden_act")
+"""Settings that transformers' configurations of the architectures have of themselves."""
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 """Their 27B models scale queries by the width of the model over its heads, all others by the width of a head."""
 
@@ -52,6 +109,13 @@ class Entry(NamedTuple):
     type: str
     start: int
     num_bytes: int
+
+
+class TextList(NamedTuple):
+    """A list of texts of the metadata that was not read yet: where its first one begins, and how many there are."""
+
+    start: int
+    length: int
 
 
 def is_gguf(name: str | os.PathLike[str]) -> bool:
@@ -67,7 +131,7 @@ def is_gguf(name: str | os.PathLike[str]) -> bool:
 class GgufFile:
     """A GGUF file's header; weights are read from the file when they are asked for.
 
-    metadata: keys and values; of arrays of strings, which only tokenizers need, the length.  tensors: by the file's own names.
+    metadata: keys and values; lists of texts, which only tokenizers need, are read by `strings`.  tensors: by the file's own names.
 
     Raises:
         ModelLoadError: it is missing, no GGUF file, cut off or too long, or of an architecture or a number format that is not read.
@@ -79,30 +143,31 @@ class GgufFile:
             with open(self.path, "rb") as file:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError as error:  # nothing can be mapped of an empty file
-            raise self._refusal("it is empty", "Copy or download it again") from error
+            raise self.refusal("it is empty", "Copy or download it again") from error
         except OSError as error:
-            raise self._refusal(f"it cannot be read: {error.strerror}", "Check the path") from error
+            raise self.refusal(f"it cannot be read: {error.strerror}", "Check the path") from error
         try:
             self._read_header()
         except (struct.error, UnicodeDecodeError, KeyError, TypeError, OverflowError, ZeroDivisionError) as error:
-            raise self._refusal(f"its header is damaged or cut off ({error})", "Copy or download it again") from error
+            raise self.refusal(f"its header is damaged or cut off ({error})", "Copy or download it again") from error
 
-    def _refusal(self, found: str, advice: str) -> ModelLoadError:
+    def refusal(self, found: str, advice: str) -> ModelLoadError:
+        """Why the file cannot be used, and what to do instead, as an error to raise."""
         return ModelLoadError(f"the GGUF file {str(self.path)!r} was given, but {found}. {advice}.")
 
     def _read_header(self) -> None:
         if (magic := self._data[:4]) != b"GGUF":
-            raise self._refusal(f"it begins with {magic!r} and not with b'GGUF'", "Give a file that llama.cpp can read")
+            raise self.refusal(f"it begins with {magic!r} and not with b'GGUF'", "Give a file that llama.cpp can read")
         _, version, num_tensors, num_keys = struct.unpack_from("<4sIQQ", self._data)
         if version not in VERSIONS:
-            raise self._refusal(f"it is of version {version}; expected 2 or 3, little-endian", "Convert it again with llama.cpp")
+            raise self.refusal(f"it is of version {version}; expected 2 or 3, little-endian", "Convert it again with llama.cpp")
         if (num_tensors + num_keys) * SHORTEST_ENTRY > len(self._data):
             raise struct.error(f"{num_keys} keys and {num_tensors} tensors in {len(self._data)} bytes")
         self._at = struct.calcsize("<4sIQQ")
         self.metadata = {self._string(): self._value(self._number("<I")) for _ in range(num_keys)}
         self.architecture = self.metadata["general.architecture"]
         if self.architecture not in ARCHITECTURES:
-            raise self._refusal(
+            raise self.refusal(
                 f"its architecture is {self.architecture!r}; expected one of {', '.join(ARCHITECTURES)}",
                 "Give another model, or its safetensors folder, which transformers may know",
             )
@@ -110,9 +175,9 @@ class GgufFile:
         alignment = self.metadata.get("general.alignment", 32)
         begin = -(-self._at // alignment) * alignment
         self.tensors = {name: entry._replace(start=begin + entry.start) for name, entry in entries}
-        end = max((entry.start + entry.num_bytes for entry in self.tensors.values()), default=begin)
+        end = max((entry.start + entry.num_bytes for entry in self.tensors.values()), default=self._at)
         if not end <= len(self._data) <= -(-end // alignment) * alignment:
-            raise self._refusal(
+            raise self.refusal(
                 f"it has {len(self._data)} bytes, where its header tells of {end}: it is {'cut off' if len(self._data) < end else 'too long'}",
                 "Copy or download it again",
             )
@@ -136,27 +201,47 @@ class GgufFile:
             return self._number(SCALARS[kind])
         kind, count = self._number("<I"), self._number("<Q")
         if kind == STRING:
-            for _ in range(count):
-                self._string()
-            return count
+            return self._skipped_texts(count)
         form = SCALARS[kind]
         values = struct.unpack_from(f"<{min(count, len(self._data))}{form[1]}", self._data, self._at)
         self._at += count * struct.calcsize(form)
         return list(values)
 
-    def _tensor(self) -> tuple[str, Entry]:
-        import gguf
+    def _skipped_texts(self, count: int) -> "TextList":
+        start = at = self._at
+        for _ in range(count):
+            at += LENGTH.size + LENGTH.unpack_from(self._data, at)[0]
+        if at > len(self._data):
+            raise struct.error(f"{count} texts at {start}")
+        self._at = at
+        return TextList(start, count)
 
+    def strings(self, key: str) -> list[str]:
+        """A list of texts of the metadata.
+
+        Raises:
+            ModelLoadError: there is none of that name.
+        """
+        entry = self.metadata.get(key)
+        if not isinstance(entry, TextList):
+            raise self.refusal(f"its {key} is {entry!r}; expected a list of texts", "Give another file of the model")
+        texts, at, data = [], entry.start, self._data
+        for _ in range(entry.length):
+            begin = at + LENGTH.size
+            at = begin + LENGTH.unpack_from(data, at)[0]
+            texts.append(data[begin:at].decode())
+        return texts
+
+    def _tensor(self) -> tuple[str, Entry]:
         name, num_dimensions = self._string(), self._number("<I")
         shape = tuple(self._number("<Q") for _ in range(min(num_dimensions, 8)))[::-1]
         number, start = self._number("<I"), self._number("<Q")
-        known = gguf.GGMLQuantizationType(number).name if number in set(gguf.GGMLQuantizationType) else f"number {number}"
-        if known not in TYPES:
-            raise self._refusal(
-                f"its tensor {name!r} is of type {known}; expected one of {', '.join(TYPES)}",
+        if (layout := LAYOUTS.get(number)) is None or layout.type not in TYPES:
+            raise self.refusal(
+                f"its tensor {name!r} is of type {_type_name(number)}; expected one of {', '.join(TYPES)}",
                 "Give a file of another type",
             )
-        in_block, bytes_of_block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(number)]
+        known, in_block, bytes_of_block = layout
         if shape and shape[-1] % in_block:
             raise struct.error(f"{name!r} has rows of {shape[-1]} numbers in blocks of {in_block}")
         return name, Entry(shape, known, start, prod(shape) // in_block * bytes_of_block)
@@ -167,71 +252,93 @@ class GgufFile:
     def _needed(self, name: str, otherwise: float | None = None) -> Any:
         found = self._setting(name, otherwise)
         if not isinstance(found, (int, float)) or not found > 0:
-            raise self._refusal(
+            raise self.refusal(
                 f"its {self.architecture}.{name} is {found!r}; expected a positive number", "Give another file of the model"
             )
         return found
 
+    def _count(self, name: str, otherwise: int | None = None) -> int:
+        number = self._needed(name, otherwise)
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise self.refusal(
+                f"its {self.architecture}.{name} is {number!r}; expected a whole number", "Give another file of the model"
+            )
+        return number
+
     @cached_property
-    def config(self) -> Any:
-        """Its settings as a configuration of transformers.
+    def config(self) -> ModelConfig:
+        """Its settings; those of Gemma's own kind are in `transformers_config` alone.
 
         Raises:
             ModelLoadError: settings are missing, or ask for what the architecture is not read with.
         """
+        if self._setting("expert_count"):
+            raise self.refusal(f"it is a mixture of {self._setting('expert_count')} experts", "Give its safetensors folder")
+        if "token_embd.weight" not in self.tensors:
+            raise self.refusal("it has no tensor 'token_embd.weight'", "Give a file with a whole model")
+        hidden, heads = self._count("embedding_length"), self._count("attention.head_count")
+        return ModelConfig(
+            model_type=ARCHITECTURES[self.architecture],
+            name_or_path=str(self.path),
+            vocab_size=self.tensors["token_embd.weight"].shape[0],
+            max_position_embeddings=self._count("context_length"),
+            num_hidden_layers=self._count("block_count"),
+            hidden_size=hidden,
+            intermediate_size=self._count("feed_forward_length"),
+            num_attention_heads=heads,
+            num_key_value_heads=self._count("attention.head_count_kv", heads),
+            head_dim=self._count("attention.key_length", hidden // heads),
+            rms_norm_eps=self._needed("attention.layer_norm_rms_epsilon"),
+            rope_parameters={"rope_theta": self._needed("rope.freq_base", 10_000.0)} | self._rope_scaling(),
+            tie_word_embeddings="output.weight" not in self.tensors,
+            bos_token_id=self.special_id("bos"),
+            eos_token_id=[i for i in map(self.special_id, ("eos", "eot", "eom")) if i is not None] or None,
+            pad_token_id=self.special_id("padding"),
+            attention_bias=self.architecture == "llama" and "blk.0.attn_q.bias" in self.tensors,
+        )
+
+    @cached_property
+    def transformers_config(self) -> Any:
+        """The same as a configuration of transformers, with what only transformers runs.
+
+        Raises:
+            ModelLoadError: as `config`, or a setting that transformers refuses.
+        """
         from transformers import AutoConfig
 
-        if self._setting("expert_count"):
-            raise self._refusal(f"it is a mixture of {self._setting('expert_count')} experts", "Give its safetensors folder")
-        if "token_embd.weight" not in self.tensors:
-            raise self._refusal("it has no tensor 'token_embd.weight'", "Give a file with a whole model")
-        hidden, heads = self._needed("embedding_length"), self._needed("attention.head_count")
-        width = self._needed("attention.key_length", hidden // heads)
-        settings = {
-            "name_or_path": str(self.path),
-            "vocab_size": self.tensors["token_embd.weight"].shape[0],
-            "max_position_embeddings": self._needed("context_length"),
-            "num_hidden_layers": self._needed("block_count"),
-            "hidden_size": hidden,
-            "intermediate_size": self._needed("feed_forward_length"),
-            "num_attention_heads": heads,
-            "num_key_value_heads": self._needed("attention.head_count_kv", heads),
-            "head_dim": width,
-            "rms_norm_eps": self._needed("attention.layer_norm_rms_epsilon"),
-            "rope_theta": self._needed("rope.freq_base", 10_000.0),
-            "rope_scaling": self._rope_scaling(),
-            "tie_word_embeddings": "output.weight" not in self.tensors,
-            "bos_token_id": self._special("bos"),
-            "eos_token_id": [i for i in map(self._special, ("eos", "eot", "eom")) if i is not None] or None,
-            "pad_token_id": self._special("padding"),
-        }
+        config = self.config
+        settings = {field.name: getattr(config, field.name) for field in fields(config) if field.name not in GENERAL}
         if self.architecture == "llama":
-            settings["attention_bias"] = "blk.0.attn_q.bias" in self.tensors
+            settings["attention_bias"] = config.attention_bias
         if self.architecture in GEMMA_27B_LAYERS:
-            largest = settings["num_hidden_layers"] == GEMMA_27B_LAYERS[self.architecture]
-            settings["query_pre_attn_scalar"] = hidden // heads if largest else width
+            largest = config.num_hidden_layers == GEMMA_27B_LAYERS[self.architecture]
+            settings["query_pre_attn_scalar"] = config.hidden_size // config.num_attention_heads if largest else config.head_dim
             settings["sliding_window"] = self._needed("attention.sliding_window")
         if self.architecture == "gemma2":
             settings["attn_logit_softcapping"] = self._needed("attn_logit_softcapping", 50.0)
             settings["final_logit_softcapping"] = self._needed("final_logit_softcapping", 30.0)
         try:
-            return AutoConfig.for_model(ARCHITECTURES[self.architecture], **settings)
+            rope = dict(settings.pop("rope_parameters"))
+            scaling = None if rope["rope_type"] == "default" else {key: rope[key] for key in rope if key != "rope_theta"}
+            return AutoConfig.for_model(config.model_type, **settings, rope_theta=rope["rope_theta"], rope_scaling=scaling)
         except Exception as error:  # transformers checks types and ranges
-            raise self._refusal(f"its settings cannot be: {first_line(error)}", "Give another file of the model") from error
+            raise self.refusal(f"its settings cannot be: {first_line(error)}", "Give another file of the model") from error
 
-    def _special(self, role: str) -> int | None:
-        return self.metadata.get(f"tokenizer.ggml.{role}_token_id")
+    def special_id(self, role: str) -> int | None:
+        """Id of the token of a role, such as "eos", or None where the file names none."""
+        token_id = self.metadata.get(f"tokenizer.ggml.{role}_token_id")
+        return token_id if isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0 else None
 
-    def _rope_scaling(self) -> dict[str, Any] | None:
+    def _rope_scaling(self) -> dict[str, Any]:
         kind, factor = self._setting("rope.scaling.type", "none"), self._needed("rope.scaling.factor", 1.0)
         if kind == "none" or factor == 1.0:
-            return None
+            return {"rope_type": "default"}
         if kind not in ("linear", "yarn"):
-            raise self._refusal(f"its rope scaling is {kind!r}; expected 'linear' or 'yarn'", "Give its safetensors folder")
-        first = (
+            raise self.refusal(f"its rope scaling is {kind!r}; expected 'linear' or 'yarn'", "Give its safetensors folder")
+        length = (
             {"original_max_position_embeddings": self._needed("rope.scaling.original_context_length")} if kind == "yarn" else {}
         )
-        return {"rope_type": kind, "factor": factor, **first}
+        return {"rope_type": kind, "factor": factor, **length}
 
     @property
     def rope_factors(self) -> Tensor | None:
@@ -244,23 +351,21 @@ class GgufFile:
         Raises:
             ModelLoadError: the file lacks it.
         """
-        found = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
+        stem, _, kind = name.rpartition(".")
+        layer, part = re.fullmatch(r"model\.layers\.(\d+)\.(.+)|.+", stem).groups()  # pyright: ignore[reportOptionalMemberAccess]
+        own = PARTS.get(part or stem, part or stem)
+        if self.architecture in GEMMA_27B_LAYERS:
+            own = GEMMA_PARTS.get(part, own)
+        found = f"{own}.{kind}" if layer is None else f"blk.{layer}.{own}.{kind}"
         if found not in self.tensors:
-            raise self._refusal(f"it has no tensor {found!r}, which is {name!r} of transformers", "Copy or download it again")
+            raise self.refusal(f"it has no tensor {found!r}, which is {name!r} of transformers", "Copy or download it again")
         return found
-
-    @cached_property
-    def _names(self) -> Any:
-        import gguf
-
-        kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == self.architecture)
-        return gguf.get_tensor_name_map(kind, self.config.num_hidden_layers)
 
     def check_all_used(self, names: Iterable[str]) -> None:
         """Refuse a file with tensors that a model of these weights, by transformers' names, would not have: its law would be another."""
         unused = self.tensors.keys() - {self.own_name(name) for name in names} - {ROPE_FACTORS}
         if unused:
-            raise self._refusal(f"its tensor {min(unused)!r} is none of the architecture's", "Give another file of the model")
+            raise self.refusal(f"its tensor {min(unused)!r} is none of the architecture's", "Give another file of the model")
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a weight, by transformers' name."""
@@ -299,7 +404,7 @@ class GgufFile:
         """
         from transformers import AutoModelForCausalLM
 
-        made = AutoModelForCausalLM.from_config(self.config, dtype=torch.float32).eval()
+        made = AutoModelForCausalLM.from_config(self.transformers_config, dtype=torch.float32).eval()
         tied = made.lm_head.weight is made.get_input_embeddings().weight
         weights = {
             name: weight
@@ -309,7 +414,7 @@ class GgufFile:
         self.check_all_used(weights)
         for name, weight in weights.items():
             if self.shape(name) != tuple(weight.shape):
-                raise self._refusal(
+                raise self.refusal(
                     f"its {name!r} is of shape {self.shape(name)}; expected {tuple(weight.shape)}", "Give another file"
                 )
             weight.data = self.read(name)
@@ -317,18 +422,19 @@ class GgufFile:
             made.model.rotary_emb.inv_freq /= self.rope_factors
         return made
 
-    def tokenizer(self) -> Any:
-        """Its tokenizer, with the chat template where it has one.
-
-        Raises:
-            ModelLoadError: it has none.
-        """
+    def transformers_tokenizer(self) -> Any:
+        """Its tokenizer as transformers makes it, with the chat template where it has one."""
         from transformers import PreTrainedTokenizerFast
 
-        if "tokenizer.ggml.tokens" not in self.metadata:
-            raise self._refusal("it has no tokenizer (tokenizer.ggml.tokens)", "Give a whole file, or token ids instead of text")
         place = {"name_or_path": str(self.path.parent), "vocab_file": str(self.path)}
         return PreTrainedTokenizerFast(gguf_file=self.path.name, **place)
+
+
+def _type_name(number: int) -> str:
+    """Name of a number format that is not read."""
+    import gguf
+
+    return gguf.GGMLQuantizationType(number).name if number in set(gguf.GGMLQuantizationType) else f"number {number}"
 
 
 def _dequantised(kind: str, blocks: np.ndarray) -> Tensor:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -30,6 +31,18 @@ __all__ = ["HeadCheckpoint", "embeddings", "head_folder", "kind_of", "output_row
 Kind = TypeVar("Kind", bound="HeadCheckpoint")
 PROBED = 8
 """Tokens whose embeddings tell one target from another, at equal steps of the vocabulary."""
+DEFAULTS = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "hidden_act": "silu",
+}
+"""What a head's configuration need not say; transformers' own defaults."""
 SIGNS = {"medusa_num_heads": "medusa"}
 """Names in a published configuration that say its kind."""
 
@@ -66,7 +79,7 @@ def stored(folder: Path, *names: str) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class HeadCheckpoint:
-    """config: of transformers, `LlamaConfig`, with what the kind adds.  layers: whose states it reads, as `Needs.hidden` counts them.
+    """config: with the names of transformers' `LlamaConfig`, and what the kind adds.  layers: whose states it reads, as `Needs.hidden` counts them.
     tensors: by name.  ids: [D] the draft vocabulary, rising.
     """
 
@@ -85,14 +98,12 @@ class HeadCheckpoint:
         Raises:
             ModelLoadError: files that are missing or cannot be read, or tensors that are missing or misshapen, by name.
         """
-        from transformers import LlamaConfig
-
         folder = Path(folder).expanduser()
         try:
             said, tensors = cls.read(read_json((folder / "config.json").read_bytes()), folder)
             if problem := fault(said, HEAD):
                 raise ValueError(problem)
-            config, layers = LlamaConfig(**{"num_attention_heads": 1, **said}), tuple(map(int, said[cls.LAYERS]))
+            config, layers = _config(said), tuple(map(int, said[cls.LAYERS]))
             rotary(config, 1)
         except Exception as error:  # whatever these files hold: they are somebody else's
             raise ModelLoadError(
@@ -173,6 +184,18 @@ def save_head(
         file.write(save(stored))
     with replacing(folder / "config.json") as file:
         file.write(json.dumps(said, indent=2).encode())
+
+
+def _config(said: Mapping[str, Any]) -> Any:
+    """A head's settings, those that it does not say as a Llama of one layer would; transformers reads scaled positions alone."""
+    if said.get("rope_scaling") or said.get("rope_parameters"):
+        from transformers import LlamaConfig
+
+        return LlamaConfig(**{"num_attention_heads": 1, **said})
+    settings = {**DEFAULTS, **{name: value for name, value in said.items() if value is not None}}
+    settings.setdefault("num_key_value_heads", settings["num_attention_heads"])
+    settings.setdefault("head_dim", settings["hidden_size"] // settings["num_attention_heads"])
+    return SimpleNamespace(**settings)
 
 
 def _draft_ids(tensors: Mapping[str, Tensor], vocab_size: int) -> np.ndarray:

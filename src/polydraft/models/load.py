@@ -16,15 +16,15 @@ from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.encoding import INTERRUPTIONS, Cuts, token_ids
 from polydraft.models.folder import as_device, as_dtype, load_module
 from polydraft.models.gguf import GgufFile, is_gguf
+from polydraft.models.gguf_tokenizer import gguf_tokenizer
 from polydraft.models.hub import located
 from polydraft.models.plain import PlainTarget
-from polydraft.models.static.llama import StaticLlama
 from polydraft.models.supported import check_supported, is_encoder_decoder
+from polydraft.models.tokenizer import ROLES, Tokenizer
 
 __all__ = ["check_same_context", "check_same_vocabulary", "encode", "load_model", "load_tokenizer", "num_token_ids"]
 
 BACKENDS = ("auto", "compiled", "static", "transformers")
-ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 def load_model(
@@ -84,6 +84,8 @@ def load_model(
     if plain and not _rolls_back(module, max_model_len):
         _refuse_choices(name, "its cache cannot be rolled back", chosen)
         return PlainTarget(module, **options)
+    from polydraft.models.static.llama import StaticLlama
+
     reason, static = CompiledLlama.why_unsupported(module), StaticLlama.why_unsupported(module)
     refused = {"compiled": reason, "static": static}.get(backend)
     if refused:
@@ -145,7 +147,7 @@ def _rolls_back(module: Any, max_model_len: int | None) -> bool:
     return True
 
 
-def load_tokenizer(name: str) -> Any:
+def load_tokenizer(name: str) -> Tokenizer:
     """The tokenizer of a model, whose name is as in `hub.located`.
 
     Raises:
@@ -156,13 +158,11 @@ def load_tokenizer(name: str) -> Any:
         >>> len(load_tokenizer(str(pair.target_folder())))
         2048
     """
-    from transformers import AutoTokenizer
-
     place = located(name)
     try:
-        made = GgufFile(place).tokenizer() if is_gguf(place) else AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-        made.decode(made("a")["input_ids"])  # some damage shows only in use
-        return made
+        tokenizer = _of_file(GgufFile(place)) if is_gguf(place) else _of_folder(place)
+        tokenizer.decode(tokenizer("a")["input_ids"])  # some damage shows only in use
+        return tokenizer
     except (*INTERRUPTIONS, ModelLoadError):
         raise
     except BaseException as error:  # a panic of its Rust code is no Exception
@@ -170,6 +170,16 @@ def load_tokenizer(name: str) -> Any:
             f"no tokenizer could be loaded from {name!r} ({type(error).__name__}: {first_line(error)[:200]}). "
             "Save the model's tokenizer into its folder, or give token ids instead of text."
         ) from error
+
+
+def _of_file(file: GgufFile) -> Tokenizer:
+    return gguf_tokenizer(file) or file.transformers_tokenizer()
+
+
+def _of_folder(folder: Path) -> Tokenizer:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def encode(tokenizer: Any, text: str, *, source: bool = False, parse_special: bool = True) -> list[int]:

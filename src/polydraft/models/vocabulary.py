@@ -14,14 +14,14 @@ import numpy as np
 
 from polydraft.errors import IncompatibleError
 
-__all__ = ["Translation", "token_bytes"]
+__all__ = ["Translation", "byte_alphabet", "token_bytes"]
 
 ROLES = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
 Key = bytes | str
 
 
 @lru_cache(maxsize=1)
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """The characters by which byte-level tokenizers write bytes: printable ones as they are, the others from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
@@ -39,7 +39,7 @@ def _kind(tokenizer: Any) -> str:
 
 def _spelled(token: str, kind: str) -> Key:
     if kind == "bytes":
-        alphabet = _byte_alphabet()
+        alphabet = byte_alphabet()
         return bytes(alphabet[c] for c in token) if all(c in alphabet for c in token) else token
     if kind == "spaces":
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):

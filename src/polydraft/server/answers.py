@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from functools import lru_cache
 from time import time
 from typing import Any
 from uuid import uuid4
@@ -16,17 +15,11 @@ from uuid import uuid4
 from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import Sample, TokenLogprob
 from polydraft.engine.stopping import REPLACEMENT, Detokenizer
+from polydraft.models.vocabulary import byte_alphabet
 from polydraft.server.errors import ApiError
 
 LOWEST = -9999.0
 """Written for a log-probability of -inf, which JSON does not have."""
-
-
-@lru_cache(maxsize=1)
-def _bytes_of_characters() -> dict[str, int]:
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def token_text(tokenizer: Any, token_id: int) -> tuple[str, list[int] | None]:
@@ -42,7 +35,7 @@ def token_text(tokenizer: Any, token_id: int) -> tuple[str, list[int] | None]:
     if REPLACEMENT not in text:
         return text, list(text.encode())
     piece = tokenizer.convert_ids_to_tokens(token_id)
-    known = _bytes_of_characters()
+    known = byte_alphabet()
     if piece.startswith("<0x"):  # byte fallback of SentencePiece
         parts = [int(piece[3:5], 16)]
     elif all(character in known for character in piece):

@@ -1,0 +1,71 @@
+"""Chat templates: the Jinja program in a model's files that writes a conversation as the text which the model was trained on.
+
+A template is code that someone else wrote, so it runs in Jinja's sandbox and sees plain JSON values only. The names that templates of
+the Hugging Face hub expect are there: `messages`, `tools`, `documents`, `add_generation_prompt`, the special tokens, `raise_exception`,
+`strftime_now` and a `tojson` that does not escape HTML.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+__all__ = ["render"]
+
+
+def render(template: str, messages: Sequence[Mapping[str, Any]], **names: Any) -> str:
+    """A conversation as text. names: what else the template sees; of JSON types, as the messages are.
+
+    Raises:
+        jinja2.TemplateError: the template is wrong, leaves the sandbox or refuses these messages.
+        TypeError: a message that JSON cannot hold.
+
+    Example:
+        >>> render("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}", [{"role": "user", "content": "Hi"}])
+        'user: Hi'
+    """
+    plain = json.loads(json.dumps({"tools": None, "documents": None, "add_generation_prompt": False, **names}))
+    return _compiled(template).render(messages=json.loads(json.dumps(messages)), **plain)
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> Any:
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation()]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
+    return environment.from_string(template)
+
+
+@lru_cache(maxsize=1)
+def _generation() -> Any:
+    """`{% generation %}` marks what an assistant says, for training; here its content is rendered as it stands."""
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+
+    class Generation(Extension):
+        tags = {"generation"}  # noqa: RUF012, as Jinja reads it
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+    return Generation
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> None:
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)

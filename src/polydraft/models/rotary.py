@@ -1,0 +1,82 @@
+"""Frequencies of rotary positions and their scaling for longer contexts.
+
+Position m turns the i-th pair of a head of width d by the angle m theta^(-2i/d).
+    linear  positions are divided by `factor` (Chen et al. 2023, arXiv 2306.15595)
+    yarn    only pairs of few turns over the trained length are; cosines and sines grow by `attention_factor`
+            (Peng et al. 2023, arXiv 2309.00071, section 3.2 and equation 15)
+Other kinds, and the options of some models' yarn, are computed by transformers.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["frequencies", "head_width", "rope_parameters"]
+
+YARN = frozenset(
+    {"rope_type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"}
+)
+"""Options of yarn that are computed here."""
+
+
+def head_width(config: Any) -> int:
+    """Width of one attention head.
+
+    Example:
+        >>> from transformers import LlamaConfig
+        >>> head_width(LlamaConfig(hidden_size=64, num_attention_heads=4))
+        16
+    """
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def rope_parameters(config: Any) -> Any:
+    """What a configuration says of its rotary positions, as a mapping."""
+    return getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+
+
+def frequencies(config: Any) -> tuple[Tensor, float]:
+    """Angles per position, [half of a head], and the factor of cosines and sines.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> frequencies(SimpleNamespace(head_dim=4, rope_parameters={"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0}))
+        (tensor([0.5000, 0.0500]), 1.0)
+    """
+    rope = rope_parameters(config)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    theta: Any = rope.get("rope_theta") or getattr(config, "rope_theta", None)
+    if kind == "default":
+        return 1.0 / _wavelengths(config, theta), 1.0
+    if kind == "linear" and theta:
+        return 1.0 / _wavelengths(config, theta) / rope["factor"], 1.0
+    if kind == "yarn" and theta and rope.keys() <= YARN and rope.get("factor"):
+        return _yarn(config, theta, rope)
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    return ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+
+
+def _wavelengths(config: Any, theta: float) -> Tensor:
+    """Positions per radian, [half of a head]."""
+    width = head_width(config)
+    return theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
+
+
+def _yarn(config: Any, theta: float, rope: Any) -> tuple[Tensor, float]:
+    width, factor, length = head_width(config), rope["factor"], rope["original_max_position_embeddings"]
+
+    def pair_of(turns: float) -> float:
+        """The pair that turns so often over the trained length."""
+        return width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first = max(math.floor(pair_of(rope.get("beta_fast") or 32)), 0)
+    last = min(math.ceil(pair_of(rope.get("beta_slow") or 1)), width - 1)
+    ramp = (torch.arange(width // 2, dtype=torch.float32) - first) / max(last - first, 1e-3)
+    extrapolated, wavelengths = 1 - ramp.clamp(0, 1), _wavelengths(config, theta)
+    growth = rope.get("attention_factor")
+    if growth is None:
+        growth = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    return 1.0 / (factor * wavelengths) * (1 - extrapolated) + 1.0 / wavelengths * extrapolated, growth
