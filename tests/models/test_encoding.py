@@ -7,9 +7,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from polydraft import Engine
-from polydraft.errors import InvalidInputError
+from polydraft.errors import CapacityError, InvalidInputError
 from polydraft.models import load
-from polydraft.models.encoding import Cuts, special_tokens
+from polydraft.models.encoding import Cuts, longest_token, special_tokens
 from tests.engine.tables import TableModel
 
 SPECIAL = ["<|end|>", "<|start|>", "§"]
@@ -87,3 +87,24 @@ def test_a_prompt_may_have_control_tokens_or_not_and_begins_alike():
     as_tokens, as_text = (load.encode(words, "x<|end|>y", parse_special=parse) for parse in (True, False))
     assert as_tokens[0] == as_text[0] == start and (as_tokens.count(end), as_text.count(end)) == (1, 0)
     assert words.decode(as_text) == words.decode(as_tokens) == "<|start|>x<|end|>y"
+
+
+def test_a_text_of_more_bytes_than_the_context_can_hold_is_refused_before_it_is_tokenised(monkeypatch):
+    made = engine()
+    most = len("<|start|>") * made.target.max_model_len
+    assert longest_token(made.tokenizer) == len("<|start|>")
+    with pytest.raises(CapacityError, match="tokens was given"):
+        made.generate("x" * most)
+    tokenised = []
+    monkeypatch.setattr(type(made.tokenizer), "__call__", lambda *given, **options: tokenised.append(given))
+    for refused in (lambda text: made.encode(text), lambda text: made.encode_chat([{"role": "user", "content": text}])):
+        with pytest.raises(CapacityError, match=f"a text of {most + 1} bytes was given; the context holds 64 tokens"):
+            refused("x" * (most - 1) + "é")
+    assert not tokenised
+
+
+def test_a_vocabulary_in_which_any_text_may_be_one_token_has_no_longest():
+    backend = Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
+    assert longest_token(PreTrainedTokenizerFast(tokenizer_object=backend)) is None
+    fused = Tokenizer(models.BPE(vocab={"a": 0, "<unk>": 1}, merges=[], unk_token="<unk>", fuse_unk=True))
+    assert longest_token(PreTrainedTokenizerFast(tokenizer_object=fused)) is None

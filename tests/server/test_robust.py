@@ -1,8 +1,10 @@
 """Malformed requests are refused and the server lives; failures stay with their request; clients that leave give back their places."""
 
 import json
+import logging
 import random
 import socket
+import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -206,6 +208,46 @@ def test_a_client_that_leaves_frees_its_place_within_a_step(served, monkeypatch,
     gate.open.set()
     wait_for(lambda: served.engine.num_free == 4)
     assert gate.steps - seen <= 2  # the one that had begun, and the one that takes in the abort
+
+
+def reset(raw):
+    """Close a socket so that the server's next write fails."""
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    raw.close()
+
+
+def test_clients_that_leave_are_told_to_the_log_at_debug_level_alone(served, caplog):
+    caplog.set_level(logging.DEBUG, "polydraft.server")
+    long = {**ASK, "max_tokens": 300, "ignore_eos": True, "stream": True, "n": 4, "speculation": {"trace": True}}
+    for number in range(12):
+        raw = raw_request(served, long)
+        assert raw.recv(100)
+        time.sleep(0.01 * (number % 4))
+        reset(raw)
+    host, port = served.url.removeprefix("http://").split(":")
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 400\r\n\r\n{"
+    for leave in (reset, socket.socket.close):
+        raw = socket.create_connection((host, int(port)), timeout=5)
+        raw.sendall(head)
+        time.sleep(0.05)
+        leave(raw)
+    wait_for(lambda: sum("a client left after 1 bytes" in r.getMessage() for r in caplog.records) == 2)
+    wait_for(lambda: served.engine.num_free == 4)
+    assert lives(served) and [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
+
+
+def test_a_refusal_may_be_read_by_the_pages_that_may_call():
+    with serving(small_engine(), keys=("sk-one",), cors=("https://page.example",)) as locked:
+        for origin, allowed in (("https://page.example", "https://page.example"), ("https://other.example", None)):
+            found = locked.http.post("/v1/completions", json=ASK, headers={"Origin": origin})
+            assert (found.status_code, found.headers.get("access-control-allow-origin")) == (401, allowed)
+            assert found.headers["x-content-type-options"] == "nosniff"
+        asked = {
+            "Origin": "https://page.example",
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization",
+        }
+        assert locked.http.options("/v1/completions", headers=asked).status_code == 200
 
 
 def test_a_full_queue_says_when_to_come_again(monkeypatch):

@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from itertools import count
 from numbers import Integral
 from types import MappingProxyType
@@ -21,10 +22,10 @@ from polydraft.engine.loop import Inbox, Loop
 from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import Result, Sample
 from polydraft.engine.warm_up import warm_up
-from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 from polydraft.models.defaults import sampling_defaults
-from polydraft.models.encoding import Cuts, token_ids
+from polydraft.models.encoding import Cuts, longest_token, num_bytes, token_ids
 from polydraft.params import CHAT_DEFAULTS, MOST_SAMPLES
 from polydraft.plan.fixed import Plan
 from polydraft.plan.profile import Profile
@@ -33,6 +34,8 @@ __all__ = ["Engine", "Prompt"]
 
 Prompt = str | Seq[int]
 """Text, or token ids."""
+LEAST_LONGEST = 8
+"""Bytes of the longest token of any vocabulary, at least: texts of fewer bytes for each token of the context are not looked into."""
 OWN_VOCABULARY = ("tli", "slem")
 """Drafters whose draft model has a tokenizer of its own."""
 
@@ -286,6 +289,7 @@ class Engine(Loop):
                 "text was given to an engine without a tokenizer; give token ids, or build it with a tokenizer."
             )
         else:
+            self._check_bytes(prompt)
             ids = (
                 load.encode(self.tokenizer, prompt, source=isinstance(self.target, EncoderDecoder), parse_special=parse_special)
                 if prompt
@@ -419,6 +423,7 @@ class Engine(Loop):
                 f"the tokenizer of {self.summary()['target']!r} has no chat template: the model was not trained to converse. "
                 "Use a chat model, give the engine's tokenizer a chat_template, or use generate."
             )
+        self._check_bytes([message["content"] for message in messages])
         cuts = None if parse_special else Cuts(self.tokenizer, messages)
         said = [dict(message) if cuts is None else cuts.put(message) for message in messages]
         try:
@@ -430,6 +435,20 @@ class Engine(Loop):
         return (
             token_ids(self.tokenizer, text) if cuts is None else cuts.encode(text)
         )  # the template writes its own special tokens
+
+    @cached_property
+    def _longest_token(self) -> int | None:
+        return longest_token(self.tokenizer)
+
+    def _check_bytes(self, texts: Any) -> None:
+        """Refuse texts that are too long whatever their tokens are, before they are tokenised."""
+        longest, given = self.target.max_model_len, num_bytes(texts)
+        if isinstance(self.target, EncoderDecoder) or given <= LEAST_LONGEST * longest or self._longest_token is None:
+            return
+        if given > self._longest_token * longest:
+            raise CapacityError(
+                f"a text of {given} bytes was given; the context holds {longest} tokens of at most {self._longest_token} bytes each. Shorten it."
+            )
 
     def chat(self, messages: Seq[Mapping[str, str]], params: SamplingParams | None = None) -> Result:
         """The model's answer to a conversation; `stream(engine.encode_chat(messages))` gives it piece by piece.

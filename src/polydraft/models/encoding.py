@@ -13,9 +13,11 @@ from typing import Any
 
 from polydraft.errors import InvalidInputError, first_line
 
-__all__ = ["Cuts", "special_tokens", "token_ids"]
+__all__ = ["Cuts", "longest_token", "num_bytes", "special_tokens", "token_ids"]
 
 INTERRUPTIONS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+NORMALISED = 3
+"""Times by which Unicode's normal form C makes a text shorter, at most."""
 PRIVATE = range(0xE000, 0xF900)
 """Characters that mean nothing by Unicode's own rule."""
 
@@ -35,6 +37,37 @@ def token_ids(tokenizer: Any, text: str, *, add_special_tokens: bool = False) ->
             f"a text of {len(text)} characters was given that the tokenizer fails on ({type(error).__name__}: {first_line(error)[:200]}); "
             "expected text that can be written as UTF-8. Correct it, or give token ids."
         ) from error
+
+
+def num_bytes(value: Any) -> int:
+    """UTF-8 bytes of all texts in a value.
+
+    Example:
+        >>> num_bytes([{"role": "user", "content": "né"}])
+        18
+    """
+    return sum(len(text.encode(errors="replace")) for text in _texts(value))
+
+
+def longest_token(tokenizer: Any) -> int | None:
+    """UTF-8 bytes of text that one token stands for, at most; None where a token may stand for any text.
+
+    Example:
+        >>> from polydraft.models import load, pair
+        >>> longest_token(load.load_tokenizer(str(pair.target_folder())))
+        64
+    """
+    from tokenizers import models
+
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if (
+        backend is None
+        or not isinstance(backend.model, models.BPE)
+        or (backend.model.unk_token is not None and backend.model.fuse_unk)
+    ):
+        return None
+    shrinks = 1 if backend.normalizer is None else NORMALISED
+    return shrinks * max(len(token.encode()) for token in backend.get_vocab(with_added_tokens=True))
 
 
 def special_tokens(tokenizer: Any) -> frozenset[str]:

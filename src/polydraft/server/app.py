@@ -78,9 +78,9 @@ def create_app(engine: AsyncEngine, settings: Settings) -> FastAPI:
 
     app = FastAPI(title="polydraft", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.ready = False
-    if settings.cors:
-        app.add_middleware(CORSMiddleware, allow_origins=settings.cors, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(Guard, keys=settings.keys)  # pyright: ignore[reportArgumentType]
+    if settings.cors:  # around the guard, so that pages can read its refusals
+        app.add_middleware(CORSMiddleware, allow_origins=settings.cors, allow_methods=["*"], allow_headers=["*"])
     for kind in (ApiError, PolydraftError, ValidationError):
         app.add_exception_handler(kind, _refused)
     app.add_exception_handler(HTTPException, _unrouted)
@@ -315,6 +315,7 @@ async def _events(
             for chunk in answer.chunks(*first):
                 yield _event(chunk)
             async for each in outputs:
+                await asyncio.sleep(0)  # where the client has left, the loop learns of it before more is written
                 for chunk in answer.chunks(*each):
                     yield _event(chunk)
         for chunk in answer.closing(usage):

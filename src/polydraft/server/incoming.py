@@ -1,16 +1,18 @@
 """What comes in: a body, whole, in time and not too long, and whether its client is still there."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable
 from contextlib import suppress
 from typing import TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from polydraft.server.errors import ApiError
 
 __all__ = ["GONE", "body_of", "unless_gone"]
 
+log = logging.getLogger("polydraft.server")
 T = TypeVar("T")
 BODY_SECONDS = 30.0
 """In which a body has to arrive."""
@@ -22,7 +24,7 @@ async def body_of(request: Request, most: int) -> bytes:
     """The body of a request. most: bytes.
 
     Raises:
-        ApiError: it is longer, or does not arrive in time.
+        ApiError: it is longer, does not arrive in time, or its client leaves before its end.
     """
     body = bytearray()
 
@@ -36,6 +38,9 @@ async def body_of(request: Request, most: int) -> bytes:
         await asyncio.wait_for(gather(), BODY_SECONDS)
     except (asyncio.TimeoutError, TimeoutError):
         raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:.0f} s.") from None
+    except ClientDisconnect:
+        log.debug("a client left after %d bytes of its body", len(body))
+        raise ApiError(GONE, "the client has left.") from None
     return bytes(body)
 
 
