@@ -109,6 +109,8 @@ def _paths(axis: Any, report: dict[str, Any]) -> None:
         rows = sorted(
             (r for r in report["paths"] if (r["rule"], r["drafts"], r["depth"]) == (rule, kind, L)), key=lambda r: r["paths"]
         )
+        if not rows:
+            continue  # the bound of few contexts
         style = {"color": "black", "fmt": "--"} if rule == "bound" else {"color": "gray"} if rule == "block" else {}
         label = {"bound": "bound for any rule", "block": "block, one path"}.get(rule, rule)
         panel.line(label, *_columns(rows, "paths", "tokens_per_call"), **style)

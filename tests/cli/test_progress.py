@@ -6,8 +6,9 @@ import numba
 import pytest
 from typer.testing import CliRunner
 
+from polydraft.cli import progress
 from polydraft.cli.main import app
-from polydraft.cli.progress import Preparation
+from polydraft.cli.progress import Preparation, bars
 from polydraft.models import load
 
 
@@ -57,3 +58,19 @@ def test_generate_tells_of_what_it_compiles_and_its_output_stays_clean(monkeypat
     if way == ["--stream"]:
         assert told.stdout == quiet.stdout
         assert "first token after" in told.stderr
+
+
+def test_progress_without_a_terminal_is_a_line_every_ten_seconds(capsys, monkeypatch):
+    clock = iter(range(0, 100, 4))
+    monkeypatch.setattr(progress, "monotonic", lambda: next(clock))
+    with bars("measuring") as step:
+        for _ in range(6):
+            step(6)
+    assert capsys.readouterr() == ("", "measuring: 3 of 6\nmeasuring: 6 of 6\n")
+
+
+def test_hidden_progress_says_nothing(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS", 0.0)
+    with bars("measuring", hidden=True) as step:
+        step(6)
+    assert capsys.readouterr() == ("", "")

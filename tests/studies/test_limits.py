@@ -42,9 +42,9 @@ def test_panels_have_titles_errors_and_legends_that_cover_nothing(folder):
         assert all(isinstance(c, ErrorbarContainer) and c.has_yerr for c in axis.containers)
         legend = axis.get_legend().get_window_extent()
         assert not any(legend.overlaps(other.get_window_extent()) for other in figure.axes)
-    (bound,) = (c for c in figure.axes[2].containers if c.get_label() == "bound for any rule")
-    row = next(r for r in report["paths"] if (r["rule"], r["paths"], r["depth"]) == ("bound", 4, 6))
-    low, high = bound.lines[2][0].get_segments()[-1][:, 1]
+    (line,) = (c for c in figure.axes[2].containers if c.get_label() == "traversal")
+    row = next(r for r in report["paths"] if (r["rule"], r["drafts"], r["paths"], r["depth"]) == ("traversal", "paths", 4, 6))
+    low, high = line.lines[2][0].get_segments()[-1][:, 1]
     assert (high - low) / 4 == pytest.approx(row["standard_error"])
     plt.close(figure)
 

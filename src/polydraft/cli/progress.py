@@ -1,12 +1,16 @@
 """What a command does before its first word comes, in one line on standard error; bars of what it measures."""
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from time import monotonic
 
 import typer
 
 WIDTH = 79
+SECONDS = 10.0
+"""Between two lines of progress."""
 
 
 class Preparation(ExitStack):
@@ -57,14 +61,17 @@ class Preparation(ExitStack):
 
 @contextmanager
 def bars(first: str, *, hidden: bool = False) -> Iterator[Callable[..., None]]:
-    """While entered, a bar on the terminal's standard error for each thing that is measured.
+    """While entered, a bar on the terminal's standard error for each thing that is measured; elsewhere a line every `SECONDS` says where it is.
 
     Yields step(total=None, done=None, what=first): one more of `total` is done, or `done` of them are.
     """
+    if not hidden and not sys.stderr.isatty():
+        yield _Lines(first).step
+        return
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True, disable=hidden or not sys.stderr.isatty()) as shown:
+    with Progress(console=Console(stderr=True), transient=True, disable=hidden) as shown:
         tasks = {first: shown.add_task(first, total=None)}
 
         def step(total: int | None = None, done: int | None = None, what: str = first) -> None:
@@ -73,3 +80,19 @@ def bars(first: str, *, hidden: bool = False) -> Iterator[Callable[..., None]]:
             shown.update(tasks[what], total=total, advance=1 if done is None else None, completed=done)
 
         yield step
+
+
+class _Lines:
+    """Progress where there is no terminal."""
+
+    def __init__(self, first: str) -> None:
+        self._first, self._counts, self._last = first, Counter[str](), monotonic()
+
+    def step(self, total: int | None = None, done: int | None = None, what: str | None = None) -> None:
+        """One more of `total` is done, or `done` of them are."""
+        what = what or self._first
+        self._counts[what] = self._counts[what] + 1 if done is None else done
+        now = monotonic()
+        if now - self._last >= SECONDS:
+            self._last = now
+            typer.echo(f"{what}: {self._counts[what]}{'' if total is None else f' of {total}'}", err=True)

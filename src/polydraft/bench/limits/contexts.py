@@ -33,6 +33,8 @@ PATH_RULES: dict[str, tuple[str, ...]] = {
 """Kind of model drafter -> rules measured on its drafts."""
 MEASURED = ("bound", *CHAIN_RULES, *dict.fromkeys(rule for names in PATH_RULES.values() for rule in names))
 ALWAYS = ("block", "traversal")
+BOUND_CONTEXTS = 200
+"""Drafts of each kind from which the bound is shown: it is a mean over texts of its own, which rules exceed by chance where there are few."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,11 @@ class Settings:
     rules: tuple[str, ...] = ()
     drafts: int = 1
     top_p: float = 1.0
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there are enough drafts to compare rules with the bound."""
+        return self.contexts * self.drafts >= BOUND_CONTEXTS
 
     def __post_init__(self) -> None:
         if (

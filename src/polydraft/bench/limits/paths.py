@@ -30,7 +30,7 @@ def restrict(draft: Draft, target_probs: Tensor, K: int, L: int) -> tuple[Draft,
     moved = torch.where(parents >= 0, place[parents.clamp(min=0)], -1)
     smaller = TokenTree(draft.tree.tokens[:, keep], moved[None])
     shape = TreeShape.CHAIN if K == 1 else draft.shape
-    return replace(draft, tree=smaller, rows=draft.rows[:, keep], shape=shape), target_probs[:, keep]
+    return replace(draft, tree=smaller, rows=draft.rows[:, keep], shape=shape, confidence=None), target_probs[:, keep]
 
 
 class Paths:
@@ -40,7 +40,7 @@ class Paths:
         self.pair = pair
         self.params = SamplingParams(temperature=pair.settings.temperature, top_p=pair.settings.top_p)
         asked = pair.settings.rules or tuple(rule for rule in MEASURED if rule != "bound" or pair.draft is not None)
-        self.wanted = {*asked, *ALWAYS}
+        self.wanted = {*asked, *ALWAYS} - ({"bound"} if not pair.settings.bounded else set())
         others = {*asked} - {*ALWAYS}
         self.path_rules = {
             kind: tuple(rule for rule in names if rule in self.wanted)

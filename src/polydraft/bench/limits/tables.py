@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from polydraft.bench.limits import Findings
+from polydraft.bench.limits.contexts import BOUND_CONTEXTS
 from polydraft.bench.record import markdown_table, provenance, write_texts
 
 LAWS = ("IID", "WITHOUT_REPLACEMENT", "GREEDY_PLUS_ONE", "POINT_MASS", "COUPLED", "LISTED")
@@ -76,6 +77,11 @@ def markdown(report: dict[str, Any]) -> str:
             f"Acceptance at one node by temperature, {n} drafts:",
             _acceptance(report, "temperature", s["temperatures"], {"drafts": n}),
         ]
+    if not any(r["rule"] == "bound" for r in report["paths"]) and s["contexts"] * s["drafts"] < BOUND_CONTEXTS:
+        parts.append(
+            f"No bound: it is a mean over texts of its own, which rules exceed by chance below {BOUND_CONTEXTS} contexts "
+            f"(`--contexts {BOUND_CONTEXTS}`). Rules saw the same drafts: compare them by the columns in %."
+        )
     for K in s["num_paths"]:
         parts += [f"Tokens per call, {K} paths of L tokens, temperature {T:g}:", _efficiency(report, K, s["depths"])]
     return "\n\n".join(parts) + "\n"
