@@ -211,6 +211,8 @@ def build_drafter(named: str, parts: Any, options: Mapping[str, Any]) -> Any:
 def _said(name: str, option: str, value: Any) -> str:
     if option == "kind":
         return f"{name}:{value} was given; the drafter {name!r} has no kinds."
+    if option == "weights":
+        return f"the draft head {str(value)!r} was given to the drafter {name!r}, which reads none."
     return f"the option {option}={str(value)!r} was given to the drafter {name!r}, which has no such option."
 
 
@@ -219,6 +221,8 @@ def _advice(name: str, option: str, known: set[str]) -> str:
         return f"Use {name!r}."
     if option == "index":
         return f"Leave the index out, or name a drafter that reads it: {', '.join([*INDEXES, 'mixture'])}."
+    if option == "weights":
+        return f"Leave the head out, or the drafter, which its folder names; or name one that reads it: {', '.join(sorted({*RECIPES} - {'model'}))}."
     return f"Expected one of: {', '.join(sorted(known)) or 'none'}."
 
 

@@ -40,6 +40,12 @@ def line(*given: str, stdin: bytes | None = None) -> str:
         (["--stop", ""], "expected non-empty strings"),
         (["--logprobs", "3"], "--logprobs 3 was given without --json"),
         (["--logprobs", "999999", "--json"], "logprobs=999999 was given; expected an integer in [0, 1000] or None"),
+        (["--head", "p.py"], "'p.py' was given as a draft head and has no config.json; expected a folder"),
+        (
+            ["--head", "p.py", "--drafter", "ngram"],
+            "the draft head 'p.py' was given to the drafter 'ngram', which reads none. Leave the head out",
+        ),
+        (["--model", ""], "an empty name of a model was given"),
         (["--threads", "10000"], "--threads 10000 was given; expected 1 to "),
         (["--depth", "0"], "depth=0 was given; expected at least 1"),
         (["--num-paths", "0"], "num_paths=0 was given; expected at least 1"),

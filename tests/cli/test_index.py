@@ -84,6 +84,7 @@ def test_an_empty_corpus_is_refused(tmp_path):
 
 def test_an_unknown_kind_is_refused_with_the_nearest(corpus, tmp_path):
     assert "did you mean 'trigram'" in line(corpus, "--kind", "trigrm", "--out", tmp_path / "i")
+    assert "Known: passages, retrieval, trigram" in line(corpus, "--kind", "foo", "--out", tmp_path / "i")
 
 
 def test_a_foreign_file_is_refused_by_generate(tmp_path):

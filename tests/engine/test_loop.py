@@ -205,3 +205,11 @@ def test_mistakes_are_refused_with_advice():
         engine("without_replacement", "block")
     with pytest.raises(InvalidInputError, match="depth=0"):
         engine(depth=0)
+
+
+def test_results_are_shown_in_a_line():
+    result = engine().generate([[1, 2]], SamplingParams(max_tokens=40, n=2, logprobs=2))[0]
+    shown = repr(result)
+    assert len(shown) < 500 and "\n" not in shown and "Origin" not in shown
+    assert shown.count("finish_reason='length', tokens=40, tokens_per_call=") == 2
+    assert len(repr(next(engine().stream([1, 2], SamplingParams(max_tokens=40))).sample)) < 200

@@ -133,6 +133,7 @@ def test_a_file_that_was_cut_off_is_fetched_again(model):
         ("SmolLM2-135M-Instruct", "did you mean 'smollm2-135m-instruct'"),
         ("./nowhere", "model folder './nowhere' does not exist"),
         ("nowhere.gguf", "GGUF file 'nowhere.gguf' does not exist"),
+        ("", "an empty name of a model was given"),
         (__file__, "expected a folder, or a GGUF file"),
     ],
 )

@@ -126,6 +126,13 @@ def test_corrupt_weights_are_refused_by_file(folder, keep):
         load_model(str(folder))
 
 
+def test_weights_that_cannot_be_opened_are_not_called_corrupt(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to(folder / "nowhere")
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors' cannot be read: No such file or directory\. Check its"):
+        load_model(str(folder))
+
+
 def test_incomplete_and_misshapen_weights_are_refused(folder):
     file = folder / "model.safetensors"
     weights = load_file(file)

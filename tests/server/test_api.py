@@ -246,6 +246,24 @@ def test_tokens_there_and_back(served):
 
 
 @pytest.mark.parametrize(
+    ("path", "change", "param"),
+    [
+        ("completions", {"stop": [""]}, "stop.0"),
+        ("completions", {"stop": 5}, "stop"),
+        ("completions", {"prompt": [[1], ["x"]]}, "prompt.1.0"),
+        ("completions", {"nothing": 1}, "nothing"),
+        ("chat/completions", {"messages": [{"role": "user"}]}, "messages.0.content"),
+        ("chat/completions", {"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+    ],
+    ids=lambda x: str(x)[:40],
+)
+def test_a_refusal_names_the_place_in_the_body(served, path, change, param):
+    whole = {"model": "small", "prompt": "x"} if path == "completions" else {"model": "small", "messages": MESSAGES}
+    error = served.post(f"/v1/{path}", **whole | change).json()["error"]
+    assert error["param"] == param and error["message"].startswith(f"{param}: ")
+
+
+@pytest.mark.parametrize(
     ("path", "change", "error", "said"),
     [
         ("completions", {"model": "gpt-4"}, openai.NotFoundError, "'small' is served"),

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
+from polydraft import registry
 from polydraft.cli.files import check_output
 from polydraft.cli.progress import bars
 from polydraft.cli.start import quiet
-from polydraft.errors import InvalidInputError
+from polydraft.errors import InvalidInputError, unknown_name
 
 app = typer.Typer(help="Make index files for drafters that read a corpus.", no_args_is_help=True)
 
@@ -47,11 +48,12 @@ def build(
     if kind == "passages":
         _passages(corpus, out, model, append, skip_unreadable)
         return
+    if kind not in registry.INDEXES:
+        raise unknown_name("kind of index", kind, (*registry.INDEXES, "passages"))
     if model is not None or append:
         raise InvalidInputError(
             f"--model or --append was given for --kind {kind}; expected them with --kind passages. Leave them out."
         )
-    from polydraft import registry
     from polydraft.drafters.text.corpus import Corpus
     from polydraft.drafters.text.index_file import fingerprint
     from polydraft.models import load, pair

@@ -152,9 +152,10 @@ def _auto(parts: Parts, options: Mapping[str, Any]) -> str:
     own = getattr(parts.law, "drafter", None)
     if own is not None:
         return own
-    if parts.draft_model is not None:
+    weights = options.get("weights")
+    if weights is None and parts.draft_model is not None:
         return "model"
-    weights = options.get("weights") or shipped(parts.target)
+    weights = weights or shipped(parts.target)
     return "ngram" if weights is None else kind_of(weights)
 
 

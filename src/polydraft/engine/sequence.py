@@ -1,5 +1,6 @@
 """One running sequence: what was asked, what was emitted, and what the models hold of it."""
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -28,7 +29,11 @@ class TokenLogprob(NamedTuple):
     top: dict[int, float]
 
 
-@dataclass
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = 80
+
+
+@dataclass(repr=False)
 class Sample:
     """One generated continuation.
 
@@ -50,6 +55,12 @@ class Sample:
     origins: list[Origin] = field(default_factory=list[Origin])
     sources: list[Any] = field(default_factory=list[Any])
     stats: RequestStats = field(default_factory=RequestStats)
+
+    def __repr__(self) -> str:
+        return (
+            f"Sample(index={self.index}, text={_SHORT.repr(self.text)}, finish_reason={self.finish_reason!r}, tokens={len(self.token_ids)}, "
+            f"tokens_per_call={self.stats.tokens_per_call:.2f}, seed={self.seed})"
+        )
 
 
 class Quotation(NamedTuple):
@@ -76,7 +87,7 @@ def quotations(sample: Sample) -> list[Quotation]:
     return found
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """What `generate` returns for one prompt: `n` samples; the properties are those of the first.
 
@@ -117,6 +128,9 @@ class Result:
     @property
     def stats(self) -> RequestStats:
         return self.samples[0].stats
+
+    def __repr__(self) -> str:
+        return f"Result(id={self.id!r}, prompt_tokens={len(self.prompt_token_ids)}, samples={self.samples!r})"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

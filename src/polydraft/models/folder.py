@@ -78,9 +78,14 @@ def check_folder(folder: Path) -> None:
         raise ModelLoadError(f"{str(folder)!r} has no weights in safetensors format. {advice}")
     for file in weights:
         try:
+            file.open("rb").close()
             with safe_open(file, "pt"):
                 pass
-        except (SafetensorError, OSError) as error:
+        except OSError as error:
+            raise ModelLoadError(
+                f"{str(file)!r} cannot be read: {error.strerror or error}. Check its permissions and links."
+            ) from error
+        except SafetensorError as error:
             raise ModelLoadError(f"{str(file)!r} is corrupt or cut off ({error}). Copy or download it again.") from error
 
 

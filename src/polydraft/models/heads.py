@@ -220,6 +220,10 @@ def kind_of(folder: str | Path) -> str:
         ModelLoadError: no folder with a configuration.
     """
     path = Path(folder).expanduser() / "config.json"
+    if not path.is_file():
+        raise ModelLoadError(
+            f"{str(folder)!r} was given as a draft head and has no config.json; expected a folder that `polydraft train` wrote, or of a published head."
+        )
     try:
         said = read_json(path.read_bytes())
         whole = any(str(name).endswith("ForCausalLM") for name in said.get("architectures") or ())

@@ -161,6 +161,10 @@ def located(name: str | os.PathLike[str]) -> Path:
         'draft'
     """
     given, path = str(name), Path(os.path.expanduser(name))
+    if not given:
+        raise ModelLoadError(
+            "an empty name of a model was given; expected a folder, FILE.gguf, a name of `polydraft models list` or OWNER/NAME."
+        )
     if path.is_dir():
         return _in_folder(path)
     if path.is_file() and not is_gguf(path):

@@ -1,5 +1,6 @@
 """Errors as OpenAI writes them: {"error": {"message", "type", "param", "code"}} with a status that fits."""
 
+import re
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -10,6 +11,8 @@ from polydraft.errors import BusyError, CapacityError, PolydraftError
 RETRY_SECONDS = 1
 """After which a client may ask again where the queue is full."""
 OF_THE_SERVER = "all requests of a server follow one law, which it is started with (polydraft serve --law); /v1/models names it."
+KINDS = {"str", "int", "float", "bool", "list", "dict", "none"}
+"""What pydantic calls the members of a union."""
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -54,5 +57,10 @@ def _invalid(error: ValidationError) -> ApiError:
     """The first thing that is wrong with a body, and where: of what may be of several kinds, by the kind that fits furthest."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     first = max(found, key=lambda one: len(one["loc"]))
-    where = ".".join(map(str, first["loc"])) or None
+    where = ".".join(str(part) for part in first["loc"] if _is_name(part)) or None
     return ApiError(400, f"{where or 'the body'}: {OF_THE_SERVER if where == 'law' else first['msg']}", param=where)
+
+
+def _is_name(part: int | str) -> bool:
+    """Whether a part of a place is in the body, and not the kind of value that was tried there."""
+    return isinstance(part, int) or (re.fullmatch("[a-z0-9_]+", part) is not None and part not in KINDS)
