@@ -47,6 +47,7 @@ def line(*given: str, stdin: bytes | None = None) -> str:
         ),
         (["--model", ""], "an empty name of a model was given"),
         (["--threads", "10000"], "--threads 10000 was given; expected 1 to "),
+        (["--draft-model", "a", "--draft-model", "b"], "--draft-model was given 2 times; expected it once"),
         (["--depth", "0"], "depth=0 was given; expected at least 1"),
         (["--num-paths", "0"], "num_paths=0 was given; expected at least 1"),
         (["--num-paths", "100000", "--depth", "50"], "up to 5000000 drafted tokens a step; expected at most 255"),

@@ -30,6 +30,9 @@ def test_bad_input_ends_with_one_line(tmp_path):
     assert "not-a-model" in refusal("--model", "not-a-model")
     assert "could not be used" in refusal("--api-key-file", str(tmp_path / "none"))
     assert "which has no key" in refusal("--api-key-file", str(empty))
+    assert "--model was given 2 times; expected it once" in refusal("--model", "a", "--model=b")
+    for origin in ("not a url", "https://example.org/", "example.org", "https://EXAMPLE.org", ""):
+        assert f"--cors {origin!r} was given; expected an origin such as https://example.org" in refusal("--cors", origin)
     assert "192.0.2.1" in refusal("--host", "192.0.2.1")
     assert "Lower max_model_len" in refusal(*SMALL, "--max-num-seqs", "100000000")
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -11,7 +11,7 @@ from errno import EDQUOT, EFBIG, ENOSPC, EPIPE
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from polydraft import __version__
 from polydraft.cli.batch import batch
@@ -29,10 +29,11 @@ from polydraft.cli.models import app as models
 from polydraft.cli.serve import serve
 from polydraft.cli.train import train
 from polydraft.cli.tune import tune
-from polydraft.errors import PolydraftError
+from polydraft.errors import InvalidInputError, PolydraftError
 
 EXIT_STATUS = 2
 """Of every refusal: the same as for an option that does not exist."""
+ONCE = ("--model", "--draft-model")
 FULL = (ENOSPC, EDQUOT, EFBIG)
 """Where there is no more room."""
 
@@ -47,6 +48,17 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with _in_one_line():
             return super().invoke(ctx)
+
+
+class _Command(TyperCommand):
+    """One that refuses two models, of which one would be dropped in silence; of other options the last one holds, as ever."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        twice = next((option for option in given if option.opts[0] in ONCE and not option.multiple and given.count(option) > 1), None)
+        if twice is not None:
+            raise InvalidInputError(f"{twice.opts[0]} was given {given.count(twice)} times; expected it once. Drop the others.")
+        return super().parse_args(ctx, args)
 
 
 @contextmanager
@@ -84,6 +96,9 @@ for command in (generate, batch, chat, serve, check, demo, tune, limits, images,
 app.add_typer(bench, name="bench")
 app.add_typer(index, name="index")
 app.add_typer(models, name="models")
+for group in (app, bench, index, models):
+    for registered in group.registered_commands:
+        registered.cls = _Command
 
 
 def _version(wanted: bool) -> None:

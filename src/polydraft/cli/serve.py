@@ -1,6 +1,7 @@
 """`polydraft serve`: an OpenAI-compatible server."""
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 EMBEDDED = "embedded"
 """What --model may say for the pair of small models inside the package."""
 
@@ -77,9 +79,10 @@ def serve(
     """Serve a model over HTTP as OpenAI's API does; without --model the small chat model where it was fetched, else (or with --model embedded) the embedded pair."""
     chosen = None if model == EMBEDDED else model or _default()
     name = served_model_name or _name(chosen)
+    origins = tuple(_origin(one) for one in cors or ())
     typer.echo(f"serving {name}: {_about(model, chosen)}", err=True)
     listening = _bound(host, port)
-    settings: dict[str, Any] = {"model": name, "keys": _keys(api_key_file), "cors": tuple(cors or ()), "most_body": max_body}
+    settings: dict[str, Any] = {"model": name, "keys": _keys(api_key_file), "cors": origins, "most_body": max_body}
     settings |= {"most_choices": max_choices, "seconds": timeout, "drain": drain}
     options: dict[str, Any] = {
         "drafter": drafter,
@@ -209,6 +212,23 @@ def _bound(host: str, port: int) -> socket.socket:
             f"--host {host} --port {port} were given, which cannot be listened on: {error.strerror}. Give a free port of this machine, or 0."
         ) from error
     return listening
+
+
+def _origin(text: str) -> str:
+    """An origin as browsers send it.
+
+    Raises:
+        InvalidInputError: something else.
+
+    Example:
+        >>> _origin("https://example.org"), _origin("*")
+        ('https://example.org', '*')
+    """
+    if text != "*" and not ORIGIN.fullmatch(text):
+        raise InvalidInputError(
+            f"--cors {text!r} was given; expected an origin such as https://example.org, without a path, or *."
+        )
+    return text
 
 
 def _keys(file: Path | None) -> tuple[str, ...]:
