@@ -1,6 +1,8 @@
 """Special tokens in what people write are text, those of the template are control tokens."""
 
 import json
+import threading
+import time
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -9,7 +11,8 @@ from transformers import PreTrainedTokenizerFast
 from polydraft import Engine
 from polydraft.errors import CapacityError, InvalidInputError
 from polydraft.models import load
-from polydraft.models.encoding import Cuts, longest_token, special_tokens
+from polydraft.models.encoding import Cuts, longest_token, special_tokens, token_ids
+from polydraft.models.tokenizer import BackendTokenizer
 from tests.engine.tables import TableModel
 
 SPECIAL = ["<|end|>", "<|start|>", "§"]
@@ -108,3 +111,22 @@ def test_a_vocabulary_in_which_any_text_may_be_one_token_has_no_longest():
     assert longest_token(PreTrainedTokenizerFast(tokenizer_object=backend)) is None
     fused = Tokenizer(models.BPE(vocab={"a": 0, "<unk>": 1}, merges=[], unk_token="<unk>", fuse_unk=True))
     assert longest_token(PreTrainedTokenizerFast(tokenizer_object=fused)) is None
+
+
+def test_a_long_text_is_tokenised_beside_other_threads():
+    words = tokenizer()
+    for each in (words, BackendTokenizer(words.backend_tokenizer, {"eos_token": "<|end|>"})):
+        token_ids(each, "warm")
+        started, text = threading.Event(), "plain text " * 100_000
+
+        def encode(each=each, started=started, text=text):
+            started.set()
+            assert len(token_ids(each, text)) == len(text)
+
+        thread, turns = threading.Thread(target=encode), 0
+        thread.start()
+        started.wait()
+        while thread.is_alive():
+            time.sleep(0.001)
+            turns += 1
+        assert turns > 10

@@ -73,7 +73,10 @@ class BackendTokenizer:
 
     def __call__(self, text: str, *, add_special_tokens: bool = True) -> dict[str, list[int]]:
         """`input_ids` of a text; add_special_tokens: begin it with BOS (and end it with EOS) where the model wants that."""
-        return {"input_ids": self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
+        (encoding,) = self.backend_tokenizer.encode_batch_fast(
+            [text], add_special_tokens=add_special_tokens
+        )  # lets other threads run
+        return {"input_ids": encoding.ids}
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Text of token ids."""
