@@ -169,3 +169,15 @@ def test_a_newcomers_task_takes_the_files_that_are_listed(task):
     files = re.findall(r"^- `([^`]+)`", found[2], re.MULTILINE)
     assert len(files) == len(set(files)) == int(found[1]) <= MOST_FILES[task]
     assert [file for file in files if "NAME" not in file and not (ROOT / file).exists()] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_a_first_page_shows_real_models_only(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert not re.search("100M|inflate|padded", text)
+
+
+def test_each_figure_of_a_padded_model_says_that_it_is_padded():
+    lines = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8").splitlines()
+    padded = [line for line in lines if "100M" in line and not line.startswith(("`", "!["))]
+    assert padded and all("padded" in line for line in padded)
