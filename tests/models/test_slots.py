@@ -1,5 +1,9 @@
 """One owner of slots: lengths, cuts, copies and commits are the same for every backend, and so are the ids that end a text."""
 
+import os
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import transformers as hf
@@ -7,11 +11,11 @@ import transformers as hf
 from polydraft.core import SamplingParams, TokenTree
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.api import Engine
-from polydraft.models import checkpoint
+from polydraft.models import checkpoint, load, pair
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.hf import HFTarget
 from polydraft.models.plain import PlainTarget
-from polydraft.models.slots import Slots, special_ids
+from polydraft.models.slots import TREE_ROOM, Slots, special_ids
 from polydraft.models.static.llama import StaticLlama
 from polydraft.tree import pad
 from tests.engine.tables import TableModel
@@ -154,3 +158,19 @@ def test_texts_that_only_begin_alike_are_kept_side_by_side_and_the_oldest_leaves
     assert [known([*text, 1, 1]) for text in texts[:3]] == [60] * 3
     assert known(texts[3]) == 20  # no slot is empty: that of the first text is taken
     assert [known(texts[2][:50]), known(texts[1]), known(texts[0])] == [50, 60, 20]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_cache_takes_memory_as_tokens_are_written():
+    def resident() -> int:
+        fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    load.load_model(str(pair.draft_folder()))  # what loading itself takes is there
+    before = resident()
+    target = load.load_model(str(pair.draft_folder()), max_num_seqs=256)
+    assert target.cache_grows and target.cache_bytes > 256 << 20
+    assert resident() - before < target.cache_bytes / 16
+    target.prefill(range(16), [[5] * 900] * 16)
+    written = 16 * 900 * target.cache_bytes / (256 * (target.max_model_len + TREE_ROOM))
+    assert 0.8 * written < resident() - before < 0.8 * written + target.cache_bytes / 16

@@ -166,7 +166,8 @@ def _ahead(asynchronous: bool, lead_cap: int | None, trace: Path | None) -> dict
 
 def _limits(engine: "Engine") -> str:
     built = engine.summary()
-    size = "" if built["cache_bytes"] is None else f", cache {built['cache_bytes'] / 1e6:.1f} MB"
+    size = "" if built["cache_bytes"] is None else f", KV cache {built['cache_bytes'] / 1e6:.1f} MB"
+    size += " when full, taken as texts grow" if size and built["cache_grows"] else ""
     drafts = "no drafts" if built["drafter"] is None else f"drafter {built['drafter']}"
     law = "" if built["law"] == "the target's law" else f", lossless to {built['law']}"
     graphs = "".join(

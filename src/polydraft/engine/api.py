@@ -250,6 +250,7 @@ class Engine(Loop):
             "max_model_len": self.target.max_model_len,
             "max_num_seqs": self.target.max_num_seqs // build.slots(self.law),
             "cache_bytes": getattr(self.target, "cache_bytes", None),
+            "cache_grows": getattr(self.target, "cache_grows", False),
             "drafter": None if drafter is None else drafter.info.name,
             "draft": None if drafter is None else drafter.info.title,
             "drafters": self.menu.names,

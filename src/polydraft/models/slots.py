@@ -72,12 +72,14 @@ class SlotModel(ABC):
     """Sequences of a model in slots: all that changes what is committed; a backend writes the columns, and supplies `move`.
 
     lengths: [slots] committed tokens, to be read; they change by `prefill`, `commit`, `cut`, `copy` and `release`.
-    max_model_len: most tokens of a sequence.  max_num_seqs: slots.  cache_bytes: what they take.  passes: forward passes so far.
+    max_model_len: most tokens of a sequence.  max_num_seqs: slots.  passes: forward passes so far.
+    cache_bytes: the KV cache of all slots when they are full.  cache_grows: whether memory is taken only as tokens are written.
     """
 
     max_model_len: int
     max_num_seqs: int
     cache_bytes: int
+    cache_grows = False
 
     def open_slots(
         self,

@@ -57,6 +57,8 @@ class CompiledLlama(CompiledProposals):
         ModelLoadError, CapacityError, InvalidInputError: the context asked for does not suit the model or the memory.
     """
 
+    cache_grows = True  # see `vectors.aligned`
+
     def __init__(
         self,
         model: Any,
