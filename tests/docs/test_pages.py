@@ -44,7 +44,7 @@ def chat_model(tmp_path_factory):
     words = load_tokenizer(folder)
     words.chat_template = "{% for m in messages %}# {{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     write_gguf(load_module(folder, device="cpu"), words, path)
-    return replace(hub.MODELS[name], file_bytes=path.stat().st_size), path
+    return replace(hub.MODELS[name], num_bytes=path.stat().st_size), path
 
 
 @pytest.fixture

@@ -17,11 +17,12 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from polydraft import Engine, SamplingParams
 from polydraft.bench.llama_cpp import write_gguf
 from polydraft.errors import ModelLoadError
-from polydraft.models import checkpoint, pair
+from polydraft.models import checkpoint, hub, pair
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.config import ModelConfig
 from polydraft.models.folder import load_module
 from polydraft.models.gguf import ARCHITECTURES, LAYOUTS, TYPES, GgufFile
+from polydraft.models.hub import HubModel, Wheel
 from polydraft.models.load import load_model, load_tokenizer
 from polydraft.models.plain import PlainTarget
 from tests.damage import cut, flipped, read_apart
@@ -217,6 +218,22 @@ def test_template_and_ends_of_text_are_those_of_the_file(tmp_path):
     engine = Engine.from_pretrained(path, device="cpu", drafter=None, max_num_seqs=1)
     assert engine.eos_token_ids == (10, 11)
     assert engine.encode_chat([{"role": "user", "content": "abc"}]) == [9, 2, 11]
+
+
+def test_a_target_of_the_table_is_drafted_by_the_model_that_the_table_has_for_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path))
+    (tmp_path / "models").mkdir()
+    for name, draft in (("large", "little"), ("little", None)):
+        path = write(tmp_path / "models" / f"{name}.gguf", small("llama"), tokenizer=words_with_a_template)
+        listed = HubModel(name, "", "MIT", Path(path).stat().st_size, "", (Wheel("none==1", "none"),), 1 << 20, draft=draft)
+        monkeypatch.setitem(hub.MODELS, name, listed)
+    options = {"device": "cpu", "max_num_seqs": 1}
+    drafted = Engine.from_pretrained("large", **options)
+    assert (drafted.summary()["drafter"], drafted.drafter.model.name) == ("model", str(tmp_path / "models" / "little.gguf"))
+    assert drafted.generate([1, 2, 3], SamplingParams(temperature=0, max_tokens=8))[0].stats.drafted > 0
+    for drafter, expected in (("ngram", "ngram"), (None, None), ("none", None)):
+        assert Engine.from_pretrained("large", drafter=drafter, **options).summary()["drafter"] == expected
+    assert Engine.from_pretrained("little", **options).summary()["drafter"] == "ngram"
 
 
 def refused(path, *words):

