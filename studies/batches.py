@@ -1,14 +1,11 @@
-"""`python -m studies.batches --model FOLDER`: reading a prompt, sequences side by side, and threads, by format of the weights.
+"""`python -m studies.batches --model FOLDER`: reading a prompt, and sequences side by side, by format of the weights.
 
 A prompt of 1,000 tokens is read from nothing; transformers makes the logits of its last token alone, in bfloat16 and in float32. Batches
-decode plainly and greedily. All formats take turns; figures are the best of the turns, and of threads the medians, with how many
-cores other processes took meanwhile.
+decode plainly and greedily. All formats take turns; figures are the best of the turns.
 """
 
-import os
 from collections.abc import Callable
-from statistics import median
-from time import perf_counter, process_time
+from time import perf_counter
 from typing import Annotated, Any
 
 import numpy as np
@@ -18,11 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from polydraft import Engine, SamplingParams
-from polydraft.core import TokenTree
 from polydraft.models import load
 from studies.options import Quick
 
-__all__ = ["batches", "main", "prompts", "threads"]
+__all__ = ["batches", "main", "prompts"]
 
 FORMATS = (None, "bfloat16-dot", "int8", "int4")
 BATCHES = (1, 2, 4, 8, 16)
@@ -74,36 +70,10 @@ def batches(
     return found, engine.target.cache_bytes  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def threads(folder: str, quantization: str | None, rows: int, turns: int) -> tuple[float, float, float]:
-    """Seconds of a pass on one thread, what two gain, and the busiest core of someone else meanwhile (its share)."""
-    models = {t: load.load_model(folder, device="cpu", max_num_seqs=1, quantization=quantization, threads=t) for t in (1, 2)}
-    tree, found, others = TokenTree.chain(torch.arange(rows)[None]), {t: list[float]() for t in models}, list[float]()
-    for model in models.values():
-        model.prefill([0], [_ids(100, 2000)])
-    for _ in range(turns):
-        before, start = _busy_seconds(), perf_counter()
-        for t, model in models.items():
-            for _ in range(40):  # what was found of other processes is forgotten
-                model.score([0], tree)
-            found[t].append(_seconds(lambda model=model: [model.score([0], tree) for _ in range(10)]) / 10)
-        others.append((_busy_seconds() - before) / (perf_counter() - start))
-    return median(found[1]), median(a / b for a, b in zip(found[1], found[2], strict=True)), median(others)
-
-
-def _busy_seconds() -> float:
-    """That all cores have worked for others than this process so far; 0 where the system does not tell."""
-    try:
-        with open("/proc/stat") as line:
-            ticks = [int(t) for t in line.read().split("\n", 1)[0].split()[1:9]]
-    except OSError:
-        return 0.0
-    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK") - process_time()
-
-
 def main(
     model: Annotated[str, typer.Option(help="Folder of a model of the Llama family, weights in bfloat16.")], quick: Quick = False
 ) -> None:
-    """Print the three tables."""
+    """Print both tables."""
     torch.set_num_threads(1)
     console, turns = Console(width=120), 1 if quick else 4
     table = Table("read by", "ms", "tokens/s", title="a prompt of 1,000 tokens", box=None)
@@ -118,12 +88,6 @@ def main(
             *(f"{rate:.0f}" for rate in rates.values()),
             f"{size / 1e6:.0f}",
         )
-    console.print(table)
-    table = Table("format", "rows", "ms on one thread", "two threads", "cores that others took", title="two threads", box=None)
-    for name in (None, "bfloat16-dot", "int8", "int4"):
-        for rows in (1, 8, 64):
-            one, gain, others = threads(model, name, rows, 2 if quick else 8)
-            table.add_row(name or "bfloat16", str(rows), f"{1e3 * one:.2f}", f"{gain:.2f}x", f"{others:.2f}")
     console.print(table)
 
 

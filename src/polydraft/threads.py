@@ -32,7 +32,7 @@ _LINE = 8
 _LOCK_BYTES = 128
 """Of a mutex or a condition variable of POSIX systems, and more."""
 _DONE, _OWNER, _PHASE, _WAITING, _STOP, _HELPERS, _PASSES, _CLOCK, _JOB = (k * _LINE for k in range(9))
-_ALONE_UNTIL = _CLOCK + 2
+_ALONE_UNTIL, _WINDOW, _WORKED = (_CLOCK + k for k in (2, 3, 4))
 _CODE, _ARGUMENTS, _COUNT, _GRAIN, _UNITS, _THREADS = range(_JOB, _JOB + 6)
 _MUTEX, _WAKE, _ENDED = (_JOB + _LINE + k * _LOCK_BYTES // 8 for k in range(3))
 _TICKETS = _ENDED + _LOCK_BYTES // 8
@@ -40,8 +40,9 @@ _ASLEEP = 1
 """Behind a thread's ticket: whether it sleeps."""
 _HELPER_TURNS, _CALLER_TURNS = 6000, 1000
 """Turns of a loop before a thread sleeps, some 20 nanoseconds each: a helper without work, and a caller who waits for the last unit."""
-_PAYS = 16
-"""Times as long as a caller slept it then works alone: waiting for helpers that lost their cores costs at most a seventeenth."""
+_WINDOW_LENGTH, _PAYS = 2_000_000, 16
+"""Nanoseconds of a pass after which a caller looks how long it had no core, and how many times as long it then works alone: what helpers
+lose, on a machine where others want the cores, is at most a seventeenth of the time."""
 _BITS = 14
 _MASK = (1 << _BITS) - 1
 """Of a ticket: the next unit, the end, 8 bits for the number of threads, the phase."""
@@ -122,7 +123,7 @@ _lock, _unlock, _broadcast = (
 )
 _sleep = types.ExternalFunction("pthread_cond_wait", types.int32(types.int64, types.int64))
 _read_clock = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
-_MONOTONIC = np.int32(getattr(time, "CLOCK_MONOTONIC", 1))
+_WALL, _WORK = (np.int32(getattr(time, name, 0)) for name in ("CLOCK_MONOTONIC", "CLOCK_THREAD_CPUTIME_ID"))
 
 
 @njit(cache=True)
@@ -170,8 +171,9 @@ def _await_phase(sync, thread, last):
 
 
 @njit
-def _nanoseconds(sync):
-    _read_clock(_MONOTONIC, sync.ctypes.data + 8 * _CLOCK)
+def _nanoseconds(sync, clock):
+    """clock: of POSIX systems."""
+    _read_clock(clock, sync.ctypes.data + 8 * _CLOCK)
     return 1_000_000_000 * _load(sync, _CLOCK) + _load(sync, _CLOCK + 1)
 
 
@@ -184,15 +186,13 @@ def _await_units(sync, units):
         if turns < _CALLER_TURNS:
             _pause()
             continue
-        at, begin = sync.ctypes.data, _nanoseconds(sync)
+        at = sync.ctypes.data
         _lock(at + 8 * _MUTEX)
         _add(sync, _WAITING, 1)
         while _load(sync, _DONE) < units:
             _sleep(at + 8 * _ENDED, at + 8 * _MUTEX)
         _add(sync, _WAITING, -1)
         _unlock(at + 8 * _MUTEX)
-        end = _nanoseconds(sync)
-        _store(sync, _ALONE_UNTIL, end + _PAYS * (end - begin))
 
 
 @njit
@@ -306,12 +306,19 @@ def _write(builder, value, pointer):
 
 @njit
 def _is_alone(sync):
-    """Whether the caller has slept so long that it works alone for a while."""
-    until = _load(sync, _ALONE_UNTIL)
-    if until and _nanoseconds(sync) >= until:
-        until = 0
-        _store(sync, _ALONE_UNTIL, until)
-    return until > 0
+    """Whether the caller has waited so long for a core, its own or a helper's, that it works alone for a while."""
+    now, until, begin = _nanoseconds(sync, _WALL), _load(sync, _ALONE_UNTIL), _load(sync, _WINDOW)
+    if now < until:
+        return True
+    if begin == 0 or now > begin + _WINDOW_LENGTH:
+        worked = _nanoseconds(sync, _WORK)
+        lost = now - begin - (worked - _load(sync, _WORKED))
+        alone = begin > 0 and lost > _WINDOW_LENGTH // 32
+        _store(sync, _ALONE_UNTIL, now + _PAYS * lost if alone else 0)
+        _store(sync, _WINDOW, 0 if alone else now)
+        _store(sync, _WORKED, worked)
+        return alone
+    return False
 
 
 @njit
@@ -348,6 +355,7 @@ class Pool:
     def __enter__(self) -> None:
         with _HELPERS_OF_PROCESS.guard:
             sync[_PASSES] += 1
+            sync[_WINDOW] = 0
             _HELPERS_OF_PROCESS.start(self.num_threads - 1)
 
     def __exit__(self, *_: object) -> None:

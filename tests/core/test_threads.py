@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from textwrap import dedent
 from threading import enumerate as all_threads
-from time import process_time, sleep
+from time import monotonic_ns, process_time, sleep
 
 import numpy as np
 import pytest
@@ -100,22 +100,25 @@ def test_while_several_passes_run_helpers_are_for_the_cores_that_remain():
         assert not shared(total, 30, 1)[1].any()
 
 
-def test_a_caller_who_slept_works_alone_for_a_while_only():
-    alone_until = threads._ALONE_UNTIL
-    sync[alone_until] = 1 << 62
+def test_a_caller_works_alone_for_a_while_only():
+    sync[threads._ALONE_UNTIL] = 1 << 62
     assert not any(shared(2, 30, 1)[1].any() for _ in range(50))
-    sync[alone_until] = 1
-    shared(2, 2, 1)
-    assert sync[alone_until] == 0
+    sync[threads._ALONE_UNTIL] = 1
+    assert (shared(2, 30, 1)[0] == 1).all()
+    assert sync[threads._ALONE_UNTIL] == 0
 
 
-def test_a_caller_who_waits_for_a_helper_sleeps_and_then_works_alone_sixteen_times_as_long():
-    done, doers, begun = np.zeros(2, np.int64), np.full(2, -1), np.zeros(MAX_THREADS, np.int64)
+def test_a_caller_who_waited_for_a_helper_works_alone_sixteen_times_as_long():
+    done, doers, begun = np.zeros(30, np.int64), np.full(30, -1), np.zeros(MAX_THREADS, np.int64)
     sync[threads._ALONE_UNTIL] = 0
     with Pool(2):
-        _run_late(sync, done, doers, begun)
-    assert (done == 1).all()
-    assert sync[threads._ALONE_UNTIL] > 0
+        begin = monotonic_ns()
+        _run_late(sync, done[:2], doers[:2], begun)
+        waited = monotonic_ns() - begin
+        _run(sync, 2, done, doers, begun, 0, 1)
+    assert not doers.any(), "the second phase was done alone"
+    alone = sync[threads._ALONE_UNTIL] - begin - waited
+    assert 2_000_000 < alone < 17 * waited + 1_000_000_000
 
 
 @njit
@@ -129,7 +132,7 @@ def _mark_late(arguments, begin, end, thread):
 
 @njit(nogil=True)
 def _run_late(sync, done, doers, begun):
-    share(sync, 2, shared_code(_mark_late, (done, doers, begun)), 2, 1)
+    share(sync, 2, shared_code(_mark_late, (done, doers, begun)), len(done), 1)
 
 
 def test_the_process_ends_and_forks_with_helpers():

@@ -76,13 +76,19 @@ def test_a_rows_bits_depend_on_its_own_path_alone(name):
 def test_bits_do_not_depend_on_the_number_of_threads():
     """Helpers come and go while passes run: whoever claims a unit does the same with it."""
     reference, text = model("llama"), np.random.default_rng(3).integers(0, 61, 200).tolist()
-    one, three = (CompiledLlama(reference, max_num_seqs=2, threads=n) for n in (1, 3))
-    assert (one.num_threads, three.num_threads) == (1, 3)
+    one, *others = models = [CompiledLlama(reference, max_num_seqs=2, threads=n) for n in (1, 3, 5)]
+    assert [fast.num_threads for fast in models] == [1, 3, 5]
     for _ in range(8):
-        assert torch.equal(one.prefill([0], [text]).logits, three.prefill([0], [text]).logits)
+        read = one.prefill([0], [text]).logits
+        assert all(torch.equal(read, fast.prefill([0], [text]).logits) for fast in others)
         chain = trees.pad([(text[:9], list(range(-1, 8))), (text[:3], [-1, 0, 0])])
-        assert torch.equal(one.score([0, 1], chain).logits, three.score([0, 1], chain).logits)
-        for fast in (one, three):
+        scored, step = one.score([0, 1], chain).logits, one.score([0], trees.TokenTree.roots(torch.tensor([7]))).logits
+        for fast in others:
+            assert torch.equal(scored, fast.score([0, 1], chain).logits)
+            assert torch.equal(step, fast.score([0], trees.TokenTree.roots(torch.tensor([7]))).logits), (
+                "heads of a group are shared, too"
+            )
+        for fast in models:
             fast.release([0])
     for number in (0, 65):
         with pytest.raises(InvalidInputError, match=f"threads={number} was given; expected 1 to 64"):

@@ -1,9 +1,9 @@
-"""The tables of prompts, batches and threads, on a small model."""
+"""The tables of prompts and batches, on a small model."""
 
 import numpy as np
 
 from polydraft.models import pair
-from studies.batches import BATCHES, batches, prompts, threads
+from studies.batches import BATCHES, batches, prompts
 
 
 def test_every_format_and_peer_is_timed():
@@ -12,5 +12,5 @@ def test_every_format_and_peer_is_timed():
     assert list(read) == ["None", "bfloat16-dot", "int8", "int4", "transformers bfloat16", "transformers float32"]
     rates, cache = batches(folder, "int8", 4, 1)
     assert tuple(rates) == BATCHES and cache > 0
-    assert np.isfinite([*read.values(), *rates.values(), *threads(folder, None, 2, 2)]).all()
+    assert np.isfinite([*read.values(), *rates.values()]).all()
     assert min(*read.values(), *rates.values()) > 0

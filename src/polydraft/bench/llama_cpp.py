@@ -172,6 +172,12 @@ class LlamaCpp:
             raise IncompatibleError(f"llama.cpp's log-probabilities differ from transformers' by {worst:.2g} on the same prompt.")
         return worst
 
+    def seconds_per_token(self, prompt: list[int], num_tokens: int) -> tuple[float, float]:
+        """Of the prompt and of the tokens behind it, greedy, by its own clock."""
+        answer = self._server.handle_completions(self._request(prompt, SamplingParams(temperature=0, max_tokens=num_tokens)))
+        timings = answer["timings"]
+        return timings["prompt_per_token_ms"] / 1e3, timings["predicted_per_token_ms"] / 1e3
+
     def contender(self, name: str, temperature: float) -> Contender:
         """As a contender. Token ids come only with log-probabilities: the same seed is asked again outside the timed call."""
 

@@ -139,7 +139,7 @@ def _run(model, rows, logits, done):
     runs = cut_runs(work.rows, rows, work.runs)
     for run in range(runs):
         for g in range(sizes.groups):
-            attend(sizes, memory, work, zero, work.runs[run], work.runs[run + 1], g, zero)
+            attend(sizes, memory, work, zero, work.runs[run], work.runs[run + 1], g, zero, sizes.heads // sizes.groups, zero)
     multiply(work.mixed, weights.out, 0, work.rounded, work.update, rows)
     add(work.x, work.update, zero, rows)
     rms_norm(work.x, weights.mlp_norm, sizes.epsilon, work.normed, zero, rows)

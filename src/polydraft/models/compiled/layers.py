@@ -96,7 +96,7 @@ class Workspace(NamedTuple):
     found: np.ndarray  # [threads, TREE_ROOM]
     runs: np.ndarray  # [CHUNK + 1]
     sync: np.ndarray  # see `threads`
-    step: np.ndarray  # [4] of the part that is open: part, layer, rows, address
+    step: np.ndarray  # [5] of the part that is open: part, layer, rows, address, pieces of a group's heads
     rows: np.ndarray  # [CHUNK, 7]
     seen: np.ndarray  # [CHUNK, TREE_ROOM]
 
@@ -137,10 +137,10 @@ def place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot,
 
 
 @njit(error_model="numpy")
-def attend(sizes, memory, work, layer, first, last, g, thread):
-    """Rows first .. last-1, all of one slot: softmax(q . keys / sqrt(D)) values, every head of group g in one product."""
+def attend(sizes, memory, work, layer, first, last, g, head, heads, thread):
+    """Rows first .. last-1, all of one slot: softmax(q . keys / sqrt(D)) values, so many heads of group g, from `head` on, in one product."""
     D, G = sizes.width, sizes.groups
-    heads, slots, padded = sizes.heads // G, memory.keys.shape[1], memory.values.shape[3] * PANEL
+    slots, padded, begins = memory.keys.shape[1], memory.values.shape[3] * PANEL, (g * (sizes.heads // G) + head) * D
     columns, slot, end = memory.values.shape[4] * memory.together, work.rows[first, 1], np.int64(0)
     size = 4 // memory.together
     queries, scores, blend, totals = work.queries[thread], work.scores[thread], work.blend[thread], work.totals[thread]
@@ -150,7 +150,7 @@ def attend(sizes, memory, work, layer, first, last, g, thread):
     rows, scale = (last - first) * heads, np.float32(1.0 / np.sqrt(D))
     for t in range(first, last):
         for h in range(heads):
-            r, begin = (t - first) * heads + h, (g * heads + h) * D
+            r, begin = (t - first) * heads + h, begins + h * D
             for i in range(D):
                 queries[r, i] = work.qkv[t, begin + i] * scale
     at = size * ((layer * slots + slot) * G + g) * columns
@@ -187,7 +187,7 @@ def attend(sizes, memory, work, layer, first, last, g, thread):
     )
     for t in range(first, last):
         for h in range(heads):
-            r, begin = (t - first) * heads + h, (g * heads + h) * D
+            r, begin = (t - first) * heads + h, begins + h * D
             share = np.float32(1.0) / totals[r]
             for i in range(D):
                 work.mixed[t, begin + i] = blend[r, i] * share
@@ -214,7 +214,7 @@ def multiply(x, w, k, rounded, y, rows):
 
 @unowned
 def _do(arguments, begin, end, thread):
-    """Items begin .. end-1 of a part of a pass: rows, panels of a matrix, or pairs of some rows of a slot and a group of heads."""
+    """Items begin .. end-1 of a part of a pass: rows, panels of a matrix, or some heads of some rows of a slot."""
     model, step = arguments
     weights, sizes, memory, work = model
     part, layer, rows, address = step[0], step[1], step[2], step[3]
@@ -230,9 +230,11 @@ def _do(arguments, begin, end, thread):
             cos, sin = weights.cos[position], weights.sin[position]
             place_heads(work.qkv[t], bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot, column)
     elif part == ATTEND:
+        heads, pieces = sizes.heads // sizes.groups, step[4]
         for unit in range(begin, end):
-            run = unit // sizes.groups
-            attend(sizes, memory, work, layer, work.runs[run], work.runs[run + 1], unit % sizes.groups, thread)
+            run, g, piece = unit // pieces // sizes.groups, unit // pieces % sizes.groups, unit % pieces
+            head, last = piece * heads // pieces, (piece + 1) * heads // pieces
+            attend(sizes, memory, work, layer, work.runs[run], work.runs[run + 1], g, head, last - head, thread)
     elif part == MIX:
         round_rows(work.mixed, work.mixed.shape[1], weights.out, work.rounded, begin, end)
     elif part == OUT:
@@ -274,7 +276,7 @@ def _grain(panels, stride, threads):
 @unowned
 def run_parts(model, first, last, layer, rows, runs, address):
     """Do parts first .. last-1 of a pass one after the other, with whoever helps. runs: of `cut_runs`.  address: where logits go."""
-    weights, work = model.weights, model.work
+    weights, sizes, work = model.weights, model.sizes, model.work
     step, threads = work.step, len(work.queries)
     code = shared_code(_do, (model, step))
     step[1], step[2], step[3] = layer, rows, address
@@ -292,7 +294,9 @@ def run_parts(model, first, last, layer, rows, runs, address):
         elif part == HEAD:
             count, grain = weights.head.panels, _grain(weights.head.panels, weights.head.data.shape[2], threads)
         elif part == ATTEND:
-            count, grain = runs * model.sizes.groups, np.int64(1)
+            count, grain = runs * sizes.groups, np.int64(1)
+            step[4] = max(1, min(sizes.heads // sizes.groups, threads // count))
+            count *= step[4]
         elif part == GATE:
             grain = np.int64(1)
         share(work.sync, threads, code, count, grain)
@@ -333,7 +337,7 @@ def workspace(weights: Any, sizes: Sizes, columns: int, threads: int, widest: in
         found=aligned(threads, TREE_ROOM),
         runs=np.zeros(CHUNK + 1, np.int64),
         sync=sync,
-        step=np.zeros(4, np.int64),
+        step=np.zeros(5, np.int64),
         rows=np.zeros((CHUNK, 7), np.int64),
         seen=np.zeros((CHUNK, TREE_ROOM), np.int64),
     )

@@ -1,0 +1,55 @@
+"""The table of threads, on a small model."""
+
+from io import StringIO
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from polydraft.core import TokenTree
+from polydraft.models import load, pair
+from studies import threads
+from studies.threads import Sample, busy_neighbours, measure, on_threads, table, tasks
+
+
+def loaded(number):
+    model = load.load_model(str(pair.target_folder()), device="cpu", max_num_seqs=2, max_model_len=256, threads=number)
+    model.prefill([0], [list(range(20))])
+    return model
+
+
+def test_contenders_take_turns_on_one_model_with_their_own_threads():
+    model = loaded(3)
+    ways = {("ours", n): on_threads(model, n) for n in (1, 2, 3)}
+    assert [way.num_threads for way in ways.values()] == [1, 2, 3]
+    chain = TokenTree.chain(torch.arange(3)[None])
+    first, *others = [way.score([0], chain).logits for way in ways.values()]
+    assert all(torch.equal(first, other) for other in others)
+    samples = measure({key: tasks(way, 1) for key, way in ways.items()}, 2)
+    assert [len(each) for each in samples.values()] == [2, 2, 2]
+    assert all(sample.seconds.keys() == {"1 row", "8 rows", "prompt"} for each in samples.values() for sample in each)
+    assert np.isfinite([(*s.seconds.values(), s.processor, s.others) for each in samples.values() for s in each]).all()
+
+
+def test_a_gain_is_the_median_of_ratios_within_a_turn():
+    one = [Sample({"1 row": seconds}, 1.0, 0.5) for seconds in (4.0, 8.0, 6.0)]
+    two = [Sample({"1 row": seconds}, 1.9, 0.0) for seconds in (2.0, 8.0, 4.0)]
+    console = Console(width=120, file=StringIO(), record=True)
+    console.print(table("a model", {("int4", 1): one, ("int4", 2): two}))
+    lines = console.export_text().splitlines()
+    assert lines[-2].split() == ["int4", "1", "6000.00", "1.00", "(1.00)", "1.00", "0.50"]
+    assert lines[-1].split() == ["int4", "2", "4000.00", "1.50", "(2.00)", "1.90", "0.00"]
+
+
+def test_busy_neighbours_end_with_the_measurement(monkeypatch):
+    started = []
+
+    class Noted(threads.Popen):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            started.append(self)
+
+    monkeypatch.setattr(threads, "Popen", Noted)
+    with busy_neighbours(2):
+        assert [process.poll() for process in started] == [None, None]
+    assert all(process.poll() is not None for process in started)
