@@ -1,7 +1,7 @@
 """ADED: the search against a plain one, what it hangs on a draft, and how long it takes."""
 
 from dataclasses import replace
-from time import perf_counter
+from time import thread_time
 
 import numpy as np
 import pytest
@@ -137,8 +137,11 @@ def test_the_draft_is_a_function_of_seed_and_position():
     assert a == b != c
 
 
-def test_a_table_of_ten_million_entries_is_searched_150_times_within_half_a_millisecond():
-    """32,000 tokens, each with 32 followers; a pair's ten successors are followers of its second token, so no search runs dry."""
+def test_a_draft_from_ten_million_entries_takes_a_tenth_of_reading_them_once():
+    """32,000 tokens, each with 32 followers; a pair's ten successors are followers of its second token, so no search runs dry.
+
+    Both are processor time of this thread: a slow or busy machine slows both.
+    """
     V, F, top, rng = 32_000, 32, 10, np.random.default_rng(0)
     followers = (np.arange(V)[:, None] * 7 + rng.integers(1, 900, (V, F)).cumsum(1)) % V
     second = followers.ravel()
@@ -152,8 +155,11 @@ def test_a_table_of_ten_million_entries_is_searched_150_times_within_half_a_mill
     drafter, seconds = TrigramDrafter(table), []
     for row in rng.integers(0, len(second), 300).tolist():
         (state,) = drafter.start(requests([row // F, int(second[row])]))
-        start = perf_counter()
+        start = thread_time()
         grown = drafter.continuations(state, Budget.grown(38, 8, 4))
-        seconds.append(perf_counter() - start)
+        seconds.append(thread_time() - start)
         assert grown.size > 8
-    assert np.median(seconds) < 0.5e-3
+    entries, start = token.ravel(), thread_time()
+    for _ in range(10):
+        entries.max()
+    assert np.median(seconds) < (thread_time() - start) / 10 / 10
