@@ -153,7 +153,7 @@ def compiled_and_grown(kind, sizes):
     assert drafts[0].shape is drafts[1].shape
     for b, n in (drafts[0].rows >= 0).nonzero().tolist():
         compiled, grown = (d.probs[b, d.rows[b, n]] for d in drafts)
-        torch.testing.assert_close(compiled, grown, rtol=0, atol=1e-5)
+        torch.testing.assert_close(compiled, grown, rtol=0, atol=1e-4)
     return drafts[0]
 
 
