@@ -326,6 +326,16 @@ def test_a_damaged_file_is_refused_or_decoded_within_the_vocabulary(tmp_path, wr
     assert len(read_apart(cases(), 100)) >= 20
 
 
+def test_a_file_whose_weights_are_no_numbers_is_refused_by_name(tmp_path, written):
+    path = tmp_path / "m.gguf"
+    data = bytearray(written.read_bytes())
+    entry = GgufFile(written).tensors["blk.0.ffn_down.weight"]
+    data[entry.start : entry.start + 4] = np.array([np.nan], np.float32).tobytes()
+    path.write_bytes(data)
+    with pytest.raises(ModelLoadError, match=r"NaN or infinity \(tensor 'model\.layers\.0\.mlp\.down_proj\.weight'\)"):
+        load_model(str(path))
+
+
 def test_adapters_and_quantised_folders_are_refused_by_name(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     save_file({"a": torch.ones(1)}, tmp_path / "adapter_model.safetensors")

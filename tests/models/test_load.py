@@ -133,6 +133,19 @@ def test_weights_that_cannot_be_opened_are_not_called_corrupt(folder):
         load_model(str(folder))
 
 
+@pytest.mark.parametrize(
+    "name", ["model.layers.1.mlp.down_proj.weight", "model.layers.0.input_layernorm.weight", "lm_head.weight"]
+)
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_weights_that_are_no_numbers_are_refused_by_name(folder, name, number):
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors[name].view(-1)[3] = number
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(ModelLoadError, match=rf"hold NaN or infinity \(tensor '{name}'\)"):
+        load_model(str(folder))
+
+
 def test_incomplete_and_misshapen_weights_are_refused(folder):
     file = folder / "model.safetensors"
     weights = load_file(file)

@@ -79,7 +79,7 @@ def load_model(
         return _spread(place, tensor_parallel, device_map, dtype, device, options)
     files = _files(place, dtype, device, backend)
     if files is not None and (not plain or _rolls_back(files, max_model_len)):
-        return CompiledLlama(files, **options, **compiled)
+        return _with_sound_weights(CompiledLlama(files, **options, **compiled), files, place)
     module = load_module(place, dtype=dtype, device=device, max_model_len=max_model_len, plain=plain)
     if plain and not _rolls_back(module, max_model_len):
         _refuse_choices(name, "its cache cannot be rolled back", chosen)
@@ -99,6 +99,23 @@ def load_model(
     from polydraft.models.seq2seq import Seq2SeqTarget
 
     return (Seq2SeqTarget if is_encoder_decoder(module.config) else HFTarget)(module, **options)
+
+
+def _with_sound_weights(model: CompiledLlama, files: Checkpoint, place: Path) -> CompiledLlama:
+    """The model, after a forward pass of one token, which a weight that is no number shows in.
+
+    Raises:
+        ModelLoadError: naming the tensor.
+    """
+    sound = bool(model.prefill([0], [[0]]).logits.isfinite().all())
+    model.release([0])
+    model.passes = 0
+    if not sound:
+        wrong = next((name for name in files.outlines if not files.read(name).isfinite().all()), "of many")
+        raise ModelLoadError(
+            f"the weights in {str(place)!r} hold NaN or infinity (tensor {wrong!r}); expected numbers. Copy or download it again."
+        )
+    return model
 
 
 def _spread(place: Path, num_ranks: int | None, device_map: Any, dtype: Any, device: Any, options: dict[str, Any]) -> Target:
