@@ -1,15 +1,22 @@
-"""How matrices lie in memory: numbers or blocks of integers in panels of outputs, so that a pass reads them once, front to back.
+"""How matrices lie in memory: numbers, or blocks of integer codes, in panels of outputs, so that a forward pass reads them once, front to back.
 
-format      an array [panels, ...] of                                                weight
-float32     [inputs, PANEL]                                                          as it is
-bfloat16    [inputs / 2, PANEL, 2] as uint16: two inputs of an output side by side   as it is
-Q8_0        [blocks] of LANES outputs and BLOCK inputs                               scale (code - 128)
-Q4_0        the same, two codes a byte                                               scale (code - 8)
-Q4_1        the same                                                                 scale code + least
+format                 an array [panels, ...] of                                                weight
+float32                [inputs, PANEL]                                                          as it is
+bfloat16               [inputs / 2, PANEL, 2] as uint16: two inputs of an output side by side   as it is
+Q4_0, Q5_0, Q8_0       [blocks] of 32 inputs                                                    d (code - middle)
+Q4_1, Q5_1             [blocks] of 32 inputs                                                    d code + m
+Q2_K, Q4_K, Q5_K       [blocks] of 256 inputs                                                   d scale code - dmin min
+Q3_K, Q6_K             [blocks] of 256 inputs                                                   d scale (code - middle)
+IQ4_NL, IQ4_XS         [blocks] of 32 and 256 inputs                                            d table[code], d scale table[code]
 
-The blocks are those of GGUF files, code for code; scales and least weights are float16. What lies behind the last input or
-output is zero. `ROUNDED` is a block of activations as products of integers take them: see `rounding`.
+Blocks are those of GGUF files, number for number: d, m and dmin are float16, and only the 6-bit scales of K-quants are widened to bytes.
+A block of a panel holds LANES outputs; its codes are words of four inputs of one output, so that a vector is one word of every output.
+What lies behind the last output is zero. `ROUNDED` is a block of activations as integer products take them: see `rounding`.
+Format of the blocks in files: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
 """
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +28,12 @@ from polydraft.models.compiled.vectors import LANES, PANEL, aligned
 __all__ = [
     "BLOCK",
     "BLOCKS",
+    "DTYPES",
+    "NUMBERS",
     "ROUNDED",
+    "BlockFormat",
+    "Plane",
+    "format_name",
     "pack",
     "pack_blocks",
     "panels_for",
@@ -31,37 +43,139 @@ __all__ = [
 ]
 
 BLOCK = 32
-"""Inputs that share a scale."""
+"""Inputs of a sub-block: activations that share a scale."""
 TOGETHER = 64
 """Panels that are packed at a time: what is rounded on the way then stays in the caches."""
+ROUNDED = np.dtype([("scale", np.float32), ("sum", np.float32), ("halves", np.float32, (2,)), ("codes", np.int8, (BLOCK,))])
+"""BLOCK activations, scale code each; sum: of them; halves: the same of the first 16 and of the others."""
+NUMBERS = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(np.uint16)}
 
 
-def _block(bits: int, *numbers: str) -> np.dtype:
-    """A group of codes is a vector of LANES outputs, four inputs each; with four bits its high halves are inputs 16 later."""
-    return np.dtype([*((name, np.uint16, (LANES,)) for name in numbers), ("codes", np.uint8, (bits, LANES, 4))])
+class Plane(NamedTuple):
+    """Where some bits of the codes lie: word `first + words period + group` of a block, shifted right by `shift + shifts period`.
+
+    bits: of a code.  place: for sub-block s of a period and a group of four inputs, its word and shift in the first period.
+    words, shifts: what each period adds to both.
+    """
+
+    bits: int
+    place: Callable[[int, int], tuple[int, int]]
+    words: int
+    shifts: int = 0
 
 
-BLOCKS = {"Q8_0": _block(8, "scale"), "Q4_0": _block(4, "scale"), "Q4_1": _block(4, "scale", "least")}
-"""Formats of blocks by name."""
-ROUNDED = np.dtype(
-    [("scale", np.float32), ("sum", np.float32), ("minus_8", np.int32), ("minus_128", np.int32), ("codes", np.int8, (BLOCK,))]
-)
-"""BLOCK activations, scale code each; sum: of them.  minus_8, minus_128: so many times the sum of the codes."""
+class BlockFormat(NamedTuple):
+    """A format of blocks.
+
+    inputs: of a block.  run: inputs that share a scale.  period: sub-blocks after which the places of codes repeat.
+    low, high: planes of the codes; high bits stand above the low ones.
+    scale: dtype of the small integer that d is multiplied by, one a run, or None.  least: what is added to a weight: "m", or
+    "mins" (-dmin min), or None.  middle: what is subtracted from a code.  table: what a code stands for.
+    """
+
+    inputs: int
+    low: Plane
+    high: Plane | None = None
+    run: int = BLOCK
+    period: int = 1
+    scale: type[np.integer] | None = None
+    least: str | None = None
+    middle: int = 0
+    table: tuple[int, ...] | None = None
+
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        return self.low.bits + (self.high.bits if self.high else 0)
+
+    @property
+    def periods(self) -> int:
+        """In a block."""
+        return self.inputs // (BLOCK * self.period)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """A block of LANES outputs."""
+        fields: list[tuple] = [("d", np.uint16, (LANES,))]
+        if self.least == "m":
+            fields.append(("m", np.uint16, (LANES,)))
+        elif self.least:
+            fields.append(("dmin", np.uint16, (LANES,)))
+        if self.scale is not None:
+            fields.append(("scales", self.scale, (self.inputs // self.run, LANES)))
+        if self.least == "mins":
+            fields.append(("mins", np.uint8, (self.inputs // self.run, LANES)))
+        if self.high:
+            fields.append(("high", np.uint32, (self.inputs * self.high.bits // 32, LANES)))
+        fields.append((self.codes, np.uint32, (self.inputs * self.low.bits // 32, LANES)))
+        return np.dtype(fields)
+
+    @property
+    def codes(self) -> str:
+        """Name of the field of the low plane: no two formats have the same fields."""
+        return "indices" if self.table else "codes"
 
 
-def panels_for(outputs: int, inputs: int, dtype: np.dtype | type[np.generic], *layers: int) -> np.ndarray:
-    """Room for matrices of this shape.
+def _halves(_: int, group: int) -> tuple[int, int]:
+    return group % 4, 4 * (group // 4)
+
+
+_FOUR = Plane(4, _halves, 4)
+"""The first 16 inputs of a sub-block in the low halves of bytes, the others in the high ones."""
+_FOUR_OF_K = Plane(4, lambda s, group: (group, 4 * s), 8)
+_TWO_OF_K = Plane(2, lambda s, group: (group, 2 * s), 8)
+_FIFTH = Plane(1, lambda _, group: (0, group), 1)
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+BLOCKS = {
+    "Q4_0": BlockFormat(32, _FOUR, middle=8),
+    "Q4_1": BlockFormat(32, _FOUR, least="m"),
+    "Q5_0": BlockFormat(32, _FOUR, _FIFTH, middle=16),
+    "Q5_1": BlockFormat(32, _FOUR, _FIFTH, least="m"),
+    "Q8_0": BlockFormat(32, Plane(8, lambda _, group: (group, 0), 8), middle=128),
+    "Q2_K": BlockFormat(256, _TWO_OF_K, run=16, period=4, scale=np.uint8, least="mins"),
+    "Q3_K": BlockFormat(256, _TWO_OF_K, Plane(1, lambda s, group: (group, s), 0, 4), run=16, period=4, scale=np.int8, middle=4),
+    "Q4_K": BlockFormat(256, _FOUR_OF_K, period=2, scale=np.uint8, least="mins"),
+    "Q5_K": BlockFormat(256, _FOUR_OF_K, Plane(1, lambda s, group: (group, s), 0, 2), period=2, scale=np.uint8, least="mins"),
+    "Q6_K": BlockFormat(
+        256,
+        Plane(4, lambda s, group: (8 * (s % 2) + group, 4 * (s // 2)), 16),
+        Plane(2, lambda s, group: (group, 2 * s), 8),
+        run=16,
+        period=4,
+        scale=np.int8,
+        middle=32,
+    ),
+    "IQ4_NL": BlockFormat(32, _FOUR, table=_IQ4),
+    "IQ4_XS": BlockFormat(256, _FOUR, scale=np.int8, table=_IQ4),
+}
+"""Formats of blocks by their names in GGUF files. Codes of Q8_0 are kept without sign, as dot products take them."""
+DTYPES = {**NUMBERS, **{name: block.dtype for name, block in BLOCKS.items()}}
+"""What panels are arrays of, by the name of a format."""
+
+
+def format_name(dtype: np.dtype) -> str:
+    """The format of panels of this dtype.
 
     Example:
-        >>> panels_for(PANEL + 1, 64, np.uint16).shape == (2, 32, PANEL, 2), panels_for(LANES, 64, BLOCKS["Q4_0"]).shape
-        (True, (1, 2))
+        >>> format_name(np.dtype(np.uint16))
+        'bfloat16'
     """
-    dtype = np.dtype(dtype)
-    if dtype.names:
-        shape = -(-outputs // LANES), -(-inputs // BLOCK)
+    return next(name for name, known in DTYPES.items() if known == dtype)
+
+
+def panels_for(outputs: int, inputs: int, name: str) -> np.ndarray:
+    """Memory for a matrix of this shape in a format.
+
+    Example:
+        >>> panels_for(PANEL + 1, 64, "bfloat16").shape == (2, 32, PANEL, 2), panels_for(LANES, 64, "Q4_0").shape
+        (True, (2, 2))
+    """
+    count = -(-outputs // PANEL)
+    if name in NUMBERS:
+        shape = (count, *((inputs // 2, PANEL, 2) if name == "bfloat16" else (inputs, PANEL)))
     else:
-        shape = -(-outputs // PANEL), *((inputs // 2, PANEL, 2) if dtype == np.uint16 else (inputs, PANEL))
-    return aligned(*layers, *shape, dtype=dtype, huge=True)
+        shape = count * PANEL // LANES, -(-inputs // BLOCKS[name].inputs)
+    return aligned(*shape, dtype=DTYPES[name], huge=True)
 
 
 def pack(weight: Float[Tensor, "O I"], out: np.ndarray) -> tuple[float, float]:
@@ -69,20 +183,21 @@ def pack(weight: Float[Tensor, "O I"], out: np.ndarray) -> tuple[float, float]:
     or zeros where the format is the weight's own.
 
     Example:
-        >>> out = panels_for(2, 2, np.uint16)
+        >>> out = panels_for(2, 2, "bfloat16")
         >>> pack(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), out), unpack(out, 2, 2).tolist()
         ((0.0, 30.0), [[1.0, 2.0], [3.0, 4.0]])
     """
-    each, lost, total = LANES if out.dtype.names else PANEL, 0.0, 0.0
+    name, lost, total = format_name(out.dtype), 0.0, 0.0
+    each = PANEL if name in NUMBERS else LANES
     for begin in range(0, len(out), TOGETHER):
         rows, some = weight.detach()[begin * each : (begin + TOGETHER) * each], out[begin : begin + TOGETHER]
-        if out.dtype.names:
-            pack_blocks(rounded_blocks(rows, _name(out.dtype)), some)
-        elif out.dtype == np.uint16:
+        if name in BLOCKS:
+            pack_blocks(rounded_blocks(rows, name), some)
+        elif name == "bfloat16":
             _place((rows if rows.dtype == torch.bfloat16 else rows.float().bfloat16()).view(torch.int16), some.view(np.int16), 2)
         else:
             _place(rows.float(), some, 1)
-        if out.dtype != (np.uint16 if weight.dtype == torch.bfloat16 else np.float32):
+        if name != ("bfloat16" if weight.dtype == torch.bfloat16 else "float32"):
             lost += float((rows.float() - unpack(some, *rows.shape)).square_().sum())
             total += float(rows.float().square().sum())
     return lost, total
@@ -97,84 +212,172 @@ def _place(values: Tensor, out: np.ndarray, together: int) -> None:
     packed.copy_(values.view(-1, PANEL, inputs // together, together).transpose(1, 2))
 
 
-def raw_blocks(format_name: str) -> np.dtype:
-    """One block of one output as GGUF files have it; there the codes of eight bits are signed.
+_HALF, _BYTE = np.uint16, np.uint8
+_RAW: dict[str, list[tuple]] = {
+    "Q4_0": [("d", _HALF), ("codes", "<u4", (4,))],
+    "Q4_1": [("d", _HALF), ("m", _HALF), ("codes", "<u4", (4,))],
+    "Q5_0": [("d", _HALF), ("high", _BYTE, (4,)), ("codes", "<u4", (4,))],
+    "Q5_1": [("d", _HALF), ("m", _HALF), ("high", _BYTE, (4,)), ("codes", "<u4", (4,))],
+    "Q8_0": [("d", _HALF), ("codes", "<u4", (8,))],
+    "Q2_K": [("scales", _BYTE, (16,)), ("codes", "<u4", (16,)), ("d", _HALF), ("dmin", _HALF)],
+    "Q3_K": [("high", "<u4", (8,)), ("codes", "<u4", (16,)), ("scales", _BYTE, (12,)), ("d", _HALF)],
+    "Q4_K": [("d", _HALF), ("dmin", _HALF), ("scales", _BYTE, (12,)), ("codes", "<u4", (32,))],
+    "Q5_K": [("d", _HALF), ("dmin", _HALF), ("scales", _BYTE, (12,)), ("high", "<u4", (8,)), ("codes", "<u4", (32,))],
+    "Q6_K": [("codes", "<u4", (32,)), ("high", "<u4", (16,)), ("scales", np.int8, (16,)), ("d", _HALF)],
+    "IQ4_NL": [("d", _HALF), ("indices", "<u4", (4,))],
+    "IQ4_XS": [("d", _HALF), ("scales_high", "<u2"), ("scales", _BYTE, (4,)), ("indices", "<u4", (32,))],
+}
+"""Blocks of one output as they lie in files; codes as words of four bytes."""
+
+
+def raw_blocks(name: str) -> np.dtype:
+    """One block of one output as GGUF files have it; there the codes of Q8_0 are signed.
 
     Example:
-        >>> raw_blocks("Q4_1").itemsize
-        20
+        >>> raw_blocks("Q4_1").itemsize, raw_blocks("Q6_K").itemsize
+        (20, 210)
     """
-    *numbers, codes = BLOCKS[format_name].fields or {}
-    bits = BLOCKS[format_name][codes].shape[0]
-    return np.dtype([*((name, np.uint16) for name in numbers), (codes, np.uint8, (BLOCK * bits // 8,))])
+    return np.dtype(_RAW[name])
+
+
+def _spread_fifth_bits() -> np.ndarray:
+    """[4, 256]: what byte j of a Q5 block's high bits, of inputs 8j .. 8j + 7, adds to the word in which bit g of byte b is of input 4g + b."""
+    value = np.arange(256, dtype=np.uint32)
+    word = np.zeros(256, np.uint32)
+    for b in range(4):
+        word |= ((value >> b & 1) | (value >> (4 + b) & 1) << 1) << np.uint32(8 * b)
+    return np.stack([word << np.uint32(2 * j) for j in range(4)])
+
+
+_FIFTH_BITS = _spread_fifth_bits()
+
+
+def _small_integers(raw: np.ndarray, name: str) -> dict[str, np.ndarray]:
+    """Scales and least weights of K-quants [O, K, runs], which files have in four or six bits."""
+    scales = raw["scales"]
+    if name == "Q6_K":
+        return {"scales": scales}
+    if name == "Q2_K":
+        return {"scales": scales & 15, "mins": scales >> 4}
+    if name == "IQ4_XS":
+        low = np.stack([scales & 15, scales >> 4], -1).reshape(*scales.shape[:2], 8)
+        high = raw["scales_high"][..., None] >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+        return {"scales": (low | high.astype(_BYTE) << 4).astype(np.int8) - np.int8(32)}
+    first, second, third = scales[..., :4], scales[..., 4:8], scales[..., 8:]
+    if name == "Q3_K":
+        low = np.concatenate([first & 15, second & 15, first >> 4, second >> 4], -1)
+        high = np.concatenate([third >> shift & 3 for shift in (0, 2, 4, 6)], -1)
+        return {"scales": (low | high << 4).astype(np.int8) - np.int8(32)}
+    return {
+        "scales": np.concatenate([first & 63, third & 15 | first >> 6 << 4], -1),
+        "mins": np.concatenate([second & 63, third >> 4 | second >> 6 << 4], -1),
+    }
 
 
 def pack_blocks(raw: np.ndarray, out: np.ndarray) -> None:
     """Write blocks [O, K] of single outputs, see `raw_blocks`, into panels [P, K]; what lies behind the last output is zero."""
-    missing = -len(raw) % LANES
-    for name in raw.dtype.names or ():
-        values = np.concatenate([raw[name], np.zeros((missing, *raw[name].shape[1:]), raw[name].dtype)])
-        if name != "codes":
-            out[name] = values.reshape(len(out), LANES, -1).swapaxes(1, 2)
+    full = len(raw) // LANES
+    _pack_whole(raw[: full * LANES], out[:full])
+    if full < len(out):
+        rest = np.zeros(((len(out) - full) * LANES, raw.shape[1]), raw.dtype)
+        rest[: len(raw) - full * LANES] = raw[full * LANES :]
+        _pack_whole(rest, out[full:])
+
+
+def _pack_whole(raw: np.ndarray, out: np.ndarray) -> None:
+    (P, K), name = out.shape, format_name(out.dtype)
+    values: dict[str, np.ndarray] = {field: raw[field] for field in out.dtype.names or () if field in (raw.dtype.names or ())}
+    if "scales" in values:
+        values |= _small_integers(raw, name)
+    if "high" in values and values["high"].dtype == _BYTE:
+        bits = values["high"]
+        values["high"] = np.bitwise_or.reduce([_FIFTH_BITS[j][bits[..., j]] for j in range(4)])[..., None]
+    for field, value in values.items():
+        if value.ndim == 2:
+            out[field] = value.reshape(P, LANES, K).transpose(0, 2, 1)
         else:
-            flipped = values ^ np.uint8(128) if _bits(out.dtype) == 8 else values
-            out[name] = flipped.reshape(len(out), LANES, out.shape[1], -1, 4).transpose(0, 2, 3, 1, 4)
+            out[field] = value.reshape(P, LANES, K, -1).transpose(0, 2, 3, 1)
+    if name == "Q8_0":
+        out["codes"] ^= np.uint32(0x80808080)
 
 
-def _name(dtype: np.dtype) -> str:
-    return next(name for name, known in BLOCKS.items() if known == dtype)
-
-
-def _bits(dtype: np.dtype) -> int:
-    return dtype["codes"].shape[0]
+def _codes(panels: np.ndarray, block: BlockFormat) -> np.ndarray:
+    """[P, K, sub-blocks, groups, LANES, 4]: codes as bytes."""
+    P, K = panels.shape
+    codes = np.zeros((P, K, block.inputs // BLOCK, 8, LANES), np.uint32)
+    for field, plane, place in ((block.codes, block.low, 0), ("high", block.high, block.low.bits)):
+        if plane is None:
+            continue
+        mask = np.uint32(((1 << plane.bits) - 1) * 0x01010101)
+        for s in range(block.inputs // BLOCK):
+            period, of_period = divmod(s, block.period)
+            for group in range(8):
+                word, shift = plane.place(of_period, group)
+                words = panels[field][:, :, word + plane.words * period]
+                codes[:, :, s, group] |= (words >> np.uint32(shift + plane.shifts * period) & mask) << np.uint32(place)
+    return codes[..., None].view(np.uint8)
 
 
 def unpack(panels: np.ndarray, outputs: int, inputs: int) -> Float[Tensor, "O I"]:
-    """The matrix that lies in panels, in float32.
+    """The matrix that lies in panels, in float32: the very numbers of the `gguf` package.
 
     Example:
-        >>> blocks = panels_for(1, 32, BLOCKS["Q4_0"])
+        >>> blocks = panels_for(1, 32, "Q4_0")
         >>> _ = pack(torch.tensor([[-8.0, 3.2, *[0.0] * 30]]), blocks)
         >>> unpack(blocks, 1, 3).tolist()
         [[-8.0, 3.0, 0.0]]
     """
-    if panels.dtype.names is None:
-        together = panels.shape[-1] if panels.dtype == np.uint16 else 1
+    name = format_name(panels.dtype)
+    if name in NUMBERS:
+        together = panels.shape[-1] if name == "bfloat16" else 1
         bits = panels.astype(np.uint32) << 16 if together > 1 else panels
         numbers = bits.view(np.float32).reshape(len(panels), -1, PANEL, together).transpose(0, 2, 1, 3)
+        numbers = numbers.reshape(len(panels) * PANEL, -1)
     else:
-        code = panels["codes"].transpose(0, 3, 1, 2, 4).reshape(len(panels) * LANES, panels.shape[1], -1)
-        if _bits(panels.dtype) == 4:
-            code = np.concatenate([code & 15, code >> 4], -1)
-        scale, *least = (
-            panels[name].view(np.float16).astype(np.float32).swapaxes(1, 2).reshape(*code.shape[:2], 1)
-            for name in panels.dtype.names[:-1]
-        )
-        numbers = code * scale + least[0] if least else (code - np.float32(1 << (_bits(panels.dtype) - 1))) * scale
-    return torch.from_numpy(np.ascontiguousarray(numbers.reshape(-1, numbers.size // _rows(panels))[:outputs, :inputs]))
+        numbers = _unpacked_blocks(panels, BLOCKS[name])
+    return torch.from_numpy(np.ascontiguousarray(numbers[:outputs, :inputs]))
 
 
-def _rows(panels: np.ndarray) -> int:
-    return len(panels) * (LANES if panels.dtype.names else PANEL)
+def _unpacked_blocks(panels: np.ndarray, block: BlockFormat) -> np.ndarray:
+    P, K = panels.shape
+    codes = _codes(panels, block).transpose(0, 4, 1, 2, 3, 5).reshape(P * LANES, K, -1, block.run)
+
+    def by_run(field: str) -> np.ndarray:
+        """[outputs, K, runs, 1] of a number of each run, or of the block."""
+        values = panels[field]
+        values = values.view(np.float16).astype(np.float32)[:, :, None] if values.dtype == _HALF else values.astype(np.float32)
+        return values.transpose(0, 3, 1, 2).reshape(P * LANES, K, -1, 1)
+
+    scale = by_run("d") * by_run("scales") if block.scale is not None else by_run("d")
+    if block.table:
+        numbers = scale * np.array(block.table, np.float32)[codes]
+    else:
+        numbers = scale * (codes.astype(np.float32) - np.float32(block.middle))
+    if block.least == "m":
+        numbers = numbers + by_run("m")
+    elif block.least:
+        numbers = numbers - by_run("dmin") * by_run("mins")
+    return numbers.reshape(P * LANES, -1)
 
 
-def rounded_blocks(rows: Float[Tensor, "O I"], format_name: str) -> np.ndarray:
-    """Blocks [O, K] of a matrix, as `raw_blocks`: the scale lets the largest weight of a block be 127, or -8, times it;
-    in Q4_1 the least weight has code 0 and the largest 15.
+def rounded_blocks(rows: Float[Tensor, "O I"], name: str) -> np.ndarray:
+    """Blocks [O, K] of a matrix, as `raw_blocks`, in Q8_0, Q4_0 or Q4_1: the scale lets the largest weight of a block be 127, or -8,
+    times it; in Q4_1 the least weight has code 0 and the largest 15.
     """
     w = torch.nn.functional.pad(rows.float(), (0, -rows.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
-    raw, least = np.zeros(w.shape[:2], raw_blocks(format_name)), torch.zeros(())
-    if format_name == "Q8_0":
+    raw, least = np.zeros(w.shape[:2], raw_blocks(name)), torch.zeros(())
+    if name == "Q8_0":
         scale, middle, last = w.abs().amax(-1, keepdim=True) / 127, 0, 127
-    elif format_name == "Q4_0":
+    elif name == "Q4_0":
         scale, middle, last = w.gather(-1, w.abs().argmax(-1, keepdim=True)) / -8, 8, 15
     else:
         least, middle, last = w.amin(-1, keepdim=True).half(), 0, 15
         scale = (w.amax(-1, keepdim=True) - least) / 15
-        raw["least"] = least[..., 0].numpy().view(np.uint16)
+        raw["m"] = least[..., 0].numpy().view(np.uint16)
     scale = scale.half()
-    raw["scale"] = scale[..., 0].numpy().view(np.uint16)
+    raw["d"] = scale[..., 0].numpy().view(np.uint16)
     codes = ((w - least) / torch.where(scale == 0, 1.0, scale.float())).round().add_(middle)
     codes = codes.clamp_(-127 if last == 127 else 0, last).to(torch.int8).numpy().view(np.uint8)
-    raw["codes"] = codes if last == 127 else codes[..., : BLOCK // 2] | codes[..., BLOCK // 2 :] << 4
+    codes = codes if last == 127 else codes[..., : BLOCK // 2] | codes[..., BLOCK // 2 :] << 4
+    raw["codes"] = np.ascontiguousarray(codes).view("<u4")
     return raw

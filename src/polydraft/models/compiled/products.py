@@ -7,20 +7,21 @@ Code is compiled for each pair of a format and what activations are rounded to, 
 compiled once, all formats are one type.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from llvmlite import ir
 from numba import cfunc, njit, types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from polydraft.models.compiled.formats import BLOCKS, ROUNDED, pack, panels_for, unpack
-from polydraft.models.compiled.tiles import ROWS, tile
-from polydraft.models.compiled.vectors import LANES, PANEL
+from polydraft.models.compiled.formats import BLOCKS, DTYPES, ROUNDED, pack, unpack
+from polydraft.models.compiled.tiles import BLOCK_SIZES, SIZES, TILES, weights_of_output
+from polydraft.models.compiled.vectors import LANES, PANEL, aligned
 
 __all__ = [
     "BFLOATS",
@@ -33,66 +34,73 @@ __all__ = [
     "compile_products",
     "matmul",
     "number_product",
+    "output_row",
     "packed",
 ]
 
-_1, _2, _3, _4, _5, _6, _7, _8, _9, _10, _11 = tile
+_FLOAT, _HALVED = np.dtype(np.float32), np.dtype(np.uint16)
+EXACT, BFLOATS, BYTES = range(3)
+"""What activations are rounded to: nothing, bfloat16, or signed bytes with a scale for each block."""
+_TAKEN = (_FLOAT, _HALVED, ROUNDED)
 
 
 class Format(NamedTuple):
-    """What matrices are stored as, and what activations are rounded to before they are multiplied; float32: they are not."""
+    """What matrices are stored as, see `formats`, and what activations are rounded to before they are multiplied."""
 
-    weights: np.dtype
-    activations: np.dtype
+    weights: str
+    rounding: int = EXACT
 
 
-_FLOAT, _HALVED = np.dtype(np.float32), np.dtype(np.uint16)
 FORMATS = {
-    "float32": Format(_FLOAT, _FLOAT),
-    "bfloat16": Format(_HALVED, _FLOAT),
-    "bfloat16-dot": Format(_HALVED, _HALVED),
-    "int8": Format(BLOCKS["Q8_0"], ROUNDED),
-    "int4": Format(BLOCKS["Q4_0"], ROUNDED),
+    "float32": Format("float32"),
+    "bfloat16": Format("bfloat16"),
+    "bfloat16-dot": Format("bfloat16", BFLOATS),
+    "int8": Format("Q8_0", BYTES),
+    "int4": Format("Q4_0", BYTES),
 }
 """By the name that users give. "bfloat16-dot", "int8" and "int4" are for processors' dot products; the same where there are none."""
-EXACT, BFLOATS, BYTES = range(3)
-"""What activations are rounded to: nothing, bfloat16, or signed bytes with a scale for each block."""
 
 
-@njit
-def product(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken):
-    """See `tiles.tile_of`, for any number of rows and panels, each read once from memory. stride: bytes from panel to panel."""
-    groups = (rows + ROWS - 1) // ROWS
-    for j in range(panels):
-        wj, t = w + j * stride, 0
-        for g in range(groups):
-            r = (rows - t + groups - g - 1) // (groups - g)
-            xt, yt = x + t * xs, y + t * ys + 4 * j * width
-            if r == 1:
-                _1(xt, xs, wj, yt, ys, n, stored, taken)
-            elif r == 2:
-                _2(xt, xs, wj, yt, ys, n, stored, taken)
-            elif r == 3:
-                _3(xt, xs, wj, yt, ys, n, stored, taken)
-            elif r == 4:
-                _4(xt, xs, wj, yt, ys, n, stored, taken)
-            elif r == 5:
-                _5(xt, xs, wj, yt, ys, n, stored, taken)
-            elif r == 6:
-                _6(xt, xs, wj, yt, ys, n, stored, taken)
-            elif r == 7:
-                _7(xt, xs, wj, yt, ys, n, stored, taken)
-            elif r == 8:
-                _8(xt, xs, wj, yt, ys, n, stored, taken)
-            elif r == 9:
-                _9(xt, xs, wj, yt, ys, n, stored, taken)
-            elif r == 10:
-                _10(xt, xs, wj, yt, ys, n, stored, taken)
-            else:
-                _11(xt, xs, wj, yt, ys, n, stored, taken)
-            t += r
+def _smallest(sizes):
+    """Compiled: run the smallest tile of these sizes that holds the rows."""
+    tile = TILES[sizes[0]]
+    if len(sizes) == 1:
+
+        @njit
+        def run(x, xs, w, y, ys, rows, n, stored, taken):
+            tile(x, xs, w, y, ys, rows, n, stored, taken)
+
+        return run
+    size, larger = sizes[0], _smallest(sizes[1:])
+
+    @njit
+    def choose(x, xs, w, y, ys, rows, n, stored, taken):
+        if rows <= size:
+            tile(x, xs, w, y, ys, rows, n, stored, taken)
+        else:
+            larger(x, xs, w, y, ys, rows, n, stored, taken)
+
+    return choose
 
 
+def _product(sizes):
+    most, run_tile = max(sizes), _smallest(sizes)
+
+    @njit
+    def product(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken):
+        """See `tiles.tile_of`, for any number of rows and panels, each read once from memory. stride: bytes from panel to panel."""
+        groups = (rows + most - 1) // most
+        for j in range(panels):
+            wj, t = w + j * stride, 0
+            for g in range(groups):
+                r = (rows - t + groups - g - 1) // (groups - g)
+                run_tile(x + t * xs, xs, wj, y + t * ys + 4 * j * width, ys, r, n, stored, taken)
+                t += r
+
+    return product
+
+
+_product_of_numbers, _product_of_blocks = _product(SIZES), _product(BLOCK_SIZES)
 _ARGUMENTS = 10
 _NUMBERS = types.int64(*[types.int64] * _ARGUMENTS)
 
@@ -100,6 +108,8 @@ _NUMBERS = types.int64(*[types.int64] * _ARGUMENTS)
 @cache
 def _compiled_product(stored: np.dtype, taken: np.dtype):
     """`product` for these dtypes, with numbers for arguments; kept as long as the process lives."""
+
+    product = _product_of_blocks if stored.names else _product_of_numbers
 
     def run(x, xs, w, stride, panels, n, y, ys, width, rows):
         product(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken)
@@ -131,62 +141,122 @@ def number_product(stored: np.dtype) -> int:
     return _address(stored, _FLOAT)
 
 
-def compile_products() -> None:
-    """With weights of every format, and activations as they are or rounded to what suits it."""
-    for stored, rounded in ((_FLOAT, _FLOAT), (_HALVED, _HALVED), *((blocks, ROUNDED) for blocks in BLOCKS.values())):
-        for taken in (_FLOAT, rounded):
-            _compiled_product(stored, taken)
+@cache
+def _compiled_output(stored: np.dtype):
+    """`weights_of_output` for a dtype, with numbers for arguments."""
+
+    def run(w, lane, n, out):
+        weights_of_output(w, lane, n, out, stored)
+        return n
+
+    return cfunc(types.int64(*[types.int64] * 4), cache=True, error_model="numpy")(run)
+
+
+@intrinsic
+def _call_output(typingctx, address, w, lane, n, out):
+    def emit(context, builder, signature, args):
+        kind = ir.FunctionType(ir.IntType(64), [ir.IntType(64)] * 4)
+        return builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+
+    return types.int64(*[types.int64] * 5), emit
+
+
+def compile_products(formats: Iterable[str] = ("float32", "bfloat16", "Q8_0", "Q4_0", "Q4_1")) -> None:
+    """With weights of some formats, and activations as they are or rounded to what suits them."""
+    for name in formats:
+        _compiled_output(DTYPES[name])
+        for taken in {_FLOAT, {"float32": _FLOAT, "bfloat16": _HALVED}.get(name, ROUNDED)}:
+            _compiled_product(DTYPES[name], taken)
+
+
+SEGMENT = np.dtype(
+    [
+        (name, np.int64)
+        for name in ("format", "first", "panels", "offset", "stride", "width", "steps", "rounding", "product", "output")
+    ]
+)
+"""Outputs of a matrix that have one format.
+
+format: its number in `DTYPES`.  first, panels: of PANEL outputs each.  offset, stride: bytes, of the segment and of what computes `width`
+outputs.  steps: inputs, or blocks of them.  product, output: addresses of compiled code, see `call_product` and `_call_output`.
+"""
 
 
 class Packed(NamedTuple):
-    """Matrices of one shape in panels, whatever their format: one type, so that what is compiled for one suits all.
+    """Matrices of one shape in panels, whatever their formats: one type, so that what is compiled for one suits all.
 
-    data: [matrices, panels, bytes of a panel].  width: outputs of a panel.  steps: inputs, or blocks of them.
-    rounding: EXACT, BFLOATS or BYTES.  product: the address of compiled code, see `call_product`.
+    data: bytes of all panels.  segments: [matrices, segments] of SEGMENT.  panels: of a matrix, PANEL outputs each.
+    rounding: EXACT, BFLOATS or BYTES: what its products need.
     """
 
     data: np.ndarray
+    segments: np.ndarray
     panels: int
-    width: int
-    steps: int
     rounding: int
-    product: int
 
     @classmethod
-    def of(cls, panels: np.ndarray, activations: np.dtype = _FLOAT) -> "Packed":
-        """panels: [matrices, panels, ...], see `formats`.  activations: what they are rounded to, where this format can be
-        multiplied with that.
+    def empty(cls, matrices: Sequence[Sequence[tuple[Format, int]]], inputs: int) -> "Packed":
+        """Memory for matrices. matrices: of each, formats and outputs from top to bottom: whole panels, but for the last.
 
         Example:
-            >>> Packed.of(panels_for(PANEL + 1, 64, np.dtype(np.float32), 3))[1:5] == (2, PANEL, 64, EXACT)
-            True
+            >>> w = Packed.empty([[(FORMATS["int4"], PANEL), (FORMATS["float32"], 3)]], 64)
+            >>> w.panels, w.outputs == 2 * PANEL, w.rounding == BYTES
+            (2, True, True)
         """
-        stored, blocks = panels.dtype, panels.dtype.names is not None
-        rounding = BYTES if blocks and activations == ROUNDED else BFLOATS if stored == activations == _HALVED else EXACT
-        steps = panels.shape[2] * (2 if stored == _HALVED else 1)
-        data = panels.reshape(*panels.shape[:2], -1).view(np.uint8) if panels.size else np.zeros((*panels.shape[:2], 0), np.uint8)
-        product = _address(stored, activations if rounding else _FLOAT)
-        return cls(data, panels.shape[1], LANES if blocks else PANEL, steps, rounding, product)
+        segments = np.zeros((len(matrices), max(map(len, matrices))), SEGMENT)
+        names, offset = list(DTYPES), 0
+        for row, parts in zip(segments, matrices, strict=True):
+            first = 0
+            for segment, (kind, outputs) in zip(row, parts, strict=False):
+                stored, panels = DTYPES[kind.weights], -(-outputs // PANEL)
+                blocks = BLOCKS.get(kind.weights)
+                steps = -(-inputs // blocks.inputs) if blocks else inputs
+                width = LANES if blocks else PANEL
+                stride = steps * stored.itemsize * (1 if blocks else PANEL)
+                taken = _TAKEN[kind.rounding]
+                segment["format"], segment["first"], segment["panels"] = names.index(kind.weights), first, panels
+                segment["offset"], segment["stride"], segment["width"], segment["steps"] = offset, stride, width, steps
+                segment["rounding"] = kind.rounding
+                segment["product"], segment["output"] = _address(stored, taken), _compiled_output(stored).address
+                first += panels
+                offset += -(-stride * panels * (PANEL // width) // 64) * 64
+        return cls(
+            aligned(offset, dtype=np.uint8, huge=True),
+            segments,
+            int(segments["panels"].sum(1).max()),
+            int(segments["rounding"].max()),
+        )
 
     @property
     def outputs(self) -> int:
         """Of a matrix, whole panels."""
-        return self.panels * self.width
+        return self.panels * PANEL
 
     @property
     def nbytes(self) -> int:
         """Of all matrices."""
         return self.data.nbytes
 
+    @property
+    def formats(self) -> set[str]:
+        """Names of the formats that occur."""
+        names = list(DTYPES)
+        return {names[kind] for kind in self.segments["format"][self.segments["panels"] > 0]}
+
+    def panels_of(self, k: int, part: int = 0) -> np.ndarray:
+        """The panels of a segment of the k-th matrix, to be written or read, see `formats`."""
+        segment = self.segments[k, part]
+        stored = list(DTYPES.values())[segment["format"]]
+        steps, panels = int(segment["steps"]), int(segment["panels"] * PANEL // segment["width"])
+        shape = (steps,) if stored.names else (steps // 2, PANEL, 2) if stored == _HALVED else (steps, PANEL)
+        begin = int(segment["offset"])
+        return self.data[begin : begin + int(segment["stride"]) * panels].view(stored).reshape(panels, *shape)
+
     def matrix(self, k: int, outputs: int, inputs: int) -> Float[Tensor, "O I"]:
         """The k-th, in float32."""
-        each = self.data.shape[2] // (self.width * self.steps)
-        known = (_FLOAT, _HALVED) if self.width == PANEL else BLOCKS.values()
-        stored = next(dtype for dtype in known if dtype.itemsize == each * (LANES if dtype.names else 1))
-        shape = (
-            (self.steps // 2, PANEL, 2) if stored == _HALVED else (self.steps, PANEL) if self.width == PANEL else (self.steps,)
-        )
-        return unpack(self.data[k].view(stored).reshape(self.panels, *shape), outputs, inputs)
+        parts = range(int((self.segments[k]["panels"] > 0).sum()))
+        whole = [unpack(self.panels_of(k, part), int(self.segments[k, part]["panels"]) * PANEL, inputs) for part in parts]
+        return torch.cat(whole)[:outputs]
 
 
 def packed(matrices: Sequence[Float[Tensor, "O I"]], kind: Format) -> Packed:
@@ -198,10 +268,10 @@ def packed(matrices: Sequence[Float[Tensor, "O I"]], kind: Format) -> Packed:
         True
     """
     outputs, inputs = matrices[0].shape
-    panels = panels_for(outputs, inputs, kind.weights, len(matrices))
-    for matrix, out in zip(matrices, panels, strict=True):
-        pack(matrix, out)
-    return Packed.of(panels, kind.activations)
+    w = Packed.empty([[(kind, outputs)]] * len(matrices), inputs)
+    for k, matrix in enumerate(matrices):
+        pack(matrix, w.panels_of(k))
+    return w
 
 
 @njit
@@ -216,7 +286,35 @@ def matmul(x, w, k, rounded, y, begin, end, rows):
 @njit
 def matmul_to(x, w, k, rounded, address, ys, begin, end, rows):
     """`matmul` to an address, where rows are `ys` bytes apart."""
-    stride = w.data.shape[2]
-    taken, xs = (x.ctypes.data, 4 * x.shape[1]) if w.rounding == EXACT else (rounded.ctypes.data, rounded.shape[1])
-    panel = w.data.ctypes.data + (k * w.panels + begin) * stride
-    call_product(w.product, taken, xs, panel, stride, end - begin, w.steps, address + 4 * begin * w.width, ys, w.width, rows)
+    for part in range(w.segments.shape[1]):
+        segment = w.segments[k, part]
+        first, last = max(begin, segment.first), min(end, segment.first + segment.panels)
+        if first < last:
+            taken, xs = (x.ctypes.data, 4 * x.shape[1]) if segment.rounding == EXACT else (rounded.ctypes.data, rounded.shape[1])
+            each = PANEL // segment.width
+            panel = w.data.ctypes.data + segment.offset + (first - segment.first) * each * segment.stride
+            call_product(
+                segment.product,
+                taken,
+                xs,
+                panel,
+                segment.stride,
+                (last - first) * each,
+                segment.steps,
+                address + 4 * first * PANEL,
+                ys,
+                segment.width,
+                rows,
+            )
+
+
+@njit
+def output_row(w, k, output, out):
+    """The weights of one output of the k-th of packed matrices, in float32: out, [>= I]."""
+    panel = output // PANEL
+    for part in range(w.segments.shape[1]):
+        segment = w.segments[k, part]
+        if segment.first <= panel < segment.first + segment.panels:
+            place = output - segment.first * PANEL
+            at = w.data.ctypes.data + segment.offset + place // segment.width * segment.stride
+            _call_output(segment.output, at, place % segment.width, segment.steps, out.ctypes.data)

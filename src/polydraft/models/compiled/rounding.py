@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 from polydraft.models.compiled.formats import BLOCK, ROUNDED
 from polydraft.models.compiled.kernels import bfloat16_bits
 from polydraft.models.compiled.products import BFLOATS, BYTES
-from polydraft.models.compiled.vectors import BYTE, FLOAT, FLOATS, INT, INTS, LANES, VectorCode
+from polydraft.models.compiled.vectors import BYTE, FLOAT, FLOATS, INTS, LANES, VectorCode
 
 __all__ = ["round_rows", "rounded_bytes"]
 
@@ -43,11 +43,12 @@ def _round_block(typingctx, x, rounded):
         codes = [builder.sub(v, code.ints(_ROUNDING_BITS)) for v in scaled]
         for k in parts:
             put("codes", builder.trunc(codes[k], ir.VectorType(BYTE, LANES)), k * LANES)
-        total, scale = code.across("add", codes), builder.fdiv(largest, most)
+        scale, half = builder.fdiv(largest, most), len(codes) // 2
+        halves = [code.across("add", codes[:half]), code.across("add", codes[half:])]
         put("scale", scale)
-        put("sum", builder.fmul(scale, builder.sitofp(total, FLOAT)))
-        for middle in (8, 128):
-            put(f"minus_{middle}", builder.mul(total, ir.Constant(INT, -middle)))
+        put("sum", builder.fmul(scale, builder.sitofp(builder.add(*halves), FLOAT)))
+        for k, total in enumerate(halves):
+            put("halves", builder.fmul(scale, builder.sitofp(total, FLOAT)), 4 * k)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), emit

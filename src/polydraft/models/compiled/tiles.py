@@ -5,25 +5,29 @@ them. Without them the same integers come out of plain multiplications. Each out
 a row's result has the same bits whatever other rows are in the pass.
 """
 
+from contextlib import contextmanager
+
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np.numpy_support import as_dtype
 
-from polydraft.models.compiled.formats import BLOCK
+from polydraft.models.compiled.formats import BLOCK, BLOCKS, format_name
 from polydraft.models.compiled.vectors import BYTE, FEATURES, FLOAT, FLOATS, INT, INTS, LANES, PANEL, VectorCode
 
-__all__ = ["ROWS", "tile", "tile_of"]
+__all__ = ["BLOCK_SIZES", "SIZES", "TILES", "tile_of", "weights_of_output"]
 
 ROWS = 11 if LANES == 16 else 6
 """Rows of a tile: with two vectors each they fill the registers. Twelve with AVX-512 spill, at half the speed."""
 UNROLL = 4
 """Inputs that a loop's body takes; the number of inputs is a multiple of it."""
 LINE, AHEAD = 64, 16384
-"""Bytes: how far ahead weights are asked for where arithmetic takes most of the time. Where memory does, the processor's own
-look-ahead is better: asking costs a third of the bandwidth with one row, and saves half of the time with eight."""
+"""Bytes: how far ahead weights are prefetched. Blocks always are: one row of Q4_K then reads 40 GB/s instead of 22 on a Zen 5."""
 BYTES_PER_CYCLE = 9
-"""What memory delivers about: tiles that use up weights more slowly ask for them. Measured on a Zen 4 with 28 GB/s."""
+"""What memory delivers about: tiles of numbers that use up weights more slowly prefetch them. Where they do not, the processor's own
+look-ahead is better: with one row prefetching costs a third of the bandwidth, with eight it saves half of the time (Zen 4, 28 GB/s)."""
 
 HALVES = ir.VectorType(ir.HalfType(), LANES)
 DOTS_BFLOATS = bool(LANES == 16 and FEATURES.get("avx512bf16"))
@@ -37,6 +41,15 @@ WAYS = {
 """What a processor has -> instructions that sum products of bytes."""
 DOTS_BYTES = next((way for way in WAYS if FEATURES.get(way) and ("512" in way) == (LANES == 16)), None)
 
+LOOK_UP = (
+    "llvm.x86.avx512.pshuf.b.512"
+    if FEATURES.get("avx512bw") and LANES == 16
+    else "llvm.x86.avx2.pshuf.b"
+    if FEATURES.get("avx2") and LANES == 8
+    else None
+)
+"""The processor's look-up of bytes in a table of 16, where it has one."""
+
 
 class Code(VectorCode):
     """What tiles are written with."""
@@ -45,10 +58,18 @@ class Code(VectorCode):
         super().__init__(builder, n.type)
         self.rows = range(rows)
 
-    def prefetch(self, pointer, size, cycles):
-        """Ask for weights that will be needed, if these take so many cycles for each row that there is time."""
-        if size > BYTES_PER_CYCLE * cycles * len(self.rows):
-            return
+    def prefetch_numbers(self, pointer, size, cycles):
+        """Prefetch weights if these take so many cycles for each row that there is time."""
+        if size <= BYTES_PER_CYCLE * cycles * len(self.rows):
+            self.prefetch(pointer, size)
+
+    def rolled_loop(self, count):
+        """A loop over 0 .. count-1 that is not unrolled: the compiler does not see how long it is."""
+        kind = ir.FunctionType(self.index, [self.index])
+        hidden = self.builder.asm(kind, "", "=r,0", [self.number(count)], False)
+        return cgutils.for_range_slice(self.builder, self.number(0), hidden, self.number(1))
+
+    def prefetch(self, pointer, size):
         for line in range(0, size, LINE):
             flags = (ir.Constant(INT, x) for x in (0, 2, 1))  # read, to the second cache, data
             self.call("llvm.prefetch.p0", self.at(pointer, AHEAD + line), *flags, result=ir.VoidType())
@@ -58,6 +79,18 @@ class Code(VectorCode):
 
     def spread_at(self, pointer, kind):
         return self.spread(self.load(pointer, kind))
+
+    def looked_up(self, codes, table):
+        """The byte of a table of 16 that each byte of the codes, below 16, stands for."""
+        if LOOK_UP:
+            entries = ir.Constant(ir.VectorType(BYTE, 4 * LANES), table * (LANES // 4))
+            return self.builder.bitcast(self.call(LOOK_UP, entries, self.as_bytes(codes)), INTS)
+        b, numbers = self.builder, self.as_bytes(codes)
+        value = ir.Constant(numbers.type, [table[0]] * 4 * LANES)
+        for k in range(1, 16):
+            same = b.icmp_unsigned("==", numbers, ir.Constant(numbers.type, [k] * 4 * LANES))
+            value = b.select(same, ir.Constant(numbers.type, [table[k]] * 4 * LANES), value)
+        return b.bitcast(value, INTS)
 
     def add(self, total, a, b):
         self.builder.store(self.fma(a, b, self.builder.load(total)), total)
@@ -70,7 +103,7 @@ def _numbers(code, x, w, n, stored):
         weights = code.at(w, first, size)
         for step in range(0, UNROLL, 2):
             here = code.at(weights, step * size)
-            code.prefetch(here, 2 * size, 4)
+            code.prefetch_numbers(here, 2 * size, 4)
             if stored == 32:
                 wide = [code.load(code.at(here, part * size // 2), FLOATS) for part in range(4)]
                 pairs = [wide[:2], wide[2:]]
@@ -92,7 +125,7 @@ def _bfloats(code, x, w, n):
         weights = code.at(w, first, size // 2)
         for step in range(0, UNROLL, 2):
             here = code.at(weights, step * size // 2)
-            code.prefetch(here, size, 2)
+            code.prefetch_numbers(here, size, 2)
             both = [code.load(code.at(here, part * size // 2), INTS) for part in range(2)]
             for r in code.rows:
                 value = code.spread_at(code.at(code.at(x[r], first, 2), 2 * step), INT)
@@ -134,103 +167,241 @@ def _dot(code, total, weights, x, bits):
     return total
 
 
-def _kind(weight):
-    """Bits of a code, and whether blocks have a least weight beside their scale."""
-    return 8 * weight.typeof("codes").nitems // (BLOCK * LANES), "least" in weight.fields
+class _Block:
+    """A block of LANES outputs as code reads it, and one of its periods: where the places of codes, scales and activations begin.
+
+    here: its address.  d, least: numbers of the block, in float32.
+    """
+
+    def __init__(self, code, stored, address):
+        self.code, self.stored = code, stored
+        self.format = BLOCKS[format_name(as_dtype(stored))]
+        self.here = address
+        self.d = self.halves("d")
+        self.least = self.halves("m" if self.format.least == "m" else "dmin") if self.format.least else None
+        self.period = None
+
+    def field(self, name):
+        return self.code.at(self.here, self.stored.offset(name))
+
+    def halves(self, name):
+        return self.code.builder.fpext(self.code.load(self.field(name), HALVES), FLOATS)
+
+    @contextmanager
+    def each_period(self):
+        """Code that runs for each period of the block."""
+        if self.format.periods == 1:
+            yield
+            return
+        with self.code.loop(self.code.number(self.format.periods), 1) as (self.period, _):
+            yield
+        self.period = None
+
+    def offset(self, of_period, each):
+        """of_period + each times the number of the period."""
+        if self.period is None or each == 0:
+            return self.code.number(of_period)
+        b = self.code.builder
+        return b.add(b.mul(self.period, self.code.number(each)), self.code.number(of_period))
+
+    def activations(self, row, s, size):
+        """Where the activations of sub-block s of the period begin; size: of a sub-block, in bytes."""
+        return self.code.at(row, self.offset(s * size, self.format.period * size))
+
+    def scales(self, s):
+        """For each run of sub-block s: what codes are multiplied by, and what is added to a weight."""
+        b, code, format_ = self.code.builder, self.code, self.format
+        runs = []
+        for k in range(BLOCK // format_.run):
+            at = self.offset((s * BLOCK // format_.run + k) * LANES, format_.period * BLOCK // format_.run * LANES)
+            scale, least = self.d, self.least
+            if format_.scale is not None:
+                scale = b.fmul(self.d, self._small("scales", at, np.issubdtype(format_.scale, np.signedinteger)))
+            if format_.least == "mins":
+                least = b.fneg(b.fmul(self.least, self._small("mins", at, False)))
+            elif least is None:
+                least = b.fmul(scale, code.floats(-self.middle)) if self.middle else None
+            runs.append((scale, least))
+        return runs
+
+    def _small(self, name, at, signed):
+        """LANES small integers as float32."""
+        b = self.code.builder
+        integers = self.code.load(self.code.at(self.field(name), at), ir.VectorType(BYTE, LANES))
+        return b.sitofp(b.sext(integers, INTS), FLOATS) if signed else b.uitofp(b.zext(integers, INTS), FLOATS)
+
+    @property
+    def middle(self):
+        """What is subtracted from codes as `codes` leaves them."""
+        return 128 if self.format.table else self.format.middle
+
+    def codes(self, s, half, group):
+        """Four codes a lane, as bytes: those of a group, a number or a value below 4, of a half of sub-block s."""
+        b, code, format_ = self.code.builder, self.code, self.format
+        codes = self._bits(format_.low, format_.codes, s, half, group, 0)
+        if format_.high:
+            codes = b.or_(codes, self._bits(format_.high, "high", s, half, group, format_.low.bits))
+        return code.looked_up(codes, [x + 128 for x in format_.table]) if format_.table else codes
+
+    def _bits(self, plane, field, s, half, group, place):
+        """The plane's bits of a group's codes, at bit `place` of each byte."""
+        b, code, static = self.code.builder, self.code, isinstance(group, int)
+        first, second = plane.place(s, 4 * half), plane.place(s, 4 * half + 1)
+        word, shift = first
+        words, shifts = second[0] - word, second[1] - shift
+        pointer = code.at(self.field(field), self.offset(word * 4 * LANES, plane.words * 4 * LANES))
+        raw = code.load(code.at(pointer, code.number(group) if static else group, words * 4 * LANES), INTS)
+        if plane.bits == 8:
+            return raw
+        shift = shift - place + (shifts * group if static else 0)
+        if (static or shifts == 0) and (self.period is None or plane.shifts == 0):
+            moved = b.lshr(raw, code.ints(shift)) if shift > 0 else b.shl(raw, code.ints(-shift)) if shift < 0 else raw
+        else:  # rotated by what is known when it runs: bits come from the same byte
+            turns = self.offset(shift % 32, plane.shifts)
+            if not static:
+                turns = b.add(turns, b.mul(group, code.number(shifts)))
+            turns = code.spread(b.and_(b.trunc(turns, INT), ir.Constant(INT, 31)))
+            moved = code.call(f"llvm.fshr.v{LANES}i32", raw, raw, turns)
+        return b.and_(moved, code.ints(((1 << plane.bits) - 1 << place) * 0x01010101))
+
+    def prefetch(self, s):
+        """Prefetch a share of the block AHEAD of this one."""
+        share = -(-self.stored.size // (self.format.inputs // BLOCK) // LINE) * LINE
+        self.code.prefetch(self.code.at(self.here, self.offset(s * share, self.format.period * share)), share)
 
 
-def _codes(code, here, bits):
-    """The codes of a block: (group of four inputs, vector of four bytes a lane)."""
-    for v in range(bits):
-        raw = code.load(code.at(here, v * 4 * LANES), INTS)
-        if bits == 8:
-            yield v, raw
-        else:
-            low = code.ints(0x0F0F0F0F)
-            yield v, code.builder.and_(raw, low)
-            yield v + 4, code.builder.and_(code.builder.lshr(raw, code.ints(4)), low)
-
-
-def _blocks(code, x, w, n, weight, activation):
-    """Blocks of integers with a scale: products within a block are summed as integers, which is exact."""
-    b, sums = code.builder, code.sums(1)
-    where = {name: activation.offset(name) for name in activation.fields}
-    bits, least = _kind(weight)
-    with code.loop(n, 1) as (block, _):
-        here = code.at(w, block, weight.size)
-        code.prefetch(here, weight.size, 10)
-        there = [code.at(row, block, activation.size) for row in x]
-        scale = b.fpext(code.load(code.at(here, weight.offset("scale")), HALVES), FLOATS)
-        if least or (bits == 8 and DOTS_BYTES == "dotprod"):  # whose codes are signed
-            totals = [code.ints(0) for _ in code.rows]
-        else:
-            totals = [code.spread_at(code.at(row, where[f"minus_{1 << (bits - 1)}"]), INT) for row in there]
-        for group, codes in _codes(code, code.at(here, weight.offset("codes")), bits):
-            for r in code.rows:
-                value = code.spread_at(code.at(there[r], where["codes"] + 4 * group), INT)
-                totals[r] = _dot(code, totals[r], codes, value, bits)
-        for r in code.rows:
-            factor = code.spread_at(code.at(there[r], where["scale"]), FLOAT)
-            code.add(sums[r][0], b.fmul(b.sitofp(totals[r], FLOATS), factor), scale)
-        if least:
-            bottom = b.fpext(code.load(code.at(here, weight.offset("least")), HALVES), FLOATS)
-            for r in code.rows:
-                code.add(sums[r][0], code.spread_at(code.at(there[r], where["sum"]), FLOAT), bottom)
+def _blocks(code, x, w, n, stored, activation):
+    """Blocks of integers: products within a run are summed as integers, which is exact; scales come in between runs."""
+    sums = code.sums(1)
+    where, size = {name: activation.offset(name) for name in activation.fields}, activation.size
+    with code.loop(n, 1) as (index, _):
+        block = _Block(code, stored, code.at(w, index, stored.size))
+        signed = block.format.bits == 8 or block.format.table
+        there = [code.at(row, index, block.format.inputs // BLOCK * size) for row in x]
+        with block.each_period():
+            for s in range(block.format.period):
+                block.prefetch(s)
+                inputs = [block.activations(row, s, size) for row in there]
+                runs = block.scales(s)
+                totals = [[code.ints(0)] * len(runs) for _ in code.rows]
+                for group in range(8):
+                    codes, run = block.codes(s, group // 4, group % 4), group * len(runs) // 8
+                    for r in code.rows:
+                        value = code.spread_at(code.at(inputs[r], where["codes"] + 4 * group), INT)
+                        totals[r][run] = _dot(code, totals[r][run], codes, value, 8 if signed else block.format.bits)
+                for r in code.rows:
+                    _add_runs(code, sums[r][0], totals[r], runs, inputs[r], where, signed and DOTS_BYTES == "dotprod")
     return sums
 
 
-def _exact_blocks(code, x, w, n, weight):
-    """Blocks of integers with a scale, times float32 activations; two chains an output, so that one row waits less.
+def _add_runs(code, total, products, runs, inputs, where, signed):
+    """Add a sub-block: scale (sum of products) + least (sum of activations) of each run.  signed: codes lost their middle, 128."""
+    b = code.builder
+    factor = code.spread_at(code.at(inputs, where["scale"]), FLOAT)
+    if len(runs) == 1:
+        code.add(total, b.fmul(b.sitofp(products[0], FLOATS), factor), runs[0][0])
+    else:
+        value = b.fmul(b.sitofp(products[0], FLOATS), runs[0][0])
+        code.add(total, code.fma(b.sitofp(products[1], FLOATS), runs[1][0], value), factor)
+    if signed:
+        return
+    places = [where["sum"]] if len(runs) == 1 else [where["halves"], where["halves"] + 4]
+    for (_, least), place in zip(runs, places, strict=True):
+        if least is not None:
+            code.add(total, code.spread_at(code.at(inputs, place), FLOAT), least)
+
+
+def _each_weight(code, w, n, stored, use):
+    """Call use(offset of the input in a row of float32, weights of LANES outputs, k) for each input of a panel of blocks, k its number modulo 4.
 
     A code is taken where it stands in its word, as a multiple of a power of two that its scale is divided by: no rounding is added.
     """
+    b = code.builder
+    with code.loop(n, 1) as (index, _):
+        block = _Block(code, stored, code.at(w, index, stored.size))
+        first = b.mul(index, code.number(4 * block.format.inputs))
+        with block.each_period():
+            for s in range(block.format.period):
+                block.prefetch(s)
+                runs = block.scales(s)
+                for half in range(2):
+                    scale, least = runs[half * len(runs) // 2]
+                    scales = [b.fmul(scale, code.floats(2.0 ** -(8 * k))) for k in range(4)]
+                    begin = b.add(first, block.offset(4 * (s * BLOCK + 16 * half), 4 * BLOCK * block.format.period))
+                    with code.rolled_loop(4) as (group, _):
+                        codes, offset = block.codes(s, half, group), b.add(begin, b.mul(group, code.number(16)))
+                        for k in range(4):
+                            number = b.uitofp(b.and_(codes, code.ints(255 << 8 * k)), FLOATS)
+                            value = code.fma(number, scales[k], least) if least is not None else b.fmul(number, scales[k])
+                            use(b.add(offset, code.number(4 * k)), value, k)
+
+
+def _exact_blocks(code, x, w, n, stored):
+    """Blocks of integers, times float32 activations; two chains an output, so that one row waits less."""
     b, sums = code.builder, code.sums(2)
-    bits, least = _kind(weight)
-    most, places = (1 << bits) - 1, (0, 8, 16, 24)
-    with code.loop(n, 1) as (block, _):
-        here = code.at(w, block, weight.size)
-        code.prefetch(here, weight.size, BLOCK)
-        there = [code.at(row, block, 4 * BLOCK) for row in x]
-        scale = b.fpext(code.load(code.at(here, weight.offset("scale")), HALVES), FLOATS)
-        if least:
-            bottom = b.fpext(code.load(code.at(here, weight.offset("least")), HALVES), FLOATS)
-        else:
-            bottom = b.fmul(scale, code.floats(-(1 << (bits - 1))))
-        scales = [b.fmul(scale, code.floats(2.0**-place)) for place in places]
-        with code.loop(code.number(bits), 1) as (group, _):
-            codes = code.load(code.at(code.at(here, weight.offset("codes")), group, 4 * LANES), INTS)
-            inputs = [code.at(row, group, 16) for row in there]
-            for half in range(8 // bits):
-                shifted = b.lshr(codes, code.ints(4)) if half else codes
-                for k, place in enumerate(places):
-                    number = b.uitofp(b.and_(shifted, code.ints(most << place)), FLOATS)
-                    value = code.fma(number, scales[k], bottom)
-                    for r in code.rows:
-                        code.add(sums[r][k % 2], code.spread_at(code.at(inputs[r], 64 * half + 4 * k), FLOAT), value)
+
+    def use(offset, value, k):
+        for r in code.rows:
+            code.add(sums[r][k % 2], code.spread_at(code.at(x[r], offset), FLOAT), value)
+
+    _each_weight(code, w, n, stored, use)
     for even, odd in sums:
         b.store(b.fadd(b.load(even), b.load(odd)), even)
     return [[even] for even, _ in sums]
 
 
-def tile_of(rows):
-    """y[r, c] = sum_i x[r, i] w[i, c] for so many rows, all c of a panel, i below n: numbers, or blocks where w is of blocks.
+@intrinsic
+def weights_of_output(typingctx, w, lane, n, out, stored):
+    """Write the weights of one output of a panel, in float32.  w, out: addresses.  n: inputs, or blocks of them."""
 
-    x, w, y: addresses of the first row, the panel and the first result.  xs, ys: bytes from row to row.  stored, taken: dtypes of w
-    and x, see `formats`.
+    def emit(context, builder, signature, args):
+        code, kind = Code(builder, 0, args[2]), signature.args[4].dtype
+        w, out = (builder.inttoptr(args[k], BYTE.as_pointer()) for k in (0, 3))
+        lane = args[1]
+        if isinstance(kind, types.Record):
+            last = builder.trunc(lane, INT)
+            _each_weight(
+                code, w, args[2], kind, lambda at, value, _: code.store(builder.extract_element(value, last), code.at(out, at))
+            )
+            return context.get_dummy_value()
+        wide = kind.bitwidth == 32
+        with code.loop(args[2], 1 if wide else 2) as (first, _):
+            pair = code.load(code.at(code.at(w, first, PANEL * kind.bitwidth // 8), lane, 4), INT)
+            if wide:
+                code.store(pair, code.at(out, first, 4))
+            else:
+                code.store(builder.shl(pair, ir.Constant(INT, 16)), code.at(out, first, 4))
+                code.store(builder.and_(pair, ir.Constant(INT, -(1 << 16))), code.at(code.at(out, first, 4), 4))
+        return context.get_dummy_value()
+
+    size = types.int64
+    return types.void(size, size, size, size, stored), emit
+
+
+def tile_of(rows):
+    """y[r, c] = sum_i x[r, i] w[i, c] for at most so many rows, all c of a panel, i below n: numbers, or blocks where w is of blocks.
+
+    x, w, y: addresses of the first row, the panel and the first result.  xs, ys: bytes from row to row.  count: of rows; a tile that
+    is larger computes the last one again.  stored, taken: dtypes of w and x, see `formats`.
     """
 
     @intrinsic
-    def tile(typingctx, x, xs, w, y, ys, n, stored, taken):
+    def tile(typingctx, x, xs, w, y, ys, count, n, stored, taken):
         size = types.int64
-        return types.void(size, size, size, size, size, size, stored, taken), emit
+        return types.void(size, size, size, size, size, size, size, stored, taken), emit
 
     def emit(context, builder, signature, args):
-        x, xs, w, y, ys, n = args[:6]
-        stored, taken = (kind.dtype for kind in signature.args[6:])
+        x, xs, w, y, ys, count, n = args[:7]
+        stored, taken = (kind.dtype for kind in signature.args[7:])
         builder.function.attributes.add("noinline")  # one copy of a tile
         code = Code(builder, rows, n)
         x, w, y = (builder.inttoptr(address, BYTE.as_pointer()) for address in (x, w, y))
-        each = [code.at(x, builder.mul(xs, code.number(r))) for r in code.rows]
+        last = builder.sub(count, code.number(1))
+        numbers = [code.number(0)]
+        for r in range(1, rows):
+            here = code.number(r)
+            numbers.append(builder.select(builder.icmp_signed("<", here, last), here, last))
+        each = [code.at(x, builder.mul(xs, r)) for r in numbers]
         if isinstance(stored, types.Record):
             exact = taken == types.float32
             sums = _exact_blocks(code, each, w, n, stored) if exact else _blocks(code, each, w, n, stored, taken)
@@ -239,7 +410,7 @@ def tile_of(rows):
         else:
             sums = _bfloats(code, each, w, n)
         for r in code.rows:
-            row = code.at(y, builder.mul(ys, code.number(r)))
+            row = code.at(y, builder.mul(ys, numbers[r]))
             for part, total in enumerate(sums[r]):
                 code.store(builder.load(total), code.at(row, part * LANES * 4))
         return context.get_dummy_value()
@@ -247,4 +418,7 @@ def tile_of(rows):
     return tile
 
 
-tile = tuple(tile_of(min(rows, ROWS)) for rows in range(1, 12))
+SIZES, BLOCK_SIZES = tuple(range(1, ROWS + 1)), (1, 4, 6, 8) if LANES == 16 else (1, 4, 6)
+"""Rows of the tiles that are compiled, for numbers and for blocks. Fewer rows than a tile has cost what the tile costs; two and three rows of
+blocks are bound by memory like one, and a product of eight rows has no more work outside of its dot products than one of eleven."""
+TILES = {size: tile_of(size) for size in sorted({*SIZES, *BLOCK_SIZES})}
