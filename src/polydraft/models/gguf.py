@@ -44,7 +44,7 @@ ARCHITECTURES = {
     "gemma3": "gemma3_text",
 }
 """Those that are read, with transformers' names of them."""
-TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
 """Number formats that are read."""
 LAYOUTS = {
     0: Layout("F32", 1, 4),
@@ -387,6 +387,17 @@ class GgufFile:
     def _blocks(self, own: str) -> tuple[str, np.ndarray]:
         entry = self.tensors[own]
         return entry.type, np.frombuffer(self._data, np.uint8, entry.num_bytes, entry.start).reshape(*entry.shape[:-1], -1)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Give back the memory of weights that were read; they are read from the file again when they are asked for again."""
+        if not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        for name in names:
+            entry = self.tensors[self.own_name(name)]
+            begin = -(-entry.start // mmap.PAGESIZE) * mmap.PAGESIZE
+            size = (entry.start + entry.num_bytes - begin) // mmap.PAGESIZE * mmap.PAGESIZE
+            if size > 0:
+                self._data.madvise(mmap.MADV_DONTNEED, begin, size)
 
     def read(self, name: str) -> Tensor:
         """A weight in float32, by transformers' name."""

@@ -13,6 +13,7 @@ from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadErro
 from polydraft.models import checkpoint
 from polydraft.models.checkpoint import Checkpoint
 from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.weights import Progress
 from polydraft.models.encoding import INTERRUPTIONS, Cuts, token_ids
 from polydraft.models.folder import as_device, as_dtype, load_module
 from polydraft.models.gguf import GgufFile, is_gguf
@@ -34,6 +35,8 @@ def load_model(
     device: str | torch.device | None = None,
     backend: str = "auto",
     quantization: str | None = None,
+    activations: str | None = None,
+    progress: Progress | None = None,
     cache_dtype: str | None = None,
     max_model_len: int | None = None,
     max_num_seqs: int = 8,
@@ -49,6 +52,8 @@ def load_model(
     dtype: default float32 on a CPU, the checkpoint's own elsewhere.  device: default the first GPU, or the CPU.
     quantization: "int8", "int4", "bfloat16" or "bfloat16-dot" matrices for the compiled path: less to do in a pass. It makes another model of a
         target, whose law is then followed; on a draft it costs nothing but acceptance.
+    activations: "float32" computes exactly with blocks of integers; by default their products take activations rounded to eight bits a block, as
+        llama.cpp's do, which is faster.  progress: called with the bytes of weights that are packed, and those of all.
     cache_dtype: "float32", or "bfloat16" for half the memory, of keys and values on the compiled path; another model, too.
     threads: that a compiled pass runs on; None: the physical cores that the process may use, one for small models.
     plain: the model will be used without drafts: one whose cache cannot be rolled back is then taken as it is.
@@ -70,8 +75,9 @@ def load_model(
         raise InvalidInputError(f"backend={backend!r} was given; expected one of {', '.join(BACKENDS)}.")
     place = located(name)
     options: dict[str, Any] = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
-    compiled = {"quantization": quantization, "cache_dtype": cache_dtype or "float32", "threads": threads}
-    chosen = {"quantization": quantization, "cache_dtype": cache_dtype}
+    compiled: dict[str, Any] = {"quantization": quantization, "cache_dtype": cache_dtype or "float32", "threads": threads}
+    compiled |= {"activations": activations, "progress": progress}
+    chosen = {"quantization": quantization, "activations": activations, "cache_dtype": cache_dtype}
     if tensor_parallel is not None or device_map is not None:
         _refuse_choices(
             name, "over several devices", chosen | {"backend": None if backend in ("auto", "transformers") else backend}

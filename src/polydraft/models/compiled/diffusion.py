@@ -71,7 +71,7 @@ class CompiledDiffusion(DepthLaws):
         read |= {EMBEDDING: torch.cat([embeddings(target), tensors["mask"][None].bfloat16()]), HEAD: head.output(target)}
         cpu, columns = torch.device("cpu"), whole(target.max_model_len + TREE_ROOM)
         files = Checkpoint(c, None, read, read.__getitem__, False, cpu, torch.float32)
-        weights, *_ = packed_weights(files, columns, None if quantization == "float32" else quantization)
+        weights = packed_weights(files, columns, None if quantization == "float32" else quantization).weights
         H, G, D = c.num_attention_heads, c.num_key_value_heads, head_width(c)
         sizes = Sizes(H, G, D, c.intermediate_size, self.arrays.sizes.outputs, np.float32(c.rms_norm_eps))
         slots = target.max_num_seqs

@@ -33,12 +33,11 @@ from polydraft.models.compiled.layers import (
     Workspace,
     attend,
     cut_runs,
-    embed_row,
     multiply,
     place_heads,
     workspace,
 )
-from polydraft.models.compiled.products import FORMATS, Packed, packed
+from polydraft.models.compiled.products import FORMATS, Packed, output_row, packed
 from polydraft.models.compiled.vectors import PANEL, aligned
 from polydraft.models.eagle import EagleCheckpoint
 from polydraft.models.heads import embeddings
@@ -51,7 +50,7 @@ class EagleWeights(NamedTuple):
     """As `layers.Weights`, of one layer; ids: [D] the draft vocabulary. Of an EAGLE-3 head project and attention_norm are empty, of an MTP
     module fc."""
 
-    embed: np.ndarray
+    embed: Packed
     ids: np.ndarray
     input_norm: np.ndarray
     hidden_norm: np.ndarray
@@ -105,7 +104,7 @@ def _run(model, rows, logits, done):
             given += 1
         else:
             copy_row(model.own[slot, work.seen[t, work.rows[t, 5] - 2] - base], work.x[t])
-        embed_row(weights.embed, work.rows[t, 0], work.normed[t])
+        output_row(weights.embed, zero, work.rows[t, 0], work.normed[t])
     rms_norm(work.normed, weights.input_norm, sizes.epsilon, model.pairs, zero, rows)
     rms_norm(work.x, weights.hidden_norm, sizes.epsilon, work.normed, zero, rows)
     for t in range(rows):
@@ -212,7 +211,7 @@ class CompiledEagle(CompiledHead):
         vectors = {"input_norm": "midlayer.input_layernorm", "hidden_norm": "midlayer.hidden_norm",
                    "mlp_norm": "midlayer.post_attention_layernorm", "norm": "norm", "attention_norm": "midlayer.attention_norm"}  # fmt: skip
         weights = EagleWeights(
-            embed=embeddings(target).view(torch.int16).numpy().view(np.uint16),
+            embed=packed([embeddings(target)], FORMATS["bfloat16"]),
             ids=self.draft_ids,
             **{name: tensors.get(f"{where}.weight", torch.zeros(0)).float().numpy() for name, where in vectors.items()},
             **found,

@@ -25,11 +25,10 @@ from polydraft.models.compiled.layers import (
     Sizes,
     Workspace,
     cut_runs,
-    embed_row,
     multiply,
     run_layer,
 )
-from polydraft.models.compiled.products import FORMATS, Packed, packed
+from polydraft.models.compiled.products import FORMATS, Packed, output_row, packed
 from polydraft.models.compiled.rounding import rounded_bytes
 from polydraft.models.compiled.vectors import aligned
 from polydraft.models.early_exit import ExitCheckpoint
@@ -64,7 +63,7 @@ def _run(model, rows, logits, done):
     zero: Any = np.int64(0)  # a literal 0 would compile everything below twice
     runs = cut_runs(work.rows, rows, work.runs)
     for t in range(rows):
-        embed_row(target.weights.embed, work.rows[t, 0], work.x[t])
+        output_row(target.weights.embed, zero, work.rows[t, 0], work.x[t])
     for layer in range(model.layer):
         run_layer(target, layer, rows, runs)
     wanted = zero

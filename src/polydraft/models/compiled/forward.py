@@ -5,7 +5,8 @@ from numba import njit
 from numba.extending import overload
 
 from polydraft.models.compiled.kernels import rms_norm
-from polydraft.models.compiled.layers import ModelArrays, cut_runs, embed_row, multiply, run_head, run_layer, unowned
+from polydraft.models.compiled.layers import ModelArrays, cut_runs, multiply, run_head, run_layer, unowned
+from polydraft.models.compiled.products import output_row
 
 __all__ = ["compiled_pass", "describe", "draft_pass", "embed_rows", "head_rows"]
 
@@ -14,7 +15,7 @@ __all__ = ["compiled_pass", "describe", "draft_pass", "embed_rows", "head_rows"]
 def embed_rows(weights, tokens, out):
     """Embeddings of some tokens."""
     for t in range(len(tokens)):
-        embed_row(weights.embed, tokens[t], out[t])
+        output_row(weights.embed, 0, tokens[t], out[t])
 
 
 @njit(cache=True, nogil=True)
@@ -40,7 +41,7 @@ def _run_rows(model, rows, logits, done, hidden, taken, first):
     layers, zero = len(weights.attention_norm), np.int64(0)
     runs = cut_runs(work.rows, rows, work.runs)
     for t in range(rows):
-        embed_row(weights.embed, work.rows[t, 0], work.x[t])
+        output_row(weights.embed, zero, work.rows[t, 0], work.x[t])
     for l in range(layers):
         if taken[l] >= 0:
             _copy(work.x, zero, rows, hidden[taken[l]], first)

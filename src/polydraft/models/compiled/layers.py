@@ -26,7 +26,6 @@ __all__ = [
     "Workspace",
     "attend",
     "cut_runs",
-    "embed_row",
     "multiply",
     "place_heads",
     "run_head",
@@ -50,7 +49,7 @@ ENTER, QKV, PLACE, ATTEND, MIX, OUT, MIDDLE, GATE_UP, GATE, DOWN, LEAVE, HEAD = 
 class Weights(NamedTuple):
     """All layers stacked: first axis = layer; absent parts are empty."""
 
-    embed: np.ndarray  # uint16: [V, h] bfloat16, or [V, 2 h] float32
+    embed: Packed  # [V, h]
     head: Packed
     norm: np.ndarray  # [h]
     attention_norm: np.ndarray  # [L, h]
@@ -194,17 +193,6 @@ def attend(sizes, memory, work, layer, first, last, g, head, heads, thread):
 
 
 @njit
-def embed_row(embed, token, out):
-    """The embedding of a token, from float32 or bfloat16."""
-    row, bits, wide = embed[token], out.view(np.uint32), embed.shape[1] > len(out)
-    for i in range(len(out)):
-        if wide:
-            bits[i] = np.uint32(row[2 * i]) | (np.uint32(row[2 * i + 1]) << np.uint32(16))
-        else:
-            bits[i] = np.uint32(row[i]) << np.uint32(16)
-
-
-@njit
 def multiply(x, w, k, rounded, y, rows):
     """y[:rows] = x[:rows] @ W.T, W the k-th of packed matrices."""
     zero, k = np.int64(0), np.int64(k)  # a literal 0 would compile everything below twice
@@ -284,15 +272,15 @@ def run_parts(model, first, last, layer, rows, runs, address):
         step[0] = part
         count, grain = rows, FEW
         if part == QKV:
-            count, grain = weights.qkv.panels, _grain(weights.qkv.panels, weights.qkv.data.shape[2], threads)
+            count, grain = weights.qkv.panels, _grain(weights.qkv.panels, weights.qkv.panel_bytes, threads)
         elif part == OUT:
-            count, grain = weights.out.panels, _grain(weights.out.panels, weights.out.data.shape[2], threads)
+            count, grain = weights.out.panels, _grain(weights.out.panels, weights.out.panel_bytes, threads)
         elif part == GATE_UP:
-            count, grain = weights.gate_up.panels, _grain(weights.gate_up.panels, weights.gate_up.data.shape[2], threads)
+            count, grain = weights.gate_up.panels, _grain(weights.gate_up.panels, weights.gate_up.panel_bytes, threads)
         elif part == DOWN:
-            count, grain = weights.down.panels, _grain(weights.down.panels, weights.down.data.shape[2], threads)
+            count, grain = weights.down.panels, _grain(weights.down.panels, weights.down.panel_bytes, threads)
         elif part == HEAD:
-            count, grain = weights.head.panels, _grain(weights.head.panels, weights.head.data.shape[2], threads)
+            count, grain = weights.head.panels, _grain(weights.head.panels, weights.head.panel_bytes, threads)
         elif part == ATTEND:
             count, grain = runs * sizes.groups, np.int64(1)
             step[4] = max(1, min(sizes.heads // sizes.groups, threads // count))

@@ -25,10 +25,10 @@ from polydraft.models.checkpoint import Checkpoint, head_width, why_not_family
 from polydraft.models.compiled.cache import CACHE_DTYPES, move_columns, new_memory, token_bytes
 from polydraft.models.compiled.forward import compiled_pass, embed_rows, head_rows
 from polydraft.models.compiled.layers import CHUNK, ModelArrays, Sizes, workspace
-from polydraft.models.compiled.products import FORMATS
+from polydraft.models.compiled.products import BYTES, FORMATS
 from polydraft.models.compiled.proposals import CompiledProposals
 from polydraft.models.compiled.vectors import PANEL
-from polydraft.models.compiled.weights import packed_weights
+from polydraft.models.compiled.weights import Progress, packed_weights
 from polydraft.models.slots import TREE_ROOM, special_ids
 from polydraft.models.supported import check_supported, context_length
 from polydraft.threads import MAX_THREADS, Pool, default_threads
@@ -46,11 +46,14 @@ class CompiledLlama(CompiledProposals):
     quantization: how matrices are stored. None changes no weight: those of a checkpoint in bfloat16 are stored as such, which
         halves what a pass reads and gives the same bits. "bfloat16" rounds others, too; arithmetic is float32.
         "bfloat16-dot" rounds what is multiplied with them as well.
-        "int8", "int4": blocks of 32 inputs with one float16 scale, 8.5 or 4.5 bits a weight, Q8_0 and Q4_0 of GGUF files; what
-        is multiplied with them is rounded to eight bits a block. Such blocks of a file are used as they are.
+        "int8", "int4": blocks of 32 inputs with one float16 scale, 8.5 or 4.5 bits a weight, Q8_0 and Q4_0 of GGUF files. Blocks of a
+        file are used as they are, and rounded a second time only where they have more bits than that.
+    activations: of products with blocks: "int8", rounded to eight bits with a scale for each 32, as llama.cpp does; "float32", as they
+        are. None: "int8".  progress: called with the bytes that are packed, and those of all.
     cache_dtype: of keys and values, "float32" or "bfloat16": half the memory, each number rounded once; another model, too.
     threads: that a pass runs on; bits do not depend on it, and small models gain nothing. None: see `default_threads`.
-    `weight_format` says how they are stored, `quantization_error` what that lost, relative to all matrices' norm.
+    `weight_format` says how they are stored, `quantization_error` what that lost, relative to all matrices' norm; `rounded_again`
+    which formats of a file were rounded to which other one.
 
     Raises:
         IncompatibleError: an architecture or option that is not covered; says which.
@@ -66,6 +69,8 @@ class CompiledLlama(CompiledProposals):
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
         quantization: str | None = None,
+        activations: str | None = None,
+        progress: Progress | None = None,
         cache_dtype: str = "float32",
         threads: int | None = 1,
     ) -> None:
@@ -75,6 +80,8 @@ class CompiledLlama(CompiledProposals):
             raise InvalidInputError(
                 f"quantization={quantization!r} was given; expected one of {', '.join(map(repr, QUANTIZATIONS))}."
             )
+        if activations not in (None, "int8", "float32"):
+            raise InvalidInputError(f"activations={activations!r} was given; expected 'int8', 'float32' or None.")
         if cache_dtype not in CACHE_DTYPES:
             raise InvalidInputError(
                 f"cache_dtype={cache_dtype!r} was given; expected one of {', '.join(map(repr, CACHE_DTYPES))}."
@@ -99,7 +106,9 @@ class CompiledLlama(CompiledProposals):
             multiple=PANEL,
         )
         memory = new_memory(each, width, columns, self._lengths, cache_dtype)
-        weights, self.weight_format, self.quantization_error = packed_weights(taken, columns, quantization)
+        made = packed_weights(taken, columns, quantization, integers=activations != "float32", progress=progress)
+        weights, self.weight_format, self.quantization_error, self.rounded_again = made
+        self.activations = "int8" if any(w.rounding == BYTES for w in (weights.qkv, weights.down, weights.head)) else "float32"
         sizes = Sizes(
             config.num_attention_heads,
             groups,

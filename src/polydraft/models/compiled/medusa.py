@@ -59,9 +59,9 @@ def head_laws(weights, work, slots, states, logits):
                     work.x[b, i] += z / (one + exp(-z))
         for b in range(B):
             copy_row(work.x[b], work.rows[k * B + b])
-        if len(weights.heads.data) > 1:
+        if len(weights.heads.segments) > 1:
             multiply(work.x, weights.heads, k, work.rounded, work.outs[k * B :], B)
-    if len(weights.heads.data) == 1:
+    if len(weights.heads.segments) == 1:
         multiply(work.rows, weights.heads, 0, work.rounded, work.outs, K * B)
     for k in range(K):
         for b in range(B):

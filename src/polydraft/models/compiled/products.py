@@ -109,13 +109,15 @@ _NUMBERS = types.int64(*[types.int64] * _ARGUMENTS)
 def _compiled_product(stored: np.dtype, taken: np.dtype):
     """`product` for these dtypes, with numbers for arguments; kept as long as the process lives."""
 
-    product = _product_of_blocks if stored.names else _product_of_numbers
-
-    def run(x, xs, w, stride, panels, n, y, ys, width, rows):
-        product(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken)
+    def of_numbers(x, xs, w, stride, panels, n, y, ys, width, rows):
+        _product_of_numbers(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken)
         return rows
 
-    return cfunc(_NUMBERS, cache=True, error_model="numpy")(run)
+    def of_blocks(x, xs, w, stride, panels, n, y, ys, width, rows):
+        _product_of_blocks(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken)
+        return rows
+
+    return cfunc(_NUMBERS, cache=True, error_model="numpy")(of_blocks if stored.names else of_numbers)
 
 
 @intrinsic
@@ -186,17 +188,19 @@ class Packed(NamedTuple):
     """Matrices of one shape in panels, whatever their formats: one type, so that what is compiled for one suits all.
 
     data: bytes of all panels.  segments: [matrices, segments] of SEGMENT.  panels: of a matrix, PANEL outputs each.
-    rounding: EXACT, BFLOATS or BYTES: what its products need.
+    panel_bytes: of the largest one.  rounding: EXACT, BFLOATS or BYTES: what its products need.
     """
 
     data: np.ndarray
     segments: np.ndarray
     panels: int
+    panel_bytes: int
     rounding: int
 
     @classmethod
-    def empty(cls, matrices: Sequence[Sequence[tuple[Format, int]]], inputs: int) -> "Packed":
+    def empty(cls, matrices: Sequence[Sequence[tuple[Format, int]]], inputs: int, *, multiplied: bool = True) -> "Packed":
         """Memory for matrices. matrices: of each, formats and outputs from top to bottom: whole panels, but for the last.
+        multiplied: whether products read them; else only `output_row` does.
 
         Example:
             >>> w = Packed.empty([[(FORMATS["int4"], PANEL), (FORMATS["float32"], 3)]], 64)
@@ -217,15 +221,13 @@ class Packed(NamedTuple):
                 segment["format"], segment["first"], segment["panels"] = names.index(kind.weights), first, panels
                 segment["offset"], segment["stride"], segment["width"], segment["steps"] = offset, stride, width, steps
                 segment["rounding"] = kind.rounding
-                segment["product"], segment["output"] = _address(stored, taken), _compiled_output(stored).address
+                segment["product"] = _address(stored, taken) if multiplied else 0
+                segment["output"] = _compiled_output(stored).address
                 first += panels
                 offset += -(-stride * panels * (PANEL // width) // 64) * 64
-        return cls(
-            aligned(offset, dtype=np.uint8, huge=True),
-            segments,
-            int(segments["panels"].sum(1).max()),
-            int(segments["rounding"].max()),
-        )
+        panel_bytes = segments["stride"] * (PANEL // np.maximum(segments["width"], 1))
+        numbers = segments["panels"].sum(1).max(), panel_bytes.max(), segments["rounding"].max()
+        return cls(aligned(offset, dtype=np.uint8, huge=True), segments, *map(int, numbers))
 
     @property
     def outputs(self) -> int:

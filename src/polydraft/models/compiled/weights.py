@@ -1,20 +1,25 @@
 """A checkpoint's weights as a compiled Llama reads them: fused, stacked by layer, packed in panels, perhaps rounded.
 
-They are read and packed one layer's matrix after the other: in memory are what is packed and that one matrix.
+Tensors are packed one by one, on all cores, from the mapped file into panels: in memory are the panels and a tensor or two.
 """
 
+import os
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from polydraft.errors import CapacityError
 from polydraft.models.checkpoint import EMBEDDING, HEAD, Checkpoint, rotary
-from polydraft.models.compiled.formats import BLOCKS, pack, pack_blocks, panels_for, raw_blocks
+from polydraft.models.compiled.formats import BLOCKS, pack, pack_blocks, raw_blocks
 from polydraft.models.compiled.layers import Weights
-from polydraft.models.compiled.products import FORMATS, Packed
+from polydraft.models.compiled.products import BYTES, EXACT, FORMATS, Format, Packed
+from polydraft.models.compiled.vectors import LANES, PANEL
+from polydraft.models.memory import available_bytes
 
-__all__ = ["packed_weights"]
+__all__ = ["PackedModel", "Progress", "packed_weights"]
 
 MATRICES = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -22,6 +27,111 @@ MATRICES = {
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
+Progress = Callable[[int, int], None]
+"""Told the bytes that are packed and those of all."""
+
+
+class PackedModel(NamedTuple):
+    """format: names of the matrices' formats.  error: root of sum |W - W'|^2 / sum |W|^2 of what was rounded.
+    rounded: name of the format that blocks of a file were rounded to once more -> the formats that they had."""
+
+    weights: Weights
+    format: str
+    error: float
+    rounded: dict[str, set[str]]
+
+
+class _Part(NamedTuple):
+    """Tensors of one format that lie below one another in a matrix."""
+
+    format: Format
+    names: tuple[str, ...]
+    outputs: int
+
+
+class _Packer:
+    """Chooses the format of each matrix, and packs it. integers: whether blocks take rounded activations."""
+
+    def __init__(self, model: Checkpoint, quantization: str | None, integers: bool) -> None:
+        self.model, self.quantization, self.integers = model, quantization, integers
+        self.stored: Format | None = None
+        self.jobs: list[Callable[[], tuple[float, float]]] = []
+        self.rounded: dict[str, set[str]] = {}
+
+    def block_format(self, name: str) -> str | None:
+        """The format of a tensor's blocks in the file, if they stay as they are."""
+        kind = self.model.blocks(name)[0] if self.model.blocks else None
+        if kind not in BLOCKS or self.quantization not in (None, "int8", "int4"):
+            return None
+        if self.quantization and BLOCKS[kind].bits > BLOCKS[FORMATS[self.quantization].weights].bits:
+            self.rounded.setdefault(FORMATS[self.quantization].weights, set()).add(kind)
+            return None
+        return kind
+
+    def format_of(self, name: str) -> Format:
+        kind = self.block_format(name)
+        if kind:
+            return Format(kind, BYTES if self.integers else EXACT)
+        if self.quantization:
+            chosen = FORMATS[self.quantization]
+            return chosen if self.integers or chosen.rounding != BYTES else Format(chosen.weights)
+        return Format("float32") if self.stored is None else self.stored
+
+    def choose_numbers(self, names: Iterable[str]) -> None:
+        """How numbers are stored: in bfloat16 where that loses nothing."""
+        numbers = [name for name in names if not self.block_format(name)]
+        self.stored = FORMATS["bfloat16" if _exact(self.model, numbers) else "float32"]
+
+    def parts(self, names: Sequence[str]) -> list[_Part]:
+        """A matrix from top to bottom. Formats that differ where outputs are no whole panels: float32, which holds all of them."""
+        parts: list[_Part] = []
+        for name in names:
+            kind, outputs = self.format_of(name), self.model.outlines[name].shape[0]
+            if parts and parts[-1].format == kind:
+                parts[-1] = _Part(kind, (*parts[-1].names, name), parts[-1].outputs + outputs)
+            else:
+                parts.append(_Part(kind, (name,), outputs))
+        if any(part.outputs % PANEL for part in parts[:-1]):
+            return [_Part(Format("float32"), tuple(names), sum(part.outputs for part in parts))]
+        return parts
+
+    def packed(self, matrices: Sequence[Sequence[str]]) -> Packed:
+        """Memory for matrices, each of some tensors below one another; packing them is left to `jobs`."""
+        parts = [self.parts(names) for names in matrices]
+        inputs = self.model.outlines[matrices[0][0]].shape[1]
+        w = Packed.empty([[(part.format, part.outputs) for part in matrix] for matrix in parts], inputs)
+        for k, matrix in enumerate(parts):
+            for number, part in enumerate(matrix):
+                self.jobs += self._jobs(part, w.panels_of(k, number))
+        return w
+
+    def _jobs(self, part: _Part, panels: np.ndarray) -> list[Callable[[], tuple[float, float]]]:
+        sizes = [self.model.outlines[name].shape[0] for name in part.names]
+        if self.block_format(part.names[0]) != part.format.weights:
+            return [lambda: self._pack_numbers(part.names, panels)]
+        if any(size % LANES for size in sizes[:-1]):
+            return [lambda: self._pack_blocks(part.names, panels)]
+        ends = np.cumsum(sizes) // LANES
+        begins = [0, *ends[:-1]]
+        cuts = [*ends[:-1], len(panels)]
+        return [
+            lambda name=name, begin=begin, end=end: self._pack_blocks([name], panels[begin:end])
+            for name, begin, end in zip(part.names, begins, cuts, strict=True)
+        ]
+
+    def _pack_numbers(self, names: Sequence[str], panels: np.ndarray) -> tuple[float, float]:
+        tensors = [self.model.read(name) for name in names]
+        sums = pack(tensors[0] if len(names) == 1 else torch.cat(tensors), panels)
+        self.model.forget(names)
+        return sums
+
+    def _pack_blocks(self, names: Sequence[str], panels: np.ndarray) -> tuple[float, float]:
+        assert self.model.blocks is not None
+        read = [self.model.blocks(name) for name in names]
+        raw = read[0][1] if len(read) == 1 else np.concatenate([blocks for _, blocks in read])
+        pack_blocks(raw.view(raw_blocks(read[0][0])), panels)
+        self.model.forget(names)
+        return 0.0, 0.0
 
 
 def _exact(model: Checkpoint, names: Iterable[str]) -> bool:
@@ -32,23 +142,23 @@ def _exact(model: Checkpoint, names: Iterable[str]) -> bool:
     )
 
 
-def _below_one_another(model: Checkpoint, names: Sequence[str]) -> Tensor:
-    return model.read(names[0]) if len(names) == 1 else torch.cat([model.read(name) for name in names])
+def packed_weights(
+    model: Checkpoint, columns: int, quantization: str | None, *, integers: bool = True, progress: Progress | None = None
+) -> PackedModel:
+    """Pack a model's weights.
 
+    columns: positions to prepare the rotation for.  integers: whether products with blocks take activations rounded to eight bits.
 
-def packed_weights(model: Checkpoint, columns: int, quantization: str | None) -> tuple[Weights, str, float]:
-    """Pack a model's weights; also returns their format, and their relative error: the root of sum |W - W'|^2 / sum |W|^2.
-
-    columns: positions to prepare the rotation for.
+    Raises:
+        CapacityError: less memory is free than the weights take.
     """
     prefixes = [f"model.layers.{layer}." for layer in range(model.config.num_hidden_layers)]
     names = {part: [[f"{prefix}{n}.weight" for n in group] for prefix in prefixes] for part, group in MATRICES.items()}
     names["head"] = [[EMBEDDING if model.tied else HEAD]]
-    blocks_of = model.blocks if quantization in (None, "int8", "int4") else None
-    found = {part: _blocks(blocks_of, layers) for part, layers in names.items()}
-    others = [name for part, layers in names.items() if not found[part] for layer in layers for name in layer]
-    stored = quantization or ("bfloat16" if _exact(model, others) else "float32")
-    errors: list[tuple[float, float]] = []
+    _check_memory(model, quantization)
+    packer = _Packer(model, quantization, integers)
+    if quantization is None:
+        packer.choose_numbers(name for layers in names.values() for layer in layers for name in layer)
 
     def stacked(*parts: str) -> np.ndarray:
         """Of each layer, one below another; empty where a model has none."""
@@ -56,24 +166,14 @@ def packed_weights(model: Checkpoint, columns: int, quantization: str | None) ->
             return np.zeros((len(prefixes), 0), np.float32)
         return torch.stack([torch.cat([model.read(f"{prefix}{part}").float() for part in parts]) for prefix in prefixes]).numpy()
 
-    def packed(layers: Sequence[Sequence[str]], blocks: str | None) -> Packed:
-        """The matrices of each layer below one another, in panels; blocks: their format in the file, if they stay as they are."""
-        shapes = [model.outlines[name].shape for name in layers[0]]
-        kind = BLOCKS[blocks] if blocks else FORMATS[stored].weights
-        out = panels_for(sum(outputs for outputs, _ in shapes), shapes[0][1], kind, len(layers))
-        for layer, panels in zip(layers, out, strict=True):
-            if blocks and blocks_of:
-                raw = np.concatenate([blocks_of(name)[1] for name in layer])
-                pack_blocks(raw.view(raw_blocks(blocks)), panels)
-            else:
-                errors.append(pack(_below_one_another(model, layer), panels))
-        return Packed.of(out, FORMATS[quantization or "float32"].activations)
-
-    matrices = {part: packed(layers, found[part]) for part, layers in names.items()}
-    lost, whole = (sum(each) for each in zip((0.0, 0.0), *errors, strict=True))
+    matrices = {part: packer.packed(layers) for part, layers in names.items()}
+    embed = _embedding(model, packer, matrices["head"])
+    lost, whole = _run(
+        packer.jobs, progress, sum(w.nbytes for w in {id(w.data): w for w in (*matrices.values(), embed)}.values())
+    )
     cos, sin = rotary(model.config, columns, model.rope_factors)
     weights = Weights(
-        embed=_embedding(model),
+        embed=embed,
         norm=model.read("model.norm.weight").to(torch.float32, copy=True).numpy(),
         attention_norm=stacked("input_layernorm.weight"),
         mlp_norm=stacked("post_attention_layernorm.weight"),
@@ -84,20 +184,48 @@ def packed_weights(model: Checkpoint, columns: int, quantization: str | None) ->
         cos=cos.numpy(),
         sin=sin.numpy(),
     )
-    kinds = sorted({kind for kind in found.values() if kind})
-    told = stored if quantization or not kinds else ", ".join([*kinds, stored] if others else kinds)
-    return weights, told, (lost / whole) ** 0.5 if lost else 0.0
+    stored = ", ".join(sorted(set().union(*(w.formats for w in matrices.values()))))
+    return PackedModel(weights, quantization or stored, (lost / whole) ** 0.5 if lost else 0.0, packer.rounded)
 
 
-def _blocks(blocks_of: Callable[[str], tuple[str, np.ndarray]] | None, layers: Sequence[Sequence[str]]) -> str | None:
-    """The format of these matrices' blocks in a file, if all have the same."""
-    if blocks_of is None:
-        return None
-    kinds = {blocks_of(name)[0] for layer in layers for name in layer}
-    return kinds.pop() if len(kinds) == 1 and kinds <= BLOCKS.keys() else None
+def _embedding(model: Checkpoint, packer: _Packer, head: Packed) -> Packed:
+    """Embeddings of all tokens, which no product reads: never rounded, and the head itself where that holds the same numbers."""
+    blocks = model.blocks(EMBEDDING)[0] if model.blocks else None
+    kind = blocks if blocks in BLOCKS else "bfloat16" if _exact(model, [EMBEDDING]) else "float32"
+    if model.tied and head.formats == {kind}:
+        return head
+    outputs, inputs = model.outlines[EMBEDDING].shape
+    embed = Packed.empty([[(Format(kind), outputs)]], inputs, multiplied=False)
+    unrounded = _Packer(model, None, packer.integers)
+    packer.jobs += unrounded._jobs(_Part(Format(kind), (EMBEDDING,), outputs), embed.panels_of(0))
+    return embed
 
 
-def _embedding(model: Checkpoint) -> np.ndarray:
-    """Of all tokens, in bfloat16 where that loses nothing."""
-    kept = torch.bfloat16 if _exact(model, [EMBEDDING]) else torch.float32
-    return model.read(EMBEDDING).to(kept, copy=True).view(torch.uint16).numpy()
+def _check_memory(model: Checkpoint, quantization: str | None) -> None:
+    """Refuse weights that memory does not hold, before any of them is read."""
+    bits = {None: 16, "int8": 8.5, "int4": 4.5}.get(quantization, 16)
+
+    def size(name: str) -> float:
+        outline = model.outlines[name]
+        return (
+            model.blocks(name)[1].size if model.blocks and outline.ndim > 1 and not quantization else outline.numel() * bits / 8
+        )
+
+    needed, free = int(sum(map(size, model.outlines))), available_bytes(torch.device("cpu"))
+    if needed > free:
+        raise CapacityError(
+            f"the weights of {str(model.config.name_or_path)!r} take {needed / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB of memory are free. "
+            "Free some, or give a smaller model or a file of fewer bits."
+        )
+
+
+def _run(jobs: Sequence[Callable[[], tuple[float, float]]], progress: Progress | None, total: int) -> tuple[float, float]:
+    """Do all jobs, on all cores; returns what was lost, and of how much, summed."""
+    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    lost, whole = 0.0, 0.0
+    with ThreadPoolExecutor(workers) as pool:
+        for k, (error, size) in enumerate(pool.map(lambda job: job(), jobs), 1):
+            lost, whole = lost + error, whole + size
+            if progress:
+                progress(total * k // len(jobs), total)
+    return lost, whole
