@@ -69,7 +69,17 @@ class Code(VectorCode):
         hidden = self.builder.asm(kind, "", "=r,0", [self.number(count)], False)
         return cgutils.for_range_slice(self.builder, self.number(0), hidden, self.number(1))
 
+    def entry(self, table, index):
+        """An entry of a table of integers."""
+        if len(set(table)) == 1:
+            return self.number(table[0])
+        kind = ir.ArrayType(self.index, len(table))
+        name = self.builder.module.get_unique_name("places")
+        constant = cgutils.global_constant(self.builder, name, ir.Constant(kind, table))
+        return self.builder.load(self.builder.gep(constant, [self.number(0), index]))
+
     def prefetch(self, pointer, size):
+        """Prefetch weights AHEAD of a pointer."""
         for line in range(0, size, LINE):
             flags = (ir.Constant(INT, x) for x in (0, 2, 1))  # read, to the second cache, data
             self.call("llvm.prefetch.p0", self.at(pointer, AHEAD + line), *flags, result=ir.VoidType())
@@ -197,6 +207,12 @@ class _Block:
             yield
         self.period = None
 
+    @contextmanager
+    def each_sub_block(self):
+        """Code that runs for each sub-block of the block, whose number is a value; see `each_period` for code that knows its place."""
+        with self.code.rolled_loop(self.format.inputs // BLOCK) as (s, _):
+            yield s
+
     def offset(self, of_period, each):
         """of_period + each times the number of the period."""
         if self.period is None or each == 0:
@@ -209,11 +225,14 @@ class _Block:
         return self.code.at(row, self.offset(s * size, self.format.period * size))
 
     def scales(self, s):
-        """For each run of sub-block s: what codes are multiplied by, and what is added to a weight."""
+        """For each run of sub-block s, a number or a value: what codes are multiplied by, and what is added to a weight."""
         b, code, format_ = self.code.builder, self.code, self.format
-        runs = []
-        for k in range(BLOCK // format_.run):
-            at = self.offset((s * BLOCK // format_.run + k) * LANES, format_.period * BLOCK // format_.run * LANES)
+        runs, count = [], BLOCK // format_.run
+        for k in range(count):
+            if isinstance(s, int):
+                at = self.offset((s * count + k) * LANES, format_.period * count * LANES)
+            else:
+                at = b.mul(b.add(b.mul(s, code.number(count)), code.number(k)), code.number(LANES))
             scale, least = self.d, self.least
             if format_.scale is not None:
                 scale = b.fmul(self.d, self._small("scales", at, np.issubdtype(format_.scale, np.signedinteger)))
@@ -236,38 +255,58 @@ class _Block:
         return 128 if self.format.table else self.format.middle
 
     def codes(self, s, half, group):
-        """Four codes a lane, as bytes: those of a group, a number or a value below 4, of a half of sub-block s."""
+        """Four codes a lane, as bytes: those of a group below 4 of a half of sub-block s; both are numbers, or both are values."""
         b, code, format_ = self.code.builder, self.code, self.format
-        codes = self._bits(format_.low, format_.codes, s, half, group, 0)
+        places = self._static if isinstance(s, int) else self._dynamic
+        codes = self._bits(format_.low, format_.codes, 0, *places(format_.low, s, half, group))
         if format_.high:
-            codes = b.or_(codes, self._bits(format_.high, "high", s, half, group, format_.low.bits))
+            codes = b.or_(codes, self._bits(format_.high, "high", format_.low.bits, *places(format_.high, s, half, group)))
         return code.looked_up(codes, [x + 128 for x in format_.table]) if format_.table else codes
 
-    def _bits(self, plane, field, s, half, group, place):
+    def _static(self, plane, s, half, group):
+        """Word of a group's codes in the block, and how far they are to be shifted right: a number, or a value where periods differ."""
+        word, shift = plane.place(s, 4 * half + group)
+        moved = shift if self.period is None or plane.shifts == 0 else self.offset(shift, plane.shifts)
+        return self.offset(word, plane.words), moved
+
+    def _dynamic(self, plane, s, half, group):
+        """The same by tables, for values."""
+        b, code = self.code.builder, self.code
+        firsts = [self._first_place(plane, k, half) for k in range(self.format.inputs // BLOCK)]
+        words, shifts = (
+            second - first for first, second in zip(plane.place(0, 4 * half), plane.place(0, 4 * half + 1), strict=True)
+        )
+        word = b.add(code.entry([w for w, _ in firsts], s), b.mul(group, code.number(words)))
+        return word, b.add(code.entry([x for _, x in firsts], s), b.mul(group, code.number(shifts)))
+
+    def _first_place(self, plane, s, half):
+        period, of_period = divmod(s, self.format.period)
+        word, shift = plane.place(of_period, 4 * half)
+        return word + plane.words * period, shift + plane.shifts * period
+
+    def _bits(self, plane, field, place, word, shift):
         """The plane's bits of a group's codes, at bit `place` of each byte."""
-        b, code, static = self.code.builder, self.code, isinstance(group, int)
-        first, second = plane.place(s, 4 * half), plane.place(s, 4 * half + 1)
-        word, shift = first
-        words, shifts = second[0] - word, second[1] - shift
-        pointer = code.at(self.field(field), self.offset(word * 4 * LANES, plane.words * 4 * LANES))
-        raw = code.load(code.at(pointer, code.number(group) if static else group, words * 4 * LANES), INTS)
+        b, code = self.code.builder, self.code
+        raw = code.load(code.at(self.field(field), word, 4 * LANES), INTS)
         if plane.bits == 8:
             return raw
-        shift = shift - place + (shifts * group if static else 0)
-        if (static or shifts == 0) and (self.period is None or plane.shifts == 0):
+        if isinstance(shift, int):
+            shift -= place
             moved = b.lshr(raw, code.ints(shift)) if shift > 0 else b.shl(raw, code.ints(-shift)) if shift < 0 else raw
-        else:  # rotated by what is known when it runs: bits come from the same byte
-            turns = self.offset(shift % 32, plane.shifts)
-            if not static:
-                turns = b.add(turns, b.mul(group, code.number(shifts)))
-            turns = code.spread(b.and_(b.trunc(turns, INT), ir.Constant(INT, 31)))
-            moved = code.call(f"llvm.fshr.v{LANES}i32", raw, raw, turns)
+        else:  # rotated: the bits come from the same byte
+            turns = b.and_(b.trunc(b.sub(shift, code.number(place)), INT), ir.Constant(INT, 31))
+            moved = code.call(f"llvm.fshr.v{LANES}i32", raw, raw, code.spread(turns))
         return b.and_(moved, code.ints(((1 << plane.bits) - 1 << place) * 0x01010101))
 
     def prefetch(self, s):
         """Prefetch a share of the block AHEAD of this one."""
         share = -(-self.stored.size // (self.format.inputs // BLOCK) // LINE) * LINE
-        self.code.prefetch(self.code.at(self.here, self.offset(s * share, self.format.period * share)), share)
+        at = (
+            self.offset(s * share, self.format.period * share)
+            if isinstance(s, int)
+            else self.code.builder.mul(s, self.code.number(share))
+        )
+        self.code.prefetch(self.code.at(self.here, at), share)
 
 
 def _blocks(code, x, w, n, stored, activation):
@@ -320,20 +359,19 @@ def _each_weight(code, w, n, stored, use):
     with code.loop(n, 1) as (index, _):
         block = _Block(code, stored, code.at(w, index, stored.size))
         first = b.mul(index, code.number(4 * block.format.inputs))
-        with block.each_period():
-            for s in range(block.format.period):
-                block.prefetch(s)
-                runs = block.scales(s)
-                for half in range(2):
-                    scale, least = runs[half * len(runs) // 2]
-                    scales = [b.fmul(scale, code.floats(2.0 ** -(8 * k))) for k in range(4)]
-                    begin = b.add(first, block.offset(4 * (s * BLOCK + 16 * half), 4 * BLOCK * block.format.period))
-                    with code.rolled_loop(4) as (group, _):
-                        codes, offset = block.codes(s, half, group), b.add(begin, b.mul(group, code.number(16)))
-                        for k in range(4):
-                            number = b.uitofp(b.and_(codes, code.ints(255 << 8 * k)), FLOATS)
-                            value = code.fma(number, scales[k], least) if least is not None else b.fmul(number, scales[k])
-                            use(b.add(offset, code.number(4 * k)), value, k)
+        with block.each_sub_block() as s:
+            block.prefetch(s)
+            runs, begin = block.scales(s), b.add(first, b.mul(s, code.number(4 * BLOCK)))
+            for half in range(2):
+                scale, least = runs[half * len(runs) // 2]
+                scales = [b.fmul(scale, code.floats(2.0 ** -(8 * k))) for k in range(4)]
+                with code.rolled_loop(4) as (group, _):
+                    codes = block.codes(s, half, group)
+                    offset = b.add(begin, b.add(code.number(64 * half), b.mul(group, code.number(16))))
+                    for k in range(4):
+                        number = b.uitofp(b.and_(codes, code.ints(255 << 8 * k)), FLOATS)
+                        value = code.fma(number, scales[k], least) if least is not None else b.fmul(number, scales[k])
+                        use(b.add(offset, code.number(4 * k)), value, k)
 
 
 def _exact_blocks(code, x, w, n, stored):
