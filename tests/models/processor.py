@@ -11,15 +11,18 @@ from numba import from_dtype, njit, types
 from numba.core.registry import cpu_target
 
 from polydraft.models.compiled import tiles
-from polydraft.models.compiled.formats import BLOCKS, ROUNDED
+from polydraft.models.compiled.formats import BLOCKS, DTYPES, ROUNDED
 from polydraft.models.compiled.layers import multiply
-from polydraft.models.compiled.products import Format, packed
+from polydraft.models.compiled.products import BFLOATS, BYTES, EXACT, Format, packed
 from polydraft.models.compiled.rounding import rounded_bytes
 from polydraft.models.compiled.vectors import LANES, instruction_set
+from tests.models.blocks import packed_blocks, random_blocks
 
-FLOAT, HALVED = np.dtype(np.float32), np.dtype(np.uint16)
-FORMATS = {"bfloat16": Format(HALVED, FLOAT), "Q8_0": Format(BLOCKS["Q8_0"], ROUNDED), "Q4_1": Format(BLOCKS["Q4_1"], ROUNDED)}
-ROWS, INPUTS, OUTPUTS = 7, 96, 70
+FORMATS = {
+    "bfloat16": Format("bfloat16"),
+    **{name: Format(name, BYTES) for name in ("Q8_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K", "IQ4_NL")},
+}
+ROWS, INPUTS, OUTPUTS = 7, 512, 70
 ARM = "aarch64-unknown-linux-gnu", "neoverse-n1", "+neon,+dotprod"
 
 
@@ -31,7 +34,11 @@ def _run(x, w, rounded, y, rows):
 def bits(kind: Format) -> str:
     """A digest of a product's bits: the code of the largest weight and of the largest activation of a block among them."""
     torch.manual_seed(0)
-    w, x = packed([torch.randn(OUTPUTS, INPUTS)], kind), torch.randn(ROWS, INPUTS).numpy()
+    x = torch.randn(ROWS, INPUTS).numpy()
+    if kind.weights in BLOCKS:
+        w = packed_blocks(kind.weights, kind.rounding, [random_blocks(kind.weights, OUTPUTS, INPUTS)])
+    else:
+        w = packed([torch.randn(OUTPUTS, INPUTS)], kind)
     y = np.zeros((ROWS, w.outputs), np.float32)
     _run(x, w, np.zeros((ROWS, rounded_bytes(INPUTS)), np.uint8), y, ROWS)
     return hashlib.sha256(y[:, :OUTPUTS].tobytes()).hexdigest()
@@ -40,12 +47,13 @@ def bits(kind: Format) -> str:
 def on_arm(kind: Format) -> str:
     """The assembly of a tile for a processor with NEON and its dot products."""
     triple, name, features = ARM
-    long, stored = types.int64, [types.DType(from_dtype(dtype)) for dtype in kind]
+    activations = np.dtype(np.float32) if kind.rounding == EXACT else ROUNDED
+    long, stored = types.int64, [types.DType(from_dtype(dtype)) for dtype in (DTYPES[kind.weights], activations)]
     made = tiles.tile_of(3)
-    signature, emit = made._defn(cpu_target.typing_context, *[long] * 6, *stored)  # pyright: ignore[reportAttributeAccessIssue]
+    signature, emit = made._defn(cpu_target.typing_context, *[long] * 7, *stored)  # pyright: ignore[reportAttributeAccessIssue]
     module = ir.Module()
     module.triple = triple
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 6), "tile")
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 7), "tile")
     builder = ir.IRBuilder(function.append_basic_block())
     emit(cpu_target.target_context, builder, signature, [*function.args, None, None])
     builder.ret_void()
@@ -57,6 +65,6 @@ def on_arm(kind: Format) -> str:
 if __name__ == "__main__":
     found = {"vectors": instruction_set(), "lanes": LANES, "dots": tiles.DOTS_BYTES}
     found |= {"bits": {name: bits(kind) for name, kind in FORMATS.items()}}
-    found |= {"rounded": bits(Format(HALVED, HALVED))}
-    tiles.DOTS_BYTES = "dotprod"
+    found |= {"rounded": bits(Format("bfloat16", BFLOATS))}
+    tiles.DOTS_BYTES, tiles.LOOK_UP = "dotprod", None
     print(json.dumps(found | {"arm": {name: on_arm(kind).count("sdot") for name, kind in FORMATS.items()} if LANES == 8 else {}}))

@@ -58,4 +58,4 @@ def test_an_avx512_processor_without_vnni_has_the_same_bits(here):
 
 @pytest.mark.slow
 def test_on_arm_bytes_are_multiplied_by_its_dot_products(with_avx2):
-    assert with_avx2["arm"] == {"bfloat16": 0, "Q8_0": 48, "Q4_1": 48}
+    assert with_avx2["arm"] == {"bfloat16": 0, "Q8_0": 48, "Q4_1": 48, "Q5_0": 48, "Q4_K": 96, "Q6_K": 192, "IQ4_NL": 48}

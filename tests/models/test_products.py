@@ -6,16 +6,16 @@ import torch
 from numba import njit
 
 from polydraft.models.compiled import tiles
-from polydraft.models.compiled.formats import BLOCKS, ROUNDED
+from polydraft.models.compiled.formats import BLOCK, BLOCKS, DTYPES, NUMBERS, ROUNDED, pack_blocks
 from polydraft.models.compiled.layers import multiply
-from polydraft.models.compiled.products import Format, packed
+from polydraft.models.compiled.products import BFLOATS, BYTES, EXACT, Format, Packed, matmul, output_row, packed
 from polydraft.models.compiled.rounding import round_rows, rounded_bytes
+from polydraft.models.compiled.vectors import PANEL
+from tests.models.blocks import dequantised, packed_blocks, random_blocks
 from tests.support.closeness import assert_close
 
-INPUTS, OUTPUTS, ROWS = 96, 70, 16
-WEIGHTS = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(np.uint16), **BLOCKS}
-ROUNDED_TO = {"bfloat16": np.dtype(np.uint16), **dict.fromkeys(BLOCKS, ROUNDED)}
-NOTHING = np.dtype(np.float32)
+OUTPUTS, ROWS = 70, 16
+ROUNDED_TO = {"bfloat16": BFLOATS, **dict.fromkeys(BLOCKS, BYTES)}
 
 
 @njit
@@ -23,66 +23,105 @@ def run(x, w, rounded, y, rows):
     multiply(x, w, 1, rounded, y, rows)
 
 
+@njit
+def row_of(w, k, output, out):
+    output_row(w, k, output, out)
+
+
 def product(x, w):
     y = np.zeros((len(x), w.outputs), np.float32)
-    run(x, w, np.zeros((ROWS, rounded_bytes(INPUTS)), np.uint8), y, len(x))
+    run(x, w, np.zeros((ROWS, rounded_bytes(x.shape[1])), np.uint8), y, len(x))
     return y[:, :OUTPUTS]
 
 
-def given(name, activations):
-    """Activations, two packed matrices, and the second one as it is stored."""
+def matrices(name, rounding):
+    """Activations, two packed matrices, and the second one's weights."""
     torch.manual_seed(0)
-    w = packed(list(torch.randn(2, OUTPUTS, INPUTS)), Format(WEIGHTS[name], activations))
-    return torch.randn(ROWS, INPUTS).numpy(), w, w.matrix(1, OUTPUTS, INPUTS).double().numpy()
+    if name in NUMBERS:
+        w = packed(list(torch.randn(2, OUTPUTS, 96)), Format(name, rounding))
+        weights = w.matrix(1, OUTPUTS, 96).double().numpy()
+    else:
+        raw = [random_blocks(name, OUTPUTS, max(96, 2 * BLOCKS[name].inputs), seed) for seed in range(2)]
+        w, weights = packed_blocks(name, rounding, raw), dequantised(name, raw[1]).astype(np.float64)
+    return torch.randn(ROWS, weights.shape[1]).numpy(), w, weights
 
 
-@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize("name", DTYPES)
 def test_a_product_is_that_of_the_stored_weights(name):
-    x, w, weights = given(name, NOTHING)
+    x, w, weights = matrices(name, EXACT)
     assert_close(product(x, w), x @ weights.T)
 
 
 @pytest.mark.parametrize("name", ROUNDED_TO)
 def test_rounded_activations_have_the_product_of_what_they_were_rounded_to(name):
-    x, w, weights = given(name, ROUNDED_TO[name])
-    found = product(x, w)
+    x, w, weights = matrices(name, ROUNDED_TO[name])
     if name == "bfloat16":
-        taken = torch.from_numpy(x).bfloat16().double().numpy()
+        rounded = torch.from_numpy(x).bfloat16().double().numpy()
     else:
-        blocks = x.reshape(ROWS, -1, 32).astype(np.float64)
+        blocks = x.reshape(ROWS, -1, BLOCK).astype(np.float64)
         scale = np.abs(blocks).max(-1, keepdims=True) / 127
-        taken = (np.rint(blocks / scale) * scale).reshape(x.shape)
-    assert np.abs(taken - x).max() > 1e-3
-    assert_close(found, taken @ weights.T)
+        rounded = (np.rint(blocks / scale) * scale).reshape(x.shape)
+    assert np.abs(rounded - x).max() > 1e-3
+    assert_close(product(x, w), rounded @ weights.T)
 
 
 @pytest.mark.parametrize("name", ROUNDED_TO)
 def test_a_rows_bits_do_not_depend_on_the_number_of_rows(name):
-    for activations in (ROUNDED_TO[name], NOTHING):
-        x, w, _ = given(name, activations)
+    for rounding in (ROUNDED_TO[name], EXACT):
+        x, w, _ = matrices(name, rounding)
         together = product(x, w)
-        for count in (1, 2, 5, 11, 12):
+        for count in (1, 2, 3, 5, 7, 11, 12):
             assert np.array_equal(product(x[:count], w), together[:count])
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_the_weights_of_an_output_are_read_as_they_are(name):
+    x, w, weights = matrices(name, EXACT)
+    for output in (0, PANEL - 1, PANEL, OUTPUTS - 1):
+        row = np.zeros(x.shape[1], np.float32)
+        row_of(w, 1, output, row)
+        assert_close(row, weights[output])
+
+
+def test_outputs_of_several_formats_are_one_matrix():
+    parts = {"Q4_K": (BYTES, PANEL), "Q6_K": (EXACT, 2 * PANEL), "float32": (EXACT, 5)}
+    weights = {name: random_blocks(name, size, 512) for name, (_, size) in parts.items() if name in BLOCKS}
+    w = Packed.empty([[(Format(name, rounding), size) for name, (rounding, size) in parts.items()]], 512)
+    for part, raw in enumerate(weights.values()):
+        pack_blocks(raw, w.panels_of(0, part))
+    numbers = np.random.default_rng(0).normal(size=(5, 512)).astype(np.float32)
+    w.panels_of(0, 2)[:] = np.pad(numbers, ((0, PANEL - 5), (0, 0))).T
+    whole = np.concatenate([*(dequantised(name, raw) for name, raw in weights.items()), numbers])
+    assert np.array_equal(w.matrix(0, len(whole), 512).numpy(), whole)
+    x = np.zeros((2, 512), np.float32)
+    x[0, ::BLOCK], x[1, 5::BLOCK] = 1, -2  # which eight bits hold exactly
+
+    @njit
+    def by_panels(x, w, rounded, y):
+        round_rows(x, 512, w, rounded, 0, 2)
+        for panel in range(w.panels):
+            matmul(x, w, 0, rounded, y, panel, panel + 1, 2)
+
+    y = np.zeros((2, w.outputs), np.float32)
+    by_panels(x, w, np.zeros((2, rounded_bytes(512)), np.uint8), y)
+    assert_close(y[:, : len(whole)], x @ whole.T)
 
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_plain_arithmetic_has_the_bits_of_dot_products(name, monkeypatch):
-    x, w, _ = given(name, ROUNDED)
-    found, rounded, again = (
-        product(x[:3], w),
-        np.zeros((3, rounded_bytes(INPUTS)), np.uint8),
-        np.zeros((3, w.outputs), np.float32),
-    )
-    monkeypatch.setattr(tiles, "DOTS_BYTES", False)
-    plain, stored = tiles.tile_of(3), BLOCKS[name]
+    x, w, _ = matrices(name, BYTES)
+    inputs, expected, again = x.shape[1], product(x[:3], w), np.zeros((3, w.outputs), np.float32)
+    monkeypatch.setattr(tiles, "DOTS_BYTES", None)
+    monkeypatch.setattr(tiles, "LOOK_UP", None)
+    plain, stored, panels = tiles.tile_of(3), DTYPES[name], w.panels_of(1)
 
     @njit
-    def by_panels(x, rounded, w, y):
-        round_rows(x, INPUTS, w, rounded, 0, 3)
-        for j in range(w.panels):
-            panel, out = w.data[1, j], y[:, j * w.width :]
+    def by_panels(x, rounded, panels, w, y):
+        round_rows(x, inputs, w, rounded, 0, 3)
+        for j in range(len(panels)):
+            out = y[:, j * w.segments[1, 0].width :]
             at, row = rounded.ctypes.data, rounded.shape[1]
-            plain(at, row, panel.ctypes.data, out.ctypes.data, 4 * y.shape[1], w.steps, stored, ROUNDED)
+            plain(at, row, panels[j].ctypes.data, out.ctypes.data, 4 * y.shape[1], 3, panels.shape[1], stored, ROUNDED)
 
-    by_panels(x[:3], rounded, w, again)
-    assert np.array_equal(again[:, :OUTPUTS], found)
+    by_panels(x[:3], np.zeros((3, rounded_bytes(inputs)), np.uint8), panels, w, again)
+    assert np.array_equal(again[:, :OUTPUTS], expected)
