@@ -29,7 +29,7 @@ def _random_blocks(shape, kind, rng):
 
 
 def write(path, module, kind="F32", *, arch=None, tokenizer=None, rope_factors=None, without=(), more=(), **settings):
-    """Write a module; matrices are of number format `kind`.
+    """Write a module; matrices are of number format `kind`, or of what it returns for their names in the file.
 
     settings: metadata of the architecture, a dot written as two underscores.  without, more: tensors to leave out and to add.
     """
@@ -68,8 +68,9 @@ def write(path, module, kind="F32", *, arch=None, tokenizer=None, rope_factors=N
             continue
         own = names.get_name(name, try_suffixes=(".weight", ".bias")) or name
         changed = np.ascontiguousarray(_as_written(arch, config, name, weight))
-        number = gguf.GGMLQuantizationType[kind if changed.ndim > 1 else "F32"]
-        blocks = _random_blocks(changed.shape, kind, rng) if number.name in K_TYPES else gguf.quantize(changed, number)
+        chosen = kind(own) if callable(kind) else kind
+        number = gguf.GGMLQuantizationType[chosen if changed.ndim > 1 else "F32"]
+        blocks = _random_blocks(changed.shape, chosen, rng) if number.name in K_TYPES else gguf.quantize(changed, number)
         writer.add_tensor(own, blocks, raw_dtype=number)
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors.numpy())

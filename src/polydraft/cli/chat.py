@@ -49,6 +49,7 @@ def chat(
     dtype: given.Dtype = None,
     device: given.Device = None,
     quantization: given.Quantization = None,
+    exact: given.Exact = False,
     cache_dtype: given.CacheDtype = None,
     threads: given.PassThreads = None,
     tensor_parallel: given.TensorParallel = None,
@@ -59,7 +60,13 @@ def chat(
     """Talk to a model; without --model to a small one, which is fetched once. One message a line; /help shows what else there is."""
     name = model or _offered(yes)
     options: dict[str, Any] = {"drafter": drafter, "verifier": verifier, "dtype": dtype, "device": device}
-    options |= {"quantization": quantization, "cache_dtype": cache_dtype, "threads": threads, "tensor_parallel": tensor_parallel}
+    options |= {
+        "quantization": quantization,
+        "activations": given.activations(exact),
+        "cache_dtype": cache_dtype,
+        "threads": threads,
+        "tensor_parallel": tensor_parallel,
+    }
     options |= {"law": law, "law_options": given.law_options(law_option, amateur=amateur, alpha=alpha, beta=beta)}
     options |= {"max_model_len": max_model_len, "max_num_seqs": 1}
     sampling = given.set_options(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)

@@ -30,6 +30,7 @@ def generate(
     device: given.Device = None,
     backend: given.Backend = "auto",
     quantization: given.Quantization = None,
+    exact: given.Exact = False,
     cache_dtype: given.CacheDtype = None,
     threads: given.PassThreads = None,
     tensor_parallel: given.TensorParallel = None,
@@ -122,6 +123,7 @@ def generate(
         "device": device,
         "backend": backend,
         "quantization": quantization,
+        "activations": given.activations(exact),
         "cache_dtype": cache_dtype,
         "draft_quantization": draft_quantization,
         "threads": threads,
@@ -175,9 +177,18 @@ def _limits(engine: "Engine") -> str:
         for role, each in built["graphs"].items()
     )
     return (
-        f"{built['target']}: context of {built['max_model_len']} tokens, {built['max_num_seqs']} at a time{size}; "
+        f"{built['target']}{_weights(built)}: context of {built['max_model_len']} tokens, {built['max_num_seqs']} at a time{size}; "
         f"{drafts}, verifier {built['verifier']}{'' if built['lossless'] else ' (not lossless)'}{law}{graphs}"
     )
+
+
+def _weights(built: dict[str, Any]) -> str:
+    """Formats of the weights and of the activations, where the compiled path has them."""
+    if built["weight_format"] is None:
+        return ""
+    again = "".join(f"; {to} made from {', '.join(formats)}: another model" for to, formats in built["rounded_again"].items())
+    rounded = ", 8-bit activations (float32 with --exact)" if built["activations"] == "int8" else ""
+    return f" in {built['weight_format']}{rounded}{again}"
 
 
 def _statistics(sample: "Sample") -> str:

@@ -27,7 +27,15 @@ DraftModel = Annotated[str | None, models("A smaller model with the same vocabul
 Dtype = Annotated[str | None, models("For example float32 or bfloat16.")]
 Device = Annotated[str | None, models("For example cpu or cuda.")]
 Backend = Annotated[str, models("auto, compiled, static or transformers.")]
-Quantization = Annotated[str | None, models("int8, int4, bfloat16 or bfloat16-dot weights of the target, on the compiled path.")]
+Quantization = Annotated[
+    str | None,
+    models(
+        "Weights of the target rounded to int8, int4, bfloat16 or bfloat16-dot, on the compiled path: another model. Default: as they are."
+    ),
+]
+Exact = Annotated[
+    bool, models("Float32 activations with quantized weights of a GGUF file: slower; without it, 8 bits a block.", "--exact")
+]
 CacheDtype = Annotated[str | None, models("float32 or bfloat16 keys and values of the target, on the compiled path.")]
 PassThreads = Annotated[
     int | None, models("Threads of the compiled path; physical cores that the process may use without it.", "--threads", min=1)
@@ -68,6 +76,11 @@ def set_options(**options: Any) -> dict[str, Any]:
         {'top_p': 0.9}
     """
     return {name: value for name, value in options.items() if value is not None}
+
+
+def activations(exact: bool) -> str | None:
+    """The option of models that --exact stands for."""
+    return "float32" if exact else None
 
 
 def law_options(said: list[str] | None, **named: Any) -> dict[str, Any]:

@@ -4,9 +4,12 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from time import monotonic
 
 import typer
+
+from polydraft.progress import reported_to
 
 WIDTH = 79
 SECONDS = 10.0
@@ -31,6 +34,7 @@ class Preparation(ExitStack):
         self._before = compile_time.seconds()
         self.callback(self._end)
         self.enter_context(compile_time.told(self._tell))
+        self.enter_context(reported_to(self._report))
         return self
 
     def say(self, text: str) -> None:
@@ -43,6 +47,9 @@ class Preparation(ExitStack):
             typer.echo("compiling for this machine, once ...", err=True)
         self._num_compiled += 1
         self._show(f"compiling for this machine, once: function {self._num_compiled}, {name} ...")
+
+    def _report(self, name: str, done: int, total: int) -> None:
+        self._show(f"loading {Path(name).name}: {done / total:.0%} of {total / 1e6:.0f} MB ...")
 
     def _end(self) -> None:
         from polydraft import compile_time

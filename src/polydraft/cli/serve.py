@@ -47,6 +47,7 @@ def serve(
     device: given.Device = None,
     backend: given.Backend = "auto",
     quantization: given.Quantization = None,
+    exact: given.Exact = False,
     cache_dtype: given.CacheDtype = None,
     threads: given.PassThreads = None,
     tensor_parallel: given.TensorParallel = None,
@@ -99,7 +100,13 @@ def serve(
         "device": device,
         "backend": backend,
     }
-    options |= {"quantization": quantization, "cache_dtype": cache_dtype, "threads": threads, "tensor_parallel": tensor_parallel}
+    options |= {
+        "quantization": quantization,
+        "activations": given.activations(exact),
+        "cache_dtype": cache_dtype,
+        "threads": threads,
+        "tensor_parallel": tensor_parallel,
+    }
     options |= {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
     if replicas is not None:
         scale = {"replicas": replicas, "max_replicas": max_replicas, "cpus": cpus, "gpus": gpus, "max_waiting": max_waiting}

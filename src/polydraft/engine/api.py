@@ -75,6 +75,7 @@ class Engine(Loop):
         backend: str = "auto",
         quantization: str | None = None,
         draft_quantization: str | None = None,
+        activations: str | None = None,
         cache_dtype: str | None = None,
         threads: int | None = None,
         max_model_len: int | None = None,
@@ -106,6 +107,8 @@ class Engine(Loop):
         quantization, draft_quantization: "int8", "int4", "bfloat16" or "bfloat16-dot" matrices of the target or the draft, on the
             compiled path; see `models.compiled.llama.CompiledLlama`.
             The output then follows the quantised target's law; quantising the draft changes no law.
+        activations: of the target: "float32" computes exactly with a file's blocks; by default their products take activations rounded to
+            eight bits a block, as llama.cpp's do. The draft's are always rounded, which changes no distribution.
         cache_dtype: "bfloat16" keeps the target's keys and values in half of float32's memory, on the compiled path; what is read is rounded
             once, which makes another law.
         threads: that a compiled pass runs on; bits do not depend on it. None: the cores that are idle, one for small models.
@@ -139,7 +142,9 @@ class Engine(Loop):
         plain = drafter is None or drafter == "none"
         own: dict[str, Any] = options | {"max_num_seqs": max_num_seqs * build.slots(law), "tensor_parallel": tensor_parallel}
         own |= {"device_map": device_map}
-        model = load.load_model(target, quantization=quantization, cache_dtype=cache_dtype, plain=plain, **own)
+        model = load.load_model(
+            target, quantization=quantization, activations=activations, cache_dtype=cache_dtype, plain=plain, **own
+        )
         tokenizer = load.load_tokenizer(target)
         small, other, role = None, None, "draft"
         chosen = dict(law_options or {})
@@ -250,6 +255,8 @@ class Engine(Loop):
             "backend": type(self.target).__name__,
             "weight_format": getattr(self.target, "weight_format", None),
             "quantization_error": getattr(self.target, "quantization_error", None),
+            "activations": getattr(self.target, "activations", None),
+            "rounded_again": {name: sorted(formats) for name, formats in getattr(self.target, "rounded_again", {}).items()},
             "max_model_len": self.target.max_model_len,
             "max_num_seqs": self.target.max_num_seqs // build.slots(self.law),
             "cache_bytes": getattr(self.target, "cache_bytes", None),

@@ -13,7 +13,6 @@ from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadErro
 from polydraft.models import checkpoint
 from polydraft.models.checkpoint import Checkpoint
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.compiled.weights import Progress
 from polydraft.models.encoding import INTERRUPTIONS, Cuts, token_ids
 from polydraft.models.folder import as_device, as_dtype, load_module
 from polydraft.models.gguf import GgufFile, is_gguf
@@ -36,7 +35,6 @@ def load_model(
     backend: str = "auto",
     quantization: str | None = None,
     activations: str | None = None,
-    progress: Progress | None = None,
     cache_dtype: str | None = None,
     max_model_len: int | None = None,
     max_num_seqs: int = 8,
@@ -53,7 +51,7 @@ def load_model(
     quantization: "int8", "int4", "bfloat16" or "bfloat16-dot" matrices for the compiled path: less to do in a pass. It makes another model of a
         target, whose law is then followed; on a draft it costs nothing but acceptance.
     activations: "float32" computes exactly with blocks of integers; by default their products take activations rounded to eight bits a block, as
-        llama.cpp's do, which is faster.  progress: called with the bytes of weights that are packed, and those of all.
+        llama.cpp's do, which is faster.
     cache_dtype: "float32", or "bfloat16" for half the memory, of keys and values on the compiled path; another model, too.
     threads: that a compiled pass runs on; None: the physical cores that the process may use, one for small models.
     plain: the model will be used without drafts: one whose cache cannot be rolled back is then taken as it is.
@@ -76,7 +74,7 @@ def load_model(
     place = located(name)
     options: dict[str, Any] = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
     compiled: dict[str, Any] = {"quantization": quantization, "cache_dtype": cache_dtype or "float32", "threads": threads}
-    compiled |= {"activations": activations, "progress": progress}
+    compiled |= {"activations": activations}
     chosen = {"quantization": quantization, "activations": activations, "cache_dtype": cache_dtype}
     if tensor_parallel is not None or device_map is not None:
         _refuse_choices(

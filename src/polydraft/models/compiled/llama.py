@@ -28,7 +28,7 @@ from polydraft.models.compiled.layers import CHUNK, ModelArrays, Sizes, workspac
 from polydraft.models.compiled.products import BYTES, FORMATS
 from polydraft.models.compiled.proposals import CompiledProposals
 from polydraft.models.compiled.vectors import PANEL
-from polydraft.models.compiled.weights import Progress, packed_weights
+from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.slots import TREE_ROOM, special_ids
 from polydraft.models.supported import check_supported, context_length
 from polydraft.threads import MAX_THREADS, Pool, default_threads
@@ -49,7 +49,7 @@ class CompiledLlama(CompiledProposals):
         "int8", "int4": blocks of 32 inputs with one float16 scale, 8.5 or 4.5 bits a weight, Q8_0 and Q4_0 of GGUF files. Blocks of a
         file are used as they are, and rounded a second time only where they have more bits than that.
     activations: of products with blocks: "int8", rounded to eight bits with a scale for each 32, as llama.cpp does; "float32", as they
-        are. None: "int8".  progress: called with the bytes that are packed, and those of all.
+        are. None: "int8".
     cache_dtype: of keys and values, "float32" or "bfloat16": half the memory, each number rounded once; another model, too.
     threads: that a pass runs on; bits do not depend on it, and small models gain nothing. None: see `default_threads`.
     `weight_format` says how they are stored, `quantization_error` what that lost, relative to all matrices' norm; `rounded_again`
@@ -70,7 +70,6 @@ class CompiledLlama(CompiledProposals):
         max_num_seqs: int = 8,
         quantization: str | None = None,
         activations: str | None = None,
-        progress: Progress | None = None,
         cache_dtype: str = "float32",
         threads: int | None = 1,
     ) -> None:
@@ -106,7 +105,7 @@ class CompiledLlama(CompiledProposals):
             multiple=PANEL,
         )
         memory = new_memory(each, width, columns, self._lengths, cache_dtype)
-        made = packed_weights(taken, columns, quantization, integers=activations != "float32", progress=progress)
+        made = packed_weights(taken, columns, quantization, integers=activations != "float32")
         weights, self.weight_format, self.quantization_error, self.rounded_again = made
         self.activations = "int8" if any(w.rounding == BYTES for w in (weights.qkv, weights.down, weights.head)) else "float32"
         sizes = Sizes(

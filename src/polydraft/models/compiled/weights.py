@@ -18,8 +18,9 @@ from polydraft.models.compiled.layers import Weights
 from polydraft.models.compiled.products import BYTES, EXACT, FORMATS, Format, Packed
 from polydraft.models.compiled.vectors import LANES, PANEL
 from polydraft.models.memory import available_bytes
+from polydraft.progress import report
 
-__all__ = ["PackedModel", "Progress", "packed_weights"]
+__all__ = ["PackedModel", "packed_weights"]
 
 MATRICES = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -27,8 +28,6 @@ MATRICES = {
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
-Progress = Callable[[int, int], None]
-"""Told the bytes that are packed and those of all."""
 
 
 class PackedModel(NamedTuple):
@@ -142,9 +141,7 @@ def _exact(model: Checkpoint, names: Iterable[str]) -> bool:
     )
 
 
-def packed_weights(
-    model: Checkpoint, columns: int, quantization: str | None, *, integers: bool = True, progress: Progress | None = None
-) -> PackedModel:
+def packed_weights(model: Checkpoint, columns: int, quantization: str | None, *, integers: bool = True) -> PackedModel:
     """Pack a model's weights.
 
     columns: positions to prepare the rotation for.  integers: whether products with blocks take activations rounded to eight bits.
@@ -168,9 +165,8 @@ def packed_weights(
 
     matrices = {part: packer.packed(layers) for part, layers in names.items()}
     embed = _embedding(model, packer, matrices["head"])
-    lost, whole = _run(
-        packer.jobs, progress, sum(w.nbytes for w in {id(w.data): w for w in (*matrices.values(), embed)}.values())
-    )
+    size = sum(w.nbytes for w in matrices.values()) + (0 if embed is matrices["head"] else embed.nbytes)
+    lost, whole = _run(packer.jobs, str(model.config.name_or_path), size)
     cos, sin = rotary(model.config, columns, model.rope_factors)
     weights = Weights(
         embed=embed,
@@ -219,13 +215,12 @@ def _check_memory(model: Checkpoint, quantization: str | None) -> None:
         )
 
 
-def _run(jobs: Sequence[Callable[[], tuple[float, float]]], progress: Progress | None, total: int) -> tuple[float, float]:
+def _run(jobs: Sequence[Callable[[], tuple[float, float]]], name: str, total: int) -> tuple[float, float]:
     """Do all jobs, on all cores; returns what was lost, and of how much, summed."""
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     lost, whole = 0.0, 0.0
     with ThreadPoolExecutor(workers) as pool:
         for k, (error, size) in enumerate(pool.map(lambda job: job(), jobs), 1):
             lost, whole = lost + error, whole + size
-            if progress:
-                progress(total * k // len(jobs), total)
+            report(name, total * k // len(jobs), total)
     return lost, whole

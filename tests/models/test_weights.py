@@ -1,0 +1,111 @@
+"""Weights of a file in panels: as they are, mixed from tensor to tensor, rounded again only where that was asked for."""
+
+import pytest
+import torch
+import transformers as hf
+
+from polydraft.core import TokenTree
+from polydraft.errors import CapacityError
+from polydraft.models import checkpoint
+from polydraft.models.compiled import weights
+from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.gguf import GgufFile
+from polydraft.progress import reported_to
+from tests.models.gguf_files import logits, read_by_transformers, write
+from tests.support.closeness import assert_close
+
+IDS = [3, 1, 4, 1, 5, 9, 2, 6]
+MIXED = {"attn_v": "Q6_K", "attn_k": "Q5_0", "ffn_down": "Q3_K", "ffn_up": "F16", "token_embd": "Q5_K", "output": "Q8_0"}
+
+
+def mixed_file(path, **changed):
+    """A file whose tensors have different formats, by layer, too."""
+    sizes = {"vocab_size": 96, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    config = hf.Qwen2Config(
+        **sizes | {"num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": False} | changed
+    )
+    module = hf.AutoModelForCausalLM.from_config(config).eval()
+    for weight in module.parameters():
+        torch.nn.init.normal_(weight, 0.0, 0.08) if weight.ndim > 1 else torch.nn.init.normal_(weight, 1.0, 0.1)
+
+    def kind(name):
+        part = name.removeprefix("blk.").removesuffix(".weight").split(".")[-1]
+        return "Q4_K" if name.startswith("blk.1.") and part in ("attn_v", "ffn_down") else MIXED.get(part, "Q4_K")
+
+    return write(path, module, kind)
+
+
+def logits_of(model):
+    model.release([0])
+    return model.prefill([0], [IDS]).logits[0, 0]
+
+
+def test_formats_that_differ_from_tensor_to_tensor_are_kept(tmp_path):
+    path = mixed_file(tmp_path / "m.gguf")
+    model, file = CompiledLlama(checkpoint.of_file(GgufFile(path)), max_num_seqs=1, activations="float32"), GgufFile(path)
+    assert model.arrays.weights.down.formats == {"Q3_K", "Q4_K"}
+    assert {"Q4_K", "Q5_0", "Q6_K"} <= model.arrays.weights.qkv.formats
+    for layer in range(2):
+        parts = [file.read(f"model.layers.{layer}.self_attn.{part}_proj.weight") for part in "qkv"]
+        assert torch.equal(model.arrays.weights.qkv.matrix(layer, 512, 256), torch.cat(parts))
+    assert torch.equal(model.embed(torch.arange(96)), file.read("model.embed_tokens.weight"))
+    assert_close(logits_of(model), logits(read_by_transformers(path), IDS))
+
+
+def test_formats_that_differ_within_a_panel_are_widened_without_loss(tmp_path):
+    path = mixed_file(tmp_path / "m.gguf", num_attention_heads=32, num_key_value_heads=2, head_dim=8)
+    model, file = CompiledLlama(checkpoint.of_file(GgufFile(path)), max_num_seqs=1), GgufFile(path)
+    parts = [file.read(f"model.layers.0.self_attn.{part}_proj.weight") for part in "qkv"]
+    assert torch.equal(model.arrays.weights.qkv.matrix(0, 288, 256), torch.cat(parts))
+
+
+def test_rounded_activations_are_near_the_exact_ones_and_said(tmp_path):
+    path = mixed_file(tmp_path / "m.gguf")
+    exact, rounded = (
+        CompiledLlama(checkpoint.of_file(GgufFile(path)), max_num_seqs=1, activations=kind) for kind in ("float32", None)
+    )
+    assert (exact.activations, rounded.activations) == ("float32", "int8")
+    assert not torch.equal(logits_of(exact), logits_of(rounded))
+    assert_close(logits_of(rounded), logits_of(exact), share=0.05)
+
+
+def test_a_row_of_mixed_formats_has_the_same_bits_alone_and_among_others(tmp_path):
+    model = CompiledLlama(checkpoint.of_file(GgufFile(mixed_file(tmp_path / "m.gguf"))), max_num_seqs=2)
+    whole = model.score([0], TokenTree.chain(torch.tensor([IDS]))).logits[0]
+    for n, token in enumerate(IDS):
+        assert torch.equal(model.prefill([1], [[token]]).logits[0, 0], whole[n])
+
+
+def test_only_blocks_of_more_bits_are_rounded_again_and_said(tmp_path):
+    files = checkpoint.of_file(GgufFile(mixed_file(tmp_path / "m.gguf")))
+    model = CompiledLlama(files, max_num_seqs=1, quantization="int4")
+    assert model.rounded_again == {"Q4_0": {"Q5_0", "Q6_K", "Q8_0"}}
+    assert model.arrays.weights.out.formats == {"Q4_K"} and model.arrays.weights.head.formats == {"Q4_0"}
+    assert model.quantization_error > 0
+    kept = CompiledLlama(files, max_num_seqs=1, quantization="int8")
+    assert (kept.rounded_again, kept.arrays.weights.head.formats) == ({}, {"Q8_0"})
+
+
+def test_loading_reports_its_progress_in_bytes(tmp_path):
+    reports = []
+    with reported_to(lambda *report: reports.append(report)):
+        CompiledLlama(checkpoint.of_file(GgufFile(mixed_file(tmp_path / "m.gguf"))), max_num_seqs=1)
+    names, done, totals = zip(*reports, strict=True)
+    assert set(names) == {str(tmp_path / "m.gguf")} and len(set(totals)) == 1
+    assert list(done) == sorted(done) and done[-1] == totals[0]
+
+
+def test_weights_that_memory_does_not_hold_are_refused_with_both_numbers(tmp_path, monkeypatch):
+    files = checkpoint.of_file(GgufFile(mixed_file(tmp_path / "m.gguf")))
+    monkeypatch.setattr(weights, "available_bytes", lambda device: 2**18)
+    with pytest.raises(CapacityError, match=r"take 0\.00 GiB, and 0\.00 GiB"):
+        CompiledLlama(files, max_num_seqs=1)
+
+
+def test_read_weights_are_given_back_to_the_system(tmp_path):
+    file = GgufFile(mixed_file(tmp_path / "m.gguf"))
+    name = "model.layers.0.mlp.gate_proj.weight"
+    before = file.read(name)
+    file.forget([name])
+    assert torch.equal(file.read(name), before)
