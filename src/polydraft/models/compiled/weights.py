@@ -3,7 +3,6 @@
 Tensors are packed one by one, on all cores, from the mapped file into panels: in memory are the panels and a tensor or two.
 """
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from polydraft.models.compiled.products import BYTES, EXACT, FORMATS, Format, Pa
 from polydraft.models.compiled.vectors import LANES, PANEL
 from polydraft.models.memory import available_bytes
 from polydraft.progress import report
+from polydraft.threads import usable_cores
 
 __all__ = ["PackedModel", "packed_weights"]
 
@@ -217,9 +217,8 @@ def _check_memory(model: Checkpoint, quantization: str | None) -> None:
 
 def _run(jobs: Sequence[Callable[[], tuple[float, float]]], name: str, total: int) -> tuple[float, float]:
     """Do all jobs, on all cores; returns what was lost, and of how much, summed."""
-    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     lost, whole = 0.0, 0.0
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         for k, (error, size) in enumerate(pool.map(lambda job: job(), jobs), 1):
             lost, whole = lost + error, whole + size
             report(name, total * k // len(jobs), total)
