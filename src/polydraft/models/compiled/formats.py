@@ -296,7 +296,7 @@ def _pack_whole(raw: np.ndarray, out: np.ndarray) -> None:
         if value.ndim == 2:
             out[field] = value.reshape(P, LANES, K).transpose(0, 2, 1)
         else:
-            out[field] = value.reshape(P, LANES, K, -1).transpose(0, 2, 3, 1)
+            out[field] = value.reshape(P, LANES, K, value.shape[2]).transpose(0, 2, 3, 1)
     if name == "Q8_0":
         out["codes"] ^= np.uint32(0x80808080)
 
