@@ -166,7 +166,7 @@ def packed_weights(model: Checkpoint, columns: int, quantization: str | None, *,
     matrices = {part: packer.packed(layers) for part, layers in names.items()}
     embed = _embedding(model, packer, matrices["head"])
     size = sum(w.nbytes for w in matrices.values()) + (0 if embed is matrices["head"] else embed.nbytes)
-    lost, whole = _run(packer.jobs, str(model.config.name_or_path), size)
+    lost, whole = _run(packer.jobs, _name(model), size)
     cos, sin = rotary(model.config, columns, model.rope_factors)
     weights = Weights(
         embed=embed,
@@ -182,6 +182,10 @@ def packed_weights(model: Checkpoint, columns: int, quantization: str | None, *,
     )
     stored = ", ".join(sorted(set().union(*(w.formats for w in matrices.values()))))
     return PackedModel(weights, quantization or stored, (lost / whole) ** 0.5 if lost else 0.0, packer.rounded)
+
+
+def _name(model: Checkpoint) -> str:
+    return str(getattr(model.config, "name_or_path", "") or "the model")
 
 
 def _embedding(model: Checkpoint, packer: _Packer, head: Packed) -> Packed:
@@ -210,7 +214,7 @@ def _check_memory(model: Checkpoint, quantization: str | None) -> None:
     needed, free = int(sum(map(size, model.outlines))), available_bytes(torch.device("cpu"))
     if needed > free:
         raise CapacityError(
-            f"the weights of {str(model.config.name_or_path)!r} take {needed / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB of memory are free. "
+            f"the weights of {_name(model)!r} take {needed / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB of memory are free. "
             "Free some, or give a smaller model or a file of fewer bits."
         )
 
