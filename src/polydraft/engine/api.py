@@ -416,11 +416,12 @@ class Engine(Loop):
         """Give no more outputs to the inbox of a request; it runs on."""
         self._streams.pop(request_id, None)
 
-    def encode_chat(self, messages: Seq[Mapping[str, str]], *, parse_special: bool = False) -> list[int]:
+    def encode_chat(self, messages: Seq[Mapping[str, Any]], *, parse_special: bool = False, **options: Any) -> list[int]:
         """Token ids of a conversation that the model is to answer, through the tokenizer's own template.
 
-        messages: each with "role" ("system", "user" or "assistant") and "content"; the last one is not the assistant's.
+        messages: each with "role" (such as "system", "user" or "assistant") and "content"; the last one is not the assistant's.
         parse_special: special tokens in messages are control tokens, so that a message can open a turn of another role; False: they are text.
+        options: what else the template is given, such as `tools` and `enable_thinking`.
 
         Raises:
             InvalidInputError: no messages, a message without role or content, or no tokenizer.
@@ -434,11 +435,12 @@ class Engine(Loop):
                 f"the tokenizer of {self.summary()['target']!r} has no chat template: the model was not trained to converse. "
                 "Use a chat model, give the engine's tokenizer a chat_template, or use generate."
             )
-        self._check_bytes([message["content"] for message in messages])
-        cuts = None if parse_special else Cuts(self.tokenizer, messages)
-        said = [dict(message) if cuts is None else cuts.put(message) for message in messages]
+        given: dict[str, Any] = {"messages": [dict(message) for message in messages], **options}
+        self._check_bytes(given)
+        cuts = None if parse_special else Cuts(self.tokenizer, given)
+        said = given if cuts is None else cuts.put(given)
         try:
-            text = self.tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+            text = self.tokenizer.apply_chat_template(said.pop("messages"), tokenize=False, add_generation_prompt=True, **said)
         except Exception as error:  # a template is a program, and not ours
             raise IncompatibleError(
                 f"the chat template of {self.summary()['target']!r} refuses these messages: {error}. Change their roles or order."
@@ -461,7 +463,7 @@ class Engine(Loop):
                 f"a text of {given} bytes was given; the context holds {longest} tokens of at most {self._longest_token} bytes each. Shorten it."
             )
 
-    def chat(self, messages: Seq[Mapping[str, str]], params: SamplingParams | None = None) -> Result:
+    def chat(self, messages: Seq[Mapping[str, Any]], params: SamplingParams | None = None) -> Result:
         """The model's answer to a conversation; `stream(engine.encode_chat(messages))` gives it piece by piece.
 
         messages, errors: see `encode_chat`.  params: default `default_params(chat=True)`.  The text is in `result.text`; append it as the assistant's to go on.
@@ -469,7 +471,7 @@ class Engine(Loop):
         return self.generate([self.encode_chat(messages)], self.default_params(chat=True) if params is None else params)[0]
 
 
-def _check_messages(messages: Seq[Mapping[str, str]]) -> None:
+def _check_messages(messages: Seq[Mapping[str, Any]]) -> None:
     if isinstance(messages, str) or not messages:
         raise InvalidInputError(
             f"messages={messages!r} were given; expected a list such as [{{'role': 'user', 'content': 'Hello'}}] with at least one."

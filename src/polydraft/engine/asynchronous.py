@@ -131,7 +131,7 @@ class AsyncEngine:
         try:
             given = params or self.engine.default_params()
             if isinstance(given.structured_outputs, StructuredOutputs):
-                given = given.with_(structured_outputs=await self._compiled(given.structured_outputs))
+                given = given.with_(structured_outputs=await self.compile_grammar(given.structured_outputs))
             self._check_waiting(given.n * len(prompts))
             for index, prompt in enumerate(prompts):
                 result = self.engine.submit(prompt, given, index, mailbox, **asked)
@@ -155,8 +155,13 @@ class AsyncEngine:
             if unfinished:
                 self._abort(results)
 
-    async def _compiled(self, wanted: StructuredOutputs) -> ConstraintSource:
-        """A grammar, compiled in a thread of the pool for them; one that still waits there when its request is cancelled is never compiled."""
+    async def compile_grammar(self, wanted: StructuredOutputs) -> ConstraintSource:
+        """A form, ready to be the `structured_outputs` of requests. It is compiled in a thread of a pool; one that still waits when this is cancelled, never.
+
+        Raises:
+            BusyError: as many forms wait as may.
+            InvalidInputError, IncompatibleError: as of `Engine.compile_grammar`.
+        """
         if self._compiling >= MOST_COMPILING:
             raise BusyError(f"{self._compiling} grammars are being compiled, as many as may. Ask again later.")
         self._compiling += 1

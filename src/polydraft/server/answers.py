@@ -17,6 +17,7 @@ from polydraft.engine.sequence import Sample, TokenLogprob
 from polydraft.engine.stopping import REPLACEMENT, Detokenizer
 from polydraft.models.vocabulary import byte_alphabet
 from polydraft.server.errors import ApiError
+from polydraft.server.tools import CallParser, Piece, ToolCall
 
 LOWEST = -9999.0
 """Written for a log-probability of -inf, which JSON does not have."""
@@ -216,21 +217,53 @@ class Completion(Choices):
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
 
+@dataclass
 class Chat(Choices):
-    """Of /v1/chat/completions."""
+    """Of /v1/chat/completions. calls: whether tools may be called."""
+
+    calls: bool = False
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._parsers: dict[int, CallParser] = {}
+
+    def _read(self, index: int, text: str, last: bool) -> list[Piece]:
+        """What a text adds to a choice."""
+        if not self.calls:
+            return [Piece(content=text)]
+        return self._parsers.setdefault(index, CallParser()).push(text, last=last)
+
+    def _ended(self, index: int, output: StepOutput) -> dict[str, Any]:
+        end, parser = ended(output), self._parsers.get(index)
+        called = parser is not None and any(call.complete for call in parser.calls)
+        return {**end, "finish_reason": "tool_calls"} if called and end["finish_reason"] == "stop" else end
 
     def _choice(self, index: int, outputs: list[StepOutput]) -> dict[str, Any]:
         told = self._told(index, outputs)
         logprobs = self._logprobs(told) if outputs[-1].sample.logprobs is not None else None
-        message = {"role": "assistant", "content": "".join(output.text for output in outputs), "refusal": None}
-        return {"index": index, "message": message, "logprobs": logprobs, **ended(outputs[-1])}
+        text = "".join(output.text for output in outputs)
+        content = "".join(piece.content for piece in self._read(index, text, last=True))
+        calls = [_call(call) for call in self._parsers[index].calls if call.complete] if self.calls else []
+        message = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
+        message |= {"tool_calls": calls} if calls else {}
+        return {"index": index, "message": message, "logprobs": logprobs, **self._ended(index, outputs[-1])}
 
     def _delta(self, index: int, output: StepOutput, told: list[TokenLogprob], reader: Reader, first: bool) -> dict[str, Any]:
-        delta = ({"role": "assistant"} if first else {}) | {"content": output.text}
+        pieces = self._read(index, output.text, output.finished)
+        content, calls = "".join(piece.content for piece in pieces), dict[int, dict[str, Any]]()
+        for piece in pieces:
+            if piece.call is not None:
+                call = calls.setdefault(piece.call, {"index": piece.call, "function": {"arguments": ""}})
+                if piece.name is not None:
+                    call |= _call(self._parsers[index].calls[piece.call])
+                    call["function"]["arguments"] = ""
+                call["function"]["arguments"] += piece.arguments
+        delta: dict[str, Any] = ({"role": "assistant"} if first else {}) | ({"content": content} if content or not calls else {})
+        delta |= {"tool_calls": list(calls.values())} if calls else {}
         logprobs = self._logprobs(told) if output.sample.logprobs is not None else None
-        return {"index": index, "delta": delta, "logprobs": logprobs, **ended(output)}
+        return {"index": index, "delta": delta, "logprobs": logprobs, **self._ended(index, output)}
 
     def _logprobs(self, told: list[TokenLogprob]) -> dict[str, Any]:
         content = [
@@ -241,6 +274,10 @@ class Chat(Choices):
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         text, parts = token_text(self.tokenizer, token_id)
         return {"token": text, "logprob": _finite(logprob), "bytes": parts}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def check(output: StepOutput) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,8 @@ from starlette.staticfiles import StaticFiles
 from polydraft import __version__
 from polydraft.engine.asynchronous import AsyncEngine
 from polydraft.engine.output import StepOutput
-from polydraft.errors import IncompatibleError, PolydraftError
-from polydraft.params import SamplingParams
+from polydraft.errors import IncompatibleError, InvalidInputError, PolydraftError
+from polydraft.params import SamplingParams, StructuredOutputs
 from polydraft.plan.fixed import FixedPlan
 from polydraft.server import errors
 from polydraft.server.answers import Answer, Chat, Completion, check
@@ -37,8 +37,10 @@ from polydraft.server.protocol import (
     Sampled,
     Speculation,
     TokenizeRequest,
+    Tools,
 )
 from polydraft.server.responses import Responses, ResponsesRequest
+from polydraft.server.tools import call_grammar, described, knows_tools, marks_are_special
 
 log = logging.getLogger("polydraft.server")
 PAGE = Path(__file__).parent / "page"
@@ -193,10 +195,41 @@ class _Routes:
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
         given = await self._read(request, ChatRequest)
-        params = self._params(given, 1, chat=True)
-        ids = await self._encoded_chat(given.messages, given.parse_special)
-        answer = Chat(self._tokenizer, self.settings.model, [ids], params.n, given.speculation.trace)
+        params, tools = self._params(given, 1, chat=True), given.offered_tools()
+        ids = await self._encoded_chat(given.messages, given.parse_special, tools=tools, options=given.template_options())
+        params = await unless_gone(request, self._with_tools(params, tools))
+        if params is None:
+            return Response(status_code=GONE)
+        answer = Chat(self._tokenizer, self.settings.model, [ids], params.n, given.speculation.trace, calls=bool(tools.callable))
         return await self._answer(request, given, answer, params)
+
+    async def _with_tools(self, params: SamplingParams, tools: Tools) -> SamplingParams:
+        """With the grammar of the calls that may be made.
+
+        Raises:
+            ApiError: a schema that cannot be followed, by its place; another form beside the tools.
+        """
+        if not tools.callable:
+            return params
+        form, functions = params.structured_outputs, [function.model_dump() for function in tools.callable]
+        if form is not None and not (isinstance(form, StructuredOutputs) and form.kind.startswith("json")):
+            raise ApiError(
+                400, "tools were given beside a form of the text; expected response_format alone beside them.", param="tools"
+            )
+        grammar = call_grammar(functions, self._tokenizer, required=tools.required, parallel=tools.parallel, text=form)
+        try:
+            source = await self.engine.compile_grammar(grammar)
+        except InvalidInputError as error:
+            for number, function in enumerate(tools.functions):
+                try:
+                    await self.engine.compile_grammar(StructuredOutputs(json=function.parameters or {"type": "object"}))
+                except InvalidInputError as cause:
+                    place = f"tools.{number}.function.parameters"
+                    raise ApiError(400, f"{place}: {cause}", param=place) from cause
+            raise ApiError(400, str(error), param="tools") from error
+        return params.with_(
+            structured_outputs=source, skip_special_tokens=params.skip_special_tokens and not marks_are_special(self._tokenizer)
+        )
 
     async def responses(self, request: Request) -> Response:
         """Answer a text or a conversation."""
@@ -236,10 +269,25 @@ class _Routes:
     async def _encoded(self, prompt: str | list[int], parse_special: bool) -> list[int]:
         return await asyncio.to_thread(self.engine.engine.encode, prompt, parse_special=parse_special)
 
-    async def _encoded_chat(self, messages: Sequence[Message], parse_special: bool, param: str = "messages") -> list[int]:
-        plain = [message.plain() for message in messages]
+    async def _encoded_chat(
+        self,
+        messages: Sequence[Message],
+        parse_special: bool,
+        *,
+        tools: Tools | None = None,
+        options: Mapping[str, Any] | None = None,
+        param: str = "messages",
+    ) -> list[int]:
+        plain, more = [message.plain() for message in messages], dict(options or {})
+        if taken := more.keys() & {"messages", "conversation", "tools", "tokenize", "add_generation_prompt", "parse_special"}:
+            raise ApiError(400, f"chat_template_kwargs has {min(taken)!r}, which is not for it.", param="chat_template_kwargs")
+        offered = [function.described() for function in tools.functions] if tools else []
+        if knows_tools(getattr(self._tokenizer, "chat_template", None) or ""):
+            more |= {"tools": offered} if offered else {}
+        else:
+            plain = described(plain, offered)
         try:
-            return await asyncio.to_thread(self.engine.engine.encode_chat, plain, parse_special=parse_special)
+            return await asyncio.to_thread(self.engine.engine.encode_chat, plain, parse_special=parse_special, **more)
         except IncompatibleError as error:  # it names the model by its path
             told = str(error).replace(str(self.engine.engine.summary()["target"]), self.settings.model)
             raise ApiError(400, told, param=param) from error

@@ -4,10 +4,13 @@ Fields that change nothing here (`user`, `metadata`, ...) are read and dropped; 
 done what was not.
 """
 
+import json
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from polydraft import tree
 from polydraft.core import Budget
@@ -24,6 +27,12 @@ Text = Annotated[str, Field(min_length=1)]
 
 class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="null")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, body: Any) -> Any:
+        """A field that is null is as if it was not given."""
+        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
 
 
 class Speculation(Body):
@@ -109,6 +118,8 @@ class Sampled(Body, ABC):
     service_tier: Any = Field(None, exclude=True)
     safety_identifier: Any = Field(None, exclude=True)
     prompt_cache_key: Any = Field(None, exclude=True)
+    prediction: Any = Field(None, exclude=True)
+    verbosity: Any = Field(None, exclude=True)
 
     def params(self, defaults: SamplingParams) -> SamplingParams:
         """The engine's parameters. defaults: those of fields that are not given.
@@ -191,21 +202,142 @@ class TextPart(Body):
     text: str
 
 
+class Called(Body):
+    """arguments: JSON."""
+
+    name: str
+    arguments: str
+
+
+class Call(Body):
+    """One that the model made before."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: Called
+    index: Any = Field(None, exclude=True)
+
+
 class Message(Body):
-    role: Literal["system", "developer", "user", "assistant"]
+    """content: what is said; an assistant that called tools may say nothing.  tool_call_id: of the call whose result a tool's message is."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart]
     name: str | None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
 
-    def plain(self) -> dict[str, str]:
-        """As chat templates know it."""
+    refusal: Any = Field(None, exclude=True)
+    annotations: Any = Field(None, exclude=True)
+    audio: Any = Field(None, exclude=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_calls_alone(cls, body: Any) -> Any:
+        silent = isinstance(body, dict) and body.get("tool_calls") and body.get("content") is None
+        return {**body, "content": ""} if silent else body
+
+    def plain(self) -> dict[str, Any]:
+        """As chat templates know it.
+
+        Raises:
+            ApiError: arguments of a call that are no JSON object.
+        """
         content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": _called(call.function)} for call in self.tool_calls
+            ]
+        return message | ({"name": self.name, "tool_call_id": self.tool_call_id} if self.role == "tool" else {})
+
+
+def _called(call: Called) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise ApiError(
+            400,
+            f"the call of {call.name[:64]!r} has the arguments {call.arguments[:60]!r}; expected a JSON object.",
+            param="messages",
+        )
+    return {"name": call.name, "arguments": arguments}
+
+
+class Function(Body):
+    """strict: arguments always follow the schema here."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def described(self) -> dict[str, Any]:
+        """As templates tell it to the model."""
+        return {"type": "function", "function": self.model_dump(exclude={"strict", "type"}, exclude_none=True)}
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Body):
+    name: str
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: FunctionName
+
+
+Choice = Literal["none", "auto", "required"]
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What may be called in one answer. functions: all that the model is told of.  callable: those that it may call.  required: it has to."""
+
+    functions: Sequence[Function] = ()
+    callable: Sequence[Function] = ()
+    required: bool = False
+    parallel: bool = True
+
+    @classmethod
+    def of(cls, functions: Sequence[Function], choice: str | None, named: str | None, parallel: bool) -> "Tools":
+        """From the fields of a request. choice: auto where nothing is said.  named: the one that has to be called.
+
+        Raises:
+            ApiError: a call is asked for of a function that is not there, or of none.
+        """
+        names = [function.name for function in functions]
+        if len(set(names)) < len(names):
+            raise ApiError(400, f"tools has the names {', '.join(names)[:300]}; expected each once.", param="tools")
+        if named is not None and named not in names:
+            raise ApiError(
+                400,
+                f"tool_choice names {named[:64]!r}; expected one of tools: {', '.join(names)[:300] or 'there are none'}.",
+                param="tool_choice",
+            )
+        if choice == "required" and not names:
+            raise ApiError(400, "tool_choice is 'required' without tools; expected some to choose from.", param="tool_choice")
+        if choice == "none" or not names:
+            return cls()
+        chosen = [function for function in functions if named in (None, function.name)]
+        return cls(functions, chosen, choice == "required" or named is not None, parallel and named is None)
 
 
 class ChatRequest(Sampled):
     """Of /v1/chat/completions. parse_special: special tokens in messages are control tokens, and not text."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
+    tools: list[Tool] | None = None
+    tool_choice: Choice | NamedTool | None = None
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     parse_special: bool = False
     max_completion_tokens: int | None = None
     logprobs: bool | None = False
@@ -213,6 +345,17 @@ class ChatRequest(Sampled):
 
     def most_tokens(self) -> int:
         return super().most_tokens() if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def offered_tools(self) -> Tools:
+        """What may be called."""
+        named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+        choice = self.tool_choice if isinstance(self.tool_choice, str) else None
+        return Tools.of([tool.function for tool in self.tools or ()], choice, named, self.parallel_tool_calls)
+
+    def template_options(self) -> dict[str, Any]:
+        """What else the chat template is given."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return effort | (self.chat_template_kwargs or {})
 
     def most_logprobs(self) -> int | None:
         if self.top_logprobs and not self.logprobs:

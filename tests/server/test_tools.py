@@ -1,0 +1,256 @@
+"""Calls of tools: the grammar allows what fits the schemas alone, and the parser finds in any pieces what was written."""
+
+import json
+import random
+
+import openai
+import pytest
+
+from polydraft import StructuredOutputs
+from polydraft.engine.structured import Grammars
+from polydraft.models import load, pair
+from polydraft.server.tools import BEGIN, END, CallParser, call_grammar, described, knows_tools
+from tests.server.conftest import serving, small_engine
+
+ADD = {
+    "name": "add",
+    "parameters": {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "string"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    },
+}
+NOW = {"name": "now"}
+
+
+def call(name, arguments):
+    return f'{BEGIN}\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n{END}'
+
+
+def parsed(parts):
+    parser = CallParser()
+    pieces = [piece for i, part in enumerate(parts) for piece in parser.push(part, last=i == len(parts) - 1)]
+    streamed = {}
+    for piece in pieces:
+        if piece.call is not None:
+            name, arguments = streamed.get(piece.call, (None, ""))
+            streamed[piece.call] = (piece.name or name, arguments + piece.arguments)
+    assert [streamed[i] for i in range(len(streamed))] == [(c.name, c.arguments) for c in parser.calls]
+    return "".join(piece.content for piece in pieces), parser.calls
+
+
+AWKWARD = {"a": 'x"}]{', "b": [{"c": "\\"}, []], "d": "</tool_call>"}
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("text", ["", "Let me see.", "a < b <tool\n\nof "])
+def test_calls_are_found_whatever_pieces_they_come_in(seed, text):
+    rng = random.Random(seed)
+    whole = text + "\n" * bool(text) + call("add", AWKWARD) + "\n" + call("now", {})
+    cuts = sorted(rng.sample(range(len(whole)), 1 + seed))
+    content, calls = parsed([whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)])
+    assert content == text.rstrip() and [(c.name, json.loads(c.arguments), c.complete) for c in calls] == [
+        ("add", AWKWARD, True),
+        ("now", {}, True),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "plain", "a <tool", "ends in blanks \n", "<<tool_call", "{}"])
+def test_a_text_without_calls_is_content_and_nothing_of_it_is_lost(text):
+    assert parsed(list(text) or [""]) == (text, []) and parsed([text]) == (text, [])
+
+
+def test_a_call_that_is_broken_off_is_not_complete():
+    whole = call("add", {"a": 12, "b": "x"})
+    for length in range(len(whole)):
+        _, calls = parsed([whole[:length]])
+        assert not any(c.complete for c in calls) or whole[:length].count("}") >= 1
+    _, (cut,) = parsed([whole[: whole.index("12") + 1]])
+    assert (cut.name, cut.arguments, cut.complete) == ("add", '{"a": 1', False)
+
+
+@pytest.fixture(scope="module")
+def grammars():
+    tokenizer = load.load_tokenizer(str(pair.target_folder()))
+    return tokenizer, Grammars(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
+
+
+def allowed(grammars, form, text):
+    """Whether a text and then its end are allowed."""
+    tokenizer, compiled = grammars
+    constraint, ids = compiled.compiled(form).constraint(1), [0]
+    for token in [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]:
+        if not constraint.allowed(ids, [ids[-1]], [-1])[0, token]:
+            return False
+        ids.append(token)
+    return True
+
+
+GOOD, WRONG, UNKNOWN = call("add", {"a": 3}), call("add", {"a": "3"}), call("sub", {"a": 3})
+
+
+def test_required_calls_are_calls_of_the_tools_and_nothing_else(grammars):
+    one, several = (call_grammar([ADD, NOW], grammars[0], required=True, parallel=p) for p in (False, True))
+    for text in (GOOD, call("now", {}), call("add", {"a": -1, "b": "x"})):
+        assert (
+            allowed(grammars, one, text)
+            and allowed(grammars, several, f"{text}\n{GOOD}")
+            and not allowed(grammars, one, f"{text}\n{GOOD}")
+        )
+    for text in (WRONG, UNKNOWN, "", "text", f"text\n{GOOD}", call("now", {"x": 1}), GOOD[:-1]):
+        assert not allowed(grammars, one, text) and not allowed(grammars, several, text)
+
+
+def test_an_answer_is_free_until_it_opens_a_call(grammars):
+    auto = call_grammar([ADD, NOW], grammars[0], required=False, parallel=True)
+    for text in ("text", "a < b <tool", GOOD, f"text\n{GOOD}", f"text {GOOD}\n{call('now', {})}"):
+        assert allowed(grammars, auto, text), text
+    for text in (f"text {WRONG}", UNKNOWN, f"a {BEGIN} b", f"{GOOD}\n{WRONG}"):
+        assert not allowed(grammars, auto, text), text
+
+
+def test_an_answer_is_json_of_a_schema_or_calls(grammars):
+    form = StructuredOutputs(
+        json={"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"], "additionalProperties": False}
+    )
+    both = call_grammar([ADD], grammars[0], required=False, parallel=False, text=form)
+    assert allowed(grammars, both, '{"x": true}') and allowed(grammars, both, GOOD)
+    assert not allowed(grammars, both, "text") and not allowed(grammars, both, '{"x": 1}')
+
+
+def test_a_template_without_tools_is_told_of_them_in_its_own_messages():
+    assert knows_tools("{% if tools %}<tool_call>{% endif %}") and not knows_tools("{% for m in messages %}{% endfor %}")
+    assert not knows_tools("tools <tool_call><function=x>")
+    said = [
+        {"role": "user", "content": "1 + 2?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}],
+        },
+        {"role": "tool", "content": "3"},
+    ]
+    system, user, assistant, result = described(said, [{"type": "function", "function": ADD}])
+    assert json.dumps(ADD) in system["content"] and user == said[0]
+    assert assistant["content"] == call("add", {"a": 1}) and result == {
+        "role": "user",
+        "content": "<tool_response>\n3\n</tool_response>",
+    }
+    assert described([{"role": "system", "content": "Be kind."}, said[0]], [])[0]["content"] == "Be kind."
+
+
+TOOLS = [{"type": "function", "function": {**ADD, "description": "Sum."}}, {"type": "function", "function": NOW}]
+ASK = {"model": "small", "messages": [{"role": "user", "content": "1 + 2?"}], "tools": TOOLS, "max_tokens": 120, "seed": 4}
+
+
+def streamed(served, **asked):
+    """Content, calls and end of a stream, put together as a client does."""
+    content, calls, end = "", {}, None
+    for chunk in served.openai.chat.completions.create(**asked, stream=True):
+        (choice,) = chunk.choices
+        content, end = content + (choice.delta.content or ""), choice.finish_reason or end
+        for part in choice.delta.tool_calls or ():
+            call = calls.setdefault(part.index, {"id": None, "name": None, "arguments": ""})
+            call["id"], call["name"] = part.id or call["id"], part.function.name or call["name"]
+            call["arguments"] += part.function.arguments or ""
+    return content, calls, end
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}], ids=str)
+def test_calls_that_are_asked_for_fit_their_schemas_whole_and_streamed(served, choice):
+    for seed in range(4):
+        asked = {**ASK, "tool_choice": choice, "seed": seed, "parallel_tool_calls": False}
+        (found,) = served.openai.chat.completions.create(**asked).choices
+        (made,) = found.message.tool_calls
+        content, (part,), end = (lambda c, p, e: (c, list(p.values()), e))(*streamed(served, **asked))
+        arguments = json.loads(made.function.arguments)
+        assert found.finish_reason == end == "tool_calls" and not found.message.content and not content
+        assert (part["name"], part["arguments"]) == (made.function.name, made.function.arguments) and part["id"].startswith(
+            "call_"
+        )
+        assert (made.function.name == "add" and type(arguments["a"]) is int) or (choice == "required" and arguments == {})
+
+
+def test_a_conversation_goes_on_with_calls_and_results(served):
+    (first,) = served.openai.chat.completions.create(**ASK, tool_choice="required", parallel_tool_calls=False).choices
+    made = first.message.tool_calls[0]
+    messages = [*ASK["messages"], first.message.model_dump(), {"role": "tool", "tool_call_id": made.id, "content": "3"}]
+    prompts = [served.post("/tokenize", messages=m).json()["tokens"] for m in (ASK["messages"], messages)]
+    texts = [served.post("/detokenize", tokens=p).json()["prompt"] for p in prompts]
+    assert f'<tool_call>\n{{"name": "{made.function.name}"' in texts[1] and "<tool_response>\n3\n</tool_response>" in texts[1]
+    answered = served.openai.chat.completions.create(**{**ASK, "messages": messages, "tool_choice": "none"})
+    assert answered.choices[0].message.tool_calls is None and answered.usage.prompt_tokens == len(prompts[1])
+
+
+def test_a_call_that_max_tokens_breaks_off_is_none(served):
+    (found,) = served.openai.chat.completions.create(**{**ASK, "max_tokens": 14}, tool_choice="required").choices
+    assert found.finish_reason == "length" and found.message.tool_calls is None
+    assert streamed(served, **{**ASK, "max_tokens": 14}, tool_choice="required")[2] == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "sub"}}},
+            "tool_choice names 'sub'; expected one of tools: add, now",
+        ),
+        ({"tools": [], "tool_choice": "required"}, "'required' without tools"),
+        ({"tools": [TOOLS[0], TOOLS[0]]}, "expected each once"),
+        (
+            {"tools": [TOOLS[1], {"type": "function", "function": {"name": "x", "parameters": {"type": "thing"}}}]},
+            "tools.1.function.parameters: .*Invalid type",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"extra_body": {"guided_regex": "x"}}, "beside a form of the text"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content"),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{"}}]},
+                    *ASK["messages"],
+                ]
+            },
+            "expected a JSON object",
+        ),
+        ({"extra_body": {"chat_template_kwargs": {"tools": []}}}, "'tools', which is not for it"),
+    ],
+    ids=lambda x: str(x)[:40] if isinstance(x, dict) else "",
+)
+def test_wrong_tools_are_refused_with_their_place(served, change, said, stream):
+    with pytest.raises(openai.BadRequestError, match=said):
+        served.openai.chat.completions.create(**{**ASK, **change}, stream=stream)
+
+
+def test_fields_that_clients_send_and_that_change_nothing_are_taken(served):
+    plain = {name: value for name, value in ASK.items() if name != "tools"}
+    text = served.openai.chat.completions.create(**plain).choices[0].message.content
+    nothing = dict.fromkeys(
+        ["tools", "tool_choice", "functions", "stop", "response_format", "stream_options", "audio", "n", "top_p", "min_tokens"]
+    )
+    for more in (
+        nothing,
+        {"tools": []},
+        {"tool_choice": "none"},
+        {"tools": TOOLS, "tool_choice": "none"},
+        {"store": False, "metadata": {"a": "b"}},
+        {
+            "reasoning_effort": "low",
+            "chat_template_kwargs": {"enable_thinking": False},
+            "prediction": {"type": "content", "content": "x"},
+        },
+    ):
+        found = served.post("/v1/chat/completions", **plain, **more)
+        assert found.status_code == 200, found.text
+        assert found.json()["choices"][0]["message"]["content"] == text
+
+
+def test_what_the_template_is_given_reaches_it(served):
+    engine = small_engine()
+    engine.tokenizer.chat_template = "{% if tools %}<tool_call>{{ tools[0].function.name }}{% endif %}{{ mood }}{{ reasoning_effort }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    with serving(engine) as native:
+        asked = {**ASK, "max_tokens": 1, "reasoning_effort": "low", "chat_template_kwargs": {"mood": "calm "}}
+        found = native.post("/v1/chat/completions", **asked).json()
+    assert found["usage"]["prompt_tokens"] == len(engine.tokenizer("<tool_call>addcalm low1 + 2?")["input_ids"])
