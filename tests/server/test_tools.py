@@ -29,7 +29,7 @@ def call(name, arguments):
 
 
 def parsed(parts):
-    parser = CallParser()
+    parser = CallParser(["add", "now"])
     pieces = [piece for i, part in enumerate(parts) for piece in parser.push(part, last=i == len(parts) - 1)]
     streamed = {}
     for piece in pieces:
@@ -54,6 +54,21 @@ def test_calls_are_found_whatever_pieces_they_come_in(seed, text):
         ("add", AWKWARD, True),
         ("now", {}, True),
     ]
+
+
+BARE = '{\n  "name": "add",\n  "arguments": {\n    "a": 3\n  }\n}'
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("whole", [BARE, f"```json\n{BARE}\n```", BARE.replace("arguments", "parameters"), f"```\n{BARE}\n```\n"])
+@pytest.mark.parametrize("text", ["", 'Like {"name": "Bob", "x": 1}, or `{`:'])
+def test_a_call_without_marks_is_found_where_it_names_a_tool(seed, whole, text):
+    rng, said = random.Random(seed), f"{text}\n{whole}" if text else whole
+    cuts = sorted(rng.sample(range(len(said)), 1 + seed))
+    content, (made,) = parsed([said[a:b] for a, b in zip([0, *cuts], [*cuts, len(said)], strict=True)])
+    assert content == text and (made.name, json.loads(made.arguments), made.complete) == ("add", {"a": 3}, True)
+    other = said.replace('"add"', '"bob"')
+    assert parsed(list(other)) == (other, [])
 
 
 @pytest.mark.parametrize("text", ["", "plain", "a <tool", "ends in blanks \n", "<<tool_call", "{}"])
@@ -106,7 +121,23 @@ def test_an_answer_is_free_until_it_opens_a_call(grammars):
     auto = call_grammar([ADD, NOW], grammars[0], required=False, parallel=True)
     for text in ("text", "a < b <tool", GOOD, f"text\n{GOOD}", f"text {GOOD}\n{call('now', {})}"):
         assert allowed(grammars, auto, text), text
-    for text in (f"text {WRONG}", UNKNOWN, f"a {BEGIN} b", f"{GOOD}\n{WRONG}"):
+    for text in (
+        BARE,
+        f"```json\n{BARE}\n```",
+        f"So:\n{BARE}",
+        BARE.replace('"add"', '"bob"'),
+        '{"name": "Bob"}',
+        "```python\nx = {}\n```\nDone.",
+    ):
+        assert allowed(grammars, auto, text), text
+    for text in (
+        BARE.replace("3", '"3"'),
+        f"```json\n{BARE}\n``` more",
+        f"text {WRONG}",
+        UNKNOWN,
+        f"a {BEGIN} b",
+        f"{GOOD}\n{WRONG}",
+    ):
         assert not allowed(grammars, auto, text), text
 
 

@@ -5,7 +5,7 @@ the output's own tokens and of the log-probabilities at their positions, which a
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from time import time
@@ -219,9 +219,9 @@ class Completion(Choices):
 
 @dataclass
 class Chat(Choices):
-    """Of /v1/chat/completions. calls: whether tools may be called."""
+    """Of /v1/chat/completions. tools: names of those that may be called."""
 
-    calls: bool = False
+    tools: Collection[str] = ()
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
@@ -231,9 +231,9 @@ class Chat(Choices):
 
     def _read(self, index: int, text: str, last: bool) -> list[Piece]:
         """What a text adds to a choice."""
-        if not self.calls:
+        if not self.tools:
             return [Piece(content=text)]
-        return self._parsers.setdefault(index, CallParser()).push(text, last=last)
+        return self._parsers.setdefault(index, CallParser(self.tools)).push(text, last=last)
 
     def _ended(self, index: int, output: StepOutput) -> dict[str, Any]:
         end, parser = ended(output), self._parsers.get(index)
@@ -245,7 +245,7 @@ class Chat(Choices):
         logprobs = self._logprobs(told) if outputs[-1].sample.logprobs is not None else None
         text = "".join(output.text for output in outputs)
         content = "".join(piece.content for piece in self._read(index, text, last=True))
-        calls = [_call(call) for call in self._parsers[index].calls if call.complete] if self.calls else []
+        calls = [_call(call) for call in self._parsers[index].calls if call.complete] if self.tools else []
         message = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
         message |= {"tool_calls": calls} if calls else {}
         return {"index": index, "message": message, "logprobs": logprobs, **self._ended(index, outputs[-1])}

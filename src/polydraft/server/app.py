@@ -200,7 +200,14 @@ class _Routes:
         params = await unless_gone(request, self._with_tools(params, tools))
         if params is None:
             return Response(status_code=GONE)
-        answer = Chat(self._tokenizer, self.settings.model, [ids], params.n, given.speculation.trace, calls=bool(tools.callable))
+        answer = Chat(
+            self._tokenizer,
+            self.settings.model,
+            [ids],
+            params.n,
+            given.speculation.trace,
+            tools=[function.name for function in tools.callable],
+        )
         return await self._answer(request, given, answer, params)
 
     async def _with_tools(self, params: SamplingParams, tools: Tools) -> SamplingParams:

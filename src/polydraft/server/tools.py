@@ -7,12 +7,13 @@ Calls are written as Hermes and Qwen models do, each as a JSON object between tw
     </tool_call>
 
 A template that knows this form is given the tools. For any other the tools stand in the system message, and calls and results in the
-messages that the template knows. Arguments follow the schema of their tool at every drafted token, whichever model it is.
+messages that the template knows. Models that were not trained on the marks write the object alone or in a block of code: where that names
+one of the tools, it is a call, and the last one of an answer. Arguments follow the schema of their tool at every drafted token.
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
@@ -26,6 +27,10 @@ __all__ = ["BEGIN", "END", "CallParser", "ToolCall", "call_grammar", "described"
 BEGIN, END = "<tool_call>", "</tool_call>"
 HEAD = re.compile(r'\s*\{"name": ("(?:[^"\\]|\\.)*"), "arguments": ')
 """What stands between the first mark and the arguments."""
+BARE = re.compile(r'(?:```(?:json)?\s*)?\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+"""What stands before the arguments of a call without marks."""
+BLANKS = {"whitespace_pattern": r"[ \n]{0,40}"}
+"""How JSON is written in a call without marks: as the model likes."""
 DESCRIPTION = """# Tools
 
 You may call one or more functions to assist with the user query.
@@ -101,11 +106,60 @@ def call_grammar(
         start = f"start: {begin} body {more}"
     elif text is not None:
         start = f"start: {begin} body {more} | %json {json.dumps(_schema({'type': 'object'} if text.json_object else text.json))}"
-    elif as_token:
-        start = f"start: TEXT | TEXT? {begin} body {more}\nTEXT: /(.|\\n)+/"
     else:
-        start = f"start: TEXT | opened body {more}\nTEXT: /(.|\\n)+/\nopened[lazy]: /(.|\\n)*/ {begin}"
+        bare = [_bare(number, function) for number, function in enumerate(functions)]
+        start = f"start: TEXT | {f'TEXT? {begin}' if as_token else 'opened'} body {more} | " + " | ".join(
+            f"b{number}" for number in range(len(bare))
+        )
+        rules += [*bare, r"TEXT: /(.|\n)+/", "" if as_token else rf"opened[lazy]: /(.|\n)*/ {begin}"]
     return StructuredOutputs(grammar="\n".join([start, f"body: {body}", *rules]))
+
+
+def _bare(number: int, function: Mapping[str, Any]) -> str:
+    """Rules of a call without marks, behind any text."""
+    name = re.escape(function["name"])
+    opening = rf'/(.|\n)*\{{\s*"name"\s*:\s*"{name}"\s*,\s*"(arguments|parameters)"\s*:/'
+    schema = json.dumps(_schema(function.get("parameters")) | {"x-guidance": BLANKS})
+    closing = r"/[ \n]{0,40}\}([ \n]{0,4}```)?\n?/"
+    return f"o{number}[lazy]: {opening}\nb{number}: o{number} /[ \\n]{{0,40}}/ %json {schema} {closing}"
+
+
+STEPS = ("```", "json", "{", '"name"', ":", None, ",", ('"arguments"', '"parameters"'), ":", "{")
+"""Of `BARE`, between blanks; None is a name."""
+
+
+def _last_opening(text: str) -> int:
+    """Where a call without marks may have begun, of which the text has only a part; else the text's end.
+
+    Example:
+        >>> _last_opening('so: {"name": "ad'), _last_opening('{"names": 1} end'), _last_opening("x = {1}\\n``")
+        (4, 16, 8)
+    """
+    candidates = (m.start() for m in re.finditer(r"`+|\{", text))
+    return next((at for at in candidates if _may_open(text[at:])), len(text))
+
+
+def _may_open(text: str) -> bool:
+    """Whether a call without marks begins as this text does."""
+    for step in STEPS:
+        text = text.lstrip()
+        if not text:
+            return True
+        if step is None:
+            name = re.match(r'"(?:[^"\\]|\\.)*("|$)', text)
+            if name is None:
+                return False
+            text = text[name.end() :]
+            continue
+        choices = (step,) if isinstance(step, str) else step
+        whole = next((choice for choice in choices if text.startswith(choice)), None)
+        if whole is not None:
+            text = text[len(whole) :]
+        elif any(choice.startswith(text) for choice in choices):
+            return True
+        elif step not in ("```", "json"):
+            return False
+    return False
 
 
 def _head(name: str) -> str:
@@ -138,10 +192,10 @@ class Piece:
 
 
 class CallParser:
-    """The content and the calls of one answer, from its text in pieces of any length.
+    """The content and the calls of one answer, from its text in pieces of any length. names: of the tools, which calls without marks have.
 
     Example:
-        >>> parser = CallParser()
+        >>> parser = CallParser(["add"])
         >>> parts = 'Let me see.\\n<tool_', 'call>\\n{"name": "add", "arguments": {"a": ', '1}}\\n</tool_call>'
         >>> [(piece.content, piece.name, piece.arguments) for part in parts for piece in parser.push(part)]
         [('Let me see.', None, ''), ('', 'add', ''), ('', None, '{"a": '), ('', None, '1}')]
@@ -149,8 +203,8 @@ class CallParser:
         True
     """
 
-    def __init__(self) -> None:
-        self.calls: list[ToolCall] = []
+    def __init__(self, names: Collection[str] = ()) -> None:
+        self._names, self.calls = names, list[ToolCall]()
         self._text, self._state = "", self._content
         self._depth, self._quoted, self._escaped = 0, False, False
 
@@ -168,10 +222,16 @@ class CallParser:
 
     def _content(self) -> Piece | None:
         before, mark, behind = self._text.partition(BEGIN)
+        bare = next((m for m in BARE.finditer(before) if json.loads(m[1]) in self._names), None)
+        if bare is not None:
+            content, self._text = "" if self.calls else before[: bare.start()].rstrip(), self._text[bare.end() :]
+            self._open(json.loads(bare[1]))
+            return Piece(content, len(self.calls) - 1, self.calls[-1].name)
         if mark:
             self._text, self._state = behind, self._head
             return Piece(content="" if self.calls else before.rstrip())
         held = next((n for n in range(min(len(BEGIN) - 1, len(before)), 0, -1) if before.endswith(BEGIN[:n])), 0)
+        held = max(held, len(before) - _last_opening(before)) if self._names else held
         ready = before[: len(before) - held].rstrip()  # blanks before a call are none of the content
         if not ready or self.calls:
             return None
@@ -182,10 +242,13 @@ class CallParser:
         head = HEAD.match(self._text)
         if head is None:
             return None
-        self.calls.append(ToolCall(json.loads(head[1])))
-        self._text, self._state = self._text[head.end() :], self._arguments
-        self._depth, self._quoted, self._escaped = 0, False, False
+        self._text = self._text[head.end() :]
+        self._open(json.loads(head[1]))
         return Piece(call=len(self.calls) - 1, name=self.calls[-1].name)
+
+    def _open(self, name: str) -> None:
+        self.calls.append(ToolCall(name))
+        self._state, self._depth, self._quoted, self._escaped = self._arguments, 0, False, False
 
     def _arguments(self) -> Piece | None:
         if not self._text or self.calls[-1].complete:
