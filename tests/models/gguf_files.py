@@ -14,7 +14,7 @@ def _as_written(arch, config, name, weight):
     """A weight as llama.cpp's converter changes it."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     part = name.split(".")[-2]
-    if arch == "llama" and part in heads:
+    if arch in ("llama", "smollm3") and part in heads:
         halves = weight.reshape(heads[part], 2, weight.shape[0] // heads[part] // 2, -1)
         return halves.swapaxes(1, 2).reshape(weight.shape)
     return weight + 1 if arch.startswith("gemma") and "norm" in name else weight
@@ -45,12 +45,12 @@ def write(path, module, kind="F32", *, arch=None, tokenizer=None, rope_factors=N
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_rope_dimension_count(width)
+    writer.add_rope_dimension_count(int(width * (config.rope_parameters.get("partial_rotary_factor") or 1)))
     writer.add_key_length(width)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     ropes = config.rope_parameters
     writer.add_rope_freq_base(ropes.get("rope_theta") or ropes["full_attention"]["rope_theta"])
-    if arch in ("gemma2", "gemma3"):
+    if getattr(config, "sliding_window", None) and arch in ("gemma2", "gemma3", "phi3"):
         writer.add_sliding_window(config.sliding_window)
     for key, value in settings.items():
         add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]

@@ -16,7 +16,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from polydraft import Engine, SamplingParams
 from polydraft.bench.llama_cpp import write_gguf
-from polydraft.errors import ModelLoadError
+from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.models import checkpoint, hub, pair
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.config import ModelConfig
@@ -47,10 +47,14 @@ FAMILIES = {
 def small(name, **changed):
     config = FAMILIES[name].__class__(**{**FAMILIES[name].to_dict(), **changed})
     torch.manual_seed(0)
-    made = hf.AutoModelForCausalLM.from_config(config).eval()
-    for weight in made.parameters():
+    return filled(hf.AutoModelForCausalLM.from_config(config).eval())
+
+
+def filled(module):
+    """The module with weights that matter."""
+    for weight in module.parameters():
         torch.nn.init.normal_(weight, 0.0, 0.08) if weight.ndim > 1 else torch.nn.init.normal_(weight, 1.0, 0.1)
-    return made
+    return module
 
 
 def row(target):
@@ -88,6 +92,47 @@ def test_a_file_of_the_first_gemma_is_the_model_that_was_written(tmp_path):
     exact = load_model(write(tmp_path / "f.gguf", module), device="cpu", max_num_seqs=1)
     assert_close(row(exact), logits(module, IDS))
     assert_close(row(target), logits(module, IDS), share=0.05)  # eight bits a weight
+
+
+PHI3 = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+FUSED_OR_UNROTATED = {
+    "phi3": hf.Phi3Config(**SIZES, **PHI3),
+    "phi3 whose window holds all": hf.Phi3Config(**SIZES, **PHI3, sliding_window=128),
+    "phi3 of partial rotation": hf.Phi3Config(
+        **SIZES, **PHI3, rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.75}
+    ),
+    "smollm3": hf.SmolLM3Config(**{**SIZES, **PHI3, "num_hidden_layers": 5}),
+}
+
+
+@pytest.mark.parametrize("name", FUSED_OR_UNROTATED)
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_K"])
+def test_files_of_phi_and_smollm3_are_the_models_that_were_written(tmp_path, name, kind):
+    torch.manual_seed(0)
+    module = filled(hf.AutoModelForCausalLM.from_config(FUSED_OR_UNROTATED[name]).eval())
+    path = write(tmp_path / "m.gguf", module, kind)
+    compiled, read = name in ("phi3", "phi3 whose window holds all"), GgufFile(path).module()
+    exact = {"activations": "float32"} if compiled else {}
+    target = load_model(path, device="cpu", max_num_seqs=1, **exact)
+    assert isinstance(target, CompiledLlama) == compiled
+    if kind == "F32":
+        assert_close(logits(read, IDS), logits(module, IDS))
+    assert_close(row(target), logits(read, IDS))
+
+
+def test_factors_of_long_and_short_contexts_in_a_file_are_those_of_phi3(tmp_path):
+    short, long = ([1.0 + i / scale for i in range(32)] for scale in (64, 4))
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": short, "long_factor": long}
+    config = hf.Phi3Config(**SIZES, **PHI3, original_max_position_embeddings=32, rope_parameters=rope)
+    module = filled(hf.AutoModelForCausalLM.from_config(config).eval())
+    more = [(f"rope_factors_{name}.weight", np.array(x, np.float32)) for name, x in (("short", short), ("long", long))]
+    path = write(tmp_path / "m.gguf", module, more=more, rope__scaling__original_context_length=32)
+    read = GgufFile(path).module()
+    for ids in (IDS, IDS * 8):
+        assert_close(logits(read, ids), logits(module, ids))
+    with pytest.raises(ModelLoadError, match="rotary frequencies change once a sequence"):
+        load_model(path, device="cpu", max_num_seqs=1)
+    assert_close(row(load_model(path, device="cpu", max_num_seqs=1, max_model_len=32)), logits(module, IDS))
 
 
 def test_an_output_that_is_not_the_embedding_and_biases_of_a_llama_are_read(tmp_path):
@@ -134,13 +179,14 @@ def test_settings_are_those_that_transformers_reads_of_them(tmp_path, name):
         if field.name == "rope_parameters":
             theirs = theirs.get("full_attention", theirs)
             theirs = {key: theirs[key] for key in mine}
-        if not (name.startswith("gemma") and field.name == "hidden_act"):
+        if not (name.startswith("gemma") and field.name in ("hidden_act", "sliding_window")):
             assert mine == theirs or (mine, theirs) == (False, None), field.name
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_names_of_weights_are_those_of_the_gguf_package(tmp_path, architecture):
-    module = hf.AutoModelForCausalLM.from_config(hf.GemmaConfig(**WIDE)) if architecture == "gemma" else small(architecture)
+    configs = {"gemma": hf.GemmaConfig(**WIDE), **FUSED_OR_UNROTATED}
+    module = hf.AutoModelForCausalLM.from_config(configs[architecture]) if architecture in configs else small(architecture)
     file = GgufFile(write(tmp_path / "m.gguf", module))
     theirs = gguf.get_tensor_name_map(writer_arch(architecture), file.config.num_hidden_layers)
     for name in module.state_dict():
@@ -234,6 +280,29 @@ def test_a_target_of_the_table_is_drafted_by_the_model_that_the_table_has_for_it
     for drafter, expected in (("ngram", "ngram"), (None, None), ("none", None)):
         assert Engine.from_pretrained("large", drafter=drafter, **options).summary()["drafter"] == expected
     assert Engine.from_pretrained("little", **options).summary()["drafter"] == "ngram"
+
+
+def test_a_draft_file_of_another_vocabulary_is_refused_with_the_first_token_that_differs(tmp_path):
+    def other_words(writer):
+        words_with_a_template(Renamed(writer))
+
+    target = write(tmp_path / "m.gguf", small("llama"), tokenizer=words_with_a_template)
+    draft = write(tmp_path / "d.gguf", small("llama"), tokenizer=other_words)
+    with pytest.raises(IncompatibleError, match=r"2 tokens differ, the first is 'c', id 2 in the target and None in the draft"):
+        Engine.from_pretrained(target, draft=draft, device="cpu", max_num_seqs=1)
+
+
+class Renamed:
+    """A writer that spells the third token otherwise."""
+
+    def __init__(self, writer):
+        self._writer = writer
+
+    def add_token_list(self, tokens):
+        self._writer.add_token_list([*tokens[:2], "z", *tokens[3:]])
+
+    def __getattr__(self, name):
+        return getattr(self._writer, name)
 
 
 def refused(path, *words):

@@ -200,8 +200,9 @@ def sentencepiece_file(path: Path, architecture: str = "llama", **more: bool) ->
     return write(path, architecture, fill)
 
 
-def test_ids_of_a_sentencepiece_file_are_those_of_transformers(tmp_path):
-    path = sentencepiece_file(tmp_path / "m.gguf")
+@pytest.mark.parametrize("architecture", ["llama", "phi3"])
+def test_ids_of_a_sentencepiece_file_are_those_of_transformers(tmp_path, architecture):
+    path = sentencepiece_file(tmp_path / "m.gguf", architecture)
     ours, theirs = load_tokenizer(str(path)), by_transformers(path)
     same(ours, theirs)
     assert ours("self is")["input_ids"] == theirs("self is")["input_ids"]

@@ -50,7 +50,7 @@ def list_models(as_json: given.AsJson = False) -> None:
         )
         for r in rows
     ]
-    output(220).print(grid(head, cells, left=("model", "licence", "source", "SHA-256", "draft", "here")))
+    output(280).print(grid(head, cells, left=("model", "licence", "source", "SHA-256", "draft", "here")))
 
 
 @app.command()

@@ -31,6 +31,7 @@ class ModelConfig:
     bos_token_id: int | None
     eos_token_id: list[int] | None
     pad_token_id: int | None
+    sliding_window: int | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
     hidden_act: str = "silu"

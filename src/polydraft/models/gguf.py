@@ -42,8 +42,14 @@ ARCHITECTURES = {
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
+    "phi3": "phi3",  # Phi-4, too
+    "smollm3": "smollm3",
 }
 """Those that are read, with transformers' names of them."""
+COMPILED_AS = {"phi3": "mistral"}
+"""Architectures that are another one with the rows of some matrices below one another."""
+INTERLEAVED = ("llama", "smollm3")
+"""Whose files have the two halves of a rotation side by side in the rows of queries and keys."""
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
 """Number formats that are read."""
 LAYOUTS = {
@@ -84,6 +90,8 @@ PARTS = {
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -96,7 +104,8 @@ GEMMA_PARTS = {
 }
 """Where the second and third Gemma differ."""
 ROPE_FACTORS = "rope_freqs.weight"
-GENERAL = ("model_type", "attention_bias", "mlp_bias", "hidden_act")
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+GENERAL = ("model_type", "attention_bias", "mlp_bias", "hidden_act", "sliding_window")
 """Settings that transformers' configurations of the architectures have of themselves."""
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 """Their 27B models scale queries by the width of the model over its heads, all others by the width of a head."""
@@ -278,7 +287,7 @@ class GgufFile:
             raise self.refusal("it has no tensor 'token_embd.weight'", "Give a file with a whole model")
         hidden, heads = self._count("embedding_length"), self._count("attention.head_count")
         return ModelConfig(
-            model_type=ARCHITECTURES[self.architecture],
+            model_type=COMPILED_AS.get(self.architecture, ARCHITECTURES[self.architecture]),
             name_or_path=str(self.path),
             vocab_size=self.tensors["token_embd.weight"].shape[0],
             max_position_embeddings=self._count("context_length"),
@@ -289,11 +298,12 @@ class GgufFile:
             num_key_value_heads=self._count("attention.head_count_kv", heads),
             head_dim=self._count("attention.key_length", hidden // heads),
             rms_norm_eps=self._needed("attention.layer_norm_rms_epsilon"),
-            rope_parameters={"rope_theta": self._needed("rope.freq_base", 10_000.0)} | self._rope_scaling(),
+            rope_parameters={"rope_theta": self._needed("rope.freq_base", 10_000.0)} | self._rope_scaling(hidden // heads),
             tie_word_embeddings="output.weight" not in self.tensors,
             bos_token_id=self.special_id("bos"),
             eos_token_id=[i for i in map(self.special_id, ("eos", "eot", "eom")) if i is not None] or None,
             pad_token_id=self.special_id("padding"),
+            sliding_window=self._count("attention.sliding_window") if "phi3.attention.sliding_window" in self.metadata else None,
             attention_bias=self.architecture == "llama" and "blk.0.attn_q.bias" in self.tensors,
         )
 
@@ -310,6 +320,9 @@ class GgufFile:
         settings = {field.name: getattr(config, field.name) for field in fields(config) if field.name not in GENERAL}
         if self.architecture == "llama":
             settings["attention_bias"] = config.attention_bias
+        if self.architecture == "phi3":
+            settings["sliding_window"] = config.sliding_window
+            settings["original_max_position_embeddings"] = self._original_length(config.max_position_embeddings)
         if self.architecture in GEMMA_27B_LAYERS:
             largest = config.num_hidden_layers == GEMMA_27B_LAYERS[self.architecture]
             settings["query_pre_attn_scalar"] = config.hidden_size // config.num_attention_heads if largest else config.head_dim
@@ -319,8 +332,10 @@ class GgufFile:
             settings["final_logit_softcapping"] = self._needed("final_logit_softcapping", 30.0)
         try:
             rope = dict(settings.pop("rope_parameters"))
-            scaling = None if rope["rope_type"] == "default" else {key: rope[key] for key in rope if key != "rope_theta"}
-            return AutoConfig.for_model(config.model_type, **settings, rope_theta=rope["rope_theta"], rope_scaling=scaling)
+            theta, part = rope.pop("rope_theta"), rope.pop("partial_rotary_factor", None)
+            settings |= {} if part is None else {"partial_rotary_factor": part}
+            scaling = None if rope["rope_type"] == "default" else rope
+            return AutoConfig.for_model(ARCHITECTURES[self.architecture], **settings, rope_theta=theta, rope_scaling=scaling)
         except Exception as error:  # transformers checks types and ranges
             raise self.refusal(f"its settings cannot be: {first_line(error)}", "Give another file of the model") from error
 
@@ -329,16 +344,28 @@ class GgufFile:
         token_id = self.metadata.get(f"tokenizer.ggml.{role}_token_id")
         return token_id if isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0 else None
 
-    def _rope_scaling(self) -> dict[str, Any]:
+    def _original_length(self, otherwise: int | None = None) -> int:
+        return self._count("rope.scaling.original_context_length", otherwise)
+
+    def _rope_scaling(self, width: int) -> dict[str, Any]:
+        if self.architecture == "phi3":
+            return self._phi3_positions(width)
         kind, factor = self._setting("rope.scaling.type", "none"), self._needed("rope.scaling.factor", 1.0)
         if kind == "none" or factor == 1.0:
             return {"rope_type": "default"}
         if kind not in ("linear", "yarn"):
             raise self.refusal(f"its rope scaling is {kind!r}; expected 'linear' or 'yarn'", "Give its safetensors folder")
-        length = (
-            {"original_max_position_embeddings": self._needed("rope.scaling.original_context_length")} if kind == "yarn" else {}
-        )
+        length = {"original_max_position_embeddings": self._original_length()} if kind == "yarn" else {}
         return {"rope_type": kind, "factor": factor, **length}
+
+    def _phi3_positions(self, width: int) -> dict[str, Any]:
+        """Scaling by tensors of the file, and how much of a head turns where that is not all of it."""
+        turned = self._count("rope.dimension_count", width)
+        part = {} if turned == width else {"partial_rotary_factor": turned / width}
+        if LONG_FACTORS not in self.tensors or SHORT_FACTORS not in self.tensors:
+            return {"rope_type": "default", **part}
+        long, short = (_dequantised(*self._blocks(name)).tolist() for name in (LONG_FACTORS, SHORT_FACTORS))
+        return {"rope_type": "longrope", "long_factor": long, "short_factor": short, **part}
 
     @property
     def rope_factors(self) -> Tensor | None:
@@ -353,7 +380,7 @@ class GgufFile:
         """
         stem, _, kind = name.rpartition(".")
         layer, part = re.fullmatch(r"model\.layers\.(\d+)\.(.+)|.+", stem).groups()  # pyright: ignore[reportOptionalMemberAccess]
-        own = PARTS.get(part or stem, part or stem)
+        own = self._fused[part][0] if part in self._fused else PARTS.get(part or stem, part or stem)
         if self.architecture in GEMMA_27B_LAYERS:
             own = GEMMA_PARTS.get(part, own)
         found = f"{own}.{kind}" if layer is None else f"blk.{layer}.{own}.{kind}"
@@ -361,15 +388,36 @@ class GgufFile:
             raise self.refusal(f"it has no tensor {found!r}, which is {name!r} of transformers", "Copy or download it again")
         return found
 
+    @cached_property
+    def _fused(self) -> dict[str, tuple[str, slice]]:
+        """Of weights that lie below one another in a matrix of the file: its name, and their rows."""
+        if self.architecture != "phi3":
+            return {}
+        c = self.config
+        q, kv, inner = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim, c.intermediate_size
+        return {
+            "self_attn.q_proj": ("attn_qkv", slice(0, q)),
+            "self_attn.k_proj": ("attn_qkv", slice(q, q + kv)),
+            "self_attn.v_proj": ("attn_qkv", slice(q + kv, None)),
+            "mlp.gate_proj": ("ffn_up", slice(0, inner)),
+            "mlp.up_proj": ("ffn_up", slice(inner, None)),
+        }
+
+    def _rows(self, name: str) -> slice:
+        """Rows of a weight in the file's matrix."""
+        part = name.rpartition(".")[0].partition("model.layers.")[2].partition(".")[2]
+        return self._fused[part][1] if part in self._fused else slice(None)
+
     def check_all_used(self, names: Iterable[str]) -> None:
         """Refuse a file with tensors that a model of these weights, by transformers' names, would not have: its law would be another."""
-        unused = self.tensors.keys() - {self.own_name(name) for name in names} - {ROPE_FACTORS}
+        unused = self.tensors.keys() - {self.own_name(name) for name in names} - {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
         if unused:
             raise self.refusal(f"its tensor {min(unused)!r} is none of the architecture's", "Give another file of the model")
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a weight, by transformers' name."""
-        return self.tensors[self.own_name(name)].shape
+        first, *others = self.tensors[self.own_name(name)].shape
+        return len(range(first)[self._rows(name)]), *others
 
     def blocks(self, name: str) -> tuple[str, np.ndarray]:
         """Number format of a weight, and its bytes as in the file, uint8 [outputs, bytes of a row]; by transformers' name.
@@ -378,8 +426,8 @@ class GgufFile:
         """
         own = self.own_name(name)
         kind, found = self._blocks(own)
-        if self.architecture != "llama" or not (".attn_q." in own or ".attn_k." in own):
-            return kind, found
+        if self.architecture not in INTERLEAVED or not (".attn_q." in own or ".attn_k." in own):
+            return kind, found[self._rows(name)]
         heads = self.config.num_attention_heads if ".attn_q." in own else self.config.num_key_value_heads
         rows = found.reshape(heads, self.tensors[own].shape[0] // heads // 2, 2, -1)  # the halves of a rotation lie side by side
         return kind, rows.swapaxes(1, 2).reshape(found.shape)

@@ -68,9 +68,8 @@ class HubModel:
     @property
     def source(self) -> str:
         """Where it is fetched from, in words."""
-        first, others = self.wheels[0].requirement, len(self.wheels) - 1
-        wheels = f"{first} and {others} more wheels" if others else first
-        return f"{self.repository}, or {wheels}" if self.repository else wheels
+        wheels = self.wheels[0].requirement if len(self.wheels) == 1 else f"{len(self.wheels)} wheels"
+        return f"{self.repository.partition('@')[0]}, or {wheels}" if self.repository else wheels
 
 
 def _parts(stem: str, version: str, count: int) -> tuple[Wheel, ...]:
