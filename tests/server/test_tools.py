@@ -285,3 +285,68 @@ def test_what_the_template_is_given_reaches_it(served):
         asked = {**ASK, "max_tokens": 1, "reasoning_effort": "low", "chat_template_kwargs": {"mood": "calm "}}
         found = native.post("/v1/chat/completions", **asked).json()
     assert found["usage"]["prompt_tokens"] == len(engine.tokenizer("<tool_call>addcalm low1 + 2?")["input_ids"])
+
+
+FLAT = [{"type": "function", **ADD, "description": "Sum."}, {"type": "function", **NOW}]
+TALK = {"model": "small", "input": "1 + 2?", "tools": FLAT, "max_output_tokens": 120, "temperature": 0}
+
+
+def test_a_response_calls_tools_whole_and_in_events(served):
+    asked = {**TALK, "tool_choice": {"type": "function", "name": "add"}}
+    whole = served.openai.responses.create(**asked)
+    (made,) = whole.output
+    assert (made.type, made.name, made.status, whole.status) == ("function_call", "add", "completed", "completed")
+    assert type(json.loads(made.arguments)["a"]) is int and whole.output_text == ""
+    with served.openai.responses.stream(**asked) as stream:
+        events = list(stream)
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert kinds[:3] == ["created", "in_progress", "output_item.added"]
+    assert kinds[-3:] == ["function_call_arguments.done", "output_item.done", "completed"]
+    deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == made.arguments == events[-1].response.output[0].arguments
+    assert [e.sequence_number for e in events] == list(range(len(events)))
+
+
+def test_a_response_goes_on_with_calls_and_their_outputs(served):
+    first = served.openai.responses.create(**TALK, tool_choice="required", parallel_tool_calls=False)
+    (made,) = first.output
+    said = [
+        {"role": "user", "content": "1 + 2?"},
+        *first.output,
+        {"type": "function_call_output", "call_id": made.call_id, "output": "3"},
+    ]
+    again = served.openai.responses.create(**{**TALK, "input": said, "tool_choice": "none"})
+    chat = [
+        {"role": "user", "content": "1 + 2?"},
+        {"role": "assistant", "tool_calls": [{"id": made.call_id, "function": {"name": made.name, "arguments": made.arguments}}]},
+        {"role": "tool", "tool_call_id": made.call_id, "content": "3"},
+    ]
+    assert again.usage.input_tokens == served.post("/tokenize", messages=chat).json()["count"]
+    assert [item.type for item in again.output] == ["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tool_choice": {"type": "function", "name": "sub"}}, "expected one of tools: add, now"),
+        ({"tools": [{"type": "function", "name": "x", "parameters": {"type": "thing"}}]}, "tools.0.parameters: "),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+    ],
+)
+def test_wrong_tools_of_a_response_are_refused_with_their_place(served, change, said, stream):
+    with pytest.raises(openai.BadRequestError, match=said):
+        served.openai.responses.create(**{**TALK, **change}, stream=stream)
+
+
+def test_a_call_of_a_response_that_is_broken_off_is_not_in_it(served):
+    begun = 0
+    for most in range(10, 60, 4):
+        asked = {**TALK, "max_output_tokens": most, "tool_choice": "required", "parallel_tool_calls": False}
+        events = list(served.openai.responses.create(**asked, stream=True))
+        whole = served.openai.responses.create(**asked)
+        if events[-1].type == "response.completed":
+            break
+        assert whole.status == "incomplete" and not [item for item in whole.output if item.type == "function_call"]
+        begun += events[-2].item.type == "function_call" and events[-2].item.status == "incomplete"
+    assert begun > 0

@@ -231,7 +231,7 @@ class _Routes:
                 try:
                     await self.engine.compile_grammar(StructuredOutputs(json=function.parameters or {"type": "object"}))
                 except InvalidInputError as cause:
-                    place = f"tools.{number}.function.parameters"
+                    place = tools.place.format(number)
                     raise ApiError(400, f"{place}: {cause}", param=place) from cause
             raise ApiError(400, str(error), param="tools") from error
         return params.with_(
@@ -241,9 +241,17 @@ class _Routes:
     async def responses(self, request: Request) -> Response:
         """Answer a text or a conversation."""
         given = await self._read(request, ResponsesRequest)
-        params = self._params(given, 1, chat=True)
-        ids = await self._encoded_chat(given.messages(), given.parse_special, param="input")
-        answer = Responses(self._tokenizer, self.settings.model, [ids], 1, given.speculation.trace, given=given, params=params)
+        params, tools = self._params(given, 1, chat=True), given.offered_tools()
+        ids = await self._encoded_chat(
+            given.messages(), given.parse_special, tools=tools, options=given.template_options(), param="input"
+        )
+        params = await unless_gone(request, self._with_tools(params, tools))
+        if params is None:
+            return Response(status_code=GONE)
+        names = [function.name for function in tools.callable]
+        answer = Responses(
+            self._tokenizer, self.settings.model, [ids], 1, given.speculation.trace, given=given, params=params, tools=names
+        )
         return await self._answer(request, given, answer, params)
 
     async def tokenize(self, request: Request) -> dict[str, Any]:

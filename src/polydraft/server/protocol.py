@@ -298,12 +298,16 @@ Choice = Literal["none", "auto", "required"]
 
 @dataclass(frozen=True)
 class Tools:
-    """What may be called in one answer. functions: all that the model is told of.  callable: those that it may call.  required: it has to."""
+    """What may be called in one answer. functions: all that the model is told of.  callable: those that it may call.  required: it has to.
+
+    place: of a function's parameters in the request.
+    """
 
     functions: Sequence[Function] = ()
     callable: Sequence[Function] = ()
     required: bool = False
     parallel: bool = True
+    place: str = "tools.{}.function.parameters"
 
     @classmethod
     def of(cls, functions: Sequence[Function], choice: str | None, named: str | None, parallel: bool) -> "Tools":

@@ -1,7 +1,7 @@
-"""/v1/responses: one answer in text to a text or a conversation, whole or as OpenAI's typed events. Nothing is stored, and no tools are called."""
+"""/v1/responses: one answer to a text or a conversation, of text and calls of tools, whole or as OpenAI's typed events. Nothing is stored."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -10,7 +10,8 @@ from polydraft.engine.output import StepOutput
 from polydraft.params import SamplingParams
 from polydraft.server.answers import Answer, check, traced
 from polydraft.server.errors import ApiError
-from polydraft.server.protocol import Body, Message, Sampled
+from polydraft.server.protocol import Body, Call, Called, Choice, Function, Message, Sampled, Tools
+from polydraft.server.tools import CallParser, Piece
 
 PART = {"type": "output_text", "annotations": list[Any](), "logprobs": list[Any]()}
 
@@ -34,6 +35,39 @@ class InputMessage(Message):
     phase: Any = Field(None, exclude=True)
 
 
+class FunctionCall(Called):
+    """One that the model made before."""
+
+    type: Literal["function_call"]
+    call_id: str
+    id: Any = Field(None, exclude=True)
+    status: Any = Field(None, exclude=True)
+
+
+class FunctionCallOutput(Body):
+    """What a call gave."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | list[InputText]
+    id: Any = Field(None, exclude=True)
+    status: Any = Field(None, exclude=True)
+
+
+class FunctionTool(Function):
+    type: Literal["function"]
+
+
+class NamedFunction(Body):
+    type: Literal["function"]
+    name: str
+
+
+class Reasoning(Body):
+    effort: str | None = None
+    summary: Any = Field(None, exclude=True)
+
+
 class Format(Body):
     type: Literal["text"]
 
@@ -47,8 +81,16 @@ class Text(Body):
 class ResponsesRequest(Sampled):
     """Of /v1/responses."""
 
-    input: Annotated[str, Field(min_length=1)] | Annotated[list[InputMessage], Field(min_length=1)]
+    input: (
+        Annotated[str, Field(min_length=1)]
+        | Annotated[list[InputMessage | FunctionCall | FunctionCallOutput], Field(min_length=1)]
+    )
     instructions: str | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Choice | NamedFunction | None = None
+    parallel_tool_calls: bool = True
+    reasoning: Reasoning | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     parse_special: bool = False
     max_output_tokens: int | None = None
     text: Text | None = None
@@ -56,11 +98,38 @@ class ResponsesRequest(Sampled):
     max_tokens: None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     response_format: None = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
+    include: Any = Field(None, exclude=True)
+    truncation: Any = Field(None, exclude=True)
+
     def messages(self) -> list[Message]:
         """The conversation, with the instructions before it."""
-        first = [Message(role="system", content=self.instructions)] if self.instructions else []
-        asked = [Message(role="user", content=self.input)] if isinstance(self.input, str) else self.input
-        return [*first, *asked]
+        said = [Message(role="system", content=self.instructions)] if self.instructions else []
+        for item in [Message(role="user", content=self.input)] if isinstance(self.input, str) else self.input:
+            if isinstance(item, Message):
+                said.append(item)
+            elif isinstance(item, FunctionCallOutput):
+                output = item.output if isinstance(item.output, str) else "".join(part.text for part in item.output)
+                said.append(Message(role="tool", content=output, tool_call_id=item.call_id))
+            else:
+                call = Call(id=item.call_id, function=Called(name=item.name, arguments=item.arguments))
+                if said and said[-1].role == "assistant":
+                    said[-1] = Message(
+                        role="assistant", content=said[-1].plain()["content"], tool_calls=[*(said[-1].tool_calls or ()), call]
+                    )
+                else:
+                    said.append(Message(role="assistant", content="", tool_calls=[call]))
+        return said
+
+    def offered_tools(self) -> Tools:
+        """What may be called."""
+        named = self.tool_choice.name if isinstance(self.tool_choice, NamedFunction) else None
+        choice = self.tool_choice if isinstance(self.tool_choice, str) else None
+        return replace(Tools.of(self.tools or (), choice, named, self.parallel_tool_calls), place="tools.{}.parameters")
+
+    def template_options(self) -> dict[str, Any]:
+        """What else the chat template is given."""
+        effort = {"reasoning_effort": self.reasoning.effort} if self.reasoning and self.reasoning.effort else {}
+        return effort | (self.chat_template_kwargs or {})
 
     def most_tokens(self) -> int:
         return super().most_tokens() if self.max_output_tokens is None else self.max_output_tokens
@@ -71,36 +140,35 @@ class ResponsesRequest(Sampled):
 
 @dataclass
 class Responses(Answer):
-    """Of /v1/responses. given, params: the request, parts of which are told again."""
+    """Of /v1/responses. given, params, tools: the request, parts of which are told again."""
 
     given: ResponsesRequest | None = None
     params: SamplingParams = field(default_factory=SamplingParams)
-    texts: list[str] = field(default_factory=list[str])
+    tools: Collection[str] = ()
     num_events: int = 0
 
     prefix, end = "resp", ""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._parser, self._items = CallParser(self.tools), list[dict[str, Any]]()
+
     def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> dict[str, Any]:
-        taken = [self._take(prompt, output) for prompt, output in outputs]
-        return self._body(self._status(taken[-1]))
+        status = "completed"
+        for prompt, output in outputs:
+            self._events(prompt, output)
+            status = _status(output)
+        return self._body(status)
 
     def chunks(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
-        events = [] if self.readers else self._opening()
-        self._take(prompt, output)
-        at = {"item_id": self._item("")["id"], "output_index": 0, "content_index": 0}
-        if output.text or self.trace:
-            delta = {**at, "delta": output.text, "logprobs": []}
-            if self.trace:
-                delta["speculation"] = traced(self.tokenizer, output, self.reader(0, output), [])
-            events.append(self._event("response.output_text.delta", **delta))
+        first = not self.readers
+        events = [
+            self._event(f"response.{kind}", response=self._body("in_progress")) for kind in ("created", "in_progress") if first
+        ]
+        events += self._events(prompt, output)
         if output.finished:
-            status, text = self._status(output), "".join(self.texts)
-            events += [
-                self._event("response.output_text.done", **at, text=text, logprobs=[]),
-                self._event("response.content_part.done", **at, part={**PART, "text": text}),
-                self._event("response.output_item.done", output_index=0, item=self._item(status)),
-                self._event(f"response.{status}", response=self._body(status)),
-            ]
+            status = _status(output)
+            events.append(self._event(f"response.{status}", response=self._body(status)))
         return events
 
     def closing(self, usage: bool) -> list[dict[str, Any]]:
@@ -121,36 +189,97 @@ class Responses(Answer):
             "speculation": told["speculation"],
         }
 
-    def _take(self, prompt: int, output: StepOutput) -> StepOutput:
+    def _events(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
+        """What an output adds to the items of the answer."""
         check(output)
-        self.reader(self.number(prompt, output), output)
-        self.texts.append(output.text)
-        return output
+        reader = self.reader(self.number(prompt, output), output)
+        pieces = self._parser.push(output.text, last=output.finished) if self.tools else [Piece(content=output.text)]
+        trace = traced(self.tokenizer, output, reader, []) if self.trace else None
+        events = list[dict[str, Any]]()
+        for piece in pieces or [Piece()]:
+            if piece.content or trace or not (self.tools or self._items):
+                events += self._said(piece.content, trace)
+                trace = None
+            if piece.call is not None:
+                events += self._called(piece)
+        if output.finished:
+            events += [] if self._items else self._said("", None)
+            events += self._closed(_status(output))
+        return events
 
-    def _status(self, output: StepOutput) -> str:
-        return "incomplete" if output.sample.finish_reason == "length" else "completed"
+    def _said(self, text: str, trace: dict[str, Any] | None) -> list[dict[str, Any]]:
+        """Events of more text."""
+        events = list[dict[str, Any]]()
+        if not self._items or self._items[-1]["type"] != "message":
+            events += self._closed("completed")
+            item = {
+                "id": f"msg-{self.id}",
+                "type": "message",
+                "role": "assistant",
+                "status": "in_progress",
+                "content": list[Any](),
+            }
+            self._items.append(item)
+            events.append(self._event("response.output_item.added", output_index=len(self._items) - 1, item={**item}))
+            item["content"] = [{**PART, "text": ""}]
+            events.append(self._event("response.content_part.added", **self._place(), content_index=0, part={**PART, "text": ""}))
+        self._items[-1]["content"][0]["text"] += text
+        if text or trace:
+            delta = {"delta": text, "logprobs": list[Any]()} | ({"speculation": trace} if trace else {})
+            events.append(self._event("response.output_text.delta", **self._place(), content_index=0, **delta))
+        return events
 
-    def _opening(self) -> list[dict[str, Any]]:
-        at = {"item_id": self._item("")["id"], "output_index": 0, "content_index": 0}
-        body = self._body("in_progress")
-        return [
-            self._event("response.created", response=body),
-            self._event("response.in_progress", response=body),
-            self._event("response.output_item.added", output_index=0, item={**self._item("in_progress"), "content": []}),
-            self._event("response.content_part.added", **at, part={**PART, "text": ""}),
-        ]
+    def _called(self, piece: Piece) -> list[dict[str, Any]]:
+        """Events of a piece of a call."""
+        assert piece.call is not None
+        call, events = self._parser.calls[piece.call], list[dict[str, Any]]()
+        if piece.name is not None:
+            events += self._closed("completed")
+            item = {
+                "id": f"fc-{self.id}-{piece.call}",
+                "type": "function_call",
+                "call_id": call.id,
+                "name": call.name,
+                "arguments": "",
+            }
+            self._items.append({**item, "status": "in_progress"})
+            events.append(self._event("response.output_item.added", output_index=len(self._items) - 1, item={**self._items[-1]}))
+        if piece.arguments:
+            self._items[-1]["arguments"] += piece.arguments
+            events.append(self._event("response.function_call_arguments.delta", **self._place(), delta=piece.arguments))
+        return events
+
+    def _closed(self, status: str) -> list[dict[str, Any]]:
+        """Events at the end of an item; a call that is broken off is incomplete."""
+        if not self._items or self._items[-1]["status"] != "in_progress":
+            return []
+        item, events = self._items[-1], list[dict[str, Any]]()
+        if item["type"] == "message":
+            part = item["content"][0]
+            events.append(
+                self._event("response.output_text.done", **self._place(), content_index=0, text=part["text"], logprobs=[])
+            )
+            events.append(self._event("response.content_part.done", **self._place(), content_index=0, part={**part}))
+        else:
+            status = "completed" if self._parser.calls[-1].complete else "incomplete"
+            told = {"name": item["name"], "arguments": item["arguments"]}
+            events += (
+                [self._event("response.function_call_arguments.done", **self._place(), **told)] if status == "completed" else []
+            )
+        item["status"] = status
+        return [*events, self._event("response.output_item.done", output_index=len(self._items) - 1, item={**item})]
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
 
     def _event(self, kind: str, **more: Any) -> dict[str, Any]:
         self.num_events += 1
         return {"type": kind, "sequence_number": self.num_events - 1, **more}
 
-    def _item(self, status: str) -> dict[str, Any]:
-        content = [{**PART, "text": "".join(self.texts)}]
-        return {"id": f"msg-{self.id}", "type": "message", "role": "assistant", "status": status, "content": content}
-
     def _body(self, status: str) -> dict[str, Any]:
         given, running = self.given, status == "in_progress"
         assert given is not None
+        told = given.model_dump(include={"tools", "tool_choice"}, exclude_none=True)
         return {
             "id": f"{self.prefix}-{self.id}",
             "object": "response",
@@ -164,11 +293,17 @@ class Responses(Answer):
             "temperature": self.params.temperature,
             "top_p": self.params.top_p,
             "text": {"format": {"type": "text"}},
-            "output": [] if running else [self._item(status)],
+            "output": []
+            if running
+            else [item for item in self._items if item["type"] == "message" or item["status"] == "completed"],
             "usage": None if running else self.usage(),
-            "parallel_tool_calls": False,
-            "tool_choice": "none",
-            "tools": [],
+            "parallel_tool_calls": given.parallel_tool_calls,
+            "tool_choice": told.get("tool_choice", "auto" if self.tools else "none"),
+            "tools": told.get("tools", []),
             "store": False,
             "metadata": {},
         }
+
+
+def _status(output: StepOutput) -> str:
+    return "incomplete" if output.sample.finish_reason == "length" else "completed"
