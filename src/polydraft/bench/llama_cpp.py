@@ -1,6 +1,7 @@
 """llama.cpp as a contender, through the `xllamacpp` wheel, on a GGUF file that is written here from a transformers model."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,18 @@ class LlamaCpp:
             **more,
         }
 
+    def stream(self, prompt: list[int], params: SamplingParams, arrive: Callable[[], None]) -> str:
+        """Continue a prompt; `arrive` is called at each token. Returns the text."""
+        pieces: list[str] = []
+
+        def deliver(answer: dict[str, Any]) -> None:
+            if answer["choices"][0]["finish_reason"] is None:
+                arrive()
+            pieces.append(answer["choices"][0]["text"])
+
+        self._server.handle_completions(self._request(prompt, params, stream=True), deliver)
+        return "".join(pieces)
+
     @property
     def address(self) -> str:
         """Where it listens, as a URL of this machine."""
@@ -184,20 +197,11 @@ class LlamaCpp:
         def generate(prompts: Prompts, params: SamplingParams) -> Run:
             if len(prompts) != 1:
                 raise IncompatibleError("llama.cpp is measured with one sequence at a time; use --batch 1.")
-            pieces: list[str] = []
-
-            def deliver(answer: dict[str, Any]) -> None:
-                text = answer["choices"][0]["text"]
-                if answer["choices"][0]["finish_reason"] is None:
-                    timer.arrive()
-                pieces.append(text)
-
-            prompt = list(prompts[0])
-            timer = Timer()
-            self._server.handle_completions(self._request(prompt, params, stream=True), deliver)
+            prompt, timer = list(prompts[0]), Timer()
+            text = self.stream(prompt, params, timer.arrive)
             timed = timer.run([])
             again = self._server.handle_completions(self._request(prompt, params, n_probs=1))["choices"][0]
-            if again["text"] != "".join(pieces):
+            if again["text"] != text:
                 raise IncompatibleError("llama.cpp gave another text for the same seed; its tokens cannot be checked.")
             return replace(timed, outputs=[[entry["id"] for entry in again["logprobs"]["content"]]])
 

@@ -180,6 +180,39 @@ def serve(
         say_written(write_texts({json_file: json.dumps([each.figures() for each in found], indent=1) + "\n"}))
 
 
+@app.command()
+def file(
+    model: Annotated[
+        list[str], typer.Option(help="GGUF file, or a name of `polydraft models list` that is one; may be repeated.")
+    ],
+    threads: Annotated[
+        list[int] | None, typer.Option(min=1, help="Threads of both; may be repeated. Default 1 and all cores.")
+    ] = None,
+    max_tokens: Annotated[int, given.sampling("Tokens of each continuation.", min=2)] = 128,
+    repetitions: Annotated[int, typer.Option(min=1, help="Measured repetitions.")] = 3,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to FILE.")] = None,
+) -> None:
+    """Compare plain decoding of a GGUF file with llama.cpp's: start, memory, first token, tokens per second, at T = 0 and 1."""
+    check_output("--json", json_file)
+    import json
+
+    from polydraft.bench import same_file
+    from polydraft.bench.record import write_texts
+    from polydraft.threads import usable_cores
+
+    with bars("measuring") as step:
+        rows = same_file.compare(
+            model,
+            threads or sorted({1, usable_cores()}),
+            repetitions=repetitions,
+            num_tokens=max_tokens,
+            progress=step,
+        )
+    typer.echo(same_file.markdown(rows))
+    if json_file is not None:
+        say_written(write_texts({json_file: json.dumps(same_file.as_dicts(rows), indent=1) + "\n"}))
+
+
 def _yardstick(
     model: str,
     heads: list[Path],
