@@ -119,6 +119,20 @@ def test_a_compiled_head_has_the_laws_of_the_trained_one(head, folder, target, l
     assert expected[0].max() < 0.99 and (expected[0] - expected[1]).abs().sum() > 0.05, "the test sees laws that differ"
 
 
+def test_a_heads_bits_do_not_depend_on_the_targets_threads(folder, target):
+    """A head runs on its target's threads."""
+    shared, ids = load.load_model(str(pair.target_folder()), max_num_seqs=2, max_model_len=256, threads=3), text(target, 40)
+    drafters = [drafter_of(folder, each) for each in (target, shared)]
+    assert [len(drafter.model.arrays.work.queries) for drafter in drafters] == [target.num_threads, 3]
+    states = [begun(drafter, each, ids)[0] for drafter, each in zip(drafters, (target, shared), strict=True)]
+    for _ in range(20):
+        one, other = (
+            drafter.propose([state], [Budget.fixed(tree.chain(4))]) for drafter, state in zip(drafters, states, strict=True)
+        )
+        assert torch.equal(one.tree.tokens, other.tree.tokens)
+        assert torch.equal(one.probs, other.probs)
+
+
 @pytest.mark.parametrize("kind", ["paths", "coupled", "systematic", "without_replacement", "greedy_plus_one", "top_k"])
 def test_what_was_accepted_is_read_again_with_the_targets_states(folder, target, kind):
     """After rounds with drafts, some of which are accepted, the head drafts as one that has just read the whole text."""

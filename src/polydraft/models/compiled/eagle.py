@@ -33,7 +33,7 @@ from polydraft.models.compiled.layers import (
     Workspace,
     attend,
     cut_runs,
-    multiply,
+    multiply_shared,
     place_heads,
     workspace,
 )
@@ -95,7 +95,7 @@ def _run(model, rows, logits, done):
             copy_row(model.given[slot, n], model.states[given])
             given += 1
     if given > 0 and weights.fc.panels > 0:
-        multiply(model.states, weights.fc, 0, work.rounded, work.update, given)
+        multiply_shared(work, model.states, weights.fc, 0, work.rounded, work.update, given)
     given = zero
     for t in range(rows):
         slot, base, n = work.rows[t, 1], work.rows[t, 4], work.rows[t, 3] - work.rows[t, 4]
@@ -112,13 +112,13 @@ def _run(model, rows, logits, done):
         if model.norm_before_residual:
             copy_row(work.normed[t], work.x[t])
     if weights.project.panels > 0:
-        multiply(model.pairs, weights.project, 0, work.rounded, work.update, rows)
+        multiply_shared(work, model.pairs, weights.project, 0, work.rounded, work.update, rows)
         for t in range(rows):
             copy_row(work.update[t], work.x[t])
         rms_norm(work.x, weights.attention_norm, sizes.epsilon, work.normed, zero, rows)
-        multiply(work.normed, weights.qkv, 0, work.rounded, work.qkv, rows)
+        multiply_shared(work, work.normed, weights.qkv, 0, work.rounded, work.qkv, rows)
     else:
-        multiply(model.pairs, weights.qkv, 0, work.rounded, work.qkv, rows)
+        multiply_shared(work, model.pairs, weights.qkv, 0, work.rounded, work.qkv, rows)
     nothing = np.empty(0, np.float32)
     for t in range(rows):
         slot, position, column = work.rows[t, 1], work.rows[t, 2], work.rows[t, 3]
@@ -139,12 +139,12 @@ def _run(model, rows, logits, done):
     for run in range(runs):
         for g in range(sizes.groups):
             attend(sizes, memory, work, zero, work.runs[run], work.runs[run + 1], g, zero, sizes.heads // sizes.groups, zero)
-    multiply(work.mixed, weights.out, 0, work.rounded, work.update, rows)
+    multiply_shared(work, work.mixed, weights.out, 0, work.rounded, work.update, rows)
     add(work.x, work.update, zero, rows)
     rms_norm(work.x, weights.mlp_norm, sizes.epsilon, work.normed, zero, rows)
-    multiply(work.normed, weights.gate_up, 0, work.rounded, work.gate_up, rows)
+    multiply_shared(work, work.normed, weights.gate_up, 0, work.rounded, work.gate_up, rows)
     swiglu(work.gate_up, sizes.inner, work.act, zero, rows)
-    multiply(work.act, weights.down, 0, work.rounded, work.update, rows)
+    multiply_shared(work, work.act, weights.down, 0, work.rounded, work.update, rows)
     add(work.x, work.update, zero, rows)
     wanted = zero
     for t in range(rows):
@@ -154,7 +154,7 @@ def _run(model, rows, logits, done):
             wanted += 1
     if wanted > 0:
         rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, zero, wanted)
-        multiply(work.normed, weights.head, 0, work.rounded, logits[done:], wanted)
+        multiply_shared(work, work.normed, weights.head, 0, work.rounded, logits[done:], wanted)
     return done + wanted
 
 
@@ -182,7 +182,7 @@ class CompiledEagle(CompiledHead):
         self, head: EagleCheckpoint, target: Any, *, max_num_seqs: int | None = None, quantization: str = "int8"
     ) -> None:
         head.check(target)
-        self.target = target
+        self.target, self.pool = target, getattr(target, "pool", self.pool)
         config, tensors = head.config, head.tensors
         self.name, self.vocab_size, self.draft_ids = head.kind, target.vocab_size, head.ids[head.ids < target.vocab_size]
         h, width, H, G = config.hidden_size, head_width(config), config.num_attention_heads, config.num_key_value_heads
@@ -224,7 +224,7 @@ class CompiledEagle(CompiledHead):
             weights,
             sizes,
             memory,
-            workspace(weights, sizes, columns, 1, max(F, 2 * h)),
+            workspace(weights, sizes, columns, getattr(target, "num_threads", 1), max(F, 2 * h)),
             aligned(slots, TREE_ROOM, F),
             np.zeros(slots, np.int64),
             aligned(slots, TREE_ROOM, h),

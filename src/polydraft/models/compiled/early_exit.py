@@ -25,7 +25,7 @@ from polydraft.models.compiled.layers import (
     Sizes,
     Workspace,
     cut_runs,
-    multiply,
+    multiply_shared,
     run_layer,
 )
 from polydraft.models.compiled.products import FORMATS, Packed, output_row, packed
@@ -75,12 +75,12 @@ def _run(model, rows, logits, done):
         return done
     if len(model.mlp_norm) > 0:
         rms_norm(work.x, model.mlp_norm, sizes.epsilon, model.normed, zero, wanted)
-        multiply(model.normed, model.gate_up, 0, model.rounded, model.inner, wanted)
+        multiply_shared(work, model.normed, model.gate_up, 0, model.rounded, model.inner, wanted)
         swiglu(model.inner, sizes.inner, model.act, zero, wanted)
-        multiply(model.act, model.down, 0, model.rounded, model.update, wanted)
+        multiply_shared(work, model.act, model.down, 0, model.rounded, model.update, wanted)
         add(work.x, model.update, zero, wanted)
     rms_norm(work.x, model.norm, sizes.epsilon, model.normed, zero, wanted)
-    multiply(model.normed, model.head, 0, model.rounded, logits[done:], wanted)
+    multiply_shared(work, model.normed, model.head, 0, model.rounded, logits[done:], wanted)
     return done + wanted
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "attend",
     "cut_runs",
     "multiply",
+    "multiply_shared",
     "place_heads",
     "run_head",
     "run_layer",
@@ -200,6 +201,28 @@ def multiply(x, w, k, rounded, y, rows):
     matmul(x, w, k, rounded, y, zero, w.panels, rows)
 
 
+@njit
+def _grain(panels, stride, threads):
+    """Panels of a unit: some units a thread, so that one that lost its core is not waited for long, and each worth claiming."""
+    return max(-(-panels // (UNITS * threads)), min(panels, LEAST // stride + 1))
+
+
+@unowned
+def _do_panels(arguments, begin, end, thread):
+    """Panels begin .. end-1 of a product."""
+    x, w, k, rounded, y, rows = arguments
+    matmul(x, w, k, rounded, y, begin, end, rows)
+
+
+@njit
+def multiply_shared(work, x, w, k, rounded, y, rows):
+    """`multiply` on as many threads as a pass with this workspace."""
+    zero, k, threads = np.int64(0), np.int64(k), len(work.queries)
+    round_rows(x, x.shape[1], w, rounded, zero, rows)
+    code = shared_code(_do_panels, (x, w, k, rounded, y, rows))
+    share(work.sync, threads, code, np.int64(w.panels), _grain(w.panels, w.panel_bytes, threads))
+
+
 @unowned
 def _do(arguments, begin, end, thread):
     """Items begin .. end-1 of a part of a pass: rows, panels of a matrix, or some heads of some rows of a slot."""
@@ -253,12 +276,6 @@ def cut_runs(rows, count, runs):
             num += 1
             runs[num] = t
     return num
-
-
-@njit
-def _grain(panels, stride, threads):
-    """Panels of a unit: some units a thread, so that one that lost its core is not waited for long, and each worth claiming."""
-    return max(-(-panels // (UNITS * threads)), min(panels, LEAST // stride + 1))
 
 
 @unowned

@@ -20,7 +20,7 @@ from torch import Tensor
 from polydraft.models.compiled.depth_laws import DepthLaws
 from polydraft.models.compiled.heads import compiled
 from polydraft.models.compiled.kernels import copy_row, rms_norm
-from polydraft.models.compiled.layers import CHUNK, ModelArrays, cut_runs, multiply, run_layer
+from polydraft.models.compiled.layers import CHUNK, ModelArrays, cut_runs, multiply_shared, run_layer
 from polydraft.models.compiled.products import FORMATS, Packed, packed
 from polydraft.models.compiled.rounding import rounded_bytes
 from polydraft.models.compiled.vectors import aligned
@@ -56,14 +56,14 @@ def transfer_pass(model, slots, states, laws):
     for layer in range(model.begins[0], layers + 1):
         if rows < k * B and model.begins[rows // B] == layer:
             i = rows // B
-            multiply(states[i], model.maps, i, model.rounded, model.mapped, np.int64(B))
+            multiply_shared(work, states[i], model.maps, i, model.rounded, model.mapped, np.int64(B))
             for b in range(B):
                 copy_row(model.mapped[b], work.x[rows + b])
             rows += B
         if layer < layers:
             run_layer(target, layer, rows, cut_runs(work.rows, rows, work.runs))
     rms_norm(work.x, target.weights.norm, target.sizes.epsilon, work.normed, zero, rows)  # pyright: ignore[reportArgumentType]
-    multiply(work.normed, model.head, 0, model.rounded, laws, rows)
+    multiply_shared(work, work.normed, model.head, 0, model.rounded, laws, rows)
 
 
 class CompiledTransfer(DepthLaws):
