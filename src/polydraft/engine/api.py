@@ -436,7 +436,7 @@ class Engine(Loop):
                 "Use a chat model, give the engine's tokenizer a chat_template, or use generate."
             )
         given: dict[str, Any] = {"messages": [dict(message) for message in messages], **options}
-        self._check_bytes(given)
+        self._check_bytes([*(message.get("content") for message in messages), *options.values()])
         cuts = None if parse_special else Cuts(self.tokenizer, given)
         said = given if cuts is None else cuts.put(given)
         try:
