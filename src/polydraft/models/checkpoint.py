@@ -34,7 +34,7 @@ class Checkpoint:
     number format, whose values may not be there.  read: a weight by its name.  tied: the embedding is the head, too.
     device, dtype: of the module; files are read to a CPU, to be used as float32.
     rope_factors: [half of a head] by what the configuration's rotary frequencies are divided, where a file says so.
-    blocks: of a GGUF file, see `GgufFile.blocks`.  forget: says that weights were read and are not needed in memory any more.
+    blocks, rows, forget: of a GGUF file, see there: a weight's blocks; some rows of it in float32; they are not needed in memory any more.
     """
 
     config: Any
@@ -46,7 +46,8 @@ class Checkpoint:
     dtype: torch.dtype
     rope_factors: Tensor | None = None
     blocks: Callable[[str], tuple[str, np.ndarray]] | None = None
-    forget: Callable[[Iterable[str]], None] = lambda names: None
+    rows: Callable[[str, slice], Tensor] | None = None
+    forget: Callable[[Iterable[str], slice], None] = lambda names, rows: None
 
 
 def of_module(module: Any) -> Checkpoint:
@@ -112,7 +113,9 @@ def of_file(file: GgufFile) -> Checkpoint | None:
         for name, shape in wanted.items()
     }
     tied, cpu = HEAD not in wanted, torch.device("cpu")
-    return Checkpoint(config, None, outlines, file.read, tied, cpu, torch.float32, file.rope_factors, file.blocks, file.forget)
+    return Checkpoint(
+        config, None, outlines, file.read, tied, cpu, torch.float32, file.rope_factors, file.blocks, file.rows, file.forget
+    )
 
 
 def _files(folder: Path) -> dict[str, Path]:

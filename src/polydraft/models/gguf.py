@@ -436,16 +436,22 @@ class GgufFile:
         entry = self.tensors[own]
         return entry.type, np.frombuffer(self._data, np.uint8, entry.num_bytes, entry.start).reshape(*entry.shape[:-1], -1)
 
-    def forget(self, names: Iterable[str]) -> None:
-        """Give back the memory of weights that were read; they are read from the file again when they are asked for again."""
+    def forget(self, names: Iterable[str], rows: slice = slice(None)) -> None:
+        """Give back the memory of some rows of weights; they are read from the file again when they are asked for again."""
         if not hasattr(mmap, "MADV_DONTNEED"):
             return
         for name in names:
             entry = self.tensors[self.own_name(name)]
-            begin = -(-entry.start // mmap.PAGESIZE) * mmap.PAGESIZE
-            size = (entry.start + entry.num_bytes - begin) // mmap.PAGESIZE * mmap.PAGESIZE
-            if size > 0:
-                self._data.madvise(mmap.MADV_DONTNEED, begin, size)
+            first, last, _ = rows.indices(entry.shape[0])
+            start, end = (entry.start + entry.num_bytes * row // entry.shape[0] for row in (first, last))
+            begin = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+            if end - begin >= mmap.PAGESIZE:
+                self._data.madvise(mmap.MADV_DONTNEED, begin, (end - begin) // mmap.PAGESIZE * mmap.PAGESIZE)
+
+    def rows(self, name: str, rows: slice) -> Tensor:
+        """Some rows of a matrix in float32, by transformers' name."""
+        kind, blocks = self.blocks(name)
+        return _dequantised(kind, blocks[rows])
 
     def read(self, name: str) -> Tensor:
         """A weight in float32, by transformers' name."""

@@ -12,7 +12,7 @@ import torch
 
 from polydraft.errors import CapacityError
 from polydraft.models.checkpoint import EMBEDDING, HEAD, Checkpoint, rotary
-from polydraft.models.compiled.formats import BLOCKS, pack, pack_blocks, raw_blocks
+from polydraft.models.compiled.formats import BLOCKS, NUMBERS, pack, pack_blocks, raw_blocks
 from polydraft.models.compiled.layers import Weights
 from polydraft.models.compiled.products import BYTES, EXACT, FORMATS, Format, Packed
 from polydraft.models.compiled.vectors import LANES, PANEL
@@ -28,6 +28,10 @@ MATRICES = {
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
+
+
+SLICE = 256 * PANEL
+"""Outputs that are packed at a time: 8 MB of Q4_K at a width of 1,536. Cores then end together, and little of the file is in memory beside its panels."""
 
 
 class PackedModel(NamedTuple):
@@ -105,32 +109,36 @@ class _Packer:
         return w
 
     def _jobs(self, part: _Part, panels: np.ndarray) -> list[Callable[[], tuple[float, float]]]:
+        """A job for each slice of each tensor; tensors whose outputs are no whole panels are one job together."""
         sizes = [self.model.outlines[name].shape[0] for name in part.names]
-        if self.block_format(part.names[0]) != part.format.weights:
-            return [lambda: self._pack_numbers(part.names, panels)]
-        if any(size % LANES for size in sizes[:-1]):
-            return [lambda: self._pack_blocks(part.names, panels)]
-        ends = np.cumsum(sizes) // LANES
-        begins = [0, *ends[:-1]]
-        cuts = [*ends[:-1], len(panels)]
-        return [
-            lambda name=name, begin=begin, end=end: self._pack_blocks([name], panels[begin:end])
-            for name, begin, end in zip(part.names, begins, cuts, strict=True)
-        ]
+        as_they_are = self.block_format(part.names[0]) == part.format.weights
+        width = PANEL if part.format.weights in NUMBERS else LANES
+        if any(size % width for size in sizes[:-1]) or not (as_they_are or self.model.rows):
+            return [lambda: self._pack(part.names, slice(None), panels, as_they_are)]
+        jobs, first = [], 0
+        for name, size in zip(part.names, sizes, strict=True):
+            for begin in range(0, size, SLICE):
+                end = min(size, begin + SLICE)
+                last = first + -(-end // width) if end < size or name != part.names[-1] else len(panels)
+                some = panels[first + begin // width : last]
+                jobs.append(lambda name=name, rows=slice(begin, end), some=some: self._pack([name], rows, some, as_they_are))
+            first += size // width
+        return jobs
 
-    def _pack_numbers(self, names: Sequence[str], panels: np.ndarray) -> tuple[float, float]:
-        tensors = [self.model.read(name) for name in names]
-        sums = pack(tensors[0] if len(names) == 1 else torch.cat(tensors), panels)
-        self.model.forget(names)
+    def _pack(self, names: Sequence[str], rows: slice, panels: np.ndarray, as_they_are: bool) -> tuple[float, float]:
+        sums = 0.0, 0.0
+        if as_they_are and self.model.blocks:
+            read = [self.model.blocks(name) for name in names]
+            raw = np.concatenate([blocks for _, blocks in read]) if len(read) > 1 else read[0][1][rows]
+            pack_blocks(np.ascontiguousarray(raw).view(raw_blocks(read[0][0])), panels)
+        elif self.model.rows and len(names) == 1:
+            sums = pack(self.model.rows(names[0], rows), panels)
+        else:
+            sums = pack(
+                torch.cat([self.model.read(name) for name in names]) if len(names) > 1 else self.model.read(names[0]), panels
+            )
+        self.model.forget(names, rows)
         return sums
-
-    def _pack_blocks(self, names: Sequence[str], panels: np.ndarray) -> tuple[float, float]:
-        assert self.model.blocks is not None
-        read = [self.model.blocks(name) for name in names]
-        raw = read[0][1] if len(read) == 1 else np.concatenate([blocks for _, blocks in read])
-        pack_blocks(raw.view(raw_blocks(read[0][0])), panels)
-        self.model.forget(names)
-        return 0.0, 0.0
 
 
 def _exact(model: Checkpoint, names: Iterable[str]) -> bool:
