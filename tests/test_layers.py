@@ -17,7 +17,7 @@ SOURCE = Path(polydraft.__file__).parent
 ROOT = Path(__file__).parents[1]
 LAYERS = [
     "confidence core budget params errors schema atomic compile_time exponential progress stale_code staging threads",
-    "tree noise sampling registry papers",
+    "tree noise truncation sampling registry papers",
     "verifiers theory",
     "models",
     "drafters laws",

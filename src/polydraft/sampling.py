@@ -20,13 +20,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from numba import njit
 from torch import Tensor
 
 from polydraft import tree as trees
 from polydraft.core import TokenTree
 from polydraft.errors import InvalidInputError
 from polydraft.params import Constraint, SamplingParams
+from polydraft.truncation import truncate
 
 
 def is_plain(params: SamplingParams) -> bool:
@@ -36,12 +36,13 @@ def is_plain(params: SamplingParams) -> bool:
         >>> is_plain(SamplingParams(temperature=0.7)), is_plain(SamplingParams(top_p=0.9))
         (True, False)
     """
-    told = params.has_penalties or params.logit_bias or params.min_tokens or params.structured_outputs is not None
-    return not (told or _truncates(params))
+    by_context = params.has_penalties or params.logit_bias or params.min_tokens or params.structured_outputs is not None
+    return not (by_context or _truncates(params))
 
 
 def _truncates(params: SamplingParams) -> bool:
-    return params.top_p < 1 or params.top_k > 0 or params.min_p > 0
+    """Whether tokens are removed; the largest logit, which greedy decoding takes, always stays."""
+    return not params.greedy and (params.top_p < 1 or params.top_k > 0 or params.min_p > 0)
 
 
 def check_vocabulary(params: SamplingParams, vocab_size: int, stop_ids: Sequence[int] = ()) -> None:
@@ -159,79 +160,22 @@ def _top_k(x: Float[Tensor, "B N V"], top_k: list[int]) -> Float[Tensor, "B N V"
     return x.masked_fill(x < largest.gather(-1, last.expand(*x.shape[:-1], 1)), -torch.inf)
 
 
-_BUCKETS_PER_NAT = 64.0
-_BUCKETS = 2048
-
-
-@njit(cache=True)
-def sift(heap, x, at, size):
-    """Let heap[at] sink: the token to remove first, smallest logit and then highest id, comes to lie on top."""
-    while 2 * at + 1 < size:
-        low = 2 * at + 1
-        if low + 1 < size:
-            a, b = heap[low + 1], heap[low]
-            low += x[a] < x[b] or (x[a] == x[b] and a > b)
-        a, b = heap[low], heap[at]
-        if not (x[a] < x[b] or (x[a] == x[b] and a > b)):
-            return
-        heap[low], heap[at] = b, a
-        at = low
-
-
-@njit(cache=True)
-def _drop_tail(x: np.ndarray, probs: np.ndarray, limits: np.ndarray) -> None:
-    """Set to -inf, in place, the smallest tokens of each row whose summed mass is at most the row's limit.
-
-    Tokens are first thrown into buckets by their distance from the largest logit; only the bucket in which the sum
-    passes the limit is put in order.
-    """
-    R, V = x.shape
-    bucket = np.empty(V, np.int64)
-    for r in range(R):
-        top = x[r].max()
-        mass = np.zeros(_BUCKETS)
-        for i in range(V):
-            bucket[i] = np.int64(min((np.float64(top) - np.float64(x[r, i])) * _BUCKETS_PER_NAT, _BUCKETS - 1.0))
-            mass[bucket[i]] += probs[r, i]
-        border, below = _BUCKETS - 1, 0.0
-        while border > 0 and below + mass[border] <= limits[r]:
-            below += mass[border]
-            border -= 1
-        heap = np.nonzero(bucket == border)[0]
-        size = len(heap)
-        for j in range(size // 2 - 1, -1, -1):
-            sift(heap, x[r], j, size)
-        while size > (border == 0):  # the largest token always stays
-            smallest = heap[0]
-            below += probs[r, smallest]
-            if below > limits[r]:
-                break
-            size -= 1
-            heap[0] = heap[size]
-            sift(heap, x[r], 0, size)
-            x[r, smallest] = -np.inf
-        for i in range(V):
-            if bucket[i] > border:
-                x[r, i] = -np.inf
-
-
 def _drop_tail_torch(x: Float[Tensor, "R V"], limits: Float[Tensor, " R"]) -> Float[Tensor, "R V"]:
-    """The same by sorting every row, for devices without compiled kernels."""
+    """The smallest tokens of each row whose summed mass is at most the row's limit are removed, by sorting all."""
     ordered, order = (part.flip(-1) for part in x.sort(dim=-1, descending=True, stable=True))
     drop = ordered.softmax(-1).cumsum(-1, dtype=torch.float64) <= limits[:, None]
     drop[:, -1] = False
     return x.masked_fill(drop.scatter(-1, order, drop), -torch.inf)
 
 
+def _share(top_p: float, dtype: torch.dtype) -> float:
+    """Of the mass that may go; masses that are equal up to rounding count as equal."""
+    return 1 - top_p + torch.finfo(dtype).eps / 2 if top_p < 1 else 0.0
+
+
 def _top_p(x: Float[Tensor, "B N V"], top_p: list[float]) -> Float[Tensor, "B N V"]:
-    rounding = torch.finfo(x.dtype).eps / 2  # masses that are equal up to rounding count as equal
-    limits = torch.tensor([1 - p + rounding for p in top_p], dtype=torch.float64).repeat_interleave(x.shape[1])
-    rows = x.flatten(0, 1)
-    if x.device.type != "cpu":
-        return _drop_tail_torch(rows, limits.to(x.device, non_blocking=True)).view_as(x)
-    kept = rows.clone().contiguous()
-    _drop_tail(kept.numpy(), rows.softmax(-1).numpy(), limits.numpy())
-    return kept.view_as(x)
+    limits = torch.tensor([_share(p, x.dtype) for p in top_p], dtype=torch.float64).repeat_interleave(x.shape[1])
+    return _drop_tail_torch(x.flatten(0, 1), limits.to(x.device, non_blocking=True)).view_as(x)
 
 
 def _min_p(x: Float[Tensor, "B N V"], min_p: list[float]) -> Float[Tensor, "B N V"]:
@@ -310,14 +254,37 @@ def _truncated(
 ) -> Float[Tensor, "B N V"]:
     """What follows the parameters that depend on token ids."""
     x = _temper(x, [row.temperature for row in params])
+    rows = _where(params, _truncates)
+    if x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous():
+        return _truncated_here(x, tree, params, rows, checked)
     if checked or x.device.type == "cpu":
         x = _checked(x, tree)
-    rows = _where(params, lambda row: row.top_k > 0)
-    x = _on_rows(x, rows, lambda part: _top_k(part, [params[b].top_k for b in rows]))
-    rows = _where(params, lambda row: row.top_p < 1)
-    x = _on_rows(x, rows, lambda part: _top_p(part, [params[b].top_p for b in rows]))
-    rows = _where(params, lambda row: row.min_p > 0)
-    return _on_rows(x, rows, lambda part: _min_p(part, [params[b].min_p for b in rows]))
+    return _on_rows(x, rows, lambda part: _truncated_there(part, [params[b] for b in rows]))
+
+
+def _truncated_there(x: Float[Tensor, "B N V"], params: list[SamplingParams]) -> Float[Tensor, "B N V"]:
+    """By torch, on any device and in any precision."""
+
+    def part(change: Callable[..., Tensor], values: list[float], off: float) -> Tensor:
+        rows = [b for b, value in enumerate(values) if (value > off if off == 0 else value < off)]
+        return _on_rows(x, rows, lambda some: change(some, [values[b] for b in rows]))
+
+    x = part(_top_k, [row.top_k for row in params], 0)
+    x = part(_top_p, [row.top_p for row in params], 1)
+    return part(_min_p, [row.min_p for row in params], 0)
+
+
+def _truncated_here(
+    x: Float[Tensor, "B N V"], tree: TokenTree, params: Sequence[SamplingParams], rows: list[int], checked: bool
+) -> Float[Tensor, "B N V"]:
+    """By compiled code, in place."""
+    every = x.numpy()
+    sound = True
+    for b in rows:
+        N, row = x.shape[1], params[b]
+        top_k, share, min_p = np.full(N, max(row.top_k, 0)), np.full(N, _share(row.top_p, x.dtype)), np.full(N, row.min_p)
+        sound &= bool(truncate(every[b], top_k, share, min_p).all())
+    return x if sound and not (checked and len(rows) < len(x)) else _checked(x, tree)
 
 
 def laws(

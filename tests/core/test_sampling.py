@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from transformers import generation as hf
 
-from polydraft import noise, sampling
+from polydraft import noise, sampling, truncation
 from polydraft import tree as trees
 from polydraft.core import NoiseKey, TokenTree
 from polydraft.errors import InvalidInputError
@@ -131,15 +132,25 @@ def test_presence_and_frequency_count_the_output_on_the_path_and_not_the_prompt(
             assert processed[0, n, x].item() == pytest.approx(z - 0.25 * count - 0.5 * (count > 0), abs=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("top_p", [1e-9, 0.1, 0.5, 0.9, 0.999, 1 - 1e-9])
-def test_top_p_keeps_what_a_full_sort_keeps(dtype, top_p):
-    for spread in (0.0, 0.01, 1.0, 30.0):
-        logits = spread * random_logits(7, 3, 1, 5000, dtype=dtype)
+@pytest.mark.parametrize("more", [{}, {"top_k": 40}, {"min_p": 0.1}, {"top_k": 3, "min_p": 1e-4}], ids=str)
+@pytest.mark.parametrize("top_p", [1e-9, 0.1, 0.5, 0.9, 0.95, 0.999, 1 - 1e-9, 1.0])
+def test_compiled_truncation_keeps_what_a_full_sort_keeps(top_p, more):
+    params = [SamplingParams(top_p=top_p, **more)] * 3
+    for spread in (0.0, 0.01, 1.0, 4.0, 30.0):
+        logits = spread * random_logits(7, 3, 2, 5000, dtype=torch.float32)
         logits[0, 0, ::3] = -torch.inf
-        kept = sampling._top_p(logits, [top_p] * 3)
-        limits = torch.full((3,), 1 - top_p + torch.finfo(dtype).eps / 2, dtype=torch.float64)
-        assert torch.equal(kept[:, 0], sampling._drop_tail_torch(logits[:, 0], limits))
+        slow = sampling._truncated_there(logits, params)
+        fast, share = logits.flatten(0, 1).numpy().copy(), sampling._share(top_p, torch.float32)
+        assert truncation.truncate(fast, np.full(6, params[0].top_k), np.full(6, share), np.full(6, params[0].min_p)).all()
+        assert np.array_equal(fast, slow.flatten(0, 1).numpy())
+
+
+def test_a_row_that_is_faulty_is_left_as_it_is_by_compiled_truncation():
+    x = np.zeros((4, 50), np.float32)
+    x[0, 7], x[1, 7], x[2] = np.nan, np.inf, -np.inf
+    before = x.copy()
+    assert truncation.truncate(x, np.full(4, 3), np.full(4, 0.5), np.zeros(4)).tolist() == [False, False, False, True]
+    assert np.array_equal(x[:3], before[:3], equal_nan=True) and np.isinf(x[3]).any()
 
 
 def test_top_p_keeps_the_smallest_set_with_that_mass():

@@ -10,7 +10,7 @@ from numba import njit
 from polydraft.confidence import acceptance_at
 from polydraft.exponential import exp
 from polydraft.models.compiled.forward import draft_pass
-from polydraft.sampling import sift
+from polydraft.truncation import drop_tail, highest, keep_top
 
 __all__ = ["advance", "draft_law", "draft_of", "grow", "join", "retreat"]
 
@@ -25,57 +25,35 @@ _STEEPEST = float(np.finfo(_f32).max)
 """Largest inverse of a temperature: 0 times it is 0, where 0 times infinity is no number."""
 
 
-@njit
-def _least_of_largest(x, count):
-    """The count-th largest of x. `np.partition` says the same, and takes some three seconds to compile."""
-    heap = np.arange(count)  # the least on top
-    for j in range(count // 2 - 1, -1, -1):
-        sift(heap, x, j, count)
-    for i in range(count, len(x)):
-        if x[i] > x[heap[0]]:
-            heap[0] = i
-            sift(heap, x, 0, count)
-    return x[heap[0]]
-
-
 @njit(cache=True, error_model="numpy")
 def draft_law(logits, bias, temperature, top_k, top_p, min_p, out):
     """out = the law that a draft token is drawn from; logits are changed. Returns the largest probability."""
     V = out.size
     for i in range(bias.size):
         logits[i] += bias[i]
-    best = 0
-    for i in range(V):
-        if logits[i] > logits[best]:
-            best = i
+    top = highest(logits[:V])
     if temperature == 0.0:
         out[:] = 0
+        best = 0
+        while best + 1 < V and logits[best] < top:
+            best += 1
         out[best] = 1
         return out[best]
-    top, inverse = logits[best], _f32(min(1.0 / temperature, _STEEPEST))
+    inverse = _f32(min(1.0 / temperature, _STEEPEST))
     for i in range(V):
         out[i] = exp((logits[i] - top) * inverse)
     if 0 < top_k < V:
-        least = _least_of_largest(out, top_k)
-        for i in range(V):
-            if out[i] < least:
-                out[i] = 0
+        keep_top(out, top_k, _f32(0.0))
     if top_p < 1.0:
-        order, wanted = np.argsort(-out), top_p * out.sum()
-        kept, mass = 0, 0.0
-        while kept < V and mass < wanted:
-            mass += out[order[kept]]
-            kept += 1
-        for i in order[kept:]:
-            out[i] = 0
+        drop_tail(out, 1.0 - top_p, np.empty(V, np.int32))
     if min_p > 0.0:
+        least = _f32(min_p)
         for i in range(V):
-            if out[i] < min_p * out[best]:
-                out[i] = 0
+            out[i] = out[i] if out[i] >= least else _f32(0.0)
     share = _f32(1.0 / out.sum())
     for i in range(V):
         out[i] *= share
-    return out[best]
+    return share
 
 
 @njit(cache=True, error_model="numpy")
