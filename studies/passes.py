@@ -4,8 +4,8 @@ The floor is the time that one thread takes, at best, to read as many bytes as t
 the caches where they fit. Models are random: costs do not depend on weights. All are measured in turn, again and again; figures are
 medians.
 
-With `--device` the static path is measured there instead, by batch and rows, for SmolLM2-135M and the shapes of models of one and of seven billion
-parameters, in bfloat16: passes with graphs where there are some, transformers beside them, what graphs took, and memory.
+With `--device` passes through transformers are measured there instead, by batch and rows, for SmolLM2-135M and the shapes of models of one and of
+seven billion parameters, in bfloat16, and memory.
 """
 
 import sys
@@ -24,7 +24,6 @@ from polydraft.core import TokenTree
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.hf import HFTarget
 from polydraft.models.memory import read_bandwidth, weight_bytes
-from polydraft.models.static.llama import StaticLlama
 from studies.options import Quick
 from studies.profile import SIZES
 
@@ -102,35 +101,30 @@ def device_costs(
     batches: Sequence[int] = BATCHES,
     repetitions: int = 7,
     dtype: str = "bfloat16",
-) -> tuple[dict[str, dict[tuple[int, int], float]], dict[str, Any]]:
-    """Median seconds of a pass on a device by path, batch and number of rows, with CONTEXT tokens cached; what graphs took, and memory."""
+) -> tuple[dict[tuple[int, int], float], dict[str, int]]:
+    """Median seconds of a pass on a device by batch and number of rows, with CONTEXT tokens cached; and bytes of memory."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(vocab_size=vocab_size, tie_word_embeddings=True, max_position_embeddings=512, **shape)
     with torch.device(device):
         module = LlamaForCausalLM(config).to(getattr(torch, dtype)).eval()
-    sizes: dict[str, Any] = {"max_num_seqs": max(batches), "max_model_len": 2 * CONTEXT}
-    targets = {"static": StaticLlama(module, **sizes), "transformers": HFTarget(module, **sizes)}
-    captured = targets["static"].capture(max(ROWS))
+    target = HFTarget(module, max_num_seqs=max(batches), max_model_len=2 * CONTEXT)
     context = np.random.default_rng(0).integers(0, vocab_size, CONTEXT).tolist()
-    taken: dict[str, dict[tuple[int, int], list[float]]] = {name: {} for name in targets}
-    for target in targets.values():
-        target.prefill(range(max(batches)), [context] * max(batches))
+    target.prefill(range(max(batches)), [context] * max(batches))
+    taken: dict[tuple[int, int], list[float]] = {}
     for _ in range(repetitions):
         for batch in batches:
             for rows in ROWS:
                 chains = TokenTree.chain(torch.arange(rows).repeat(batch, 1))
-                for name, target in targets.items():
-                    target.score(range(batch), chains)
-                    _wait(device)
-                    start = perf_counter()
-                    target.score(range(batch), chains)
-                    _wait(device)
-                    taken[name].setdefault((batch, rows), []).append(perf_counter() - start)
+                target.score(range(batch), chains)
+                _wait(device)
+                start = perf_counter()
+                target.score(range(batch), chains)
+                _wait(device)
+                taken.setdefault((batch, rows), []).append(perf_counter() - start)
     used = torch.cuda.max_memory_allocated() if device.startswith("cuda") else weight_bytes(module)
-    about = {**captured._asdict(), "weights": weight_bytes(module), "cache": targets["static"].cache_bytes, "memory": used}
-    return {name: {size: median(t) for size, t in each.items()} for name, each in taken.items()}, about
+    return {size: median(t) for size, t in taken.items()}, {"weights": weight_bytes(module), "memory": used}
 
 
 def _wait(device: str) -> None:
@@ -140,14 +134,13 @@ def _wait(device: str) -> None:
 
 def _on_device(device: str, console: Console, quick: bool) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("model", "path", "batch", *(f"{r} rows" for r in ROWS)):
-        table.add_column(title, justify="left" if title in ("model", "path") else "right")
+    for title in ("model", "batch", *(f"{r} rows" for r in ROWS)):
+        table.add_column(title, justify="left" if title == "model" else "right")
     for size, model in ON_DEVICE.items():
         with console.status(f"measuring passes of {size} ..."):
             costs, about = device_costs(*model, device, repetitions=3 if quick else 9)
-        for path, by_size in costs.items():
-            for batch in BATCHES:
-                table.add_row(size, path, str(batch), *(f"{1e3 * by_size[batch, rows]:.2f}" for rows in ROWS))
+        for batch in BATCHES:
+            table.add_row(size, str(batch), *(f"{1e3 * costs[batch, rows]:.2f}" for rows in ROWS))
         console.print(f"{size}: {about}", highlight=False)
     console.print(table)
     console.print(f"on {device}; {CONTEXT} tokens of context; medians, ms", highlight=False)
@@ -157,7 +150,7 @@ def main(
     quick: Quick = False,
     size: Annotated[list[str] | None, typer.Option(help="3M, 110M or 135M; may be repeated; all without it.")] = None,
     context: Annotated[int, typer.Option(min=1, help="Tokens that are cached.")] = CONTEXT,
-    device: Annotated[str | None, typer.Option(help="Measure the static path there, such as cuda.")] = None,
+    device: Annotated[str | None, typer.Option(help="Measure transformers there, such as cuda.")] = None,
 ) -> None:
     """Print the table of these sizes; or of three models on a device."""
     torch.set_num_threads(1)

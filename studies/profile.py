@@ -5,17 +5,14 @@ one chain of fixed length whatever is accepted. Parts inside the compiled pass a
 same weights and rows; what remains of the pass is attention, norms and rotations. Verification
 is the fused walk: softmax, stop probabilities and residual. Noise is a round's key, and its uniforms, one for each drafted token and
 two for the walk, which are timed alone and taken off what they are part of. What no part claims is Python.
-
-With `--device` whole rounds of the static path are measured there: plain, and with a chain and two paths of a draft of the embedded draft's shape. Host time
-is what a round takes but for waiting on the tables that it reads; the aim on a GPU is 0.2 ms.
 """
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -25,21 +22,18 @@ from numba import njit
 from rich.console import Console
 from rich.table import Table
 
-from polydraft import sampling, staging
+from polydraft import sampling
 from polydraft.core import NoiseKey, Request, SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.engine.stopping import Stopper
 from polydraft.models import load, pair
 from polydraft.models.compiled.layers import multiply
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.static import paths as device_paths
-from polydraft.models.static.llama import StaticLlama
 from polydraft.noise import uniform_at
 from polydraft.verifiers.block import Block
-from polydraft.verifiers.fast import device as device_walks
 from studies.options import Quick
 
-__all__ = ["SIZES", "device_rounds", "main", "profile"]
+__all__ = ["SIZES", "main", "profile"]
 
 SIZES: dict[str, dict[str, Any]] = {
     "3M": {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 3},
@@ -165,73 +159,9 @@ def profile(shape: dict[str, Any], *, depth: int = 4, num_rounds: int = 40) -> d
     return {part: found[part] for part in PARTS}
 
 
-WAYS: dict[str, dict[str, Any]] = {
-    "plain": {"drafter": None},
-    "chain of 4, block": {"drafter": "model:chain", "verifier": "block", "depth": 4},
-    "2 paths of 4, greedy traversal": {"drafter": "model", "verifier": "greedy_traversal", "depth": 4, "num_paths": 2},
-}
-
-
-def device_rounds(
-    shape: dict[str, Any], device: str, *, batch: int = 1, num_rounds: int = 40, dtype: str = "bfloat16"
-) -> dict[str, dict[str, float]]:
-    """Of rounds on a device, by way: milliseconds in all, on the host alone and waiting; reads, and tokens that each gives a sequence."""
-    folder = str(pair.draft_folder())
-    options: dict[str, Any] = {"max_num_seqs": batch, "max_model_len": 512}
-    draft = load.load_model(folder, device=device, dtype=dtype, backend="static", **options)
-    module = _random_module(shape, draft.vocab_size).to(device, getattr(torch, dtype))
-    target, tokenizer = StaticLlama(module, **options), load.load_tokenizer(folder)
-    prompt, params = tuple(load.encode(tokenizer, pair.prompts()[0].text))[:64], SamplingParams(ignore_eos=True)
-    found: dict[str, dict[str, float]] = {}
-    for name, way in WAYS.items():
-        engine = Engine.of(target, tokenizer=tokenizer, draft_model=draft, **way)
-        for b in range(batch):
-            engine.add_request(Request(f"profile-{b}", prompt, params, b, 0))
-        for _ in range(3):
-            engine.step()
-        probe, reads, emitted = _Probe(), [0], 0
-        fetched = staging.fetched
-
-        def counted(x: torch.Tensor, fetched: Any = fetched, reads: list[int] = reads) -> torch.Tensor:
-            reads[0] += 1
-            return fetched(x)
-
-        with ExitStack() as patches:
-            for module_ in (device_walks, device_paths):
-                patches.enter_context(patch.object(module_, "fetched", probe.timed("waiting", counted)))
-            start = perf_counter()
-            for _ in range(num_rounds):
-                emitted += sum(len(output.token_ids) for output in engine.step())
-            total = perf_counter() - start
-        engine.discard([f"profile-{b}" for b in range(batch)])
-        waiting = probe.seconds.get("waiting", 0.0)
-        times = {"ms": total, "host ms": total - waiting, "waiting ms": waiting}
-        found[name] = {part: 1e3 * seconds / num_rounds for part, seconds in times.items()}
-        found[name] |= {"reads": reads[0] / num_rounds, "tokens": emitted / num_rounds / batch}
-    return found
-
-
-def _on_device(device: str, console: Console, quick: bool) -> None:
-    parts = ("ms", "host ms", "waiting ms", "reads", "tokens")
-    table = Table(box=None, header_style="bold", pad_edge=False, title=f"one round on {device}")
-    for title in ("target", "batch", "way", *parts):
-        table.add_column(title, justify="right" if title in ("batch", *parts) else "left")
-    for name, shape in SIZES.items():
-        for batch in (1, 8) if quick else (1, 2, 4, 8, 16, 32, 64):
-            for way, found in device_rounds(shape, device, batch=batch, num_rounds=10 if quick else 40).items():
-                table.add_row(name, str(batch), way, *(f"{found[part]:.2f}" for part in parts))
-    console.print(table)
-
-
-def main(
-    quick: Quick = False,
-    device: Annotated[str | None, typer.Option(help="Rounds of the static path there, such as cuda.")] = None,
-) -> None:
-    """Print the table for all sizes: milliseconds, and shares of the step; or rounds on a device."""
+def main(quick: Quick = False) -> None:
+    """Print the table for all sizes: milliseconds, and shares of the step."""
     torch.set_num_threads(1)
-    if device is not None:
-        _on_device(device, Console(width=None if sys.stdout.isatty() else 120), quick)
-        return
     table = Table(
         box=None, header_style="bold", pad_edge=False, title="one round, chain of 4 and block verification, context 150 to 350"
     )

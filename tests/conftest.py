@@ -1,5 +1,4 @@
-"""Every test runs on one thread, with the shapes in signatures checked; Triton kernels run in Triton's interpreter, and measured
-profiles stay out of the user's cache."""
+"""Every test runs on one thread, with the shapes in signatures checked; measured profiles stay out of the user's cache."""
 
 import os
 import tempfile
@@ -9,7 +8,6 @@ import torch
 from tests import shape_checks
 
 torch.set_num_threads(1)
-os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported, which is later
 PROFILES = tempfile.TemporaryDirectory(prefix="polydraft-profiles-")  # gone at the end
 os.environ["POLYDRAFT_CACHE"] = PROFILES.name
 shape_checks.install()

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["OneDevice", "moved"]
+__all__ = ["OneDevice"]
 
 
 class _NoLists(TorchFunctionMode):
@@ -26,24 +26,15 @@ class _NoLists(TorchFunctionMode):
 
 
 class _Operations(TorchDispatchMode):
-    """Every operation of torch has to find its tensors on one device; numbers on the host are welcome everywhere.
-
-    sends: whether something may be sent to the device at all; nothing may where work is captured as a graph.
-    """
-
-    def __init__(self, sends: bool) -> None:
-        super().__init__()
-        self.sends = sends
+    """Every operation of torch has to find its tensors on one device; numbers on the host are welcome everywhere."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        devices = {
-            x.device.type for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and (x.ndim or not self.sends)
-        }
+        devices = {x.device.type for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.ndim}
         to = kwargs.get("device")
         if name == "_to_copy" and to is not None and torch.device(to).type not in devices:
-            if not self.sends or not kwargs.get("non_blocking"):
+            if not kwargs.get("non_blocking"):
                 raise RuntimeError(f"a transfer from {' and '.join(devices)} to {to} waits for the device")
         elif len(devices) > 1:
             raise RuntimeError(f"{func} met tensors on {' and '.join(sorted(devices))}")
@@ -51,20 +42,14 @@ class _Operations(TorchDispatchMode):
 
 
 class OneDevice:
-    """A block of code on one device; see the module, and `sends` of `_Operations`."""
+    """A block of code on one device; see the module."""
 
-    def __init__(self, *, sends: bool = True) -> None:
+    def __init__(self) -> None:
         self._modes = ExitStack()
-        self._sends = sends
 
     def __enter__(self) -> None:
         self._modes.enter_context(_NoLists())
-        self._modes.enter_context(_Operations(self._sends))
+        self._modes.enter_context(_Operations())
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._modes.close()
-
-
-def moved(x: torch.Tensor | None) -> torch.Tensor | None:
-    """The same without data."""
-    return None if x is None else torch.empty_like(x, device="meta")

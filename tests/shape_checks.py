@@ -36,12 +36,12 @@ class _Typechecker(_import_hook.Typechecker):
 
 
 class _Outermost(_import_hook.JaxtypingTransformer):
-    """Leaves out functions inside functions, for which a check would be compiled whenever they are made, and those that Numba and
-    Triton compile, which must be seen as they are."""
+    """Leaves out functions inside functions, for which a check would be compiled whenever they are made, and those that Numba
+    compiles, which must be seen as they are."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         names = " ".join(map(ast.unparse, node.decorator_list))
-        compiled = any(word in names for word in ("njit", "compiled", "triton"))
+        compiled = any(word in names for word in ("njit", "compiled"))
         inside = any(isinstance(parent, ast.FunctionDef) for parent in self._parents)
         return node if compiled or inside else super().visit_FunctionDef(node)
 

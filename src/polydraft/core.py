@@ -277,8 +277,7 @@ class Verifier(Protocol):
 
     `info` declares what it accepts. A rule may also have, for speed, `walk(draft, logits, key) -> Outcome | None`: the outcome
     that its verdict for p = softmax(logits) would sample, in one call that makes only the laws it needs, for float32 logits;
-    None where the call does not apply. Trees, keys and the outcome are on the host, wherever the logits are. It is tested
-    against the verdict.
+    None where the call does not apply. All is on the host. It is tested against the verdict.
     """
 
     @property

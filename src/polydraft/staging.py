@@ -1,21 +1,9 @@
 """Small tables between the host and a device, through pinned memory: sending does not wait, fetching waits for what it fetches alone."""
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
-__all__ = ["fetched", "has_kernels", "sent"]
-
-
-def has_kernels(where: torch.device) -> bool:
-    """Whether Triton's kernels run on a device.
-
-    Example:
-        >>> has_kernels(torch.device("cpu"))
-        False
-    """
-    return where.type == "cuda" and find_spec("triton") is not None
+__all__ = ["fetched", "sent"]
 
 
 def sent(x: Tensor, device: torch.device) -> Tensor:

@@ -177,10 +177,10 @@ def test_the_command_writes_json_table_and_picture(tmp_path):
 def test_the_command_measures_the_path_for_gpus_on_the_device_that_it_is_told(tmp_path):
     file = tmp_path / "bench.json"
     asked = ["bench", "--quick", "--no-peers", "--max-tokens", "4", "--json", str(file), "--way", "model@2x2", "--batch", "2"]
-    result = CliRunner().invoke(app, [*asked, "--device", "cpu", "--backend", "static"])
+    result = CliRunner().invoke(app, [*asked, "--device", "cpu", "--backend", "transformers"])
     assert result.exit_code == 0, result.output
     report = json.loads(file.read_text())
-    assert (report["settings"]["device"], report["settings"]["backend"]) == ("cpu", "static")
+    assert (report["settings"]["device"], report["settings"]["backend"]) == ("cpu", "transformers")
     assert all(row["law_check"]["passed"] and row["tokens_per_second"] > 0 for row in report["rows"])
 
 

@@ -21,7 +21,6 @@ from polydraft.models.folder import load_module
 from polydraft.registry import verifier
 from polydraft.verifiers import greedy
 from polydraft.verifiers.block import Block
-from polydraft.verifiers.fast import device
 from polydraft.verifiers.match import Match
 from tests.support.wrong_rules import keep_all
 
@@ -158,19 +157,11 @@ def test_the_statistic_of_a_right_rule_has_mean_zero_by_enumeration():
 
 def test_every_fused_rule_has_a_broken_walk_among_the_mistakes():
     rules = map(registry.verifier, registry.names("verifier"))
-    on_devices_alone = {"traversal", "traversal_merged"}
-    assert {rule.info.name for rule in rules if hasattr(rule, "walk")} == {*WALKS, *on_devices_alone}
+    assert {rule.info.name for rule in rules if hasattr(rule, "walk")} == {*WALKS}
 
 
-def kept_on_a_device(self, draft, logits, key):
-    """The deepest node and the likeliest token, by the way of a device."""
-    last = draft.tree.is_node.sum(1) - 1
-    return device.walk(lambda logits, *_: (last, logits[torch.arange(len(last)), last].argmax(-1)), draft, logits, key)
-
-
-@pytest.mark.parametrize("walk", [lambda self, *given: keep_all(*given), kept_on_a_device], ids=["compiled", "device"])
-def test_a_block_rule_whose_walk_is_replaced_is_found(engine, walk, monkeypatch):
-    monkeypatch.setattr(Block, "walk", walk)
+def test_a_block_rule_whose_walk_is_replaced_is_found(engine, monkeypatch):
+    monkeypatch.setattr(Block, "walk", lambda self, *given: keep_all(*given))
     assert not check(engine, PROMPTS, PARAMS, rounds=60).passed
 
 

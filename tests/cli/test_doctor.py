@@ -27,4 +27,4 @@ def test_doctor_says_which_gpu_path_is_active_or_why_none(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
     found = examine._gpu()
-    assert "StaticLlama" in found["path"] and "Some GPU" in found["why"]
+    assert "HFTarget" in found["path"] and "Some GPU" in found["why"]

@@ -14,12 +14,11 @@ from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.laws.guidance import Guidance
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.hf import HFTarget
-from polydraft.models.static.llama import StaticLlama
 from tests.engine.tables import TableModel, p_value
 from tests.support.closeness import assert_close
 
 SIZES = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-BACKENDS = pytest.mark.parametrize("kind", [CompiledLlama, StaticLlama, HFTarget])
+BACKENDS = pytest.mark.parametrize("kind", [CompiledLlama, HFTarget])
 
 
 def module(seed=0):

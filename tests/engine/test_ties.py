@@ -7,7 +7,6 @@ from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models.hf import HFTarget
-from polydraft.models.static.llama import StaticLlama
 from tests.engine.tables import TableModel
 from tests.models.tree_rounds import ARCHITECTURES, V, fresh, small_model
 from tests.support.closeness import assert_close
@@ -30,13 +29,13 @@ def texts(margin, kind, *, drafts):
     return [r.token_ids for r in results(margin, kind, drafts=drafts)]
 
 
-@pytest.mark.parametrize("kind", [HFTarget, StaticLlama])
+@pytest.mark.parametrize("kind", [HFTarget])
 def test_bfloat16_texts_part_without_the_option_and_agree_with_it(kind):
     assert texts(None, kind, drafts=True) != texts(None, kind, drafts=False)
     assert texts(MARGIN, kind, drafts=True) == texts(MARGIN, kind, drafts=False)
 
 
-@pytest.mark.parametrize("kind", [HFTarget, StaticLlama])
+@pytest.mark.parametrize("kind", [HFTarget])
 def test_near_ties_are_counted(kind):
     few, many = (sum(r.stats.near_ties for r in results(margin, kind, drafts=True)) for margin in (1e-9, MARGIN))
     assert 0 <= few < many < 32 * len(PROMPTS), "in bfloat16 two logits may be equal"
@@ -45,7 +44,7 @@ def test_near_ties_are_counted(kind):
 def test_a_fresh_pass_is_the_model_itself():
     text = PROMPTS[7]
     model = small_model(ARCHITECTURES["llama"])
-    assert_close(StaticLlama(model, max_num_seqs=1).fresh(text), fresh(model, text)[-1])
+    assert_close(HFTarget(model, max_num_seqs=1).fresh(text), fresh(model, text)[-1])
 
 
 def test_rows_beyond_the_margin_are_not_scored_again():

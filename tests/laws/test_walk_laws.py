@@ -19,8 +19,6 @@ from polydraft import noise, registry
 from polydraft import tree as trees
 from polydraft.core import Draft, NoiseKey, Outcome, SiblingLaw, TokenTree, TreeShape
 from polydraft.verifiers import greedy
-from polydraft.verifiers.fast import device
-from polydraft.verifiers.fast.device_tree import GreedyTraversalRule
 from polydraft.verifiers.list_race import active_paths, list_race
 from polydraft.verifiers.race import follow
 from tests.fast_equals_slow.walk_rounds import first_nodes, trunk_counted_twice
@@ -111,14 +109,6 @@ def walk(name):
     return lambda *given: registry.verifier(name).walk(*given)
 
 
-def on_device(name):
-    """As on a GPU: in torch operations."""
-    rule = registry.verifier(name)
-    return lambda draft, logits, key: device.walk(
-        GreedyTraversalRule() if name == "greedy_traversal" else device.race(rule.active), draft, logits, key
-    )
-
-
 def sampled(rule):
     """The way of a rule without a walk, or of a wrong one: the verdict of laws in float32, and two draws."""
     return lambda draft, logits, key: rule(draft, logits.softmax(-1)).sample(key)
@@ -170,12 +160,6 @@ def test_a_walk_keeps_the_law_in_a_batch_of_trees_of_all_sizes(name, law, shape,
     assert p_value("plain", draft, walk(name)(draft, logits, key)) > 1e-3
 
 
-@pytest.mark.parametrize(("shape", "counts"), [(PATHS, TWO), (PRODUCT, FULL), (BY_POSITION, LEAVES)])
-def test_a_walk_on_a_device_keeps_the_law(shape, counts):
-    draft, logits, key = drawn("plain", IID, shape, counts)
-    assert p_value("plain", draft, on_device("greedy_traversal")(draft, logits, key)) > 1e-3
-
-
 @pytest.mark.parametrize(
     ("law", "shape", "counts"), [(IID, PATHS, TWO), (WOR, PRODUCT, FULL), (G1, PRODUCT, FULL), (IID, RAGGED, LONG_AND_SHORT)]
 )
@@ -192,7 +176,6 @@ RACES = [("race", COUPLED, 1), ("race", COUPLED, 2), ("list_race", LISTED, 1), (
 def test_a_walk_of_shared_races_keeps_the_law(name, law, num_paths, tables):
     draft, logits, key = raced(tables, law, num_paths)
     assert p_value(tables, draft, walk(name)(draft, logits, key)) > 1e-3
-    assert p_value(tables, draft, on_device(name)(draft, logits, key)) > 1e-3
 
 
 def likeliest(tables):
@@ -253,15 +236,6 @@ def as_it_is(draft, logits):
 
 
 WRONG = {
-    "greedy traversal on a device, copies dropped": (
-        "plain",
-        IID,
-        PATHS,
-        TWO,
-        None,
-        copies_dropped,
-        on_device("greedy_traversal"),
-    ),
     **{
         f"block, {mistake}": ("plain", IID, CHAIN, ONE, None, as_it_is, sampled(partial(wrong_rules.block, **{mistake: True})))
         for mistake in ("clamp_factors", "plain_residual", "uncapped", "first_failure")

@@ -14,7 +14,6 @@ from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.hf import HFTarget
 from polydraft.models.load import check_same_context, check_same_vocabulary, encode, load_model, load_tokenizer
-from polydraft.models.static.llama import StaticLlama
 from tests.models.tree_rounds import small_model
 from tests.support.closeness import assert_close
 
@@ -53,26 +52,23 @@ def test_the_constructor_of_the_class_reads_the_same_folder(folder):
     assert (target.dtype, target.device.type, target.max_model_len, len(target.lengths)) == (torch.bfloat16, "cpu", 32, 2)
 
 
-def test_the_static_path_gives_the_same_logits_where_it_is_asked_for(folder):
-    target = load_model(str(folder), backend="static", device="cpu", max_num_seqs=2)
-    assert isinstance(target, StaticLlama)
-    through = load_model(str(folder), backend="transformers", device="cpu")
-    ours, theirs = (m.prefill([0], [[1, 2, 3]]).logits for m in (target, through))
-    assert_close(ours, theirs)
+def test_the_static_path_is_refused_with_what_to_use(folder):
+    with pytest.raises(InvalidInputError, match="Use backend='transformers'"):
+        load_model(str(folder), backend="static", device="cpu")
+
+
+def test_options_of_the_compiled_path_are_refused_elsewhere(folder):
     with pytest.raises(IncompatibleError, match="only the compiled path"):
-        load_model(str(folder), backend="static", device="cpu", quantization="int8")
+        load_model(str(folder), backend="transformers", device="cpu", quantization="int8")
 
 
-@pytest.mark.parametrize(("reason", "kind"), [(None, StaticLlama), ("its head is odd", HFTarget)])
-def test_a_gpu_takes_the_static_path_for_models_that_it_covers(folder, monkeypatch, reason, kind):
+def test_a_gpu_takes_models_through_transformers(folder, monkeypatch):
     module = load.load_module(str(folder), device="cpu")
     monkeypatch.setattr(load, "load_module", lambda *_, **__: SimpleNamespace(device=torch.device("cuda"), config=module.config))
     monkeypatch.setattr(CompiledLlama, "why_unsupported", staticmethod(lambda _: "it is on a GPU"))
-    monkeypatch.setattr(StaticLlama, "why_unsupported", staticmethod(lambda given: None if given is module else reason))
-    for path in (StaticLlama, HFTarget):
-        build = path.__init__
-        monkeypatch.setattr(path, "__init__", lambda self, _, build=build, **options: build(self, module, **options))
-    assert type(load_model(str(folder))) is kind
+    build = HFTarget.__init__
+    monkeypatch.setattr(HFTarget, "__init__", lambda self, _, **options: build(self, module, **options))
+    assert type(load_model(str(folder))) is HFTarget
 
 
 @pytest.mark.parametrize("options", [{"dtype": "int8"}, {"dtype": "float31"}, {"device": "nowhere"}, {"backend": "fast"}])

@@ -7,7 +7,6 @@ import transformers as hf
 from polydraft.core import AuxRows, Needs, TokenTree
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.hf import HFTarget
-from polydraft.models.static.llama import StaticLlama
 from polydraft.tree import pad
 from tests.models.tree_rounds import ARCHITECTURES, Play, V, fresh, outcome, small_model
 from tests.support.closeness import assert_close
@@ -25,8 +24,7 @@ FAMILY = {
     **{name: ARCHITECTURES[name] for name in ("llama", "llama_tied", "mistral", "qwen2", "qwen3")},
     "llama3 rope": hf.LlamaConfig(**SIZES, num_key_value_heads=2, max_position_embeddings=640, rope_parameters=LLAMA3),
 }
-BIASES = {"biases": hf.LlamaConfig(**SIZES, max_position_embeddings=640, attention_bias=True, mlp_bias=True)}
-MODELS = {HFTarget: ARCHITECTURES, StaticLlama: FAMILY | BIASES, CompiledLlama: FAMILY}
+MODELS = {HFTarget: ARCHITECTURES, CompiledLlama: FAMILY}
 TARGETS = pytest.mark.parametrize("kind", MODELS)
 
 
@@ -51,9 +49,7 @@ def test_a_wrong_path_shows_in_the_logits(kind):
     assert game.next_error([0]) > 1e-2
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [(HFTarget, "llama"), (HFTarget, "gpt2"), (StaticLlama, "llama"), (CompiledLlama, "llama")]
-)
+@pytest.mark.parametrize(("kind", "name"), [(HFTarget, "llama"), (HFTarget, "gpt2"), (CompiledLlama, "llama")])
 @pytest.mark.parametrize("ends", [(1, 3, 6, 7), (1, 7), (3, 7), (6, 7)])
 def test_a_tree_grown_in_several_passes_equals_one_pass(kind, name, ends):
     game = play(kind, name)
@@ -72,9 +68,7 @@ def test_a_tree_grown_in_several_passes_equals_one_pass(kind, name, ends):
     assert game.next_error([0, 1, 2]) < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("kind", "embedded"), [(HFTarget, False), (HFTarget, True), (StaticLlama, False), (StaticLlama, True), (CompiledLlama, False)]
-)
+@pytest.mark.parametrize(("kind", "embedded"), [(HFTarget, False), (HFTarget, True), (CompiledLlama, False)])
 def test_auxiliary_rows_see_their_node_and_each_other_and_are_never_seen(kind, embedded):
     game = play(kind)
     game.join(1, 0)

@@ -3,7 +3,7 @@
 from time import perf_counter
 
 from studies import passes
-from studies.profile import PARTS, SIZES, WAYS, device_rounds, profile
+from studies.profile import PARTS, SIZES, profile
 
 
 def test_the_parts_of_a_round_add_up_and_none_is_missing():
@@ -22,15 +22,7 @@ def test_a_pass_is_measured_in_every_weight_format_at_every_number_of_rows():
     assert all(list(rows) == list(passes.ROWS) and min(rows.values()) > 0 for rows in found.values())
 
 
-def test_rounds_on_a_device_are_measured():
-    found = device_rounds(SIZES["3M"], "cpu", batch=2, num_rounds=3, dtype="float32")
-    assert set(found) == set(WAYS)
-    assert [found[way]["reads"] for way in WAYS] == [0, 1, 1], "the walks of a CPU read nothing, drafts one table"
-    for each in found.values():
-        assert 0 <= each["waiting ms"] < each["ms"] and each["tokens"] >= 1
-
-
 def test_a_pass_on_a_device_is_measured_at_every_batch_and_number_of_rows():
     found, about = passes.device_costs(SIZES["3M"], 64, "cpu", batches=(1, 2), repetitions=1, dtype="float32")
-    assert set(found) == {"static", "transformers"} and about["graphs"] == 0 < about["cache"]
-    assert all({*each} == {(b, r) for b in (1, 2) for r in passes.ROWS} and min(each.values()) > 0 for each in found.values())
+    assert set(found) == {(batch, rows) for batch in (1, 2) for rows in passes.ROWS} and min(found.values()) > 0
+    assert about["memory"] >= about["weights"] > 0

@@ -11,7 +11,6 @@ from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.vectors import instruction_set
 from polydraft.models.folder import load_module
-from polydraft.staging import has_kernels
 
 
 def _kernels() -> dict[str, Any]:
@@ -43,12 +42,9 @@ def _gpu() -> dict[str, Any]:
             f"torch {torch.__version__} was built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
         )
         return {"path": "none", "why": f"{built}; everything runs on the CPU"}
-    found = has_kernels(torch.device("cuda"))
-    kernels = "Triton kernels" if found else "torch operations, as Triton is not installed"
     return {
-        "path": "StaticLlama: CUDA graphs of static shapes, for the Llama family; other models through transformers",
+        "path": "HFTarget: models through transformers; verifiers on the host",
         "why": f"torch {torch.__version__} finds {torch.cuda.get_device_name()}",
-        "attention_over_trees_block_verification_and_races": kernels,
     }
 
 

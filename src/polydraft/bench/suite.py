@@ -27,7 +27,6 @@ from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.folder import as_device, load_module
 from polydraft.models.hf import HFTarget
-from polydraft.models.static.llama import StaticLlama
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ class Bench:
 
     target, draft: folders, the embedded pair by default; without a draft only contenders that need none.
     ways: see `Way.parse`; DEFAULT_WAYS without any, as far as they can be built.  inflate_layers: layers that cost and change nothing, see `inflate`.
-    device: of all models; without one the CPU.  backend: of ours, "static" or "compiled"; "auto" is compiled on a CPU and static elsewhere.
+    device: of all models; without one the CPU.  backend: of ours, "compiled" or "transformers"; "auto" is compiled on a CPU.
     dtype: of all models, by default float32.
     """
 
@@ -131,11 +130,11 @@ class Bench:
             target, draft = str(pair.target_folder()), draft or str(pair.draft_folder())
         self.temperature, self._threads, self.batch_size = temperature, num_threads, batch_size
         self.settings = {"temperature": temperature, "inflate": inflate_layers, "threads": num_threads, "batch": batch_size}
-        if backend not in ("auto", "compiled", "static"):
-            raise InvalidInputError(f"backend={backend!r} was given; expected 'auto', 'compiled' or 'static'. Choose one.")
+        if backend not in load.BACKENDS:
+            raise InvalidInputError(f"backend={backend!r} was given; expected one of {', '.join(load.BACKENDS)}.")
         where = as_device(device or "cpu")
-        self._on_cpu, self._static = where.type == "cpu", backend == "static" or (backend == "auto" and where.type != "cpu")
-        if not self._on_cpu or self._static:
+        self._on_cpu, self._through = where.type == "cpu", backend == "transformers"
+        if not self._on_cpu or self._through:
             self.settings |= {"device": str(where), "backend": backend, "dtype": dtype or "float32"}
         self.judge = inflate(load_module(target, device=str(where), dtype=dtype or "float32"), inflate_layers)
         self.tokenizer = load.load_tokenizer(target)
@@ -157,8 +156,7 @@ class Bench:
         return self._compile(self.judge)
 
     def _compile(self, module: Any) -> Any:
-        own = StaticLlama if self._static else CompiledLlama
-        kind = HFTarget if own.why_unsupported(module) else own
+        kind = HFTarget if self._through or CompiledLlama.why_unsupported(module) else CompiledLlama
         return kind(module, max_num_seqs=self.batch_size)
 
     def _try(self, name: str, build: Callable[[], Contender]) -> None:

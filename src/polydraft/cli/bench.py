@@ -43,7 +43,7 @@ def bench(
     peers: Annotated[bool, typer.Option(help="Measure transformers, llama.cpp and vLLM too, where installed.")] = True,
     device: given.Device = None,
     dtype: given.Dtype = None,
-    backend: Annotated[str, typer.Option(help="Of ours: compiled, static, or auto: static on a GPU.")] = "auto",
+    backend: Annotated[str, typer.Option(help="Of ours: compiled, transformers, or auto: transformers on a GPU.")] = "auto",
 ) -> None:
     """Measure this library against its peers: same models, prompts and threads, one interleaved run, outputs checked."""
     if context.invoked_subcommand is not None:

@@ -172,13 +172,9 @@ def _limits(engine: "Engine") -> str:
     size += " when full, taken as texts grow" if size and built["cache_grows"] else ""
     drafts = "no drafts" if built["drafter"] is None else f"drafter {built['drafter']}"
     law = "" if built["law"] == "the target's law" else f", lossless to {built['law']}"
-    graphs = "".join(
-        f"; {each['graphs']} graphs of the {role} captured in {each['seconds']:.1f} s, {each['bytes'] / 1e6:.0f} MB"
-        for role, each in built["graphs"].items()
-    )
     return (
         f"{built['target']}{_weights(built)}: context of {built['max_model_len']} tokens, {built['max_num_seqs']} at a time{size}; "
-        f"{drafts}, verifier {built['verifier']}{'' if built['lossless'] else ' (not lossless)'}{law}{graphs}"
+        f"{drafts}, verifier {built['verifier']}{'' if built['lossless'] else ' (not lossless)'}{law}"
     )
 
 

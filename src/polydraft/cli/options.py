@@ -26,7 +26,7 @@ Model = Annotated[
 DraftModel = Annotated[str | None, models("A smaller model with the same vocabulary, named alike.")]
 Dtype = Annotated[str | None, models("For example float32 or bfloat16.")]
 Device = Annotated[str | None, models("For example cpu or cuda.")]
-Backend = Annotated[str, models("auto, compiled, static or transformers.")]
+Backend = Annotated[str, models("auto, compiled or transformers.")]
 Quantization = Annotated[
     str | None,
     models(

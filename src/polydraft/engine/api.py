@@ -21,7 +21,6 @@ from polydraft.engine import build
 from polydraft.engine.loop import Inbox, Loop
 from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import Result, Sample
-from polydraft.engine.warm_up import warm_up
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 from polydraft.models.defaults import sampling_defaults
@@ -103,7 +102,7 @@ class Engine(Loop):
             costs are assumed and learnt while requests run: how much is drafted, and so which text of the law a seed gives, then depends on the clock.
         drafter_options: passed to the drafter's `build`; of several drafters, by their names.
         dtype, device: of both models, for example "bfloat16" and "cuda".
-        backend: "compiled" (Llama family on a CPU), "static" (Llama family in torch, for GPUs), "transformers", or "auto".
+        backend: "compiled" (Llama family on a CPU), "transformers" (any device), or "auto".
         quantization, draft_quantization: "int8", "int4", "bfloat16" or "bfloat16-dot" matrices of the target or the draft, on the
             compiled path; see `models.compiled.llama.CompiledLlama`.
             The output then follows the quantised target's law; quantising the draft changes no law.
@@ -242,13 +241,11 @@ class Engine(Loop):
         plan = build.plan(plan, depth, num_paths, profile, source)
         more: dict[str, Any] = {"tie_margin": tie_margin, "law": law, "keep_prefixes": keep_prefixes, "others": others}
         made = cls(target, source, rule, plan, tokenizer=tokenizer, eos_token_ids=eos, make_plan=make_plan, **more)
-        needs = [part.needs.hidden for part in (source, law) if part is not None]
         made.sampling_defaults = dict(sampling_defaults or {})
-        made.graphs = warm_up(target, draft_model, plan, sorted({layer for hidden in needs for layer in hidden}))
         return made
 
     def summary(self) -> dict[str, Any]:
-        """What was built: models, limits, cache bytes, drafter, verifier, graphs captured on a GPU."""
+        """What was built: models, limits, cache bytes, drafter, verifier."""
         drafter = self.drafter
         return {
             "target": getattr(self.target, "name", type(self.target).__name__),
@@ -267,7 +264,6 @@ class Engine(Loop):
             "verifier": self.verifier.info.name,
             "lossless": self.verifier.info.lossless,
             "law": self.lossless_to,
-            "graphs": self.graphs,
         }
 
     @property

@@ -115,8 +115,6 @@ class Loop:
         """What ran in the last step that raised."""
         self._streams: dict[str, Inbox] = {}
         self._stepping = threading.Lock()
-        self.graphs: dict[str, dict[str, Any]] = {}
-        """What was captured when the engine was built, see `warm_up`."""
 
     @property
     def plan(self) -> Plan:

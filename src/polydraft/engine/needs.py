@@ -11,7 +11,7 @@ SAID = {
     "logits": "logits of its rounds",
     "aux": "auxiliary rows",
 }
-ADVICE = "Load the target with another backend ('compiled', 'static', 'transformers'), or use something that needs less."
+ADVICE = "Load the target with another backend ('compiled' or 'transformers'), or use something that needs less."
 
 
 def _check(target: Target, needs: Needs, who: str) -> None:

@@ -6,7 +6,7 @@ law       logits -> p, each node with the context of its own path
 verify    the rule's verdict, then two draws: stop node and extra token
 commit    the caches keep the path; the drafter learns what was kept
 
-Trees, keys and outcomes live on the host, rows over the vocabulary where the target puts them: a round reads one small table back.
+Trees, keys and outcomes live on the host, where verifiers run: rows over the vocabulary are copied from a device once a round.
 """
 
 from collections.abc import Callable, Mapping
@@ -236,9 +236,10 @@ class Stepper:
             scored = replace(scored, logits=given)
         given = scored.logits, scored.tree, contexts, prompts, params, tuple(self.stop_ids)
         processed = unique.expand(sampling.process(*given, checked=False))
-        outcome = self._walk(draft, processed, key, params)
+        draft = _on_host(draft)
+        outcome = self._walk(draft, processed.cpu(), key, params)
         if outcome is None:
-            outcome = self.verifier(_on_host(draft), unique.expand(sampling.laws(*given)).cpu()).sample(key)
+            outcome = self.verifier(draft, unique.expand(sampling.laws(*given)).cpu()).sample(key)
         return outcome, processed
 
     def _walk(self, draft: Draft, processed: Tensor, key: NoiseKey, params: Seq[SamplingParams]) -> Outcome | None:

@@ -46,7 +46,7 @@ def check_margin(target: Target, margin: float | None) -> None:
     if not hasattr(target, "fresh"):
         raise IncompatibleError(
             f"tie_margin={margin} was given for {type(target).__name__}, whose rows do not depend on their batch: it needs none. "
-            "Leave it out, or use backend='static' or 'transformers'."
+            "Leave it out, or use backend='transformers'."
         )
 
 

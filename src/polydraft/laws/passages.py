@@ -58,7 +58,7 @@ def key_layer(target: Target) -> int:
     if len(offered) < 2 or not target.offers.embeddings:
         raise IncompatibleError(
             f"passages need the target's hidden states and embeddings, which {type(target).__name__} does not give. "
-            "Load it with another backend ('compiled', 'static', 'transformers')."
+            "Load it with another backend ('compiled' or 'transformers')."
         )
     return max(offered) - 1
 

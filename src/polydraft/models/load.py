@@ -24,7 +24,7 @@ from polydraft.models.tokenizer import ROLES, Tokenizer
 
 __all__ = ["check_same_context", "check_same_vocabulary", "encode", "load_model", "load_tokenizer", "num_token_ids"]
 
-BACKENDS = ("auto", "compiled", "static", "transformers")
+BACKENDS = ("auto", "compiled", "transformers")
 
 
 def load_model(
@@ -43,10 +43,10 @@ def load_model(
     tensor_parallel: int | None = None,
     device_map: str | Mapping[str, Any] | None = None,
 ) -> Target:
-    """A target (or draft) model: the Llama family compiled in float32 on a CPU, or static on a GPU; else through transformers.
+    """A target (or draft) model: the Llama family compiled in float32 on a CPU, else through transformers.
 
     name: a folder of `save_pretrained`, a GGUF file, a name of `polydraft models list` or `OWNER/NAME` of the Hugging Face hub; see
-        `hub.located`.  backend: "compiled", "static", "transformers", or "auto".
+        `hub.located`.  backend: "compiled", "transformers", or "auto".
     dtype: default float32 on a CPU, the checkpoint's own elsewhere.  device: default the first GPU, or the CPU.
     quantization: "int8", "int4", "bfloat16" or "bfloat16-dot" matrices for the compiled path: less to do in a pass. It makes another model of a
         target, whose law is then followed; on a draft it costs nothing but acceptance.
@@ -61,7 +61,7 @@ def load_model(
     Raises:
         ModelLoadError: the folder is missing, incomplete, corrupt or of a kind that cannot be rolled back.
         InvalidInputError: a dtype, device or backend that does not exist.
-        IncompatibleError: backend="compiled" or "static" for a model that it does not cover; says why.
+        IncompatibleError: backend="compiled" for a model that it does not cover; says why.
         CapacityError: the cache does not fit.
 
     Example:
@@ -69,6 +69,8 @@ def load_model(
         >>> load_model(str(pair.draft_folder()), max_num_seqs=1).vocab_size
         2048
     """
+    if backend == "static":
+        raise InvalidInputError("backend='static' was given; that path is gone. Use backend='transformers', on a CPU or a GPU.")
     if backend not in BACKENDS:
         raise InvalidInputError(f"backend={backend!r} was given; expected one of {', '.join(BACKENDS)}.")
     place = located(name)
@@ -88,17 +90,12 @@ def load_model(
     if plain and not _rolls_back(module, max_model_len):
         _refuse_choices(name, "its cache cannot be rolled back", chosen)
         return PlainTarget(module, **options)
-    from polydraft.models.static.llama import StaticLlama
-
-    reason, static = CompiledLlama.why_unsupported(module), StaticLlama.why_unsupported(module)
-    refused = {"compiled": reason, "static": static}.get(backend)
-    if refused:
-        raise IncompatibleError(f"backend={backend!r} was asked for {name!r}, but {refused}. Use backend='transformers'.")
+    reason = CompiledLlama.why_unsupported(module)
+    if reason is not None and backend == "compiled":
+        raise IncompatibleError(f"backend='compiled' was asked for {name!r}, but {reason}. Use backend='transformers'.")
     if reason is None and backend in ("auto", "compiled"):
         return CompiledLlama(module, **options, **compiled)
     _refuse_choices(name, reason or "as asked", chosen)
-    if static is None and (backend == "static" or (backend == "auto" and module.device.type == "cuda")):
-        return StaticLlama(module, **options)
     from polydraft.models.hf import HFTarget
     from polydraft.models.seq2seq import Seq2SeqTarget
 

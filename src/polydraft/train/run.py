@@ -109,7 +109,7 @@ def _layers(target: Target, recipe: Recipe, wanted: tuple[int, ...] | None) -> t
     if not (offered.embeddings and offered.head) or last < 3:
         raise IncompatibleError(
             f"{getattr(target, 'name', type(target).__name__)} gives no hidden states, embeddings and head ({offered}), from which a head is trained. "
-            "Load it with backend='compiled', 'static' or 'transformers'."
+            "Load it with backend='compiled' or 'transformers'."
         )
     layers = recipe.layers(last) if wanted is None else wanted
     if not set(layers) <= set(offered.hidden) or tuple(sorted(set(layers))) != layers:

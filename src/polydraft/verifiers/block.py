@@ -19,8 +19,6 @@ from torch import Tensor
 
 from polydraft.core import Draft, NoiseKey, Outcome, SiblingLaw, TreeShape
 from polydraft.papers import method
-from polydraft.staging import has_kernels
-from polydraft.verifiers.fast import device
 from polydraft.verifiers.fast.rows import compiled, keep, reweight, soften, surplus
 from polydraft.verifiers.fast.walk import EXTRA, STOP, arrays, drawn, outcome
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot
@@ -63,12 +61,6 @@ class Block(LeafToRoot):
 
     def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
         """See `_walk`; for float32 logits and laws. None where it does not apply, or where logits are faulty."""
-        if has_kernels(logits.device):
-            from polydraft.verifiers.fast import triton
-
-            return device.outcome(triton.block(draft, logits, key))
-        if logits.device.type != "cpu":
-            return device.walk(device.block, draft, logits, key)
         if draft.probs is None or draft.probs.dtype != torch.float32:
             return None
         done = arrays(draft, logits, key)

@@ -172,7 +172,7 @@ class FlowRule(LeafToRoot):
         """
         if draft.shape is TreeShape.CHAIN:
             return block.walk(draft, logits, key)
-        if logits.device.type != "cpu" or draft.probs is None or draft.probs.dtype != torch.float32:
+        if draft.probs is None or draft.probs.dtype != torch.float32:
             return None
         done, single = arrays(draft, logits, key), chains(draft.tree.host[1])
         kids, first, depth = (

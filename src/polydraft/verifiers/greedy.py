@@ -14,8 +14,6 @@ from torch import Tensor
 from polydraft import tree
 from polydraft.core import Draft, NoiseKey, Outcome
 from polydraft.params import SamplingParams
-from polydraft.staging import sent
-from polydraft.verifiers.fast import device
 from polydraft.verifiers.fast.rows import compiled, highest
 from polydraft.verifiers.fast.walk import arrays, child, outcome
 
@@ -73,17 +71,13 @@ def _keep_largest(x, rows):
 def harden(logits: Float[Tensor, "B N V"], params: Sequence[SamplingParams]) -> Float[Tensor, "B N V"]:
     """Processed logits whose softmax is the law at temperature 0 too: only the largest stays. Faulty rows stay faulty.
 
-    logits: float32, on the host or a device.
+    logits: float32, on the host.
 
     Example:
         >>> harden(torch.tensor([[[1.0, 3.0, 2.0]]]), [SamplingParams(temperature=0)]).tolist()
         [[[-inf, 3.0, -inf]]]
     """
     rows = [b for b, row in enumerate(params) if row.greedy]
-    if logits.device.type != "cpu":
-        hard = sent(torch.tensor([row.greedy for row in params]), logits.device)[:, None, None]
-        others = torch.ones_like(logits, dtype=torch.bool).scatter_(-1, logits.argmax(-1, keepdim=True), False)
-        return logits.masked_fill(others & hard, -torch.inf)
     hard = logits.clone(memory_format=torch.contiguous_format)
     _keep_largest(hard.numpy(), np.array(rows))
     return hard
@@ -100,8 +94,6 @@ def walk(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome
         >>> walk(chain, torch.tensor([[[0.0, 2.0, 1.0]]]), NoiseKey.of([0], [0], [1])).token.tolist()
         [1]
     """
-    if logits.device.type != "cpu":
-        return device.walk(device.greedy, draft, logits, key)
     done = arrays(draft, logits, key)
     _walk(*done._replace(laws=done.logits[:, :0], rows=tree.first_copies(draft.tree).numpy()))
     return outcome(draft, done)

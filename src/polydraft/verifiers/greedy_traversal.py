@@ -37,13 +37,13 @@ from polydraft.noise import uniform_at
 from polydraft.papers import method
 from polydraft.verifiers.block import _walk as block_walk
 from polydraft.verifiers.block import block
-from polydraft.verifiers.fast import device
-from polydraft.verifiers.fast.device_tree import GATE, HALF, PER_OCTAVE, GreedyTraversalRule
 from polydraft.verifiers.fast.rows import compiled, copy_normalised, keep, leftover, reject, reweight, soften, surplus, total
 from polydraft.verifiers.fast.walk import EXTRA, STOP, arrays, drawn, outcome
 from polydraft.verifiers.lift.leaf_to_root import chains, check_stop, host_rows, in_turn
 from polydraft.verifiers.lift.verdict import TreeVerdict
 
+PER_OCTAVE, HALF, GATE = 16.0, 128, 0.2
+"""Buckets of an octave, buckets on either side of p = q, and the acceptance that is missing, over n, below which all tokens share one."""
 BUCKETS = 2 * HALF + 1
 FAULTY = -2
 ALL = 2.0
@@ -276,12 +276,10 @@ class GreedyTraversal:
     def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
         """What the verdict samples, for float32 logits and laws; chains as block verification, which this rule then is.
 
-        On the host contexts that come after the end of the walk are not looked at. None where it does not apply, or where what was looked at is faulty.
+        Contexts that come after the end of the walk are not looked at. None where it does not apply, or where what was looked at is faulty.
         """
         if draft.shape is TreeShape.CHAIN:
             return block.walk(draft, logits, key)
-        if logits.device.type != "cpu":
-            return device.walk(GreedyTraversalRule(), draft, logits, key)
         if draft.probs is None or draft.probs.dtype != torch.float32:
             return None
         done = arrays(draft, logits, key)

@@ -18,7 +18,6 @@ from torch import Tensor
 from polydraft import tree
 from polydraft.core import Draft, NoiseKey, Outcome, SiblingLaw
 from polydraft.papers import method
-from polydraft.verifiers.fast import device
 from polydraft.verifiers.fast.rows import compiled, soften
 from polydraft.verifiers.fast.walk import EXTRA, STOP, arrays, drawn, outcome
 from polydraft.verifiers.lift.per_node import PerNode
@@ -75,8 +74,6 @@ class Match(PerNode):
 
     def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
         """The verdict's outcome for p = softmax(logits), float32, in one call; None where logits are faulty."""
-        if logits.device.type != "cpu":
-            return device.walk(device.match, draft, logits, key)
         done = arrays(draft, logits, key)
         first = tree.first_copies(draft.tree).numpy()
         _walk(*done._replace(laws=done.logits[:, :0], rows=first))

@@ -24,8 +24,6 @@ from polydraft import noise, tree
 from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TokenTree
 from polydraft.errors import InvalidInputError
 from polydraft.papers import method
-from polydraft.staging import has_kernels
-from polydraft.verifiers.fast import device
 from polydraft.verifiers.fast.rows import soften
 from polydraft.verifiers.fast.walk import arrays, child, outcome
 from polydraft.verifiers.lift.verdict import TreeVerdict
@@ -132,12 +130,6 @@ class Race:
         """The verdict's outcome for p = softmax(logits), float32, in one call; None where logits are faulty."""
         if draft.noise is None:
             return None
-        if has_kernels(logits.device):
-            from polydraft.verifiers.fast import triton
-
-            return device.outcome(triton.race(self.active)(draft, logits, draft.noise))
-        if logits.device.type != "cpu":
-            return device.walk(device.race(self.active), draft, logits, draft.noise)
         done = arrays(draft, logits, draft.noise)
         first = tree.first_copies(draft.tree).numpy()
         _walk(*done._replace(laws=done.logits[:, :0], rows=first), self.active(draft.tree))

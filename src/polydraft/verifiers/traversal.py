@@ -17,16 +17,10 @@ without replacement, and keeps a little less of iid draws.
 Traps: repeated draws dropped while c_j stays q; children re-sorted; w <- S / (1 - q(x)).
 """
 
-from dataclasses import dataclass
-
 import numpy as np
-from jaxtyping import Float
-from torch import Tensor
 
-from polydraft.core import Draft, NoiseKey, Outcome, SiblingLaw
+from polydraft.core import SiblingLaw
 from polydraft.papers import method
-from polydraft.verifiers.fast import device
-from polydraft.verifiers.fast.device_tree import TraversalRule
 from polydraft.verifiers.fast.rows import compiled, copy_normalised, reject, total
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, opened, tried
 
@@ -90,19 +84,10 @@ def tries(contexts, sweep, residual):
             residual[i] = rest
 
 
-@dataclass(frozen=True)
-class Traversal(LeafToRoot):
-    """The verifier, with a walk for rows that are on a device."""
-
-    def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
-        """The verdict's outcome for p = softmax(logits), float32; None on a CPU, and where logits are faulty."""
-        return None if logits.device.type == "cpu" else device.walk(TraversalRule(self.merged), draft, logits, key)
-
-
-traversal = Traversal(method("traversal", "Traversal verification", "2505.12398", {*SiblingLaw} - {*_NO_LAW_OF_ITS_OWN}), tries)
+traversal = LeafToRoot(method("traversal", "Traversal verification", "2505.12398", {*SiblingLaw} - {*_NO_LAW_OF_ITS_OWN}), tries)
 """The verifier."""
 
-traversal_merged = Traversal(
+traversal_merged = LeafToRoot(
     method(
         "traversal_merged",
         "Traversal verification, equal siblings merged",
