@@ -28,6 +28,7 @@ from polydraft.server.answers import Answer, Chat, Completion, check
 from polydraft.server.errors import ApiError
 from polydraft.server.guard import Guard
 from polydraft.server.incoming import GONE, body_of, unless_gone
+from polydraft.server.messages import CountRequest, MessageAnswer, MessagesRequest
 from polydraft.server.metrics import Metrics
 from polydraft.server.protocol import (
     ChatRequest,
@@ -94,7 +95,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     told = errors.of(error)
     if told.status >= 500:
         log.error("request %s failed: %s", request.state.request_id, error)
-    return told.response()
+    return told.response(anthropic=request.url.path.startswith("/v1/messages"))
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:
@@ -124,6 +125,8 @@ class _Routes:
             ("/v1/completions", self.completions, CompletionRequest),
             ("/v1/chat/completions", self.chat, ChatRequest),
             ("/v1/responses", self.responses, ResponsesRequest),
+            ("/v1/messages", self.messages, MessagesRequest),
+            ("/v1/messages/count_tokens", self.count_tokens, CountRequest),
             ("/tokenize", self.tokenize, TokenizeRequest),
             ("/detokenize", self.detokenize, DetokenizeRequest),
         ]
@@ -253,6 +256,26 @@ class _Routes:
             self._tokenizer, self.settings.model, [ids], 1, given.speculation.trace, given=given, params=params, tools=names
         )
         return await self._answer(request, given, answer, params)
+
+    async def messages(self, request: Request) -> Response:
+        """Answer a conversation in Anthropic's format."""
+        given = await self._read(request, MessagesRequest)
+        params, tools = self._params(given, 1, chat=True), given.offered_tools()
+        params = params.with_(stop=(*params.stop, *(given.stop_sequences or ())))
+        ids = await self._encoded_chat(given.conversation(), given.parse_special, tools=tools, options=given.template_options())
+        params = await unless_gone(request, self._with_tools(params, tools))
+        if params is None:
+            return Response(status_code=GONE)
+        names = [function.name for function in tools.callable]
+        answer = MessageAnswer(self._tokenizer, self.settings.model, [ids], 1, tools=names)
+        return await self._answer(request, given, answer, params)
+
+    async def count_tokens(self, request: Request) -> dict[str, Any]:
+        """Tokens of a conversation in Anthropic's format."""
+        given = await self._read(request, CountRequest)
+        tools = given.offered_tools()
+        ids = await self._encoded_chat(given.conversation(), given.parse_special, tools=tools, options=given.template_options())
+        return {"input_tokens": len(ids)}
 
     async def tokenize(self, request: Request) -> dict[str, Any]:
         """Token ids of a text or a conversation."""

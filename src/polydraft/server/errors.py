@@ -28,9 +28,10 @@ class ApiError(Exception):
         kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
+    def response(self, *, anthropic: bool = False) -> JSONResponse:
+        """anthropic: with the type that its clients look for."""
         headers = {"Retry-After": str(RETRY_SECONDS)} if self.status in (429, 503) else None
-        return JSONResponse(self.body, self.status, headers)
+        return JSONResponse({"type": "error", **self.body} if anthropic else self.body, self.status, headers)
 
 
 def of(error: Exception) -> ApiError:

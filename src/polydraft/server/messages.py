@@ -1,0 +1,247 @@
+"""/v1/messages: Anthropic's format of a conversation and its answer, of text and calls of tools, whole or as its events."""
+
+import json
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from polydraft.engine.output import StepOutput
+from polydraft.server.answers import Answer, check
+from polydraft.server.errors import ApiError
+from polydraft.server.protocol import Body, Call, Called, Function, Message, Sampled, Tools
+from polydraft.server.tools import CallParser, Piece
+
+__all__ = ["CountRequest", "MessageAnswer", "MessagesRequest"]
+
+
+class Block(Body):
+    cache_control: Any = Field(None, exclude=True)
+    citations: Any = Field(None, exclude=True)
+
+
+class TextBlock(Block):
+    type: Literal["text"]
+    text: str
+
+
+class ToolUse(Block):
+    """A call that the model made before."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: Any = Field(None, exclude=True)
+    toolset_name: Any = Field(None, exclude=True)
+
+
+class ToolResult(Block):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[TextBlock] = ""
+    is_error: bool = False
+
+
+class Turn(Body):
+    """One message. content: text or blocks; results of tools are the user's."""
+
+    role: Literal["user", "assistant"]
+    content: str | list[TextBlock | ToolUse | ToolResult]
+
+    def messages(self) -> list[Message]:
+        """As chats have it: results of tools each as a message of its own, before what else is said."""
+        if isinstance(self.content, str):
+            return [Message(role=self.role, content=self.content)]
+        results = [
+            Message(role="tool", content=_text(b.content), tool_call_id=b.tool_use_id)
+            for b in self.content
+            if isinstance(b, ToolResult)
+        ]
+        called = [(b.id, Called(name=b.name, arguments=json.dumps(b.input))) for b in self.content if isinstance(b, ToolUse)]
+        calls = [Call(id=name, function=call) for name, call in called]
+        text = "".join(block.text for block in self.content if isinstance(block, TextBlock))
+        said = [Message(role=self.role, content=text, tool_calls=calls or None)] if text or calls or not results else []
+        return [*results, *said]
+
+
+class InputTool(Body):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    input_schema: dict[str, Any]
+    type: Literal["custom"] = "custom"
+    strict: Any = Field(None, exclude=True)
+    cache_control: Any = Field(None, exclude=True)
+
+
+class ToolChoice(Body):
+    """name: of the tool that has to be called, beside the type "tool"."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class CountRequest(Sampled):
+    """Of /v1/messages/count_tokens."""
+
+    messages: Annotated[list[Turn], Field(min_length=1)]
+    system: str | list[TextBlock] | None = None
+    tools: list[InputTool] | None = None
+    tool_choice: ToolChoice | None = None
+    stop_sequences: list[str] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    parse_special: bool = False
+    n: None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    thinking: Any = Field(None, exclude=True)
+    cache_control: Any = Field(None, exclude=True)
+
+    def conversation(self) -> list[Message]:
+        """As chats have it."""
+        system = [Message(role="system", content=_text(self.system))] if self.system else []
+        return [*system, *(message for turn in self.messages for message in turn.messages())]
+
+    def offered_tools(self) -> Tools:
+        """What may be called."""
+        functions = [
+            Function(name=tool.name, description=tool.description, parameters=tool.input_schema) for tool in self.tools or ()
+        ]
+        asked = self.tool_choice or ToolChoice(type="auto")
+        if (asked.type == "tool") != (asked.name is not None):
+            raise ApiError(
+                400, f"tool_choice has the type {asked.type!r}; expected a name beside 'tool' alone.", param="tool_choice"
+            )
+        choice = {"any": "required", "none": "none"}.get(asked.type)
+        tools = Tools.of(functions, choice, asked.name, not asked.disable_parallel_tool_use)
+        return replace(tools, place="tools.{}.input_schema")
+
+    def template_options(self) -> dict[str, Any]:
+        """What else the chat template is given."""
+        return self.chat_template_kwargs or {}
+
+    def most_logprobs(self) -> int | None:
+        return None
+
+
+class MessagesRequest(CountRequest):
+    """Of /v1/messages."""
+
+    max_tokens: int  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
+
+
+def _text(content: str | list[TextBlock] | None) -> str:
+    return content or "" if isinstance(content, str | None) else "".join(block.text for block in content)
+
+
+@dataclass
+class MessageAnswer(Answer):
+    """Of /v1/messages. tools: names of those that may be called."""
+
+    tools: Collection[str] = ()
+
+    prefix, end = "msg", ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._parser, self._blocks, self._open = CallParser(self.tools), list[dict[str, Any]](), False
+        self._last: StepOutput | None = None
+
+    def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> dict[str, Any]:
+        for prompt, output in outputs:
+            self._events(prompt, output)
+        return self._body()
+
+    def chunks(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
+        first = not self.readers
+        events = self._events(prompt, output)
+        start = {"type": "message_start", "message": {**self._body(), "content": [], "stop_reason": None, "stop_sequence": None}}
+        if output.finished:
+            told = {"stop_reason": self._reason(), "stop_sequence": self._stop_sequence()}
+            events += [{"type": "message_delta", "delta": told, "usage": self.usage()}, {"type": "message_stop"}]
+        return [start, *events] if first else events
+
+    def closing(self, usage: bool) -> list[dict[str, Any]]:
+        return []
+
+    def failed(self, error: ApiError) -> dict[str, Any]:
+        return {"type": "error", **error.body}
+
+    def usage(self) -> dict[str, Any]:
+        told = super().usage()
+        cached = told["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": told["prompt_tokens"] - cached,
+            "cache_read_input_tokens": cached,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": told["completion_tokens"],
+            "speculation": told["speculation"],
+        }
+
+    def _events(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
+        """What an output adds to the blocks of the answer."""
+        check(output)
+        self.reader(self.number(prompt, output), output)
+        self._last, events = output, list[dict[str, Any]]()
+        for piece in self._parser.push(output.text, last=output.finished) if self.tools else [Piece(content=output.text)]:
+            if piece.content:
+                if not (self._open and self._blocks[-1]["type"] == "text"):
+                    events += self._opened({"type": "text", "text": ""})
+                self._blocks[-1]["text"] += piece.content
+                events.append(self._delta({"type": "text_delta", "text": piece.content}))
+            if piece.name is not None and piece.call is not None:
+                events += self._opened(
+                    {"type": "tool_use", "id": self._parser.calls[piece.call].id, "name": piece.name, "input": {}}
+                )
+            if piece.arguments:
+                events.append(self._delta({"type": "input_json_delta", "partial_json": piece.arguments}))
+        return events + (self._closed() if output.finished else [])
+
+    def _opened(self, block: dict[str, Any]) -> list[dict[str, Any]]:
+        events = self._closed()
+        self._blocks.append(block)
+        self._open = True
+        return [*events, {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": {**block}}]
+
+    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
+
+    def _closed(self) -> list[dict[str, Any]]:
+        was_open, self._open = self._open, False
+        return [{"type": "content_block_stop", "index": len(self._blocks) - 1}] if was_open else []
+
+    def _stop_sequence(self) -> str | None:
+        reason = self._last.sample.stop_reason if self._last is not None else None
+        return reason if isinstance(reason, str) else None
+
+    def _reason(self) -> str:
+        assert self._last is not None
+        if self._last.sample.finish_reason == "length":
+            return "max_tokens"
+        if any(call.complete for call in self._parser.calls):
+            return "tool_use"
+        return "end_turn" if self._stop_sequence() is None else "stop_sequence"
+
+    def _content(self) -> list[dict[str, Any]]:
+        """Blocks, without a call that is broken off."""
+        whole = {call.id: json.loads(call.arguments) for call in self._parser.calls if call.complete}
+        inputs = {name: {"input": arguments} for name, arguments in whole.items()}
+        return [
+            {**block, **inputs.get(block.get("id", ""), {})}
+            for block in self._blocks
+            if block["type"] == "text" or block["id"] in whole
+        ]
+
+    def _body(self) -> dict[str, Any]:
+        ended = self._last is not None and self._last.finished
+        return {
+            "id": f"{self.prefix}_{self.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": self._content(),
+            "stop_reason": self._reason() if ended else None,
+            "stop_sequence": self._stop_sequence() if ended else None,
+            "usage": self.usage(),
+        }
