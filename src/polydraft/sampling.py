@@ -99,15 +99,15 @@ def _column(values: Sequence[float], like: Tensor) -> Float[Tensor, "B 1 1"]:
     return torch.tensor(list(values), dtype=like.dtype)[:, None, None].to(like.device, non_blocking=True)
 
 
-def _penalise(
+def _penalise_(
     x: Float[Tensor, "N V"],
     below: Bool[Tensor, "N M"],
     tokens: list[int],
     context: Sequence[int],
     prompt_length: int,
     params: SamplingParams,
-) -> Float[Tensor, "N V"]:
-    """Repetition, frequency and presence penalties of one row. below[n, m]: drafted token m is on the path of node n."""
+) -> None:
+    """Repetition, frequency and presence penalties of one row, in place. below[n, m]: drafted token m is on the path of node n."""
     length = len(context)
     ids, place = torch.tensor([*context, *tokens], device=x.device).unique(return_inverse=True)
     in_prompt = place[:prompt_length].bincount(minlength=len(ids))
@@ -118,7 +118,7 @@ def _penalise(
     repeated = torch.where(old < 0, old * params.repetition_penalty, old / params.repetition_penalty)
     new = torch.where(in_prompt + in_output > 0, repeated, old)
     new = new - params.frequency_penalty * in_output - params.presence_penalty * (in_output > 0)
-    return x.index_copy(1, ids, new)
+    x.index_copy_(1, ids, new)
 
 
 def _process_context(
@@ -142,7 +142,7 @@ def _process_context(
         if row.has_penalties:
             below = trees.ancestors(trees.subtree(tree, b))[0, :, 1:]
             nodes = len(below)
-            x[b, :nodes] = _penalise(x[b, :nodes], below, tree.tokens[b, 1:nodes].tolist(), context, prompt_length, row)
+            _penalise_(x[b, :nodes], below, tree.tokens[b, 1:nodes].tolist(), context, prompt_length, row)
         missing = row.min_tokens - (len(context) - prompt_length)
         banned = [*stop_ids, *row.stop_token_ids]
         if missing > 0 and banned:
@@ -183,13 +183,13 @@ def _min_p(x: Float[Tensor, "B N V"], min_p: list[float]) -> Float[Tensor, "B N 
     return x.masked_fill(probs < _column(min_p, x) * probs.amax(-1, keepdim=True), -torch.inf)
 
 
-def _temper(x: Float[Tensor, "B N V"], temperatures: list[float]) -> Float[Tensor, "B N V"]:
+def _temper(x: Float[Tensor, "B N V"], temperatures: list[float], out: Tensor | None = None) -> Float[Tensor, "B N V"]:
     if all(t in (0, 1) for t in temperatures):
         return x
     tiny = torch.finfo(x.dtype).tiny
     if any(0 < t < 1e-3 for t in temperatures):
-        x = x - x.amax(-1, keepdim=True)  # the quotients could overflow
-    return x / _column([max(t, tiny) if t else 1.0 for t in temperatures], x)
+        x = torch.sub(x, x.amax(-1, keepdim=True), out=out)  # the quotients could overflow
+    return torch.div(x, _column([max(t, tiny) if t else 1.0 for t in temperatures], x), out=out)
 
 
 def _where(params: Sequence[SamplingParams], asks: Callable[[SamplingParams], bool]) -> list[int]:
@@ -252,8 +252,8 @@ def process(
 def _truncated(
     x: Float[Tensor, "B N V"], tree: TokenTree, params: Sequence[SamplingParams], checked: bool
 ) -> Float[Tensor, "B N V"]:
-    """What follows the parameters that depend on token ids."""
-    x = _temper(x, [row.temperature for row in params])
+    """What follows the parameters that depend on token ids; x, which is nobody else's, may change."""
+    x = _temper(x, [row.temperature for row in params], x)
     rows = _where(params, _truncates)
     if x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous():
         return _truncated_here(x, tree, params, rows, checked)

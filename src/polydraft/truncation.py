@@ -53,11 +53,12 @@ def keep_top(x, count, nothing):
     heap = np.arange(count)  # the least on top
     for j in range(count // 2 - 1, -1, -1):
         sift(heap, x, j, count)
+    least = x[heap[0]]
     for i in range(count, x.size):
-        if x[i] > x[heap[0]]:
+        if x[i] > least:
             heap[0] = i
             sift(heap, x, 0, count)
-    least = x[heap[0]]
+            least = x[heap[0]]
     for i in range(x.size):
         x[i] = nothing if x[i] < least else x[i]
 
