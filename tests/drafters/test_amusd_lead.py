@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from polydraft.drafters.amusd.lead import Item, Lead
-from polydraft.drafters.amusd.simulator import simulate
 from polydraft.errors import InvalidInputError
 from tests.drafters.leads import Case, Quarters, Worker, after, law, orders, race_case, reachable, target_law
 from tests.laws.harness import Tables
+from tests.support.amusd_simulator import simulate
 
 LENGTH = 4
 

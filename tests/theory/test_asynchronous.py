@@ -5,9 +5,9 @@ import random
 import pytest
 
 from polydraft.drafters.amusd.lead import Lead
-from polydraft.drafters.amusd.simulator import simulate
 from polydraft.errors import InvalidInputError
 from polydraft.theory.asynchronous import asynchronous_rate, synchronous_rate
+from tests.support.amusd_simulator import simulate
 
 
 def simulated(acceptance, seconds, passes, count=4000, **sizes):
