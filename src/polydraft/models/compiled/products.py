@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from polydraft.models.compiled.formats import BLOCKS, DTYPES, ROUNDED, pack, unpack
-from polydraft.models.compiled.tiles import BLOCK_SIZES, SIZES, TILES, weights_of_output
+from polydraft.models.compiled.tiles import BLOCK_SIZES, SIZES, block_tile, number_tile, weights_of_output
 from polydraft.models.compiled.vectors import LANES, PANEL, aligned
 
 __all__ = [
@@ -61,31 +61,7 @@ FORMATS = {
 """By the name that users give. "bfloat16-dot", "int8" and "int4" are for processors' dot products; the same where there are none."""
 
 
-def _smallest(sizes):
-    """Compiled: run the smallest tile of these sizes that holds the rows."""
-    tile = TILES[sizes[0]]
-    if len(sizes) == 1:
-
-        @njit
-        def run(x, xs, w, y, ys, rows, n, stored, taken):
-            tile(x, xs, w, y, ys, rows, n, stored, taken)
-
-        return run
-    size, larger = sizes[0], _smallest(sizes[1:])
-
-    @njit
-    def choose(x, xs, w, y, ys, rows, n, stored, taken):
-        if rows <= size:
-            tile(x, xs, w, y, ys, rows, n, stored, taken)
-        else:
-            larger(x, xs, w, y, ys, rows, n, stored, taken)
-
-    return choose
-
-
-def _product(sizes):
-    most, run_tile = max(sizes), _smallest(sizes)
-
+def _product(tile, most):
     @njit
     def product(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken):
         """See `tiles.tile_of`, for any number of rows and panels, each read once from memory. stride: bytes from panel to panel."""
@@ -94,13 +70,13 @@ def _product(sizes):
             wj, t = w + j * stride, 0
             for g in range(groups):
                 r = (rows - t + groups - g - 1) // (groups - g)
-                run_tile(x + t * xs, xs, wj, y + t * ys + 4 * j * width, ys, r, n, stored, taken)
+                tile(x + t * xs, xs, wj, y + t * ys + 4 * j * width, ys, r, n, stored, taken)
                 t += r
 
     return product
 
 
-_product_of_numbers, _product_of_blocks = _product(SIZES), _product(BLOCK_SIZES)
+_product_of_numbers, _product_of_blocks = _product(number_tile, SIZES[-1]), _product(block_tile, BLOCK_SIZES[-1])
 _ARGUMENTS = 10
 _NUMBERS = types.int64(*[types.int64] * _ARGUMENTS)
 

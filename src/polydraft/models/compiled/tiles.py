@@ -17,10 +17,8 @@ from numba.np.numpy_support import as_dtype
 from polydraft.models.compiled.formats import BLOCK, BLOCKS, format_name
 from polydraft.models.compiled.vectors import BYTE, FEATURES, FLOAT, FLOATS, INT, INTS, LANES, PANEL, VectorCode
 
-__all__ = ["BLOCK_SIZES", "SIZES", "TILES", "tile_of", "weights_of_output"]
+__all__ = ["BLOCK_SIZES", "SIZES", "block_tile", "number_tile", "tile_of", "weights_of_output"]
 
-ROWS = 11 if LANES == 16 else 6
-"""Rows of a tile: with two vectors each they fill the registers. Twelve with AVX-512 spill, at half the speed."""
 UNROLL = 4
 """Inputs that a loop's body takes; the number of inputs is a multiple of it."""
 LINE, AHEAD = 64, 16384
@@ -416,11 +414,12 @@ def weights_of_output(typingctx, w, lane, n, out, stored):
     return types.void(size, size, size, size, stored), emit
 
 
-def tile_of(rows):
-    """y[r, c] = sum_i x[r, i] w[i, c] for at most so many rows, all c of a panel, i below n: numbers, or blocks where w is of blocks.
+def tile_of(*sizes):
+    """y[r, c] = sum_i x[r, i] w[i, c] for all c of a panel, i below n: numbers, or blocks where w is of blocks.
 
-    x, w, y: addresses of the first row, the panel and the first result.  xs, ys: bytes from row to row.  count: of rows; a tile that
-    is larger computes the last one again.  stored, taken: dtypes of w and x, see `formats`.
+    sizes: of the tiles that are compiled, in rows; the smallest that holds the rows computes them, and the last one again where it is larger.
+    x, w, y: addresses of the first row, the panel and the first result.  xs, ys: bytes from row to row.  count: of rows, at most the
+    largest size.  stored, taken: dtypes of w and x, see `formats`.
     """
 
     @intrinsic
@@ -429,34 +428,48 @@ def tile_of(rows):
         return types.void(size, size, size, size, size, size, size, stored, taken), emit
 
     def emit(context, builder, signature, args):
-        x, xs, w, y, ys, count, n = args[:7]
         stored, taken = (kind.dtype for kind in signature.args[7:])
         builder.function.attributes.add("noinline")  # one copy of a tile
-        code = Code(builder, rows, n)
-        x, w, y = (builder.inttoptr(address, BYTE.as_pointer()) for address in (x, w, y))
-        last = builder.sub(count, code.number(1))
-        numbers = [code.number(0)]
-        for r in range(1, rows):
-            here = code.number(r)
-            numbers.append(builder.select(builder.icmp_signed("<", here, last), here, last))
-        each = [code.at(x, builder.mul(xs, r)) for r in numbers]
-        if isinstance(stored, types.Record):
-            exact = taken == types.float32
-            sums = _exact_blocks(code, each, w, n, stored) if exact else _blocks(code, each, w, n, stored, taken)
-        elif taken == types.float32:
-            sums = _numbers(code, each, w, n, stored.bitwidth)
-        else:
-            sums = _bfloats(code, each, w, n)
-        for r in code.rows:
-            row = code.at(y, builder.mul(ys, numbers[r]))
-            for part, total in enumerate(sums[r]):
-                code.store(builder.load(total), code.at(row, part * LANES * 4))
+        end = builder.append_basic_block("end")
+        for size in sizes:
+            fits = builder.icmp_signed("<=", args[5], ir.Constant(args[5].type, size)) if size < sizes[-1] else None
+            here, larger = builder.append_basic_block(f"tile.{size}"), builder.append_basic_block("larger") if fits else None
+            builder.cbranch(fits, here, larger) if fits else builder.branch(here)
+            builder.position_at_end(here)
+            _emit_tile(builder, size, args[:7], stored, taken)
+            builder.branch(end)
+            if larger:
+                builder.position_at_end(larger)
+        builder.position_at_end(end)
         return context.get_dummy_value()
 
     return tile
 
 
-SIZES, BLOCK_SIZES = tuple(range(1, ROWS + 1)), (1, 4, 6, 8) if LANES == 16 else (1, 4, 6)
-"""Rows of the tiles that are compiled, for numbers and for blocks. Fewer rows than a tile has cost what the tile costs; two and three rows of
+def _emit_tile(builder, rows, args, stored, taken):
+    x, xs, w, y, ys, count, n = args
+    code = Code(builder, rows, n)
+    x, w, y = (builder.inttoptr(address, BYTE.as_pointer()) for address in (x, w, y))
+    last = builder.sub(count, code.number(1))
+    numbers = [code.number(0)]
+    for r in range(1, rows):
+        here = code.number(r)
+        numbers.append(builder.select(builder.icmp_signed("<", here, last), here, last))
+    each = [code.at(x, builder.mul(xs, r)) for r in numbers]
+    if isinstance(stored, types.Record):
+        exact = taken == types.float32
+        sums = _exact_blocks(code, each, w, n, stored) if exact else _blocks(code, each, w, n, stored, taken)
+    elif taken == types.float32:
+        sums = _numbers(code, each, w, n, stored.bitwidth)
+    else:
+        sums = _bfloats(code, each, w, n)
+    for r in code.rows:
+        row = code.at(y, builder.mul(ys, numbers[r]))
+        for part, total in enumerate(sums[r]):
+            code.store(builder.load(total), code.at(row, part * LANES * 4))
+
+
+SIZES, BLOCK_SIZES = ((1, 2, 4, 6, 8, 11), (1, 4, 6, 8)) if LANES == 16 else ((1, 2, 4, 6), (1, 4, 6))
+"""Rows of the tiles that are compiled, for numbers and for blocks. Fewer rows than a tile has cost what the tile costs: two and three rows of
 blocks are bound by memory like one, and a product of eight rows has no more work outside of its dot products than one of eleven."""
-TILES = {size: tile_of(size) for size in sorted({*SIZES, *BLOCK_SIZES})}
+number_tile, block_tile = tile_of(*SIZES), tile_of(*BLOCK_SIZES)
