@@ -13,10 +13,10 @@ from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
 from polydraft.models.slots import Slots
 from polydraft.registry import verifier
-from polydraft.theory.tree_plan import grow_by_probability
 from tests.drafters.sessions import models, requests
 from tests.engine.tables import TableModel
 from tests.laws.harness import Grown, Tables, by_depth, measure
+from tests.theory.tree_plan import grow_by_probability
 
 
 def reference(model, text, budget, temperature=1.0):

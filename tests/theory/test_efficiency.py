@@ -5,11 +5,11 @@ import pytest
 
 from polydraft.core import SiblingLaw, TreeShape
 from polydraft.registry import verifier
-from polydraft.theory import bounds, efficiency, speed
+from polydraft.theory import efficiency, speed
 from polydraft.theory.closed_forms import race
 from tests.laws.harness import Markov, as_batch, by_depth, enumerate_drafts, measure
 from tests.laws.oracle import ORACLE, markov
-from tests.theory import linear_program
+from tests.theory import bounds, linear_program
 
 PATHS = [c for c in ORACLE["block_level"] if c["draft"] == "iid_paths"]
 

@@ -8,8 +8,8 @@ import pytest
 from polydraft.core import Budget, SiblingLaw, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.registry import verifier
-from polydraft.theory.tree_plan import best_by_position, fastest_by_position, grow_by_probability
 from tests.laws.harness import Grown, Tables, by_depth, measure, sibling_draws, stopped_inside
+from tests.theory.tree_plan import best_by_position, fastest_by_position, grow_by_probability
 
 P = np.array([0.1, 0.4, 0.3, 0.2])
 Q = np.array([0.45, 0.15, 0.25, 0.15])
