@@ -82,11 +82,11 @@ def main(
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("format", "divergence, nats", "same argmax", "perplexity"):
         table.add_column(title, justify="left" if title == "format" else "right")
-    as_it_is: Any = load_model(model, max_model_len=LONGEST, max_num_seqs=4)
+    as_it_is: Any = load_model(model, activations="float32", max_model_len=LONGEST, max_num_seqs=4)
     laws = {f"as it is ({as_it_is.weight_format})": OwnLaw(as_it_is)}
     if as_it_is.weight_format not in FORMATS:  # blocks of a file, times rounded activations
-        kept: Any = load_model(model, quantization="int4", max_model_len=LONGEST, max_num_seqs=1)
-        laws["int4, the file's blocks"] = OwnLaw(kept)
+        kept: Any = load_model(model, max_model_len=LONGEST, max_num_seqs=1)
+        laws["the file, activations of 8 bits"] = OwnLaw(kept)
     halved = CompiledLlama(judge, cache_dtype="bfloat16", max_model_len=LONGEST, max_num_seqs=1)
     laws["float32, keys and values in bfloat16"] = OwnLaw(halved)
     for name in FORMATS:

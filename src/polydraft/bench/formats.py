@@ -83,7 +83,7 @@ class AtEqualBits(Bench):
                 of_file = kind == "int4" and is_gguf(located(self._name))  # its blocks as they are; else rounded from float32
                 model = CompiledLlama(
                     checkpoint.of_file(GgufFile(located(self._name))) if of_file else self.judge,
-                    quantization=kind,
+                    quantization=None if of_file else kind,
                     max_num_seqs=self.batch_size + 1,
                     threads=self._threads,
                 )
