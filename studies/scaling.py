@@ -1,6 +1,6 @@
 """`python -m studies.scaling`: how the cost of a round grows with batch, context, rows, vocabulary, paths and depth; memory beside it.
 
-Rounds are real ones (`polydraft/tune/measure.py`); medians of several repetitions, in CPU seconds on one thread. Batch,
+Rounds are real ones; medians of several repetitions, in CPU seconds on one thread. Batch,
 paths and depth are measured on the embedded pair, with the tokens that it really emits. Context, rows and vocabulary are
 measured on random models of the sizes said, as costs do not depend on weights; their drafted rounds are counted in rounds.
 """
@@ -17,13 +17,15 @@ import torch
 import typer
 
 from polydraft.bench.record import provenance
-from polydraft.core import SamplingParams, TokenTree
+from polydraft.clock import clock
+from polydraft.core import Budget, Request, SamplingParams, TokenTree
 from polydraft.drafters.model.paths import ModelDrafter
-from polydraft.engine.stats import clock
+from polydraft.engine.loop import Loop
 from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.policy.fixed import FixedPlan
 from polydraft.registry import verifier
-from polydraft.tune.measure import Bed
+from polydraft.tree import paths
 from studies.options import Out, Quick, write_json
 
 __all__ = ["Curve", "Point", "main", "markdown", "picture", "scaling"]
@@ -102,19 +104,25 @@ def _rounds(
     target: CompiledLlama, draft: CompiledLlama, prompt: list[int], sizes: Sequence[tuple[int, int]], batch: int, repetitions: int
 ) -> dict[tuple[int, int], tuple[float, float]]:
     """By size (seconds, tokens) of a round: the median of seconds, the mean of tokens; blocks of rounds of all sizes in turn."""
-    bed = Bed(
-        target, ModelDrafter(draft), verifier("greedy_traversal"), prompt, batch=batch, params=SamplingParams(ignore_eos=True)
-    )
+    plain = FixedPlan(Budget.fixed((-1,)))
+    loop = Loop(target, ModelDrafter(draft), verifier("greedy_traversal"), plain, clock=clock(target), teaching=False)
     found: dict[tuple[int, int], list[tuple[float, int]]] = {size: [] for size in sizes}
-    try:
-        for _ in range(repetitions):
-            for size, taken in found.items():
-                bed.round(*size)
-                for _ in range(BLOCK):
-                    seconds, _, tokens = bed.round(*size)
-                    taken.append((sum(seconds.values()), tokens))
-    finally:
-        bed.close()
+    room = draft.max_model_len - len(prompt) - 2
+    for _ in range(repetitions):
+        for size, taken in found.items():
+            params = SamplingParams(ignore_eos=True, max_tokens=min(room, (BLOCK + 2) * (1 + size[1])))
+            loop.plan = FixedPlan(Budget.fixed(paths(*size))) if size[1] else plain
+            samples = [loop.add_request(Request(str(b), tuple(prompt), params, b)) for b in range(batch)]
+            loop.step()
+            for _ in range(BLOCK):
+                before = [(sum(s.stats.seconds.values()), s.stats.emitted) for s in samples]
+                loop.step()
+                now = [(sum(s.stats.seconds.values()), s.stats.emitted) for s in samples]
+                if any(s.finish_reason for s in samples):
+                    break
+                spent = [tuple(b - a for a, b in zip(*x, strict=True)) for x in zip(before, now, strict=True)]
+                taken.append((sum(seconds for seconds, _ in spent), int(sum(tokens for _, tokens in spent))))
+            loop.discard(str(b) for b in range(batch))
     return {size: (float(np.median([s for s, _ in x])), float(np.mean([t for _, t in x]))) for size, x in found.items()}
 
 

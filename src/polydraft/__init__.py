@@ -26,9 +26,9 @@ _WHERE = {
     "StructuredOutputs": "params",
     "AsyncEngine": "engine.asynchronous",
     "Engine": "engine.api",
-    "FixedPlan": "plan.fixed",
-    "AdaptivePlan": "plan.plan",
-    "Profile": "plan.profile",
+    "FixedPlan": "policy.fixed",
+    "AdaptivePlan": "policy.adaptive",
+    "Profile": "policy.profile",
     "citation": "papers",
     "custom_generate": "integrations.transformers",
     "verify": "verifiers",
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from polydraft.integrations.transformers import custom_generate
     from polydraft.papers import citation
     from polydraft.params import SamplingParams, StructuredOutputs
-    from polydraft.plan.fixed import FixedPlan
-    from polydraft.plan.plan import AdaptivePlan
-    from polydraft.plan.profile import Profile
+    from polydraft.policy.adaptive import AdaptivePlan
+    from polydraft.policy.fixed import FixedPlan
+    from polydraft.policy.profile import Profile
     from polydraft.verifiers import verify
 
 stale_code.drop(Path(__file__).parent)

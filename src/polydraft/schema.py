@@ -239,17 +239,16 @@ INDEXES = {
 
 _SECONDS = Number(0, 1e6, whole=False)
 _RATE = Number(0, 1, whole=False)
-_RATES = Items(_RATE, "depths", "depths")
-_CHARGED = ("sequences", "rows", "rows_beyond", "context", "rows_context", "depth", "nodes", "asked", "branching")
-_PRICES = Record(dict.fromkeys(("once", *_CHARGED, "plain_once", "plain_sequences", "plain_context"), _SECONDS))
 PROFILE = Record(
     {
-        "polydraft_profile": Number(3, 3),
+        "polydraft_profile": Number(4, 4),
         "about": Record(more=True),
-        "drafts": Number(0, 1),
-        "acceptance": _RATES,
-        "greedy": (Items(_RATE, 0, 0), _RATES),
-        "costs": Record(dict.fromkeys(("drafting", "scoring", "other"), _PRICES)),
+        "costs": Record(
+            {"knots": Items(_SECONDS, "knots", "knots"), **dict.fromkeys(("draft_start", "draft_step", "overhead"), _SECONDS)}
+        ),
+        **dict.fromkeys(
+            ("sampled", "greedy"), Record({"rates": Items(_RATE, "lanes", "lanes"), "expected": Items(_SECONDS, 3, 3)})
+        ),
     }
 )
 """What `Profile.to_dict` gives."""

@@ -14,7 +14,7 @@ from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.api import Engine
 from polydraft.models import load, pair
 from polydraft.models.slots import Slots
-from polydraft.plan.fixed import FixedPlan
+from polydraft.policy.fixed import FixedPlan
 from polydraft.tree import chain, paths
 from tests.drafters.sessions import models, play, requests
 

@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polydraft import AdaptivePlan, Engine, FixedPlan, Profile, SamplingParams
-from polydraft.core import Budget
+from polydraft.core import Budget, Request
 from polydraft.drafters.choice import Choice
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.drafters.text.suffix import SuffixDrafter, SuffixStore
 from polydraft.drafters.text.suffix_nodes import CHILD, COUNT, DEPTH, END, NEXT, PARENT, PREVIOUS, START, child
 from polydraft.drafters.text.suffix_tree import SuffixTree, ends_of
+from polydraft.engine.loop import Loop
 from polydraft.errors import InvalidInputError
-from polydraft.plan.switch import ChoicePlan
+from polydraft.policy.switch import ChoicePlan
 from polydraft.registry import verifier
 from polydraft.tree import chain
-from polydraft.tune.measure import Bed
 from tests.drafters.sessions import requests
 from tests.engine.tables import TableModel
 
@@ -224,13 +224,13 @@ def test_the_shared_store_drafts_only_where_it_knows_better():
 def test_the_store_is_told_each_output_once_and_nothing_else(within):
     store, options = SuffixStore(1000), SamplingParams(max_tokens=9, seed=3, stop_token_ids=[5])
     drafter, rule = within(SuffixDrafter(store)), verifier("match")
-    bed = Bed(TableModel(), drafter, rule, [1, 2, 1, 2], batch=2, params=SamplingParams())
-    for _ in range(4):
-        bed.round(1, 4)
-    bed.close()
+    loop = Loop(TableModel(), drafter, rule, FixedPlan(Budget.grown(4, 4)), teaching=False)
+    loop.add_request(Request("measured", (1, 2, 1, 2), SamplingParams(max_tokens=9), 0))
+    while loop.has_unfinished_requests:
+        loop.step()
     assert store.num_tokens == 0, "rounds that are only measured teach nothing"
     plan = (
-        ChoicePlan(drafter, [AdaptivePlan(Profile.assumed())] * 2)
+        ChoicePlan(drafter, [AdaptivePlan(Profile.assumed()) for _ in range(2)])
         if isinstance(drafter, Choice)
         else FixedPlan(Budget.fixed(chain(4)))
     )

@@ -4,9 +4,9 @@ from typing import ClassVar
 
 import numba
 
-from polydraft import Engine, SamplingParams, compile_time
-from polydraft.plan.fixed import FixedPlan
-from polydraft.plan.sizes import paths
+from polydraft import Budget, Engine, SamplingParams, compile_time
+from polydraft.policy.fixed import FixedPlan
+from polydraft.tree import chain
 from tests.engine.tables import TableModel
 
 
@@ -22,7 +22,7 @@ class CompilingPlan(FixedPlan):
 
 
 def test_seconds_and_tokens_per_second_leave_out_what_was_compiled_meanwhile():
-    fast = Engine.of(TableModel(), draft_model=TableModel(seed=1), plan=CompilingPlan(paths(1, 2)))
+    fast = Engine.of(TableModel(), draft_model=TableModel(seed=1), plan=CompilingPlan(Budget.fixed(chain(2))))
     before = compile_time.seconds()
     stats = fast.generate([1, 2], SamplingParams(temperature=0, max_tokens=6))[0].stats
     compiled = compile_time.seconds() - before

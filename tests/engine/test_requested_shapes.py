@@ -2,7 +2,7 @@
 
 import pytest
 
-from polydraft import AdaptivePlan, FixedPlan, SamplingParams
+from polydraft import FixedPlan, SamplingParams
 from polydraft.core import Budget, TreeShape
 from polydraft.errors import DrafterWarning, IncompatibleError
 from polydraft.tree import chain, paths, ragged
@@ -38,13 +38,6 @@ BUDGETS = {
 def test_a_fixed_plan_is_refused_where_the_drafter_or_the_rule_has_not_its_shape(parents, said, options):
     with pytest.raises(IncompatibleError, match=said):
         engine(FixedPlan(Budget.fixed(parents)), **options)
-
-
-def test_an_adaptive_plan_weighs_what_drafter_and_rule_both_have():
-    plan = AdaptivePlan(max_width=3)
-    for options, most in (({}, 3), ({"verifier": "block"}, 1), ({"drafter": "model:chain"}, 1), ({"drafter": "ngram"}, 1)):
-        engine(plan, **options)
-        assert plan.grid.tries.shape[1] == most
 
 
 @pytest.mark.parametrize("asked", BUDGETS)

@@ -38,7 +38,7 @@ from polydraft.drafters.text.trigram import TrigramStore, TrigramTable
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
-from polydraft.plan.fixed import FixedPlan
+from polydraft.policy.fixed import FixedPlan
 
 WORKLOADS = ("python", "edits", "chat")
 WAYS = ("written", "paired", "replayed")

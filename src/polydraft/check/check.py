@@ -42,7 +42,7 @@ from polydraft.core import Budget, Draft, NoiseKey, Outcome, SamplingParams, Tar
 from polydraft.engine.api import Engine
 from polydraft.engine.sequence import Result
 from polydraft.errors import InvalidInputError
-from polydraft.plan.fixed import Plan
+from polydraft.policy.fixed import Plan
 
 IMPLAUSIBLE = 1e-4
 """A smallest p-value below this, after correction for the number of tests, is a failure."""

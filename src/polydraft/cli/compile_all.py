@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from inspect import Parameter, signature
 from multiprocessing import get_context
 from pathlib import Path
@@ -20,9 +19,8 @@ from polydraft.engine.api import Engine
 from polydraft.errors import DrafterWarning
 from polydraft.models import load, pair
 from polydraft.models.compiled.products import compile_products
-from polydraft.plan.acceptance import DEPTHS
-from polydraft.plan.fixed import FixedPlan
-from polydraft.plan.profile import Profile
+from polydraft.policy.fixed import FixedPlan
+from polydraft.policy.profile import Profile
 from polydraft.train.run import untrained
 from polydraft.verifiers import pairing
 
@@ -30,8 +28,8 @@ GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 SAMPLED = GREEDY.with_(temperature=1.0, seed=1)
 FILTERED = SAMPLED.with_(top_p=0.9, top_k=20, min_p=0.01, repetition_penalty=1.1, logprobs=2)
 PLANS = tuple(FixedPlan(Budget.fixed(parents)) for parents in (tree.chain(3), tree.paths(2, 2), (-1, 0, 0, 1)))
-PROFILES = (Profile.assumed(), replace(Profile.assumed(), acceptance=(0.0,) * DEPTHS))
-"""One that drafts, and one that pauses and probes."""
+PROFILES = (Profile.assumed(),)
+"""One that drafts, with ends by the drafts' own paths."""
 
 
 def compile_all() -> None:

@@ -14,7 +14,7 @@ from polydraft.engine.stopping import Stopper
 from polydraft.engine.structured import Grammars
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.params import MOST_SAMPLES, WHOLE_CONTEXT, ConstraintSource, StructuredOutputs
-from polydraft.plan.fixed import check_draft
+from polydraft.policy.fixed import check_draft
 
 
 class Admission:

@@ -27,8 +27,8 @@ from polydraft.models.defaults import sampling_defaults
 from polydraft.models.encoding import Cuts, longest_token, num_bytes, token_ids
 from polydraft.models.hub import default_draft
 from polydraft.params import CHAT_DEFAULTS, MOST_SAMPLES
-from polydraft.plan.fixed import Plan
-from polydraft.plan.profile import Profile
+from polydraft.policy.fixed import Plan
+from polydraft.policy.profile import Profile
 
 __all__ = ["Engine", "Prompt"]
 
@@ -94,12 +94,12 @@ class Engine(Loop):
         target, draft: causal language models with the same vocabulary (a name of the list may have a draft of its own, which drafts where drafter is "auto" or "model"), or both encoder-decoders (T5, BART, Marian), whose source the prompt is; or with drafter "tli" or "slem" any two. A target whose cache cannot be rolled back (sliding
             window, recurrent, hybrid) is decoded plainly: give drafter=None.
         drafter: a name of `polydraft methods` (such as "model:coupled"), an object, None for plain decoding; "auto" is "model" with a draft, "eagle" with a head that is given or comes with the package, else "ngram".
-            Several names, as a list or "model,ngram": each round is drafted by the one that promises most, see `plan/switch.py`.
+            Several names, as a list or "model,ngram": each round is drafted by the one that promises most, see `policy/switch.py`.
         verifier: a name, an object, or "auto" for the best lossless rule for the drafter's law and shape.
         depth, num_paths: a fixed plan; without them the plan follows measured costs and acceptance.
         plan: "adaptive", "fixed" (a chain of 5 where depth and num_paths are not given), or an object.
-        profile: what `polydraft tune` saved, for the adaptive plan; without it that of an earlier `polydraft tune` of the same parts is used, and else
-            costs are assumed and learnt while requests run: how much is drafted, and so which text of the law a seed gives, then depends on the clock.
+        profile: what `polydraft tune` saved, for the adaptive plan; without it what was measured of the same parts before, or now by a handful of
+            passes. A request that names a seed is decided from it and from its own steps, so that its text depends on nothing else that runs.
         drafter_options: passed to the drafter's `build`; of several drafters, by their names.
         dtype, device: of both models, for example "bfloat16" and "cuda".
         backend: "compiled" (Llama family on a CPU), "transformers" (any device), or "auto".

@@ -12,10 +12,10 @@ from polydraft.drafters.choice import Choice
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
 from polydraft.models.heads import kind_of, shipped
-from polydraft.plan.fixed import FixedPlan, Plan, check_room
-from polydraft.plan.plan import AdaptivePlan
-from polydraft.plan.profile import Profile
-from polydraft.plan.switch import ChoicePlan
+from polydraft.policy.adaptive import AdaptivePlan
+from polydraft.policy.fixed import FixedPlan, Plan, check_room
+from polydraft.policy.profile import Profile
+from polydraft.policy.switch import ChoicePlan
 from polydraft.verifiers import pairing
 
 AHEAD = {

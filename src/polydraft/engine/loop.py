@@ -22,9 +22,10 @@ from contextlib import ExitStack
 from time import perf_counter
 from typing import Any, Protocol
 
+from polydraft.clock import clock as pricing_clock
 from polydraft.compile_time import working
 from polydraft.core import Drafter, EncoderDecoder, Law, Request, SecondLaw, Target, Verifier
-from polydraft.engine import drafting, stats
+from polydraft.engine import drafting
 from polydraft.engine.admission import Admission
 from polydraft.engine.filling import Filling, RoundTime
 from polydraft.engine.needs import check_law
@@ -38,7 +39,7 @@ from polydraft.engine.ties import check_margin
 from polydraft.errors import BusyError, GrammarError, IncompatibleError, PolydraftError, RequestWarning
 from polydraft.models.slots import Slots
 from polydraft.params import ConstraintSource, StructuredOutputs
-from polydraft.plan.fixed import Plan
+from polydraft.policy.fixed import Plan
 
 MOST_WAITING = 65_536
 """Samples that may wait for a slot; `add_request` refuses more."""
@@ -61,7 +62,7 @@ class Loop:
     others, make_plan: further drafters that requests may name, and the plan of each with a rule.
     keep_prefixes: whether slots keep what was read for requests that begin with the same tokens, such as the next turn of a chat;
         not where prompts are measured.
-    clock: of the seconds that steps take, by default the wall's, and for what a plan learns from `stats.clock`; it stands still while
+    clock: of the seconds that steps take, by default the wall's, and for what a policy learns that of `polydraft.clock`; it stands still while
         functions are compiled.
     """
 
@@ -92,7 +93,7 @@ class Loop:
         self.tie_margin = tie_margin
         self.target, self.drafter, self.verifier = target, drafter, verifier
         self.tokenizer, self.eos_token_ids = tokenizer, tuple(eos_token_ids)
-        self._clock, self._pricing = working(clock or perf_counter), working(clock or stats.clock(target))
+        self._clock, self._pricing = working(clock or perf_counter), working(clock or pricing_clock(target))
         self._slots, self._teaching, self.law = Slots(target), teaching, law
         self._second = Second(law, target, self._slots) if isinstance(law, SecondLaw) else None
         self.menu = Menu(target, Speculation(drafter, verifier, plan), others, make_plan)
@@ -361,7 +362,7 @@ class Loop:
         """One round of sequences that are drafted for alike, with pieces of new ones in its pass."""
         stop_ids = frozenset(self.eos_token_ids)
         parts = self.target, chosen.drafter, chosen.verifier, chosen.plan, stop_ids, self.tie_margin
-        time = getattr(chosen.plan, "time", None) if getattr(chosen.plan, "timed", False) else None
+        time = getattr(chosen.plan, "time", None)
         began = self._pricing() if time else 0.0
         done = Stepper(*parts, self.law, self._second, clock=self._clock)(sequences, riding)
         start = self._clock()
@@ -384,7 +385,8 @@ class Loop:
         self._filling.book(riding, done.seconds)
         _share(sequences, done.seconds)
         if time and done.sequences and not riding:
-            time(done.sequences, done.draft, self._pricing() - began)
+            share = (self._pricing() - began) / max(sum(done.seconds.values()), 1e-9)
+            time({phase: share * seconds for phase, seconds in done.seconds.items()})
         return took
 
 

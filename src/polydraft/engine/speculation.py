@@ -9,7 +9,7 @@ from polydraft.core import Drafter, Target, Verifier
 from polydraft.engine import build
 from polydraft.engine.needs import check_drafter
 from polydraft.errors import unknown_name
-from polydraft.plan.fixed import FixedPlan, Plan
+from polydraft.policy.fixed import FixedPlan, Plan
 from polydraft.verifiers import pairing
 from polydraft.verifiers.match import match
 

@@ -3,20 +3,10 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from time import perf_counter, thread_time
+from time import perf_counter
 from typing import Any
 
-import torch
-
-from polydraft.core import Target
-
 PHASES = ("prefill", "drafting", "scoring", "verifying", "other")
-
-
-def clock(target: Target) -> Callable[[], float]:
-    """CPU time where one thread does all the work, so that a busy machine does not count; else the wall's."""
-    on_cpu = str(getattr(target, "device", "cpu")).startswith("cpu")
-    return thread_time if on_cpu and getattr(target, "num_threads", torch.get_num_threads()) == 1 else perf_counter
 
 
 def _no_seconds() -> dict[str, float]:

@@ -43,7 +43,7 @@ from polydraft.engine.sequence import Sequence
 from polydraft.engine.stats import Stopwatch
 from polydraft.engine.ties import rescored
 from polydraft.models.slots import TREE_ROOM
-from polydraft.plan.fixed import Plan
+from polydraft.policy.fixed import Plan
 from polydraft.tree import Dedup, dedup
 from polydraft.verifiers import greedy
 from polydraft.verifiers.match import match

@@ -22,7 +22,7 @@ from polydraft.engine.asynchronous import AsyncEngine
 from polydraft.engine.output import StepOutput
 from polydraft.errors import IncompatibleError, InvalidInputError, PolydraftError
 from polydraft.params import SamplingParams, StructuredOutputs
-from polydraft.plan.fixed import FixedPlan
+from polydraft.policy.fixed import FixedPlan
 from polydraft.server import errors
 from polydraft.server.answers import Answer, Chat, Completion, check
 from polydraft.server.errors import ApiError

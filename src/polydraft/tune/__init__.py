@@ -1,1 +1,1 @@
-"""What pays on the user's models, prompts and machine: costs measured, speeds predicted and run."""
+"""What the speculation policy knows of a pair of models: seconds, acceptance, and speeds of draft shapes, predicted and measured."""

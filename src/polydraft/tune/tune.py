@@ -1,51 +1,120 @@
-"""`polydraft tune`: which drafts pay on these models, these prompts and this machine, predicted and measured.
+"""`polydraft tune`: what the policy knows of these models on these prompts, and how right it is.
 
-Costs of rounds and acceptance are measured first (`tune/measure.py`); with them the planner's model predicts tokens per second
-for every size, and a few sizes are then run in turn to see how far it is off. Rates count decoding only, without the prefill,
-in CPU seconds where one thread does all the work.
+Plain decoding, the adaptive policy and ten fixed shapes run in turn on every prompt. From the adaptive runs come the seconds and the acceptance that
+the policy learnt; they predict the speed of each fixed shape, beside which the measured one stands. Rates count decoding only, in CPU
+seconds where one thread does all the work.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from polydraft.core import SamplingParams
+from polydraft import tree
+from polydraft.clock import clock
+from polydraft.core import Budget, SamplingParams
 from polydraft.engine.api import Engine
-from polydraft.engine.stats import clock
 from polydraft.errors import InvalidInputError
-from polydraft.plan.fixed import FixedPlan
-from polydraft.plan.plan import AdaptivePlan
-from polydraft.plan.sizes import most_paths, paths
-from polydraft.tune.advice import Trial, Tuning, predicted
-from polydraft.tune.measure import measured_profile
-from polydraft.tune.shapes import draft_shapes
+from polydraft.policy.acceptance import FIRST, NEXT
+from polydraft.policy.adaptive import AdaptivePlan
+from polydraft.policy.fixed import FixedPlan, Plan
+from polydraft.policy.marginal import Expected, speed_of
+from polydraft.policy.profile import Profile
+from polydraft.verifiers import pairing
 
-SIZES = ((1, 1), (1, 2), (1, 4), (1, 6), (1, 8), (2, 2), (2, 4), (3, 3))
-"""(paths, depth) of what is run; 1x2, 1x6 and 2x2 are not among the rounds that costs are fitted to."""
+DEPTHS = (1, 2, 3, 4, 5, 6, 8)
+SHAPES = tuple(Budget.fixed(tree.chain(depth)) for depth in DEPTHS) + tuple(
+    Budget.fixed(tree.paths(k, depth)) for k, depth in ((2, 2), (2, 4), (3, 2))
+)
+"""What runs beside the policy."""
+WORTH = 1.03
+"""A speed-up below this is not worth a draft model."""
 
-Prompts = Sequence[Sequence[int]]
+
+@dataclass
+class Trial:
+    """One setting that is run. budget: of a fixed one."""
+
+    name: str
+    plan: Plan
+    budget: Budget | None = None
+    tokens: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+
+    @property
+    def measured(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+@dataclass
+class Tuning:
+    """What was found. profile: what the policy learnt.  greedy: of which requests."""
+
+    profile: Profile
+    trials: list[Trial]
+    greedy: bool
+
+    def trial(self, name: str) -> Trial:
+        return next(t for t in self.trials if t.name == name)
+
+    def predicted(self, trial: Trial) -> float | None:
+        """Tokens per second by costs and acceptance; None for the adaptive policy, and for several paths, whose acceptance it does not count."""
+        if trial.name == "plain":
+            return speed_of([], 1, self.profile.costs)
+        if trial.budget is None or trial.budget.width > 1:
+            return None
+        rates, _ = self.profile.known(self.greedy)
+        depth = trial.budget.max_depth
+        tokens = 1.0 + rates[FIRST] * sum(rates[NEXT] ** d for d in range(depth))
+        return speed_of([Expected(tokens, depth, depth)], 1, self.profile.costs)
+
+    def recommendation(self) -> str:
+        """One setting, in plain words."""
+        plain, adaptive = self.trial("plain"), self.trial("adaptive")
+        best = max((t for t in self.trials if t.budget is not None), key=lambda t: t.measured)
+        if max(adaptive.measured, best.measured) < WORTH * plain.measured:
+            return (
+                f"Do not draft here: plain decoding makes {plain.measured:.0f} tokens/s and the best drafts {best.measured:.0f}. "
+                "Use --drafter none, or a draft that costs less or fits better."
+            )
+        if adaptive.measured >= 0.97 * best.measured:
+            return (
+                f"Leave the plan adaptive: {adaptive.measured / plain.measured:.2f} times plain decoding; the best fixed shape, "
+                f"{best.name}, makes {best.measured:.0f} tokens/s, adaptive {adaptive.measured:.0f}."
+            )
+        assert best.budget is not None
+        return (
+            f"Use --num-paths {best.budget.width} --depth {best.budget.max_depth}: {best.measured / plain.measured:.2f} times plain decoding "
+            f"({best.measured:.0f} against {plain.measured:.0f} tokens/s); the adaptive plan makes {adaptive.measured:.0f}."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "recommendation": self.recommendation(),
+            "trials": [
+                {"name": t.name, "predicted": self.predicted(t), "measured": t.measured, "tokens": t.tokens, "steps": t.steps}
+                for t in self.trials
+            ],
+            "profile": self.profile.to_dict(),
+        }
 
 
 def tune(
     engine: Engine,
-    prompts: Prompts,
+    prompts: Sequence[Sequence[int]],
     *,
     params: SamplingParams | None = None,
-    sizes: Sequence[tuple[int, int]] = SIZES,
+    shapes: Sequence[Budget] = SHAPES,
     repetitions: int = 1,
-    budget_seconds: float = 1.0,
-    draft_config: Any = None,
-    progress: Callable[[str, int], None] = lambda what, number: None,
+    progress: Callable[[int], None] = lambda number: None,
 ) -> Tuning:
-    """Measure, predict, and run plain decoding, the adaptive plan and fixed ones in turn on every prompt.
+    """Run plain decoding, the adaptive policy and fixed shapes in turn on every prompt.
 
-    engine: an idle one; its target, drafter and rule are used.  sizes: (paths, depth) of the fixed ones, as far as the drafter makes them.
-    params: sampling and `max_tokens`, default 64 tokens at temperature 1; end-of-text is ignored.
-    budget_seconds: for the measurement of costs, see `measured`.  draft_config: transformers' configuration of the draft
-    model, to compare shapes of its size.  progress: called after each measurement with what it is of and the number of them all.
+    engine: an idle one; its target, drafter and verifier are used.  shapes: of the fixed ones, as far as the drafter draws them and the verifier
+    is exact.  params: sampling and `max_tokens`, default 64 tokens at temperature 1; end-of-text is ignored.  progress: called after each run
+    with the number of them all.
 
     Raises:
         InvalidInputError: an engine that decodes plainly or has a law, or no prompt.
@@ -56,35 +125,28 @@ def tune(
         )
     if engine.law is not None:
         raise InvalidInputError(
-            f"an engine whose outputs follow {engine.lossless_to} was given; costs and acceptance are measured of the target's own law only. "
-            "Build it without law=...; with a law, the adaptive plan learns its costs while requests run."
+            f"an engine whose outputs follow {engine.lossless_to} was given; expected one that samples from its target. Build it without law=...; with a "
+            "law, the adaptive plan learns its costs while requests run."
         )
     if not prompts:
         raise InvalidInputError("no prompt was given; expected at least one. Give some with --prompts FILE.")
-    wanted = replace(params or SamplingParams(max_tokens=64), ignore_eos=True)
-    asked = replace(wanted, max_tokens=None, seed=None)
-    said = partial(progress, "costs of rounds", len(prompts[:4]))
-    parts = engine.target, engine.drafter, engine.verifier
-    profile = measured_profile(*parts, prompts[:4], progress=said, params=asked, budget_seconds=budget_seconds)
-    context = round(float(np.mean([len(p) for p in prompts])) + (wanted.max_tokens or 64) / 2)
-    guess = partial(predicted, profile, context=context)
-    trials = [Trial("plain", FixedPlan(paths(1, 1)), guess(1, 0)), Trial("adaptive", AdaptivePlan(profile), None)]
-    most = most_paths(engine.drafter.info, engine.verifier.info, max(w for w, _ in sizes))
-    for width, depth in sizes:
-        if width <= most:
-            trials.append(Trial(f"{width}x{depth}", FixedPlan(paths(width, depth)), guess(width, depth), (width, depth)))
+    wanted = replace(params or SamplingParams(max_tokens=64), ignore_eos=True, seed=None)
+    adaptive, drafter = AdaptivePlan(), engine.drafter
+    adaptive.prepare(engine.target, drafter, engine.verifier)
+    trials = [Trial("plain", FixedPlan(Budget.fixed((-1,)))), Trial("adaptive", adaptive)]
+    for budget in pairing.allowed(shapes, drafter.info, engine.verifier.info):
+        name = f"chain of {budget.max_depth}" if budget.width == 1 else f"{budget.width} paths of {budget.max_depth}"
+        trials.append(Trial(name, FixedPlan(budget), budget))
+    loops = [
+        Engine(engine.target, None if t.name == "plain" else drafter, engine.verifier, t.plan, clock=clock(engine.target))
+        for t in trials
+    ]
     for number in range(repetitions * len(prompts)):
-        turn = number % len(trials)
-        for trial in trials[turn:] + trials[:turn]:
-            _run(engine, trial, prompts[number % len(prompts)], replace(wanted, seed=number))
-            progress("sizes", len(trials) * repetitions * len(prompts))
-    return Tuning(profile, trials, context, [] if draft_config is None else draft_shapes(draft_config))
-
-
-def _run(engine: Engine, trial: Trial, prompt: Sequence[int], params: SamplingParams) -> None:
-    drafter = None if trial.name == "plain" else engine.drafter
-    fresh = Engine(engine.target, drafter, engine.verifier, trial.plan, clock=clock(engine.target))
-    stats = fresh.generate([list(prompt)], params)[0].stats
-    trial.tokens += stats.emitted
-    trial.calls += stats.target_calls
-    trial.seconds += stats.total_seconds - stats.seconds["prefill"]
+        for turn in range(len(trials)):
+            at = (number + turn) % len(trials)
+            stats = loops[at].generate([list(prompts[number % len(prompts)])], wanted)[0].stats
+            trials[at].tokens += stats.emitted
+            trials[at].steps += stats.target_calls
+            trials[at].seconds += stats.total_seconds - stats.seconds["prefill"]
+            progress(len(trials) * repetitions * len(prompts))
+    return Tuning(adaptive.learnt(), trials, wanted.greedy)

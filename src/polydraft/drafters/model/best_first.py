@@ -67,7 +67,7 @@ class _Tree:
         self.budget, self.tokens, self.parents = budget, [root], [-1]
         self.values, self.confidences = np.empty(budget.max_nodes), np.empty(budget.max_nodes)
         self.cells, self.size, self.depth = np.empty((3, budget.max_nodes), np.int64), 0, 0
-        least, acceptance = stops_asked([budget.stop], 1)
+        least, acceptance = stops_asked((budget.stop,), 1)
         self.least, self.acceptance = least[0], acceptance[0] if budget.stop else np.empty(0)
         self.begin, self.weights = 0, np.ones(1)
 

@@ -104,6 +104,11 @@ class ModelDrafter:
         call = "propose_and_score" if self.scores_leaves else "propose_paths"
         self._propose_paths: ProposePaths | None = getattr(model, call, None) if offered else None
 
+    @property
+    def confident(self) -> bool:
+        """Whether drafts end by their own paths and say how sure they are."""
+        return not self.scores_leaves
+
     @classmethod
     def build(cls, parts: Parts, *, kind: str = "paths") -> "ModelDrafter":
         """For the engine: draft with its draft model."""
@@ -194,9 +199,10 @@ class ModelDrafter:
             return draft, draft.tree
         noise = NoiseKey.of(*keys) if law is SiblingLaw.COUPLED else None
         drawn, rows, confidence = found.tree, found.rows, found.confidence
-        if any(g.stop for g in fixed):
+        shape = _shape(fixed)
+        if shape is not TreeShape.CHAIN and any(g.stop for g in fixed):
             drawn, rows, confidence = _packed(found)
-        return Draft(drawn, law, _shape(fixed), found.probs, rows, noise, found.logits, confidence), found.tree
+        return Draft(drawn, law, shape, found.probs, rows, noise, found.logits, confidence), found.tree
 
     def _cached(self, state: ModelState) -> int:
         """Columns of its slot that hold committed tokens."""
@@ -314,7 +320,7 @@ def _packed(proposal: Proposal) -> tuple[TokenTree, Tensor, Tensor | None]:
     number = np.where(drawn, drawn.cumsum(1) - 1, -1)
     above = np.take_along_axis(parents, order, 1)
     tree = TokenTree.of(
-        np.maximum(np.take_along_axis(tokens, order, 1), 0),
+        np.take_along_axis(tokens, order, 1),
         np.where(above >= 0, np.take_along_axis(number, np.maximum(above, 0), 1), -1),
     )
     places, confidence = torch.from_numpy(order), proposal.confidence

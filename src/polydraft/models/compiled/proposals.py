@@ -6,6 +6,7 @@ their rows: a prefix is run through the model once, whatever the number of its c
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,7 +42,8 @@ def _propose(model, vocab, ids, asked, given, starts, inner, law, bias, siblings
     ids: the tokens that the model's logits are of, where they are not all.
     siblings: value of the SiblingLaw of the draws.  raw: [B, N, all outputs], what the logits after each node are written to; or no nodes.
     least [B, D], acceptance [B, BINS]: of `budget.Stop`; D = 0 draws whole trees.
-    Returns tokens, parents, rows and confidences [B, N], probs [B, R, V], and the number of passes; a node that is not drawn has parent -1.
+    Returns tokens, parents, rows and confidences [B, N] without the nodes behind the last one that is drawn, probs [B, R, V], and the number of
+    passes; a node that is not drawn has parent -1.
     """
     slots, keys, counts, pending = asked[:, 0].copy(), asked[:, 1:4], asked[:, 4], asked[:, 5:]
     (B, N), P, distinct = given.shape, pending.shape[1], 1
@@ -127,13 +129,19 @@ def _propose(model, vocab, ids, asked, given, starts, inner, law, bias, siblings
                         break
                 if first[b, n] == n and goes_on[b, n]:
                     fed[b, root + n], above[b, root + n] = tokens[b, n], root + first[b, parent]
+    last = 1
     for b in range(B):
+        for n in range(1, N):
+            if parents[b, n] >= 0:
+                last = max(last, n + 1)
+            elif tokens[b, n] == -1:
+                tokens[b, n] = 0
         if inner[b, 0] > 0:
             model.memory.lengths[slots[b]] += counts[b] - 1
         for n in range(raw.shape[1]):
             if first[b, n] != n:
                 raw[b, n] = raw[b, first[b, n]]
-    return tokens, parents, rows, confidence, probs, passes
+    return tokens[:, :last].copy(), parents[:, :last].copy(), rows[:, :last].copy(), confidence[:, :last].copy(), probs, passes
 
 
 Keys = tuple[Sequence[int], Sequence[int], Sequence[int]]
@@ -235,9 +243,11 @@ class CompiledProposals(SlotModel):
                 bias,
                 law.value,
                 raw,
-                *stops_asked(stops, len(slots)),
+                *stops_asked(tuple(stops), len(slots)),
             )
         self._note(slots, drafting, places.parents.shape[1], passes)
+        if len(slots) == 1:  # without the rows that no pass has filled
+            probs = probs[:, : max(int(rows.max()) + 1, 1)]
         if (tokens == _MISSING).any():
             return None
         confidences = torch.from_numpy(confidence)
@@ -272,7 +282,7 @@ class CompiledProposals(SlotModel):
                 given,
                 limited,
                 bias,
-                *stops_asked([g.stop for g in budgets], len(budgets)),
+                *stops_asked(tuple(g.stop for g in budgets), len(budgets)),
             )
         self._note(slots, [depth > 0 for depth in depths], scored.shape[1], passes)
         cached = [(scored[b, :n].tolist(), below[b, :n].tolist()) for b, n in enumerate(rows.tolist())]
@@ -317,11 +327,12 @@ class CompiledProposals(SlotModel):
         self.passes += num_passes
 
 
-def stops_asked(stops: Sequence[Stop | None], count: int) -> tuple[np.ndarray, np.ndarray]:
+@lru_cache(maxsize=256)
+def stops_asked(stops: tuple[Stop | None, ...], count: int) -> tuple[np.ndarray, np.ndarray]:
     """`least` [B, D] and `acceptance` [B, BINS] of every row; D = 0 where none has a stop.
 
     Example:
-        >>> stops_asked([Stop((0.3, 0.5)), None], 2)[0].tolist()
+        >>> stops_asked((Stop((0.3, 0.5)), None), 2)[0].tolist()
         [[0.3, 0.5], [0.0, 0.0]]
     """
     most = max((len(stop.least) for stop in stops if stop), default=0)

@@ -27,8 +27,8 @@ class Sequence(Protocol):
 class Plan(Protocol):
     """Budgets for the next round of each sequence.
 
-    One that has `prepare(target, drafter, verifier)` is given the parts before it plans, and one that has `time(sequences, draft, seconds)` is
-    told what a round took that began while its `timed` was true.
+    One that has `prepare(target, drafter, verifier)` is given the parts before it plans, and one that has `time(seconds)` is
+    told what the step took that it has just learnt from, by phase.
     """
 
     def budgets(self, sequences: Seq[Any]) -> list[Budget]: ...

@@ -3,28 +3,22 @@
 import json
 import warnings
 from contextlib import suppress
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
-from polydraft.plan import profile
-from polydraft.plan.acceptance import DEPTHS
-from polydraft.plan.plan import AdaptivePlan
-from polydraft.plan.profile import Profile
+from polydraft.policy import profile
+from polydraft.policy.adaptive import AdaptivePlan
+from polydraft.policy.profile import Profile
 from polydraft.registry import verifier
-from polydraft.tune.fit import Observation, fit
 from tests.damage import cut, flipped, mutated
 from tests.engine.tables import TableModel
-from tests.plan.planning import sequences
+from tests.policy.planning import known, sequences
 
-ROUNDS = [
-    Observation(b, w, d, 100, 1e-4 * d, 1e-3 + 1e-4 * b * (1 + w * d), 1e-4)
-    for b in (1, 2)
-    for w, d in ((1, 0), (1, 3), (2, 2), (0, 0))
-]
-KNOWN = Profile(fit(ROUNDS), (0.7,) * DEPTHS, {"x": [1]}, (0.8,) * DEPTHS)
+KNOWN = replace(known(), about={"x": [1]})
 
 
 @pytest.fixture
@@ -51,12 +45,12 @@ def test_a_forged_profile_is_refused_or_planned_with(whole):
     refused = 0
     for seed in range(200):
         try:
-            known = Profile.from_dict(mutated(said, Random(seed)))
+            forged = Profile.from_dict(mutated(said, Random(seed)))
         except InvalidInputError as error:
             refused += "polydraft tune" in str(error)
             continue
         for kind in ("paths", "top_k"):
-            plan = AdaptivePlan(known)
+            plan = AdaptivePlan(forged)
             plan.prepare(TableModel(), ModelDrafter(TableModel(), kind), verifier("match"))
             assert all(budget.max_nodes >= 0 for budget in plan.budgets(sequences(2, temperature=0.5)))
     assert 100 < refused < 200

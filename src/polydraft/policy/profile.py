@@ -1,52 +1,48 @@
-"""What the planner knows of a pair of models on a machine: costs of rounds and acceptance by depth; saved as JSON.
+"""What the policy knows of a pair of models on a machine: costs of steps and acceptance by confidence; saved as JSON.
 
-What `polydraft tune` measured is kept in this process and, for models with a name, in a file of the user's cache folder
-(`POLYDRAFT_CACHE`, else `XDG_CACHE_HOME`/polydraft, else ~/.cache/polydraft; `POLYDRAFT_CACHE=off` keeps none): engines of the same parts
-plan by it, so that the texts of a seed are the same in the next process.
+What was measured when an engine was built, or by `polydraft tune`, is kept in this process and, for models with a name, in a file of the
+user's cache folder (`POLYDRAFT_CACHE`, else `XDG_CACHE_HOME`/polydraft, else ~/.cache/polydraft; `POLYDRAFT_CACHE=off` keeps none): engines of
+the same parts start from it, so that the texts of a seed are the same in the next process. Another machine, format or version is measured anew.
 """
 
 import hashlib
 import json
+import logging
 import os
 import platform
 import warnings
 import zlib
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from polydraft import __version__
 from polydraft.atomic import replacing
 from polydraft.core import Drafter, Target, Verifier
 from polydraft.errors import IncompatibleError, InvalidInputError
-from polydraft.plan.acceptance import DEPTHS
-from polydraft.plan.costs import RoundCosts
+from polydraft.policy.acceptance import FIRST, NEXT, UNKNOWN
+from polydraft.policy.costs import KNOTS, Costs, measured
+from polydraft.policy.marginal import Expected, foreseen
 from polydraft.schema import PROFILE, fault, read_json
 
-__all__ = ["Profile", "check_identity", "identity", "remember", "remembered"]
+__all__ = ["Profile", "check_identity", "identity", "profile_of", "remember", "remembered"]
 
-PRIOR = 0.7
-"""Acceptance where nothing is known of it."""
-MOST_TEMPERATURES = 64
-_RATES = "acceptance", "greedy"
+_MODES = "sampled", "greedy"
+_SECONDS = "draft_start", "draft_step", "overhead"
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What planning starts from.
+    """What the policy starts from.
 
-    costs: seconds of rounds.  acceptance: of one draft by depth, [DEPTHS], before a sequence has shown its own.
-    about: what it was measured on.
-    greedy: the same at temperature 0, where drafts fit better; empty for no difference.
-    drafts: False where `polydraft tune` found that no drafts pay: plans then make none.
+    costs: seconds of steps.  sampled, greedy: rates of each lane of `acceptance`, and what a step with drafts is expected to bring, for
+        requests above temperature 0 and at it.  about: what it was measured on.
 
     Raises:
-        InvalidInputError: acceptances outside [0, 1], or not as many as are told apart.
+        InvalidInputError: rates outside [0, 1], or not as many as there are lanes.
 
     Example:
         >>> profile = Profile.assumed()
@@ -54,47 +50,41 @@ class Profile:
         True
     """
 
-    costs: RoundCosts
-    acceptance: tuple[float, ...]
+    costs: Costs
+    sampled: tuple[tuple[float, ...], Expected]
+    greedy: tuple[tuple[float, ...], Expected]
     about: dict[str, Any] = field(default_factory=dict[str, Any])
-    greedy: tuple[float, ...] = ()
-    drafts: bool = True
 
     def __post_init__(self) -> None:
-        rates = *self.acceptance, *(self.greedy or self.acceptance)
-        if len(self.acceptance) != DEPTHS or len(rates) != 2 * DEPTHS or not all(0 <= a <= 1 for a in rates):
-            raise InvalidInputError(
-                f"acceptance {list(self.acceptance)} and greedy {list(self.greedy)} were given; "
-                f"expected {DEPTHS} numbers in [0, 1] each. Measure again with `polydraft tune`."
-            )
+        for rates, expected in (self.sampled, self.greedy):
+            if len(rates) != len(UNKNOWN) or not all(0 <= a <= 1 for a in rates) or min(expected) < 0:
+                raise InvalidInputError(
+                    f"acceptance {list(rates)} and {list(expected)} was given; expected {len(UNKNOWN)} numbers in [0, 1] and 3 >= 0. "
+                    "Measure again with `polydraft tune`."
+                )
 
-    def prior(self, temperature: float) -> np.ndarray:
-        """Acceptance at a temperature before a text has shown its own: between that at 1 and that at 0, linearly; above 1 as at 1.
+    def known(self, greedy: bool) -> tuple[tuple[float, ...], Expected]:
+        """Rates and expectation of one kind of requests."""
+        return self.greedy if greedy else self.sampled
 
-        Example:
-            >>> Profile(RoundCosts.assumed(), (0.6,) * DEPTHS, greedy=(0.8,) * DEPTHS).prior(0.5)[0].item()
-            0.7
-        """
-        if temperature not in self._priors:
-            if len(self._priors) == MOST_TEMPERATURES:
-                self._priors.clear()
-            cold = max(0.0, 1.0 - temperature)
-            self._priors[temperature] = cold * np.array(self.greedy or self.acceptance) + (1.0 - cold) * np.array(self.acceptance)
-        return self._priors[temperature]
-
-    @cached_property
-    def _priors(self) -> dict[float, np.ndarray]:
-        return {}
+    @classmethod
+    def of(cls, costs: Costs, about: dict[str, Any] | None = None) -> "Profile":
+        """Of measured costs, where nothing was drafted yet."""
+        unknown = UNKNOWN, foreseen(UNKNOWN[FIRST], UNKNOWN[NEXT], costs)
+        return cls(costs, unknown, unknown, about or {})
 
     @classmethod
     def assumed(cls) -> "Profile":
-        """For a machine that was not measured."""
-        return cls(RoundCosts.assumed(), (PRIOR,) * DEPTHS, {"assumed": True})
+        """For models that were not measured."""
+        return cls.of(Costs.assumed(), {"assumed": True})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        rates = {name: list(getattr(self, name)) for name in _RATES}
-        return {"polydraft_profile": 3, "about": self.about, "drafts": int(self.drafts), **rates, "costs": self.costs.to_dict()}
+        costs = {"knots": list(self.costs.knots), **{name: getattr(self.costs, name) for name in _SECONDS}}
+        modes = {
+            name: {"rates": list(rates), "expected": list(means)} for name in _MODES for rates, means in [getattr(self, name)]
+        }
+        return {"polydraft_profile": 4, "about": self.about, "costs": costs, **modes}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Profile":
@@ -103,11 +93,12 @@ class Profile:
         Raises:
             InvalidInputError: not a profile of this version, or faulty numbers.
         """
-        found = fault(data, PROFILE, {"depths": DEPTHS}, "the profile")
+        found = fault(data, PROFILE, {"lanes": len(UNKNOWN), "knots": len(KNOTS)}, "the profile")
         if found:
             raise InvalidInputError(f"{found}. Make it again with `polydraft tune --save FILE`.")
-        rates = {name: tuple(map(float, data[name])) for name in _RATES}
-        return cls(RoundCosts.from_dict(data["costs"]), about=data["about"], drafts=bool(data["drafts"]), **rates)
+        costs = Costs(tuple(map(float, data["costs"]["knots"])), *(float(data["costs"][name]) for name in _SECONDS))
+        modes = [(tuple(map(float, data[x]["rates"])), Expected(*map(float, data[x]["expected"]))) for x in _MODES]
+        return cls(costs, *modes, data["about"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON with a checksum, whole or not at all; see `atomic.replacing` for the errors."""
@@ -169,9 +160,34 @@ def identity(target: Target, drafter: Drafter, verifier: Verifier) -> dict[str, 
         "models": models,
         "drafter": drafter.info.name,
         "verifier": verifier.info.name,
-        "machine": [platform.node(), platform.machine(), torch.get_num_threads()],
+        "machine": [platform.node(), _processor(), getattr(target, "num_threads", torch.get_num_threads())],
         "version": __version__,
     }
+
+
+def _processor() -> str:
+    """The processor's name, as far as the system tells it."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return platform.processor() or platform.machine()
+
+
+def profile_of(target: Target, drafter: Drafter, verifier: Verifier) -> Profile:
+    """What was measured of these parts before, or what a handful of passes say now; assumed for models without a name or at work."""
+    about = identity(target, drafter, verifier)
+    if (known := remembered(about)) is not None:
+        return known
+    if about is None or any(getattr(target, "lengths", ())):
+        return Profile.assumed()
+    try:
+        profile = Profile.of(measured(target, drafter), {"identity": about})
+    except Exception as error:  # what cannot be measured alone, such as a model that first reads a source
+        _log.info("costs are assumed, as measuring them failed: %r", error)
+        return Profile.assumed()
+    _log.info("costs were measured: %s", profile.costs)
+    remember(about, profile)
+    return profile
 
 
 def _folder() -> Path | None:
@@ -183,6 +199,7 @@ def _folder() -> Path | None:
 
 
 _known: dict[str, Profile] = {}
+_log = logging.getLogger(__name__)
 
 
 def check_identity(given: Profile, target: Target, drafter: Drafter, verifier: Verifier) -> None:

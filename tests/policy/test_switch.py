@@ -10,19 +10,17 @@ from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.drafters.text.lookahead import LookaheadDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.errors import IncompatibleError, InvalidInputError
-from polydraft.plan import switch
-from polydraft.plan.acceptance import DEPTHS
-from polydraft.plan.plan import AdaptivePlan
-from polydraft.plan.profile import Profile
-from polydraft.plan.switch import ChoicePlan
+from polydraft.policy import switch
+from polydraft.policy.adaptive import AdaptivePlan
+from polydraft.policy.switch import ChoicePlan
 from tests.engine.tables import TableModel, law, p_value, plain_greedy
 from tests.laws.runs import every_run
-from tests.plan.planning import OnlyWalks, costs
+from tests.policy.planning import OnlyWalks, costs
+from tests.policy.planning import known as profile
 
 
-def plans(*rates, **seconds):
-    known = costs(**({"rows": 0.02, "depth": 0.02} | seconds))
-    return [AdaptivePlan(Profile(known, (r,) * DEPTHS), max_depth=4, max_width=2) for r in rates]
+def plans(*rates):
+    return [AdaptivePlan(profile(costs(0.02, 0.02), r)) for r in rates]
 
 
 def made(rates=(0.6, 0.6), *, seqs=4, V=7, fit=0.7, **model):
@@ -97,8 +95,7 @@ def test_drafters_are_named_together_and_each_plan_learns_of_its_own_rounds(monk
     assert engine.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=12))[0].token_ids == plain_greedy(
         target, [1, 2, 3], 12
     )
-    assert all(p.profile is not None and p.learner is not None for p in engine.plan.plans)
-    assert any(p.learner.profile.costs != p.learner._start.costs for p in engine.plan.plans)
+    assert any(p.live.costs != p.profile.costs for p in engine.plan.plans)
     assert engine.summary()["drafter"] == "model,ngram"
 
 
@@ -147,7 +144,7 @@ def enumerated(kind, arms, monkeypatch):
 
         def run():
             chosen = kind(made)
-            chosen_plans = [AdaptivePlan(p.profile, max_depth=2, max_width=1) for p in plans(0.6, 0.6)]
+            chosen_plans = plans(0.6, 0.6)
             engine = Engine(target, chosen, chosen.rule(), ChoicePlan(chosen, chosen_plans))
             return engine.generate([[0, 1, 0, 1]], SamplingParams(max_tokens=4, seed=0))[0].samples[0]
 
@@ -176,8 +173,8 @@ def test_kinds_of_one_model_share_its_slots_and_its_cache():
     target, small = (TableModel(seed=s, max_num_seqs=2) for s in (0, 1))
     small.logits = 0.7 * target.logits + 0.3 * small.logits
     both = Engine.of(target, draft_model=small, drafter="model,model:top_k")
-    for plan, known in zip(both.plan.plans, plans(0.6, 0.6), strict=True):
-        plan.profile, plan.learner = known.profile, None
+    for plan in both.plan.plans:
+        plan.open(profile(rate=0.6))
     rounds = 0
     for _ in both.stream([1, 2, 3], SamplingParams(seed=2, max_tokens=40)):
         for s in both._running:

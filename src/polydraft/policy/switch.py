@@ -1,6 +1,6 @@
 """A plan for several drafters: each round is drafted by the one whose plan promises most tokens per second.
 
-An arm promises what its own plan expects of its best size, see `plan/search.py`, from its own profile and its own record of acceptance,
+An arm promises what its own policy expects of its drafts, from its own profile and its own record of acceptance,
 with drafts for the share of the batch for which it has something to draft.
 An arm that was not used for long is tried again, after longer and longer waits. All of this is decided from the rounds that are
 over and from tables that were measured before the request, never from a draft of the round itself, see `drafters/choice.py`; for the same
@@ -8,6 +8,7 @@ profiles a seed gives one text.
 Whether an arm that copies has something to copy is a function of the past too, and is looked up; that of others is taken for granted.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +19,13 @@ from torch import Tensor
 
 from polydraft.core import Budget, Draft, Drafter, Outcome, Target, Verifier
 from polydraft.drafters.choice import Choice
-from polydraft.plan.fixed import Sequence
-from polydraft.plan.plan import AdaptivePlan
-from polydraft.plan.sizes import paths
+from polydraft.policy.adaptive import AdaptivePlan
+from polydraft.policy.fixed import Sequence
 from polydraft.verifiers.by_law import RuleByLaw
 
 __all__ = ["ChoicePlan"]
 
+ONE = Budget.fixed((-1, 0))
 FIRST_WAIT, LONGEST_WAIT = 4, 256
 """Rounds after which an unused arm is tried again; doubled each time that it is not chosen afterwards."""
 
@@ -46,8 +47,8 @@ class ChoicePlan:
         >>> from polydraft.drafters.text.ngram import NgramDrafter
         >>> from polydraft.drafters.text.suffix import SuffixDrafter
         >>> plan = ChoicePlan(Choice({"ngram": NgramDrafter(), "suffix": SuffixDrafter()}))
-        >>> [p.profile for p in plan.plans]
-        [None, None]
+        >>> len(plan.plans)
+        2
     """
 
     def __init__(self, choice: Choice, plans: Seq[AdaptivePlan] | None = None) -> None:
@@ -55,7 +56,6 @@ class ChoicePlan:
         self.plans = [AdaptivePlan() for _ in choice.arms] if plans is None else list(plans)
         self._waits: WeakKeyDictionary[Any, _Waits] = WeakKeyDictionary()
         self._before = -1
-        self._promises: dict[int, tuple[Any, float]] = {}
 
     def prepare(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
         """Get each arm's sizes and profile; see `AdaptivePlan.prepare`."""
@@ -65,12 +65,7 @@ class ChoicePlan:
 
     def _promise(self, i: int, sequences: Seq[Sequence], share: float = 1.0) -> float:
         """Tokens per second with arm i where it has a draft for this share of the batch."""
-        plan = self.plans[i]
-        key = share, [(s, s.drafting, plan.course(s).record.counted) for s in sequences]
-        if i not in self._promises or self._promises[i][0] != key:
-            found = plan.promise(sequences, [not s.drafting for s in sequences], share)
-            self._promises[i] = key, max(found.speed, found.plain)
-        return self._promises[i][1]
+        return self.plans[i].promise(sequences, share)
 
     def _pick(self, sequences: Seq[Sequence], waits: Seq[_Waits]) -> tuple[int, bool]:
         """The arm of this round, and whether it is on trial. Arms are looked up in the order of what they promise, as far as needed."""
@@ -106,20 +101,15 @@ class ChoicePlan:
         plan = self.plans[current]
         budgets = plan.budgets(sequences)
         if trial and not any(g.max_depth for g in budgets):
-            budgets = plan.give(sequences, [paths(1, 1) if s.drafting else g for s, g in zip(sequences, budgets, strict=True)])
+            budgets = plan.give(sequences, [ONE if s.drafting else g for s, g in zip(sequences, budgets, strict=True)])
         return budgets
 
     def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         """Fold the round into the records of the arm that drafted."""
         self.plans[self.choice.current].learn(sequences, draft, processed, outcome)
 
-    @property
-    def timed(self) -> bool:
-        """Whether the next round is to be timed."""
-        return any(plan.learner is not None for plan in self.plans)
-
-    def time(self, sequences: Seq[Sequence], draft: Draft, seconds: float) -> None:
+    def time(self, seconds: Mapping[str, float]) -> None:
         """Tell the plan of the arm that drafted, unless it had to read what others drafted first."""
         if self.choice.current == self._before:
-            self.plans[self.choice.current].time(sequences, draft, seconds)
+            self.plans[self.choice.current].time(seconds)
         self._before = self.choice.current

@@ -1,0 +1,1 @@
+"""How much to draft: seconds, acceptance, and one marginal rule."""

@@ -1,0 +1,106 @@
+"""What drafts are worth: how often drafted tokens are accepted, and what steps with drafts brought; counted with decay around a prior.
+
+    lanes 0 .. 9   tokens by the draft's confidence in them, see `polydraft.confidence`; before anything was counted the identity
+    FIRST, NEXT    whether one of the tokens below the root, and one of those below an accepted token, was accepted
+    means          tokens, drafted nodes and draft steps of a step with drafts
+
+A request starts from what all requests have shown, and one that names a seed from what was known when the engine was built.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numba import njit
+
+from polydraft.confidence import BINS, IDENTITY, bin_of
+from polydraft.policy.marginal import Expected
+
+__all__ = ["FIRST", "NEXT", "UNKNOWN", "Acceptance"]
+
+FIRST, NEXT = BINS, BINS + 1
+LEAST_STRENGTH, LEAST_TRIES = 0.5, 2.0
+"""Steps and tries that a prior never falls below."""
+UNKNOWN = (*IDENTITY, 0.6, 0.75)
+"""Rates where nothing was counted."""
+
+
+@njit(cache=True)
+def _observe(hits, tries, sums, decay, parents, path, confidence):
+    """Fold in a step; returns (nodes, depth)."""
+    hits *= decay
+    tries *= decay
+    sums *= decay
+    nodes, depth, visited = 0, 0, 0
+    levels = np.zeros(len(parents), np.int64)
+    for n in range(1, len(parents)):
+        if parents[n] < 0:
+            continue
+        levels[n] = levels[parents[n]] + 1
+        nodes, depth = nodes + 1, max(depth, levels[n])
+    for step in range(len(path) + 1):  # the children of each accepted node
+        below, accepted = False, path[step] if step < len(path) else -1
+        for n in range(visited + 1, len(parents)):
+            if parents[n] == visited:
+                below = True
+                if len(confidence):
+                    lane = bin_of(confidence[n])
+                    tries[lane] += 1.0
+                    hits[lane] += n == accepted
+        if below:
+            lane = FIRST if step == 0 else NEXT
+            tries[lane] += 1.0
+            hits[lane] += accepted >= 0
+        visited = accepted
+    sums[0] += 1.0
+    sums[1] += len(path) + 1
+    sums[2] += nodes
+    sums[3] += depth
+    return nodes, depth
+
+
+_NONE = np.empty(0)
+
+
+class Acceptance:
+    """Counts around a prior.
+
+    rates: of each lane where nothing was counted.  expected: of a step with drafts where there was none.
+    strength: tries that a rate counts for at first, and steps that `expected` counts for.  decay: what is left of a step, and of the prior, after the next.
+
+    Example:
+        >>> seen = Acceptance(UNKNOWN, Expected(2.0, 3.0, 3.0), 8.0, 0.99)
+        >>> for _ in range(50):
+        ...     _ = seen.observe([-1, 0, 1], [1], [1.0, 0.95, 0.6])
+        >>> seen.rates[FIRST] > 0.9, seen.rates[NEXT] < 0.2, round(seen.expected.tokens, 1)
+        (True, True, 2.0)
+    """
+
+    def __init__(self, rates: Sequence[float], expected: Expected, strength: float, decay: float) -> None:
+        self._prior, self._means, self._strength, self._decay = np.array(rates), np.array(expected), strength, decay
+        self._hits, self._tries, self._sums = np.zeros(len(rates)), np.zeros(len(rates)), np.zeros(4)
+        self.steps = 0
+
+    def observe(self, parents: Sequence[int], path: Sequence[int], confidence: Sequence[float] | None = None) -> tuple[int, int]:
+        """Take note of a step: the draft's parents, the accepted nodes, and the confidence in each node. Returns nodes and depth of the draft."""
+        known = _NONE if confidence is None else np.asarray(confidence, np.float64)
+        self.steps += 1
+        nodes, self._strength = np.array(path, np.int64), max(self._decay * self._strength, LEAST_STRENGTH)
+        return _observe(self._hits, self._tries, self._sums, self._decay, np.asarray(parents), nodes, known)
+
+    @property
+    def rates(self) -> list[float]:
+        """Acceptance of each lane."""
+        strength = max(self._strength, LEAST_TRIES)
+        return ((self._hits + strength * self._prior) / (self._tries + strength)).tolist()
+
+    @property
+    def expected(self) -> Expected:
+        """Of the next step with drafts."""
+        return Expected(*((self._sums[1:] + self._strength * self._means) / (self._sums[0] + self._strength)).tolist())
+
+    def forget(self, steps: float) -> None:
+        """Let what was counted weigh as so many steps at most, and the prior hardly anything: a few steps may now show something else."""
+        share = min(1.0, steps / max(float(self._sums[0]), 1e-9))
+        for counts in (self._hits, self._tries, self._sums):
+            counts *= share
+        self._strength = min(self._strength, LEAST_STRENGTH)

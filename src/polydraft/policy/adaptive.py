@@ -1,0 +1,203 @@
+"""The speculation policy: for every sequence the drafts that the marginal rule is for, from steps that are over and tables alone.
+
+Costs are measured when the engine is built and follow the steps that run; acceptance is each sequence's own, around that of all. A request
+that names a seed is decided from its own steps and the tables as they stood when the engine was built, as if it ran alone: its text does not
+depend on what runs beside it. Nothing here looks at the draft that it decides about, but for the stop by a node's own path: outputs keep
+their distribution.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from jaxtyping import Float
+from torch import Tensor
+
+from polydraft import tree
+from polydraft.budget import Stop
+from polydraft.confidence import BINS
+from polydraft.core import Budget, Draft, Drafter, Outcome, Target, Verifier
+from polydraft.policy.acceptance import FIRST, NEXT, Acceptance
+from polydraft.policy.costs import Costs, LiveCosts
+from polydraft.policy.fixed import Sequence
+from polydraft.policy.marginal import MOST_DEPTH, Expected, depth_of, least_reach, pays, speed_of
+from polydraft.policy.profile import Profile, check_identity, profile_of
+
+__all__ = ["AdaptivePlan"]
+
+FIRST_PAUSE, LONGEST_PAUSE = 8, 256
+HELD, LOOK, SURE = 4, 2, 16
+"""Steps for which a sequence's budget holds, that follow a pause to look again, and with drafts of a sequence before its budgets hold."""
+OFTEN, SELDOM = 64, 7
+"""Steps that are all timed at first, and then one in so many, which shares no divisor with HELD."""
+SETTLED = 1
+"""Steps with drafts, or without, whose seconds are not looked at after others: a draft model catches up, and caches forget."""
+SHARED, OWN = (24.0, 0.995), (8.0, 0.97)
+"""Strength of the prior and decay, of what all sequences have shown and of what one has."""
+REMEMBERED = 4.0
+"""Steps with drafts that a sequence's own counts weigh behind a pause, at most."""
+TREE_WIDTH, TREE_NODES = 4, 24
+"""Nodes of a depth that are expanded, and all nodes, of a most probable tree, at most."""
+NOTHING = Budget.fixed((-1,))
+
+
+@dataclass
+class Course:
+    """Where a sequence stands. seen: its own steps.  costs: None to follow the live ones.  budget, age: the last one, and for how many steps.
+    pause, left: steps of the last pause, and how many are left of it.  looks: drafts that are left to look again after it."""
+
+    seen: Acceptance
+    costs: Costs | None
+    budget: Budget = NOTHING
+    age: int = HELD
+    pause: int = 0
+    left: int = 0
+    looks: int = 0
+
+
+class AdaptivePlan:
+    """Drafts by the marginal rule; see the module.
+
+    profile: None for one that is measured when the engine is built.
+
+    Example:
+        >>> plan = AdaptivePlan(Profile.assumed())
+        >>> plan.best(0.9).max_depth > plan.best(0.5).max_depth > plan.best(0.02).max_depth == 0
+        True
+    """
+
+    def __init__(self, profile: Profile | None = None) -> None:
+        self.given = profile
+        self.open(profile or Profile.assumed())
+        self._ranked, self._confident = False, True
+
+    def open(self, profile: Profile) -> None:
+        """Start from this."""
+        self.profile, self.live = profile, LiveCosts(profile.costs)
+        self.seen = {greedy: Acceptance(*profile.known(greedy), *SHARED) for greedy in (False, True)}
+        self._courses: WeakKeyDictionary[Any, Course] = WeakKeyDictionary()
+        self._asked: dict[int, Budget] = {}
+        self._rows, self._steps, self._alike, self._timed = 1, 0, 0, 0
+        """Rows and draft steps of the step that was learnt from last, how many in a row had drafts, or none, as it, and all steps so far."""
+
+    def prepare(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
+        """Measure costs, unless they were given or measured before, and keep to what both draw and verify exactly.
+
+        Raises:
+            IncompatibleError: a profile of other parts.
+        """
+        self._ranked, self._confident = drafter.info.ranked, getattr(drafter, "confident", False)
+        if self.given is not None:
+            check_identity(self.given, target, drafter, verifier)
+        self.open(self.given or profile_of(target, drafter, verifier))
+
+    @property
+    def most_nodes(self) -> int:
+        """Drafted nodes of a sequence, at most."""
+        return TREE_NODES
+
+    def course(self, s: Sequence) -> Course:
+        """Where a sequence stands."""
+        found = self._courses.get(s)
+        if found is None:
+            params = s.request.params
+            known = self.profile.known(params.greedy) if params.seed is not None else None
+            shared = self.seen[params.greedy]
+            seen = Acceptance(*(known or (shared.rates, shared.expected)), *OWN)
+            found = self._courses[s] = Course(seen, self.profile.costs if known else None)
+        return found
+
+    def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
+        """One each."""
+        courses = [self.course(s) for s in sequences]
+        given = [self._next(s, c, sequences, courses) if s.drafting else NOTHING for s, c in zip(sequences, courses, strict=True)]
+        return self.give(sequences, given)
+
+    def give(self, sequences: Seq[Sequence], budgets: list[Budget]) -> list[Budget]:
+        """Draft this in the step that comes."""
+        self._asked = {id(s): budget for s, budget in zip(sequences, budgets, strict=True)}
+        return budgets
+
+    def promise(self, sequences: Seq[Sequence], share: float = 1.0) -> float:
+        """Tokens per second of the batch where this share of it has a draft, or of plain decoding where that is faster."""
+        drafts = [self.course(s).seen.expected for s in sequences if s.drafting]
+        drafts = [Expected(1.0 + share * (each.tokens - 1.0), share * each.nodes, each.steps) for each in drafts]
+        return max(speed_of(each, len(sequences), self.live.costs) for each in ((), drafts))
+
+    def _next(self, s: Sequence, course: Course, sequences: Seq[Sequence], courses: Seq[Course]) -> Budget:
+        if course.left:
+            course.left -= 1
+            return NOTHING
+        if course.age < HELD and course.budget is not NOTHING and course.seen.steps >= SURE:
+            course.age += 1
+            return course.budget
+        beside = () if course.costs else [c for t, c in zip(sequences, courses, strict=True) if c is not course and t.drafting]
+        course.budget = self._weighed(s, course, beside)
+        return course.budget
+
+    def _weighed(self, s: Sequence, course: Course, beside: Seq[Course]) -> Budget:
+        """The draft that the rule is for; nothing, and a pause, where the whole draft does not pay. beside: of the same batch."""
+        costs, own, live = course.costs or self.live.costs, course.seen.expected, [c for c in beside if not c.left]
+        batch, drafting = 1 + len(beside), 1 + len(live)
+        others = [c.seen.expected for c in live]
+        speed = max(speed_of([own, *others], batch, costs), speed_of([], batch, costs))
+        worth = pays(own, speed, batch, drafting, costs)
+        course.age = 1
+        if worth:
+            course.pause = course.looks = 0
+        elif course.looks:  # a pause is over
+            course.looks, course.age = course.looks - 1, HELD
+        else:
+            course.pause = min(max(2 * course.pause, FIRST_PAUSE), LONGEST_PAUSE)
+            course.left, course.looks = course.pause - 1, LOOK
+            course.seen.forget(REMEMBERED)
+            return NOTHING
+        rows = batch + sum(each.nodes for each in others)
+        return self._budget(s, course, speed, rows, drafting, costs)
+
+    def _budget(self, s: Sequence, course: Course, speed: float, rows: float, drafting: int, costs: Costs) -> Budget:
+        rates = course.seen.rates
+        least = least_reach(speed, max(rates[NEXT], 0.05), rows, drafting, costs)
+        stop = Stop(least, tuple(rates[:BINS]))
+        if self._ranked:
+            row = speed * costs.row(rows + course.seen.expected.nodes)
+            return Budget.grown(TREE_NODES, len(least), TREE_WIDTH, min(row, 1.0)).ending(stop)
+        if self._confident:
+            return Budget.fixed(tree.chain(len(least))).ending(stop)
+        return Budget.fixed(tree.chain(depth_of(least, rates[FIRST], rates[NEXT])))
+
+    def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
+        """Fold the step into what each sequence, and all of them, have shown."""
+        parents, paths = draft.tree.host[1], outcome.lists[0]
+        confidence = None if draft.confidence is None else draft.confidence.cpu().numpy()
+        before, self._rows, self._steps = self._steps, len(sequences), 0
+        for b, s in enumerate(sequences):  # those that failed in this step have no row
+            if s.drafting and self._asked.get(id(s), NOTHING).max_depth:
+                said = parents[b], paths[b], None if confidence is None else confidence[b]
+                nodes, depth = self.course(s).seen.observe(*said)
+                self.seen[s.request.params.greedy].observe(*said)
+                self._rows, self._steps = self._rows + nodes, max(self._steps, depth)
+        self._alike = self._alike + 1 if (before > 0) == (self._steps > 0) else 0
+
+    def time(self, seconds: Mapping[str, float]) -> None:
+        """Take note of what the step that was learnt from took, by phase."""
+        self._timed += 1
+        if self._alike < SETTLED or (self._timed > OFTEN and self._timed % SELDOM):
+            return
+        scoring = seconds["scoring"]
+        self.live.observe(self._rows, self._steps, scoring, sum(seconds.values()) - scoring - seconds["prefill"])
+
+    def learnt(self) -> Profile:
+        """What is known by now, as a profile to start from."""
+        modes = [(tuple(self.seen[greedy].rates), self.seen[greedy].expected) for greedy in (False, True)]
+        return Profile(self.live.costs, *modes, self.profile.about)
+
+    def best(self, rate: float) -> Budget:
+        """The chain for a known acceptance of one draft, the same at every depth."""
+        costs, chosen, speed = self.profile.costs, 0, 1.0 / self.profile.costs.step(1, 0)
+        for depth in range(1, MOST_DEPTH + 1):
+            promised = speed_of([Expected(sum(rate**d for d in range(depth + 1)), depth, depth)], 1, costs)
+            chosen, speed = (depth, promised) if promised > speed else (chosen, speed)
+        return Budget.fixed(tree.chain(chosen)) if chosen else NOTHING

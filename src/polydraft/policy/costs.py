@@ -1,0 +1,184 @@
+"""Seconds of a step: of the target's forward pass by its rows, of drafting by its steps, and of what every step does beside them.
+
+    rows(n)        linear between KNOTS, measured at 1, 4 and 8 rows; prices of a further row never fall: a pass is padded to the next cheaper tile
+                   (two rows may cost 1.18 passes of one, and four .99)
+    drafting(n)    n draft steps, and what a draft costs before its first one and in its verification
+
+Measured with a handful of passes when an engine is built (`measured`) and kept with the profile; afterwards live costs are exponential averages of
+what steps took (`LiveCosts`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from statistics import median
+
+import torch
+
+from polydraft.clock import clock
+from polydraft.core import Budget, Drafter, Request, SamplingParams, Target, TokenTree
+from polydraft.drafters.base import Reading
+from polydraft.errors import InvalidInputError
+from polydraft.tree import chain
+
+__all__ = ["KNOTS", "Costs", "LiveCosts", "measured"]
+
+KNOTS = (1, 4, 8, 16, 32, 64)
+PASSES, MOST_REPEATS = 3, 3
+"""Timed passes of each kind; three that differ by more than half are measured again, so many times at most."""
+DEEP = 5
+"""Draft steps of the longer of two measured drafts."""
+LATEST = 1 / 16
+"""Weight of the latest step in the averages."""
+STALLED = 2.0
+"""How much longer than expected a step counts at most."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """knots: seconds of a pass of as many rows as KNOTS.  draft_start, draft_step: see the module.  overhead: of any step beside passes and drafts.
+
+    Raises:
+        InvalidInputError: seconds that are negative or not finite, or a pass that takes none.
+
+    Example:
+        >>> costs = Costs.of(1.0, 0.98, 1.1, draft_start=0.05, draft_step=0.25)
+        >>> costs.rows(1), costs.rows(6), round(costs.row(5), 3), round(costs.row(40), 3)
+        (1.0, 1.05, 0.025, 0.025)
+    """
+
+    knots: tuple[float, ...]
+    draft_start: float
+    draft_step: float
+    overhead: float = 0.0
+    _pieces: list[tuple[float, float]] = field(init=False, repr=False, compare=False)
+    """From each knot on, seconds there and of one more row."""
+
+    def __post_init__(self) -> None:
+        said = *self.knots, self.draft_start, self.draft_step, self.overhead
+        if len(self.knots) != len(KNOTS) or not all(isfinite(x) and x >= 0 for x in said) or self.knots[0] <= 0:
+            raise InvalidInputError(
+                f"costs {list(said)} were given; expected {len(KNOTS)} seconds of forward passes, the first > 0, two of drafting and one of the rest, >= 0. "
+                "Measure them again with `polydraft tune`."
+            )
+        price, pieces, seconds = 0.0, list[tuple[float, float]](), self.knots[0]
+        for k in range(len(KNOTS) - 1):
+            width = KNOTS[k + 1] - KNOTS[k]
+            price = max(price, (self.knots[k + 1] - self.knots[k]) / width)
+            pieces.append((seconds, price))
+            seconds += width * price
+        object.__setattr__(self, "_pieces", pieces)
+
+    @classmethod
+    def of(cls, *passes: float, draft_start: float, draft_step: float) -> "Costs":
+        """Of measured passes of 1, 4 and 8 rows; beyond them as between the last two."""
+        slope = max((passes[2] - passes[1]) / 4, (passes[1] - passes[0]) / 3, 0.0)
+        return cls((*passes, *(passes[2] + slope * (n - 8) for n in KNOTS[3:])), draft_start, draft_step)
+
+    @classmethod
+    def assumed(cls) -> "Costs":
+        """In passes of one row, for models that were not measured."""
+        return cls.of(1.0, 1.12, 1.28, draft_start=0.05, draft_step=0.05)
+
+    def piece(self, rows: float) -> int:
+        """The knot from which on a number of rows is interpolated."""
+        k = 0
+        while k < len(KNOTS) - 2 and rows >= KNOTS[k + 1]:
+            k += 1
+        return k
+
+    def rows(self, rows: float) -> float:
+        """Seconds of a pass, with prices that do not fall."""
+        k = self.piece(rows)
+        seconds, price = self._pieces[k]
+        return seconds + (rows - KNOTS[k]) * price
+
+    def row(self, rows: float) -> float:
+        """Seconds of one more row."""
+        return self._pieces[self.piece(rows)][1]
+
+    def drafting(self, steps: float) -> float:
+        """Seconds of so many draft steps; of none 0."""
+        return self.draft_start + steps * self.draft_step if steps else 0.0
+
+    def step(self, rows: float, draft_steps: float) -> float:
+        """Seconds of a whole step."""
+        return self.overhead + self.rows(rows) + self.drafting(draft_steps)
+
+
+class LiveCosts:
+    """Costs that follow what steps take. start: what was measured or assumed.
+
+    Example:
+        >>> live = LiveCosts(Costs.assumed())
+        >>> for _ in range(500):
+        ...     live.observe(1, 0, 2e-3, 1e-4)
+        ...     live.observe(5, 4, 3e-3, 2e-3)
+        >>> round(1e3 * live.costs.step(1, 0), 1), round(1e3 * live.costs.step(5, 4), 1)
+        (2.1, 5.0)
+    """
+
+    def __init__(self, start: Costs) -> None:
+        self.costs, self._mean_steps = start, 3.0
+
+    def observe(self, rows: int, draft_steps: int, scoring: float, rest: float) -> None:
+        """Take note of a step: seconds of its pass, and of all else."""
+        now = self.costs
+        knots, k = list(now.knots), now.piece(rows)
+        part = min((rows - KNOTS[k]) / (KNOTS[k + 1] - KNOTS[k]), 1.0)
+        expected = (1.0 - part) * knots[k] + part * knots[k + 1]
+        error = LATEST * (min(scoring, STALLED * expected) - expected)
+        knots[k] = max(knots[k] + (1.0 - part) * error, 0.1 * knots[k])
+        for at in range(k + 1, len(KNOTS)):  # what was never seen stays as much dearer as it was
+            knots[at] = max(knots[at] + part * error, 0.1 * knots[at])
+        step, start, overhead = now.draft_step, now.draft_start, now.overhead
+        expected = overhead + now.drafting(draft_steps)
+        error = LATEST * (min(rest, STALLED * (expected + 0.1 * knots[0])) - expected)
+        if draft_steps:
+            deviation = draft_steps - self._mean_steps  # a line through what drafts of several lengths took
+            turn = error * deviation / (1.0 + deviation * deviation)
+            step, start = max(step + turn, 0.0), max(start + error - turn * self._mean_steps, 0.0)
+            self._mean_steps += LATEST * deviation
+        else:
+            overhead = max(overhead + error, 0.0)
+        self.costs = Costs(tuple(knots), start, step, overhead)
+
+
+def _seconds(act: Callable[[], object], time: Callable[[], float]) -> float:
+    """Of an act, the median of PASSES; see MOST_REPEATS."""
+    act()
+    taken = list[float]()
+    for _ in range(MOST_REPEATS):
+        taken.clear()
+        for _ in range(PASSES):
+            start = time()
+            act()
+            taken.append(time() - start)
+        if max(taken) <= 1.5 * min(taken):
+            break
+    return median(taken)
+
+
+@torch.inference_mode()
+def measured(target: Target, drafter: Drafter, prompt: Sequence[int] = (1, 2, 3, 4)) -> Costs:
+    """Costs of idle models: passes of 1, 4 and 8 rows in one slot, and drafts of one and of DEEP steps, nothing of which is kept."""
+    time, params = clock(target), SamplingParams(temperature=1.0)
+    scores = target.prefill([0], [list(prompt[:-1])], hidden=drafter.needs.hidden)
+    try:
+        passes = list[float]()
+        for rows in KNOTS[:3]:
+            tree = TokenTree.chain(torch.full((1, rows), int(prompt[-1])))
+            passes.append(_seconds(lambda tree=tree: target.score([0], tree, hidden=drafter.needs.hidden), time))
+        (state,) = drafter.start([Request("measured", tuple(prompt), params, 0, slot=0, second_slot=0)])
+        try:
+            if drafter.needs.hidden and isinstance(drafter, Reading):
+                (state,) = drafter.read([state], scores)
+            short, long = (
+                _seconds(lambda depth=depth: drafter.propose([state], [Budget.fixed(chain(depth))]), time) for depth in (1, DEEP)
+            )
+        finally:
+            drafter.release([state])
+    finally:
+        target.release([0])
+    step = max((long - short) / (DEEP - 1), 0.0)
+    return Costs.of(*passes, draft_start=max(short - step, 0.0), draft_step=step)

@@ -1,0 +1,80 @@
+"""The rule for how much to draft: a drafted token is worth it when
+
+    P(it is accepted) / (seconds of one more draft step at its depth + of one more row of the forward pass) > present tokens per second
+
+At the best ratio of tokens to seconds a token belongs in exactly when its probability exceeds that ratio times its price (Dinkelbach 1967), and the
+present speed converges to that ratio. Path probabilities fall along a path and prices do not fall (`costs`), so that looking one token ahead is
+enough. What drafting costs before its first token is weighed once, the whole draft against none (`pays`).
+
+    speed   tokens per second of all sequences of a step         reach   P(a node is accepted), see `polydraft.confidence`
+    least   of a depth: the reach with which its nodes go on, as a token more is then accepted with reach x acceptance of a next token
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from polydraft.policy.costs import Costs
+
+__all__ = ["MOST_DEPTH", "Expected", "depth_of", "foreseen", "least_reach", "pays", "speed_of"]
+
+MOST_DEPTH = 12
+
+
+class Expected(NamedTuple):
+    """What a step with drafts brings and takes: its tokens, the drafted nodes, and the draft steps."""
+
+    tokens: float
+    nodes: float
+    steps: float
+
+
+def speed_of(drafts: Sequence[Expected], num_sequences: int, costs: Costs) -> float:
+    """Tokens per second of a step in which some of the sequences draft; of none, plain decoding.
+
+    Example:
+        >>> round(speed_of([], 1, Costs.assumed()), 2), round(speed_of([Expected(2.5, 3, 3)], 1, Costs.assumed()), 2)
+        (1.0, 1.94)
+    """
+    tokens = num_sequences + sum(each.tokens - 1.0 for each in drafts)
+    return tokens / costs.step(
+        num_sequences + sum(each.nodes for each in drafts), max((each.steps for each in drafts), default=0.0)
+    )
+
+
+def pays(draft: Expected, speed: float, num_sequences: int, num_drafting: int, costs: Costs) -> bool:
+    """Whether the whole draft of a sequence is worth its seconds, those before its first token included."""
+    drafting = costs.drafting(draft.steps) / num_drafting
+    return draft.tokens - 1.0 > speed * (drafting + costs.rows(num_sequences + draft.nodes) - costs.rows(num_sequences))
+
+
+def least_reach(speed: float, next_acceptance: float, rows: float, num_drafting: int, costs: Costs) -> tuple[float, ...]:
+    """By depth from 1 on, the reach with which a node goes on; it ends before the first depth that no reach is enough for.
+
+    rows: of the pass without this draft.
+    """
+    least = list[float]()
+    for depth in range(1, MOST_DEPTH):
+        price = costs.draft_step / num_drafting + costs.row(rows + depth)
+        least.append(speed * price / next_acceptance)
+        if least[-1] >= 1.0:
+            break
+    return tuple(least)
+
+
+def depth_of(least: Sequence[float], first: float, following: float) -> int:
+    """The depth at which a chain ends whose tokens are accepted with these probabilities, for drafts without confidence."""
+    reach, depth = first, 1
+    while depth <= len(least) and reach >= least[depth - 1]:
+        reach, depth = reach * following, depth + 1
+    return depth
+
+
+def foreseen(first: float, following: float, costs: Costs) -> Expected:
+    """What drafts of these acceptances bring under the rule, before anything was drafted."""
+    speed, found = 1.0 / costs.step(1, 0), Expected(1.0 + first, 1.0, 1.0)
+    for _ in range(3):
+        depth = depth_of(least_reach(speed, following, 1, 1, costs), first, following)
+        tokens = 1.0 + first * (sum(following**d for d in range(depth)))
+        found = Expected(tokens, depth, depth)
+        speed = max(speed, speed_of([found], 1, costs))
+    return found

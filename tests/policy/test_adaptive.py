@@ -1,0 +1,235 @@
+"""The marginal rule: no fixed length is better, what does not pay pauses, and outputs keep their distribution."""
+
+import numpy as np
+import pytest
+import torch
+
+from polydraft import Engine, FixedPlan, SamplingParams
+from polydraft.confidence import IDENTITY
+from polydraft.core import Budget, Draft, SiblingLaw, TokenTree, TreeShape
+from polydraft.errors import IncompatibleError, InvalidInputError, UnknownNameError
+from polydraft.policy.acceptance import FIRST, NEXT, UNKNOWN, Acceptance
+from polydraft.policy.adaptive import FIRST_PAUSE, LONGEST_PAUSE, AdaptivePlan
+from polydraft.policy.marginal import Expected, depth_of, least_reach, pays, speed_of
+from polydraft.policy.profile import Profile
+from polydraft.registry import verifier
+from polydraft.tree import chain, paths
+from tests.engine.tables import TableModel, p_value, table_engine
+from tests.laws.harness import Grown, Tables, by_depth, enumerate_drafts, measure
+from tests.policy.planning import LOGITS, OnlyWalks, costs, known, made, outcome, sequences
+
+
+def fixed(prices, first, following, depth):
+    tokens = 1.0 + first * sum(following**d for d in range(depth))
+    return speed_of([Expected(tokens, depth, depth)], 1, prices)
+
+
+@pytest.mark.parametrize("prices", [costs(0.02, 0.05), costs(0.1, 0.1), costs(0.03, 0.3), costs(0.01, 0.01, 0.5)])
+@pytest.mark.parametrize(("first", "following"), [(0.3, 0.5), (0.6, 0.6), (0.75, 0.9), (0.95, 0.95)])
+def test_the_rule_converges_to_the_best_of_all_lengths_in_hindsight(prices, first, following):
+    """The next speed follows from the length that the present one asks for; nothing at all is one of the lengths."""
+    plain = speed_of([], 1, prices)
+    speed = plain
+    for _ in range(6):
+        depth = depth_of(least_reach(speed, following, 1, 1, prices), first, following)
+        speed = max(plain, fixed(prices, first, following, depth))
+    best = max(plain, *(fixed(prices, first, following, d) for d in range(1, 13)))
+    assert speed >= 0.99 * best
+
+
+def test_a_draft_pays_as_a_whole_exactly_where_it_is_faster_than_none():
+    prices = costs(0.05, 0.1, start=0.4)
+    for tokens in np.linspace(1.0, 4.0, 61):
+        draft = Expected(float(tokens), 4, 4)
+        plain, drafted = speed_of([], 1, prices), speed_of([draft], 1, prices)
+        assert pays(draft, max(plain, drafted), 1, 1, prices) == (drafted > plain) or drafted == pytest.approx(plain)
+
+
+def test_a_stop_by_confidence_beats_every_fixed_length():
+    """Tokens are sure or not: the simulated rule against all chains, on the same draws."""
+    prices, rng = costs(0.03, 0.3), np.random.default_rng(1)
+    sure = rng.random((4000, 12)) < 0.6
+    rate = np.where(sure, 0.97, 0.4)
+    accepted = rng.random(rate.shape) < rate
+    kept = accepted.cumprod(1)
+    lengths = {d: (1 + kept[:, :d].sum(1)).mean() / prices.step(1 + d, d) for d in range(1, 13)}
+    speed = max(lengths.values())
+    for _ in range(4):
+        least = least_reach(speed, 0.75, 1, 1, prices)
+        depth = np.ones(len(rate), int)
+        reach = rate[:, 0].copy()
+        for d in range(1, len(least) + 1):
+            going = (depth == d) & (reach >= least[d - 1])
+            depth += going
+            reach = np.where(going, reach * rate[:, min(d, 11)], reach)
+        tokens = sum(1 + kept[i, : depth[i]].sum() for i in range(len(rate)))
+        speed = tokens / sum(prices.step(1 + d, d) for d in depth)
+    assert speed > 1.08 * max(lengths.values())
+
+
+def test_confidences_are_calibrated_by_what_was_accepted():
+    seen, rng = Acceptance(UNKNOWN, Expected(2, 2, 2), 8.0, 0.999), np.random.default_rng(0)
+    for _ in range(3000):
+        confidence = float(rng.choice([0.6, 0.95]))
+        accepted = rng.random() < (0.3 if confidence == 0.6 else 0.9)
+        seen.observe([-1, 0], [1] if accepted else [], [1.0, confidence])
+    rates = seen.rates
+    assert rates[5] == pytest.approx(0.3, abs=0.05) and rates[7] == pytest.approx(0.9, abs=0.05)
+    assert (
+        rates[2] == pytest.approx(IDENTITY[2]) and rates[FIRST] == pytest.approx(0.6, abs=0.05) and rates[NEXT] == UNKNOWN[NEXT]
+    )
+    assert seen.expected.tokens == pytest.approx(1.6, abs=0.06) and seen.expected.nodes == pytest.approx(1.0, abs=0.02)
+
+
+def test_of_a_tree_the_children_of_accepted_nodes_are_counted_and_no_others():
+    seen = Acceptance(UNKNOWN, Expected(2, 2, 2), 8.0, 1.0)
+    nodes, depth = seen.observe([-1, 0, 0, 1, 2, -1], [2], [1.0, 0.9, 0.6, 0.9, 0.3, 1.0])
+    assert (nodes, depth) == (4, 2)
+    assert seen._tries.tolist() == [0, 0, 0, 0, 1, 1, 0, 1, 0, 0, 1, 1]
+    assert seen._hits.tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0]
+
+
+def drafted(depth):
+    """A chain for one sequence."""
+    tree = TokenTree.chain(torch.zeros(1, depth + 1, dtype=torch.int64))
+    return Draft(tree, SiblingLaw.IID, TreeShape.CHAIN, torch.full((1, depth, 2), 0.5), torch.arange(-1, depth)[None])
+
+
+def drive(plan, s, accepts, rounds):
+    """Steps whose drafts are accepted so far; the budgets."""
+    given = []
+    for _ in range(rounds):
+        (g,) = plan.budgets([s])
+        given.append(g)
+        if g.max_depth:
+            plan.learn([s], drafted(g.max_depth), LOGITS, outcome(min(g.max_depth, accepts)))
+    return given
+
+
+def test_drafting_stops_where_it_does_not_pay_with_longer_and_longer_pauses():
+    (s,) = sequences()
+    given = drive(made(costs(0.1, 0.3)), s, 0, 1200)
+    steps = [i for i, g in enumerate(given) if g.max_depth]
+    gaps = [int(x) for x in np.diff(steps) if x > 1]
+    assert gaps[:3] == [FIRST_PAUSE + 1, 2 * FIRST_PAUSE + 1, 4 * FIRST_PAUSE + 1] and max(gaps) == LONGEST_PAUSE + 1
+    assert len(steps) < 60
+
+
+def test_drafting_comes_back_when_drafts_fit_again():
+    (s,) = sequences()
+    plan = made(costs(0.05, 0.1))
+    drive(plan, s, 0, 100)
+    depths = [g.max_depth for g in drive(plan, s, 5, 200)]
+    assert sum(d > 1 for d in depths[-40:]) > 35
+
+
+def test_dear_drafts_are_short_and_cheap_ones_deep():
+    depths = [made(costs(0.02, step)).budgets(sequences())[0].max_depth for step in (0.6, 0.2, 0.02)]
+    assert depths == sorted(depths) and depths[0] < depths[2]
+    assert made(costs(0.02, 5.0)).budgets(sequences())[0].max_depth == 0
+
+
+def test_a_batch_shares_the_price_of_rows_and_of_draft_steps():
+    flat = made(costs(0.0, 0.3))
+    alone, together = flat.budgets(sequences())[0], made(costs(0.0, 0.3)).budgets(sequences(4))[0]
+    assert (
+        together.stop.least[0] < 1.0 and together.max_depth <= alone.max_depth
+    )  # four bring more tokens a second, of which each is worth less
+    rows = [made(costs(0.3, 0.01)).budgets(sequences(n))[0].max_depth for n in (1, 8)]
+    assert rows[1] <= rows[0]
+
+
+def test_sequences_whose_drafter_is_off_get_nothing():
+    pair = sequences(2)
+    pair[1].drafting = False
+    first, second = made().budgets(pair)
+    assert first.max_depth > 0 == second.max_depth
+
+
+def adaptive(prices, **options):
+    fast = table_engine("paths", **options)
+    fast.plan = made(prices)
+    return fast
+
+
+@pytest.mark.parametrize("prices", [costs(0.02, 0.05), costs(0.25, 0.2)])
+def test_the_law_of_several_steps_is_kept_by_the_fused_walks(prices):
+    walked = adaptive(prices, seqs=8, V=3, dtype=torch.float32)
+    walked.verifier = OnlyWalks(walked.verifier)
+    assert p_value(walked, [1, 2], 2, 400) > 1e-3
+
+
+def peeked(drafts):
+    """Wrong: a policy that looks at the draft it decides about, and does not use one that begins with token 0."""
+    bare = [Grown(d.probability, [0], [-1], [()], [0]) for d in drafts]
+    return [b if d.tokens[1] == 0 else d for b, d in zip(bare, drafts, strict=True)]
+
+
+def test_a_policy_that_looks_at_the_draft_it_decides_about_is_caught():
+    tables = Tables(3, seed=6)
+    drafts = enumerate_drafts(tables, SiblingLaw.IID, by_depth(1, 1), 2)
+    setting = (verifier("block"), tables, SiblingLaw.IID, TreeShape.CHAIN, by_depth(1, 1), 2)
+    assert measure(*setting, drafts).error < 1e-12
+    assert measure(*setting, peeked(drafts)).tv > 0.01
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_drafts_that_never_fit_cost_four_percent_at_most(seed):
+    target, small = (TableModel(V=40, sharp=6.0, seed=s, max_model_len=400) for s in (seed, seed + 5))
+    fast = Engine.of(target, draft_model=small, plan=made(costs(0.1, 0.1)))
+    stats = fast.generate([[1, 2]], SamplingParams(seed=0, max_tokens=300))[0].stats
+    assert stats.target_calls > 250
+    assert 300 / (stats.target_calls + stats.drafted * 0.2) > 0.96
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_seed_repeats_its_text_alone_in_a_batch_and_after_a_busy_minute(temperature):
+    params = SamplingParams(temperature=temperature, max_tokens=40, seed=7, ignore_eos=True)
+    prompt, others = "def area(r):\n", ["import os\n", "class A:\n", "x = [1, 2", "for i in", "if a:", "return", "# a"]
+    alone = Engine.embedded(max_num_seqs=8).generate(prompt, params)[0]
+    busy = Engine.embedded(max_num_seqs=8)
+    together = busy.generate([prompt, *others], [params] + [params.with_(seed=None)] * 7)[0]
+    for _ in range(3):
+        busy.generate(others, params.with_(seed=None))
+    for _ in range(200):
+        busy.plan.live.observe(1, 0, 1.0, 1.0)  # a machine that has become slow
+    later = busy.generate([prompt, *others], [params] + [params.with_(seed=None)] * 7)[0]
+    assert alone.token_ids == together.token_ids == later.token_ids
+    assert alone.stats.drafted_by_depth == later.stats.drafted_by_depth
+
+
+def test_requests_without_a_seed_follow_the_live_costs():
+    plan = made(costs(0.02, 0.05))
+    assert plan.budgets(sequences())[0].max_depth > 0
+    for _ in range(600):
+        plan.live.observe(4, 3, 1.0, 30.0)
+    assert plan.budgets(sequences())[0].max_depth == 0
+    assert plan.budgets(sequences(seed=1))[0].max_depth > 0
+
+
+def test_plans_are_named_or_given_and_do_not_mix_with_a_fixed_size(tmp_path):
+    target, small = TableModel(), TableModel()
+    assert isinstance(Engine.of(target, draft_model=small).plan, AdaptivePlan)
+    assert Engine.of(target, draft_model=small, plan="fixed").plan == FixedPlan(Budget.fixed(chain(5)))
+    assert Engine.of(target, draft_model=small, depth=4, num_paths=2).plan.budget == Budget.fixed(paths(2, 4))
+    known().save(tmp_path / "p.json")
+    assert Engine.of(target, draft_model=small, profile=str(tmp_path / "p.json")).plan.profile == known()
+    with pytest.raises(InvalidInputError, match="leaves nothing to plan"):
+        Engine.of(target, draft_model=small, depth=3, plan="adaptive")
+    with pytest.raises(UnknownNameError, match="did you mean 'adaptive'"):
+        Engine.of(target, draft_model=small, plan="adaptiv")
+
+
+def test_a_profile_of_other_models_is_refused(tmp_path):
+    engine = Engine.embedded(max_num_seqs=1)
+    engine.plan.profile.save(tmp_path / "p.json")
+    assert Engine.embedded(max_num_seqs=1, profile=str(tmp_path / "p.json")).plan.profile == engine.plan.profile
+    with pytest.raises(IncompatibleError, match=r"'ngram'.*polydraft tune"):
+        Engine.embedded(max_num_seqs=1, drafter="ngram", profile=str(tmp_path / "p.json"))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"polydraft_profile": 1, "costs": {}}', '{"polydraft_profile": 4}'])
+def test_what_is_no_profile_is_refused_with_advice(tmp_path, text):
+    (tmp_path / "p.json").write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidInputError, match="polydraft tune"):
+        Profile.load(tmp_path / "p.json")

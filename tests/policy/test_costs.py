@@ -1,0 +1,80 @@
+"""Seconds of steps: measured with a handful of passes, interpolated, with prices that do not fall, and followed while steps run."""
+
+import numpy as np
+import pytest
+
+from polydraft import Engine, SamplingParams
+from polydraft.errors import InvalidInputError
+from polydraft.policy import costs as module
+from polydraft.policy import profile
+from polydraft.policy.costs import KNOTS, Costs, LiveCosts, measured
+from polydraft.policy.profile import Profile, identity, profile_of
+from tests.engine.tables import table_engine
+
+
+def test_prices_of_a_further_row_never_fall():
+    padded = Costs((1.18, 0.99, 1.03, 1.5, 1.6, 3.0), 0.1, 0.2)  # a tile of four is cheaper than one of two
+    prices = [padded.row(n) for n in range(1, 80)]
+    assert prices == sorted(prices) and prices[0] == 0.0
+    seconds = [padded.rows(n) for n in range(1, 80)]
+    assert np.diff(seconds) == pytest.approx(prices[:-1])
+
+
+def test_seconds_between_measured_rows_are_interpolated():
+    known = Costs.of(1.0, 1.3, 1.9, draft_start=0.5, draft_step=0.25)
+    assert [known.rows(n) for n in (1, 2, 4, 6, 8, 10)] == pytest.approx([1.0, 1.1, 1.3, 1.6, 1.9, 2.2])
+    assert known.step(4, 3) == pytest.approx(1.3 + 0.5 + 0.75) and known.drafting(0) == 0.0
+
+
+@pytest.mark.parametrize("knots", [(0.0, *[1.0] * 5), (1.0, -1.0, *[1.0] * 4), (1.0, float("nan"), *[1.0] * 4), (1.0,)])
+def test_costs_that_cannot_be_are_refused_with_advice(knots):
+    with pytest.raises(InvalidInputError, match="polydraft tune"):
+        Costs(knots, 0.0, 0.0)
+
+
+def test_live_costs_come_to_what_steps_take_and_one_stalled_step_is_no_news():
+    live, rng = LiveCosts(Costs.assumed()), np.random.default_rng(0)
+    for _ in range(2000):
+        steps = int(rng.integers(0, 8))
+        rows = 1 + steps
+        live.observe(rows, steps, 2.0 + 0.1 * rows, 0.2 + (0.3 + 0.5 * steps if steps else 0.0))
+    found = live.costs
+    for steps in (0, 1, 3, 7):
+        expected = 2.0 + 0.1 * (1 + steps) + 0.2 + (0.3 + 0.5 * steps if steps else 0.0)
+        assert found.step(1 + steps, steps) == pytest.approx(expected, rel=0.05)
+    assert found.draft_step == pytest.approx(0.5, rel=0.1)
+    live.observe(1, 0, 1000.0, 0.2)
+    assert live.costs.rows(1) < 1.1 * found.rows(1)
+
+
+def test_passes_that_differ_by_more_than_half_are_measured_again():
+    acts = list[int]()
+    clock = iter(np.cumsum([0.0, 1.0, 0.0, 9.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.1, 0.0, 1.2]).tolist())
+    assert module._seconds(lambda: acts.append(1), lambda: next(clock)) == pytest.approx(1.1)
+    assert len(acts) == 7  # one that does not count, three that differ, three that count
+
+
+def test_measuring_leaves_models_idle_and_is_kept_for_the_next_engine(monkeypatch):
+    monkeypatch.setattr(profile, "_known", {})
+    engine = Engine.embedded(max_num_seqs=2, threads=1)
+    assert not any(engine.target.lengths) and not any(engine.drafter.model.lengths) and engine.drafter.slots.num_free == 2
+    costs = engine.plan.profile.costs
+    assert len(costs.knots) == len(KNOTS) and costs.rows(1) > 0 and costs.draft_step < costs.rows(1)
+    monkeypatch.setattr(profile, "measured", lambda *_: 1 / 0)
+    assert Engine.embedded(max_num_seqs=2, threads=1).plan.profile == engine.plan.profile
+    monkeypatch.setattr(profile, "_known", {})  # another process
+    assert Engine.embedded(max_num_seqs=2, threads=1).plan.profile == engine.plan.profile
+
+
+def test_models_at_work_or_without_a_name_are_not_measured():
+    fast = table_engine()
+    assert identity(fast.target, fast.drafter, fast.verifier) is None
+    assert profile_of(fast.target, fast.drafter, fast.verifier) == Profile.assumed()
+
+
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+def test_draft_steps_of_a_model_cost_and_those_of_text_hardly(drafter):
+    engine = Engine.embedded(max_num_seqs=1, threads=1, drafter=drafter)
+    found = measured(engine.target, engine.drafter)
+    assert (found.draft_step > 0.02 * found.rows(1)) == (drafter == "model")
+    engine.generate("x = 1", SamplingParams(max_tokens=2))
