@@ -13,9 +13,10 @@ def test_a_file_is_measured_in_both_engines(tmp_path):
     pytest.importorskip("xllamacpp")
     folder = str(pair.draft_folder())
     write_gguf(load_module(folder, device="cpu"), load_tokenizer(folder), tmp_path / "draft.gguf", "Q8_0")
-    rows = compare([str(tmp_path / "draft.gguf")], [1], repetitions=1, num_tokens=8)
-    assert [row.engine for row in rows] == ["polydraft", "llama.cpp"]
+    name = str(tmp_path / "draft.gguf")
+    (rows,) = comparisons = compare([name], [1], draft=name, repetitions=1, num_tokens=8)
+    assert [row.engine for row in rows] == ["polydraft", "polydraft, no drafts", "llama.cpp"]
     assert all(row.figures[name] > 0 for row in rows for name in FIGURES)
-    table = markdown(rows)
-    assert table.count("draft.gguf") == 2 and "better by" in table
-    assert as_dicts(rows)[0]["threads"] == 1
+    table = markdown(comparisons)
+    assert table.count("draft.gguf") == 3 and table.count("x)") == 2 * len(FIGURES)
+    assert as_dicts(comparisons)[0]["threads"] == 1

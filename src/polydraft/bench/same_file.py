@@ -1,11 +1,12 @@
 """A GGUF file in this library and in llama.cpp: start, memory, first tokens and speed, each in a process of its own, by turns.
 
-Both decode plainly, one sequence, with the settings that a user gets who names the file and the number of threads.
+One sequence, with the settings that a user gets who names the file and the number of threads: this library by default, with the file's draft
+model or head, and plain; llama.cpp plain. Speed is that of answers to questions, between their first and last token.
 """
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from multiprocessing import get_context
@@ -24,6 +25,14 @@ from polydraft.threads import usable_cores
 
 __all__ = ["Row", "as_dicts", "compare", "markdown"]
 
+QUESTIONS = (
+    "Explain in simple words why the sky is blue.",
+    "Write a Python function that merges two sorted lists.",
+    "Give three tips for learning a new language.",
+    "Write a Python class for a binary search tree with insert and search.",
+    "What is the capital of France, and what is it known for?",
+    "Write a Python function that parses a CSV file without the csv module.",
+)
 PROMPTS = (30, 1000)
 """Tokens of the two prompts."""
 MOST_CONTEXT = 2048
@@ -41,7 +50,8 @@ MORE_IS_BETTER = ("speed_0", "speed_1")
 
 @dataclass(frozen=True)
 class Row:
-    """Medians of one engine on one file: seconds, MB, and tokens/s between the first and the last token."""
+    """Medians of one engine on one file: seconds, MB, and tokens/s between the first and the last token. The last row of a comparison is
+    llama.cpp's."""
 
     file: str
     threads: int
@@ -50,37 +60,51 @@ class Row:
 
 
 def compare(
-    names: Sequence[str], threads: Sequence[int], *, repetitions: int = 3, num_tokens: int = NUM_TOKENS, progress: Any = None
-) -> list[Row]:
-    """Measure files, by names as of `hub.located`, with each number of threads: two rows a file and number, ours first.
+    names: Sequence[str],
+    threads: Sequence[int],
+    *,
+    draft: str | None = None,
+    repetitions: int = 3,
+    num_tokens: int = NUM_TOKENS,
+    progress: Any = None,
+) -> list[list[Row]]:
+    """Measure files, by names as of `hub.located`, with each number of threads: rows of one file and number, llama.cpp's last.
+
+    draft: name of a draft model of all of them; without it, that of a file's entry in `polydraft models list`.
 
     Raises:
         IncompatibleError: llama.cpp is not installed.
     """
     if find_spec("xllamacpp") is None:
         raise IncompatibleError("llama.cpp is not installed. Install polydraft[bench].")
-    rows = []
+    comparisons = []
     for name in names:
-        file = located(name)
+        small = draft or default_draft(name)
         for count in threads:
-            rows += _measure(file, count, repetitions, num_tokens)
+            comparisons.append(_measure(located(name), located(small) if small else None, count, repetitions, num_tokens))
             if progress:
-                progress(len(names) * len(threads), len(rows) // 2)
-    return rows
+                progress(len(names) * len(threads), len(comparisons))
+    return comparisons
 
 
-def _measure(file: Path, threads: int, repetitions: int, num_tokens: int) -> list[Row]:
+def _measure(file: Path, draft: Path | None, threads: int, repetitions: int, num_tokens: int) -> list[Row]:
     text = "".join(prompt.text for prompt in pair.prompts())
     tokenizer = load.load_tokenizer(str(file))
     whole = load.encode(tokenizer, text)
     while len(whole) < max(PROMPTS):
         whole = whole + whole
-    with _worker(_ours, file, threads) as ours, _worker(_llama_cpp, file, threads) as theirs:
-        both = {"polydraft": ours, "llama.cpp": theirs}
+    questions = [_question(tokenizer, text) for text in QUESTIONS]
+    engines: dict[str, tuple[Any, ...]] = {
+        "polydraft": (_ours, file, "auto", draft),
+        "polydraft, no drafts": (_ours, file, None, None),
+        "llama.cpp": (_llama_cpp, file),
+    }
+    with ExitStack() as stack:
+        both = {name: stack.enter_context(_worker(threads, *parts)) for name, parts in engines.items()}
         seen: dict[str, dict[str, list[float]]] = {name: {"start": [worker[1]]} for name, worker in both.items()}
         for repetition in range(repetitions + 1):  # the first one warms up
             jobs = [(f"first_{size}", whole[repetition : repetition + size], 1, 0.0) for size in PROMPTS]
-            jobs += [(f"speed_{t}", whole[repetition : repetition + PROMPTS[0]], num_tokens, float(t)) for t in (0, 1)]
+            jobs += [(f"speed_{t}", questions[repetition % len(questions)], num_tokens, float(t)) for t in (0, 1)]
             for figure, ids, count, temperature in jobs:
                 for name, (pipe, _) in both.items():
                     pipe.send((ids, count, temperature))
@@ -94,11 +118,11 @@ def _measure(file: Path, threads: int, repetitions: int, num_tokens: int) -> lis
 
 
 @contextmanager
-def _worker(serve: Any, file: Path, threads: int) -> Iterator[tuple[Any, float]]:
+def _worker(threads: int, build: Any, file: Path, *options: Any) -> Iterator[tuple[Any, float]]:
     """A process with an engine, and the seconds from its start until it answers."""
     context = get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(serve, str(file), threads, there), daemon=True)
+    process = context.Process(target=_serve, args=(build, str(file), options, threads, there), daemon=True)
     begin = perf_counter()
     process.start()
     there.close()
@@ -107,27 +131,32 @@ def _worker(serve: Any, file: Path, threads: int) -> Iterator[tuple[Any, float]]
         yield here, perf_counter() - begin
     except EOFError as error:
         raise IncompatibleError(
-            f"{serve.__name__.strip('_')} ended on {str(file)!r}; its message is above. Try another file."
+            f"{build.__name__.strip('_')} ended on {str(file)!r}; its message is above. Try another file."
         ) from error
     finally:
         process.terminate()
         process.join()
 
 
-def _serve(build: Any, file: str, threads: int, pipe: Any) -> None:
+def _serve(build: Any, file: str, options: Sequence[Any], threads: int, pipe: Any) -> None:
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    generate = build(file, threads)
+    generate = build(file, threads, *options)
     pipe.send("ready")
     while (job := pipe.recv()) is not None:
         pipe.send(generate(*job))
     pipe.send(_peak_megabytes())
 
 
-def _ours(file: str, threads: int) -> Any:
+def _ours(file: str, threads: int, drafter: str | None, draft: Path | None) -> Any:
     from polydraft.engine.api import Engine
 
-    model = load.load_model(file, threads=threads, max_model_len=_context(file), max_num_seqs=1)
-    engine = Engine.of(model, tokenizer=load.load_tokenizer(file), drafter=None)  # reads every prompt from its beginning
+    options: dict[str, Any] = {"threads": threads, "max_model_len": _context(file), "max_num_seqs": 1}
+    model, tokenizer = load.load_model(file, **options), load.load_tokenizer(file)
+    small = load.load_model(str(draft), **options) if draft else None
+    if small is not None:
+        model.vocab_size = small.vocab_size = load.num_token_ids(tokenizer, min(model.vocab_size, small.vocab_size))
+    parts: dict[str, Any] = {"draft_model": small, "draft_tokenizer": tokenizer, "drafter": drafter}
+    engine = Engine.of(model, tokenizer=tokenizer, **parts)  # whose slots keep no prompt
 
     def generate(ids: list[int], count: int, temperature: float) -> tuple[float, float]:
         times, begin = [], perf_counter()
@@ -154,6 +183,15 @@ def _llama_cpp(file: str, threads: int) -> Any:
     return generate
 
 
+def _question(tokenizer: Any, text: str) -> list[int]:
+    """A question as the model's chat template puts it, where it has one."""
+    if not getattr(tokenizer, "chat_template", None):
+        return load.encode(tokenizer, text)
+    turn = [{"role": "user", "content": text}]
+    whole = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+    return list(tokenizer(whole, add_special_tokens=False)["input_ids"])
+
+
 def _context(file: str) -> int:
     return min(MOST_CONTEXT, GgufFile(file).config.max_position_embeddings)
 
@@ -170,17 +208,19 @@ def _peak_megabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """A table; ratios above 1 say that this library is better."""
+def markdown(comparisons: Sequence[Sequence[Row]]) -> str:
+    """A table; ratios above 1 say that this library is better than llama.cpp."""
     cells: list[list[Any]] = []
-    for ours, theirs in zip(rows[::2], rows[1::2], strict=True):
-        cells += [[row.file, row.threads, row.engine, *(f"{row.figures[k]:.4g}" for k in FIGURES)] for row in (ours, theirs)]
-        ratios = [(ours.figures[k] / theirs.figures[k]) ** (1 if k in MORE_IS_BETTER else -1) for k in FIGURES]
-        cells.append(["", "", "**better by**", *(f"**{ratio:.2f}**" for ratio in ratios)])
+    for rows in comparisons:
+        theirs = rows[-1].figures
+        for row in rows:
+            ratios = {k: (row.figures[k] / theirs[k]) ** (1 if k in MORE_IS_BETTER else -1) for k in FIGURES}
+            figures = [f"{row.figures[k]:.3g}" + ("" if row is rows[-1] else f" ({ratios[k]:.2f}x)") for k in FIGURES]
+            cells.append([row.file, row.threads, row.engine, *figures])
     head = f"{processor()}, {usable_cores()} cores; `{command_line()}`; medians of one interleaved run, both engines at their defaults.\n\n"
     return head + markdown_table(["file", "threads", "engine", *FIGURES.values()], cells)
 
 
-def as_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def as_dicts(comparisons: Sequence[Sequence[Row]]) -> list[dict[str, Any]]:
     """For a JSON file."""
-    return [asdict(row) for row in rows]
+    return [asdict(row) for rows in comparisons for row in rows]

@@ -185,6 +185,7 @@ def file(
     model: Annotated[
         list[str], typer.Option(help="GGUF file, or a name of `polydraft models list` that is one; may be repeated.")
     ],
+    draft_model: given.DraftModel = None,
     threads: Annotated[
         list[int] | None, typer.Option(min=1, help="Threads of both; may be repeated. Default 1 and all cores.")
     ] = None,
@@ -192,7 +193,7 @@ def file(
     repetitions: Annotated[int, typer.Option(min=1, help="Measured repetitions.")] = 3,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to FILE.")] = None,
 ) -> None:
-    """Compare plain decoding of a GGUF file with llama.cpp's: start, memory, first token, tokens per second, at T = 0 and 1."""
+    """Compare a GGUF file with llama.cpp: start, memory, first token and speed, plain and, with a draft model, speculative."""
     check_output("--json", json_file)
     import json
 
@@ -204,6 +205,7 @@ def file(
         rows = same_file.compare(
             model,
             threads or sorted({1, usable_cores()}),
+            draft=draft_model,
             repetitions=repetitions,
             num_tokens=max_tokens,
             progress=step,
