@@ -20,7 +20,7 @@ from polydraft.core import SamplingParams
 from polydraft.errors import IncompatibleError
 from polydraft.models import load, pair
 from polydraft.models.gguf import GgufFile
-from polydraft.models.hub import located
+from polydraft.models.hub import default_draft, located
 from polydraft.threads import usable_cores
 
 __all__ = ["Row", "as_dicts", "compare", "markdown"]
