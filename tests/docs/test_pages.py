@@ -36,23 +36,25 @@ SERVE = "polydraft serve "
 
 
 @pytest.fixture(scope="module")
-def chat_model(tmp_path_factory):
-    """The embedded target with a chat template as a GGUF file in a cache: it stands for the chat model that is fetched."""
-    name, folder = "smollm2-135m-instruct", str(pair.target_folder())
-    path = tmp_path_factory.mktemp("cache") / "models" / f"{name}.gguf"
-    path.parent.mkdir()
-    words = load_tokenizer(folder)
-    words.chat_template = "{% for m in messages %}# {{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-    write_gguf(load_module(folder, device="cpu"), words, path)
-    return replace(hub.MODELS[name], num_bytes=path.stat().st_size), path
+def cache(tmp_path_factory):
+    """The embedded pair with a chat template as GGUF files in a cache: they stand for the models that are fetched by name."""
+    cache = tmp_path_factory.mktemp("cache")
+    (cache / "models").mkdir()
+    for name in hub.MODELS:
+        folder = str(pair.draft_folder() if "0.5b" in name else pair.target_folder())
+        words = load_tokenizer(folder)
+        words.chat_template = "{% for m in messages %}# {{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+        write_gguf(load_module(folder, device="cpu"), words, cache / "models" / f"{name}.gguf")
+    return cache
 
 
 @pytest.fixture
-def models(tmp_path, monkeypatch, chat_model):
-    """The pages' placeholders `my-model` and `my-draft` are folders here, and the chat model is another one."""
-    model, path = chat_model
-    monkeypatch.setitem(hub.MODELS, model.name, model)
-    monkeypatch.setenv("POLYDRAFT_CACHE", str(path.parents[1]))
+def models(tmp_path, monkeypatch, cache):
+    """The pages' placeholders `my-model` and `my-draft` are folders here, and models by name are other ones."""
+    for name, model in hub.MODELS.items():
+        size = (cache / "models" / f"{name}.gguf").stat().st_size
+        monkeypatch.setitem(hub.MODELS, name, replace(model, num_bytes=size))
+    monkeypatch.setenv("POLYDRAFT_CACHE", str(cache))
     (tmp_path / "my-model").symlink_to(pair.target_folder())
     (tmp_path / "my-draft").symlink_to(pair.draft_folder())
     (tmp_path / "module.py").write_text("import os\n", encoding="utf-8")

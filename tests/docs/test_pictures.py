@@ -1,7 +1,6 @@
-"""What scripts of the docs make: the picture of how-it-works.md shows what the page says of it, the README's opening runs."""
+"""What scripts of the docs make: the picture of how-it-works.md shows what the page says of it."""
 
 import importlib.util
-import re
 from pathlib import Path
 
 import pytest
@@ -54,12 +53,3 @@ def test_nothing_is_left_for_the_token_that_the_draft_proposes_too_often(script,
     token = int(shown.draft.tree.tokens[0, n])
     assert shown.draft.probs[0, shown.draft.rows[0, n], token] > shown.target_probs[0, 0, token]
     assert contexts.reached(shown.verdict.stop[0].tolist())[n] == pytest.approx(0, abs=1e-12)
-
-
-def test_the_opening_of_the_readme_is_the_median_run_and_marks_every_pass(capsys, monkeypatch):
-    monkeypatch.setenv("POLYDRAFT_CACHE", "")
-    opening = module_of(DOCS / "opening.py")
-    opening.main(1, num_prompts=1)
-    head, text = capsys.readouterr().out.split("\n\n", 2)[1:]
-    passes = int(re.search(r"with drafts: (\d+) passes", head.split("without drafts")[1]).group(1))
-    assert "median of 1 runs" in head and text.count(opening.MARK) == passes - 1

@@ -29,8 +29,8 @@ class RequestStats:
     Example:
         >>> stats = RequestStats()
         >>> stats.record(num_nodes=4, depth=4, num_accepted=2)
-        >>> stats.tokens_per_call, stats.acceptance_by_depth
-        (3.0, [1.0, 1.0, 0.0, 0.0])
+        >>> stats.tokens_per_call, stats.acceptance_rate, stats.acceptance_by_depth
+        (3.0, 0.5, [1.0, 1.0, 0.0, 0.0])
     """
 
     prompt_tokens: int = 0
@@ -72,6 +72,11 @@ class RequestStats:
         return self.emitted / self.target_calls if self.target_calls else 0.0
 
     @property
+    def acceptance_rate(self) -> float:
+        """Accepted tokens over drafted ones."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
     def acceptance_by_depth(self) -> list[float]:
         """Share of the rounds that drafted at depth d+1 in which a token there was kept."""
         return [a / d if d else 0.0 for a, d in zip(self.accepted_by_depth, self.drafted_by_depth, strict=True)]
@@ -96,6 +101,7 @@ class RequestStats:
             "tokens_per_call": self.tokens_per_call,
             "drafted": self.drafted,
             "accepted": self.accepted,
+            "acceptance_rate": self.acceptance_rate,
             "drafted_by_depth": self.drafted_by_depth,
             "accepted_by_depth": self.accepted_by_depth,
             "acceptance_by_depth": self.acceptance_by_depth,
