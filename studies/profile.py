@@ -103,7 +103,7 @@ def _products(target: CompiledLlama, rows: int, repetitions: int) -> tuple[float
     best = [float("inf")] * 2
     for _ in range(repetitions):
         start = perf_counter()
-        for layer in range(len(w.qkv.data)):
+        for layer in range(len(w.qkv.segments)):
             for weights in (w.qkv, w.out, w.gate_up, w.down):
                 _multiply(x, weights, layer, work.rounded, y, rows)
         middle = perf_counter()

@@ -274,7 +274,7 @@ def test_a_target_of_the_table_is_drafted_by_the_model_that_the_table_has_for_it
         listed = HubModel(name, "", "MIT", Path(path).stat().st_size, "", (Wheel("none==1", "none"),), 1 << 20, draft=draft)
         monkeypatch.setitem(hub.MODELS, name, listed)
     options = {"device": "cpu", "max_num_seqs": 1}
-    drafted = Engine.from_pretrained("large", **options)
+    drafted = Engine.from_pretrained("large", depth=2, **options)
     assert (drafted.summary()["drafter"], drafted.drafter.model.name) == ("model", str(tmp_path / "models" / "little.gguf"))
     assert drafted.generate([1, 2, 3], SamplingParams(temperature=0, max_tokens=8))[0].stats.drafted > 0
     for drafter, expected in (("ngram", "ngram"), (None, None), ("none", None)):

@@ -44,7 +44,7 @@ class Costs:
     Example:
         >>> costs = Costs.of(1.0, 0.98, 1.1, draft_start=0.05, draft_step=0.25)
         >>> costs.rows(1), costs.rows(6), round(costs.row(5), 3), round(costs.row(40), 3)
-        (1.0, 1.05, 0.025, 0.025)
+        (1.0, 1.06, 0.03, 0.03)
     """
 
     knots: tuple[float, ...]
@@ -110,12 +110,12 @@ class LiveCosts:
     """Costs that follow what steps take. start: what was measured or assumed.
 
     Example:
-        >>> live = LiveCosts(Costs.assumed())
+        >>> live = LiveCosts(Costs.of(2.4e-3, 2.8e-3, 3.2e-3, draft_start=0.0, draft_step=4e-4))
         >>> for _ in range(500):
         ...     live.observe(1, 0, 2e-3, 1e-4)
         ...     live.observe(5, 4, 3e-3, 2e-3)
         >>> round(1e3 * live.costs.step(1, 0), 1), round(1e3 * live.costs.step(5, 4), 1)
-        (2.1, 5.0)
+        (2.1, 5.2)
     """
 
     def __init__(self, start: Costs) -> None:

@@ -5,6 +5,7 @@ Tensors are packed one by one, on all cores, from the mapped file into panels: i
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -58,7 +59,9 @@ class _Packer:
     def __init__(self, model: Checkpoint, quantization: str | None, integers: bool) -> None:
         self.model, self.quantization, self.integers = model, quantization, integers
         self.stored: Format | None = None
-        self.jobs: list[Callable[[], tuple[float, float]]] = []
+        self.block_jobs: list[Callable[[], tuple[float, float]]] = []
+        self.number_jobs: list[Callable[[], tuple[float, float]]] = []
+        """Jobs of torch, which has threads of its own and takes none that a forked process starts."""
         self.rounded: dict[str, set[str]] = {}
 
     def block_format(self, name: str) -> str | None:
@@ -99,23 +102,25 @@ class _Packer:
         return parts
 
     def packed(self, matrices: Sequence[Sequence[str]]) -> Packed:
-        """Memory for matrices, each of some tensors below one another; packing them is left to `jobs`."""
+        """Memory for matrices, each of some tensors below one another; packing them is left to the jobs."""
         parts = [self.parts(names) for names in matrices]
         inputs = self.model.outlines[matrices[0][0]].shape[1]
         w = Packed.empty([[(part.format, part.outputs) for part in matrix] for matrix in parts], inputs)
         for k, matrix in enumerate(parts):
             for number, part in enumerate(matrix):
-                self.jobs += self._jobs(part, w.panels_of(k, number))
+                self.add_jobs(part, w.panels_of(k, number))
         return w
 
-    def _jobs(self, part: _Part, panels: np.ndarray) -> list[Callable[[], tuple[float, float]]]:
-        """A job for each slice of each tensor; tensors whose outputs are no whole panels are one job together."""
+    def add_jobs(self, part: _Part, panels: np.ndarray) -> None:
+        """Add a job for each slice of each tensor; tensors whose outputs are no whole panels are one job together."""
         sizes = [self.model.outlines[name].shape[0] for name in part.names]
         as_they_are = self.block_format(part.names[0]) == part.format.weights
+        jobs = self.block_jobs if as_they_are else self.number_jobs
         width = PANEL if part.format.weights in NUMBERS else LANES
         if any(size % width for size in sizes[:-1]) or not (as_they_are or self.model.rows):
-            return [lambda: self._pack(part.names, slice(None), panels, as_they_are)]
-        jobs, first = [], 0
+            jobs.append(lambda: self._pack(part.names, slice(None), panels, as_they_are))
+            return
+        first = 0
         for name, size in zip(part.names, sizes, strict=True):
             for begin in range(0, size, SLICE):
                 end = min(size, begin + SLICE)
@@ -123,7 +128,6 @@ class _Packer:
                 some = panels[first + begin // width : last]
                 jobs.append(lambda name=name, rows=slice(begin, end), some=some: self._pack([name], rows, some, as_they_are))
             first += size // width
-        return jobs
 
     def _pack(self, names: Sequence[str], rows: slice, panels: np.ndarray, as_they_are: bool) -> tuple[float, float]:
         sums = 0.0, 0.0
@@ -174,7 +178,7 @@ def packed_weights(model: Checkpoint, columns: int, quantization: str | None, *,
     matrices = {part: packer.packed(layers) for part, layers in names.items()}
     embed = _embedding(model, packer, matrices["head"])
     size = sum(w.nbytes for w in matrices.values()) + (0 if embed is matrices["head"] else embed.nbytes)
-    lost, whole = _run(packer.jobs, _name(model), size)
+    lost, whole = _run(packer, _name(model), size)
     cos, sin = rotary(model.config, columns, model.rope_factors)
     weights = Weights(
         embed=embed,
@@ -205,7 +209,8 @@ def _embedding(model: Checkpoint, packer: _Packer, head: Packed) -> Packed:
     outputs, inputs = model.outlines[EMBEDDING].shape
     embed = Packed.empty([[(Format(kind), outputs)]], inputs, multiplied=False)
     unrounded = _Packer(model, None, packer.integers)
-    packer.jobs += unrounded._jobs(_Part(Format(kind), (EMBEDDING,), outputs), embed.panels_of(0))
+    unrounded.block_jobs, unrounded.number_jobs = packer.block_jobs, packer.number_jobs
+    unrounded.add_jobs(_Part(Format(kind), (EMBEDDING,), outputs), embed.panels_of(0))
     return embed
 
 
@@ -227,11 +232,12 @@ def _check_memory(model: Checkpoint, quantization: str | None) -> None:
         )
 
 
-def _run(jobs: Sequence[Callable[[], tuple[float, float]]], name: str, total: int) -> tuple[float, float]:
-    """Do all jobs, on all cores; returns what was lost, and of how much, summed."""
-    lost, whole = 0.0, 0.0
+def _run(packer: _Packer, name: str, total: int) -> tuple[float, float]:
+    """Do all jobs, those of blocks on all cores; returns what was lost, and of how much, summed."""
+    lost, whole, count = 0.0, 0.0, len(packer.block_jobs) + len(packer.number_jobs)
     with ThreadPoolExecutor(usable_cores()) as pool:
-        for k, (error, size) in enumerate(pool.map(lambda job: job(), jobs), 1):
+        blocks = pool.map(lambda job: job(), packer.block_jobs)
+        for k, (error, size) in enumerate(chain((job() for job in packer.number_jobs), blocks), 1):
             lost, whole = lost + error, whole + size
-            report(name, total * k // len(jobs), total)
+            report(name, total * k // count, total)
     return lost, whole
