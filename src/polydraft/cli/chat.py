@@ -12,7 +12,7 @@ import typer
 
 from polydraft.cli import options as given
 from polydraft.cli.progress import Preparation
-from polydraft.cli.start import build
+from polydraft.cli.start import build, weights
 from polydraft.errors import IncompatibleError, InvalidInputError, PolydraftError
 
 if TYPE_CHECKING:
@@ -70,11 +70,12 @@ def chat(
     options |= {"law": law, "law_options": given.law_options(law_option, amateur=amateur, alpha=alpha, beta=beta)}
     options |= {"max_model_len": max_model_len, "max_num_seqs": 1}
     sampling = given.set_options(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
-    with Preparation(f"loading {name} ..."):
+    with Preparation(f"loading {name} ...") as preparation:
         from polydraft.core import SamplingParams
 
         SamplingParams(**sampling)  # refused before anything is loaded
         engine = build(name, draft_model, **options)
+        preparation.say(f"{name}{weights(engine.summary())}")
     params = engine.default_params(chat=True).with_(**sampling)
     start = [] if system is None else [{"role": "system", "content": system}]
     engine.encode_chat([*start, {"role": "user", "content": "?"}])  # no template is told before the first message

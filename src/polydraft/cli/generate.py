@@ -12,7 +12,7 @@ import typer
 from polydraft.cli import options as given
 from polydraft.cli.files import read_prompt
 from polydraft.cli.progress import Preparation
-from polydraft.cli.start import build
+from polydraft.cli.start import build, weights
 from polydraft.errors import DrafterWarning, InvalidInputError
 
 if TYPE_CHECKING:
@@ -173,18 +173,9 @@ def _limits(engine: "Engine") -> str:
     drafts = "no drafts" if built["drafter"] is None else f"drafter {built['drafter']}"
     law = "" if built["law"] == "the target's law" else f", lossless to {built['law']}"
     return (
-        f"{built['target']}{_weights(built)}: context of {built['max_model_len']} tokens, {built['max_num_seqs']} at a time{size}; "
+        f"{built['target']}{weights(built)}: context of {built['max_model_len']} tokens, {built['max_num_seqs']} at a time{size}; "
         f"{drafts}, verifier {built['verifier']}{'' if built['lossless'] else ' (not lossless)'}{law}"
     )
-
-
-def _weights(built: dict[str, Any]) -> str:
-    """Formats of the weights and of the activations, where the compiled path has them."""
-    if built["weight_format"] is None:
-        return ""
-    again = "".join(f"; {to} made from {', '.join(formats)}: another model" for to, formats in built["rounded_again"].items())
-    rounded = ", 8-bit activations (float32 with --exact)" if built["activations"] == "int8" else ""
-    return f" in {built['weight_format']}{rounded}{again}"
 
 
 def _statistics(sample: "Sample") -> str:

@@ -16,7 +16,7 @@ import typer
 from polydraft.cli import options as given
 from polydraft.cli.chat import OFFERED
 from polydraft.cli.progress import Preparation
-from polydraft.cli.start import build
+from polydraft.cli.start import build, weights
 from polydraft.errors import InvalidInputError, PolydraftError
 
 if TYPE_CHECKING:
@@ -133,7 +133,9 @@ def _run(engine: Any, settings: "Settings", listening: socket.socket) -> None:
     from polydraft.server.connection import Connection
 
     host, port = listening.getsockname()[:2]
-    typer.echo(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1, drafter {engine.engine.summary()['drafter']}", err=True)
+    built = engine.engine.summary()
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+    typer.echo(f"{address}, {settings.model}{weights(built)}, drafter {built['drafter']}", err=True)
     config = uvicorn.Config(
         create_app(engine, settings),
         log_level="info" if sys.stderr.isatty() else "warning",

@@ -53,3 +53,12 @@ def build(model: str | None, draft_model: str | None, **options: Any) -> "Engine
     quiet()
     given = {} if draft_model is None else {"draft": draft_model}
     return Engine.embedded(**given, **options) if model is None else Engine.from_pretrained(model, **given, **options)
+
+
+def weights(built: dict[str, Any]) -> str:
+    """Formats of the weights and of the activations, where the compiled path has them."""
+    if built["weight_format"] is None:
+        return ""
+    again = "".join(f"; {to} made from {', '.join(formats)}: another model" for to, formats in built["rounded_again"].items())
+    rounded = ", 8-bit activations (float32 with --exact)" if built["activations"] == "int8" else ""
+    return f" in {built['weight_format']}{rounded}{again}"
