@@ -4,7 +4,7 @@ from itertools import product
 
 import torch
 
-from polydraft import Draft, SiblingLaw, TokenTree, TreeShape, verify
+from polydraft import Draft, DraftSampling, TokenTree, TreeShape, verify
 
 V, K, L = 3, 2, 2  # vocabulary, paths, depth
 CONTEXTS = [path for depth in range(L + 2) for path in product(range(V), repeat=depth)]
@@ -28,7 +28,7 @@ def draft(paths: tuple[tuple[int, ...], ...]) -> tuple[Draft, torch.Tensor, list
     rows = torch.tensor([[-1] + [above.index(node[:-1]) for node in nodes[1:]]])
     tree = TokenTree(tokens, torch.tensor([parents]))
     drawn_from = torch.stack([q[c] for c in above])[None]
-    return Draft(tree, SiblingLaw.IID, TreeShape.PATHS, drawn_from, rows), torch.stack([p[c] for c in nodes])[None], nodes
+    return Draft(tree, DraftSampling.IID, TreeShape.PATHS, drawn_from, rows), torch.stack([p[c] for c in nodes])[None], nodes
 
 
 def prob(law: dict[tuple[int, ...], torch.Tensor], path: tuple[int, ...]) -> float:

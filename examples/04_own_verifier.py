@@ -2,7 +2,7 @@
 
 import torch
 
-from polydraft import Draft, Engine, Method, SamplingParams, SiblingLaw, TokenTree, TreeShape
+from polydraft import Draft, DraftSampling, Engine, Method, SamplingParams, TokenTree, TreeShape
 from polydraft.verifiers.lift.per_node import PerNode
 
 INFO = Method(
@@ -11,7 +11,7 @@ INFO = Method(
     authors="an example",
     year=2026,
     arxiv="",
-    laws=frozenset({SiblingLaw.IID}),
+    laws=frozenset({DraftSampling.IID}),
     shapes=frozenset({TreeShape.CHAIN}),
 )
 
@@ -35,7 +35,7 @@ q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
 law = torch.zeros(3, dtype=torch.float64)
 for x in range(3):  # every draft
     tree = TokenTree.chain(torch.tensor([[0, x]]))
-    draft = Draft(tree, SiblingLaw.IID, TreeShape.CHAIN, q[None, None], torch.tensor([[-1, 0]]))
+    draft = Draft(tree, DraftSampling.IID, TreeShape.CHAIN, q[None, None], torch.tensor([[-1, 0]]))
     verdict = rule(draft, torch.stack([p, p])[None])
     law[x] += q[x] * verdict.stop[0, 1]
     law += q[x] * verdict.stop[0, 0] * verdict.after(torch.tensor([0]))[0]

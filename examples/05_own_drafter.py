@@ -2,7 +2,7 @@
 
 import torch
 
-from polydraft import Draft, Engine, Method, Needs, SamplingParams, SiblingLaw, TreeShape
+from polydraft import Draft, DraftSampling, Engine, Method, Needs, SamplingParams, TreeShape
 from polydraft.tree import pad
 
 
@@ -15,7 +15,7 @@ class LastTime:
         authors="an example",
         year=2026,
         arxiv="",
-        laws=frozenset({SiblingLaw.POINT_MASS}),
+        laws=frozenset({DraftSampling.POINT_MASS}),
         shapes=frozenset({TreeShape.CHAIN}),
     )
     needs = Needs()
@@ -31,7 +31,7 @@ class LastTime:
             tokens = [text[-1], *text[begin : begin + min(budget.max_depth, budget.max_nodes)]]
             rows.append((tokens, list(range(-1, len(tokens) - 1))))
         tree = pad(rows)
-        return Draft(tree, SiblingLaw.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(tree.tokens, -1))
+        return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(tree.tokens, -1))
 
     def observe(self, states, outcome, scores):
         emitted = outcome.emitted(scores.tree)

@@ -2,7 +2,7 @@
 
 import torch
 
-from polydraft import Draft, Engine, Method, Needs, SamplingParams, SiblingLaw, TreeShape
+from polydraft import Draft, DraftSampling, Engine, Method, Needs, SamplingParams, TreeShape
 from polydraft.models import pair
 from polydraft.tree import pad
 
@@ -16,7 +16,7 @@ class LinearHead:
         "an example",
         2026,
         "",
-        frozenset({SiblingLaw.POINT_MASS}),
+        frozenset({DraftSampling.POINT_MASS}),
         frozenset({TreeShape.CHAIN}),
     )
 
@@ -50,7 +50,7 @@ class LinearHead:
                 tokens.append(int(self.target.head(state).argmax()))
             rows.append((tokens, list(range(-1, len(tokens) - 1))))
         tree = pad(rows)
-        return Draft(tree, SiblingLaw.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(tree.tokens, -1))
+        return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(tree.tokens, -1))
 
     def observe(self, states, outcome, scores):
         last = [path[-1] if path else 0 for path in outcome.lists[0]]  # the node whose row gave the extra token

@@ -22,7 +22,7 @@ import typer
 
 from polydraft import Engine, SamplingParams, TokenTree
 from polydraft.bench.texts import is_held_out, standard_library
-from polydraft.laws.contrastive import Contrastive, contrast
+from polydraft.decoding.contrastive import Contrastive, contrast
 from polydraft.models import load, pair
 from studies.options import Out, Quick, write_json
 

@@ -18,8 +18,8 @@ import typer
 
 from polydraft import Engine, SamplingParams, TokenTree
 from polydraft.bench.texts import standard_library
-from polydraft.laws.nearest import Nearest
-from polydraft.laws.passages import Passages
+from polydraft.decoding.nearest import Nearest
+from polydraft.decoding.passages import Passages
 from polydraft.models import load, pair
 from polydraft.verifiers.lossy.lenient import deviation
 from studies.options import Out, Quick, write_json

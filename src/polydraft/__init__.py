@@ -19,7 +19,7 @@ _WHERE = {
     "NoiseKey": "core",
     "Outcome": "core",
     "Request": "core",
-    "SiblingLaw": "core",
+    "DraftSampling": "core",
     "TokenTree": "core",
     "TreeShape": "core",
     "SamplingParams": "params",
@@ -38,7 +38,7 @@ _WHERE = {
 __all__ = [*sorted(_WHERE), "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
-    from polydraft.core import Budget, Draft, Method, Needs, NoiseKey, Outcome, Request, SiblingLaw, TokenTree, TreeShape
+    from polydraft.core import Budget, Draft, DraftSampling, Method, Needs, NoiseKey, Outcome, Request, TokenTree, TreeShape
     from polydraft.engine.api import Engine
     from polydraft.engine.asynchronous import AsyncEngine
     from polydraft.errors import PolydraftError

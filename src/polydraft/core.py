@@ -29,7 +29,7 @@ FIXED = frozenset(TreeShape) - {TreeShape.GROWN}
 """Shapes that are settled before the first draw."""
 
 
-class SiblingLaw(Enum):
+class DraftSampling(Enum):
     """How the children of one node were drawn; it decides which rules may verify them."""
 
     IID = auto()
@@ -158,7 +158,7 @@ class Draft:
     """
 
     tree: TokenTree
-    law: SiblingLaw
+    law: DraftSampling
     shape: TreeShape
     probs: Float[Tensor, "B R V"] | None
     rows: Int[Tensor, "B N"]
@@ -170,7 +170,7 @@ class Draft:
     def empty(cls, roots: Int[Tensor, " B"]) -> "Draft":
         """No draft: the engine then decodes plainly."""
         tree = TokenTree.roots(roots)
-        return cls(tree, SiblingLaw.POINT_MASS, TreeShape.CHAIN, None, tree.parents)
+        return cls(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, tree.parents)
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ class Method:
     authors: str
     year: int
     arxiv: str
-    laws: frozenset[SiblingLaw]
+    laws: frozenset[DraftSampling]
     shapes: frozenset[TreeShape]
     lossless: bool = True
     shared_noise: bool = False
@@ -260,7 +260,7 @@ class Method:
 
 
 @dataclass(frozen=True)
-class LawMethod:
+class DecodingMethod:
     """What a law declares about itself. lossless_to: the law that outputs follow with a lossless rule, in words; the other fields as of `Method`."""
 
     name: str
@@ -542,15 +542,15 @@ class Mixing(Target, Protocol):
         ...
 
 
-class Law(Protocol):
+class Decoding(Protocol):
     """What is sampled, from the target's rows: its sampling parameters on its logits are one law, contrastive decoding another.
 
     needs: hidden states that it reads in `scores`.
     gives_logits: whether it returns logits in place of the target's, to which each request's sampling parameters apply and the rules'
         fused walks; else it returns p itself, instead of what the parameters would make.
 
-    A law of several logits that belong together (a second model's, the same model's after another prompt) also is a `SecondLaw`.
-    One that is built by name has `info`, a `LawMethod`, and `build(parts, **options)`; what an engine says of outputs it reads there.
+    A law of several logits that belong together (a second model's, the same model's after another prompt) also is a `SecondSequenceDecoding`.
+    One that is built by name has `info`, a `DecodingMethod`, and `build(parts, **options)`; what an engine says of outputs it reads there.
     A row depends on its own path alone: laws are called for whole batches and, where that fails, for single sequences.
     """
 
@@ -565,7 +565,7 @@ class Law(Protocol):
 
 
 @runtime_checkable
-class SecondLaw(Protocol):
+class SecondSequenceDecoding(Protocol):
     """A law that reads a second sequence of each request, which begins differently and goes on with the same tokens.
 
     second_model: that runs it, with the target's vocabulary; None is the target, in slots of its own and in the same pass. Where it is the

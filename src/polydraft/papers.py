@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import Any, Protocol
 
 from polydraft import registry
-from polydraft.core import LawMethod, Method, SiblingLaw, TreeShape
+from polydraft.core import DecodingMethod, DraftSampling, Method, TreeShape
 from polydraft.errors import unknown_name
 
 
@@ -48,21 +48,21 @@ PAPERS = {
 
 
 def method(
-    name: str, title: str, arxiv: str, laws: Iterable[SiblingLaw], shapes: Iterable[TreeShape] = TreeShape, **others: Any
+    name: str, title: str, arxiv: str, laws: Iterable[DraftSampling], shapes: Iterable[TreeShape] = TreeShape, **others: Any
 ) -> Method:
     """What a method of this package declares. arxiv: ids in `PAPERS`, its own first; "" is our own work.  others: as of `core.Method`.
 
     Example:
-        >>> found = method("new", "A new one", "2305.09781 2401.06706", {SiblingLaw.IID})
+        >>> found = method("new", "A new one", "2305.09781 2401.06706", {DraftSampling.IID})
         >>> found.authors, found.year, found.arxiv
         ('Miao et al.; Yang et al.', 2024, '2305.09781')
     """
     return Method(name, title, laws=frozenset(laws), shapes=frozenset(shapes), **(_source(arxiv) | others))
 
 
-def law_method(name: str, title: str, arxiv: str, lossless_to: str) -> LawMethod:
+def law_method(name: str, title: str, arxiv: str, lossless_to: str) -> DecodingMethod:
     """The same of a law of this package."""
-    return LawMethod(name, title, lossless_to=lossless_to, **_source(arxiv))
+    return DecodingMethod(name, title, lossless_to=lossless_to, **_source(arxiv))
 
 
 def _source(arxiv: str) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _source(arxiv: str) -> dict[str, Any]:
 OURS = "@software{polydraft,\n  title = {polydraft: lossless multi-draft speculative decoding},\n  year = {2026}\n}"
 
 
-def _methods() -> dict[str, Method | LawMethod]:
+def _methods() -> dict[str, Method | DecodingMethod]:
     verifiers = (registry.verifier(name).info for name in registry.names("verifier"))
     drafters = (info for name in registry.names("drafter") for info in registry.drafter(name).methods)
     laws = (registry.law(name).info for name in registry.names("law"))
@@ -98,7 +98,7 @@ class Used(Protocol):
     def verifier(self) -> Any: ...
 
 
-def _methods_of(used: Any) -> list[Method | LawMethod]:
+def _methods_of(used: Any) -> list[Method | DecodingMethod]:
     """A mixture, a choice between drafters and their rule stand for what they are made of."""
     parts = getattr(used, "sources", None) or getattr(used, "arms", None) or list(getattr(used, "rules", {}).values())
     return [info for part in parts for info in _methods_of(part)] if parts else [used.info]

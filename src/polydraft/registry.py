@@ -1,6 +1,6 @@
 """Every method by name: one line here makes it known to the engine, the command line, the tests and the docs.
 
-Other packages add theirs through the entry-point groups `polydraft.verifiers`, `polydraft.drafters` and `polydraft.laws`.
+Other packages add theirs through the entry-point groups `polydraft.verifiers`, `polydraft.drafters` and `polydraft.decoding`.
 """
 
 from collections.abc import Callable, Mapping
@@ -78,11 +78,11 @@ RECIPES: dict[str, str] = {
 """kind -> "module:object", a `train.recipe.Recipe`: what `polydraft train` can train."""
 
 LAWS: dict[str, str] = {
-    "contrastive": "polydraft.laws.contrastive:Contrastive",
-    "guidance": "polydraft.laws.guidance:Guidance",
-    "nest": "polydraft.laws.nearest:Nearest",
+    "contrastive": "polydraft.decoding.contrastive:Contrastive",
+    "guidance": "polydraft.decoding.guidance:Guidance",
+    "nest": "polydraft.decoding.nearest:Nearest",
 }
-"""name -> "module:object", a class whose instances are `core.Law`, with `info`, a `core.LawMethod`, and `build(parts, **options)`."""
+"""name -> "module:object", a class whose instances are `core.Decoding`, with `info`, a `core.DecodingMethod`, and `build(parts, **options)`."""
 
 INDEXES: dict[str, str] = {
     "trigram": "polydraft.drafters.text.trigram:TrigramTable",

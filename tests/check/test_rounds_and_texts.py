@@ -137,7 +137,7 @@ def test_a_mutant_whose_line_is_gone_is_refused():
 
 def test_the_statistic_of_a_right_rule_has_mean_zero_by_enumeration():
     """All drafts of one token, weighted by q: the sum of M_1 is 0 for the right q and not for a sharpened one."""
-    from polydraft import Draft, SiblingLaw, TokenTree, TreeShape
+    from polydraft import Draft, DraftSampling, TokenTree, TreeShape
 
     p = torch.tensor([[0.2, 0.3, 0.5], [0.6, 0.1, 0.3]], dtype=torch.float64)[None]
     q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
@@ -146,7 +146,7 @@ def test_the_statistic_of_a_right_rule_has_mean_zero_by_enumeration():
         found = np.zeros((4, 2))
         for x in range(3):
             tree = TokenTree.chain(torch.tensor([[0, x]]))
-            draft = Draft(tree, SiblingLaw.IID, TreeShape.CHAIN, reported[None, None], torch.tensor([[-1, 0]]))
+            draft = Draft(tree, DraftSampling.IID, TreeShape.CHAIN, reported[None, None], torch.tensor([[-1, 0]]))
             verdict = verifier("speculative")(draft, p)
             found += float(q[x]) * _Statistics.of(draft, p).expected(verdict)[0]
         return np.abs(found).max()

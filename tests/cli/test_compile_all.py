@@ -8,7 +8,7 @@ import pytest
 
 from polydraft import Engine, registry
 from polydraft.cli import compile_all
-from polydraft.core import Method, SiblingLaw, TreeShape
+from polydraft.core import DraftSampling, Method, TreeShape
 from polydraft.models import load, pair
 
 RUN = """
@@ -37,7 +37,7 @@ def test_a_run_after_it_in_whatever_format_neither_compiles_nor_loads_compiled_c
 class Weighted:
     """A drafter that is not built without a file of the user's."""
 
-    methods = (Method("weighted", "", "", 2026, "", frozenset({SiblingLaw.POINT_MASS}), frozenset({TreeShape.CHAIN})),)
+    methods = (Method("weighted", "", "", 2026, "", frozenset({DraftSampling.POINT_MASS}), frozenset({TreeShape.CHAIN})),)
 
     @classmethod
     def build(cls, parts, *, weights): ...

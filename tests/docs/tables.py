@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from polydraft.cli.methods import markdown as methods
-from tests.laws.validity import markdown as validity
+from tests.exactness.validity import markdown as validity
 
 DOCS = Path(__file__).parents[2] / "docs"
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from polydraft import noise, registry
-from polydraft.core import Draft, NoiseKey, SiblingLaw, TokenTree, TreeShape
+from polydraft.core import Draft, DraftSampling, NoiseKey, TokenTree, TreeShape
 from polydraft.drafters.amusd.lead import Item, Lead
-from tests.laws.harness import Tables
+from tests.exactness.harness import Tables
 
 ROOT = 0
 """The prompt, whose laws are those of the empty path."""
@@ -49,7 +49,7 @@ def verdict(tables, rule, path, tokens, rows):
     q = torch.tensor(np.array([[tables.row("q", row) for row in rows] or [tables.row("q", path)]]))
     index = torch.tensor([[-1, *range(len(tokens))]])
     p = torch.tensor(np.array([[tables.row("p", (*path, *tokens[:n])) for n in range(len(tokens) + 1)]]))
-    given = registry.verifier(rule)(Draft(chain, SiblingLaw.IID, TreeShape.CHAIN, q, index), p)
+    given = registry.verifier(rule)(Draft(chain, DraftSampling.IID, TreeShape.CHAIN, q, index), p)
     found = []
     for n, stop in enumerate(given.stop[0].tolist()):
         if stop > 0:
@@ -238,7 +238,7 @@ def race_case(tables, seed, **options):
         q = torch.tensor(np.array([[tables.row("q", i.row) for i in items] or [tables.row("q", path)]]))
         key = NoiseKey.of([seed], [0], [1 + len(path)])
         chain, rows = TokenTree.chain(torch.tensor([[ROOT, *tokens]])), torch.tensor([[-1, *range(len(tokens))]])
-        outcome = registry.verifier("race")(Draft(chain, SiblingLaw.COUPLED, TreeShape.CHAIN, q, rows, key), p).sample(key)
+        outcome = registry.verifier("race")(Draft(chain, DraftSampling.COUPLED, TreeShape.CHAIN, q, rows, key), p).sample(key)
         return tuple(outcome.emitted(chain)[0]), int(outcome.num_accepted[0])
 
     def plain(length):

@@ -7,7 +7,7 @@ import torch
 
 from polydraft import registry, sampling
 from polydraft import tree as trees
-from polydraft.core import Draft, Method, Needs, NoiseKey, Request, SamplingParams, Scores, SiblingLaw, TreeShape
+from polydraft.core import Draft, DraftSampling, Method, Needs, NoiseKey, Request, SamplingParams, Scores, TreeShape
 from polydraft.drafters.base import Parts
 from polydraft.drafters.text.retrieval import RetrievalIndex
 from polydraft.models.mask_query import MaskQueries, Sizes
@@ -75,7 +75,7 @@ OPTIONS = {
 class Head:
     """What a draft head is: the next state guessed from the last one and the token behind it, here by random weights; greedy chains."""
 
-    info = Method("head", "A head", "", 2026, "", frozenset({SiblingLaw.POINT_MASS}), frozenset({TreeShape.CHAIN}))
+    info = Method("head", "A head", "", 2026, "", frozenset({DraftSampling.POINT_MASS}), frozenset({TreeShape.CHAIN}))
     methods = (info,)
     needs = Needs(hidden=(1,), embeddings=True, head=True)
 
@@ -102,7 +102,7 @@ class Head:
                 tokens.append(int(self.target.head(state).argmax()))
             rows.append((tokens, list(range(-1, len(tokens) - 1))))
         tree = trees.pad(rows)
-        return Draft(tree, SiblingLaw.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(tree.tokens, -1))
+        return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(tree.tokens, -1))
 
     def observe(self, states, outcome, scores):
         last = [path[-1] if path else 0 for path in outcome.lists[0]]

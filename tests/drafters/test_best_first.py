@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft.core import Budget, Outcome, Scores, SiblingLaw, TreeShape
+from polydraft.core import Budget, DraftSampling, Outcome, Scores, TreeShape
 from polydraft.drafters.model import best_first
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
@@ -15,7 +15,7 @@ from polydraft.models.slots import Slots
 from polydraft.registry import verifier
 from tests.drafters.sessions import models, requests
 from tests.engine.tables import TableModel
-from tests.laws.harness import Grown, Tables, by_depth, measure
+from tests.exactness.harness import Grown, Tables, by_depth, measure
 from tests.theory.tree_plan import grow_by_probability
 
 
@@ -136,7 +136,7 @@ def top_children(tables, reported):
     """The two most probable children of the root, as point masses or passed off as draws from q."""
     q = tables.row("q", ())
     best = [int(t) for t in np.argsort(-q, kind="stable")[:2]]
-    return [Grown(1.0, [0, *best], [-1, 0, 0], [(), *((t,) for t in best)], [])], SiblingLaw[reported]
+    return [Grown(1.0, [0, *best], [-1, 0, 0], [(), *((t,) for t in best)], [])], DraftSampling[reported]
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -8,7 +8,7 @@ from scipy.stats import chi2
 
 from polydraft import Engine, FixedPlan, SamplingParams, registry
 from polydraft import tree as trees
-from polydraft.core import Budget, Draft, Outcome, SiblingLaw, TokenTree
+from polydraft.core import Budget, Draft, DraftSampling, Outcome, TokenTree
 from polydraft.tree import chain, paths
 from polydraft.verifiers import pairing
 from tests.drafters.sessions import Head, V, begin, build, kinds, models, play, requests, same, told
@@ -18,7 +18,7 @@ KINDS = kinds()
 INFO = {info.name: info for name in registry.names("drafter") for info in registry.drafter(name).methods} | {"head": Head.info}
 PAIRS = [(kind, rule) for kind in KINDS for rule in pairing.fitting(INFO[kind])]
 LAW_PAIRS = [(kind, rule) for kind, rule in PAIRS if not kind.startswith("model") or rule == pairing.best_for(INFO[kind])]
-"""The slow draws of a model meet one rule here; tests/laws enumerates the others."""
+"""The slow draws of a model meet one rule here; tests/exactness enumerates the others."""
 PROMPTS = [[1, 2, 3, 1, 2], [4], [0, 0, 1, 0, 0]]
 WIDE = Budget.grown(12, 4, width=3)
 
@@ -92,9 +92,9 @@ def test_drafts_are_of_the_declared_law_rooted_at_the_last_token_and_repeatable(
     assert draft.tree.tokens[:, 0].tolist() == [text[-1] for text in texts]
     assert draft.law in drafter.info.laws
     assert draft.shape in drafter.info.shapes
-    assert (draft.probs is None) == (draft.law is SiblingLaw.POINT_MASS)
+    assert (draft.probs is None) == (draft.law is DraftSampling.POINT_MASS)
     assert same(draft, again)
-    if draft.law not in (SiblingLaw.IID, SiblingLaw.INDEPENDENT, SiblingLaw.LISTED, SiblingLaw.SYSTEMATIC):
+    if draft.law not in (DraftSampling.IID, DraftSampling.INDEPENDENT, DraftSampling.LISTED, DraftSampling.SYSTEMATIC):
         assert torch.equal(trees.first_copies(draft.tree)[draft.tree.is_node], nodes(draft)[draft.tree.is_node])
 
 
@@ -165,7 +165,7 @@ def test_the_text_ends_at_end_of_sequence_inside_a_draft(kind, tmp_path):
     assert made.finish_reason == "stop"
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if SiblingLaw.POINT_MASS in INFO[k].laws and not k.startswith("model")])
+@pytest.mark.parametrize("kind", [k for k in KINDS if DraftSampling.POINT_MASS in INFO[k].laws and not k.startswith("model")])
 def test_nothing_is_drafted_behind_end_of_sequence(kind, tmp_path):
     drafter, states, *_ = played(kind, tmp_path, eos=(2,))
     tree = drafter.propose(states, [WIDE] * 3).tree

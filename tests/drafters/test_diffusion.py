@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from polydraft import Engine, registry, tree
-from polydraft.core import Budget, Draft, Outcome, SiblingLaw, TreeShape
+from polydraft.core import Budget, Draft, DraftSampling, Outcome, TreeShape
 from polydraft.drafters.heads.diffusion import ORDERS, DiffusionDrafter, revealed
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.models import load, pair
@@ -83,7 +83,7 @@ def test_one_pass_has_the_laws_of_the_trained_drafter(net, folder, target, lengt
     state, states = begun(drafter, target, ids)
     before = drafter.model.passes
     draft = drafter.propose([state], CHAIN)
-    assert drafter.info.laws == {SiblingLaw.IID}
+    assert drafter.info.laws == {DraftSampling.IID}
     expected = laws_of(net, states, ids[-1], [None] * BLOCK, length - 2)
     torch.testing.assert_close(draft.probs[0][:, ::3], expected, atol=2e-5, rtol=1e-3)
     assert not draft.probs[0][:, 1::3].any() and not draft.probs[0][:, 2::3].any()
@@ -164,9 +164,9 @@ def variation(order, rule):
     for x in product(range(2), repeat=2):
         rows = rows_of(order, x)
         chance, tokens = rows[0][x[0]] * rows[1][x[1]], tree.TokenTree.chain(torch.tensor([[0, *x]]))
-        draft = Draft(tokens, SiblingLaw.IID, TreeShape.CHAIN, torch.tensor(np.array([rows])), chain)
+        draft = Draft(tokens, DraftSampling.IID, TreeShape.CHAIN, torch.tensor(np.array([rows])), chain)
         if rule == "match":
-            draft = Draft(tokens, SiblingLaw.POINT_MASS, TreeShape.CHAIN, None, torch.full((1, 3), -1))
+            draft = Draft(tokens, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full((1, 3), -1))
         verdict = registry.verifier(rule)(draft, torch.tensor(np.array([[P[0], P[1][x[0]], [0.5, 0.5]]])))
         after = [verdict.after(torch.tensor([node]))[0].numpy() for node in range(2)]
         stop = verdict.stop[0].numpy() * chance

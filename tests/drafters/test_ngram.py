@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from polydraft import registry
 from polydraft import tree as trees
-from polydraft.core import Budget, Drafter, Outcome, Request, SamplingParams, Scores, SiblingLaw
+from polydraft.core import Budget, Drafter, DraftSampling, Outcome, Request, SamplingParams, Scores
 from polydraft.drafters.text.ngram import MOST_PLACES, NgramDrafter, NgramState
 from polydraft.errors import InvalidInputError
 
@@ -165,7 +165,7 @@ def test_rows_of_a_batch_are_padded_and_equal_to_those_alone():
 def test_the_draft_declares_that_nothing_was_sampled():
     drafter: Drafter = NgramDrafter()
     draft = drafter.propose(started(NgramDrafter(), [1, 2, 1]), [CHAIN])
-    assert draft.law is SiblingLaw.POINT_MASS
+    assert draft.law is DraftSampling.POINT_MASS
     assert drafter.info.laws == {draft.law}
     assert draft.shape in drafter.info.shapes
     assert draft.probs is None

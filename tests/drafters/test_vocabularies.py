@@ -9,7 +9,7 @@ from scipy.stats import chi2
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-from polydraft import Draft, SamplingParams, SiblingLaw, TokenTree, TreeShape, verify
+from polydraft import Draft, DraftSampling, SamplingParams, TokenTree, TreeShape, verify
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.slem import SlemDrafter
 from polydraft.drafters.model.tli import TliDrafter
@@ -170,7 +170,11 @@ def first_token_law(p, q, common, *, wrong):
             found += drawn[x] * p  # wrong: the draw is dropped and nothing is drafted
             continue
         draft = Draft(
-            TokenTree.chain(torch.tensor([[0, x]])), SiblingLaw.IID, TreeShape.CHAIN, drawn[None, None], torch.tensor([[-1, 0]])
+            TokenTree.chain(torch.tensor([[0, x]])),
+            DraftSampling.IID,
+            TreeShape.CHAIN,
+            drawn[None, None],
+            torch.tensor([[-1, 0]]),
         )
         verdict = verify("speculative", draft, rows)
         found[x] += drawn[x] * verdict.stop[0, 1]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polydraft import Engine, FixedPlan, Request, SamplingParams
-from polydraft.core import Budget, Draft, SiblingLaw, TokenTree, TreeShape
+from polydraft.core import Budget, Draft, DraftSampling, TokenTree, TreeShape
 from polydraft.drafters.choice import Choice
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.model.paths import ModelDrafter
@@ -96,7 +96,7 @@ class Threes(NgramDrafter):
     def propose(self, states, budgets):
         tokens = torch.tensor([[s.tokens[-1], 3, 3] for s in states])
         tree = TokenTree.chain(tokens)
-        return Draft(tree, SiblingLaw.POINT_MASS, TreeShape.GROWN, None, torch.full_like(tokens, -1))
+        return Draft(tree, DraftSampling.POINT_MASS, TreeShape.GROWN, None, torch.full_like(tokens, -1))
 
 
 def test_a_faulty_node_that_a_text_never_reaches_harms_nothing():

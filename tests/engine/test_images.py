@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM
 
 from polydraft import Engine, SamplingParams
 from polydraft.bench.images import Measured, compare, contenders
+from polydraft.decoding.guidance import Guidance
 from polydraft.engine.images import ImageEngine, neighbourhoods
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
-from polydraft.laws.guidance import Guidance
 from polydraft.models.images import ImageFolder, digits_folder
 from polydraft.models.load import load_model
 

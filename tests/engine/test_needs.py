@@ -8,10 +8,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import Budget, Needs
+from polydraft.decoding.guidance import Guidance
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
-from polydraft.laws.guidance import Guidance
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.hf import HFTarget
 from tests.engine.tables import TableModel, p_value
@@ -316,7 +316,7 @@ def test_laws_that_cannot_be_followed_are_refused():
         Engine.of(TableModel(), drafter=None, law=Nearest(torch.zeros(1, 2), torch.zeros(1)))
     with pytest.raises(IncompatibleError, match="vocabulary"):
         Engine.of(TableModel(), drafter=None, law=Contrastive(TableModel(V=9)))
-    with pytest.raises(InvalidInputError, match="Law"):
+    with pytest.raises(InvalidInputError, match="Decoding"):
         Engine.of(TableModel(), drafter=None, law=lambda *given: None)
     with pytest.raises(IncompatibleError, match="tie_margin"):
         Engine.of(

@@ -15,7 +15,7 @@ from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.hf import HFTarget
 from polydraft.models.seq2seq import Seq2SeqTarget
 from studies.seq2seq.teacher import make_tokenizer
-from tests.laws.runs import every_run
+from tests.exactness.runs import every_run
 from tests.models.encoder_decoders import EOS, START, V, fresh, generated, small
 from tests.models.tree_rounds import ARCHITECTURES, small_model
 

@@ -14,12 +14,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from polydraft import Engine, SamplingParams, StructuredOutputs, registry
-from polydraft.core import SiblingLaw, TreeShape
+from polydraft.core import DraftSampling, TreeShape
 from polydraft.drafters.model.paths import KINDS, ModelDrafter
 from polydraft.engine import drafting, structured
 from polydraft.errors import IncompatibleError, InvalidInputError
 from tests.engine.tables import TableModel
-from tests.laws.harness import Tables, by_depth, enumerate_drafts, measure
+from tests.exactness.harness import Tables, by_depth, enumerate_drafts, measure
 
 WORDS = ["a", "b", "ab", "c", "aa", "", "<end>"]
 END = len(WORDS) - 1
@@ -119,24 +119,24 @@ RULES = [
 @pytest.mark.parametrize(("rule", "drawn", "shape"), RULES)
 def test_every_draft_enumerated_gives_the_masked_law(rule, drawn, shape, masked):
     tables, counts = Constrained(4, masked), by_depth(*([1, 1] if shape == "CHAIN" else [2, 1]))
-    drafts = enumerate_drafts(tables, SiblingLaw[drawn], counts, 2)
-    assert measure(registry.verifier(rule), tables, SiblingLaw[drawn], TreeShape[shape], counts, 2, drafts).tv < 1e-9
+    drafts = enumerate_drafts(tables, DraftSampling[drawn], counts, 2)
+    assert measure(registry.verifier(rule), tables, DraftSampling[drawn], TreeShape[shape], counts, 2, drafts).tv < 1e-9
 
 
 def test_to_prune_a_sampled_token_that_does_not_fit_is_found():
     tables = Constrained(4, False)
-    drafts = enumerate_drafts(tables, SiblingLaw.IID, by_depth(1), 1)
+    drafts = enumerate_drafts(tables, DraftSampling.IID, by_depth(1), 1)
     for d in drafts:
         if d.tokens[1] not in next_tokens(()):
             d.tokens, d.parents, d.paths = d.tokens[:1], d.parents[:1], d.paths[:1]
-    assert measure(registry.verifier("block"), tables, SiblingLaw.IID, TreeShape.CHAIN, by_depth(1), 1, drafts).tv > 0.01
+    assert measure(registry.verifier("block"), tables, DraftSampling.IID, TreeShape.CHAIN, by_depth(1), 1, drafts).tv > 0.01
 
 
 CHAINS = [
     (name, drawn)
     for drawn in ("IID", "WITHOUT_REPLACEMENT", "GREEDY_PLUS_ONE", "COUPLED", "SYSTEMATIC")
     for name in registry.names("verifier")
-    if (info := registry.verifier(name).info).lossless and SiblingLaw[drawn] in info.laws and TreeShape.CHAIN in info.shapes
+    if (info := registry.verifier(name).info).lossless and DraftSampling[drawn] in info.laws and TreeShape.CHAIN in info.shapes
 ]
 
 
@@ -148,7 +148,7 @@ def ends(d, n):
 @pytest.mark.parametrize(("rule", "drawn"), [case for case in CHAINS if not registry.verifier(case[0]).info.shared_noise])
 def test_chains_that_end_by_their_own_path_keep_the_law(rule, drawn):
     for seed in (0, 4):
-        assert measure(registry.verifier(rule), Tables(3, seed), SiblingLaw[drawn], TreeShape.CHAIN, ends, 3).tv < 1e-9
+        assert measure(registry.verifier(rule), Tables(3, seed), DraftSampling[drawn], TreeShape.CHAIN, ends, 3).tv < 1e-9
 
 
 class Unmasked(ModelDrafter):

@@ -4,18 +4,18 @@ import pytest
 import torch
 
 from polydraft import registry, sampling
-from polydraft.core import Draft, NoiseKey, SamplingParams, SiblingLaw, TokenTree, TreeShape
+from polydraft.core import Draft, DraftSampling, NoiseKey, SamplingParams, TokenTree, TreeShape
 from polydraft.verifiers import greedy
 from tests.fast_equals_slow.walk_rounds import DEGENERATE, TREES, B, V, degenerate, rounds, same
 
 DELAYED = [-1, 0, 1, 1, 2, 3, 4, 5]
 WALKS = [
-    ("block", TreeShape.CHAIN, SiblingLaw.IID),
-    *(("greedy_traversal", shape, SiblingLaw.IID) for shape in TREES),
-    *(("match", shape, law) for shape in TREES for law in (SiblingLaw.IID, SiblingLaw.POINT_MASS)),
-    *(("race", shape, SiblingLaw.IID) for shape in TREES),
-    *(("flow", shape, SiblingLaw.SYSTEMATIC) for shape in TREES),
-    *(("list_race", shape, SiblingLaw.LISTED) for shape in (TreeShape.CHAIN, TreeShape.PATHS)),
+    ("block", TreeShape.CHAIN, DraftSampling.IID),
+    *(("greedy_traversal", shape, DraftSampling.IID) for shape in TREES),
+    *(("match", shape, law) for shape in TREES for law in (DraftSampling.IID, DraftSampling.POINT_MASS)),
+    *(("race", shape, DraftSampling.IID) for shape in TREES),
+    *(("flow", shape, DraftSampling.SYSTEMATIC) for shape in TREES),
+    *(("list_race", shape, DraftSampling.LISTED) for shape in (TreeShape.CHAIN, TreeShape.PATHS)),
 ]
 
 
@@ -51,7 +51,7 @@ def _last(outcome):
 @pytest.mark.parametrize("kind", DEGENERATE)
 def test_the_greedy_walk_is_that_of_point_masses_on_degenerate_rows(kind):
     for vocab_size in (2, 5, 300):
-        draft, logits, key = degenerate(kind, vocab_size, TreeShape.PRODUCT, SiblingLaw.POINT_MASS)
+        draft, logits, key = degenerate(kind, vocab_size, TreeShape.PRODUCT, DraftSampling.POINT_MASS)
         certain = sampling.soften(logits, [SamplingParams(temperature=0)] * len(logits))
         assert same(greedy.walk(draft, logits, key), registry.verifier("match")(draft, certain).sample(key))
 
@@ -87,7 +87,7 @@ def test_hardened_logits_have_the_law_of_temperature_zero_in_a_mixed_batch(name,
 
 @pytest.mark.parametrize("fault", [float("nan"), float("inf"), float("-inf")])
 def test_hardened_logits_keep_their_faults(fault):
-    draft, logits, key = rounds(TreeShape.CHAIN, SiblingLaw.IID, 0)
+    draft, logits, key = rounds(TreeShape.CHAIN, DraftSampling.IID, 0)
     logits[7, 0, slice(None) if fault < 0 else 5] = fault
     params = [SamplingParams(temperature=1 - b % 2) for b in range(B)]
     assert registry.verifier("block").walk(draft, greedy.harden(logits, params), key) is None
@@ -96,14 +96,14 @@ def test_hardened_logits_keep_their_faults(fault):
 @pytest.mark.parametrize("fault", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["block", "match", "race", "flow"])
 def test_faulty_logits_are_left_to_the_readable_path(name, fault):
-    draft, logits, key = rounds(TreeShape.CHAIN, SiblingLaw.IID, 0)
+    draft, logits, key = rounds(TreeShape.CHAIN, DraftSampling.IID, 0)
     logits[7, 0, 5] = fault
     assert registry.verifier(name).walk(draft, logits, key) is None
     assert greedy.walk(draft, logits, key) is None
 
 
 def test_a_walk_never_emits_a_masked_token():
-    draft, logits, key = rounds(TreeShape.CHAIN, SiblingLaw.IID, 1)
+    draft, logits, key = rounds(TreeShape.CHAIN, DraftSampling.IID, 1)
     logits[..., ::2] = -torch.inf
     done = registry.verifier("block").walk(draft, logits, key)
     emitted = [token for row in done.emitted(draft.tree) for token in row]
@@ -113,7 +113,7 @@ def test_a_walk_never_emits_a_masked_token():
 def test_greedy_traversal_walks_a_trunk_and_then_paths():
     rule = registry.verifier("greedy_traversal")
     for seed in range(5):
-        draft, logits, key = rounds(TreeShape.PATHS, SiblingLaw.IID, seed, given=DELAYED)
+        draft, logits, key = rounds(TreeShape.PATHS, DraftSampling.IID, seed, given=DELAYED)
         slow, fast = rule(draft, logits.softmax(-1)).sample(key), rule.walk(draft, logits, key)
         assert torch.equal(slow.path, fast.path) and torch.equal(slow.token, fast.token)
         assert set(fast.num_accepted.tolist()) == {0, 1, 2, 3, 4}
@@ -123,7 +123,7 @@ def test_greedy_traversal_walks_a_trunk_and_then_paths():
 def test_greedy_traversal_walks_ragged_paths_as_traversal_does(given):
     rule = registry.verifier("greedy_traversal")
     for seed in range(5):
-        draft, logits, key = rounds(TreeShape.RAGGED, SiblingLaw.IID, seed, given=given)
+        draft, logits, key = rounds(TreeShape.RAGGED, DraftSampling.IID, seed, given=given)
         verdict = rule(draft, logits.softmax(-1))
         assert torch.allclose(verdict.stop, registry.verifier("traversal")(draft, logits.softmax(-1)).stop, atol=1e-5)
         slow, fast = verdict.sample(key), rule.walk(draft, logits, key)
@@ -134,11 +134,11 @@ def test_greedy_traversal_walks_ragged_paths_as_traversal_does(given):
 def test_greedy_traversal_leaves_faulty_rows_to_the_readable_path():
     rule = registry.verifier("greedy_traversal")
     for node, fault in ((0, float("nan")), (1, float("inf"))):
-        draft, logits, key = rounds(TreeShape.PATHS, SiblingLaw.IID, 0)
+        draft, logits, key = rounds(TreeShape.PATHS, DraftSampling.IID, 0)
         logits[7, node, 5] = fault
         logits[7, 2] = logits[7, node]  # whichever child is tried first
         assert rule.walk(draft, logits, key) is None
-    draft, logits, key = rounds(TreeShape.PATHS, SiblingLaw.IID, 0)
+    draft, logits, key = rounds(TreeShape.PATHS, DraftSampling.IID, 0)
     draft.probs[3, draft.rows[3, 1], draft.tree.tokens[3, 1:3]] = 0.0
     assert rule.walk(draft, logits, key) is None
 
@@ -146,7 +146,7 @@ def test_greedy_traversal_leaves_faulty_rows_to_the_readable_path():
 def test_greedy_traversal_does_not_look_beyond_the_end_of_its_walk():
     """What comes after it may hold anything: half of the walks end before the last leaf, whose row is faulty here."""
     rule = registry.verifier("greedy_traversal")
-    draft, logits, key = rounds(TreeShape.PATHS, SiblingLaw.IID, 0)
+    draft, logits, key = rounds(TreeShape.PATHS, DraftSampling.IID, 0)
     whole, found = rule.walk(draft, logits, key), 0
     for b in range(100):
         one = Draft(
@@ -166,7 +166,7 @@ def test_greedy_traversal_does_not_look_beyond_the_end_of_its_walk():
 
 
 def test_other_noise_gives_other_outcomes():
-    draft, logits, key = rounds(TreeShape.CHAIN, SiblingLaw.IID, 2)
+    draft, logits, key = rounds(TreeShape.CHAIN, DraftSampling.IID, 2)
     other = NoiseKey(key.seed + 1000, key.sample, key.position)
     one, two = (registry.verifier("block").walk(draft, logits, k) for k in (key, other))
     assert not torch.equal(one.token, two.token)

@@ -5,7 +5,7 @@ import torch
 
 from polydraft import sampling
 from polydraft import tree as trees
-from polydraft.core import Draft, NoiseKey, Outcome, SamplingParams, SiblingLaw, TokenTree, TreeShape
+from polydraft.core import Draft, DraftSampling, NoiseKey, Outcome, SamplingParams, TokenTree, TreeShape
 from polydraft.noise import choose_systematic
 
 V, B = 37, 400
@@ -18,7 +18,7 @@ TREES = {
 
 
 def rounds(
-    shape: TreeShape, law: SiblingLaw, seed: int, sharpness: float = 2.0, given: list[int] | None = None
+    shape: TreeShape, law: DraftSampling, seed: int, sharpness: float = 2.0, given: list[int] | None = None
 ) -> tuple[Draft, torch.Tensor, NoiseKey]:
     """Drafts of a drafter near the target, laws that depend on the last token alone, so that copies have equal rows."""
     g = torch.Generator().manual_seed(seed)
@@ -28,17 +28,17 @@ def rounds(
     q = (target + torch.randn(B, V, V, generator=g)).softmax(-1)
     tokens, rows = torch.zeros(B, N, dtype=torch.int64), torch.full((B, N), -1)
     every = torch.arange(B)
-    if law is SiblingLaw.SYSTEMATIC:
+    if law is DraftSampling.SYSTEMATIC:
         tokens = at_equal_steps(
             parents[0].tolist(), tokens, torch.rand(B, N, dtype=torch.float64, generator=g), lambda b, x: q[b, x]
         )
         rows = torch.where(parents >= 0, tokens.gather(1, parents.clamp(min=0)), -1)
-    for n in range(1, N) if law is not SiblingLaw.SYSTEMATIC else ():
+    for n in range(1, N) if law is not DraftSampling.SYSTEMATIC else ():
         rows[:, n] = tokens[every, parents[:, n]]
         tokens[:, n] = torch.multinomial(q[every, rows[:, n]], 1, generator=g)[:, 0]
     logits = target[every[:, None], tokens]
     key = NoiseKey.of(range(B), [seed] * B, [11] * B)
-    if law is SiblingLaw.POINT_MASS:
+    if law is DraftSampling.POINT_MASS:
         return Draft(TokenTree(tokens, parents), law, shape, None, torch.full_like(rows, -1)), logits, key
     return Draft(TokenTree(tokens, parents), law, shape, q, rows, key), logits, key
 
@@ -117,7 +117,7 @@ DEGENERATE = {
 
 
 def degenerate(
-    kind: str, vocab_size: int, shape: TreeShape, law: SiblingLaw, rows: int = 120
+    kind: str, vocab_size: int, shape: TreeShape, law: DraftSampling, rows: int = 120
 ) -> tuple[Draft, torch.Tensor, NoiseKey]:
     """Drafts drawn from rows of a kind; laws depend on the last token alone, logits are known up to a number for each row."""
     g = torch.Generator().manual_seed(vocab_size)
@@ -127,13 +127,13 @@ def degenerate(
     parents = torch.tensor(TREES[shape]).expand(rows, -1).contiguous()
     tokens = torch.zeros_like(parents)
     tokens[:, 0] = torch.randint(vocab_size, (rows,), generator=g)
-    if law is SiblingLaw.SYSTEMATIC:
+    if law is DraftSampling.SYSTEMATIC:
         u = torch.rand(parents.shape, dtype=torch.float64, generator=g)
         tokens = at_equal_steps(parents[0].tolist(), tokens, u, lambda b, x: q[x])
-    for n in range(1, parents.shape[1]) if law is not SiblingLaw.SYSTEMATIC else ():
+    for n in range(1, parents.shape[1]) if law is not DraftSampling.SYSTEMATIC else ():
         tokens[:, n] = torch.multinomial(q[tokens.gather(1, parents[:, n : n + 1])[:, 0]], 1, generator=g)[:, 0]
     tree, key = TokenTree(tokens, parents), NoiseKey.of(range(rows), [1] * rows, [11] * rows)
-    if law is SiblingLaw.POINT_MASS:
+    if law is DraftSampling.POINT_MASS:
         return Draft(tree, law, shape, None, torch.full_like(parents, -1), key), p[tokens], key
     drawn_from = torch.where(parents >= 0, trees.first_copies(tree).gather(1, parents.clamp(min=0)), -1)
     return Draft(tree, law, shape, q[tokens], drawn_from, key), p[tokens], key

@@ -22,7 +22,7 @@ from transformers import (
 
 from polydraft import noise
 from polydraft import tree as trees
-from polydraft.core import AuxRows, NoiseKey, Outcome, SamplingParams, SiblingLaw
+from polydraft.core import AuxRows, DraftSampling, NoiseKey, Outcome, SamplingParams
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.compiled import weights as compiled_weights
 from polydraft.models.compiled.formats import pack, panels_for, unpack
@@ -187,7 +187,7 @@ def test_coupled_proposals_are_won_by_the_smallest_arrival(trunk):
     fast.prefill([0], [[1, 2, 3, 4]])
     key = NoiseKey.of([3], [1], [5])
     asked = [0], [[7]], ([3], [1], [5]), [trees.paths(2, 3, trunk)], [SamplingParams()]
-    tree, rows, probs, *_ = fast.propose_paths(*asked, law=SiblingLaw.COUPLED)
+    tree, rows, probs, *_ = fast.propose_paths(*asked, law=DraftSampling.COUPLED)
     for n in range(1, tree.num_nodes):
         depth = int(trees.depths(tree)[0, n]) - 1
         clocks = noise.clocks(NoiseKey(key.seed, key.sample, key.position + depth), 61)[0]

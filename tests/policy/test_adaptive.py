@@ -6,7 +6,7 @@ import torch
 
 from polydraft import Engine, FixedPlan, SamplingParams
 from polydraft.confidence import IDENTITY
-from polydraft.core import Budget, Draft, SiblingLaw, TokenTree, TreeShape
+from polydraft.core import Budget, Draft, DraftSampling, TokenTree, TreeShape
 from polydraft.errors import IncompatibleError, InvalidInputError, UnknownNameError
 from polydraft.policy.acceptance import FIRST, NEXT, UNKNOWN, Acceptance
 from polydraft.policy.adaptive import FIRST_PAUSE, LONGEST_PAUSE, AdaptivePlan
@@ -15,7 +15,7 @@ from polydraft.policy.profile import Profile
 from polydraft.registry import verifier
 from polydraft.tree import chain, paths
 from tests.engine.tables import TableModel, p_value, table_engine
-from tests.laws.harness import Grown, Tables, by_depth, enumerate_drafts, measure
+from tests.exactness.harness import Grown, Tables, by_depth, enumerate_drafts, measure
 from tests.policy.planning import LOGITS, OnlyWalks, costs, known, made, outcome, sequences
 
 
@@ -92,7 +92,7 @@ def test_of_a_tree_the_children_of_accepted_nodes_are_counted_and_no_others():
 def drafted(depth):
     """A chain for one sequence."""
     tree = TokenTree.chain(torch.zeros(1, depth + 1, dtype=torch.int64))
-    return Draft(tree, SiblingLaw.IID, TreeShape.CHAIN, torch.full((1, depth, 2), 0.5), torch.arange(-1, depth)[None])
+    return Draft(tree, DraftSampling.IID, TreeShape.CHAIN, torch.full((1, depth, 2), 0.5), torch.arange(-1, depth)[None])
 
 
 def drive(plan, s, accepts, rounds):
@@ -167,8 +167,8 @@ def peeked(drafts):
 
 def test_a_policy_that_looks_at_the_draft_it_decides_about_is_caught():
     tables = Tables(3, seed=6)
-    drafts = enumerate_drafts(tables, SiblingLaw.IID, by_depth(1, 1), 2)
-    setting = (verifier("block"), tables, SiblingLaw.IID, TreeShape.CHAIN, by_depth(1, 1), 2)
+    drafts = enumerate_drafts(tables, DraftSampling.IID, by_depth(1, 1), 2)
+    setting = (verifier("block"), tables, DraftSampling.IID, TreeShape.CHAIN, by_depth(1, 1), 2)
     assert measure(*setting, drafts).error < 1e-12
     assert measure(*setting, peeked(drafts)).tv > 0.01
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from polydraft import Engine, SamplingParams
-from polydraft.core import SiblingLaw
+from polydraft.core import DraftSampling
 from polydraft.drafters.choice import Choice
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.drafters.text.lookahead import LookaheadDrafter
@@ -14,7 +14,7 @@ from polydraft.policy import switch
 from polydraft.policy.adaptive import AdaptivePlan
 from polydraft.policy.switch import ChoicePlan
 from tests.engine.tables import TableModel, law, p_value, plain_greedy
-from tests.laws.runs import every_run
+from tests.exactness.runs import every_run
 from tests.policy.planning import OnlyWalks, costs
 from tests.policy.planning import known as profile
 
@@ -38,8 +38,8 @@ def sources(sample):
 def test_each_law_gets_its_best_rule():
     rule = made().verifier
     assert {law: r.info.name for law, r in rule.rules.items()} == {
-        SiblingLaw.IID: "greedy_traversal",
-        SiblingLaw.POINT_MASS: "match",
+        DraftSampling.IID: "greedy_traversal",
+        DraftSampling.POINT_MASS: "match",
     }
     assert rule.info.lossless
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft.core import Draft, SiblingLaw, TreeShape
+from polydraft.core import Draft, DraftSampling, TreeShape
 from polydraft.registry import verifier
-from tests.laws.harness import Markov, Tables, as_batch, by_depth, enumerate_drafts
+from tests.exactness.harness import Markov, Tables, as_batch, by_depth, enumerate_drafts
 
-IID, WOR, G1 = SiblingLaw.IID, SiblingLaw.WITHOUT_REPLACEMENT, SiblingLaw.GREEDY_PLUS_ONE
+IID, WOR, G1 = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.GREEDY_PLUS_ONE
 
 
 def same(ours, theirs, draft, p):

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from polydraft import registry, verifiers
-from polydraft.core import Draft, NoiseKey, SiblingLaw, TokenTree, TreeShape
+from polydraft.core import Draft, DraftSampling, NoiseKey, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
-from tests.laws.harness import SHAPES, Tables, as_batch, enumerate_drafts
+from tests.exactness.harness import SHAPES, Tables, as_batch, enumerate_drafts
 
 verify = unwrap(verifiers.verify)  # without the tests' own check of shapes
-LAWS = [(name, law) for name in registry.names("verifier") for law in SiblingLaw if law in registry.verifier(name).info.laws]
-COUPLED, LISTED = SiblingLaw.COUPLED, SiblingLaw.LISTED
+LAWS = [(name, law) for name in registry.names("verifier") for law in DraftSampling if law in registry.verifier(name).info.laws]
+COUPLED, LISTED = DraftSampling.COUPLED, DraftSampling.LISTED
 V = 4
 
 
@@ -22,7 +22,7 @@ def sound(name, law, seed=0):
     """Some drafts that the rule is declared for, as one batch, and the target's rows."""
     shapes = registry.verifier(name).info.shapes
     shape = TreeShape.PATHS if TreeShape.PATHS in shapes else TreeShape.CHAIN
-    drawn_as = SiblingLaw.WITHOUT_REPLACEMENT if law is COUPLED else SiblingLaw.IID if law is LISTED else law
+    drawn_as = DraftSampling.WITHOUT_REPLACEMENT if law is COUPLED else DraftSampling.IID if law is LISTED else law
     _, counts, depth = SHAPES[shape][0]
     tables = Tables(V, seed)
     draft, p = as_batch(tables, drawn_as, shape, (3 * enumerate_drafts(tables, drawn_as, counts, depth))[-3:])
@@ -74,7 +74,7 @@ def mistakes(draft, p):
     yield "draft.probs = None", swapped(draft, probs=None), p
     yield "draft.rows[1, 2] = -1", swapped(draft, rows=changed(rows, (1, 2), -1)), p
     for value in (-0.2, float("nan"), 0.0):
-        if value or draft.law is not SiblingLaw.GREEDY_PLUS_ONE:
+        if value or draft.law is not DraftSampling.GREEDY_PLUS_ONE:
             yield f"draft.probs[1, {row}, {x}] = {value}", swapped(draft, probs=changed(q, (1, row, x), value)), p
     for value in (-0.2, float("nan"), float("inf")):
         yield f"draft.probs[1, {row}", swapped(draft, probs=changed(q, (1, row, (x + 1) % V), value)), p
@@ -94,7 +94,7 @@ def mistakes(draft, p):
         q.tolist(),
     ):
         yield "draft.", swapped(draft, probs=other), p
-    if draft.law in (SiblingLaw.WITHOUT_REPLACEMENT, SiblingLaw.GREEDY_PLUS_ONE) and int(parents[1, 2]) == 0:
+    if draft.law in (DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.GREEDY_PLUS_ONE) and int(parents[1, 2]) == 0:
         yield "twice", swapped(draft, tree=swapped(draft.tree, tokens=changed(tokens, (1, 2), int(tokens[1, 1])))), p
 
 
@@ -158,7 +158,7 @@ def test_a_fixed_child_may_lack_mass_only_where_the_children_hold_all_of_it():
 
     def of(*q):
         rows = torch.tensor([[q]], dtype=torch.float64)
-        return Draft(tree, SiblingLaw.GREEDY_PLUS_ONE, TreeShape.PATHS, rows, torch.tensor([[-1, 0, 0]]))
+        return Draft(tree, DraftSampling.GREEDY_PLUS_ONE, TreeShape.PATHS, rows, torch.tensor([[-1, 0, 0]]))
 
     assert verify("traversal", of(1.0, 0.0, 0.0), p).stop.sum().item() == pytest.approx(1)
     with pytest.raises(InvalidInputError, match=r"draft.probs\[0, 0, 1\] = 0.0"):
@@ -167,7 +167,7 @@ def test_a_fixed_child_may_lack_mass_only_where_the_children_hold_all_of_it():
 
 @pytest.mark.parametrize("name", ["block", "greedy_traversal", "traversal", "traversal_merged"])
 def test_a_rule_called_by_hand_does_not_take_the_targets_row_for_a_q_that_is_missing(name):
-    draft, p = sound(name, SiblingLaw.IID)
+    draft, p = sound(name, DraftSampling.IID)
     with pytest.raises(InvalidInputError, match="probability 0"):
         registry.verifier(name)(replace(draft, probs=None, rows=draft.rows.clamp(max=0)), p)
 
@@ -176,12 +176,12 @@ def test_a_tree_that_branches_is_no_chain():
     tree = TokenTree(torch.tensor([[0, 0, 1]]), torch.tensor([[-1, 0, 0]]))
     q, p = torch.full((1, 1, 2), 0.5), torch.full((1, 3, 2), 0.5)
     with pytest.raises(InvalidInputError, match=r"parents\[0, 2\] = 0 was given in a draft of shape CHAIN; expected 1"):
-        verify("block", Draft(tree, SiblingLaw.IID, TreeShape.CHAIN, q, torch.tensor([[-1, 0, 0]])), p)
+        verify("block", Draft(tree, DraftSampling.IID, TreeShape.CHAIN, q, torch.tensor([[-1, 0, 0]])), p)
 
 
 @pytest.mark.parametrize("name", ["block", "greedy_traversal", "traversal", "match", "race", "typical"])
 def test_a_verdict_is_asked_about_its_own_nodes_and_noise(name):
-    draft, p = sound(name, SiblingLaw.IID)
+    draft, p = sound(name, DraftSampling.IID)
     verdict = verify(name, draft, p)
     for node in ([0, 1, 99], [0, -1, 0], [0, 0], [0.0, 1.0, 2.0], [[0, 0, 0]]):
         with pytest.raises(InvalidInputError, match="3 whole numbers"):

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from polydraft import noise
 from polydraft import tree as trees
-from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TokenTree, TreeShape, Verdict
+from polydraft.core import Draft, DraftSampling, Method, NoiseKey, Outcome, TokenTree, TreeShape, Verdict
 from polydraft.registry import verifier
 from polydraft.verifiers import recursive, speculative
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.residual import normalise, normalise_or, positive_part
 
-ANYTHING = Method("wrong", "A known mistake", "", 2026, "", frozenset(SiblingLaw), frozenset(TreeShape), lossless=False)
+ANYTHING = Method("wrong", "A known mistake", "", 2026, "", frozenset(DraftSampling), frozenset(TreeShape), lossless=False)
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from polydraft.core import SiblingLaw
+from polydraft.core import DraftSampling
 from polydraft.errors import InvalidInputError
 from polydraft.theory import acceptance, closed_forms
-from tests.laws.harness import sibling_draws
+from tests.exactness.harness import sibling_draws
 from tests.theory import linear_program
 
 
@@ -21,9 +21,9 @@ def laws(seed, V):
 
 
 OPTIMA = {
-    SiblingLaw.IID: acceptance.with_replacement,
-    SiblingLaw.WITHOUT_REPLACEMENT: acceptance.without_replacement,
-    SiblingLaw.GREEDY_PLUS_ONE: acceptance.greedy_plus_one,
+    DraftSampling.IID: acceptance.with_replacement,
+    DraftSampling.WITHOUT_REPLACEMENT: acceptance.without_replacement,
+    DraftSampling.GREEDY_PLUS_ONE: acceptance.greedy_plus_one,
 }
 
 
@@ -36,7 +36,7 @@ def test_optimum_equals_the_linear_programme(law, n):
         assert OPTIMA[law](p, q, n).alpha == pytest.approx(linear_program.best_acceptance(p, draws), abs=1e-9)
 
 
-@pytest.mark.parametrize("law", [SiblingLaw.IID, SiblingLaw.WITHOUT_REPLACEMENT], ids=lambda law: law.name)
+@pytest.mark.parametrize("law", [DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT], ids=lambda law: law.name)
 def test_witness_set_attains_the_optimum(law):
     for seed in range(6):
         p, q = laws(seed, 5)
@@ -49,7 +49,7 @@ def test_draws_of_several_models_equal_the_linear_programme():
     for seed in range(6):
         p, q1 = laws(seed, 5)
         _, q2 = laws(seed + 20, 5)
-        draws = list(sibling_draws(SiblingLaw.INDEPENDENT, [q1, q2], 2))
+        draws = list(sibling_draws(DraftSampling.INDEPENDENT, [q1, q2], 2))
         assert acceptance.independent(p, [q1, q2]).alpha == pytest.approx(linear_program.best_acceptance(p, draws), abs=1e-9)
 
 

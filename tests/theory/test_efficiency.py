@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from polydraft.core import SiblingLaw, TreeShape
+from polydraft.core import DraftSampling, TreeShape
 from polydraft.registry import verifier
 from polydraft.theory import efficiency, speed
 from polydraft.theory.closed_forms import race
-from tests.laws.harness import Markov, as_batch, by_depth, enumerate_drafts, measure
-from tests.laws.oracle import ORACLE, markov
+from tests.exactness.harness import Markov, as_batch, by_depth, enumerate_drafts, measure
+from tests.exactness.oracle import ORACLE, markov
 from tests.theory import bounds, linear_program
 
 PATHS = [c for c in ORACLE["block_level"] if c["draft"] == "iid_paths"]
@@ -26,7 +26,7 @@ def test_bound_for_paths_equals_the_oracle(case):
 @pytest.mark.parametrize("case", PATHS, ids=lambda c: c["name"])
 def test_linear_programme_over_blocks_equals_the_oracle(case):
     tables = markov(case)
-    drafts = enumerate_drafts(tables, SiblingLaw.IID, by_depth(*case["branching"]), case["depth"])
+    drafts = enumerate_drafts(tables, DraftSampling.IID, by_depth(*case["branching"]), case["depth"])
     found = linear_program.best_block_efficiency(lambda path: tables.row("p", path), [(d.probability, d.paths) for d in drafts])
     assert found == pytest.approx(case["lp_upper_bound"], abs=1e-7)
 
@@ -57,7 +57,7 @@ def accepted_rows(rule, t, law, n):
 
 
 @pytest.mark.parametrize(
-    ("name", "law"), [("recursive_wor", SiblingLaw.WITHOUT_REPLACEMENT), ("greedy_plus_one", SiblingLaw.GREEDY_PLUS_ONE)]
+    ("name", "law"), [("recursive_wor", DraftSampling.WITHOUT_REPLACEMENT), ("greedy_plus_one", DraftSampling.GREEDY_PLUS_ONE)]
 )
 def test_the_sum_over_depths_equals_the_enumeration_of_all_trees(name, law):
     t, rule = tables(1), verifier(name)
@@ -67,12 +67,12 @@ def test_the_sum_over_depths_equals_the_enumeration_of_all_trees(name, law):
 
 def test_sampled_drafts_estimate_the_enumerated_efficiency_within_their_error():
     t, rule, rng = tables(2), verifier("traversal"), np.random.default_rng(0)
-    drafts = enumerate_drafts(t, SiblingLaw.IID, by_depth(2, 1), 2)
-    draft, p = as_batch(t, SiblingLaw.IID, TreeShape.PATHS, drafts)
+    drafts = enumerate_drafts(t, DraftSampling.IID, by_depth(2, 1), 2)
+    draft, p = as_batch(t, DraftSampling.IID, TreeShape.PATHS, drafts)
     values = efficiency.expected_tokens(draft, rule(draft, p))
     weight = np.array([d.probability for d in drafts])
     exact = float(weight @ values)
-    assert exact == pytest.approx(measure(rule, t, SiblingLaw.IID, TreeShape.PATHS, by_depth(2, 1), 2).block_efficiency)
+    assert exact == pytest.approx(measure(rule, t, DraftSampling.IID, TreeShape.PATHS, by_depth(2, 1), 2).block_efficiency)
     found = efficiency.estimate(values[rng.choice(len(values), 4000, p=weight / weight.sum())])
     assert abs(found.mean - exact) < 4 * found.standard_error < 0.1
 
@@ -106,9 +106,9 @@ def test_bound_of_the_race_holds_for_chains_and_the_relative_entropy_cannot_take
 
 def test_tree_of_fixed_tokens_attains_its_bound():
     t = tables(4)
-    drafts = enumerate_drafts(t, SiblingLaw.POINT_MASS, by_depth(2, 2), 2)
+    drafts = enumerate_drafts(t, DraftSampling.POINT_MASS, by_depth(2, 2), 2)
     masses = [np.prod([t.row("p", path[:i])[x] for i, x in enumerate(path)]) for path in drafts[0].paths[1:]]
-    found = measure(verifier("match"), t, SiblingLaw.POINT_MASS, TreeShape.PRODUCT, by_depth(2, 2), 2).block_efficiency
+    found = measure(verifier("match"), t, DraftSampling.POINT_MASS, TreeShape.PRODUCT, by_depth(2, 2), 2).block_efficiency
     assert found == pytest.approx(bounds.tokens_of_tree(np.array(masses)), abs=1e-12)
 
 

@@ -5,10 +5,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from polydraft.core import Budget, SiblingLaw, TreeShape
+from polydraft.core import Budget, DraftSampling, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.registry import verifier
-from tests.laws.harness import Grown, Tables, by_depth, measure, sibling_draws, stopped_inside
+from tests.exactness.harness import Grown, Tables, by_depth, measure, sibling_draws, stopped_inside
 from tests.theory.tree_plan import best_by_position, fastest_by_position, grow_by_probability
 
 P = np.array([0.1, 0.4, 0.3, 0.2])
@@ -68,7 +68,7 @@ def test_the_fastest_tree_is_the_best_over_all_sizes(price):
     )
 
 
-def drafts_of(parents, law=SiblingLaw.WITHOUT_REPLACEMENT):
+def drafts_of(parents, law=DraftSampling.WITHOUT_REPLACEMENT):
     """All drafts of a tree by position, from `Fixed`."""
     found = [Grown(1.0, [0], [-1], [()], [])]
     for node in range(len(parents)):
@@ -89,7 +89,7 @@ def drafts_of(parents, law=SiblingLaw.WITHOUT_REPLACEMENT):
 
 
 def efficiency(parents, depth):
-    rule, law = verifier("recursive_wor"), SiblingLaw.WITHOUT_REPLACEMENT
+    rule, law = verifier("recursive_wor"), DraftSampling.WITHOUT_REPLACEMENT
     found = measure(rule, Fixed(), law, TreeShape.PRODUCT, by_depth(), depth, drafts_of(parents))
     assert found.error < 1e-12
     return found.block_efficiency
@@ -134,10 +134,10 @@ def best_first(tables, law, *, budget=4, depth=2):
 
 
 RULES = [
-    ("recursive", SiblingLaw.IID),
-    ("greedy_traversal", SiblingLaw.IID),
-    ("recursive_wor", SiblingLaw.WITHOUT_REPLACEMENT),
-    ("match", SiblingLaw.IID),
+    ("recursive", DraftSampling.IID),
+    ("greedy_traversal", DraftSampling.IID),
+    ("recursive_wor", DraftSampling.WITHOUT_REPLACEMENT),
+    ("match", DraftSampling.IID),
 ]
 
 
@@ -166,21 +166,21 @@ def reordered(tables):
 def drafts_below(tables):
     """Two draws at the root, one below each."""
     found = []
-    for first, (x, y) in sibling_draws(SiblingLaw.IID, [tables.row("q", ())] * 2, 2):
-        for second, (a,) in sibling_draws(SiblingLaw.IID, [tables.row("q", (x,))] * 1, 1):
-            for third, (b,) in sibling_draws(SiblingLaw.IID, [tables.row("q", (y,))] * 1, 1):
+    for first, (x, y) in sibling_draws(DraftSampling.IID, [tables.row("q", ())] * 2, 2):
+        for second, (a,) in sibling_draws(DraftSampling.IID, [tables.row("q", (x,))] * 1, 1):
+            for third, (b,) in sibling_draws(DraftSampling.IID, [tables.row("q", (y,))] * 1, 1):
                 paths = [(), (x,), (y,), (x, a), (y, b)]
                 found.append(Grown(first * second * third, [0, x, y, a, b], [-1, 0, 0, 1, 2], paths, []))
     return found
 
 
 def bias(rule, drafts, tables, depth):
-    return measure(verifier(rule), tables, SiblingLaw.IID, TreeShape.GROWN, by_depth(), depth, drafts).tv
+    return measure(verifier(rule), tables, DraftSampling.IID, TreeShape.GROWN, by_depth(), depth, drafts).tv
 
 
 def test_growth_that_looks_ahead_is_caught():
     tables = Fixed()
-    assert bias("greedy_traversal", stopped_inside(tables, SiblingLaw.IID), tables, 1) > 0.01
+    assert bias("greedy_traversal", stopped_inside(tables, DraftSampling.IID), tables, 1) > 0.01
     assert bias("recursive", drafts_below(tables), tables, 2) < 1e-12
     tables = Tables(3, seed=6)
     assert bias("recursive", drafts_below(tables), tables, 2) < 1e-12
@@ -203,7 +203,7 @@ def test_growth_by_probability_is_the_largest_sum_and_lossless_as_point_masses(s
     for token, parent in zip(tokens[1:], parents[1:], strict=True):
         paths.append((*paths[parent], token))
     drafts = [Grown(1.0, [0, *tokens[1:]], parents, paths, [])]
-    found = measure(verifier("match"), tables, SiblingLaw.POINT_MASS, TreeShape.GROWN, by_depth(), 3, drafts)
+    found = measure(verifier("match"), tables, DraftSampling.POINT_MASS, TreeShape.GROWN, by_depth(), 3, drafts)
     reached = sum(float(np.prod([tables.row("p", p[:i])[t] for i, t in enumerate(p)])) for p in paths)
     assert found.error < 1e-12
     assert found.block_efficiency == pytest.approx(reached)

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from polydraft import registry
 from polydraft.check.wrong_drafters import DropsUnlikely, OwnPositions, TopWithRow
-from polydraft.core import Draft, Method, SiblingLaw, Target, TreeShape, Verdict
+from polydraft.core import Draft, DraftSampling, Method, Target, TreeShape, Verdict
 from polydraft.drafters.model.paths import ModelDrafter
 
-ANYTHING = Method("wrong", "A known mistake", "", 2026, "", frozenset(SiblingLaw), frozenset(TreeShape), lossless=False)
+ANYTHING = Method("wrong", "A known mistake", "", 2026, "", frozenset(DraftSampling), frozenset(TreeShape), lossless=False)
 BLOCK, GTV, MATCH, RACE, FLOW, RECURSIVE, TRAVERSAL = (
     f"polydraft.verifiers.{name}" for name in ("block", "greedy_traversal", "match", "race", "flow", "recursive", "traversal")
 )

@@ -13,7 +13,7 @@ from polydraft import registry
 from polydraft import tree as trees
 from polydraft.check.comparison import Comparison
 from polydraft.check.finding import Finding
-from polydraft.core import Draft, NoiseKey, Outcome, SiblingLaw, TokenTree, Verdict, Verifier
+from polydraft.core import Draft, DraftSampling, NoiseKey, Outcome, TokenTree, Verdict, Verifier
 
 RESOLUTION = 1e-5
 """Laws come from float32 logits: mean differences of this size mean nothing."""
@@ -95,7 +95,7 @@ class _Again:
     products: list[float] = field(default_factory=list[float])
 
     def see(self, draft: Draft, key: NoiseKey) -> None:
-        if draft.law not in (SiblingLaw.IID, SiblingLaw.WITHOUT_REPLACEMENT) or draft.probs is None:
+        if draft.law not in (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT) or draft.probs is None:
             return
         tokens, parents, rows = draft.tree.tokens.tolist(), draft.tree.parents.tolist(), draft.rows.tolist()
         for b, (seed, sample, position) in enumerate(

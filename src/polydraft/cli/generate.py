@@ -47,11 +47,11 @@ def generate(
         list[Path] | None, given.drafts("File of `polydraft index build` for the drafter; several for a mixture.")
     ] = None,
     head: given.Head = None,
-    law: given.Law = None,
+    law: given.Decoding = None,
     amateur: given.Amateur = None,
     alpha: given.Alpha = None,
     beta: given.Beta = None,
-    law_option: given.LawOption = None,
+    law_option: given.DecodingOption = None,
     asynchronous: Annotated[
         bool, given.drafts("The draft model runs ahead on another core while the target verifies.", "--asynchronous")
     ] = False,

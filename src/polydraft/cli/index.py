@@ -83,7 +83,7 @@ def delete(
     """Delete a document's passages: they are never quoted again, by engines that run already either."""
     quiet()
     target, tokenizer = _target(model)
-    from polydraft.laws.passages import Passages
+    from polydraft.decoding.passages import Passages
 
     opened = Passages.open(file, target, tokenizer, write=True)
     count = opened.delete(source)
@@ -106,8 +106,8 @@ def _target(model: str | None) -> tuple[Any, Any]:
 def _passages(corpus: list[Path], out: Path, model: str | None, append: bool, skip_unreadable: bool) -> None:
     """In one transaction, into the file that is there, or into a new one that takes its name."""
     target, tokenizer = _target(model)
+    from polydraft.decoding.passages import Passages
     from polydraft.drafters.text.corpus import Corpus
-    from polydraft.laws.passages import Passages
     from polydraft.models import load
 
     texts = Corpus(corpus)

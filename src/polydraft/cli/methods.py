@@ -8,7 +8,7 @@ import typer
 from polydraft.cli.tables import grid, output
 
 if TYPE_CHECKING:
-    from polydraft.core import LawMethod, Method
+    from polydraft.core import DecodingMethod, Method
 
 _ANSWER = {True: "yes", False: "no", None: "with a lossless verifier"}
 
@@ -17,7 +17,7 @@ def _lossless(row: dict[str, Any]) -> str:
     return f"to {row['lossless_to']}, with a lossless verifier" if row["kind"] == "law" else _ANSWER[row["lossless"]]
 
 
-def _row(kind: str, info: "Method | LawMethod") -> dict[str, Any]:
+def _row(kind: str, info: "Method | DecodingMethod") -> dict[str, Any]:
     return {
         "kind": kind,
         "name": info.name,

@@ -48,11 +48,11 @@ Head = Annotated[Path | None, drafts("Folder of a draft head, see `polydraft tra
 Verifier = Annotated[str, drafts("A name of `polydraft methods`, or auto.")]
 Depth = Annotated[int | None, drafts("Drafted tokens on a path; planned without it.")]
 NumPaths = Annotated[int | None, drafts("Drafted paths per step; planned without it.")]
-Law = Annotated[str | None, laws("A law of `polydraft methods`: what is sampled, exactly, in place of the target's.")]
+Decoding = Annotated[str | None, laws("A law of `polydraft methods`: what is sampled, exactly, in place of the target's.")]
 Amateur = Annotated[str | None, laws("The weaker model of the law contrastive, named like --model; the draft model without it.")]
 Alpha = Annotated[float | None, laws("contrastive: in [0, 1]; tokens less likely than this share of the likeliest are out.")]
 Beta = Annotated[float | None, laws("contrastive: >= 0; weight of the amateur.")]
-LawOption = Annotated[list[str] | None, laws("NAME=VALUE: another option of the law; may be repeated.")]
+DecodingOption = Annotated[list[str] | None, laws("NAME=VALUE: another option of the law; may be repeated.")]
 Temperature = Annotated[float, sampling("0 is greedy.", min=0)]
 TopP = Annotated[float, sampling("In (0, 1].")]
 ModelTemperature = Annotated[

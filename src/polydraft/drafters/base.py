@@ -11,10 +11,10 @@ from torch import Tensor
 
 from polydraft.core import (
     AuxRows,
+    Decoding,
     Draft,
     Drafter,
     EncoderDecoder,
-    Law,
     NoiseKey,
     Outcome,
     Request,
@@ -41,7 +41,7 @@ class Parts:
     tokenizer: Any
     eos_token_ids: Sequence[int]
     draft_tokenizer: Any = None
-    law: Law | None = None
+    law: Decoding | None = None
 
     @property
     def second_model(self) -> Target | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polydraft import registry, tree
-from polydraft.core import Budget, Draft, Drafter, Method, Needs, Outcome, Request, Scores, SiblingLaw, Verifier
+from polydraft.core import Budget, Draft, Drafter, DraftSampling, Method, Needs, Outcome, Request, Scores, Verifier
 from polydraft.drafters.base import as_one_round, release_each, start_each, teach_each
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.verifiers import pairing
@@ -61,7 +61,7 @@ class Choice:
                 "Name several ('model,model:top_k'), make kinds by `sibling`, or leave one out."
             )
         for name, arm in arms.items():
-            if arm.needs != Needs() or arm.info.laws & {SiblingLaw.COUPLED, SiblingLaw.LISTED}:
+            if arm.needs != Needs() or arm.info.laws & {DraftSampling.COUPLED, DraftSampling.LISTED}:
                 raise IncompatibleError(
                     f"drafter {name!r} was given among {list(arms)}; it needs {'noise that its rule shares' if arm.needs == Needs() else arm.needs} in every "
                     "round, also in those that another drafts. Use it alone."
@@ -80,7 +80,7 @@ class Choice:
 
     def rule(self) -> Verifier:
         """The best lossless rule of each arm; the first arm's where two arms have one law and it fits both."""
-        rules: dict[SiblingLaw, Verifier] = {}
+        rules: dict[DraftSampling, Verifier] = {}
         for law in self.info.laws:
             same = [a.info for a in self.arms if law in a.info.laws]
             shapes = frozenset().union(*(i.shapes for i in same))
@@ -111,7 +111,7 @@ class Choice:
     def ready(self, i: int, states: Seq[ChoiceState]) -> float:
         """Share of the batch for which arm i has a draft: looked up where it copies, 1 where it runs a model. Draws nothing."""
         arm = self.arms[i]
-        if arm.info.laws != {SiblingLaw.POINT_MASS} or getattr(arm, "model", None) is not None:
+        if arm.info.laws != {DraftSampling.POINT_MASS} or getattr(arm, "model", None) is not None:
             return 1.0
         try:
             parents = self._ask(i, states, [Budget.fixed(tree.chain(1))] * len(states)).tree.parents

@@ -14,11 +14,11 @@ from jaxtyping import Int
 from numba import njit
 from torch import Tensor
 
-from polydraft.core import Budget, Draft, SiblingLaw, TokenTree, TreeShape
+from polydraft.core import Budget, Draft, DraftSampling, TokenTree, TreeShape
 
 Cells = tuple[np.ndarray, np.ndarray]
 """(cells, end-of-sequence ids): a tree as compiled functions take it."""
-_LAW, _SHAPE = SiblingLaw.POINT_MASS, TreeShape.GROWN  # a member of an enumeration is slow to look up
+_LAW, _SHAPE = DraftSampling.POINT_MASS, TreeShape.GROWN  # a member of an enumeration is slow to look up
 TOKEN, PARENT, DEPTH, INNER, SCORE, ABOUT = range(6)
 """Rows of a tree's cells: a column for each node (the scores are the bits of float64), and what is known of the whole."""
 NUM, PATHS, MAX_NODES, MAX_DEPTH, WIDTH = range(5)

@@ -24,7 +24,7 @@ import numpy as np
 from numba import njit
 
 from polydraft import registry
-from polydraft.core import AuxRows, Budget, Draft, Drafter, Outcome, Request, Scores, SiblingLaw, TreeShape
+from polydraft.core import AuxRows, Budget, Draft, Drafter, DraftSampling, Outcome, Request, Scores, TreeShape
 from polydraft.drafters.base import Auxiliary, Parts, Reading, Resumable, Snapshot, release_each, start_each, teach_each
 from polydraft.drafters.credit import Credit
 from polydraft.drafters.grown_tree import PARENT, SCORE, TOKEN, GrownTree, end_ids, point_mass
@@ -72,7 +72,7 @@ class MixtureDrafter:
         [8, 9]
     """
 
-    info = method("mixture", "Several drafters in one tree", "", {SiblingLaw.POINT_MASS}, {TreeShape.GROWN})
+    info = method("mixture", "Several drafters in one tree", "", {DraftSampling.POINT_MASS}, {TreeShape.GROWN})
     methods = (info,)
 
     def __init__(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from polydraft import sampling
-from polydraft.core import EncoderDecoder, Law, Request, Target
+from polydraft.core import Decoding, EncoderDecoder, Request, Target
 from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sample, Sequence
 from polydraft.engine.speculation import Menu
@@ -21,7 +21,7 @@ class Admission:
     """From requests to sequences, in the thread of whoever asks. Arguments as of `Loop`."""
 
     def __init__(
-        self, target: Target, tokenizer: Any, eos_token_ids: Seq[int], menu: Menu, law: Law | None, second: Second | None
+        self, target: Target, tokenizer: Any, eos_token_ids: Seq[int], menu: Menu, law: Decoding | None, second: Second | None
     ) -> None:
         self._target, self._tokenizer, self._eos, self._menu = target, tokenizer, tuple(eos_token_ids), menu
         self._law, self._second = law, second

@@ -14,7 +14,7 @@ from numbers import Integral
 from types import MappingProxyType
 from typing import Any, cast
 
-from polydraft.core import Budget, Drafter, EncoderDecoder, Law, Request, SamplingParams, Target, Verifier
+from polydraft.core import Budget, Decoding, Drafter, EncoderDecoder, Request, SamplingParams, Target, Verifier
 from polydraft.drafters.amusd.drafter import cores
 from polydraft.drafters.base import Parts
 from polydraft.engine import build
@@ -80,7 +80,7 @@ class Engine(Loop):
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
         tie_margin: float | None = None,
-        law: str | Law | None = None,
+        law: str | Decoding | None = None,
         law_options: Mapping[str, Any] | None = None,
         offered: Seq[str] = (),
         asynchronous: bool = False,
@@ -116,7 +116,7 @@ class Engine(Loop):
         tie_margin: in float16 and bfloat16, greedy decisions between logits closer than this are made by a pass that does
             not depend on the draft or the batch; None = off. 0.25 is ample for logits of the usual size.
         law: what is sampled, where it is more than each request's sampling parameters on the target's logits: a name of `polydraft methods`, or
-            a `core.Law`.
+            a `core.Decoding`.
         law_options: passed to the law's `build`; a model among them ("amateur") by its name, and then the draft model, too, where there is no other.
         asynchronous: the draft model runs ahead on a core, stream or device of its own while the target verifies, see `drafters.amusd`;
             drafter_options: "lead_cap", "least", "burst", "pin", "trace". `depth` bounds what one pass takes, default all that waits.
@@ -212,7 +212,7 @@ class Engine(Loop):
         profile: str | Profile | None = None,
         eos_token_ids: Seq[int] | None = None,
         tie_margin: float | None = None,
-        law: str | Law | None = None,
+        law: str | Decoding | None = None,
         law_options: Mapping[str, Any] | None = None,
         keep_prefixes: bool = False,
         offered: Seq[str] = (),

@@ -6,7 +6,7 @@ from numbers import Integral
 from typing import Any
 
 from polydraft import registry, tree
-from polydraft.core import Budget, Drafter, EncoderDecoder, Law, SecondLaw, Verifier
+from polydraft.core import Budget, Decoding, Drafter, EncoderDecoder, SecondSequenceDecoding, Verifier
 from polydraft.drafters.base import Parts
 from polydraft.drafters.choice import Choice
 from polydraft.drafters.model.paths import ModelDrafter
@@ -46,7 +46,7 @@ def check_encoders(parts: Parts) -> None:
         raise IncompatibleError(
             "an encoder-decoder was given with a draft model of another vocabulary, which could not read its source. Use one of the same vocabulary."
         )
-    if ours and isinstance(parts.law, SecondLaw):
+    if ours and isinstance(parts.law, SecondSequenceDecoding):
         raise IncompatibleError(
             f"the law {type(parts.law).__name__} reads a second sequence, which an encoder-decoder does not have. Leave the law out."
         )
@@ -95,7 +95,7 @@ def asynchronous(wanted: str | Drafter | Seq[str] | None, rule: str | Verifier) 
     )
 
 
-def law(wanted: str | Law | None, parts: Parts, options: Mapping[str, Any]) -> Law | None:
+def law(wanted: str | Decoding | None, parts: Parts, options: Mapping[str, Any]) -> Decoding | None:
     """By name, or as it is; None leaves the sampling parameters alone.
 
     Raises:
@@ -110,7 +110,7 @@ def law(wanted: str | Law | None, parts: Parts, options: Mapping[str, Any]) -> L
     return wanted
 
 
-def slots(law: str | Law | None) -> int:
+def slots(law: str | Decoding | None) -> int:
     """How many of the target's slots a request takes: two where the law reads the target after another prompt, too.
 
     Example:

@@ -10,13 +10,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.core import Verifier
+from polydraft.decoding.guidance import Guidance
 from polydraft.drafters.text.trigram import TrigramDrafter
 from polydraft.drafters.text.trigram_table import TrigramTable
 from polydraft.engine.api import Engine
 from polydraft.engine.build import slots
 from polydraft.engine.sequence import Result
 from polydraft.errors import InvalidInputError
-from polydraft.laws.guidance import Guidance
 from polydraft.models.images import ImageFolder, digits_folder
 from polydraft.models.load import load_model
 from polydraft.params import SamplingParams

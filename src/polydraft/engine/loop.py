@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from polydraft.clock import clock as pricing_clock
 from polydraft.compile_time import working
-from polydraft.core import Drafter, EncoderDecoder, Law, Request, SecondLaw, Target, Verifier
+from polydraft.core import Decoding, Drafter, EncoderDecoder, Request, SecondSequenceDecoding, Target, Verifier
 from polydraft.engine import drafting
 from polydraft.engine.admission import Admission
 from polydraft.engine.filling import Filling, RoundTime
@@ -57,7 +57,7 @@ class Loop:
     target, drafter, verifier, plan: the parts of a step, already checked against each other.
     tokenizer: None to work on token ids only.  eos_token_ids: ids that end a text.
     tie_margin: see `ties`; None = off.
-    law: what is sampled, where it is not each request's sampling parameters alone; see `core.Law`.
+    law: what is sampled, where it is not each request's sampling parameters alone; see `core.Decoding`.
     teaching: whether drafters learn from finished outputs; not where rounds are only measured.
     others, make_plan: further drafters that requests may name, and the plan of each with a rule.
     keep_prefixes: whether slots keep what was read for requests that begin with the same tokens, such as the next turn of a chat;
@@ -76,7 +76,7 @@ class Loop:
         tokenizer: Any = None,
         eos_token_ids: Seq[int] = (),
         tie_margin: float | None = None,
-        law: Law | None = None,
+        law: Decoding | None = None,
         clock: Callable[[], float] | None = None,
         teaching: bool = True,
         keep_prefixes: bool = False,
@@ -95,7 +95,7 @@ class Loop:
         self.tokenizer, self.eos_token_ids = tokenizer, tuple(eos_token_ids)
         self._clock, self._pricing = working(clock or perf_counter), working(clock or pricing_clock(target))
         self._slots, self._teaching, self.law = Slots(target), teaching, law
-        self._second = Second(law, target, self._slots) if isinstance(law, SecondLaw) else None
+        self._second = Second(law, target, self._slots) if isinstance(law, SecondSequenceDecoding) else None
         self.menu = Menu(target, Speculation(drafter, verifier, plan), others, make_plan)
         self._admission = Admission(target, tokenizer, self.eos_token_ids, self.menu, law, self._second)
         self._filling = Filling(target, self._clock)

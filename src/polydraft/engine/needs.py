@@ -1,6 +1,6 @@
 """What a drafter or a law asks of a target, checked when an engine is built."""
 
-from polydraft.core import Drafter, Law, Needs, SecondLaw, Target
+from polydraft.core import Decoding, Drafter, Needs, SecondSequenceDecoding, Target
 from polydraft.drafters.base import Auxiliary, Reading
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.load import check_same_context
@@ -38,7 +38,7 @@ def check_drafter(target: Target, drafter: Drafter) -> None:
             raise IncompatibleError(f"the drafter {name!r} needs {needs}, but has no method `{method}` that takes it. Add one.")
 
 
-def check_law(target: Target, law: Law) -> None:
+def check_law(target: Target, law: Decoding) -> None:
     """Refuse a law whose needs the target or its second model cannot meet.
 
     Raises:
@@ -48,11 +48,11 @@ def check_law(target: Target, law: Law) -> None:
     """
     name = type(law).__name__
     if not (callable(law) and isinstance(getattr(law, "needs", None), Needs) and hasattr(law, "gives_logits")):
-        raise InvalidInputError(f"law={law!r} was given; expected a `core.Law`: callable, with `needs` and `gives_logits`.")
+        raise InvalidInputError(f"law={law!r} was given; expected a `core.Decoding`: callable, with `needs` and `gives_logits`.")
     if law.needs.aux or law.needs.every_round:
         raise IncompatibleError(f"the law {name} needs {law.needs}; a law may need hidden states, embeddings and the head only.")
     _check(target, law.needs, f"the law {name}")
-    if not isinstance(law, SecondLaw):
+    if not isinstance(law, SecondSequenceDecoding):
         return
     if law.second_model is None and target.max_num_seqs < 2:
         raise CapacityError(f"the law {name} takes two slots for each request; the target has one. Raise max_num_seqs.")

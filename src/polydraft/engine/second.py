@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from polydraft.core import AuxRows, Draft, Outcome, Request, Scores, SecondLaw, Target, TokenTree
+from polydraft.core import AuxRows, Draft, Outcome, Request, Scores, SecondSequenceDecoding, Target, TokenTree
 from polydraft.engine.batch import joined
 from polydraft.engine.sequence import Sequence
 from polydraft.errors import InvalidInputError
@@ -16,7 +16,7 @@ from polydraft.tree import Dedup, at_first_copies
 class Second:
     """law: names the model and how each second sequence begins.  slots: the target's, of which some are taken where it is that model."""
 
-    def __init__(self, law: SecondLaw, target: Target, slots: Slots) -> None:
+    def __init__(self, law: SecondSequenceDecoding, target: Target, slots: Slots) -> None:
         self.law, self.target = law, target
         self.model: Target = target if law.second_model is None else law.second_model
         self.slots = slots if self.model is target else Slots(self.model)

@@ -24,9 +24,9 @@ from polydraft import sampling
 from polydraft.core import (
     AuxRows,
     Budget,
+    Decoding,
     Draft,
     Drafter,
-    Law,
     Mixing,
     NoiseKey,
     Outcome,
@@ -101,7 +101,7 @@ class Stepper:
     plan: Plan
     stop_ids: frozenset[int]
     tie_margin: float | None = None
-    law: Law | None = None
+    law: Decoding | None = None
     second: Second | None = None
     clock: Callable[[], float] = perf_counter
 

@@ -21,10 +21,10 @@ def verify(name: str, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Ver
 
     Example:
         >>> import torch
-        >>> from polydraft import Draft, SiblingLaw, TokenTree, TreeShape
+        >>> from polydraft import Draft, DraftSampling, TokenTree, TreeShape
         >>> q, p = torch.tensor([[[0.5, 0.5]]]), torch.tensor([[[0.25, 0.75], [0.5, 0.5]]])
         >>> chain = TokenTree.chain(torch.tensor([[0, 0]]))  # the root, then token 0 drawn from q
-        >>> draft = Draft(chain, SiblingLaw.IID, TreeShape.CHAIN, q, torch.tensor([[-1, 0]]))
+        >>> draft = Draft(chain, DraftSampling.IID, TreeShape.CHAIN, q, torch.tensor([[-1, 0]]))
         >>> verify("speculative", draft, p).stop.tolist()
         [[0.5, 0.5]]
     """

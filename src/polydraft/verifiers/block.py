@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.core import Draft, NoiseKey, Outcome, SiblingLaw, TreeShape
+from polydraft.core import Draft, DraftSampling, NoiseKey, Outcome, TreeShape
 from polydraft.papers import method
 from polydraft.verifiers.fast.rows import compiled, keep, reweight, soften, surplus
 from polydraft.verifiers.fast.walk import EXTRA, STOP, arrays, drawn, outcome
@@ -68,5 +68,5 @@ class Block(LeafToRoot):
         return outcome(draft, done)
 
 
-block = Block(method("block", "Block verification", "2403.10444", {SiblingLaw.IID}, {TreeShape.CHAIN}), tries)
+block = Block(method("block", "Block verification", "2403.10444", {DraftSampling.IID}, {TreeShape.CHAIN}), tries)
 """The verifier."""

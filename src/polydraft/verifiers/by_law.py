@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, Verdict, Verifier
+from polydraft.core import Draft, DraftSampling, Method, NoiseKey, Outcome, Verdict, Verifier
 from polydraft.verifiers.match import match
 
 
@@ -14,11 +14,11 @@ class RuleByLaw:
 
     Example:
         >>> from polydraft.verifiers.block import block
-        >>> RuleByLaw({SiblingLaw.IID: block, SiblingLaw.POINT_MASS: match}).info.name
+        >>> RuleByLaw({DraftSampling.IID: block, DraftSampling.POINT_MASS: match}).info.name
         'block or match'
     """
 
-    def __init__(self, rules: dict[SiblingLaw, Verifier]) -> None:
+    def __init__(self, rules: dict[DraftSampling, Verifier]) -> None:
         infos = list(dict.fromkeys(r.info for r in rules.values()))
         self.rules = rules
         self.info = Method(

@@ -1,6 +1,6 @@
 """Flow verification: the k draws of a context are one tuple of at most V, and a transport from tuples to tokens says what each child is worth.
 
-Our own rule, for systematic draws (`SiblingLaw.SYSTEMATIC`; docs/papers/flow.md has the proof).
+Our own rule, for systematic draws (`DraftSampling.SYSTEMATIC`; docs/papers/flow.md has the proof).
 
     D, P(D)  the pieces: as u runs over [0, 1), the tuple of the k draws changes at most V times
     w        weight with which the context is entered, the root's is 1; what is emitted here has law w p
@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft import tree
-from polydraft.core import FIXED, Draft, NoiseKey, Outcome, SiblingLaw, TreeShape
+from polydraft.core import FIXED, Draft, DraftSampling, NoiseKey, Outcome, TreeShape
 from polydraft.noise import uniform_at
 from polydraft.papers import method
 from polydraft.verifiers.block import _walk as block_walk
@@ -192,5 +192,5 @@ class FlowRule(LeafToRoot):
         return outcome(draft, done)
 
 
-flow = FlowRule(method("flow", "Flow verification", "", {SiblingLaw.SYSTEMATIC}, FIXED), tries, in_turn=True)
+flow = FlowRule(method("flow", "Flow verification", "", {DraftSampling.SYSTEMATIC}, FIXED), tries, in_turn=True)
 """The verifier."""

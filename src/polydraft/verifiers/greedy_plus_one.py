@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.core import SiblingLaw
+from polydraft.core import DraftSampling
 from polydraft.papers import method
 from polydraft.verifiers import speculative
 from polydraft.verifiers.lift.per_node import PerNode
@@ -47,7 +47,7 @@ greedy_plus_one = PerNode(
         "greedy_plus_one",
         "Greedy drafts, one of them sampled (SpecHub where n = 2)",
         "2502.18779",
-        {SiblingLaw.GREEDY_PLUS_ONE, SiblingLaw.WITHOUT_REPLACEMENT},
+        {DraftSampling.GREEDY_PLUS_ONE, DraftSampling.WITHOUT_REPLACEMENT},
     ),
     emitted_law,
 )

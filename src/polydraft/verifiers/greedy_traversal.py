@@ -32,7 +32,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft import tree
-from polydraft.core import FIXED, Draft, NoiseKey, Outcome, SiblingLaw, TreeShape
+from polydraft.core import FIXED, Draft, DraftSampling, NoiseKey, Outcome, TreeShape
 from polydraft.noise import uniform_at
 from polydraft.papers import method
 from polydraft.verifiers.block import _walk as block_walk
@@ -238,7 +238,7 @@ def _law(walks: list[_Walk], device: torch.device, node: Int[Tensor, " B"]) -> F
 class GreedyTraversal:
     """The verifier."""
 
-    info = method("greedy_traversal", "Greedy traversal verification (GTV)", "", {SiblingLaw.IID}, FIXED)
+    info = method("greedy_traversal", "Greedy traversal verification (GTV)", "", {DraftSampling.IID}, FIXED)
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
         p, q = host_rows(draft, target_probs)

@@ -15,7 +15,7 @@ Traps: law2 without h_j, as if the higher token had surely been drawn first; a l
 
 import numpy as np
 
-from polydraft.core import SiblingLaw
+from polydraft.core import DraftSampling
 from polydraft.papers import method
 from polydraft.verifiers.fast.rows import compiled
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, opened, tried
@@ -114,7 +114,10 @@ def _tries(contexts, sweep, residual):
 
 greedy_traversal_wor = LeafToRoot(
     method(
-        "greedy_traversal_wor", "Greedy traversal verification, draws without replacement", "", {SiblingLaw.WITHOUT_REPLACEMENT}
+        "greedy_traversal_wor",
+        "Greedy traversal verification, draws without replacement",
+        "",
+        {DraftSampling.WITHOUT_REPLACEMENT},
     ),
     _tries,
 )

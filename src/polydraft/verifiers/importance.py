@@ -26,7 +26,7 @@ from jaxtyping import Float, Int
 from numba import njit
 from torch import Tensor
 
-from polydraft.core import FIXED, SiblingLaw
+from polydraft.core import FIXED, DraftSampling
 from polydraft.papers import method
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.residual import ranks
@@ -182,7 +182,7 @@ importance = PerNode(
         "importance",
         "Importance selection, truncated linear programme",
         "2410.18234",
-        {SiblingLaw.IID, SiblingLaw.INDEPENDENT},
+        {DraftSampling.IID, DraftSampling.INDEPENDENT},
         FIXED,
     ),
     emitted_law,

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from polydraft import tree
-from polydraft.core import Draft, SiblingLaw, TreeShape
+from polydraft.core import Draft, DraftSampling, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.staging import fetched
 from polydraft.verifiers.fast.rows import compiled
@@ -21,7 +21,7 @@ from polydraft.verifiers.fast.rows import compiled
 SLACK = 0.01
 """How far a row's sum may be from 1: bfloat16 rounds every probability by up to 0.4%, and rules normalise."""
 
-_DISTINCT = frozenset({SiblingLaw.WITHOUT_REPLACEMENT, SiblingLaw.COUPLED, SiblingLaw.GREEDY_PLUS_ONE})
+_DISTINCT = frozenset({DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.COUPLED, DraftSampling.GREEDY_PLUS_ONE})
 _NO_PROBS = np.empty((0, 0, 0), np.float32)
 _ROW, _NO_ROW, _MASS, _TWICE, _BRANCH = 1, 2, 3, 4, 5
 
@@ -113,7 +113,7 @@ def check_draft(draft: Draft, vocab_size: int, roots: Int[Tensor, " B"] | None =
     Example:
         >>> from polydraft.core import TokenTree
         >>> chain = TokenTree.chain(torch.tensor([[0, 1]]))
-        >>> wrong = Draft(chain, SiblingLaw.IID, TreeShape.CHAIN, torch.tensor([[[0.5, 0.5]]]), torch.tensor([[-1, 3]]))
+        >>> wrong = Draft(chain, DraftSampling.IID, TreeShape.CHAIN, torch.tensor([[[0.5, 0.5]]]), torch.tensor([[-1, 3]]))
         >>> check_draft(wrong, vocab_size=2)
         Traceback (most recent call last):
         polydraft.errors.InvalidInputError: draft.rows[0, 1] = 3 was given; ...
@@ -133,14 +133,14 @@ def check_draft(draft: Draft, vocab_size: int, roots: Int[Tensor, " B"] | None =
     if draft.noise is not None:
         for name in ("seed", "sample", "position"):
             _check_integers(f"draft.noise.{name}", getattr(draft.noise, name), shape[:1])
-    has_laws, num_rows, q = draft.law is not SiblingLaw.POINT_MASS, 0, _NO_PROBS
+    has_laws, num_rows, q = draft.law is not DraftSampling.POINT_MASS, 0, _NO_PROBS
     if has_laws and probs is not None:
         _check_floats("draft.probs", probs, (shape[0], None, vocab_size))
         num_rows = probs.shape[1]
         q = probs.contiguous().numpy() if probs.device.type == "cpu" else q
     rows = draft.rows.cpu().contiguous().numpy()
     place = np.zeros(2, np.int64)
-    kind = draft.law is SiblingLaw.GREEDY_PLUS_ONE
+    kind = draft.law is DraftSampling.GREEDY_PLUS_ONE
     chain = draft.shape is TreeShape.CHAIN
     fault = _fault(*drafted.host, rows, num_rows, has_laws, draft.law in _DISTINCT, kind, chain, q, place)
     if fault:
@@ -159,7 +159,7 @@ def _fault_said(draft: Draft, fault: int, b: int, n: int) -> str:
             f"draft.probs[{b}, {row}, {x}] = {float(probs[b, row, x])} was given for token {x}, which node {n} was drawn as; "
             "expected a positive probability. Report the very rows that were sampled."
         )
-    if draft.law is SiblingLaw.POINT_MASS:
+    if draft.law is DraftSampling.POINT_MASS:
         return f"draft.rows[{b}, {n}] = {row} was given; expected -1 in a draft of law {law}, which has no q."
     if probs is None:
         return f"draft.probs = None was given for a draft of law {law}; expected the rows that its tokens were drawn from, [B, R, V]."
@@ -191,7 +191,7 @@ def check_laws(draft: Draft) -> None:
     Example:
         >>> check_laws(Draft.empty(torch.tensor([5])))
     """
-    if draft.probs is None or draft.law is SiblingLaw.POINT_MASS:
+    if draft.probs is None or draft.law is DraftSampling.POINT_MASS:
         return
     used = np.zeros(draft.probs.shape[:2], np.bool_)
     rows = draft.rows.cpu().numpy()

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.core import FIXED, SiblingLaw
+from polydraft.core import FIXED, DraftSampling
 from polydraft.papers import method
 from polydraft.verifiers.fast.rows import compiled
 from polydraft.verifiers.lift.per_node import PerNode
@@ -91,5 +91,5 @@ def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Ten
     return law + alive[:, None] * normalise_or(rest, otherwise=p)
 
 
-kseq = PerNode(method("kseq", "K-SEQ", "2310.15141", {SiblingLaw.IID}, FIXED), emitted_law)
+kseq = PerNode(method("kseq", "K-SEQ", "2310.15141", {DraftSampling.IID}, FIXED), emitted_law)
 """The verifier."""

@@ -20,7 +20,7 @@ from numba import njit
 from torch import Tensor
 
 from polydraft import tree
-from polydraft.core import SiblingLaw, TokenTree, TreeShape
+from polydraft.core import DraftSampling, TokenTree, TreeShape
 from polydraft.papers import method
 from polydraft.verifiers.race import Race
 
@@ -75,7 +75,7 @@ list_race = Race(
         "list_race",
         "Gumbel-max list sampling",
         "2506.05632",
-        {SiblingLaw.LISTED},
+        {DraftSampling.LISTED},
         {TreeShape.CHAIN, TreeShape.PATHS},
         shared_noise=True,
     ),

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft import tree
-from polydraft.core import Draft, NoiseKey, Outcome, SiblingLaw
+from polydraft.core import Draft, DraftSampling, NoiseKey, Outcome
 from polydraft.papers import method
 from polydraft.verifiers.fast.rows import compiled, soften
 from polydraft.verifiers.fast.walk import EXTRA, STOP, arrays, drawn, outcome
@@ -80,5 +80,5 @@ class Match(PerNode):
         return outcome(draft, done)
 
 
-match = Match(method("match", "Sample and match", "2305.09781", SiblingLaw), emitted_law)
+match = Match(method("match", "Sample and match", "2305.09781", DraftSampling), emitted_law)
 """The verifier."""

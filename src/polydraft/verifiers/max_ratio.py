@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.core import FIXED, SiblingLaw
+from polydraft.core import FIXED, DraftSampling
 from polydraft.papers import method
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.selection import law_of_highest, selected
@@ -36,5 +36,5 @@ def _highest(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor
     return law, torch.zeros_like(draws, dtype=p.dtype).scatter(1, highest, 1.0)
 
 
-max_ratio = PerNode(method("max_ratio", "Importance selection by ratio", "2410.18234", {SiblingLaw.IID}, FIXED), emitted_law)
+max_ratio = PerNode(method("max_ratio", "Importance selection by ratio", "2410.18234", {DraftSampling.IID}, FIXED), emitted_law)
 """The verifier."""

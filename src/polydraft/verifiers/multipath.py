@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft import tree
-from polydraft.core import Draft, SiblingLaw, TokenTree, TreeShape
+from polydraft.core import Draft, DraftSampling, TokenTree, TreeShape
 from polydraft.papers import method
 from polydraft.verifiers.block import block
 from polydraft.verifiers.lift.verdict import TreeVerdict
@@ -59,7 +59,7 @@ class Multipath:
         "multipath",
         "Greedy multi-path block verification (GBV)",
         "2602.16961",
-        {SiblingLaw.IID},
+        {DraftSampling.IID},
         {TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT},
     )
 
@@ -70,7 +70,7 @@ class Multipath:
         above = torch.arange(-1, path.shape[1] - 1, device=path.device)
         chain = TokenTree(draft.tree.tokens.gather(1, nodes).where(real, 0), torch.where(real, above, -1))
         rows = target_probs.gather(1, nodes[..., None].expand(-1, -1, target_probs.shape[-1])).double()
-        verdict = block(Draft(chain, SiblingLaw.IID, TreeShape.CHAIN, laws, chain.parents), rows)
+        verdict = block(Draft(chain, DraftSampling.IID, TreeShape.CHAIN, laws, chain.parents), rows)
         stop = verdict.stop.new_zeros(draft.tree.tokens.shape).scatter_add(1, nodes, verdict.stop)
         return TreeVerdict(draft.tree, stop, partial(_after, verdict, path))
 

@@ -3,18 +3,18 @@
 from collections.abc import Iterable
 
 from polydraft import registry
-from polydraft.core import Budget, Method, SiblingLaw, TreeShape
+from polydraft.core import Budget, DraftSampling, Method, TreeShape
 from polydraft.errors import IncompatibleError
 
-PREFERRED: dict[SiblingLaw, tuple[str, ...]] = {
-    SiblingLaw.IID: ("block", "greedy_traversal", "traversal", "recursive", "match"),
-    SiblingLaw.WITHOUT_REPLACEMENT: ("greedy_traversal_wor", "traversal", "recursive_wor", "match"),
-    SiblingLaw.POINT_MASS: ("match",),
-    SiblingLaw.COUPLED: ("race", "match"),
-    SiblingLaw.GREEDY_PLUS_ONE: ("traversal", "greedy_plus_one", "match"),
-    SiblingLaw.INDEPENDENT: ("traversal", "recursive", "match"),
-    SiblingLaw.LISTED: ("list_race", "match"),
-    SiblingLaw.SYSTEMATIC: ("flow", "match"),
+PREFERRED: dict[DraftSampling, tuple[str, ...]] = {
+    DraftSampling.IID: ("block", "greedy_traversal", "traversal", "recursive", "match"),
+    DraftSampling.WITHOUT_REPLACEMENT: ("greedy_traversal_wor", "traversal", "recursive_wor", "match"),
+    DraftSampling.POINT_MASS: ("match",),
+    DraftSampling.COUPLED: ("race", "match"),
+    DraftSampling.GREEDY_PLUS_ONE: ("traversal", "greedy_plus_one", "match"),
+    DraftSampling.INDEPENDENT: ("traversal", "recursive", "match"),
+    DraftSampling.LISTED: ("list_race", "match"),
+    DraftSampling.SYSTEMATIC: ("flow", "match"),
 }
 """Best first, by measured block efficiency; the first that accepts all shapes of a drafter is taken."""
 
@@ -35,8 +35,8 @@ def best_for(drafter: Method) -> str:
     """The preferred lossless verifier for a drafter: what "auto" means.
 
     Example:
-        >>> from polydraft.core import SiblingLaw, TreeShape
-        >>> info = Method("d", "", "", 2024, "", frozenset({SiblingLaw.POINT_MASS}), frozenset({TreeShape.GROWN}))
+        >>> from polydraft.core import DraftSampling, TreeShape
+        >>> info = Method("d", "", "", 2024, "", frozenset({DraftSampling.POINT_MASS}), frozenset({TreeShape.GROWN}))
         >>> best_for(info)
         'match'
     """
@@ -90,5 +90,5 @@ def check_budget(budget: Budget, drafter: Method, verifier: Method) -> None:
 
 
 def _words(info: Method) -> str:
-    laws = " or ".join(law.name for law in SiblingLaw if law in info.laws)
+    laws = " or ".join(law.name for law in DraftSampling if law in info.laws)
     return f"{laws} drafts of shape {' or '.join(shape.name for shape in TreeShape if shape in info.shapes)}"

@@ -21,7 +21,7 @@ from numba import njit
 from torch import Tensor
 
 from polydraft import noise, tree
-from polydraft.core import Draft, Method, NoiseKey, Outcome, SiblingLaw, TokenTree
+from polydraft.core import Draft, DraftSampling, Method, NoiseKey, Outcome, TokenTree
 from polydraft.errors import InvalidInputError
 from polydraft.papers import method
 from polydraft.verifiers.fast.rows import soften
@@ -141,5 +141,5 @@ def _the_same(drafted: TokenTree) -> Bool[np.ndarray, "B N 1"]:
     return np.ones((*drafted.parents.shape, 1), np.bool_)
 
 
-race = Race(method("race", "Exponential race (seed-exact)", "2504.15475", SiblingLaw, shared_noise=True), _the_same)
+race = Race(method("race", "Exponential race (seed-exact)", "2504.15475", DraftSampling, shared_noise=True), _the_same)
 """The verifier."""

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.core import SiblingLaw
+from polydraft.core import DraftSampling
 from polydraft.papers import method
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.residual import normalise_or
@@ -53,7 +53,10 @@ def emitted_law(
 
 recursive = PerNode(
     method(
-        "recursive", "Recursive rejection, with replacement", "2401.06706 2305.09781", {SiblingLaw.IID, SiblingLaw.INDEPENDENT}
+        "recursive",
+        "Recursive rejection, with replacement",
+        "2401.06706 2305.09781",
+        {DraftSampling.IID, DraftSampling.INDEPENDENT},
     ),
     partial(emitted_law, replacement=True),
 )
@@ -61,7 +64,7 @@ recursive = PerNode(
 
 recursive_wor = PerNode(
     method(
-        "recursive_wor", "Recursive rejection, without replacement", "2402.14160 2402.12374", {SiblingLaw.WITHOUT_REPLACEMENT}
+        "recursive_wor", "Recursive rejection, without replacement", "2402.14160 2402.12374", {DraftSampling.WITHOUT_REPLACEMENT}
     ),
     partial(emitted_law, replacement=False),
 )
@@ -72,7 +75,7 @@ recursive_merged = PerNode(
         "recursive_merged",
         "Recursive rejection, equal siblings merged",
         "2402.14160 2402.12374",
-        {SiblingLaw.IID, SiblingLaw.WITHOUT_REPLACEMENT},
+        {DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT},
     ),
     partial(emitted_law, replacement=False),
     merged=True,

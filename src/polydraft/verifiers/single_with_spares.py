@@ -8,7 +8,7 @@ residual of the first draft happens to emit it.
 Lossless if the first child was drawn from q, whatever the others are.
 """
 
-from polydraft.core import SiblingLaw
+from polydraft.core import DraftSampling
 from polydraft.papers import method
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.speculative import emitted_law
@@ -18,7 +18,7 @@ single_with_spares = PerNode(
         "single_with_spares",
         "Speculative sampling with spare siblings",
         "2211.17192",
-        {SiblingLaw.IID, SiblingLaw.WITHOUT_REPLACEMENT},
+        {DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT},
     ),
     emitted_law,
 )

@@ -12,7 +12,7 @@ Traps: q must be the law after temperature and truncation; drafts that were chos
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.core import SiblingLaw, TreeShape
+from polydraft.core import DraftSampling, TreeShape
 from polydraft.papers import method
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.residual import normalise_or, positive_part
@@ -45,6 +45,6 @@ def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Ten
 
 
 speculative = PerNode(
-    method("speculative", "Speculative sampling", "2211.17192 2302.01318", {SiblingLaw.IID}, {TreeShape.CHAIN}), emitted_law
+    method("speculative", "Speculative sampling", "2211.17192 2302.01318", {DraftSampling.IID}, {TreeShape.CHAIN}), emitted_law
 )
 """The verifier."""

@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from numba import njit
 from torch import Tensor
 
-from polydraft.core import FIXED, SiblingLaw
+from polydraft.core import FIXED, DraftSampling
 from polydraft.papers import method
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.selection import selected
@@ -252,7 +252,7 @@ def _coupled(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor
 
 
 transport = PerNode(
-    method("transport", "Optimal transport by importance selection", "2511.15898 2502.18779", {SiblingLaw.IID}, FIXED),
+    method("transport", "Optimal transport by importance selection", "2511.15898 2502.18779", {DraftSampling.IID}, FIXED),
     emitted_law,
 )
 """The verifier."""

@@ -19,16 +19,16 @@ Traps: repeated draws dropped while c_j stays q; children re-sorted; w <- S / (1
 
 import numpy as np
 
-from polydraft.core import SiblingLaw
+from polydraft.core import DraftSampling
 from polydraft.papers import method
 from polydraft.verifiers.fast.rows import compiled, copy_normalised, reject, total
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, opened, tried
 
-INDEPENDENT = SiblingLaw.INDEPENDENT.value
-POINT_MASS = SiblingLaw.POINT_MASS.value
-WITHOUT_REPLACEMENT = SiblingLaw.WITHOUT_REPLACEMENT.value
-GREEDY_PLUS_ONE = SiblingLaw.GREEDY_PLUS_ONE.value
-_NO_LAW_OF_ITS_OWN = SiblingLaw.COUPLED, SiblingLaw.LISTED, SiblingLaw.SYSTEMATIC
+INDEPENDENT = DraftSampling.INDEPENDENT.value
+POINT_MASS = DraftSampling.POINT_MASS.value
+WITHOUT_REPLACEMENT = DraftSampling.WITHOUT_REPLACEMENT.value
+GREEDY_PLUS_ONE = DraftSampling.GREEDY_PLUS_ONE.value
+_NO_LAW_OF_ITS_OWN = DraftSampling.COUPLED, DraftSampling.LISTED, DraftSampling.SYSTEMATIC
 """Given the draws before it, a draw is no draw from a row."""
 
 
@@ -84,7 +84,9 @@ def tries(contexts, sweep, residual):
             residual[i] = rest
 
 
-traversal = LeafToRoot(method("traversal", "Traversal verification", "2505.12398", {*SiblingLaw} - {*_NO_LAW_OF_ITS_OWN}), tries)
+traversal = LeafToRoot(
+    method("traversal", "Traversal verification", "2505.12398", {*DraftSampling} - {*_NO_LAW_OF_ITS_OWN}), tries
+)
 """The verifier."""
 
 traversal_merged = LeafToRoot(
@@ -92,7 +94,7 @@ traversal_merged = LeafToRoot(
         "traversal_merged",
         "Traversal verification, equal siblings merged",
         "2505.12398",
-        {SiblingLaw.IID, SiblingLaw.WITHOUT_REPLACEMENT},
+        {DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT},
     ),
     tries,
     merged=True,

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from polydraft import tree as trees
-from polydraft.core import Budget, Draft, Needs, NoiseKey, Outcome, Request, Scores, SiblingLaw, TreeShape
+from polydraft.core import Budget, Draft, DraftSampling, Needs, NoiseKey, Outcome, Request, Scores, TreeShape
 from polydraft.drafters.amusd.lead import Counts, Item, Lead
 from polydraft.drafters.amusd.trace import VERIFY, Trace
 from polydraft.drafters.amusd.worker import Drafting, Worker
@@ -32,8 +32,10 @@ __all__ = ["AmusdDrafter", "cores"]
 
 LEAD_CAP, LEAST, BURST = 16, 2, 4
 _METHODS = (
-    method("amusd", "Draft model that runs ahead while the target verifies", "2410.17375", {SiblingLaw.IID}, {TreeShape.CHAIN}),
-    method("amusd:coupled", "The same, by a shared race", "2410.17375", {SiblingLaw.COUPLED}, {TreeShape.CHAIN}),
+    method(
+        "amusd", "Draft model that runs ahead while the target verifies", "2410.17375", {DraftSampling.IID}, {TreeShape.CHAIN}
+    ),
+    method("amusd:coupled", "The same, by a shared race", "2410.17375", {DraftSampling.COUPLED}, {TreeShape.CHAIN}),
 )
 KINDS = {"chain": _METHODS[0], "coupled": _METHODS[1]}
 
@@ -202,7 +204,7 @@ class AmusdDrafter:
         for b, items in enumerate(taken):
             for n, item in enumerate(items):
                 probs[b, n] = item.row
-        return Draft(tree, law, shape, probs, rows, key if law is SiblingLaw.COUPLED else None)
+        return Draft(tree, law, shape, probs, rows, key if law is DraftSampling.COUPLED else None)
 
     def observe(self, states: Sequence[Drafting], outcome: Outcome, scores: Scores) -> list[Drafting]:
         """The pass is over: each lead learns what it emitted."""

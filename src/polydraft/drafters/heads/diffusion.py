@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from polydraft import tree
-from polydraft.core import Budget, Draft, Outcome, Request, Scores, SiblingLaw, TreeShape
+from polydraft.core import Budget, Draft, DraftSampling, Outcome, Request, Scores, TreeShape
 from polydraft.drafters.base import Parts, Snapshot
 from polydraft.drafters.heads.base import HeadState
 from polydraft.drafters.heads.depth_laws import DepthDrafter
@@ -37,10 +37,10 @@ STEPS = 2
 """Passes of a draft in an order, where nobody says."""
 _CHAIN, _PAPERS = {TreeShape.CHAIN}, "2408.05636 2602.06036"
 _METHODS = (
-    method("diffusion", "Block diffusion, one pass", "2602.06036 2408.05636", {SiblingLaw.IID}, FIXED),
-    method("diffusion:left_to_right", "Block diffusion, from the left", _PAPERS, {SiblingLaw.IID}, _CHAIN),
-    method("diffusion:random", "Block diffusion, in any order", _PAPERS, {SiblingLaw.POINT_MASS}, _CHAIN),
-    method("diffusion:confidence", "Block diffusion, the surest first", _PAPERS, {SiblingLaw.POINT_MASS}, _CHAIN),
+    method("diffusion", "Block diffusion, one pass", "2602.06036 2408.05636", {DraftSampling.IID}, FIXED),
+    method("diffusion:left_to_right", "Block diffusion, from the left", _PAPERS, {DraftSampling.IID}, _CHAIN),
+    method("diffusion:random", "Block diffusion, in any order", _PAPERS, {DraftSampling.POINT_MASS}, _CHAIN),
+    method("diffusion:confidence", "Block diffusion, the surest first", _PAPERS, {DraftSampling.POINT_MASS}, _CHAIN),
 )
 ORDERS = {info.name.partition(":")[2]: info for info in _METHODS[1:]}
 
@@ -126,7 +126,7 @@ class DiffusionDrafter(DepthDrafter):
         made = tree.pad([([s.context[-1], *ids], list(range(-1, len(ids)))) for s, ids in zip(states, chains, strict=True)])
         (law,) = self.info.laws
         none = torch.full_like(made.tokens, -1)
-        if law is SiblingLaw.POINT_MASS:
+        if law is DraftSampling.POINT_MASS:
             return Draft(made, law, TreeShape.CHAIN, None, none)
         if made.num_nodes == 1:
             return self._empty(states)
@@ -159,7 +159,7 @@ class DiffusionDrafter(DepthDrafter):
 
     def _cut(self, ids: list[int]) -> list[int]:
         """Up to an end of text, where no rule asks with which chance a token was drawn."""
-        if SiblingLaw.POINT_MASS not in self.info.laws:
+        if DraftSampling.POINT_MASS not in self.info.laws:
             return ids
         return next((ids[: i + 1] for i, token in enumerate(ids) if token in self._stop_ids), ids)
 

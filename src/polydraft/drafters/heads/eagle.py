@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polydraft.core import Budget, Draft, Outcome, Request, Scores, SiblingLaw
+from polydraft.core import Budget, Draft, DraftSampling, Outcome, Request, Scores
 from polydraft.drafters.base import Snapshot
 from polydraft.drafters.heads.base import HeadDrafter, HeadState
 from polydraft.drafters.model.paths import FIXED, ModelState
@@ -37,7 +37,7 @@ class EagleDrafter(HeadDrafter):
         'eagle'
     """
 
-    methods = (method("eagle", "EAGLE-3 head", "2503.01840", {SiblingLaw.IID}, FIXED),)
+    methods = (method("eagle", "EAGLE-3 head", "2503.01840", {DraftSampling.IID}, FIXED),)
     checkpoint = EagleCheckpoint
 
     @classmethod

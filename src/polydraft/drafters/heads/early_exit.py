@@ -9,7 +9,7 @@ runs the nodes through the first E layers once more, which is what it would do w
 the proposal, and the states of leaves are nobody's. Trap: E layers that are all of them draft what the target says, at its price.
 """
 
-from polydraft.core import SiblingLaw
+from polydraft.core import DraftSampling
 from polydraft.drafters.base import Parts
 from polydraft.drafters.heads.base import HeadDrafter
 from polydraft.drafters.model.paths import FIXED, Guest
@@ -28,7 +28,7 @@ class EarlyExitDrafter(Guest, HeadDrafter):
         'early-exit'
     """
 
-    methods = (method("early-exit", "Early exit", "2404.16710 2309.08168", {SiblingLaw.IID}, FIXED),)
+    methods = (method("early-exit", "Early exit", "2404.16710 2309.08168", {DraftSampling.IID}, FIXED),)
 
     checkpoint = ExitCheckpoint
 

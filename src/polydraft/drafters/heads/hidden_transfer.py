@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from polydraft.core import Request, SiblingLaw
+from polydraft.core import DraftSampling, Request
 from polydraft.drafters.heads.base import HeadState
 from polydraft.drafters.heads.depth_laws import DepthDrafter
 from polydraft.drafters.model.paths import FIXED, ModelState, slots_of
@@ -29,7 +29,7 @@ class TransferDrafter(DepthDrafter):
         'hidden-transfer'
     """
 
-    methods = (method("hidden-transfer", "Hidden transfer", "2404.12022", {SiblingLaw.IID}, FIXED),)
+    methods = (method("hidden-transfer", "Hidden transfer", "2404.12022", {DraftSampling.IID}, FIXED),)
     checkpoint = TransferCheckpoint
 
     @classmethod

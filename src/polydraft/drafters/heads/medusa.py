@@ -7,7 +7,7 @@ failed match; here any rule that is exact for the draws verifies them.
 
 from typing import Any
 
-from polydraft.core import SiblingLaw
+from polydraft.core import DraftSampling
 from polydraft.drafters.heads.depth_laws import DepthDrafter
 from polydraft.drafters.model.paths import FIXED
 from polydraft.models.medusa import MedusaCheckpoint
@@ -24,7 +24,7 @@ class MedusaDrafter(DepthDrafter):
         'medusa'
     """
 
-    methods = (method("medusa", "Medusa heads", "2401.10774", {SiblingLaw.IID}, FIXED),)
+    methods = (method("medusa", "Medusa heads", "2401.10774", {DraftSampling.IID}, FIXED),)
     checkpoint = MedusaCheckpoint
 
     @classmethod

@@ -4,7 +4,7 @@ DeepSeek-AI 2024, DeepSeek-V3 (arXiv 2412.19437); Cai et al. 2025, FastMTP (arXi
 an EAGLE-3 head is: `models.compiled.eagle` computes, and what was accepted is read again with the target's states.
 """
 
-from polydraft.core import SiblingLaw
+from polydraft.core import DraftSampling
 from polydraft.drafters.heads.eagle import EagleDrafter
 from polydraft.drafters.model.paths import FIXED
 from polydraft.models.eagle import MtpCheckpoint
@@ -21,5 +21,5 @@ class MtpDrafter(EagleDrafter):
         'mtp'
     """
 
-    methods = (method("mtp", "Multi-token prediction", "2412.19437 2509.18362", {SiblingLaw.IID}, FIXED),)
+    methods = (method("mtp", "Multi-token prediction", "2412.19437 2509.18362", {DraftSampling.IID}, FIXED),)
     checkpoint = MtpCheckpoint

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft import sampling
-from polydraft.core import Budget, Draft, SamplingParams, Scores, SiblingLaw, Target, TokenTree, TreeShape
+from polydraft.core import Budget, Draft, DraftSampling, SamplingParams, Scores, Target, TokenTree, TreeShape
 from polydraft.drafters.model.by_depth import ModelState
 from polydraft.models.compiled.proposals import stops_asked
 from polydraft.models.compiled.trees import advance, draft_of, join, retreat
@@ -50,7 +50,7 @@ def grow(
         params = [_warm(s.request.params, g) for s, g in zip(states, budgets, strict=True)]
         tree, confidence, scored = propose_tree([s.slot for s in states], [s.pending for s in states], budgets, params)
     rows = torch.full_like(tree.parents, -1)
-    draft = Draft(tree, SiblingLaw.POINT_MASS, TreeShape.GROWN, None, rows, confidence=torch.from_numpy(confidence))
+    draft = Draft(tree, DraftSampling.POINT_MASS, TreeShape.GROWN, None, rows, confidence=torch.from_numpy(confidence))
     return draft, [_inner(*x) for x in scored]
 
 

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from polydraft import noise, sampling
 from polydraft import tree as trees
 from polydraft.confidence import acceptance_at
-from polydraft.core import Budget, Draft, NoiseKey, Request, SiblingLaw, Target, TreeShape
+from polydraft.core import Budget, Draft, DraftSampling, NoiseKey, Request, Target, TreeShape
 from polydraft.models.layout import layout
 
 _ENDING = {TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT}
@@ -182,7 +182,7 @@ class Growth:
             drawn.append(int(winner[0]))
         return drawn
 
-    def draft(self, law: SiblingLaw, shape: TreeShape) -> Draft:
+    def draft(self, law: DraftSampling, shape: TreeShape) -> Draft:
         """What was grown, with the rows that it was drawn from."""
         tree = trees.pad(list(zip(self.tokens, self.parents, strict=True)))
         rows = torch.tensor([r + [-1] * (tree.num_nodes - len(r)) for r in self.rows])
@@ -191,7 +191,7 @@ class Growth:
         for b, found in enumerate(self.laws):
             for r, q in enumerate(found):
                 probs[b, r] = q
-        key = self.key if law in (SiblingLaw.COUPLED, SiblingLaw.LISTED) else None
+        key = self.key if law in (DraftSampling.COUPLED, DraftSampling.LISTED) else None
         logits = pad_sequence([torch.cat(rows) for rows in self.scored], batch_first=True) if self.leaves else None
         confidence = pad_sequence([torch.tensor(x) for x in self.confidence], batch_first=True, padding_value=1.0)
         return Draft(tree, law, shape, probs, rows, key, logits, confidence)

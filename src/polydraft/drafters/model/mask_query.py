@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from polydraft import tree as trees
-from polydraft.core import Budget, Draft, Needs, Outcome, Request, Scores, SiblingLaw, TreeShape
+from polydraft.core import Budget, Draft, DraftSampling, Needs, Outcome, Request, Scores, TreeShape
 from polydraft.drafters.base import Parts, Snapshot
 from polydraft.errors import IncompatibleError, InvalidInputError, PolydraftError
 from polydraft.models.mask_query import MaskQueries
@@ -46,11 +46,13 @@ class MaskQueryDrafter:
     Example:
         >>> from polydraft.models.mask_query import MaskQueries, Sizes
         >>> made = MaskQueryDrafter(MaskQueries.like(Sizes(vocab_size=9, width=8, heads=2, queries=3)))
-        >>> made.info.laws == {SiblingLaw.POINT_MASS}
+        >>> made.info.laws == {DraftSampling.POINT_MASS}
         True
     """
 
-    info = method("mask-query", "Mask queries at once (Spec-Drafter)", "2203.16487", {SiblingLaw.POINT_MASS}, {TreeShape.CHAIN})
+    info = method(
+        "mask-query", "Mask queries at once (Spec-Drafter)", "2203.16487", {DraftSampling.POINT_MASS}, {TreeShape.CHAIN}
+    )
     methods = (info,)
     needs: Needs = Needs()
 
@@ -104,7 +106,7 @@ class MaskQueryDrafter:
             end = next((i + 1 for i, token in enumerate(chain) if token in self._ends), len(chain))
             rows.append(([state.tokens[-1], *chain[:end]], list(range(-1, end))))
         tree = trees.pad(rows)
-        return Draft(tree, SiblingLaw.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(tree.tokens, -1))
+        return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(tree.tokens, -1))
 
     def _guesses(self, states: Sequence[MaskQueryState]) -> list[list[int]]:
         """The most likely token of every query.

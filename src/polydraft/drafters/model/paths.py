@@ -27,13 +27,13 @@ from polydraft.core import (
     FIXED,
     Budget,
     Draft,
+    DraftSampling,
     Needs,
     NoiseKey,
     Outcome,
     Request,
     SamplingParams,
     Scores,
-    SiblingLaw,
     Target,
     TokenTree,
     TreeShape,
@@ -48,26 +48,35 @@ from polydraft.papers import method
 
 ProposePaths = Callable[..., Proposal | None]
 _METHODS = (
-    method("model", "Smaller model, iid paths", "2310.15141", {SiblingLaw.IID}, FIXED),
-    method("model:chain", "Smaller model, one chain", "2211.17192 2302.01318", {SiblingLaw.IID}, {TreeShape.CHAIN}),
+    method("model", "Smaller model, iid paths", "2310.15141", {DraftSampling.IID}, FIXED),
+    method("model:chain", "Smaller model, one chain", "2211.17192 2302.01318", {DraftSampling.IID}, {TreeShape.CHAIN}),
     method(
-        "model:without_replacement", "Smaller model, distinct children", "2402.14160", {SiblingLaw.WITHOUT_REPLACEMENT}, FIXED
+        "model:without_replacement", "Smaller model, distinct children", "2402.14160", {DraftSampling.WITHOUT_REPLACEMENT}, FIXED
     ),
     method(
-        "model:greedy_plus_one", "Smaller model, top children and one sampled", "2502.18779", {SiblingLaw.GREEDY_PLUS_ONE}, FIXED
+        "model:greedy_plus_one",
+        "Smaller model, top children and one sampled",
+        "2502.18779",
+        {DraftSampling.GREEDY_PLUS_ONE},
+        FIXED,
     ),
     method(
-        "model:top_k", "Smaller model, most probable tree", "2406.16858", {SiblingLaw.POINT_MASS}, {TreeShape.GROWN}, ranked=True
+        "model:top_k",
+        "Smaller model, most probable tree",
+        "2406.16858",
+        {DraftSampling.POINT_MASS},
+        {TreeShape.GROWN},
+        ranked=True,
     ),
-    method("model:coupled", "Smaller model, shared race", "2504.15475", {SiblingLaw.COUPLED}, FIXED),
+    method("model:coupled", "Smaller model, shared race", "2504.15475", {DraftSampling.COUPLED}, FIXED),
     method(
         "model:listed",
         "Smaller model, a race for each path",
         "2506.05632",
-        {SiblingLaw.LISTED},
+        {DraftSampling.LISTED},
         {TreeShape.CHAIN, TreeShape.PATHS},
     ),
-    method("model:systematic", "Smaller model, paths at equal steps of one uniform", "", {SiblingLaw.SYSTEMATIC}, FIXED),
+    method("model:systematic", "Smaller model, paths at equal steps of one uniform", "", {DraftSampling.SYSTEMATIC}, FIXED),
 )
 KINDS = {info.name.partition(":")[2] or "paths": info for info in _METHODS}
 
@@ -197,7 +206,7 @@ class ModelDrafter:
             self._rewind(states)
             draft = self._grow(states, fixed, NoiseKey.of(*keys))
             return draft, draft.tree
-        noise = NoiseKey.of(*keys) if law is SiblingLaw.COUPLED else None
+        noise = NoiseKey.of(*keys) if law is DraftSampling.COUPLED else None
         drawn, rows, confidence = found.tree, found.rows, found.confidence
         shape = _shape(fixed)
         if shape is not TreeShape.CHAIN and any(g.stop for g in fixed):

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from polydraft import registry, tree
-from polydraft.core import Budget, Draft, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
+from polydraft.core import Budget, Draft, DraftSampling, Outcome, Request, Scores, Target, TokenTree, TreeShape
 from polydraft.drafters.base import Parts, Reading, Snapshot, release_each, start_each
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
@@ -52,7 +52,7 @@ class SeveralDrafter:
         InvalidInputError: fewer than two of them together.
 
     Example:
-        >>> SeveralDrafter.methods[0].laws == {SiblingLaw.INDEPENDENT}
+        >>> SeveralDrafter.methods[0].laws == {DraftSampling.INDEPENDENT}
         True
     """
 
@@ -61,7 +61,7 @@ class SeveralDrafter:
             "several",
             "Several smaller models, a path each",
             "2410.18234",
-            {SiblingLaw.INDEPENDENT},
+            {DraftSampling.INDEPENDENT},
             {TreeShape.CHAIN, TreeShape.PATHS},
         ),
     )
@@ -164,4 +164,4 @@ def _joined(drafts: Sequence[Draft], sizes: Sequence[tuple[int, int]]) -> Draft:
             parents[b, nodes] = (nodes - width).clamp(min=0)
             rows[b, nodes] = drafts[j].rows[b, 1 : depth + 1] + begins[j]
     shape = TreeShape.PATHS if max(width for width, _ in sizes) > 1 else TreeShape.CHAIN
-    return Draft(TokenTree(tokens, parents), SiblingLaw.INDEPENDENT, shape, torch.cat([x.cpu() for x in every], 1), rows)
+    return Draft(TokenTree(tokens, parents), DraftSampling.INDEPENDENT, shape, torch.cat([x.cpu() for x in every], 1), rows)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from polydraft import tree as trees
-from polydraft.core import Budget, Draft, Needs, Outcome, Request, Scores, SiblingLaw, Target, TokenTree, TreeShape
+from polydraft.core import Budget, Draft, DraftSampling, Needs, Outcome, Request, Scores, Target, TokenTree, TreeShape
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.tli import check_parts
 from polydraft.models.load import encode
@@ -44,11 +44,11 @@ class SlemDrafter:
 
     Example:
         >>> SlemDrafter.info.laws
-        frozenset({<SiblingLaw.POINT_MASS: 3>})
+        frozenset({<DraftSampling.POINT_MASS: 3>})
     """
 
     info = method(
-        "slem", "Smaller model of another vocabulary, its text", "2502.05202", {SiblingLaw.POINT_MASS}, {TreeShape.CHAIN}
+        "slem", "Smaller model of another vocabulary, its text", "2502.05202", {DraftSampling.POINT_MASS}, {TreeShape.CHAIN}
     )
     methods = (info,)
     needs: Needs = Needs()
@@ -136,7 +136,7 @@ class SlemDrafter:
             drafted = [s.token_ids[-1], *self._translate(s.token_ids, found[b])[: wanted[b]]]
             rows.append((drafted, list(range(-1, len(drafted) - 1))))
         tree = trees.pad(rows)
-        return Draft(tree, SiblingLaw.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(tree.tokens, -1))
+        return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(tree.tokens, -1))
 
     def observe(self, states: Sequence[SlemState], outcome: Outcome, scores: Scores) -> list[SlemState]:
         """Append what was emitted; the cache is set right by the next proposal."""

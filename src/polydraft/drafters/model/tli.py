@@ -7,7 +7,7 @@ vocabulary, so all kinds of `drafters.model.paths` and all verifiers for them se
 from dataclasses import replace
 from typing import Any
 
-from polydraft.core import SiblingLaw, Target, TreeShape
+from polydraft.core import DraftSampling, Target, TreeShape
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
@@ -29,7 +29,7 @@ class TliDrafter(ModelDrafter):
             "tli",
             "Smaller model of another vocabulary, common tokens",
             "2502.05202",
-            {SiblingLaw.IID},
+            {DraftSampling.IID},
             {TreeShape.CHAIN, TreeShape.PATHS},
         ),
     )

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from polydraft.core import Budget, Draft, Method, Needs, Outcome, Request, Scores, SiblingLaw, TreeShape
+from polydraft.core import Budget, Draft, DraftSampling, Method, Needs, Outcome, Request, Scores, TreeShape
 from polydraft.drafters.base import Parts, Snapshot
 from polydraft.drafters.grown_tree import GrownTree, end_ids, point_mass
 from polydraft.papers import method
@@ -43,7 +43,7 @@ State = TypeVar("State", bound=FollowsText)
 Own = TypeVar("Own", bound="TextDrafter[Any]")
 
 
-text_method = partial(method, laws={SiblingLaw.POINT_MASS}, shapes={TreeShape.GROWN})
+text_method = partial(method, laws={DraftSampling.POINT_MASS}, shapes={TreeShape.GROWN})
 """What a drafter from text declares."""
 
 

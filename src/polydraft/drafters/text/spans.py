@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from polydraft import tree
-from polydraft.core import Budget, Draft, Needs, Outcome, Request, Scores, SiblingLaw, TreeShape
+from polydraft.core import Budget, Draft, DraftSampling, Needs, Outcome, Request, Scores, TreeShape
 from polydraft.drafters.base import Parts
 from polydraft.errors import InvalidInputError
 from polydraft.papers import method
@@ -45,14 +45,14 @@ class SpanState:
 
 
 class SpanDrafter:
-    """See the module. law: a `laws.nearest.Nearest`, whose hits and passages are read.
+    """See the module. law: a `decoding.nearest.Nearest`, whose hits and passages are read.
 
     Example:
         >>> SpanDrafter.info.name
         'nest'
     """
 
-    info = method("nest", "Spans of retrieved passages", "2405.19325", {SiblingLaw.POINT_MASS}, {TreeShape.CHAIN})
+    info = method("nest", "Spans of retrieved passages", "2405.19325", {DraftSampling.POINT_MASS}, {TreeShape.CHAIN})
     methods = (info,)
     law_name = "nest"
     """The law that it cannot be without."""
@@ -101,7 +101,7 @@ class SpanDrafter:
             tokens = [s.tokens[-1], *self._next(s.at)[: min(budget.max_depth, budget.max_nodes)]]
             rows.append((tokens, list(range(-1, len(tokens) - 1))))
         made = tree.pad(rows)
-        return Draft(made, SiblingLaw.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(made.tokens, -1))
+        return Draft(made, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(made.tokens, -1))
 
     def observe(self, states: Sequence[SpanState], outcome: Outcome, scores: Scores) -> list[SpanState]:
         """Where each emitted token stands, and whether the next draft goes on from the last one."""

@@ -51,10 +51,10 @@ def rule_named(name: str) -> "Verifier":
         IncompatibleError: one that changes the law, or is not for chains.
     """
     from polydraft import registry
-    from polydraft.core import SiblingLaw, TreeShape
+    from polydraft.core import DraftSampling, TreeShape
 
     rule = registry.verifier(name)
-    chains = TreeShape.CHAIN in rule.info.shapes and rule.info.laws & {SiblingLaw.IID, SiblingLaw.POINT_MASS}
+    chains = TreeShape.CHAIN in rule.info.shapes and rule.info.laws & {DraftSampling.IID, DraftSampling.POINT_MASS}
     if not (rule.info.lossless and chains):
         kind = "changes the law" if not rule.info.lossless else "is not for chains"
         raise IncompatibleError(

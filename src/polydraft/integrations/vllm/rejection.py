@@ -20,7 +20,7 @@ from vllm.v1.outputs import SamplerOutput  # pyright: ignore[reportMissingImport
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p  # pyright: ignore[reportMissingImports]
 from vllm.v1.sample.rejection_sampler import RejectionSampler  # pyright: ignore[reportMissingImports]
 
-from polydraft.core import Draft, NoiseKey, SiblingLaw, TokenTree, TreeShape, Verifier
+from polydraft.core import Draft, DraftSampling, NoiseKey, TokenTree, TreeShape, Verifier
 from polydraft.errors import IncompatibleError
 from polydraft.verifiers.match import match
 
@@ -130,7 +130,7 @@ class Deciding(RejectionSampler):
         numbers = torch.arange(len(counts), device=logits.device)
         request = torch.cat([numbers.repeat_interleave(torch.tensor(counts, device=logits.device)), numbers])
         processed = _constrained(torch.cat([behind, bonus]), sampling_metadata, request)
-        rule = self.rule if draft_probs is not None or SiblingLaw.POINT_MASS in self.rule.info.laws else match
+        rule = self.rule if draft_probs is not None or DraftSampling.POINT_MASS in self.rule.info.laws else match
         drafted = _named(metadata.draft_token_ids, processed, draft_probs)
         draft, rows = _chains(drafted, counts, draft_probs, rule)
         key = _keys(self.runner, sampling_metadata.generators, len(counts), own=rule.info.shared_noise)
@@ -173,9 +173,9 @@ def _chains(
         rows[b, count] = T + b
         start += count
     tree = TokenTree(tokens, parents)
-    if probs is None or SiblingLaw.IID not in rule.info.laws or N == 1:
-        return Draft(tree, SiblingLaw.POINT_MASS, TreeShape.CHAIN, None, torch.full((B, N), -1)), rows
-    return Draft(tree, SiblingLaw.IID, TreeShape.CHAIN, probs[laws.to(probs.device)].contiguous(), drawn), rows
+    if probs is None or DraftSampling.IID not in rule.info.laws or N == 1:
+        return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full((B, N), -1)), rows
+    return Draft(tree, DraftSampling.IID, TreeShape.CHAIN, probs[laws.to(probs.device)].contiguous(), drawn), rows
 
 
 class Racing(torch.nn.Module):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from polydraft.budget import Stop
 from polydraft.confidence import BINS, acceptance_at
-from polydraft.core import Budget, SamplingParams, SiblingLaw, TokenTree
+from polydraft.core import Budget, DraftSampling, SamplingParams, TokenTree
 from polydraft.models.compiled.forward import draft_pass
 from polydraft.models.compiled.trees import draft_law, grow
 from polydraft.models.layout import Layout, layouts, with_leaves
@@ -27,7 +27,7 @@ from polydraft.noise import choose_row, choose_systematic, first_arrivals, unifo
 __all__ = ["CompiledProposals", "Proposal", "laws_asked", "stops_asked"]
 
 _f32 = np.float32
-IID, COUPLED = SiblingLaw.IID.value, SiblingLaw.COUPLED.value
+IID, COUPLED = DraftSampling.IID.value, DraftSampling.COUPLED.value
 _MISSING = -2
 """Token of a node that its row has too few tokens for; of one that is not drawn it is -1."""
 LONGEST_PENDING = 32
@@ -40,7 +40,7 @@ def _propose(model, vocab, ids, asked, given, starts, inner, law, bias, siblings
 
     given, starts, inner: see `layout.Layout`.  law [B, 4] = temperature, top_k, top_p, min_p.  Caches grow by what is pending, less the root, behind which the tree lies.
     ids: the tokens that the model's logits are of, where they are not all.
-    siblings: value of the SiblingLaw of the draws.  raw: [B, N, all outputs], what the logits after each node are written to; or no nodes.
+    siblings: value of the DraftSampling of the draws.  raw: [B, N, all outputs], what the logits after each node are written to; or no nodes.
     least [B, D], acceptance [B, BINS]: of `budget.Stop`; D = 0 draws whole trees.
     Returns tokens, parents, rows and confidences [B, N] without the nodes behind the last one that is drawn, probs [B, R, V], and the number of
     passes; a node that is not drawn has parent -1.
@@ -180,7 +180,7 @@ class CompiledProposals(SlotModel):
         trees: Sequence[tuple[int, ...]],
         params: Sequence[SamplingParams],
         *,
-        law: SiblingLaw = SiblingLaw.IID,
+        law: DraftSampling = DraftSampling.IID,
         stops: Sequence[Stop | None] = (),
     ) -> Proposal | None:
         """A tree for every row. Penalties are left out of the law.
@@ -204,7 +204,7 @@ class CompiledProposals(SlotModel):
         trees: Sequence[tuple[int, ...]],
         params: Sequence[SamplingParams],
         *,
-        law: SiblingLaw = SiblingLaw.IID,
+        law: DraftSampling = DraftSampling.IID,
         stops: Sequence[Stop | None] = (),
     ) -> Proposal | None:
         """The same draft, and the logits after each of its nodes, in one more pass, over the leaves; see `propose_paths`.
@@ -226,7 +226,7 @@ class CompiledProposals(SlotModel):
         places: Layout,
         drafting: Sequence[bool],
         params: Sequence[SamplingParams],
-        law: SiblingLaw,
+        law: DraftSampling,
         raw: np.ndarray,
         stops: Sequence[Stop | None],
     ) -> Proposal | None:

@@ -4,7 +4,7 @@
     scaling    a sweep over the pieces for each step, equal tokens of a tuple counted once
     fill       a sweep for each draw over tuples sorted by q
 
-From the start that is used E never exceeds w p by more than LEAST (`tests/laws/test_flow.py`), so that the cap phi is left to the readable
+From the start that is used E never exceeds w p by more than LEAST (`tests/exactness/test_flow.py`), so that the cap phi is left to the readable
 form; tokens without mass have a = 0. Rows are float32 and sums float64. Visits end where the stop's uniform falls: rows beyond that are not looked at.
 """
 

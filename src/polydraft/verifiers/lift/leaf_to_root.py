@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.core import Draft, Method, SiblingLaw
+from polydraft.core import Draft, DraftSampling, Method
 from polydraft.errors import InvalidInputError
 from polydraft.verifiers.fast.rows import compiled, copy_normalised, keep, reject, reweight, surplus, total
 from polydraft.verifiers.lift.draws import draws_at
@@ -35,7 +35,7 @@ class Sweep(NamedTuple):
 
     p: [B, N, V].  q: [B, R, V].  tokens, rows: [B, N] as in the draft.
     draws: [B, N, W] nodes drawn at each context in draw order, padded with -1.  counts: [B, N] how many.
-    law: value of the SiblingLaw of these draws.
+    law: value of the DraftSampling of these draws.
     weight: [B, N] w of each context that is entered, else 0.  accept: [B, N] a(v).
     order: [B, N, W] the children that are tried, in that order, padded with -1.
     """
@@ -189,7 +189,7 @@ class LeafToRoot:
         p, q = host_rows(draft, target_probs)
         draws = _host(draws_at(draft.tree, self.merged))
         drawn = draws >= 0
-        law = SiblingLaw.WITHOUT_REPLACEMENT if self.merged else draft.law
+        law = DraftSampling.WITHOUT_REPLACEMENT if self.merged else draft.law
         weight, stop = np.zeros(p.shape[:2]), np.zeros(p.shape[:2])
         weight[:, 0] = 1.0
         tokens, rows = _host(draft.tree.tokens), _host(draft.rows)

@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.core import Draft, Method, SiblingLaw
+from polydraft.core import Draft, DraftSampling, Method
 from polydraft.errors import InvalidInputError
 from polydraft.papers import method
 from polydraft.verifiers.lift.draws import draws_at
@@ -34,8 +34,8 @@ from polydraft.verifiers.match import match
 from polydraft.verifiers.residual import normalise, normalise_or
 from polydraft.verifiers.speculative import residual
 
-INFO = method("latent", "Latent neighbourhoods (LANTERN)", "2410.03355 2502.06352", SiblingLaw, lossless=False)
-REPLACED = frozenset({SiblingLaw.IID, SiblingLaw.INDEPENDENT, SiblingLaw.POINT_MASS})
+INFO = method("latent", "Latent neighbourhoods (LANTERN)", "2410.03355 2502.06352", DraftSampling, lossless=False)
+REPLACED = frozenset({DraftSampling.IID, DraftSampling.INDEPENDENT, DraftSampling.POINT_MASS})
 """Sibling laws that the rule takes as they come; `WITHOUT_REPLACEMENT` asks for q without the earlier draws."""
 
 
@@ -150,7 +150,7 @@ class Latent:
             law = law.scatter_add(1, x, (alive * accept)[:, None])
             alive = alive * (1 - accept)
             r = torch.where(there[:, None], residual(r, c), r)
-            if self.info.laws == {SiblingLaw.WITHOUT_REPLACEMENT}:
+            if self.info.laws == {DraftSampling.WITHOUT_REPLACEMENT}:
                 c = torch.where(there[:, None], normalise_or(c.scatter(1, x, 0.0), otherwise=c), c)
         return law + alive[:, None] * r
 
@@ -234,5 +234,5 @@ def latent(
         raise InvalidInputError(
             f"token {int(own.int().argmax())} is among its own neighbours, which would count its mass twice. Leave it out of its row."
         )
-    laws = REPLACED if replacement else frozenset({SiblingLaw.WITHOUT_REPLACEMENT})
+    laws = REPLACED if replacement else frozenset({DraftSampling.WITHOUT_REPLACEMENT})
     return Latent(neighbours, delta, factor, replace(INFO, laws=laws), greedy)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.core import Draft, Method, SiblingLaw, TreeShape
+from polydraft.core import Draft, DraftSampling, Method, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.papers import method
 from polydraft.verifiers.lift.verdict import TreeVerdict
@@ -60,6 +60,6 @@ class Lenient:
 
 
 lenient = Lenient(
-    method("lenient", "Lenient span test (NEST)", "2405.19325", {SiblingLaw.POINT_MASS}, {TreeShape.CHAIN}, lossless=False)
+    method("lenient", "Lenient span test (NEST)", "2405.19325", {DraftSampling.POINT_MASS}, {TreeShape.CHAIN}, lossless=False)
 )
 """The verifier."""

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.core import Draft, Method, SiblingLaw, TreeShape
+from polydraft.core import Draft, DraftSampling, Method, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.papers import method
 from polydraft.verifiers.lift.verdict import TreeVerdict
@@ -108,6 +108,6 @@ class TopBeta:
 
 
 top_beta = TopBeta(
-    method("top_beta", "Top-beta with tolerance (SpecDec)", "2203.16487", SiblingLaw, {TreeShape.CHAIN}, lossless=False)
+    method("top_beta", "Top-beta with tolerance (SpecDec)", "2203.16487", DraftSampling, {TreeShape.CHAIN}, lossless=False)
 )
 """The verifier."""

@@ -17,7 +17,7 @@ from numba import njit
 from torch import Tensor
 
 from polydraft import tree
-from polydraft.core import Draft, Method, SiblingLaw
+from polydraft.core import Draft, DraftSampling, Method
 from polydraft.papers import method
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.residual import normalise
@@ -90,5 +90,5 @@ def _deepest(parents, first, good, logs, end):
                     end[b] = n
 
 
-typical = Typical(method("typical", "Typical acceptance", "2401.10774", SiblingLaw, lossless=False))
+typical = Typical(method("typical", "Typical acceptance", "2401.10774", DraftSampling, lossless=False))
 """The verifier."""

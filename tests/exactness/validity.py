@@ -1,23 +1,23 @@
 """The validity matrix of docs/losslessness.md, from the registry and the exact checker."""
 
 from polydraft import registry
-from polydraft.core import SiblingLaw, TreeShape
+from polydraft.core import DraftSampling, TreeShape
 from polydraft.errors import InvalidInputError
-from tests.laws.harness import Tables, across, by_depth, by_position, measure, ragged
+from tests.exactness.harness import Tables, across, by_depth, by_position, measure, ragged
 
 COLUMNS = {
-    "one chain": (SiblingLaw.IID, TreeShape.CHAIN, by_depth(1, 1), 2),
-    "2 iid paths": (SiblingLaw.IID, TreeShape.PATHS, by_depth(2, 1), 2),
-    "trunk + 2 iid": (SiblingLaw.IID, TreeShape.PRODUCT, by_depth(1, 2), 2),
-    "2x2 iid": (SiblingLaw.IID, TreeShape.PRODUCT, by_depth(2, 2), 2),
-    "iid, 3 and 1": (SiblingLaw.IID, TreeShape.RAGGED, ragged(3, 1), 3),
-    "iid, 3 then 2": (SiblingLaw.IID, TreeShape.BY_POSITION, by_position(-1, 0, 0, 0, 1, 1), 2),
-    "iid, grown": (SiblingLaw.IID, TreeShape.GROWN, across, 2),
-    "2x2 distinct": (SiblingLaw.WITHOUT_REPLACEMENT, TreeShape.PRODUCT, by_depth(2, 2), 2),
-    "2x2 top": (SiblingLaw.POINT_MASS, TreeShape.PRODUCT, by_depth(2, 2), 2),
-    "2x2 top + sampled": (SiblingLaw.GREEDY_PLUS_ONE, TreeShape.PRODUCT, by_depth(2, 2), 2),
-    "2 at equal steps": (SiblingLaw.SYSTEMATIC, TreeShape.PATHS, by_depth(2, 1), 2),
-    "2 models": (SiblingLaw.INDEPENDENT, TreeShape.PATHS, by_depth(2, 1), 2),
+    "one chain": (DraftSampling.IID, TreeShape.CHAIN, by_depth(1, 1), 2),
+    "2 iid paths": (DraftSampling.IID, TreeShape.PATHS, by_depth(2, 1), 2),
+    "trunk + 2 iid": (DraftSampling.IID, TreeShape.PRODUCT, by_depth(1, 2), 2),
+    "2x2 iid": (DraftSampling.IID, TreeShape.PRODUCT, by_depth(2, 2), 2),
+    "iid, 3 and 1": (DraftSampling.IID, TreeShape.RAGGED, ragged(3, 1), 3),
+    "iid, 3 then 2": (DraftSampling.IID, TreeShape.BY_POSITION, by_position(-1, 0, 0, 0, 1, 1), 2),
+    "iid, grown": (DraftSampling.IID, TreeShape.GROWN, across, 2),
+    "2x2 distinct": (DraftSampling.WITHOUT_REPLACEMENT, TreeShape.PRODUCT, by_depth(2, 2), 2),
+    "2x2 top": (DraftSampling.POINT_MASS, TreeShape.PRODUCT, by_depth(2, 2), 2),
+    "2x2 top + sampled": (DraftSampling.GREEDY_PLUS_ONE, TreeShape.PRODUCT, by_depth(2, 2), 2),
+    "2 at equal steps": (DraftSampling.SYSTEMATIC, TreeShape.PATHS, by_depth(2, 1), 2),
+    "2 models": (DraftSampling.INDEPENDENT, TreeShape.PATHS, by_depth(2, 1), 2),
 }
 TABLES = Tables(4, 0)
 
@@ -25,7 +25,7 @@ TABLES = Tables(4, 0)
 def cell(rule, law, shape, counts, depth) -> str:
     """Tokens per call where the rule is declared, else the bias that it would have, or - where it cannot be applied."""
     declared = law in rule.info.laws and shape in rule.info.shapes
-    if not declared and law in (SiblingLaw.POINT_MASS, SiblingLaw.INDEPENDENT):
+    if not declared and law in (DraftSampling.POINT_MASS, DraftSampling.INDEPENDENT):
         return "-"  # there is no q, or more than one
     try:
         found = measure(rule, TABLES, law, shape, counts, depth)

@@ -7,7 +7,7 @@ from scipy.stats import chi2
 
 from polydraft import noise
 from polydraft import tree as trees
-from polydraft.core import Draft, NoiseKey, SiblingLaw, TreeShape
+from polydraft.core import Draft, DraftSampling, NoiseKey, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.registry import verifier
 
@@ -23,7 +23,7 @@ def coupled(k):
     best = (Q / noise.clocks(key, 5)).topk(k).indices
     tree = trees.TokenTree(torch.cat([zero[:, None], best], 1), torch.tensor([[-1] + [0] * k]).expand(SEEDS, -1).contiguous())
     rows = torch.tensor([[-1] + [0] * k]).expand(SEEDS, -1).contiguous()
-    return Draft(tree, SiblingLaw.COUPLED, TreeShape.PRODUCT, Q.expand(SEEDS, 1, 5).contiguous(), rows, key), key
+    return Draft(tree, DraftSampling.COUPLED, TreeShape.PRODUCT, Q.expand(SEEDS, 1, 5).contiguous(), rows, key), key
 
 
 def closed_form(p, q):
@@ -73,7 +73,7 @@ def test_race_emits_the_same_tokens_whatever_was_drafted():
     draft, key = coupled(2)
     p = P.expand(SEEDS, 3, 5).contiguous()
     bare = Draft(
-        trees.TokenTree.roots(draft.tree.tokens[:, 0]), SiblingLaw.POINT_MASS, TreeShape.CHAIN, None, draft.rows[:, :1], key
+        trees.TokenTree.roots(draft.tree.tokens[:, 0]), DraftSampling.POINT_MASS, TreeShape.CHAIN, None, draft.rows[:, :1], key
     )
     plain = verifier("race")(bare, p[:, :1].contiguous()).sample(key).token
     drafted = verifier("race")(draft, p).sample(key).emitted(draft.tree)

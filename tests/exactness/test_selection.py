@@ -5,14 +5,14 @@ import pytest
 import torch
 from scipy.optimize import linprog
 
-from polydraft.core import SiblingLaw, TreeShape
+from polydraft.core import DraftSampling, TreeShape
 from polydraft.theory import acceptance, closed_forms
 from polydraft.verifiers import importance, max_ratio, speculative, transport
 from polydraft.verifiers.selection import law_of_selection, overlap
-from tests.laws.harness import Tables, by_depth, measure, sibling_draws
-from tests.laws.oracle import Fixed, lifted
+from tests.exactness.harness import Tables, by_depth, measure, sibling_draws
+from tests.exactness.oracle import Fixed, lifted
 
-IID, INDEPENDENT = SiblingLaw.IID, SiblingLaw.INDEPENDENT
+IID, INDEPENDENT = DraftSampling.IID, DraftSampling.INDEPENDENT
 
 
 def accepted(emitted, p, qs, law):

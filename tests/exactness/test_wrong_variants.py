@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from polydraft import tree
-from polydraft.core import Draft, SiblingLaw, TreeShape
+from polydraft.core import Draft, DraftSampling, TreeShape
 from polydraft.registry import verifier
 from polydraft.verifiers import kseq, recursive, speculative
 from polydraft.verifiers import multipath as multipath_module
 from polydraft.verifiers.lift.draws import without_repeats
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.residual import normalise_or, positive_part
+from tests.exactness.harness import Tables, by_depth, enumerate_drafts, measure
+from tests.exactness.oracle import Fixed, Q, lifted
 from tests.fast_equals_slow.walk_rounds import trunk_counted_twice
-from tests.laws.harness import Tables, by_depth, enumerate_drafts, measure
-from tests.laws.oracle import Fixed, Q, lifted
 from tests.support import wrong_rules
 
 with_replacement = partial(recursive.emitted_law, replacement=True)
@@ -26,10 +26,10 @@ without_replacement = partial(recursive.emitted_law, replacement=False)
 @pytest.mark.parametrize(
     ("emitted", "law", "tv"),
     [
-        (wrong_rules.duplicates_skipped, SiblingLaw.IID, 0.099),
-        (wrong_rules.iid_as_distinct, SiblingLaw.IID, 0.098),
-        (with_replacement, SiblingLaw.WITHOUT_REPLACEMENT, 0.135),
-        (wrong_rules.resorted, SiblingLaw.WITHOUT_REPLACEMENT, 0.205),
+        (wrong_rules.duplicates_skipped, DraftSampling.IID, 0.099),
+        (wrong_rules.iid_as_distinct, DraftSampling.IID, 0.098),
+        (with_replacement, DraftSampling.WITHOUT_REPLACEMENT, 0.135),
+        (wrong_rules.resorted, DraftSampling.WITHOUT_REPLACEMENT, 0.205),
     ],
     ids=["duplicates skipped", "iid as without", "without as iid", "sorted siblings"],
 )
@@ -40,35 +40,37 @@ def test_wrong_child_law_has_the_documented_bias(emitted, law, tv):
 
 def test_deterministic_children_with_a_real_q_have_the_documented_bias():
     top = tuple(np.argsort(-Q)[:3])
-    drafts = enumerate_drafts(Fixed(), SiblingLaw.POINT_MASS, by_depth(3), 1)
+    drafts = enumerate_drafts(Fixed(), DraftSampling.POINT_MASS, by_depth(3), 1)
     assert drafts[0].tokens[1:] == list(top)
-    found = measure(lifted(without_replacement), Fixed(), SiblingLaw.WITHOUT_REPLACEMENT, TreeShape.PATHS, by_depth(3), 1, drafts)
+    found = measure(
+        lifted(without_replacement), Fixed(), DraftSampling.WITHOUT_REPLACEMENT, TreeShape.PATHS, by_depth(3), 1, drafts
+    )
     assert found.tv == pytest.approx(0.300, abs=6e-4)
 
 
 def test_redrawing_after_a_mismatch_is_caught():
-    found = measure(lifted(wrong_rules.redraws), Tables(3, 0), SiblingLaw.IID, TreeShape.CHAIN, by_depth(1), 1)
+    found = measure(lifted(wrong_rules.redraws), Tables(3, 0), DraftSampling.IID, TreeShape.CHAIN, by_depth(1), 1)
     assert found.tv > 0.01
 
 
 def test_dropping_an_unlikely_token_after_sampling_it_is_caught():
     tables = Tables(4, 0)
-    drafts = enumerate_drafts(tables, SiblingLaw.IID, by_depth(1), 1)
+    drafts = enumerate_drafts(tables, DraftSampling.IID, by_depth(1), 1)
     for d in drafts:
         if tables.row("q", ())[d.tokens[1]] < 0.25:
             d.tokens, d.parents, d.paths = d.tokens[:1], d.parents[:1], d.paths[:1]
-    found = measure(lifted(speculative.emitted_law), tables, SiblingLaw.IID, TreeShape.CHAIN, by_depth(1), 1, drafts)
+    found = measure(lifted(speculative.emitted_law), tables, DraftSampling.IID, TreeShape.CHAIN, by_depth(1), 1, drafts)
     assert found.tv > 0.01
 
 
 def worst(rule):
-    return max(measure(rule, Tables(3, s), SiblingLaw.IID, TreeShape.CHAIN, by_depth(1, 1), 2).tv for s in range(6))
+    return max(measure(rule, Tables(3, s), DraftSampling.IID, TreeShape.CHAIN, by_depth(1, 1), 2).tv for s in range(6))
 
 
 def test_plain_torch_block_rule_agrees_with_the_registered_one():
     assert worst(wrong_rules.block) < 1e-12
     for seed in range(6):
-        args = Tables(3, seed), SiblingLaw.IID, TreeShape.CHAIN, by_depth(1, 1), 2
+        args = Tables(3, seed), DraftSampling.IID, TreeShape.CHAIN, by_depth(1, 1), 2
         ours, theirs = measure(verifier("block"), *args), measure(wrong_rules.block, *args)
         assert ours.block_efficiency == pytest.approx(theirs.block_efficiency, abs=1e-12)
 
@@ -79,11 +81,11 @@ def test_block_rule_with_a_known_mistake_is_caught(mistake):
 
 
 def test_sorted_paths_break_recursive_rejection_and_are_caught():
-    assert biggest(wrong_rules.sorted_paths, SiblingLaw.IID, TreeShape.PATHS, 2, 1) > 1e-3
+    assert biggest(wrong_rules.sorted_paths, DraftSampling.IID, TreeShape.PATHS, 2, 1) > 1e-3
 
 
 def test_a_chain_counted_twice_is_caught():
-    assert biggest(wrong_rules.counted_twice, SiblingLaw.IID, TreeShape.CHAIN, 1, 1) > 1e-3
+    assert biggest(wrong_rules.counted_twice, DraftSampling.IID, TreeShape.CHAIN, 1, 1) > 1e-3
 
 
 def test_trunk_token_counted_once_for_each_path_is_caught():
@@ -96,7 +98,7 @@ def test_trunk_token_counted_once_for_each_path_is_caught():
         at = torch.tensor([0, 1, 3, 4])
         return TreeVerdict(draft.tree, stop, lambda node: verdict.after(at[node]))
 
-    assert biggest(rule, SiblingLaw.IID, TreeShape.PATHS, 1, 2) > 1e-3
+    assert biggest(rule, DraftSampling.IID, TreeShape.PATHS, 1, 2) > 1e-3
 
 
 def kseq_with_divisor_one(p, q, draws):
@@ -125,9 +127,9 @@ def greedy_against_the_whole_q(p, q, draws):
 @pytest.mark.parametrize(
     ("emitted", "law", "tv"),
     [
-        (kseq_with_divisor_one, SiblingLaw.IID, 0.111),
-        (kseq_of_merged_children, SiblingLaw.IID, None),
-        (greedy_against_the_whole_q, SiblingLaw.GREEDY_PLUS_ONE, 0.367),
+        (kseq_with_divisor_one, DraftSampling.IID, 0.111),
+        (kseq_of_merged_children, DraftSampling.IID, None),
+        (greedy_against_the_whole_q, DraftSampling.GREEDY_PLUS_ONE, 0.367),
     ],
     ids=["divisor below its root", "kseq merged", "q in the place of qt"],
 )
@@ -146,18 +148,18 @@ def biggest(rule, law, shape, *counts):
 
 
 def test_traversal_that_takes_draws_without_replacement_for_iid_is_caught():
-    wrong = told(SiblingLaw.IID, "traversal")
-    assert biggest(wrong, SiblingLaw.WITHOUT_REPLACEMENT, TreeShape.PRODUCT, 2, 2) > 1e-3
+    wrong = told(DraftSampling.IID, "traversal")
+    assert biggest(wrong, DraftSampling.WITHOUT_REPLACEMENT, TreeShape.PRODUCT, 2, 2) > 1e-3
 
 
 def test_traversal_that_takes_iid_draws_for_draws_without_replacement_is_caught():
-    wrong = told(SiblingLaw.WITHOUT_REPLACEMENT, "traversal")
-    assert biggest(wrong, SiblingLaw.IID, TreeShape.PATHS, 3) > 1e-3
+    wrong = told(DraftSampling.WITHOUT_REPLACEMENT, "traversal")
+    assert biggest(wrong, DraftSampling.IID, TreeShape.PATHS, 3) > 1e-3
 
 
 def test_traversal_that_tests_greedy_drafts_with_the_whole_q_is_caught():
-    wrong = told(SiblingLaw.IID, "traversal")
-    assert biggest(wrong, SiblingLaw.GREEDY_PLUS_ONE, TreeShape.PRODUCT, 2, 2) > 1e-2
+    wrong = told(DraftSampling.IID, "traversal")
+    assert biggest(wrong, DraftSampling.GREEDY_PLUS_ONE, TreeShape.PRODUCT, 2, 2) > 1e-2
 
 
 def test_selected_path_verified_with_q_in_the_place_of_its_own_law_is_caught():
@@ -173,4 +175,4 @@ def test_selected_path_verified_with_q_in_the_place_of_its_own_law_is_caught():
         stop = torch.zeros_like(draft.tree.tokens, dtype=torch.float64).scatter_add(1, path, verdict.stop)
         return TreeVerdict(draft.tree, stop, lambda node: verdict.after((path == node[:, None]).int().argmax(1)))
 
-    assert biggest(rule, SiblingLaw.IID, TreeShape.PATHS, 2, 1) > 1e-2
+    assert biggest(rule, DraftSampling.IID, TreeShape.PATHS, 2, 1) > 1e-2

@@ -7,12 +7,22 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft.core import SiblingLaw, TreeShape
+from polydraft.core import DraftSampling, TreeShape
 from polydraft.registry import verifier
 from polydraft.verifiers import flow as module
-from tests.laws.harness import Grown, Tables, as_batch, by_depth, by_position, enumerate_drafts, measure, ragged, sibling_draws
+from tests.exactness.harness import (
+    Grown,
+    Tables,
+    as_batch,
+    by_depth,
+    by_position,
+    enumerate_drafts,
+    measure,
+    ragged,
+    sibling_draws,
+)
 
-SYS, IID, PATHS, PRODUCT = SiblingLaw.SYSTEMATIC, SiblingLaw.IID, TreeShape.PATHS, TreeShape.PRODUCT
+SYS, IID, PATHS, PRODUCT = DraftSampling.SYSTEMATIC, DraftSampling.IID, TreeShape.PATHS, TreeShape.PRODUCT
 flow = verifier("flow")
 WIDE = {
     "3 paths of 3": (PATHS, by_depth(3, 1, 1), 3),

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 from polydraft import Engine, FixedPlan, SamplingParams, registry
-from polydraft.core import Budget, Request, SiblingLaw, TreeShape
+from polydraft.core import Budget, DraftSampling, Request, TreeShape
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.tree import paths
 from polydraft.tree import ragged as ragged_paths
 from tests.engine.tables import law
-from tests.laws.harness import Grown, Tables, by_depth, enumerate_drafts, measure, ragged
-from tests.laws.runs import every_run
-from tests.laws.table_pairs import TwoTables, emitted_law, exact_for
+from tests.exactness.harness import Grown, Tables, by_depth, enumerate_drafts, measure, ragged
+from tests.exactness.runs import every_run
+from tests.exactness.table_pairs import TwoTables, emitted_law, exact_for
 
-IID, PATHS, RAGGED = SiblingLaw.IID, TreeShape.PATHS, TreeShape.RAGGED
+IID, PATHS, RAGGED = DraftSampling.IID, TreeShape.PATHS, TreeShape.RAGGED
 SHAPES = {
     paths(2, 3, trunk=1): by_depth(1, 2, 1),
     paths(2, 3, trunk=2): by_depth(1, 1, 2),

@@ -5,16 +5,16 @@ import pytest
 import torch
 
 from polydraft import registry, tree
-from polydraft.core import SiblingLaw, TreeShape
+from polydraft.core import DraftSampling, TreeShape
 from polydraft.theory import acceptance, closed_forms
 from polydraft.verifiers import greedy_plus_one, kseq, match, recursive, single_with_spares, speculative
-from tests.laws.harness import Grown, as_batch, by_depth, enumerate_drafts, measure, sibling_draws
-from tests.laws.oracle import ORACLE, markov
+from tests.exactness.harness import Grown, as_batch, by_depth, enumerate_drafts, measure, sibling_draws
+from tests.exactness.oracle import ORACLE, markov
 
 CLOSED, QUADRATURE = ORACLE["tolerance"]["closed_form"], ORACLE["tolerance"]["quadrature"]
 MOST_DRAFTS = 20_000
 
-IID, WOR, PM, G1 = SiblingLaw.IID, SiblingLaw.WITHOUT_REPLACEMENT, SiblingLaw.POINT_MASS, SiblingLaw.GREEDY_PLUS_ONE
+IID, WOR, PM, G1 = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.POINT_MASS, DraftSampling.GREEDY_PLUS_ONE
 BUILT = {
     "target_sample": "match",
     "token": "speculative",

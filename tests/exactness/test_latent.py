@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from polydraft import registry
-from polydraft.core import Draft, SiblingLaw, TokenTree, TreeShape
+from polydraft.core import Draft, DraftSampling, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.verifiers.lossy import latent
 from polydraft.verifiers.residual import normalise_or
-from tests.laws.harness import Tables, as_batch, by_depth, enumerate_drafts, measure
+from tests.exactness.harness import Tables, as_batch, by_depth, enumerate_drafts, measure
 
 CHAIN, PRODUCT = TreeShape.CHAIN, TreeShape.PRODUCT
 V = 4
@@ -26,12 +26,12 @@ def laws(seed, rows=50, size=V):
 
 @pytest.mark.parametrize(
     ("law", "name"),
-    [(SiblingLaw.IID, "recursive"), (SiblingLaw.WITHOUT_REPLACEMENT, "recursive_wor"), (SiblingLaw.POINT_MASS, "match")],
+    [(DraftSampling.IID, "recursive"), (DraftSampling.WITHOUT_REPLACEMENT, "recursive_wor"), (DraftSampling.POINT_MASS, "match")],
 )
 def test_without_a_budget_the_verdict_is_the_exact_rules_bit_for_bit(law, name):
     tables = Tables(V, 1)
     batch = as_batch(tables, law, PRODUCT, enumerate_drafts(tables, law, by_depth(2, 1), 2))
-    rule = latent.latent(NEAR, replacement=law is not SiblingLaw.WITHOUT_REPLACEMENT)
+    rule = latent.latent(NEAR, replacement=law is not DraftSampling.WITHOUT_REPLACEMENT)
     ours, exact = rule(*batch), registry.verifier(name)(*batch)
     assert torch.equal(ours.stop, exact.stop)
     for node in range(batch[0].tree.num_nodes):
@@ -39,11 +39,11 @@ def test_without_a_budget_the_verdict_is_the_exact_rules_bit_for_bit(law, name):
         assert torch.equal(ours.after(at), exact.after(at))
 
 
-@pytest.mark.parametrize("law", [SiblingLaw.IID, SiblingLaw.WITHOUT_REPLACEMENT, SiblingLaw.POINT_MASS])
+@pytest.mark.parametrize("law", [DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.POINT_MASS])
 def test_without_a_budget_trees_keep_the_law(law):
-    rule = latent.latent(NEAR, replacement=law is not SiblingLaw.WITHOUT_REPLACEMENT)
+    rule = latent.latent(NEAR, replacement=law is not DraftSampling.WITHOUT_REPLACEMENT)
     assert measure(rule, Tables(V, 3), law, PRODUCT, by_depth(2, 1), 2).error < 1e-12
-    assert measure(latent.latent(NEAR, delta=0.5), Tables(V, 3), SiblingLaw.IID, PRODUCT, by_depth(2, 1), 2).tv > 0.01
+    assert measure(latent.latent(NEAR, delta=0.5), Tables(V, 3), DraftSampling.IID, PRODUCT, by_depth(2, 1), 2).tv > 0.01
 
 
 def test_neighbours_without_mass_change_nothing():
@@ -78,7 +78,7 @@ def test_a_deterministic_draft_moves_the_mass_that_it_borrowed():
     assert torch.allclose((law - p).abs().sum(1) / 2, borrowed)
 
 
-@pytest.mark.parametrize("law", [SiblingLaw.IID, SiblingLaw.POINT_MASS])
+@pytest.mark.parametrize("law", [DraftSampling.IID, DraftSampling.POINT_MASS])
 def test_deviation_is_that_of_the_enumerated_rounds(law):
     """One token deep: the expected total variation of the round's first token, counted once for each token of the round."""
     tables, rule = Tables(V, 9), latent.latent(NEAR, delta=0.4)
@@ -105,7 +105,7 @@ def test_acceptance_grows_with_the_budget():
 def test_greedily_a_draft_is_kept_where_its_neighbourhood_outweighs_the_best():
     p = torch.tensor([[[0.4, 0.25, 0.2, 0.15], [0.1, 0.2, 0.3, 0.4]]], dtype=torch.float64)
     for x, delta, path, token in ((1, 0.0, [], 0), (1, 0.3, [1], 3), (3, 0.3, [], 0)):
-        draft = Draft(TokenTree.chain(torch.tensor([[0, x]])), SiblingLaw.POINT_MASS, CHAIN, None, torch.full((1, 2), -1))
+        draft = Draft(TokenTree.chain(torch.tensor([[0, x]])), DraftSampling.POINT_MASS, CHAIN, None, torch.full((1, 2), -1))
         verdict = latent.latent(NEAR[:, :1], delta=delta, greedy=True)(draft, p)
         stop = torch.tensor([len(path)])
         assert verdict.stop[0, len(path)] == 1

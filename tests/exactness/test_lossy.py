@@ -5,14 +5,14 @@ import pytest
 import torch
 
 from polydraft import registry
-from polydraft.core import Draft, SiblingLaw, TokenTree, TreeShape
+from polydraft.core import Draft, DraftSampling, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.verifiers.lossy import latent, top_beta, typical
 from polydraft.verifiers.lossy.top_beta import TopBeta
 from polydraft.verifiers.pairing import fitting
-from tests.laws.harness import SHAPES, Tables, as_batch, by_depth, enumerate_drafts, measure
+from tests.exactness.harness import SHAPES, Tables, as_batch, by_depth, enumerate_drafts, measure
 
-IID, CHAIN = SiblingLaw.IID, TreeShape.CHAIN
+IID, CHAIN = DraftSampling.IID, TreeShape.CHAIN
 RING = torch.tensor([[1, 3], [2, 0], [3, 1], [0, 2]])
 RULES = {
     "typical": (registry.verifier("typical"), typical.output_law),
@@ -51,7 +51,7 @@ def test_lossy_rules_are_never_offered_by_themselves():
 def test_typical_acceptance_is_exact_matching_for_a_greedy_target():
     p = torch.tensor([[[0.0, 1.0], [1.0, 0.0], [0.5, 0.5]]], dtype=torch.float64)
     for x, kept in ((1, [0.0, 0.0, 1.0]), (0, [1.0, 0.0, 0.0])):
-        draft = Draft(TokenTree.chain(torch.tensor([[0, x, 0]])), SiblingLaw.POINT_MASS, CHAIN, None, torch.full((1, 3), -1))
+        draft = Draft(TokenTree.chain(torch.tensor([[0, x, 0]])), DraftSampling.POINT_MASS, CHAIN, None, torch.full((1, 3), -1))
         assert registry.verifier("typical")(draft, p).stop[0].tolist() == kept
 
 
@@ -59,7 +59,7 @@ def test_typical_acceptance_takes_the_longest_path():
     p = torch.full((1, 4, 3), 1 / 3, dtype=torch.float64)
     p[0, 0] = torch.tensor([0.3, 0.6, 0.1])
     tree = TokenTree(torch.tensor([[0, 1, 0, 2]]), torch.tensor([[-1, 0, 0, 2]]))
-    draft = Draft(tree, SiblingLaw.POINT_MASS, TreeShape.GROWN, None, torch.full((1, 4), -1))
+    draft = Draft(tree, DraftSampling.POINT_MASS, TreeShape.GROWN, None, torch.full((1, 4), -1))
     assert registry.verifier("typical")(draft, p).stop[0].tolist() == [0.0, 0.0, 0.0, 1.0]
 
 
@@ -72,7 +72,7 @@ def test_top_beta_of_one_is_greedy_decoding():
 
 def _point_mass(tokens):
     tree = TokenTree.chain(torch.tensor([[0, *tokens]]))
-    return Draft(tree, SiblingLaw.POINT_MASS, CHAIN, None, torch.full_like(tree.tokens, -1))
+    return Draft(tree, DraftSampling.POINT_MASS, CHAIN, None, torch.full_like(tree.tokens, -1))
 
 
 def _kept_of(rule, tokens, p):

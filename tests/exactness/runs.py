@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from polydraft import noise
-from polydraft.core import SiblingLaw
-from tests.laws.harness import sibling_draws
+from polydraft.core import DraftSampling
+from tests.exactness.harness import sibling_draws
 
 
 class Draws:
@@ -28,7 +28,7 @@ class Draws:
 
     def choose_systematic(self, probs: np.ndarray, u: float, drawn: np.ndarray) -> None:
         """In the place of `noise.choose_systematic`: one draw of a tuple."""
-        every = list(sibling_draws(SiblingLaw.SYSTEMATIC, [probs.astype(float)], len(drawn)))
+        every = list(sibling_draws(DraftSampling.SYSTEMATIC, [probs.astype(float)], len(drawn)))
         drawn[:] = every[self._draw(torch.tensor([p for p, _ in every], dtype=torch.float64))][1]
 
     def _draw(self, law: torch.Tensor) -> int:

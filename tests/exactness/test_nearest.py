@@ -6,14 +6,14 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from polydraft import Engine, SamplingParams, TokenTree
-from polydraft.core import Draft, Needs, SiblingLaw, TreeShape
+from polydraft.core import Draft, DraftSampling, Needs, TreeShape
+from polydraft.decoding.nearest import Hits, Nearest, mixed
+from polydraft.decoding.passages import LONGEST, Passages
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
-from polydraft.laws.nearest import Hits, Nearest, mixed
-from polydraft.laws.passages import LONGEST, Passages
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.hf import HFTarget
 from polydraft.verifiers.lossy.lenient import Lenient, deviation, lenient
-from tests.laws.runs import every_run
+from tests.exactness.runs import every_run
 
 pytest.importorskip("usearch")
 SIZES = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -136,7 +136,7 @@ def test_the_lenient_test_deviates_by_what_it_says():
     p = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
     for token, gamma in ((0, 1.0), (1, 1.0), (2, 0.05), (1, 1e9)):
         tokens = torch.tensor([[0, token]])
-        draft = Draft(TokenTree.chain(tokens), SiblingLaw.POINT_MASS, TreeShape.CHAIN, None, torch.full((1, 2), -1))
+        draft = Draft(TokenTree.chain(tokens), DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full((1, 2), -1))
         verdict = Lenient(lenient.info, gamma)(draft, p.expand(1, 2, 3))
         law = verdict.stop[0, 0] * p + verdict.stop[0, 1] * torch.nn.functional.one_hot(torch.tensor(token), 3)
         assert (law - p).abs().sum() / 2 == pytest.approx(float(deviation(p, p[token], gamma)))

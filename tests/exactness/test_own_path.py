@@ -6,10 +6,10 @@ import pytest
 
 from polydraft import registry
 from polydraft.budget import Budget, Stop
-from polydraft.core import SiblingLaw, TreeShape
-from tests.laws.harness import SHAPES, Grown, Tables, by_depth, enumerate_drafts, measure
+from polydraft.core import DraftSampling, TreeShape
+from tests.exactness.harness import SHAPES, Grown, Tables, by_depth, enumerate_drafts, measure
 
-IID = SiblingLaw.IID
+IID = DraftSampling.IID
 EQUAL = TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT
 EXACT = {
     name: rule
@@ -19,9 +19,11 @@ EXACT = {
 PAIRS = [
     (law, shape, name)
     for shape in EQUAL
-    for law in SiblingLaw
+    for law in DraftSampling
     for name, rule in EXACT.items()
-    if law in rule.info.laws and shape in rule.info.shapes and law is not SiblingLaw.LISTED  # shared noise: tests of the engine
+    if law in rule.info.laws
+    and shape in rule.info.shapes
+    and law is not DraftSampling.LISTED  # shared noise: tests of the engine
 ]
 CASES = {**{shape: SHAPES[shape] for shape in EQUAL}, TreeShape.CHAIN: [("chain of 3", by_depth(1, 1, 1), 3)]}
 

@@ -3,12 +3,12 @@
 import pytest
 
 from polydraft import registry
-from polydraft.core import Method, SiblingLaw, TreeShape
+from polydraft.core import DraftSampling, Method, TreeShape
 from polydraft.errors import IncompatibleError
 from polydraft.verifiers import pairing
-from tests.laws.harness import Tables, across, looks_back, measure, stopped_inside
+from tests.exactness.harness import Tables, across, looks_back, measure, stopped_inside
 
-IID, INDEPENDENT, WOR, GROWN = SiblingLaw.IID, SiblingLaw.INDEPENDENT, SiblingLaw.WITHOUT_REPLACEMENT, TreeShape.GROWN
+IID, INDEPENDENT, WOR, GROWN = DraftSampling.IID, DraftSampling.INDEPENDENT, DraftSampling.WITHOUT_REPLACEMENT, TreeShape.GROWN
 COUNTING = [("kseq", IID), ("max_ratio", IID), ("importance", IID), ("transport", IID), ("greedy_traversal", IID)]
 
 

@@ -5,7 +5,7 @@ import torch
 from scipy.stats import chi2
 
 from polydraft import noise
-from polydraft.core import Draft, NoiseKey, SiblingLaw, TokenTree, TreeShape
+from polydraft.core import Draft, DraftSampling, NoiseKey, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.registry import verifier
 from polydraft.theory import closed_forms
@@ -27,7 +27,7 @@ def listed(K, seeds=SEEDS):
     parents = torch.tensor([-1] + [0] * K + [1 + k for k in range(K)]).expand(seeds, -1)
     drafted = TokenTree(torch.cat(tokens, 1), parents.contiguous())
     shape = TreeShape.PATHS if K > 1 else TreeShape.CHAIN
-    return Draft(drafted, SiblingLaw.LISTED, shape, Q[drafted.tokens], parents.clamp(min=-1).contiguous(), key), key
+    return Draft(drafted, DraftSampling.LISTED, shape, Q[drafted.tokens], parents.clamp(min=-1).contiguous(), key), key
 
 
 def p_value(texts, law, cells):

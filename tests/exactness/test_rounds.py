@@ -13,7 +13,7 @@ from scipy.stats import chi2
 
 from polydraft import noise
 from polydraft import tree as trees
-from polydraft.core import Draft, NoiseKey, SiblingLaw, TokenTree, TreeShape
+from polydraft.core import Draft, DraftSampling, NoiseKey, TokenTree, TreeShape
 from polydraft.registry import verifier
 from tests.fast_equals_slow.walk_rounds import at_equal_steps
 from tests.support import wrong_rules
@@ -40,7 +40,7 @@ def depths(parents):
 def drafted(last, key, shape, parents, own_position, law):
     """Draws from Q; their noise is keyed by the round, or (wrongly) by each token's own position."""
     depth, tokens = depths(parents), [last]
-    if law is SiblingLaw.SYSTEMATIC:
+    if law is DraftSampling.SYSTEMATIC:
         u = noise.uniforms(key, noise.Stream.DRAFT, len(parents))
         roots = torch.zeros(len(last), len(parents), dtype=torch.int64).index_copy(1, torch.tensor([0]), last[:, None])
         tokens = at_equal_steps(parents, roots, u, lambda b, x: Q[x]).unbind(1)
@@ -53,7 +53,7 @@ def drafted(last, key, shape, parents, own_position, law):
     return Draft(tree, law, shape, Q[tree.tokens], rows, key)
 
 
-def first_tokens(decide, shape, parents, count, *, own_position=False, same_noise=False, law=SiblingLaw.IID):
+def first_tokens(decide, shape, parents, count, *, own_position=False, same_noise=False, law=DraftSampling.IID):
     """The first LENGTH tokens of `count` seeds, generated in rounds; same_noise: (wrongly) one key for all of them."""
     texts, length = (
         torch.zeros(count, LENGTH + max(depths(parents)) + 1, dtype=torch.int64),
@@ -109,11 +109,11 @@ def test_a_walk_keeps_the_law_over_rounds(name, tree):
 
 @pytest.mark.parametrize("tree", TREES)
 def test_systematic_draws_keep_the_law_over_rounds(tree):
-    assert p_value(first_tokens(walk("flow"), *TREES[tree], 12_000, law=SiblingLaw.SYSTEMATIC)) > 1e-3
+    assert p_value(first_tokens(walk("flow"), *TREES[tree], 12_000, law=DraftSampling.SYSTEMATIC)) > 1e-3
 
 
 def test_systematic_draws_whose_rounds_share_their_noise_are_caught():
-    wrong = first_tokens(walk("flow"), *TREES["paths"], 2_000, same_noise=True, law=SiblingLaw.SYSTEMATIC)
+    wrong = first_tokens(walk("flow"), *TREES["paths"], 2_000, same_noise=True, law=DraftSampling.SYSTEMATIC)
     assert p_value(wrong) < 1e-6
 
 

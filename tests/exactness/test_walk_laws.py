@@ -17,19 +17,19 @@ from scipy.stats import chi2
 
 from polydraft import noise, registry
 from polydraft import tree as trees
-from polydraft.core import Draft, NoiseKey, Outcome, SiblingLaw, TokenTree, TreeShape
+from polydraft.core import Draft, DraftSampling, NoiseKey, Outcome, TokenTree, TreeShape
 from polydraft.verifiers import greedy
 from polydraft.verifiers.list_race import active_paths, list_race
 from polydraft.verifiers.race import follow
+from tests.exactness.harness import Tables, as_batch, by_depth, by_position, enumerate_drafts, ragged, target_law
+from tests.exactness.oracle import lifted
 from tests.fast_equals_slow.walk_rounds import first_nodes, trunk_counted_twice
-from tests.laws.harness import Tables, as_batch, by_depth, by_position, enumerate_drafts, ragged, target_law
-from tests.laws.oracle import lifted
 from tests.support import wrong_rules
 
 V, DEPTH, ROWS = 3, 2, 12_000
 TABLES = {"plain": Tables(V, 30), "zeros": Tables(V, 2), "ties": Tables(V, 15)}
 IID, WOR, PM, G1, COUPLED, LISTED, SYS = (
-    SiblingLaw[name]
+    DraftSampling[name]
     for name in ("IID", "WITHOUT_REPLACEMENT", "POINT_MASS", "GREEDY_PLUS_ONE", "COUPLED", "LISTED", "SYSTEMATIC")
 )
 CHAIN, PATHS, PRODUCT, RAGGED, BY_POSITION = (TreeShape[x] for x in ("CHAIN", "PATHS", "PRODUCT", "RAGGED", "BY_POSITION"))

@@ -5,14 +5,14 @@ import pytest
 import torch
 
 from polydraft import Engine, SamplingParams
-from polydraft.core import SiblingLaw
+from polydraft.core import DraftSampling
+from polydraft.decoding.contrastive import Contrastive, contrast
 from polydraft.errors import IncompatibleError, InvalidInputError
-from polydraft.laws.contrastive import Contrastive, contrast
 from polydraft.models import load, pair
 from tests.engine.tables import TableModel
-from tests.laws.harness import SHAPES, Tables, measure
-from tests.laws.table_pairs import TwoTables, emitted_law
-from tests.laws.test_lossless import PAIRS, RULES, words
+from tests.exactness.harness import SHAPES, Tables, measure
+from tests.exactness.table_pairs import TwoTables, emitted_law
+from tests.exactness.test_lossless import PAIRS, RULES, words
 
 EXPERT = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
 
@@ -30,8 +30,8 @@ class ContrastedTables:
         return contrast(expert, amateur, *self.numbers).softmax(-1).numpy()
 
 
-DRAWN = [pair for pair in PAIRS if pair[0] is not SiblingLaw.COUPLED]
-"""Races decide by their noise: tests/laws/test_race.py enumerates them."""
+DRAWN = [pair for pair in PAIRS if pair[0] is not DraftSampling.COUPLED]
+"""Races decide by their noise: tests/exactness/test_race.py enumerates them."""
 
 
 @pytest.mark.parametrize(("law", "shape", "name"), DRAWN, ids=words)

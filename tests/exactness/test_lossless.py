@@ -4,24 +4,24 @@ import pytest
 import torch
 
 from polydraft import registry, verify
-from polydraft.core import SiblingLaw, TreeShape
+from polydraft.core import DraftSampling, TreeShape
 from polydraft.errors import IncompatibleError
-from tests.laws.harness import SHAPES, Tables, as_batch, enumerate_drafts, measure
+from tests.exactness.harness import SHAPES, Tables, as_batch, enumerate_drafts, measure
 
 RULES = {name: registry.verifier(name) for name in registry.names("verifier")}
 EXACT = {name: rule for name, rule in RULES.items() if rule.info.lossless and not rule.info.shared_noise}
 PAIRS = [
     (law, shape, name)
-    for law in SiblingLaw
+    for law in DraftSampling
     for shape in TreeShape
     for name, rule in EXACT.items()
-    if law in rule.info.laws and shape in rule.info.shapes and law is not SiblingLaw.LISTED  # shared noise: test_race
+    if law in rule.info.laws and shape in rule.info.shapes and law is not DraftSampling.LISTED  # shared noise: test_race
 ]
 CASES = [
     pytest.param(V, law, shape, name, marks=pytest.mark.slow if V == 5 else ())
     for V in (3, 4, 5)
     for law, shape, name in PAIRS
-    if V == 3 or law is not SiblingLaw.COUPLED
+    if V == 3 or law is not DraftSampling.COUPLED
 ]
 """Coupled drafts are enumerated as draws without replacement, and the one rule that is enumerated for both does not read which they are."""
 SEEDS = {3: 12, 4: 6, 5: 6}
@@ -57,7 +57,7 @@ def test_verdict_is_a_law_over_nodes_without_mass_on_padding_or_copies(law, shap
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_undeclared_drafts_are_refused(name):
     tables, info = Tables(3, 0), RULES[name].info
-    for law in set(SiblingLaw) - {SiblingLaw.LISTED}:
+    for law in set(DraftSampling) - {DraftSampling.LISTED}:
         for shape in TreeShape:
             if law in info.laws and shape in info.shapes:
                 continue

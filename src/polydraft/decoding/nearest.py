@@ -23,9 +23,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.core import Needs, Scores, Target, TokenTree
+from polydraft.decoding.passages import Passages, key_layer
 from polydraft.drafters.base import Parts
 from polydraft.errors import InvalidInputError
-from polydraft.laws.passages import Passages, key_layer
 from polydraft.papers import law_method
 
 __all__ = ["Hits", "Nearest", "query_end"]

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polydraft.core import SiblingLaw, TreeShape
+from polydraft.core import DraftSampling, TreeShape
 from polydraft.verifiers.fast.rows import reweight
 from polydraft.verifiers.flow import flow, transport
-from tests.laws.harness import by_depth, measure
+from tests.exactness.harness import by_depth, measure
 
 FILE = Path(os.environ.get("POLYDRAFT_FLOW_ORACLE", Path(__file__).parent / "flow_cases.json"))
 ORACLE = json.loads(FILE.read_text())
@@ -44,6 +44,6 @@ class Rows:
 @pytest.mark.parametrize("case", ORACLE["tree"], ids=lambda c: f"{c['K']} paths of {c['L']}")
 def test_tokens_per_call_of_whole_trees_are_those_of_the_oracle(case):
     counts = by_depth(case["K"], *[1] * (case["L"] - 1))
-    found = measure(flow, Rows(case), SiblingLaw.SYSTEMATIC, TreeShape.PATHS, counts, case["L"])
+    found = measure(flow, Rows(case), DraftSampling.SYSTEMATIC, TreeShape.PATHS, counts, case["L"])
     assert found.error < 1e-12
     assert found.block_efficiency == pytest.approx(case["tokens_per_call"], abs=CLOSE)

@@ -3,14 +3,16 @@
 import torch
 
 from polydraft import SamplingParams, registry
-from polydraft.core import SiblingLaw
-from tests.laws.runs import every_run
+from polydraft.core import DraftSampling
+from tests.exactness.runs import every_run
 
 
 def exact_for(shape):
     """Lossless rules for iid draws of this shape."""
     infos = {name: registry.verifier(name).info for name in registry.names("verifier")}
-    return [n for n, i in infos.items() if i.lossless and not i.shared_noise and SiblingLaw.IID in i.laws and shape in i.shapes]
+    return [
+        n for n, i in infos.items() if i.lossless and not i.shared_noise and DraftSampling.IID in i.laws and shape in i.shapes
+    ]
 
 
 class TwoTables:

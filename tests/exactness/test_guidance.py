@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from polydraft import Engine, SamplingParams
+from polydraft.decoding.guidance import Guidance
 from polydraft.errors import CapacityError, InvalidInputError
-from polydraft.laws.guidance import Guidance
 from tests.engine.tables import TableModel
-from tests.laws.table_pairs import emitted_law
+from tests.exactness.table_pairs import emitted_law
 
 PROMPT, BARE, SCALE = [1, 2], [0, 1], 2.5
 

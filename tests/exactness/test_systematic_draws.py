@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from polydraft import Engine, FixedPlan, SamplingParams, registry
-from polydraft.core import Budget, Request, SiblingLaw
+from polydraft.core import Budget, DraftSampling, Request
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.tree import paths, product, ragged
 from tests.engine.tables import TableModel, law
-from tests.laws.harness import Grown, by_depth, measure
-from tests.laws.runs import every_run
-from tests.laws.table_pairs import TwoTables, emitted_law
+from tests.exactness.harness import Grown, by_depth, measure
+from tests.exactness.runs import every_run
+from tests.exactness.table_pairs import TwoTables, emitted_law
 
 TREES = [paths(3, 2), paths(3, 3, trunk=1), product(2, 2), ragged(3, 2, 1), (-1, 0, 0, 0, 1, 1, 2, 4), (-1, 0, 1, 1)]
 
@@ -30,7 +30,7 @@ def test_what_the_drafter_draws_keeps_the_law(pair, parents, monkeypatch):
     budget, tables = Budget.fixed(parents), TwoTables(*pair, [1, 2])
     drafts = list(every_draft(ModelDrafter(pair[1], "systematic"), parents, monkeypatch))
     assert sum(d.probability for d in drafts) == pytest.approx(1, abs=1e-12)
-    setting = tables, SiblingLaw.SYSTEMATIC, budget.shape, by_depth(1), budget.max_depth, drafts
+    setting = tables, DraftSampling.SYSTEMATIC, budget.shape, by_depth(1), budget.max_depth, drafts
     assert measure(registry.verifier("flow"), *setting).error < 1e-12
 
 
@@ -57,7 +57,7 @@ def test_a_plan_may_choose_between_iid_and_systematic_paths():
     target, small = TableModel(5, seed=0), TableModel(5, seed=1)
     engine = Engine.of(target, draft_model=small, drafter="model,model:systematic")
     assert {law: rule.info.name for law, rule in engine.verifier.rules.items()} == {
-        SiblingLaw.IID: "greedy_traversal",
-        SiblingLaw.SYSTEMATIC: "flow",
+        DraftSampling.IID: "greedy_traversal",
+        DraftSampling.SYSTEMATIC: "flow",
     }
     assert len(engine.generate([[1, 2]], SamplingParams(max_tokens=40, seed=1))[0].token_ids) == 40

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from polydraft import tree as trees
-from polydraft.core import Draft, SiblingLaw, TreeShape, Verifier
+from polydraft.core import Draft, DraftSampling, TreeShape, Verifier
 
 Path = tuple[int, ...]
 
@@ -59,34 +59,34 @@ class Markov:
         return (self.p if which == "p" else self.q)[path[-1] if path else self.root]
 
 
-def draft_row(tables: "Tables | Markov", law: SiblingLaw, path: Path, place: Path) -> np.ndarray:
+def draft_row(tables: "Tables | Markov", law: DraftSampling, path: Path, place: Path) -> np.ndarray:
     """The law that the node at `place` was drawn from, below `path`: INDEPENDENT draws have one model for each sum of place."""
-    model = sum(place) if law is SiblingLaw.INDEPENDENT else 0
+    model = sum(place) if law is DraftSampling.INDEPENDENT else 0
     return tables.row(f"q{model}" if model else "q", path)
 
 
-def sibling_draws(law: SiblingLaw, rows: Sequence[np.ndarray], n: int) -> Iterator[tuple[float, Path]]:
+def sibling_draws(law: DraftSampling, rows: Sequence[np.ndarray], n: int) -> Iterator[tuple[float, Path]]:
     """(probability, children in draw order) of n draws at one node; rows: the law of each."""
     q = rows[0]
     support = [int(t) for t in np.flatnonzero(q)]
     ranked = np.argsort(-q, kind="stable")
     match law:
-        case SiblingLaw.IID:
+        case DraftSampling.IID:
             for draws in product(support, repeat=n):
                 yield float(np.prod(q[list(draws)])), draws
-        case SiblingLaw.INDEPENDENT:
+        case DraftSampling.INDEPENDENT:
             for draws in product(*(map(int, np.flatnonzero(row)) for row in rows[:n])):
                 yield float(np.prod([row[x] for row, x in zip(rows, draws, strict=False)])), draws
-        case SiblingLaw.WITHOUT_REPLACEMENT | SiblingLaw.COUPLED:
+        case DraftSampling.WITHOUT_REPLACEMENT | DraftSampling.COUPLED:
             for draws in permutations(support, min(n, len(support))):
                 left, probability = q.copy(), 1.0
                 for x in draws:
                     probability *= left[x] / left.sum()
                     left[x] = 0.0
                 yield probability, draws
-        case SiblingLaw.POINT_MASS:
+        case DraftSampling.POINT_MASS:
             yield 1.0, tuple(int(t) for t in ranked[:n])
-        case SiblingLaw.GREEDY_PLUS_ONE:
+        case DraftSampling.GREEDY_PLUS_ONE:
             top = tuple(int(t) for t in ranked[: n - 1])
             rest = q.copy()
             rest[list(top)] = 0.0
@@ -94,7 +94,7 @@ def sibling_draws(law: SiblingLaw, rows: Sequence[np.ndarray], n: int) -> Iterat
                 yield 1.0, top
             for x in np.flatnonzero(rest):
                 yield float(rest[x] / rest.sum()), (*top, int(x))
-        case SiblingLaw.SYSTEMATIC:
+        case DraftSampling.SYSTEMATIC:
             ends = np.array([sum(q[: x + 1]) for x in range(len(q))]) / sum(q)
             at = sorted({0.0, 1.0, *(u for end in ends for j in range(n) if 0 < (u := n * end - j) < 1)})
             for low, high in pairwise(at):
@@ -120,7 +120,7 @@ Counts = Callable[[Grown, int], int]
 """How many children are drawn at a node of a draft whose nodes so far, all of this depth or less, it may look at."""
 
 
-def enumerate_drafts(tables: Tables | Markov, law: SiblingLaw, counts: Counts, depth: int) -> list[Grown]:
+def enumerate_drafts(tables: Tables | Markov, law: DraftSampling, counts: Counts, depth: int) -> list[Grown]:
     """All drafts, depth by depth and node by node, copies included: what counts(draft, node) says is drawn before the next node is looked at."""
 
     @cache
@@ -143,7 +143,7 @@ def enumerate_drafts(tables: Tables | Markov, law: SiblingLaw, counts: Counts, d
             done.append(d)
             continue
         path = d.paths[n]
-        if law is SiblingLaw.SYSTEMATIC:  # all copies of a context draw together
+        if law is DraftSampling.SYSTEMATIC:  # all copies of a context draw together
             total = count + sum(counts(d, m) for m in d.frontier if d.paths[m] == path)
             every = [(1.0, d.pooled[path])] if path in d.pooled else list(sibling_draws(law, [tables.row("q", path)], total))
             found = [
@@ -168,7 +168,7 @@ def enumerate_drafts(tables: Tables | Markov, law: SiblingLaw, counts: Counts, d
     return done
 
 
-def stopped_inside(tables: Any, law: SiblingLaw) -> list[Grown]:
+def stopped_inside(tables: Any, law: DraftSampling) -> list[Grown]:
     """Wrong: of two children of the root the second is drawn only after a look at the first, and not where that is the likeliest."""
     q, found = tables.row("q", ()), dict[Path, float]()
     for probability, (first, *more) in sibling_draws(law, [q] * 2, 2):
@@ -177,7 +177,9 @@ def stopped_inside(tables: Any, law: SiblingLaw) -> list[Grown]:
     return [Grown(w, [0, *x], [-1, *[0] * len(x)], [(), *((t,) for t in x)], []) for x, w in found.items()]
 
 
-def as_batch(tables: Tables | Markov, law: SiblingLaw, shape: TreeShape, drafts: Sequence[Grown]) -> tuple[Draft, torch.Tensor]:
+def as_batch(
+    tables: Tables | Markov, law: DraftSampling, shape: TreeShape, drafts: Sequence[Grown]
+) -> tuple[Draft, torch.Tensor]:
     """The drafts as one padded batch, with the target law at every node."""
     tree = trees.pad([(d.tokens, d.parents) for d in drafts])
     paths = sorted({path for d in drafts for path in d.paths})
@@ -186,9 +188,9 @@ def as_batch(tables: Tables | Markov, law: SiblingLaw, shape: TreeShape, drafts:
     for b, d in enumerate(drafts):
         node[b, : len(d.paths)] = [number[path] for path in d.paths]
     p = torch.from_numpy(np.stack([tables.row("p", path) for path in paths])[node])
-    if law is SiblingLaw.POINT_MASS:
+    if law is DraftSampling.POINT_MASS:
         return Draft(tree, law, shape, None, torch.full_like(tree.tokens, -1)), p
-    if law is SiblingLaw.INDEPENDENT:  # row n is the one that node n was drawn from
+    if law is DraftSampling.INDEPENDENT:  # row n is the one that node n was drawn from
         drawn, own = dict[tuple[Path, int], int](), np.zeros(node.shape, np.int64)
         for b, d in enumerate(drafts):
             models = [(path[:-1], sum(place)) for path, place in zip(d.paths, d.places, strict=True)]
@@ -210,7 +212,7 @@ def target_law(tables: Tables | Markov, length: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=40)
-def _enumerated(V: int, seed: int, law: SiblingLaw, shape: TreeShape, counts: Counts, depth: int):
+def _enumerated(V: int, seed: int, law: DraftSampling, shape: TreeShape, counts: Counts, depth: int):
     """All drafts of random tables; kept, as many rules in turn are measured on them."""
     tables = Tables(V, seed)
     drafts = enumerate_drafts(tables, law, counts, depth)
@@ -229,7 +231,7 @@ class Measured:
 def measure(
     rule: Verifier,
     tables: Tables | Markov,
-    law: SiblingLaw,
+    law: DraftSampling,
     shape: TreeShape,
     counts: Counts,
     depth: int,

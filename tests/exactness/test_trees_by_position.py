@@ -5,15 +5,15 @@ import pytest
 import torch
 
 from polydraft import Engine, FixedPlan, SamplingParams, registry
-from polydraft.core import Budget, Request, SiblingLaw, TreeShape
+from polydraft.core import Budget, DraftSampling, Request, TreeShape
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.tree import paths
 from tests.engine.tables import TableModel, law
-from tests.laws.harness import Grown, Tables, by_position, enumerate_drafts, measure, sibling_draws, stopped_inside
-from tests.laws.runs import every_run
-from tests.laws.table_pairs import TwoTables, emitted_law, exact_for
+from tests.exactness.harness import Grown, Tables, by_position, enumerate_drafts, measure, sibling_draws, stopped_inside
+from tests.exactness.runs import every_run
+from tests.exactness.table_pairs import TwoTables, emitted_law, exact_for
 
-IID, BY_POSITION = SiblingLaw.IID, TreeShape.BY_POSITION
+IID, BY_POSITION = DraftSampling.IID, TreeShape.BY_POSITION
 TREES = [(-1, 0, 0, 0, 1, 1), (-1, 0, 1, 0, 1, 2), (-1, 0, 0, 2, 2), (-1, 0, 1, 2, 0, 4), (-1, 0, 1)]
 """With three leaves, with a chain and a leaf at each branching, with the leaf given first, with two paths of unequal lengths, a chain."""
 

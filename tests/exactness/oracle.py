@@ -8,7 +8,7 @@ import numpy as np
 
 from polydraft.registry import verifier
 from polydraft.verifiers.lift.per_node import PerNode
-from tests.laws.harness import Markov
+from tests.exactness.harness import Markov
 
 FILE = Path(os.environ.get("POLYDRAFT_ORACLE", Path(__file__).parent / "verification_cases.json"))
 ORACLE = json.loads(FILE.read_text())
