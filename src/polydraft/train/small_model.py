@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from polydraft.core import Target
-from polydraft.errors import IncompatibleError
+from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models.folder import load_config
 from polydraft.models.heads import HeadCheckpoint
 from polydraft.train.recipe import Batch, Figures, Material, Recipe, unrolled
@@ -65,10 +65,19 @@ class ModelRecipe(Recipe):
         return ()
 
     def fresh(self, material: Material) -> nn.Module:
-        """A Llama of these sizes with the target's embeddings, rotated and cut to its width."""
+        """A Llama of these sizes with the target's embeddings, rotated and cut to its width.
+
+        Raises:
+            InvalidInputError: a reduced draft vocabulary.
+        """
         from transformers import LlamaConfig, LlamaForCausalLM
 
         width, target = material.sizes["width"], material.target
+        if len(material.ids) < target.vocab_size:
+            raise InvalidInputError(
+                f"a draft vocabulary of {len(material.ids)} tokens was given; expected all {target.vocab_size}, which a draft model has. "
+                "Leave --draft-vocab out."
+            )
         heads = max(1, width // 64)
         config = LlamaConfig(
             vocab_size=target.vocab_size,

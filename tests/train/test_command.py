@@ -1,0 +1,33 @@
+"""`polydraft train` through the command line: the command that it prints drafts with what it wrote."""
+
+import json
+import shlex
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from polydraft import registry
+from polydraft.cli.main import app
+from polydraft.train.run import Options
+
+
+@pytest.mark.parametrize("kind", registry.RECIPES)
+def test_the_printed_command_drafts_with_the_trained_head(kind, written, tmp_path, monkeypatch):
+    chosen = Options.of
+    monkeypatch.setattr(Options, "of", lambda kind, **options: replace(chosen(kind, **options), max_steps=2))
+    folder, options = tmp_path / "head", ["--data", str(written), "--minutes", "1"]
+    training = CliRunner().invoke(app, ["train", kind, *options, "--out", str(folder)])
+    assert training.exit_code == 0, training.output
+    command, *arguments = shlex.split(training.stdout.partition("Use it: polydraft ")[2])
+    result = CliRunner().invoke(app, [command, *arguments, "--json", "--max-tokens", "8", "--depth", "2"], input="def add(a, b):")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["engine"]["drafter"] == kind
+    assert report["statistics"]["drafted"] > 0
+
+
+def test_a_draft_model_of_a_reduced_vocabulary_is_refused(written, tmp_path):
+    options = ["--data", str(written), "--minutes", "1", "--draft-vocab", "256", "--out", str(tmp_path / "head")]
+    training = CliRunner().invoke(app, ["train", "model", *options])
+    assert "error: a draft vocabulary of 256 tokens was given; expected all 2048" in training.stderr
