@@ -155,7 +155,7 @@ def modelled(found: list[Measured]) -> dict[int, float]:
 
 
 def batches(model: str | None, *, quick: bool = False) -> list[dict[str, Any]]:
-    """Tokens per processor second by batch: plainly, with a chain of four always, and with what the plan chooses, in turns."""
+    """Tokens per processor second by batch: plainly, with a chain of four always, and with what the policy chooses, in turns."""
     ways: dict[str, dict[str, Any]] = {"plain": {"drafter": None}, "chain of 4": {"depth": 4, "num_paths": 1}, "planned": {}}
     made = Engine.embedded if model is None else lambda **more: Engine.from_pretrained(model, **more)
     engines = {name: made(max_num_seqs=BATCHES[-1], max_model_len=256, threads=1, **more) for name, more in ways.items()}

@@ -23,7 +23,7 @@ from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.loop import Loop
 from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.policy.fixed import FixedPlan
+from polydraft.policy.fixed import FixedPolicy
 from polydraft.registry import verifier
 from polydraft.tree import paths
 from studies.options import Out, Quick, write_json
@@ -104,14 +104,14 @@ def _rounds(
     target: CompiledLlama, draft: CompiledLlama, prompt: list[int], sizes: Sequence[tuple[int, int]], batch: int, repetitions: int
 ) -> dict[tuple[int, int], tuple[float, float]]:
     """By size (seconds, tokens) of a round: the median of seconds, the mean of tokens; blocks of rounds of all sizes in turn."""
-    plain = FixedPlan(Budget.fixed((-1,)))
+    plain = FixedPolicy(Budget.fixed((-1,)))
     loop = Loop(target, ModelDrafter(draft), verifier("greedy_traversal"), plain, clock=clock(target), teaching=False)
     found: dict[tuple[int, int], list[tuple[float, int]]] = {size: [] for size in sizes}
     room = draft.max_model_len - len(prompt) - 2
     for _ in range(repetitions):
         for size, taken in found.items():
             params = SamplingParams(ignore_eos=True, max_tokens=min(room, (BLOCK + 2) * (1 + size[1])))
-            loop.plan = FixedPlan(Budget.fixed(paths(*size))) if size[1] else plain
+            loop.policy = FixedPolicy(Budget.fixed(paths(*size))) if size[1] else plain
             samples = [loop.add_request(Request(str(b), tuple(prompt), params, b)) for b in range(batch)]
             loop.step()
             for _ in range(BLOCK):

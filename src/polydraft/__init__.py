@@ -26,8 +26,8 @@ _WHERE = {
     "StructuredOutputs": "params",
     "AsyncEngine": "engine.asynchronous",
     "Engine": "engine.api",
-    "FixedPlan": "policy.fixed",
-    "AdaptivePlan": "policy.adaptive",
+    "FixedPolicy": "policy.fixed",
+    "AdaptivePolicy": "policy.adaptive",
     "Profile": "policy.profile",
     "citation": "papers",
     "custom_generate": "integrations.transformers",
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from polydraft.integrations.transformers import custom_generate
     from polydraft.papers import citation
     from polydraft.params import SamplingParams, StructuredOutputs
-    from polydraft.policy.adaptive import AdaptivePlan
-    from polydraft.policy.fixed import FixedPlan
+    from polydraft.policy.adaptive import AdaptivePolicy
+    from polydraft.policy.fixed import FixedPolicy
     from polydraft.policy.profile import Profile
     from polydraft.verifiers import verify
 

@@ -290,11 +290,11 @@ class Verifier(Protocol):
 class Request:
     """One sequence to generate.
 
-    seed, sample: its noise, never shared by two requests that run together: plans look at the whole batch, and would couple them.
+    seed, sample: its noise, never shared by two requests that run together: policies look at the whole batch, and would couple them.
     `seed` is resolved (never None); `sample` is in [0, 2**32): sample j of prompt i of a call is number 65,536 i + j.
     slot: of the target, which holds all tokens but the last, for drafters that share its cache; None where nobody says.
     second_slot: the same of the second sequence that a law reads, in the law's own model.
-    budget: of each of its drafts, in place of the engine's plan; max_depth 0 decodes it plainly.
+    budget: of each of its drafts, in place of the engine's policy; max_depth 0 decodes it plainly.
     drafter, verifier: by name, in place of the engine's: one of those that it was built with, and a rule that is exact for it.
     source_token_ids: what the encoder of an encoder-decoder reads; the prompt then is how every output begins, see `EncoderDecoder`.
     """

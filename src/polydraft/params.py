@@ -132,8 +132,8 @@ class SamplingParams:
         ignore_eos: go on after the end-of-sequence token.
         n: independent samples of the same prompt, each with its own sample index; at most 65,536.
         seed: noise of the request, another one for each prompt of a call; None = drawn once from the system. The result records what repeats it.
-            Which text of the law it gives depends on how much is drafted, but for temperature 0 and the rule `race`; a plan that learns its
-            costs looks at the clock for that, a fixed plan or a given profile does not.
+            Which text of the law it gives depends on how much is drafted, but for temperature 0 and the rule `race`; a policy that learns its
+            costs looks at the clock for that, a fixed policy or a given profile does not.
         logprobs: None, or how many top alternatives to report beside each emitted token, at most 1000.
         logprobs_mode: "raw" = log-softmax of the target's logits; "processed" = log of the law sampled from.
         skip_special_tokens: leave special tokens out of the text.

@@ -36,7 +36,7 @@ def curve(bench: Bench, contender: Contender, num_tokens: int, window: int) -> l
     """Tokens per call in each window of one long request: a held-out module, replayed from its 64th token on."""
     ids = max(map(bench.encode, bench.texts[1]), key=len)[: 64 + num_tokens]
     target, row = ScriptedTarget(bench.target.vocab_size), Row(contender.name, "long", "replayed")
-    engine = Engine.of(target, drafter=bench.drafter(contender, target), plan=bench.plan)
+    engine = Engine.of(target, drafter=bench.drafter(contender, target), policy=bench.policy)
     bench.play(engine, [Task(ids[:64], ids[64:])], row)
     return by_window(row, window)
 

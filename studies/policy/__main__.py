@@ -22,7 +22,7 @@ from polydraft.core import Budget
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.api import Engine
 from polydraft.models import pair
-from polydraft.policy.fixed import FixedPlan
+from polydraft.policy.fixed import FixedPolicy
 from polydraft.tree import chain, paths
 
 CHAINS = tuple((f"chain {d}", Budget.fixed(chain(d))) for d in (1, 2, 3, 4, 5, 6, 8))
@@ -32,7 +32,7 @@ TREES = tuple((f"tree {n}, depth {d}", Budget.grown(n, d, w)) for n, d, w in ((4
 
 @dataclass
 class Setting:
-    """An engine of one plan, and what it took: tokens, seconds and target passes of every prompt."""
+    """An engine of one policy, and what it took: tokens, seconds and target passes of every prompt."""
 
     name: str
     engine: Engine
@@ -61,20 +61,20 @@ def settings(options: dict[str, Any], drafter: str, greedy: bool) -> list[Settin
     )
     target, made = first.target, first.drafter
 
-    def setting(name: str, source: Any, plan: Any) -> Setting:
+    def setting(name: str, source: Any, policy: Any) -> Setting:
         rule = first.verifier if source is made or source is None else "match"
         built = Engine.of(
-            target, tokenizer=first.tokenizer, drafter=source, verifier=rule, plan=plan, eos_token_ids=first.eos_token_ids
+            target, tokenizer=first.tokenizer, drafter=source, verifier=rule, policy=policy, eos_token_ids=first.eos_token_ids
         )
         built._clock = built._pricing = clock(target)
         return Setting(name, built)
 
-    found = [setting("adaptive", made, None), setting("plain", None, FixedPlan(Budget.fixed((-1,))))]
+    found = [setting("adaptive", made, None), setting("plain", None, FixedPolicy(Budget.fixed((-1,))))]
     shapes = CHAINS if greedy else CHAINS + PATHS
-    found += [setting(name, made, FixedPlan(budget)) for name, budget in shapes]
+    found += [setting(name, made, FixedPolicy(budget)) for name, budget in shapes]
     if greedy and isinstance(made, ModelDrafter):
         ranked = made.sibling("top_k")
-        found += [setting(name, ranked, FixedPlan(budget)) for name, budget in TREES]
+        found += [setting(name, ranked, FixedPolicy(budget)) for name, budget in TREES]
     return found
 
 

@@ -48,11 +48,11 @@ def test_right_rules_pass_with_rules_draws_and_texts(ways, judge):
 
 def test_the_check_ends_where_nothing_is_drafted(judge):
     engine = Engine.embedded(drafter=None)
-    plan = engine.plan
+    policy = engine.policy
     report = check(engine, PROMPTS[:1], PARAMS, judge=judge, rounds=40)
     assert report.status == "inconclusive"
     assert (report.rounds, report.tokens) == (48, 48)
-    assert engine.plan is plan
+    assert engine.policy is policy
 
 
 def test_rounds_without_drafts_are_tested_too():
@@ -178,21 +178,21 @@ def test_a_broken_walk_of_rounds_without_drafts_is_found(monkeypatch):
 def test_a_look_at_the_rounds_changes_no_token(engine):
     """And the rule's own walk is what is looked at."""
     plain = engine.generate(PROMPTS[0], PARAMS.with_(seed=3))[0].token_ids
-    recorder, plan = Recorder(engine.verifier), engine.plan
-    engine.plan = Watched(plan, recorder)
+    recorder, policy = Recorder(engine.verifier), engine.policy
+    engine.policy = Watched(policy, recorder)
     try:
         assert engine.generate(PROMPTS[0], PARAMS.with_(seed=3))[0].token_ids == plain
     finally:
-        engine.plan = plan
+        engine.policy = policy
     assert len(recorder.values) == len(recorder.drawn) > 0
 
 
 def test_texts_are_judged_as_they_come_without_a_look(engine, judge, monkeypatch):
     seen, generate = [], engine.generate
-    monkeypatch.setattr(engine, "generate", lambda *given: seen.append(type(engine.plan)) or generate(*given))
+    monkeypatch.setattr(engine, "generate", lambda *given: seen.append(type(engine.policy)) or generate(*given))
     report = check(engine, PROMPTS, PARAMS, judge=judge, rounds=40)
     watched = seen.count(Watched)
-    assert seen == [type(engine.plan), *[Watched] * watched, *[type(engine.plan)] * watched]
+    assert seen == [type(engine.policy), *[Watched] * watched, *[type(engine.policy)] * watched]
     assert report.p_value > 1e-3
 
 

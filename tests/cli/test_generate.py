@@ -14,7 +14,7 @@ SHORT = [
     "--depth",
     "4",
     "--ignore-eos",
-]  # a fixed size: a plan that learns looks at the clock
+]  # a fixed size: a policy that learns looks at the clock
 
 
 def run(*given: str, stdin: str | bytes | None = None) -> Result:

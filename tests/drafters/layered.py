@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from polydraft import Engine, FixedPlan, registry
+from polydraft import Engine, FixedPolicy, registry
 from polydraft.core import Budget, TokenTree
 from polydraft.drafters.base import Parts
 from polydraft.models.compiled.llama import CompiledLlama
@@ -50,7 +50,7 @@ def engine(name, options, verifier="auto", depth=3, num_paths=2, eos=(), model=N
         budget, *_ = pairing.allowed(
             [Budget.fixed(t) for t in (paths(num_paths, depth), chain(depth))], drafter.info, registry.verifier(rule).info
         )
-    return Engine.of(model, drafter=drafter, verifier=rule, plan=FixedPlan(budget), eos_token_ids=eos)
+    return Engine.of(model, drafter=drafter, verifier=rule, policy=FixedPolicy(budget), eos_token_ids=eos)
 
 
 def parts(model, eos=()):

@@ -210,7 +210,7 @@ def test_a_process_forked_from_one_with_cuda_is_refused(monkeypatch):
         ({"drafter_options": {"burst": 0}}, "burst=0"),
         ({"drafter": "ngram"}, "drafter='ngram'"),
         ({"drafter": None}, "drafter=None"),
-        ({"plan": "adaptive"}, "expected at most a depth"),
+        ({"policy": "adaptive"}, "expected at most a depth"),
         ({"num_paths": 2}, "expected at most a depth"),
         ({"draft_model": None}, "without a draft model"),
         ({"verifier": "greedy_plus_one"}, "greedy_plus_one"),

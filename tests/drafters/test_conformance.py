@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from polydraft import Engine, FixedPlan, SamplingParams, registry
+from polydraft import Engine, FixedPolicy, SamplingParams, registry
 from polydraft import tree as trees
 from polydraft.core import Budget, Draft, DraftSampling, Outcome, TokenTree
 from polydraft.tree import chain, paths
@@ -29,7 +29,7 @@ def engine(kind, folder, verifier="auto", depth=3, num_paths=2, seqs=4, eos=(), 
     rule = pairing.best_for(INFO[kind]) if verifier == "auto" else verifier
     sizes = [paths(num_paths, depth), chain(depth)]
     budget, *_ = pairing.allowed(map(Budget.fixed, sizes), INFO[kind], registry.verifier(rule).info)
-    return Engine.of(target, drafter=drafter, verifier=rule, plan=FixedPlan(budget), eos_token_ids=eos)
+    return Engine.of(target, drafter=drafter, verifier=rule, policy=FixedPolicy(budget), eos_token_ids=eos)
 
 
 def played(kind, folder, prompts=PROMPTS, rounds=12, verifier="match", **options):

@@ -14,7 +14,7 @@ from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.api import Engine
 from polydraft.models import load, pair
 from polydraft.models.slots import Slots
-from polydraft.policy.fixed import FixedPlan
+from polydraft.policy.fixed import FixedPolicy
 from polydraft.tree import chain, paths
 from tests.drafters.sessions import models, play, requests
 
@@ -144,7 +144,7 @@ def test_a_race_gives_its_text_wherever_drafts_end(drafter, verifier):
     params = SamplingParams(temperature=0.9, max_tokens=24, seed=5)
     texts = set()
     for stop in (None, UNSURE, Stop((0.9,))):
-        policy = FixedPlan(Budget.fixed(chain(5)).ending(stop))
-        engine = Engine.embedded(drafter=drafter, verifier=verifier, plan=policy, max_num_seqs=1)
+        policy = FixedPolicy(Budget.fixed(chain(5)).ending(stop))
+        engine = Engine.embedded(drafter=drafter, verifier=verifier, policy=policy, max_num_seqs=1)
         texts.add(tuple(engine.generate("def add(a, b):\n", params)[0].token_ids))
     assert len(texts) == 1

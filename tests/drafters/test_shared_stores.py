@@ -2,7 +2,7 @@
 
 import pytest
 
-from polydraft import Engine, FixedPlan, SamplingParams
+from polydraft import Engine, FixedPolicy, SamplingParams
 from polydraft.core import Budget
 from polydraft.drafters.text.phrase_pool import PhrasePool
 from polydraft.drafters.text.trigram import TrigramDrafter, TrigramStore
@@ -27,7 +27,7 @@ def of_trigrams():
 def test_nothing_behind_a_stop_is_learnt(made):
     for seed in range(28):
         drafter, learnt = made()
-        engine = Engine.of(TableModel(), drafter=drafter, verifier=verifier("match"), plan=FixedPlan(Budget.fixed(chain(4))))
+        engine = Engine.of(TableModel(), drafter=drafter, verifier=verifier("match"), policy=FixedPolicy(Budget.fixed(chain(4))))
         params = SamplingParams(temperature=0.4, max_tokens=30, seed=seed, n=3, stop_token_ids=[seed % 7])
         results = engine.generate([[1, 2, 1, 2, 3], [3, 3, 3, 1]], params)
         texts = [[*r.prompt_token_ids, *s.token_ids] for r in results for s in r.samples]

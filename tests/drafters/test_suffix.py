@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polydraft import AdaptivePlan, Engine, FixedPlan, Profile, SamplingParams
+from polydraft import AdaptivePolicy, Engine, FixedPolicy, Profile, SamplingParams
 from polydraft.core import Budget, Request
 from polydraft.drafters.choice import Choice
 from polydraft.drafters.mixture import MixtureDrafter
@@ -18,7 +18,7 @@ from polydraft.drafters.text.suffix_nodes import CHILD, COUNT, DEPTH, END, NEXT,
 from polydraft.drafters.text.suffix_tree import SuffixTree, ends_of
 from polydraft.engine.loop import Loop
 from polydraft.errors import InvalidInputError
-from polydraft.policy.switch import ChoicePlan
+from polydraft.policy.switch import ChoicePolicy
 from polydraft.registry import verifier
 from polydraft.tree import chain
 from tests.drafters.sessions import requests
@@ -224,17 +224,17 @@ def test_the_shared_store_drafts_only_where_it_knows_better():
 def test_the_store_is_told_each_output_once_and_nothing_else(within):
     store, options = SuffixStore(1000), SamplingParams(max_tokens=9, seed=3, stop_token_ids=[5])
     drafter, rule = within(SuffixDrafter(store)), verifier("match")
-    loop = Loop(TableModel(), drafter, rule, FixedPlan(Budget.grown(4, 4)), teaching=False)
+    loop = Loop(TableModel(), drafter, rule, FixedPolicy(Budget.grown(4, 4)), teaching=False)
     loop.add_request(Request("measured", (1, 2, 1, 2), SamplingParams(max_tokens=9), 0))
     while loop.has_unfinished_requests:
         loop.step()
     assert store.num_tokens == 0, "rounds that are only measured teach nothing"
-    plan = (
-        ChoicePlan(drafter, [AdaptivePlan(Profile.assumed()) for _ in range(2)])
+    policy = (
+        ChoicePolicy(drafter, [AdaptivePolicy(Profile.assumed()) for _ in range(2)])
         if isinstance(drafter, Choice)
-        else FixedPlan(Budget.fixed(chain(4)))
+        else FixedPolicy(Budget.fixed(chain(4)))
     )
-    engine = Engine.of(TableModel(), drafter=drafter, verifier=rule, plan=plan)
+    engine = Engine.of(TableModel(), drafter=drafter, verifier=rule, policy=policy)
     made = engine.generate([[1, 2], [3, 3, 3]], options.with_(n=4))
     stream = engine.stream([1, 2], options)
     left = [*next(stream).token_ids]

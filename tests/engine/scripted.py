@@ -17,9 +17,9 @@ class Script:
         """Nothing."""
 
 
-def engine(plan, drafter="model", **options):
+def engine(policy, drafter="model", **options):
     target, small = (TableModel(5, seed=seed, max_num_seqs=8) for seed in (0, 1))
-    return Engine.of(target, draft_model=small, drafter=drafter, plan=plan, **options)
+    return Engine.of(target, draft_model=small, drafter=drafter, policy=policy, **options)
 
 
 def shapes_of(fast, monkeypatch):

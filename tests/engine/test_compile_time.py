@@ -5,12 +5,12 @@ from typing import ClassVar
 import numba
 
 from polydraft import Budget, Engine, SamplingParams, compile_time
-from polydraft.policy.fixed import FixedPlan
+from polydraft.policy.fixed import FixedPolicy
 from polydraft.tree import chain
 from tests.engine.tables import TableModel
 
 
-class CompilingPlan(FixedPlan):
+class CompilingPolicy(FixedPolicy):
     """Compiles a function of its own in every round; `compiled`: seconds of compiling, of the process, after each."""
 
     compiled: ClassVar[list[float]] = []
@@ -22,10 +22,10 @@ class CompilingPlan(FixedPlan):
 
 
 def test_seconds_and_tokens_per_second_leave_out_what_was_compiled_meanwhile():
-    fast = Engine.of(TableModel(), draft_model=TableModel(seed=1), plan=CompilingPlan(Budget.fixed(chain(2))))
+    fast = Engine.of(TableModel(), draft_model=TableModel(seed=1), policy=CompilingPolicy(Budget.fixed(chain(2))))
     before = compile_time.seconds()
     stats = fast.generate([1, 2], SamplingParams(temperature=0, max_tokens=6))[0].stats
     compiled = compile_time.seconds() - before
     assert stats.total_seconds < 0.5 * compiled
     assert stats.tokens_per_second > stats.emitted / (0.5 * compiled)
-    assert stats.seconds_to_first_token > CompilingPlan.compiled[0] - before
+    assert stats.seconds_to_first_token > CompilingPolicy.compiled[0] - before

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from polydraft import Engine, FixedPlan, Request, SamplingParams
+from polydraft import Engine, FixedPolicy, Request, SamplingParams
 from polydraft.core import Budget, Draft, DraftSampling, TokenTree, TreeShape
 from polydraft.drafters.choice import Choice
 from polydraft.drafters.mixture import MixtureDrafter
@@ -49,7 +49,7 @@ def test_a_request_whose_law_fails_ends_alone(drafter, verifier, dtype):
     def run(*ids):
         small = TableModel(seed=1)
         small.logits = small.logits.to(dtype)
-        plan = {} if drafter is None else {"draft_model": small, "plan": FixedPlan(Budget.fixed(paths(2, 3)))}
+        policy = {} if drafter is None else {"draft_model": small, "policy": FixedPolicy(Budget.fixed(paths(2, 3)))}
         bans = {"bans": {3: -math.inf}}
         every = {
             name: Request(
@@ -57,7 +57,7 @@ def test_a_request_whose_law_fails_ends_alone(drafter, verifier, dtype):
             )
             for seed, (name, prompt) in enumerate([("one", (1, 2)), ("bans", ()), ("nan", (6, 6)), ("two", (5,))])
         }
-        return served(Engine.of(faulty(dtype), drafter=drafter, verifier=verifier, **plan), [every[name] for name in ids])
+        return served(Engine.of(faulty(dtype), drafter=drafter, verifier=verifier, **policy), [every[name] for name in ids])
 
     with pytest.warns(RequestWarning):
         together = run("one", "bans", "nan", "two")

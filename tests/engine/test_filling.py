@@ -35,7 +35,7 @@ class Noted(TableModel):
 def test_a_prompt_that_joins_is_read_in_pieces_between_rounds_and_once_for_all_samples(monkeypatch, drafter, n):
     monkeypatch.setattr(filling.Filling, "room", lambda self, *_: 50)
     target = Noted()
-    engine = Engine.of(target, drafter=drafter, plan="fixed" if drafter else None)
+    engine = Engine.of(target, drafter=drafter, policy="fixed" if drafter else None)
     prompt = tuple(i % 6 for i in range(231))
     one = engine.add_request(Request("one", (1, 2, 3), GREEDY, 0))
     engine.step()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft import Budget, Engine, FixedPlan, Request, SamplingParams, tree
+from polydraft import Budget, Engine, FixedPolicy, Request, SamplingParams, tree
 from polydraft.errors import CapacityError, InvalidInputError
 from tests.engine.tables import TableModel
 
@@ -86,7 +86,7 @@ def test_a_request_takes_token_ids_in_any_sequence(engine, ids):
         ({"drafter": "mixture:"}, "'mixture:' was given; expected a kind after the colon"),
         ({"drafter": "model: "}, "'model: ' was given; expected a kind"),
         ({"verifier": 3}, "verifier=3 was given; expected a name"),
-        ({"plan": 3}, "plan=3 was given; expected 'adaptive'"),
+        ({"policy": 3}, "policy=3 was given; expected 'adaptive'"),
     ],
     ids=lambda x: repr(x) if isinstance(x, dict) else "",
 )
@@ -101,8 +101,8 @@ def test_parts_of_the_wrong_kind_are_refused(options, said):
         {"depth": 8, "num_paths": 256},
         {"depth": 4, "num_paths": 500},
         {"depth": 256},
-        {"plan": FixedPlan(Budget.fixed(tree.chain(256)))},
-        {"plan": FixedPlan(Budget.fixed(tree.paths(2, 200, trunk=100)))},
+        {"policy": FixedPolicy(Budget.fixed(tree.chain(256)))},
+        {"policy": FixedPolicy(Budget.fixed(tree.paths(2, 200, trunk=100)))},
     ],
     ids=lambda options: f"{options}"[:40],
 )
@@ -112,7 +112,7 @@ def test_more_drafted_tokens_than_a_pass_takes_are_refused(options):
 
 
 def test_as_many_drafted_tokens_as_a_pass_takes_are_planned():
-    assert asked(depth=5, num_paths=51).plan.budget.max_nodes == 255
+    assert asked(depth=5, num_paths=51).policy.budget.max_nodes == 255
 
 
 def test_a_draft_that_fills_the_pass_leaves_auxiliary_rows_out():

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from polydraft import Engine, FixedPlan
+from polydraft import Engine, FixedPolicy
 from polydraft.core import Budget
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.tree import chain, paths
@@ -33,7 +33,7 @@ def pair(seed, sharp, share):
     return target, small
 
 
-class OfAllShapes(FixedPlan):
+class OfAllShapes(FixedPolicy):
     """Chains, paths and trees in one batch, by the seeds and lengths of its sequences."""
 
     def budgets(self, sequences):
@@ -42,7 +42,7 @@ class OfAllShapes(FixedPlan):
 
 
 RIGHT = [
-    ("chain", "block", FixedPlan(Budget.fixed(chain(2)))),
+    ("chain", "block", FixedPolicy(Budget.fixed(chain(2)))),
     *(
         (kind, verifier, OfAllShapes(Budget.fixed(paths(2, 2))))
         for kind, verifier in (
@@ -56,10 +56,10 @@ RIGHT = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "verifier", "plan"), RIGHT)
-def test_the_output_law_over_rounds_is_the_targets(kind, verifier, plan):
+@pytest.mark.parametrize(("kind", "verifier", "policy"), RIGHT)
+def test_the_output_law_over_rounds_is_the_targets(kind, verifier, policy):
     target, small = pair(*NEAR)
-    engine = Engine.of(target, draft_model=small, drafter=f"model:{kind}", verifier=verifier, plan=plan)
+    engine = Engine.of(target, draft_model=small, drafter=f"model:{kind}", verifier=verifier, policy=policy)
     assert p_value(engine, [1, 2], 3, SAMPLES) > 1e-3
 
 

@@ -116,13 +116,13 @@ class Seldom:
 @pytest.mark.parametrize("fail", [(), (2,)], ids=["", "failing"])
 @BACKENDS
 def test_states_of_rounds_without_drafts_come_with_the_next_draft(kind, fail, monkeypatch):
-    drafter, plan, told = Collector(fail=fail), Seldom(), []
+    drafter, policy, told = Collector(fail=fail), Seldom(), []
     observe = drafter.observe
     monkeypatch.setattr(drafter, "observe", lambda *given: told.append(0) or observe(*given))
-    engine = Engine.of(kind(module(), max_num_seqs=2), drafter=drafter, plan=plan)
+    engine = Engine.of(kind(module(), max_num_seqs=2), drafter=drafter, policy=policy)
     engine.generate([[1, 2, 3, 1, 2], [7], [5, 6, 5, 6, 5, 6, 5]], SamplingParams(temperature=0.3, max_tokens=20, seed=3))
     check_states(module(), drafter.last, 3)
-    assert len(told) <= plan.rounds // 2 + 4 * len(fail)
+    assert len(told) <= policy.rounds // 2 + 4 * len(fail)
 
 
 def test_a_mixture_hands_states_to_the_source_that_needs_them():

@@ -1,4 +1,4 @@
-"""Prompts of one call have noise of their own: what one shows a plan says nothing of another's draws."""
+"""Prompts of one call have noise of their own: what one shows a policy says nothing of another's draws."""
 
 from collections import Counter
 
@@ -36,7 +36,7 @@ def test_numbers_of_prompts_beyond_the_noise_are_refused():
 
 
 class Follows:
-    """A batch's plan that keeps the contract: the short prompt's second round drafts unless the long prompt began with token 0."""
+    """A batch's policy that keeps the contract: the short prompt's second round drafts unless the long prompt began with token 0."""
 
     def budgets(self, sequences):
         began = {s.sample.index: s.sample.token_ids[0] for s in sequences if s.num_prompt_tokens == 2 and s.sample.token_ids}
@@ -52,7 +52,7 @@ class Follows:
 def p_of_the_short_prompt(apart, count=300):
     """Chi-square of its first two tokens; apart: whether the prompts have noise of their own."""
     target, small = (TableModel(V=3, sharp=0.3, max_num_seqs=2 * count) for _ in range(2))  # whose drafts are right
-    engine = Engine.of(target, draft_model=small, drafter="model:chain", plan=Follows())
+    engine = Engine.of(target, draft_model=small, drafter="model:chain", policy=Follows())
     short = []
     for i, prompt in enumerate([(0, 1), (2,)]):
         for j in range(count):
@@ -64,9 +64,9 @@ def p_of_the_short_prompt(apart, count=300):
     return chi2.sf(sum((seen[x, y] - e) ** 2 / e for x, row in enumerate(expected) for y, e in enumerate(row)), 8)
 
 
-def test_a_plan_that_looks_at_the_batch_does_not_bias_prompts_of_one_seed():
+def test_a_policy_that_looks_at_the_batch_does_not_bias_prompts_of_one_seed():
     assert p_of_the_short_prompt(apart=True) > 1e-3
 
 
-def test_with_shared_noise_the_same_plan_is_found_biased():
+def test_with_shared_noise_the_same_policy_is_found_biased():
     assert p_of_the_short_prompt(apart=False) < 1e-9

@@ -1,8 +1,8 @@
-"""Budgets of all shapes: a plan of one's own that asks for what the rule is not exact for loses its drafts, and in a batch each row is as it would be alone."""
+"""Budgets of all shapes: a policy of one's own that asks for what the rule is not exact for loses its drafts, and in a batch each row is as it would be alone."""
 
 import pytest
 
-from polydraft import FixedPlan, SamplingParams
+from polydraft import FixedPolicy, SamplingParams
 from polydraft.core import Budget, TreeShape
 from polydraft.errors import DrafterWarning, IncompatibleError
 from polydraft.tree import chain, paths, ragged
@@ -35,14 +35,14 @@ BUDGETS = {
         ((-1, 0, 1, 0, 3, 1), "trees by position"),
     ],
 )
-def test_a_fixed_plan_is_refused_where_the_drafter_or_the_rule_has_not_its_shape(parents, said, options):
+def test_a_fixed_policy_is_refused_where_the_drafter_or_the_rule_has_not_its_shape(parents, said, options):
     with pytest.raises(IncompatibleError, match=said):
-        engine(FixedPlan(Budget.fixed(parents)), **options)
+        engine(FixedPolicy(Budget.fixed(parents)), **options)
 
 
 @pytest.mark.parametrize("asked", BUDGETS)
 def test_drafts_that_the_rule_is_not_exact_for_are_never_verified(asked, monkeypatch):
-    fast, plain = engine(Script(BUDGETS[asked]), verifier="multipath"), engine(FixedPlan(Budget.fixed(chain(0))))
+    fast, plain = engine(Script(BUDGETS[asked]), verifier="multipath"), engine(FixedPolicy(Budget.fixed(chain(0))))
     assert asked not in fast.verifier.info.shapes
     prompt, params = [[1, 2]], SamplingParams(seed=0, max_tokens=20)
     with pytest.warns(
@@ -53,7 +53,7 @@ def test_drafts_that_the_rule_is_not_exact_for_are_never_verified(asked, monkeyp
 
 
 @pytest.mark.parametrize("asked", BUDGETS)
-def test_drafts_that_the_rule_is_exact_for_are_what_a_plan_of_ones_own_asks_for(asked, monkeypatch):
+def test_drafts_that_the_rule_is_exact_for_are_what_a_policy_of_ones_own_asks_for(asked, monkeypatch):
     fast = engine(Script(BUDGETS[asked]), verifier="traversal")
     drafts = shapes_of(fast, monkeypatch)
     fast.generate([[1, 2]], SamplingParams(seed=0, max_tokens=20))

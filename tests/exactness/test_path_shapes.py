@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from polydraft import Engine, FixedPlan, SamplingParams, registry
+from polydraft import Engine, FixedPolicy, SamplingParams, registry
 from polydraft.core import Budget, DraftSampling, Request, TreeShape
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.tree import paths
@@ -47,11 +47,13 @@ def test_the_drafters_draws_are_those_of_the_checker_and_every_rule_keeps_the_la
 
 
 @pytest.mark.parametrize(
-    "plan", [FixedPlan(Budget.fixed(paths(2, 2, trunk=1))), FixedPlan(Budget.fixed(ragged_paths(2, 1)))], ids=["trunk", "ragged"]
+    "policy",
+    [FixedPolicy(Budget.fixed(paths(2, 2, trunk=1))), FixedPolicy(Budget.fixed(ragged_paths(2, 1)))],
+    ids=["trunk", "ragged"],
 )
 @pytest.mark.parametrize("name", ["greedy_traversal", "traversal"])
-def test_rounds_keep_the_law(pair, name, plan, monkeypatch):
-    engine = Engine.of(pair[0], draft_model=pair[1], verifier=name, plan=plan)
+def test_rounds_keep_the_law(pair, name, policy, monkeypatch):
+    engine = Engine.of(pair[0], draft_model=pair[1], verifier=name, policy=policy)
     found = emitted_law(engine, [1, 2], 3, monkeypatch)
     assert (found - law(pair[0], [1, 2], 3)).abs().max() < 1e-12
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from polydraft import Engine, FixedPlan, SamplingParams, registry
+from polydraft import Engine, FixedPolicy, SamplingParams, registry
 from polydraft.core import Budget, DraftSampling, Request
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.tree import paths, product, ragged
@@ -34,7 +34,7 @@ def test_what_the_drafter_draws_keeps_the_law(pair, parents, monkeypatch):
     assert measure(registry.verifier("flow"), *setting).error < 1e-12
 
 
-class Wandering(FixedPlan):
+class Wandering(FixedPolicy):
     """Another tree in each round, by the text so far."""
 
     def budgets(self, sequences):
@@ -46,14 +46,14 @@ def test_rounds_keep_the_law(monkeypatch):
     torch.set_default_dtype(torch.float64)
     try:
         target, small = TableModel(2, seed=0), TableModel(2, seed=1)
-        engine = Engine.of(target, draft_model=small, drafter="model:systematic", plan=Wandering(Budget.fixed(paths(2, 2))))
+        engine = Engine.of(target, draft_model=small, drafter="model:systematic", policy=Wandering(Budget.fixed(paths(2, 2))))
         assert engine.verifier.info.name == "flow"
         assert (emitted_law(engine, [1, 0], 4, monkeypatch) - law(target, [1, 0], 4)).abs().max() < 1e-12
     finally:
         torch.set_default_dtype(torch.float32)
 
 
-def test_a_plan_may_choose_between_iid_and_systematic_paths():
+def test_a_policy_may_choose_between_iid_and_systematic_paths():
     target, small = TableModel(5, seed=0), TableModel(5, seed=1)
     engine = Engine.of(target, draft_model=small, drafter="model,model:systematic")
     assert {law: rule.info.name for law, rule in engine.verifier.rules.items()} == {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft import Engine, FixedPlan, SamplingParams, registry
+from polydraft import Engine, FixedPolicy, SamplingParams, registry
 from polydraft.core import Budget, DraftSampling, Request, TreeShape
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.tree import paths
@@ -55,7 +55,7 @@ def test_the_drafters_draws_are_those_of_the_checker_and_every_rule_keeps_the_la
         assert measure(registry.verifier(name), tables, IID, BY_POSITION, counts, depth).error < 1e-12, name
 
 
-class Wandering(FixedPlan):
+class Wandering(FixedPolicy):
     """Another tree in each round, by the text so far."""
 
     def budgets(self, sequences):
@@ -68,7 +68,7 @@ def test_rounds_whose_trees_follow_the_past_keep_the_law(name, monkeypatch):
     torch.set_default_dtype(torch.float64)
     try:
         target, small = TableModel(2, seed=0), TableModel(2, seed=1)
-        engine = Engine.of(target, draft_model=small, verifier=name, plan=Wandering(Budget.fixed(paths(2, 2))))
+        engine = Engine.of(target, draft_model=small, verifier=name, policy=Wandering(Budget.fixed(paths(2, 2))))
         found = emitted_law(engine, [1, 0], 4, monkeypatch)
         assert (found - law(target, [1, 0], 4)).abs().max() < 1e-12
     finally:

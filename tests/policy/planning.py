@@ -7,7 +7,7 @@ from polydraft.core import Outcome, Request
 from polydraft.engine.sequence import Sample, Sequence
 from polydraft.engine.stopping import Stopper
 from polydraft.policy.acceptance import UNKNOWN
-from polydraft.policy.adaptive import AdaptivePlan
+from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.costs import Costs
 from polydraft.policy.marginal import foreseen
 from polydraft.policy.profile import Profile
@@ -30,7 +30,7 @@ def known(prices=None, rate=None):
 
 
 def made(prices=None, rate=None):
-    return AdaptivePlan(known(prices, rate))
+    return AdaptivePolicy(known(prices, rate))
 
 
 def sequences(count=1, length=10, **params):

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft import Engine, FixedPlan, SamplingParams
+from polydraft import Engine, FixedPolicy, SamplingParams
 from polydraft.confidence import IDENTITY
 from polydraft.core import Budget, Draft, DraftSampling, TokenTree, TreeShape
 from polydraft.errors import IncompatibleError, InvalidInputError, UnknownNameError
 from polydraft.policy.acceptance import FIRST, NEXT, UNKNOWN, Acceptance
-from polydraft.policy.adaptive import FIRST_PAUSE, LONGEST_PAUSE, AdaptivePlan
+from polydraft.policy.adaptive import FIRST_PAUSE, LONGEST_PAUSE, AdaptivePolicy
 from polydraft.policy.marginal import Expected, depth_of, least_reach, pays, speed_of
 from polydraft.policy.profile import Profile
 from polydraft.registry import verifier
@@ -95,14 +95,14 @@ def drafted(depth):
     return Draft(tree, DraftSampling.IID, TreeShape.CHAIN, torch.full((1, depth, 2), 0.5), torch.arange(-1, depth)[None])
 
 
-def drive(plan, s, accepts, rounds):
+def drive(policy, s, accepts, rounds):
     """Steps whose drafts are accepted so far; the budgets."""
     given = []
     for _ in range(rounds):
-        (g,) = plan.budgets([s])
+        (g,) = policy.budgets([s])
         given.append(g)
         if g.max_depth:
-            plan.learn([s], drafted(g.max_depth), LOGITS, outcome(min(g.max_depth, accepts)))
+            policy.learn([s], drafted(g.max_depth), LOGITS, outcome(min(g.max_depth, accepts)))
     return given
 
 
@@ -117,9 +117,9 @@ def test_drafting_stops_where_it_does_not_pay_with_longer_and_longer_pauses():
 
 def test_drafting_comes_back_when_drafts_fit_again():
     (s,) = sequences()
-    plan = made(costs(0.05, 0.1))
-    drive(plan, s, 0, 100)
-    depths = [g.max_depth for g in drive(plan, s, 5, 200)]
+    policy = made(costs(0.05, 0.1))
+    drive(policy, s, 0, 100)
+    depths = [g.max_depth for g in drive(policy, s, 5, 200)]
     assert sum(d > 1 for d in depths[-40:]) > 35
 
 
@@ -148,7 +148,7 @@ def test_sequences_whose_drafter_is_off_get_nothing():
 
 def adaptive(prices, **options):
     fast = table_engine("paths", **options)
-    fast.plan = made(prices)
+    fast.policy = made(prices)
     return fast
 
 
@@ -176,7 +176,7 @@ def test_a_policy_that_looks_at_the_draft_it_decides_about_is_caught():
 @pytest.mark.parametrize("seed", range(4))
 def test_drafts_that_never_fit_cost_four_percent_at_most(seed):
     target, small = (TableModel(V=40, sharp=6.0, seed=s, max_model_len=400) for s in (seed, seed + 5))
-    fast = Engine.of(target, draft_model=small, plan=made(costs(0.1, 0.1)))
+    fast = Engine.of(target, draft_model=small, policy=made(costs(0.1, 0.1)))
     stats = fast.generate([[1, 2]], SamplingParams(seed=0, max_tokens=300))[0].stats
     assert stats.target_calls > 250
     assert 300 / (stats.target_calls + stats.drafted * 0.2) > 0.96
@@ -192,38 +192,38 @@ def test_a_seed_repeats_its_text_alone_in_a_batch_and_after_a_busy_minute(temper
     for _ in range(3):
         busy.generate(others, params.with_(seed=None))
     for _ in range(200):
-        busy.plan.live.observe(1, 0, 1.0, 1.0)  # a machine that has become slow
+        busy.policy.live.observe(1, 0, 1.0, 1.0)  # a machine that has become slow
     later = busy.generate([prompt, *others], [params] + [params.with_(seed=None)] * 7)[0]
     assert alone.token_ids == together.token_ids == later.token_ids
     assert alone.stats.drafted_by_depth == later.stats.drafted_by_depth
 
 
 def test_requests_without_a_seed_follow_the_live_costs():
-    plan = made(costs(0.02, 0.05))
-    assert plan.budgets(sequences())[0].max_depth > 0
+    policy = made(costs(0.02, 0.05))
+    assert policy.budgets(sequences())[0].max_depth > 0
     for _ in range(600):
-        plan.live.observe(4, 3, 1.0, 30.0)
-    assert plan.budgets(sequences())[0].max_depth == 0
-    assert plan.budgets(sequences(seed=1))[0].max_depth > 0
+        policy.live.observe(4, 3, 1.0, 30.0)
+    assert policy.budgets(sequences())[0].max_depth == 0
+    assert policy.budgets(sequences(seed=1))[0].max_depth > 0
 
 
 def test_plans_are_named_or_given_and_do_not_mix_with_a_fixed_size(tmp_path):
     target, small = TableModel(), TableModel()
-    assert isinstance(Engine.of(target, draft_model=small).plan, AdaptivePlan)
-    assert Engine.of(target, draft_model=small, plan="fixed").plan == FixedPlan(Budget.fixed(chain(5)))
-    assert Engine.of(target, draft_model=small, depth=4, num_paths=2).plan.budget == Budget.fixed(paths(2, 4))
+    assert isinstance(Engine.of(target, draft_model=small).policy, AdaptivePolicy)
+    assert Engine.of(target, draft_model=small, policy="fixed").policy == FixedPolicy(Budget.fixed(chain(5)))
+    assert Engine.of(target, draft_model=small, depth=4, num_paths=2).policy.budget == Budget.fixed(paths(2, 4))
     known().save(tmp_path / "p.json")
-    assert Engine.of(target, draft_model=small, profile=str(tmp_path / "p.json")).plan.profile == known()
-    with pytest.raises(InvalidInputError, match="leaves nothing to plan"):
-        Engine.of(target, draft_model=small, depth=3, plan="adaptive")
+    assert Engine.of(target, draft_model=small, profile=str(tmp_path / "p.json")).policy.profile == known()
+    with pytest.raises(InvalidInputError, match="leaves nothing to decide"):
+        Engine.of(target, draft_model=small, depth=3, policy="adaptive")
     with pytest.raises(UnknownNameError, match="did you mean 'adaptive'"):
-        Engine.of(target, draft_model=small, plan="adaptiv")
+        Engine.of(target, draft_model=small, policy="adaptiv")
 
 
 def test_a_profile_of_other_models_is_refused(tmp_path):
     engine = Engine.embedded(max_num_seqs=1)
-    engine.plan.profile.save(tmp_path / "p.json")
-    assert Engine.embedded(max_num_seqs=1, profile=str(tmp_path / "p.json")).plan.profile == engine.plan.profile
+    engine.policy.profile.save(tmp_path / "p.json")
+    assert Engine.embedded(max_num_seqs=1, profile=str(tmp_path / "p.json")).policy.profile == engine.policy.profile
     with pytest.raises(IncompatibleError, match=r"'ngram'.*polydraft tune"):
         Engine.embedded(max_num_seqs=1, drafter="ngram", profile=str(tmp_path / "p.json"))
 

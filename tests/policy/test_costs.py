@@ -58,12 +58,12 @@ def test_measuring_leaves_models_idle_and_is_kept_for_the_next_engine(monkeypatc
     monkeypatch.setattr(profile, "_known", {})
     engine = Engine.embedded(max_num_seqs=2, threads=1)
     assert not any(engine.target.lengths) and not any(engine.drafter.model.lengths) and engine.drafter.slots.num_free == 2
-    costs = engine.plan.profile.costs
+    costs = engine.policy.profile.costs
     assert len(costs.knots) == len(KNOTS) and costs.rows(1) > 0 and costs.draft_step < costs.rows(1)
     monkeypatch.setattr(profile, "measured", lambda *_: 1 / 0)
-    assert Engine.embedded(max_num_seqs=2, threads=1).plan.profile == engine.plan.profile
+    assert Engine.embedded(max_num_seqs=2, threads=1).policy.profile == engine.policy.profile
     monkeypatch.setattr(profile, "_known", {})  # another process
-    assert Engine.embedded(max_num_seqs=2, threads=1).plan.profile == engine.plan.profile
+    assert Engine.embedded(max_num_seqs=2, threads=1).policy.profile == engine.policy.profile
 
 
 def test_models_at_work_or_without_a_name_are_not_measured():

@@ -11,7 +11,7 @@ import pytest
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.policy import profile
-from polydraft.policy.adaptive import AdaptivePlan
+from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.profile import Profile
 from polydraft.registry import verifier
 from tests.damage import cut, flipped, mutated
@@ -50,9 +50,9 @@ def test_a_forged_profile_is_refused_or_planned_with(whole):
             refused += "polydraft tune" in str(error)
             continue
         for kind in ("paths", "top_k"):
-            plan = AdaptivePlan(forged)
-            plan.prepare(TableModel(), ModelDrafter(TableModel(), kind), verifier("match"))
-            assert all(budget.max_nodes >= 0 for budget in plan.budgets(sequences(2, temperature=0.5)))
+            policy = AdaptivePolicy(forged)
+            policy.prepare(TableModel(), ModelDrafter(TableModel(), kind), verifier("match"))
+            assert all(budget.max_nodes >= 0 for budget in policy.budgets(sequences(2, temperature=0.5)))
     assert 100 < refused < 200
 
 

@@ -157,11 +157,11 @@ def test_a_round_without_drafts_carries_no_auxiliary_rows():
 
 def asked_in_vain(rounds, start):
     """Steps of a policy that asks for a draft where there never is one."""
-    plan, texts, empty = made(costs(start=start)), sequences(), Draft.empty(torch.tensor([1]))
+    policy, texts, empty = made(costs(start=start)), sequences(), Draft.empty(torch.tensor([1]))
     asked = []
     for _ in range(rounds):
-        asked.append(plan.budgets(texts)[0].max_depth > 0)
-        plan.learn(texts, empty, LOGITS, outcome(0))
+        asked.append(policy.budgets(texts)[0].max_depth > 0)
+        policy.learn(texts, empty, LOGITS, outcome(0))
     return asked
 
 

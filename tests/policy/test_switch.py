@@ -11,16 +11,16 @@ from polydraft.drafters.text.lookahead import LookaheadDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.policy import switch
-from polydraft.policy.adaptive import AdaptivePlan
-from polydraft.policy.switch import ChoicePlan
+from polydraft.policy.adaptive import AdaptivePolicy
+from polydraft.policy.switch import ChoicePolicy
 from tests.engine.tables import TableModel, law, p_value, plain_greedy
 from tests.exactness.runs import every_run
 from tests.policy.planning import OnlyWalks, costs
 from tests.policy.planning import known as profile
 
 
-def plans(*rates):
-    return [AdaptivePlan(profile(costs(0.02, 0.02), r)) for r in rates]
+def policies(*rates):
+    return [AdaptivePolicy(profile(costs(0.02, 0.02), r)) for r in rates]
 
 
 def made(rates=(0.6, 0.6), *, seqs=4, V=7, fit=0.7, **model):
@@ -28,7 +28,7 @@ def made(rates=(0.6, 0.6), *, seqs=4, V=7, fit=0.7, **model):
     small = TableModel(seed=1, max_num_seqs=seqs, V=V, **model)
     small.logits = fit * target.logits + (1 - fit) * small.logits
     arms = Choice({"model": ModelDrafter(small), "ngram": NgramDrafter()})
-    return Engine(target, arms, arms.rule(), ChoicePlan(arms, plans(*rates)))
+    return Engine(target, arms, arms.rule(), ChoicePolicy(arms, policies(*rates)))
 
 
 def sources(sample):
@@ -88,14 +88,14 @@ def test_one_profile_and_one_seed_give_one_text_whatever_ran_before():
     assert first.generate([[1, 2]], params)[0].token_ids == second.generate([[1, 2]], params)[0].token_ids
 
 
-def test_drafters_are_named_together_and_each_plan_learns_of_its_own_rounds(monkeypatch):
+def test_drafters_are_named_together_and_each_policy_learns_of_its_own_rounds(monkeypatch):
     monkeypatch.setenv("POLYDRAFT_CACHE", "off")
     target, small = TableModel(max_num_seqs=4), TableModel(seed=1, max_num_seqs=4)
     engine = Engine.of(target, draft_model=small, drafter="model,ngram", drafter_options={"ngram": {"max_ngram": 3}})
     assert engine.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=12))[0].token_ids == plain_greedy(
         target, [1, 2, 3], 12
     )
-    assert any(p.live.costs != p.profile.costs for p in engine.plan.plans)
+    assert any(p.live.costs != p.profile.costs for p in engine.policy.policies)
     assert engine.summary()["drafter"] == "model,ngram"
 
 
@@ -144,8 +144,8 @@ def enumerated(kind, arms, monkeypatch):
 
         def run():
             chosen = kind(made)
-            chosen_plans = plans(0.6, 0.6)
-            engine = Engine(target, chosen, chosen.rule(), ChoicePlan(chosen, chosen_plans))
+            chosen_policies = policies(0.6, 0.6)
+            engine = Engine(target, chosen, chosen.rule(), ChoicePolicy(chosen, chosen_policies))
             return engine.generate([[0, 1, 0, 1]], SamplingParams(max_tokens=4, seed=0))[0].samples[0]
 
         for probability, sample in every_run(run, monkeypatch):
@@ -173,8 +173,8 @@ def test_kinds_of_one_model_share_its_slots_and_its_cache():
     target, small = (TableModel(seed=s, max_num_seqs=2) for s in (0, 1))
     small.logits = 0.7 * target.logits + 0.3 * small.logits
     both = Engine.of(target, draft_model=small, drafter="model,model:top_k")
-    for plan in both.plan.plans:
-        plan.open(profile(rate=0.6))
+    for policy in both.policy.policies:
+        policy.open(profile(rate=0.6))
     rounds = 0
     for _ in both.stream([1, 2, 3], SamplingParams(seed=2, max_tokens=40)):
         for s in both._running:

@@ -223,7 +223,7 @@ def test_a_text_of_a_seed_that_follows_the_load_is_refused_where_it_must_not(ser
         "text"
     ]
     assert alone == again == plain
-    learns = small_engine(depth=None, plan="adaptive")
+    learns = small_engine(depth=None, policy="adaptive")
     with serving(learns) as planned:
         refused = planned.post("/v1/completions", **body, speculation={"seed_exact": True})
         assert refused.status_code == 400 and "'race'" in refused.json()["error"]["message"]

@@ -12,8 +12,8 @@ from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
 from polydraft.models import pair
 from polydraft.policy.acceptance import FIRST, NEXT
-from polydraft.policy.adaptive import AdaptivePlan
-from polydraft.policy.fixed import FixedPlan
+from polydraft.policy.adaptive import AdaptivePolicy
+from polydraft.policy.fixed import FixedPolicy
 from polydraft.tree import chain
 from polydraft.tune.tune import SHAPES, Trial, Tuning, tune
 from tests.policy.planning import costs, known
@@ -21,9 +21,9 @@ from tests.policy.planning import costs, known
 
 def tuning(plain, adaptive, fixed):
     found = [
-        Trial("plain", FixedPlan(Budget.fixed((-1,)))),
-        Trial("adaptive", AdaptivePlan(known())),
-        Trial("chain of 4", FixedPlan(Budget.fixed(chain(4))), Budget.fixed(chain(4))),
+        Trial("plain", FixedPolicy(Budget.fixed((-1,)))),
+        Trial("adaptive", AdaptivePolicy(known())),
+        Trial("chain of 4", FixedPolicy(Budget.fixed(chain(4))), Budget.fixed(chain(4))),
     ]
     for trial, rate in zip(found, (plain, adaptive, fixed), strict=True):
         trial.tokens, trial.steps, trial.seconds = round(rate), round(rate), 1.0
@@ -39,7 +39,7 @@ def test_a_predicted_speed_is_expected_tokens_over_the_seconds_of_a_step():
 
 def test_words_say_what_to_do():
     assert tuning(500, 499, 480).recommendation().startswith("Do not draft here")
-    assert tuning(500, 690, 700).recommendation().startswith("Leave the plan adaptive")
+    assert tuning(500, 690, 700).recommendation().startswith("Leave the policy adaptive")
     assert tuning(500, 600, 700).recommendation().startswith("Use --num-paths 1 --depth 4: 1.40 times")
 
 
@@ -59,7 +59,7 @@ def test_every_shape_is_run_and_the_profile_is_what_the_policy_learnt():
     assert all(t.tokens == 96 and t.seconds > 0 for t in found.trials)
     rates, expected = found.profile.sampled
     assert 0.2 < rates[FIRST] < 0.95 and 0.2 < rates[NEXT] < 0.99 and expected.tokens > 1.2
-    assert found.profile.costs != engine.plan.profile.costs
+    assert found.profile.costs != engine.policy.profile.costs
 
 
 def test_only_shapes_that_drafter_and_verifier_have_in_common_are_run():

@@ -38,7 +38,7 @@ from polydraft.drafters.text.trigram import TrigramStore, TrigramTable
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
-from polydraft.policy.fixed import FixedPlan
+from polydraft.policy.fixed import FixedPolicy
 
 WORKLOADS = ("python", "edits", "chat")
 WAYS = ("written", "paired", "replayed")
@@ -140,7 +140,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.settings = asdict(self)
-        self.plan = FixedPlan(Budget.grown(self.nodes, self.depth, self.width))
+        self.policy = FixedPolicy(Budget.grown(self.nodes, self.depth, self.width))
         self._written: dict[str, list[Task]] = {}
         self.tokenizer = load.load_tokenizer(str(pair.target_folder()))
         self.target = load.load_model(str(pair.target_folder()), max_num_seqs=1)
@@ -243,9 +243,9 @@ class Bench:
         """One session: all requests of a workload, one after the other, after one to compile what is used."""
         target = self.target if way == "written" else ScriptedTarget(self.target.vocab_size)
         row, tasks = Row(contender.name, workload, way), self.written(workload) if way == "paired" else self.tasks(workload)
-        self.play(Engine.of(target, drafter=self.drafter(contender, target), plan=self.plan), tasks[:1], Row("", "", way))
+        self.play(Engine.of(target, drafter=self.drafter(contender, target), policy=self.policy), tasks[:1], Row("", "", way))
         drafter = self.drafter(contender, target)
-        self.play(Engine.of(target, drafter=drafter, plan=self.plan), tasks, row)
+        self.play(Engine.of(target, drafter=drafter, policy=self.policy), tasks, row)
         row.store_bytes = getattr(getattr(drafter, "store", None), "num_bytes", 0)
         return row
 

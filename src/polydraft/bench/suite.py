@@ -31,7 +31,7 @@ from polydraft.models.hf import HFTarget
 
 @dataclass(frozen=True)
 class Way:
-    """One way of drafting and verifying. depth, num_paths: a fixed plan; both None: the engine's own plan."""
+    """One way of drafting and verifying. depth, num_paths: a fixed policy; both None: the engine's own policy."""
 
     drafter: str | None
     verifier: str = "auto"

@@ -16,7 +16,7 @@ beside  M_j minus that of another lossless rule on the same draft: what both owe
 noise   X_j - M_j: what the engine kept against the verdict.
 again   positions that are drafted again after a rejection: the new draw's place in the draft's cumulative law times that of the
         draw before. Fresh noise makes the mean 0; noise keyed by a token's own position repeats the place.
-text    the tokens that come out of the same requests with no look at the rounds and the engine's own plan, judged by transformers:
+text    the tokens that come out of the same requests with no look at the rounds and the engine's own policy, judged by transformers:
         their places in the cumulative law of a pass of the plain model over the finished text are uniform (Kolmogorov-Smirnov),
         for each position of a block; at temperature 0 each is the largest.
 
@@ -42,7 +42,7 @@ from polydraft.core import Budget, Draft, NoiseKey, Outcome, SamplingParams, Tar
 from polydraft.engine.api import Engine
 from polydraft.engine.sequence import Result
 from polydraft.errors import InvalidInputError
-from polydraft.policy.fixed import Plan
+from polydraft.policy.fixed import Policy
 
 IMPLAUSIBLE = 1e-4
 """A smallest p-value below this, after correction for the number of tests, is a failure."""
@@ -51,7 +51,7 @@ DOUBTFUL = 1e-3
 SMALLEST = 0.1
 """Total variation distance at a position that a check must be able to find; fewer rounds are inconclusive."""
 WHEN_PAUSED = Budget.fixed(tree.chain(4))
-"""Drafted where the engine's plan would sit a round out."""
+"""Drafted where the engine's policy would sit a round out."""
 EMPTY = 8
 """Rounds with nothing drafted for each one that is wanted, before the check makes do with those it saw."""
 SELF_TEST = 3
@@ -151,16 +151,16 @@ class Report:
 
 @dataclass(frozen=True)
 class Watched:
-    """The engine's plan, which shows the recorder every round that is over; the rule and its walks stay as they are.
+    """The engine's policy, which shows the recorder every round that is over; the rule and its walks stay as they are.
 
     It does not pause: a plain round tests no rule, and how much is drafted changes no law.
     """
 
-    plan: Plan
+    policy: Policy
     recorder: Recorder
 
     def budgets(self, sequences: Sequence[Any]) -> list[Budget]:
-        given = self.plan.budgets(sequences)
+        given = self.policy.budgets(sequences)
         if any(g.max_depth for g in given):
             return given
         return [WHEN_PAUSED if s.drafting else g for s, g in zip(sequences, given, strict=True)]
@@ -169,7 +169,7 @@ class Watched:
         requests = [s.request for s in sequences]
         key = NoiseKey.of([r.seed for r in requests], [r.sample for r in requests], [len(s.token_ids) for s in sequences])
         self.recorder.see(draft, sampling.soften(processed, [r.params for r in requests]), key, outcome)
-        self.plan.learn(sequences, draft, processed, outcome)
+        self.policy.learn(sequences, draft, processed, outcome)
 
 
 def check(
@@ -184,7 +184,7 @@ def check(
 ) -> Report:
     """Generate from the prompts with different seeds until `rounds` rounds with drafts are over, and test them.
 
-    Where the engine's plan pauses, four tokens are drafted all the same. A drafter that rarely has something to draft ends the
+    Where the engine's policy pauses, four tokens are drafted all the same. A drafter that rarely has something to draft ends the
     check after `EMPTY` times as many rounds, and one that is absent after `rounds`: the report says how many drafts it saw.
 
     judge: the target as a module of transformers; without it only rounds are tested, not texts. With it the same requests are
@@ -204,12 +204,12 @@ def check(
         raise InvalidInputError(
             f"rounds={rounds} and {len(prompts)} prompts were given; expected rounds >= {LEAST_ROUNDS} and at least one prompt."
         )
-    recorder, plan = Recorder(engine.verifier), engine.plan
+    recorder, policy = Recorder(engine.verifier), engine.policy
     results: list[Any] = []
     batches: list[list[SamplingParams]] = []
     seed = 0 if params.seed is None else params.seed
-    engine.generate(list(prompts[:1]), params.with_(max_tokens=1))  # a plan measures its costs before the rounds that count
-    engine.plan = Watched(plan, recorder)
+    engine.generate(list(prompts[:1]), params.with_(max_tokens=1))  # a policy measures its costs before the rounds that count
+    engine.policy = Watched(policy, recorder)
     most = rounds if engine.drafter is None else EMPTY * rounds
     try:
         while len(recorder.values) < rounds and recorder.rounds < most:
@@ -222,7 +222,7 @@ def check(
             if beyond_chance:  # so far that looking more than once does not matter
                 break
     finally:
-        engine.plan = plan
+        engine.policy = policy
     findings, failures = recorder.findings, _failures(results)
     if judge is not None:
         results = [result for batch in batches for result in engine.generate(list(prompts), batch)]

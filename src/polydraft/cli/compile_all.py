@@ -19,7 +19,7 @@ from polydraft.engine.api import Engine
 from polydraft.errors import DrafterWarning
 from polydraft.models import load, pair
 from polydraft.models.compiled.products import compile_products
-from polydraft.policy.fixed import FixedPlan
+from polydraft.policy.fixed import FixedPolicy
 from polydraft.policy.profile import Profile
 from polydraft.train.run import untrained
 from polydraft.verifiers import pairing
@@ -27,7 +27,7 @@ from polydraft.verifiers import pairing
 GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 SAMPLED = GREEDY.with_(temperature=1.0, seed=1)
 FILTERED = SAMPLED.with_(top_p=0.9, top_k=20, min_p=0.01, repetition_penalty=1.1, logprobs=2)
-PLANS = tuple(FixedPlan(Budget.fixed(parents)) for parents in (tree.chain(3), tree.paths(2, 2), (-1, 0, 0, 1)))
+POLICIES = tuple(FixedPolicy(Budget.fixed(parents)) for parents in (tree.chain(3), tree.paths(2, 2), (-1, 0, 0, 1)))
 PROFILES = (Profile.assumed(),)
 """One that drafts, with ends by the drafts' own paths."""
 
@@ -127,9 +127,9 @@ def _generate(
     tokenizer: Any, prompts: list[list[int]], models: list[Target], kind: str, rule: str, options: Mapping[str, Any]
 ) -> None:
     """A few tokens with drafts of every shape that drafter and rule take."""
-    asked = [plan for plan in PLANS if pairing.allowed([plan.budget], _info(kind), registry.verifier(rule).info)]
+    asked = [policy for policy in POLICIES if pairing.allowed([policy.budget], _info(kind), registry.verifier(rule).info)]
     ahead = kind.partition(":")[0] == "amusd"  # which takes what waits, whatever it costs
-    sizes = [*({"plan": plan} for plan in asked), *({"profile": profile} for profile in (() if ahead else PROFILES))]
+    sizes = [*({"policy": policy} for policy in asked), *({"profile": profile} for profile in (() if ahead else PROFILES))]
     parts = {"tokenizer": tokenizer, "draft_model": models[1], "draft_tokenizer": tokenizer}
     engines = [Engine.of(models[0], **parts, drafter=kind, verifier=rule, drafter_options=options, **size) for size in sizes]
     for engine in engines:

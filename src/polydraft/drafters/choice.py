@@ -1,4 +1,4 @@
-"""Several drafters, one of which drafts in each round: the one that a plan set before the round.
+"""Several drafters, one of which drafts in each round: the one that a policy set before the round.
 
 Arms that are not asked are not called; they read what they missed when their turn comes. Which arm it is may follow from the rounds that are
 over and from tables, never from a draft of the round itself: given its past, a round is then one of a drafter with a rule that is exact

@@ -27,7 +27,7 @@ from polydraft.models.defaults import sampling_defaults
 from polydraft.models.encoding import Cuts, longest_token, num_bytes, token_ids
 from polydraft.models.hub import default_draft
 from polydraft.params import CHAT_DEFAULTS, MOST_SAMPLES
-from polydraft.policy.fixed import Plan
+from polydraft.policy.fixed import Policy
 from polydraft.policy.profile import Profile
 
 __all__ = ["Engine", "Prompt"]
@@ -67,7 +67,7 @@ class Engine(Loop):
         depth: int | None = None,
         num_paths: int | None = None,
         drafter_options: Mapping[str, Any] | None = None,
-        plan: Plan | str | None = None,
+        policy: Policy | str | None = None,
         profile: str | Profile | None = None,
         dtype: str | None = None,
         device: str | None = None,
@@ -96,9 +96,9 @@ class Engine(Loop):
         drafter: a name of `polydraft methods` (such as "model:coupled"), an object, None for plain decoding; "auto" is "model" with a draft, "eagle" with a head that is given or comes with the package, else "ngram".
             Several names, as a list or "model,ngram": each round is drafted by the one that promises most, see `policy/switch.py`.
         verifier: a name, an object, or "auto" for the best lossless rule for the drafter's law and shape.
-        depth, num_paths: a fixed plan; without them the plan follows measured costs and acceptance.
-        plan: "adaptive", "fixed" (a chain of 5 where depth and num_paths are not given), or an object.
-        profile: what `polydraft tune` saved, for the adaptive plan; without it what was measured of the same parts before, or now by a handful of
+        depth, num_paths: a fixed policy; without them the policy follows measured costs and acceptance.
+        policy: "adaptive", "fixed" (a chain of 5 where depth and num_paths are not given), or an object.
+        profile: what `polydraft tune` saved, for the adaptive policy; without it what was measured of the same parts before, or now by a handful of
             passes. A request that names a seed is decided from it and from its own steps, so that its text depends on nothing else that runs.
         drafter_options: passed to the drafter's `build`; of several drafters, by their names.
         dtype, device: of both models, for example "bfloat16" and "cuda".
@@ -123,7 +123,7 @@ class Engine(Loop):
         tensor_parallel: processes that hold a part of the target each, for one that does not fit one device, see `models.distributed`; the draft is whole
             in this one.
         device_map: which of the target's modules lie on which devices of this process, as of transformers' `from_pretrained`.
-        offered: names of further drafters, each built without options and with a plan of its own, that a request may ask for in place of `drafter`.
+        offered: names of further drafters, each built without options and with a policy of its own, that a request may ask for in place of `drafter`.
 
         Raises:
             ModelLoadError, IncompatibleError, CapacityError, UnknownNameError, InvalidInputError: each says what to do.
@@ -178,7 +178,7 @@ class Engine(Loop):
             depth=depth,
             num_paths=num_paths,
             drafter_options=drafter_options,
-            plan=plan,
+            policy=policy,
             tie_margin=tie_margin,
             law=law,
             law_options=chosen,
@@ -208,7 +208,7 @@ class Engine(Loop):
         depth: int | None = None,
         num_paths: int | None = None,
         drafter_options: Mapping[str, Any] | None = None,
-        plan: Plan | str | None = None,
+        policy: Policy | str | None = None,
         profile: str | Profile | None = None,
         eos_token_ids: Seq[int] | None = None,
         tie_margin: float | None = None,
@@ -233,14 +233,14 @@ class Engine(Loop):
         source = build.drafter(drafter, parts, drafter_options or {})
         rule = build.verifier(verifier, source)
         others = build.others(offered, source, parts)
-        kind = plan if isinstance(plan, str) else None  # an object is of one drafter
+        kind = policy if isinstance(policy, str) else None  # an object is of one drafter
 
-        def make_plan(one: Drafter) -> Plan:
-            return build.plan(kind, depth, num_paths, None, one)
+        def make_policy(one: Drafter) -> Policy:
+            return build.policy(kind, depth, num_paths, None, one)
 
-        plan = build.plan(plan, depth, num_paths, profile, source)
+        policy = build.policy(policy, depth, num_paths, profile, source)
         more: dict[str, Any] = {"tie_margin": tie_margin, "law": law, "keep_prefixes": keep_prefixes, "others": others}
-        made = cls(target, source, rule, plan, tokenizer=tokenizer, eos_token_ids=eos, make_plan=make_plan, **more)
+        made = cls(target, source, rule, policy, tokenizer=tokenizer, eos_token_ids=eos, make_policy=make_policy, **more)
         made.sampling_defaults = dict(sampling_defaults or {})
         return made
 

@@ -1,4 +1,4 @@
-"""From what an engine is asked for to its drafter, its rule and its plan."""
+"""From what an engine is asked for to its drafter, its rule and its policy."""
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
@@ -12,10 +12,10 @@ from polydraft.drafters.choice import Choice
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
 from polydraft.models.heads import kind_of, shipped
-from polydraft.policy.adaptive import AdaptivePlan
-from polydraft.policy.fixed import FixedPlan, Plan, check_room
+from polydraft.policy.adaptive import AdaptivePolicy
+from polydraft.policy.fixed import FixedPolicy, Policy, check_room
 from polydraft.policy.profile import Profile
-from polydraft.policy.switch import ChoicePlan
+from polydraft.policy.switch import ChoicePolicy
 from polydraft.verifiers import pairing
 
 AHEAD = {
@@ -183,12 +183,12 @@ def verifier(wanted: str | Verifier, source: Drafter | None) -> Verifier:
     return rule
 
 
-def plan(
-    wanted: Plan | str | None, depth: int | None, num_paths: int | None, profile: str | Profile | None, source: Drafter | None
-) -> Plan:
-    """Its plan; a drafter that chooses among several plans for each of them."""
+def policy(
+    wanted: Policy | str | None, depth: int | None, num_paths: int | None, profile: str | Profile | None, source: Drafter | None
+) -> Policy:
+    """Its policy; a drafter that chooses among several policies for each of them."""
     if isinstance(source, Choice):
-        return _choice_plan(source, wanted, depth, num_paths, profile)
+        return _choice_policy(source, wanted, depth, num_paths, profile)
     for name, value in (("depth", depth), ("num_paths", num_paths)):
         if value is not None and (not isinstance(value, Integral) or value < 1):
             raise InvalidInputError(
@@ -198,7 +198,7 @@ def plan(
     ahead: int | None = getattr(source, "lead_cap", None)
     if ahead is not None and (profile is not None or wanted == "adaptive" or num_paths not in (None, 1)):
         raise InvalidInputError(
-            f"plan={wanted!r}, profile={profile!r} and num_paths={num_paths!r} were given beside asynchronous drafting, which takes what waits of one path; "
+            f"policy={wanted!r}, profile={profile!r} and num_paths={num_paths!r} were given beside asynchronous drafting, which takes what waits of one path; "
             "expected at most a depth. Drop them."
         )
     if ahead is not None and wanted in (None, "fixed"):
@@ -206,32 +206,32 @@ def plan(
     chosen = wanted if wanted is not None else "fixed" if fixed and profile is None else "adaptive"
     if chosen != "fixed" and fixed:
         raise InvalidInputError(
-            f"depth={depth} and num_paths={num_paths} were given beside plan={wanted!r} and profile={profile!r}; "
-            "a fixed size leaves nothing to plan. Drop one of them."
+            f"depth={depth} and num_paths={num_paths} were given beside policy={wanted!r} and profile={profile!r}; "
+            "a fixed size leaves nothing to decide. Drop one of them."
         )
     if chosen == "fixed":
         depth, num_paths = depth or 5, num_paths or 1
         check_room(depth * num_paths, f"depth={depth} and num_paths={num_paths}")
-        return FixedPlan(Budget.fixed(tree.paths(num_paths, depth)))
+        return FixedPolicy(Budget.fixed(tree.paths(num_paths, depth)))
     if chosen == "adaptive":
-        return AdaptivePlan(Profile.load(profile) if isinstance(profile, str) else profile)
+        return AdaptivePolicy(Profile.load(profile) if isinstance(profile, str) else profile)
     if isinstance(chosen, str):
-        raise unknown_name("plan", chosen, ("adaptive", "fixed"))
+        raise unknown_name("policy", chosen, ("adaptive", "fixed"))
     if not hasattr(chosen, "budgets"):
         raise InvalidInputError(
-            f"plan={chosen!r} was given; expected 'adaptive', 'fixed' or an object such as `FixedPlan(Budget.fixed(tree.chain(4)))`."
+            f"policy={chosen!r} was given; expected 'adaptive', 'fixed' or an object such as `FixedPolicy(Budget.fixed(tree.chain(4)))`."
         )
     return chosen
 
 
-def _choice_plan(
-    choice: Choice, plan: Plan | str | None, depth: int | None, num_paths: int | None, profile: str | Profile | None
-) -> Plan:
-    given = {"plan": plan, "depth": depth, "num_paths": num_paths, "profile": profile}
-    if isinstance(plan, ChoicePlan) or all(v in (None, "adaptive") for v in given.values()):
-        return plan if isinstance(plan, ChoicePlan) else ChoicePlan(choice)
+def _choice_policy(
+    choice: Choice, policy: Policy | str | None, depth: int | None, num_paths: int | None, profile: str | Profile | None
+) -> Policy:
+    given = {"policy": policy, "depth": depth, "num_paths": num_paths, "profile": profile}
+    if isinstance(policy, ChoicePolicy) or all(v in (None, "adaptive") for v in given.values()):
+        return policy if isinstance(policy, ChoicePolicy) else ChoicePolicy(choice)
     said = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
     raise InvalidInputError(
-        f"{said} was given with drafters {choice.names}; expected none of these, as the plan chooses between the drafters. "
+        f"{said} was given with drafters {choice.names}; expected none of these, as the policy chooses between the drafters. "
         "Drop it, or name one drafter."
     )

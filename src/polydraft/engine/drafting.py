@@ -7,7 +7,7 @@ checked before it is scored.
 
 Rounds without any draft are not told: a drafter that pauses is not called at all, and reads what it missed in one go when it
 is asked again, with the hidden states that it needs. Only one that says so is told of every round. Auxiliary rows ride in the
-rounds for which the plan asks for drafts, and in no others.
+rounds for which the policy asks for drafts, and in no others.
 """
 
 import warnings

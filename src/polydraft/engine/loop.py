@@ -39,7 +39,7 @@ from polydraft.engine.ties import check_margin
 from polydraft.errors import BusyError, GrammarError, IncompatibleError, PolydraftError, RequestWarning
 from polydraft.models.slots import Slots
 from polydraft.params import ConstraintSource, StructuredOutputs
-from polydraft.policy.fixed import Plan
+from polydraft.policy.fixed import Policy
 
 MOST_WAITING = 65_536
 """Samples that may wait for a slot; `add_request` refuses more."""
@@ -54,12 +54,12 @@ class Inbox(Protocol):
 class Loop:
     """Continuous batching over the target's slots.
 
-    target, drafter, verifier, plan: the parts of a step, already checked against each other.
+    target, drafter, verifier, policy: the parts of a step, already checked against each other.
     tokenizer: None to work on token ids only.  eos_token_ids: ids that end a text.
     tie_margin: see `ties`; None = off.
     law: what is sampled, where it is not each request's sampling parameters alone; see `core.Decoding`.
     teaching: whether drafters learn from finished outputs; not where rounds are only measured.
-    others, make_plan: further drafters that requests may name, and the plan of each with a rule.
+    others, make_policy: further drafters that requests may name, and the policy of each with a rule.
     keep_prefixes: whether slots keep what was read for requests that begin with the same tokens, such as the next turn of a chat;
         not where prompts are measured.
     clock: of the seconds that steps take, by default the wall's, and for what a policy learns that of `polydraft.clock`; it stands still while
@@ -71,7 +71,7 @@ class Loop:
         target: Target,
         drafter: Drafter | None,
         verifier: Verifier,
-        plan: Plan,
+        policy: Policy,
         *,
         tokenizer: Any = None,
         eos_token_ids: Seq[int] = (),
@@ -81,7 +81,7 @@ class Loop:
         teaching: bool = True,
         keep_prefixes: bool = False,
         others: Mapping[str, Drafter] | None = None,
-        make_plan: Callable[[Drafter], Plan] | None = None,
+        make_policy: Callable[[Drafter], Policy] | None = None,
     ) -> None:
         check_margin(target, tie_margin)
         if law is not None:
@@ -96,7 +96,7 @@ class Loop:
         self._clock, self._pricing = working(clock or perf_counter), working(clock or pricing_clock(target))
         self._slots, self._teaching, self.law = Slots(target), teaching, law
         self._second = Second(law, target, self._slots) if isinstance(law, SecondSequenceDecoding) else None
-        self.menu = Menu(target, Speculation(drafter, verifier, plan), others, make_plan)
+        self.menu = Menu(target, Speculation(drafter, verifier, policy), others, make_policy)
         self._admission = Admission(target, tokenizer, self.eos_token_ids, self.menu, law, self._second)
         self._filling = Filling(target, self._clock)
         self._keeps = (
@@ -118,13 +118,13 @@ class Loop:
         self._stepping = threading.Lock()
 
     @property
-    def plan(self) -> Plan:
+    def policy(self) -> Policy:
         """Of the requests that name neither drafter nor rule; another one holds for those that come."""
-        return self.menu.default.plan
+        return self.menu.default.policy
 
-    @plan.setter
-    def plan(self, plan: Plan) -> None:
-        self.menu.plan_by(plan)
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self.menu.decide_by(policy)
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -361,8 +361,8 @@ class Loop:
     def _round(self, chosen: Speculation, sequences: list[Sequence], riding: Mapping[Sequence, int]) -> RoundTime:
         """One round of sequences that are drafted for alike, with pieces of new ones in its pass."""
         stop_ids = frozenset(self.eos_token_ids)
-        parts = self.target, chosen.drafter, chosen.verifier, chosen.plan, stop_ids, self.tie_margin
-        time = getattr(chosen.plan, "time", None)
+        parts = self.target, chosen.drafter, chosen.verifier, chosen.policy, stop_ids, self.tie_margin
+        time = getattr(chosen.policy, "time", None)
         began = self._pricing() if time else 0.0
         done = Stepper(*parts, self.law, self._second, clock=self._clock)(sequences, riding)
         start = self._clock()

@@ -92,7 +92,7 @@ class Result:
     """What `generate` returns for one prompt: `n` samples; the properties are those of the first.
 
     index: number of the prompt in its call. Sample j's noise is a function of (`seed`, j, index): this result alone is repeated, for the same
-        plan, by `generate(prompt, params.with_(seed=result.seed), first_index=result.index)`.
+        policy, by `generate(prompt, params.with_(seed=result.seed), first_index=result.index)`.
     lossless: whether the output follows the law that is named by `lossless_to` exactly.
     """
 

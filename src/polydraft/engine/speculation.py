@@ -1,4 +1,4 @@
-"""How sequences are drafted for: a drafter, a rule that is exact for it, and a plan; each request may name its own of those there are."""
+"""How sequences are drafted for: a drafter, a rule that is exact for it, and a policy; each request may name its own of those there are."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from polydraft.core import Drafter, Target, Verifier
 from polydraft.engine import build
 from polydraft.engine.needs import check_drafter
 from polydraft.errors import unknown_name
-from polydraft.policy.fixed import FixedPlan, Plan
+from polydraft.policy.fixed import FixedPolicy, Policy
 from polydraft.verifiers import pairing
 from polydraft.verifiers.match import match
 
@@ -18,11 +18,11 @@ __all__ = ["PLAIN", "Menu", "Speculation"]
 
 @dataclass(frozen=True, eq=False)
 class Speculation:
-    """Drafter, rule and plan, checked against each other; drafter None decodes plainly."""
+    """Drafter, rule and policy, checked against each other; drafter None decodes plainly."""
 
     drafter: Drafter | None
     verifier: Verifier
-    plan: Plan
+    policy: Policy
 
     @property
     def source(self) -> str:
@@ -30,13 +30,13 @@ class Speculation:
         return "none" if self.drafter is None else self.drafter.info.name
 
 
-PLAIN = Speculation(None, match, FixedPlan(Budget.fixed((-1,))))
+PLAIN = Speculation(None, match, FixedPolicy(Budget.fixed((-1,))))
 
 
 class Menu:
     """What requests may name: the drafters that an engine was built with, each with any rule that is exact for it.
 
-    default: of requests that name nothing.  others: further drafters, by name.  make_plan: for each pair that is asked for.
+    default: of requests that name nothing.  others: further drafters, by name.  make_policy: for each pair that is asked for.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class Menu:
         target: Target,
         default: Speculation,
         others: Mapping[str, Drafter] | None = None,
-        make_plan: Callable[[Drafter], Plan] | None = None,
+        make_policy: Callable[[Drafter], Policy] | None = None,
     ) -> None:
-        self.default, self._target, self._make_plan = default, target, make_plan
+        self.default, self._target, self._make_policy = default, target, make_policy
         self._drafters: dict[str, Drafter | None] = {"none": None, **(others or {}), default.source: default.drafter}
         self._known = {(default.source, default.verifier.info.name): default}
         self._lock = threading.Lock()
@@ -57,9 +57,9 @@ class Menu:
         for name in others or {}:
             self.find(name)
 
-    def plan_by(self, plan: Plan) -> None:
-        """Give the default another plan."""
-        self.default = replace(self.default, plan=plan)
+    def decide_by(self, policy: Policy) -> None:
+        """Give the default another policy."""
+        self.default = replace(self.default, policy=policy)
         self._known[self.default.source, self.default.verifier.info.name] = self.default
 
     @property
@@ -76,7 +76,7 @@ class Menu:
 
         Raises:
             UnknownNameError: a drafter that the engine was not built with, or no rule.
-            IncompatibleError: a rule that is not exact for the drafter, or a plan of trees for which one of them is not.
+            IncompatibleError: a rule that is not exact for the drafter, or a policy of trees for which one of them is not.
         """
         wanted = self.default.source if drafter in (None, "auto") else drafter
         rule = "auto" if verifier is None else verifier
@@ -87,16 +87,16 @@ class Menu:
         source = self._drafters[wanted]
         made = build.verifier(rule, source)
         if source is None:
-            return Speculation(None, made, PLAIN.plan)
+            return Speculation(None, made, PLAIN.policy)
         with self._lock:
             key = wanted, made.info.name
             if key not in self._known:
-                plan = self._make_plan(source) if self._make_plan else self.default.plan
-                _prepare(self._target, Speculation(source, made, plan))
-                self._known[key] = Speculation(source, made, plan)
+                policy = self._make_policy(source) if self._make_policy else self.default.policy
+                _prepare(self._target, Speculation(source, made, policy))
+                self._known[key] = Speculation(source, made, policy)
             return self._known[key]
 
 
 def _prepare(target: Target, chosen: Speculation) -> None:
-    if chosen.drafter is not None and (prepare := getattr(chosen.plan, "prepare", None)):
+    if chosen.drafter is not None and (prepare := getattr(chosen.policy, "prepare", None)):
         prepare(target, chosen.drafter, chosen.verifier)

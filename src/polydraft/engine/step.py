@@ -1,6 +1,6 @@
 """One round for a batch of running sequences: draft, score, verify, keep.
 
-propose   a token tree for each sequence, within the plan's budget
+propose   a token tree for each sequence, within the policy's budget
 score     every distinct prefix once, in one pass of the target
 law       logits -> p, each node with the context of its own path
 verify    the rule's verdict, then two draws: stop node and extra token
@@ -43,7 +43,7 @@ from polydraft.engine.sequence import Sequence
 from polydraft.engine.stats import Stopwatch
 from polydraft.engine.ties import rescored
 from polydraft.models.slots import TREE_ROOM
-from polydraft.policy.fixed import Plan
+from polydraft.policy.fixed import Policy
 from polydraft.tree import Dedup, dedup
 from polydraft.verifiers import greedy
 from polydraft.verifiers.match import match
@@ -98,7 +98,7 @@ class Stepper:
     target: Target
     drafter: Drafter | None
     verifier: Verifier
-    plan: Plan
+    policy: Policy
     stop_ids: frozenset[int]
     tie_margin: float | None = None
     law: Decoding | None = None
@@ -140,7 +140,7 @@ class Stepper:
             with watch.phase("drafting"):
                 if self.drafter is not None and (budgets or self.drafter.needs.each_round):
                     drafting.observe(self.target, self.drafter, done.sequences, done.outcome, done.scores)
-            self.plan.learn(done.sequences, done.draft, done.processed, done.outcome)
+            self.policy.learn(done.sequences, done.draft, done.processed, done.outcome)
             self._record(done)
         return replace(done, num_scored=num_scored, seconds=watch.stop())
 
@@ -170,7 +170,7 @@ class Stepper:
         """One each; none where nothing is to be drafted."""
         if self.drafter is None:
             return []
-        budgets = [s.request.budget or g for s, g in zip(sequences, self.plan.budgets(sequences), strict=True)]
+        budgets = [s.request.budget or g for s, g in zip(sequences, self.policy.budgets(sequences), strict=True)]
         if not any(g.max_depth for g in budgets):
             return []
         budgets = [g.within(self._room(s)) for g, s in zip(budgets, sequences, strict=True)]

@@ -190,7 +190,7 @@ class _Run:
         seeds = torch.randint(2**62, (len(input_ids),)).tolist() if config.do_sample else [0] * len(input_ids)
         self.rows = [_Row(b, input_ids[b], real[b], params, seeds[b]) for b in range(len(input_ids))]
         self.law = ProcessedLaw(by_row, [row.padding for row in self.rows], config.do_sample)
-        self.stepper = Stepper(engine.target, engine.drafter, engine.verifier, engine.plan, frozenset(), law=self.law)
+        self.stepper = Stepper(engine.target, engine.drafter, engine.verifier, engine.policy, frozenset(), law=self.law)
         self.keeps_scores = config.return_dict_in_generate and config.output_scores
         self.keeps_logits = config.return_dict_in_generate and config.output_logits
 

@@ -25,7 +25,7 @@ from polydraft.policy.fixed import Sequence
 from polydraft.policy.marginal import MOST_DEPTH, Expected, depth_of, least_reach, pays, speed_of
 from polydraft.policy.profile import Profile, check_identity, profile_of
 
-__all__ = ["AdaptivePlan"]
+__all__ = ["AdaptivePolicy"]
 
 FIRST_PAUSE, LONGEST_PAUSE = 8, 256
 HELD, LOOK, SURE = 4, 2, 16
@@ -57,14 +57,14 @@ class Course:
     looks: int = 0
 
 
-class AdaptivePlan:
+class AdaptivePolicy:
     """Drafts by the marginal rule; see the module.
 
     profile: None for one that is measured when the engine is built.
 
     Example:
-        >>> plan = AdaptivePlan(Profile.assumed())
-        >>> plan.best(0.9).max_depth > plan.best(0.5).max_depth > plan.best(0.02).max_depth == 0
+        >>> policy = AdaptivePolicy(Profile.assumed())
+        >>> policy.best(0.9).max_depth > policy.best(0.5).max_depth > policy.best(0.02).max_depth == 0
         True
     """
 

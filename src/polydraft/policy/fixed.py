@@ -1,4 +1,4 @@
-"""What an engine asks of a plan, and the plan that gives every round the same size."""
+"""What an engine asks of a policy, and the policy that gives every round the same size."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from polydraft.errors import CapacityError
 from polydraft.models.slots import TREE_ROOM
 from polydraft.verifiers import pairing
 
-__all__ = ["FixedPlan", "Plan", "Sequence", "check_draft", "check_room"]
+__all__ = ["FixedPolicy", "Policy", "Sequence", "check_draft", "check_room"]
 
 
 class Sequence(Protocol):
-    """What a plan knows of a running sequence. token_ids: prompt and output.  state: the drafter's.  drafting: False where its drafter is off."""
+    """What a policy knows of a running sequence. token_ids: prompt and output.  state: the drafter's.  drafting: False where its drafter is off."""
 
     request: Request
     token_ids: list[int]
@@ -24,10 +24,10 @@ class Sequence(Protocol):
     drafting: bool
 
 
-class Plan(Protocol):
+class Policy(Protocol):
     """Budgets for the next round of each sequence.
 
-    One that has `prepare(target, drafter, verifier)` is given the parts before it plans, and one that has `time(seconds)` is
+    One that has `prepare(target, drafter, verifier)` is given the parts before it decides, and one that has `time(seconds)` is
     told what the step took that it has just learnt from, by phase.
     """
 
@@ -39,12 +39,12 @@ class Plan(Protocol):
 
 
 @dataclass(frozen=True)
-class FixedPlan:
+class FixedPolicy:
     """The same budget in every round, for reproducible comparisons.
 
     Example:
         >>> from polydraft.tree import paths
-        >>> FixedPlan(Budget.fixed(paths(2, 4))).budget.max_nodes
+        >>> FixedPolicy(Budget.fixed(paths(2, 4))).budget.max_nodes
         8
     """
 
@@ -67,7 +67,7 @@ class FixedPlan:
         return [self.budget] * len(sequences)
 
     def learn(self, sequences: Seq[Any], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
-        """Nothing: the plan is fixed."""
+        """Nothing: the policy is fixed."""
 
 
 def check_draft(budget: Budget, drafter: Method, verifier: Method) -> None:

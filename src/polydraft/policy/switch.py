@@ -1,4 +1,4 @@
-"""A plan for several drafters: each round is drafted by the one whose plan promises most tokens per second.
+"""A policy for several drafters: each round is drafted by the one whose policy promises most tokens per second.
 
 An arm promises what its own policy expects of its drafts, from its own profile and its own record of acceptance,
 with drafts for the share of the batch for which it has something to draft.
@@ -19,11 +19,11 @@ from torch import Tensor
 
 from polydraft.core import Budget, Draft, Drafter, Outcome, Target, Verifier
 from polydraft.drafters.choice import Choice
-from polydraft.policy.adaptive import AdaptivePlan
+from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.fixed import Sequence
 from polydraft.verifiers.by_law import RuleByLaw
 
-__all__ = ["ChoicePlan"]
+__all__ = ["ChoicePolicy"]
 
 ONE = Budget.fixed((-1, 0))
 FIRST_WAIT, LONGEST_WAIT = 4, 256
@@ -38,38 +38,38 @@ class _Waits:
     wait: list[int]
 
 
-class ChoicePlan:
-    """A plan for `Choice`: an adaptive plan for each arm, and the arm of the highest promise; see the module.
+class ChoicePolicy:
+    """A policy for `Choice`: an adaptive policy for each arm, and the arm of the highest promise; see the module.
 
-    plans: in the order of the arms; without them costs are learnt.
+    policies: in the order of the arms; without them costs are learnt.
 
     Example:
         >>> from polydraft.drafters.text.ngram import NgramDrafter
         >>> from polydraft.drafters.text.suffix import SuffixDrafter
-        >>> plan = ChoicePlan(Choice({"ngram": NgramDrafter(), "suffix": SuffixDrafter()}))
-        >>> len(plan.plans)
+        >>> policy = ChoicePolicy(Choice({"ngram": NgramDrafter(), "suffix": SuffixDrafter()}))
+        >>> len(policy.policies)
         2
     """
 
-    def __init__(self, choice: Choice, plans: Seq[AdaptivePlan] | None = None) -> None:
+    def __init__(self, choice: Choice, policies: Seq[AdaptivePolicy] | None = None) -> None:
         self.choice = choice
-        self.plans = [AdaptivePlan() for _ in choice.arms] if plans is None else list(plans)
+        self.policies = [AdaptivePolicy() for _ in choice.arms] if policies is None else list(policies)
         self._waits: WeakKeyDictionary[Any, _Waits] = WeakKeyDictionary()
         self._before = -1
 
     def prepare(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
-        """Get each arm's sizes and profile; see `AdaptivePlan.prepare`."""
-        for plan, arm in zip(self.plans, self.choice.arms, strict=True):
+        """Get each arm's sizes and profile; see `AdaptivePolicy.prepare`."""
+        for policy, arm in zip(self.policies, self.choice.arms, strict=True):
             (law,) = arm.info.laws
-            plan.prepare(target, arm, verifier.rules[law] if isinstance(verifier, RuleByLaw) else verifier)
+            policy.prepare(target, arm, verifier.rules[law] if isinstance(verifier, RuleByLaw) else verifier)
 
     def _promise(self, i: int, sequences: Seq[Sequence], share: float = 1.0) -> float:
         """Tokens per second with arm i where it has a draft for this share of the batch."""
-        return self.plans[i].promise(sequences, share)
+        return self.policies[i].promise(sequences, share)
 
     def _pick(self, sequences: Seq[Sequence], waits: Seq[_Waits]) -> tuple[int, bool]:
         """The arm of this round, and whether it is on trial. Arms are looked up in the order of what they promise, as far as needed."""
-        live, arms = [s.state for s in sequences if s.drafting], range(len(self.plans))
+        live, arms = [s.state for s in sequences if s.drafting], range(len(self.policies))
         if not live:
             return 0, False
         promises = [self._promise(i, sequences) for i in arms]
@@ -91,25 +91,25 @@ class ChoicePlan:
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         """One each, for the arm that this sets as the current one."""
-        arms = len(self.plans)
+        arms = len(self.policies)
         waits = [self._waits.setdefault(s, _Waits([0] * arms, [FIRST_WAIT] * arms)) for s in sequences]
         current, trial = self._pick(sequences, waits)
         for w in waits:
             w.wait[current] = min(2 * w.wait[current], LONGEST_WAIT) if trial else FIRST_WAIT
             w.idle = [0 if i == current else n + 1 for i, n in enumerate(w.idle)]
         self.choice.current = current
-        plan = self.plans[current]
-        budgets = plan.budgets(sequences)
+        policy = self.policies[current]
+        budgets = policy.budgets(sequences)
         if trial and not any(g.max_depth for g in budgets):
-            budgets = plan.give(sequences, [ONE if s.drafting else g for s, g in zip(sequences, budgets, strict=True)])
+            budgets = policy.give(sequences, [ONE if s.drafting else g for s, g in zip(sequences, budgets, strict=True)])
         return budgets
 
     def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         """Fold the round into the records of the arm that drafted."""
-        self.plans[self.choice.current].learn(sequences, draft, processed, outcome)
+        self.policies[self.choice.current].learn(sequences, draft, processed, outcome)
 
     def time(self, seconds: Mapping[str, float]) -> None:
-        """Tell the plan of the arm that drafted, unless it had to read what others drafted first."""
+        """Tell the policy of the arm that drafted, unless it had to read what others drafted first."""
         if self.choice.current == self._before:
-            self.plans[self.choice.current].time(seconds)
+            self.policies[self.choice.current].time(seconds)
         self._before = self.choice.current

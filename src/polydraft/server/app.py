@@ -22,7 +22,7 @@ from polydraft.engine.asynchronous import AsyncEngine
 from polydraft.engine.output import StepOutput
 from polydraft.errors import IncompatibleError, InvalidInputError, PolydraftError
 from polydraft.params import SamplingParams, StructuredOutputs
-from polydraft.policy.fixed import FixedPlan
+from polydraft.policy.fixed import FixedPolicy
 from polydraft.server import errors
 from polydraft.server.answers import Answer, Chat, Completion, check
 from polydraft.server.errors import ApiError
@@ -354,7 +354,7 @@ class _Routes:
     def _speculation(self, asked: Speculation, params: SamplingParams) -> dict[str, Any]:
         """Drafter, rule and size that are asked for, as the engine takes them."""
         chosen, budget = self.engine.engine.menu.find(asked.drafter, asked.verifier), asked.budget()
-        rule, fixed = chosen.verifier.info, budget is not None or isinstance(chosen.plan, FixedPlan)
+        rule, fixed = chosen.verifier.info, budget is not None or isinstance(chosen.policy, FixedPolicy)
         if asked.seed_exact and not (params.greedy or fixed or rule.shared_noise):
             raise ApiError(
                 400, f"seed_exact was asked for, but how much {chosen.source!r} drafts follows the load, and with the rule {rule.name!r} so does the "

@@ -15,8 +15,8 @@ from polydraft.core import Budget, SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
 from polydraft.policy.acceptance import FIRST, NEXT
-from polydraft.policy.adaptive import AdaptivePlan
-from polydraft.policy.fixed import FixedPlan, Plan
+from polydraft.policy.adaptive import AdaptivePolicy
+from polydraft.policy.fixed import FixedPolicy, Policy
 from polydraft.policy.marginal import Expected, speed_of
 from polydraft.policy.profile import Profile
 from polydraft.verifiers import pairing
@@ -35,7 +35,7 @@ class Trial:
     """One setting that is run. budget: of a fixed one."""
 
     name: str
-    plan: Plan
+    policy: Policy
     budget: Budget | None = None
     tokens: int = 0
     steps: int = 0
@@ -80,13 +80,13 @@ class Tuning:
             )
         if adaptive.measured >= 0.97 * best.measured:
             return (
-                f"Leave the plan adaptive: {adaptive.measured / plain.measured:.2f} times plain decoding; the best fixed shape, "
+                f"Leave the policy adaptive: {adaptive.measured / plain.measured:.2f} times plain decoding; the best fixed shape, "
                 f"{best.name}, makes {best.measured:.0f} tokens/s, adaptive {adaptive.measured:.0f}."
             )
         assert best.budget is not None
         return (
             f"Use --num-paths {best.budget.width} --depth {best.budget.max_depth}: {best.measured / plain.measured:.2f} times plain decoding "
-            f"({best.measured:.0f} against {plain.measured:.0f} tokens/s); the adaptive plan makes {adaptive.measured:.0f}."
+            f"({best.measured:.0f} against {plain.measured:.0f} tokens/s); the adaptive policy makes {adaptive.measured:.0f}."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,19 +126,19 @@ def tune(
     if engine.law is not None:
         raise InvalidInputError(
             f"an engine whose outputs follow {engine.lossless_to} was given; expected one that samples from its target. Build it without law=...; with a "
-            "law, the adaptive plan learns its costs while requests run."
+            "law, the adaptive policy learns its costs while requests run."
         )
     if not prompts:
         raise InvalidInputError("no prompt was given; expected at least one. Give some with --prompts FILE.")
     wanted = replace(params or SamplingParams(max_tokens=64), ignore_eos=True, seed=None)
-    adaptive, drafter = AdaptivePlan(), engine.drafter
+    adaptive, drafter = AdaptivePolicy(), engine.drafter
     adaptive.prepare(engine.target, drafter, engine.verifier)
-    trials = [Trial("plain", FixedPlan(Budget.fixed((-1,)))), Trial("adaptive", adaptive)]
+    trials = [Trial("plain", FixedPolicy(Budget.fixed((-1,)))), Trial("adaptive", adaptive)]
     for budget in pairing.allowed(shapes, drafter.info, engine.verifier.info):
         name = f"chain of {budget.max_depth}" if budget.width == 1 else f"{budget.width} paths of {budget.max_depth}"
-        trials.append(Trial(name, FixedPlan(budget), budget))
+        trials.append(Trial(name, FixedPolicy(budget), budget))
     loops = [
-        Engine(engine.target, None if t.name == "plain" else drafter, engine.verifier, t.plan, clock=clock(engine.target))
+        Engine(engine.target, None if t.name == "plain" else drafter, engine.verifier, t.policy, clock=clock(engine.target))
         for t in trials
     ]
     for number in range(repetitions * len(prompts)):
