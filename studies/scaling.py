@@ -264,7 +264,7 @@ def picture(curves: Sequence[Curve], path: Path) -> None:
 
 
 def main(out: Out = Path("build/scaling"), quick: Quick = False) -> None:
-    """Write curves.json and curves.png, and print the tables of docs/scaling.md."""
+    """Write curves.json and curves.png, and print the tables of docs/results/scaling.md."""
     torch.set_num_threads(1)
     found = scaling(quick=quick, progress=lambda name: typer.echo(f"measuring by {name} ...", err=True))
     typer.echo(markdown(found))

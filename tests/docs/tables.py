@@ -10,7 +10,7 @@ from tests.exactness.validity import markdown as validity
 DOCS = Path(__file__).parents[2] / "docs"
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "methods": ("methods.md", methods),
-    "validity": ("losslessness.md", validity),
+    "validity": ("results/exactness.md", validity),
 }
 
 
