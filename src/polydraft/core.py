@@ -532,6 +532,22 @@ class EncoderDecoder(Target, Protocol):
 
 
 @runtime_checkable
+class BlockCopying(Target, Protocol):
+    """A target whose KV cache entries can be copied out of a slot, and back into any, in blocks of `block_tokens` tokens; 0 where it cannot now."""
+
+    block_tokens: int
+    bytes_per_token: int
+
+    def read_block(self, slot: int, start: int) -> Any:
+        """A copy of the entries of a block of committed tokens; start: a multiple of `block_tokens`."""
+        ...
+
+    def write_block(self, slot: int, entries: Any) -> None:
+        """Append a block to a slot that holds whole blocks; its tokens are committed."""
+        ...
+
+
+@runtime_checkable
 class Mixing(Target, Protocol):
     """A target whose passes take pieces of prompts beside the trees of others."""
 

@@ -101,3 +101,29 @@ def test_a_slot_that_kept_most_is_taken_and_then_an_empty_one(model):
     slots.give_back(other)
     slots.give_back(taken, [5, 6, 7])
     assert slots.take([9]) == other
+
+
+@pytest.mark.parametrize("drafter", [None, "ngram"])
+def test_the_next_turn_of_many_conversations_reads_only_what_is_new(model, drafter):
+    kept, fresh = engine(model, drafter=drafter, prefix_cache_bytes=1 << 28), engine(model, drafter=drafter, keep_prefixes=False)
+    turns = [
+        kept.encode(f"class Number{number}:\n" + f"    def function_{number}(a, b):\n        return a\n\n" * 8)
+        for number in range(20)
+    ]
+    answers = kept.generate(turns, GREEDY)
+    nexts = [[*r.prompt_token_ids, *r.token_ids, *kept.encode("\nimport os\n")] for r in answers]
+    again = kept.generate(nexts, GREEDY)
+    block = model.block_tokens
+    unread = [
+        len(r.prompt_token_ids) + len(r.token_ids) - later.stats.cached_tokens for r, later in zip(answers, again, strict=True)
+    ]
+    assert max(unread) <= block
+    assert [r.token_ids for r in again] == [r.token_ids for r in fresh.generate(nexts, GREEDY)]
+    assert kept.prefix_cache is not None and kept.prefix_cache.hit_tokens > 18 * min(map(len, turns)) // 2
+
+
+def test_texts_whose_slots_are_taken_are_forgotten_without_a_prefix_cache(model):
+    made = engine(model)
+    turns = [made.encode(f"def function_{number}(a, b):\n    return") for number in range(5)]
+    first = made.generate(turns, GREEDY)
+    assert made.generate([[*first[0].prompt_token_ids, *first[0].token_ids]], GREEDY)[0].stats.cached_tokens < len(turns[0]) // 2

@@ -53,6 +53,13 @@ def serve(
     tensor_parallel: given.TensorParallel = None,
     max_model_len: Annotated[int | None, given.models("Longest prompt plus output, in tokens.")] = None,
     max_num_seqs: Annotated[int, given.models("Samples that run at the same time; each has a place in the cache.", min=1)] = 8,
+    prefix_cache_bytes: Annotated[
+        int | None,
+        given.models(
+            "Most memory for KV cache entries of finished texts, beside the slots, in bytes; default: an eighth of the free memory, at most 8 GiB.",
+            min=0,
+        ),
+    ] = None,
     host: Annotated[str, given.server("Address to listen on; 0.0.0.0 is every one of this machine.")] = "127.0.0.1",
     port: Annotated[int, given.server("Port; 0 takes a free one.", min=0, max=65535)] = 8000,
     served_model_name: Annotated[str | None, given.server("Name that clients give; default: the model's.")] = None,
@@ -107,7 +114,7 @@ def serve(
         "threads": threads,
         "tensor_parallel": tensor_parallel,
     }
-    options |= {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
+    options |= {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs, "prefix_cache_bytes": prefix_cache_bytes}
     if replicas is not None:
         scale = {"replicas": replicas, "max_replicas": max_replicas, "cpus": cpus, "gpus": gpus, "max_waiting": max_waiting}
         _replicas(name, listening, address, settings, {"model": chosen, "draft_model": draft_model, **scale, **options})

@@ -26,6 +26,7 @@ from polydraft.models import load, pair
 from polydraft.models.defaults import sampling_defaults
 from polydraft.models.encoding import Cuts, longest_token, num_bytes, token_ids
 from polydraft.models.hub import default_draft
+from polydraft.models.memory import default_prefix_cache_bytes
 from polydraft.params import CHAT_DEFAULTS, MOST_SAMPLES
 from polydraft.policy.fixed import Policy
 from polydraft.policy.profile import Profile
@@ -79,6 +80,7 @@ class Engine(Loop):
         threads: int | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
+        prefix_cache_bytes: int | None = None,
         tie_margin: float | None = None,
         law: str | Decoding | None = None,
         law_options: Mapping[str, Any] | None = None,
@@ -113,6 +115,8 @@ class Engine(Loop):
         threads: that a compiled pass runs on; bits do not depend on it. None: the cores that are idle, one for small models.
         max_model_len: longest prompt plus output in tokens; default: the models' own limit.
         max_num_seqs: sequences that run at the same time.
+        prefix_cache_bytes: most memory for the KV cache entries of finished texts, beside the slots, the least recently used dropped first; 0: none.
+            Default: an eighth of the free memory, at most 8 GiB.
         tie_margin: in float16 and bfloat16, greedy decisions between logits closer than this are made by a pass that does
             not depend on the draft or the batch; None = off. 0.25 is ample for logits of the usual size.
         law: what is sampled, where it is more than each request's sampling parameters on the target's logits: a name of `polydraft methods`, or
@@ -184,6 +188,7 @@ class Engine(Loop):
             law_options=chosen,
             profile=profile,
             keep_prefixes=True,
+            prefix_cache_bytes=default_prefix_cache_bytes() if prefix_cache_bytes is None else prefix_cache_bytes,
             offered=offered,
             asynchronous=asynchronous,
             sampling_defaults=sampling_defaults(target),
@@ -215,11 +220,12 @@ class Engine(Loop):
         law: str | Decoding | None = None,
         law_options: Mapping[str, Any] | None = None,
         keep_prefixes: bool = False,
+        prefix_cache_bytes: int = 0,
         offered: Seq[str] = (),
         asynchronous: bool = False,
         sampling_defaults: Mapping[str, Any] | None = None,
     ) -> "Engine":
-        """An engine from objects that are already there; see `from_pretrained`, and `Loop` for `keep_prefixes`.
+        """An engine from objects that are already there; see `from_pretrained`, and `Loop` for `keep_prefixes` and `prefix_cache_bytes`.
 
         sampling_defaults: fields of `SamplingParams` for requests that name none, see `default_params`.
         """
@@ -240,6 +246,7 @@ class Engine(Loop):
 
         policy = build.policy(policy, depth, num_paths, profile, source)
         more: dict[str, Any] = {"tie_margin": tie_margin, "law": law, "keep_prefixes": keep_prefixes, "others": others}
+        more["prefix_cache_bytes"] = prefix_cache_bytes
         made = cls(target, source, rule, policy, tokenizer=tokenizer, eos_token_ids=eos, make_policy=make_policy, **more)
         made.sampling_defaults = dict(sampling_defaults or {})
         return made

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from polydraft.clock import clock as pricing_clock
 from polydraft.compile_time import working
-from polydraft.core import Decoding, Drafter, EncoderDecoder, Request, SecondSequenceDecoding, Target, Verifier
+from polydraft.core import BlockCopying, Decoding, Drafter, EncoderDecoder, Request, SecondSequenceDecoding, Target, Verifier
 from polydraft.engine import drafting
 from polydraft.engine.admission import Admission
 from polydraft.engine.filling import Filling, RoundTime
@@ -37,6 +37,7 @@ from polydraft.engine.stats import Stopwatch
 from polydraft.engine.step import Stepper
 from polydraft.engine.ties import check_margin
 from polydraft.errors import BusyError, GrammarError, IncompatibleError, PolydraftError, RequestWarning
+from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.slots import Slots
 from polydraft.params import ConstraintSource, StructuredOutputs
 from polydraft.policy.fixed import Policy
@@ -62,6 +63,7 @@ class Loop:
     others, make_policy: further drafters that requests may name, and the policy of each with a rule.
     keep_prefixes: whether slots keep what was read for requests that begin with the same tokens, such as the next turn of a chat;
         not where prompts are measured.
+    prefix_cache_bytes: most bytes of KV cache entries that stay, beside the slots, of texts whose slots were taken for others; 0: none.
     clock: of the seconds that steps take, by default the wall's, and for what a policy learns that of `polydraft.clock`; it stands still while
         functions are compiled.
     """
@@ -80,6 +82,7 @@ class Loop:
         clock: Callable[[], float] | None = None,
         teaching: bool = True,
         keep_prefixes: bool = False,
+        prefix_cache_bytes: int = 0,
         others: Mapping[str, Drafter] | None = None,
         make_policy: Callable[[Drafter], Policy] | None = None,
     ) -> None:
@@ -105,6 +108,8 @@ class Loop:
             and getattr(target, "rolls_back", True)
             and not isinstance(target, EncoderDecoder)
         )
+        if self._keeps and isinstance(target, BlockCopying):
+            self._slots.prefix_cache = PrefixCache(target, prefix_cache_bytes)
         self._asked: deque[Sequence | str] = deque()
         """Sequences to add and ids of requests to abort, in the order of the calls."""
         self._waiting: OrderedDict[Sequence, None] = OrderedDict()
@@ -140,6 +145,11 @@ class Loop:
     def num_free(self) -> int:
         """Slots that nobody has."""
         return self._slots.num_free
+
+    @property
+    def prefix_cache(self) -> PrefixCache | None:
+        """KV cache entries that outlive their slots; None where the target cannot copy them."""
+        return self._slots.prefix_cache
 
     @property
     def num_waiting(self) -> int:

@@ -141,6 +141,16 @@ class SlotCache(Cache):
             flat = stack.flatten(1, 2)
             flat.index_copy_(1, here[stack.device], flat.index_select(1, there[stack.device]))
 
+    def read(self, slot: int, start: int, count: int) -> list[Tensor]:
+        """Copies of so many columns of a slot, in the memory of the CPU."""
+        return [stack[:, self._row_of[slot], start : start + count].to("cpu", copy=True) for stack in self._stacks]
+
+    def write(self, slot: int, start: int, columns: Sequence[Tensor]) -> None:
+        """Columns of a slot from what `read` copied."""
+        row = self.row(slot)
+        for stack, entries in zip(self._stacks, columns, strict=True):
+            stack[:, row, start : start + entries.shape[1]] = entries
+
     def _places_of(self, cells: np.ndarray) -> dict[torch.device, Tensor]:
         rows = np.array([self.row(slot) for slot in cells[:, 0].tolist()], np.int64)
         return self._sent(rows * self.num_columns + cells[:, 1])

@@ -122,6 +122,7 @@ class ShardedTarget(HFTarget):
         distributed.all_reduce(length, distributed.ReduceOp.MIN)
         return super().open_slots(int(length), max_num_seqs, **sizes)
 
+    block_tokens = 0  # each rank holds a part of the entries
     prefill = _everywhere(HFTarget.prefill)
     score = _everywhere(HFTarget.score)
     commit = _everywhere(HFTarget.commit)

@@ -329,6 +329,18 @@ class HFTarget(SlotModel):
         """See `slots.SlotModel.move`."""
         self._cache.move(source, target)
 
+    block_tokens = 16
+
+    def read_block(self, slot: int, start: int) -> list[Tensor]:
+        """See `core.BlockCopying`; it lies in the memory of the CPU."""
+        return self._cache.read(slot, start, self.block_tokens)
+
+    @torch.inference_mode()
+    def write_block(self, slot: int, entries: list[Tensor]) -> None:
+        """See `core.BlockCopying`."""
+        self._cache.write(slot, int(self.lengths[slot]), entries)
+        self.appended([slot], self.block_tokens)
+
     @torch.inference_mode()
     def release(self, slots: Sequence[int]) -> None:
         """Empty the slots; those that are empty already are ignored."""

@@ -11,7 +11,7 @@ from numba import njit
 from polydraft.errors import CapacityError
 from polydraft.models.compiled.vectors import aligned
 
-__all__ = ["available_bytes", "check_memory", "fitting_length", "read_bandwidth", "weight_bytes"]
+__all__ = ["available_bytes", "check_memory", "default_prefix_cache_bytes", "fitting_length", "read_bandwidth", "weight_bytes"]
 
 SHORTEST = 512
 """A default context is not cut below this."""
@@ -59,6 +59,16 @@ def fitting_length(context: int, bytes_per_token: int, scratch: int, device: tor
     """
     fits = available_bytes(device) // 2 // bytes_per_token - scratch
     return min(context, max(fits, SHORTEST))
+
+
+def default_prefix_cache_bytes() -> int:
+    """Of KV cache entries that outlive their slots: an eighth of the free memory, at most 8 GiB.
+
+    Example:
+        >>> 0 < default_prefix_cache_bytes() <= 8 << 30
+        True
+    """
+    return min(available_bytes(torch.device("cpu")) // 8, 8 << 30)
 
 
 def read_bandwidth(num_bytes: int = 256 << 20, rounds: int = 15, device: str = "cpu") -> float:

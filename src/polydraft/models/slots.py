@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from polydraft.core import Outcome, Scores, Target, TokenTree
 from polydraft.errors import CapacityError, InvalidInputError
 from polydraft.models.memory import check_memory, fitting_length
+from polydraft.models.prefix_cache import PrefixCache
 
 __all__ = ["TREE_ROOM", "SlotModel", "Slots", "common_length", "given_back_on_error", "special_ids"]
 
@@ -73,13 +74,16 @@ class SlotModel(ABC):
 
     lengths: [slots] committed tokens, to be read; they change by `prefill`, `commit`, `cut`, `copy` and `release`.
     max_model_len: most tokens of a sequence.  max_num_seqs: slots.  passes: forward passes so far.
-    cache_bytes: the KV cache of all slots when they are full.  cache_grows: whether memory is taken only as tokens are written.
+    cache_bytes: the KV cache of all slots when they are full.  bytes_per_token: of one token's entries.  block_tokens: see `core.BlockCopying`.
+     cache_grows: whether memory is taken only as tokens are written.
     """
 
     max_model_len: int
     max_num_seqs: int
     cache_bytes: int
+    bytes_per_token: int
     cache_grows = False
+    block_tokens = 0
 
     def open_slots(
         self,
@@ -101,7 +105,7 @@ class SlotModel(ABC):
         """
         if max_num_seqs < 1:
             raise InvalidInputError(f"max_num_seqs={max_num_seqs} was given; expected an integer >= 1.")
-        every = bytes_per_token * max_num_seqs
+        self.bytes_per_token, every = bytes_per_token, bytes_per_token * max_num_seqs
         self.max_model_len = max_model_len or fitting_length(context, every, TREE_ROOM, device)
         columns = -(-(self.max_model_len + TREE_ROOM + spare) // multiple) * multiple
         self.cache_bytes, self.max_num_seqs, self.passes = columns * every, max_num_seqs, 0
@@ -285,6 +289,8 @@ class Slots:
         self._taken: set[int] = set()
         self._kept = _KEPT.setdefault(model, {})
         self._held: dict[int, Sequence[object]] = {}
+        self.prefix_cache: PrefixCache | None = None
+        """Where texts go whose slots are taken for others."""
 
     @property
     def num_free(self) -> int:
@@ -302,6 +308,8 @@ class Slots:
         slot = self._best(text)
         kept = self._kept.pop(slot, ())
         length = common_length(kept, text) if self._model.lengths[slot] == len(kept) else 0  # else someone else used the slot
+        if self.prefix_cache is not None and len(kept) > length and self._model.lengths[slot] == len(kept):
+            self.prefix_cache.store(slot, kept)
         if length:
             self._model.cut(slot, length)
         else:
@@ -332,6 +340,8 @@ class Slots:
         if source is not None and common(source) >= length + LEAST_COPIED:
             self._model.release([slot])
             self._model.copy(source, slot, common(source))
+        if self.prefix_cache is not None and self.prefix_cache.length(text) >= int(self._model.lengths[slot]) + LEAST_COPIED:
+            self.prefix_cache.load(slot, text)
 
     def _best(self, text: Sequence[object]) -> int:
         """The free slot that kept the longest beginning, where that is half of what it kept; else an empty one, the last that was given back,

@@ -48,6 +48,19 @@ class Metrics:
             lambda: sum(engine.target.lengths) / room,
         )
 
+        self._prefix_cache = cache = engine.prefix_cache
+        self._seen = 0, 0
+        """Tokens of `prefix_cache` that are counted: hits and evicted ones."""
+        if cache is not None:
+            self._gauge(
+                "polydraft:prefix_cache_bytes", "KV cache entries of finished texts, beside the slots.", lambda: cache.num_bytes
+            )
+            self._gauge("polydraft:prefix_cache_max_bytes", "What they may take.", lambda: cache.capacity_bytes)
+        self._copied = self._counter("polydraft:prefix_cache_hit_tokens", "Prompt tokens whose entries came from there.")
+        self._evicted = self._counter(
+            "polydraft:prefix_cache_evicted_tokens", "Tokens whose entries were dropped, least recently used first."
+        )
+
     def text(self) -> bytes:
         """All figures in Prometheus' format."""
         return generate_latest(self.registry)
@@ -56,6 +69,11 @@ class Metrics:
         """One step."""
         self._step.labels(**self._labels).observe(seconds)
         now = perf_counter()
+        if (cache := self._prefix_cache) is not None:
+            hits, evicted = self._seen
+            self._copied.labels(**self._labels).inc(cache.hit_tokens - hits)
+            self._evicted.labels(**self._labels).inc(cache.evicted_tokens - evicted)
+            self._seen = cache.hit_tokens, cache.evicted_tokens
         for output in outputs:
             if output.tree is not None:
                 self._round(output)

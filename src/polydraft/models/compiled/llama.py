@@ -280,6 +280,24 @@ class CompiledLlama(CompiledProposals):
         """See `slots.SlotModel.move`."""
         move_columns(self.arrays.memory, source, target)
 
+    block_tokens = PANEL
+
+    def read_block(self, slot: int, start: int) -> tuple[np.ndarray, np.ndarray]:
+        """See `core.BlockCopying`."""
+        return tuple(entries.copy() for entries in self._block(slot, start))
+
+    def write_block(self, slot: int, entries: tuple[np.ndarray, np.ndarray]) -> None:
+        """See `core.BlockCopying`."""
+        for columns, block in zip(self._block(slot, int(self.lengths[slot])), entries, strict=True):
+            columns[...] = block
+        self.appended([slot], PANEL)
+
+    def _block(self, slot: int, start: int) -> tuple[np.ndarray, np.ndarray]:
+        memory = self.arrays.memory
+        first = start // memory.together
+        values = memory.values[:, slot, :, :, first : first + PANEL // memory.together]
+        return memory.keys[:, slot, :, start // PANEL], values
+
 
 @cache
 def _no_rows(batch_size: int) -> tuple[np.ndarray, np.ndarray]:
