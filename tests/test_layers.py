@@ -20,7 +20,7 @@ LAYERS = [
     "tree noise truncation sampling registry papers",
     "verifiers theory",
     "models",
-    "drafters decoding",
+    "drafters heads decoding",
     "policy",
     "engine",
     "train",

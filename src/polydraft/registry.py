@@ -45,13 +45,13 @@ MADE: dict[str, str] = {"latent": "polydraft.verifiers.lossy.latent:INFO"}
 DRAFTERS: dict[str, str] = {
     "model": "polydraft.drafters.model.paths:ModelDrafter",
     "amusd": "polydraft.drafters.amusd.drafter:AmusdDrafter",
-    "eagle": "polydraft.drafters.heads.eagle:EagleDrafter",
-    "early-exit": "polydraft.drafters.heads.early_exit:EarlyExitDrafter",
-    "medusa": "polydraft.drafters.heads.medusa:MedusaDrafter",
-    "hidden-transfer": "polydraft.drafters.heads.hidden_transfer:TransferDrafter",
-    "mtp": "polydraft.drafters.heads.mtp:MtpDrafter",
-    "diffusion": "polydraft.drafters.heads.diffusion:DiffusionDrafter",
-    "mask-query": "polydraft.drafters.model.mask_query:MaskQueryDrafter",
+    "eagle": "polydraft.heads.eagle.drafter:EagleDrafter",
+    "early-exit": "polydraft.heads.early_exit.drafter:EarlyExitDrafter",
+    "medusa": "polydraft.heads.medusa.drafter:MedusaDrafter",
+    "hidden-transfer": "polydraft.heads.hidden_transfer.drafter:TransferDrafter",
+    "mtp": "polydraft.heads.mtp.drafter:MtpDrafter",
+    "diffusion": "polydraft.heads.diffusion.drafter:DiffusionDrafter",
+    "mask-query": "polydraft.heads.mask_query.drafter:MaskQueryDrafter",
     "ngram": "polydraft.drafters.text.ngram:NgramDrafter",
     "several": "polydraft.drafters.model.paths_of_models:SeveralDrafter",
     "tli": "polydraft.drafters.model.tli:TliDrafter",
@@ -67,15 +67,15 @@ DRAFTERS: dict[str, str] = {
 """name -> "module:object", a class whose instances are `core.Drafter` and whose `methods` attribute lists what it can make."""
 
 RECIPES: dict[str, str] = {
-    "eagle": "polydraft.train.eagle:EagleRecipe",
-    "early-exit": "polydraft.train.early_exit:ExitRecipe",
-    "medusa": "polydraft.train.medusa:MedusaRecipe",
-    "hidden-transfer": "polydraft.train.hidden_transfer:TransferRecipe",
-    "mtp": "polydraft.train.mtp:MtpRecipe",
+    "eagle": "polydraft.heads.eagle.recipe:EagleRecipe",
+    "early-exit": "polydraft.heads.early_exit.recipe:ExitRecipe",
+    "medusa": "polydraft.heads.medusa.recipe:MedusaRecipe",
+    "hidden-transfer": "polydraft.heads.hidden_transfer.recipe:TransferRecipe",
+    "mtp": "polydraft.heads.mtp.recipe:MtpRecipe",
     "model": "polydraft.train.small_model:ModelRecipe",
-    "diffusion": "polydraft.train.diffusion:DiffusionRecipe",
+    "diffusion": "polydraft.heads.diffusion.recipe:DiffusionRecipe",
 }
-"""kind -> "module:object", a `train.recipe.Recipe`: what `polydraft train` can train."""
+"""kind -> "module:object", a `heads.recipe.Recipe`: what `polydraft train` can train."""
 
 LAWS: dict[str, str] = {
     "contrastive": "polydraft.decoding.contrastive:Contrastive",

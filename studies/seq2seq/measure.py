@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from polydraft import Engine, SamplingParams, registry
-from polydraft.drafters.model.mask_query import MaskQueryDrafter
-from polydraft.models.mask_query import MaskQueries
+from polydraft.heads.mask_query.drafter import MaskQueryDrafter
+from polydraft.heads.mask_query.network import MaskQueries
 from polydraft.models.seq2seq import Seq2SeqTarget
 from polydraft.verifiers.lossy.top_beta import TopBeta
 from studies.seq2seq.corpus import Pair

@@ -10,8 +10,8 @@ from polydraft import tree as trees
 from polydraft.core import Draft, DraftSampling, Method, Needs, NoiseKey, Request, SamplingParams, Scores, TreeShape
 from polydraft.drafters.base import Parts
 from polydraft.drafters.text.retrieval import RetrievalIndex
-from polydraft.models.mask_query import MaskQueries, Sizes
-from polydraft.train.recipe import Material
+from polydraft.heads.mask_query.network import MaskQueries, Sizes
+from polydraft.heads.recipe import Material
 from tests.engine.tables import TableModel
 
 V = 5

@@ -4,7 +4,7 @@ import itertools
 
 import torch
 
-from polydraft.models.mask_query import start_of
+from polydraft.heads.mask_query.network import start_of
 from studies.seq2seq import corpus, measure, teacher
 from studies.seq2seq.corpus import Pair
 from tests.models.encoder_decoders import small

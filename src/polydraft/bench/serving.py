@@ -263,8 +263,8 @@ def _llama_cpp(model: str | None, folder: Path, slots: int) -> Iterator[str]:
 @contextmanager
 def _vllm(python: Path, model: str | None, folder: Path, slots: int) -> Iterator[str]:
     """vLLM's own server, on the model as a folder: in bfloat16, and the embedded target as it is."""
+    from polydraft.heads.export import export_model
     from polydraft.models import pair
-    from polydraft.models.export import export_model
 
     given = pair.target_folder() if model is None else folder / "model"
     if model is not None:

@@ -18,8 +18,8 @@ from polydraft.bench.record import markdown_table, provenance
 from polydraft.bench.suite import Way
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
+from polydraft.heads.checkpoint import kind_of
 from polydraft.models import load
-from polydraft.models.heads import kind_of
 
 __all__ = ["Question", "Yardstick", "markdown", "picture", "questions"]
 

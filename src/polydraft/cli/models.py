@@ -82,8 +82,8 @@ def export(
     """Write a model as a folder that vLLM, SGLang and transformers read, in bfloat16."""
     from pathlib import Path
 
-    from polydraft.models.export import export_head, export_model
-    from polydraft.models.heads import head_folder
+    from polydraft.heads.checkpoint import head_folder
+    from polydraft.heads.export import export_head, export_model
     from polydraft.models.load import load_model
 
     given_head = None

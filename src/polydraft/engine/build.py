@@ -11,7 +11,7 @@ from polydraft.drafters.base import Parts
 from polydraft.drafters.choice import Choice
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
-from polydraft.models.heads import kind_of, shipped
+from polydraft.heads.checkpoint import kind_of, shipped
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.fixed import FixedPolicy, Policy, check_room
 from polydraft.policy.profile import Profile

@@ -22,11 +22,11 @@ from polydraft.atomic import replacing
 from polydraft.core import Target
 from polydraft.engine.api import Engine
 from polydraft.errors import IncompatibleError, InvalidInputError
-from polydraft.models.heads import embeddings, output_rows
+from polydraft.heads.checkpoint import embeddings, output_rows
+from polydraft.heads.recipe import Batch, Material, Recipe
 from polydraft.train import conversations
 from polydraft.train.conversations import Text
 from polydraft.train.loop import optimizers_for, save_atomically
-from polydraft.train.recipe import Batch, Material, Recipe
 
 __all__ = ["Options", "train_drafter", "untrained"]
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from polydraft.core import Target
 from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.heads.checkpoint import HeadCheckpoint
+from polydraft.heads.recipe import Batch, Figures, Material, Recipe, unrolled
 from polydraft.models.folder import load_config
-from polydraft.models.heads import HeadCheckpoint
-from polydraft.train.recipe import Batch, Figures, Material, Recipe, unrolled
 
 __all__ = ["DraftFolder", "ModelRecipe"]
 

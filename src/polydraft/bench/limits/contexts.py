@@ -13,8 +13,8 @@ from polydraft.core import NoiseKey
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError, unknown_name
+from polydraft.heads.checkpoint import kind_of
 from polydraft.models import load, pair
-from polydraft.models.heads import kind_of
 
 HELD_OUT = ("argparse", "bisect", "graphlib", "heapq", "json.decoder", "json.encoder", "sched", "shutil", "textwrap")
 """Modules of the standard library that the embedded pair was not trained on."""

@@ -25,8 +25,8 @@ from polydraft.core import Budget, Draft, DraftSampling, Outcome, Request, Score
 from polydraft.drafters.base import Parts, Reading, Snapshot, release_each, start_each
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
+from polydraft.heads.checkpoint import kind_of
 from polydraft.models import load
-from polydraft.models.heads import kind_of
 from polydraft.papers import method
 
 _STEP = 0x1E3779B97F4A7C15

@@ -47,7 +47,7 @@ def install(runner: Any, rule: Verifier) -> None:
 
 
 def _norm_final_state(runner: Any) -> None:
-    """Give an EAGLE-3 head that was trained on normed final states what it was trained on; see `models.export`."""
+    """Give an EAGLE-3 head that was trained on normed final states what it was trained on; see `heads.export`."""
     draft = getattr(runner.speculative_config, "draft_model_config", None)
     if not getattr(getattr(draft, "hf_config", None), "norm_final_state", False):
         return

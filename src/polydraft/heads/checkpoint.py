@@ -1,0 +1,262 @@
+"""Draft heads on disk, whatever their kind: a folder with a configuration, tensors by name, and what tells its target from others.
+
+    config.json          what a Llama of these widths would say, and what the kind adds; `polydraft_head` is the kind
+    model.safetensors    the kind's tensors; d2t: draft token i is the target's token i + d2t[i]
+    target_probe         of heads trained here: some embeddings of the target, by which another target is refused
+
+Where `lm_head.weight` is missing a head uses the target's own output rows, which it was trained with.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polydraft.atomic import replacing
+from polydraft.core import Target
+from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
+from polydraft.models.checkpoint import rotary
+from polydraft.schema import HEAD, fault, read_json
+
+__all__ = ["HeadCheckpoint", "embeddings", "head_folder", "kind_of", "output_rows", "probe", "save_head", "shipped", "stored"]
+
+Kind = TypeVar("Kind", bound="HeadCheckpoint")
+PROBED = 8
+"""Tokens whose embeddings tell one target from another, at equal steps of the vocabulary."""
+DEFAULTS = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "hidden_act": "silu",
+}
+"""What a head's configuration need not say; transformers' own defaults."""
+SIGNS = {"medusa_num_heads": "medusa"}
+"""Names in a published configuration that say its kind."""
+
+
+def probe(target: Target) -> Float[Tensor, "N h"]:
+    """What a head remembers of its target."""
+    ids = torch.arange(PROBED) * (target.vocab_size // PROBED)
+    return target.embed(ids).float()  # pyright: ignore[reportAttributeAccessIssue] - offered, as `Needs` says
+
+
+def embeddings(target: Any) -> Float[Tensor, "V h"]:
+    """All of a target's embeddings in bfloat16."""
+    return torch.cat([target.embed(some).bfloat16() for some in torch.arange(target.vocab_size).split(4096)])
+
+
+def output_rows(target: Any, ids: Int[np.ndarray, " D"]) -> Float[Tensor, "D h"]:
+    """Rows of a target's output matrix."""
+    return target.head(torch.eye(probe(target).shape[1]))[:, torch.from_numpy(ids)].T.float().contiguous()
+
+
+def stored(folder: Path, *names: str) -> dict[str, Tensor]:
+    """Tensors of the first of these files that is there; files of torch hold tensors and nothing that runs.
+
+    Raises:
+        FileNotFoundError: none of them.
+    """
+    from safetensors.torch import load_file
+
+    found = next((folder / name for name in names if (folder / name).exists()), None)
+    if found is None:
+        raise FileNotFoundError(f"there is no {' and no '.join(names)}")
+    return load_file(found) if found.suffix == ".safetensors" else torch.load(found, map_location="cpu", weights_only=True)
+
+
+@dataclass(frozen=True)
+class HeadCheckpoint:
+    """config: with the names of transformers' `LlamaConfig`, and what the kind adds.  layers: whose states it reads, as `Needs.hidden` counts them.
+    tensors: by name.  ids: [D] the draft vocabulary, rising.
+    """
+
+    kind: ClassVar[str] = "head"
+    LAYERS: ClassVar[str] = "eagle_aux_hidden_state_layer_ids"
+    """The name of the layers in the configuration, as published heads have it."""
+    config: Any
+    layers: tuple[int, ...]
+    tensors: Mapping[str, Tensor]
+    ids: np.ndarray
+
+    @classmethod
+    def load(cls: type[Kind], folder: str | Path) -> Kind:
+        """Read a folder.
+
+        Raises:
+            ModelLoadError: files that are missing or cannot be read, or tensors that are missing or misshapen, by name.
+        """
+        folder = Path(folder).expanduser()
+        try:
+            said, tensors = cls.read(read_json((folder / "config.json").read_bytes()), folder)
+            if problem := fault(said, HEAD):
+                raise ValueError(problem)
+            config, layers = _config(said), tuple(map(int, said[cls.LAYERS]))
+            rotary(config, 1)
+        except Exception as error:  # whatever these files hold: they are somebody else's
+            raise ModelLoadError(
+                f"{str(folder)!r} was given as a head of kind {cls.kind!r}, and cannot be read as one: {error!r}. Expected a folder "
+                f"with config.json ({cls.LAYERS} in it) and model.safetensors."
+            ) from error
+        made = cls(config, layers, tensors, _draft_ids(tensors, config.vocab_size))
+        for name, shape in made.shapes().items():
+            found = tuple(tensors[name].shape) if name in tensors else None
+            if found != shape:
+                raise ModelLoadError(
+                    f"the head in {str(folder)!r} has {name} of shape {found}; expected {shape}. Is it {cls.kind}?"
+                )
+        return made
+
+    @classmethod
+    def read(cls, said: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+        """The configuration and the tensors, whatever layout they are stored in."""
+        return said, stored(folder, "model.safetensors")
+
+    def layers_of(self, target: Target) -> tuple[int, ...]:
+        """Whose states it reads of this target, where the folder does not say it: the last."""
+        return self.layers or (max(target.offers.hidden, default=0),)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the tensors that a head of this configuration has."""
+        return {}
+
+    def check(self, target: Target) -> None:
+        """Refuse another target than the head was trained for.
+
+        Raises:
+            IncompatibleError: another width, vocabulary or model.
+        """
+        name, theirs = getattr(target, "name", type(target).__name__), probe(target)
+        if theirs.shape[1] != self.config.hidden_size or target.vocab_size > self.config.vocab_size:
+            raise IncompatibleError(
+                f"the head is for states of {self.config.hidden_size} numbers and {self.config.vocab_size} tokens; {name} has "
+                f"{theirs.shape[1]} and {target.vocab_size}. Use the head of this target, or train one: polydraft train {self.kind}."
+            )
+        ours = self.tensors.get("target_probe")
+        if ours is None and "embed_tokens.weight" in self.tensors:  # published heads may bring all of the target's
+            ours = self.tensors["embed_tokens.weight"][torch.arange(PROBED) * (target.vocab_size // PROBED)]
+        if ours is not None and torch.cosine_similarity(ours.float().flatten(), theirs.flatten(), dim=0) < 0.98:
+            raise IncompatibleError(
+                f"the head was trained for another model than {name}: their embeddings differ. Use the head of this target, or "
+                f"train one: polydraft train {self.kind}."
+            )
+
+    def output(self, target: Target) -> Float[Tensor, "D h"]:
+        """Rows of the output matrix at the draft vocabulary: its own, or the target's."""
+        own = self.tensors.get("lm_head.weight")
+        return output_rows(target, self.ids) if own is None else own.float()
+
+
+def save_head(
+    folder: Path,
+    kind: type[HeadCheckpoint],
+    tensors: Mapping[str, Tensor],
+    target: Target,
+    layers: Sequence[int],
+    ids: Int[np.ndarray, " D"],
+    **config: Any,
+) -> None:
+    """Write a folder that `kind.load` reads, matrices in bfloat16.
+
+    Raises:
+        OSError: what was there before stays.
+    """
+    from safetensors.torch import save
+
+    stored = {name: tensor.detach().cpu().bfloat16().contiguous() for name, tensor in tensors.items()}
+    stored |= {"d2t": torch.from_numpy(ids - np.arange(len(ids))), "target_probe": probe(target).bfloat16()}
+    said = {"polydraft_head": kind.kind, kind.LAYERS: list(layers), "vocab_size": target.vocab_size,
+            "hidden_size": probe(target).shape[1], "draft_vocab_size": len(ids), **config}  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / "model.safetensors") as file:
+        file.write(save(stored))
+    with replacing(folder / "config.json") as file:
+        file.write(json.dumps(said, indent=2).encode())
+
+
+def _config(said: Mapping[str, Any]) -> Any:
+    """A head's settings, those that it does not say as a Llama of one layer would; transformers reads scaled positions alone."""
+    if said.get("rope_scaling") or said.get("rope_parameters"):
+        from transformers import LlamaConfig
+
+        return LlamaConfig(**{"num_attention_heads": 1, **said})
+    settings = {**DEFAULTS, **{name: value for name, value in said.items() if value is not None}}
+    settings.setdefault("num_key_value_heads", settings["num_attention_heads"])
+    settings.setdefault("head_dim", settings["hidden_size"] // settings["num_attention_heads"])
+    return SimpleNamespace(**settings)
+
+
+def _draft_ids(tensors: Mapping[str, Tensor], vocab_size: int) -> np.ndarray:
+    """The target's tokens that a head can draft.
+
+    Raises:
+        ModelLoadError: a map beyond the vocabulary.
+    """
+    if "d2t" not in tensors:
+        return np.arange(vocab_size)
+    offsets = tensors["d2t"].numpy().astype(np.int64)
+    ids = np.arange(len(offsets)) + offsets
+    if len(ids) == 0 or ids[0] < 0 or ids[-1] >= vocab_size or (np.diff(ids) <= 0).any():
+        raise ModelLoadError(f"the head's map d2t leads out of the {vocab_size} tokens or is not rising. Get the file again.")
+    return ids
+
+
+def kind_of(folder: str | Path) -> str:
+    """The drafter that a folder of weights is for, by what its configuration says; default EAGLE-3, whose layouts name no kind.
+
+    Raises:
+        ModelLoadError: no folder with a configuration.
+    """
+    path = Path(folder).expanduser() / "config.json"
+    if not path.is_file():
+        raise ModelLoadError(
+            f"{str(folder)!r} was given as a draft head and has no config.json; expected a folder that `polydraft train` wrote, or of a published head."
+        )
+    try:
+        said = read_json(path.read_bytes())
+        whole = any(str(name).endswith("ForCausalLM") for name in said.get("architectures") or ())
+        return said.get("polydraft_head") or next(
+            (kind for sign, kind in SIGNS.items() if sign in said), "model" if whole else "eagle"
+        )
+    except Exception as error:  # whatever the file holds
+        raise ModelLoadError(f"{str(path)!r} was given as a head's configuration, and cannot be read: {error!r}.") from error
+
+
+def shipped(target: Target) -> Path | None:
+    """The head for this target that comes with the package, if there is one."""
+    if not (target.offers.embeddings and target.offers.head and target.offers.hidden):
+        return None
+    for folder in sorted(Path(str(files("polydraft.heads") / "shipped")).glob("*/")):
+        try:
+            HeadCheckpoint.load(folder).check(target)
+        except IncompatibleError:
+            continue
+        return folder
+    return None
+
+
+def head_folder(kind: str, target: Target, weights: str | Path | None) -> str | Path:
+    """The folder that is given, or the one of this kind that comes with the package for the target.
+
+    Raises:
+        InvalidInputError: neither.
+    """
+    found = shipped(target) if weights is None else weights
+    if found is None or (weights is None and kind_of(found) != kind):
+        raise InvalidInputError(
+            f"the drafter {kind!r} was asked for without weights, and none come with the package for this target; expected "
+            f"weights=FOLDER (--head FOLDER). Train them: polydraft train {kind}."
+        )
+    return found

@@ -1,0 +1,66 @@
+"""Heads that foretell several depths from one state, whatever is drafted on the way: their drafts are draws of laws by depth.
+
+The state is the one that the root was drawn from. Tokens of different depths are independent, and each is drawn from the very row that is
+reported, so every rule for independent draws is exact. A tree is at most as deep as there are laws.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from polydraft.core import Budget, Draft, Outcome, Request, Scores
+from polydraft.drafters.base import Snapshot
+from polydraft.drafters.model.paths import ModelState
+from polydraft.heads.drafter import HeadDrafter, HeadState
+
+__all__ = ["DepthDrafter"]
+
+
+class DepthDrafter(HeadDrafter):
+    """A head whose model is a `heads.depth_compiled.DepthLaws`. A state's `states` are the one before the root, [1, F], or none."""
+
+    def held(self, state: Any) -> int:
+        """All tokens but the last two: see `drafters.base.ReadingOn`."""
+        return max(len(state.context) - 2, 0)
+
+    def read(self, states: Sequence[Any], scores: Scores, start: int = 0) -> list[Any]:
+        """The state before the last token, once it is among them."""
+        found = self._joined(scores)
+        last = [min(len(s.context) - 2 - start, found.shape[1] - 1) for s in states]
+        return [replace(s, states=found[b, last[b], None]) for b, s in enumerate(states)]
+
+    def _cached(self, state: ModelState) -> int:
+        return 0
+
+    def _fitting(self, state: ModelState, budget: Budget) -> Budget:
+        return super()._fitting(state, budget).within(self.model.depths)
+
+    def propose(self, states: Sequence[Any], budgets: Sequence[Budget]) -> Draft:
+        """See `ModelDrafter.propose`."""
+        nothing = Budget.grown(0, 0) if self.info.ranked else Budget.fixed((-1,))
+        known = [g if len(s.states) else nothing for s, g in zip(states, budgets, strict=True)]
+        if drafting := [s for s, g in zip(states, known, strict=True) if g.max_depth]:
+            self.model.know([s.slot for s in drafting], torch.cat([s.states for s in drafting]))
+        return super().propose([replace(s, pending=s.context[-1:]) for s in states], known)
+
+    def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
+        """The state that the extra token was drawn from is the next one."""
+        found, (paths, _) = self._joined(scores), outcome.lists
+        new = list[HeadState]()
+        for b, (s, emitted) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
+            self._proposed.pop(s.slot, None)
+            last = paths[b][-1] if paths[b] else 0
+            new.append(replace(s, context=s.context + tuple(emitted), states=found[b, last, None]))
+        return new
+
+    def snapshot(self, state: Any) -> Snapshot:
+        """The committed tokens and the state before the last."""
+        return {"tokens": np.array(state.context), "states": state.states.numpy()}
+
+    def restore(self, request: Request, snapshot: Snapshot) -> HeadState:
+        """The state that drafts as the one of the snapshot; see `base.Resumable`."""
+        (state,) = self.start([request])
+        return replace(state, context=tuple(snapshot["tokens"].tolist()), states=torch.from_numpy(snapshot["states"]))

@@ -1,0 +1,140 @@
+"""A block diffusion drafter in compiled code: layers of the Llama family over [last token, masks], with the target's states in their caches.
+
+Chen, Liang & Liu 2026, DFlash (arXiv 2602.06036); Christopher et al. 2024, SpecDiff (arXiv 2408.05636).
+
+    columns    one for each committed token that the target has read: keys and values of every layer, made of norm(fc(its states there))
+    block      the last token, which sees the columns; behind it masks and revealed tokens, which see columns, last token and each other
+    law j      what is at the j-th place behind the last token, of the draft vocabulary; the mask is none of it
+
+It is a `layers` model: a pass over a block is a pass over a root with auxiliary rows. A block with all masks gives laws by depth.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numba import njit
+from torch import Tensor
+
+from polydraft.core import SamplingParams
+from polydraft.heads.checkpoint import embeddings
+from polydraft.heads.depth_compiled import DepthLaws
+from polydraft.heads.diffusion.checkpoint import DiffusionCheckpoint
+from polydraft.models.checkpoint import EMBEDDING, HEAD, Checkpoint, head_width
+from polydraft.models.compiled.cache import new_memory, whole
+from polydraft.models.compiled.forward import compiled_pass
+from polydraft.models.compiled.kernels import rms_norm
+from polydraft.models.compiled.layers import CHUNK, ModelArrays, Sizes, multiply, place_heads, workspace
+from polydraft.models.compiled.products import FORMATS, packed
+from polydraft.models.compiled.proposals import laws_asked
+from polydraft.models.compiled.trees import draft_law
+from polydraft.models.compiled.vectors import PANEL
+from polydraft.models.compiled.weights import packed_weights
+from polydraft.models.slots import TREE_ROOM
+
+__all__ = ["CompiledDiffusion"]
+
+
+@njit(cache=True, nogil=True)
+def inject_states(model, fc, gain, slot, begin, states):
+    """Make the columns begin .. of a slot of the target's states [CHUNK or fewer, F]; the slot ends there."""
+    weights, sizes, memory, work = model
+    rows, zero = len(states), np.int64(0)
+    multiply(states, fc, 0, work.rounded, work.update, rows)
+    rms_norm(work.update, gain, sizes.epsilon, work.normed, zero, rows)  # pyright: ignore[reportArgumentType]
+    for layer in range(len(weights.attention_norm)):
+        multiply(work.normed, weights.qkv, layer, work.rounded, work.qkv, rows)
+        bias, q_norm, k_norm = weights.bias[layer], weights.q_norm[layer], weights.k_norm[layer]
+        for t in range(rows):
+            cos, sin = weights.cos[begin + t], weights.sin[begin + t]
+            place_heads(work.qkv[t], bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot, begin + t)
+    memory.lengths[slot] = begin + rows
+
+
+class CompiledDiffusion(DepthLaws):
+    """A block drafter as a draft model; see `DepthLaws`.
+
+    quantization: of its matrices; it changes no law of the output.
+
+    Raises:
+        IncompatibleError: a drafter of another target.
+    """
+
+    def __init__(self, head: DiffusionCheckpoint, target: Any, *, quantization: str = "int8") -> None:
+        head.check(target)
+        super().__init__(target, head.ids, head.block, "diffusion")
+        c, tensors, kind = head.config, head.tensors, FORMATS[quantization]
+        self.mask = target.vocab_size
+        read = {f"model.{name}": tensor for name, tensor in tensors.items()}
+        read |= {EMBEDDING: torch.cat([embeddings(target), tensors["mask"][None].bfloat16()]), HEAD: head.output(target)}
+        cpu, columns = torch.device("cpu"), whole(target.max_model_len + TREE_ROOM)
+        files = Checkpoint(c, None, read, read.__getitem__, False, cpu, torch.float32)
+        weights = packed_weights(files, columns, None if quantization == "float32" else quantization).weights
+        H, G, D = c.num_attention_heads, c.num_key_value_heads, head_width(c)
+        sizes = Sizes(H, G, D, c.intermediate_size, self.arrays.sizes.outputs, np.float32(c.rms_norm_eps))
+        slots = target.max_num_seqs
+        memory = new_memory((c.num_hidden_layers, slots, G), D, columns, np.zeros(slots, np.int64))
+        self.cache_bytes += memory.keys.nbytes + memory.values.nbytes
+        self._fc, self._gain = (
+            packed([tensors["fc.weight"].float()], kind),
+            tensors["hidden_norm.weight"].float().numpy(),
+        )
+        self.weight_bytes = sum(
+            x.nbytes for x in (weights.qkv, weights.out, weights.gate_up, weights.down, weights.head, self._fc)
+        )
+        work = workspace(weights, sizes, columns, 1, tensors["fc.weight"].shape[1])
+        self.net = ModelArrays(weights, sizes, memory, work)
+        self.roots = np.zeros(target.max_num_seqs, np.int64)
+        """The last token of each slot."""
+
+    def inject(self, slot: int, begin: int, states: Float[Tensor, "T F"]) -> None:
+        """The target's states at the committed tokens from the one at `begin` on, the root left out."""
+        given = states.float().contiguous().numpy()
+        for i in range(0, len(given), CHUNK):
+            inject_states(self.net, self._fc, self._gain, slot, begin + i, given[i : i + CHUNK])
+
+    def denoise(self, slots: Sequence[int], blocks: Int[np.ndarray, "B X"]) -> Float[np.ndarray, "B X D"]:
+        """Logits at every place of blocks of masks and revealed tokens: one pass."""
+        B, X = blocks.shape
+        found, most = np.empty((B, X, self.arrays.sizes.outputs), np.float32), max(CHUNK // (1 + X), 1)
+        for i in range(0, B, most):
+            here, tokens = np.array(slots[i : i + most]), blocks[i : i + most]
+            n, places = len(here), np.broadcast_to(np.arange(1, X + 1), tokens.shape)
+            extra, mask = np.stack([tokens, places, np.zeros_like(places)], 1), np.ones((n, X, X), np.bool_)
+            parents, zeros, ones = np.full((n, 1), -1), np.zeros(n, np.int64), np.ones(n, np.int64)
+            taken, hidden = np.full(len(self.net.weights.attention_norm) + 1, -1), np.empty((0, 0, 0), np.float32)
+            logits = np.empty((n * X, found.shape[2]), np.float32)
+            compiled_pass(
+                self.net, here, self.roots[here][:, None], parents, zeros, ones, ones, logits, hidden, taken, extra, mask
+            )
+            found[i : i + most] = logits.reshape(n, X, -1)
+        self.passes += 1
+        return found
+
+    def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:
+        """One pass over a block of masks. The states are injected already."""
+        self.arrays.logits[list(slots)] = self.denoise(slots, np.full((len(slots), self.depths), self.mask))
+
+    def rows(self, logits: Float[np.ndarray, "B X D"], params: Sequence[SamplingParams]) -> Float[np.ndarray, "B X V"]:
+        """Laws over all tokens, as tokens are drawn from them."""
+        (law, bias), D = laws_asked(params, self.vocab_size, self.draft_ids), len(self.draft_ids)
+        found, compact = np.zeros((*logits.shape[:2], self.vocab_size), np.float32), np.empty(D, np.float32)
+        for b, (temperature, top_k, top_p, min_p) in enumerate(law):
+            for j in range(logits.shape[1]):
+                draft_law(logits[b, j].copy(), bias[b], temperature, top_k, top_p, min_p, compact)
+                found[b, j, self.draft_ids] = compact
+        return found
+
+    def columns(self, slot: int) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values of a slot, as `fill` takes them."""
+        memory = self.net.memory
+        length = memory.lengths[slot]
+        return memory.keys[:, slot, :, : whole(length) // PANEL].copy(), memory.values[:, slot, :, :, :length].copy()
+
+    def fill(self, slot: int, keys: np.ndarray, values: np.ndarray) -> None:
+        """Begin a slot with the columns of another one."""
+        memory, length = self.net.memory, values.shape[3]
+        memory.keys[:, slot, :, : whole(length) // PANEL], memory.values[:, slot, :, :, :length] = keys, values
+        memory.lengths[slot] = length

@@ -1,0 +1,71 @@
+"""What all trained heads are as drafters: a model that reads the target's states, built by name from a folder of weights."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from polydraft.core import Method, Needs, Request, Scores
+from polydraft.drafters.base import Parts
+from polydraft.drafters.model.paths import ModelDrafter, ModelState
+from polydraft.heads.checkpoint import HeadCheckpoint, head_folder
+from polydraft.models.slots import given_back_on_error
+
+__all__ = ["HeadDrafter", "HeadState"]
+
+
+@dataclass(frozen=True)
+class HeadState(ModelState):
+    """states: of the target before each pending token; those of the first token of a text are of none, so a text of one has no pending token."""
+
+    states: Float[Tensor, "T F"]
+
+
+class HeadDrafter(ModelDrafter):
+    """A head of the target as a drafter; kinds as for `ModelDrafter`. layers: whose states it reads, side by side."""
+
+    methods: tuple[Method, ...]
+    checkpoint: ClassVar[type[HeadCheckpoint]]
+
+    def __init__(self, model: Any, layers: Sequence[int], kind: str = "paths", *, stop_ids: Sequence[int] = ()) -> None:
+        super().__init__(model, kind, stop_ids=stop_ids)
+        self.model: Any
+        self.layers, self.needs = tuple(layers), Needs(hidden=tuple(sorted(layers)), embeddings=True, head=True)
+        own, name = self.info, self.methods[0].name
+        name = name if kind == "paths" else f"{name}:{kind}"
+        self.info = replace(self.methods[0], name=name, laws=own.laws, shapes=own.shapes, ranked=own.ranked)
+
+    @classmethod
+    def compiled(cls, head: Any, target: Any) -> Any:
+        """The head as a draft model."""
+        raise NotImplementedError
+
+    @classmethod
+    def build(cls, parts: Parts, *, weights: str | None = None, kind: str = "paths") -> "HeadDrafter":
+        """For the engine. weights: a folder as `polydraft train` writes it, or of a published head; default the one that comes with the
+        package for this target.
+
+        Raises:
+            InvalidInputError: no weights.
+            ModelLoadError, IncompatibleError: a folder that is none, or of another target.
+        """
+        head = cls.checkpoint.load(head_folder(cls.checkpoint.kind, parts.target, weights))
+        return cls(cls.compiled(head, parts.target), head.layers_of(parts.target), kind, stop_ids=parts.eos_token_ids)
+
+    def sibling(self, kind: str) -> "HeadDrafter":
+        """See `ModelDrafter.sibling`."""
+        other = type(self)(self.model, self.layers, kind, stop_ids=self._stop_ids)
+        other.slots, other._proposed = self.slots, self._proposed
+        return other
+
+    def start(self, requests: Sequence[Request]) -> list[Any]:
+        """Take slots; the prompts are read when their states are known."""
+        none = torch.empty(0, 0)
+        with given_back_on_error():
+            return [HeadState(r, self.slots.take(), r.prompt_token_ids, (), none) for r in requests]
+
+    def _joined(self, scores: Scores) -> Float[Tensor, "B T F"]:
+        return torch.cat([scores.hidden[layer] for layer in self.layers], -1)

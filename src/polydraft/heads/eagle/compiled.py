@@ -1,0 +1,269 @@
+"""An EAGLE-3 head, or an MTP module, in compiled code: one layer that reads the target's states and its own, with slots like any draft model.
+
+Li, Wei, Zhang & Zhang 2025 (arXiv 2503.01840). A slot's column belongs to a committed token and the target's states before it:
+
+    given rows    [norm(embedding of x[t+1]); norm(fc(states at t))]            committed tokens that the cache lacks, the root last
+    drafted rows  [norm(embedding of a node); norm(what its parent put out)]    nodes of the tree behind the root
+
+EAGLE-3's attention reads the pair; in an MTP module (arXiv 2412.19437), which has no fc, a projection of the pair is the row that the layer reads.
+
+A row attends to the columns of committed tokens, which all were given rows, and to its own path. So every committed token is read once more with
+the target's states after it was drafted with the head's own: `heads.eagle.drafter` keeps nothing of a proposal but its root.
+The law of a row is over the draft vocabulary and lies in rows of all the target's tokens, with nothing elsewhere.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numba import njit
+from numba.extending import overload
+from torch import Tensor
+
+from polydraft.core import TokenTree
+from polydraft.heads.checkpoint import embeddings
+from polydraft.heads.compiled import HEADS, CompiledHead, run_rows
+from polydraft.heads.eagle.checkpoint import EagleCheckpoint
+from polydraft.models.checkpoint import head_width, rotary
+from polydraft.models.compiled.cache import SlotMemory, move_columns, new_memory, token_bytes, whole
+from polydraft.models.compiled.kernels import add, copy_row, rms_norm, swiglu
+from polydraft.models.compiled.layers import (
+    CHUNK,
+    Sizes,
+    Workspace,
+    attend,
+    cut_runs,
+    multiply_shared,
+    place_heads,
+    workspace,
+)
+from polydraft.models.compiled.products import FORMATS, Packed, output_row, packed
+from polydraft.models.compiled.vectors import PANEL, aligned
+from polydraft.models.slots import TREE_ROOM
+
+__all__ = ["CompiledEagle"]
+
+
+class EagleWeights(NamedTuple):
+    """As `layers.Weights`, of one layer; ids: [D] the draft vocabulary. Of an EAGLE-3 head project and attention_norm are empty, of an MTP
+    module fc."""
+
+    embed: Packed
+    ids: np.ndarray
+    input_norm: np.ndarray
+    hidden_norm: np.ndarray
+    mlp_norm: np.ndarray
+    norm: np.ndarray
+    attention_norm: np.ndarray
+    fc: Packed
+    project: Packed
+    qkv: Packed
+    out: Packed
+    gate_up: Packed
+    down: Packed
+    head: Packed
+    cos: np.ndarray
+    sin: np.ndarray
+
+
+class EagleArrays(NamedTuple):
+    """given: [slots, TREE_ROOM, F] states of given rows.  counts: [slots] how many there are.  own: [slots, TREE_ROOM, h] what rows put out."""
+
+    weights: EagleWeights
+    sizes: Sizes
+    memory: SlotMemory
+    work: Workspace
+    given: np.ndarray
+    counts: np.ndarray
+    own: np.ndarray
+    states: np.ndarray  # [CHUNK, F]
+    pairs: np.ndarray  # [CHUNK, 2 h]
+    norm_before_residual: bool
+
+
+@njit
+def _run(model, rows, logits, done):
+    """Run the rows in work; the logits wanted go to logits[done:]. Returns how many logits there are now."""
+    weights, sizes, memory, work = model.weights, model.sizes, model.memory, model.work
+    zero: Any = np.int64(0)  # a literal 0 would compile everything below twice
+    h, given = len(weights.norm), zero
+    for t in range(rows):
+        slot, n = work.rows[t, 1], work.rows[t, 3] - work.rows[t, 4]
+        if n < model.counts[slot]:
+            copy_row(model.given[slot, n], model.states[given])
+            given += 1
+    if given > 0 and weights.fc.panels > 0:
+        multiply_shared(work, model.states, weights.fc, 0, work.rounded, work.update, given)
+    given = zero
+    for t in range(rows):
+        slot, base, n = work.rows[t, 1], work.rows[t, 4], work.rows[t, 3] - work.rows[t, 4]
+        if n < model.counts[slot]:
+            copy_row(work.update[given] if weights.fc.panels > 0 else model.states[given], work.x[t])
+            given += 1
+        else:
+            copy_row(model.own[slot, work.seen[t, work.rows[t, 5] - 2] - base], work.x[t])
+        output_row(weights.embed, zero, work.rows[t, 0], work.normed[t])
+    rms_norm(work.normed, weights.input_norm, sizes.epsilon, model.pairs, zero, rows)
+    rms_norm(work.x, weights.hidden_norm, sizes.epsilon, work.normed, zero, rows)
+    for t in range(rows):
+        copy_row(work.normed[t], model.pairs[t, h:])
+        if model.norm_before_residual:
+            copy_row(work.normed[t], work.x[t])
+    if weights.project.panels > 0:
+        multiply_shared(work, model.pairs, weights.project, 0, work.rounded, work.update, rows)
+        for t in range(rows):
+            copy_row(work.update[t], work.x[t])
+        rms_norm(work.x, weights.attention_norm, sizes.epsilon, work.normed, zero, rows)
+        multiply_shared(work, work.normed, weights.qkv, 0, work.rounded, work.qkv, rows)
+    else:
+        multiply_shared(work, model.pairs, weights.qkv, 0, work.rounded, work.qkv, rows)
+    nothing = np.empty(0, np.float32)
+    for t in range(rows):
+        slot, position, column = work.rows[t, 1], work.rows[t, 2], work.rows[t, 3]
+        place_heads(
+            work.qkv[t],
+            nothing,
+            nothing,
+            nothing,
+            sizes,
+            weights.cos[position],
+            weights.sin[position],
+            memory,
+            zero,
+            slot,
+            column,
+        )
+    runs = cut_runs(work.rows, rows, work.runs)
+    for run in range(runs):
+        for g in range(sizes.groups):
+            attend(sizes, memory, work, zero, work.runs[run], work.runs[run + 1], g, zero, sizes.heads // sizes.groups, zero)
+    multiply_shared(work, work.mixed, weights.out, 0, work.rounded, work.update, rows)
+    add(work.x, work.update, zero, rows)
+    rms_norm(work.x, weights.mlp_norm, sizes.epsilon, work.normed, zero, rows)
+    multiply_shared(work, work.normed, weights.gate_up, 0, work.rounded, work.gate_up, rows)
+    swiglu(work.gate_up, sizes.inner, work.act, zero, rows)
+    multiply_shared(work, work.act, weights.down, 0, work.rounded, work.update, rows)
+    add(work.x, work.update, zero, rows)
+    wanted = zero
+    for t in range(rows):
+        copy_row(work.x[t], model.own[work.rows[t, 1], work.rows[t, 3] - work.rows[t, 4]])
+        if work.rows[t, 6]:
+            copy_row(work.x[t], work.x[wanted])
+            wanted += 1
+    if wanted > 0:
+        rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, zero, wanted)
+        multiply_shared(work, work.normed, weights.head, 0, work.rounded, logits[done:], wanted)
+    return done + wanted
+
+
+@overload(run_rows)
+def _(model, rows, logits, done):
+    if getattr(model, "instance_class", None) is EagleArrays:
+        return lambda model, rows, logits, done: _run(model, rows, logits, done)
+    return None
+
+
+HEADS.add(EagleArrays)
+
+
+class CompiledEagle(CompiledHead):
+    """A head as a draft model with slots; see `core.Target`. It reads tokens with the target's states before them, given by `give`.
+
+    target: of which it takes embeddings and, where it has none of its own, output rows.  max_num_seqs: default the target's.
+    quantization: of its matrices, as of `CompiledLlama`; it changes no law.
+
+    Raises:
+        IncompatibleError: a head of another target.
+    """
+
+    def __init__(
+        self, head: EagleCheckpoint, target: Any, *, max_num_seqs: int | None = None, quantization: str = "int8"
+    ) -> None:
+        head.check(target)
+        self.target, self.pool = target, getattr(target, "pool", self.pool)
+        config, tensors = head.config, head.tensors
+        self.name, self.vocab_size, self.draft_ids = head.kind, target.vocab_size, head.ids[head.ids < target.vocab_size]
+        h, width, H, G = config.hidden_size, head_width(config), config.num_attention_heads, config.num_key_value_heads
+        sizes = Sizes(H, G, width, config.intermediate_size, whole(len(self.draft_ids)), np.float32(config.rms_norm_eps))
+        slots = max_num_seqs or target.max_num_seqs
+        self.device, self.dtype, cpu = torch.device("cpu"), torch.float32, torch.device("cpu")
+        each = token_bytes(G, width)
+        columns = self.open_slots(target.max_model_len, slots, context=0, bytes_per_token=each, device=cpu, multiple=PANEL)
+        memory = new_memory((1, slots, G), width, columns, self._lengths)
+
+        def named(*names: str) -> Tensor:
+            return torch.cat([tensors[f"midlayer.{name}.weight"].float() for name in names])
+
+        nothing = torch.zeros(0, 2 * h)
+        matrices = {
+            "fc": tensors.get("fc.weight", nothing).float(),
+            "project": tensors.get("project.weight", nothing).float(),
+            "qkv": named("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            "out": named("self_attn.o_proj"),
+            "gate_up": named("mlp.gate_proj", "mlp.up_proj"),
+            "down": named("mlp.down_proj"),
+            "head": head.output(target)[: len(self.draft_ids)],
+        }
+        found: dict[str, Any] = {name: packed([matrix], FORMATS[quantization]) for name, matrix in matrices.items()}
+        cos, sin = rotary(config, columns)
+        vectors = {"input_norm": "midlayer.input_layernorm", "hidden_norm": "midlayer.hidden_norm",
+                   "mlp_norm": "midlayer.post_attention_layernorm", "norm": "norm", "attention_norm": "midlayer.attention_norm"}  # fmt: skip
+        weights = EagleWeights(
+            embed=packed([embeddings(target)], FORMATS["bfloat16"]),
+            ids=self.draft_ids,
+            **{name: tensors.get(f"{where}.weight", torch.zeros(0)).float().numpy() for name, where in vectors.items()},
+            **found,
+            cos=cos.numpy(),
+            sin=sin.numpy(),
+        )
+        F = matrices["fc"].shape[1] if len(matrices["fc"]) else h
+        self.weight_bytes = sum(matrix.nbytes for matrix in found.values())
+        self.arrays = EagleArrays(
+            weights,
+            sizes,
+            memory,
+            workspace(weights, sizes, columns, getattr(target, "num_threads", 1), max(F, 2 * h)),
+            aligned(slots, TREE_ROOM, F),
+            np.zeros(slots, np.int64),
+            aligned(slots, TREE_ROOM, h),
+            aligned(CHUNK, F),
+            aligned(CHUNK, 2 * h),
+            head.norm_before_residual,
+        )
+        self._left: dict[int, Float[Tensor, "T F"]] = {}
+
+    def give(self, slot: int, states: Float[Tensor, "T F"]) -> None:
+        """The target's states before each of the tokens that the slot is to read next, the root's last."""
+        self._left[slot] = states
+
+    def reads(self, slot: int, count: int) -> None:
+        """Put the states of the next so many tokens where the pass finds them."""
+        states, self._left[slot] = self._left[slot][:count], self._left[slot][count:]
+        self.arrays.given[slot, :count] = states.float().numpy()
+        self.arrays.counts[slot] = count
+
+    def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+        """See `slots.SlotModel.append`; there are no hidden states to be had."""
+        found: list[tuple[Tensor, list[Tensor]]] = []
+        for slot, ids in texts.items():
+            self.reads(slot, len(ids))
+            logits = self._run([slot], TokenTree.chain(torch.tensor([ids])), 0, len(ids) - 1)
+            found.append((self.wide(logits)[0], []))
+        return found
+
+    def move(self, source: np.ndarray, target: np.ndarray) -> None:
+        """See `slots.SlotModel.move`."""
+        move_columns(self.arrays.memory, source, target)
+
+    def columns(self, slot: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values of the first so many tokens of a slot, as `fill` takes them."""
+        memory = self.arrays.memory
+        return memory.keys[0, slot, :, : whole(count) // PANEL].copy(), memory.values[0, slot, :, :, :count].copy()
+
+    def fill(self, slot: int, count: int, keys: np.ndarray, values: np.ndarray) -> None:
+        """Begin an empty slot with the columns of another one."""
+        memory = self.arrays.memory
+        memory.keys[0, slot, :, : whole(count) // PANEL], memory.values[0, slot, :, :, :count] = keys, values
+        self.appended([slot], [count])

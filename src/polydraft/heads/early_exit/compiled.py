@@ -1,0 +1,143 @@
+"""The first layers of a compiled target as its draft model: they read and write the target's own columns, of which it keeps nothing.
+
+Elhoushi et al. 2024, LayerSkip (arXiv 2404.16710); Zhang et al. 2023, Draft & Verify (arXiv 2309.08168).
+
+    x      the state behind layer E of a row that went through layers 1 .. E of the target
+    law    softmax(H norm(x + feed_forward(x))), H the target's own output rows at the draft vocabulary
+
+Committed tokens were run through those layers by the target, and never are again. A row's bits do not depend on what else is in a pass: the
+columns that a proposal leaves behind the committed ones are those that the scoring pass writes there again.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numba import njit
+from numba.extending import overload
+
+from polydraft.heads.compiled import HEADS, SharedSlots, run_rows
+from polydraft.heads.early_exit.checkpoint import ExitCheckpoint
+from polydraft.models.compiled.cache import SlotMemory
+from polydraft.models.compiled.kernels import add, copy_row, rms_norm, swiglu
+from polydraft.models.compiled.layers import (
+    CHUNK,
+    ModelArrays,
+    Sizes,
+    Workspace,
+    cut_runs,
+    multiply_shared,
+    run_layer,
+)
+from polydraft.models.compiled.products import FORMATS, Packed, output_row, packed
+from polydraft.models.compiled.rounding import rounded_bytes
+from polydraft.models.compiled.vectors import aligned
+
+__all__ = ["CompiledExit"]
+
+
+class ExitArrays(NamedTuple):
+    """target: whose first `layer` layers draft.  sizes: of the exit.  memory: the target's.  mlp_norm: [h], or [0] where there is no feed-forward."""
+
+    target: ModelArrays
+    layer: int
+    sizes: Sizes
+    memory: SlotMemory
+    work: Workspace
+    mlp_norm: np.ndarray
+    gate_up: Packed
+    down: Packed
+    norm: np.ndarray
+    head: Packed
+    normed: np.ndarray  # [CHUNK, h]
+    inner: np.ndarray  # [CHUNK, 2 I]
+    act: np.ndarray  # [CHUNK, I]
+    update: np.ndarray  # [CHUNK, h]
+    rounded: np.ndarray  # as of `layers.Workspace`
+
+
+@njit
+def _run(model, rows, logits, done):
+    """Run the rows in work; the logits wanted go to logits[done:]. Returns how many logits there are now."""
+    target, work, sizes = model.target, model.work, model.sizes
+    zero: Any = np.int64(0)  # a literal 0 would compile everything below twice
+    runs = cut_runs(work.rows, rows, work.runs)
+    for t in range(rows):
+        output_row(target.weights.embed, zero, work.rows[t, 0], work.x[t])
+    for layer in range(model.layer):
+        run_layer(target, layer, rows, runs)
+    wanted = zero
+    for t in range(rows):
+        if work.rows[t, 6]:
+            copy_row(work.x[t], work.x[wanted])
+            wanted += 1
+    if wanted == 0:
+        return done
+    if len(model.mlp_norm) > 0:
+        rms_norm(work.x, model.mlp_norm, sizes.epsilon, model.normed, zero, wanted)
+        multiply_shared(work, model.normed, model.gate_up, 0, model.rounded, model.inner, wanted)
+        swiglu(model.inner, sizes.inner, model.act, zero, wanted)
+        multiply_shared(work, model.act, model.down, 0, model.rounded, model.update, wanted)
+        add(work.x, model.update, zero, wanted)
+    rms_norm(work.x, model.norm, sizes.epsilon, model.normed, zero, wanted)
+    multiply_shared(work, model.normed, model.head, 0, model.rounded, logits[done:], wanted)
+    return done + wanted
+
+
+@overload(run_rows)
+def _(model, rows, logits, done):
+    if getattr(model, "instance_class", None) is ExitArrays:
+        return lambda model, rows, logits, done: _run(model, rows, logits, done)
+    return None
+
+
+HEADS.add(ExitArrays)
+
+
+class CompiledExit(SharedSlots):
+    """The first layers of a target and an exit behind them, as a draft model in the target's own slots; see `core.Target`.
+
+    quantization: of the exit's own matrices; it changes no law. Without a trained exit there are none: it is the target's own norm and head.
+    `weight_bytes`: of the exit, the target's not counted.
+
+    Raises:
+        IncompatibleError: a target that is not compiled, an exit of another target, or behind no layer of it.
+    """
+
+    def __init__(self, exit_: ExitCheckpoint, target: Any, *, quantization: str = "int8") -> None:
+        self.share(target, "early-exit")
+        exit_.check(target)
+        weights, tensors = target.arrays.weights, exit_.tensors
+        h, inner = len(weights.norm), exit_.config.intermediate_size if tensors else 0
+        if tensors:
+            epsilon = exit_.config.rms_norm_eps
+            self.draft_ids = exit_.ids[exit_.ids < target.vocab_size]
+            head = packed([exit_.output(target)[: len(self.draft_ids)]], FORMATS[quantization])
+            mlp_norm, norm = (tensors[f"{name}.weight"].float().numpy() for name in ("mlp_norm", "norm"))
+        else:
+            epsilon, head, norm = target.arrays.sizes.epsilon, weights.head, weights.norm
+            mlp_norm = np.empty(0, np.float32)
+
+        def matrix(*names: str) -> Packed:
+            parts = [tensors[f"mlp.{name}.weight"].float() for name in names] if tensors else [torch.zeros(0, h)]
+            return packed([torch.cat(parts)], FORMATS[quantization])
+
+        gate_up, down = matrix("gate_proj", "up_proj"), matrix("down_proj")
+        self.weight_bytes = sum(x.nbytes for x in (gate_up, down, head) if x is not weights.head)
+        self.arrays = ExitArrays(
+            target.arrays,
+            exit_.layers[0],
+            Sizes(0, 0, 0, inner, head.outputs, np.float32(epsilon)),
+            target.arrays.memory,
+            target.arrays.work,
+            mlp_norm,
+            gate_up,
+            down,
+            norm,
+            head,
+            aligned(CHUNK, h),
+            aligned(CHUNK, gate_up.outputs),
+            aligned(CHUNK, inner),
+            aligned(CHUNK, down.outputs),
+            aligned(CHUNK, rounded_bytes(max(h, inner)), dtype=np.uint8),
+        )

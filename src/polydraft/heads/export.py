@@ -1,0 +1,66 @@
+"""A model, and its EAGLE-3 head, as folders that other engines read: vLLM, SGLang, transformers.
+
+    OUT          the model as `save_pretrained` writes it, in bfloat16; what a GGUF file holds is multiplied out
+    OUT/head     the head in the authors' layout, with output rows of its own and the map t2d
+
+A head trained here may read the state behind the target's final norm, which other engines do not hand out: its configuration then has
+`norm_final_state`, and `polydraft.integrations.vllm` norms the last of the states that vLLM gives it.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from polydraft.atomic import replacing
+from polydraft.errors import InvalidInputError
+from polydraft.heads.eagle.checkpoint import EagleCheckpoint
+from polydraft.models.hub import located
+from polydraft.models.load import load_module, load_tokenizer
+
+__all__ = ["export_head", "export_model"]
+
+
+def export_model(name: str, out: str | Path) -> Any:
+    """Write a model, as `load_model` names it, and its tokenizer; the module of transformers that was written.
+
+    Raises:
+        InvalidInputError: a folder that has something in it.
+        ModelLoadError: as of `load_model`.
+    """
+    folder = Path(out).expanduser()
+    if folder.exists() and any(folder.iterdir()):
+        raise InvalidInputError(f"out={str(out)!r} was given, which is not empty; expected a new folder. Give another one.")
+    module = load_module(located(name), dtype="bfloat16")
+    module.save_pretrained(folder)
+    load_tokenizer(name).save_pretrained(folder)
+    return module
+
+
+def export_head(head: str | Path, module: Any, out: str | Path) -> Path:
+    """Write the EAGLE-3 head in a folder for the model whose module is given; where it is.
+
+    Raises:
+        ModelLoadError: no EAGLE-3 head.
+    """
+    from safetensors.torch import save
+
+    read = EagleCheckpoint.load(head)
+    tensors = {name: tensor for name, tensor in read.tensors.items() if name != "target_probe"}
+    tensors.setdefault("lm_head.weight", module.get_output_embeddings().weight.data[torch.from_numpy(read.ids)].clone())
+    drafted = torch.zeros(read.config.vocab_size, dtype=torch.bool)
+    drafted[torch.from_numpy(read.ids)] = True
+    tensors |= {"t2d": drafted, "d2t": torch.from_numpy(read.ids - np.arange(len(read.ids)))}
+    said = json.loads((Path(head).expanduser() / "config.json").read_text(encoding="utf-8"))
+    last = max(read.layers, default=0) == module.config.num_hidden_layers
+    said |= {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "torch_dtype": "bfloat16"}
+    said |= {"norm_final_state": True} if last else {}
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / "model.safetensors") as file:
+        file.write(save({name: tensor.contiguous() for name, tensor in tensors.items()}))
+    with replacing(folder / "config.json") as file:
+        file.write(json.dumps(said, indent=2).encode())
+    return folder

@@ -1,0 +1,100 @@
+"""Hidden transfer in compiled code: pseudo states of the next positions, run through the target's remaining layers behind the committed tokens.
+
+Wu et al. 2024 (arXiv 2404.12022).
+    n        the newest token that the target has read          h^l[n]   the target's state there behind layer l
+    row i    begins behind layer t_i as W_i h^(t_i)[n], at position n + i; it attends to committed columns and to rows 1 .. i
+    law i    of token n + 1 + i: softmax(H norm(row i behind the last layer)), H the target's output rows at the draft vocabulary
+
+The rows are one pass of their own behind the accepted node, through layers t_1 + 1 .. L. They lie in columns behind the committed ones, which no
+row of the target sees and which its next pass writes anew: nothing of them is ever committed, and the target's rows keep their very bits.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from numba import njit
+from torch import Tensor
+
+from polydraft.heads.compiled import compiled
+from polydraft.heads.depth_compiled import DepthLaws
+from polydraft.heads.hidden_transfer.checkpoint import TransferCheckpoint
+from polydraft.models.compiled.kernels import copy_row, rms_norm
+from polydraft.models.compiled.layers import CHUNK, ModelArrays, cut_runs, multiply_shared, run_layer
+from polydraft.models.compiled.products import FORMATS, Packed, packed
+from polydraft.models.compiled.rounding import rounded_bytes
+from polydraft.models.compiled.vectors import aligned
+
+__all__ = ["CompiledTransfer"]
+
+
+class TransferArrays(NamedTuple):
+    """begins: [k] t_i, rising.  maps: k matrices W_i.  head: the target's output rows at the draft vocabulary."""
+
+    target: ModelArrays
+    begins: np.ndarray
+    maps: Packed
+    head: Packed
+    rounded: np.ndarray  # as of `layers.Workspace`
+    mapped: np.ndarray  # [CHUNK, h]
+
+
+@njit(cache=True, nogil=True)
+def transfer_pass(model, slots, states, laws):
+    """states: [k, B, h] of the newest token of each slot behind layer t_i.  laws: [k B, D] logits, row i of all slots after row i - 1 of all."""
+    target, work = model.target, model.target.work
+    B, k, zero = len(slots), len(model.begins), np.int64(0)
+    for i in range(k):
+        for b in range(B):
+            t, length = i * B + b, target.memory.lengths[slots[b]]
+            work.rows[t, 0], work.rows[t, 1], work.rows[t, 2], work.rows[t, 3] = zero, slots[b], length + i, length + i
+            work.rows[t, 4], work.rows[t, 5], work.rows[t, 6] = length, i + 1, 1
+            for j in range(i + 1):
+                work.seen[t, j] = length + j
+    rows, layers = zero, len(target.weights.attention_norm)
+    for layer in range(model.begins[0], layers + 1):
+        if rows < k * B and model.begins[rows // B] == layer:
+            i = rows // B
+            multiply_shared(work, states[i], model.maps, i, model.rounded, model.mapped, np.int64(B))
+            for b in range(B):
+                copy_row(model.mapped[b], work.x[rows + b])
+            rows += B
+        if layer < layers:
+            run_layer(target, layer, rows, cut_runs(work.rows, rows, work.runs))
+    rms_norm(work.x, target.weights.norm, target.sizes.epsilon, work.normed, zero, rows)  # pyright: ignore[reportArgumentType]
+    multiply_shared(work, work.normed, model.head, 0, model.rounded, laws, rows)
+
+
+class CompiledTransfer(DepthLaws):
+    """Maps of a target's states, and its own remaining layers, as a draft model in the target's slots; see `DepthLaws`.
+
+    quantization: of the maps and of the output rows; it changes no law.
+
+    Raises:
+        IncompatibleError: a target that is not compiled, or maps of another target.
+        InvalidInputError: maps behind layers that it does not have.
+    """
+
+    def __init__(self, head: TransferCheckpoint, target: Any, *, quantization: str = "int8") -> None:
+        net = compiled(target, "hidden-transfer").arrays
+        head.check(target)
+        super().__init__(target, head.ids, len(head.layers), "hidden-transfer")
+        kind, h = FORMATS[quantization], len(net.weights.norm)
+        maps = packed([head.tensors[f"maps.{i}.weight"].float() for i in range(self.depths)], kind)
+        output = packed([head.output(target)[: len(self.draft_ids)]], kind)
+        rounded = aligned(CHUNK, rounded_bytes(h), dtype=np.uint8)
+        self.weight_bytes = maps.nbytes + output.nbytes
+        self.net = TransferArrays(net, np.array(head.layers), maps, output, rounded, aligned(CHUNK, maps.outputs))
+
+    def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:
+        """Make the laws of the next tokens. states: of each slot's newest token behind layers t_1 .. t_k."""
+        most = CHUNK // self.depths
+        for begin in range(0, len(slots), most):
+            here = np.array(slots[begin : begin + most])
+            given = states[begin : begin + most].float().unflatten(1, (self.depths, -1)).transpose(0, 1).contiguous().numpy()
+            laws = np.empty((given.shape[0] * len(here), self.arrays.logits.shape[2]), np.float32)
+            with self.target.pool:
+                transfer_pass(self.net, here, given, laws)
+            self.arrays.logits[here] = laws.reshape(self.depths, len(here), -1).swapaxes(0, 1)
+        self.passes += 1

@@ -1,0 +1,63 @@
+"""Glancing training of the Spec-Drafter: look once, reveal a share of what was wrong, learn the rest.
+
+Xia et al. 2022 (SpecDec, arXiv 2203.16487), with glancing as of Qian et al. 2021 (arXiv 2008.07905).
+
+    cut      a place in the reference; the tokens before it are committed, the k behind it are asked for
+    first    a pass with k queries and no gradient; the tokens that it gets wrong are counted
+    second   a share of the wrong ones, drawn at random, is shown in the place of their queries; cross-entropy on all others
+
+The share falls linearly while training goes on. References should be the target's own outputs (sequence-level distillation).
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from polydraft.heads.mask_query.network import MaskQueries
+
+__all__ = ["glancing_loss", "reveal"]
+
+FIRST, LAST = 0.5, 0.1
+"""Shares of the wrong tokens that are revealed at the beginning and at the end."""
+
+
+def reveal(
+    wanted: Int[Tensor, "B k"], guessed: Int[Tensor, "B k"], share: float, uniforms: Float[Tensor, "B k"], ignored: int
+) -> Int[Tensor, "B k"]:
+    """Tokens that are shown, -1 elsewhere: of each row's wrong ones the share, rounded, with the smallest uniforms.
+
+    Example:
+        >>> reveal(torch.tensor([[5, 6, 7, 0]]), torch.tensor([[5, 1, 1, 1]]), 0.5, torch.tensor([[0.1, 0.4, 0.2, 0.0]]), 0).tolist()
+        [[-1, -1, 7, -1]]
+    """
+    wrong = (wanted != guessed) & (wanted != ignored)
+    order = uniforms.masked_fill(~wrong, 2.0).argsort(1).argsort(1)
+    return wanted.masked_fill(~(wrong & (order < (share * wrong.sum(1, keepdim=True)).round())), -1)
+
+
+def glancing_loss(
+    network: MaskQueries,
+    source: Int[Tensor, "B S"],
+    reference: Int[Tensor, "B T"],
+    done: float,
+    *,
+    start: int,
+    pad: int,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Loss of one batch in nats a token. reference: outputs with their end token, padded.  done: share of the training that is over."""
+    B, T = reference.shape
+    k, lengths = network.sizes.queries, (reference != pad).sum(1)
+    cuts = (torch.rand(B, generator=generator) * lengths).long()
+    given = torch.cat([torch.full_like(reference[:, :1], start), reference], 1)
+    spread = cuts[:, None] + torch.arange(k)
+    wanted = reference.gather(1, spread.clamp(max=T - 1)).masked_fill(spread >= lengths[:, None], pad)
+    memory, hidden = network.read(source, source != pad)
+    committed, counts = given[:, : int(cuts.max()) + 1], cuts + 1
+    with torch.no_grad():
+        guessed = network(memory, hidden, committed, counts).argmax(-1)
+    share = FIRST + (LAST - FIRST) * done
+    shown = reveal(wanted, guessed, share, torch.rand(B, k, generator=generator), pad)
+    logits = network(memory, hidden, committed, counts, revealed=shown)
+    return cross_entropy(logits.flatten(0, 1), wanted.masked_fill((shown >= 0) | (wanted == pad), -100).flatten())

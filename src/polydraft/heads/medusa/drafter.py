@@ -1,0 +1,35 @@
+"""Medusa: heads on the target's last state, each for a token so far ahead, draft chains and trees of independent guesses.
+
+Cai et al. 2024 (arXiv 2401.10774). The heads see nothing of what is drafted, so that one product with the output rows serves all depths;
+`heads.medusa.compiled` computes, `heads.depth_drafter` drafts. Trap: the authors' typical acceptance changes the law, as does a redraw after a
+failed match; here any rule that is exact for the draws verifies them.
+"""
+
+from typing import Any
+
+from polydraft.core import DraftSampling
+from polydraft.drafters.model.paths import FIXED
+from polydraft.heads.depth_drafter import DepthDrafter
+from polydraft.heads.medusa.checkpoint import MedusaCheckpoint
+from polydraft.papers import method
+
+__all__ = ["MedusaDrafter"]
+
+
+class MedusaDrafter(DepthDrafter):
+    """Medusa's heads as a drafter; kinds as for `ModelDrafter`.
+
+    Example:
+        >>> MedusaDrafter.methods[0].name
+        'medusa'
+    """
+
+    methods = (method("medusa", "Medusa heads", "2401.10774", {DraftSampling.IID}, FIXED),)
+    checkpoint = MedusaCheckpoint
+
+    @classmethod
+    def compiled(cls, head: MedusaCheckpoint, target: Any) -> Any:
+        """The heads as a draft model."""
+        from polydraft.heads.medusa.compiled import CompiledMedusa
+
+        return CompiledMedusa(head, target)

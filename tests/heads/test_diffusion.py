@@ -1,0 +1,248 @@
+"""Block diffusion: the law of a draft is fixed by its order, passes are counted, columns are the target's states in every layer."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from polydraft import Engine, registry, tree
+from polydraft.core import Budget, Draft, DraftSampling, Outcome, TreeShape
+from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
+from polydraft.heads.checkpoint import embeddings, output_rows
+from polydraft.heads.diffusion.checkpoint import DiffusionCheckpoint
+from polydraft.heads.diffusion.compiled import CompiledDiffusion
+from polydraft.heads.diffusion.drafter import ORDERS, DiffusionDrafter, revealed
+from polydraft.heads.diffusion.recipe import DiffusionRecipe
+from polydraft.heads.recipe import Material
+from polydraft.models import load, pair
+from polydraft.verifiers import pairing
+from tests.drafters.sessions import requests
+
+LAYERS, BLOCK = (1, 2, 6), 4
+CHAIN = [Budget.fixed(tree.chain(BLOCK))]
+
+
+@pytest.fixture(scope="module")
+def target():
+    return load.load_model(str(pair.target_folder()), max_num_seqs=2, max_model_len=256)
+
+
+@pytest.fixture(scope="module")
+def net(target):
+    """A drafter with random weights over every third token."""
+    ids, recipe = np.arange(0, target.vocab_size, 3), DiffusionRecipe()
+    torch.manual_seed(0)
+    made = recipe.fresh(
+        Material(target, LAYERS, ids, embeddings(target), output_rows(target, ids), {"layers": 2, "block": BLOCK})
+    )
+    for parameter in made.parameters():
+        parameter.data.normal_(std=0.1) if parameter.ndim == 2 else parameter
+    made.norm.weight.data.mul_(3)
+    for parameter in made.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(net, target, tmp_path_factory):
+    where, ids = tmp_path_factory.mktemp("diffusion"), np.arange(0, target.vocab_size, 3)
+    DiffusionRecipe().export(net, Material(target, LAYERS, ids, net.embeddings, net.output, {}), where)
+    return where
+
+
+def text(target, length):
+    return torch.randint(0, target.vocab_size, (length,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def drafter_of(folder, target, kind="chain", **options):
+    checkpoint = DiffusionCheckpoint.load(folder)
+    return DiffusionDrafter(CompiledDiffusion(checkpoint, target, quantization="float32"), checkpoint.layers, kind, **options)
+
+
+def begun(drafter, target, ids):
+    (state,) = drafter.start(requests(ids))
+    scores = target.prefill([0], [ids[:-1]], hidden=drafter.needs.hidden)
+    target.release([0])
+    return drafter.read([state], scores)[0], torch.cat([scores.hidden[layer] for layer in LAYERS], -1)
+
+
+def laws_of(net, states, root, block, n):
+    """Those of the net in torch. block: token or None where there is a mask."""
+    tokens = torch.tensor([[[root, *[0 if t is None else t for t in block]]]])
+    masked = torch.tensor([[[False, *[t is None for t in block]]]])
+    with torch.no_grad():
+        return net.logits(states, tokens, masked, torch.tensor([n]))[0, 0].softmax(-1)
+
+
+@pytest.mark.parametrize("length", [2, 3, 40, 100])
+def test_one_pass_has_the_laws_of_the_trained_drafter(net, folder, target, length):
+    ids, drafter = text(target, length), drafter_of(folder, target)
+    state, states = begun(drafter, target, ids)
+    before = drafter.model.passes
+    draft = drafter.propose([state], CHAIN)
+    assert drafter.info.laws == {DraftSampling.IID}
+    expected = laws_of(net, states, ids[-1], [None] * BLOCK, length - 2)
+    torch.testing.assert_close(draft.probs[0][:, ::3], expected, atol=2e-5, rtol=1e-3)
+    assert not draft.probs[0][:, 1::3].any() and not draft.probs[0][:, 2::3].any()
+    assert drafter.model.passes - before == 1 + BLOCK  # one over the block; the others copy its rows by depth
+    assert (expected[0] - expected[1]).abs().sum() > 0.05, "laws that differ"
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 9])
+def test_from_the_left_rows_are_those_of_the_step_that_revealed_and_passes_are_steps(net, folder, target, steps):
+    ids, drafter = text(target, 20), drafter_of(folder, target, "left_to_right", steps=steps)
+    state, states = begun(drafter, target, ids)
+    before = drafter.model.passes
+    draft = drafter.propose([state], CHAIN)
+    steps = min(steps, BLOCK)
+    assert drafter.model.passes - before == steps
+    drafted, block = draft.tree.tokens[0, 1:].tolist(), [None] * BLOCK
+    for step in range(steps):
+        law = laws_of(net, states, ids[-1], block, len(ids) - 2)
+        for j in revealed("left_to_right", step, steps, [j for j in range(BLOCK) if block[j] is None], [], []):
+            torch.testing.assert_close(draft.probs[0, int(draft.rows[0, j + 1]), ::3], law[j], atol=2e-5, rtol=1e-3)
+            block[j] = drafted[j]
+    assert block == drafted
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_law_of_a_draft_is_known_before_it_is_drawn_and_the_mask_is_never_proposed(order, folder, target):
+    drafter, ids = drafter_of(folder, target, order, steps=3), text(target, 20)
+    state, _ = begun(drafter, target, ids)
+    for length in range(20):
+        again = replace(state, context=(*state.context[:-1], length))
+        draft = drafter.propose([again], CHAIN)
+        assert {draft.law} == drafter.info.laws == ORDERS[order].laws
+        assert draft.tree.tokens.max() < target.vocab_size and draft.tree.num_nodes == 1 + BLOCK
+        assert (draft.probs is None) == (order != "left_to_right")
+
+
+def test_random_places_are_revealed_at_the_chance_of_the_schedule_and_all_at_last():
+    rng, counts, times = np.random.default_rng(0), np.zeros(4), 4000
+    for _ in range(times):
+        masked = [0, 1, 2, 3]
+        for step in range(4):
+            shown = revealed("random", step, 4, masked, [], rng.random(4).tolist())
+            masked = [j for j in masked if j not in shown]
+            counts[step] += len(shown)
+        assert not masked
+    np.testing.assert_allclose(counts / times, 1, atol=0.06)
+
+
+def test_the_engine_refuses_an_order_out_of_line_with_the_ratio_test():
+    for order in ("random", "confidence"):
+        assert "match" in pairing.fitting(ORDERS[order])
+        assert not {"speculative", "block"} & set(pairing.fitting(ORDERS[order]))
+    assert "speculative" in pairing.fitting(ORDERS["left_to_right"])
+
+
+def test_an_engine_of_confidence_and_the_ratio_test_is_refused(folder, target):
+    with pytest.raises(IncompatibleError, match="confidence"):
+        Engine.of(target, drafter="diffusion:confidence", verifier="speculative", drafter_options={"weights": folder})
+
+
+P = (np.array([0.5, 0.5]), np.array([[0.3, 0.7], [0.5, 0.5]]))
+"""The target's laws of the first token, and of the second given the first."""
+JOINT = np.array([[0.9 * 0.4, 0.3 * 0.6], [0.1 * 0.4, 0.7 * 0.6]])
+"""What the denoiser believes of both places."""
+
+
+def rows_of(order, x):
+    """The denoiser's rows at the steps at which the places were revealed."""
+    first, second = JOINT.sum(1), JOINT.sum(0)
+    if order == "together":
+        return [first, second]
+    return [first, JOINT[x[0]] / first[x[0]]] if order == "left" else [JOINT[:, x[1]] / second[x[1]], second]
+
+
+def variation(order, rule):
+    """Total variation between two emitted tokens and the target's law, by enumeration of all drafts of two tokens from two."""
+    emitted, chain = np.zeros((2, 2)), torch.tensor([[-1, 0, 1]])
+    for x in product(range(2), repeat=2):
+        rows = rows_of(order, x)
+        chance, tokens = rows[0][x[0]] * rows[1][x[1]], tree.TokenTree.chain(torch.tensor([[0, *x]]))
+        draft = Draft(tokens, DraftSampling.IID, TreeShape.CHAIN, torch.tensor(np.array([rows])), chain)
+        if rule == "match":
+            draft = Draft(tokens, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full((1, 3), -1))
+        verdict = registry.verifier(rule)(draft, torch.tensor(np.array([[P[0], P[1][x[0]], [0.5, 0.5]]])))
+        after = [verdict.after(torch.tensor([node]))[0].numpy() for node in range(2)]
+        stop = verdict.stop[0].numpy() * chance
+        emitted += stop[0] * after[0][:, None] * P[1]
+        emitted[x[0]] += stop[1] * after[1]
+        emitted[x] += stop[2]
+    return abs(emitted - P[0][:, None] * P[1]).sum() / 2
+
+
+def test_rows_that_saw_a_token_to_the_right_bias_the_ratio_test_and_no_other_rows_do():
+    assert variation("right", "speculative") == pytest.approx(0.116, abs=1e-6)
+    assert variation("left", "speculative") == pytest.approx(0, abs=1e-12)
+    assert variation("together", "speculative") == pytest.approx(0, abs=1e-12)
+    assert variation("right", "match") == pytest.approx(0, abs=1e-12)
+
+
+def spoiled(folder, tmp_path, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    return tmp_path
+
+
+def test_the_states_enter_every_layer(folder, target, tmp_path):
+    """Without the columns' values in one layer a draft is another."""
+    ids, drafter = text(target, 20), drafter_of(folder, target)
+    whole = drafter.propose([begun(drafter, target, ids)[0]], CHAIN).probs
+    for layer in range(2):
+        other = drafter_of(folder, target)
+        state, _ = begun(other, target, ids)
+        other.model.net.memory.values[layer, :, :, :, : len(ids) - 1] = 0
+        less = other.propose([state], CHAIN).probs
+        assert (whole[0, 0] - less[0, 0]).abs().sum() > 0.01
+
+
+def test_columns_after_rounds_are_those_of_a_fresh_reading(folder, target):
+    ids, drafter = text(target, 30), drafter_of(folder, target)
+    state, _ = begun(drafter, target, ids)
+    target.prefill([1], [ids[:-1]])
+    for accepted in (2, 0, 4, 1):
+        draft = drafter.propose([state], CHAIN)
+        scores = target.score([1], draft.tree, hidden=drafter.needs.hidden)
+        path = np.arange(1, accepted + 1)[None]
+        outcome = Outcome.of(path, np.array([accepted]), np.array([7]))
+        target.commit([1], outcome)
+        ids = [*ids, *outcome.emitted(draft.tree)[0]]
+        (state,) = drafter.observe([state], outcome, replace(scores, tree=draft.tree))
+    target.release([1])
+    other = drafter_of(folder, target)
+    fresh = other.propose([begun(other, target, ids)[0]], CHAIN)
+    draft = drafter.propose([state], CHAIN)
+    assert drafter.model.net.memory.lengths[state.slot] == len(ids) - 1
+    assert draft.tree.tokens.tolist() == fresh.tree.tokens.tolist()
+    torch.testing.assert_close(draft.probs, fresh.probs, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.pop("mask"), "mask of shape None"),
+        (lambda t: t.update({"fc.weight": torch.ones(3, 3)}), "fc.weight of shape"),
+    ],
+)
+def test_a_folder_that_is_no_drafter_is_refused_by_name(folder, tmp_path, change, said):
+    with pytest.raises(ModelLoadError, match=said):
+        DiffusionCheckpoint.load(spoiled(folder, tmp_path, change))
+
+
+def test_no_steps_and_another_target_are_refused_and_longer_blocks_are_cut(folder, target):
+    with pytest.raises(InvalidInputError, match="steps=0"):
+        drafter_of(folder, target, "confidence", steps=0)
+    draft = load.load_model(str(pair.draft_folder()), max_num_seqs=1)
+    with pytest.raises(IncompatibleError, match="numbers"):
+        CompiledDiffusion(DiffusionCheckpoint.load(folder), draft)
+    for kind in ("chain", *ORDERS):
+        drafter = drafter_of(folder, target, kind)
+        state, _ = begun(drafter, target, text(target, 20))
+        assert drafter.propose([state], [Budget.fixed(tree.chain(9))]).tree.num_nodes == 1 + BLOCK

@@ -1,0 +1,54 @@
+"""An EAGLE-3 head in torch: what a step reads, and what its loss is least for."""
+
+import pytest
+import torch
+
+from polydraft.heads.eagle.recipe import EagleHead, EagleRecipe, HeadShape
+from polydraft.heads.recipe import Batch
+
+
+def test_the_second_step_reads_the_first_ones_output_and_sees_no_future():
+    torch.manual_seed(0)
+    head = EagleHead(HeadShape(16, 32, 2, 1, 8, (0, 1), 1e-5, 1e4), torch.randn(24, 16), torch.randn(24, 16))
+    for matrix in head.parameters():
+        torch.nn.init.normal_(matrix)
+    tokens, features = torch.randint(0, 24, (1, 9)), torch.randn(1, 9, 32)
+    length = 6
+
+    def second(tokens, features):
+        lines = []
+        states = head.step(tokens[:, 1 : 1 + length], head.fc(features[:, :length]), lines)
+        return head.step(tokens[:, 2 : 2 + length], states, lines)
+
+    with torch.no_grad():
+        whole = second(tokens, features)
+        for t in range(length):
+            later, changed = tokens.clone(), features.clone()
+            later[:, t + 3 :] = 0
+            changed[:, t + 1 :] = 0
+            torch.testing.assert_close(second(later, changed)[:, t], whole[:, t])
+            own, past = tokens.clone(), features.clone()
+            own[:, t + 1] = (own[:, t + 1] + 1) % 24
+            past[:, t] += 1
+            assert (second(own, features)[:, t] - whole[:, t]).abs().max() > 1e-3
+            assert (second(tokens, past)[:, t] - whole[:, t]).abs().max() > 1e-3
+
+
+def test_the_loss_is_least_where_the_head_has_the_targets_law():
+    torch.manual_seed(0)
+    head = EagleHead(HeadShape(16, 32, 2, 1, 8, (0, 1), 1e-5, 1e4), torch.randn(24, 16), torch.randn(24, 16))
+    tokens, features = torch.randint(0, 24, (1, 9)), torch.randn(1, 9, 32)
+    counted = torch.ones(1, 9, dtype=torch.bool)
+    with torch.no_grad():
+        states = head.step(tokens[:, 1:8], head.fc(features[:, :7]), [])
+        laws = torch.zeros(1, 9, 24)
+        laws[:, 1:8] = head.logits(states).softmax(-1)
+        loss, kept, agreed = EagleRecipe().loss(head, Batch(tokens, features, laws, counted), steps=1, tv_weight=0)
+        entropy = -(laws[:, 1:8] * laws[:, 1:8].log()).sum(-1).mean()
+        assert kept[0] == pytest.approx(1)
+        assert agreed[0] == 1
+        assert float(loss) == pytest.approx(float(entropy), rel=1e-4)
+        other = Batch(tokens, features, torch.full_like(laws, 1 / 24), counted)
+        flat, worse, _ = EagleRecipe().loss(head, other, steps=1, tv_weight=0)
+        assert worse[0] < 0.9
+        assert float(flat) > float(torch.tensor(24.0).log())

@@ -1,0 +1,78 @@
+"""The target's first layers as its drafter: one cache, one set of weights, and the law of the target."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from polydraft import SamplingParams
+from polydraft.core import Budget
+from polydraft.drafters.base import Parts
+from polydraft.errors import InvalidInputError
+from polydraft.heads.early_exit.drafter import EarlyExitDrafter
+from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.tree import chain
+from tests.drafters.sessions import requests
+from tests.heads import layered
+
+PROMPTS = [[1, 2, 3, 1, 2], [4], [0, 0, 1, 0, 0]]
+
+
+def test_laws_are_those_of_the_layers_below_the_exit():
+    """Against the module of transformers: its states behind layer E, its norm and its head."""
+    module, model = layered.module(), layered.target()
+    drafter = EarlyExitDrafter.build(Parts(model, None, None, ()), layer=2)
+    (request,) = requests([1, 2, 3, 4])
+    (state,) = layered.started(drafter, model, [[1, 2, 3, 4]])
+    draft = drafter.propose([state], [Budget.fixed(chain(3))])
+    text = torch.tensor([[*request.prompt_token_ids, *draft.tree.tokens[0, 1:].tolist()]])
+    with torch.no_grad():
+        states = module.model(text, output_hidden_states=True).hidden_states[2]
+        expected = module.lm_head(module.model.norm(states)).softmax(-1)
+    torch.testing.assert_close(draft.probs[0], expected[0, 3:6], atol=1e-5, rtol=1e-4)
+    assert (expected[0, 3] - expected[0, 4]).abs().sum() > 0.05, "laws that differ"
+
+
+def test_an_exit_behind_nearly_all_layers_is_the_target_where_the_last_one_does_nothing():
+    """E = L accepts everything; here layer L adds nothing, so that E = L - 1 has the target's own laws."""
+    module = layered.module()
+    with torch.no_grad():
+        module.model.layers[-1].self_attn.o_proj.weight.zero_()
+        module.model.layers[-1].mlp.down_proj.weight.zero_()
+    model = CompiledLlama(module, max_num_seqs=4, max_model_len=64)
+    made = layered.engine("early-exit", {"layer": 3}, "speculative", num_paths=1, model=model)
+    result = made.generate(PROMPTS[:1], SamplingParams(max_tokens=41, seed=1))[0]
+    assert result.stats.accepted == result.stats.drafted
+
+
+def test_nothing_is_run_but_the_drafted_rows_and_no_weight_is_copied():
+    """Committed tokens are never run through the first layers again: a proposal costs its own nodes that have children."""
+    model = layered.target()
+    made = layered.engine("early-exit", {"layer": 2}, num_paths=1, depth=3, model=model)
+    net = made.drafter.model
+    assert net.weight_bytes == 0
+    assert net.arrays.target.weights.qkv.data.ctypes.data == model.arrays.weights.qkv.data.ctypes.data
+    assert net.arrays.memory.keys.ctypes.data == model.arrays.memory.keys.ctypes.data
+    result = made.generate([[1, 2, 3] * 8], SamplingParams(max_tokens=30, seed=1))[0]
+    assert 0 < net.passes <= 3 * result.stats.target_calls
+    assert net.cache_bytes == 0
+
+
+@pytest.mark.parametrize("layer", [0, 4, 9, -1])
+def test_a_layer_that_is_none_below_the_last_is_refused(layer):
+    with pytest.raises(InvalidInputError, match="expected one of 1 to 3"):
+        layered.engine("early-exit", {"layer": layer})
+
+
+def test_an_exit_of_nothing_is_refused():
+    with pytest.raises(InvalidInputError, match="expected one of them"):
+        layered.engine("early-exit", {})
+
+
+def test_a_saved_state_drafts_as_it_did():
+    model = layered.target()
+    drafter = EarlyExitDrafter.build(Parts(model, None, None, ()), layer=2)
+    (state,) = layered.started(drafter, model, [[1, 2, 3, 4]])
+    other = drafter.restore(replace(requests([1, 2])[0], slot=0), drafter.snapshot(state))
+    one, two = (drafter.propose([s], [Budget.fixed(chain(3))]) for s in (state, other))
+    assert torch.equal(one.tree.tokens, two.tree.tokens)
