@@ -296,6 +296,7 @@ class Request:
     second_slot: the same of the second sequence that a law reads, in the law's own model.
     budget: of each of its drafts, in place of the engine's policy; max_depth 0 decodes it plainly.
     drafter, verifier: by name, in place of the engine's: one of those that it was built with, and a rule that is exact for it.
+    prediction_token_ids: what the output may be, as its sender guesses; drafters from text look it up, and nothing else reads it.
     source_token_ids: what the encoder of an encoder-decoder reads; the prompt then is how every output begins, see `EncoderDecoder`.
     """
 
@@ -310,9 +311,10 @@ class Request:
     drafter: str | None = None
     verifier: str | None = None
     source_token_ids: tuple[int, ...] = ()
+    prediction_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("prompt_token_ids", "source_token_ids"):
+        for name in ("prompt_token_ids", "source_token_ids", "prediction_token_ids"):
             object.__setattr__(self, name, _token_ids(name, getattr(self, name)))
         if not self.prompt_token_ids:
             raise InvalidInputError(

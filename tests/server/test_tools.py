@@ -9,9 +9,10 @@ import pytest
 from polydraft import StructuredOutputs
 from polydraft.engine.structured import Grammars
 from polydraft.models import load, pair
-from polydraft.server.tools import BEGIN, END, CallParser, call_grammar, described, knows_tools
+from polydraft.server.tools import FORMATS, CallParser, call_grammar, described, format_of, with_ids
 from tests.server.conftest import serving, small_engine
 
+BEGIN, END = "<tool_call>", "</tool_call>"
 ADD = {
     "name": "add",
     "parameters": {
@@ -85,6 +86,87 @@ def test_a_call_that_is_broken_off_is_not_complete():
     assert (cut.name, cut.arguments, cut.complete) == ("add", '{"a": 1', False)
 
 
+WRITTEN = {
+    "hermes": lambda calls: "\n".join(call(name, arguments) for name, arguments in calls),
+    "mistral": lambda calls: "[TOOL_CALLS][" + ", ".join(json.dumps({"name": n, "arguments": a}) for n, a in calls) + "]",
+    "mistral_args": lambda calls: "".join(f"[TOOL_CALLS]{n}[ARGS]{json.dumps(a)}" for n, a in calls),
+    "llama3_json": lambda calls: "; ".join(json.dumps({"name": n, "parameters": a}) for n, a in calls),
+}
+CALLS = [("add", AWKWARD), ("now", {}), ("add", {"a": 2})]
+IN_EVERY_FORMAT = pytest.mark.parametrize("name", FORMATS)
+
+
+def read(name, parts):
+    """Content and calls of an answer in a format, in pieces."""
+    parser = CallParser(["add", "now"], FORMATS[name])
+    pieces = [piece for i, part in enumerate(parts) for piece in parser.push(part, last=i == len(parts) - 1)]
+    assert [(c.name, c.arguments) for c in parser.calls] == [
+        (c.name, "".join(p.arguments for p in pieces if p.call == i)) for i, c in enumerate(parser.calls)
+    ]
+    return "".join(piece.content for piece in pieces), parser.calls
+
+
+@IN_EVERY_FORMAT
+@pytest.mark.parametrize("text", ["", "Let me see.", "a < b [TOOL <tool"])
+def test_calls_of_every_format_are_found_whatever_pieces_they_come_in(name, text):
+    whole = text + "\n" * bool(text) + WRITTEN[name](CALLS)
+    for seed in range(30):
+        rng = random.Random(seed)
+        cuts = sorted(rng.sample(range(len(whole)), 1 + seed))
+        content, calls = read(name, [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)])
+        assert content == text and [(c.name, json.loads(c.arguments), c.complete) for c in calls] == [(*c, True) for c in CALLS]
+    for length in range(len(whole)):
+        _, calls = read(name, [whole[:length]])
+        assert [(c.name, json.loads(c.arguments)) for c in calls if c.complete] == CALLS[: sum(c.complete for c in calls)]
+
+
+@IN_EVERY_FORMAT
+@pytest.mark.parametrize("text", ["", "plain", "a [TOOL_CALL", "{}", "<|python_ta", "[1]; {2}", "ends in blanks \n"])
+def test_a_text_without_calls_is_content_in_every_format(name, text):
+    assert read(name, list(text) or [""]) == (text, []) == read(name, [text])
+
+
+def test_calls_as_models_write_them_beside_the_form_of_the_grammar():
+    said = '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}, "id": "abcdefghi"}, {"name":"now","arguments":{}}]'
+    assert [c.name for c in read("mistral", list(said))[1]] == ["add", "now"]
+    assert len(read("mistral", list(said))[1][0].id) == 9
+    assert [c.arguments for c in read("mistral_args", list('[TOOL_CALLS]add[CALL_ID]abc[ARGS]{"a": 1}'))[1]] == ['{"a": 1}']
+    tagged = read("llama3_json", list('<|python_tag|>{"name": "add", "parameters": {"a": 1}}'))
+    assert tagged[0] == "" and [c.arguments for c in tagged[1]] == ['{"a": 1}']
+
+
+def test_the_format_is_read_from_the_template():
+    templates = {
+        "{% if tools %}<tool_call>{% endif %}": "hermes",
+        "{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS] [": "mistral",
+        "{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]{{ name }}[ARGS]": "mistral_args",
+        "{% if tools %}{{ '<|python_tag|>' }}{% endif %}": "llama3_json",
+    }
+    for template, name in templates.items():
+        assert format_of(template).name == name
+        assert format_of(template.replace("tools", "x")) is None
+    assert (
+        format_of("tools [TOOL_CALLS] [").opening == "[TOOL_CALLS] ["
+        and format_of("tools [TOOL_CALLS][").opening == "[TOOL_CALLS]["
+    )
+
+
+def test_identifiers_that_a_template_does_not_take_are_replaced_in_calls_and_results_alike():
+    said = [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "call_1", "function": NOW}, {"id": "abcdefghi", "function": NOW}],
+        },
+        {"role": "tool", "content": "3", "tool_call_id": "call_1"},
+        {"role": "tool", "content": "4", "tool_call_id": "abcdefghi"},
+    ]
+    assistant, first, second = with_ids(said, FORMATS["mistral"])
+    names = [c["id"] for c in assistant["tool_calls"]]
+    assert names == [first["tool_call_id"], second["tool_call_id"]] and names[1] == "abcdefghi"
+    assert len(names[0]) == 9 and names[0].isalnum() and with_ids(said, FORMATS["hermes"]) == said
+
+
 @pytest.fixture(scope="module")
 def grammars():
     tokenizer = load.load_tokenizer(str(pair.target_folder()))
@@ -141,6 +223,41 @@ def test_an_answer_is_free_until_it_opens_a_call(grammars):
         assert not allowed(grammars, auto, text), text
 
 
+@IN_EVERY_FORMAT
+def test_the_grammar_of_every_format_allows_what_its_parser_reads(grammars, name):
+    good, wrong = [("add", {"a": 3}), ("now", {})], [("add", {"a": "3"})]
+    written, form = WRITTEN[name], FORMATS[name]
+    must = call_grammar([ADD, NOW], grammars[0], required=True, parallel=True, calls=form)
+    one = call_grammar([ADD, NOW], grammars[0], required=True, parallel=False, calls=form)
+    auto = call_grammar([ADD, NOW], grammars[0], required=False, parallel=True, calls=form)
+    assert (
+        allowed(grammars, must, written(good))
+        and allowed(grammars, one, written(good[:1]))
+        and allowed(grammars, auto, written(good[:1]))
+    )
+    assert not allowed(grammars, one, written(good)) and not allowed(grammars, must, "text")
+    for grammar in (must, one, auto):
+        assert not allowed(grammars, grammar, written(wrong))
+    for text in ("", "text", "a [TOOL <tool", "Hello {x}"):
+        assert allowed(grammars, auto, text), text
+    if name != "llama3_json":
+        assert allowed(grammars, auto, f"text {written(good)}")
+
+
+def test_marks_that_are_tokens_are_those_tokens_in_the_grammar(grammars):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(pair.target_folder()))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]", "<tool_call>", "</tool_call>", "<|python_tag|>"]})
+    own = tokenizer, Grammars(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
+    for name, calls in FORMATS.items():
+        must, auto = (call_grammar([ADD, NOW], tokenizer, required=r, parallel=True, calls=calls) for r in (True, False))
+        text = WRITTEN[name]([("add", {"a": 3}), ("now", {})][: 1 if name == "llama3_json" else 2])
+        assert allowed(own, must, text) and allowed(own, auto, text) and not allowed(own, must, "text"), name
+    tagged = '<|python_tag|>{"name": "add", "parameters": {"a": 3}}'
+    assert allowed(own, call_grammar([ADD], tokenizer, required=False, parallel=False, calls=FORMATS["llama3_json"]), tagged)
+
+
 def test_an_answer_is_json_of_a_schema_or_calls(grammars):
     form = StructuredOutputs(
         json={"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"], "additionalProperties": False}
@@ -151,8 +268,7 @@ def test_an_answer_is_json_of_a_schema_or_calls(grammars):
 
 
 def test_a_template_without_tools_is_told_of_them_in_its_own_messages():
-    assert knows_tools("{% if tools %}<tool_call>{% endif %}") and not knows_tools("{% for m in messages %}{% endfor %}")
-    assert not knows_tools("tools <tool_call><function=x>")
+    assert format_of("{% for m in messages %}{% endfor %}") is None and format_of("tools <tool_call><function=x>") is None
     said = [
         {"role": "user", "content": "1 + 2?"},
         {
@@ -351,3 +467,65 @@ def test_a_call_of_a_response_that_is_broken_off_is_not_in_it(served):
         assert all(isinstance(json.loads(item.arguments), dict) for item in whole.output if item.type == "function_call")
         begun += events[-2].item.type == "function_call" and events[-2].item.status == "incomplete"
     assert begun > 0
+
+
+def test_tools_that_may_be_called_change_no_answer_that_calls_none():
+    """The grammar of `auto` leaves every token of a text as it was: what the model does not say, it is not made to say."""
+    engine = small_engine()
+    engine.tokenizer.chat_template = (
+        "{% if tools and false %}<tool_call>{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    with serving(engine) as silent:  # its prompt says nothing of tools
+        for text in ("Hello", "Hi!", "What is 2 + 2?", "def add(a, b):", "{", "import"):
+            asked = {"messages": [{"role": "user", "content": text}], "max_tokens": 40, "temperature": 0}
+            free, called = (silent.post("/v1/chat/completions", **asked, **more).json() for more in ({}, {"tools": TOOLS}))
+            message = called["choices"][0]["message"]
+            assert called["usage"]["prompt_tokens"] == free["usage"]["prompt_tokens"] and "tool_calls" not in message
+            assert message["content"] == free["choices"][0]["message"]["content"] != ""
+
+
+def test_every_token_of_a_text_is_allowed_where_tools_may_be_called(grammars):
+    tokenizer, compiled = grammars
+    auto = call_grammar([ADD, NOW], tokenizer, required=False, parallel=True)
+    for text in ("", "Hello, "):
+        constraint, ids = compiled.compiled(auto).constraint(1), [0, *tokenizer(text, add_special_tokens=False)["input_ids"]]
+        for length in range(1, len(ids) + 1):
+            mask = constraint.allowed(ids[:length], [ids[length - 1]], [-1])[0]
+        texts = [tokenizer.decode([token]) for token in range(len(mask))]
+        refused = {text for text, allowed in zip(texts, mask.tolist(), strict=True) if not allowed and "\ufffd" not in text}
+        assert refused <= set(tokenizer.all_special_tokens) - {tokenizer.eos_token}, refused
+
+
+MISTRAL_TEMPLATE = (
+    "{% if tools %}[AVAILABLE_TOOLS]{{ tools|length }}[/AVAILABLE_TOOLS]{% endif %}{% for m in messages %}"
+    "{% if m.tool_calls %}[TOOL_CALLS][{% for c in m.tool_calls %}"
+    "{% if c.id|length != 9 %}{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments|tojson }}, "id": "{{ c.id }}"}{% endfor %}]'
+    "{% elif m.role == 'tool' %}[TOOL_RESULTS]{{ m.tool_call_id }}: {{ m.content }}[/TOOL_RESULTS]{% else %}{{ m.content }}{% endif %}"
+    "{% endfor %}"
+)
+LLAMA_TEMPLATE = (
+    '{% if tools %}{{ tools|length }} functions, "parameters": dictionary of argument name and its value{% endif %}'
+    "{% for m in messages %}{% if m.tool_calls %}{{ m.tool_calls[0].function|tojson }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [MISTRAL_TEMPLATE, LLAMA_TEMPLATE], ids=["mistral", "llama3_json"])
+def test_a_model_of_another_format_calls_tools_and_reads_results(template):
+    engine = small_engine()
+    engine.tokenizer.chat_template = template
+    with serving(engine) as other:
+        asked = {**ASK, "tool_choice": "required", "parallel_tool_calls": False}
+        (first,) = other.openai.chat.completions.create(**asked).choices
+        (made,) = first.message.tool_calls
+        content, (part,), end = (lambda c, p, e: (c, list(p.values()), e))(*streamed(other, **asked))
+        assert first.finish_reason == end == "tool_calls" and not first.message.content and not content
+        assert (part["name"], part["arguments"]) == (made.function.name, made.function.arguments)
+        result = {"role": "tool", "tool_call_id": made.id, "content": "3"}
+        strange = {"id": "call_of_another_server", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+        before = [{"role": "assistant", "tool_calls": [strange]}, {**result, "tool_call_id": strange["id"]}]
+        messages = [*ASK["messages"], *before, first.message.model_dump(), result, {"role": "user", "content": "And?"}]
+        again = other.openai.chat.completions.create(**{**ASK, "messages": messages, "tool_choice": "none"})
+        assert again.choices[0].message.tool_calls is None
+        response = other.openai.responses.create(**TALK, tool_choice="required", parallel_tool_calls=False)
+        assert [item.type for item in response.output] == ["function_call"]

@@ -72,6 +72,9 @@ def serve(
     max_body: Annotated[int, given.server("Bytes of a request, at most.", min=1)] = 4 << 20,
     max_choices: Annotated[int, given.server("Prompts times n of a request, at most.", min=1)] = 64,
     timeout: Annotated[float, given.server("Seconds of a request, at most.", min=0.1)] = 600,
+    reasoning: Annotated[
+        bool, given.server("Whether chats tell what models think between <think> and </think> apart, as reasoning_content.")
+    ] = True,
     drain: Annotated[float, given.server("Seconds that what runs has when the server is told to end.", min=0)] = 30,
     replicas: Annotated[
         int | None, given.replicas("Engines behind one address, each a process of its own, through Ray Serve.", min=1)
@@ -91,7 +94,7 @@ def serve(
     typer.echo(f"serving {name}: {_about(model, chosen)}", err=True)
     listening = _bound(host, port)
     settings: dict[str, Any] = {"model": name, "keys": _keys(api_key_file), "cors": origins, "most_body": max_body}
-    settings |= {"most_choices": max_choices, "seconds": timeout, "drain": drain}
+    settings |= {"most_choices": max_choices, "seconds": timeout, "drain": drain, "reasoning": reasoning}
     options: dict[str, Any] = {
         "drafter": drafter,
         "offered": tuple(offer or ()),

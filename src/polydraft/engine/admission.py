@@ -55,10 +55,10 @@ class Admission:
     def _check(self, request: Request) -> None:
         prompt, params, V = request.prompt_token_ids, request.params, self._target.vocab_size
         self._check_source(request)
-        bad = next((t for t in (*request.source_token_ids, *prompt) if not 0 <= t < V), None)
+        bad = next((t for t in (*request.source_token_ids, *prompt, *request.prediction_token_ids) if not 0 <= t < V), None)
         if bad is not None:
             raise InvalidInputError(
-                f"token id {bad} was given in the prompt of {request.id!r}; expected 0 <= id < {V}. Use the target's own tokenizer."
+                f"token id {bad} was given in the prompt or prediction of {request.id!r}; expected 0 <= id < {V}. Use the target's own tokenizer."
             )
         sampling.check_vocabulary(params, V, self._eos)
         if params.stop and self._tokenizer is None:

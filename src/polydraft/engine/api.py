@@ -322,11 +322,12 @@ class Engine(Loop):
         budget: Budget | None = None,
         drafter: str | None = None,
         verifier: str | None = None,
+        prediction: Seq[int] = (),
     ) -> Result:
         """Queue all samples of a prompt, from any thread; the returned result fills as they run.
 
         outputs: is given what steps give them, in the thread that steps, until it is forgotten.
-        budget, drafter, verifier: see `core.Request`.
+        budget, drafter, verifier, prediction: see `core.Request`.
         """
         if not isinstance(params, SamplingParams):
             raise InvalidInputError(
@@ -343,6 +344,7 @@ class Engine(Loop):
             for sample in range(params.n):
                 number = MOST_SAMPLES * index + sample
                 more: dict[str, Any] = {"budget": budget, "drafter": drafter, "verifier": verifier, "source_token_ids": source}
+                more["prediction_token_ids"] = tuple(prediction)
                 request = Request(name, begins, params, seed, number, **more)
                 samples.append(self.add_request(request))
         except BaseException:

@@ -105,7 +105,7 @@ class AsyncEngine:
     ) -> AsyncGenerator[StepOutput, None]:
         """Yield what each step emits for one prompt; closing or cancelling it frees its slots before the next step's round.
 
-        seconds: after which it ends with `finish_reason="abort"`.  asked: `budget`, `drafter` and `verifier`, see `core.Request`.
+        seconds: after which it ends with `finish_reason="abort"`.  asked: `budget`, `drafter`, `verifier` and `prediction`, see `core.Request`.
         A sample that fails ends with `finish_reason="error"` and `sample.error`.
 
         Raises:

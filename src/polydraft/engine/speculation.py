@@ -62,6 +62,14 @@ class Menu:
         self.default = replace(self.default, policy=policy)
         self._known[self.default.source, self.default.verifier.info.name] = self.default
 
+    def offer(self, drafter: Drafter) -> None:
+        """One more drafter that requests may name, before any runs; nothing where there is one of that name, or where nothing is drafted."""
+        name = drafter.info.name
+        if self.default.drafter is not None and name not in self._drafters:
+            check_drafter(self._target, drafter)
+            self._drafters[name] = drafter
+            self.find(name)
+
     @property
     def names(self) -> list[str]:
         """The default's first."""

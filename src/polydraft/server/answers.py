@@ -17,7 +17,8 @@ from polydraft.engine.sequence import Sample, TokenLogprob
 from polydraft.engine.stopping import REPLACEMENT, Detokenizer
 from polydraft.models.vocabulary import byte_alphabet
 from polydraft.server.errors import ApiError
-from polydraft.server.tools import CallParser, Piece, ToolCall
+from polydraft.server.reasoning import ReasoningParser, opens_reasoning
+from polydraft.server.tools import HERMES, CallFormat, CallParser, Piece, ToolCall
 
 LOWEST = -9999.0
 """Written for a log-probability of -inf, which JSON does not have."""
@@ -64,7 +65,8 @@ class Reader:
 class Answer(ABC):
     """One response in the making. prompts: their ids.  echo: what stands before each text.
 
-    kind: the object's name, and that of its chunks.  methods: drafter and rule, as usage tells them.  trace: tell where each token comes from.
+    kind: the object's name, and that of its chunks.  methods: drafter and rule, as usage tells them.  num_predicted: tokens of the prediction.
+    calls: how the model writes calls of tools.  trace: tell where each token comes from.
     """
 
     tokenizer: Any
@@ -76,6 +78,8 @@ class Answer(ABC):
     id: str = field(default_factory=lambda: uuid4().hex)
     created: int = field(default_factory=lambda: int(time()))
     methods: dict[str, Any] = field(default_factory=dict[str, Any])
+    num_predicted: int = 0
+    calls: CallFormat = HERMES
 
     kind = chunk_kind = prefix = ""
     end = "data: [DONE]\n\n"
@@ -119,6 +123,7 @@ class Answer(ABC):
         stats = [sample.stats for sample in self.samples.values()]
         prompt, completion = sum(map(len, self.prompts)), sum(s.emitted for s in stats)
         calls = sum(s.target_calls for s in stats)
+        followed = sum(int((s.drafter_counts or {}).get("accepted_predictions", 0)) for s in stats)
         depth = max((len(s.drafted_by_depth) for s in stats), default=0)
         reached = [sum(s.drafted_by_depth[d] for s in stats if d < len(s.drafted_by_depth)) for d in range(depth)]
         kept = [sum(s.accepted_by_depth[d] for s in stats if d < len(s.accepted_by_depth)) for d in range(depth)]
@@ -128,8 +133,8 @@ class Answer(ABC):
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": min((s.cached_tokens for s in stats), default=0)},
             "completion_tokens_details": {
-                "accepted_prediction_tokens": sum(s.accepted for s in stats),
-                "rejected_prediction_tokens": sum(s.drafted - s.accepted for s in stats),
+                "accepted_prediction_tokens": followed,
+                "rejected_prediction_tokens": max(self.num_predicted * len(stats) - followed, 0),
             },
             "speculation": {
                 **self.methods,
@@ -219,21 +224,29 @@ class Completion(Choices):
 
 @dataclass
 class Chat(Choices):
-    """Of /v1/chat/completions. tools: names of those that may be called."""
+    """Of /v1/chat/completions. tools: names of those that may be called.  reasoning: whether <think> parts are told apart."""
 
     tools: Collection[str] = ()
+    reasoning: bool = False
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._parsers: dict[int, CallParser] = {}
+        self._thoughts: dict[int, ReasoningParser] = {}
 
     def _read(self, index: int, text: str, last: bool) -> list[Piece]:
         """What a text adds to a choice."""
+        reasoning = ""
+        if self.reasoning:
+            if index not in self._thoughts:
+                self._thoughts[index] = ReasoningParser(opens_reasoning(self.tokenizer, self.prompts[0]))
+            reasoning, text = self._thoughts[index].push(text, last=last)
         if not self.tools:
-            return [Piece(content=text)]
-        return self._parsers.setdefault(index, CallParser(self.tools)).push(text, last=last)
+            return [Piece(content=text, reasoning=reasoning)]
+        parser = self._parsers.setdefault(index, CallParser(self.tools, self.calls))
+        return [*([Piece(reasoning=reasoning)] if reasoning else []), *parser.push(text, last=last)]
 
     def _ended(self, index: int, output: StepOutput) -> dict[str, Any]:
         end, parser = ended(output), self._parsers.get(index)
@@ -244,15 +257,17 @@ class Chat(Choices):
         told = self._told(index, outputs)
         logprobs = self._logprobs(told) if outputs[-1].sample.logprobs is not None else None
         text = "".join(output.text for output in outputs)
-        content = "".join(piece.content for piece in self._read(index, text, last=True))
+        pieces = self._read(index, text, last=True)
+        content, reasoning = ("".join(getattr(piece, name) for piece in pieces) for name in ("content", "reasoning"))
         calls = [_call(call) for call in self._parsers[index].calls if call.complete] if self.tools else []
         message = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
-        message |= {"tool_calls": calls} if calls else {}
+        message |= ({"reasoning_content": reasoning} if reasoning else {}) | ({"tool_calls": calls} if calls else {})
         return {"index": index, "message": message, "logprobs": logprobs, **self._ended(index, outputs[-1])}
 
     def _delta(self, index: int, output: StepOutput, told: list[TokenLogprob], reader: Reader, first: bool) -> dict[str, Any]:
         pieces = self._read(index, output.text, output.finished)
-        content, calls = "".join(piece.content for piece in pieces), dict[int, dict[str, Any]]()
+        content, reasoning = ("".join(getattr(piece, name) for piece in pieces) for name in ("content", "reasoning"))
+        calls = dict[int, dict[str, Any]]()
         for piece in pieces:
             if piece.call is not None:
                 call = calls.setdefault(piece.call, {"index": piece.call, "function": {"arguments": ""}})
@@ -260,8 +275,10 @@ class Chat(Choices):
                     call |= _call(self._parsers[index].calls[piece.call])
                     call["function"]["arguments"] = ""
                 call["function"]["arguments"] += piece.arguments
-        delta: dict[str, Any] = ({"role": "assistant"} if first else {}) | ({"content": content} if content or not calls else {})
-        delta |= {"tool_calls": list(calls.values())} if calls else {}
+        delta: dict[str, Any] = ({"role": "assistant"} if first else {}) | (
+            {"content": content} if content or not (calls or reasoning) else {}
+        )
+        delta |= ({"reasoning_content": reasoning} if reasoning else {}) | ({"tool_calls": list(calls.values())} if calls else {})
         logprobs = self._logprobs(told) if output.sample.logprobs is not None else None
         return {"index": index, "delta": delta, "logprobs": logprobs, **self._ended(index, output)}
 

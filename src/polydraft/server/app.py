@@ -18,6 +18,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
 
 from polydraft import __version__
+from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine.asynchronous import AsyncEngine
 from polydraft.engine.output import StepOutput
 from polydraft.errors import IncompatibleError, InvalidInputError, PolydraftError
@@ -39,9 +40,10 @@ from polydraft.server.protocol import (
     Speculation,
     TokenizeRequest,
     Tools,
+    text_of,
 )
 from polydraft.server.responses import Responses, ResponsesRequest
-from polydraft.server.tools import call_grammar, described, knows_tools, marks_are_special
+from polydraft.server.tools import HERMES, CallFormat, call_grammar, described, format_of, has_special_marks, with_ids
 
 log = logging.getLogger("polydraft.server")
 PAGE = Path(__file__).parent / "page"
@@ -54,6 +56,7 @@ class Settings:
 
     model: the name that clients give.  keys: API keys, any of which opens; none asks for none.  cors: origins whose pages may call; none.
     most_body: bytes.  most_choices: prompts times n of a request.  seconds: of a request.  drain: seconds that what runs has when the server ends.
+    reasoning: whether chats tell what models think between <think> and </think> as `reasoning_content`.
     """
 
     model: str
@@ -63,6 +66,7 @@ class Settings:
     most_choices: int = 64
     seconds: float = 600.0
     drain: float = 30.0
+    reasoning: bool = True
 
 
 def create_app(engine: AsyncEngine, settings: Settings) -> FastAPI:
@@ -109,6 +113,7 @@ class _Routes:
 
     def __init__(self, engine: AsyncEngine, settings: Settings) -> None:
         self.engine, self.settings, self.began = engine, settings, int(time())
+        engine.engine.menu.offer(NgramDrafter(eos_token_ids=engine.engine.eos_token_ids))  # for predictions
         self._metrics = Metrics(engine.engine, settings.model)
         engine.observe = self._metrics.observe
 
@@ -210,6 +215,8 @@ class _Routes:
             params.n,
             given.speculation.trace,
             tools=[function.name for function in tools.callable],
+            reasoning=self.settings.reasoning,
+            calls=self._call_format,
         )
         return await self._answer(request, given, answer, params)
 
@@ -226,7 +233,9 @@ class _Routes:
             raise ApiError(
                 400, "tools were given beside a form of the text; expected response_format alone beside them.", param="tools"
             )
-        grammar = call_grammar(functions, self._tokenizer, required=tools.required, parallel=tools.parallel, text=form)
+        calls = self._call_format
+        options = {"required": tools.required, "parallel": tools.parallel, "text": form, "calls": calls}
+        grammar = call_grammar(functions, self._tokenizer, **options)
         try:
             source = await self.engine.compile_grammar(grammar)
         except InvalidInputError as error:
@@ -238,7 +247,8 @@ class _Routes:
                     raise ApiError(400, f"{place}: {cause}", param=place) from cause
             raise ApiError(400, str(error), param="tools") from error
         return params.with_(
-            structured_outputs=source, skip_special_tokens=params.skip_special_tokens and not marks_are_special(self._tokenizer)
+            structured_outputs=source,
+            skip_special_tokens=params.skip_special_tokens and not has_special_marks(self._tokenizer, calls),
         )
 
     async def responses(self, request: Request) -> Response:
@@ -253,7 +263,15 @@ class _Routes:
             return Response(status_code=GONE)
         names = [function.name for function in tools.callable]
         answer = Responses(
-            self._tokenizer, self.settings.model, [ids], 1, given.speculation.trace, given=given, params=params, tools=names
+            self._tokenizer,
+            self.settings.model,
+            [ids],
+            1,
+            given.speculation.trace,
+            given=given,
+            params=params,
+            tools=names,
+            calls=self._call_format,
         )
         return await self._answer(request, given, answer, params)
 
@@ -267,7 +285,7 @@ class _Routes:
         if params is None:
             return Response(status_code=GONE)
         names = [function.name for function in tools.callable]
-        answer = MessageAnswer(self._tokenizer, self.settings.model, [ids], 1, tools=names)
+        answer = MessageAnswer(self._tokenizer, self.settings.model, [ids], 1, tools=names, calls=self._call_format)
         return await self._answer(request, given, answer, params)
 
     async def count_tokens(self, request: Request) -> dict[str, Any]:
@@ -297,6 +315,15 @@ class _Routes:
     def _tokenizer(self) -> Any:
         return self.engine.engine.tokenizer
 
+    @property
+    def _template(self) -> str:
+        return getattr(self._tokenizer, "chat_template", None) or ""
+
+    @property
+    def _call_format(self) -> CallFormat:
+        """How the model writes calls; where its template says nothing, as it is told to."""
+        return format_of(self._template) or HERMES
+
     def _decode(self, ids: Sequence[int]) -> str:
         most = self.engine.engine.target.vocab_size
         bad = next((token for token in ids if not 0 <= token < most), None)
@@ -320,8 +347,9 @@ class _Routes:
         if taken := more.keys() & {"messages", "conversation", "tools", "tokenize", "add_generation_prompt", "parse_special"}:
             raise ApiError(400, f"chat_template_kwargs has {min(taken)!r}, which is not for it.", param="chat_template_kwargs")
         offered = [function.described() for function in tools.functions] if tools else []
-        if knows_tools(getattr(self._tokenizer, "chat_template", None) or ""):
+        if (calls := format_of(self._template)) is not None:
             more |= {"tools": offered} if offered else {}
+            plain = with_ids(plain, calls)
         else:
             plain = described(plain, offered)
         try:
@@ -362,9 +390,20 @@ class _Routes:
             )  # fmt: skip
         return {"budget": budget, "drafter": asked.drafter, "verifier": asked.verifier}
 
+    async def _predicted(self, given: Sampled) -> list[int]:
+        """Token ids of the prediction, as far as an answer may be long."""
+        text = "" if given.prediction is None else text_of(given.prediction.content)
+        ids = await self._encoded(text, parse_special=False) if text else []
+        first = getattr(self._tokenizer, "bos_token_id", None)
+        return ids[ids[:1] == [first] :][: self.engine.engine.target.max_model_len]
+
     async def _answer(self, request: Request, given: Sampled, answer: Answer, params: SamplingParams) -> Response:
-        asked = self._speculation(given.speculation, params)
+        prediction = await self._predicted(given)
+        if prediction and given.speculation.drafter is None and NgramDrafter.info.name in self.engine.engine.menu.names:
+            given.speculation.drafter = NgramDrafter.info.name
+        asked = self._speculation(given.speculation, params) | {"prediction": prediction}
         chosen = self.engine.engine.menu.find(given.speculation.drafter, given.speculation.verifier)
+        answer.num_predicted = len(prediction)
         answer.methods = {
             "drafter": chosen.source,
             "verifier": chosen.verifier.info.name,

@@ -145,7 +145,7 @@ class MessageAnswer(Answer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._parser, self._blocks, self._open = CallParser(self.tools), list[dict[str, Any]](), False
+        self._parser, self._blocks, self._open = CallParser(self.tools, self.calls), list[dict[str, Any]](), False
         self._last: StepOutput | None = None
 
     def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> dict[str, Any]:

@@ -75,6 +75,23 @@ class JsonSchema(Body):
     strict: bool | None = None
 
 
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(Body):
+    """What the answer may be, such as the file that it is to change: drafts are looked up in it."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+
+def text_of(content: str | list[TextPart]) -> str:
+    """The text of a content, in parts or whole."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
 class ResponseFormat(Body):
     """json_schema: beside the type of that name."""
 
@@ -111,6 +128,7 @@ class Sampled(Body, ABC):
     guided_choice: Annotated[list[Text], Field(min_length=1)] | None = None
     guided_grammar: Text | None = None
     speculation: Speculation = Field(default_factory=Speculation)
+    prediction: Prediction | None = None
 
     user: Any = Field(None, exclude=True)
     metadata: Any = Field(None, exclude=True)
@@ -118,7 +136,6 @@ class Sampled(Body, ABC):
     service_tier: Any = Field(None, exclude=True)
     safety_identifier: Any = Field(None, exclude=True)
     prompt_cache_key: Any = Field(None, exclude=True)
-    prediction: Any = Field(None, exclude=True)
     verbosity: Any = Field(None, exclude=True)
 
     def params(self, defaults: SamplingParams) -> SamplingParams:
@@ -197,11 +214,6 @@ class CompletionRequest(Sampled):
         return self.logprobs
 
 
-class TextPart(Body):
-    type: Literal["text"]
-    text: str
-
-
 class Called(Body):
     """arguments: JSON."""
 
@@ -219,13 +231,16 @@ class Call(Body):
 
 
 class Message(Body):
-    """content: what is said; an assistant that called tools may say nothing.  tool_call_id: of the call whose result a tool's message is."""
+    """content: what is said; an assistant that called tools may say nothing.  tool_call_id: of the call whose result a tool's message is.
+    reasoning_content: what an assistant thought before, for templates that take it.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart]
     name: str | None = None
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
     refusal: Any = Field(None, exclude=True)
     annotations: Any = Field(None, exclude=True)
@@ -243,12 +258,14 @@ class Message(Body):
         Raises:
             ApiError: arguments of a call that are no JSON object.
         """
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        content = text_of(self.content)
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
         if self.tool_calls:
             message["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": _called(call.function)} for call in self.tool_calls
             ]
+        if self.reasoning_content and self.role == "assistant":
+            message["reasoning_content"] = self.reasoning_content
         return message | ({"name": self.name, "tool_call_id": self.tool_call_id} if self.role == "tool" else {})
 
 

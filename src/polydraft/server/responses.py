@@ -151,7 +151,7 @@ class Responses(Answer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._parser, self._items = CallParser(self.tools), list[dict[str, Any]]()
+        self._parser, self._items = CallParser(self.tools, self.calls), list[dict[str, Any]]()
 
     def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> dict[str, Any]:
         status = "completed"

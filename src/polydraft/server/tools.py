@@ -1,20 +1,20 @@
 """Calls of tools: how a model is told of its tools, the grammar that its calls follow, and the calls in what it writes.
 
-Calls are written as Hermes and Qwen models do, each as a JSON object between two marks:
+    hermes         <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>      Qwen 2.5, Qwen 3, Hermes
+    mistral        [TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}, ...]
+    mistral_args   [TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]...
+    llama3_json    {"name": "add", "parameters": {"a": 1}}
 
-    <tool_call>
-    {"name": "add", "arguments": {"a": 1, "b": 2}}
-    </tool_call>
-
-A template that knows this form is given the tools. For any other the tools stand in the system message, and calls and results in the
-messages that the template knows. Models that were not trained on the marks write the object alone or in a block of code: where that names
-one of the tools, it is a call, and the last one of an answer. Arguments follow the schema of their tool at every drafted token.
+A template that knows one of these formats is given the tools. For any other the tools stand in the system message, and calls and results in
+the messages that the template knows, as Hermes has them. Models that were not trained on the marks write the object alone or in a block of code:
+where that names one of the tools, it is a call, and the last one of an answer. Arguments follow the schema of their tool at every drafted token.
 """
 
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any
 from uuid import uuid4
 
@@ -22,11 +22,103 @@ from polydraft.engine.structured import WRITTEN
 from polydraft.models.encoding import special_tokens
 from polydraft.params import StructuredOutputs
 
-__all__ = ["BEGIN", "END", "CallParser", "ToolCall", "call_grammar", "described", "knows_tools", "marks_are_special"]
+__all__ = [
+    "FORMATS",
+    "HERMES",
+    "CallFormat",
+    "CallParser",
+    "ToolCall",
+    "call_grammar",
+    "described",
+    "format_of",
+    "has_special_marks",
+    "with_ids",
+]
 
 BEGIN, END = "<tool_call>", "</tool_call>"
-HEAD = re.compile(r'\s*\{"name": ("(?:[^"\\]|\\.)*"), "arguments": ')
-"""What stands between the first mark and the arguments."""
+NAME = r'("(?:[^"\\]|\\.)*")'
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """How a family of models writes calls: `opening`, calls with `separator` between them, `closing`; a call is `head`, arguments, `tail`.
+
+    begin: the mark that says a call begins.  marks: those that are tokens where the vocabulary has them.  head: with {name}, as JSON or bare.
+    written_head: what stands between the mark and the arguments; None: a call without marks follows.
+    written_end: what ends a call after its arguments.  lists: another call's head follows, and no mark.
+    id_length: of the identifiers of calls that templates take, None for any.
+    """
+
+    name: str
+    begin: str
+    opening: str
+    separator: str
+    closing: str
+    head: str
+    tail: str
+    marks: tuple[str, ...]
+    written_head: re.Pattern[str] | None
+    written_end: re.Pattern[str]
+    lists: bool = False
+    id_length: int | None = None
+
+    def call_head(self, name: str) -> str:
+        """A call up to its arguments."""
+        return self.head.replace("{name}", json.dumps(name, ensure_ascii=False) if self.tail else name)
+
+
+HERMES = CallFormat(
+    "hermes",
+    BEGIN,
+    f"{BEGIN}\n",
+    f"\n{END}\n{BEGIN}\n",
+    f"\n{END}",
+    '{"name": {name}, "arguments": ',
+    "}",
+    (BEGIN, END),
+    re.compile(rf'\s*\{{"name": {NAME}, "arguments": '),
+    re.compile(rf"(?s:.*?){END}"),
+)
+MISTRAL = CallFormat(
+    "mistral",
+    "[TOOL_CALLS]",
+    "[TOOL_CALLS][",
+    ", ",
+    "]",
+    '{"name": {name}, "arguments": ',
+    "}",
+    ("[TOOL_CALLS]",),
+    re.compile(rf'\s*\[?\s*\{{\s*"name"\s*:\s*{NAME}\s*,\s*"arguments"\s*:\s*(?=\{{)'),
+    re.compile(r'\s*(?:,\s*"id"\s*:\s*"[^"]*"\s*)?\}\s*,'),
+    lists=True,
+    id_length=9,
+)
+MISTRAL_ARGS = CallFormat(
+    "mistral_args",
+    "[TOOL_CALLS]",
+    "[TOOL_CALLS]",
+    "[TOOL_CALLS]",
+    "",
+    "{name}[ARGS]",
+    "",
+    ("[TOOL_CALLS]", "[ARGS]"),
+    re.compile(r"\s*([a-zA-Z0-9_.-]+)(?:\[CALL_ID\][a-zA-Z0-9]*)?\[ARGS\]\s*(?=\{)"),
+    re.compile(""),
+    id_length=9,
+)
+LLAMA = CallFormat(
+    "llama3_json",
+    "<|python_tag|>",
+    "",
+    "; ",
+    "",
+    '{"name": {name}, "parameters": ',
+    "}",
+    ("<|python_tag|>",),
+    None,
+    re.compile(r"\s*\}\s*;"),
+)
+FORMATS = {calls.name: calls for calls in (HERMES, MISTRAL, MISTRAL_ARGS, LLAMA)}
 BARE = re.compile(r'(?:```(?:json)?\s*)?\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 """What stands before the arguments of a call without marks."""
 BLANKS = {"whitespace_pattern": r"[ \n]{0,40}"}
@@ -47,14 +139,21 @@ For each function call, return a json object with function name and arguments wi
 """As the templates of Qwen 2.5 say it."""
 
 
-def knows_tools(template: str) -> bool:
-    """Whether a chat template writes tools, their calls and results in this form.
+def format_of(template: str) -> CallFormat | None:
+    """The format that a chat template writes calls and results in; None where it knows no tools, or another format.
 
     Example:
-        >>> knows_tools("{% if tools %}<tool_call>{% endif %}"), knows_tools("{{ messages[0].content }}")
-        (True, False)
+        >>> format_of("{% if tools %}<tool_call>{% endif %}").name, format_of("{{ messages[0].content }}")
+        ('hermes', None)
     """
-    return "tools" in template and BEGIN in template and "<function=" not in template
+    if "tools" not in template or "<function=" in template:
+        return None
+    if BEGIN in template:
+        return HERMES
+    if "[TOOL_CALLS]" in template:
+        opening = "[TOOL_CALLS] [" if "[TOOL_CALLS] [" in template else "[TOOL_CALLS]["
+        return MISTRAL_ARGS if "[ARGS]" in template else replace(MISTRAL, opening=opening)
+    return LLAMA if "python_tag" in template or '"parameters": dictionary' in template else None
 
 
 def described(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -76,9 +175,9 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": message["role"], "content": "\n".join([*([message["content"]] if message["content"] else []), *calls])}
 
 
-def marks_are_special(tokenizer: Any) -> bool:
+def has_special_marks(tokenizer: Any, calls: CallFormat) -> bool:
     """Whether the marks are control tokens, which texts are given without."""
-    return BEGIN in special_tokens(tokenizer)
+    return not special_tokens(tokenizer).isdisjoint(calls.marks)
 
 
 def call_grammar(
@@ -88,31 +187,49 @@ def call_grammar(
     required: bool,
     parallel: bool,
     text: StructuredOutputs | None = None,
+    calls: CallFormat = HERMES,
 ) -> StructuredOutputs:
     """What an answer with tools may be: text or calls, whose arguments follow the schemas; required: calls alone.
 
     functions: those that may be called, each with "name" and "parameters".  parallel: several calls are allowed.
-    text: the form of an answer that is none of calls, a JSON schema.
+    text: the form of an answer that is none of calls, a JSON schema.  calls: how they are written.
     """
-    as_token = BEGIN in tokenizer.get_added_vocab()
-    begin, end = (BEGIN, END) if as_token else (json.dumps(BEGIN), json.dumps(END))
+    tokens = {mark: token for mark, token in tokenizer.get_added_vocab().items() if mark in calls.marks}
     rules = [
-        f"f{number}: {json.dumps(_head(function['name']))} %json {json.dumps(_schema(function.get('parameters')))} {json.dumps('}')}"
+        f"f{number}: {_terms(calls.call_head(function['name']), tokens)} %json {json.dumps(_schema(function.get('parameters')))} "
+        f"{_terms(calls.tail, tokens)}"
         for number, function in enumerate(functions)
     ]
-    body = f'"\\n" ({" | ".join(f"f{number}" for number in range(len(functions)))}) "\\n" {end}'
-    more = f'("\\n" {begin} body)*' if parallel else ""
+    separator, closing = _terms(calls.separator, tokens), _terms(calls.closing, tokens)
+    rules.append(f"call: {' | '.join(f'f{number}' for number in range(len(functions)))}")
+    rules.append(f"calls: call {f'({separator} call)*' if parallel else ''} {closing}")
+    opening = _terms(calls.opening, tokens)
     if required:
-        start = f"start: {begin} body {more}"
+        start = f"start: {opening} calls"
     elif text is not None:
-        start = f"start: {begin} body {more} | %json {json.dumps(_schema({'type': 'object'} if text.json_object else text.json))}"
+        start = f"start: {opening} calls | %json {json.dumps(_schema({'type': 'object'} if text.json_object else text.json))}"
     else:
-        bare = [_bare(number, function) for number, function in enumerate(functions)]
-        start = f"start: TEXT | {f'TEXT? {begin}' if as_token else 'opened'} body {more} | " + " | ".join(
-            f"b{number}" for number in range(len(bare))
-        )
-        rules += [*bare, r"TEXT: /(.|\n)+/", "" if as_token else rf"opened[lazy]: /(.|\n)*/ {begin}"]
-    return StructuredOutputs(grammar="\n".join([start, f"body: {body}", *rules]))
+        start = "start: TEXT? | " + " | ".join(f"b{number}" for number in range(len(functions)))
+        rules += [*(_bare(number, function) for number, function in enumerate(functions)), r"TEXT: /(.|\n)+/"]
+        if calls.written_head is None:
+            start += f" | <[{tokens[calls.begin]}]> calls" if calls.begin in tokens else ""
+        elif calls.begin in tokens:
+            start += f" | TEXT? {opening} calls"
+        else:
+            start += f" | opened {_terms(calls.opening.removeprefix(calls.begin), tokens)} calls"
+            rules.append(rf"opened[lazy]: /(.|\n)*/ {json.dumps(calls.begin)}")
+    return StructuredOutputs(grammar="\n".join([start, *rules]))
+
+
+def _terms(text: str, tokens: Mapping[str, int]) -> str:
+    """A text as terms of a grammar, in which marks that are tokens stand for themselves.
+
+    Example:
+        >>> _terms("[A]\\nx", {"[A]": 7})
+        '<[7]> "\\\\nx"'
+    """
+    pieces = re.split("(" + "|".join(map(re.escape, tokens)) + ")", text) if tokens else [text]
+    return " ".join(f"<[{tokens[piece]}]>" if piece in tokens else json.dumps(piece) for piece in pieces if piece)
 
 
 def _bare(number: int, function: Mapping[str, Any]) -> str:
@@ -162,10 +279,6 @@ def _may_open(text: str) -> bool:
     return False
 
 
-def _head(name: str) -> str:
-    return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
-
-
 def _schema(schema: Any) -> dict[str, Any]:
     parsed = json.loads(schema) if isinstance(schema, str) else schema or {"properties": {}, "additionalProperties": False}
     return {**({"type": "object"} if "properties" in parsed or not parsed else {}), **parsed, "x-guidance": WRITTEN}
@@ -178,21 +291,23 @@ class ToolCall:
     name: str
     arguments: str = ""
     complete: bool = False
-    id: str = field(default_factory=lambda: f"call_{uuid4().hex[:24]}")
+    id: str = field(default_factory=lambda: _call_id(HERMES))
 
 
 @dataclass
 class Piece:
-    """What a piece of an answer adds: content, or to the call of this number."""
+    """What a piece of an answer adds: content, reasoning, or to the call of this number."""
 
     content: str = ""
     call: int | None = None
     name: str | None = None
     arguments: str = ""
+    reasoning: str = ""
 
 
 class CallParser:
     """The content and the calls of one answer, from its text in pieces of any length. names: of the tools, which calls without marks have.
+    form: how the model was trained to write them.
 
     Example:
         >>> parser = CallParser(["add"])
@@ -203,8 +318,8 @@ class CallParser:
         True
     """
 
-    def __init__(self, names: Collection[str] = ()) -> None:
-        self._names, self.calls = names, list[ToolCall]()
+    def __init__(self, names: Collection[str] = (), form: CallFormat = HERMES) -> None:
+        self._names, self._format, self.calls = names, form, list[ToolCall]()
         self._text, self._state = "", self._content
         self._depth, self._quoted, self._escaped = 0, False, False
 
@@ -221,16 +336,17 @@ class CallParser:
         return pieces
 
     def _content(self) -> Piece | None:
-        before, mark, behind = self._text.partition(BEGIN)
+        begin = self._format.begin
+        before, mark, behind = self._text.partition(begin)
         bare = next((m for m in BARE.finditer(before) if json.loads(m[1]) in self._names), None)
         if bare is not None:
             content, self._text = "" if self.calls else before[: bare.start()].rstrip(), self._text[bare.end() :]
             self._open(json.loads(bare[1]))
             return Piece(content, len(self.calls) - 1, self.calls[-1].name)
         if mark:
-            self._text, self._state = behind, self._head
+            self._text, self._state = behind, self._head if self._format.written_head else self._content
             return Piece(content="" if self.calls else before.rstrip())
-        held = next((n for n in range(min(len(BEGIN) - 1, len(before)), 0, -1) if before.endswith(BEGIN[:n])), 0)
+        held = next((n for n in range(min(len(begin) - 1, len(before)), 0, -1) if before.endswith(begin[:n])), 0)
         held = max(held, len(before) - _last_opening(before)) if self._names else held
         ready = before[: len(before) - held].rstrip()  # blanks before a call are none of the content
         if not ready or self.calls:
@@ -239,15 +355,15 @@ class CallParser:
         return Piece(content=ready)
 
     def _head(self) -> Piece | None:
-        head = HEAD.match(self._text)
-        if head is None:
+        head = self._format.written_head and self._format.written_head.match(self._text)
+        if not head:
             return None
         self._text = self._text[head.end() :]
-        self._open(json.loads(head[1]))
+        self._open(json.loads(head[1]) if head[1].startswith('"') else head[1])
         return Piece(call=len(self.calls) - 1, name=self.calls[-1].name)
 
     def _open(self, name: str) -> None:
-        self.calls.append(ToolCall(name))
+        self.calls.append(ToolCall(name, id=_call_id(self._format)))
         self._state, self._depth, self._quoted, self._escaped = self._arguments, 0, False, False
 
     def _arguments(self) -> Piece | None:
@@ -273,8 +389,36 @@ class CallParser:
         return False
 
     def _tail(self) -> Piece | None:
-        _, mark, behind = self._text.partition(END)
-        if not mark:
+        end = self._format.written_end.match(self._text)
+        if end is None:
             return None
-        self._text, self._state = behind, self._content
+        self._text, self._state = self._text[end.end() :], self._head if self._format.lists else self._content
         return Piece()
+
+
+def _call_id(calls: CallFormat) -> str:
+    return f"call_{uuid4().hex[:24]}" if calls.id_length is None else uuid4().hex[: calls.id_length]
+
+
+def with_ids(messages: Sequence[Mapping[str, Any]], calls: CallFormat) -> list[dict[str, Any]]:
+    """A conversation whose calls have identifiers that the template takes: others are replaced, in calls and results alike.
+
+    Example:
+        >>> with_ids([{"role": "tool", "content": "3", "tool_call_id": "call_1"}], MISTRAL)[0]["tool_call_id"]
+        '74196fe72'
+    """
+    if calls.id_length is None:
+        return [dict(message) for message in messages]
+
+    def fitting(name: str | None) -> str | None:
+        fits = name is None or (len(name) == calls.id_length and name.isalnum())
+        return name if fits else sha256(str(name).encode()).hexdigest()[: calls.id_length]
+
+    return [
+        {
+            **message,
+            **({"tool_call_id": fitting(message["tool_call_id"])} if "tool_call_id" in message else {}),
+            **({"tool_calls": [{**c, "id": fitting(c["id"])} for c in message["tool_calls"]]} if "tool_calls" in message else {}),
+        }
+        for message in messages
+    ]

@@ -43,6 +43,21 @@ State = TypeVar("State", bound=FollowsText)
 Own = TypeVar("Own", bound="TextDrafter[Any]")
 
 
+LEAD = 4
+"""Last tokens of the prompt that are put before a prediction, so that it is looked up where the output begins."""
+
+
+def predicted_text(request: Request) -> tuple[int, ...]:
+    """A request's prediction as a text to look up; nothing where it has none.
+
+    Example:
+        >>> from polydraft.core import SamplingParams
+        >>> predicted_text(Request("r", (1, 2, 3, 4, 5), SamplingParams(), seed=0, prediction_token_ids=(8, 9)))
+        (2, 3, 4, 5, 8, 9)
+    """
+    return (*request.prompt_token_ids[-LEAD:], *request.prediction_token_ids) if request.prediction_token_ids else ()
+
+
 text_method = partial(method, laws={DraftSampling.POINT_MASS}, shapes={TreeShape.GROWN})
 """What a drafter from text declares."""
 
@@ -74,8 +89,8 @@ class TextDrafter(ABC, Generic[State]):
         """What may follow the text, as a tree within the budget; its root alone where nothing is known."""
 
     def start(self, requests: Sequence[Request]) -> list[State]:
-        """Read the prompts, and before them the sources of encoder-decoders: outputs copy from both."""
-        return [self.begin(request, (*request.source_token_ids, *request.prompt_token_ids)) for request in requests]
+        """Read the prompts, and before them the sources of encoder-decoders and predictions: outputs copy from all."""
+        return [self.begin(r, (*r.source_token_ids, *predicted_text(r), *r.prompt_token_ids)) for r in requests]
 
     def release(self, states: Sequence[State]) -> None:
         """Nothing to give back; what a shared store or pool learnt stays in it."""

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 from numba import njit
 
-from polydraft.core import Budget, Request
+from polydraft.core import Budget, Outcome, Request, Scores
 from polydraft.drafters.grown_tree import GrownTree, add_node, is_full, limits, new_cells, plant
-from polydraft.drafters.text.base import TextDrafter, text_method
+from polydraft.drafters.text.base import LEAD, TextDrafter, text_method
 from polydraft.errors import InvalidInputError
 
 MOST_PLACES = 8
@@ -31,9 +31,12 @@ class NgramState:
     arrays: text [T]; for the i-th length of n-grams, before[i, place]: the place of the same n-gram before this one, 0 where there is
     none, and latest[i]: a table from an n-gram to its latest place (it is known by the text before that place); about.
     Memory: for four lengths 52 to 104 bytes a token, as room is doubled.
+    predicted: places of the prediction in the text.  cursor: the place there that the output follows, None where it does not.
+    accepted_predictions: tokens of the output that followed it.
     """
 
-    def __init__(self, min_ngram: int, max_ngram: int) -> None:
+    def __init__(self, min_ngram: int, max_ngram: int, predicted: range = range(0)) -> None:
+        self.predicted, self.cursor, self.accepted_predictions = predicted, predicted.start if predicted else None, 0
         nothing = np.empty((0, 0), np.int32)
         self.arrays = np.empty(0, np.int32), nothing, nothing, np.array([0, min_ngram, max_ngram], np.int64)
 
@@ -61,6 +64,17 @@ class NgramState:
             self.arrays = np.empty(room, np.int32), before, latest, about
             _extend(self.arrays, text[:known])
         _extend(self.arrays, np.array(tokens, np.int32))
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Append what was emitted, and count what of it the prediction says."""
+        for token in tokens:
+            follows = self.cursor in self.predicted and self.arrays[0][self.cursor] == token
+            self.accepted_predictions += follows
+            self.extend([token])
+            if follows and self.cursor is not None:
+                self.cursor += 1
+            else:
+                self.cursor = next((at for _, at in self.places() if at in self.predicted), None)
 
     def places(self) -> list[tuple[int, int]]:
         """(length, place) where a suffix of the text was followed before: longest suffix first, then the latest place."""
@@ -163,9 +177,20 @@ class NgramDrafter(TextDrafter[NgramState]):
 
     def begin(self, request: Request, tokens: Sequence[int] | np.ndarray) -> NgramState:
         """Index the text."""
-        state = NgramState(self.min_ngram, self.max_ngram)
+        lead, size = len(request.source_token_ids) + len(request.prompt_token_ids[-LEAD:]), len(request.prediction_token_ids)
+        state = NgramState(self.min_ngram, self.max_ngram, range(lead, lead + size))
         state.extend(tokens)
         return state
+
+    def observe(self, states: Sequence[NgramState], outcome: Outcome, scores: Scores) -> list[NgramState]:
+        """Go on with what was emitted, along the prediction where there is one."""
+        for state, tokens in zip(states, outcome.emitted(scores.tree), strict=True):
+            state.follow(tokens) if state.predicted else state.extend(tokens)
+        return list(states)
+
+    def report(self, state: NgramState) -> dict[str, float]:
+        """What became of the prediction; see `base.Reporting`."""
+        return {"accepted_predictions": state.accepted_predictions} if state.predicted else {}
 
     def continuations(self, state: NgramState, budget: Budget) -> GrownTree:
         """See the class; an unknown suffix has none."""
