@@ -6,7 +6,7 @@ engine = Engine.embedded()  # or Engine.from_pretrained("path/to/target", draft=
 
 greedy = engine.generate("import os\nimport ", SamplingParams(temperature=0, max_tokens=12))[0]
 print(repr(greedy.text))
-print(f"{greedy.stats.emitted} tokens in {greedy.stats.target_calls} passes of the target")
+print(f"{greedy.stats.generated_tokens} tokens in {greedy.stats.steps} passes of the target")
 
 # Seed-exact: the race gives the same tokens with and without drafts.
 params = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=24)

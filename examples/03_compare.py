@@ -24,10 +24,10 @@ print(f"{plain.contender.name}: {plain.tokens_per_second:.0f} tokens/s")
 for found in others:
     print(
         f"{found.contender.name}: {found.tokens_per_second:.0f} tokens/s, {found.speedup_over(plain):.2f}x, "
-        f"{found.tokens_per_call:.2f} tokens per call, accepted by depth {[round(a, 2) for a in found.acceptance_by_depth]}"
+        f"{found.tokens_per_step:.2f} tokens per step, accepted by depth {[round(a, 2) for a in found.acceptance_by_depth]}"
     )
 
 # plain: 82 tokens/s
-# prompt lookup: 71 tokens/s, 0.89x, 1.13 tokens per call, accepted by depth [0.19, 0.08, 0.05, 0.04, 0.03]
-# chain + block: 98 tokens/s, 1.21x, 2.69 tokens per call, accepted by depth [0.61, 0.46, 0.28, 0.24, 0.19]
-# two paths + GTV: 99 tokens/s, 1.22x, 2.62 tokens per call, accepted by depth [0.71, 0.47, 0.31, 0.22]
+# prompt lookup: 71 tokens/s, 0.89x, 1.13 tokens per step, accepted by depth [0.19, 0.08, 0.05, 0.04, 0.03]
+# chain + block: 98 tokens/s, 1.21x, 2.69 tokens per step, accepted by depth [0.61, 0.46, 0.28, 0.24, 0.19]
+# two paths + GTV: 99 tokens/s, 1.22x, 2.62 tokens per step, accepted by depth [0.71, 0.47, 0.31, 0.22]

@@ -11,7 +11,7 @@ INFO = Method(
     authors="an example",
     year=2026,
     arxiv="",
-    laws=frozenset({DraftSampling.IID}),
+    draft_sampling=frozenset({DraftSampling.IID}),
     shapes=frozenset({TreeShape.CHAIN}),
 )
 
@@ -43,7 +43,7 @@ print("law of the first token:", [round(v, 6) for v in law.tolist()])
 
 engine = Engine.embedded(drafter="model:chain", verifier=rule, depth=3)
 result = engine.generate("import os\n", SamplingParams(seed=1, max_tokens=24))[0]
-print(f"lossless: {result.lossless}, {result.stats.emitted} tokens")
+print(f"lossless: {result.lossless}, {result.stats.generated_tokens} tokens")
 
 # law of the first token: [0.2, 0.3, 0.5]
 # lossless: True, 24 tokens

@@ -123,17 +123,17 @@ def main(
     (out / "figures.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
 
 
-def acceptance_of(tokens_per_call: float) -> float:
+def acceptance_of(tokens_per_step: float) -> float:
     """The constant acceptance at which a chain of DEPTH gives so many tokens."""
-    return min((a / 1000 for a in range(1001)), key=lambda a: abs(tokens_of_chain(a, DEPTH) - tokens_per_call))
+    return min((a / 1000 for a in range(1001)), key=lambda a: abs(tokens_of_chain(a, DEPTH) - tokens_per_step))
 
 
 def summary(made: dict[str, Engine], took: Took, temperature: float, more: int, tokens: int) -> dict[str, Any]:
     """Ratios to synchronous drafting (least, median, most over prompts), and the model's from measured seconds."""
     seconds = {name: [x for x, _ in each] for name, each in took.items()}
     stats = [x for _, x in took["synchronous"]]
-    calls = sum(x.target_calls for x in stats)
-    acceptance = acceptance_of(sum(x.emitted for x in stats) / calls)
+    calls = sum(x.steps for x in stats)
+    acceptance = acceptance_of(sum(x.generated_tokens for x in stats) / calls)
     drafting = sum(x.seconds["drafting"] for x in stats) / calls
     rest = sum(x.total_seconds - x.seconds["prefill"] for x in stats) / calls - drafting
     step, verify, inside = durations(made["asynchronous"])

@@ -87,7 +87,7 @@ def repetition(tokens: list[int], n: int = 4) -> float:
 
 
 def written(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> dict[str, float]:
-    """Repetition, perplexity under the expert, tokens per call and CPU seconds per token of what an engine writes."""
+    """Repetition, perplexity under the expert, tokens per step and CPU seconds per token of what an engine writes."""
     began = process_time()
     samples = [result.samples[0] for result in engine.generate(prompts, params.with_(logprobs=0))]
     seconds, emitted = process_time() - began, sum(len(s.token_ids) for s in samples)
@@ -95,7 +95,7 @@ def written(engine: Engine, prompts: list[list[int]], params: SamplingParams) ->
     return {
         "repetition": sum(repetition(s.token_ids) for s in samples) / len(samples),
         "perplexity": float(torch.tensor(said).neg().mean().exp()),
-        "tokens_per_call": emitted / max(sum(s.stats.target_calls for s in samples), 1),
+        "tokens_per_step": emitted / max(sum(s.stats.steps for s in samples), 1),
         "milliseconds": 1000 * seconds / emitted,
     }
 
@@ -136,7 +136,7 @@ def main(
     table: list[dict[str, Any]] = []
     for alpha in ALPHAS:
         for beta in BETAS[:: 3 if quick else 1]:
-            engine = Engine.of(expert, **parts, drafter=None, law=Contrastive(amateur, alpha, beta))
+            engine = Engine.of(expert, **parts, drafter=None, decoding=Contrastive(amateur, alpha, beta))
             row = {"alpha": alpha, "beta": beta, **on_rows(found, alpha, beta), **written(engine, prompts, params)}
             table.append({**row, "sums": sums(engine, 4 if quick else 24)})
             typer.echo(" ".join(f"{key} {value:.3f}" for key, value in table[-1].items()))
@@ -155,13 +155,15 @@ def speed(expert: Any, amateur: Any, parts: dict[str, Any], prompts: list[list[i
     laws, found = {"expert": None, "contrastive": "contrastive"}, dict[str, Any]()
     size = {"depth": 3, "num_paths": 1}
     options: dict[str, dict[str, Any]] = {"plain": {"drafter": None}, "drafted": {"drafter": "model:chain", **size}}
-    engines = {(w, h): Engine.of(expert, **parts, law=law, **given) for w, law in laws.items() for h, given in options.items()}
+    engines = {
+        (w, h): Engine.of(expert, **parts, decoding=law, **given) for w, law in laws.items() for h, given in options.items()
+    }
     turns = [{way: written(engine, prompts, params) for way, engine in engines.items()} for _ in range(4)][1:]
     for law, how in engines:
         each = [turn[law, how] for turn in turns]
         found[f"{law}, {how}"] = {key: median(one[key] for one in each) for key in each[0]}
     for way, figures in found.items():
-        typer.echo(f"{way}: {figures['milliseconds']:.2f} ms a token, {figures['tokens_per_call']:.2f} tokens per call")
+        typer.echo(f"{way}: {figures['milliseconds']:.2f} ms a token, {figures['tokens_per_step']:.2f} tokens per step")
     return found
 
 

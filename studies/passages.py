@@ -103,10 +103,10 @@ def main(
 
 
 def written(target: Any, store: Passages, prompts: list[list[int]], how: str, count: int) -> dict[str, float]:
-    """CPU milliseconds a token, tokens per call, and what share is quoted. Temperature 0.7, as the authors'; the second of two runs."""
+    """CPU milliseconds a token, tokens per step, and what share is quoted. Temperature 0.7, as the authors'; the second of two runs."""
     law = None if how == "plain" else Nearest(store, target, alpha=0.5)
     drafting: dict[str, Any] = {"drafter": "nest", "depth": 8} if how in ("spans", "relaxed") else {"drafter": None}
-    engine = Engine.of(target, law=law, verifier="lenient" if how == "relaxed" else "auto", **drafting)
+    engine = Engine.of(target, decoding=law, verifier="lenient" if how == "relaxed" else "auto", **drafting)
     for seed in (0, 1):
         began = process_time()
         results = engine.generate(prompts, SamplingParams(seed=seed, temperature=0.7, max_tokens=count, ignore_eos=True))
@@ -114,7 +114,7 @@ def written(target: Any, store: Passages, prompts: list[list[int]], how: str, co
     emitted = sum(len(r.token_ids) for r in results)
     found = {
         "milliseconds": 1000 * seconds / emitted,
-        "tokens_per_call": emitted / sum(r.stats.target_calls for r in results),
+        "tokens_per_step": emitted / sum(r.stats.steps for r in results),
         "quoted": sum(q.end - q.start for r in results for q in r.sources) / emitted,
     }
     typer.echo(f"{how}: " + ", ".join(f"{value:.2f} {key}" for key, value in found.items()))

@@ -78,8 +78,8 @@ def main(
         for way in ways:
             pairs = list(zip(found["plain", question], found[way, question], strict=True))
             gains[way].append(median(_decoding(p) / _decoding(s) for p, s in pairs))
-            rate = median(s.emitted / _decoding(s) for _, s in pairs)
-            cells.append(f"{pairs[0][1].target_calls}, {rate:.0f}, {gains[way][-1]:.2f}x")
+            rate = median(s.generated_tokens / _decoding(s) for _, s in pairs)
+            cells.append(f"{pairs[0][1].steps}, {rate:.0f}, {gains[way][-1]:.2f}x")
         print(f"| {question} | {' | '.join(cells)} |", flush=True)
     print(f"median over plain: {', '.join(f'{way} {median(gain):.2f}x' for way, gain in gains.items())}")
 

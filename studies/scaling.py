@@ -115,9 +115,9 @@ def _rounds(
             samples = [loop.add_request(Request(str(b), tuple(prompt), params, b)) for b in range(batch)]
             loop.step()
             for _ in range(BLOCK):
-                before = [(sum(s.stats.seconds.values()), s.stats.emitted) for s in samples]
+                before = [(sum(s.stats.seconds.values()), s.stats.generated_tokens) for s in samples]
                 loop.step()
-                now = [(sum(s.stats.seconds.values()), s.stats.emitted) for s in samples]
+                now = [(sum(s.stats.seconds.values()), s.stats.generated_tokens) for s in samples]
                 if any(s.finish_reason for s in samples):
                     break
                 spent = [tuple(b - a for a, b in zip(*x, strict=True)) for x in zip(before, now, strict=True)]

@@ -1,10 +1,10 @@
 """The nouns of polydraft: token trees, drafts, verdicts, and what a drafter, a verifier and a target promise.
 
-A node is a context. Node 0 is the last committed token; row n of every [B, N, V] tensor is the law of the next token
-given the path 0..n. A chain of gamma drafted tokens has N = gamma + 1 nodes and row gamma of the target law is the bonus
+A node is a context. Node 0 is the last committed token; row n of every [B, N, V] tensor is the distribution of the next token
+given the path 0..n. A chain of gamma drafted tokens has N = gamma + 1 nodes and row gamma of the target distribution is the bonus
 row. Every tensor has a leading batch dimension B; trees are padded to N nodes and padding cannot be reached.
 
-    p  target law      q  draft law      both after sampling parameters, summing to one
+    p  target distribution      q  draft distribution      both after sampling parameters, summing to one
 """
 
 import reprlib
@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polydraft.budget import Budget, TreeShape
+from polydraft.deprecation import renamed
 from polydraft.errors import InvalidInputError
 from polydraft.params import SamplingParams
 
@@ -47,7 +48,7 @@ class DraftSampling(Enum):
     LISTED = auto()
     """Paths that each win races of their own: argmin E^(k)/q, one set of clocks a path, which the verifier shares."""
     SYSTEMATIC = auto()
-    """The k draws at a context at equal steps of one uniform: draw j is the token where q's cumulative law passes (u + j)/k. Copies pool theirs, in node order."""
+    """The k draws at a context at equal steps of one uniform: draw j is the token where q's cumulative distribution passes (u + j)/k. Copies pool theirs, in node order."""
 
 
 @dataclass(frozen=True)
@@ -146,19 +147,19 @@ class NoiseKey:
 class Draft:
     """A batch of drafted trees with all that a rule may know of how they were drawn.
 
-    tree: the drafted tokens.  law: how siblings were drawn.  shape: what was fixed beforehand.
-    probs: [B, R, V] the very rows that the tokens were drawn from, in full; None where `law` is POINT_MASS.
+    tree: the drafted tokens.  sampling: how siblings were drawn.  shape: what was fixed beforehand.
+    probs: [B, R, V] the very rows that the tokens were drawn from, in full; None where `sampling` is POINT_MASS.
     rows: [B, N] row of `probs` that node n was drawn from; -1 = deterministic, root or padding.
-        Siblings share one row, and nodes that hang on equal prefixes share one row (bit-equal laws); only where `law` is
+        Siblings share one row, and nodes that hang on equal prefixes share one row (bit-equal distributions); only where `sampling` is
         INDEPENDENT has each sibling a row of its own.
     noise: the shared noise, only for COUPLED and LISTED.
-    logits: [B, N, V] of the draft model after every node, leaves too, where it drafts in the slots of a law's second sequences; its
-        cache then holds every node at its first copy. For the law, no rule reads them.
+    logits: [B, N, V] of the draft model after every node, leaves too, where it drafts in the slots of a decoding method's second sequences; its
+        cache then holds every node at its first copy. For the decoding method; no verifier reads them.
     confidence: [B, N] of a draft model in each node's token, see `polydraft.confidence`; None where nobody says. No rule reads it.
     """
 
     tree: TokenTree
-    law: DraftSampling
+    sampling: DraftSampling
     shape: TreeShape
     probs: Float[Tensor, "B R V"] | None
     rows: Int[Tensor, "B N"]
@@ -236,11 +237,12 @@ class Verdict(Protocol):
         ...
 
 
+@renamed({"laws": "draft_sampling"})
 @dataclass(frozen=True)
 class Method:
     """What a verifier or a drafter declares about itself; tables, checks and docs are made from it.
 
-    laws: sibling laws that a verifier accepts, or the one that a drafter makes.
+    draft_sampling: draft sampling methods that a verifier accepts, or the one that a drafter makes.
     shapes: that a verifier accepts, or that a drafter makes: the one of its budget, but for GROWN, which it makes of any.
     arxiv: id such as "2211.17192", or "" where there is no paper.
     shared_noise: the verdict is a function of the draft's own noise, a point mass once that is known.
@@ -252,7 +254,7 @@ class Method:
     authors: str
     year: int
     arxiv: str
-    laws: frozenset[DraftSampling]
+    draft_sampling: frozenset[DraftSampling]
     shapes: frozenset[TreeShape]
     lossless: bool = True
     shared_noise: bool = False
@@ -261,7 +263,7 @@ class Method:
 
 @dataclass(frozen=True)
 class DecodingMethod:
-    """What a law declares about itself. lossless_to: the law that outputs follow with a lossless rule, in words; the other fields as of `Method`."""
+    """What a decoding method declares about itself. lossless_to: the distribution that outputs follow with a lossless verifier, in words; the other fields as of `Method`."""
 
     name: str
     title: str
@@ -273,10 +275,10 @@ class DecodingMethod:
 
 @runtime_checkable
 class Verifier(Protocol):
-    """A rule: drafts and target laws in, a verdict out.
+    """A rule: drafts and target distributions in, a verdict out.
 
     `info` declares what it accepts. A rule may also have, for speed, `walk(draft, logits, key) -> Outcome | None`: the outcome
-    that its verdict for p = softmax(logits) would sample, in one call that makes only the laws it needs, for float32 logits;
+    that its verdict for p = softmax(logits) would sample, in one call that makes only the distributions it needs, for float32 logits;
     None where the call does not apply. All is on the host. It is tested against the verdict.
     """
 
@@ -293,7 +295,7 @@ class Request:
     seed, sample: its noise, never shared by two requests that run together: policies look at the whole batch, and would couple them.
     `seed` is resolved (never None); `sample` is in [0, 2**32): sample j of prompt i of a call is number 65,536 i + j.
     slot: of the target, which holds all tokens but the last, for drafters that share its cache; None where nobody says.
-    second_slot: the same of the second sequence that a law reads, in the law's own model.
+    second_slot: the same of the second sequence that a decoding method reads, in its own model.
     budget: of each of its drafts, in place of the engine's policy; max_depth 0 decodes it plainly.
     drafter, verifier: by name, in place of the engine's: one of those that it was built with, and a rule that is exact for it.
     prediction_token_ids: what the output may be, as its sender guesses; drafters from text look it up, and nothing else reads it.
@@ -376,7 +378,7 @@ class Scores:
     logits: [B, N, V] in float32; row n is for the token after node n of `tree`.
     hidden: layer index -> [B, T, D], only the layers asked for: T = N, after a prefill all tokens that it was given, zero behind
         the end of a shorter text.  aux_logits: [B, X, V] for auxiliary rows.
-    second: the same tree in the second sequence of each request, where a law reads one.
+    second: the same tree in the second sequence of each request, where a decoding method reads one.
     """
 
     tree: TokenTree
@@ -388,7 +390,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a drafter or a law asks of the target beyond its laws, or what a target has to offer.
+    """What a drafter or a decoding method asks of the target beyond its distributions, or what a target has to offer.
 
     hidden: layers whose states are wanted of every committed token: 0 is the embedding, l what layer l puts out, the last one
         after the final norm, as in transformers' `hidden_states`.
@@ -423,7 +425,7 @@ class Needs:
 class Drafter(Protocol):
     """A source of drafts. State is a value beside the object: only the newest state of a request is valid.
 
-    `info.laws` and `info.shapes` hold the one sibling law and the shapes that it makes. `needs` says what it asks of the target
+    `info.draft_sampling` and `info.shapes` hold the one draft sampling method and the shapes that it makes. `needs` says what it asks of the target
     beyond tokens; a target that cannot give it is refused when the engine is built. One that does not need every
     round is not told of rounds for which no draft was asked until it is asked for the next, then of all their tokens at once,
     with the hidden states that it needs and without logits.
@@ -561,15 +563,15 @@ class Mixing(Target, Protocol):
 
 
 class Decoding(Protocol):
-    """What is sampled, from the target's rows: its sampling parameters on its logits are one law, contrastive decoding another.
+    """What is sampled, from the target's rows: its sampling parameters on its logits are one decoding method, contrastive decoding another.
 
     needs: hidden states that it reads in `scores`.
     gives_logits: whether it returns logits in place of the target's, to which each request's sampling parameters apply and the rules'
         fused walks; else it returns p itself, instead of what the parameters would make.
 
-    A law of several logits that belong together (a second model's, the same model's after another prompt) also is a `SecondSequenceDecoding`.
+    A method of several logits that belong together (a second model's, the same model's after another prompt) also is a `SecondSequenceDecoding`.
     One that is built by name has `info`, a `DecodingMethod`, and `build(parts, **options)`; what an engine says of outputs it reads there.
-    A row depends on its own path alone: laws are called for whole batches and, where that fails, for single sequences.
+    A row depends on its own path alone: methods are called for whole batches and, where that fails, for single sequences.
     """
 
     needs: Needs
@@ -584,7 +586,7 @@ class Decoding(Protocol):
 
 @runtime_checkable
 class SecondSequenceDecoding(Protocol):
-    """A law that reads a second sequence of each request, which begins differently and goes on with the same tokens.
+    """A decoding method that reads a second sequence of each request, which begins differently and goes on with the same tokens.
 
     second_model: that runs it, with the target's vocabulary; None is the target, in slots of its own and in the same pass. Where it is the
         engine's draft model too, drafts are made in the slots of its second sequences, and what the draft pass scored is not scored again.

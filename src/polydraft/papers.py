@@ -48,7 +48,12 @@ PAPERS = {
 
 
 def method(
-    name: str, title: str, arxiv: str, laws: Iterable[DraftSampling], shapes: Iterable[TreeShape] = TreeShape, **others: Any
+    name: str,
+    title: str,
+    arxiv: str,
+    draft_sampling: Iterable[DraftSampling],
+    shapes: Iterable[TreeShape] = TreeShape,
+    **others: Any,
 ) -> Method:
     """What a method of this package declares. arxiv: ids in `PAPERS`, its own first; "" is our own work.  others: as of `core.Method`.
 
@@ -57,11 +62,11 @@ def method(
         >>> found.authors, found.year, found.arxiv
         ('Miao et al.; Yang et al.', 2024, '2305.09781')
     """
-    return Method(name, title, laws=frozenset(laws), shapes=frozenset(shapes), **(_source(arxiv) | others))
+    return Method(name, title, draft_sampling=frozenset(draft_sampling), shapes=frozenset(shapes), **(_source(arxiv) | others))
 
 
-def law_method(name: str, title: str, arxiv: str, lossless_to: str) -> DecodingMethod:
-    """The same of a law of this package."""
+def decoding_method(name: str, title: str, arxiv: str, lossless_to: str) -> DecodingMethod:
+    """The same of a decoding method of this package."""
     return DecodingMethod(name, title, lossless_to=lossless_to, **_source(arxiv))
 
 
@@ -80,8 +85,8 @@ OURS = "@software{polydraft,\n  title = {polydraft: lossless multi-draft specula
 def _methods() -> dict[str, Method | DecodingMethod]:
     verifiers = (registry.verifier(name).info for name in registry.names("verifier"))
     drafters = (info for name in registry.names("drafter") for info in registry.drafter(name).methods)
-    laws = (registry.law(name).info for name in registry.names("law"))
-    return {info.name: info for info in (*verifiers, *registry.made_rules(), *drafters, *laws)}
+    decodings = (registry.decoding(name).info for name in registry.names("decoding"))
+    return {info.name: info for info in (*verifiers, *registry.made_rules(), *drafters, *decodings)}
 
 
 def _key(paper: Paper) -> str:
@@ -113,7 +118,7 @@ def bibtex(*used: str | Used) -> str:
             raise unknown_name("method or arXiv id", name, (*known, *PAPERS))
     engines = [one for one in used if not isinstance(one, str)]
     parts = [part for one in engines for part in (one.drafter, one.verifier) if part is not None]
-    parts += [law for one in engines if hasattr(law := getattr(one, "law", None), "info")]
+    parts += [method for one in engines if hasattr(method := getattr(one, "decoding", None), "info")]
     infos = [info for part in parts for info in _methods_of(part)]
     chosen = names if used else (*known, *PAPERS)
     ids = {known[name].arxiv if name in known else name for name in chosen} | {info.arxiv for info in infos}

@@ -77,7 +77,7 @@ RECIPES: dict[str, str] = {
 }
 """kind -> "module:object", a `heads.recipe.Recipe`: what `polydraft train` can train."""
 
-LAWS: dict[str, str] = {
+DECODINGS: dict[str, str] = {
     "contrastive": "polydraft.decoding.contrastive:Contrastive",
     "guidance": "polydraft.decoding.guidance:Guidance",
     "nest": "polydraft.decoding.nearest:Nearest",
@@ -91,18 +91,19 @@ INDEXES: dict[str, str] = {
 """kind -> "module:object", a class with `build(documents, vocab_size, tokens_of=...)`, `save(path)` and `load(path)`."""
 
 
-TABLES = {"verifier": VERIFIERS, "drafter": DRAFTERS, "law": LAWS}
+TABLES = {"verifier": VERIFIERS, "drafter": DRAFTERS, "decoding": DECODINGS}
 """Kinds of methods, and those that come with the package."""
+GROUPS = {"verifier": "polydraft.verifiers", "drafter": "polydraft.drafters", "decoding": "polydraft.decoding"}
+"""Entry-point groups of other packages' methods."""
 
 
 @lru_cache(maxsize=1)
 def _plugins() -> dict[str, dict[str, Any]]:
-    groups = {kind: f"polydraft.{kind}s" for kind in TABLES}
-    return {kind: {e.name: e for e in entry_points(group=group)} for kind, group in groups.items()}
+    return {kind: {e.name: e for e in entry_points(group=group)} for kind, group in GROUPS.items()}
 
 
 def names(kind: str) -> list[str]:
-    """All registered names of a kind, "verifier", "drafter" or "law", built in and plugged in.
+    """All registered names of a kind, "verifier", "drafter" or "decoding", built in and plugged in.
 
     Example:
         >>> "block" in names("verifier")
@@ -158,31 +159,31 @@ def drafter(name: str) -> Any:
     return _load("drafter", DRAFTERS, name)
 
 
-def law(name: str) -> Any:
-    """The class of the law of that name, imported now.
+def decoding(name: str) -> Any:
+    """The class of the decoding method of that name, imported now.
 
     Raises:
         UnknownNameError: with the nearest known name.
 
     Example:
-        >>> law("contrastive").info.lossless_to
-        'the contrastive law of target and amateur'
+        >>> decoding("contrastive").info.lossless_to
+        'the contrastive distribution of target and amateur'
     """
-    return _load("law", LAWS, name)
+    return _load("decoding", DECODINGS, name)
 
 
-def build_law(name: str, parts: Any, options: Mapping[str, Any]) -> Any:
-    """A law for an engine of these parts, as `drafters.base.Parts`.
+def build_decoding(name: str, parts: Any, options: Mapping[str, Any]) -> Any:
+    """A decoding method for an engine of these parts, as `drafters.base.Parts`.
 
     Raises:
         UnknownNameError: with the nearest known name.
-        InvalidInputError: an option that this law does not have; others as of its `build`.
+        InvalidInputError: an option that this decoding method does not have; others as of its `build`.
     """
-    made = law(name)
+    made = decoding(name)
     known = _options(made.build) or set()
     if unknown := sorted(set(options) - known):
         raise InvalidInputError(
-            f"the option {unknown[0]}={str(options[unknown[0]])!r} was given to the law {name!r}, which has no such option. "
+            f"the option {unknown[0]}={str(options[unknown[0]])!r} was given to the decoding method {name!r}, which has no such option. "
             f"Expected one of: {', '.join(sorted(known)) or 'none'}."
         )
     return made.build(parts, **options)

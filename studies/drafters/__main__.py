@@ -14,7 +14,7 @@ __all__ = ["main"]
 
 
 def main(out: Out = Path("build/drafters"), quick: Quick = False) -> None:
-    """Write drafters.json, drafters.md, tokens_per_call.png and learning_curve.png."""
+    """Write drafters.json, drafters.md, tokens_per_step.png and learning_curve.png."""
     made = Bench(num_tokens=32, num_requests=2, index_bytes=200_000) if quick else Bench(num_tokens=160)
     report = compare(made, program="python -m studies.drafters") | learning.further(made, *((400, 100) if quick else (8000, 500)))
     out.mkdir(parents=True, exist_ok=True)

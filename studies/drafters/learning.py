@@ -22,7 +22,7 @@ LEARNERS = ("ngram", "suffix", "trigram static", "trigram", "retrieval", "mixtur
 
 
 def by_window(row: Row, window: int) -> list[float]:
-    """Tokens per call in each window of emitted tokens of a request, all requests together."""
+    """Tokens per step in each window of emitted tokens of a request, all requests together."""
     tokens: dict[int, int] = {}
     calls: dict[int, int] = {}
     for steps in row.steps:
@@ -33,7 +33,7 @@ def by_window(row: Row, window: int) -> list[float]:
 
 
 def curve(bench: Bench, contender: Contender, num_tokens: int, window: int) -> list[float]:
-    """Tokens per call in each window of one long request: a held-out module, replayed from its 64th token on."""
+    """Tokens per step in each window of one long request: a held-out module, replayed from its 64th token on."""
     ids = max(map(bench.encode, bench.texts[1]), key=len)[: 64 + num_tokens]
     target, row = ScriptedTarget(bench.target.vocab_size), Row(contender.name, "long", "replayed")
     engine = Engine.of(target, drafter=bench.drafter(contender, target), policy=bench.policy)
@@ -81,11 +81,11 @@ def markdown(report: dict[str, Any]) -> str:
 def _against_best(rows: list[dict[str, Any]]) -> list[str]:
     """The mixture of all against its best source, request by request on the same texts."""
     found = {(r["contender"], r["way"], r["workload"]): r for r in rows}
-    lines = ["", "The mixture of all less the best of its sources, tokens per call, mean of the requests' differences:", ""]
+    lines = ["", "The mixture of all less the best of its sources, tokens per step, mean of the requests' differences:", ""]
     table: list[list[str]] = []
     for way in WAYS[1:]:
         for workload in WORKLOADS:
-            best = max(MIXED, key=lambda name: found[name, way, workload]["tokens_per_call"])
+            best = max(MIXED, key=lambda name: found[name, way, workload]["tokens_per_step"])
             ours, theirs = (found[name, way, workload]["by_request"] for name in ("mixture of all", best))
             gains = [a - b for a, b in zip(ours, theirs, strict=True)]
             error = statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else float("nan")

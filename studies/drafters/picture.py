@@ -1,4 +1,4 @@
-"""The pictures of the comparison of drafters: tokens per call by workload, and how it grows in a long request."""
+"""The pictures of the comparison of drafters: tokens per step by workload, and how it grows in a long request."""
 
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,10 @@ __all__ = ["pictures"]
 
 
 def pictures(report: dict[str, Any], folder: Path) -> list[Path]:
-    """tokens_per_call.png and learning_curve.png in the folder."""
-    _bars(report, folder / "tokens_per_call.png")
+    """tokens_per_step.png and learning_curve.png in the folder."""
+    _bars(report, folder / "tokens_per_step.png")
     _curves(report, folder / "learning_curve.png")
-    return [folder / "tokens_per_call.png", folder / "learning_curve.png"]
+    return [folder / "tokens_per_step.png", folder / "learning_curve.png"]
 
 
 def _bars(report: dict[str, Any], path: Path) -> None:
@@ -24,9 +24,9 @@ def _bars(report: dict[str, Any], path: Path) -> None:
         for i, workload in enumerate(WORKLOADS):
             rows = {r["contender"]: r for r in report["rows"] if (r["way"], r["workload"]) == (way, workload)}
             y = [names.index(name) + 0.27 * (1 - i) for name in rows]
-            values, errors = ([r[k] for r in rows.values()] for k in ("tokens_per_call", "error"))
+            values, errors = ([r[k] for r in rows.values()] for k in ("tokens_per_step", "error"))
             ax.barh(y, values, 0.26, xerr=errors, label=workload)
-        ax.set_xlabel(f"tokens per call, {way}")
+        ax.set_xlabel(f"tokens per step, {way}")
         ax.set_xlim(left=1)
         ax.set_yticks(range(len(names)), names)
     axes[0].legend()
@@ -42,7 +42,7 @@ def _curves(report: dict[str, Any], path: Path) -> None:
     for name, curve in report["curves"].items():
         ax.plot([(i + 0.5) * window for i in range(len(curve))], curve, marker="o", markersize=3, label=name)
     ax.set_xlabel("tokens of the session so far (one held-out module, replayed)")
-    ax.set_ylabel("tokens per call")
+    ax.set_ylabel("tokens per step")
     ax.legend(fontsize=8)
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -60,7 +60,7 @@ def figures(
     seed: Seed = 0,
     quick: Quick = False,
 ) -> None:
-    """Tables and pictures: tokens per call, total variation of a token, accuracy and Fréchet distance, by rule, budget and drafter."""
+    """Tables and pictures: tokens per step, total variation of a token, accuracy and Fréchet distance, by rule, budget and drafter."""
     torch.set_num_threads(1)
     seen, held_out, _ = _parts(pictures, seed)
     folder = ImageFolder.load(model or digits_folder())
@@ -87,7 +87,7 @@ def figures(
             pixels = torch.cat([p.pixels for p in one.made])
             judged = _judged(quality(classifier, pixels, labels, seen.pixels, seed=seed))
             rows.append(one.row() | judged)
-            typer.echo(f"{one.name}, {drafter}: {one.tokens_per_call:.2f} tokens per call", err=True)
+            typer.echo(f"{one.name}, {drafter}: {one.tokens_per_step:.2f} tokens per step", err=True)
         made += own
     report["rows"], report["greedy"] = rows, _greedy(folder, classes, deltas, factors)
     write_json(report, out / "images.json")
@@ -130,7 +130,7 @@ def scales(
     seed: Seed = 0,
     quick: Quick = False,
 ) -> None:
-    """Accuracy, Fréchet distance and tokens per call by scale of guidance, exactly; times are of the processor, of a code, without the first picture of each class."""
+    """Accuracy, Fréchet distance and tokens per step by scale of guidance, exactly; times are of the processor, of a code, without the first picture of each class."""
     torch.set_num_threads(1)
     seen, _, _ = _parts(pictures, seed)
     folder = ImageFolder.load(model or digits_folder())
@@ -143,13 +143,13 @@ def scales(
         found = _judged(quality(classifier, torch.cat([p.pixels for p in made[1].made]), labels, seen.pixels, seed=seed))
         codes = len(labels) * folder.tokenizer.sizes.num_tokens * (samples - 1) / samples
         times = {name: 1000 * sum(one.seconds[1:]) / codes for name, one in zip(("plain_ms", "drafted_ms"), made, strict=True)}
-        rows.append({"scale": scale, "tokens_per_call": made[1].tokens_per_call, **times, **found})
+        rows.append({"scale": scale, "tokens_per_step": made[1].tokens_per_step, **times, **found})
     write_json({"command": " ".join(["python -m studies.images", *sys.argv[1:]]), "rows": rows}, out / "scales.json")
-    head = ["scale", "tokens per call", "plain, ms a code", "drafted, ms a code", "accuracy", "Fréchet distance"]
+    head = ["scale", "tokens per step", "plain, ms a code", "drafted, ms a code", "accuracy", "Fréchet distance"]
     cells = [
         [
             f"{r['scale']:g}",
-            *(f"{r[name]:.2f}" for name in ("tokens_per_call", "plain_ms", "drafted_ms")),
+            *(f"{r[name]:.2f}" for name in ("tokens_per_step", "plain_ms", "drafted_ms")),
             f"{r['accuracy']:.3f} ± {r['accuracy_error']:.3f}",
             f"{r['distance']:.2f} ± {r['distance_error']:.2f}",
         ]
@@ -173,7 +173,7 @@ def _losses(folder: ImageFolder, seen: Pictures, held_out: Pictures) -> dict[str
 
 
 def _greedy(folder: ImageFolder, classes: list[int], deltas: Any, factors: Any) -> list[dict[str, Any]]:
-    """Tokens per call, and how many codes are not those of greedy decoding."""
+    """Tokens per step, and how many codes are not those of greedy decoding."""
     from polydraft.engine.images import ImageEngine, neighbourhoods
 
     plain = ImageEngine(folder, drafter="none").generate(classes, temperature=0)
@@ -189,8 +189,8 @@ def _greedy(folder: ImageFolder, classes: list[int], deltas: Any, factors: Any) 
 def _agreement(found: Any, plain: Any) -> dict[str, float]:
     ours, theirs = (torch.tensor([r.token_ids for r in x.results]) for x in (found, plain))
     stats = [r.stats for r in found.results]
-    calls = sum(s.emitted for s in stats) / sum(s.target_calls for s in stats)
-    return {"tokens_per_call": calls, "codes_that_differ": float((ours != theirs).double().mean())}
+    calls = sum(s.generated_tokens for s in stats) / sum(s.steps for s in stats)
+    return {"tokens_per_step": calls, "codes_that_differ": float((ours != theirs).double().mean())}
 
 
 def _markdown(report: dict[str, Any]) -> str:
@@ -201,18 +201,18 @@ def _markdown(report: dict[str, Any]) -> str:
         [
             r["rule"],
             r["drafter"],
-            cell(r, "tokens_per_call", ".2f"),
+            cell(r, "tokens_per_step", ".2f"),
             cell(r, "total_variation", ".3f"),
             f"{r['accuracy']:.3f} ± {r['accuracy_error']:.3f}",
             f"{r['distance']:.2f} ± {r['distance_error']:.2f}",
         ]
         for r in report["rows"]
     ]
-    head = ["rule", "drafter", "tokens per call", "TV of a token", "accuracy", "Fréchet distance"]
-    greedy = [[r["rule"], f"{r['tokens_per_call']:.2f}", f"{r['codes_that_differ']:.3f}"] for r in report["greedy"]]
+    head = ["rule", "drafter", "tokens per step", "TV of a token", "accuracy", "Fréchet distance"]
+    greedy = [[r["rule"], f"{r['tokens_per_step']:.2f}", f"{r['codes_that_differ']:.3f}"] for r in report["greedy"]]
     losses = ", ".join(f"{name.replace('_', ' ')} {x:.3f}" for name, x in report["losses"].items())
     return (
-        f"{markdown_table(head, lines)}\n\n{markdown_table(['greedily', 'tokens per call', 'codes that differ'], greedy)}\n\n"
+        f"{markdown_table(head, lines)}\n\n{markdown_table(['greedily', 'tokens per step', 'codes that differ'], greedy)}\n\n"
         f"Nats per code: {losses}. Command: `{report['command']}`\n"
     )
 
@@ -226,11 +226,11 @@ def _curves(rows: list[dict[str, Any]], path: Path) -> None:
         for drafter, colour in zip(("model", "tree", "ngram"), ("C0", "C1", "C2"), strict=True):
             for kind, mark in (("exact", "*"), ("LANTERN,", "o"), ("LANTERN++", "s")):
                 chosen = [r for r in rows if r["drafter"] == drafter and r["rule"].startswith(kind)]
-                x, y = [r["tokens_per_call"] for r in chosen], [r[name] for r in chosen]
+                x, y = [r["tokens_per_step"] for r in chosen], [r[name] for r in chosen]
                 errors = [r.get(f"{name}_error", 0.0) for r in chosen]
                 style = "--" if kind == "LANTERN++" else "-"
                 axis.errorbar(x, y, errors, marker=mark, color=colour, linestyle=style, label=f"{kind.rstrip(',')}, {drafter}")
-        axis.set_xlabel("tokens per call")
+        axis.set_xlabel("tokens per step")
         axis.set_ylabel(said)
     axes[0].legend(fontsize=7)
     figure.savefig(path, dpi=110)

@@ -54,7 +54,7 @@ class _Panel:
 
 
 def draw(report: dict[str, Any]) -> Any:
-    """The figure: acceptance by drafts and by temperature, tokens per call against the bound, gains by overlap, what relaxed rules cost.
+    """The figure: acceptance by drafts and by temperature, tokens per step against the bound, gains by overlap, what relaxed rules cost.
 
     report: as `bench.limits.tables.as_dict` makes it.
     """
@@ -102,7 +102,7 @@ def _paths(axis: Any, report: dict[str, Any]) -> None:
     s = report["settings"]
     L, places = s["depths"][len(s["depths"]) // 2], [1, *s["num_paths"]]
     panel = _Panel(
-        axis, f"Tokens per call by number of paths of {L} tokens", "iid paths", "tokens per call", places, len(PATH_RULES)
+        axis, f"Tokens per step by number of paths of {L} tokens", "iid paths", "tokens per step", places, len(PATH_RULES)
     )
     for rule in PATH_RULES:
         kind = "chain" if rule == "block" else "paths"
@@ -113,7 +113,7 @@ def _paths(axis: Any, report: dict[str, Any]) -> None:
             continue  # the bound of few contexts
         style = {"color": "black", "fmt": "--"} if rule == "bound" else {"color": "gray"} if rule == "block" else {}
         label = {"bound": "bound for any rule", "block": "block, one path"}.get(rule, rule)
-        panel.line(label, *_columns(rows, "paths", "tokens_per_call"), **style)
+        panel.line(label, *_columns(rows, "paths", "tokens_per_step"), **style)
     panel.legend()
 
 
@@ -121,7 +121,7 @@ def _thirds(axis: Any, report: dict[str, Any]) -> None:
     K, rules = max(report["settings"]["num_paths"]), ("traversal", "multipath", "greedy_traversal")
     title = f"{K} paths over block verification of one, by how well the draft fits"
     given = [r for r in report["by_overlap"] if r["paths"] == K]
-    x, y = "overlap of draft and target at the root (thirds of the contexts)", "ratio of tokens per call"
+    x, y = "overlap of draft and target at the root (thirds of the contexts)", "ratio of tokens per step"
     panel = _Panel(axis, title, x, y, [round(r["overlap"], 2) for r in given] or [1], len(rules))
     for rule in rules:
         rows = sorted((r for r in given if r["rule"] == rule), key=lambda r: r["overlap"])

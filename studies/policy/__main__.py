@@ -43,9 +43,9 @@ class Setting:
     def run(self, batch: list[list[int]], params: SamplingParams) -> None:
         """One batch of prompts; seconds without the prefill."""
         found = [r.stats for r in self.engine.generate(batch, params)]
-        self.tokens.append(sum(s.emitted for s in found))
+        self.tokens.append(sum(s.generated_tokens for s in found))
         self.seconds.append(sum(s.total_seconds - s.seconds["prefill"] for s in found))
-        self.passes.append(max(s.target_calls for s in found))
+        self.passes.append(max(s.steps for s in found))
 
     def speed(self, rounds: Any = slice(None)) -> float:
         """Tokens per second over some prompts."""

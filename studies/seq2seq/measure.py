@@ -21,7 +21,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=56, seed=0)
 def measured(
     model: Any, tokenizer: Any, network: MaskQueries, pairs: Sequence[Pair], sweep: Sequence[tuple[int, float]] = SWEEP
 ) -> list[dict[str, Any]]:
-    """One row a contender: quality, tokens per call, tokens per second of processor time over plain decoding. One text at a time.
+    """One row a contender: quality, tokens per step, tokens per second of processor time over plain decoding. One text at a time.
 
     Contenders take turns, text by text, so that a slow moment hits all; each first writes one text that does not count.
     """
@@ -52,7 +52,7 @@ def measured(
             (result,) = one.generate(pair.source, params)
             seconds[name][i] = time.process_time() - began
             texts[name].append(result.text)
-            calls[name][i], tokens[name][i] = result.stats.target_calls, len(result.token_ids)
+            calls[name][i], tokens[name][i] = result.stats.steps, len(result.token_ids)
     return [row for task in dict.fromkeys(p.task for p in pairs) for row in _rows(task, pairs, texts, calls, tokens, seconds)]
 
 
@@ -70,7 +70,7 @@ def _rows(task: str, pairs: Sequence[Pair], texts: Any, calls: Any, tokens: Any,
             "bleu": corpus_bleu(written, [references]).score,
             "exact": sum(a == b for a, b in zip(written, references, strict=True)) / len(here),
             "as_plain": sum(a == b for a, b in zip(written, plain, strict=True)) / len(here),
-            "tokens_per_call": sum(tokens[name][i] for i in here) / sum(calls[name][i] for i in here),
+            "tokens_per_step": sum(tokens[name][i] for i in here) / sum(calls[name][i] for i in here),
             "speed_up": speed[name] / speed["plain"],
         }
         for name, found in texts.items()
@@ -82,24 +82,24 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     """In Markdown.
 
     Example:
-        >>> row = dict(task="made", contender="plain", bleu=90.0, exact=0.5, as_plain=1.0, tokens_per_call=1.0, speed_up=1.0)
+        >>> row = dict(task="made", contender="plain", bleu=90.0, exact=0.5, as_plain=1.0, tokens_per_step=1.0, speed_up=1.0)
         >>> print(table([row]).splitlines()[-1])
         | made | plain | 90.0 | 50% | 100% | 1.00 | 1.00x |
     """
     lines = [
-        "| pairs | contender | BLEU | as the reference | as plain | tokens per call | speed |",
+        "| pairs | contender | BLEU | as the reference | as plain | tokens per step | speed |",
         "|---|---|---|---|---|---|---|",
     ]
     for r in rows:
         shares = f"{r['exact']:.0%} | {r['as_plain']:.0%}"
         lines.append(
-            f"| {r['task']} | {r['contender']} | {r['bleu']:.1f} | {shares} | {r['tokens_per_call']:.2f} | {r['speed_up']:.2f}x |"
+            f"| {r['task']} | {r['contender']} | {r['bleu']:.1f} | {shares} | {r['tokens_per_step']:.2f} | {r['speed_up']:.2f}x |"
         )
     return "\n".join(lines)
 
 
 def picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """BLEU against tokens per call, a curve for each beta along its tolerances."""
+    """BLEU against tokens per step, a curve for each beta along its tolerances."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -111,19 +111,19 @@ def picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
         here = [r for r in rows if r["task"] == task]
         for beta in dict.fromkeys(r["contender"].partition(",")[0] for r in here if r["contender"].startswith("beta")):
             curve = [r for r in here if r["contender"].startswith(beta + ",")]
-            axis.plot([r["tokens_per_call"] for r in curve], [r["bleu"] for r in curve], marker="o", label=beta)
+            axis.plot([r["tokens_per_step"] for r in curve], [r["bleu"] for r in curve], marker="o", label=beta)
             for r in curve if beta == "beta 5" else ():
                 axis.annotate(
                     r["contender"].rpartition(" ")[2],
-                    (r["tokens_per_call"], r["bleu"]),
+                    (r["tokens_per_step"], r["bleu"]),
                     xytext=(4, 5),
                     textcoords="offset points",
                     fontsize=8,
                 )
         for name, mark in (("plain", "s"), ("lossless, n-gram", "^"), ("lossless, mask queries", "*")):
             row = next(r for r in here if r["contender"] == name)
-            axis.plot(row["tokens_per_call"], row["bleu"], mark, color="0.3", markersize=9, label=name)
-        axis.set(title=f"{task} pairs", xlabel="tokens per call", ylabel="BLEU")
+            axis.plot(row["tokens_per_step"], row["bleu"], mark, color="0.3", markersize=9, label=name)
+        axis.set(title=f"{task} pairs", xlabel="tokens per step", ylabel="BLEU")
         axis.grid(alpha=0.3)
     axes[0][0].legend(fontsize=8)
     figure.suptitle("Spec-Verification: what a tolerance gains and costs; numbers are tau at beta 5", fontsize=10)

@@ -167,7 +167,7 @@ def test_the_command_writes_json_table_and_picture(tmp_path):
     report = json.loads(file.read_text())
     assert [row["contender"] for row in report["rows"]] == ["plain", "model:chain+block@1x3"]
     assert set(report["ratios"]) == {"plain", "model:chain+block@1x3"}
-    wanted = {"tokens_per_second", "tokens_per_cpu_second", "tokens_per_call", "time_to_first_token", "inter_token_p50"}
+    wanted = {"tokens_per_second", "tokens_per_cpu_second", "tokens_per_step", "time_to_first_token", "inter_token_p50"}
     assert wanted | {"inter_token_p99", "peak_memory", "spread", "law_check"} <= set(report["rows"][0])
     assert {"hardware", "versions", "commit", "command"} <= set(report)
     assert file.with_suffix(".md").read_text() in result.output + "\n"

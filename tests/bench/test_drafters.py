@@ -30,7 +30,7 @@ def test_a_replayed_text_comes_out_as_it_is_with_and_without_drafts():
         target.text = text
         result = Engine.of(target, drafter=drafter, depth=4).generate([text[:4]], SamplingParams(temperature=0, max_tokens=20))[0]
         assert result.token_ids == text[4:]
-        assert result.stats.target_calls == calls if drafter is None else result.stats.target_calls < calls
+        assert result.stats.steps == calls if drafter is None else result.stats.steps < calls
 
 
 def test_off_the_text_the_replayed_target_is_uniform():
@@ -61,7 +61,7 @@ def test_the_edited_copy_differs_from_the_original_in_the_name_alone(bench):
     task = bench.tasks("edits")[0]
     words = bench.tokenizer.decode(task.prompt + task.rest)
     assert "_2" in words
-    assert bench.run(Contender("ngram", "ngram"), "edits", "replayed").tokens_per_call > 2
+    assert bench.run(Contender("ngram", "ngram"), "edits", "replayed").tokens_per_step > 2
 
 
 def test_paired_texts_are_what_the_target_writes_and_the_same_for_every_drafter(bench):
@@ -84,7 +84,7 @@ def test_an_unknown_workload_is_refused(bench):
 
 def test_the_curve_counts_each_step_in_the_window_where_it_begins():
     row = Row("x", "python", "replayed", steps=[[3, 1, 1], [1, 1]])
-    assert row.tokens_per_call == 7 / 5
+    assert row.tokens_per_step == 7 / 5
     assert by_window(row, 3) == [5 / 3, 1.0]
 
 
@@ -99,7 +99,7 @@ def test_a_quick_run_writes_tables_which_the_study_draws(tmp_path):
     assert found.exit_code == 0, found.output
     report = json.loads((tmp_path / "d" / "drafters.json").read_text())
     assert [r["contender"] for r in report["rows"]] == ["suffix", "trigram"] * 9
-    assert all(r["tokens_per_call"] >= 1 for r in report["rows"])
+    assert all(r["tokens_per_step"] >= 1 for r in report["rows"])
     assert {p.name for p in (tmp_path / "d").iterdir()} == {"drafters.json", "drafters.md"}
     curves = {"curve_window": 100, "curves": {"suffix": [1.0, 2.0]}}
     assert all(p.stat().st_size > 1000 for p in pictures(report | curves, tmp_path))
@@ -108,7 +108,7 @@ def test_a_quick_run_writes_tables_which_the_study_draws(tmp_path):
 def test_the_mixture_is_compared_with_its_best_source_on_the_same_texts():
     rates = {name: [1.0, 2.0] for name in MIXED} | {"suffix": [2.0, 3.0], "mixture of all": [2.5, 3.5]}
     rows = [
-        {"contender": name, "way": way, "workload": workload, "by_request": x, "tokens_per_call": sum(x) / 2}
+        {"contender": name, "way": way, "workload": workload, "by_request": x, "tokens_per_step": sum(x) / 2}
         for (name, x), way, workload in product(rates.items(), WAYS, WORKLOADS)
     ]
     page = markdown({"rows": rows, "megabytes_per_million_tokens": {"suffix store": 54.4}})

@@ -28,7 +28,7 @@ def test_every_way_is_measured_on_the_same_questions_and_greedy_texts_are_compar
     trained = rows["heads@1x2", 0.0]
     assert (trained["drafter"], trained["parameters"], trained["training_seconds"]) == ("medusa", 7, 3)
     assert set(trained["by_category"]) == {"a", "b"}
-    assert rows[f"{pair.draft_folder().name}@1x2", 0.0]["tokens_per_call"] > 1
+    assert rows[f"{pair.draft_folder().name}@1x2", 0.0]["tokens_per_step"] > 1
     assert rows["plain", 1.0]["over_plain"] == 1
     assert markdown(report).count("heads@1x2") == 2
     picture(report, tmp_path / "yardstick.png")
@@ -43,7 +43,7 @@ def test_heads_and_models_draft_together(tmp_path):
         [Question("a", "def f(x):")], [0.0], max_tokens=12
     )
     rows = {r["way"]: r for r in report["rows"]}
-    assert all(rows[way]["equal"] for way in ways) and rows[ways[0]]["tokens_per_call"] > 1
+    assert all(rows[way]["equal"] for way in ways) and rows[ways[0]]["tokens_per_step"] > 1
 
 
 def test_questions_are_taken_evenly_from_all_categories(tmp_path):

@@ -40,7 +40,7 @@ def talk(folder, lines, *more):
 def test_each_message_gets_one_streamed_answer_and_statistics(folder):
     done = talk(folder, "import os\nimport sys\n/exit\nnot read\n")
     assert done.exit_code == 0, done.output
-    assert done.stderr.count("tokens per target call") == 2
+    assert done.stderr.count("tokens per step") == 2
 
 
 def test_the_history_changes_the_answer_and_reset_forgets_it(folder):
@@ -53,10 +53,12 @@ def test_the_history_changes_the_answer_and_reset_forgets_it(folder):
 
 def test_a_law_may_be_talked_to(folder):
     lines = "import os\n"
-    guided = talk(folder, lines, "--law", "guidance", "--law-option", "scale=4", "--law-option", "negative=x = 1")
+    guided = talk(folder, lines, "--decoding", "guidance", "--decoding-option", "scale=4", "--decoding-option", "negative=x = 1")
     assert guided.exit_code == 0 and guided.stdout != talk(folder, lines).stdout
-    assert talk(folder, lines, "--law", "guidance", "--law-option", "scale=1").stdout == talk(folder, lines).stdout
-    assert "alpha=2" in talk(folder, "", "--law", "contrastive", "--amateur", str(pair.draft_folder()), "--alpha", "2").stderr
+    assert talk(folder, lines, "--decoding", "guidance", "--decoding-option", "scale=1").stdout == talk(folder, lines).stdout
+    assert (
+        "alpha=2" in talk(folder, "", "--decoding", "contrastive", "--amateur", str(pair.draft_folder()), "--alpha", "2").stderr
+    )
 
 
 def test_the_system_prompt_is_read(folder):
@@ -84,7 +86,7 @@ def test_a_message_of_several_lines_is_one_and_the_conversation_is_saved(folder,
     assert [m["role"] for m in saved] == ["user", "assistant"]
     assert saved[0]["content"] == "def f():\n    return 1"
     assert "there is no folder" in done.stderr
-    assert done.stderr.count("tokens per target call") == 2
+    assert done.stderr.count("tokens per step") == 2
 
 
 def test_commands_that_there_are_not_are_told_and_help_lists_those_that_there_are(folder):
@@ -106,7 +108,7 @@ def test_of_a_conversation_longer_than_the_context_the_oldest_messages_are_dropp
     done = talk(folder, lines, "--max-model-len", "96")
     assert done.exit_code == 0, done.output
     assert "The context holds 96 tokens: the 2 oldest messages were dropped." in done.stderr
-    assert done.stderr.count("tokens per target call") == 8
+    assert done.stderr.count("tokens per step") == 8
 
 
 def test_a_message_longer_than_the_context_is_refused_and_the_conversation_goes_on(folder):
@@ -126,7 +128,7 @@ def test_an_interrupt_ends_the_answer_and_not_the_program(folder, monkeypatch):
 
     monkeypatch.setattr(Painter, "paint", pressed)
     done = talk(folder, "x = 1\ny = 2\n", "--drafter", "none")
-    first, second = [line for line in done.stderr.splitlines() if "tokens per target call" in line]
+    first, second = [line for line in done.stderr.splitlines() if "tokens per step" in line]
     assert first.startswith("1 tokens") and first.endswith("ended by Ctrl-C")
     assert second.startswith("6 tokens")
     assert done.exit_code == 0
@@ -148,7 +150,7 @@ def test_without_a_model_one_is_offered_and_fetched_only_where_it_is_said(tmp_pa
     assert "--yes to fetch a small model (MIT" in refused.stderr
     for more in (["--yes"], []):  # the second time it is there
         done = CliRunner().invoke(app, [*ask, *more], input="abc\n")
-        assert (done.exit_code, done.stderr.count("tokens per target call")) == (0, 1), done.output
+        assert (done.exit_code, done.stderr.count("tokens per step")) == (0, 1), done.output
 
 
 def test_generate_puts_the_template_around_a_prompt_where_it_is_asked_to(folder):

@@ -35,8 +35,8 @@ def text() -> str:
 def test_json_holds_text_and_statistics():
     whole = json.loads(generate("def quicksort(", "--json", "--depth", "4").stdout)
     assert whole["text"] == whole["samples"][0]["text"]
-    assert whole["statistics"]["emitted"] == 16
-    assert whole["statistics"]["tokens_per_call"] > 1
+    assert whole["statistics"]["generated_tokens"] == 16
+    assert whole["statistics"]["tokens_per_step"] > 1
     assert whole["engine"]["lossless"] is True
 
 

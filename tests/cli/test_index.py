@@ -46,7 +46,7 @@ def test_an_index_is_built_from_a_folder_and_used_by_generate(kind, corpus, tmp_
     assert used.exit_code == 0, used.output
     stats = json.loads(used.stdout)["samples"][0]["stats"]
     assert stats["drafter_error"] is None
-    assert stats["drafted"] > 0
+    assert stats["drafted_tokens"] > 0
 
 
 @pytest.mark.parametrize("kind", [*registry.INDEXES, "passages"])
@@ -116,4 +116,4 @@ def test_a_mixture_is_given_its_sources_and_their_indexes_on_the_command_line(co
     assert used.exit_code == 0, used.output
     stats = json.loads(used.stdout)["samples"][0]["stats"]
     assert stats["drafter_error"] is None
-    assert stats["drafted"] > 0
+    assert stats["drafted_tokens"] > 0

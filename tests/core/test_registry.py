@@ -13,7 +13,7 @@ def test_every_registered_verifier_loads_and_is_declared_under_its_name(name):
     assert callable(rule)
     assert isinstance(rule.info, Method)
     assert rule.info.name == name
-    assert rule.info.laws
+    assert rule.info.draft_sampling
     assert rule.info.shapes
 
 
@@ -22,7 +22,7 @@ def test_every_registered_drafter_loads_and_makes_one_sibling_law_a_method(name)
     drafter = registry.drafter(name)
     assert all(callable(getattr(drafter, verb)) for verb in ("build", "start", "propose", "observe", "release"))
     assert drafter.methods
-    assert all(len(method.laws) == 1 and method.shapes for method in drafter.methods)
+    assert all(len(method.draft_sampling) == 1 and method.shapes for method in drafter.methods)
 
 
 def test_unknown_names_are_refused_with_the_nearest_known_one():

@@ -90,11 +90,11 @@ def test_drafts_are_of_the_declared_law_rooted_at_the_last_token_and_repeatable(
     draft, again = (drafter.propose(states, [WIDE] * 3) for _ in range(2))
     trees.check(draft.tree, V)
     assert draft.tree.tokens[:, 0].tolist() == [text[-1] for text in texts]
-    assert draft.law in drafter.info.laws
+    assert draft.sampling in drafter.info.draft_sampling
     assert draft.shape in drafter.info.shapes
-    assert (draft.probs is None) == (draft.law is DraftSampling.POINT_MASS)
+    assert (draft.probs is None) == (draft.sampling is DraftSampling.POINT_MASS)
     assert same(draft, again)
-    if draft.law not in (DraftSampling.IID, DraftSampling.INDEPENDENT, DraftSampling.LISTED, DraftSampling.SYSTEMATIC):
+    if draft.sampling not in (DraftSampling.IID, DraftSampling.INDEPENDENT, DraftSampling.LISTED, DraftSampling.SYSTEMATIC):
         assert torch.equal(trees.first_copies(draft.tree)[draft.tree.is_node], nodes(draft)[draft.tree.is_node])
 
 
@@ -165,7 +165,9 @@ def test_the_text_ends_at_end_of_sequence_inside_a_draft(kind, tmp_path):
     assert made.finish_reason == "stop"
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if DraftSampling.POINT_MASS in INFO[k].laws and not k.startswith("model")])
+@pytest.mark.parametrize(
+    "kind", [k for k in KINDS if DraftSampling.POINT_MASS in INFO[k].draft_sampling and not k.startswith("model")]
+)
 def test_nothing_is_drafted_behind_end_of_sequence(kind, tmp_path):
     drafter, states, *_ = played(kind, tmp_path, eos=(2,))
     tree = drafter.propose(states, [WIDE] * 3).tree

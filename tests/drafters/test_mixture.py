@@ -124,7 +124,7 @@ def test_accepted_tokens_are_credited_to_their_sources():
     sample = engine.generate([[0, 1, 2, 0, 1, 2]], SamplingParams(max_tokens=48, seed=1))[0].samples[0]
     origins = [o.source for o in sample.origins]
     assert set(origins) == {"ngram", "trigram", "target"}
-    assert sum(o != "target" for o in origins) == sample.stats.accepted
+    assert sum(o != "target" for o in origins) == sample.stats.accepted_tokens
     assert sample.stats.drafter_error is None
 
 
@@ -211,5 +211,5 @@ def test_a_head_of_the_target_is_a_source_like_others(tmp_path):
         options = {"drafter": "mixture", "drafter_options": {"sources": sources}, "depth": 3}
         result = Engine.of(plain.target, tokenizer=plain.tokenizer, **options).generate("def add(a, b):\n", params)[0]
         assert result.token_ids == text and result.stats.drafter_error is None
-        drafted[name] = result.stats.drafted
+        drafted[name] = result.stats.drafted_tokens
     assert drafted["head"] > drafted["copies"], "it drafts where there is nothing to copy"

@@ -165,8 +165,8 @@ def test_rows_of_a_batch_are_padded_and_equal_to_those_alone():
 def test_the_draft_declares_that_nothing_was_sampled():
     drafter: Drafter = NgramDrafter()
     draft = drafter.propose(started(NgramDrafter(), [1, 2, 1]), [CHAIN])
-    assert draft.law is DraftSampling.POINT_MASS
-    assert drafter.info.laws == {draft.law}
+    assert draft.sampling is DraftSampling.POINT_MASS
+    assert drafter.info.draft_sampling == {draft.sampling}
     assert draft.shape in drafter.info.shapes
     assert draft.probs is None
     assert bool((draft.rows == -1).all())

@@ -130,7 +130,7 @@ def test_systematic_draws_stand_where_the_sums_of_the_reported_row_pass_equal_st
     many = 0
     for drafter in drafters:
         draft = drafter.propose(drafter.start(requests(text, temperature=0.6)), [Budget.fixed(parents)])
-        assert {*draft.law.name.split()} == {"SYSTEMATIC"} and draft.tree.num_nodes == len(parents)
+        assert {*draft.sampling.name.split()} == {"SYSTEMATIC"} and draft.tree.num_nodes == len(parents)
         u = noise.uniforms(NoiseKey.of([0], [0], [len(text)]), noise.Stream.DRAFT, len(parents))[0]
         for context, drawn in enumerate(trees.children(draft.tree)[0].tolist()):
             nodes = [n for n in drawn if n >= 0]

@@ -68,7 +68,7 @@ def test_engine_takes_folders_of_further_models():
     made = engine.generate([prompt], params)[0]
     assert engine.verifier.info.name == "traversal"
     assert made.token_ids == plain.generate([prompt], params)[0].token_ids
-    assert made.stats.tokens_per_call > 1.5
+    assert made.stats.tokens_per_step > 1.5
 
 
 def test_listed_paths_win_their_own_races():
@@ -99,4 +99,4 @@ def test_a_head_draws_the_first_path_and_the_text_is_the_targets(tmp_path, rule)
     assert draft.tree.tokens[:, [1, 3]].tolist() == first.tree.tokens[:, 1:].tolist()
     assert torch.equal(draft.probs[0, draft.rows[0, [1, 3]]], first.probs[0, first.rows[0, 1:]])
     (result,) = engine.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=40))
-    assert result.token_ids == plain_greedy(target, [1, 2, 3], 40) and result.stats.accepted
+    assert result.token_ids == plain_greedy(target, [1, 2, 3], 40) and result.stats.accepted_tokens

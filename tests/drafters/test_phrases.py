@@ -135,12 +135,12 @@ def lookahead_session(seed=0, rounds=30, **options):
 def test_the_window_alone_finds_ngrams_that_are_accepted():
     stats = [lookahead_session(seed) for seed in range(6)]
     assert [s.drafter_error for s in stats] == [None] * 6
-    assert sum(s.accepted for s in stats) > 0
+    assert sum(s.accepted_tokens for s in stats) > 0
 
 
 def test_without_the_pass_beside_it_the_window_finds_nothing(monkeypatch):
     monkeypatch.setattr(LookaheadDrafter, "aux", lambda self, states: None)
-    assert [lookahead_session(seed).drafted for seed in range(6)] == [0] * 6
+    assert [lookahead_session(seed).drafted_tokens for seed in range(6)] == [0] * 6
 
 
 def test_the_window_changes_between_rounds_and_fills_the_pool_with_the_targets_argmaxes():
@@ -233,7 +233,7 @@ class Dull(Counting):
 
 
 def ouroboros(kind=Counting, **options):
-    """A session over a text that repeats itself, temperature 0; small model passes a drafted token, and tokens a call."""
+    """A session over a text that repeats itself, temperature 0; small model passes a drafted token, and tokens per step."""
     target, small = models(seqs=1, V=12)
     target.logits, small.logits = 9 * target.logits, 9 * small.logits
     drafter = kind(small, length=2, **options)
@@ -242,7 +242,7 @@ def ouroboros(kind=Counting, **options):
     sample = engine.generate([prompt], SamplingParams(temperature=0, max_tokens=48))[0].samples[0]
     assert sample.token_ids == plain_greedy(target, prompt, 48)
     assert sample.stats.drafter_error is None
-    return small.passes / drafter.made, sample.stats.tokens_per_call
+    return small.passes / drafter.made, sample.stats.tokens_per_step
 
 
 def test_phrases_save_passes_of_the_small_model():
@@ -273,7 +273,7 @@ def test_what_the_target_says_of_rejected_nodes_enters_the_pool():
     assert len(state.pool) == 0
 
 
-def test_learning_from_rejections_raises_tokens_per_call():
+def test_learning_from_rejections_raises_tokens_per_step():
     """72 texts whose next token depends on the last one alone, so that a correction is right wherever its token comes again."""
 
     def session(kind, seed):
@@ -281,7 +281,7 @@ def test_learning_from_rejections_raises_tokens_per_call():
         target.logits = small.logits = 1.5 * target.logits[0].expand(24, 24, 24).clone()
         engine = Engine.of(target, drafter=kind(small, length=2, gamma=1), depth=4, num_paths=3)
         found = engine.generate([[i, j] for i in range(6) for j in range(4)], SamplingParams(max_tokens=50, seed=seed))
-        return np.mean([r.stats.tokens_per_call for r in found])
+        return np.mean([r.stats.tokens_per_step for r in found])
 
     gained = [session(Counting, seed) - session(Dull, seed) for seed in range(3)]
     assert np.mean(gained) > 0.03

@@ -213,7 +213,7 @@ def test_texts_follow_the_target_over_rounds(drafter):
     big = expected >= 5
     seen, expected = np.append(seen[big], seen[~big].sum()), np.append(expected[big], expected[~big].sum())
     assert chi2.sf(((seen - expected) ** 2 / expected).sum(), len(seen) - 1) > 1e-3
-    assert sum(s.stats.drafted for s in result.samples) > 0
+    assert sum(s.stats.drafted_tokens for s in result.samples) > 0
     assert all(s.stats.drafter_error is None for s in result.samples)
 
 
@@ -230,7 +230,7 @@ def test_greedy_texts_are_those_of_plain_decoding(drafter):
     for expected, found in zip(plain, engine.generate(prompts, params), strict=True):
         assert expected.token_ids == found.token_ids
         assert found.stats.drafter_error is None
-        assert found.stats.drafted > 0
+        assert found.stats.drafted_tokens > 0
 
 
 def test_a_draft_that_says_the_same_text_in_other_tokens_is_accepted():

@@ -34,7 +34,7 @@ def test_the_template_of_the_tokenizer_makes_the_prompt(engine):
 def test_an_answer_is_the_continuation_of_the_prompt(engine):
     answer = engine.chat(HELLO, GREEDY)
     assert answer.text == engine.generate(engine.encode_chat(HELLO), GREEDY)[0].text
-    assert answer.stats.emitted == 12
+    assert answer.stats.generated_tokens == 12
 
 
 def test_the_history_is_part_of_the_next_prompt(engine):

@@ -43,7 +43,7 @@ def test_guided_rows_behind_drafts_are_those_of_two_whole_passes(folder, drafter
     params = SamplingParams(seed=3, max_tokens=16, logprobs=0, logprobs_mode="processed", logit_bias=bans)
     prompt = [folder.class_token("4")]
     (result,) = engine.generate([prompt], params)
-    assert result.stats.accepted > 0 or drafter == "ngram"
+    assert result.stats.accepted_tokens > 0 or drafter == "ngram"
     for at, (token, found) in enumerate(zip(result.token_ids, result.samples[0].logprobs, strict=True)):
         law = guided_law(folder, [*prompt, *result.token_ids[:at]], SCALE)
         assert found.logprob == pytest.approx(float(law[token]), abs=1e-3)
@@ -53,7 +53,7 @@ def test_with_shared_noise_drafts_change_no_guided_picture(folder):
     def made(**options):
         target = load_model(folder.target, max_num_seqs=8, threads=1)
         law = Guidance([folder.no_class], SCALE)
-        engine = Engine.of(target, law=law, verifier="race", **options)
+        engine = Engine.of(target, decoding=law, verifier="race", **options)
         params = SamplingParams(seed=5, max_tokens=16, logit_bias=dict.fromkeys(folder.others, -torch.inf))
         return [r.token_ids for r in engine.generate([[folder.class_token(c)] for c in range(4)], params)]
 
@@ -73,7 +73,7 @@ def test_a_law_that_forgets_to_guide_the_last_row_is_found(folder):
     def made(law):
         target = load_model(folder.target, max_num_seqs=2, threads=1)
         small = load_model(folder.draft, max_num_seqs=2, threads=1)
-        engine = Engine.of(target, law=law, draft_model=small, depth=3, num_paths=1)
+        engine = Engine.of(target, decoding=law, draft_model=small, depth=3, num_paths=1)
         params = SamplingParams(temperature=0, max_tokens=16, logit_bias=dict.fromkeys(folder.others, -torch.inf))
         return [engine.generate([[folder.class_token(c)]], params)[0].token_ids for c in range(6)]
 
@@ -85,7 +85,7 @@ def test_a_law_that_forgets_to_guide_the_last_row_is_found(folder):
 def test_guidance_of_one_is_the_model_itself(folder):
     alone = codes(ImageEngine(folder, guidance=1, drafter="none").generate([1, 5, 8], seed=2))
     target = load_model(folder.target, max_num_seqs=8, threads=1)
-    engine = Engine.of(target, drafter=None, law=Guidance([folder.no_class], 1.0))
+    engine = Engine.of(target, drafter=None, decoding=Guidance([folder.no_class], 1.0))
     params = SamplingParams(seed=2, max_tokens=16, logit_bias=dict.fromkeys(folder.others, -torch.inf))
     assert [r.token_ids for r in engine.generate([[folder.class_token(c)] for c in (1, 5, 8)], params)] == alone
 
@@ -102,7 +102,7 @@ def test_without_a_budget_pictures_are_those_of_the_exact_rule(folder):
 def test_lantern_keeps_more_and_says_how_far_it_is_from_the_law(folder):
     made = contenders(folder, "model", [0.05, 0.4], [])
     compare(folder, made, range(10), samples=2)
-    calls = [one.tokens_per_call for one in made]
+    calls = [one.tokens_per_step for one in made]
     assert calls[0] == 1.0 and calls == sorted(calls) and calls[3] > 1.3 * calls[1]
     variation = [one.total_variation for one in made]
     assert variation[:2] == [0.0, 0.0] and 0 < variation[2] < variation[3] < 1
@@ -118,7 +118,7 @@ def test_greedy_lantern_is_greedy_decoding_without_a_budget(folder):
     plain = codes(ImageEngine(folder, drafter="none").generate(range(6), temperature=0))
     assert codes(made()) == plain
     relaxed = made(delta=0.4)
-    assert sum(r.stats.target_calls for r in relaxed.results) < sum(r.stats.target_calls for r in made().results)
+    assert sum(r.stats.steps for r in relaxed.results) < sum(r.stats.steps for r in made().results)
 
 
 def test_a_measured_rule_is_the_rule(folder):

@@ -169,9 +169,9 @@ def test_max_tokens_are_never_exceeded_and_statistics_add_up():
     made = engine(depth=5).generate([[1, 2]], SamplingParams(max_tokens=7, seed=2))[0]
     stats = made.stats
     assert made.finish_reason == "length"
-    assert stats.emitted == len(made.token_ids) == 7
-    assert stats.emitted + stats.cut == stats.accepted + stats.target_calls
-    assert stats.accepted == sum(stats.accepted_by_depth)
+    assert stats.generated_tokens == len(made.token_ids) == 7
+    assert stats.generated_tokens + stats.discarded_tokens == stats.accepted_tokens + stats.steps
+    assert stats.accepted_tokens == sum(stats.accepted_by_depth)
 
 
 def test_context_limits_are_said_with_figures():
@@ -211,5 +211,5 @@ def test_results_are_shown_in_a_line():
     result = engine().generate([[1, 2]], SamplingParams(max_tokens=40, n=2, logprobs=2))[0]
     shown = repr(result)
     assert len(shown) < 500 and "\n" not in shown and "Origin" not in shown
-    assert shown.count("finish_reason='length', tokens=40, tokens_per_call=") == 2
+    assert shown.count("finish_reason='length', tokens=40, tokens_per_step=") == 2
     assert len(repr(next(engine().stream([1, 2], SamplingParams(max_tokens=40))).sample)) < 200

@@ -213,7 +213,7 @@ def test_a_law_reads_a_second_model_over_the_same_tree(kind):
 
     for drafter in (None, "ngram"):
         depth = None if drafter is None else 4
-        engine = Engine.of(kind(module(), max_num_seqs=2), drafter=drafter, depth=depth, law=law)
+        engine = Engine.of(kind(module(), max_num_seqs=2), drafter=drafter, depth=depth, decoding=law)
         found = [r.token_ids for r in engine.generate(prompts, greedy)]
         assert found == [greedy_texts(law, rows, p, 16) for p in prompts]
     assert law.second_model.lengths.tolist() == [0, 0]
@@ -232,14 +232,14 @@ def test_a_request_owns_two_slots_where_a_law_reads_the_target_after_another_pro
         return text
 
     for drafter in (None, "ngram"):
-        engine = Engine.of(target, drafter=drafter, depth=None if drafter is None else 4, law=Guidance([2, 3], 1.5))
+        engine = Engine.of(target, drafter=drafter, depth=None if drafter is None else 4, decoding=Guidance([2, 3], 1.5))
         assert [r.token_ids for r in engine.generate(prompts, greedy)] == [decode(p) for p in prompts]
         assert engine._slots.num_free == 4 and target.lengths.tolist() == [0] * 4
 
 
 def test_second_sequences_are_scored_in_the_targets_own_pass():
     target = CompiledLlama(module(), max_num_seqs=2)
-    engine = Engine.of(target, drafter=None, law=Guidance([2, 3], 1.5))
+    engine = Engine.of(target, drafter=None, decoding=Guidance([2, 3], 1.5))
     engine.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=10))
     assert target.passes == 2 + 10
 
@@ -254,7 +254,7 @@ class Cooler:
 def test_fused_walks_apply_to_the_logits_of_a_law_and_sampling_parameters_too(monkeypatch):
     target, small, halved = (TableModel(seed=seed, dtype=torch.float32) for seed in (0, 1, 0))
     halved.logits = 0.5 * halved.logits
-    engine = Engine.of(target, draft_model=small, depth=3, num_paths=2, law=Cooler())
+    engine = Engine.of(target, draft_model=small, depth=3, num_paths=2, decoding=Cooler())
     plain = Engine.of(halved, draft_model=small, depth=3, num_paths=2)
     params = [SamplingParams(temperature=t, top_k=k, seed=5, max_tokens=24) for t, k in ((1.0, 0), (0.7, 3), (0.0, 0))]
     expected = [r.token_ids for r in plain.generate([[1, 2]] * 3, params)]
@@ -265,7 +265,7 @@ def test_fused_walks_apply_to_the_logits_of_a_law_and_sampling_parameters_too(mo
 def test_the_output_follows_the_law():
     target, small, halved = (TableModel(seed=seed) for seed in (0, 1, 0))
     halved.logits = 0.5 * halved.logits
-    engine = Engine.of(target, draft_model=small, depth=3, num_paths=2, law=Cooler())
+    engine = Engine.of(target, draft_model=small, depth=3, num_paths=2, decoding=Cooler())
     assert p_value(engine, [1, 2], 2, 400) < 1e-6
     assert p_value(engine, [1, 2], 2, 1500, against=halved) > 1e-3
 
@@ -277,7 +277,7 @@ def test_a_law_reads_hidden_states_and_gives_the_probabilities_themselves():
     made = {}
     for drafter in (None, "ngram"):
         target = CompiledLlama(model, max_num_seqs=1)
-        engine = Engine.of(target, drafter=drafter, depth=None if drafter is None else 3, verifier="auto", law=law)
+        engine = Engine.of(target, drafter=drafter, depth=None if drafter is None else 3, verifier="auto", decoding=law)
         made[drafter] = engine.generate(prompts, params.with_(logprobs=1, logprobs_mode="processed"))[0]
     for result in made.values():
         text = list(prompts[0])
@@ -302,7 +302,7 @@ def test_a_law_that_fails_for_one_request_leaves_the_others_their_tokens():
     params = SamplingParams(temperature=0, max_tokens=10)
     prompts = [[1, 2], [3, 4], [5]]
     with pytest.warns(match="no such text"):
-        found = Engine.of(TableModel(), drafter="ngram", depth=2, law=Odd()).generate(prompts, params)
+        found = Engine.of(TableModel(), drafter="ngram", depth=2, decoding=Odd()).generate(prompts, params)
     plain = Engine.of(TableModel(), drafter=None).generate(prompts, params)
     assert [r.finish_reason for r in found] == ["length", "error", "length"]
     assert [found[i].token_ids for i in (0, 2)] == [plain[i].token_ids for i in (0, 2)]
@@ -311,16 +311,16 @@ def test_a_law_that_fails_for_one_request_leaves_the_others_their_tokens():
 
 def test_laws_that_cannot_be_followed_are_refused():
     with pytest.raises(CapacityError, match="two slots"):
-        Engine.of(TableModel(max_num_seqs=1), drafter=None, law=Guidance([2, 3], 1.5))
+        Engine.of(TableModel(max_num_seqs=1), drafter=None, decoding=Guidance([2, 3], 1.5))
     with pytest.raises(IncompatibleError, match="hidden states"):
-        Engine.of(TableModel(), drafter=None, law=Nearest(torch.zeros(1, 2), torch.zeros(1)))
+        Engine.of(TableModel(), drafter=None, decoding=Nearest(torch.zeros(1, 2), torch.zeros(1)))
     with pytest.raises(IncompatibleError, match="vocabulary"):
-        Engine.of(TableModel(), drafter=None, law=Contrastive(TableModel(V=9)))
+        Engine.of(TableModel(), drafter=None, decoding=Contrastive(TableModel(V=9)))
     with pytest.raises(InvalidInputError, match="Decoding"):
-        Engine.of(TableModel(), drafter=None, law=lambda *given: None)
+        Engine.of(TableModel(), drafter=None, decoding=lambda *given: None)
     with pytest.raises(IncompatibleError, match="tie_margin"):
         Engine.of(
-            HFTarget(module(), max_num_seqs=1), drafter=None, law=Nearest(torch.zeros(1, 32), torch.zeros(1)), tie_margin=0.1
+            HFTarget(module(), max_num_seqs=1), drafter=None, decoding=Nearest(torch.zeros(1, 32), torch.zeros(1)), tie_margin=0.1
         )
 
     class Nothing(Guidance):
@@ -328,7 +328,7 @@ def test_laws_that_cannot_be_followed_are_refused():
             return ()
 
     with pytest.raises(InvalidInputError, match="at least one token"):
-        Engine.of(TableModel(), drafter=None, law=Nothing([1])).generate([[1]])
+        Engine.of(TableModel(), drafter=None, decoding=Nothing([1])).generate([[1]])
 
 
 @BACKENDS

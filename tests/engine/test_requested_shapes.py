@@ -49,7 +49,7 @@ def test_drafts_that_the_rule_is_not_exact_for_are_never_verified(asked, monkeyp
         DrafterWarning, match=f"of shape {asked.name} was proposed; expected one that verifier 'multipath' is exact for"
     ):
         (found,) = fast.generate(prompt, params)
-    assert found.stats.drafted == 0 and found.token_ids == plain.generate(prompt, params)[0].token_ids
+    assert found.stats.drafted_tokens == 0 and found.token_ids == plain.generate(prompt, params)[0].token_ids
 
 
 @pytest.mark.parametrize("asked", BUDGETS)

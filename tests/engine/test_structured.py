@@ -136,7 +136,9 @@ CHAINS = [
     (name, drawn)
     for drawn in ("IID", "WITHOUT_REPLACEMENT", "GREEDY_PLUS_ONE", "COUPLED", "SYSTEMATIC")
     for name in registry.names("verifier")
-    if (info := registry.verifier(name).info).lossless and DraftSampling[drawn] in info.laws and TreeShape.CHAIN in info.shapes
+    if (info := registry.verifier(name).info).lossless
+    and DraftSampling[drawn] in info.draft_sampling
+    and TreeShape.CHAIN in info.shapes
 ]
 
 
@@ -202,7 +204,7 @@ def test_a_draft_model_without_any_allowed_token_drafts_nothing():
     bans = dict.fromkeys((0, 1, 2, 4, 5), -math.inf)
     made.drafter.model.draft_ids = np.array([0, 1, 2, 4, 5])
     result = made.generate([PROMPT], SamplingParams(max_tokens=9, logit_bias=bans))[0]
-    assert set(result.token_ids) <= {3, END} and result.stats.drafted == 0 and result.stats.drafter_error is None
+    assert set(result.token_ids) <= {3, END} and result.stats.drafted_tokens == 0 and result.stats.drafter_error is None
 
 
 def test_what_hangs_on_a_token_that_does_not_fit_is_pruned_from_drafts_of_text():

@@ -11,7 +11,9 @@ def exact_for(shape):
     """Lossless rules for iid draws of this shape."""
     infos = {name: registry.verifier(name).info for name in registry.names("verifier")}
     return [
-        n for n, i in infos.items() if i.lossless and not i.shared_noise and DraftSampling.IID in i.laws and shape in i.shapes
+        n
+        for n, i in infos.items()
+        if i.lossless and not i.shared_noise and DraftSampling.IID in i.draft_sampling and shape in i.shapes
     ]
 
 

@@ -78,7 +78,7 @@ def test_what_an_engine_emits_follows_the_contrastive_law(kind, verifier, size, 
         verifier=verifier,
         depth=size[0],
         num_paths=size[1],
-        law="contrastive",
+        decoding="contrastive",
     )
     found = emitted_law(engine, [1, 2], 3, monkeypatch)
     rows = TwoTables(contrasted(target, small), small, [1, 2])
@@ -117,7 +117,7 @@ class Ranks(Contrastive):
 def test_laws_that_are_contrastive_by_name_only_are_noticed(fake, pair, monkeypatch):
     target, small = pair
     law = (fake or Contrastive)(small)
-    engine = Engine.of(target, draft_model=small, drafter="model:chain", verifier="block", depth=1, law=law)
+    engine = Engine.of(target, draft_model=small, drafter="model:chain", verifier="block", depth=1, decoding=law)
     expected = TwoTables(contrasted(target, small), small, [1, 2])
     first = torch.from_numpy(expected.row("p", ()))
     pairs = first[:, None] * torch.stack([torch.from_numpy(expected.row("p", (t,))) for t in range(3)])
@@ -138,10 +138,10 @@ class Watched(TableModel):
 @pytest.mark.parametrize("kind", ["chain", "greedy_plus_one", "coupled"])
 def test_the_amateur_scores_each_node_once_and_is_asked_again_where_drafts_are_not_its_own(kind):
     target, small = Watched(), Watched(seed=1, max_num_seqs=4)
-    engine = Engine.of(target, draft_model=small, drafter=f"model:{kind}", depth=3, law="contrastive")
+    engine = Engine.of(target, draft_model=small, drafter=f"model:{kind}", depth=3, decoding="contrastive")
     engine.generate([[1, 2], [2, 1]], SamplingParams(seed=1, max_tokens=20))
     assert small.rows == target.rows > 0
-    other = Engine.of(target, drafter="ngram", depth=3, law=Contrastive(small))
+    other = Engine.of(target, drafter="ngram", depth=3, decoding=Contrastive(small))
     target.rows = small.rows = 0
     other.generate([[1, 2, 1, 2]], SamplingParams(temperature=0, max_tokens=20))
     assert small.rows == target.rows > 0
@@ -154,7 +154,7 @@ def models():
 
 def texts(models, drafter, law, **options):
     target, small = models
-    engine = Engine.of(target, draft_model=small, drafter=drafter, law=law, **options)
+    engine = Engine.of(target, draft_model=small, drafter=drafter, decoding=law, **options)
     greedy = SamplingParams(temperature=0, max_tokens=24)
     return [r.token_ids for r in engine.generate([[5, 9, 70, 5, 9], [33, 200]], greedy)]
 
@@ -164,8 +164,10 @@ def test_beta_0_without_the_mask_is_ordinary_speculative_sampling_bit_for_bit(mo
     size = {"draft_model": small, "drafter": "model", "depth": 3, "num_paths": 2}
     params = SamplingParams(seed=7, max_tokens=32)
     plain = Engine.of(target, **size).generate([[5, 9, 70]], params)[0]
-    law = Engine.of(target, **size, law="contrastive", law_options={"alpha": 0, "beta": 0}).generate([[5, 9, 70]], params)[0]
-    assert law.token_ids == plain.token_ids and law.stats.accepted == plain.stats.accepted
+    law = Engine.of(target, **size, decoding="contrastive", decoding_options={"alpha": 0, "beta": 0}).generate(
+        [[5, 9, 70]], params
+    )[0]
+    assert law.token_ids == plain.token_ids and law.stats.accepted_tokens == plain.stats.accepted_tokens
     assert law.lossless_to == "the contrastive law of target and amateur" and plain.lossless_to == "the target's law"
 
 
@@ -190,15 +192,15 @@ def test_what_cannot_be_contrasted_is_refused():
         ({"gamma": 1}, "no such option"),
     ):
         with pytest.raises(InvalidInputError, match=said):
-            Engine.of(target, draft_model=small, law="contrastive", law_options=options)
+            Engine.of(target, draft_model=small, decoding="contrastive", decoding_options=options)
     with pytest.raises(InvalidInputError, match="without an amateur"):
-        Engine.of(target, law="contrastive", drafter=None)
+        Engine.of(target, decoding="contrastive", drafter=None)
     with pytest.raises(IncompatibleError, match="same vocabulary"):
-        Engine.of(target, drafter=None, law=Contrastive(TableModel(V=9)))
+        Engine.of(target, drafter=None, decoding=Contrastive(TableModel(V=9)))
     with pytest.raises(InvalidInputError, match="with the name of a law"):
-        Engine.of(target, drafter=None, law_options={"alpha": 0.1})
+        Engine.of(target, drafter=None, decoding_options={"alpha": 0.1})
     small.logits[0, 0, 0] = torch.nan
     small.logits = small.logits * torch.nan
     with pytest.warns(match="the amateur's logits hold NaN"):
-        (result,) = Engine.of(target, drafter=None, law=Contrastive(small)).generate([[1, 2]])
+        (result,) = Engine.of(target, drafter=None, decoding=Contrastive(small)).generate([[1, 2]])
     assert result.finish_reason == "error" and not result.token_ids

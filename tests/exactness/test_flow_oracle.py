@@ -1,4 +1,4 @@
-"""Flow verification against the numbers of an independent program: the mass of every child at one node, and tokens per call of whole trees."""
+"""Flow verification against the numbers of an independent program: the mass of every child at one node, and tokens per step of whole trees."""
 
 import json
 import os
@@ -42,8 +42,8 @@ class Rows:
 
 
 @pytest.mark.parametrize("case", ORACLE["tree"], ids=lambda c: f"{c['K']} paths of {c['L']}")
-def test_tokens_per_call_of_whole_trees_are_those_of_the_oracle(case):
+def test_tokens_per_step_of_whole_trees_are_those_of_the_oracle(case):
     counts = by_depth(case["K"], *[1] * (case["L"] - 1))
     found = measure(flow, Rows(case), DraftSampling.SYSTEMATIC, TreeShape.PATHS, counts, case["L"])
     assert found.error < 1e-12
-    assert found.block_efficiency == pytest.approx(case["tokens_per_call"], abs=CLOSE)
+    assert found.block_efficiency == pytest.approx(case["tokens_per_step"], abs=CLOSE)

@@ -52,7 +52,7 @@ def test_what_an_engine_emits_follows_the_guided_law(kind, verifier, size, pair,
         "depth": size[0],
         "num_paths": size[1],
     }
-    engine = Engine.of(target, law=Guidance(BARE, SCALE), **parts)
+    engine = Engine.of(target, decoding=Guidance(BARE, SCALE), **parts)
     assert (emitted_law(engine, PROMPT, 3, monkeypatch) - guided(target)).abs().max() < 1e-12
     assert target.lengths == [0] * 4
 
@@ -85,7 +85,7 @@ class BonusUnguided(Guidance):
 def test_laws_that_are_guided_by_name_only_are_noticed(fake, pair, monkeypatch):
     target, small = pair
     law = (fake or Guidance)(BARE, SCALE)
-    engine = Engine.of(target, draft_model=small, drafter="model:chain", verifier="block", depth=1, law=law)
+    engine = Engine.of(target, draft_model=small, drafter="model:chain", verifier="block", depth=1, decoding=law)
     tv = (emitted_law(engine, PROMPT, 2, monkeypatch) - guided(target, length=2)).abs().sum() / 2
     assert (tv < 1e-12) if fake is None else tv > 0.01
 
@@ -93,21 +93,21 @@ def test_laws_that_are_guided_by_name_only_are_noticed(fake, pair, monkeypatch):
 def test_scale_1_is_the_target_and_0_the_unconditional_law(pair, monkeypatch):
     target, _ = pair
     for scale, prompt in ((1.0, PROMPT), (0.0, BARE)):
-        found = emitted_law(Engine.of(target, drafter=None, law=Guidance(BARE, scale)), PROMPT, 2, monkeypatch)
+        found = emitted_law(Engine.of(target, drafter=None, decoding=Guidance(BARE, scale)), PROMPT, 2, monkeypatch)
         alone = emitted_law(Engine.of(target, drafter=None), prompt, 2, monkeypatch)
         assert (found - alone).abs().max() < 1e-12
 
 
 def test_both_sequences_are_scored_in_one_pass(pair):
     target, small = pair
-    engine = Engine.of(target, draft_model=small, drafter="model:chain", depth=2, law=Guidance(BARE, SCALE))
+    engine = Engine.of(target, draft_model=small, drafter="model:chain", depth=2, decoding=Guidance(BARE, SCALE))
     target.passes = 0
     stats = engine.generate([PROMPT], SamplingParams(seed=1, max_tokens=20))[0].stats
-    assert stats.accepted > 0 and target.passes == stats.target_calls
+    assert stats.accepted_tokens > 0 and target.passes == stats.steps
 
 
 def test_by_name_each_request_has_two_slots():
-    engine = Engine.embedded(law="guidance", max_num_seqs=1, draft=None, drafter="ngram")
+    engine = Engine.embedded(decoding="guidance", max_num_seqs=1, draft=None, drafter="ngram")
     assert (engine.target.max_num_seqs, engine.summary()["max_num_seqs"]) == (2, 1)
     (result,) = engine.generate("import os\n", SamplingParams(seed=1, max_tokens=4))
     assert result.lossless_to == "the guided law of the target's two prompts" and len(result.token_ids) == 4
@@ -121,8 +121,8 @@ def test_what_cannot_be_guided_is_refused(pair):
         ({"k": 1}, "no such option"),
     ):
         with pytest.raises(InvalidInputError, match=said):
-            Engine.of(target, drafter=None, law="guidance", law_options=options)
+            Engine.of(target, drafter=None, decoding="guidance", decoding_options=options)
     with pytest.raises(InvalidInputError, match="at least one token"):
         Guidance([])
     with pytest.raises(CapacityError, match="two slots"):
-        Engine.of(TableModel(max_num_seqs=1), drafter=None, law="guidance")
+        Engine.of(TableModel(max_num_seqs=1), drafter=None, decoding="guidance")

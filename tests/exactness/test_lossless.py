@@ -15,7 +15,9 @@ PAIRS = [
     for law in DraftSampling
     for shape in TreeShape
     for name, rule in EXACT.items()
-    if law in rule.info.laws and shape in rule.info.shapes and law is not DraftSampling.LISTED  # shared noise: test_race
+    if law in rule.info.draft_sampling
+    and shape in rule.info.shapes
+    and law is not DraftSampling.LISTED  # shared noise: test_race
 ]
 CASES = [
     pytest.param(V, law, shape, name, marks=pytest.mark.slow if V == 5 else ())
@@ -59,7 +61,7 @@ def test_undeclared_drafts_are_refused(name):
     tables, info = Tables(3, 0), RULES[name].info
     for law in set(DraftSampling) - {DraftSampling.LISTED}:
         for shape in TreeShape:
-            if law in info.laws and shape in info.shapes:
+            if law in info.draft_sampling and shape in info.shapes:
                 continue
             _, counts, depth = SHAPES[shape][0]
             draft, p = as_batch(tables, law, shape, enumerate_drafts(tables, law, counts, depth)[:1])

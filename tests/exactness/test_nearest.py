@@ -44,7 +44,7 @@ def sure(store, target, **options):
 
 
 def engine(target, law, drafter="nest", **options):
-    return Engine.of(target, law=law, drafter=drafter, **({} if drafter is None else {"depth": 6}), **options)
+    return Engine.of(target, decoding=law, drafter=drafter, **({} if drafter is None else {"depth": 6}), **options)
 
 
 def test_keys_are_the_states_of_a_fresh_pass_and_passages_are_short(store):
@@ -68,7 +68,7 @@ def test_spans_change_no_token_and_every_quotation_stands_where_it_is_said_to(ta
     quoted = engine(target, law).generate(prompts, GREEDY)
     plain = engine(target, law, None).generate(prompts, GREEDY)
     assert [r.token_ids for r in quoted] == [r.token_ids for r in plain]
-    assert sum(r.stats.accepted for r in quoted) > 8 and all(r.lossless and r.sources for r in quoted)
+    assert sum(r.stats.accepted_tokens for r in quoted) > 8 and all(r.lossless and r.sources for r in quoted)
     for result in quoted:
         assert len(result.samples[0].sources) == len(result.token_ids)
         for q in result.sources:
@@ -76,7 +76,7 @@ def test_spans_change_no_token_and_every_quotation_stands_where_it_is_said_to(ta
             assert passage.source == q.source
             assert passage.tokens[q.position : q.position + q.end - q.start].tolist() == result.token_ids[q.start : q.end]
     assert {q.source for r in quoted for q in r.sources} <= {*TEXTS} and plain[0].sources == []
-    assert Engine.of(target, law=law).drafter.info.name == "nest"
+    assert Engine.of(target, decoding=law).drafter.info.name == "nest"
 
 
 def test_a_span_goes_on_without_a_search_and_passages_are_sought_seldom(target, store, monkeypatch):
@@ -84,7 +84,7 @@ def test_a_span_goes_on_without_a_search_and_passages_are_sought_seldom(target, 
     made = engine(target, law)
     monkeypatch.setattr(made.drafter, "_selected", lambda *given, f=made.drafter._selected: selected.append(0) or f(*given))
     (result,) = made.generate([TEXTS["rising"][:8]], GREEDY)
-    assert result.stats.accepted > 12 and len(selected) < 8
+    assert result.stats.accepted_tokens > 12 and len(selected) < 8
     assert store.searches <= 4  # at 8, 16 and 32 tokens, and once for what is left
 
 
@@ -177,10 +177,10 @@ def test_files_that_cannot_be_used_are_refused_and_kept(target, store, tmp_path)
         sure(store, target, count=0)
     Passages.create(tmp_path / "empty", target)
     with pytest.raises(InvalidInputError, match="has no passages"):
-        Engine.of(target, law="nest", law_options={"passages": tmp_path / "empty"})
+        Engine.of(target, decoding="nest", decoding_options={"passages": tmp_path / "empty"})
     for law, drafter, said in ((None, "nest", "without the law"), ("nest", None, "without passages")):
         with pytest.raises(InvalidInputError, match=said):
-            Engine.of(target, law=law, drafter=drafter)
+            Engine.of(target, decoding=law, drafter=drafter)
     store._connection.execute("UPDATE passages SET tokens = zeroblob(8) WHERE id = 2")
     store._connection.commit()
     with pytest.raises(InvalidInputError, match="passage 2 does not add up"):

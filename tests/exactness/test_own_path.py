@@ -21,7 +21,7 @@ PAIRS = [
     for shape in EQUAL
     for law in DraftSampling
     for name, rule in EXACT.items()
-    if law in rule.info.laws
+    if law in rule.info.draft_sampling
     and shape in rule.info.shapes
     and law is not DraftSampling.LISTED  # shared noise: tests of the engine
 ]

@@ -171,7 +171,7 @@ def test_selected_path_verified_with_q_in_the_place_of_its_own_law_is_caught():
         rows = p.gather(1, path[..., None].expand(-1, -1, p.shape[-1]))
         q = draft.probs.gather(1, path[:, :-1, None].expand(-1, -1, p.shape[-1]))
         assert q.shape == laws.shape
-        verdict = verifier("block")(Draft(chain, draft.law, TreeShape.CHAIN, q, chain.parents), rows)
+        verdict = verifier("block")(Draft(chain, draft.sampling, TreeShape.CHAIN, q, chain.parents), rows)
         stop = torch.zeros_like(draft.tree.tokens, dtype=torch.float64).scatter_add(1, path, verdict.stop)
         return TreeVerdict(draft.tree, stop, lambda node: verdict.after((path == node[:, None]).int().argmax(1)))
 

@@ -23,8 +23,8 @@ TABLES = Tables(4, 0)
 
 
 def cell(rule, law, shape, counts, depth) -> str:
-    """Tokens per call where the rule is declared, else the bias that it would have, or - where it cannot be applied."""
-    declared = law in rule.info.laws and shape in rule.info.shapes
+    """Tokens per step where the rule is declared, else the bias that it would have, or - where it cannot be applied."""
+    declared = law in rule.info.draft_sampling and shape in rule.info.shapes
     if not declared and law in (DraftSampling.POINT_MASS, DraftSampling.INDEPENDENT):
         return "-"  # there is no q, or more than one
     try:

@@ -150,7 +150,7 @@ def test_greedy_traversal_does_not_look_beyond_the_end_of_its_walk():
     whole, found = rule.walk(draft, logits, key), 0
     for b in range(100):
         one = Draft(
-            *(TokenTree(draft.tree.tokens[b : b + 1], draft.tree.parents[b : b + 1]), draft.law, draft.shape),
+            *(TokenTree(draft.tree.tokens[b : b + 1], draft.tree.parents[b : b + 1]), draft.sampling, draft.shape),
             draft.probs[b : b + 1],
             draft.rows[b : b + 1],
         )

@@ -63,7 +63,7 @@ def first_nodes(draft: Draft, sizes: list[int]) -> Draft:
     """The first nodes of every row's tree; the rest becomes padding."""
     real = torch.arange(draft.tree.num_nodes) < torch.tensor(sizes)[:, None]
     tree = type(draft.tree)(draft.tree.tokens.where(real, 0), draft.tree.parents.where(real, -1))
-    return Draft(tree, draft.law, draft.shape, draft.probs, draft.rows.where(real, -1), draft.noise)
+    return Draft(tree, draft.sampling, draft.shape, draft.probs, draft.rows.where(real, -1), draft.noise)
 
 
 def trunk_counted_twice(draft: Draft, rows: torch.Tensor) -> tuple[Draft, torch.Tensor]:
@@ -71,7 +71,7 @@ def trunk_counted_twice(draft: Draft, rows: torch.Tensor) -> tuple[Draft, torch.
     nodes, B = [0, 1, 1, 2, 3], len(rows)
     parents, drawn_from = (torch.tensor(x).expand(B, -1).contiguous() for x in ([-1, 0, 0, 1, 2], [-1, 0, 0, 1, 1]))
     tree = TokenTree(draft.tree.tokens[:, nodes], parents)
-    return Draft(tree, draft.law, draft.shape, draft.probs, drawn_from, draft.noise), rows[:, nodes].contiguous()
+    return Draft(tree, draft.sampling, draft.shape, draft.probs, drawn_from, draft.noise), rows[:, nodes].contiguous()
 
 
 def same(one: Outcome, two: Outcome) -> bool:

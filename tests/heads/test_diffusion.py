@@ -83,7 +83,7 @@ def test_one_pass_has_the_laws_of_the_trained_drafter(net, folder, target, lengt
     state, states = begun(drafter, target, ids)
     before = drafter.model.passes
     draft = drafter.propose([state], CHAIN)
-    assert drafter.info.laws == {DraftSampling.IID}
+    assert drafter.info.draft_sampling == {DraftSampling.IID}
     expected = laws_of(net, states, ids[-1], [None] * BLOCK, length - 2)
     torch.testing.assert_close(draft.probs[0][:, ::3], expected, atol=2e-5, rtol=1e-3)
     assert not draft.probs[0][:, 1::3].any() and not draft.probs[0][:, 2::3].any()
@@ -115,7 +115,7 @@ def test_the_law_of_a_draft_is_known_before_it_is_drawn_and_the_mask_is_never_pr
     for length in range(20):
         again = replace(state, context=(*state.context[:-1], length))
         draft = drafter.propose([again], CHAIN)
-        assert {draft.law} == drafter.info.laws == ORDERS[order].laws
+        assert {draft.sampling} == drafter.info.draft_sampling == ORDERS[order].draft_sampling
         assert draft.tree.tokens.max() < target.vocab_size and draft.tree.num_nodes == 1 + BLOCK
         assert (draft.probs is None) == (order != "left_to_right")
 

@@ -42,7 +42,7 @@ def test_an_exit_behind_nearly_all_layers_is_the_target_where_the_last_one_does_
     model = CompiledLlama(module, max_num_seqs=4, max_model_len=64)
     made = layered.engine("early-exit", {"layer": 3}, "speculative", num_paths=1, model=model)
     result = made.generate(PROMPTS[:1], SamplingParams(max_tokens=41, seed=1))[0]
-    assert result.stats.accepted == result.stats.drafted
+    assert result.stats.accepted_tokens == result.stats.drafted_tokens
 
 
 def test_nothing_is_run_but_the_drafted_rows_and_no_weight_is_copied():
@@ -54,7 +54,7 @@ def test_nothing_is_run_but_the_drafted_rows_and_no_weight_is_copied():
     assert net.arrays.target.weights.qkv.data.ctypes.data == model.arrays.weights.qkv.data.ctypes.data
     assert net.arrays.memory.keys.ctypes.data == model.arrays.memory.keys.ctypes.data
     result = made.generate([[1, 2, 3] * 8], SamplingParams(max_tokens=30, seed=1))[0]
-    assert 0 < net.passes <= 3 * result.stats.target_calls
+    assert 0 < net.passes <= 3 * result.stats.steps
     assert net.cache_bytes == 0
 
 

@@ -46,7 +46,7 @@ def test_greedy_text_is_the_targets_with_every_kind_of_draft(name, kind, plain, 
     model = layered.target()
     results = layered.engine(name, {**options(name, model, tmp_path), "kind": kind}, model=model).generate(PROMPTS, GREEDY)
     assert [r.token_ids for r in results] == plain
-    assert sum(r.stats.drafted for r in results) > 0
+    assert sum(r.stats.drafted_tokens for r in results) > 0
     assert [r.stats.drafter_error for r in results] == [None] * 3
 
 

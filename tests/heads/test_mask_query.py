@@ -143,7 +143,7 @@ def test_greedy_and_relaxed_by_nothing_are_transformers_texts_and_relaxed_is_mar
     ):
         results = Engine.of(target, drafter=drafter, verifier=rule, depth=3, eos_token_ids=[EOS]).generate(sources, params)
         assert [[t for t in r.token_ids if t != EOS] for r in results] == wanted
-        assert all(r.stats.drafted > 0 and r.stats.drafter_error is None for r in results)
+        assert all(r.stats.drafted_tokens > 0 and r.stats.drafter_error is None for r in results)
     loose = Engine.of(
         target, drafter=drafter, verifier=TopBeta(registry.verifier("top_beta").info, 60, 50.0), depth=3, eos_token_ids=[EOS]
     )

@@ -99,7 +99,7 @@ def test_without_a_draft_model_earlier_text_is_copied(llama):
     loop = polydraft.custom_generate(depth=4)
     drafted = model.generate(**SINGLE, do_sample=False, max_new_tokens=40, custom_generate=loop)
     assert torch.equal(drafted, model.generate(**SINGLE, do_sample=False, max_new_tokens=40))
-    assert loop.stats[0].drafted > 0
+    assert loop.stats[0].drafted_tokens > 0
 
 
 def test_drafts_save_passes_and_the_loop_can_be_used_again(llama):
@@ -108,8 +108,8 @@ def test_drafts_save_passes_and_the_loop_can_be_used_again(llama):
     for inputs, count in ((SINGLE, 30), (PADDED, 40), (SINGLE, 10)):
         drafted = model.generate(**inputs, do_sample=False, max_new_tokens=count, custom_generate=loop)
         assert torch.equal(drafted, model.generate(**inputs, do_sample=False, max_new_tokens=count))
-    assert loop.stats[0].accepted > 0
-    assert loop.stats[0].target_calls < loop.stats[0].emitted
+    assert loop.stats[0].accepted_tokens > 0
+    assert loop.stats[0].steps < loop.stats[0].generated_tokens
 
 
 def test_weights_that_change_between_calls_are_the_weights_that_are_used(llama):

@@ -192,7 +192,7 @@ def test_greedy_text_is_that_of_one_process_and_a_killed_rank_ends_it_in_bounded
     assert engine.summary()["backend"] == "ShardedTarget"
     two = engine.generate(prompts, params)
     assert [s.token_ids for r in one for s in r.samples] == [s.token_ids for r in two for s in r.samples]
-    assert sum(r.stats.accepted for r in two) > 0
+    assert sum(r.stats.accepted_tokens for r in two) > 0
     os.kill(engine.target._ranks._processes[0].pid, signal.SIGKILL)
     start = perf_counter()
     with pytest.raises(RankError, match="rank 1 has died"):

@@ -276,7 +276,7 @@ def test_a_target_of_the_table_is_drafted_by_the_model_that_the_table_has_for_it
     options = {"device": "cpu", "max_num_seqs": 1}
     drafted = Engine.from_pretrained("large", depth=2, **options)
     assert (drafted.summary()["drafter"], drafted.drafter.model.name) == ("model", str(tmp_path / "models" / "little.gguf"))
-    assert drafted.generate([1, 2, 3], SamplingParams(temperature=0, max_tokens=8))[0].stats.drafted > 0
+    assert drafted.generate([1, 2, 3], SamplingParams(temperature=0, max_tokens=8))[0].stats.drafted_tokens > 0
     for drafter, expected in (("ngram", "ngram"), (None, None), ("none", None)):
         assert Engine.from_pretrained("large", drafter=drafter, **options).summary()["drafter"] == expected
     assert Engine.from_pretrained("little", **options).summary()["drafter"] == "ngram"

@@ -174,7 +174,7 @@ def test_pauses_change_no_greedy_token_and_credit_no_stale_source():
     spy = MAKERS["mixture"]()
     (sample,) = run(spy, 3, 3, 0, 0, 3, 0, 0, 0, 3, temperature=0.0)
     assert sample.token_ids == plain_greedy(TableModel(), (1, 2, 3, 1, 2), 24)
-    assert len(sample.origins) == 24 and sum(o.source == "target" for o in sample.origins) == sample.stats.target_calls
+    assert len(sample.origins) == 24 and sum(o.source == "target" for o in sample.origins) == sample.stats.steps
 
 
 def test_a_drafter_that_fails_while_catching_up_is_switched_off():

@@ -62,7 +62,7 @@ def test_the_law_of_several_rounds_is_kept_by_the_fused_walks():
 def test_the_better_drafter_does_the_work_and_the_other_is_tried_again():
     params = SamplingParams(seed=3, max_tokens=300)
     fits = made(fit=1.0, max_model_len=400).generate([[1, 2]], params)[0]
-    assert fits.stats.tokens_per_call > 2
+    assert fits.stats.tokens_per_step > 2
     by = [o.source for o in fits.samples[0].origins]
     assert by.count("model") > 20 * max(1, by.count("ngram"))
     cycle = made(fit=0.0, rates=(0.7, 0.1), max_model_len=400)

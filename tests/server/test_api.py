@@ -25,13 +25,13 @@ def test_the_model_is_listed(served):
 
 
 def test_a_server_has_one_law_and_names_it(served):
-    assert served.http.get("/v1/models/small").json()["speculation"]["law"] == "the target's law"
-    refused = served.post("/v1/completions", **ASK, law="guidance")
-    assert refused.status_code == 400 and "serve --law" in refused.json()["error"]["message"]
-    engine = small_engine(law="guidance", law_options={"scale": 4.0})
+    assert served.http.get("/v1/models/small").json()["speculation"]["decoding"] == "the target distribution"
+    refused = served.post("/v1/completions", **ASK, decoding="guidance")
+    assert refused.status_code == 400 and "serve --decoding" in refused.json()["error"]["message"]
+    engine = small_engine(decoding="guidance", decoding_options={"scale": 4.0})
     alone = [r.text for r in engine.generate([PROMPT] * 3, SamplingParams(temperature=0, max_tokens=12))]
     with serving(engine) as guided, ThreadPoolExecutor(3) as clients:
-        assert "guided" in guided.http.get("/v1/models/small").json()["speculation"]["law"]
+        assert "guided" in guided.http.get("/v1/models/small").json()["speculation"]["decoding"]
         found = list(clients.map(lambda _: guided.openai.completions.create(**ASK).choices[0].text, range(3)))
     assert found == alone and alone[0] != served.openai.completions.create(**ASK).choices[0].text
 
@@ -42,7 +42,7 @@ def test_a_completion_is_what_the_engine_generates(served):
     assert found.choices[0].text == PROMPT + alone.text
     assert found.choices[0].finish_reason == "length"
     assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (len(alone.prompt_token_ids), 12)
-    assert found.usage.model_extra["speculation"]["target_calls"] <= 12
+    assert found.usage.model_extra["speculation"]["steps"] <= 12
 
 
 def test_several_prompts_and_samples_are_numbered_and_their_noise_is_their_own(served):

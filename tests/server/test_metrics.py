@@ -40,7 +40,7 @@ def test_what_a_request_did_is_counted(served):
     assert 0 < grown["vllm:prefix_cache_hits_total"] <= 2 * prompt
     assert grown["vllm:spec_decode_num_draft_tokens_total"] == told["drafted_tokens"] > 0
     assert grown["vllm:spec_decode_num_accepted_tokens_total"] == told["accepted_tokens"] > 0
-    assert grown["polydraft:tokens_per_call_count"] == told["target_calls"]
+    assert grown["polydraft:tokens_per_step_count"] == told["steps"]
     assert grown["vllm:time_to_first_token_seconds_count"] == grown["vllm:e2e_request_latency_seconds_count"] == 2
     first = grown["vllm:spec_decode_num_accepted_tokens_per_pos_total"] / grown["polydraft:drafts_per_pos_total"]
     assert first == told["acceptance_by_depth"][0]

@@ -32,7 +32,7 @@ def test_a_prediction_that_comes_true_saves_steps_and_changes_nothing(served, an
     accepted, rejected = details(predicted)
     assert predicted.choices[0].message.content == text
     assert accepted > 25 and accepted + rejected == len(served.post("/tokenize", prompt=text).json()["tokens"])
-    calls = [a.usage.model_extra["speculation"]["target_calls"] for a in (answer, predicted)]
+    calls = [a.usage.model_extra["speculation"]["steps"] for a in (answer, predicted)]
     assert calls[1] <= 14 < 25 < calls[0], calls  # drafts of 3 tokens
 
 

@@ -71,6 +71,6 @@ def test_order_makes_a_difference_where_rows_differ():
 def test_float32_rows_give_nearly_the_same_verdict(name):
     tables = Tables(5, 0)
     draft, p = as_batch(tables, IID, TreeShape.PATHS, enumerate_drafts(tables, IID, by_depth(2, 1), 2))
-    narrow = Draft(draft.tree, draft.law, draft.shape, draft.probs.float(), draft.rows)
+    narrow = Draft(draft.tree, draft.sampling, draft.shape, draft.probs.float(), draft.rows)
     a, b = verifier(name)(draft, p).stop, verifier(name)(narrow, p.float()).stop
     assert torch.allclose(a, b, atol=1e-5)

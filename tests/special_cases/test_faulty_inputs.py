@@ -13,7 +13,12 @@ from polydraft.errors import InvalidInputError
 from tests.exactness.harness import SHAPES, Tables, as_batch, enumerate_drafts
 
 verify = unwrap(verifiers.verify)  # without the tests' own check of shapes
-LAWS = [(name, law) for name in registry.names("verifier") for law in DraftSampling if law in registry.verifier(name).info.laws]
+LAWS = [
+    (name, law)
+    for name in registry.names("verifier")
+    for law in DraftSampling
+    if law in registry.verifier(name).info.draft_sampling
+]
 COUPLED, LISTED = DraftSampling.COUPLED, DraftSampling.LISTED
 V = 4
 
@@ -26,7 +31,7 @@ def sound(name, law, seed=0):
     _, counts, depth = SHAPES[shape][0]
     tables = Tables(V, seed)
     draft, p = as_batch(tables, drawn_as, shape, (3 * enumerate_drafts(tables, drawn_as, counts, depth))[-3:])
-    return replace(draft, law=law, noise=NoiseKey.of([1, 2, 3], [0, 0, 0], [7, 8, 9])), p
+    return replace(draft, sampling=law, noise=NoiseKey.of([1, 2, 3], [0, 0, 0], [7, 8, 9])), p
 
 
 def changed(x, place, value):
@@ -74,7 +79,7 @@ def mistakes(draft, p):
     yield "draft.probs = None", swapped(draft, probs=None), p
     yield "draft.rows[1, 2] = -1", swapped(draft, rows=changed(rows, (1, 2), -1)), p
     for value in (-0.2, float("nan"), 0.0):
-        if value or draft.law is not DraftSampling.GREEDY_PLUS_ONE:
+        if value or draft.sampling is not DraftSampling.GREEDY_PLUS_ONE:
             yield f"draft.probs[1, {row}, {x}] = {value}", swapped(draft, probs=changed(q, (1, row, x), value)), p
     for value in (-0.2, float("nan"), float("inf")):
         yield f"draft.probs[1, {row}", swapped(draft, probs=changed(q, (1, row, (x + 1) % V), value)), p
@@ -94,7 +99,7 @@ def mistakes(draft, p):
         q.tolist(),
     ):
         yield "draft.", swapped(draft, probs=other), p
-    if draft.law in (DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.GREEDY_PLUS_ONE) and int(parents[1, 2]) == 0:
+    if draft.sampling in (DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.GREEDY_PLUS_ONE) and int(parents[1, 2]) == 0:
         yield "twice", swapped(draft, tree=swapped(draft.tree, tokens=changed(tokens, (1, 2), int(tokens[1, 1])))), p
 
 

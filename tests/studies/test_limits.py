@@ -29,7 +29,7 @@ def test_tables_and_picture_are_written(folder):
     assert (folder / "limits.png").stat().st_size > 10_000
     report = json.loads((folder / "limits.json").read_text())
     rows = list(csv.DictReader((folder / "limits-paths.csv").open()))
-    assert [r["tokens_per_call"] for r in rows] == [str(r["tokens_per_call"]) for r in report["paths"]]
+    assert [r["tokens_per_step"] for r in rows] == [str(r["tokens_per_step"]) for r in report["paths"]]
     assert "| greedy_traversal | 4 | " in (folder / "limits.md").read_text().partition("thirds of the contexts")[2]
 
 

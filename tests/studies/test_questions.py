@@ -18,7 +18,7 @@ def test_every_way_is_measured_on_every_question_and_writes_the_same():
     ways = {"plain": engine(drafter=None), "ngram": engine(drafter="ngram", depth=3)}
     found = measured(ways, QUESTIONS[:2], max_tokens=12, repetitions=2)
     assert {key: len(runs) for key, runs in found.items()} == {(way, q): 2 for way in ways for q in QUESTIONS[:2]}
-    assert all(runs[0].emitted == found["plain", q][0].emitted for (_, q), runs in found.items())
+    assert all(runs[0].generated_tokens == found["plain", q][0].generated_tokens for (_, q), runs in found.items())
 
 
 def test_a_way_that_writes_something_else_is_no_contender():

@@ -29,7 +29,7 @@ def test_a_trained_one_foretells_more_than_a_fresh_one_and_drafts(kind, enough, 
     )
     result = drafted.generate(prompt, greedy)[0]
     assert result.token_ids == engine.generate(prompt, greedy)[0].token_ids
-    assert result.stats.accepted > 0
+    assert result.stats.accepted_tokens > 0
     assert result.stats.drafter_error is None
     again = train_drafter(
         engine, kind, tmp_path / "again", Options(**{**chosen.__dict__, "max_steps": 1}), data=[written],

@@ -29,7 +29,7 @@ def test_a_distilled_model_drafts_more_than_a_fresh_one(engine, written, tmp_pat
     drafted = Engine.of(engine.target, draft_model=small, tokenizer=engine.tokenizer, depth=2)
     result = drafted.generate(prompt, greedy)[0]
     assert result.token_ids == engine.generate(prompt, greedy)[0].token_ids
-    assert result.stats.drafted > 0
+    assert result.stats.drafted_tokens > 0
     assert load.load_tokenizer(str(tmp_path / "trained")).encode(prompt) == engine.tokenizer.encode(prompt)
 
 

@@ -45,7 +45,7 @@ def test_words_say_what_to_do():
 
 def test_an_engine_with_a_law_without_a_drafter_or_prompts_is_not_tuned():
     with pytest.raises(InvalidInputError, match="guided law"):
-        tune(Engine.embedded(law="guidance"), [[1, 2]])
+        tune(Engine.embedded(decoding="guidance"), [[1, 2]])
     with pytest.raises(InvalidInputError, match="without a drafter"):
         tune(Engine.embedded(drafter=None, max_num_seqs=1), [[5]])
     with pytest.raises(InvalidInputError, match="no prompt"):

@@ -122,11 +122,11 @@ class Measurement:
         return float(np.percentile(gaps, percent)) if len(gaps) else None
 
     @property
-    def tokens_per_call(self) -> float:
+    def tokens_per_step(self) -> float:
         """Emitted tokens per pass of the target and sequence after the prefill; 1 for those that do not draft."""
         stats = [s for run in self.runs for s in run.stats]
-        calls = sum(s.target_calls for s in stats)
-        return sum(s.emitted for s in stats) / calls if calls else 1.0
+        calls = sum(s.steps for s in stats)
+        return sum(s.generated_tokens for s in stats) / calls if calls else 1.0
 
     @property
     def acceptance_by_depth(self) -> list[float]:
@@ -143,7 +143,7 @@ class Measurement:
     def row(self) -> dict[str, Any]:
         """What both `bench` and `demo` tell of it, as plain data."""
         of_contender = {name: getattr(self.contender, name) for name in ("drafter", "verifier", "temperature")}
-        return {**of_contender, "tokens_per_second": self.tokens_per_second, "tokens_per_call": self.tokens_per_call}
+        return {**of_contender, "tokens_per_second": self.tokens_per_second, "tokens_per_step": self.tokens_per_step}
 
     def texts(self, prompts: Prompts, batch_size: int = 1) -> Iterator[tuple[Sequence[int], list[int]]]:
         """Each prompt with what followed, in the order of the runs."""

@@ -88,11 +88,11 @@ class Row:
     store_bytes: int = 0
 
     @property
-    def tokens_per_call(self) -> float:
+    def tokens_per_step(self) -> float:
         return float(sum(map(sum, self.steps)) / max(1, sum(map(len, self.steps))))
 
     def error(self, draws: int = 200) -> float:
-        """Standard error of tokens per call, by drawing requests anew."""
+        """Standard error of tokens per step, by drawing requests anew."""
         rng = np.random.default_rng(0)
         tokens, calls = np.array([sum(s) for s in self.steps]), np.array([len(s) for s in self.steps])
         picks = rng.integers(0, len(tokens), (draws, len(tokens)))
@@ -100,7 +100,7 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        made = {"tokens_per_call": self.tokens_per_call, "error": self.error()}
+        made = {"tokens_per_step": self.tokens_per_step, "error": self.error()}
         by_request = [sum(s) / max(1, len(s)) for s in self.steps]
         return {k: v for k, v in asdict(self).items() if k != "steps"} | made | {"by_request": by_request}
 
@@ -273,7 +273,7 @@ class Bench:
             spent = sample.stats.seconds
             seconds += sum(spent.values()) - spent["prefill"]
             drafting += spent["drafting"]
-            calls += sample.stats.target_calls
+            calls += sample.stats.steps
         row.own_ms, row.drafting_ms, row.step_ms = (1e3 * x / max(1, calls) for x in (watch.seconds, drafting, seconds))
 
 

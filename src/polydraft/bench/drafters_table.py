@@ -17,7 +17,7 @@ def markdown(report: dict[str, Any]) -> str:
         f"indexes over {s['index_tokens']:,} tokens of the standard library without the held-out modules.",
         f"`{report['command']}`",
         "",
-        "Tokens per call of the target, with the standard error over requests:",
+        "Tokens per step of the target, with the standard error over requests:",
         "",
     ]
     head = ["drafter", *(f"{way} {workload}" for way in WAYS for workload in WORKLOADS)]
@@ -26,7 +26,7 @@ def markdown(report: dict[str, Any]) -> str:
     rows: list[list[str]] = []
     for name in names:
         found = [cells.get((name, way, workload)) for way in WAYS for workload in WORKLOADS]
-        rows.append([name, *("-" if r is None else f"{r['tokens_per_call']:.2f} ± {r['error']:.2f}" for r in found)])
+        rows.append([name, *("-" if r is None else f"{r['tokens_per_step']:.2f} ± {r['error']:.2f}" for r in found)])
     lines.append(markdown_table(head, rows))
     lines += [
         "",

@@ -50,10 +50,10 @@ class Contender:
     seconds: list[float] = field(default_factory=list[float])
 
     @property
-    def tokens_per_call(self) -> float:
+    def tokens_per_step(self) -> float:
         """Codes over passes of the target, of all pictures."""
         stats = [result.stats for pictures in self.made for result in pictures.results]
-        return sum(s.emitted for s in stats) / sum(s.target_calls for s in stats)
+        return sum(s.generated_tokens for s in stats) / sum(s.steps for s in stats)
 
     @property
     def total_variation(self) -> float:
@@ -63,7 +63,7 @@ class Contender:
     def row(self) -> dict[str, Any]:
         """As plain data."""
         (first, *_), *_ = [pictures.results for pictures in self.made]
-        figures = {"tokens_per_call": self.tokens_per_call, "total_variation": self.total_variation}
+        figures = {"tokens_per_step": self.tokens_per_step, "total_variation": self.total_variation}
         return {
             "rule": self.name,
             "drafter": self.drafter,

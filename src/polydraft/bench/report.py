@@ -50,7 +50,7 @@ def markdown(report: dict[str, Any]) -> str:
         "tokens/s",
         "quartiles",
         *(f"over {name}" for name in against),
-        "tokens/call",
+        "tokens/step",
         "per CPU s",
     ]
     head += ["first token ms", "between ms p50", "p99", "memory MiB", "prepared s", "equal law?" if bits else "law"]
@@ -66,7 +66,7 @@ def markdown(report: dict[str, Any]) -> str:
                 f"{row['tokens_per_second']:.0f}",
                 f"{row['spread'][0]:.0f}-{row['spread'][1]:.0f}",
                 *over,
-                f"{row['tokens_per_call']:.2f}" if row["verifier"] else "-",
+                f"{row['tokens_per_step']:.2f}" if row["verifier"] else "-",
                 f"{row['tokens_per_cpu_second']:.0f}",
                 *(_milliseconds(row[k]) for k in ("time_to_first_token", "inter_token_p50", "inter_token_p99")),
                 f"{row['peak_memory'] / 2**20:.0f}",

@@ -132,7 +132,7 @@ class Yardstick:
         if m.error is not None:
             return {"way": m.contender.name, "temperature": m.contender.temperature, "error": m.error}
         stats = [s for run in m.runs for s in run.stats]
-        calls = sum(s.target_calls for s in stats)
+        calls = sum(s.steps for s in stats)
         rates = [run.stats[0].tokens_per_second for run in m.runs]
         base = [run.stats[0].tokens_per_second for run in plain.runs]
         texts = zip(m.runs, plain.runs, strict=True)
@@ -158,7 +158,7 @@ class Yardstick:
 def _by_category(m: Measurement, asked: Sequence[Question]) -> Iterator[tuple[str, float]]:
     for category in dict.fromkeys(q.category for q in asked):
         stats = [run.stats[0] for i, run in enumerate(m.runs) if asked[i % len(asked)].category == category]
-        yield category, sum(s.emitted for s in stats) / max(sum(s.target_calls for s in stats), 1)
+        yield category, sum(s.generated_tokens for s in stats) / max(sum(s.steps for s in stats), 1)
 
 
 def markdown(report: Mapping[str, Any]) -> str:
@@ -169,7 +169,7 @@ def markdown(report: Mapping[str, Any]) -> str:
         f"{s['max_tokens']} tokens each, interleaved.",
         f"`{report['command']}`",
     ]
-    head = ["way", "rule", "over plain", "tokens/s", "tokens a call", "kept by depth", "drafting ms", "parameters", "trained s"]
+    head = ["way", "rule", "over plain", "tokens/s", "tokens per step", "kept by depth", "drafting ms", "parameters", "trained s"]
     for temperature in s["temperatures"]:
         rows = [r for r in report["rows"] if r["temperature"] == temperature]
         same = all(r.get("equal") is not False for r in rows)
@@ -189,7 +189,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         row["verifier"] or "-",
         f"{row['over_plain']:.2f}",
         f"{row['tokens_per_second']:.0f}",
-        f"{row['tokens_per_call']:.2f}",
+        f"{row['tokens_per_step']:.2f}",
         " ".join(f"{a:.2f}" for a in row["acceptance_by_depth"][:5]) or "-",
         f"{row['drafting_ms']:.2f}",
         "-" if size is None else f"{size / 1e6:.1f}M",
@@ -206,7 +206,7 @@ def picture(report: Mapping[str, Any], path: Path) -> None:
     temperatures = report["settings"]["temperatures"]
     figure, panels = plt.subplots(1, 2, figsize=(12, 1 + 0.3 * len(names)), sharey=True, layout="constrained")
     for axes, key, label in zip(
-        panels, ("tokens_per_call", "over_plain"), ("tokens a call", "times plain decoding"), strict=True
+        panels, ("tokens_per_step", "over_plain"), ("tokens per step", "times plain decoding"), strict=True
     ):
         for i, temperature in enumerate(temperatures):
             found = {r["way"]: r[key] for r in rows if r["temperature"] == temperature}

@@ -78,7 +78,7 @@ class Recorder:
         self.again.see(draft, key)
         for name in CONTROLS:
             info = registry.verifier(name).info
-            if draft.law in info.laws and draft.shape in info.shapes:
+            if draft.sampling in info.draft_sampling and draft.shape in info.shapes:
                 other = now.expected(registry.verifier(name)(draft, p))
                 self.paired.setdefault(name, []).extend(a - b for a, b in zip(own, other, strict=True))
 
@@ -95,7 +95,7 @@ class _Again:
     products: list[float] = field(default_factory=list[float])
 
     def see(self, draft: Draft, key: NoiseKey) -> None:
-        if draft.law not in (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT) or draft.probs is None:
+        if draft.sampling not in (DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT) or draft.probs is None:
             return
         tokens, parents, rows = draft.tree.tokens.tolist(), draft.tree.parents.tolist(), draft.rows.tolist()
         for b, (seed, sample, position) in enumerate(

@@ -36,11 +36,11 @@ def chat(
     draft_model: given.DraftModel = None,
     drafter: given.Drafter = "auto",
     verifier: given.Verifier = "auto",
-    law: given.Decoding = None,
+    decoding: given.Decoding = None,
     amateur: given.Amateur = None,
     alpha: given.Alpha = None,
     beta: given.Beta = None,
-    law_option: given.DecodingOption = None,
+    decoding_option: given.DecodingOption = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512,
     temperature: given.ModelTemperature = None,
@@ -67,7 +67,10 @@ def chat(
         "threads": threads,
         "tensor_parallel": tensor_parallel,
     }
-    options |= {"law": law, "law_options": given.law_options(law_option, amateur=amateur, alpha=alpha, beta=beta)}
+    options |= {
+        "decoding": decoding,
+        "decoding_options": given.decoding_options(decoding_option, amateur=amateur, alpha=alpha, beta=beta),
+    }
     options |= {"max_model_len": max_model_len, "max_num_seqs": 1}
     sampling = given.set_options(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
     with Preparation(f"loading {name} ...") as preparation:
@@ -200,13 +203,13 @@ class _Talk:
         if not self.answers:
             return "no answer yet"
         last = self.answers[-1]
-        emitted, calls = sum(a.emitted for a in self.answers), sum(a.target_calls for a in self.answers)
+        emitted, calls = sum(a.generated_tokens for a in self.answers), sum(a.steps for a in self.answers)
         decoding = sum(a.total_seconds - a.seconds["prefill"] for a in self.answers)
         read, cached = sum(a.prompt_tokens for a in self.answers), sum(a.cached_tokens for a in self.answers)
         return (
             f"{len(self.answers)} answers, {emitted} tokens, {emitted / max(decoding, 1e-9):.0f} tokens/s, "
-            f"{emitted / max(calls, 1):.2f} tokens per target call; prompts of {read} tokens, {cached} of them read before; "
-            f"{last.prompt_tokens + last.emitted} of {self.engine.target.max_model_len} tokens of the context in use"
+            f"{emitted / max(calls, 1):.2f} tokens per step; prompts of {read} tokens, {cached} of them read before; "
+            f"{last.prompt_tokens + last.generated_tokens} of {self.engine.target.max_model_len} tokens of the context in use"
         )
 
     def _fitting(self, message: str) -> tuple[list[dict[str, str]], list[int]]:

@@ -57,7 +57,7 @@ def check(
     self_test: Annotated[bool, typer.Option("--self-test", help="Show that the check finds every known mistake.")] = False,
     as_json: given.AsJson = False,
 ) -> None:
-    """Test on real texts whether the output follows the target's law: every round's rule, its draws, and the final tokens.
+    """Test on real texts whether the output follows the target distribution: every round's rule, its draws, and the final tokens.
 
     Exit status: 0 passed, 1 failed, 3 inconclusive.
     """

@@ -99,7 +99,7 @@ def _infos() -> Iterator[Method]:
         made = registry.drafter(name)
         asked = signature(made.build).parameters.values()
         trained_elsewhere = any(p.name == "weights" for p in asked) and name not in registry.RECIPES
-        of_others = trained_elsewhere or getattr(made, "law_name", None)
+        of_others = trained_elsewhere or getattr(made, "decoding_name", None)
         if not of_others and not any(p.kind is Parameter.KEYWORD_ONLY and p.default is Parameter.empty for p in asked):
             yield from made.methods
 
@@ -110,11 +110,15 @@ def _info(kind: str) -> Method:
 
 def _rules(drafter: Method) -> list[str]:
     """Those that are exact for it, and those that are nobody's exactly; of drafters that draw as an earlier one does, the best alone."""
-    first = next(info for info in _infos() if (info.laws, info.shapes) == (drafter.laws, drafter.shapes))
+    first = next(info for info in _infos() if (info.draft_sampling, info.shapes) == (drafter.draft_sampling, drafter.shapes))
     if first.name != drafter.name:
         return [pairing.best_for(drafter)]
     relaxed = [name for name in registry.names("verifier") if not registry.verifier(name).info.lossless]
-    fits = [n for n in relaxed if drafter.laws <= (v := registry.verifier(n).info).laws and drafter.shapes <= v.shapes]
+    fits = [
+        n
+        for n in relaxed
+        if drafter.draft_sampling <= (v := registry.verifier(n).info).draft_sampling and drafter.shapes <= v.shapes
+    ]
     return [*pairing.fitting(drafter), *fits]
 
 

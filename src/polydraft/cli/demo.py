@@ -108,13 +108,13 @@ def _report(console: "Console", found: "Comparison") -> None:
             f"{row['tokens_per_second']:.0f}",
             f"{row['speedup']:.2f}x",
             f"{row['speedup_transformers']:.2f}x",
-            f"{row['tokens_per_call']:.2f}",
+            f"{row['tokens_per_step']:.2f}",
             " ".join(f"{a:.2f}" for a in measurement.acceptance_by_depth) or "-",
         )
         for row, measurement in zip(found.rows(), found.measurements, strict=True)
     ]
     depths = "acceptance by depth"
-    head = ("contender", "temperature", "tokens/s", "speed-up", "over transformers", "tokens/call", depths)
+    head = ("contender", "temperature", "tokens/s", "speed-up", "over transformers", "tokens/step", depths)
     console.print(grid(head, rows, left=[depths]))
     rounds = len(found.measurements[0].runs)
     ties = f" ({found.near_ties} near ties, where two logits are equal in float32)" if found.near_ties else ""

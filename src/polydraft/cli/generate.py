@@ -34,7 +34,9 @@ def generate(
     cache_dtype: given.CacheDtype = None,
     threads: given.PassThreads = None,
     tensor_parallel: given.TensorParallel = None,
-    draft_quantization: Annotated[str | None, given.models("The same of the draft: changes no output law.")] = None,
+    draft_quantization: Annotated[
+        str | None, given.models("The same of the draft: does not change the output distribution.")
+    ] = None,
     max_model_len: Annotated[int | None, given.models("Longest prompt plus output, in tokens.")] = None,
     tie_margin: Annotated[
         float | None, given.models("Low precision: decide greedy near ties (in logits) by a pass of their own.")
@@ -47,11 +49,11 @@ def generate(
         list[Path] | None, given.drafts("File of `polydraft index build` for the drafter; several for a mixture.")
     ] = None,
     head: given.Head = None,
-    law: given.Decoding = None,
+    decoding: given.Decoding = None,
     amateur: given.Amateur = None,
     alpha: given.Alpha = None,
     beta: given.Beta = None,
-    law_option: given.DecodingOption = None,
+    decoding_option: given.DecodingOption = None,
     asynchronous: Annotated[
         bool, given.drafts("The draft model runs ahead on another core while the target verifies.", "--asynchronous")
     ] = False,
@@ -116,8 +118,8 @@ def generate(
         | ({} if head is None else {"weights": head})
         | _ahead(asynchronous, lead_cap, trace),
         "asynchronous": asynchronous,
-        "law": law,
-        "law_options": given.law_options(law_option, amateur=amateur, alpha=alpha, beta=beta),
+        "decoding": decoding,
+        "decoding_options": given.decoding_options(decoding_option, amateur=amateur, alpha=alpha, beta=beta),
         "profile": None if profile is None else str(profile),
         "dtype": dtype,
         "device": device,
@@ -171,10 +173,10 @@ def _limits(engine: "Engine") -> str:
     size = "" if built["cache_bytes"] is None else f", KV cache {built['cache_bytes'] / 1e6:.1f} MB"
     size += " when full, taken as texts grow" if size and built["cache_grows"] else ""
     drafts = "no drafts" if built["drafter"] is None else f"drafter {built['drafter']}"
-    law = "" if built["law"] == "the target's law" else f", lossless to {built['law']}"
+    distribution = "" if built["decoding"] == "the target distribution" else f", lossless to {built['decoding']}"
     return (
         f"{built['target']}{weights(built)}: context of {built['max_model_len']} tokens, {built['max_num_seqs']} at a time{size}; "
-        f"{drafts}, verifier {built['verifier']}{'' if built['lossless'] else ' (not lossless)'}{law}"
+        f"{drafts}, verifier {built['verifier']}{'' if built['lossless'] else ' (not lossless)'}{distribution}"
     )
 
 
@@ -183,11 +185,11 @@ def _statistics(sample: "Sample") -> str:
 
     stats = sample.stats
     first = f", first token after {stats.seconds_to_first_token:.2f} s" if stats.seconds_to_first_token is not None else ""
-    accepted = f", {stats.accepted} of {stats.drafted} drafted tokens accepted" if stats.drafted else ""
+    accepted = f", {stats.accepted_tokens} of {stats.drafted_tokens} drafted tokens accepted" if stats.drafted_tokens else ""
     failed = f"; drafter switched off: {stats.drafter_error}" if stats.drafter_error else ""
     ahead = stats.drafter_counts
     if ahead is not None:
-        accepted += f", {ahead['rollbacks']:.0f} rollbacks, {ahead['kept']:.0f} extra tokens that waited, lead at most {ahead['longest']:.0f}"
+        accepted += f", {ahead['rollbacks']:.0f} rollbacks, {ahead['reused']:.0f} extra tokens drafted ahead, lead at most {ahead['longest']:.0f}"
     return f"{speed(stats)}{first}{accepted}; finish reason {sample.finish_reason}, seed {sample.seed}{failed}"
 
 

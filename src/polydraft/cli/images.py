@@ -61,13 +61,13 @@ def images(
     if as_json:
         typer.echo(json.dumps({"classes": wanted, "picture": str(out), "rows": rows}, indent=2))
         return
-    head = ("rule", "tokens per call", "total variation of a token", "lossless to")
+    head = ("rule", "tokens per step", "total variation of a token", "lossless to")
     cells = [
         (
             r["rule"],
-            f"{r['tokens_per_call']:.2f}",
+            f"{r['tokens_per_step']:.2f}",
             f"{r['total_variation']:.3f}",
-            r["lossless_to"] or "nothing: its law is its own",
+            r["lossless_to"] or "nothing: its distribution is its own",
         )
         for r in rows
     ]

@@ -42,7 +42,7 @@ def build(
         bool, typer.Option("--skip-unreadable", help="Warn about files that cannot be read, and go on.")
     ] = False,
 ) -> None:
-    """Build an index of a corpus for `--drafter trigram`, `--drafter retrieval` or `--law nest`."""
+    """Build an index of a corpus for `--drafter trigram`, `--drafter retrieval` or `--decoding nest`."""
     check_output("--out", out)
     quiet()
     if kind == "passages":

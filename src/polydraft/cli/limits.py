@@ -30,7 +30,7 @@ def limits(
     text: Annotated[Path | None, typer.Option(help="UTF-8 file to read; default: modules the embedded pair never saw.")] = None,
     seed: Annotated[int, typer.Option(help="Of the places and the draws.")] = 0,
 ) -> None:
-    """Measure acceptance and tokens per call of every rule against the optimum, on real text."""
+    """Measure acceptance and tokens per step of every rule against the optimum, on real text."""
     check_output("--json", json_file)
     quiet()
     from polydraft.bench.limits import Limits, tables

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from polydraft import __version__
+from polydraft import __version__, deprecation
 from polydraft.cli.batch import batch
 from polydraft.cli.bench import app as bench
 from polydraft.cli.chat import chat
@@ -54,6 +54,7 @@ class _Command(TyperCommand):
     """One that refuses two models, of which one would be dropped in silence; of other options the last one holds, as ever."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        args = deprecation.arguments(args)
         _, _, given = self.make_parser(ctx).parse_args(args=list(args))
         twice = next(
             (option for option in given if option.opts[0] in ONCE and not option.multiple and given.count(option) > 1), None

@@ -1,4 +1,4 @@
-"""`polydraft methods`: every registered verifier, drafter and law."""
+"""`polydraft methods`: every registered verifier, drafter and decoding method."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +14,7 @@ _ANSWER = {True: "yes", False: "no", None: "with a lossless verifier"}
 
 
 def _lossless(row: dict[str, Any]) -> str:
-    return f"to {row['lossless_to']}, with a lossless verifier" if row["kind"] == "law" else _ANSWER[row["lossless"]]
+    return f"to {row['lossless_to']}, with a lossless verifier" if row["kind"] == "decoding" else _ANSWER[row["lossless"]]
 
 
 def _row(kind: str, info: "Method | DecodingMethod") -> dict[str, Any]:
@@ -25,10 +25,10 @@ def _row(kind: str, info: "Method | DecodingMethod") -> dict[str, Any]:
         "authors": info.authors,
         "year": info.year,
         "arxiv": info.arxiv,
-        "laws": sorted(law.name for law in getattr(info, "laws", ())),
+        "draft_sampling": sorted(s.name for s in getattr(info, "draft_sampling", ())),
         "shapes": sorted(shape.name for shape in getattr(info, "shapes", ())),
         "lossless": getattr(info, "lossless", None) if kind == "verifier" else None,
-        "lossless_to": getattr(info, "lossless_to", "the target's law" if getattr(info, "lossless", True) else "nothing"),
+        "lossless_to": getattr(info, "lossless_to", "the target distribution" if getattr(info, "lossless", True) else "nothing"),
     }
 
 
@@ -44,7 +44,7 @@ def table() -> list[dict[str, Any]]:
     infos = {
         "verifier": [*(registry.verifier(name).info for name in registry.names("verifier")), *registry.made_rules()],
         "drafter": [info for name in registry.names("drafter") for info in registry.drafter(name).methods],
-        "law": [registry.law(name).info for name in registry.names("law")],
+        "decoding": [registry.decoding(name).info for name in registry.names("decoding")],
     }
     return [_row(kind, info) for kind, methods in infos.items() for info in methods]
 
@@ -66,7 +66,7 @@ def methods(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/methods.md.")] = False,
 ) -> None:
-    """List verifiers, drafters and laws: paper, year, which drafts they are exact for, whether they are lossless, and to what."""
+    """List verifiers, drafters and decoding methods: paper, year, which drafts they are exact for, whether they are lossless, and to what."""
     if as_json:
         typer.echo(json.dumps(table(), indent=2))
     elif as_markdown:
@@ -76,15 +76,15 @@ def methods(
 
 
 def _print() -> None:
-    console, head = output(160), ("name", "method", "year", "arXiv", "sibling laws", "shapes", "lossless")
-    for kind in ("verifier", "drafter", "law"):
+    console, head = output(160), ("name", "method", "year", "arXiv", "draft sampling", "shapes", "lossless")
+    for kind in ("verifier", "drafter", "decoding"):
         rows = [
             (
                 r["name"],
                 r["title"],
                 str(r["year"]),
                 r["arxiv"] or "-",
-                ", ".join(r["laws"]) or "any",
+                ", ".join(r["draft_sampling"]) or "any",
                 ", ".join(r["shapes"]) or "any",
                 _lossless(r),
             )

@@ -13,8 +13,8 @@ def _panel(name: str) -> Callable[..., Any]:
     return lambda text, *flags, **more: typer.Option(*flags, help=text, rich_help_panel=name, **more)
 
 
-PANELS = ("Models", "Drafts", "Laws", "Sampling", "Output", "Server", "Replicas")
-models, drafts, laws, sampling, output, server, replicas = map(_panel, PANELS)
+PANELS = ("Models", "Drafts", "Decoding", "Sampling", "Output", "Server", "Replicas")
+models, drafts, decoding, sampling, output, server, replicas = map(_panel, PANELS)
 """(help, names of the option) -> an option in this panel of the help."""
 
 Model = Annotated[
@@ -48,11 +48,15 @@ Head = Annotated[Path | None, drafts("Folder of a draft head, see `polydraft tra
 Verifier = Annotated[str, drafts("A name of `polydraft methods`, or auto.")]
 Depth = Annotated[int | None, drafts("Drafted tokens on a path; planned without it.")]
 NumPaths = Annotated[int | None, drafts("Drafted paths per step; planned without it.")]
-Decoding = Annotated[str | None, laws("A law of `polydraft methods`: what is sampled, exactly, in place of the target's.")]
-Amateur = Annotated[str | None, laws("The weaker model of the law contrastive, named like --model; the draft model without it.")]
-Alpha = Annotated[float | None, laws("contrastive: in [0, 1]; tokens less likely than this share of the likeliest are out.")]
-Beta = Annotated[float | None, laws("contrastive: >= 0; weight of the amateur.")]
-DecodingOption = Annotated[list[str] | None, laws("NAME=VALUE: another option of the law; may be repeated.")]
+Decoding = Annotated[
+    str | None, decoding("A decoding method of `polydraft methods`: what is sampled, exactly, in place of the target's.")
+]
+Amateur = Annotated[
+    str | None, decoding("The weaker model of contrastive decoding, named like --model; the draft model without it.")
+]
+Alpha = Annotated[float | None, decoding("contrastive: in [0, 1]; tokens less likely than this share of the likeliest are out.")]
+Beta = Annotated[float | None, decoding("contrastive: >= 0; weight of the amateur.")]
+DecodingOption = Annotated[list[str] | None, decoding("NAME=VALUE: another option of the decoding method; may be repeated.")]
 Temperature = Annotated[float, sampling("0 is greedy.", min=0)]
 TopP = Annotated[float, sampling("In (0, 1].")]
 ModelTemperature = Annotated[
@@ -83,21 +87,21 @@ def activations(exact: bool) -> str | None:
     return "float32" if exact else None
 
 
-def law_options(said: list[str] | None, **named: Any) -> dict[str, Any]:
-    """Options of a law: those that were named, and NAME=VALUE; a value that reads as a number is one.
+def decoding_options(said: list[str] | None, **named: Any) -> dict[str, Any]:
+    """Options of a decoding method: those that were named, and NAME=VALUE; a value that reads as a number is one.
 
     Raises:
         InvalidInputError: something else.
 
     Example:
-        >>> law_options(["k=8", "passages=notes"], alpha=0.2, beta=None)
+        >>> decoding_options(["k=8", "passages=notes"], alpha=0.2, beta=None)
         {'alpha': 0.2, 'k': 8, 'passages': 'notes'}
     """
     found = set_options(**named)
     for one in said or ():
         name, equals, value = one.partition("=")
         if not name or not equals:
-            raise InvalidInputError(f"--law-option {one!r} was given; expected NAME=VALUE, such as alpha=0.2.")
+            raise InvalidInputError(f"--decoding-option {one!r} was given; expected NAME=VALUE, such as alpha=0.2.")
         found[name] = _number(value)
     return found
 

@@ -91,5 +91,5 @@ def play(
 
 
 def speed(stats: RequestStats) -> str:
-    """Tokens, tokens per second and tokens per call of a sample."""
-    return f"{stats.emitted} tokens, {stats.tokens_per_second:.0f} tokens/s, {stats.tokens_per_call:.2f} tokens per target call"
+    """Tokens, tokens per second and tokens per step of a sample."""
+    return f"{stats.generated_tokens} tokens, {stats.tokens_per_second:.0f} tokens/s, {stats.tokens_per_step:.2f} tokens per step"

@@ -5,8 +5,8 @@ Li et al. 2022, contrastive decoding (arXiv 2210.15097); Yuan et al. 2023, specu
     V*          plausible tokens: Y_e >= ln(alpha) + max Y_e; all of them where alpha is 0, always the largest
     law         softmax over V* of ((1 + beta) Y_e - beta Y_a); sampling parameters, temperature among them, apply to these logits
 
-Lossless to this law, not to the expert's: with every lossless rule and any drafter. Where the amateur is the draft model, too, its logits at all
-nodes, leaves included, come from the draft pass; E[accepted] of one draw is 1 - TV(law, amateur's), less than towards the expert.
+Lossless to this distribution, not to the expert's: with every lossless rule and any drafter. Where the amateur is the draft model, too, its logits at all
+nodes, leaves included, come from the draft pass; E[accepted] of one draw is 1 - TV(decoding, amateur's), less than towards the expert.
 Traps: beta = 0 is the expert only where alpha is 0, else it is the expert cut by min-p = alpha; the bonus row is contrastive like the others.
 """
 
@@ -22,13 +22,13 @@ from torch import Tensor
 from polydraft.core import Needs, Request, Scores, Target, TokenTree
 from polydraft.drafters.base import Parts
 from polydraft.errors import InvalidInputError
-from polydraft.papers import law_method
+from polydraft.papers import decoding_method
 
 __all__ = ["Contrastive", "contrast"]
 
 
 def contrast(expert: Float[Tensor, "*M V"], amateur: Float[Tensor, "*M V"], alpha: float, beta: float) -> Float[Tensor, "*M V"]:
-    """Logits of the contrastive law.
+    """Logits of the contrastive distribution.
 
     Example:
         >>> expert, amateur = torch.tensor([2.0, 1.5, -3.0]), torch.tensor([2.0, 0.0, 0.0])
@@ -49,8 +49,11 @@ class Contrastive:
         InvalidInputError: alpha outside [0, 1], or beta below 0.
     """
 
-    info = law_method(
-        "contrastive", "Speculative contrastive decoding", "2311.08981 2210.15097", "the contrastive law of target and amateur"
+    info = decoding_method(
+        "contrastive",
+        "Speculative contrastive decoding",
+        "2311.08981 2210.15097",
+        "the contrastive distribution of target and amateur",
     )
     needs, gives_logits = Needs(), True
 
@@ -58,7 +61,7 @@ class Contrastive:
         for name, value, most in (("alpha", alpha, 1.0), ("beta", beta, math.inf)):
             if not isinstance(value, Real) or not 0 <= value <= most or value == math.inf:
                 reach = "0 (no mask) to 1" if name == "alpha" else "a finite number >= 0"
-                raise InvalidInputError(f"{name}={value!r} was given to the law 'contrastive'; expected {reach}.")
+                raise InvalidInputError(f"{name}={value!r} was given to the decoding method 'contrastive'; expected {reach}.")
         self.second_model, self.alpha, self.beta = amateur, alpha, beta
 
     @classmethod
@@ -71,7 +74,7 @@ class Contrastive:
         model = parts.draft_model if amateur is None else amateur
         if model is None:
             raise InvalidInputError(
-                "the law 'contrastive' was asked for without an amateur; give a weaker model of the same vocabulary: amateur=... or "
+                "the decoding method 'contrastive' was asked for without an amateur; give a weaker model of the same vocabulary: amateur=... or "
                 "draft=... (--amateur, --draft-model)."
             )
         return cls(model, alpha, beta)

@@ -4,8 +4,8 @@ Ho & Salimans 2022 (arXiv 2207.12598); of language models Sanchez et al. 2023 (a
     Y_c, Y_u    the target's logits after the prompt, and after the unconditional prompt and the same output
     law         softmax of Y_u + scale (Y_c - Y_u); sampling parameters apply to these logits
 
-Lossless to this law with every lossless rule. The second sequence has a slot of its own and is scored in the very pass of the first: a pass of
-2 N rows. scale = 1 is the target itself, 0 the unconditional law.
+Lossless to this distribution with every lossless rule. The second sequence has a slot of its own and is scored in the very pass of the first: a pass of
+2 N rows. scale = 1 is the target itself, 0 the unconditional distribution.
 """
 
 import math
@@ -19,7 +19,7 @@ from polydraft.core import Needs, Request, Scores, TokenTree
 from polydraft.drafters.base import Parts
 from polydraft.errors import InvalidInputError
 from polydraft.models.load import encode
-from polydraft.papers import law_method
+from polydraft.papers import decoding_method
 
 __all__ = ["Guidance"]
 
@@ -31,19 +31,21 @@ class Guidance:
         InvalidInputError: a scale that is no finite number, or no tokens.
     """
 
-    info = law_method(
-        "guidance", "Classifier-free guidance", "2306.17806 2207.12598", "the guided law of the target's two prompts"
+    info = decoding_method(
+        "guidance", "Classifier-free guidance", "2306.17806 2207.12598", "the guided distribution of the target's two prompts"
     )
     needs, gives_logits, second_model = Needs(), True, None
 
     def __init__(self, unconditional: Sequence[int] | Callable[[Request], Sequence[int]], scale: float = 1.5) -> None:
         if not isinstance(scale, Real) or not math.isfinite(scale):
             raise InvalidInputError(
-                f"scale={scale!r} was given to the law 'guidance'; expected a finite number; 1 is no guidance."
+                f"scale={scale!r} was given to the decoding method 'guidance'; expected a finite number; 1 is no guidance."
             )
         self.scale, self._unconditional = scale, unconditional
         if not callable(unconditional) and not len(unconditional):
-            raise InvalidInputError("an empty unconditional prompt was given to the law 'guidance'; expected at least one token.")
+            raise InvalidInputError(
+                "an empty unconditional prompt was given to the decoding method 'guidance'; expected at least one token."
+            )
 
     @classmethod
     def build(cls, parts: Parts, *, negative: str | None = None, scale: float = 1.5) -> "Guidance":

@@ -1,4 +1,4 @@
-"""NEST's mixture: the target's law, and what followed the nearest states of retrieved passages, by how sure the retrieval is.
+"""NEST's mixture: the target distribution, and what followed the nearest states of retrieved passages, by how sure the retrieval is.
 
 Li, Chen, Holtzman, Chen, Lin, Yih & Lin 2024, nearest neighbour speculative decoding (arXiv 2405.19325).
     s        -|key - state|^2, of the r nearest keys of the b passages nearest to the text      d    size of a state
@@ -6,9 +6,9 @@ Li, Chen, Holtzman, Chen, Lin, Yih & Lin 2024, nearest neighbour speculative dec
     lambda   sigmoid((min|s| / max|s| - alpha) / temperature): small where one neighbour is much nearer than the rest
     law      lambda p_LM + (1 - lambda) p_kNN; sampling parameters apply to its logarithm
 
-Lossless to this law with every lossless rule; `lossy.lenient` is the authors' own test, which is not. A row is a function of its own path: the passages are
+Lossless to this distribution with every lossless rule; `lossy.lenient` is the authors' own test, which is not. A row is a function of its own path: the passages are
 those of the 64 tokens before the last multiple of 64 (of a shorter text, a power of two), and nothing that was quoted leaves the store, as it does in
-the paper; `drafters.text.spans` does not begin a span at one place twice. No passages, or lambda = 1: the target's law.
+the paper; `drafters.text.spans` does not begin a span at one place twice. No passages, or lambda = 1: the target distribution.
 """
 
 import math
@@ -26,7 +26,7 @@ from polydraft.core import Needs, Scores, Target, TokenTree
 from polydraft.decoding.passages import Passages, key_layer
 from polydraft.drafters.base import Parts
 from polydraft.errors import InvalidInputError
-from polydraft.papers import law_method
+from polydraft.papers import decoding_method
 
 __all__ = ["Hits", "Nearest", "query_end"]
 
@@ -62,11 +62,11 @@ class Nearest:
         InvalidInputError: an option out of range.
     """
 
-    info = law_method(
+    info = decoding_method(
         "nest",
         "Nearest neighbours in passages (NEST)",
         "2405.19325",
-        "the mixture of the target's law and its nearest neighbours'",
+        "the mixture of the target distribution and its nearest neighbours'",
     )
     gives_logits = True
     drafter = "nest"
@@ -91,7 +91,7 @@ class Nearest:
         for name, good in sound.items():
             if not good:
                 raise InvalidInputError(
-                    f"{name}={locals()[name]!r} was given to the law 'nest'; expected {'a finite number' if name == 'alpha' else 'more than 0'}."
+                    f"{name}={locals()[name]!r} was given to the decoding method 'nest'; expected {'a finite number' if name == 'alpha' else 'more than 0'}."
                 )
         self.passages, self.target, self.layer = passages, target, key_layer(target)
         self.count, self.neighbours, self.alpha, self.temperature = count, neighbours, alpha, temperature
@@ -120,13 +120,13 @@ class Nearest:
         """
         if passages is None:
             raise InvalidInputError(
-                "the law 'nest' was asked for without passages; give passages=FILE (--law-option passages=FILE)."
+                "the decoding method 'nest' was asked for without passages; give passages=FILE (--decoding-option passages=FILE)."
             )
         if isinstance(passages, str | Path):
             passages = Passages.open(passages, parts.target, parts.tokenizer)
         if not passages.sources:
             raise InvalidInputError(
-                f"{str(passages.path)!r} was given to the law 'nest'; it has no passages. Add some: polydraft index build --append."
+                f"{str(passages.path)!r} was given to the decoding method 'nest'; it has no passages. Add some: polydraft index build --append."
             )
         return cls(passages, parts.target, count=count, neighbours=neighbours, alpha=alpha, temperature=temperature)
 
@@ -192,7 +192,7 @@ class Nearest:
 
 
 def mixed(logs: Float[Tensor, " V"], hits: Hits) -> Float[Tensor, " V"]:
-    """Logarithm of the mixture of a law, given by its logarithm, and what was found."""
+    """Logarithm of the mixture of a distribution, given by its logarithm, and what was found."""
     p = hits.model_share * logs.double().exp()
     p.index_add_(
         0, torch.from_numpy(hits.tokens).to(p.device), torch.from_numpy((1 - hits.model_share) * hits.weights).to(p.device)

@@ -33,7 +33,7 @@ class Parts:
     """The engine's parts at the time a drafter is built; a drafter class takes what it needs in `build(parts, **options)`.
 
     target: the model that is accelerated.  draft_model: a smaller one, or None.  tokenizer: the target's, or None.
-    draft_tokenizer: the draft model's where it is another one.  law: what is sampled, or None.
+    draft_tokenizer: the draft model's where it is another one.  decoding: what is sampled, or None.
     """
 
     target: Target
@@ -41,12 +41,12 @@ class Parts:
     tokenizer: Any
     eos_token_ids: Sequence[int]
     draft_tokenizer: Any = None
-    law: Decoding | None = None
+    decoding: Decoding | None = None
 
     @property
     def second_model(self) -> Target | None:
-        """Of the law's second sequences, where it is not the target."""
-        return getattr(self.law, "second_model", None)
+        """Of the decoding method's second sequences, where it is not the target."""
+        return getattr(self.decoding, "second_model", None)
 
 
 @runtime_checkable
@@ -127,7 +127,7 @@ def interleaved(rows: Sequence[Sequence[int]], drafts: Sequence[Draft]) -> Draft
     shape = first.shape if len({d.shape for d in drafts}) == 1 else TreeShape.of_batch([d.shape for d in drafts])
     drawn = placed([d.rows for d in drafts], N, -1)
     logits = placed(scored, N, 0) if len(scored) == len(drafts) else None
-    return Draft(tree, first.law, shape, probs, drawn, noise, logits)
+    return Draft(tree, first.sampling, shape, probs, drawn, noise, logits)
 
 
 def read_source(model: Target, slot: int, request: Request) -> None:

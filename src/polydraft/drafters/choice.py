@@ -61,7 +61,7 @@ class Choice:
                 "Name several ('model,model:top_k'), make kinds by `sibling`, or leave one out."
             )
         for name, arm in arms.items():
-            if arm.needs != Needs() or arm.info.laws & {DraftSampling.COUPLED, DraftSampling.LISTED}:
+            if arm.needs != Needs() or arm.info.draft_sampling & {DraftSampling.COUPLED, DraftSampling.LISTED}:
                 raise IncompatibleError(
                     f"drafter {name!r} was given among {list(arms)}; it needs {'noise that its rule shares' if arm.needs == Needs() else arm.needs} in every "
                     "round, also in those that another drafts. Use it alone."
@@ -74,15 +74,15 @@ class Choice:
             "",
             max(i.year for i in infos),
             "",
-            frozenset().union(*(i.laws for i in infos)),
+            frozenset().union(*(i.draft_sampling for i in infos)),
             frozenset().union(*(i.shapes for i in infos)),
         )
 
     def rule(self) -> Verifier:
         """The best lossless rule of each arm; the first arm's where two arms have one law and it fits both."""
         rules: dict[DraftSampling, Verifier] = {}
-        for law in self.info.laws:
-            same = [a.info for a in self.arms if law in a.info.laws]
+        for law in self.info.draft_sampling:
+            same = [a.info for a in self.arms if law in a.info.draft_sampling]
             shapes = frozenset().union(*(i.shapes for i in same))
             one = Method(same[0].name, "", "", 0, "", frozenset({law}), shapes)
             rules[law] = registry.verifier(pairing.best_for(one))
@@ -111,7 +111,7 @@ class Choice:
     def ready(self, i: int, states: Seq[ChoiceState]) -> float:
         """Share of the batch for which arm i has a draft: looked up where it copies, 1 where it runs a model. Draws nothing."""
         arm = self.arms[i]
-        if arm.info.laws != {DraftSampling.POINT_MASS} or getattr(arm, "model", None) is not None:
+        if arm.info.draft_sampling != {DraftSampling.POINT_MASS} or getattr(arm, "model", None) is not None:
             return 1.0
         try:
             parents = self._ask(i, states, [Budget.fixed(tree.chain(1))] * len(states)).tree.parents

@@ -214,7 +214,7 @@ def point_mass(grown: Sequence[GrownTree]) -> Draft:
     """A batch of grown trees as a draft without a q; the tree of a batch of one is not copied.
 
     Example:
-        >>> point_mass([GrownTree.rooted(5, Budget.grown(0, 0))]).law.name
+        >>> point_mass([GrownTree.rooted(5, Budget.grown(0, 0))]).sampling.name
         'POINT_MASS'
     """
     if len(grown) == 1:

@@ -21,10 +21,16 @@ class Admission:
     """From requests to sequences, in the thread of whoever asks. Arguments as of `Loop`."""
 
     def __init__(
-        self, target: Target, tokenizer: Any, eos_token_ids: Seq[int], menu: Menu, law: Decoding | None, second: Second | None
+        self,
+        target: Target,
+        tokenizer: Any,
+        eos_token_ids: Seq[int],
+        menu: Menu,
+        decoding: Decoding | None,
+        second: Second | None,
     ) -> None:
         self._target, self._tokenizer, self._eos, self._menu = target, tokenizer, tuple(eos_token_ids), menu
-        self._law, self._second = law, second
+        self._decoding, self._second = decoding, second
         self._grammars: Grammars | None = None
         self._lock = threading.Lock()
 
@@ -65,9 +71,9 @@ class Admission:
             raise InvalidInputError(
                 "stop strings were given without a tokenizer; use stop_token_ids, or give the engine a tokenizer."
             )
-        if params.structured_outputs is not None and self._law is not None and not self._law.gives_logits:
+        if params.structured_outputs is not None and self._decoding is not None and not self._decoding.gives_logits:
             raise IncompatibleError(
-                f"structured_outputs were given beside the law {type(self._law).__name__}, which makes probabilities of its own. Leave one out."
+                f"structured_outputs were given beside the decoding method {type(self._decoding).__name__}, which makes probabilities of its own. Leave one out."
             )
 
     def _check_source(self, request: Request) -> None:

@@ -42,14 +42,14 @@ OWN_VOCABULARY = ("tli", "slem")
 
 
 class Engine(Loop):
-    """A target model made faster by drafts, with the same output law.
+    """A target model made faster by drafts, with the same output distribution.
 
     Make it with `from_pretrained`, `embedded` or `of`; use `generate` and `stream`, or `add_request` and `step`.
 
     Example:
         >>> engine = Engine.embedded()
         >>> result = engine.generate("def add(a, b):\\n", SamplingParams(temperature=0, max_tokens=8))[0]
-        >>> result.finish_reason, result.stats.emitted
+        >>> result.finish_reason, result.stats.generated_tokens
         ('length', 8)
     """
 
@@ -82,8 +82,8 @@ class Engine(Loop):
         max_num_seqs: int = 8,
         prefix_cache_bytes: int | None = None,
         tie_margin: float | None = None,
-        law: str | Decoding | None = None,
-        law_options: Mapping[str, Any] | None = None,
+        decoding: str | Decoding | None = None,
+        decoding_options: Mapping[str, Any] | None = None,
         offered: Seq[str] = (),
         asynchronous: bool = False,
         tensor_parallel: int | None = None,
@@ -97,7 +97,7 @@ class Engine(Loop):
             window, recurrent, hybrid) is decoded plainly: give drafter=None.
         drafter: a name of `polydraft methods` (such as "model:coupled"), an object, None for plain decoding; "auto" is "model" with a draft, "eagle" with a head that is given or comes with the package, else "ngram".
             Several names, as a list or "model,ngram": each round is drafted by the one that promises most, see `policy/switch.py`.
-        verifier: a name, an object, or "auto" for the best lossless rule for the drafter's law and shape.
+        verifier: a name, an object, or "auto" for the best lossless rule for the drafter's draft sampling and shape.
         depth, num_paths: a fixed policy; without them the policy follows measured costs and acceptance.
         policy: "adaptive", "fixed" (a chain of 5 where depth and num_paths are not given), or an object.
         profile: what `polydraft tune` saved, for the adaptive policy; without it what was measured of the same parts before, or now by a handful of
@@ -107,11 +107,11 @@ class Engine(Loop):
         backend: "compiled" (Llama family on a CPU), "transformers" (any device), or "auto".
         quantization, draft_quantization: "int8", "int4", "bfloat16" or "bfloat16-dot" matrices of the target or the draft, on the
             compiled path; see `models.compiled.llama.CompiledLlama`.
-            The output then follows the quantised target's law; quantising the draft changes no law.
+            The output then follows the quantised target's distribution; quantising the draft changes no distribution.
         activations: of the target: "float32" computes exactly with a file's blocks; by default their products take activations rounded to
             eight bits a block, as llama.cpp's do. The draft's are always rounded, which changes no distribution.
         cache_dtype: "bfloat16" keeps the target's keys and values in half of float32's memory, on the compiled path; what is read is rounded
-            once, which makes another law.
+            once, which changes the distribution.
         threads: that a compiled pass runs on; bits do not depend on it. None: the cores that are idle, one for small models.
         max_model_len: longest prompt plus output in tokens; default: the models' own limit.
         max_num_seqs: sequences that run at the same time.
@@ -119,9 +119,9 @@ class Engine(Loop):
             Default: an eighth of the free memory, at most 8 GiB.
         tie_margin: in float16 and bfloat16, greedy decisions between logits closer than this are made by a pass that does
             not depend on the draft or the batch; None = off. 0.25 is ample for logits of the usual size.
-        law: what is sampled, where it is more than each request's sampling parameters on the target's logits: a name of `polydraft methods`, or
+        decoding: what is sampled, where it is more than each request's sampling parameters on the target's logits: a name of `polydraft methods`, or
             a `core.Decoding`.
-        law_options: passed to the law's `build`; a model among them ("amateur") by its name, and then the draft model, too, where there is no other.
+        decoding_options: passed to the decoding method's `build`; a model among them ("amateur") by its name, and then the draft model, too, where there is no other.
         asynchronous: the draft model runs ahead on a core, stream or device of its own while the target verifies, see `drafters.amusd`;
             drafter_options: "lead_cap", "least", "burst", "pin", "trace". `depth` bounds what one pass takes, default all that waits.
         tensor_parallel: processes that hold a part of the target each, for one that does not fit one device, see `models.distributed`; the draft is whole
@@ -143,14 +143,14 @@ class Engine(Loop):
         if asynchronous and threads is None and len(cores()) <= 2:
             options["threads"] = 1  # the other core is the draft's
         plain = drafter is None or drafter == "none"
-        own: dict[str, Any] = options | {"max_num_seqs": max_num_seqs * build.slots(law), "tensor_parallel": tensor_parallel}
+        own: dict[str, Any] = options | {"max_num_seqs": max_num_seqs * build.slots(decoding), "tensor_parallel": tensor_parallel}
         own |= {"device_map": device_map}
         model = load.load_model(
             target, quantization=quantization, activations=activations, cache_dtype=cache_dtype, plain=plain, **own
         )
         tokenizer = load.load_tokenizer(target)
         small, other, role = None, None, "draft"
-        chosen = dict(law_options or {})
+        chosen = dict(decoding_options or {})
         if isinstance(amateur := chosen.get("amateur"), str):
             if draft is None and (plain or drafter == "auto" or (isinstance(drafter, str) and drafter.startswith("model"))):
                 draft, role = chosen.pop("amateur"), "amateur"
@@ -184,8 +184,8 @@ class Engine(Loop):
             drafter_options=drafter_options,
             policy=policy,
             tie_margin=tie_margin,
-            law=law,
-            law_options=chosen,
+            decoding=decoding,
+            decoding_options=chosen,
             profile=profile,
             keep_prefixes=True,
             prefix_cache_bytes=default_prefix_cache_bytes() if prefix_cache_bytes is None else prefix_cache_bytes,
@@ -217,8 +217,8 @@ class Engine(Loop):
         profile: str | Profile | None = None,
         eos_token_ids: Seq[int] | None = None,
         tie_margin: float | None = None,
-        law: str | Decoding | None = None,
-        law_options: Mapping[str, Any] | None = None,
+        decoding: str | Decoding | None = None,
+        decoding_options: Mapping[str, Any] | None = None,
         keep_prefixes: bool = False,
         prefix_cache_bytes: int = 0,
         offered: Seq[str] = (),
@@ -231,8 +231,8 @@ class Engine(Loop):
         """
         eos = tuple(eos_token_ids if eos_token_ids is not None else getattr(target, "eos_token_ids", ()))
         parts = Parts(target, draft_model, tokenizer, eos, draft_tokenizer)
-        law = build.law(law, parts, law_options or {})
-        parts = replace(parts, law=law)
+        decoding = build.decoding(decoding, parts, decoding_options or {})
+        parts = replace(parts, decoding=decoding)
         build.check_encoders(parts)
         if asynchronous:
             drafter = build.asynchronous(drafter, verifier)
@@ -245,7 +245,7 @@ class Engine(Loop):
             return build.policy(kind, depth, num_paths, None, one)
 
         policy = build.policy(policy, depth, num_paths, profile, source)
-        more: dict[str, Any] = {"tie_margin": tie_margin, "law": law, "keep_prefixes": keep_prefixes, "others": others}
+        more: dict[str, Any] = {"tie_margin": tie_margin, "decoding": decoding, "keep_prefixes": keep_prefixes, "others": others}
         more["prefix_cache_bytes"] = prefix_cache_bytes
         made = cls(target, source, rule, policy, tokenizer=tokenizer, eos_token_ids=eos, make_policy=make_policy, **more)
         made.sampling_defaults = dict(sampling_defaults or {})
@@ -262,7 +262,7 @@ class Engine(Loop):
             "activations": getattr(self.target, "activations", None),
             "rounded_again": {name: sorted(formats) for name, formats in getattr(self.target, "rounded_again", {}).items()},
             "max_model_len": self.target.max_model_len,
-            "max_num_seqs": self.target.max_num_seqs // build.slots(self.law),
+            "max_num_seqs": self.target.max_num_seqs // build.slots(self.decoding),
             "cache_bytes": getattr(self.target, "cache_bytes", None),
             "cache_grows": getattr(self.target, "cache_grows", False),
             "drafter": None if drafter is None else drafter.info.name,
@@ -270,14 +270,20 @@ class Engine(Loop):
             "drafters": self.menu.names,
             "verifier": self.verifier.info.name,
             "lossless": self.verifier.info.lossless,
-            "law": self.lossless_to,
+            "decoding": self.lossless_to,
         }
 
     @property
     def lossless_to(self) -> str:
-        """The law that outputs follow with a lossless rule, in words."""
-        info = getattr(self.law, "info", None)
-        return "the target's law" if self.law is None else info.lossless_to if info else f"the law {type(self.law).__name__}"
+        """The distribution that outputs follow with a lossless rule, in words."""
+        info = getattr(self.decoding, "info", None)
+        return (
+            "the target distribution"
+            if self.decoding is None
+            else info.lossless_to
+            if info
+            else f"the decoding method {type(self.decoding).__name__}"
+        )
 
     def default_params(self, *, chat: bool = False) -> SamplingParams:
         """Sampling parameters of requests that name none: what the model's authors set, and for chats else temperature 0.7 and top-p 0.95.

@@ -31,10 +31,10 @@ AHEAD = {
 
 
 def check_encoders(parts: Parts) -> None:
-    """Refuse a draft model or a law that reads other texts than the target.
+    """Refuse a draft model or a decoding method that reads other texts than the target.
 
     Raises:
-        IncompatibleError: one of them is an encoder-decoder and the other is not; vocabularies or laws that are for causal models only.
+        IncompatibleError: one of them is an encoder-decoder and the other is not; vocabularies or decoding methods that are for causal models only.
     """
     ours = isinstance(parts.target, EncoderDecoder)
     if parts.draft_model is not None and isinstance(parts.draft_model, EncoderDecoder) != ours:
@@ -46,9 +46,9 @@ def check_encoders(parts: Parts) -> None:
         raise IncompatibleError(
             "an encoder-decoder was given with a draft model of another vocabulary, which could not read its source. Use one of the same vocabulary."
         )
-    if ours and isinstance(parts.law, SecondSequenceDecoding):
+    if ours and isinstance(parts.decoding, SecondSequenceDecoding):
         raise IncompatibleError(
-            f"the law {type(parts.law).__name__} reads a second sequence, which an encoder-decoder does not have. Leave the law out."
+            f"the decoding method {type(parts.decoding).__name__} reads a second sequence, which an encoder-decoder does not have. Leave it out."
         )
 
 
@@ -95,29 +95,29 @@ def asynchronous(wanted: str | Drafter | Seq[str] | None, rule: str | Verifier) 
     )
 
 
-def law(wanted: str | Decoding | None, parts: Parts, options: Mapping[str, Any]) -> Decoding | None:
+def decoding(wanted: str | Decoding | None, parts: Parts, options: Mapping[str, Any]) -> Decoding | None:
     """By name, or as it is; None leaves the sampling parameters alone.
 
     Raises:
-        InvalidInputError: options beside an object or without a law.
+        InvalidInputError: options beside an object or without a decoding method.
     """
     if isinstance(wanted, str):
-        return registry.build_law(wanted, parts, options)
+        return registry.build_decoding(wanted, parts, options)
     if options:
         raise InvalidInputError(
-            f"law_options={dict(options)} were given beside law={wanted!r}; expected them with the name of a law: {', '.join(registry.names('law'))}."
+            f"decoding_options={dict(options)} were given beside decoding={wanted!r}; expected them with the name of a decoding method: {', '.join(registry.names('decoding'))}."
         )
     return wanted
 
 
-def slots(law: str | Decoding | None) -> int:
-    """How many of the target's slots a request takes: two where the law reads the target after another prompt, too.
+def slots(decoding: str | Decoding | None) -> int:
+    """How many of the target's slots a request takes: two where the decoding method reads the target after another prompt, too.
 
     Example:
         >>> slots(None), slots("contrastive"), slots("guidance")
         (1, 1, 2)
     """
-    made = registry.law(law) if isinstance(law, str) else law
+    made = registry.decoding(decoding) if isinstance(decoding, str) else decoding
     return 2 if getattr(made, "second_model", made) is None and made is not None else 1
 
 
@@ -149,7 +149,7 @@ def _made(named: str, parts: Parts, options: Mapping[str, Any]) -> Drafter:
 
 
 def _auto(parts: Parts, options: Mapping[str, Any]) -> str:
-    own = getattr(parts.law, "drafter", None)
+    own = getattr(parts.decoding, "drafter", None)
     if own is not None:
         return own
     weights = options.get("weights")

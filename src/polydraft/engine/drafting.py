@@ -239,7 +239,7 @@ def propose(
                 "Give budgets of other trees, or another verifier."
             )
         inputs.check_draft(draft, vocab_size, roots if len(rows) == len(roots) else roots[rows])
-        if not all(sequences[b].sample.stats.drafted for b in rows):  # a request's first draft
+        if not all(sequences[b].sample.stats.drafted_tokens for b in rows):  # a request's first draft
             inputs.check_laws(draft)
         return draft
 
@@ -275,7 +275,7 @@ def _spread(draft: Draft, rows: list[int], roots: Int[Tensor, " B"]) -> Draft:
     tokens = bare.tokens.index_copy(1, torch.tensor([0]), roots[:, None]).index_copy(0, index, draft.tree.tokens)
     trees = TokenTree(tokens, bare.parents.index_copy(0, index, draft.tree.parents))
     probs = None if draft.probs is None else place(draft.probs, 1 / draft.probs.shape[-1])
-    return Draft(trees, draft.law, draft.shape, probs, place(draft.rows, -1))
+    return Draft(trees, draft.sampling, draft.shape, probs, place(draft.rows, -1))
 
 
 def aux(drafter: Drafter | None, sequences: Seq[Sequence], room: int) -> AuxRows | None:

@@ -69,14 +69,14 @@ class ImageEngine:
         if drafter not in (*DRAFTERS, "ngram"):
             raise InvalidInputError(f"the drafter {drafter!r} was given; expected one of {', '.join([*DRAFTERS, 'ngram'])}.")
         self.folder, scale = found, found.guidance if guidance is None else guidance
-        law = None if scale == 1 else Guidance([found.no_class], scale)
-        target = load_model(found.target, max_num_seqs=max_num_seqs * slots(law), threads=1)
+        decoding = None if scale == 1 else Guidance([found.no_class], scale)
+        target = load_model(found.target, max_num_seqs=max_num_seqs * slots(decoding), threads=1)
         small = load_model(found.draft, max_num_seqs=max_num_seqs, threads=1) if drafter not in ("none", "ngram") else None
         source: Any = DRAFTERS.get(drafter)
         if drafter == "ngram":
             source = TrigramDrafter(TrigramTable.build(found.texts, found.num_tokens))
         more: dict[str, Any] = {} if source is None else {"depth": depth, "num_paths": num_paths, "verifier": verifier}
-        self.engine = Engine.of(target, draft_model=small, drafter=source, law=law, **more)
+        self.engine = Engine.of(target, draft_model=small, drafter=source, decoding=decoding, **more)
 
     def generate(self, classes: Sequence[str | int], *, temperature: float = 1.0, top_k: int = 0, seed: int = 0) -> Pictures:
         """A picture of each class, by name or number.

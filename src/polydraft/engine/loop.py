@@ -28,7 +28,7 @@ from polydraft.core import BlockCopying, Decoding, Drafter, EncoderDecoder, Requ
 from polydraft.engine import drafting
 from polydraft.engine.admission import Admission
 from polydraft.engine.filling import Filling, RoundTime
-from polydraft.engine.needs import check_law
+from polydraft.engine.needs import check_decoding
 from polydraft.engine.output import StepOutput, emit
 from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sample, Sequence
@@ -58,7 +58,7 @@ class Loop:
     target, drafter, verifier, policy: the parts of a step, already checked against each other.
     tokenizer: None to work on token ids only.  eos_token_ids: ids that end a text.
     tie_margin: see `ties`; None = off.
-    law: what is sampled, where it is not each request's sampling parameters alone; see `core.Decoding`.
+    decoding: what is sampled, where it is not each request's sampling parameters alone; see `core.Decoding`.
     teaching: whether drafters learn from finished outputs; not where rounds are only measured.
     others, make_policy: further drafters that requests may name, and the policy of each with a rule.
     keep_prefixes: whether slots keep what was read for requests that begin with the same tokens, such as the next turn of a chat;
@@ -78,7 +78,7 @@ class Loop:
         tokenizer: Any = None,
         eos_token_ids: Seq[int] = (),
         tie_margin: float | None = None,
-        law: Decoding | None = None,
+        decoding: Decoding | None = None,
         clock: Callable[[], float] | None = None,
         teaching: bool = True,
         keep_prefixes: bool = False,
@@ -87,20 +87,20 @@ class Loop:
         make_policy: Callable[[Drafter], Policy] | None = None,
     ) -> None:
         check_margin(target, tie_margin)
-        if law is not None:
-            check_law(target, law)
+        if decoding is not None:
+            check_decoding(target, decoding)
             if tie_margin is not None:
                 raise IncompatibleError(
-                    "tie_margin was given beside a law; it knows the target's own logits only. Leave one out."
+                    "tie_margin was given beside a decoding method; it knows the target's own logits only. Leave one out."
                 )
         self.tie_margin = tie_margin
         self.target, self.drafter, self.verifier = target, drafter, verifier
         self.tokenizer, self.eos_token_ids = tokenizer, tuple(eos_token_ids)
         self._clock, self._pricing = working(clock or perf_counter), working(clock or pricing_clock(target))
-        self._slots, self._teaching, self.law = Slots(target), teaching, law
-        self._second = Second(law, target, self._slots) if isinstance(law, SecondSequenceDecoding) else None
+        self._slots, self._teaching, self.decoding = Slots(target), teaching, decoding
+        self._second = Second(decoding, target, self._slots) if isinstance(decoding, SecondSequenceDecoding) else None
         self.menu = Menu(target, Speculation(drafter, verifier, policy), others, make_policy)
-        self._admission = Admission(target, tokenizer, self.eos_token_ids, self.menu, law, self._second)
+        self._admission = Admission(target, tokenizer, self.eos_token_ids, self.menu, decoding, self._second)
         self._filling = Filling(target, self._clock)
         self._keeps = (
             keep_prefixes
@@ -374,7 +374,7 @@ class Loop:
         parts = self.target, chosen.drafter, chosen.verifier, chosen.policy, stop_ids, self.tie_margin
         time = getattr(chosen.policy, "time", None)
         began = self._pricing() if time else 0.0
-        done = Stepper(*parts, self.law, self._second, clock=self._clock)(sequences, riding)
+        done = Stepper(*parts, self.decoding, self._second, clock=self._clock)(sequences, riding)
         start = self._clock()
         failed = list(done.failed)
         for b, s in enumerate(done.sequences):

@@ -1,4 +1,4 @@
-"""What a drafter or a law asks of a target, checked when an engine is built."""
+"""What a drafter or a decoding method asks of a target, checked when an engine is built."""
 
 from polydraft.core import Decoding, Drafter, Needs, SecondSequenceDecoding, Target
 from polydraft.drafters.base import Auxiliary, Reading
@@ -38,28 +38,34 @@ def check_drafter(target: Target, drafter: Drafter) -> None:
             raise IncompatibleError(f"the drafter {name!r} needs {needs}, but has no method `{method}` that takes it. Add one.")
 
 
-def check_law(target: Target, law: Decoding) -> None:
-    """Refuse a law whose needs the target or its second model cannot meet.
+def check_decoding(target: Target, decoding: Decoding) -> None:
+    """Refuse a decoding method whose needs the target or its second model cannot meet.
 
     Raises:
         IncompatibleError: naming what is lacking.
         CapacityError: a target without a slot for the second sequence.
-        InvalidInputError: an object that is no law.
+        InvalidInputError: an object that is no decoding method.
     """
-    name = type(law).__name__
-    if not (callable(law) and isinstance(getattr(law, "needs", None), Needs) and hasattr(law, "gives_logits")):
-        raise InvalidInputError(f"law={law!r} was given; expected a `core.Decoding`: callable, with `needs` and `gives_logits`.")
-    if law.needs.aux or law.needs.every_round:
-        raise IncompatibleError(f"the law {name} needs {law.needs}; a law may need hidden states, embeddings and the head only.")
-    _check(target, law.needs, f"the law {name}")
-    if not isinstance(law, SecondSequenceDecoding):
-        return
-    if law.second_model is None and target.max_num_seqs < 2:
-        raise CapacityError(f"the law {name} takes two slots for each request; the target has one. Raise max_num_seqs.")
-    if law.second_model is not None and law.second_model.vocab_size != target.vocab_size:
+    name = type(decoding).__name__
+    if not (callable(decoding) and isinstance(getattr(decoding, "needs", None), Needs) and hasattr(decoding, "gives_logits")):
+        raise InvalidInputError(
+            f"decoding={decoding!r} was given; expected a `core.Decoding`: callable, with `needs` and `gives_logits`."
+        )
+    if decoding.needs.aux or decoding.needs.every_round:
         raise IncompatibleError(
-            f"the second model of the law {name} has {law.second_model.vocab_size} rows of logits and the target {target.vocab_size}; "
+            f"the decoding method {name} needs {decoding.needs}; a decoding method may need hidden states, embeddings and the head only."
+        )
+    _check(target, decoding.needs, f"the decoding method {name}")
+    if not isinstance(decoding, SecondSequenceDecoding):
+        return
+    if decoding.second_model is None and target.max_num_seqs < 2:
+        raise CapacityError(
+            f"the decoding method {name} takes two slots for each request; the target has one. Raise max_num_seqs."
+        )
+    if decoding.second_model is not None and decoding.second_model.vocab_size != target.vocab_size:
+        raise IncompatibleError(
+            f"the second model of the decoding method {name} has {decoding.second_model.vocab_size} rows of logits and the target {target.vocab_size}; "
             "expected the same vocabulary. Use a model of the target's tokenizer."
         )
-    if law.second_model is not None:
-        check_same_context(target.max_model_len, law.second_model.max_model_len)
+    if decoding.second_model is not None:
+        check_same_context(target.max_model_len, decoding.second_model.max_model_len)

@@ -43,7 +43,7 @@ def emit(done: Round, b: int, s: Sequence, source: str) -> tuple[StepOutput, Exc
     sources = (getattr(s.state, "credit", None) or [source] * drafted)[:drafted]
     origins = [*(Origin(source, branch) for source in sources), Origin("target")]
     kept, failure = _read(s.stopper, tokens)
-    s.sample.stats.cut_off(len(tokens) - kept)
+    s.sample.stats.discard(len(tokens) - kept)
     if s.sample.logprobs is not None:
         s.sample.logprobs += _logprobs(s.request.params, done, b, nodes[:kept], tokens[:kept])
     s.token_ids += tokens[:kept]

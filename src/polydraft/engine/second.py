@@ -1,4 +1,4 @@
-"""The second sequences that a law reads: in slots of the law's own model, or in further slots of the target and its very pass."""
+"""The second sequences that a decoding method reads: in slots of its own model, or in further slots of the target and its very pass."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -14,11 +14,11 @@ from polydraft.tree import Dedup, at_first_copies
 
 
 class Second:
-    """law: names the model and how each second sequence begins.  slots: the target's, of which some are taken where it is that model."""
+    """decoding: names the model and how each second sequence begins.  slots: the target's, of which some are taken where it is that model."""
 
-    def __init__(self, law: SecondSequenceDecoding, target: Target, slots: Slots) -> None:
-        self.law, self.target = law, target
-        self.model: Target = target if law.second_model is None else law.second_model
+    def __init__(self, decoding: SecondSequenceDecoding, target: Target, slots: Slots) -> None:
+        self.decoding, self.target = decoding, target
+        self.model: Target = target if decoding.second_model is None else decoding.second_model
         self.slots = slots if self.model is target else Slots(self.model)
 
     @property
@@ -27,15 +27,15 @@ class Second:
         return self.slots.num_free > (self.model is self.target)
 
     def begins(self, request: Request) -> tuple[int, ...]:
-        """How the law lets the sequence begin.
+        """How the decoding method lets the sequence begin.
 
         Raises:
             InvalidInputError: no tokens, or ids outside the vocabulary.
         """
-        ids = tuple(self.law.second_prompt(request))
+        ids = tuple(self.decoding.second_prompt(request))
         if not ids or not all(0 <= t < self.model.vocab_size for t in ids):
             raise InvalidInputError(
-                f"the law {type(self.law).__name__} begins the second sequence of {request.id!r} with {list(ids)[:8]}; "
+                f"the decoding method {type(self.decoding).__name__} begins the second sequence of {request.id!r} with {list(ids)[:8]}; "
                 f"expected at least one token id, all in [0, {self.model.vocab_size})."
             )
         return ids

@@ -59,7 +59,7 @@ class Sample:
     def __repr__(self) -> str:
         return (
             f"Sample(index={self.index}, text={_SHORT.repr(self.text)}, finish_reason={self.finish_reason!r}, tokens={len(self.token_ids)}, "
-            f"tokens_per_call={self.stats.tokens_per_call:.2f}, seed={self.seed})"
+            f"tokens_per_step={self.stats.tokens_per_step:.2f}, seed={self.seed})"
         )
 
 
@@ -93,7 +93,7 @@ class Result:
 
     index: number of the prompt in its call. Sample j's noise is a function of (`seed`, j, index): this result alone is repeated, for the same
         policy, by `generate(prompt, params.with_(seed=result.seed), first_index=result.index)`.
-    lossless: whether the output follows the law that is named by `lossless_to` exactly.
+    lossless: whether the output follows the distribution that is named by `lossless_to` exactly.
     """
 
     id: str
@@ -102,7 +102,7 @@ class Result:
     samples: list[Sample]
     lossless: bool = True
     index: int = 0
-    lossless_to: str = "the target's law"
+    lossless_to: str = "the target distribution"
 
     @property
     def seed(self) -> int:
@@ -170,7 +170,7 @@ class Sequence:
     state: the drafter's, or None where drafting is off.  num_read: committed tokens that the state has been told.
     unread: hidden states of the rounds since then, by layer, and its row of them, where the drafter needs them.
     speculation: how it is drafted for.
-    second_ids, second_slot: how the second sequence begins and where it is, where a law reads one.
+    second_ids, second_slot: how the second sequence begins and where it is, where a decoding method reads one.
     """
 
     request: Request

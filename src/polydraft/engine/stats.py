@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from polydraft.deprecation import STATISTICS, renamed
+
 PHASES = ("prefill", "drafting", "scoring", "verifying", "other")
 
 
@@ -13,13 +15,14 @@ def _no_seconds() -> dict[str, float]:
     return dict.fromkeys(PHASES, 0.0)
 
 
+@renamed(STATISTICS)
 @dataclass
 class RequestStats:
     """Counts and seconds of one sequence; a step's seconds are shared equally by the sequences in it.
 
     prompt_tokens, cached_tokens: of the prompt, and those of them that a slot still held from an earlier request.
-    target_calls: passes of the target after the prefill.  drafted, accepted: tokens.
-    drafted_by_depth[d]: rounds whose tree reached depth d+1; accepted_by_depth[d]: rounds that kept a token there.
+    steps: forward passes of the target after the prefill.
+    drafted_by_depth[d]: steps whose tree reached depth d+1; accepted_by_depth[d]: steps that accepted a token there.
     seconds: by phase, see `PHASES`; compiling and loading compiled code is left out.
     arrival: of `add_request`, on `perf_counter`.  seconds_waiting: from then until it had a slot.
     seconds_to_first_token: from `add_request`, waiting and compiling included.
@@ -29,17 +32,17 @@ class RequestStats:
     Example:
         >>> stats = RequestStats()
         >>> stats.record(num_nodes=4, depth=4, num_accepted=2)
-        >>> stats.tokens_per_call, stats.acceptance_rate, stats.acceptance_by_depth
+        >>> stats.tokens_per_step, stats.acceptance_rate, stats.acceptance_by_depth
         (3.0, 0.5, [1.0, 1.0, 0.0, 0.0])
     """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    emitted: int = 0
-    cut: int = 0
-    target_calls: int = 0
-    drafted: int = 0
-    accepted: int = 0
+    generated_tokens: int = 0
+    discarded_tokens: int = 0
+    steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     drafted_by_depth: list[int] = field(default_factory=list[int])
     accepted_by_depth: list[int] = field(default_factory=list[int])
     seconds: dict[str, float] = field(default_factory=_no_seconds)
@@ -51,34 +54,34 @@ class RequestStats:
     drafter_counts: dict[str, float] | None = None
 
     def record(self, *, num_nodes: int, depth: int, num_accepted: int) -> None:
-        """Count one round: a tree of `num_nodes` drafted tokens reaching `depth`, `num_accepted` of them kept."""
-        self.target_calls += 1
-        self.drafted += num_nodes
-        self.accepted += num_accepted
-        self.emitted += num_accepted + 1
+        """Count one step: a tree of `num_nodes` drafted tokens reaching `depth`, `num_accepted` of them accepted."""
+        self.steps += 1
+        self.drafted_tokens += num_nodes
+        self.accepted_tokens += num_accepted
+        self.generated_tokens += num_accepted + 1
         for counts, reached in ((self.drafted_by_depth, depth), (self.accepted_by_depth, num_accepted)):
             counts.extend([0] * (depth - len(counts)))
             for d in range(reached):
                 counts[d] += 1
 
-    def cut_off(self, num_tokens: int) -> None:
-        """Take back tokens of the last round that lie behind a stop."""
-        self.emitted -= num_tokens
-        self.cut += num_tokens
+    def discard(self, num_tokens: int) -> None:
+        """Discard tokens of the last step that lie behind a stop."""
+        self.generated_tokens -= num_tokens
+        self.discarded_tokens += num_tokens
 
     @property
-    def tokens_per_call(self) -> float:
-        """Emitted tokens per target pass (block efficiency; vLLM's mean acceptance length, EAGLE's tau)."""
-        return self.emitted / self.target_calls if self.target_calls else 0.0
+    def tokens_per_step(self) -> float:
+        """Generated tokens per forward pass of the target (block efficiency; vLLM's mean acceptance length, EAGLE's tau)."""
+        return self.generated_tokens / self.steps if self.steps else 0.0
 
     @property
     def acceptance_rate(self) -> float:
         """Accepted tokens over drafted ones."""
-        return self.accepted / self.drafted if self.drafted else 0.0
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0
 
     @property
     def acceptance_by_depth(self) -> list[float]:
-        """Share of the rounds that drafted at depth d+1 in which a token there was kept."""
+        """Acceptance rate by depth: share of the steps with a draft of depth d+1 that accepted a token there."""
         return [a / d if d else 0.0 for a, d in zip(self.accepted_by_depth, self.drafted_by_depth, strict=True)]
 
     @property
@@ -87,20 +90,20 @@ class RequestStats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Emitted tokens over the request's share of the time after its prefill."""
+        """Generated tokens over the request's share of the time after its prefill."""
         decoding = self.total_seconds - self.seconds["prefill"]
-        return self.emitted / decoding if decoding > 0 else 0.0
+        return self.generated_tokens / decoding if decoding > 0 else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
-            "emitted": self.emitted,
-            "target_calls": self.target_calls,
-            "tokens_per_call": self.tokens_per_call,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
+            "generated_tokens": self.generated_tokens,
+            "steps": self.steps,
+            "tokens_per_step": self.tokens_per_step,
+            "drafted_tokens": self.drafted_tokens,
+            "accepted_tokens": self.accepted_tokens,
             "acceptance_rate": self.acceptance_rate,
             "drafted_by_depth": self.drafted_by_depth,
             "accepted_by_depth": self.accepted_by_depth,

@@ -2,7 +2,7 @@
 
 propose   a token tree for each sequence, within the policy's budget
 score     every distinct prefix once, in one pass of the target
-law       logits -> p, each node with the context of its own path
+decoding  logits -> p, each node with the context of its own path
 verify    the rule's verdict, then two draws: stop node and extra token
 commit    the caches keep the path; the drafter learns what was kept
 
@@ -53,8 +53,8 @@ from polydraft.verifiers.match import match
 class Round:
     """What one step did for its batch: the draft, what was scored, the processed logits, what was kept.
 
-    sequences: the rows.  softened: whether `processed` is the logarithm of the law itself, not to be softened by sampling parameters.
-    failed: those that have no row, as their laws or their rule failed, and why.  num_scored: nodes of the forward pass, theirs too.
+    sequences: the rows.  softened: whether `processed` is the logarithm of the distribution itself, not to be softened by sampling parameters.
+    failed: those that have no row, as their decoding method or their verifier failed, and why.  num_scored: nodes of the forward pass, theirs too.
     """
 
     sequences: Seq[Sequence]
@@ -69,7 +69,7 @@ class Round:
 
     @cached_property
     def probs(self) -> Float[Tensor, "B N V"]:
-        """The target law at each drafted node."""
+        """The target distribution at each drafted node."""
         if self.softened:
             return self.processed.exp()
         return sampling.soften(self.processed, [s.request.params for s in self.sequences])
@@ -93,7 +93,7 @@ class Round:
 @dataclass(frozen=True)
 class Stepper:
     """The parts of a step. `drafter` None decodes plainly. `stop_ids`: ids that `min_tokens` masks. `tie_margin`: see `ties`.
-    `law`: what is sampled, where it is not each request's sampling parameters alone; `second`: the second sequences that it reads."""
+    `decoding`: what is sampled, where it is not each request's sampling parameters alone; `second`: the second sequences that it reads."""
 
     target: Target
     drafter: Drafter | None
@@ -101,7 +101,7 @@ class Stepper:
     policy: Policy
     stop_ids: frozenset[int]
     tie_margin: float | None = None
-    law: Decoding | None = None
+    decoding: Decoding | None = None
     second: Second | None = None
     clock: Callable[[], float] = perf_counter
 
@@ -146,12 +146,12 @@ class Stepper:
 
     @property
     def _softened(self) -> bool:
-        return self.law is not None and not self.law.gives_logits
+        return self.decoding is not None and not self.decoding.gives_logits
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Whose states the drafter or the law needs."""
-        wanted = (part.needs.hidden for part in (self.drafter, self.law) if part is not None)
+        """Whose states the drafter or the decoding method needs."""
+        wanted = (part.needs.hidden for part in (self.drafter, self.decoding) if part is not None)
         return tuple(sorted({layer for layers in wanted for layer in layers}))
 
     def _score(
@@ -228,9 +228,9 @@ class Stepper:
         """What is kept, and the processed logits: by the rule's fused walk where there is one, else by its verdict."""
         contexts, prompts = [s.token_ids for s in sequences], [s.num_prompt_tokens for s in sequences]
         params = [s.request.params for s in sequences]
-        if self.law is not None:
-            given = self.law(scored, scored.tree, contexts, scored.second)
-            if not self.law.gives_logits:
+        if self.decoding is not None:
+            given = self.decoding(scored, scored.tree, contexts, scored.second)
+            if not self.decoding.gives_logits:
                 probs = unique.expand(given)
                 return self.verifier(_on_host(draft), probs.cpu()).sample(key), probs.log()
             scored = replace(scored, logits=given)

@@ -36,7 +36,7 @@ class HeadDrafter(ModelDrafter):
         self.layers, self.needs = tuple(layers), Needs(hidden=tuple(sorted(layers)), embeddings=True, head=True)
         own, name = self.info, self.methods[0].name
         name = name if kind == "paths" else f"{name}:{kind}"
-        self.info = replace(self.methods[0], name=name, laws=own.laws, shapes=own.shapes, ranked=own.ranked)
+        self.info = replace(self.methods[0], name=name, draft_sampling=own.draft_sampling, shapes=own.shapes, ranked=own.ranked)
 
     @classmethod
     def compiled(cls, head: Any, target: Any) -> Any:

@@ -189,8 +189,8 @@ class _Run:
         params = _draft_params(config, length)
         seeds = torch.randint(2**62, (len(input_ids),)).tolist() if config.do_sample else [0] * len(input_ids)
         self.rows = [_Row(b, input_ids[b], real[b], params, seeds[b]) for b in range(len(input_ids))]
-        self.law = ProcessedLaw(by_row, [row.padding for row in self.rows], config.do_sample)
-        self.stepper = Stepper(engine.target, engine.drafter, engine.verifier, engine.policy, frozenset(), law=self.law)
+        self.decoding = ProcessedLaw(by_row, [row.padding for row in self.rows], config.do_sample)
+        self.stepper = Stepper(engine.target, engine.drafter, engine.verifier, engine.policy, frozenset(), decoding=self.decoding)
         self.keeps_scores = config.return_dict_in_generate and config.output_scores
         self.keeps_logits = config.return_dict_in_generate and config.output_logits
 
@@ -217,7 +217,7 @@ class _Run:
     def step(self) -> list[int]:
         """One round for the rows that are not done; the tokens of the first row."""
         live = self.live
-        self.law.live = [row.number for row in live]
+        self.decoding.live = [row.number for row in live]
         done = self.stepper([row.sequence for row in live])
         for _, error in done.failed:
             raise error
@@ -225,7 +225,7 @@ class _Run:
         for b, row in enumerate(live):
             kept = self._emit(row, done.tokens[b], done.nodes[b], b, done.scores.logits)
             row.sequence.token_ids += kept
-            row.sequence.sample.stats.cut_off(len(done.tokens[b]) - len(kept))
+            row.sequence.sample.stats.discard(len(done.tokens[b]) - len(kept))
             for phase, value in done.seconds.items():
                 row.sequence.sample.stats.seconds[phase] += value / len(live)
             first += kept if row.number == 0 else []
@@ -234,7 +234,7 @@ class _Run:
     def _emit(self, row: _Row, tokens: list[int], nodes: list[int], b: int, logits: Float[Tensor, "B N V"]) -> list[int]:
         """The block's tokens up to the first that ends the row."""
         kept: list[int] = []
-        processed = self.law.scores_of(b, tokens) if self.keeps_scores else []
+        processed = self.decoding.scores_of(b, tokens) if self.keeps_scores else []
         for token, node in zip(tokens, nodes, strict=True):
             kept.append(token)
             row.ids.append(token)

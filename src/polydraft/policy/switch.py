@@ -60,7 +60,7 @@ class ChoicePolicy:
     def prepare(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
         """Get each arm's sizes and profile; see `AdaptivePolicy.prepare`."""
         for policy, arm in zip(self.policies, self.choice.arms, strict=True):
-            (law,) = arm.info.laws
+            (law,) = arm.info.draft_sampling
             policy.prepare(target, arm, verifier.rules[law] if isinstance(verifier, RuleByLaw) else verifier)
 
     def _promise(self, i: int, sequences: Seq[Sequence], share: float = 1.0) -> float:

@@ -121,8 +121,8 @@ class Answer(ABC):
     def usage(self) -> dict[str, Any]:
         """Tokens, and what the drafts were worth, of all choices together."""
         stats = [sample.stats for sample in self.samples.values()]
-        prompt, completion = sum(map(len, self.prompts)), sum(s.emitted for s in stats)
-        calls = sum(s.target_calls for s in stats)
+        prompt, completion = sum(map(len, self.prompts)), sum(s.generated_tokens for s in stats)
+        calls = sum(s.steps for s in stats)
         followed = sum(int((s.drafter_counts or {}).get("accepted_predictions", 0)) for s in stats)
         depth = max((len(s.drafted_by_depth) for s in stats), default=0)
         reached = [sum(s.drafted_by_depth[d] for s in stats if d < len(s.drafted_by_depth)) for d in range(depth)]
@@ -138,10 +138,10 @@ class Answer(ABC):
             },
             "speculation": {
                 **self.methods,
-                "target_calls": calls,
-                "tokens_per_call": completion / calls if calls else 0.0,
-                "drafted_tokens": sum(s.drafted for s in stats),
-                "accepted_tokens": sum(s.accepted for s in stats),
+                "steps": calls,
+                "tokens_per_step": completion / calls if calls else 0.0,
+                "drafted_tokens": sum(s.drafted_tokens for s in stats),
+                "accepted_tokens": sum(s.accepted_tokens for s in stats),
                 "acceptance_by_depth": [k / r if r else 0.0 for k, r in zip(kept, reached, strict=True)],
             },
         }

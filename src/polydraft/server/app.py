@@ -151,7 +151,7 @@ class _Routes:
 
     def _model(self) -> dict[str, Any]:
         built = self.engine.engine.summary()
-        drafts = {name: built[name] for name in ("drafter", "drafters", "verifier", "lossless", "law")}
+        drafts = {name: built[name] for name in ("drafter", "drafters", "verifier", "lossless", "decoding")}
         drafts["verifiers"] = self.engine.engine.menu.rules()
         chat = bool(getattr(self._tokenizer, "chat_template", None))
         more = {"max_model_len": built["max_model_len"], "chat": chat, "speculation": drafts}

@@ -10,7 +10,7 @@ from polydraft.errors import BusyError, CapacityError, PolydraftError
 
 RETRY_SECONDS = 1
 """After which a client may ask again where the queue is full."""
-OF_THE_SERVER = "all requests of a server follow one law, which it is started with (polydraft serve --law); /v1/models names it."
+OF_THE_SERVER = "all requests of a server follow one decoding method, which it is started with (polydraft serve --decoding); /v1/models names it."
 KINDS = {"str", "int", "float", "bool", "list", "dict", "none"}
 """What pydantic calls the members of a union."""
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -59,7 +59,7 @@ def _invalid(error: ValidationError) -> ApiError:
     found = error.errors(include_url=False, include_context=False, include_input=False)
     first = max(found, key=lambda one: len(one["loc"]))
     where = ".".join(str(part) for part in first["loc"] if _is_name(part)) or None
-    return ApiError(400, f"{where or 'the body'}: {OF_THE_SERVER if where == 'law' else first['msg']}", param=where)
+    return ApiError(400, f"{where or 'the body'}: {OF_THE_SERVER if where == 'decoding' else first['msg']}", param=where)
 
 
 def _is_name(part: int | str) -> bool:

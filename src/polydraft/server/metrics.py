@@ -20,31 +20,35 @@ class Metrics:
         self._last: dict[tuple[str, int], float] = {}
         """When each running sample was last given tokens."""
         self._prompts = self._counter("vllm:prompt_tokens", "Prompt tokens of finished samples.")
-        self._tokens = self._counter("vllm:generation_tokens", "Tokens that were generated.")
+        self._tokens = self._counter("vllm:generation_tokens", "Generated tokens.")
         self._ended = self._counter("vllm:request_success", "Samples that ended, by their reason.", "finished_reason")
-        self._asked = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in what slots still hold.")
-        self._cached = self._counter("vllm:prefix_cache_hits", "Those that a slot still held.")
-        self._drafts = self._counter("vllm:spec_decode_num_drafts", "Rounds that drafted.")
+        self._asked = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+        self._cached = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        self._drafts = self._counter("vllm:spec_decode_num_drafts", "Steps with a draft.")
         self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted.")
-        self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were kept.")
+        self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.")
         self._by_depth = self._counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", "Rounds that kept a token at this depth, from 0.", "position"
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "Steps that accepted a token at this depth, from 0.", "position"
         )
-        self._reached = self._counter("polydraft:drafts_per_pos", "Rounds whose tree reached this depth, from 0.", "position")
-        self._by_source = self._counter("polydraft:tokens", "Tokens that were generated, by who made them.", "source")
+        self._reached = self._counter(
+            "polydraft:drafts_per_pos", "Steps whose draft tree reached this depth, from 0.", "position"
+        )
+        self._by_source = self._counter(
+            "polydraft:tokens", "Generated tokens, by the drafter that proposed them, or the target.", "source"
+        )
         self._first = self._histogram("vllm:time_to_first_token_seconds", "From the request, waiting included.", SECONDS)
-        self._between = self._histogram("vllm:inter_token_latency_seconds", "From one round's tokens to the next's.", SECONDS)
+        self._between = self._histogram("vllm:inter_token_latency_seconds", "From one step's tokens to the next's.", SECONDS)
         self._whole = self._histogram("vllm:e2e_request_latency_seconds", "Of a sample, from the request to its end.", SECONDS)
         self._waited = self._histogram("vllm:request_queue_time_seconds", "Until a sample had a slot.", SECONDS)
         self._step = self._histogram("polydraft:step_seconds", "Of one step, prefills included.", SECONDS)
-        self._per_call = self._histogram("polydraft:tokens_per_call", "Tokens of one sample in one round.", COUNTS)
-        self._planned = self._histogram("polydraft:planned_draft_tokens", "Drafted tokens of one sample in one round.", COUNTS)
+        self._per_call = self._histogram("polydraft:tokens_per_step", "Tokens of one sample in one step.", COUNTS)
+        self._planned = self._histogram("polydraft:planned_draft_tokens", "Drafted tokens of one sample in one step.", COUNTS)
         room = engine.target.max_model_len * engine.target.max_num_seqs
         self._gauge("vllm:num_requests_running", "Samples that have a slot.", lambda: engine.num_running)
         self._gauge("vllm:num_requests_waiting", "Samples that wait for one.", lambda: engine.num_waiting)
         self._gauge(
             "vllm:kv_cache_usage_perc",
-            "Share of the cache that holds tokens, 1 is all.",
+            "Share of the KV cache in use, 1 is all.",
             lambda: sum(engine.target.lengths) / room,
         )
 

@@ -1,4 +1,4 @@
-"""Expected tokens per call: exactly where a rule goes down token by token, else by sampling drafts and integrating the rule.
+"""Expected tokens per step: exactly where a rule goes down token by token, else by sampling drafts and integrating the rule.
 
 tables   children of different tokens, rows by the last one: f_d(x) = sum_y a(y | x) (1 + f_(d+1)(y)),  E[tokens] = 1 + f_0(root)
 sampled  E[tokens] = mean over drafts of 1 + sum_n stop(n) depth(n); only drafts are random, so errors are small
@@ -16,7 +16,7 @@ from polydraft.errors import InvalidInputError
 
 @dataclass(frozen=True)
 class Estimate:
-    """mean, and its standard error; both in tokens per call, or as a ratio where it says so."""
+    """mean, and its standard error; both in tokens per step, or as a ratio where it says so."""
 
     mean: float
     standard_error: float

@@ -1,11 +1,11 @@
-"""How much faster: tokens per call against what a call costs.
+"""How much faster: tokens per step against what a call costs.
 
 After the cost analysis of Yan et al. 2024, "Decoding Speculative Decoding" (arXiv 2402.01528): a smaller and worse draft may
 win, as each of its steps is on the critical path.
 
     c      seconds of one draft step / seconds of one plain target step
     v      seconds of one scoring pass over the tree / seconds of one plain target step
-    speed-up = tokens per call / (v + c x draft steps)
+    speed-up = tokens per step / (v + c x draft steps)
 """
 
 import math
@@ -13,7 +13,7 @@ import math
 from polydraft.errors import InvalidInputError
 
 
-def speed_up(tokens_per_call: float, *, draft_steps: int, draft_cost: float, scoring_cost: float = 1.0) -> float:
+def speed_up(tokens_per_step: float, *, draft_steps: int, draft_cost: float, scoring_cost: float = 1.0) -> float:
     """Against plain decoding; costs in units of one plain target step.
 
     Raises:
@@ -28,7 +28,7 @@ def speed_up(tokens_per_call: float, *, draft_steps: int, draft_cost: float, sco
             f"draft_cost={draft_cost}, scoring_cost={scoring_cost}, draft_steps={draft_steps} were given; expected measured costs "
             "in units of a plain target step, scoring_cost > 0 and the others >= 0."
         )
-    return tokens_per_call / (scoring_cost + draft_cost * draft_steps)
+    return tokens_per_step / (scoring_cost + draft_cost * draft_steps)
 
 
 def tokens_of_chain(acceptance: float, depth: int) -> float:

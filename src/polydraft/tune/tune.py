@@ -117,16 +117,16 @@ def tune(
     with the number of them all.
 
     Raises:
-        InvalidInputError: an engine that decodes plainly or has a law, or no prompt.
+        InvalidInputError: an engine that decodes plainly or has a decoding method, or no prompt.
     """
     if engine.drafter is None:
         raise InvalidInputError(
             "an engine without a drafter was given; there is nothing to tune. Give a draft model or a drafter."
         )
-    if engine.law is not None:
+    if engine.decoding is not None:
         raise InvalidInputError(
-            f"an engine whose outputs follow {engine.lossless_to} was given; expected one that samples from its target. Build it without law=...; with a "
-            "law, the adaptive policy learns its costs while requests run."
+            f"an engine whose outputs follow {engine.lossless_to} was given; expected one that samples from its target. Build it without decoding=...; with a "
+            "decoding method, the adaptive policy learns its costs while requests run."
         )
     if not prompts:
         raise InvalidInputError("no prompt was given; expected at least one. Give some with --prompts FILE.")
@@ -145,8 +145,8 @@ def tune(
         for turn in range(len(trials)):
             at = (number + turn) % len(trials)
             stats = loops[at].generate([list(prompts[number % len(prompts)])], wanted)[0].stats
-            trials[at].tokens += stats.emitted
-            trials[at].steps += stats.target_calls
+            trials[at].tokens += stats.generated_tokens
+            trials[at].steps += stats.steps
             trials[at].seconds += stats.total_seconds - stats.seconds["prefill"]
             progress(len(trials) * repetitions * len(prompts))
     return Tuning(adaptive.learnt(), trials, wanted.greedy)

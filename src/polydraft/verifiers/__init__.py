@@ -29,10 +29,10 @@ def verify(name: str, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Ver
         [[0.5, 0.5]]
     """
     rule = registry.verifier(name)
-    if draft.law not in rule.info.laws or draft.shape not in rule.info.shapes:
+    if draft.sampling not in rule.info.draft_sampling or draft.shape not in rule.info.shapes:
         raise IncompatibleError(
-            f"a {draft.shape.name} draft of law {draft.law.name} was given to the verifier {name!r}; it is exact for laws "
-            f"{sorted(x.name for x in rule.info.laws)} and shapes {sorted(x.name for x in rule.info.shapes)}. Choose another verifier."
+            f"a {draft.shape.name} draft with draft sampling {draft.sampling.name} was given to the verifier {name!r}; it is exact for draft sampling "
+            f"{sorted(x.name for x in rule.info.draft_sampling)} and shapes {sorted(x.name for x in rule.info.shapes)}. Choose another verifier."
         )
     inputs.check(draft, target_probs)
     return rule(draft, target_probs)

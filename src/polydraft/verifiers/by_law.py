@@ -33,9 +33,9 @@ class RuleByLaw:
         )
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Verdict:
-        return self.rules.get(draft.law, match)(draft, target_probs)
+        return self.rules.get(draft.sampling, match)(draft, target_probs)
 
     def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
         """That of the draft's rule, where it has one; see `core.Verifier`."""
-        walk = getattr(self.rules.get(draft.law, match), "walk", None)
+        walk = getattr(self.rules.get(draft.sampling, match), "walk", None)
         return None if walk is None else walk(draft, logits, key)

@@ -133,24 +133,24 @@ def check_draft(draft: Draft, vocab_size: int, roots: Int[Tensor, " B"] | None =
     if draft.noise is not None:
         for name in ("seed", "sample", "position"):
             _check_integers(f"draft.noise.{name}", getattr(draft.noise, name), shape[:1])
-    has_laws, num_rows, q = draft.law is not DraftSampling.POINT_MASS, 0, _NO_PROBS
+    has_laws, num_rows, q = draft.sampling is not DraftSampling.POINT_MASS, 0, _NO_PROBS
     if has_laws and probs is not None:
         _check_floats("draft.probs", probs, (shape[0], None, vocab_size))
         num_rows = probs.shape[1]
         q = probs.contiguous().numpy() if probs.device.type == "cpu" else q
     rows = draft.rows.cpu().contiguous().numpy()
     place = np.zeros(2, np.int64)
-    kind = draft.law is DraftSampling.GREEDY_PLUS_ONE
+    kind = draft.sampling is DraftSampling.GREEDY_PLUS_ONE
     chain = draft.shape is TreeShape.CHAIN
-    fault = _fault(*drafted.host, rows, num_rows, has_laws, draft.law in _DISTINCT, kind, chain, q, place)
+    fault = _fault(*drafted.host, rows, num_rows, has_laws, draft.sampling in _DISTINCT, kind, chain, q, place)
     if fault:
         raise InvalidInputError(_fault_said(draft, fault, *place.tolist()))
 
 
 def _fault_said(draft: Draft, fault: int, b: int, n: int) -> str:
-    law, probs, row, x = draft.law.name, draft.probs, int(draft.rows[b, n]), int(draft.tree.tokens[b, n])
+    law, probs, row, x = draft.sampling.name, draft.probs, int(draft.rows[b, n]), int(draft.tree.tokens[b, n])
     if fault == _TWICE:
-        return f"draft.tree.tokens[{b}, {n}] = {x} was given twice below one node; children of law {law} are distinct. Draw them so, or say IID."
+        return f"draft.tree.tokens[{b}, {n}] = {x} was given twice below one node; children drawn with {law} are distinct. Draw them so, or say IID."
     if fault == _BRANCH:
         above = int(draft.tree.parents[b, n])
         return f"draft.tree.parents[{b}, {n}] = {above} was given in a draft of shape CHAIN; expected {n - 1}. Say the tree's own shape."
@@ -159,10 +159,10 @@ def _fault_said(draft: Draft, fault: int, b: int, n: int) -> str:
             f"draft.probs[{b}, {row}, {x}] = {float(probs[b, row, x])} was given for token {x}, which node {n} was drawn as; "
             "expected a positive probability. Report the very rows that were sampled."
         )
-    if draft.law is DraftSampling.POINT_MASS:
-        return f"draft.rows[{b}, {n}] = {row} was given; expected -1 in a draft of law {law}, which has no q."
+    if draft.sampling is DraftSampling.POINT_MASS:
+        return f"draft.rows[{b}, {n}] = {row} was given; expected -1 in a draft with draft sampling {law}, which has no q."
     if probs is None:
-        return f"draft.probs = None was given for a draft of law {law}; expected the rows that its tokens were drawn from, [B, R, V]."
+        return f"draft.probs = None was given for a draft with draft sampling {law}; expected the rows that its tokens were drawn from, [B, R, V]."
     least = 0 if int(draft.tree.parents[b, n]) >= 0 else -1
     return f"draft.rows[{b}, {n}] = {row} was given; expected {least} to {probs.shape[1] - 1}, a row of draft.probs."
 
@@ -191,7 +191,7 @@ def check_laws(draft: Draft) -> None:
     Example:
         >>> check_laws(Draft.empty(torch.tensor([5])))
     """
-    if draft.probs is None or draft.law is DraftSampling.POINT_MASS:
+    if draft.probs is None or draft.sampling is DraftSampling.POINT_MASS:
         return
     used = np.zeros(draft.probs.shape[:2], np.bool_)
     rows = draft.rows.cpu().numpy()

@@ -22,7 +22,7 @@ PREFERRED: dict[DraftSampling, tuple[str, ...]] = {
 def _accepts(verifier: Method, drafter: Method) -> bool:
     """Whether a rule is exact for all that a drafter makes of its own accord, and for chains of one that draws what its budget says."""
     needed = drafter.shapes & {TreeShape.GROWN} or {TreeShape.CHAIN}
-    return drafter.laws <= verifier.laws and needed <= verifier.shapes
+    return drafter.draft_sampling <= verifier.draft_sampling and needed <= verifier.shapes
 
 
 def fitting(drafter: Method) -> list[str]:
@@ -41,7 +41,7 @@ def best_for(drafter: Method) -> str:
         'match'
     """
     names = [name for name in fitting(drafter) if drafter.shapes <= registry.verifier(name).info.shapes]
-    preferred = [name for law in drafter.laws for name in PREFERRED[law] if name in names]
+    preferred = [name for law in drafter.draft_sampling for name in PREFERRED[law] if name in names]
     return (preferred or names)[0]
 
 
@@ -90,5 +90,5 @@ def check_budget(budget: Budget, drafter: Method, verifier: Method) -> None:
 
 
 def _words(info: Method) -> str:
-    laws = " or ".join(law.name for law in DraftSampling if law in info.laws)
+    laws = " or ".join(law.name for law in DraftSampling if law in info.draft_sampling)
     return f"{laws} drafts of shape {' or '.join(shape.name for shape in TreeShape if shape in info.shapes)}"

@@ -1,4 +1,4 @@
-"""Expected tokens per call of path rules: drafts sampled, verification integrated; all rules see the same drafts."""
+"""Expected tokens per step of path rules: drafts sampled, verification integrated; all rules see the same drafts."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +34,7 @@ def restrict(draft: Draft, target_probs: Tensor, K: int, L: int) -> tuple[Draft,
 
 
 class Paths:
-    """Expected tokens per call of path rules."""
+    """Expected tokens per step of path rules."""
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
@@ -161,13 +161,13 @@ class Paths:
             self._here.setdefault(("bound", "paths", K, L), []).append(value)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Tokens per call of each rule, K and L, over traversal, greedy traversal and block verification too."""
+        """Tokens per step of each rule, K and L, over traversal, greedy traversal and block verification too."""
         found: list[dict[str, Any]] = []
         for key, values in self.values.items():
             rule, kind, K, L = key
             comparable = rule != "bound" and kind != "chain of K L"
             row = {"rule": rule, "drafts": kind, "paths": K, "depth": L, "nodes": K * L}
-            row |= efficiency.estimate(np.array(values)).to_dict("tokens_per_call")
+            row |= efficiency.estimate(np.array(values)).to_dict("tokens_per_step")
             others = {name: (name, "paths", K, L) for name in ("traversal", "greedy_traversal")} | {
                 "block": ("block", "chain", 1, L)
             }

@@ -42,13 +42,13 @@ def _efficiency(report: dict[str, Any], K: int, depths: Sequence[int]) -> str:
     names = {(rule, drafts) for rule, drafts, _ in cells}
     last = depths[-1]
     beside = [name for name in ("traversal", "greedy_traversal", "block") if any(r[f"over_{name}"] for r in cells.values())]
-    order = sorted(names, key=lambda x: (x[0] != "bound", -cells[x[0], x[1], last]["tokens_per_call"]))
+    order = sorted(names, key=lambda x: (x[0] != "bound", -cells[x[0], x[1], last]["tokens_per_step"]))
     lines: list[list[str]] = []
     for rule, drafts in order:
         row = [rule, drafts]
         for L in depths:
             r = cells[rule, drafts, L]
-            row.append(f"{r['tokens_per_call']:.2f} ± {r['standard_error']:.2f}")
+            row.append(f"{r['tokens_per_step']:.2f} ± {r['standard_error']:.2f}")
         for name in beside:
             row += [percent(cells[rule, drafts, L][f"over_{name}"]) for L in depths]
         lines.append(row)
@@ -83,7 +83,7 @@ def markdown(report: dict[str, Any]) -> str:
             f"(`--contexts {BOUND_CONTEXTS}`). Rules saw the same drafts: compare them by the columns in %."
         )
     for K in s["num_paths"]:
-        parts += [f"Tokens per call, {K} paths of L tokens, temperature {T:g}:", _efficiency(report, K, s["depths"])]
+        parts += [f"Tokens per step, {K} paths of L tokens, temperature {T:g}:", _efficiency(report, K, s["depths"])]
     return "\n\n".join(parts) + "\n"
 
 

@@ -61,7 +61,7 @@ class AmusdDrafter:
         >>> from polydraft import Engine, SamplingParams
         >>> engine = Engine.embedded(asynchronous=True)
         >>> result = engine.generate("import os\\n", SamplingParams(temperature=0, max_tokens=8))[0]
-        >>> result.stats.emitted, engine.drafter.counts.published > 0
+        >>> result.stats.generated_tokens, engine.drafter.counts.published > 0
         (8, True)
         >>> engine.drafter.close()
     """
@@ -193,7 +193,7 @@ class AmusdDrafter:
         return self._drafted(roots, taken, key)
 
     def _drafted(self, roots: Sequence[int], taken: Sequence[Sequence[Item]], key: NoiseKey) -> Draft:
-        (law,), (shape,) = self.info.laws, self.info.shapes
+        (law,), (shape,) = self.info.draft_sampling, self.info.shapes
         chains = [
             ([root, *(i.token for i in items)], list(range(-1, len(items)))) for root, items in zip(roots, taken, strict=True)
         ]

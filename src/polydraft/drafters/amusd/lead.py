@@ -46,13 +46,13 @@ class Step(NamedTuple):
 @dataclass
 class Counts:
     """What became of drafted tokens. published: taken into the ring.  stale: dropped, as a rollback came first.
-    overtaken: their place was committed before they came.  kept: extra tokens that were waiting already.
+    overtaken: their place was committed before they came.  reused: extra tokens that were drafted already.
     rollbacks: epochs begun.  longest: most tokens that waited."""
 
     published: int = 0
     stale: int = 0
     overtaken: int = 0
-    kept: int = 0
+    reused: int = 0
     rollbacks: int = 0
     longest: int = 0
 
@@ -145,7 +145,7 @@ class Lead:
                 return None
             if self.ring.popleft().token != token:
                 return self._roll_back()
-            self.counts.kept += i >= taken
+            self.counts.reused += i >= taken
         return None
 
     def _roll_back(self) -> None:

@@ -197,7 +197,7 @@ class ModelDrafter:
         propose_paths: ProposePaths | None,
     ) -> tuple[Draft, TokenTree]:
         """By the model's own proposal where it offers one for this, else depth by depth through `score`; and the tree as the model's cache holds it."""
-        (law,), found = self.info.laws, None
+        (law,), found = self.info.draft_sampling, None
         if propose_paths is not None:
             trees, params = [g.parents for g in fixed], [s.request.params for s in states]
             slots, pending = [s.slot for s in states], [s.pending for s in states]
@@ -227,9 +227,9 @@ class ModelDrafter:
 
     def _empty(self, states: Sequence[ModelState]) -> Draft:
         bare = Draft.empty(torch.tensor([s.context[-1] for s in states]))
-        (law,) = self.info.laws
+        (law,) = self.info.draft_sampling
         probs = torch.full((len(states), 1, self.model.vocab_size), 1 / self.model.vocab_size)
-        return replace(bare, law=law, probs=probs)
+        return replace(bare, sampling=law, probs=probs)
 
     def _grow(self, states: Sequence[ModelState], fixed: list[Budget], key: NoiseKey) -> Draft:
         """Depth by depth through `score`, once the slots have all committed tokens but the root: one pass a depth for the whole batch."""
@@ -238,7 +238,7 @@ class ModelDrafter:
             self.model.prefill([s.slot for s in behind], [s.pending[:-1] for s in behind])
         growth = Growth(self.model, self.kind, states, fixed, key, self._stop_ids, leaves=self.scores_leaves)
         growth.grow()
-        (law,) = self.info.laws
+        (law,) = self.info.draft_sampling
         return growth.draft(law, _shape(fixed))
 
     def observe(self, states: Sequence[ModelState], outcome: Outcome, scores: Scores) -> list[ModelState]:

@@ -52,7 +52,7 @@ class SeveralDrafter:
         InvalidInputError: fewer than two of them together.
 
     Example:
-        >>> SeveralDrafter.methods[0].laws == {DraftSampling.INDEPENDENT}
+        >>> SeveralDrafter.methods[0].draft_sampling == {DraftSampling.INDEPENDENT}
         True
     """
 

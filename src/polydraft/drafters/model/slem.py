@@ -43,7 +43,7 @@ class SlemDrafter:
     """A smaller model of another tokenizer, whose text is drafted.
 
     Example:
-        >>> SlemDrafter.info.laws
+        >>> SlemDrafter.info.draft_sampling
         frozenset({<DraftSampling.POINT_MASS: 3>})
     """
 

@@ -38,7 +38,7 @@ class TliDrafter(ModelDrafter):
         super().__init__(model, kind, stop_ids=stop_ids)
         name = "tli" if kind == "paths" else f"tli:{kind}"
         own = self.info
-        same = {"laws": own.laws, "shapes": own.shapes, "ranked": own.ranked}
+        same = {"draft_sampling": own.draft_sampling, "shapes": own.shapes, "ranked": own.ranked}
         self.info = replace(self.methods[0], name=name, **same)
 
     @classmethod

@@ -58,7 +58,7 @@ def predicted_text(request: Request) -> tuple[int, ...]:
     return (*request.prompt_token_ids[-LEAD:], *request.prediction_token_ids) if request.prediction_token_ids else ()
 
 
-text_method = partial(method, laws={DraftSampling.POINT_MASS}, shapes={TreeShape.GROWN})
+text_method = partial(method, draft_sampling={DraftSampling.POINT_MASS}, shapes={TreeShape.GROWN})
 """What a drafter from text declares."""
 
 

@@ -45,7 +45,7 @@ class SpanState:
 
 
 class SpanDrafter:
-    """See the module. law: a `decoding.nearest.Nearest`, whose hits and passages are read.
+    """See the module. decoding: a `decoding.nearest.Nearest`, whose hits and passages are read.
 
     Example:
         >>> SpanDrafter.info.name
@@ -54,29 +54,29 @@ class SpanDrafter:
 
     info = method("nest", "Spans of retrieved passages", "2405.19325", {DraftSampling.POINT_MASS}, {TreeShape.CHAIN})
     methods = (info,)
-    law_name = "nest"
-    """The law that it cannot be without."""
+    decoding_name = "nest"
+    """The decoding method that it cannot be without."""
 
-    def __init__(self, law: Any, *, delta: float = 0.5, longest: int = 64) -> None:
+    def __init__(self, decoding: Any, *, delta: float = 0.5, longest: int = 64) -> None:
         if not 0 <= delta <= 1 or longest < 1:
             raise InvalidInputError(
                 f"delta={delta} and longest={longest} were given to the drafter 'nest'; expected 0 to 1, and at least 1."
             )
-        self.law, self.delta, self.longest = law, delta, longest
-        self.needs = Needs(hidden=law.needs.hidden, every_round=True)
+        self.decoding, self.delta, self.longest = decoding, delta, longest
+        self.needs = Needs(hidden=decoding.needs.hidden, every_round=True)
 
     @classmethod
     def build(cls, parts: Parts, *, delta: float = 0.5, longest: int = 64) -> "SpanDrafter":
-        """For the engine, whose law has the passages.
+        """For the engine, whose decoding method has the passages.
 
         Raises:
-            InvalidInputError: another law.
+            InvalidInputError: another decoding method.
         """
-        if not hasattr(parts.law, "hits"):
+        if not hasattr(parts.decoding, "hits"):
             raise InvalidInputError(
-                "the drafter 'nest' was asked for without the law 'nest', whose passages it drafts from. Give law='nest'."
+                "the drafter 'nest' was asked for without the decoding method 'nest', whose passages it drafts from. Give decoding='nest'."
             )
-        return cls(parts.law, delta=delta, longest=longest)
+        return cls(parts.decoding, delta=delta, longest=longest)
 
     def start(self, requests: Sequence[Request]) -> list[SpanState]:
         """Nothing is quoted yet."""
@@ -87,7 +87,7 @@ class SpanDrafter:
         return list(states)
 
     def _next(self, at: Standing | None) -> tuple[int, ...]:
-        passage = None if at is None else self.law.passages.passage(at.passage)
+        passage = None if at is None else self.decoding.passages.passage(at.passage)
         return (
             ()
             if at is None or passage is None
@@ -127,12 +127,12 @@ class SpanDrafter:
         return new
 
     def _selected(self, text: tuple[int, ...], state: Any, token: int, used: frozenset[tuple[int, int]]) -> Standing | None:
-        hits = self.law.hits(text, state)
+        hits = self.decoding.hits(text, state)
         if hits is None or hits.model_share > self.delta:
             return None
         for i in (hits.tokens == token).nonzero()[0].tolist():  # the heaviest come first
             number, position = int(hits.passages[i]), int(hits.positions[i])
-            passage = self.law.passages.passage(number)
+            passage = self.decoding.passages.passage(number)
             if (number, position) not in used and passage is not None:
                 return Standing(number, position, passage.source)
         return None

@@ -16,7 +16,7 @@ from polydraft.drafters.text.trigram_table import find_row
 from polydraft.noise import uniform_at
 
 FEWEST, PER_NODE = 64, 4
-"""Iterations that every budget is worth, and each node: more change tokens per call by 1.2% at most."""
+"""Iterations that every budget is worth, and each node: more change tokens per step by 1.2% at most."""
 
 TOKEN, BEFORE, PARENT, CHILD, LAST, AFTER, LEARNT, COUNT, TRIED, MET, AGE, VISITS = range(12)
 """Rows of a search's nodes, a column for each node, column 0 the root. BEFORE: the token above, the other half of the state.

@@ -124,7 +124,7 @@ class DiffusionDrafter(DepthDrafter):
         ]
         chains, probs = self._denoised(states, depths)
         made = tree.pad([([s.context[-1], *ids], list(range(-1, len(ids)))) for s, ids in zip(states, chains, strict=True)])
-        (law,) = self.info.laws
+        (law,) = self.info.draft_sampling
         none = torch.full_like(made.tokens, -1)
         if law is DraftSampling.POINT_MASS:
             return Draft(made, law, TreeShape.CHAIN, None, none)
@@ -159,7 +159,7 @@ class DiffusionDrafter(DepthDrafter):
 
     def _cut(self, ids: list[int]) -> list[int]:
         """Up to an end of text, where no rule asks with which chance a token was drawn."""
-        if DraftSampling.POINT_MASS not in self.info.laws:
+        if DraftSampling.POINT_MASS not in self.info.draft_sampling:
             return ids
         return next((ids[: i + 1] for i, token in enumerate(ids) if token in self._stop_ids), ids)
 

@@ -46,7 +46,7 @@ class MaskQueryDrafter:
     Example:
         >>> from polydraft.heads.mask_query.network import MaskQueries, Sizes
         >>> made = MaskQueryDrafter(MaskQueries.like(Sizes(vocab_size=9, width=8, heads=2, queries=3)))
-        >>> made.info.laws == {DraftSampling.POINT_MASS}
+        >>> made.info.draft_sampling == {DraftSampling.POINT_MASS}
         True
     """
 

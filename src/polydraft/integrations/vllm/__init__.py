@@ -54,7 +54,7 @@ def rule_named(name: str) -> "Verifier":
     from polydraft.core import DraftSampling, TreeShape
 
     rule = registry.verifier(name)
-    chains = TreeShape.CHAIN in rule.info.shapes and rule.info.laws & {DraftSampling.IID, DraftSampling.POINT_MASS}
+    chains = TreeShape.CHAIN in rule.info.shapes and rule.info.draft_sampling & {DraftSampling.IID, DraftSampling.POINT_MASS}
     if not (rule.info.lossless and chains):
         kind = "changes the law" if not rule.info.lossless else "is not for chains"
         raise IncompatibleError(

@@ -130,7 +130,7 @@ class Deciding(RejectionSampler):
         numbers = torch.arange(len(counts), device=logits.device)
         request = torch.cat([numbers.repeat_interleave(torch.tensor(counts, device=logits.device)), numbers])
         processed = _constrained(torch.cat([behind, bonus]), sampling_metadata, request)
-        rule = self.rule if draft_probs is not None or DraftSampling.POINT_MASS in self.rule.info.laws else match
+        rule = self.rule if draft_probs is not None or DraftSampling.POINT_MASS in self.rule.info.draft_sampling else match
         drafted = _named(metadata.draft_token_ids, processed, draft_probs)
         draft, rows = _chains(drafted, counts, draft_probs, rule)
         key = _keys(self.runner, sampling_metadata.generators, len(counts), own=rule.info.shared_noise)
@@ -173,7 +173,7 @@ def _chains(
         rows[b, count] = T + b
         start += count
     tree = TokenTree(tokens, parents)
-    if probs is None or DraftSampling.IID not in rule.info.laws or N == 1:
+    if probs is None or DraftSampling.IID not in rule.info.draft_sampling or N == 1:
         return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full((B, N), -1)), rows
     return Draft(tree, DraftSampling.IID, TreeShape.CHAIN, probs[laws.to(probs.device)].contiguous(), drawn), rows
 

@@ -189,7 +189,7 @@ class LeafToRoot:
         p, q = host_rows(draft, target_probs)
         draws = _host(draws_at(draft.tree, self.merged))
         drawn = draws >= 0
-        law = DraftSampling.WITHOUT_REPLACEMENT if self.merged else draft.law
+        law = DraftSampling.WITHOUT_REPLACEMENT if self.merged else draft.sampling
         weight, stop = np.zeros(p.shape[:2]), np.zeros(p.shape[:2])
         weight[:, 0] = 1.0
         tokens, rows = _host(draft.tree.tokens), _host(draft.rows)

@@ -49,7 +49,7 @@ def _reach(parents: np.ndarray, branch: np.ndarray) -> np.ndarray:
 def _drawn_from(draft: Draft, probs: Tensor, b: Tensor, kids: Tensor) -> Tensor:
     """The law of the draws at each inner context, [M, V]; of each draw, [M, n, V], where every one has its own."""
     first = draft.rows[b[:, 0], kids[:, 0]]
-    if draft.law is not DraftSampling.INDEPENDENT:
+    if draft.sampling is not DraftSampling.INDEPENDENT:
         return normalise(probs.double()[b[:, 0], first])
     own = draft.rows[b, kids.clamp(min=0)]
     return normalise(probs.double()[b, torch.where(kids >= 0, own, first[:, None])])

@@ -150,7 +150,7 @@ class Latent:
             law = law.scatter_add(1, x, (alive * accept)[:, None])
             alive = alive * (1 - accept)
             r = torch.where(there[:, None], residual(r, c), r)
-            if self.info.laws == {DraftSampling.WITHOUT_REPLACEMENT}:
+            if self.info.draft_sampling == {DraftSampling.WITHOUT_REPLACEMENT}:
                 c = torch.where(there[:, None], normalise_or(c.scatter(1, x, 0.0), otherwise=c), c)
         return law + alive[:, None] * r
 
@@ -235,4 +235,4 @@ def latent(
             f"token {int(own.int().argmax())} is among its own neighbours, which would count its mass twice. Leave it out of its row."
         )
     laws = REPLACED if replacement else frozenset({DraftSampling.WITHOUT_REPLACEMENT})
-    return Latent(neighbours, delta, factor, replace(INFO, laws=laws), greedy)
+    return Latent(neighbours, delta, factor, replace(INFO, draft_sampling=laws), greedy)
