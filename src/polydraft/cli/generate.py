@@ -188,7 +188,7 @@ def _statistics(sample: "Sample") -> str:
     accepted = f", {stats.accepted_tokens} of {stats.drafted_tokens} drafted tokens accepted" if stats.drafted_tokens else ""
     failed = f"; drafter switched off: {stats.drafter_error}" if stats.drafter_error else ""
     ahead = stats.drafter_counts
-    if ahead is not None:
+    if ahead is not None and "rollbacks" in ahead:
         accepted += f", {ahead['rollbacks']:.0f} rollbacks, {ahead['reused']:.0f} extra tokens drafted ahead, lead at most {ahead['longest']:.0f}"
     return f"{speed(stats)}{first}{accepted}; finish reason {sample.finish_reason}, seed {sample.seed}{failed}"
 
