@@ -4,6 +4,7 @@ import shutil
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import uvicorn
@@ -17,13 +18,14 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 
 def test_the_page_allows_itself_alone(served):
     found = served.http.get("/")
-    assert found.status_code == 200 and "<h1>polydraft</h1>" in found.text
+    assert found.status_code == 200 and "polydraft</h1>" in found.text
     policy = found.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy
-    for file in PAGE.iterdir():
+    for file in filter(Path.is_file, PAGE.rglob("*")):
         text = file.read_text(encoding="utf-8")
-        assert served.http.get(f"/page/{file.name}").text == text
-        assert "innerHTML" not in text and "https://" not in text and " style=" not in text
+        assert served.http.get(f"/page/{file.relative_to(PAGE).as_posix()}").text == text
+        assert "innerHTML" not in text and "insertAdjacentHTML" not in text and " style=" not in text
+        assert "vendor" in file.parts or "https://" not in text
     assert served.http.get("/page/../app.py").status_code == served.http.get("/page/%2e%2e/app.py").status_code == 404
 
 
@@ -43,12 +45,18 @@ def shown(window, lane=0):
     return "".join(window.locator(".lane").nth(lane).locator(".output .token").all_text_contents())
 
 
+def words(text):
+    """Letters and digits, which markdown leaves as they are."""
+    return "".join(filter(str.isalnum, text))
+
+
 def test_a_text_the_race_a_chat_and_an_error_are_shown(window, served):
     said = []
     window.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
     window.goto(served.url)
     window.locator("#model", has_text="small · drafts: ngram").wait_for()
     window.fill("#tokens", "40")
+    window.fill("#temperature", "0")
     window.click("#tab-text")
     window.keyboard.press("Tab")
     window.fill("#prompt", "def f(a):\n    return a\n\n\ndef f(a):\n")
@@ -58,18 +66,32 @@ def test_a_text_the_race_a_chat_and_an_error_are_shown(window, served):
     whole = served.post("/v1/completions", prompt=window.input_value("#prompt"), max_tokens=40, temperature=0).json()
     assert shown(window) == whole["choices"][0]["text"]
     assert "drafted by ngram, depth 1, probability" in window.locator(".output .token.d1").first.get_attribute("title")
-    assert window.locator("#tree path.kept").count() > 0
+    assert window.locator("#tree path.accepted").count() > 0
+    assert "acceptance rate" in window.inner_text(".figures") and "ended at the limit of tokens" in window.inner_text(".figures")
+    window.click("#more")
+    window.wait_for_function("document.querySelector('.said').textContent.length > 60")
+    window.wait_for_selector("#go:enabled")
+    assert window.inner_text(".said").startswith(
+        "def f(a):\n    return a\n\n\ndef f(a):\n" + whole["choices"][0]["text"].rstrip()
+    )
     window.click("#tab-race")
     window.fill("#prompt", "def f(a):\n    return a\n\n\ndef f(a):\n")
     window.click("#go")
     window.locator(".figures", has_text="the same text").wait_for()
-    assert shown(window, 0) == shown(window, 1) == whole["choices"][0]["text"]
-    assert window.locator(".lane").first.locator(".draft").count() == 0
+    chat = [{"role": "user", "content": window.input_value("#prompt")}]
+    reply = served.post("/v1/chat/completions", messages=chat, max_tokens=40, temperature=0).json()["choices"][0]["message"][
+        "content"
+    ]
+    assert words(shown(window, 0)) == words(shown(window, 1)) == words(reply)
+    assert (
+        "tokens/s" in window.locator(".figures").first.inner_text()
+        and window.locator(".lane").first.locator(".draft").count() == 0
+    )
     window.click("#tab-chat")
     window.fill("#prompt", "def g(")
     window.keyboard.press("Enter")
-    window.locator(".output .token").nth(5).wait_for()
-    window.wait_for_selector("#go:enabled")
+    window.wait_for_selector("#again:enabled")
+    assert window.inner_text(".output .user") == "def g(" and window.locator(".output .answer .token").count() > 0
     window.fill("#tokens", "9999")
     window.fill("#prompt", "more")
     window.click("#go")
@@ -83,6 +105,7 @@ def test_drafter_rule_and_size_are_those_chosen_on_the_page(window, served):
     window.click("#tab-text")
     window.fill("#prompt", "def f(a):\n    return a\n\n\ndef f(a):\n")
     window.fill("#tokens", "30")
+    window.fill("#temperature", "0")
     told = served.http.get("/v1/models").json()["data"][0]["speculation"]
     for drafter in ("ngram", "suffix"):
         window.select_option("#drafter", drafter)
@@ -145,3 +168,80 @@ def test_it_connects_again_after_the_server_went_away(window):
             window.click("#tab-text")
             window.click("#go")
             window.locator("#error:visible").wait_for()
+
+
+MARKDOWN = """# Lists
+
+Some **bold `code`** and <b>no markup</b>, [a link](https://example.com) and [none](javascript:alert(1)).
+
+1. one
+2. two
+
+| a | b |
+|---|--:|
+| 1 | 2 |
+
+```python
+def f(x):
+    return x  # <script>
+```
+
+    indented:
+        code
+"""
+
+RENDER = """async (text) => {
+    const { render } = await import('/page/markdown.js');
+    const tokens = [];
+    for (let at = 0; at < text.length; at += 3) {
+        const end = Math.min(at + 3, text.length);
+        tokens.push({ start: at, end, span: () => { const e = document.createElement('span'); e.title = `${at}`; return e; } });
+    }
+    const box = document.createElement('div');
+    box.append(render(text, tokens));
+    return { text: box.textContent, tags: [...box.querySelectorAll('*')].map((e) => e.tagName), links: [...box.querySelectorAll('a')].map((e) => e.href),
+        misplaced: [...box.querySelectorAll('span[title]')].filter((e) => !text.slice(Number(e.title), Number(e.title) + 3).includes(e.textContent)).length,
+        plain: [...box.querySelectorAll('pre code')].map((e) => e.textContent), spans: box.querySelectorAll('span[title]').length };
+}"""
+
+
+def test_markdown_becomes_nodes_whose_pieces_are_the_tokens_that_wrote_them(window, served):
+    window.goto(served.url)
+    page = window.evaluate(RENDER, MARKDOWN)
+    assert {"H3", "STRONG", "OL", "LI", "TABLE", "TH", "PRE", "CODE", "A"} <= set(page["tags"])
+    assert not {"SCRIPT", "B", "IMG", "IFRAME"} & set(page["tags"])  # what a model writes is never markup
+    assert page["links"] == ["https://example.com/"]
+    assert page["plain"] == ["def f(x):\n    return x  # <script>", "indented:\n    code\n"]
+    assert "<b>no markup</b>" in page["text"] and page["misplaced"] == 0 and page["spans"] > 40
+
+
+def test_a_chat_has_a_system_prompt_and_can_be_generated_again(window, served):
+    window.goto(served.url)
+    window.locator("#model", has_text="small · drafts: ngram").wait_for()
+    window.click("#tab-chat")
+    window.fill("#tokens", "12")
+    window.fill("#temperature", "1")
+    window.fill("#system", "You count.")
+    requests = []
+    for press in ("#go", "#again"):
+        if press == "#go":
+            window.fill("#prompt", "one two")
+        with window.expect_request("**/v1/chat/completions") as sent:
+            window.click(press)
+        requests.append(sent.value.post_data_json)
+        window.wait_for_selector("#stop:disabled")
+        window.wait_for_selector("#again:enabled")
+    system, turn = {"role": "system", "content": "You count."}, {"role": "user", "content": "one two"}
+    assert [request["messages"] for request in requests] == [[system, turn]] * 2
+    assert window.locator(".user").count() == window.locator(".answer").count() == 1
+    window.fill("#system", "")
+    window.fill("#prompt", "three")
+    with window.expect_request("**/v1/chat/completions") as sent:
+        window.keyboard.press("Enter")
+    window.wait_for_selector("#again:enabled")
+    assert [message["role"] for message in sent.value.post_data_json["messages"]] == ["user", "assistant", "user"]
+    window.reload()
+    assert window.input_value("#tokens") == "12" and window.input_value("#system") == ""  # settings stay
+    window.select_option("#theme", "dark")
+    assert window.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
+    window.select_option("#theme", "")
