@@ -1,4 +1,4 @@
-"""Draw docs/pictures/tree.png: one round of the embedded pair, the drafted tree and the rule's verdict on it.
+"""Draw docs/pictures/tree.png: one step of the embedded pair, the draft tree and the verifier's verdict on it.
 
     PYTHONPATH=src python docs/pictures/tree.py [FILE]
 
@@ -99,23 +99,21 @@ def draw(shown: Round, path: Path) -> None:
     shape, stop = shown.draft.tree, shown.verdict.stop[0].tolist()
     contexts, depths = Contexts.of(shape), tree.depths(shape)[0].tolist()
     reach, height = contexts.reached(stop), contexts.heights()
-    figure, axes = plt.subplots(figsize=(10, 4.6), layout="constrained")
+    figure, axes = plt.subplots(figsize=(6.8, 6.2), layout="constrained")
     for n, parent in contexts.parents.items():
         x, y = depths[n], height[n]
         if n:
             width = 0.6 + 7 * reach[n]
             axes.plot([depths[parent], x], [height[parent], y], color="tab:blue", lw=width, alpha=0.45, zorder=1)
         box = {"boxstyle": "round,pad=0.35", "facecolor": "white" if n else "#dbe9f6", "edgecolor": "tab:blue"}
-        axes.text(x, y, repr(shown.words[n])[1:-1], family="monospace", size=11, ha="center", va="center", bbox=box, zorder=3)
+        axes.text(x, y, repr(shown.words[n])[1:-1], family="monospace", size=15, ha="center", va="center", bbox=box, zorder=3)
         axes.text(
-            x, y - 0.3, told(shown, n, contexts.draws[n]), size=8, ha="center", va="center", color="0.25", bbox=PLAIN, zorder=2
+            x, y - 0.2, told(shown, n, contexts.draws[n]), size=12, ha="center", va="top", color="0.25", bbox=PLAIN, zorder=2
         )
     tokens = 1 + sum(chance * depth for chance, depth in zip(stop, depths, strict=True))
-    axes.set_title(
-        f"{PATHS} paths drafted after {PROMPT!r}, verified by {RULE}: {tokens:.2f} tokens expected from this pass", size=10
-    )
-    axes.set_xlim(-0.5, DEPTH + 0.5)
-    axes.set_ylim(min(height.values()) - 0.55, max(height.values()) + 0.4)
+    axes.set_title(f"{PATHS} paths after {PROMPT!r}, verified by {RULE}:\n{tokens:.2f} tokens expected in this step", size=14)
+    axes.set_xlim(-0.45, DEPTH + 0.45)
+    axes.set_ylim(min(height.values()) - 0.7, max(height.values()) + 0.35)
     axes.axis("off")
     figure.savefig(path, dpi=120)
     plt.close(figure)
@@ -129,7 +127,7 @@ def told(shown: Round, n: int, draws: int) -> str:
     assert shown.draft.probs is not None
     token, parent, row = (int(x[0, n]) for x in (shown.draft.tree.tokens, shown.draft.tree.parents, shown.draft.rows))
     p, q = float(shown.target_probs[0, parent, token]), float(shown.draft.probs[0, row, token])
-    return f"p {p:.2g}   q {q:.2g}   {stop}" + (f"   drawn {draws} times" if draws > 1 else "")
+    return f"p {p:.2g}  q {q:.2g}\n{stop}" + (f"\ndrawn {draws} times" if draws > 1 else "")
 
 
 if __name__ == "__main__":

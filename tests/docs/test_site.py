@@ -3,15 +3,22 @@
 import doctest
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from polydraft import registry
+from polydraft import __version__, registry
 
 ROOT = Path(__file__).parents[2]
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CUT_OFF = "() => [...document.querySelectorAll('pre code')].some(code => code.scrollWidth > code.clientWidth + 1)"
+TOO_WIDE = "() => document.documentElement.scrollWidth > window.innerWidth"
 
 
 def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
@@ -73,6 +80,39 @@ def test_the_example_of_the_docstring_reader_runs():
     spec.loader.exec_module(module)
     done = doctest.testmod(module)
     assert done.attempted > 0 and done.failed == 0
+
+
+def test_a_page_shows_the_version_and_the_mark(site):
+    html = text(site, ".")
+    assert f"polydraft {__version__}" in html and "Apache-2.0" in html
+    assert re.search(r'<a [^>]*class="md-header__button md-logo"[^>]*>\s*<img src="[^"]*pictures/mark.svg"', html)
+
+
+@pytest.fixture(scope="module")
+def browser(site):
+    """A Chromium, and the address of the site."""
+    api = pytest.importorskip("playwright.sync_api")
+    if BROWSER is None:
+        pytest.skip("no Chromium on the PATH: apt install chromium. Nothing else tests what a page looks like")
+    handler = partial(type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None}), directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, api.sync_playwright() as starter:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        program = starter.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield program, f"http://127.0.0.1:{server.server_address[1]}"
+        program.close()
+        server.shutdown()
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1680])
+def test_no_code_is_cut_off_and_no_page_is_wider_than_the_window(browser, width):
+    program, address = browser
+    page = program.new_page(viewport={"width": width, "height": 900})
+    for name in ("", "using/", "vllm/", "extending/", "coming-from/", "results/gguf-files/"):
+        page.goto(f"{address}/{name}")
+        assert page.locator("h1").count() == 1
+        assert not page.evaluate(CUT_OFF), name
+        assert not page.evaluate(TOO_WIDE), name
+    page.close()
 
 
 def test_pages_ask_no_other_host_for_anything(site):

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from polydraft.bench.labels import PEERS, label
 from polydraft.bench.record import markdown_table, provenance, write_texts
 from polydraft.bench.suite import Findings
 
@@ -89,22 +90,23 @@ def picture(report: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     rows = sorted(report["rows"], key=lambda r: r["tokens_per_second"])
-    figure, axes = plt.subplots(figsize=(8, 0.5 + 0.4 * len(rows)), layout="constrained")
+    figure, axes = plt.subplots(figsize=(6.4, 1 + 0.55 * len(rows)), layout="constrained")
     for y, row in enumerate(rows):
         low, high = row["spread"]
-        ours = not row["contender"].startswith(("transformers", "llama.cpp", "vLLM"))
         rate = row["tokens_per_second"]
         axes.barh(
             y,
             rate,
-            color="tab:blue" if ours else "tab:gray",
+            color="tab:gray" if row["contender"].startswith(PEERS) else "tab:blue",
             hatch=None if row["law_check"]["passed"] else "//",
             xerr=[[max(rate - low, 0)], [max(high - rate, 0)]],
         )
-        axes.text(rate, y, f" {rate:.0f}", va="bottom", fontsize=8)
-    axes.set_yticks(range(len(rows)), [r["contender"] for r in rows])
-    axes.set_xlabel(f"tokens per second, temperature {report['settings']['temperature']:g}")
-    figure.savefig(path, dpi=120)
+        axes.text(max(rate, high), y, f" {rate:.0f}", va="center", fontsize=13)
+    axes.set_yticks(range(len(rows)), [label(r["contender"]) for r in rows], fontsize=12)
+    axes.tick_params(axis="x", labelsize=12)
+    axes.set_xlim(right=1.3 * max(max(row["tokens_per_second"], row["spread"][1]) for row in rows))
+    axes.set_xlabel(f"tokens per second, temperature {report['settings']['temperature']:g}", fontsize=13)
+    figure.savefig(path, dpi=150)
     plt.close(figure)
 
 

@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from polydraft.bench.compare import Measurement, engine_contender, measure
+from polydraft.bench.labels import label
 from polydraft.bench.record import markdown_table, provenance
 from polydraft.bench.suite import Way
 from polydraft.engine.api import Engine
@@ -204,18 +205,17 @@ def picture(report: Mapping[str, Any], path: Path) -> None:
     rows = [r for r in report["rows"] if "error" not in r and r["way"] != PLAIN]
     names = list(dict.fromkeys(r["way"] for r in rows))[::-1]
     temperatures = report["settings"]["temperatures"]
-    figure, panels = plt.subplots(1, 2, figsize=(12, 1 + 0.3 * len(names)), sharey=True, layout="constrained")
-    for axes, key, label in zip(
-        panels, ("tokens_per_step", "over_plain"), ("tokens per step", "times plain decoding"), strict=True
-    ):
+    figure, panels = plt.subplots(1, 2, figsize=(9, 1.2 + 0.5 * len(names)), sharey=True, layout="constrained")
+    for axes, key, title in zip(panels, ("tokens_per_step", "over_plain"), ("tokens per step", "speed-up"), strict=True):
         for i, temperature in enumerate(temperatures):
-            found = {r["way"]: r[key] for r in rows if r["temperature"] == temperature}
+            values = {r["way"]: r[key] for r in rows if r["temperature"] == temperature}
             height = 0.8 / len(temperatures)
-            at = [names.index(name) + height * (0.5 * (len(temperatures) - 1) - i) for name in found]
-            axes.barh(at, list(found.values()), height, label=f"temperature {temperature:g}")
+            at = [names.index(name) + height * (0.5 * (len(temperatures) - 1) - i) for name in values]
+            axes.barh(at, list(values.values()), height, label=f"temperature {temperature:g}")
         axes.axvline(1, color="grey", linewidth=0.8)
-        axes.set(xlabel=label)
-    panels[0].set_yticks(range(len(names)), names)
-    panels[1].legend(fontsize=8)
-    figure.savefig(path, dpi=100)
+        axes.tick_params(labelsize=12)
+        axes.set_xlabel(title, fontsize=13)
+    panels[0].set_yticks(range(len(names)), [label(name) for name in names])
+    panels[1].legend(fontsize=11)
+    figure.savefig(path, dpi=120)
     plt.close(figure)
