@@ -229,7 +229,7 @@ class Verdict(Protocol):
         ...
 
     def after(self, node: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
-        """Law of the one extra token once stopped at `node`."""
+        """Distribution of the one extra token once stopped at `node`."""
         ...
 
     def sample(self, key: NoiseKey) -> Outcome:
@@ -467,7 +467,7 @@ class Target(Protocol):
     Node 0 of a tree is committed by the text but not yet in the cache: `score` feeds all nodes and `commit` keeps the
     rows of the root and of the accepted path. The extra token is the root of the next tree.
 
-    A draft model may also offer `propose_paths(slots, pending, keys, trees, params, *, law)` and `propose_tree(slots, pending,
+    A draft model may also offer `propose_paths(slots, pending, keys, trees, params, *, draft_sampling)` and `propose_tree(slots, pending,
     budgets, params)`: whole proposals in one call, None where it does not apply; see `models.compiled.proposals`. What they scored is
     committed like any tree.
     """

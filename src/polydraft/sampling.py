@@ -1,4 +1,4 @@
-"""From logits to the law that is sampled: every sampling parameter, at every node, in the context of the node's own path.
+"""From logits to the distribution that is sampled: every sampling parameter, at every node, in the context of the node's own path.
 
 The order is that of transformers' `generate`; presence and frequency penalties, which it lacks, are vLLM's (over output
 tokens only) and follow the repetition penalty:
@@ -30,7 +30,7 @@ from polydraft.truncation import truncate
 
 
 def is_plain(params: SamplingParams) -> bool:
-    """Whether the law is a softmax of logits / temperature, or its limit at temperature 0, whatever the context.
+    """Whether the distribution is a softmax of logits / temperature, or its limit at temperature 0, whatever the context.
 
     Example:
         >>> is_plain(SamplingParams(temperature=0.7)), is_plain(SamplingParams(top_p=0.9))
@@ -227,7 +227,7 @@ def process(
     *,
     checked: bool = True,
 ) -> Float[Tensor, "B N V"]:
-    """Processed logits, whose softmax is the law; at temperature 0 those before the temperature.
+    """Processed logits, whose softmax is the distribution; at temperature 0 those before the temperature.
 
     contexts: all committed token ids of each row, root included; the path below the root is read from the tree.
     prompt_lengths: how many of them are the prompt.  stop_ids: the model's end-of-sequence ids, for min_tokens.
@@ -287,7 +287,7 @@ def _truncated_here(
     return x if sound and not (checked and len(rows) < len(x)) else _checked(x, tree)
 
 
-def laws(
+def distributions(
     logits: Float[Tensor, "B N V"],
     tree: TokenTree,
     contexts: Sequence[Sequence[int]],
@@ -295,12 +295,12 @@ def laws(
     params: Sequence[SamplingParams],
     stop_ids: Sequence[int] = (),
 ) -> Float[Tensor, "B N V"]:
-    """The laws that are sampled, one at every node; arguments and errors as for `process`.
+    """The distributions that are sampled, one at every node; arguments and errors as for `process`.
 
     Example:
         >>> root = TokenTree.roots(torch.tensor([1, 1]))
         >>> both = [SamplingParams(temperature=0), SamplingParams()]
-        >>> laws(torch.tensor([[[2.0, 2.0, 0.0]]]).expand(2, 1, 3), root, [[1], [1]], [1, 1], both).tolist()
+        >>> distributions(torch.tensor([[[2.0, 2.0, 0.0]]]).expand(2, 1, 3), root, [[1], [1]], [1, 1], both).tolist()
         [[[1.0, 0.0, 0.0]], [[0.468..., 0.468..., 0.063...]]]
     """
     if all(is_plain(row) and not row.greedy for row in params):
@@ -310,7 +310,7 @@ def laws(
     return soften(process(logits, tree, contexts, prompt_lengths, params, stop_ids), params)
 
 
-def draft_laws(
+def draft_probs(
     logits: Float[Tensor, "B N V"],
     tree: TokenTree,
     contexts: Sequence[Sequence[int]],
@@ -323,18 +323,18 @@ def draft_laws(
     Example:
         >>> root = TokenTree.roots(torch.tensor([1]))
         >>> only = SamplingParams(logit_bias={0: -math.inf, 1: -math.inf})
-        >>> draft_laws(torch.tensor([[[1.0, 2.0, -math.inf]]]), root, [[1]], [1], [only]).tolist()
+        >>> draft_probs(torch.tensor([[[1.0, 2.0, -math.inf]]]), root, [[1]], [1], [only]).tolist()
         [[[0.0, 0.0, 0.0]]]
     """
     if all(map(is_plain, params)):
-        return laws(logits, tree, contexts, prompt_lengths, params, stop_ids)
+        return distributions(logits, tree, contexts, prompt_lengths, params, stop_ids)
     x = _process_context(_wide(logits), tree, contexts, prompt_lengths, params, stop_ids)
     empty = ((x.amax(-1) == -torch.inf) & (logits.amax(-1) > -torch.inf))[..., None]
     return soften(_truncated(x.masked_fill(empty, 0.0), tree, params, True), params).masked_fill(empty, 0.0)
 
 
 def soften(processed: Float[Tensor, "B N V"], params: Sequence[SamplingParams]) -> Float[Tensor, "B N V"]:
-    """The laws of processed logits: softmax, and point masses at temperature 0.
+    """The distributions of processed logits: softmax, and point masses at temperature 0.
 
     Example:
         >>> soften(torch.zeros(1, 1, 2), [SamplingParams()]).tolist()

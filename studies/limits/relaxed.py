@@ -51,15 +51,15 @@ def nearest(pair: Pair) -> Int[Tensor, "V m"]:
 def rules(pair: Pair) -> dict[str, Rule]:
     """The rules with their usual thresholds."""
     found: dict[str, Rule] = {
-        "typical": (typical.output_law, lambda p, q: typical.kept(p)),
-        "top_beta": (top_beta.output_law, lambda p, q: top_beta.kept(p)),
+        "typical": (typical.output_probs, lambda p, q: typical.kept(p)),
+        "top_beta": (top_beta.output_probs, lambda p, q: top_beta.kept(p)),
     }
     if pair.target.vocab_size <= LARGEST_CODEBOOK:
         near = nearest(pair)
         every = torch.arange(len(near))[None]
         for name, budget in (("latent, additive", {"delta": DELTA}), ("latent, multiplicative", {"factor": FACTOR})):
             found[name] = (
-                partial(latent.output_law, neighbours=near, **budget),
+                partial(latent.output_probs, neighbours=near, **budget),
                 partial(latent.accept_probability, x=every, neighbours=near, **budget),
             )
     return found

@@ -54,7 +54,7 @@ def law_of(
 ) -> torch.Tensor:
     """The law of one row without a draft."""
     context = context or [0]
-    return sampling.laws(
+    return sampling.distributions(
         logits[None, None], TokenTree.roots(torch.tensor([context[-1]])), [context], [prompt_length], [params], [EOS]
     )[0, 0]
 
@@ -86,7 +86,7 @@ def test_laws_equal_those_of_transformers_at_every_node_of_a_tree(params, tied):
     for seed in range(8):
         logits = random_logits(seed, 1, len(PATHS), V)
         logits = logits.round() if tied else logits
-        p = sampling.laws(logits, TREE, [PROMPT + OUTPUT], [len(PROMPT)], [params], [EOS])[0]
+        p = sampling.distributions(logits, TREE, [PROMPT + OUTPUT], [len(PROMPT)], [params], [EOS])[0]
         for n, path in enumerate(PATHS):
             law, expected = p[n], reference(logits[0, n], PROMPT + OUTPUT + path, len(PROMPT), params)
             if tied and params.top_p < 1:  # its sort leaves open which of equal logits goes first
@@ -112,7 +112,7 @@ def test_a_row_of_a_mixed_batch_is_the_law_that_it_has_alone(batch, seed):
     B = len(batch)
     logits = random_logits(seed, B, 1, V)
     roots = TokenTree.roots(torch.full((B,), OUTPUT[-1]))
-    together = sampling.laws(logits, roots, [PROMPT + OUTPUT] * B, [len(PROMPT)] * B, batch, [EOS])
+    together = sampling.distributions(logits, roots, [PROMPT + OUTPUT] * B, [len(PROMPT)] * B, batch, [EOS])
     for b, params in enumerate(batch):
         torch.testing.assert_close(
             together[b, 0], reference(logits[b, 0], PROMPT + OUTPUT, len(PROMPT), params), rtol=0, atol=1e-12
@@ -172,7 +172,9 @@ def test_a_tiny_temperature_tends_to_the_greedy_law(temperature):
 
 
 def test_min_tokens_counts_the_tokens_of_the_path():
-    p = sampling.laws(torch.zeros(1, 6, V), TREE, [PROMPT + OUTPUT], [len(PROMPT)], [SamplingParams(min_tokens=5)], [EOS])
+    p = sampling.distributions(
+        torch.zeros(1, 6, V), TREE, [PROMPT + OUTPUT], [len(PROMPT)], [SamplingParams(min_tokens=5)], [EOS]
+    )
     assert (p[0, :, EOS] == 0).tolist() == [True, True, True, False, False, False]
 
 
@@ -186,7 +188,7 @@ def test_half_precision_logits_give_float32_laws():
 def test_inputs_are_not_modified():
     logits = random_logits(3, 1, 6, V)
     before = logits.clone()
-    sampling.laws(logits, TREE, [PROMPT + OUTPUT], [len(PROMPT)], [CASES[-1]], [EOS])
+    sampling.distributions(logits, TREE, [PROMPT + OUTPUT], [len(PROMPT)], [CASES[-1]], [EOS])
     assert torch.equal(logits, before)
 
 
@@ -197,7 +199,7 @@ def test_logits_that_are_not_finite_are_refused_by_row_and_node(params, value):
     logits[1, 2, 8] = value
     chains = TokenTree.chain(torch.ones(2, 3, dtype=torch.int64))
     with pytest.raises(InvalidInputError, match=r"row 1, node 2 hold NaN or \+inf"):
-        sampling.laws(logits, chains, [[1], [1]], [1, 1], [params, params])
+        sampling.distributions(logits, chains, [[1], [1]], [1, 1], [params, params])
 
 
 def test_a_row_with_every_token_banned_is_refused():
@@ -210,7 +212,7 @@ def test_padding_may_hold_anything_and_gets_a_law(params):
     padded = trees.pad([([1], [-1]), ([1, 2], [-1, 0])])
     logits = torch.zeros(2, 2, V)
     logits[0, 1] = math.nan
-    p = sampling.laws(logits, padded, [[1], [1]], [1, 1], [params, params])
+    p = sampling.distributions(logits, padded, [[1], [1]], [1, 1], [params, params])
     torch.testing.assert_close(p.sum(-1), torch.ones(2, 2))
 
 

@@ -184,7 +184,7 @@ def laws(target, draft, texts):
     scored = target.score(range(len(texts)), unique.tree, hidden=target.offers.hidden)
     logits, hidden = unique.expand(scored.logits), {layer: unique.expand(x) for layer, x in scored.hidden.items()}
     params = [SamplingParams()] * len(texts)
-    return sampling.laws(logits, draft.tree, texts, [1] * len(texts), params), Scores(draft.tree, logits, hidden)
+    return sampling.distributions(logits, draft.tree, texts, [1] * len(texts), params), Scores(draft.tree, logits, hidden)
 
 
 def play(drafter, states, texts, target, budgets, rounds, verifier="match"):

@@ -20,7 +20,7 @@ from polydraft.drafters.text.trigram_table import WIDTH
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 from polydraft.verifiers.lift.per_node import PerNode
-from polydraft.verifiers.match import emitted_law
+from polydraft.verifiers.match import emitted_probs
 from tests.drafters.sessions import laws, models, play, requests
 
 WIDE = Budget.grown(64, 4, width=24)
@@ -174,7 +174,7 @@ def test_redrawing_after_a_failed_match_is_biased_and_the_match_rule_is_not():
     law = verdict.stop[0, 0] * verdict.after(torch.tensor([0]))[0] + verdict.stop[0, 1] * torch.tensor([1.0, 0, 0])
     torch.testing.assert_close(law, p, rtol=0, atol=1e-12)
     assert isinstance(registry.verifier("match"), PerNode)
-    assert torch.equal(emitted_law(p[None], None, draft.tree.tokens[:, 1:]), p[None])
+    assert torch.equal(emitted_probs(p[None], None, draft.tree.tokens[:, 1:]), p[None])
 
 
 def test_a_shared_store_teaches_the_next_request_and_a_private_one_does_not():

@@ -57,13 +57,13 @@ RIGHT = [
 
 
 @pytest.mark.parametrize(("kind", "verifier", "policy"), RIGHT)
-def test_the_output_law_over_rounds_is_the_targets(kind, verifier, policy):
+def test_the_output_distribution_over_rounds_is_the_targets(kind, verifier, policy):
     target, small = pair(*NEAR)
     engine = Engine.of(target, draft_model=small, drafter=f"model:{kind}", verifier=verifier, policy=policy)
     assert p_value(engine, [1, 2], 3, SAMPLES) > 1e-3
 
 
-def test_the_output_law_without_drafts_is_the_targets():
+def test_the_output_distribution_without_drafts_is_the_targets():
     assert p_value(Engine.of(pair(*NEAR)[0], drafter=None), [1, 2], 3, SAMPLES) > 1e-3
 
 

@@ -29,7 +29,7 @@ class TwoTables:
         return self.models[which].logits[text[-2], text[-1]].softmax(-1).numpy()
 
 
-def emitted_law(engine, prompt, length, monkeypatch):
+def emitted_probs(engine, prompt, length, monkeypatch):
     """Probability of every text of this length, from every run of the engine."""
     found = torch.zeros((engine.target.vocab_size,) * length, dtype=torch.float64)
     params = SamplingParams(max_tokens=length, seed=0)

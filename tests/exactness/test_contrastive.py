@@ -11,7 +11,7 @@ from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 from tests.engine.tables import TableModel
 from tests.exactness.harness import SHAPES, Tables, measure
-from tests.exactness.table_pairs import TwoTables, emitted_law
+from tests.exactness.table_pairs import TwoTables, emitted_probs
 from tests.exactness.test_lossless import PAIRS, RULES, words
 
 EXPERT = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
@@ -80,7 +80,7 @@ def test_what_an_engine_emits_follows_the_contrastive_law(kind, verifier, size, 
         num_paths=size[1],
         decoding="contrastive",
     )
-    found = emitted_law(engine, [1, 2], 3, monkeypatch)
+    found = emitted_probs(engine, [1, 2], 3, monkeypatch)
     rows = TwoTables(contrasted(target, small), small, [1, 2])
     expected = torch.ones(())
     for length in range(3):
@@ -121,7 +121,7 @@ def test_laws_that_are_contrastive_by_name_only_are_noticed(fake, pair, monkeypa
     expected = TwoTables(contrasted(target, small), small, [1, 2])
     first = torch.from_numpy(expected.row("p", ()))
     pairs = first[:, None] * torch.stack([torch.from_numpy(expected.row("p", (t,))) for t in range(3)])
-    tv = (emitted_law(engine, [1, 2], 2, monkeypatch) - pairs).abs().sum() / 2
+    tv = (emitted_probs(engine, [1, 2], 2, monkeypatch) - pairs).abs().sum() / 2
     assert (tv < 1e-12) if fake is None else tv > 0.01
 
 

@@ -8,7 +8,7 @@ from polydraft import Engine, SamplingParams
 from polydraft.decoding.guidance import Guidance
 from polydraft.errors import CapacityError, InvalidInputError
 from tests.engine.tables import TableModel
-from tests.exactness.table_pairs import emitted_law
+from tests.exactness.table_pairs import emitted_probs
 
 PROMPT, BARE, SCALE = [1, 2], [0, 1], 2.5
 
@@ -53,7 +53,7 @@ def test_what_an_engine_emits_follows_the_guided_law(kind, verifier, size, pair,
         "num_paths": size[1],
     }
     engine = Engine.of(target, decoding=Guidance(BARE, SCALE), **parts)
-    assert (emitted_law(engine, PROMPT, 3, monkeypatch) - guided(target)).abs().max() < 1e-12
+    assert (emitted_probs(engine, PROMPT, 3, monkeypatch) - guided(target)).abs().max() < 1e-12
     assert target.lengths == [0] * 4
 
 
@@ -86,15 +86,15 @@ def test_laws_that_are_guided_by_name_only_are_noticed(fake, pair, monkeypatch):
     target, small = pair
     law = (fake or Guidance)(BARE, SCALE)
     engine = Engine.of(target, draft_model=small, drafter="model:chain", verifier="block", depth=1, decoding=law)
-    tv = (emitted_law(engine, PROMPT, 2, monkeypatch) - guided(target, length=2)).abs().sum() / 2
+    tv = (emitted_probs(engine, PROMPT, 2, monkeypatch) - guided(target, length=2)).abs().sum() / 2
     assert (tv < 1e-12) if fake is None else tv > 0.01
 
 
 def test_scale_1_is_the_target_and_0_the_unconditional_law(pair, monkeypatch):
     target, _ = pair
     for scale, prompt in ((1.0, PROMPT), (0.0, BARE)):
-        found = emitted_law(Engine.of(target, drafter=None, decoding=Guidance(BARE, scale)), PROMPT, 2, monkeypatch)
-        alone = emitted_law(Engine.of(target, drafter=None), prompt, 2, monkeypatch)
+        found = emitted_probs(Engine.of(target, drafter=None, decoding=Guidance(BARE, scale)), PROMPT, 2, monkeypatch)
+        alone = emitted_probs(Engine.of(target, drafter=None), prompt, 2, monkeypatch)
         assert (found - alone).abs().max() < 1e-12
 
 

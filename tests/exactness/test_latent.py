@@ -49,7 +49,7 @@ def test_without_a_budget_trees_keep_the_law(law):
 def test_neighbours_without_mass_change_nothing():
     p = torch.tensor([[0.6, 0.0, 0.4, 0.0]], dtype=torch.float64)
     rule = latent.latent(NEAR[:, :1], delta=0.5)
-    assert torch.equal(rule.emitted_law(p, None, torch.tensor([[0, 2]])), p)
+    assert torch.equal(rule.emitted_probs(p, None, torch.tensor([[0, 2]])), p)
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
@@ -57,13 +57,13 @@ def test_total_variation_of_one_sampled_draft_is_the_mass_that_was_borrowed_and_
     p, q = laws(5)
     every = torch.arange(V).expand(len(p), -1)
     borrowed = latent.borrowed(p, every, NEAR, **budget)[0]
-    tv = (latent.output_law(p, q, NEAR, **budget) - p).abs().sum(1) / 2
+    tv = (latent.output_probs(p, q, NEAR, **budget) - p).abs().sum(1) / 2
     assert torch.allclose(tv, torch.minimum(borrowed, (q - p).clamp(min=0)).sum(1), atol=1e-14)
 
 
 def test_a_budget_does_not_bound_the_total_variation():
     p, q = laws(6, rows=300)
-    tv = (latent.output_law(p, q, NEAR, delta=0.1) - p).abs().sum(1) / 2
+    tv = (latent.output_probs(p, q, NEAR, delta=0.1) - p).abs().sum(1) / 2
     assert (tv > 0.1).any()
 
 
@@ -71,7 +71,7 @@ def test_a_deterministic_draft_moves_the_mass_that_it_borrowed():
     p, _ = laws(7)
     x = torch.full((len(p), 1), 2)
     rule = latent.latent(NEAR, delta=0.3)
-    law = rule.emitted_law(p, None, x)
+    law = rule.emitted_probs(p, None, x)
     borrowed = latent.borrowed(p, x, NEAR, delta=0.3)[0][:, 0]
     assert torch.allclose(law.sum(1), torch.ones(len(p), dtype=p.dtype))
     assert torch.allclose(law[:, 2] - p[:, 2], borrowed)
@@ -130,8 +130,8 @@ def test_mistaken_variants_are_found():
     members = torch.where(every.eq(1) | every.eq(2), 1.0, (p / q).clamp(max=1))  # kept because it is near, not by its mass
     taken = q * members
     toy = taken + (1 - taken.sum(1, keepdim=True)) * normalise_or((p - q).clamp(min=0), otherwise=p)
-    assert error(rule.emitted_law(p, None, x)) < 1e-12 < 1e-2 < error(released(p, x))
-    assert error(latent.output_law(p, q, NEAR)) < 1e-12 < 1e-2 < error(toy)
+    assert error(rule.emitted_probs(p, None, x)) < 1e-12 < 1e-2 < error(released(p, x))
+    assert error(latent.output_probs(p, q, NEAR)) < 1e-12 < 1e-2 < error(toy)
 
 
 @pytest.mark.parametrize(

@@ -15,16 +15,16 @@ from tests.exactness.harness import SHAPES, Tables, as_batch, by_depth, enumerat
 IID, CHAIN = DraftSampling.IID, TreeShape.CHAIN
 RING = torch.tensor([[1, 3], [2, 0], [3, 1], [0, 2]])
 RULES = {
-    "typical": (registry.verifier("typical"), typical.output_law),
-    "top_beta": (registry.verifier("top_beta"), top_beta.output_law),
-    "latent, additive": (latent.latent(RING, delta=0.3), lambda p, q: latent.output_law(p, q, RING, delta=0.3)),
-    "latent, multiplicative": (latent.latent(RING, factor=2.0), lambda p, q: latent.output_law(p, q, RING, factor=2.0)),
+    "typical": (registry.verifier("typical"), typical.output_probs),
+    "top_beta": (registry.verifier("top_beta"), top_beta.output_probs),
+    "latent, additive": (latent.latent(RING, delta=0.3), lambda p, q: latent.output_probs(p, q, RING, delta=0.3)),
+    "latent, multiplicative": (latent.latent(RING, factor=2.0), lambda p, q: latent.output_probs(p, q, RING, factor=2.0)),
 }
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_reported_law_of_one_draft_is_the_enumerated_one(name):
-    rule, output_law = RULES[name]
+    rule, output_probs = RULES[name]
     assert not rule.info.lossless
     largest = 0.0
     for seed in range(6):
@@ -39,7 +39,7 @@ def test_reported_law_of_one_draft_is_the_enumerated_one(name):
         rejected = verdict.after(torch.zeros(len(drafts), dtype=torch.int64))
         weight = torch.tensor([d.probability for d in drafts], dtype=torch.float64)
         first += ((weight * verdict.stop[:, 0])[:, None] * rejected).sum(0)
-        assert first.tolist() == pytest.approx(output_law(p, q)[0].tolist(), abs=1e-12)
+        assert first.tolist() == pytest.approx(output_probs(p, q)[0].tolist(), abs=1e-12)
         largest = max(largest, measure(rule, tables, IID, CHAIN, by_depth(1), 1).tv)
     assert largest > 0.05, "a lossy rule whose loss cannot be measured shows nothing"
 
@@ -66,8 +66,8 @@ def test_typical_acceptance_takes_the_longest_path():
 def test_top_beta_of_one_is_greedy_decoding():
     p, q = (torch.from_numpy(np.random.default_rng(0).dirichlet(np.ones(5), 3)) for _ in range(2))
     greedy = torch.zeros_like(p).scatter_(1, p.argmax(1, keepdim=True), 1.0)
-    assert torch.allclose(top_beta.output_law(p, q, beta=1), greedy)
-    assert torch.allclose(top_beta.output_law(p, q, tau=0.0), greedy)
+    assert torch.allclose(top_beta.output_probs(p, q, beta=1), greedy)
+    assert torch.allclose(top_beta.output_probs(p, q, tau=0.0), greedy)
 
 
 def _point_mass(tokens):
@@ -134,7 +134,7 @@ def test_small_budget_for_each_candidate_can_move_all_of_the_mass():
     p, q = torch.zeros(1, V, dtype=torch.float64), torch.zeros(1, V, dtype=torch.float64)
     p[0, ::2], q[0, 1::2] = 2 / V, 2 / V
     pairs = (torch.arange(V) ^ 1)[:, None]
-    law = latent.output_law(p, q, pairs, delta=0.005)
+    law = latent.output_probs(p, q, pairs, delta=0.005)
     assert (law - p).abs().sum().item() / 2 == pytest.approx(1.0)
 
 

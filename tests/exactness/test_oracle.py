@@ -81,14 +81,14 @@ def test_closed_form_at_one_node(case, key):
 
 
 TOKEN = {
-    "alpha_single": (speculative.emitted_law, IID, "n1"),
-    "alpha_target_sample_iid": (match.emitted_law, IID, "n"),
-    "alpha_single_with_spares_iid": (single_with_spares.single_with_spares.emitted_law, IID, "n"),
-    "alpha_rrs_iid": (recursive.recursive.emitted_law, IID, "n"),
-    "alpha_rrs_wor": (recursive.recursive_wor.emitted_law, WOR, "n_wor"),
-    "alpha_kseq_iid": (kseq.emitted_law, IID, "n"),
-    "alpha_greedy_plus_one": (greedy_plus_one.emitted_law, G1, "n"),
-    "alpha_point_mass_top_n": (match.emitted_law, PM, "n"),
+    "alpha_single": (speculative.emitted_probs, IID, "n1"),
+    "alpha_target_sample_iid": (match.emitted_probs, IID, "n"),
+    "alpha_single_with_spares_iid": (single_with_spares.single_with_spares.emitted_probs, IID, "n"),
+    "alpha_rrs_iid": (recursive.recursive.emitted_probs, IID, "n"),
+    "alpha_rrs_wor": (recursive.recursive_wor.emitted_probs, WOR, "n_wor"),
+    "alpha_kseq_iid": (kseq.emitted_probs, IID, "n"),
+    "alpha_greedy_plus_one": (greedy_plus_one.emitted_probs, G1, "n"),
+    "alpha_point_mass_top_n": (match.emitted_probs, PM, "n"),
 }
 ENUMERABLE = [
     (case, key)
@@ -106,12 +106,12 @@ def test_rule_has_its_acceptance_at_one_node(case, key):
 
 
 FIXED = {
-    "single": (speculative.emitted_law, 1),
-    "rrs_iid": (recursive.recursive.emitted_law, None),
-    "rrs_wor": (recursive.recursive_wor.emitted_law, None),
-    "point_mass": (match.emitted_law, None),
-    "kseq_iid": (kseq.emitted_law, None),
-    "greedy_plus_one": (greedy_plus_one.emitted_law, None),
+    "single": (speculative.emitted_probs, 1),
+    "rrs_iid": (recursive.recursive.emitted_probs, None),
+    "rrs_wor": (recursive.recursive_wor.emitted_probs, None),
+    "point_mass": (match.emitted_probs, None),
+    "kseq_iid": (kseq.emitted_probs, None),
+    "greedy_plus_one": (greedy_plus_one.emitted_probs, None),
 }
 
 

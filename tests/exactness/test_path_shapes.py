@@ -11,7 +11,7 @@ from polydraft.tree import ragged as ragged_paths
 from tests.engine.tables import law
 from tests.exactness.harness import Grown, Tables, by_depth, enumerate_drafts, measure, ragged
 from tests.exactness.runs import every_run
-from tests.exactness.table_pairs import TwoTables, emitted_law, exact_for
+from tests.exactness.table_pairs import TwoTables, emitted_probs, exact_for
 
 IID, PATHS, RAGGED = DraftSampling.IID, TreeShape.PATHS, TreeShape.RAGGED
 SHAPES = {
@@ -54,7 +54,7 @@ def test_the_drafters_draws_are_those_of_the_checker_and_every_rule_keeps_the_la
 @pytest.mark.parametrize("name", ["greedy_traversal", "traversal"])
 def test_rounds_keep_the_law(pair, name, policy, monkeypatch):
     engine = Engine.of(pair[0], draft_model=pair[1], verifier=name, policy=policy)
-    found = emitted_law(engine, [1, 2], 3, monkeypatch)
+    found = emitted_probs(engine, [1, 2], 3, monkeypatch)
     assert (found - law(pair[0], [1, 2], 3)).abs().max() < 1e-12
 
 

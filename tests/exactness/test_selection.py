@@ -8,7 +8,7 @@ from scipy.optimize import linprog
 from polydraft.core import DraftSampling, TreeShape
 from polydraft.theory import acceptance, closed_forms
 from polydraft.verifiers import importance, max_ratio, speculative, transport
-from polydraft.verifiers.selection import law_of_selection, overlap
+from polydraft.verifiers.selection import overlap, selection_probs
 from tests.exactness.harness import Tables, by_depth, measure, sibling_draws
 from tests.exactness.oracle import Fixed, lifted
 
@@ -31,13 +31,13 @@ def laws(seed, V, count):
 @pytest.mark.parametrize("seed", range(6))
 def test_programme_attains_the_optimum_for_two_drafts(seed):
     p, q = laws(seed, 6, 2)
-    assert accepted(importance.emitted_law, p, [q, q], IID) >= acceptance.with_replacement(p, q, 2).alpha - 1e-6
+    assert accepted(importance.emitted_probs, p, [q, q], IID) >= acceptance.with_replacement(p, q, 2).alpha - 1e-6
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_programme_attains_the_optimum_for_drafts_of_two_models(seed):
     p, a, b = laws(seed, 5, 3)
-    assert accepted(importance.emitted_law, p, [a, b], INDEPENDENT) == pytest.approx(
+    assert accepted(importance.emitted_probs, p, [a, b], INDEPENDENT) == pytest.approx(
         acceptance.independent(p, [a, b]).alpha, abs=1e-6
     )
 
@@ -62,7 +62,7 @@ def linear_programme(p, a, b, s):
 def test_flow_is_the_optimum_of_the_truncated_programme(s):
     every = np.stack([laws(seed, 9, 3) for seed in range(20)], 1)
     p, a, b = map(torch.from_numpy, every)
-    found = overlap(p, importance.select_pairs(p, a, b, s).law)
+    found = overlap(p, importance.select_pairs(p, a, b, s).distribution)
     assert found.tolist() == pytest.approx([linear_programme(*every[:, k], s) for k in range(20)], abs=1e-9)
 
 
@@ -70,7 +70,7 @@ def test_flow_is_the_optimum_of_the_truncated_programme(s):
 def test_solved_transport_attains_the_optimum_where_every_token_has_a_bucket(n):
     for seed in range(6):
         p, q = laws(seed, 5, 2)
-        assert accepted(transport.emitted_law, p, [q] * n, IID) == pytest.approx(
+        assert accepted(transport.emitted_probs, p, [q] * n, IID) == pytest.approx(
             acceptance.with_replacement(p, q, n).alpha, abs=1e-5
         )
 
@@ -87,7 +87,7 @@ def test_solved_transport_is_near_the_optimum_for_many_tokens(n, gap):
 
 
 @pytest.mark.parametrize(
-    "emitted", [importance.emitted_law, transport.emitted_law, max_ratio.emitted_law], ids=["lp", "transport", "ratio"]
+    "emitted", [importance.emitted_probs, transport.emitted_probs, max_ratio.emitted_probs], ids=["lp", "transport", "ratio"]
 )
 @pytest.mark.parametrize("n", [2, 3])
 def test_selection_is_never_below_speculative_sampling(emitted, n):
@@ -100,7 +100,7 @@ def picked_but_tested_against_q(p, q, draws):
     """The draw of largest p/q, tested as if it were a plain draw from q."""
     best = (p / q).gather(1, draws).argmax(1)
     x = draws.gather(1, best[:, None])
-    return speculative.emitted_law(p, q, x)
+    return speculative.emitted_probs(p, q, x)
 
 
 def picked_by_other_weights(p, q, draws):
@@ -108,7 +108,7 @@ def picked_by_other_weights(p, q, draws):
     law = torch.from_numpy(transport.select(p[0].numpy(), q[0].numpy(), draws.shape[1])[0]).expand_as(q)
     pi = torch.zeros_like(draws, dtype=p.dtype)
     pi[:, 0] = 1.0
-    return law_of_selection(p, law, pi, draws)
+    return selection_probs(p, law, pi, draws)
 
 
 @pytest.mark.parametrize("wrong", [picked_but_tested_against_q, picked_by_other_weights])
@@ -118,7 +118,7 @@ def test_law_that_is_not_of_the_picked_token_is_caught(wrong):
 
 def test_drafts_of_two_models_verified_as_of_one_are_caught():
     def first_law_for_all(p, q, draws):
-        return importance.emitted_law(p, q[:, 0], draws)
+        return importance.emitted_probs(p, q[:, 0], draws)
 
     tables = Tables(4, 0)
     assert measure(lifted(first_law_for_all), tables, INDEPENDENT, TreeShape.PATHS, by_depth(2), 1).tv > 1e-3

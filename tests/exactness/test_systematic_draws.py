@@ -10,7 +10,7 @@ from polydraft.tree import paths, product, ragged
 from tests.engine.tables import TableModel, law
 from tests.exactness.harness import Grown, by_depth, measure
 from tests.exactness.runs import every_run
-from tests.exactness.table_pairs import TwoTables, emitted_law
+from tests.exactness.table_pairs import TwoTables, emitted_probs
 
 TREES = [paths(3, 2), paths(3, 3, trunk=1), product(2, 2), ragged(3, 2, 1), (-1, 0, 0, 0, 1, 1, 2, 4), (-1, 0, 1, 1)]
 
@@ -48,7 +48,7 @@ def test_rounds_keep_the_law(monkeypatch):
         target, small = TableModel(2, seed=0), TableModel(2, seed=1)
         engine = Engine.of(target, draft_model=small, drafter="model:systematic", policy=Wandering(Budget.fixed(paths(2, 2))))
         assert engine.verifier.info.name == "flow"
-        assert (emitted_law(engine, [1, 0], 4, monkeypatch) - law(target, [1, 0], 4)).abs().max() < 1e-12
+        assert (emitted_probs(engine, [1, 0], 4, monkeypatch) - law(target, [1, 0], 4)).abs().max() < 1e-12
     finally:
         torch.set_default_dtype(torch.float32)
 

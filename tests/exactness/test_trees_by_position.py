@@ -11,7 +11,7 @@ from polydraft.tree import paths
 from tests.engine.tables import TableModel, law
 from tests.exactness.harness import Grown, Tables, by_position, enumerate_drafts, measure, sibling_draws, stopped_inside
 from tests.exactness.runs import every_run
-from tests.exactness.table_pairs import TwoTables, emitted_law, exact_for
+from tests.exactness.table_pairs import TwoTables, emitted_probs, exact_for
 
 IID, BY_POSITION = DraftSampling.IID, TreeShape.BY_POSITION
 TREES = [(-1, 0, 0, 0, 1, 1), (-1, 0, 1, 0, 1, 2), (-1, 0, 0, 2, 2), (-1, 0, 1, 2, 0, 4), (-1, 0, 1)]
@@ -69,7 +69,7 @@ def test_rounds_whose_trees_follow_the_past_keep_the_law(name, monkeypatch):
     try:
         target, small = TableModel(2, seed=0), TableModel(2, seed=1)
         engine = Engine.of(target, draft_model=small, verifier=name, policy=Wandering(Budget.fixed(paths(2, 2))))
-        found = emitted_law(engine, [1, 0], 4, monkeypatch)
+        found = emitted_probs(engine, [1, 0], 4, monkeypatch)
         assert (found - law(target, [1, 0], 4)).abs().max() < 1e-12
     finally:
         torch.set_default_dtype(torch.float32)

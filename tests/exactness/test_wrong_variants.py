@@ -19,8 +19,8 @@ from tests.exactness.oracle import Fixed, Q, lifted
 from tests.fast_equals_slow.walk_rounds import trunk_counted_twice
 from tests.support import wrong_rules
 
-with_replacement = partial(recursive.emitted_law, replacement=True)
-without_replacement = partial(recursive.emitted_law, replacement=False)
+with_replacement = partial(recursive.emitted_probs, replacement=True)
+without_replacement = partial(recursive.emitted_probs, replacement=False)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_dropping_an_unlikely_token_after_sampling_it_is_caught():
     for d in drafts:
         if tables.row("q", ())[d.tokens[1]] < 0.25:
             d.tokens, d.parents, d.paths = d.tokens[:1], d.parents[:1], d.paths[:1]
-    found = measure(lifted(speculative.emitted_law), tables, DraftSampling.IID, TreeShape.CHAIN, by_depth(1), 1, drafts)
+    found = measure(lifted(speculative.emitted_probs), tables, DraftSampling.IID, TreeShape.CHAIN, by_depth(1), 1, drafts)
     assert found.tv > 0.01
 
 
@@ -114,7 +114,7 @@ def kseq_with_divisor_one(p, q, draws):
 
 
 def kseq_of_merged_children(p, q, draws):
-    return kseq.emitted_law(p, q, without_repeats(draws))
+    return kseq.emitted_probs(p, q, without_repeats(draws))
 
 
 def greedy_against_the_whole_q(p, q, draws):

@@ -187,7 +187,7 @@ def test_coupled_proposals_are_won_by_the_smallest_arrival(trunk):
     fast.prefill([0], [[1, 2, 3, 4]])
     key = NoiseKey.of([3], [1], [5])
     asked = [0], [[7]], ([3], [1], [5]), [trees.paths(2, 3, trunk)], [SamplingParams()]
-    tree, rows, probs, *_ = fast.propose_paths(*asked, law=DraftSampling.COUPLED)
+    tree, rows, probs, *_ = fast.propose_paths(*asked, draft_sampling=DraftSampling.COUPLED)
     for n in range(1, tree.num_nodes):
         depth = int(trees.depths(tree)[0, n]) - 1
         clocks = noise.clocks(NoiseKey(key.seed, key.sample, key.position + depth), 61)[0]

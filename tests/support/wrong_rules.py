@@ -36,7 +36,7 @@ def duplicates_skipped(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
     kept = draws.clone()
     for j in range(1, draws.shape[1]):
         kept[(draws[:, :j] == draws[:, j : j + 1]).any(1), j] = -1
-    return recursive.emitted_law(p, q, kept, replacement=True)
+    return recursive.emitted_probs(p, q, kept, replacement=True)
 
 
 def iid_as_distinct(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def iid_as_distinct(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
 
 def resorted(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
     there = torch.where(draws >= 0, q.gather(1, draws.clamp(min=0)), -1.0)
-    return recursive.emitted_law(p, q, draws.gather(1, there.argsort(1, descending=True)), replacement=False)
+    return recursive.emitted_probs(p, q, draws.gather(1, there.argsort(1, descending=True)), replacement=False)
 
 
 def redraws(p: Tensor, q: Tensor | None, draws: Int[Tensor, "M n"]) -> Tensor:

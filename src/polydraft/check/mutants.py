@@ -105,9 +105,9 @@ def mutant(rule: str, *edits: Edit) -> Any:
     Example:
         >>> wrong = mutant("match", Edit(MATCH, "    return p\\n", "    return 1 - p\\n"))
         >>> import torch
-        >>> sys.modules[MATCH].emitted_law(torch.tensor([[0.25, 0.75]]), None, torch.tensor([[1]])).tolist()
+        >>> sys.modules[MATCH].emitted_probs(torch.tensor([[0.25, 0.75]]), None, torch.tensor([[1]])).tolist()
         [[0.25, 0.75]]
-        >>> wrong.emitted_law(torch.tensor([[0.25, 0.75]]), None, torch.tensor([[1]])).tolist()
+        >>> wrong.emitted_probs(torch.tensor([[0.25, 0.75]]), None, torch.tensor([[1]])).tolist()
         [[0.75, 0.25]]
     """
     module, _, attribute = registry.VERIFIERS[rule].partition(":")
@@ -127,7 +127,7 @@ WALKS = {
     "block": ("residual without the accumulated weight", "chain", 1, Edit(BLOCK, "a = weights[n] * scale[n]", "a = scale[n]")),
     "greedy_traversal": (
         "extra token drawn with the uniform of the stop", "paths", 2,
-        Edit(GTV, "done.token[b] = drawn(law, *noise[b], EXTRA)", "done.token[b] = drawn(law, *noise[b], STOP)"),
+        Edit(GTV, "done.token[b] = drawn(distribution, *noise[b], EXTRA)", "done.token[b] = drawn(distribution, *noise[b], STOP)"),
     ),
     "match": (
         "extra token may be a drafted one", "chain", 1,
@@ -140,21 +140,21 @@ WALKS = {
     ),
     "flow": (
         "extra token drawn with the uniform of the stop", "systematic", 3,
-        Edit(FLOW, "drawn(law, *noise, EXTRA)", "drawn(law, *noise, STOP)"),
+        Edit(FLOW, "drawn(extra_probs, *noise, EXTRA)", "drawn(extra_probs, *noise, STOP)"),
     ),
 }  # fmt: skip
 """Rules with a compiled walk -> a mistake of the walk alone, the kind and the width of drafts that go through it, and its edit."""
 
 WITHOUT_WEIGHT = (
     Edit(SWEEP, "reweight(w, surplus(w / p_sum, p, 1.0 / q_sum, q))", "reweight(w, surplus(1.0 / p_sum, p, 1.0 / q_sum, q))"),
-    Edit(SWEEP, "else reject(w, rest, law)", "else reject(1.0, rest, law)"),
+    Edit(SWEEP, "else reject(w, rest, q)", "else reject(1.0, rest, q)"),
     Edit(TRAVERSAL),
     Edit(BLOCK, "surplus(weights[i] * scale[i], p[i]", "surplus((weights[i] > 0.0) * scale[i], p[i]"),
     Edit(BLOCK, "a = weights[n] * scale[n]", "a = (weights[n] > 0.0) * scale[n]"),
 )
 CLAMPED = (
     Edit(SWEEP, "into = keep(w, p[x] / p_sum, q[x] / q_sum)", "into = w * keep(1.0, p[x] / p_sum, q[x] / q_sum)"),
-    Edit(SWEEP, "into = keep(w, rest[x], law[x])", "into = w * keep(1.0, rest[x], law[x])"),
+    Edit(SWEEP, "into = keep(w, rest[x], q[x])", "into = w * keep(1.0, rest[x], q[x])"),
     Edit(TRAVERSAL),
     Edit(BLOCK, KEEP, KEEP.replace("keep(w,", "w * keep(1.0,")),
 )

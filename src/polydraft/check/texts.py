@@ -90,14 +90,17 @@ def text_findings(judge: Any, engine: Engine, results: Sequence[Result], params:
     for prompt, sample in ((r.prompt_token_ids, s) for r in results for s in r.samples if s.token_ids):
         logits = _judged(judge, prompt, sample.token_ids)[:, : engine.target.vocab_size]
         chain = TokenTree.chain(torch.tensor([[prompt[-1], *sample.token_ids[:-1]]]))
-        laws = sampling.laws(logits[None], chain, [prompt], [len(prompt)], [params], engine.eos_token_ids)[0]
+        target_probs = sampling.distributions(logits[None], chain, [prompt], [len(prompt)], [params], engine.eos_token_ids)[0]
         count += len(sample.token_ids)
         if params.greedy:
-            margin, own = _margins(logits, sample.token_ids), laws.gather(1, torch.tensor(sample.token_ids)[:, None])[:, 0]
+            margin, own = (
+                _margins(logits, sample.token_ids),
+                target_probs.gather(1, torch.tensor(sample.token_ids)[:, None])[:, 0],
+            )
             ties += int(((margin > 0) & (margin < NEAR_TIE)).sum())
             wrong += int(((margin >= NEAR_TIE) & (own == 0)).sum())
             continue
-        u = integral_transform(laws.double().log(), sample.token_ids, 1.0, rng)
+        u = integral_transform(target_probs.double().log(), sample.token_ids, 1.0, rng)
         for offset, value in zip(_offsets(sample.origins), u.tolist(), strict=True):
             by_offset.setdefault(offset, []).append(value)
     if params.greedy:

@@ -115,8 +115,8 @@ def interleaved(rows: Sequence[Sequence[int]], drafts: Sequence[Draft]) -> Draft
 
     N, first = max(d.tree.num_nodes for d in drafts), drafts[0]
     tree = TokenTree(placed([d.tree.tokens for d in drafts], N, 0), placed([d.tree.parents for d in drafts], N, -1))
-    laws = [d.probs for d in drafts if d.probs is not None]
-    probs = placed(laws, max(x.shape[1] for x in laws), 1 / laws[0].shape[2]) if laws else None
+    draft_probs = [d.probs for d in drafts if d.probs is not None]
+    probs = placed(draft_probs, max(x.shape[1] for x in draft_probs), 1 / draft_probs[0].shape[2]) if draft_probs else None
     keys = [d.noise for d in drafts if d.noise is not None]
     noise = (
         NoiseKey(*(torch.cat([getattr(key, name) for key in keys])[order] for name in ("seed", "sample", "position")))

@@ -14,7 +14,7 @@ from polydraft.core import Budget, Draft, Drafter, DraftSampling, Method, Needs,
 from polydraft.drafters.base import as_one_round, release_each, start_each, teach_each
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.verifiers import pairing
-from polydraft.verifiers.by_law import RuleByLaw
+from polydraft.verifiers.by_draft_sampling import VerifierByDraftSampling
 
 
 @dataclass
@@ -81,12 +81,12 @@ class Choice:
     def rule(self) -> Verifier:
         """The best lossless rule of each arm; the first arm's where two arms have one law and it fits both."""
         rules: dict[DraftSampling, Verifier] = {}
-        for law in self.info.draft_sampling:
-            same = [a.info for a in self.arms if law in a.info.draft_sampling]
+        for draft_sampling in self.info.draft_sampling:
+            same = [a.info for a in self.arms if draft_sampling in a.info.draft_sampling]
             shapes = frozenset().union(*(i.shapes for i in same))
-            one = Method(same[0].name, "", "", 0, "", frozenset({law}), shapes)
-            rules[law] = registry.verifier(pairing.best_for(one))
-        return RuleByLaw(rules)
+            one = Method(same[0].name, "", "", 0, "", frozenset({draft_sampling}), shapes)
+            rules[draft_sampling] = registry.verifier(pairing.best_for(one))
+        return VerifierByDraftSampling(rules)
 
     def start(self, requests: Seq[Request]) -> list[ChoiceState]:
         """States of all arms; see `core.Drafter.start`."""

@@ -18,7 +18,7 @@ from polydraft.core import Budget, Draft, DraftSampling, TokenTree, TreeShape
 
 Cells = tuple[np.ndarray, np.ndarray]
 """(cells, end-of-sequence ids): a tree as compiled functions take it."""
-_LAW, _SHAPE = DraftSampling.POINT_MASS, TreeShape.GROWN  # a member of an enumeration is slow to look up
+_SAMPLING, _SHAPE = DraftSampling.POINT_MASS, TreeShape.GROWN  # a member of an enumeration is slow to look up
 TOKEN, PARENT, DEPTH, INNER, SCORE, ABOUT = range(6)
 """Rows of a tree's cells: a column for each node (the scores are the bits of float64), and what is known of the whole."""
 NUM, PATHS, MAX_NODES, MAX_DEPTH, WIDTH = range(5)
@@ -220,9 +220,9 @@ def point_mass(grown: Sequence[GrownTree]) -> Draft:
     if len(grown) == 1:
         cells, size = grown[0].arrays[0], grown[0].size
         tree = TokenTree.of(cells[TOKEN : TOKEN + 1, :size], cells[PARENT : PARENT + 1, :size])
-        return Draft(tree, _LAW, _SHAPE, None, _no_rows(1, size))
+        return Draft(tree, _SAMPLING, _SHAPE, None, _no_rows(1, size))
     sizes = [g.size for g in grown]
     tokens, parents = np.zeros((len(grown), max(sizes)), np.int64), np.full((len(grown), max(sizes)), -1)
     for b, (g, size) in enumerate(zip(grown, sizes, strict=True)):
         tokens[b, :size], parents[b, :size] = g.arrays[0][TOKEN, :size], g.arrays[0][PARENT, :size]
-    return Draft(TokenTree.of(tokens, parents), _LAW, _SHAPE, None, _no_rows(*tokens.shape))
+    return Draft(TokenTree.of(tokens, parents), _SAMPLING, _SHAPE, None, _no_rows(*tokens.shape))

@@ -240,7 +240,7 @@ def propose(
             )
         inputs.check_draft(draft, vocab_size, roots if len(rows) == len(roots) else roots[rows])
         if not all(sequences[b].sample.stats.drafted_tokens for b in rows):  # a request's first draft
-            inputs.check_laws(draft)
+            inputs.check_draft_probs(draft)
         return draft
 
     draft, live = _ask(drafter, sequences, live, ask)

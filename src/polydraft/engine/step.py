@@ -239,7 +239,7 @@ class Stepper:
         draft = _on_host(draft)
         outcome = self._walk(draft, processed.cpu(), key, params)
         if outcome is None:
-            outcome = self.verifier(draft, unique.expand(sampling.laws(*given)).cpu()).sample(key)
+            outcome = self.verifier(draft, unique.expand(sampling.distributions(*given)).cpu()).sample(key)
         return outcome, processed
 
     def _walk(self, draft: Draft, processed: Tensor, key: NoiseKey, params: Seq[SamplingParams]) -> Outcome | None:

@@ -21,7 +21,7 @@ from polydraft.core import Budget, Draft, Drafter, Outcome, Target, Verifier
 from polydraft.drafters.choice import Choice
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.fixed import Sequence
-from polydraft.verifiers.by_law import RuleByLaw
+from polydraft.verifiers.by_draft_sampling import VerifierByDraftSampling
 
 __all__ = ["ChoicePolicy"]
 
@@ -60,8 +60,10 @@ class ChoicePolicy:
     def prepare(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
         """Get each arm's sizes and profile; see `AdaptivePolicy.prepare`."""
         for policy, arm in zip(self.policies, self.choice.arms, strict=True):
-            (law,) = arm.info.draft_sampling
-            policy.prepare(target, arm, verifier.rules[law] if isinstance(verifier, RuleByLaw) else verifier)
+            (draft_sampling,) = arm.info.draft_sampling
+            policy.prepare(
+                target, arm, verifier.rules[draft_sampling] if isinstance(verifier, VerifierByDraftSampling) else verifier
+            )
 
     def _promise(self, i: int, sequences: Seq[Sequence], share: float = 1.0) -> float:
         """Tokens per second with arm i where it has a draft for this share of the batch."""

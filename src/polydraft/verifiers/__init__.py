@@ -1,4 +1,4 @@
-"""For those who want only the rule: a draft and the target's laws in, a verdict out."""
+"""For those who want only the rule: a draft and the target's distributions in, a verdict out."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -12,12 +12,12 @@ from polydraft.verifiers import inputs
 def verify(name: str, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Verdict:
     """Apply the verifier `name` to a draft.
 
-    target_probs: law of the next token at every node, after sampling parameters; rows sum to 1.
+    target_probs: distribution of the next token at every node, after sampling parameters; rows sum to 1.
 
     Raises:
         UnknownNameError: no verifier of that name.
-        IncompatibleError: the rule is not exact for drafts of this sibling law or shape.
-        InvalidInputError: a malformed tree, rows that do not exist or are no laws, a drawn token without probability; see `verifiers.inputs`.
+        IncompatibleError: the rule is not exact for this draft sampling or shape.
+        InvalidInputError: a malformed tree, rows that do not exist or are no distributions, a drawn token without probability; see `verifiers.inputs`.
 
     Example:
         >>> import torch

@@ -29,7 +29,7 @@ from polydraft.verifiers.traversal import tries
 def _walk(logits, q, rows, tokens, parents, seed, sample, position, node, token):
     """Stop node and extra token of every batch row; p = softmax(logits)."""
     N, V = logits.shape[1:]
-    p, law = np.empty((N, V), np.float32), np.empty(V)
+    p, extra_probs = np.empty((N, V), np.float32), np.empty(V)
     stop, weights, scale = np.empty(N), np.empty(N), np.empty(N)
     for b in range(len(node)):
         x, t, last, w = logits[b], tokens[b], 0, 1.0
@@ -51,8 +51,8 @@ def _walk(logits, q, rows, tokens, parents, seed, sample, position, node, token)
         if n >= 0:
             a = weights[n] * scale[n]
             for i in range(V):
-                law[i] = p[n, i] if n == last else max(a * p[n, i] - q[b, rows[b, n + 1], i], 0.0)
-            token[b] = drawn(law, seed[b], sample[b], position[b], EXTRA)
+                extra_probs[i] = p[n, i] if n == last else max(a * p[n, i] - q[b, rows[b, n + 1], i], 0.0)
+            token[b] = drawn(extra_probs, seed[b], sample[b], position[b], EXTRA)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Block(LeafToRoot):
     """The verifier: the leaf-to-root sweep of a chain, with a walk."""
 
     def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
-        """See `_walk`; for float32 logits and laws. None where it does not apply, or where logits are faulty."""
+        """See `_walk`; for float32 logits and distributions. None where it does not apply, or where logits are faulty."""
         if draft.probs is None or draft.probs.dtype != torch.float32:
             return None
         done = arrays(draft, logits, key)

@@ -3,7 +3,7 @@
 Our own rule, for systematic draws (`DraftSampling.SYSTEMATIC`; docs/papers/flow.md has the proof).
 
     D, P(D)  the pieces: as u runs over [0, 1), the tuple of the k draws changes at most V times
-    w        weight with which the context is entered, the root's is 1; what is emitted here has law w p
+    w        weight with which the context is entered, the root's is 1; what is emitted here has distribution w p
     T(x|D)   >= 0, at most 1 over the distinct x of D, and E[T(x|D)] <= w p(x): the mass that goes on at child x
 
     children are visited in ascending q, each token once, x with weight T(x|D) / (1 - T visited before)
@@ -46,7 +46,7 @@ LEAST, MOST = 1e-12, 1e4
 
 
 def pieces(q: Float[np.ndarray, " V"], k: int) -> tuple[Float[np.ndarray, " M"], Int[np.ndarray, "M k"]]:
-    """The law of k systematic draws from q: probabilities, and tuples of token ids.
+    """The distribution of k systematic draws from q: probabilities, and tuples of token ids.
 
     Example:
         >>> probability, draws = pieces(np.array([0.5, 0.25, 0.25]), 2)
@@ -166,7 +166,7 @@ class FlowRule(LeafToRoot):
     """The verifier, with a walk."""
 
     def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
-        """What the verdict samples, for float32 logits and laws on the host; chains as block verification, which this rule then is.
+        """What the verdict samples, for float32 logits and distributions on the host; chains as block verification, which this rule then is.
 
         None where it does not apply, or where what was looked at is faulty.
         """
@@ -179,16 +179,16 @@ class FlowRule(LeafToRoot):
             x.numpy() for x in (tree.children(draft.tree), tree.first_copies(draft.tree), tree.depths(draft.tree))
         )
         counts, levels, V = (kids >= 0).sum(-1), int(depth.max()) + 1, done.logits.shape[-1]
-        p, rest, law = np.empty((levels, V), np.float32), np.empty((levels, V)), np.empty(V)
+        p, rest, extra_probs = np.empty((levels, V), np.float32), np.empty((levels, V)), np.empty(V)
         work = fast.room(V, int(counts.max()))
         for b, one in enumerate(single.tolist()):
             noise = done.seed[b], done.sample[b], done.position[b]
             if one:
                 block_walk(*(x[b : b + 1] for x in done))
                 continue
-            row = done.logits[b], done.laws[b], done.rows[b], done.tokens[b], first[b], kids[b], counts[b], depth[b]
-            done.node[b] = fast.walk_row(*row, p, rest, work, uniform_at(*noise, STOP, 0), law)
-            done.token[b] = drawn(law, *noise, EXTRA) if done.node[b] >= 0 else -1
+            row = done.logits[b], done.draft_probs[b], done.rows[b], done.tokens[b], first[b], kids[b], counts[b], depth[b]
+            done.node[b] = fast.walk_row(*row, p, rest, work, uniform_at(*noise, STOP, 0), extra_probs)
+            done.token[b] = drawn(extra_probs, *noise, EXTRA) if done.node[b] >= 0 else -1
         return outcome(draft, done)
 
 

@@ -1,6 +1,6 @@
 """Greedy decoding: what every lossless rule comes to at temperature 0.
 
-The target's law is a point mass on its largest logit, the lowest id among equals. Whatever was drafted and however, the walk
+The target's distribution is a point mass on its largest logit, the lowest id among equals. Whatever was drafted and however, the walk
 goes on while the largest logit's token is a child, and ends with the first that is not.
 """
 
@@ -47,7 +47,7 @@ def _largest(x: np.ndarray) -> int:
 
 
 @compiled
-def _walk(logits, laws, first, tokens, parents, seed, sample, position, node, token):
+def _walk(logits, draft_probs, first, tokens, parents, seed, sample, position, node, token):
     for b in range(len(node)):
         n, following = 0, 0
         while following >= 0:
@@ -69,7 +69,7 @@ def _keep_largest(x, rows):
 
 
 def harden(logits: Float[Tensor, "B N V"], params: Sequence[SamplingParams]) -> Float[Tensor, "B N V"]:
-    """Processed logits whose softmax is the law at temperature 0 too: only the largest stays. Faulty rows stay faulty.
+    """Processed logits whose softmax is the distribution at temperature 0 too: only the largest stays. Faulty rows stay faulty.
 
     logits: float32, on the host.
 
@@ -95,5 +95,5 @@ def walk(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome
         [1]
     """
     done = arrays(draft, logits, key)
-    _walk(*done._replace(laws=done.logits[:, :0], rows=tree.first_copies(draft.tree).numpy()))
+    _walk(*done._replace(draft_probs=done.logits[:, :0], rows=tree.first_copies(draft.tree).numpy()))
     return outcome(draft, done)

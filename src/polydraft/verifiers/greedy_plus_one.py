@@ -24,12 +24,12 @@ from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.residual import normalise_or
 
 
-def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
-    """Law of the emitted token given the draws, the sampled one last; -1 = no draw.
+def emitted_probs(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
+    """Distribution of the emitted token given the draws, the sampled one last; -1 = no draw.
 
     Example:
         >>> p, q = torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.5, 0.25, 0.25]])
-        >>> emitted_law(p, q, torch.tensor([[0, 1]])).tolist()
+        >>> emitted_probs(p, q, torch.tensor([[0, 1]])).tolist()
         [[0.0, 1.0, 0.0]]
     """
     last = (draws >= 0).sum(1, keepdim=True) - 1
@@ -38,8 +38,8 @@ def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Ten
     qt = torch.where(fixed > 0, 0.0, q)
     sampled = qt.sum(-1) > 0
     qt = normalise_or(qt, otherwise=q)
-    law = speculative.emitted_law(p, qt, draws.gather(1, last.clamp(min=0)))
-    return torch.where(sampled[:, None], law, p)
+    distribution = speculative.emitted_probs(p, qt, draws.gather(1, last.clamp(min=0)))
+    return torch.where(sampled[:, None], distribution, p)
 
 
 greedy_plus_one = PerNode(
@@ -49,6 +49,6 @@ greedy_plus_one = PerNode(
         "2502.18779",
         {DraftSampling.GREEDY_PLUS_ONE, DraftSampling.WITHOUT_REPLACEMENT},
     ),
-    emitted_law,
+    emitted_probs,
 )
 """The verifier."""

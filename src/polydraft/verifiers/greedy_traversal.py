@@ -5,11 +5,11 @@ leaf-to-root walk of traversal verification (Weng et al. 2025, 2505.12398).
 
     visit(v, w): accepts v or something below it with total probability w; the root has w = 1
     b(t)   bucket of token t: 1/16 octaves of p(t)/q(t); lo_b, hi_b = q-mass below and up to bucket b
-    law(t) proportional to q(t) sum_{i<n} hi_b^i lo_b^(n-1-i)    the first draw, in draw order, of the highest bucket drawn
+    distribution(t) proportional to q(t) sum_{i<n} hi_b^i lo_b^(n-1-i)    the first draw, in draw order, of the highest bucket drawn
 
     while draws remain: for the tokens x of the highest bucket that holds a draw, first drawn first:
-        visit(x, min(1, w p(x) / law(x)));  p <- N((w p - law)+), S its sum;  w <- S / (S + 1 - w)
-        law <- q inside the bucket without the tokens tried
+        visit(x, min(1, w p(x) / distribution(x)));  p <- N((w p - distribution)+), S its sum;  w <- S / (S + 1 - w)
+        distribution <- q inside the bucket without the tokens tried
       then q <- q below the bucket, and the order is computed anew on the residual p
     accept v with probability w, and emit a token of p
 
@@ -83,8 +83,8 @@ def _order(p, q, n, buckets, ratio):
 
 
 @compiled
-def _first_of_highest(q, n, buckets, law):
-    """law of the first draw, in draw order, of the highest bucket that holds one of n draws."""
+def _first_of_highest(q, n, buckets, distribution):
+    """distribution of the first draw, in draw order, of the highest bucket that holds one of n draws."""
     mass = np.zeros((2, BUCKETS))
     for t in range(0, q.size - 1, 2):  # two tables: a bucket that repeats need not wait for its last sum
         mass[0, buckets[t]] += q[t]
@@ -103,7 +103,7 @@ def _first_of_highest(q, n, buckets, law):
             lo = hi
     weight /= s
     for t in range(q.size):
-        law[t] = q[t] * weight[buckets[t]]
+        distribution[t] = q[t] * weight[buckets[t]]
 
 
 @compiled
@@ -122,7 +122,7 @@ def _restrict(q, buckets, low, high, out):
 class _Walk(NamedTuple):
     """One row of a batch, as the compiled walk sees it.
 
-    x: logits, of which p = exp(x - max(x)) is made at each context that is visited, where `until` <= 1; else p is given.  q: laws of the draft.
+    x: logits, of which p = exp(x - max(x)) is made at each context that is visited, where `until` <= 1; else p is given.  q: distributions of the draft.
     rows, tokens: as in the draft.  first: earliest copy of each node.  kids, counts: children, and how many.
     place: of contexts with several children, their row in P: what is left of p.  height: of each node, how deep the tree goes on below it, where this was fixed before any draw.
     until: the walk ends at the first context whose visit brings the accepted probability above it, where a draw of that uniform in
@@ -166,7 +166,7 @@ def _visit(u, w, alive, at):
         w = reweight(w, surplus(w / pu, p[u], 1.0 / qu, q[r]))
     elif n > 1:
         P = at.P[at.place[u]]
-        Q, LAW = np.empty_like(P), np.empty_like(P)
+        Q, SELECTED = np.empty_like(P), np.empty_like(P)
         order, ratio = np.empty(P.size, np.int32), np.empty(P.size, np.float32)
         copy_normalised(p[u], P)
         copy_normalised(q[at.rows[kids[0]]], Q)
@@ -178,7 +178,7 @@ def _visit(u, w, alive, at):
             before, left = tokens[kids[:begin]], kids[begin:end].copy()
             while left.size > 0:
                 _order(P, Q, left.size, order, ratio)
-                _first_of_highest(Q, left.size, order, LAW)
+                _first_of_highest(Q, left.size, order, SELECTED)
                 highest = order[tokens[left]].max()
                 inside = left[order[tokens[left]] == highest]
                 left = left[order[tokens[left]] < highest]
@@ -186,14 +186,14 @@ def _visit(u, w, alive, at):
                     c = inside[0]
                     t = tokens[c]
                     if not (before == t).any():
-                        alive = _visit(at.first[c], keep(w, P[t], LAW[t]), alive, at)
+                        alive = _visit(at.first[c], keep(w, P[t], SELECTED[t]), alive, at)
                         if trace[0] != -1:
                             return alive
-                    w = reject(w, P, LAW)
+                    w = reject(w, P, SELECTED)
                     inside = inside[tokens[inside] != t]
                     Q[t] = 0.0
                     if inside.size > 0:
-                        _restrict(Q, order, highest, highest + 1, LAW)
+                        _restrict(Q, order, highest, highest + 1, SELECTED)
                 if left.size > 0:
                     _restrict(Q, order, 0, highest, Q)
             if end < n:
@@ -228,11 +228,11 @@ def _after(u, at, out):
         copy_normalised(at.p[u], out)
 
 
-def _law(walks: list[_Walk], device: torch.device, node: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
-    law = np.empty((len(walks), walks[0].p.shape[-1]))
-    for u, at, out in zip(node.tolist(), walks, law, strict=True):
+def _after_nodes(walks: list[_Walk], device: torch.device, node: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
+    distribution = np.empty((len(walks), walks[0].p.shape[-1]))
+    for u, at, out in zip(node.tolist(), walks, distribution, strict=True):
         _after(u, at, out)
-    return torch.from_numpy(law).to(device)
+    return torch.from_numpy(distribution).to(device)
 
 
 class GreedyTraversal:
@@ -246,7 +246,7 @@ class GreedyTraversal:
         stop = np.stack([at.stop for at in walks])
         check_stop(stop)
         device, order = target_probs.device, in_turn(np.stack([at.trace[2:] for at in walks]), draft.tree.host[1])
-        after = partial(_law, walks, device)
+        after = partial(_after_nodes, walks, device)
         return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), after, torch.from_numpy(order).to(device))
 
     @staticmethod
@@ -274,7 +274,7 @@ class GreedyTraversal:
         return found
 
     def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
-        """What the verdict samples, for float32 logits and laws; chains as block verification, which this rule then is.
+        """What the verdict samples, for float32 logits and distributions; chains as block verification, which this rule then is.
 
         Contexts that come after the end of the walk are not looked at. None where it does not apply, or where what was looked at is faulty.
         """
@@ -288,13 +288,13 @@ class GreedyTraversal:
             block_walk(*(x[b : b + 1] for x in done))
         noise = list(zip(done.seed, done.sample, done.position, strict=True))
         until = {int(b): uniform_at(*noise[b], STOP, 0) for b in np.flatnonzero(~single)}
-        law = np.empty(p.shape[-1])
-        for b, at in zip(until, self._walks(draft, done.logits, p, done.laws, until), strict=True):
+        distribution = np.empty(p.shape[-1])
+        for b, at in zip(until, self._walks(draft, done.logits, p, done.draft_probs, until), strict=True):
             done.node[b] = at.trace[0]
             if done.node[b] < 0:
                 return None
-            _after(done.node[b], at, law)
-            done.token[b] = drawn(law, *noise[b], EXTRA)
+            _after(done.node[b], at, distribution)
+            done.token[b] = drawn(distribution, *noise[b], EXTRA)
         return outcome(draft, done)
 
 

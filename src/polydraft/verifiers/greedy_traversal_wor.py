@@ -1,16 +1,16 @@
 """Greedy traversal for two draws without replacement: of the last two draws at a node the one with the larger p/q goes first.
 
-Our own rule, after GTV (`greedy_traversal`); the order is ascending p/q, ties by id, q the law of what is still to be tried.
+Our own rule, after GTV (`greedy_traversal`); the order is ascending p/q, ties by id, q the distribution of what is still to be tried.
 
     C(t)  q-mass below t      A(t) = sum over j below t of q_j / (1 - q_j)      h_t = 1 / (1 - q_t)
-    the higher token t is tried against  law1(t) = q_t (C(t) h_t + A(t))
-    after its rejection the other one    law2(j) proportional to q_j (h_t + h_j), j below t
-    each try as in traversal verification: weight min(1, w p(x) / law(x)); rejected: p <- N((w p - law)+), w <- S / (S + 1 - w)
+    the higher token t is tried against  q1(t) = q_t (C(t) h_t + A(t))
+    after its rejection the other one    q2(j) proportional to q_j (h_t + h_j), j below t
+    each try as in traversal verification: weight min(1, w p(x) / distribution(x)); rejected: p <- N((w p - distribution)+), w <- S / (S + 1 - w)
 
 More than two draws: all but the last two are tried in draw order, as in `traversal`, so one and two draws are what it is made
 for. Where the drafts already fit, sum min(p, q) > 1 - 0.2/2, draw order is kept for those two as well.
 Lossless for draws without replacement, whatever grew the tree, if the number of draws at each node was fixed before its first.
-Traps: law2 without h_j, as if the higher token had surely been drawn first; a last draw made only after a look at the first (0.14).
+Traps: q2 without h_j, as if the higher token had surely been drawn first; a last draw made only after a look at the first (0.14).
 """
 
 import numpy as np
@@ -37,8 +37,8 @@ def _ordered(p, q, order):
 
 
 @compiled
-def _higher(q, order, others, law):
-    """law1, and others[t] = 1 - q_t, summed from both sides: a difference would lose what is left of a sharp law."""
+def _higher(q, order, others, distribution):
+    """q1, and others[t] = 1 - q_t, summed from both sides: a difference would lose what is left of a sharp distribution."""
     V = q.size
     below = 0.0
     for i in range(V):
@@ -51,36 +51,36 @@ def _higher(q, order, others, law):
     C, A, s = 0.0, 0.0, 0.0
     for i in range(V):
         t = order[i]
-        law[t] = 0.0
+        distribution[t] = 0.0
         if q[t] > 0.0:
-            law[t] = q[t] * (C / others[t] + A)
-            s += law[t]
+            distribution[t] = q[t] * (C / others[t] + A)
+            s += distribution[t]
             C += q[t]
             A += q[t] / others[t]
     for t in range(V):
-        law[t] /= s
+        distribution[t] /= s
 
 
 @compiled
-def _lower(q, order, others, first, law):
-    """law2 given the higher token."""
-    law[:] = 0.0
+def _lower(q, order, others, first, distribution):
+    """q2 given the higher token."""
+    distribution[:] = 0.0
     s = 0.0
     for i in range(q.size):
         j = order[i]
         if j == first:
             break
         if q[j] > 0.0:
-            law[j] = q[j] * (1.0 / others[first] + 1.0 / others[j])
-            s += law[j]
+            distribution[j] = q[j] * (1.0 / others[first] + 1.0 / others[j])
+            s += distribution[j]
     for t in range(q.size):
-        law[t] /= s
+        distribution[t] /= s
 
 
 @compiled
 def _tries(contexts, sweep, residual):
     V = sweep.p.shape[2]
-    rest, left, law, others = np.empty(V), np.empty(V), np.empty(V), np.empty(V)
+    rest, left, distribution, others = np.empty(V), np.empty(V), np.empty(V), np.empty(V)
     order = np.empty(V, np.int64)
     for i in range(len(contexts)):
         b, v = contexts[i]
@@ -95,13 +95,13 @@ def _tries(contexts, sweep, residual):
                 greedy = True
                 place = np.argsort(order)
                 first = n - 2 if place[tokens[n - 2]] > place[tokens[n - 1]] else n - 1
-                _higher(left, order, others, law)
+                _higher(left, order, others, distribution)
             elif greedy:
-                _lower(left, order, others, tokens[first], law)
+                _lower(left, order, others, tokens[first], distribution)
             else:
-                law[:] = left
+                distribution[:] = left
             k = j if not greedy else (first if j == n - 2 else 2 * n - 3 - first)
-            remains = tried(sweep, b, v, j, draws[k], w, rest, law)
+            remains = tried(sweep, b, v, j, draws[k], w, rest, distribution)
             if remains < 0.0:
                 break
             w = remains

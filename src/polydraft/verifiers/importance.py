@@ -2,12 +2,12 @@
 
 Khisti et al. 2024 (arXiv 2410.18234), also for drafts of different models.
 
-    w_ij   probability to pick i of {i, j}      m_ij = a_i b_j + a_j b_i      a, b  laws of the two drafts
+    w_ij   probability to pick i of {i, j}      m_ij = a_i b_j + a_j b_i      a, b  distributions of the two drafts
     q_I(i) = a_i b_i + sum_{j != i} w_ij m_ij
     maximise sum z_i,  z_i <= p_i,  z_i <= q_I(i),  0 <= w_ij = 1 - w_ji <= 1
 
     truncated    w is free among the first s tokens by p - a b only; elsewhere the earlier one in this order wins
-    tournament   the winner of the first two, whose law is q_I, against the third draft, and so on
+    tournament   the winner of the first two, whose distribution is q_I, against the third draft, and so on
 
 The programme is a flow: each pair hands its mass m_ij out to its two tokens, of which token i can use p_i. From "the earlier one
 wins", mass is led along shortest paths of pairs from tokens that have too much to tokens that lack some, until no path is
@@ -30,7 +30,7 @@ from polydraft.core import FIXED, DraftSampling
 from polydraft.papers import method
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.residual import ranks
-from polydraft.verifiers.selection import law_of_selection, overlap
+from polydraft.verifiers.selection import overlap, selection_probs
 
 FREE_TOKENS = 32
 
@@ -39,11 +39,11 @@ FREE_TOKENS = 32
 class Pairs:
     """Weights for M pairs of drafts.
 
-    law: [M, V] q_I.  rank: [M, V] place of each token; the lower place wins.  free: [M, s, s] w among the first s places.
+    distribution: [M, V] q_I.  rank: [M, V] place of each token; the lower place wins.  free: [M, s, s] w among the first s places.
     kept: [M] 0 where w decides, 1 where the first draft is picked whatever they are, 2 the second.
     """
 
-    law: Float[Tensor, "M V"]
+    distribution: Float[Tensor, "M V"]
     rank: Int[Tensor, "M V"]
     free: Float[Tensor, "M s s"]
     kept: Int[Tensor, " M"]
@@ -130,7 +130,7 @@ def select_pairs(
     Example:
         >>> p, q = torch.tensor([[0.5, 0.5]]).double(), torch.tensor([[0.9, 0.1]]).double()
         >>> found = select_pairs(p, q, q)  # the optimum for two drafts is 0.69
-        >>> round(overlap(p, found.law).item(), 6)
+        >>> round(overlap(p, found.distribution).item(), 6)
         0.69
     """
     order = (b * a - p).argsort(dim=1, stable=True)
@@ -138,43 +138,43 @@ def select_pairs(
     P, A, B = (x.gather(1, order) for x in (p, a, b))
     s = min(free_tokens, p.shape[1])
     later_a, later_b = _after(A), _after(B)
-    law = A * B + A * later_b + B * later_a
+    distribution = A * B + A * later_b + B * later_a
     F, G = A[:, :s], B[:, :s]
     base = F * G + F * later_b[:, s - 1 : s] + G * later_a[:, s - 1 : s]
     w = np.empty((len(p), s, s))
     _free_weights(*(x.double().contiguous().cpu().numpy() for x in (P[:, :s], F, G, base)), w)
     free = torch.from_numpy(w).to(p)
     m = F[:, :, None] * G[:, None] + F[:, None] * G[:, :, None]
-    law[:, :s] = base + (free * m).sum(2) - m.diagonal(dim1=1, dim2=2)
-    found = torch.empty_like(law).scatter_(1, order, law)
+    distribution[:, :s] = base + (free * m).sum(2) - m.diagonal(dim1=1, dim2=2)
+    found = torch.empty_like(distribution).scatter_(1, order, distribution)
     kept = torch.stack([overlap(p, x) for x in (found, a, b)]).argmax(0)
     only = kept[:, None]
     return Pairs(torch.where(only == 0, found, torch.where(only == 1, a, b)), rank, free, kept)
 
 
-def emitted_law(
+def emitted_probs(
     p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | Float[Tensor, "M n V"], draws: Int[Tensor, "M n"]
 ) -> Float[Tensor, "M V"]:
-    """Law of the emitted token given the draws; -1 = no draw. q: one law a context, or one a draw.
+    """Distribution of the emitted token given the draws; -1 = no draw. q: one distribution a context, or one a draw.
 
     Example:
         >>> p = torch.tensor([[0.25, 0.75]], dtype=torch.float64)
-        >>> emitted_law(p, p, torch.tensor([[0, 1]]))[0].sum().item()
+        >>> emitted_probs(p, p, torch.tensor([[0, 1]]))[0].sum().item()
         1.0
     """
-    law = q.clone() if q.ndim == 2 else q[:, 0].clone()
+    distribution = q.clone() if q.ndim == 2 else q[:, 0].clone()
     pi = torch.zeros_like(draws, dtype=p.dtype)
     pi[:, 0] = 1.0
     for k in range(1, draws.shape[1]):
         at = (draws[:, k] >= 0).nonzero()[:, 0]
-        pairs = select_pairs(p[at], law[at], q[at] if q.ndim == 2 else q[at, k])
+        pairs = select_pairs(p[at], distribution[at], q[at] if q.ndim == 2 else q[at, k])
         x = draws[at, : k + 1]
         stays = pairs.first_wins(x[:, :k], x[:, k:].expand(-1, k))
         before = pi[at, :k]
         pi[at, k] = (before * (1 - stays)).sum(1)
         pi[at, :k] = before * stays
-        law[at] = pairs.law
-    return law_of_selection(p, law, pi, draws)
+        distribution[at] = pairs.distribution
+    return selection_probs(p, distribution, pi, draws)
 
 
 importance = PerNode(
@@ -185,6 +185,6 @@ importance = PerNode(
         {DraftSampling.IID, DraftSampling.INDEPENDENT},
         FIXED,
     ),
-    emitted_law,
+    emitted_probs,
 )
 """The verifier."""

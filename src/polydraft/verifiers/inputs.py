@@ -1,7 +1,7 @@
-"""What rules take for granted, checked: a draft that keeps its contract, and rows that are laws.
+"""What rules take for granted, checked: a draft that keeps its contract, and rows that are distributions.
 
 check_draft   shapes and types, rows that exist, mass at every drawn token: a few microseconds, for every round
-check_laws    the rows of q that tokens were drawn from: one pass over them, for what comes from outside and a request's first draft
+check_draft_probs    the rows of q that tokens were drawn from: one pass over them, for what comes from outside and a request's first draft
 check_target  the rows of p at every node: likewise
 
 Compiled rules index rows unchecked, and a token that its row could not give would be accepted for certain.
@@ -40,7 +40,7 @@ def _others_have_mass(q, tokens, parents, parent):
 
 
 @compiled
-def _fault(tokens, parents, rows, num_rows, has_laws, distinct, plus_one, chain, probs, place):
+def _fault(tokens, parents, rows, num_rows, has_probs, distinct, plus_one, chain, probs, place):
     """0 where all is well, else which fault; its place in the batch and in the tree."""
     for b in range(len(parents)):
         for n in range(parents.shape[1]):
@@ -50,7 +50,7 @@ def _fault(tokens, parents, rows, num_rows, has_laws, distinct, plus_one, chain,
                 return _ROW
             if u < 0:
                 continue
-            if has_laws and r < 0:
+            if has_probs and r < 0:
                 return _NO_ROW
             if chain and u != n - 1:
                 return _BRANCH
@@ -66,8 +66,8 @@ def _fault(tokens, parents, rows, num_rows, has_laws, distinct, plus_one, chain,
 
 
 @compiled
-def _no_law(x, used, place):
-    """Whether a row in use is no law; the first such row is left in `place`, and its first faulty token, -1 where it is the sum."""
+def _not_a_distribution(x, used, place):
+    """Whether a row in use is no distribution; the first such row is left in `place`, and its first faulty token, -1 where it is the sum."""
     for b in range(used.shape[0]):
         for n in range(used.shape[1]):
             if used[b, n]:
@@ -133,8 +133,8 @@ def check_draft(draft: Draft, vocab_size: int, roots: Int[Tensor, " B"] | None =
     if draft.noise is not None:
         for name in ("seed", "sample", "position"):
             _check_integers(f"draft.noise.{name}", getattr(draft.noise, name), shape[:1])
-    has_laws, num_rows, q = draft.sampling is not DraftSampling.POINT_MASS, 0, _NO_PROBS
-    if has_laws and probs is not None:
+    has_probs, num_rows, q = draft.sampling is not DraftSampling.POINT_MASS, 0, _NO_PROBS
+    if has_probs and probs is not None:
         _check_floats("draft.probs", probs, (shape[0], None, vocab_size))
         num_rows = probs.shape[1]
         q = probs.contiguous().numpy() if probs.device.type == "cpu" else q
@@ -142,15 +142,15 @@ def check_draft(draft: Draft, vocab_size: int, roots: Int[Tensor, " B"] | None =
     place = np.zeros(2, np.int64)
     kind = draft.sampling is DraftSampling.GREEDY_PLUS_ONE
     chain = draft.shape is TreeShape.CHAIN
-    fault = _fault(*drafted.host, rows, num_rows, has_laws, draft.sampling in _DISTINCT, kind, chain, q, place)
+    fault = _fault(*drafted.host, rows, num_rows, has_probs, draft.sampling in _DISTINCT, kind, chain, q, place)
     if fault:
         raise InvalidInputError(_fault_said(draft, fault, *place.tolist()))
 
 
 def _fault_said(draft: Draft, fault: int, b: int, n: int) -> str:
-    law, probs, row, x = draft.sampling.name, draft.probs, int(draft.rows[b, n]), int(draft.tree.tokens[b, n])
+    name, probs, row, x = draft.sampling.name, draft.probs, int(draft.rows[b, n]), int(draft.tree.tokens[b, n])
     if fault == _TWICE:
-        return f"draft.tree.tokens[{b}, {n}] = {x} was given twice below one node; children drawn with {law} are distinct. Draw them so, or say IID."
+        return f"draft.tree.tokens[{b}, {n}] = {x} was given twice below one node; children drawn with {name} are distinct. Draw them so, or say IID."
     if fault == _BRANCH:
         above = int(draft.tree.parents[b, n])
         return f"draft.tree.parents[{b}, {n}] = {above} was given in a draft of shape CHAIN; expected {n - 1}. Say the tree's own shape."
@@ -160,9 +160,9 @@ def _fault_said(draft: Draft, fault: int, b: int, n: int) -> str:
             "expected a positive probability. Report the very rows that were sampled."
         )
     if draft.sampling is DraftSampling.POINT_MASS:
-        return f"draft.rows[{b}, {n}] = {row} was given; expected -1 in a draft with draft sampling {law}, which has no q."
+        return f"draft.rows[{b}, {n}] = {row} was given; expected -1 in a draft with draft sampling {name}, which has no q."
     if probs is None:
-        return f"draft.probs = None was given for a draft with draft sampling {law}; expected the rows that its tokens were drawn from, [B, R, V]."
+        return f"draft.probs = None was given for a draft with draft sampling {name}; expected the rows that its tokens were drawn from, [B, R, V]."
     least = 0 if int(draft.tree.parents[b, n]) >= 0 else -1
     return f"draft.rows[{b}, {n}] = {row} was given; expected {least} to {probs.shape[1] - 1}, a row of draft.probs."
 
@@ -173,7 +173,7 @@ def _check_rows(name: str, x: Tensor, used: np.ndarray) -> None:
         if not (fetched(wrong).numpy() & used).any():
             return
     rows, place = x.cpu().contiguous().numpy(), np.zeros(3, np.int64)
-    if not _no_law(rows, used, place):
+    if not _not_a_distribution(rows, used, place):
         return
     b, n, t = place.tolist()
     if t >= 0:
@@ -185,11 +185,11 @@ def _check_rows(name: str, x: Tensor, used: np.ndarray) -> None:
     )
 
 
-def check_laws(draft: Draft) -> None:
-    """Raise InvalidInputError unless every row of `draft.probs` that is drawn from is a law. The draft has passed `check_draft`.
+def check_draft_probs(draft: Draft) -> None:
+    """Raise InvalidInputError unless every row of `draft.probs` that is drawn from is a distribution. The draft has passed `check_draft`.
 
     Example:
-        >>> check_laws(Draft.empty(torch.tensor([5])))
+        >>> check_draft_probs(Draft.empty(torch.tensor([5])))
     """
     if draft.probs is None or draft.sampling is DraftSampling.POINT_MASS:
         return
@@ -201,7 +201,7 @@ def check_laws(draft: Draft) -> None:
 
 
 def check_target(draft: Draft, target_probs: Tensor) -> None:
-    """Raise InvalidInputError unless there is a law for every node, [B, N, V]; padding may hold anything. The tree is known to be one.
+    """Raise InvalidInputError unless there is a distribution for every node, [B, N, V]; padding may hold anything. The tree is known to be one.
 
     Example:
         >>> check_target(Draft.empty(torch.tensor([0])), torch.tensor([[[0.5, -0.5]]]))
@@ -222,5 +222,5 @@ def check(draft: Draft, target_probs: Tensor) -> None:
     """
     _check_floats("target_probs", target_probs, (None, None, None))
     check_draft(draft, target_probs.shape[2])
-    check_laws(draft)
+    check_draft_probs(draft)
     check_target(draft, target_probs)

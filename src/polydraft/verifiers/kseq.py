@@ -71,25 +71,25 @@ def solved(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], n: Int[Tensor, " M"
     return torch.from_numpy(out).to(p)
 
 
-def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
-    """Law of the emitted token given the draws; -1 = no draw.
+def emitted_probs(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
+    """Distribution of the emitted token given the draws; -1 = no draw.
 
     Example:
         >>> p = torch.tensor([[0.25, 0.75]], dtype=torch.float64)
-        >>> emitted_law(p, p, torch.tensor([[1, 0]])).tolist()
+        >>> emitted_probs(p, p, torch.tensor([[1, 0]])).tolist()
         [[0.0, 1.0]]
     """
     rho, b, A = solved(p, q, (draws >= 0).sum(1)).split(1, 1)
-    law, alive = torch.zeros_like(p), torch.ones_like(p[:, 0])
+    distribution, alive = torch.zeros_like(p), torch.ones_like(p[:, 0])
     for draw in draws.unbind(1):
         x = draw.clamp(min=0)[:, None]
         accept = (p.gather(1, x) / (rho * q.gather(1, x))).clamp(max=1)[:, 0]
         accept = torch.where(draw >= 0, accept, 0.0)
-        law, alive = law.scatter_add(1, x, (alive * accept)[:, None]), alive * (1 - accept)
+        distribution, alive = distribution.scatter_add(1, x, (alive * accept)[:, None]), alive * (1 - accept)
     share = torch.where(b > 0, A / b, 0.0)
     rest = positive_part(p - torch.minimum(p / rho, q) * share)
-    return law + alive[:, None] * normalise_or(rest, otherwise=p)
+    return distribution + alive[:, None] * normalise_or(rest, otherwise=p)
 
 
-kseq = PerNode(method("kseq", "K-SEQ", "2310.15141", {DraftSampling.IID}, FIXED), emitted_law)
+kseq = PerNode(method("kseq", "K-SEQ", "2310.15141", {DraftSampling.IID}, FIXED), emitted_probs)
 """The verifier."""

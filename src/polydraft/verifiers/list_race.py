@@ -10,7 +10,7 @@ Lossless: the active set was settled by earlier positions, so the least of its c
 Acceptance at one node is at least sum_j K / (sum_i max(p_i / p_j, q_i / q_j) + (K - 1) / p_j).
 The clock of path k and token i is number k V + i of the race stream; path 0 is the one of `race`. The j-th child of a node,
 j > 0, starts a new path; the first child continues its parent's.
-Trap: a path dropped because of the token it drew at this very position biases the law (total variation 0.07).
+Trap: a path dropped because of the token it drew at this very position biases the distribution (total variation 0.07).
 """
 
 import numpy as np

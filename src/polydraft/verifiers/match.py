@@ -2,7 +2,7 @@
 
 Miao et al. 2023, SpecInfer's naive sampling (arXiv 2305.09781).
 
-    p  target law at the node       y ~ p       accepted iff y is a child
+    p  target distribution at the node       y ~ p       accepted iff y is a child
 
 Lossless for any draft whatever, as p does not look at it; for deterministic children it is optimal, acceptance
 P(children). At temperature 0 it is the exact-match test.
@@ -23,21 +23,21 @@ from polydraft.verifiers.fast.walk import EXTRA, STOP, arrays, drawn, outcome
 from polydraft.verifiers.lift.per_node import PerNode
 
 
-def emitted_law(
+def emitted_probs(
     p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | Float[Tensor, "M n V"] | None, draws: Int[Tensor, "M n"]
 ) -> Float[Tensor, "M V"]:
-    """Law of the emitted token: p, whatever was drawn.
+    """Distribution of the emitted token: p, whatever was drawn.
 
     Example:
         >>> import torch
-        >>> emitted_law(torch.tensor([[0.25, 0.75]]), None, torch.tensor([[1]])).tolist()
+        >>> emitted_probs(torch.tensor([[0.25, 0.75]]), None, torch.tensor([[1]])).tolist()
         [[0.25, 0.75]]
     """
     return p
 
 
 @compiled
-def _walk(logits, laws, first, tokens, parents, seed, sample, position, node, token):
+def _walk(logits, draft_probs, first, tokens, parents, seed, sample, position, node, token):
     """Stop node and extra token of every batch row; p = softmax(logits) is made at nodes that have children."""
     N, V = logits.shape[1:]
     p, here = np.empty((N, V), np.float32), np.empty(V, np.float32)
@@ -76,9 +76,9 @@ class Match(PerNode):
         """The verdict's outcome for p = softmax(logits), float32, in one call; None where logits are faulty."""
         done = arrays(draft, logits, key)
         first = tree.first_copies(draft.tree).numpy()
-        _walk(*done._replace(laws=done.logits[:, :0], rows=first))
+        _walk(*done._replace(draft_probs=done.logits[:, :0], rows=first))
         return outcome(draft, done)
 
 
-match = Match(method("match", "Sample and match", "2305.09781", DraftSampling), emitted_law)
+match = Match(method("match", "Sample and match", "2305.09781", DraftSampling), emitted_probs)
 """The verifier."""

@@ -15,15 +15,15 @@ from torch import Tensor
 from polydraft.core import FIXED, DraftSampling
 from polydraft.papers import method
 from polydraft.verifiers.lift.per_node import PerNode
-from polydraft.verifiers.selection import law_of_highest, selected
+from polydraft.verifiers.selection import highest_probs, selected
 
 
-def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
-    """Law of the emitted token given the draws; -1 = no draw.
+def emitted_probs(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
+    """Distribution of the emitted token given the draws; -1 = no draw.
 
     Example:
         >>> p, q = torch.tensor([[0.75, 0.25]]), torch.tensor([[0.5, 0.5]])
-        >>> emitted_law(p, q, torch.tensor([[1, 0]])).tolist()
+        >>> emitted_probs(p, q, torch.tensor([[1, 0]])).tolist()
         [[1.0, 0.0]]
     """
     return selected(p, q, draws, _highest)
@@ -31,10 +31,10 @@ def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Ten
 
 def _highest(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> tuple[Tensor, Tensor]:
     drawn = draws >= 0
-    law, _, rank = law_of_highest(p, q, torch.nn.functional.one_hot(drawn.sum(1), draws.shape[1] + 1).to(p.dtype))
+    distribution, _, rank = highest_probs(p, q, torch.nn.functional.one_hot(drawn.sum(1), draws.shape[1] + 1).to(p.dtype))
     highest = torch.where(drawn, rank.gather(1, draws.clamp(min=0)), -1).argmax(1, keepdim=True)
-    return law, torch.zeros_like(draws, dtype=p.dtype).scatter(1, highest, 1.0)
+    return distribution, torch.zeros_like(draws, dtype=p.dtype).scatter(1, highest, 1.0)
 
 
-max_ratio = PerNode(method("max_ratio", "Importance selection by ratio", "2410.18234", {DraftSampling.IID}, FIXED), emitted_law)
+max_ratio = PerNode(method("max_ratio", "Importance selection by ratio", "2410.18234", {DraftSampling.IID}, FIXED), emitted_probs)
 """The verifier."""

@@ -1,13 +1,13 @@
 """Greedy multi-path block verification (GBV): pick one path by an order of p/q, then verify it as a block.
 
-Thomas & Pal 2026 (arXiv 2602.16961), with the law of the picked path in count form.
+Thomas & Pal 2026 (arXiv 2602.16961), with the distribution of the picked path in count form.
 
     rank   tokens in ascending p/q at each context (ties by token id; q = 0 last); the path goes to the drawn token of highest rank
-    n      draws at the context, known only through its law Pr(n) given the prefix: the copies of the prefix times the
+    n      draws at the context, known only through its distribution Pr(n) given the prefix: the copies of the prefix times the
            children of each; one copy at the root
     C(t)   q-mass ranked below t;   a = C(t), b = C(t) + q(t)
-    s(t)   = q(t) sum_n Pr(n) sum_{j<n} b^j a^(n-1-j)                  law of the picked token
-    Pr'(k) proportional to sum_n Pr(n) binom(n, k) q(t)^k a^(n-k)      law of the copies of the longer prefix, k >= 1
+    s(t)   = q(t) sum_n Pr(n) sum_{j<n} b^j a^(n-1-j)                  distribution of the picked token
+    Pr'(k) proportional to sum_n Pr(n) binom(n, k) q(t)^k a^(n-k)      distribution of the copies of the longer prefix, k >= 1
 
 Block verification of the picked path with s in the place of q is lossless for iid draws whose number at each node was fixed
 beforehand. More paths may keep less: where p and q are equal it is worse than block verification of the first path.
@@ -26,26 +26,26 @@ from polydraft.papers import method
 from polydraft.verifiers.block import block
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.residual import normalise
-from polydraft.verifiers.selection import law_of_highest
+from polydraft.verifiers.selection import highest_probs
 
 
 def _times(copies: Float[Tensor, "B M"], children: Int[Tensor, " B"]) -> Float[Tensor, "B K"]:
-    """Law of the number of draws at a context: its copies times the children of each."""
+    """Distribution of the number of draws at a context: its copies times the children of each."""
     most = (copies.shape[1] - 1) * int(children.max())
     draws = torch.arange(copies.shape[1], device=copies.device) * children[:, None]
     return copies.new_zeros(len(copies), most + 1).scatter_add(1, draws, copies)
 
 
 def _copies(chance: Float[Tensor, "B M"], q: Float[Tensor, " B"], below: Float[Tensor, " B"]) -> Float[Tensor, "B M"]:
-    """Law of how many of n draws are the picked token, which has mass q, if no draw ranks higher; n has law `chance`."""
+    """Distribution of how many of n draws are the picked token, which has mass q, if no draw ranks higher; n has distribution `chance`."""
     n = torch.arange(chance.shape[-1], device=chance.device, dtype=chance.dtype)
     reach = chance * (below + q)[:, None] ** n
     share = (q / (below + q))[:, None, None]
     k, more = n, (n[:, None] - n).clamp(min=0)
     binomial = (torch.lgamma(n + 1)[:, None] - torch.lgamma(k + 1) - torch.lgamma(more + 1)).exp().round().tril()
-    law = (reach[:, :, None] * binomial * share**k * (1 - share) ** more).sum(1)
-    law[:, 0] = 0
-    return normalise(law)
+    distribution = (reach[:, :, None] * binomial * share**k * (1 - share) ** more).sum(1)
+    distribution[:, 0] = 0
+    return normalise(distribution)
 
 
 def _after(verdict: TreeVerdict, path: Int[Tensor, "B A"], node: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
@@ -64,23 +64,23 @@ class Multipath:
     )
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
-        path, laws = _pick(draft, target_probs)
+        path, distributions = _pick(draft, target_probs)
         real = path >= 0
         nodes = path.clamp(min=0)
         above = torch.arange(-1, path.shape[1] - 1, device=path.device)
         chain = TokenTree(draft.tree.tokens.gather(1, nodes).where(real, 0), torch.where(real, above, -1))
         rows = target_probs.gather(1, nodes[..., None].expand(-1, -1, target_probs.shape[-1])).double()
-        verdict = block(Draft(chain, DraftSampling.IID, TreeShape.CHAIN, laws, chain.parents), rows)
+        verdict = block(Draft(chain, DraftSampling.IID, TreeShape.CHAIN, distributions, chain.parents), rows)
         stop = verdict.stop.new_zeros(draft.tree.tokens.shape).scatter_add(1, nodes, verdict.stop)
         return TreeVerdict(draft.tree, stop, partial(_after, verdict, path))
 
 
 def _pick(draft: Draft, target_probs: Float[Tensor, "B N V"]) -> tuple[Int[Tensor, "B A"], Float[Tensor, "B R V"] | None]:
-    """The picked path, root included, padded with -1, and the law of each of its tokens given those before."""
+    """The picked path, root included, padded with -1, and the distribution of each of its tokens given those before."""
     tokens, draws, probs = draft.tree.tokens, tree.children(draft.tree), draft.probs
     batch = torch.arange(len(tokens), device=tokens.device)
     node = torch.zeros_like(batch)
-    path, laws = [node], []
+    path, distributions = [node], []
     copies = target_probs.new_tensor([0.0, 1.0], dtype=torch.float64).expand(len(tokens), 2)
     while draws.shape[-1] and (drawn := draws[batch, node] >= 0).any():
         children = draws[batch, node].clamp(min=0)
@@ -88,15 +88,15 @@ def _pick(draft: Draft, target_probs: Float[Tensor, "B N V"]) -> tuple[Int[Tenso
         p = normalise(target_probs[batch, node].double())
         q = normalise(probs[batch, draft.rows[batch, children[:, 0]].clamp(min=0)].double())
         chance = _times(copies, (draft.tree.parents == node[:, None]).sum(1))
-        law, below, rank = law_of_highest(p, q, chance)
+        distribution, below, rank = highest_probs(p, q, chance)
         ranks = rank.gather(1, tokens.gather(1, children)).where(drawn, -1)
         child = children.gather(1, ranks.argmax(1, keepdim=True))  # the first draw of the highest token: its first copy
         x = tokens.gather(1, child)
         copies = _copies(chance, q.gather(1, x)[:, 0], below.gather(1, x)[:, 0])
         node = child[:, 0].where(drawn[:, 0], node)
         path.append(node.where(drawn[:, 0], -1))
-        laws.append(law)
-    return torch.stack(path, 1), torch.stack(laws, 1) if laws else None
+        distributions.append(distribution)
+    return torch.stack(path, 1), torch.stack(distributions, 1) if distributions else None
 
 
 multipath = Multipath()

@@ -41,7 +41,7 @@ def best_for(drafter: Method) -> str:
         'match'
     """
     names = [name for name in fitting(drafter) if drafter.shapes <= registry.verifier(name).info.shapes]
-    preferred = [name for law in drafter.draft_sampling for name in PREFERRED[law] if name in names]
+    preferred = [name for draft_sampling in drafter.draft_sampling for name in PREFERRED[draft_sampling] if name in names]
     return (preferred or names)[0]
 
 
@@ -90,5 +90,5 @@ def check_budget(budget: Budget, drafter: Method, verifier: Method) -> None:
 
 
 def _words(info: Method) -> str:
-    laws = " or ".join(law.name for law in DraftSampling if law in info.draft_sampling)
-    return f"{laws} drafts of shape {' or '.join(shape.name for shape in TreeShape if shape in info.shapes)}"
+    words = " or ".join(draft_sampling.name for draft_sampling in DraftSampling if draft_sampling in info.draft_sampling)
+    return f"{words} drafts of shape {' or '.join(shape.name for shape in TreeShape if shape in info.shapes)}"

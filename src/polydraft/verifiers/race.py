@@ -6,7 +6,7 @@ Kobus & Gunduz 2025 (ERSD, arXiv 2504.15475); one draft: Daliri, Musco & Suresh 
     y_t   = argmin_i E_t(i) / p(i | path)        the target's pick        draft: the smallest E_t(i) / q(i)
 
 The output is y_0 y_1 ...: a function of seed and target, not of drafter, tree, batch or number of rounds (seed-exact).
-So every draft is admissible whose tokens do not look ahead in a way that the clocks could not cause, and the law is exact
+So every draft is admissible whose tokens do not look ahead in a way that the clocks could not cause, and the distribution is exact
 because each y_t ~ p. Acceptance is highest for COUPLED drafts.
 Trap: all nodes of a depth share their clocks, so a coupled draft must not be given to a leaf-to-root rule.
 """
@@ -84,7 +84,7 @@ def follow(drafted: TokenTree, picks: Int[Tensor, "B N"]) -> Int[Tensor, " B"]:
 
 
 @njit(cache=True, error_model="numpy")
-def _walk(logits, laws, first, tokens, parents, seed, sample, position, node, token, active):
+def _walk(logits, draft_probs, first, tokens, parents, seed, sample, position, node, token, active):
     """The race at the nodes that the walk visits, with rates exp(logits): the pick needs no normaliser."""
     rates = np.empty(logits.shape[2], np.float32)
     for b in range(len(node)):
@@ -121,8 +121,8 @@ class Race:
         stop = torch.zeros(picks.shape, dtype=torch.float64, device=picks.device).scatter_(1, node[:, None], 1.0)
 
         def after(at: Tensor) -> Tensor:
-            law = torch.zeros_like(target_probs[:, 0], dtype=torch.float64)
-            return law.scatter_(1, picks.gather(1, at[:, None]), 1.0)
+            distribution = torch.zeros_like(target_probs[:, 0], dtype=torch.float64)
+            return distribution.scatter_(1, picks.gather(1, at[:, None]), 1.0)
 
         return TreeVerdict(draft.tree, stop, after)
 
@@ -132,7 +132,7 @@ class Race:
             return None
         done = arrays(draft, logits, draft.noise)
         first = tree.first_copies(draft.tree).numpy()
-        _walk(*done._replace(laws=done.logits[:, :0], rows=first), self.active(draft.tree))
+        _walk(*done._replace(draft_probs=done.logits[:, :0], rows=first), self.active(draft.tree))
         return outcome(draft, done)
 
 

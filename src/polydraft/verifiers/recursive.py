@@ -4,11 +4,11 @@ With replacement: Miao et al. 2023 (SpecInfer, arXiv 2305.09781), Yang et al. 20
 al. 2024 (RSD, 2402.14160), Chen et al. 2024 (Sequoia, 2402.12374).
 
     r    what the target still wants: p at first, then N((r - c)+) after each rejection
-    c_j  law of draw j given the draws before it: q, or q without them, renormalised
+    c_j  distribution of draw j given the draws before it: q, or q without them, renormalised
 
     accept x_j with probability min(1, r(x_j) / c_j(x_j)); if all are rejected emit a token of r.
 
-Lossless iff c_j is the true conditional law of draw j. `recursive_merged` counts equal siblings once, as draws without replacement
+Lossless iff c_j is the true conditional distribution of draw j. `recursive_merged` counts equal siblings once, as draws without replacement
 (`lift.draws`); lossless for iid draws and for draws without replacement.
 Traps: skipping duplicates of iid draws; verifying draws without replacement with c_j = q; sorting siblings by q.
 """
@@ -26,29 +26,29 @@ from polydraft.verifiers.residual import normalise_or
 from polydraft.verifiers.speculative import accept_probability, residual
 
 
-def emitted_law(
+def emitted_probs(
     p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | Float[Tensor, "M n V"], draws: Int[Tensor, "M n"], *, replacement: bool
 ) -> Float[Tensor, "M V"]:
-    """Law of the emitted token given the draws, in their order; -1 = no draw. q: one law a context, or one a draw.
+    """Distribution of the emitted token given the draws, in their order; -1 = no draw. q: one distribution a context, or one a draw.
 
     Example:
         >>> p, q = torch.tensor([[0.3, 0.7]]), torch.tensor([[0.6, 0.4]])
-        >>> emitted_law(p, q, torch.tensor([[0, 0]]), replacement=True).tolist()
+        >>> emitted_probs(p, q, torch.tensor([[0, 0]]), replacement=True).tolist()
         [[0.5, 0.5]]
     """
     r, c = p, q if q.ndim == 2 else q[:, 0]
-    law, alive = torch.zeros_like(p), torch.ones_like(p[:, 0])
+    distribution, alive = torch.zeros_like(p), torch.ones_like(p[:, 0])
     for j, draw in enumerate(draws.unbind(1)):
         c = q[:, j] if q.ndim == 3 else c
         there, x = draw >= 0, draw.clamp(min=0)
         accept = torch.where(there, accept_probability(r, c, x), 0.0)
-        law = law.scatter_add(1, x[:, None], (alive * accept)[:, None])
+        distribution = distribution.scatter_add(1, x[:, None], (alive * accept)[:, None])
         alive = alive * (1 - accept)
         r = torch.where(there[:, None], residual(r, c), r)
         if not replacement:
-            without = c.scatter(1, x[:, None], 0.0)  # re-summed: 1 - c(x) loses what is left of a sharp law
+            without = c.scatter(1, x[:, None], 0.0)  # re-summed: 1 - c(x) loses what is left of a sharp distribution
             c = torch.where(there[:, None], normalise_or(without, otherwise=c), c)
-    return law + alive[:, None] * r
+    return distribution + alive[:, None] * r
 
 
 recursive = PerNode(
@@ -58,7 +58,7 @@ recursive = PerNode(
         "2401.06706 2305.09781",
         {DraftSampling.IID, DraftSampling.INDEPENDENT},
     ),
-    partial(emitted_law, replacement=True),
+    partial(emitted_probs, replacement=True),
 )
 """The verifier for iid draws."""
 
@@ -66,7 +66,7 @@ recursive_wor = PerNode(
     method(
         "recursive_wor", "Recursive rejection, without replacement", "2402.14160 2402.12374", {DraftSampling.WITHOUT_REPLACEMENT}
     ),
-    partial(emitted_law, replacement=False),
+    partial(emitted_probs, replacement=False),
 )
 """The verifier for draws without replacement."""
 
@@ -77,7 +77,7 @@ recursive_merged = PerNode(
         "2402.14160 2402.12374",
         {DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT},
     ),
-    partial(emitted_law, replacement=False),
+    partial(emitted_probs, replacement=False),
     merged=True,
 )
 """The verifier that counts equal siblings once."""

@@ -1,7 +1,7 @@
 """The few pieces that rules share: positive part, normalising, what an empty residual means, and places in an order.
 
-An empty residual arises only where two laws are equal up to rounding; a rejection then has probability 0, and the law to
-go on with is stated by the caller. Never a uniform law and never an added constant: both emit tokens with p = 0.
+An empty residual arises only where two distributions are equal up to rounding; a rejection then has probability 0, and the distribution to
+go on with is stated by the caller. Never a uniform distribution and never an added constant: both emit tokens with p = 0.
 """
 
 import torch

@@ -11,7 +11,7 @@ Lossless if the first child was drawn from q, whatever the others are.
 from polydraft.core import DraftSampling
 from polydraft.papers import method
 from polydraft.verifiers.lift.per_node import PerNode
-from polydraft.verifiers.speculative import emitted_law
+from polydraft.verifiers.speculative import emitted_probs
 
 single_with_spares = PerNode(
     method(
@@ -20,6 +20,6 @@ single_with_spares = PerNode(
         "2211.17192",
         {DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT},
     ),
-    emitted_law,
+    emitted_probs,
 )
 """The verifier."""

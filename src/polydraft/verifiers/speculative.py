@@ -2,11 +2,11 @@
 
 Leviathan, Kalman & Matias 2023, Algorithm 1 (arXiv 2211.17192); Chen et al. 2023 (arXiv 2302.01318).
 
-    p  target law at the node       q  draft law at the node, the one x was drawn from
-    r  residual law, proportional to max(0, p - q)
+    p  target distribution at the node       q  draft distribution at the node, the one x was drawn from
+    r  residual distribution, proportional to max(0, p - q)
 
 Lossless for one child drawn from q (a chain). Acceptance: sum_x min(p(x), q(x)) = 1 - TV(p, q).
-Traps: q must be the law after temperature and truncation; drafts that were chosen (top-k, argmax) have no q.
+Traps: q must be the distribution after temperature and truncation; drafts that were chosen (top-k, argmax) have no q.
 """
 
 from jaxtyping import Float, Int
@@ -32,19 +32,19 @@ def accept_probability(p: Float[Tensor, "*M V"], q: Float[Tensor, "*M V"], x: In
 
 
 def residual(p: Float[Tensor, "*M V"], q: Float[Tensor, "*M V"]) -> Float[Tensor, "*M V"]:
-    """Law of the token that replaces a rejected child."""
+    """Distribution of the token that replaces a rejected child."""
     return normalise_or(positive_part(p - q), otherwise=p)  # empty only where p = q: rejection then has probability 0
 
 
-def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
-    """Law of the emitted token given the one draw."""
+def emitted_probs(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
+    """Distribution of the emitted token given the one draw."""
     x = draws[:, 0]
     accept = accept_probability(p, q, x)
-    law = (1 - accept)[:, None] * residual(p, q)
-    return law.scatter_add(1, x[:, None], accept[:, None])
+    distribution = (1 - accept)[:, None] * residual(p, q)
+    return distribution.scatter_add(1, x[:, None], accept[:, None])
 
 
 speculative = PerNode(
-    method("speculative", "Speculative sampling", "2211.17192 2302.01318", {DraftSampling.IID}, {TreeShape.CHAIN}), emitted_law
+    method("speculative", "Speculative sampling", "2211.17192 2302.01318", {DraftSampling.IID}, {TreeShape.CHAIN}), emitted_probs
 )
 """The verifier."""

@@ -1,7 +1,7 @@
 """Optimal transport, solved: a selector of iid drafts whose weights come from the optimal coupling, exactly lossless.
 
 Optimum: Hu et al. 2025 (arXiv 2502.18779). Coupling by convex optimisation over softmax weights: Thomas & Pal 2025 (Global
-Resolution, 2511.15898), which is lossless up to its tolerance. Here the optimiser only proposes weights; the law q_I of the
+Resolution, 2511.15898), which is lossless up to its tolerance. Here the optimiser only proposes weights; the distribution q_I of the
 picked token is computed from the very weights used (importance selection), so an unfinished optimisation costs acceptance
 and never exactness.
 
@@ -184,18 +184,18 @@ def _select(p, q, n, m, bucket, weight, level):
 
 
 @njit(cache=True)
-def _law_of(q, bucket, share, law):
+def _selected_probs(q, bucket, share, distribution):
     for t in range(q.size):
-        law[t] = q[t] * share[bucket[t]] if bucket[t] >= 0 else 0.0
+        distribution[t] = q[t] * share[bucket[t]] if bucket[t] >= 0 else 0.0
 
 
 @njit(cache=True)
-def _select_all(p, q, draws, count, room, law, pi):
-    """law [M, V] and weights pi [M, n] of the draws, for every context with more than one; room: buckets by number of draws."""
+def _select_all(p, q, draws, count, room, distribution, pi):
+    """distribution [M, V] and weights pi [M, n] of the draws, for every context with more than one; room: buckets by number of draws."""
     bucket, weight, level = np.empty(q.shape[1], np.int64), np.empty(room.max()), np.empty(room.max(), np.int64)
     for i in range(len(draws)):
         n = count[i]
-        _law_of(q[i], bucket, _select(p[i], q[i], n, room[n - 1], bucket, weight, level), law[i])
+        _selected_probs(q[i], bucket, _select(p[i], q[i], n, room[n - 1], bucket, weight, level), distribution[i])
         top, total = -1, 0.0
         for c in range(n):
             top = max(top, level[bucket[draws[i, c]]])
@@ -220,24 +220,24 @@ def select(
 
     Example:
         >>> p, q = np.array([0.5, 0.5]), np.array([0.9, 0.1])
-        >>> law = select(p, q, 2)[0]
-        >>> round(float(np.minimum(p, law).sum()), 9)  # the optimum
+        >>> distribution = select(p, q, 2)[0]
+        >>> round(float(np.minimum(p, distribution).sum()), 9)  # the optimum
         0.69
     """
     m = _room(n)
     bucket, weight, level = np.empty(len(q), np.int64), np.empty(m), np.zeros(m, np.int64)
-    share, law = _select(p, q, n, m, bucket, weight, level), np.empty(len(q))
-    _law_of(q, bucket, share, law)
-    return law, bucket, weight, level
+    share, distribution = _select(p, q, n, m, bucket, weight, level), np.empty(len(q))
+    _selected_probs(q, bucket, share, distribution)
+    return distribution, bucket, weight, level
 
 
-def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
-    """Law of the emitted token given the draws; -1 = no draw.
+def emitted_probs(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
+    """Distribution of the emitted token given the draws; -1 = no draw.
 
     Example:
         >>> p = torch.tensor([[0.25, 0.75]], dtype=torch.float64)
         >>> q = torch.tensor([[0.5, 0.5]], dtype=torch.float64)
-        >>> [round(x, 4) for x in emitted_law(p, q, torch.tensor([[0, 1]]))[0].tolist()]
+        >>> [round(x, 4) for x in emitted_probs(p, q, torch.tensor([[0, 1]]))[0].tolist()]
         [0.0, 1.0]
     """
     return selected(p, q, draws, _coupled)
@@ -246,13 +246,13 @@ def emitted_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Ten
 def _coupled(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M n"]) -> tuple[Tensor, Tensor]:
     P, Q, X = (x.cpu().contiguous().numpy() for x in (p, q, draws))
     room = np.array([_room(n) for n in range(1, draws.shape[1] + 1)])
-    law, weights = np.empty(P.shape), np.zeros(X.shape)
-    _select_all(P, Q, X, (X >= 0).sum(1), room, law, weights)
-    return torch.from_numpy(law).to(p), torch.from_numpy(weights).to(p)
+    distribution, weights = np.empty(P.shape), np.zeros(X.shape)
+    _select_all(P, Q, X, (X >= 0).sum(1), room, distribution, weights)
+    return torch.from_numpy(distribution).to(p), torch.from_numpy(weights).to(p)
 
 
 transport = PerNode(
     method("transport", "Optimal transport by importance selection", "2511.15898 2502.18779", {DraftSampling.IID}, FIXED),
-    emitted_law,
+    emitted_probs,
 )
 """The verifier."""

@@ -1,8 +1,8 @@
 """Traversal verification: try the children of a node in draw order, deepest first, and keep what their rejection leaves.
 
-Weng et al. 2025 (arXiv 2505.12398), in a form for any known law of the draws.
+Weng et al. 2025 (arXiv 2505.12398), in a form for any known distribution of the draws.
 
-    c_j  law of draw j given the draws tried before it      w  weight: P(something at or below the node is accepted)
+    c_j  distribution of draw j given the draws tried before it      w  weight: P(something at or below the node is accepted)
     try draw j (token x) with weight min(1, w p(x) / c_j(x));  rejected: p <- N((w p - c_j)+), S its sum, w <- S / (S + 1 - w)
 
     iid                    c_j = q, every draw tried; a repeated token was rejected already, but its update still counts
@@ -28,54 +28,54 @@ INDEPENDENT = DraftSampling.INDEPENDENT.value
 POINT_MASS = DraftSampling.POINT_MASS.value
 WITHOUT_REPLACEMENT = DraftSampling.WITHOUT_REPLACEMENT.value
 GREEDY_PLUS_ONE = DraftSampling.GREEDY_PLUS_ONE.value
-_NO_LAW_OF_ITS_OWN = DraftSampling.COUPLED, DraftSampling.LISTED, DraftSampling.SYSTEMATIC
+_SHARED_DRAWS = DraftSampling.COUPLED, DraftSampling.LISTED, DraftSampling.SYSTEMATIC
 """Given the draws before it, a draw is no draw from a row."""
 
 
 @compiled
-def without(law, x):
-    """The law without token x, summed anew; all zero where nothing else is left."""
-    law[x] = 0.0
-    s = total(law)
+def without(q, x):
+    """The distribution without token x, summed anew; all zero where nothing else is left."""
+    q[x] = 0.0
+    s = total(q)
     if s > 0.0:
-        for t in range(law.size):
-            law[t] /= s
+        for t in range(q.size):
+            q[t] /= s
 
 
 @compiled
-def _one_hot(law, x):
-    law[:] = 0.0
-    law[x] = 1.0
+def _one_hot(q, x):
+    q[:] = 0.0
+    q[x] = 1.0
 
 
 @compiled
 def tries(contexts, sweep, residual):
     """The rule at one context; see `lift.leaf_to_root.Tries`."""
-    rest, law = np.empty(sweep.p.shape[2]), np.empty(sweep.p.shape[2])
+    rest, q = np.empty(sweep.p.shape[2]), np.empty(sweep.p.shape[2])
     for i in range(len(contexts)):
         b, v = contexts[i]
-        n, w, turn = opened(sweep, b, v, rest, law, residual), sweep.weight[b, v], 0
+        n, w, turn = opened(sweep, b, v, rest, q, residual), sweep.weight[b, v], 0
         if n == 0:
             continue
         draws = sweep.draws[b, v, :n]
-        if sweep.law == GREEDY_PLUS_ONE:
+        if sweep.sampling == GREEDY_PLUS_ONE:
             draws = np.roll(draws, 1)
         tokens = sweep.tokens[b][draws]
-        if sweep.law == GREEDY_PLUS_ONE:
+        if sweep.sampling == GREEDY_PLUS_ONE:
             for x in tokens[1:]:
-                without(law, x)
+                without(q, x)
         for j in range(n):
             x = tokens[j]
-            if sweep.law == INDEPENDENT and j > 0:
-                copy_normalised(sweep.q[b, sweep.rows[b, draws[j]]], law)
-            if sweep.law == WITHOUT_REPLACEMENT and j > 0:
-                without(law, tokens[j - 1])
-            elif sweep.law == POINT_MASS or (sweep.law == GREEDY_PLUS_ONE and (j > 0 or law[x] == 0.0)):
-                _one_hot(law, x)
+            if sweep.sampling == INDEPENDENT and j > 0:
+                copy_normalised(sweep.q[b, sweep.rows[b, draws[j]]], q)
+            if sweep.sampling == WITHOUT_REPLACEMENT and j > 0:
+                without(q, tokens[j - 1])
+            elif sweep.sampling == POINT_MASS or (sweep.sampling == GREEDY_PLUS_ONE and (j > 0 or q[x] == 0.0)):
+                _one_hot(q, x)
             if (tokens[:j] == x).any():
-                w = reject(w, rest, law)
+                w = reject(w, rest, q)
                 continue
-            left = tried(sweep, b, v, turn, draws[j], w, rest, law)
+            left = tried(sweep, b, v, turn, draws[j], w, rest, q)
             if left < 0.0:
                 break
             w, turn = left, turn + 1
@@ -84,9 +84,7 @@ def tries(contexts, sweep, residual):
             residual[i] = rest
 
 
-traversal = LeafToRoot(
-    method("traversal", "Traversal verification", "2505.12398", {*DraftSampling} - {*_NO_LAW_OF_ITS_OWN}), tries
-)
+traversal = LeafToRoot(method("traversal", "Traversal verification", "2505.12398", {*DraftSampling} - {*_SHARED_DRAWS}), tries)
 """The verifier."""
 
 traversal_merged = LeafToRoot(

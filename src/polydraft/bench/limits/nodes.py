@@ -14,7 +14,7 @@ from polydraft.bench.limits.contexts import Pair
 from polydraft.core import NoiseKey
 from polydraft.theory import acceptance, closed_forms, efficiency
 from polydraft.verifiers import importance, recursive, transport
-from polydraft.verifiers.selection import law_of_highest
+from polydraft.verifiers.selection import highest_probs
 
 DRAWS = 16
 """Sampled draws a context, for rules without a closed form."""
@@ -61,7 +61,7 @@ def _at_node(
         yield ("max_ratio", "IID", n), max(closed_forms.single(p, q), _overlap_of_highest(p, q, n))
         yield ("transport", "IID", n), max(closed_forms.single(p, q), float(np.minimum(p, transport.select(p, q, n)[0]).sum()))
         yield ("importance", "IID", n), tournaments[n - 1]
-        emitted = recursive.recursive_wor.emitted_law(*rows, torch.from_numpy(order[:, :n].copy()))
+        emitted = recursive.recursive_wor.emitted_probs(*rows, torch.from_numpy(order[:, :n].copy()))
         drafted = emitted.gather(1, torch.from_numpy(order[:, :n].copy())).sum(1)
         yield ("recursive_wor", "WITHOUT_REPLACEMENT", n), float(drafted.mean())
         yield ("race", "COUPLED", n), float((order[:, :n] == wanted[:, 0].argmin(1)[:, None]).any(1).mean())
@@ -72,7 +72,7 @@ def _at_node(
 def _overlap_of_highest(p: np.ndarray, q: np.ndarray, n: int) -> float:
     chance = torch.zeros(1, n + 1, dtype=torch.float64)
     chance[0, n] = 1.0
-    law, _, _ = law_of_highest(torch.from_numpy(p)[None], torch.from_numpy(q)[None], chance)
+    law, _, _ = highest_probs(torch.from_numpy(p)[None], torch.from_numpy(q)[None], chance)
     return float(torch.minimum(torch.from_numpy(p), law[0]).sum())
 
 
@@ -81,5 +81,5 @@ def _overlaps_of_tournaments(p: np.ndarray, q: np.ndarray, most: int) -> list[fl
     wanted, drafted = (torch.from_numpy(x)[None] for x in (p, q))
     laws = [drafted]
     while len(laws) < most:
-        laws.append(importance.select_pairs(wanted, laws[-1], drafted).law)
+        laws.append(importance.select_pairs(wanted, laws[-1], drafted).distribution)
     return [float(torch.minimum(wanted, law).sum()) for law in laws]

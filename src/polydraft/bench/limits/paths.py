@@ -81,7 +81,7 @@ class Paths:
         self._prefilled(model, request)
         logits = model.score([1], once.tree).logits.cpu()
         length = len(request.prompt_token_ids)
-        return once.expand(sampling.laws(logits, once.tree, [request.prompt_token_ids], [length], [self.params], ()))
+        return once.expand(sampling.distributions(logits, once.tree, [request.prompt_token_ids], [length], [self.params], ()))
 
     def _keep(self, key: tuple[str, str, int, int], draft: Draft, p: Tensor) -> None:
         value = efficiency.expected_tokens(draft, self.rules[key[0]](draft, p))

@@ -193,7 +193,7 @@ class AmusdDrafter:
         return self._drafted(roots, taken, key)
 
     def _drafted(self, roots: Sequence[int], taken: Sequence[Sequence[Item]], key: NoiseKey) -> Draft:
-        (law,), (shape,) = self.info.draft_sampling, self.info.shapes
+        (draft_sampling,), (shape,) = self.info.draft_sampling, self.info.shapes
         chains = [
             ([root, *(i.token for i in items)], list(range(-1, len(items)))) for root, items in zip(roots, taken, strict=True)
         ]
@@ -204,7 +204,7 @@ class AmusdDrafter:
         for b, items in enumerate(taken):
             for n, item in enumerate(items):
                 probs[b, n] = item.row
-        return Draft(tree, law, shape, probs, rows, key if law is DraftSampling.COUPLED else None)
+        return Draft(tree, draft_sampling, shape, probs, rows, key if draft_sampling is DraftSampling.COUPLED else None)
 
     def observe(self, states: Sequence[Drafting], outcome: Outcome, scores: Scores) -> list[Drafting]:
         """The pass is over: each lead learns what it emitted."""

@@ -71,11 +71,11 @@ class _Tree:
         self.least, self.acceptance = least[0], acceptance[0] if budget.stop else np.empty(0)
         self.begin, self.weights = 0, np.ones(1)
 
-    def deepen(self, laws: Float[np.ndarray, "F V"]) -> None:
+    def deepen(self, draft_probs: Float[np.ndarray, "F V"]) -> None:
         """Take the children of the frontier, then choose the next one."""
         for f, weight in enumerate(self.weights.tolist()):
             kept = self.values, self.confidences, self.cells
-            self.size = join(laws[f], _ALL, weight, self.begin + f, self.budget.least, self.acceptance, *kept, self.size)
+            self.size = join(draft_probs[f], _ALL, weight, self.begin + f, self.budget.least, self.acceptance, *kept, self.size)
         chosen, begin = np.empty(self.budget.max_nodes, np.int64), self.begin
         self.begin = len(self.tokens)
         chosen = chosen[: advance(self.cells, self.size, begin, self.begin, self.budget.width, chosen)]
@@ -108,9 +108,9 @@ def _by_depth(
             grown[b].fill(widest)
         tree = TokenTree.of(np.array([grown[b].tokens for b in live]), np.array([grown[b].parents for b in live]))
         scores = model.score([states[b].slot for b in live], tree, since=since)
-        laws = _laws(scores, tree, since, [states[b] for b in live], [budgets[b] for b in live], stop_ids)
+        draft_probs = _draft_probs(scores, tree, since, [states[b] for b in live], [budgets[b] for b in live], stop_ids)
         since, depth = tree.num_nodes, depth + 1
-        for b, rows in zip(live, laws, strict=True):
+        for b, rows in zip(live, draft_probs, strict=True):
             grown[b].deepen(rows)
         live = [b for b in live if len(grown[b].weights) and depth < budgets[b].max_depth]
     tokens = np.zeros((len(states), 1 + max(g.size for g in grown)), np.int64)
@@ -121,7 +121,7 @@ def _by_depth(
     return TokenTree.of(tokens, parents), confidence, [(g.tokens[: g.begin], g.parents[: g.begin]) for g in grown]
 
 
-def _laws(
+def _draft_probs(
     scores: Scores,
     tree: TokenTree,
     since: int,
@@ -137,7 +137,7 @@ def _laws(
         whole[:, since:] = logits
         logits = whole
     prompts = [len(s.request.prompt_token_ids) for s in states]
-    return sampling.draft_laws(logits, tree, contexts, prompts, params, stop_ids)[:, since - tree.num_nodes :].numpy()
+    return sampling.draft_probs(logits, tree, contexts, prompts, params, stop_ids)[:, since - tree.num_nodes :].numpy()
 
 
 def _warm(params: SamplingParams, budget: Budget) -> SamplingParams:

@@ -59,7 +59,7 @@ class Growth:
         self.rows = [[-1] for _ in states]
         self.node: list[dict[int, int]] = [{0: 0} for _ in states]
         """By node of the budget; those that a law of fewer tokens has no children for are none of the draft."""
-        self.laws: list[list[Float[Tensor, " V"]]] = [[] for _ in states]
+        self.draft_rows: list[list[Float[Tensor, " V"]]] = [[] for _ in states]
         self.row_of: list[dict[int, int]] = [{} for _ in states]
         self.stops = [None if leaves else g.stop for g in fixed]
         self.confidence, self.reach = [[1.0] for _ in states], [[1.0] for _ in states]
@@ -90,7 +90,7 @@ class Growth:
             branching = [depth < self.fixed[b].max_depth for b in batch]
             if not any(branching):
                 continue
-            probs = sampling.draft_laws(
+            probs = sampling.draft_probs(
                 whole,
                 tree,
                 [self.states[b].context for b in batch],
@@ -112,8 +112,8 @@ class Growth:
         for n in (node[u] for u in range(starts[0, depth], inner[0, depth]) if node.get(u) in live):
             allowed = first[n] == n and bool(probs[n].any())
             if first[n] == n and (allowed or not ends):
-                self.row_of[b][n] = len(self.laws[b])
-                self.laws[b].append(probs[n] if allowed else logits[n].softmax(-1))
+                self.row_of[b][n] = len(self.draft_rows[b])
+                self.draft_rows[b].append(probs[n] if allowed else logits[n].softmax(-1))
         below: dict[int, list[int]] = {}
         for u in range(starts[0, depth + 1], starts[0, depth + 2]):
             if node.get(given[u]) in live and first[node[given[u]]] in self.row_of[b]:
@@ -121,7 +121,7 @@ class Growth:
                 below.setdefault(first[n] if self.kind == "systematic" else n, []).append(u)
         drawn: dict[int, int] = {}
         for parent, children in below.items():
-            q = self.laws[b][self.row_of[b][first[parent]]]
+            q = self.draft_rows[b][self.row_of[b][first[parent]]]
             drawn |= dict(zip(children, _DRAWS[self.kind](self, b, q, children, depth, parent), strict=False))
         self.begin[b] = len(self.tokens[b])
         for u in sorted(drawn):
@@ -182,19 +182,19 @@ class Growth:
             drawn.append(int(winner[0]))
         return drawn
 
-    def draft(self, law: DraftSampling, shape: TreeShape) -> Draft:
+    def draft(self, draft_sampling: DraftSampling, shape: TreeShape) -> Draft:
         """What was grown, with the rows that it was drawn from."""
         tree = trees.pad(list(zip(self.tokens, self.parents, strict=True)))
         rows = torch.tensor([r + [-1] * (tree.num_nodes - len(r)) for r in self.rows])
         V = self.model.vocab_size
-        probs = torch.full((len(self.laws), max(1, *map(len, self.laws)), V), 1 / V)
-        for b, found in enumerate(self.laws):
+        probs = torch.full((len(self.draft_rows), max(1, *map(len, self.draft_rows)), V), 1 / V)
+        for b, found in enumerate(self.draft_rows):
             for r, q in enumerate(found):
                 probs[b, r] = q
-        key = self.key if law in (DraftSampling.COUPLED, DraftSampling.LISTED) else None
+        key = self.key if draft_sampling in (DraftSampling.COUPLED, DraftSampling.LISTED) else None
         logits = pad_sequence([torch.cat(rows) for rows in self.scored], batch_first=True) if self.leaves else None
         confidence = pad_sequence([torch.tensor(x) for x in self.confidence], batch_first=True, padding_value=1.0)
-        return Draft(tree, law, shape, probs, rows, key, logits, confidence)
+        return Draft(tree, draft_sampling, shape, probs, rows, key, logits, confidence)
 
 
 _DRAWS: dict[str, Callable[..., list[int]]] = {

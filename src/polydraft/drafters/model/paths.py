@@ -197,21 +197,23 @@ class ModelDrafter:
         propose_paths: ProposePaths | None,
     ) -> tuple[Draft, TokenTree]:
         """By the model's own proposal where it offers one for this, else depth by depth through `score`; and the tree as the model's cache holds it."""
-        (law,), found = self.info.draft_sampling, None
+        (draft_sampling,), found = self.info.draft_sampling, None
         if propose_paths is not None:
             trees, params = [g.parents for g in fixed], [s.request.params for s in states]
             slots, pending = [s.slot for s in states], [s.pending for s in states]
-            found = propose_paths(slots, pending, keys, trees, params, law=law, stops=[g.stop for g in fixed])
+            found = propose_paths(
+                slots, pending, keys, trees, params, draft_sampling=draft_sampling, stops=[g.stop for g in fixed]
+            )
         if found is None:
             self._rewind(states)
             draft = self._grow(states, fixed, NoiseKey.of(*keys))
             return draft, draft.tree
-        noise = NoiseKey.of(*keys) if law is DraftSampling.COUPLED else None
+        noise = NoiseKey.of(*keys) if draft_sampling is DraftSampling.COUPLED else None
         drawn, rows, confidence = found.tree, found.rows, found.confidence
         shape = _shape(fixed)
         if shape is not TreeShape.CHAIN and any(g.stop for g in fixed):
             drawn, rows, confidence = _packed(found)
-        return Draft(drawn, law, shape, found.probs, rows, noise, found.logits, confidence), found.tree
+        return Draft(drawn, draft_sampling, shape, found.probs, rows, noise, found.logits, confidence), found.tree
 
     def _cached(self, state: ModelState) -> int:
         """Columns of its slot that hold committed tokens."""
@@ -227,9 +229,9 @@ class ModelDrafter:
 
     def _empty(self, states: Sequence[ModelState]) -> Draft:
         bare = Draft.empty(torch.tensor([s.context[-1] for s in states]))
-        (law,) = self.info.draft_sampling
+        (draft_sampling,) = self.info.draft_sampling
         probs = torch.full((len(states), 1, self.model.vocab_size), 1 / self.model.vocab_size)
-        return replace(bare, sampling=law, probs=probs)
+        return replace(bare, sampling=draft_sampling, probs=probs)
 
     def _grow(self, states: Sequence[ModelState], fixed: list[Budget], key: NoiseKey) -> Draft:
         """Depth by depth through `score`, once the slots have all committed tokens but the root: one pass a depth for the whole batch."""
@@ -238,8 +240,8 @@ class ModelDrafter:
             self.model.prefill([s.slot for s in behind], [s.pending[:-1] for s in behind])
         growth = Growth(self.model, self.kind, states, fixed, key, self._stop_ids, leaves=self.scores_leaves)
         growth.grow()
-        (law,) = self.info.draft_sampling
-        return growth.draft(law, _shape(fixed))
+        (draft_sampling,) = self.info.draft_sampling
+        return growth.draft(draft_sampling, _shape(fixed))
 
     def observe(self, states: Sequence[ModelState], outcome: Outcome, scores: Scores) -> list[ModelState]:
         """Keep the cache rows of the proposal that agree with what was emitted; see `core.Drafter.observe`.

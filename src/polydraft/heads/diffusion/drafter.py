@@ -124,14 +124,14 @@ class DiffusionDrafter(DepthDrafter):
         ]
         chains, probs = self._denoised(states, depths)
         made = tree.pad([([s.context[-1], *ids], list(range(-1, len(ids)))) for s, ids in zip(states, chains, strict=True)])
-        (law,) = self.info.draft_sampling
+        (draft_sampling,) = self.info.draft_sampling
         none = torch.full_like(made.tokens, -1)
-        if law is DraftSampling.POINT_MASS:
-            return Draft(made, law, TreeShape.CHAIN, None, none)
+        if draft_sampling is DraftSampling.POINT_MASS:
+            return Draft(made, draft_sampling, TreeShape.CHAIN, None, none)
         if made.num_nodes == 1:
             return self._empty(states)
         rows = torch.where(made.parents >= 0, made.parents, none)
-        return Draft(made, law, TreeShape.CHAIN, torch.from_numpy(probs[:, : made.num_nodes - 1]), rows)
+        return Draft(made, draft_sampling, TreeShape.CHAIN, torch.from_numpy(probs[:, : made.num_nodes - 1]), rows)
 
     def _denoised(self, states: Sequence[Any], depths: Sequence[int]) -> tuple[list[list[int]], np.ndarray]:
         """The chains of so many tokens, and the rows [B, X, V] that they were drawn from, by as many passes as there are steps."""
@@ -140,22 +140,22 @@ class DiffusionDrafter(DepthDrafter):
         for step in range(min(self.steps, max(depths, default=0))):
             some = [b for b in drafting if step < depths[b]]
             logits = self.model.denoise([states[b].slot for b in some], blocks[some])
-            laws = self.model.rows(logits, [states[b].request.params for b in some])
-            for b, found in zip(some, laws, strict=True):
+            draft_probs = self.model.rows(logits, [states[b].request.params for b in some])
+            for b, found in zip(some, draft_probs, strict=True):
                 self._reveal(states[b], step, min(self.steps, depths[b]), depths[b], found, blocks[b], probs[b])
         return [self._cut(blocks[b, :depth].tolist()) for b, depth in enumerate(depths)], probs
 
     def _reveal(
-        self, state: HeadState, step: int, steps: int, depth: int, laws: np.ndarray, block: np.ndarray, probs: np.ndarray
+        self, state: HeadState, step: int, steps: int, depth: int, draft_probs: np.ndarray, block: np.ndarray, probs: np.ndarray
     ) -> None:
         """Put tokens into a block, and the rows that they are from into `probs`."""
         request, at, X = state.request, len(state.context), len(block)
         uniform = [uniform_at(request.seed, request.sample, at, int(Stream.DRAFT), i) for i in range(1, X + 1)]
         coins = [uniform_at(request.seed, request.sample, at, int(Stream.DRAFT), (step + 1) * X + i) for i in range(1, X + 1)]
         masked = [j for j in range(depth) if block[j] == self.model.mask]
-        for j in revealed(self.order or "", step, steps, masked, laws.max(-1).tolist(), coins):
-            block[j] = laws[j].argmax() if self.order == "confidence" else choose_row(laws[j], uniform[j])
-            probs[j] = laws[j]
+        for j in revealed(self.order or "", step, steps, masked, draft_probs.max(-1).tolist(), coins):
+            block[j] = draft_probs[j].argmax() if self.order == "confidence" else choose_row(draft_probs[j], uniform[j])
+            probs[j] = draft_probs[j]
 
     def _cut(self, ids: list[int]) -> list[int]:
         """Up to an end of text, where no rule asks with which chance a token was drawn."""

@@ -180,7 +180,7 @@ class CompiledProposals(SlotModel):
         trees: Sequence[tuple[int, ...]],
         params: Sequence[SamplingParams],
         *,
-        law: DraftSampling = DraftSampling.IID,
+        draft_sampling: DraftSampling = DraftSampling.IID,
         stops: Sequence[Stop | None] = (),
     ) -> Proposal | None:
         """A tree for every row. Penalties are left out of the law.
@@ -194,7 +194,9 @@ class CompiledProposals(SlotModel):
             CapacityError: a tree of more nodes than a pass takes.
         """
         raw = np.empty((len(slots), 0, 0), _f32)
-        return self._paths(slots, pending, keys, layouts(tuple(trees)), [len(x) > 1 for x in trees], params, law, raw, stops)
+        return self._paths(
+            slots, pending, keys, layouts(tuple(trees)), [len(x) > 1 for x in trees], params, draft_sampling, raw, stops
+        )
 
     def propose_and_score(
         self,
@@ -204,7 +206,7 @@ class CompiledProposals(SlotModel):
         trees: Sequence[tuple[int, ...]],
         params: Sequence[SamplingParams],
         *,
-        law: DraftSampling = DraftSampling.IID,
+        draft_sampling: DraftSampling = DraftSampling.IID,
         stops: Sequence[Stop | None] = (),
     ) -> Proposal | None:
         """The same draft, and the logits after each of its nodes, in one more pass, over the leaves; see `propose_paths`.
@@ -215,7 +217,7 @@ class CompiledProposals(SlotModel):
         assert not len(self.draft_ids)
         places = with_leaves(layouts(tuple(trees)))
         raw = np.empty((*places.parents.shape, self.arrays.sizes.outputs), _f32)
-        found = self._paths(slots, pending, keys, places, [True] * len(slots), params, law, raw, ())
+        found = self._paths(slots, pending, keys, places, [True] * len(slots), params, draft_sampling, raw, ())
         return None if found is None else found._replace(logits=torch.from_numpy(raw)[..., : self.vocab_size])
 
     def _paths(
@@ -226,7 +228,7 @@ class CompiledProposals(SlotModel):
         places: Layout,
         drafting: Sequence[bool],
         params: Sequence[SamplingParams],
-        law: DraftSampling,
+        draft_sampling: DraftSampling,
         raw: np.ndarray,
         stops: Sequence[Stop | None],
     ) -> Proposal | None:
@@ -241,7 +243,7 @@ class CompiledProposals(SlotModel):
                 *places,
                 np.array(rows_asked),
                 bias,
-                law.value,
+                draft_sampling.value,
                 raw,
                 *stops_asked(tuple(stops), len(slots)),
             )

@@ -197,7 +197,7 @@ def _take(rest, offered, part):
 
 @njit(cache=True, error_model="numpy")
 def transport(w, p, scale, q, draws, work, order, mass, rest):
-    """`verifiers.flow.transport` for the target's law p * scale: places of the draws in the order of visits, their mass, and what the context emits.
+    """`verifiers.flow.transport` for the target's distribution p * scale: places of the draws in the order of visits, their mass, and what the context emits.
 
     Returns how many places there are: one for each token.
     """
@@ -237,8 +237,8 @@ def transport(w, p, scale, q, draws, work, order, mass, rest):
 
 
 @njit(cache=True, error_model="numpy")
-def walk_row(logits, q, rows, tokens, first, kids, counts, depth, p, rest, work, until, law):
-    """Stop node of one row of a batch, with the law of its extra token in `law`; FAULTY where what was looked at is.
+def walk_row(logits, q, rows, tokens, first, kids, counts, depth, p, rest, work, until, extra_probs):
+    """Stop node of one row of a batch, with the distribution of its extra token in `extra_probs`; FAULTY where what was looked at is.
 
     first: earliest copy of each node.  kids, counts: draws of each context.  until: the stop's uniform.
     p, rest: [depths, V], room for the contexts that are being visited.
@@ -283,10 +283,10 @@ def walk_row(logits, q, rows, tokens, first, kids, counts, depth, p, rest, work,
         alive *= 1.0 - a
         if 1.0 - alive > until or u == 0:
             if n == 1:
-                leftover(w, mine, row, law)
+                leftover(w, mine, row, extra_probs)
             elif n > 1 and spare[u] > 0.0:
-                law[:] = rest[depth[u]]
+                extra_probs[:] = rest[depth[u]]
             else:
-                law[:] = mine
+                extra_probs[:] = mine
             return u
         u, enters = above[u], False

@@ -1,9 +1,9 @@
 """Compiled passes over vocabulary rows: rows are float32 or float64, all arithmetic is float64.
 
-    p  target row      law  what a tried token was drawn from      w  weight: P(a context may be accepted at all)
+    p  target row      q  what a tried token was drawn from      w  weight: P(a context may be accepted at all)
 
-A token x that was drawn from `law` and is tried at a context of weight w is kept with probability min(1, w p(x)/law(x)).
-After a rejection S = sum max(0, w p - law) is what the target still lacks, out of S + 1 - w that is left.
+A token x that was drawn from q and is tried at a context of weight w is kept with probability min(1, w p(x)/q(x)).
+After a rejection S = sum max(0, w p - q) is what the target still lacks, out of S + 1 - w that is left.
 
 Each pass is a function of its own with a single loop: so compiled, it uses vector
 registers, as long as what it writes is not also another of its arguments.
@@ -27,11 +27,11 @@ def total(row: np.ndarray) -> float:
 
 
 @compiled
-def surplus(a: float, p: np.ndarray, b: float, law: np.ndarray) -> float:
-    """sum max(0, a p - b law)."""
+def surplus(a: float, p: np.ndarray, b: float, q: np.ndarray) -> float:
+    """sum max(0, a p - b q)."""
     s = 0.0
     for t in range(p.size):
-        s += max(a * p[t] - b * law[t], 0.0)
+        s += max(a * p[t] - b * q[t], 0.0)
     return s
 
 
@@ -56,11 +56,11 @@ def copy_normalised(row: np.ndarray, out: np.ndarray) -> None:
 
 
 @compiled
-def keep(w: float, px: float, lawx: float) -> float:
+def keep(w: float, px: float, qx: float) -> float:
     """Weight of the tried token's context; NaN where the draft gave it no mass, which no draw can do."""
-    if not lawx > 0.0:
+    if not qx > 0.0:
         return np.nan
-    return 1.0 if w * px >= lawx else w * px / lawx
+    return 1.0 if w * px >= qx else w * px / qx
 
 
 @compiled
@@ -70,26 +70,26 @@ def reweight(w: float, s: float) -> float:
 
 
 @compiled
-def _residual(w: float, p: np.ndarray, law: np.ndarray, factor: float) -> None:
+def _residual(w: float, p: np.ndarray, q: np.ndarray, factor: float) -> None:
     for t in range(p.size):
-        p[t] = max(w * p[t] - law[t], 0.0) * factor
+        p[t] = max(w * p[t] - q[t], 0.0) * factor
 
 
 @compiled
-def reject(w: float, p: np.ndarray, law: np.ndarray) -> float:
-    """The rejection of a token of `law`: p becomes the normalised residual (kept where it is empty); the new weight."""
-    s = surplus(w, p, 1.0, law)
+def reject(w: float, p: np.ndarray, q: np.ndarray) -> float:
+    """The rejection of a token drawn from q: p becomes the normalised residual (kept where it is empty); the new weight."""
+    s = surplus(w, p, 1.0, q)
     if s > 0.0:
-        _residual(w, p, law, 1.0 / s)
+        _residual(w, p, q, 1.0 / s)
     return reweight(w, s)
 
 
 @compiled
-def leftover(w: float, p: np.ndarray, law: np.ndarray, out: np.ndarray) -> None:
-    """out = N((w p - law)+) with p and law normalised first; p where that is empty."""
-    a, b, s = w / total(p), 1.0 / total(law), 0.0
+def leftover(w: float, p: np.ndarray, q: np.ndarray, out: np.ndarray) -> None:
+    """out = N((w p - q)+) with p and q normalised first; p where that is empty."""
+    a, b, s = w / total(p), 1.0 / total(q), 0.0
     for t in range(p.size):
-        out[t] = max(a * p[t] - b * law[t], 0.0)
+        out[t] = max(a * p[t] - b * q[t], 0.0)
         s += out[t]
     if s == 0.0:
         copy_normalised(p, out)

@@ -1,7 +1,7 @@
 """What the fused walks share: a round's verification as one compiled call, from processed logits to an outcome.
 
 A rule with a method `walk(draft, logits, key)` decides just as its verdict for p = softmax(logits) does, on the same noise,
-without making the laws: every row is read once for its normaliser, draws are gathered, and a residual is made only where
+without making the distributions: every row is read once for its normaliser, draws are gathered, and a residual is made only where
 the walk stopped. Equal to the verdict up to rounding.
 """
 
@@ -38,7 +38,7 @@ class Arrays(NamedTuple):
     """A batch in plain arrays, as compiled walks take it; `node` and `token` are theirs to fill, -1 at faulty logits."""
 
     logits: np.ndarray
-    laws: np.ndarray
+    draft_probs: np.ndarray
     rows: np.ndarray
     tokens: np.ndarray
     parents: np.ndarray
@@ -52,9 +52,9 @@ class Arrays(NamedTuple):
 def arrays(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Arrays:
     """The arrays of a round."""
     x = logits.contiguous().numpy()
-    laws = x[:, :0] if draft.probs is None else draft.probs.contiguous().numpy()
+    draft_probs = x[:, :0] if draft.probs is None else draft.probs.contiguous().numpy()
     node, token = np.empty((2, len(x)), np.int64)
-    return Arrays(x, laws, draft.rows.contiguous().numpy(), *draft.tree.host, *key.host, node, token)
+    return Arrays(x, draft_probs, draft.rows.contiguous().numpy(), *draft.tree.host, *key.host, node, token)
 
 
 def outcome(draft: Draft, done: Arrays) -> Outcome | None:

@@ -2,14 +2,14 @@
 
 Weng et al. 2025 (traversal verification, arXiv 2505.12398), freed of its draw order.
 
-    visit(v, w)   accepts v or something below it with total probability w, and then goes on by the target's law;
+    visit(v, w)   accepts v or something below it with total probability w, and then goes on by the target's distribution;
                   the root has w = 1, a leaf is accepted with probability w
-    tries at v    its children in an order that is fixed given the draft, each against `law`, the exact conditional law of
-                  that draw:  visit(x, min(1, w p(x) / law(x)));  rejected: p <- N((w p - law)+), w <- S / (S + 1 - w)
+    tries at v    its children in an order that is fixed given the draft, each against q, the exact conditional distribution of
+                  that draw:  visit(x, min(1, w p(x) / q(x)));  rejected: p <- N((w p - q)+), w <- S / (S + 1 - w)
     after them    v is accepted with probability a(v) = what is left of w, and emits a token of what is left of p
 
 As the order is fixed, the sweep is the contexts in post-order:  stop(v) = a(v) prod over all u before v of (1 - a(u)).
-Lossless if every `law` is the law of its draw given all that was looked at before, and the order looks at no draw that is
+Lossless if every q is the distribution of its draw given all that was looked at before, and the order looks at no draw that is
 not revealed yet. A child entered with weight 1 surely accepts: its later siblings, and v itself, are never reached.
 """
 
@@ -35,7 +35,7 @@ class Sweep(NamedTuple):
 
     p: [B, N, V].  q: [B, R, V].  tokens, rows: [B, N] as in the draft.
     draws: [B, N, W] nodes drawn at each context in draw order, padded with -1.  counts: [B, N] how many.
-    law: value of the DraftSampling of these draws.
+    sampling: value of the DraftSampling of these draws.
     weight: [B, N] w of each context that is entered, else 0.  accept: [B, N] a(v).
     order: [B, N, W] the children that are tried, in that order, padded with -1.
     """
@@ -46,7 +46,7 @@ class Sweep(NamedTuple):
     rows: np.ndarray
     draws: np.ndarray
     counts: np.ndarray
-    law: int
+    sampling: int
     weight: np.ndarray
     accept: np.ndarray
     order: np.ndarray
@@ -56,13 +56,13 @@ Tries = Callable[[np.ndarray, Sweep, np.ndarray], None]
 """(contexts [M, 2] as (b, v), parents first; sweep; residual [M, V] or [0, 0]) -> None: a compiled rule.
 
 For each context that `opened` says has draws it calls `tried` for children in the order of their tries and sets `accept`.
-Where there is room it leaves the law of a token emitted there in its row of `residual`.
+Where there is room it leaves the distribution of a token emitted there in its row of `residual`.
 """
 
 
 @compiled
-def opened(sweep, b, v, rest, law, residual):
-    """How many draws there are to try at v, with rest = p and law = q of the first of them; 0 where none is left to do.
+def opened(sweep, b, v, rest, q, residual):
+    """How many draws there are to try at v, with rest = p and q that of the first of them; 0 where none is left to do.
 
     A single draw from q is tried here, by gathered scalars and one pass over the rows if it may be rejected.
     """
@@ -80,7 +80,7 @@ def opened(sweep, b, v, rest, law, residual):
         return 0
     copy_normalised(p, rest)
     if row >= 0:
-        copy_normalised(sweep.q[b, row], law)
+        copy_normalised(sweep.q[b, row], q)
     return n
 
 
@@ -93,12 +93,12 @@ def enter(sweep, b, v, turn, child, w):
 
 
 @compiled
-def tried(sweep, b, v, turn, child, w, rest, law):
-    """Try a child of `law` against `rest`; what its rejection leaves of w, `rest` with it; -1 where it surely accepts."""
+def tried(sweep, b, v, turn, child, w, rest, q):
+    """Try a child drawn from q against `rest`; what its rejection leaves of w, `rest` with it; -1 where it surely accepts."""
     x = sweep.tokens[b, child]
-    into = keep(w, rest[x], law[x])
+    into = keep(w, rest[x], q[x])
     enter(sweep, b, v, turn, child, into)
-    return -1.0 if into == 1.0 else reject(w, rest, law)
+    return -1.0 if into == 1.0 else reject(w, rest, q)
 
 
 @compiled
@@ -127,10 +127,10 @@ def _stops(order, accept, stop, turns):
 
 
 @compiled
-def _targets(p, at, laws):
-    """laws[i] = the normalised target row of context at[i]."""
+def _targets(p, at, distributions):
+    """distributions[i] = the normalised target row of context at[i]."""
     for i in range(len(at)):
-        copy_normalised(p[at[i, 0], at[i, 1]], laws[i])
+        copy_normalised(p[at[i, 0], at[i, 1]], distributions[i])
 
 
 def _host(x: Tensor) -> np.ndarray:
@@ -189,11 +189,11 @@ class LeafToRoot:
         p, q = host_rows(draft, target_probs)
         draws = _host(draws_at(draft.tree, self.merged))
         drawn = draws >= 0
-        law = DraftSampling.WITHOUT_REPLACEMENT if self.merged else draft.sampling
+        sampling = DraftSampling.WITHOUT_REPLACEMENT if self.merged else draft.sampling
         weight, stop = np.zeros(p.shape[:2]), np.zeros(p.shape[:2])
         weight[:, 0] = 1.0
         tokens, rows = _host(draft.tree.tokens), _host(draft.rows)
-        sweep = Sweep(p, q, tokens, rows, draws, drawn.sum(-1), law.value, weight, weight.copy(), np.full_like(draws, -1))
+        sweep = Sweep(p, q, tokens, rows, draws, drawn.sum(-1), sampling.value, weight, weight.copy(), np.full_like(draws, -1))
         self.tries(np.argwhere(drawn.any(-1)), sweep, np.empty((0, 0)))
         turns = np.full(stop.shape, -1)
         _stops(sweep.order, sweep.accept, stop, turns)
@@ -206,10 +206,10 @@ class LeafToRoot:
     def _after(self, sweep: Sweep, device: torch.device, node: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
         """The tries at each row's context once more, now keeping what they leave of p."""
         at = np.stack([np.arange(len(sweep.p)), _host(node)], 1)
-        laws = np.empty((sweep.p.shape[0], sweep.p.shape[2]))
-        _targets(sweep.p, at, laws)
+        distributions = np.empty((sweep.p.shape[0], sweep.p.shape[2]))
+        _targets(sweep.p, at, distributions)
         drawn = sweep.counts[at[:, 0], at[:, 1]] > 0
-        left = laws[drawn]
+        left = distributions[drawn]
         self.tries(at[drawn], sweep, left)
-        laws[drawn] = left
-        return torch.from_numpy(laws).to(device)
+        distributions[drawn] = left
+        return torch.from_numpy(distributions).to(device)

@@ -1,10 +1,10 @@
 """From the root down, node by node: lift a rule for the children of one node to a whole tree.
 
 Start at the root. At a node with children a token rule emits one token; if it is a child's token, descend to that child,
-otherwise stop. At a node without children emit a token of the target law. Used by SpecInfer (arXiv 2305.09781), Sequoia
+otherwise stop. At a node without children emit a token of the target distribution. Used by SpecInfer (arXiv 2305.09781), Sequoia
 (2402.12374) and most tree methods.
 
-    e_u(y)  law of the token emitted at context u for the drawn children, with the rule's own randomness integrated out
+    e_u(y)  distribution of the token emitted at context u for the drawn children, with the rule's own randomness integrated out
     T(v)    probability that the walk reaches v:  T(child x of u) = T(u) e_u(x)
     stop(u) = T(u) (1 - sum over distinct children e_u(x))
 
@@ -30,9 +30,9 @@ from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.residual import normalise, normalise_or
 
 TokenRule = Callable[[Tensor, Any, Tensor], Tensor]
-"""(p [M, V], q [M, V], draws [M, n] token ids padded with -1) -> law of the emitted token [M, V].
+"""(p [M, V], q [M, V], draws [M, n] token ids padded with -1) -> distribution of the emitted token [M, V].
 
-Where the draft's law is INDEPENDENT, q is [M, n, V]: row j is the law of draw j; where it is POINT_MASS, q is None."""
+Where the draft sampling is INDEPENDENT, q is [M, n, V]: row j is the distribution of draw j; where it is POINT_MASS, q is None."""
 
 
 @njit(cache=True)
@@ -47,7 +47,7 @@ def _reach(parents: np.ndarray, branch: np.ndarray) -> np.ndarray:
 
 
 def _drawn_from(draft: Draft, probs: Tensor, b: Tensor, kids: Tensor) -> Tensor:
-    """The law of the draws at each inner context, [M, V]; of each draw, [M, n, V], where every one has its own."""
+    """The distribution of the draws at each inner context, [M, V]; of each draw, [M, n, V], where every one has its own."""
     first = draft.rows[b[:, 0], kids[:, 0]]
     if draft.sampling is not DraftSampling.INDEPENDENT:
         return normalise(probs.double()[b[:, 0], first])
@@ -59,12 +59,12 @@ def _drawn_from(draft: Draft, probs: Tensor, b: Tensor, kids: Tensor) -> Tensor:
 class PerNode:
     """A verifier for trees, made of a rule for one node.
 
-    emitted_law: see `TokenRule`; float64 in and out; rows without draws (all -1) must return p.
+    emitted_probs: see `TokenRule`; float64 in and out; rows without draws (all -1) must return p.
     merged: equal siblings are one draw, of draws without replacement; see `lift.draws`.
     """
 
     info: Method
-    emitted_law: TokenRule
+    emitted_probs: TokenRule
     merged: bool = False
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
@@ -79,7 +79,7 @@ class PerNode:
             drawn = kids >= 0
             tokens = draft.tree.tokens[b, kids.clamp(min=0)]
             q = None if draft.probs is None else _drawn_from(draft, draft.probs, b, kids)
-            e = self.emitted_law(p[inner], q, tokens.where(drawn, -1))
+            e = self.emitted_probs(p[inner], q, tokens.where(drawn, -1))
             branch[b[drawn], kids[drawn]] = e.gather(1, tokens)[drawn]
             left = e.scatter(1, tokens.where(drawn, tokens[:, :1]), 0.0)  # the first draw is always there: pad with it
             rest[inner], stop[inner] = left, left.sum(-1)

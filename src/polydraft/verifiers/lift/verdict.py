@@ -14,19 +14,19 @@ from polydraft.errors import InvalidInputError
 
 @dataclass(frozen=True)
 class TreeVerdict:
-    """Stop probabilities, and a function that makes the law of the extra token only where it is asked for.
+    """Stop probabilities, and a function that makes the distribution of the extra token only where it is asked for.
 
-    stop: [B, N] float64, rows sum to 1.  law_after: node [B] -> [B, V] float64, rows sum to 1.
+    stop: [B, N] float64, rows sum to 1.  probs_after: node [B] -> [B, V] float64, rows sum to 1.
     order: [B, N] nodes in the order in which the stop is drawn, ended by any whose stop is 0; default as they are numbered.
     """
 
     tree: TokenTree
     stop: Float[Tensor, "B N"]
-    law_after: Callable[[Tensor], Tensor]
+    probs_after: Callable[[Tensor], Tensor]
     order: Int[Tensor, "B N"] | None = None
 
     def after(self, node: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
-        """Law of the one extra token once stopped at `node`.
+        """Distribution of the one extra token once stopped at `node`.
 
         Raises:
             InvalidInputError: not one node of its tree for each row of the batch.
@@ -36,7 +36,7 @@ class TreeVerdict:
             raise InvalidInputError(
                 f"node={node.tolist()} was given; expected {B} whole numbers in [0, {N}), one node of each tree."
             )
-        return self.law_after(node)
+        return self.probs_after(node)
 
     def sample(self, key: NoiseKey) -> Outcome:
         """Two draws: the stop node from the stop stream, the extra token from the extra stream.
@@ -54,6 +54,6 @@ class TreeVerdict:
         else:
             place = noise.draw(self.stop.gather(1, self.order), key, noise.Stream.STOP)
             node = self.order.gather(1, place[:, None])[:, 0]
-        token = noise.draw(self.law_after(node), key, noise.Stream.EXTRA)
+        token = noise.draw(self.probs_after(node), key, noise.Stream.EXTRA)
         path, length = tree.path_to(self.tree, node)
         return Outcome(path, length, token)

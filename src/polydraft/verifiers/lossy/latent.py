@@ -13,7 +13,7 @@ quantised latent space.
 One sampled draft: total variation of the output  sum_x min(S(x), (q(x) - p(x))+)  (`deviation`), which can be 1 at any budget: with p on
 even and q on odd tokens, each the other's neighbour, delta = 0.005 suffices. The budget limits the mass borrowed for one candidate.
 Traps: q raised with p, or a mere membership test in place of the sum; a neighbour list that holds its own token counts p twice; a rejection
-that takes away neighbours which nothing was borrowed from (the released code's first k + 1) is another law even at budget 0.
+that takes away neighbours which nothing was borrowed from (the released code's first k + 1) is another distribution even at budget 0.
 There is no default codebook: make the rule with `latent(neighbours, ...)`, for pictures with `engine.images.neighbourhoods`.
 """
 
@@ -36,7 +36,7 @@ from polydraft.verifiers.speculative import residual
 
 INFO = method("latent", "Latent neighbourhoods (LANTERN)", "2410.03355 2502.06352", DraftSampling, lossless=False)
 REPLACED = frozenset({DraftSampling.IID, DraftSampling.INDEPENDENT, DraftSampling.POINT_MASS})
-"""Sibling laws that the rule takes as they come; `WITHOUT_REPLACEMENT` asks for q without the earlier draws."""
+"""Draft samplings that the rule takes as they come; `WITHOUT_REPLACEMENT` asks for q without the earlier draws."""
 
 
 def borrowed(
@@ -82,14 +82,14 @@ def accept_probability(
     return torch.where(qx > 0, (p.gather(1, x) + mass) / qx, 0.0).clamp(max=1)
 
 
-def output_law(
+def output_probs(
     p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], neighbours: Int[Tensor, "V m"], *, delta: float = 0.0, factor: float = 0.0
 ) -> Float[Tensor, "M V"]:
-    """Law of the next token for one draft from q.
+    """Distribution of the next token for one draft from q.
 
     Example:
         >>> p, q = torch.tensor([[0.5, 0.5]]), torch.tensor([[0.25, 0.75]])
-        >>> output_law(p, q, torch.tensor([[1], [0]])).tolist()  # no budget: the target's law
+        >>> output_probs(p, q, torch.tensor([[1], [0]])).tolist()  # no budget: the target's distribution
         [[0.5, 0.5]]
     """
     every = torch.arange(p.shape[-1], device=p.device).expand(len(p), -1)
@@ -110,49 +110,49 @@ class Latent:
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
         if target_probs.shape[-1] != len(self.neighbours):
             raise InvalidInputError(
-                f"laws over {target_probs.shape[-1]} tokens were given to neighbours of {len(self.neighbours)}; expected one row of "
+                f"distributions over {target_probs.shape[-1]} tokens were given to neighbours of {len(self.neighbours)}; expected one row of "
                 "neighbours for each token. Build the table from the codebook of this model."
             )
         if self.greedy:
             return match(draft, self._chosen(draft, normalise(target_probs.double())))
-        return PerNode(self.info, self.emitted_law)(draft, target_probs)
+        return PerNode(self.info, self.emitted_probs)(draft, target_probs)
 
     def _borrowed(self, p: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return borrowed(p, x, self.neighbours, delta=self.delta, factor=self.factor)
 
-    def emitted_law(
+    def emitted_probs(
         self, p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | Float[Tensor, "M n V"] | None, draws: Int[Tensor, "M n"]
     ) -> Float[Tensor, "M V"]:
-        """Law of the emitted token given the draws, in their order; see `lift.per_node.TokenRule`."""
+        """Distribution of the emitted token given the draws, in their order; see `lift.per_node.TokenRule`."""
         return self._after_points(p, draws) if q is None else self._after_draws(p, q, draws)
 
     def _after_points(self, p: Tensor, draws: Tensor) -> Tensor:
         """Deterministic siblings take their own mass and that of A; what is left keeps its own, bit for bit."""
-        law, left = torch.zeros_like(p), p.clone()
+        distribution, left = torch.zeros_like(p), p.clone()
         for draw in draws.unbind(1):
             there, x = (draw >= 0)[:, None], draw.clamp(min=0)[:, None]
             _, near, within = self._borrowed(normalise_or(left, otherwise=left), x)
             taken = torch.zeros_like(left).scatter_add(1, near[:, 0].clamp(min=0), within[:, 0].to(left.dtype)) > 0
             taken = taken.scatter(1, x, True) & there
-            law = law.scatter_add(1, x, (left * taken).sum(1, keepdim=True))
+            distribution = distribution.scatter_add(1, x, (left * taken).sum(1, keepdim=True))
             left = torch.where(taken, 0.0, left)
-        return law + left
+        return distribution + left
 
     def _after_draws(self, p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
-        """Sampled siblings, each tried against what the earlier ones left over; as `recursive`, whose law it is at budget 0."""
+        """Sampled siblings, each tried against what the earlier ones left over; as `recursive`, whose distribution it is at budget 0."""
         r, c = p, q if q.ndim == 2 else q[:, 0]
-        law, alive = torch.zeros_like(p), torch.ones_like(p[:, 0])
+        distribution, alive = torch.zeros_like(p), torch.ones_like(p[:, 0])
         for j, draw in enumerate(draws.unbind(1)):
             c = q[:, j] if q.ndim == 3 else c
             there, x = draw >= 0, draw.clamp(min=0)[:, None]
             accept = accept_probability(r, c, x, self.neighbours, delta=self.delta, factor=self.factor)[:, 0]
             accept = torch.where(there, accept, 0.0)
-            law = law.scatter_add(1, x, (alive * accept)[:, None])
+            distribution = distribution.scatter_add(1, x, (alive * accept)[:, None])
             alive = alive * (1 - accept)
             r = torch.where(there[:, None], residual(r, c), r)
             if self.info.draft_sampling == {DraftSampling.WITHOUT_REPLACEMENT}:
                 c = torch.where(there[:, None], normalise_or(c.scatter(1, x, 0.0), otherwise=c), c)
-        return law + alive[:, None] * r
+        return distribution + alive[:, None] * r
 
     def _chosen(self, draft: Draft, p: Tensor) -> Tensor:
         """One-hot rows: at each context the first child that passes the greedy test, else the most probable token."""
@@ -170,7 +170,7 @@ class Latent:
     def deviation(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
         """Expected total variation that a round adds up over its tokens, and expected number of its tokens; exact, no sampling.
 
-        At each context the total variation between p and the law that the rule emits there, averaged over the sampled draft; weighted
+        At each context the total variation between p and the distribution that the rule emits there, averaged over the sampled draft; weighted
         with the probability that the round emits a token there. Contexts without drafts count as tokens, and follow p.
 
         Raises:
@@ -191,13 +191,13 @@ class Latent:
         if draft.probs is None:
             b = inner.nonzero()[:, :1]
             draws = torch.where(nodes[inner] >= 0, draft.tree.tokens[b, nodes[inner].clamp(min=0)], -1)
-            law = self._after_points(p[inner], draws)
+            distribution = self._after_points(p[inner], draws)
         else:
             b, child = inner.nonzero()[:, 0], nodes[inner][:, 0]
             q = normalise(draft.probs.double()[b, draft.rows[b, child]])
-            law = output_law(p[inner], q, self.neighbours, delta=self.delta, factor=self.factor)
+            distribution = output_probs(p[inner], q, self.neighbours, delta=self.delta, factor=self.factor)
         tv = torch.zeros_like(reach)
-        tv[inner] = (law - p[inner]).abs().sum(-1) / 2
+        tv[inner] = (distribution - p[inner]).abs().sum(-1) / 2
         return (reach * tv).sum(1), reach.sum(1)
 
 
@@ -234,5 +234,5 @@ def latent(
         raise InvalidInputError(
             f"token {int(own.int().argmax())} is among its own neighbours, which would count its mass twice. Leave it out of its row."
         )
-    laws = REPLACED if replacement else frozenset({DraftSampling.WITHOUT_REPLACEMENT})
-    return Latent(neighbours, delta, factor, replace(INFO, draft_sampling=laws), greedy)
+    draft_sampling = REPLACED if replacement else frozenset({DraftSampling.WITHOUT_REPLACEMENT})
+    return Latent(neighbours, delta, factor, replace(INFO, draft_sampling=draft_sampling), greedy)

@@ -4,7 +4,7 @@ Li et al. 2024 (arXiv 2405.19325).
 
     x is kept with probability min(1, p(x) / (gamma max p)); the first that is not ends the walk, and one token of p follows
 
-For chains of deterministic drafts. At a node whose draft is x, the emitted law differs from p by total variation a(x) (1 - p(x)), a the chance to
+For chains of deterministic drafts. At a node whose draft is x, the emitted distribution differs from p by total variation a(x) (1 - p(x)), a the chance to
 keep it: `deviation`. gamma -> infinity keeps nothing and is p; gamma = 1 always keeps the likeliest, and others with p / max.
 """
 
@@ -34,7 +34,7 @@ def keep_probability(p: Float[Tensor, "*M V"], own: Float[Tensor, "*M"], gamma: 
 
 
 def deviation(p: Float[Tensor, "*M V"], own: Float[Tensor, "*M"], gamma: float = GAMMA) -> Float[Tensor, "*M"]:
-    """Total variation between p and the law of the token that is emitted where that token was drafted."""
+    """Total variation between p and the distribution of the token that is emitted where that token was drafted."""
     return keep_probability(p, own, gamma) * (1 - own)
 
 

@@ -6,7 +6,7 @@ Xia et al. 2022 (SpecDec, arXiv 2203.16487).
     behind the last token of a draft that was kept whole stands argmax p, too
 
 beta = 1 or tau = 0 is greedy decoding of p, exactly, up to ties; otherwise the output follows the draft within the tolerance, however
-large its distance from p: see `output_law` and `deviation`. Give p a temperature of 1: at temperature 0 it is one-hot, and every beta and
+large its distance from p: see `output_probs` and `deviation`. Give p a temperature of 1: at temperature 0 it is one-hot, and every beta and
 tau then is greedy decoding.
 """
 
@@ -40,11 +40,11 @@ def _greedy(p: Tensor) -> Tensor:
     return torch.zeros_like(p).scatter_(1, p.argmax(1, keepdim=True), 1.0)
 
 
-def output_law(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], beta: int = BETA, tau: float = TAU) -> Float[Tensor, "M V"]:
-    """Law of the next token for one draft from q.
+def output_probs(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], beta: int = BETA, tau: float = TAU) -> Float[Tensor, "M V"]:
+    """Distribution of the next token for one draft from q.
 
     Example:
-        >>> output_law(torch.tensor([[0.5, 0.4, 0.1]]), torch.tensor([[0.0, 0.5, 0.5]])).tolist()
+        >>> output_probs(torch.tensor([[0.5, 0.4, 0.1]]), torch.tensor([[0.0, 0.5, 0.5]])).tolist()
         [[0.5, 0.5, 0.0]]
     """
     taken = q * kept(p, beta, tau)

@@ -1,11 +1,11 @@
-"""Typical acceptance (not lossless): keep a drafted token that the target finds likely enough, whatever the draft's law.
+"""Typical acceptance (not lossless): keep a drafted token that the target finds likely enough, whatever the draft's distribution.
 
 Cai et al. 2024 (Medusa, arXiv 2401.10774).
 
     x is kept iff p(x) > min(eps, delta exp(-H(p)))      H  entropy in nats      usual eps 0.09, delta 0.3
     the longest path of kept tokens is accepted (equal lengths: the largest sum of log p), then one token of p follows
 
-The output follows the draft's law wherever that is accepted: `output_law` says how far from p. A one-hot p gives exact matching.
+The output follows the draft's distribution wherever that is accepted: `output_probs` says how far from p. A one-hot p gives exact matching.
 """
 
 from dataclasses import dataclass
@@ -36,13 +36,13 @@ def kept(p: Float[Tensor, "*M V"], eps: float = EPS, delta: float = DELTA) -> Fl
     return (p > (delta * (-entropy).exp()).clamp(max=eps)).to(p.dtype)
 
 
-def output_law(
+def output_probs(
     p: Float[Tensor, "*M V"], q: Float[Tensor, "*M V"], eps: float = EPS, delta: float = DELTA
 ) -> Float[Tensor, "*M V"]:
-    """Law of the next token for one draft from q: what is kept of q, and p for the rest.
+    """Distribution of the next token for one draft from q: what is kept of q, and p for the rest.
 
     Example:
-        >>> output_law(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0])).tolist()
+        >>> output_probs(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0])).tolist()
         [1.0, 0.0]
     """
     taken = q * kept(p, eps, delta)

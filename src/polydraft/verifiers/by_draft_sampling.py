@@ -1,4 +1,4 @@
-"""A rule for each sibling law: where rounds are drafted by several drafters, each draft meets the rule that is best for how it was drawn."""
+"""A rule for each draft sampling: where rounds are drafted by several drafters, each draft meets the rule that is best for how it was drawn."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -7,14 +7,14 @@ from polydraft.core import Draft, DraftSampling, Method, NoiseKey, Outcome, Verd
 from polydraft.verifiers.match import match
 
 
-class RuleByLaw:
-    """A verifier that uses, for each sibling law, a rule of its own.
+class VerifierByDraftSampling:
+    """A verifier that uses, for each draft sampling, a rule of its own.
 
     Which rule it is follows from how the draft was drawn, not from what was drawn: exact wherever the rules are.
 
     Example:
         >>> from polydraft.verifiers.block import block
-        >>> RuleByLaw({DraftSampling.IID: block, DraftSampling.POINT_MASS: match}).info.name
+        >>> VerifierByDraftSampling({DraftSampling.IID: block, DraftSampling.POINT_MASS: match}).info.name
         'block or match'
     """
 
@@ -23,7 +23,7 @@ class RuleByLaw:
         self.rules = rules
         self.info = Method(
             " or ".join(i.name for i in infos),
-            "A rule for each sibling law",
+            "A rule for each draft sampling",
             "",
             max(i.year for i in infos),
             "",
