@@ -111,20 +111,20 @@ def _methods_of(used: Any) -> list[Method | DecodingMethod]:
 
 def bibtex(*used: str | Used) -> str:
     """BibTeX of the library and of the papers behind methods; all of them without arguments. See `citation`."""
-    known = _methods()
-    names = [one for one in used if isinstance(one, str)]
+    methods = _methods()
+    names = [name for name in used if isinstance(name, str)]
     for name in names:
-        if name not in known and name not in PAPERS:
-            raise unknown_name("method or arXiv id", name, (*known, *PAPERS))
-    engines = [one for one in used if not isinstance(one, str)]
-    parts = [part for one in engines for part in (one.drafter, one.verifier) if part is not None]
-    parts += [method for one in engines if hasattr(method := getattr(one, "decoding", None), "info")]
+        if name not in methods and name not in PAPERS:
+            raise unknown_name("method or arXiv id", name, (*methods, *PAPERS))
+    engines = [engine for engine in used if not isinstance(engine, str)]
+    parts = [part for engine in engines for part in (engine.drafter, engine.verifier) if part is not None]
+    parts += [method for engine in engines if hasattr(method := getattr(engine, "decoding", None), "info")]
     infos = [info for part in parts for info in _methods_of(part)]
-    chosen = names if used else (*known, *PAPERS)
-    ids = {known[name].arxiv if name in known else name for name in chosen} | {info.arxiv for info in infos}
+    chosen = names if used else (*methods, *PAPERS)
+    ids = {methods[name].arxiv if name in methods else name for name in chosen} | {info.arxiv for info in infos}
     entries = [OURS]
     for arxiv in sorted(ids - {""}):
-        plugged = next((info for info in (*known.values(), *infos) if info.arxiv == arxiv), None)
+        plugged = next((info for info in (*methods.values(), *infos) if info.arxiv == arxiv), None)
         paper = PAPERS.get(arxiv) or Paper(
             plugged.title if plugged else arxiv, plugged.authors if plugged else "", plugged.year if plugged else 0
         )

@@ -179,14 +179,14 @@ def build_decoding(name: str, parts: Any, options: Mapping[str, Any]) -> Any:
         UnknownNameError: with the nearest known name.
         InvalidInputError: an option that this decoding method does not have; others as of its `build`.
     """
-    made = decoding(name)
-    known = _options(made.build) or set()
-    if unknown := sorted(set(options) - known):
+    method = decoding(name)
+    option_names = _options(method.build) or set()
+    if unknown := sorted(set(options) - option_names):
         raise InvalidInputError(
             f"the option {unknown[0]}={str(options[unknown[0]])!r} was given to the decoding method {name!r}, which has no such option. "
-            f"Expected one of: {', '.join(sorted(known)) or 'none'}."
+            f"Expected one of: {', '.join(sorted(option_names)) or 'none'}."
         )
-    return made.build(parts, **options)
+    return method.build(parts, **options)
 
 
 def build_drafter(named: str, parts: Any, options: Mapping[str, Any]) -> Any:
@@ -197,16 +197,18 @@ def build_drafter(named: str, parts: Any, options: Mapping[str, Any]) -> Any:
         InvalidInputError: a colon without a kind, or an option that this drafter does not have; others as of its `build`.
     """
     name, colon, kind = named.partition(":")
-    made = drafter(name)
+    drafter_class = drafter(name)
     if colon and not kind.strip(" ,"):
         raise InvalidInputError(
             f"the drafter {named!r} was given; expected a kind after the colon, or {name!r} alone. `polydraft methods` lists kinds."
         )
-    given = {**({"kind": kind} if kind else {}), **options}
-    known = _options(made.build, made)
-    if known is not None and (unknown := sorted(set(given) - known)):
-        raise InvalidInputError(f"{_said(name, unknown[0], given[unknown[0]])} {_advice(name, unknown[0], known)}")
-    return made.build(parts, **given)
+    drafter_options = {**({"kind": kind} if kind else {}), **options}
+    option_names = _options(drafter_class.build, drafter_class)
+    if option_names is not None and (unknown := sorted(set(drafter_options) - option_names)):
+        raise InvalidInputError(
+            f"{_said(name, unknown[0], drafter_options[unknown[0]])} {_advice(name, unknown[0], option_names)}"
+        )
+    return drafter_class.build(parts, **drafter_options)
 
 
 def _said(name: str, option: str, value: Any) -> str:
@@ -229,10 +231,10 @@ def _advice(name: str, option: str, known: set[str]) -> str:
 
 def _options(build: Callable[..., Any], then: Callable[..., Any] | None = None) -> set[str] | None:
     """Keywords of `build`, and those of the constructor where it passes others on; None: any."""
-    found = signature(build).parameters.values()
+    parameters = signature(build).parameters.values()
     kinds = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    names = {p.name for p in found if p.kind in kinds} - {"parts", "eos_token_ids"}
-    if not any(p.kind is Parameter.VAR_KEYWORD for p in found):
+    names = {p.name for p in parameters if p.kind in kinds} - {"parts", "eos_token_ids"}
+    if not any(p.kind is Parameter.VAR_KEYWORD for p in parameters):
         return names
     more = None if then is None else _options(then)
     return None if more is None else names | more

@@ -36,16 +36,16 @@ def _stamps(root: Path) -> dict[str, str]:
     below = {path: {named[name] for name in _imports(text, root.name) if name in named} for path, text in compiled.items()}
     for path, text in compiled.items():
         filled = [f"\ndef {name}(" for name in _OVERLOADED.findall(text)]
-        for other in [other for other in below[path] if any(name in compiled[other] for name in filled)]:
-            below[other].add(path)
+        for caller in [caller for caller in below[path] if any(name in compiled[caller] for name in filled)]:
+            below[caller].add(path)
     return {path.relative_to(root).as_posix(): _digest(path, compiled, below) for path in compiled}
 
 
 def _digest(path: Path, texts: Mapping[Path, str], below: Mapping[Path, set[Path]]) -> str:
-    reached, left = {path}, [path]
-    while left:
-        left += [found for found in below[left.pop()] if found not in reached and not reached.add(found)]
-    return sha256("\0".join(texts[found] for found in sorted(reached)).encode()).hexdigest()
+    reached, waiting = {path}, [path]
+    while waiting:
+        waiting += [callers for callers in below[waiting.pop()] if callers not in reached and not reached.add(callers)]
+    return sha256("\0".join(texts[callers] for callers in sorted(reached)).encode()).hexdigest()
 
 
 def drop(root: Path) -> list[str]:
@@ -61,12 +61,12 @@ def drop(root: Path) -> list[str]:
         (['kernel.py'], [])
     """
     stamp = root / "__pycache__" / "compiled_sources.json"
-    seen = sorted((path.as_posix(), info.st_mtime_ns, info.st_size) for path in root.rglob("*.py") for info in [path.stat()])
-    quick = sha256(repr(seen).encode()).hexdigest()
+    stamps = sorted((path.as_posix(), info.st_mtime_ns, info.st_size) for path in root.rglob("*.py") for info in [path.stat()])
+    quick = sha256(repr(stamps).encode()).hexdigest()
     before: dict[str, str] = {}
     with suppress(OSError, ValueError, RecursionError):
-        said = json.loads(stamp.read_text(encoding="utf-8"))
-        before = said if isinstance(said, dict) else {}
+        stored = json.loads(stamp.read_text(encoding="utf-8"))
+        before = stored if isinstance(stored, dict) else {}
     if before.get("all") == quick:
         return []
     now = _stamps(root)

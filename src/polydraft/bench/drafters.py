@@ -100,9 +100,9 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        made = {"tokens_per_step": self.tokens_per_step, "error": self.error()}
+        fields = {"tokens_per_step": self.tokens_per_step, "error": self.error()}
         by_request = [sum(s) / max(1, len(s)) for s in self.steps]
-        return {k: v for k, v in asdict(self).items() if k != "steps"} | made | {"by_request": by_request}
+        return {k: v for k, v in asdict(self).items() if k != "steps"} | fields | {"by_request": by_request}
 
 
 CONTENDERS: tuple[Contender, ...] = (
@@ -184,21 +184,21 @@ class Bench:
         Raises:
             InvalidInputError: no such workload.
         """
-        made: dict[str, Callable[[], Iterator[Task]]] = {"python": self._python, "edits": self._edits, "chat": self._chat}
-        if workload not in made:
+        makers: dict[str, Callable[[], Iterator[Task]]] = {"python": self._python, "edits": self._edits, "chat": self._chat}
+        if workload not in makers:
             raise InvalidInputError(f"workload {workload!r} was given; expected one of {', '.join(WORKLOADS)}.")
-        return list(made[workload]())[: self.num_requests]
+        return list(makers[workload]())[: self.num_requests]
 
     def written(self, workload: str) -> list[Task]:
         """What the target writes on the prompts of this workload without a drafter, `TEXTS` times each; made once."""
         if workload not in self._written:
-            engine, made = Engine.of(self.target, drafter=None), []
+            engine, texts = Engine.of(self.target, drafter=None), []
             for task in self.tasks(workload):
                 params = SamplingParams(
                     temperature=self.temperature, max_tokens=self.num_tokens, ignore_eos=True, seed=1000, n=TEXTS
                 )
-                made += [Task(task.prompt, list(s.token_ids)) for s in engine.generate([task.prompt], params)[0].samples]
-            self._written[workload] = made
+                texts += [Task(task.prompt, list(s.token_ids)) for s in engine.generate([task.prompt], params)[0].samples]
+            self._written[workload] = texts
         return self._written[workload]
 
     def _texts(self) -> Iterator[list[int]]:
@@ -206,10 +206,10 @@ class Bench:
         ids = sorted(map(self.encode, self.texts[1]), key=len, reverse=True)
         part = 256 + self.num_tokens
         for skip in range(0, 1 << 20, 2 * part):
-            found = [x[skip : skip + part] for x in ids if len(x) >= skip + part]
-            if not found:
+            parts = [x[skip : skip + part] for x in ids if len(x) >= skip + part]
+            if not parts:
                 return
-            yield from found
+            yield from parts
 
     def _python(self) -> Iterator[Task]:
         for ids in self._texts():
@@ -236,8 +236,8 @@ class Bench:
         """A fresh one, with fresh stores."""
         draft = self.draft_model if contender.model else None
         name, _, kind = contender.drafter.partition(":")
-        given = {**contender.options(self), **({"kind": kind} if kind else {})}
-        return registry.drafter(name).build(Parts(target, draft, self.tokenizer, ()), **given)
+        options = {**contender.options(self), **({"kind": kind} if kind else {})}
+        return registry.drafter(name).build(Parts(target, draft, self.tokenizer, ()), **options)
 
     def run(self, contender: Contender, workload: str, way: str) -> Row:
         """One session: all requests of a workload, one after the other, after one to compile what is used."""
@@ -308,8 +308,8 @@ class _Watch:
     def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*given: Any) -> Any:
             start = perf_counter()
-            found = call(*given)
+            result = call(*given)
             self.seconds += perf_counter() - start
-            return found
+            return result
 
         return timed

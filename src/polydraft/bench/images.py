@@ -102,12 +102,12 @@ def compare(
     **options: Any,
 ) -> None:
     """Let each make `samples` pictures of every class, which it keeps, by turns. options: of `ImageEngine`.  step: called behind each call."""
-    engines = [ImageEngine(folder, drafter=one.drafter, verifier=one.verifier, **options) for one in contenders]
+    engines = [ImageEngine(folder, drafter=contender.drafter, verifier=contender.verifier, **options) for contender in contenders]
     for n in range(samples):
-        for one, engine in zip(contenders, engines, strict=True):
+        for contender, engine in zip(contenders, engines, strict=True):
             began = process_time()
-            one.made.append(engine.generate(classes, temperature=temperature, top_k=top_k, seed=seed + n))
-            one.seconds.append(process_time() - began)
+            contender.made.append(engine.generate(classes, temperature=temperature, top_k=top_k, seed=seed + n))
+            contender.seconds.append(process_time() - began)
             step()
 
 
@@ -116,14 +116,14 @@ def draw(contenders: Sequence[Contender], path: Path) -> None:
     import torch
     from matplotlib import pyplot as plt
 
-    rows = [torch.cat([made.pixels for made in one.made]) for one in contenders]
+    rows = [torch.cat([made.pixels for made in contender.made]) for contender in contenders]
     wide = max(map(len, rows))
     figure, axes = plt.subplots(len(rows), 1, figsize=(2 + 0.5 * wide, 0.62 * len(rows)), layout="constrained", squeeze=False)
-    for one, pixels, axis in zip(contenders, rows, axes[:, 0], strict=True):
+    for contender, pixels, axis in zip(contenders, rows, axes[:, 0], strict=True):
         framed = torch.nn.functional.pad(pixels, (0, 1, 0, 1), value=1.0)
         strip = torch.cat(list(framed), 2).permute(1, 2, 0).numpy()
         axis.imshow(strip if strip.shape[2] == 3 else strip[..., 0], cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-        axis.set_ylabel(one.name, rotation=0, ha="right", va="center", fontsize=8)
+        axis.set_ylabel(contender.name, rotation=0, ha="right", va="center", fontsize=8)
         axis.set_xticks([])
         axis.set_yticks([])
         for spine in axis.spines.values():

@@ -72,12 +72,12 @@ class Load:
             >>> Load("ours", 1, [0.1, 0.3], [0.01], tokens=30, seconds=1.5).figures()["first_p99_ms"]
             300.0
         """
-        told: dict[str, Any] = {"server": self.server, "streams": self.streams, "tokens": self.tokens, "seconds": self.seconds}
+        row: dict[str, Any] = {"server": self.server, "streams": self.streams, "tokens": self.tokens, "seconds": self.seconds}
         for name in ("first", "between"):
-            found = sorted(asdict(self)[name]) or [0.0]
+            values = sorted(asdict(self)[name]) or [0.0]
             for share in (50, 99):
-                told[f"{name}_p{share}_ms"] = 1e3 * found[min(len(found) * share // 100, len(found) - 1)]
-        return told | {"tokens_per_second": self.tokens / self.seconds if self.seconds else 0.0}
+                row[f"{name}_p{share}_ms"] = 1e3 * values[min(len(values) * share // 100, len(values) - 1)]
+        return row | {"tokens_per_second": self.tokens / self.seconds if self.seconds else 0.0}
 
 
 async def answer(url: str, path: str, body: Mapping[str, Any]) -> tuple[float, list[float], list[dict[str, Any]]]:
@@ -111,22 +111,28 @@ async def answer(url: str, path: str, body: Mapping[str, Any]) -> tuple[float, l
 
 async def load(name: str, url: str, prompts: Sequence[str], *, streams: int, max_tokens: int, **asked: Any) -> Load:
     """So many clients at a time, until each prompt is answered. asked: further fields of a request."""
-    found, left = Load(name, streams), list(prompts)
+    load_result, waiting_prompts = Load(name, streams), list(prompts)
 
     async def client() -> None:
-        while left:
-            body = {"prompt": left.pop(), "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+        while waiting_prompts:
+            body = {
+                "prompt": waiting_prompts.pop(),
+                "max_tokens": max_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+                "stream": True,
+            }
             body |= {"stream_options": {"include_usage": True}, **asked}
             began, came, events = await asyncio.wait_for(answer(url, "/v1/completions", body), SECONDS)
             texts = [at for at, event in zip(came, events, strict=True) if event.get("choices")]
-            found.first.append(texts[0] - began)
-            found.between += [b - a for a, b in pairwise(texts)]
-            found.tokens += next(e["usage"]["completion_tokens"] for e in reversed(events) if e.get("usage"))
+            load_result.first.append(texts[0] - began)
+            load_result.between += [b - a for a, b in pairwise(texts)]
+            load_result.tokens += next(e["usage"]["completion_tokens"] for e in reversed(events) if e.get("usage"))
 
     start = perf_counter()
     await asyncio.gather(*(client() for _ in range(streams)))
-    found.seconds = perf_counter() - start
-    return found
+    load_result.seconds = perf_counter() - start
+    return load_result
 
 
 class Served(NamedTuple):
@@ -140,11 +146,11 @@ class Served(NamedTuple):
 def serving(*arguments: str) -> Iterator[Served]:
     """A `polydraft serve` of its own on a free port."""
     command = [sys.executable, "-m", "polydraft", "serve", "--port", "0", "--drain", "1", *arguments]
-    with TemporaryFile("w+") as said:  # a pipe that nobody reads would fill
-        server = subprocess.Popen(command, stderr=said)
+    with TemporaryFile("w+") as output:  # a pipe that nobody reads would fill
+        server = subprocess.Popen(command, stderr=output)
         try:
-            url = _started(server, said)
-            asyncio.run(_ready(url, "/ready", server, said))
+            url = _started(server, output)
+            asyncio.run(_ready(url, "/ready", server, output))
             yield Served(url, server.pid)
         finally:
             server.terminate()
@@ -157,9 +163,9 @@ def _started(server: subprocess.Popen[bytes], said: IO[str]) -> str:
         ended = server.poll() is not None
         said.seek(0)
         lines = said.read().splitlines()
-        told = next((line for line in lines if line.startswith("http://")), None)
-        if told is not None:
-            return told.partition("/v1")[0]
+        address = next((line for line in lines if line.startswith("http://")), None)
+        if address is not None:
+            return address.partition("/v1")[0]
         if ended:
             raise PolydraftError(f"the server did not start: {' '.join(lines[-3:])}")
         sleep(0.1)
@@ -216,16 +222,16 @@ def run(
         raise InvalidInputError(
             f"{vllm} has no vLLM; expected an interpreter that has it. `make vllm` makes one: .venv-vllm/bin/python."
         )
-    slots, found = max(streams), list[Load]()
-    given = ["--model", model or "embedded", "--max-num-seqs", str(slots), "--max-model-len", str(CONTEXT), *options]
+    slots, loads = max(streams), list[Load]()
+    flags = ["--model", model or "embedded", "--max-num-seqs", str(slots), "--max-model-len", str(CONTEXT), *options]
     ways: list[tuple[str, dict[str, Any]]] = [("polydraft, plain", {"speculation": {"enabled": False}}), ("polydraft", {})]
-    with serving(*given) as served:
+    with serving(*flags) as served:
         url = served.url
-        for name, asked in ways:  # compiled and learnt beforehand
-            asyncio.run(load(name, url, questions(model, min(slots, 4)), streams=min(slots, 4), max_tokens=max_tokens, **asked))
+        for name, server in ways:  # compiled and learnt beforehand
+            asyncio.run(load(name, url, questions(model, min(slots, 4)), streams=min(slots, 4), max_tokens=max_tokens, **server))
         for number in streams:
-            for name, asked in ways:
-                found.append(_measured(name, url, model, number, max_tokens, **asked))
+            for name, server in ways:
+                loads.append(_measured(name, url, model, number, max_tokens, **server))
     with TemporaryDirectory() as place:
         folder = Path(place)
         peers = {"llama.cpp": lambda: _llama_cpp(model, folder, slots)} if peer else {}
@@ -233,8 +239,8 @@ def run(
         for name, start in peers.items():
             with start() as url:
                 asyncio.run(load(name, url, questions(model, 2), streams=2, max_tokens=max_tokens))
-                found += [_measured(name, url, model, number, max_tokens) for number in streams]
-    return found
+                loads += [_measured(name, url, model, number, max_tokens) for number in streams]
+    return loads
 
 
 def _measured(name: str, url: str, model: str | None, streams: int, max_tokens: int, **asked: Any) -> Load:
@@ -266,21 +272,30 @@ def _vllm(python: Path, model: str | None, folder: Path, slots: int) -> Iterator
     from polydraft.heads.export import export_model
     from polydraft.models import pair
 
-    given = pair.target_folder() if model is None else folder / "model"
+    model_folder = pair.target_folder() if model is None else folder / "model"
     if model is not None:
-        export_model(model, given)
+        export_model(model, model_folder)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     options = {"dtype": "float32" if model is None else "bfloat16", "max-model-len": CONTEXT, "max-num-seqs": slots, "port": port}
-    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", given, "--enforce-eager", "--host", "127.0.0.1"]
+    command = [
+        python,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        model_folder,
+        "--enforce-eager",
+        "--host",
+        "127.0.0.1",
+    ]
     command += [text for name, value in options.items() for text in (f"--{name}", str(value))]
     environment = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "0", "VLLM_CPU_KVCACHE_SPACE": "2"}  # one thread, as ours; GiB
-    with TemporaryFile("w+") as said:
-        server = subprocess.Popen(list(map(str, command)), stdout=said, stderr=said, env=environment, cwd=folder)
+    with TemporaryFile("w+") as output:
+        server = subprocess.Popen(list(map(str, command)), stdout=output, stderr=output, env=environment, cwd=folder)
         try:
             url = f"http://127.0.0.1:{port}"
-            asyncio.run(_ready(url, "/health", server, said))
+            asyncio.run(_ready(url, "/health", server, output))
             yield url
         finally:
             server.terminate()
@@ -300,8 +315,8 @@ def markdown(found: Sequence[Load]) -> str:
         "| streams | server | tokens/s | first token p50 / p99, ms | between events p50 / p99, ms |",
         "|---|---|---|---|---|",
     ]
-    for each in sorted(found, key=lambda each: each.streams):
-        f = each.figures()
+    for load in sorted(found, key=lambda load: load.streams):
+        f = load.figures()
         first = f"{f['first_p50_ms']:.0f} / {f['first_p99_ms']:.0f}"
         between = f"{f['between_p50_ms']:.1f} / {f['between_p99_ms']:.1f}"
         lines.append(f"| {f['streams']} | {f['server']} | {f['tokens_per_second']:.0f} | {first} | {between} |")

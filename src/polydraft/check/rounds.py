@@ -50,7 +50,7 @@ class Recorder:
     def findings(self) -> list[Finding]:
         """All tests of the rounds so far."""
         noise = [x - m for x, m in zip(self.drawn, self.values, strict=True)]
-        found = [
+        results = [
             *self.walks.findings,
             *rule_findings(self.values, "rule", OF_TARGET),
             *rule_findings(self.drawn, "draws", OF_TARGET),
@@ -58,8 +58,8 @@ class Recorder:
             *rule_findings(self.plain, "rounds without drafts", OF_TARGET),
         ]
         for name, values in self.paired.items():
-            found += rule_findings(values, f"rule beside {name}")
-        return [*found, *self.again.findings]
+            results += rule_findings(values, f"rule beside {name}")
+        return [*results, *self.again.findings]
 
     def see(self, draft: Draft, target_probs: Float[Tensor, "B N V"], key: NoiseKey, outcome: Outcome) -> None:
         """Take note of a round that is over: what was drafted, the target's laws there, and what the engine kept."""
@@ -72,15 +72,15 @@ class Recorder:
         if draft.tree.num_nodes == 1:
             self.plain += now.drawn(outcome)
             return
-        own = now.expected(verdict)
-        self.values += own
+        expected = now.expected(verdict)
+        self.values += expected
         self.drawn += now.drawn(outcome)
         self.again.see(draft, key)
         for name in CONTROLS:
             info = registry.verifier(name).info
             if draft.sampling in info.draft_sampling and draft.shape in info.shapes:
-                other = now.expected(registry.verifier(name)(draft, p))
-                self.paired.setdefault(name, []).extend(a - b for a, b in zip(own, other, strict=True))
+                expected_of_other = now.expected(registry.verifier(name)(draft, p))
+                self.paired.setdefault(name, []).extend(a - b for a, b in zip(expected, expected_of_other, strict=True))
 
 
 @dataclass
@@ -154,27 +154,27 @@ class _Statistics:
         for n in range(N - 1, 0, -1):
             rows = np.flatnonzero((self.above[:, n] >= 0) & (self.first[:, n] == n))
             through[rows, self.above[rows, n]] += through[rows, n]
-        found = np.zeros((B, len(STATISTICS), int(self.level.max()) + 1))
+        totals = np.zeros((B, len(STATISTICS), int(self.level.max()) + 1))
         for n in range(N):
             real = np.flatnonzero((self.level[:, n] >= 0) & (self.first[:, n] == n))
             after = verdict.after(torch.full((B,), n)).double()
             end = stop[:, n] * np.nan_to_num(torch.einsum("bv,sbv->sb", after, self.f[:, :, n]).numpy())
             value = end - through[:, n] * self.mean[:, :, n]
             for b in real:
-                found[b, :, self.level[b, n]] += value[:, b]
+                totals[b, :, self.level[b, n]] += value[:, b]
                 if n:
-                    found[b, :, self.level[b, n] - 1] += through[b, n] * self.on_draft[:, b, n]
-        return [found[b, :, : self.level[b].max() + 1] for b in range(B)]
+                    totals[b, :, self.level[b, n] - 1] += through[b, n] * self.on_draft[:, b, n]
+        return [totals[b, :, : self.level[b].max() + 1] for b in range(B)]
 
     def drawn(self, outcome: Outcome) -> list[Float[np.ndarray, "S _"]]:
         """X_j = f_n(x_j) - sum_y p_n(y) f_n(y) of each row's emitted tokens x_j, n being the node before."""
-        found: list[np.ndarray] = []
+        values: list[np.ndarray] = []
         paths = outcome.path.tolist()
         for b, tokens in enumerate(outcome.emitted(self.tree)):
             nodes = self.first[b, [0, *(n for n in paths[b] if n >= 0)]]
             x = self.f[:, b, nodes, tokens].numpy() - self.mean[:, b, nodes]
-            found.append(np.pad(x, ((0, 0), (0, int(self.level[b].max()) + 1 - len(tokens)))))  # 0 where the block ended before
-        return found
+            values.append(np.pad(x, ((0, 0), (0, int(self.level[b].max()) + 1 - len(tokens)))))  # 0 where the block ended before
+        return values
 
 
 def _functions(draft: Draft, p: Float[Tensor, "B N V"], n: int) -> Iterator[Float[Tensor, "B V"]]:
@@ -183,9 +183,9 @@ def _functions(draft: Draft, p: Float[Tensor, "B N V"], n: int) -> Iterator[Floa
     if draft.probs is not None:
         child = (draft.tree.parents == n).int()
         row = draft.rows.gather(1, child.argmax(1, keepdim=True))[:, 0]
-        known = (child.sum(1) > 0) & (row >= 0)
+        drafted = (child.sum(1) > 0) & (row >= 0)
         q = draft.probs.double()[torch.arange(len(p)), row.clamp(min=0)]
-        q = torch.where(known[:, None], q, 0.0)
+        q = torch.where(drafted[:, None], q, 0.0)
     none = torch.zeros_like(p[:, n])
     yield none if q is None else q / (p[:, n] + q).clamp(min=1e-300)
     yield p[:, n] / p[:, n].amax(-1, keepdim=True)
@@ -204,15 +204,15 @@ def rule_findings(values: Sequence[Float[np.ndarray, "S _"]], look: str = "rule"
 
     always: statistics that are tested where all values are 0 too; the others then have nothing to look at.
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     longest = max((v.shape[1] for v in values), default=0)
     for s, name in enumerate(STATISTICS):
 
         def test(where: str, x: Float[np.ndarray, " n"], name: str = name) -> None:
             if len(x) >= LEAST_ROUNDS and (x.any() or name in always):
-                found.append(_normal(f"{look}, {where}, {name}", x))
+                findings.append(_normal(f"{look}, {where}, {name}", x))
 
         for j in range(longest):
             test(f"position {j + 1}", np.array([v[s, j] for v in values if v.shape[1] > j]))
         test("whole blocks", np.array([v[s].sum() for v in values]))
-    return found
+    return findings

@@ -44,9 +44,9 @@ def integral_transform(
 ) -> Float[np.ndarray, " T"]:
     """Place of each token in its row's cumulative law, from the most probable token down, in [0, 1]."""
     p = (logits / temperature).softmax(-1)
-    own = p.gather(1, torch.tensor(tokens)[:, None])
-    above = torch.where(p > own, p, 0.0).sum(-1).numpy()
-    return above + rng.random(len(tokens)) * own[:, 0].numpy()
+    own_prob = p.gather(1, torch.tensor(tokens)[:, None])
+    above = torch.where(p > own_prob, p, 0.0).sum(-1).numpy()
+    return above + rng.random(len(tokens)) * own_prob[:, 0].numpy()
 
 
 def check_law(judge: Any, temperature: float, texts: Iterable[tuple[Sequence[int], list[int]]]) -> dict[str, Any]:
@@ -54,29 +54,29 @@ def check_law(judge: Any, temperature: float, texts: Iterable[tuple[Sequence[int
 
     Returns `passed` and what it rests on: near ties and tokens compared, or the p-value and tokens tested.
     """
-    rng, found, wrong, ties, count = np.random.default_rng(0), [], 0, 0, 0
+    rng, findings, wrong, ties, count = np.random.default_rng(0), [], 0, 0, 0
     for prompt, output in texts:
         logits = _judged(judge, prompt, output)
         count += len(output)
         if temperature:
-            found.append(integral_transform(logits, output, temperature, rng))
+            findings.append(integral_transform(logits, output, temperature, rng))
             continue
         margin = _margins(logits, output)
         ties += int(((margin > 0) & (margin < NEAR_TIE)).sum())
         wrong += int((margin >= NEAR_TIE).sum())
     if not temperature:
         return {"passed": wrong == 0, "kind": "greedy", "tokens": count, "wrong": wrong, "near_ties": ties}
-    p_value = float(stats.kstest(np.concatenate(found), "uniform").pvalue)
+    p_value = float(stats.kstest(np.concatenate(findings), "uniform").pvalue)
     return {"passed": p_value > IMPLAUSIBLE, "kind": "sampled", "tokens": count, "p_value": p_value}
 
 
 def _offsets(origins: Sequence[Origin]) -> list[int]:
     """Position of each token in its block: a block ends with the target's own token."""
-    found, at = [], 0
+    offsets, at = [], 0
     for origin in origins:
-        found.append(at)
+        offsets.append(at)
         at = 0 if origin.source == "target" else at + 1
-    return found
+    return offsets
 
 
 def _uniform(what: str, u: list[float]) -> Finding:
@@ -93,18 +93,18 @@ def text_findings(judge: Any, engine: Engine, results: Sequence[Result], params:
         target_probs = sampling.distributions(logits[None], chain, [prompt], [len(prompt)], [params], engine.eos_token_ids)[0]
         count += len(sample.token_ids)
         if params.greedy:
-            margin, own = (
+            margin, own_prob = (
                 _margins(logits, sample.token_ids),
                 target_probs.gather(1, torch.tensor(sample.token_ids)[:, None])[:, 0],
             )
             ties += int(((margin > 0) & (margin < NEAR_TIE)).sum())
-            wrong += int(((margin >= NEAR_TIE) & (own == 0)).sum())
+            wrong += int(((margin >= NEAR_TIE) & (own_prob == 0)).sum())
             continue
         u = integral_transform(target_probs.double().log(), sample.token_ids, 1.0, rng)
         for offset, value in zip(_offsets(sample.origins), u.tolist(), strict=True):
             by_offset.setdefault(offset, []).append(value)
     if params.greedy:
         return [Finding(f"text, {count} greedy tokens, {ties} near ties", count, wrong / max(count, 1), 0.0 if wrong else 1.0)]
-    found = [_uniform(f"text, position {j + 1}", u) for j, u in sorted(by_offset.items()) if len(u) >= LEAST_ROUNDS]
+    findings = [_uniform(f"text, position {j + 1}", u) for j, u in sorted(by_offset.items()) if len(u) >= LEAST_ROUNDS]
     everything = [value for u in by_offset.values() for value in u]
-    return [*found, _uniform("text, all tokens", everything)] if everything else found
+    return [*findings, _uniform("text, all tokens", everything)] if everything else findings

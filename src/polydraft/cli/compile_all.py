@@ -84,8 +84,8 @@ def _options(folder: Path, texts: list[list[int]], tokenizer: Any, names: Sequen
             return {"models": [_model("draft")]}
         return {"weights": untrained(family, _model("target"), folder / family)} if _is_head(family) else {}
 
-    wanted = [(info.name, info.name.partition(":")[0]) for info in _infos()]
-    return {kind: needed(family) for kind, family in wanted if not names or kind in names or family in names}
+    drafters = [(info.name, info.name.partition(":")[0]) for info in _infos()]
+    return {kind: needed(family) for kind, family in drafters if not names or kind in names or family in names}
 
 
 def _is_head(drafter: str) -> bool:
@@ -96,12 +96,12 @@ def _is_head(drafter: str) -> bool:
 def _infos() -> Iterator[Method]:
     """Of all drafters but those that want of the user what nobody else has, such as a head's weights."""
     for name in registry.names("drafter"):
-        made = registry.drafter(name)
-        asked = signature(made.build).parameters.values()
-        trained_elsewhere = any(p.name == "weights" for p in asked) and name not in registry.RECIPES
-        of_others = trained_elsewhere or getattr(made, "decoding_name", None)
-        if not of_others and not any(p.kind is Parameter.KEYWORD_ONLY and p.default is Parameter.empty for p in asked):
-            yield from made.methods
+        drafter = registry.drafter(name)
+        parameters = signature(drafter.build).parameters.values()
+        trained_elsewhere = any(p.name == "weights" for p in parameters) and name not in registry.RECIPES
+        of_others = trained_elsewhere or getattr(drafter, "decoding_name", None)
+        if not of_others and not any(p.kind is Parameter.KEYWORD_ONLY and p.default is Parameter.empty for p in parameters):
+            yield from drafter.methods
 
 
 def _info(kind: str) -> Method:
@@ -131,9 +131,9 @@ def _generate(
     tokenizer: Any, prompts: list[list[int]], models: list[Target], kind: str, rule: str, options: Mapping[str, Any]
 ) -> None:
     """A few tokens with drafts of every shape that drafter and rule take."""
-    asked = [policy for policy in POLICIES if pairing.allowed([policy.budget], _info(kind), registry.verifier(rule).info)]
+    policies = [policy for policy in POLICIES if pairing.allowed([policy.budget], _info(kind), registry.verifier(rule).info)]
     ahead = kind.partition(":")[0] == "amusd"  # which takes what waits, whatever it costs
-    sizes = [*({"policy": policy} for policy in asked), *({"profile": profile} for profile in (() if ahead else PROFILES))]
+    sizes = [*({"policy": policy} for policy in policies), *({"profile": profile} for profile in (() if ahead else PROFILES))]
     parts = {"tokenizer": tokenizer, "draft_model": models[1], "draft_tokenizer": tokenizer}
     engines = [Engine.of(models[0], **parts, drafter=kind, verifier=rule, drafter_options=options, **size) for size in sizes]
     for engine in engines:

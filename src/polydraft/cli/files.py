@@ -24,12 +24,12 @@ def check_output(option: str, path: Path | None, *, folder: bool = False, pictur
     """
     if path is None:
         return
-    given, inside = f"{option} {str(path)!r} was given", path if folder else path.parent
+    message, inside = f"{option} {str(path)!r} was given", path if folder else path.parent
     if path.is_dir() and not folder:
-        raise InvalidInputError(f"{given}, which is a folder; expected the name of a file. Add one.")
+        raise InvalidInputError(f"{message}, which is a folder; expected the name of a file. Add one.")
     if not path.parent.exists():
         raise InvalidInputError(
-            f"{given} and cannot be written: there is no folder {str(path.parent)!r}. Make it first, or name another one."
+            f"{message} and cannot be written: there is no folder {str(path.parent)!r}. Make it first, or name another one."
         )
     try:
         inside.mkdir(exist_ok=True)
@@ -37,10 +37,10 @@ def check_output(option: str, path: Path | None, *, folder: bool = False, pictur
             file.write(bytes(ROOM))
     except OSError as error:
         raise InvalidInputError(
-            f"{given} and cannot be written: {error.strerror}. Name a place that you may write to, with a megabyte of room."
+            f"{message} and cannot be written: {error.strerror}. Name a place that you may write to, with a megabyte of room."
         ) from error
     if picture and find_spec("matplotlib") is None:
-        raise InvalidInputError(f"{given}, with a picture, and matplotlib is not installed. Try: pip install matplotlib.")
+        raise InvalidInputError(f"{message}, with a picture, and matplotlib is not installed. Try: pip install matplotlib.")
 
 
 def say_written(paths: Iterable[Path]) -> None:
@@ -57,10 +57,10 @@ def read_lines(option: str, file: Path) -> list[str]:
     """
     lines = read_text(option, file).splitlines()
     of_line = _of_json if file.suffix == ".jsonl" else lambda _, line: line
-    found = [of_line(f"{option} {str(file)!r}, line {n}", line) for n, line in enumerate(lines, 1) if line.strip()]
-    if not found:
+    prompts = [of_line(f"{option} {str(file)!r}, line {n}", line) for n, line in enumerate(lines, 1) if line.strip()]
+    if not prompts:
         raise InvalidInputError(f"{option} {str(file)!r} holds no prompt; expected one a line. Add some text.")
-    return found
+    return prompts
 
 
 def read_text(option: str, file: Path) -> str:
@@ -81,15 +81,15 @@ def _of_json(where: str, line: str) -> str:
     from polydraft.schema import PROMPT, fault, read_json
 
     try:
-        said = read_json(line)
-        found = fault(said, PROMPT)
+        content = read_json(line)
+        message = fault(content, PROMPT)
     except ValueError as error:
-        said, found = {}, str(error)
-    if found:
+        content, message = {}, str(error)
+    if message:
         raise InvalidInputError(
-            f'{where} holds no prompt: {found}; expected {{"prompt": "text"}}. Correct it, or name the file .txt to read each line as it is.'
+            f'{where} holds no prompt: {message}; expected {{"prompt": "text"}}. Correct it, or name the file .txt to read each line as it is.'
         )
-    return said["prompt"]
+    return content["prompt"]
 
 
 def _decode(data: bytes, source: str) -> str:

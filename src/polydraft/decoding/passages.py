@@ -110,12 +110,12 @@ class Passages:
             "probe": states.astype(np.float32).tobytes(),
         }
         connection = sqlite3.connect(path, check_same_thread=False)
-        made = cls(path, connection, states.shape[1])
-        with made._writing():
+        store = cls(path, connection, states.shape[1])
+        with store._writing():
             for table in TABLES:
                 connection.execute(table)
             connection.executemany("INSERT INTO about VALUES (?, ?)", about.items())
-        return made
+        return store
 
     @classmethod
     def open(cls, path: str | Path, target: Target, tokenizer: Any = None, *, write: bool = False) -> "Passages":
@@ -236,12 +236,12 @@ class Passages:
         """The passages nearest to a text. Scores of the best count * longer of either list, as shares of its best, are summed, `dense` that of
         vectors; one that a list lacks counts as its worst."""
         self.searches += 1
-        wanted = " OR ".join(f"t{t}" for t in dict.fromkeys(tokens))
+        words = " OR ".join(f"t{t}" for t in dict.fromkeys(tokens))
         most = count * longer
-        found = self._connection.execute(
-            "SELECT rowid, bm25(words) FROM words WHERE words MATCH ? ORDER BY bm25(words), rowid LIMIT ?", (wanted, most)
+        rows = self._connection.execute(
+            "SELECT rowid, bm25(words) FROM words WHERE words MATCH ? ORDER BY bm25(words), rowid LIMIT ?", (words, most)
         )
-        sparse = {number: -score for number, score in found}
+        sparse = {number: -score for number, score in rows}
         near = self._near(_vector(target, tokens), most)
         both = [(1 - dense, sparse), (dense, near)]
         least = [min(scores.values(), default=0.0) for _, scores in both]
@@ -258,8 +258,8 @@ class Passages:
         _, index, mean = self._index
         if not len(index):
             return {}
-        found = index.search(vector - mean, min(count, len(index)))
-        return {int(number): 1 - float(distance) for number, distance in zip(found.keys, found.distances, strict=True)}
+        matches = index.search(vector - mean, min(count, len(index)))
+        return {int(number): 1 - float(distance) for number, distance in zip(matches.keys, matches.distances, strict=True)}
 
     def _indexed(self) -> tuple[Any, np.ndarray]:
         Index = _index_type()
@@ -273,10 +273,10 @@ class Passages:
 
 
 def _checksum(source: str, *data: bytes) -> int:
-    found = zlib.crc32(source.encode())
+    checksum = zlib.crc32(source.encode())
     for part in data:
-        found = zlib.crc32(part, found)
-    return found
+        checksum = zlib.crc32(part, checksum)
+    return checksum
 
 
 def _probe(target: Target) -> list[int]:

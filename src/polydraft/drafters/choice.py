@@ -52,7 +52,7 @@ class Choice:
 
     def __init__(self, arms: dict[str, Drafter]) -> None:
         slots = [getattr(a, "slots", a) for a in arms.values()]
-        self._home = [next(j for j, x in enumerate(slots) if x is own) for own in slots]
+        self._home = [next(j for j, x in enumerate(slots) if x is model) for model in slots]
         homes = {h: list(arms.values())[h] for h in self._home}
         models = [id(m) for m in (getattr(a, "model", None) for a in homes.values()) if m is not None]
         if len(arms) < 2 or len(set(models)) < len(models):
@@ -84,8 +84,8 @@ class Choice:
         for draft_sampling in self.info.draft_sampling:
             same = [a.info for a in self.arms if draft_sampling in a.info.draft_sampling]
             shapes = frozenset().union(*(i.shapes for i in same))
-            one = Method(same[0].name, "", "", 0, "", frozenset({draft_sampling}), shapes)
-            rules[draft_sampling] = registry.verifier(pairing.best_for(one))
+            same_method = Method(same[0].name, "", "", 0, "", frozenset({draft_sampling}), shapes)
+            rules[draft_sampling] = registry.verifier(pairing.best_for(same_method))
         return VerifierByDraftSampling(rules)
 
     def start(self, requests: Seq[Request]) -> list[ChoiceState]:
@@ -140,12 +140,12 @@ class Choice:
     def observe(self, states: Seq[ChoiceState], outcome: Outcome, scores: Scores) -> list[ChoiceState]:
         """The arm that drafted is told; the others read it when their turn comes."""
         asked = {s.asked for s in states}
-        told = asked.pop() if len(asked) == 1 else None
-        if told is not None:
-            told = self._home[told]
-            self._tell(told, states, outcome, scores)
+        arm = asked.pop() if len(asked) == 1 else None
+        if arm is not None:
+            arm = self._home[arm]
+            self._tell(arm, states, outcome, scores)
         for s, emitted in zip(states, outcome.emitted(scores.tree), strict=True):
-            s.unread = {home: emitted[-1:] if home == told else unread + emitted for home, unread in s.unread.items()}
+            s.unread = {home: emitted[-1:] if home == arm else unread + emitted for home, unread in s.unread.items()}
             s.credit = [] if s.asked is None else [self.names[s.asked]] * (len(emitted) - 1)
             s.asked = None
         return list(states)

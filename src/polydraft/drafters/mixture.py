@@ -119,21 +119,21 @@ class MixtureDrafter:
         if not chosen:
             chosen = ["ngram", "trigram", *(["retrieval"] if "retrieval" in of_kind else [])]
             chosen += [] if parts.draft_model is None else ["model:top_k"]
-        made: dict[str, Drafter] = {}
+        parts_by_name: dict[str, Drafter] = {}
         for source in chosen:
-            full, own = (source, {}) if isinstance(source, str) else source
+            full, own_options = (source, {}) if isinstance(source, str) else source
             name = full.partition(":")[0]
-            if full in made or name == "mixture":
+            if full in parts_by_name or name == "mixture":
                 raise InvalidInputError(
                     f"sources {[str(c) for c in chosen]} were given; expected each once, and no mixture in a mixture."
                 )
-            given = {**({"index": of_kind.pop(name)} if name in of_kind else {}), **own}
-            made[full] = registry.build_drafter(full, parts, given)
+            drafter_options = {**({"index": of_kind.pop(name)} if name in of_kind else {}), **own_options}
+            parts_by_name[full] = registry.build_drafter(full, parts, drafter_options)
         if of_kind:
             raise InvalidInputError(
-                f"an index of kind {next(iter(of_kind))!r} was given; no source of {list(made)} reads it. Leave it out."
+                f"an index of kind {next(iter(of_kind))!r} was given; no source of {list(parts_by_name)} reads it. Leave it out."
             )
-        return cls(made, eos_token_ids=parts.eos_token_ids, **options)
+        return cls(parts_by_name, eos_token_ids=parts.eos_token_ids, **options)
 
     def start(self, requests: Sequence[Request]) -> list[MixtureState]:
         """Start every source."""
@@ -166,22 +166,22 @@ class MixtureDrafter:
             grown = [source.continuations(member, budget) for member, budget in zip(members, budgets, strict=True)]
             return [(g.arrays[0], g.size) for g in grown]
         draft = source.propose(members, budgets)
-        found, q, rows = [], draft.probs, draft.rows.tolist()
+        trees, q, rows = [], draft.probs, draft.rows.tolist()
         for b, size in enumerate(draft.tree.is_node.sum(1).tolist()):
             cells = np.empty((6, size), np.int64)
             cells[TOKEN], cells[PARENT] = draft.tree.tokens[b, :size].numpy(), draft.tree.parents[b, :size].numpy()
             drawn = zip(rows[b], cells[TOKEN].tolist(), strict=False)
             cells[SCORE].view(np.float64)[:] = [1.0 if q is None or row < 0 else float(q[b, row, t]) for row, t in drawn]
-            found.append((cells, size))
-        return found
+            trees.append((cells, size))
+        return trees
 
     def propose(self, states: Sequence[MixtureState], budgets: Sequence[Budget]) -> Draft:
         """The most valuable nodes of all sources for each row."""
         trees, drafts = [self._trees(i, states, budgets) for i in range(len(self.sources))], []
-        for state, budget, own in zip(states, budgets, zip(*trees, strict=True), strict=True):
-            count = sum([size - 1 for _, size in own])
+        for state, budget, own_trees in zip(states, budgets, zip(*trees, strict=True), strict=True):
+            count = sum([size - 1 for _, size in own_trees])
             nodes, score, at = np.empty((3, count), np.int64), np.empty(count), 0
-            for i, (cells, size) in enumerate(own):
+            for i, (cells, size) in enumerate(own_trees):
                 at = _append(nodes, score, at, i, cells, size)
             candidates = nodes[0], nodes[1], nodes[2], score
             grown, sources = state.learnt.choose(state.tokens[-1], candidates, budget, self._eos)
@@ -238,8 +238,8 @@ class MixtureDrafter:
         """The state that drafts as the one of the snapshot; see `base.Resumable`."""
         members = []
         for i in range(len(self.sources)):
-            own = {key.partition(".")[2]: value for key, value in snapshot.items() if key.startswith(f"{i}.")}
-            members.append(self._resumable(i).restore(request, own))
+            own_state = {key.partition(".")[2]: value for key, value in snapshot.items() if key.startswith(f"{i}.")}
+            members.append(self._resumable(i).restore(request, own_state))
         learnt = self._credit()
         if self.credit is None:
             learnt.cells[:], learnt.totals[:] = snapshot["cells"], snapshot["totals"]

@@ -80,8 +80,8 @@ class Filling:
 
     def room(self, num_new: int = 1) -> int:
         """Prompt tokens that take a share of a round's time for each of the prompts that are read."""
-        own = SHARE * self.round_seconds
-        seconds = max(own, min(own * num_new, LONGEST))
+        own_seconds = SHARE * self.round_seconds
+        seconds = max(own_seconds, min(own_seconds * num_new, LONGEST))
         count = int(seconds / self._seconds_per_token) if self._seconds_per_token else 0
         return max(1 if self.rides else FEWEST, min(MOST, count))
 
@@ -103,13 +103,13 @@ class Filling:
         for number, s in enumerate(sorted(new, key=lambda s: s.due)):
             groups.setdefault((s.text, None if s.state is None else number), []).append(s)
         for alike in groups.values():
-            first, left = alike[0], self._left(alike[0])
-            if left == 0 or not drafting.reads_on(first) or (left <= room and not self.rides):
+            first, tokens_left = alike[0], self._left(alike[0])
+            if tokens_left == 0 or not drafting.reads_on(first) or (tokens_left <= room and not self.rides):
                 whole += alike
-                self._num_read += left
-                room -= left
+                self._num_read += tokens_left
+                room -= tokens_left
             elif room > 0 and self.rides:
-                riding[first] = min(left, room)
+                riding[first] = min(tokens_left, room)
                 room -= riding[first]
             elif room == self.room(len(new)):
                 self._read_alone(first, room)
@@ -127,17 +127,17 @@ class Filling:
 
     def book(self, riding: Mapping[Sequence, int], seconds: dict[str, float]) -> None:
         """Move what reading took from a round's seconds to the sequences that were read."""
-        each = min(self._seconds_per_token, seconds["scoring"] / (1 + sum(riding.values())))
+        token_seconds = min(self._seconds_per_token, seconds["scoring"] / (1 + sum(riding.values())))
         for s, count in riding.items():
-            s.sample.stats.seconds["prefill"] += count * each
-            seconds["scoring"] -= count * each
+            s.sample.stats.seconds["prefill"] += count * token_seconds
+            seconds["scoring"] -= count * token_seconds
 
     def learn(self, rounds: Seq[RoundTime], riding: int) -> None:
         """What a step's rounds took. riding: prompt tokens in the pass of the first."""
-        whole = sum(one.whole for one in rounds)
+        whole = sum(round_time.whole for round_time in rounds)
         if self.rides:
-            for one in rounds:
-                self._cost.learn(one.rows, one.scoring)
+            for round_time in rounds:
+                self._cost.learn(round_time.rows, round_time.scoring)
             self._seconds_per_token = self._cost.seconds
         self._recent.append(max(whole - riding * self._seconds_per_token, whole / (1 + riding)))
         self.round_seconds = median(self._recent)

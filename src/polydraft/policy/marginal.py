@@ -35,9 +35,9 @@ def speed_of(drafts: Sequence[Expected], num_sequences: int, costs: Costs) -> fl
         >>> round(speed_of([], 1, Costs.assumed()), 2), round(speed_of([Expected(2.5, 3, 3)], 1, Costs.assumed()), 2)
         (1.0, 1.89)
     """
-    tokens = num_sequences + sum(each.tokens - 1.0 for each in drafts)
+    tokens = num_sequences + sum(expected.tokens - 1.0 for expected in drafts)
     return tokens / costs.step(
-        num_sequences + sum(each.nodes for each in drafts), max((each.steps for each in drafts), default=0.0)
+        num_sequences + sum(expected.nodes for expected in drafts), max((expected.steps for expected in drafts), default=0.0)
     )
 
 
@@ -71,10 +71,10 @@ def depth_of(least: Sequence[float], first: float, following: float) -> int:
 
 def foreseen(first: float, following: float, costs: Costs) -> Expected:
     """What drafts of these acceptances bring under the rule, before anything was drafted."""
-    speed, found = 1.0 / costs.step(1, 0), Expected(1.0 + first, 1.0, 1.0)
+    speed, best = 1.0 / costs.step(1, 0), Expected(1.0 + first, 1.0, 1.0)
     for _ in range(3):
         depth = depth_of(least_reach(speed, following, 1, 1, costs), first, following)
         tokens = 1.0 + first * (sum(following**d for d in range(depth)))
-        found = Expected(tokens, depth, depth)
-        speed = max(speed, speed_of([found], 1, costs))
-    return found
+        best = Expected(tokens, depth, depth)
+        speed = max(speed, speed_of([best], 1, costs))
+    return best

@@ -37,11 +37,11 @@ def token_text(tokenizer: Any, token_id: int) -> tuple[str, list[int] | None]:
     if REPLACEMENT not in text:
         return text, list(text.encode())
     piece = tokenizer.convert_ids_to_tokens(token_id)
-    known = byte_alphabet()
+    letters = byte_alphabet()
     if piece.startswith("<0x"):  # byte fallback of SentencePiece
         parts = [int(piece[3:5], 16)]
-    elif all(character in known for character in piece):
-        parts = [known[character] for character in piece]
+    elif all(character in letters for character in piece):
+        parts = [letters[character] for character in piece]
     else:
         return text, None
     return "bytes:" + "".join(f"\\x{part:02x}" for part in parts), parts
@@ -126,7 +126,7 @@ class Answer(ABC):
         followed = sum(int((s.drafter_counts or {}).get("accepted_predictions", 0)) for s in stats)
         depth = max((len(s.drafted_by_depth) for s in stats), default=0)
         reached = [sum(s.drafted_by_depth[d] for s in stats if d < len(s.drafted_by_depth)) for d in range(depth)]
-        kept = [sum(s.accepted_by_depth[d] for s in stats if d < len(s.accepted_by_depth)) for d in range(depth)]
+        accepted = [sum(s.accepted_by_depth[d] for s in stats if d < len(s.accepted_by_depth)) for d in range(depth)]
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -142,7 +142,7 @@ class Answer(ABC):
                 "tokens_per_step": completion / calls if calls else 0.0,
                 "drafted_tokens": sum(s.drafted_tokens for s in stats),
                 "accepted_tokens": sum(s.accepted_tokens for s in stats),
-                "acceptance_by_depth": [k / r if r else 0.0 for k, r in zip(kept, reached, strict=True)],
+                "acceptance_by_depth": [k / r if r else 0.0 for k, r in zip(accepted, reached, strict=True)],
             },
         }
 
@@ -154,13 +154,13 @@ class Choices(Answer):
         return {"id": f"{self.prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
 
     def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> dict[str, Any]:
-        given: dict[int, list[StepOutput]] = {}
+        by_choice: dict[int, list[StepOutput]] = {}
         for prompt, output in outputs:
             check(output)
             index = self.number(prompt, output)
             self.reader(index, output)
-            given.setdefault(index, []).append(output)
-        choices = [self._choice(index, given[index]) for index in sorted(given)]
+            by_choice.setdefault(index, []).append(output)
+        choices = [self._choice(index, by_choice[index]) for index in sorted(by_choice)]
         return {**self._head(self.kind), "choices": choices, "usage": self.usage()}
 
     def chunks(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
@@ -168,14 +168,14 @@ class Choices(Answer):
         index = self.number(prompt, output)
         first = index not in self.readers
         reader = self.reader(index, output)
-        told = reader.logprobs(output)
-        if not (first or output.text or told or output.finished or self.trace):
+        logprobs = reader.logprobs(output)
+        if not (first or output.text or logprobs or output.finished or self.trace):
             return []
-        choice = self._delta(index, output, told, reader, first)
+        choice = self._delta(index, output, logprobs, reader, first)
         reader.num_characters += len(output.text)
         body = {**self._head(self.chunk_kind), "choices": [choice]}
         if self.trace:
-            body["speculation"] = traced(self.tokenizer, output, reader, told)
+            body["speculation"] = traced(self.tokenizer, output, reader, logprobs)
         return [body]
 
     def closing(self, usage: bool) -> list[dict[str, Any]]:
@@ -194,7 +194,7 @@ class Choices(Answer):
 
     def _told(self, index: int, outputs: list[StepOutput]) -> list[TokenLogprob]:
         reader = self.reader(index, outputs[0])
-        return [one for output in outputs for one in reader.logprobs(output)]
+        return [logprob for output in outputs for logprob in reader.logprobs(output)]
 
 
 class Completion(Choices):
@@ -254,8 +254,8 @@ class Chat(Choices):
         return {**end, "finish_reason": "tool_calls"} if called and end["finish_reason"] == "stop" else end
 
     def _choice(self, index: int, outputs: list[StepOutput]) -> dict[str, Any]:
-        told = self._told(index, outputs)
-        logprobs = self._logprobs(told) if outputs[-1].sample.logprobs is not None else None
+        own_logprobs = self._told(index, outputs)
+        logprobs = self._logprobs(own_logprobs) if outputs[-1].sample.logprobs is not None else None
         text = "".join(output.text for output in outputs)
         pieces = self._read(index, text, last=True)
         content, reasoning = ("".join(getattr(piece, name) for piece in pieces) for name in ("content", "reasoning"))
@@ -324,13 +324,13 @@ def traced(tokenizer: Any, output: StepOutput, reader: Reader, told: Seq[TokenLo
         {"id": token, "text": push(token), "source": origin.source, "branch": origin.branch, "depth": depth}
         for depth, (token, origin) in enumerate(zip(output.token_ids, output.origins, strict=True), 1)
     ]
-    for token, one in zip(tokens, told, strict=False):
-        token["logprob"] = _finite(one.logprob)
+    for token, logprob in zip(tokens, told, strict=False):
+        token["logprob"] = _finite(logprob.logprob)
     if tree is None:
         return {"tokens": tokens, "tree": None}
-    kept = [n for n, parent in enumerate(tree.parents) if n == 0 or parent >= 0]
-    texts = [tokenizer.decode([tree.token_ids[n]]) for n in kept]
-    return {"tokens": tokens, "tree": {"texts": texts, "parents": [tree.parents[n] for n in kept], "path": tree.path}}
+    nodes = [n for n, parent in enumerate(tree.parents) if n == 0 or parent >= 0]
+    texts = [tokenizer.decode([tree.token_ids[n]]) for n in nodes]
+    return {"tokens": tokens, "tree": {"texts": texts, "parents": [tree.parents[n] for n in nodes], "path": tree.path}}
 
 
 def _finite(logprob: float) -> float:

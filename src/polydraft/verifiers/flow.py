@@ -83,29 +83,29 @@ def scaled(
 
     def shares(a: Float[np.ndarray, " V"]) -> tuple[Float[np.ndarray, "M k"], Float[np.ndarray, " V"]]:
         held = a[D] * new
-        found = held / (1.0 + held.sum(1, keepdims=True))
-        return found, np.bincount(D.ravel(), (P[:, None] * found).ravel(), len(g))
+        part = held / (1.0 + held.sum(1, keepdims=True))
+        return part, np.bincount(D.ravel(), (P[:, None] * part).ravel(), len(g))
 
     with np.errstate(divide="ignore", invalid="ignore"):
         a = np.clip(g / (r - np.minimum(g, 0.9 * r)), LEAST, MOST)
         for _ in range(STEPS):
             _, E = shares(a)
             a = np.where(E > 0.0, np.clip(a * g / E, LEAST, MOST), a)
-        found, E = shares(a)
+        shared, E = shares(a)
         phi = np.where(g < E, g / E, 1.0)
-    return found * phi[D], np.maximum(g - phi * E, 0.0)
+    return shared * phi[D], np.maximum(g - phi * E, 0.0)
 
 
 def filled(
     T: Float[np.ndarray, "M k"], rest: Float[np.ndarray, " V"], P: Float[np.ndarray, " M"], D: Int[np.ndarray, "M k"]
 ) -> tuple[Float[np.ndarray, "M k"], Float[np.ndarray, " V"]]:
     """The same once the tuples, in the order of D, have given of what they have left as much as the rest allows."""
-    T, left = T.copy(), 1.0 - T.sum(1)
+    T, remaining = T.copy(), 1.0 - T.sum(1)
     for j, y in enumerate(D.T):
-        offered = np.bincount(y, P * left, len(rest))
+        offered = np.bincount(y, P * remaining, len(rest))
         part = np.divide(rest, offered, out=np.zeros_like(rest), where=offered > 0.0).clip(max=1.0)
-        T[:, j] += part[y] * left
-        rest, left = np.maximum(rest - part * offered, 0.0), left * (1.0 - part[y])
+        T[:, j] += part[y] * remaining
+        rest, remaining = np.maximum(rest - part * offered, 0.0), remaining * (1.0 - part[y])
     return T, rest
 
 
@@ -135,8 +135,8 @@ def weights(mass: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         >>> weights(np.array([0.5, 0.25, 0.25])).tolist()
         [0.5, 0.5, 1.0]
     """
-    left = 1.0 - mass.cumsum() + mass
-    return np.divide(mass, left, out=np.zeros_like(mass), where=(mass > 0.0) & (left > 0.0)).clip(max=1.0)
+    remaining = 1.0 - mass.cumsum() + mass
+    return np.divide(mass, remaining, out=np.zeros_like(mass), where=(mass > 0.0) & (remaining > 0.0)).clip(max=1.0)
 
 
 def tries(contexts: Int[np.ndarray, "M 2"], sweep: Sweep, residual: Float[np.ndarray, "R W"]) -> None:
@@ -181,9 +181,9 @@ class FlowRule(LeafToRoot):
         counts, levels, V = (kids >= 0).sum(-1), int(depth.max()) + 1, done.logits.shape[-1]
         p, rest, extra_probs = np.empty((levels, V), np.float32), np.empty((levels, V)), np.empty(V)
         work = fast.room(V, int(counts.max()))
-        for b, one in enumerate(single.tolist()):
+        for b, is_single in enumerate(single.tolist()):
             noise = done.seed[b], done.sample[b], done.position[b]
-            if one:
+            if is_single:
                 block_walk(*(x[b : b + 1] for x in done))
                 continue
             row = done.logits[b], done.draft_probs[b], done.rows[b], done.tokens[b], first[b], kids[b], counts[b], depth[b]

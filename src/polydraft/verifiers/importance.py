@@ -53,8 +53,8 @@ class Pairs:
         a, b, s = self.rank.gather(1, i), self.rank.gather(1, j), self.free.shape[1]
         w = self.free.flatten(1).gather(1, a.clamp(max=s - 1) * s + b.clamp(max=s - 1))
         w = torch.where((a < s) & (b < s), w, (a < b).to(w.dtype)).masked_fill(i == j, 1.0)
-        kept = self.kept[:, None]
-        return torch.where(kept == 0, w, (kept == 1).to(w.dtype))
+        which = self.kept[:, None]
+        return torch.where(which == 0, w, (which == 1).to(w.dtype))
 
 
 @njit(cache=True)
@@ -99,21 +99,21 @@ def _move(excess, given, before):
 def _free_weights(p, a, b, base, w):
     """w [M, s, s] of the maximal flows; p, a, b [M, s] at the first s places, base [M, s] what each token has anyway."""
     M, s = p.shape
-    given, excess, before = np.empty((s, s)), np.empty(s), np.empty(s, np.int64)
+    fixed_mass, excess, before = np.empty((s, s)), np.empty(s), np.empty(s, np.int64)
     for k in range(M):
-        given[:] = 0.0
+        fixed_mass[:] = 0.0
         for i in range(s):
             excess[i] = base[k, i] - p[k, i]
             for j in range(i + 1, s):
-                given[i, j] = a[k, i] * b[k, j] + a[k, j] * b[k, i]
-                excess[i] += given[i, j]
-        while _move(excess, given, before):
+                fixed_mass[i, j] = a[k, i] * b[k, j] + a[k, j] * b[k, i]
+                excess[i] += fixed_mass[i, j]
+        while _move(excess, fixed_mass, before):
             pass
         for i in range(s):
             w[k, i, i] = 1.0
             for j in range(i + 1, s):
-                m = given[i, j] + given[j, i]
-                w[k, i, j] = given[i, j] / m if m > 0.0 else 1.0
+                m = fixed_mass[i, j] + fixed_mass[j, i]
+                w[k, i, j] = fixed_mass[i, j] / m if m > 0.0 else 1.0
                 w[k, j, i] = 1.0 - w[k, i, j]
 
 
@@ -146,10 +146,10 @@ def select_pairs(
     free = torch.from_numpy(w).to(p)
     m = F[:, :, None] * G[:, None] + F[:, None] * G[:, :, None]
     distribution[:, :s] = base + (free * m).sum(2) - m.diagonal(dim1=1, dim2=2)
-    found = torch.empty_like(distribution).scatter_(1, order, distribution)
-    kept = torch.stack([overlap(p, x) for x in (found, a, b)]).argmax(0)
+    own_order = torch.empty_like(distribution).scatter_(1, order, distribution)
+    kept = torch.stack([overlap(p, x) for x in (own_order, a, b)]).argmax(0)
     only = kept[:, None]
-    return Pairs(torch.where(only == 0, found, torch.where(only == 1, a, b)), rank, free, kept)
+    return Pairs(torch.where(only == 0, own_order, torch.where(only == 1, a, b)), rank, free, kept)
 
 
 def emitted_probs(

@@ -39,9 +39,9 @@ class Paths:
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
         self.params = SamplingParams(temperature=pair.settings.temperature, top_p=pair.settings.top_p)
-        asked = pair.settings.rules or tuple(rule for rule in MEASURED if rule != "bound" or pair.draft is not None)
-        self.wanted = {*asked, *ALWAYS} - ({"bound"} if not pair.settings.bounded else set())
-        others = {*asked} - {*ALWAYS}
+        verifiers = pair.settings.rules or tuple(rule for rule in MEASURED if rule != "bound" or pair.draft is not None)
+        self.wanted = {*verifiers, *ALWAYS} - ({"bound"} if not pair.settings.bounded else set())
+        others = {*verifiers} - {*ALWAYS}
         self.path_rules = {
             kind: tuple(rule for rule in names if rule in self.wanted)
             for kind, names in PATH_RULES.items()
@@ -148,12 +148,12 @@ class Paths:
             nodes = ((number == path) & (draft.tree.parents[0] >= 0)).nonzero()[:, 0]
             x = tokens[nodes]
             drafted = q[draft.tree.parents[0, nodes], x].numpy().cumprod()
-            wanted = draft.probs[0].double()[draft.rows[0, nodes], x].numpy()
+            draft_probs = draft.probs[0].double()[draft.rows[0, nodes], x].numpy()
             for K in (1, *self.pair.settings.num_paths):
                 reach, mass, total = 1.0, 1.0, 1.0
-                for L, one in enumerate(wanted, 1):
-                    mass *= one
-                    reach = min(reach * one, -np.expm1(K * np.log1p(-min(drafted[L - 1], 1 - 1e-16))))
+                for L, draft_prob in enumerate(draft_probs, 1):
+                    mass *= draft_prob
+                    reach = min(reach * draft_prob, -np.expm1(K * np.log1p(-min(drafted[L - 1], 1 - 1e-16))))
                     total += reach / mass
                     if L in self.pair.settings.depths:
                         sums[K, L] = sums.get((K, L), 0.0) + total / TARGET_PATHS
@@ -162,7 +162,7 @@ class Paths:
 
     def rows(self) -> list[dict[str, Any]]:
         """Tokens per step of each rule, K and L, over traversal, greedy traversal and block verification too."""
-        found: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         for key, values in self.values.items():
             rule, kind, K, L = key
             comparable = rule != "bound" and kind != "chain of K L"
@@ -171,12 +171,12 @@ class Paths:
             others = {name: (name, "paths", K, L) for name in ("traversal", "greedy_traversal")} | {
                 "block": ("block", "chain", 1, L)
             }
-            for name, other in others.items():
+            for name, other_tokens in others.items():
                 e = (
-                    efficiency.paired(np.array(values), np.array(self.values[other]))
-                    if comparable and other in self.values
+                    efficiency.paired(np.array(values), np.array(self.values[other_tokens]))
+                    if comparable and other_tokens in self.values
                     else None
                 )
                 row[f"over_{name}"] = None if e is None else [e.mean, e.standard_error]
-            found.append(row)
-        return found
+            rows.append(row)
+        return rows

@@ -110,24 +110,24 @@ def search(table, store, a, b, levels, iterations, factors, seed, sample, positi
             if expanded:
                 break
         x, y, gained = np.int64(before[n]), np.int64(token[n]), total[n]
-        known, at, num = learnt[n] != 0, begin[n], np.int64(count[n])
+        is_known, at, num = learnt[n] != 0, begin[n], np.int64(count[n])
         while level < levels:
             mass = 0.0
             for j in range(num):
-                mass += _entry(table, store, known, at, j)[1]
+                mass += _entry(table, store, is_known, at, j)[1]
             if mass <= 0:
                 break
-            left = uniform_at(seed, sample, position, 0, draws) * mass
+            remaining = uniform_at(seed, sample, position, 0, draws) * mass
             draws += 1
             j = 0
-            t, w = _entry(table, store, known, at, 0)
-            while j < num - 1 and left >= w:
-                left -= w
+            t, w = _entry(table, store, is_known, at, 0)
+            while j < num - 1 and remaining >= w:
+                remaining -= w
                 j += 1
-                t, w = _entry(table, store, known, at, j)
+                t, w = _entry(table, store, is_known, at, j)
             x, y, gained, level = y, t, gained + w, level + 1
             if level < levels:
-                known, at, num = _row(table, store, x, y)
+                is_known, at, num = _row(table, store, x, y)
         while n >= 0:
             visits[n] += 1
             reward[n] += 1 + gained
@@ -143,9 +143,9 @@ def _hang(tree, table, store, nodes, begin, size, num_paths):
     A node is no more visited than its parent, which was met earlier. Scores: the share of the parent's visits, or one half.
     """
     visits, age, place = nodes[VISITS], nodes[AGE], np.full(size, -1)
-    place[0], kept = 0, min(num_paths, size - 1)
+    place[0], num_kept = 0, min(num_paths, size - 1)
     order = np.arange(1, size)
-    for i in range(kept):
+    for i in range(num_kept):
         if is_full(tree):
             return
         best = i
@@ -158,7 +158,7 @@ def _hang(tree, table, store, nodes, begin, size, num_paths):
         up = nodes[PARENT, n]
         if place[up] >= 0:
             place[n] = add_node(tree, place[up], np.int64(nodes[TOKEN, n]), visits[n] / visits[up])
-    for i in range(kept):
+    for i in range(num_kept):
         n = order[i]
         if is_full(tree):
             break

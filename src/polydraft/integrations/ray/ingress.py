@@ -73,12 +73,12 @@ async def answered(app: ASGIApp, call: Call) -> AsyncGenerator[list[Message], No
     try:
         ended = False
         while not ended:
-            found = [await messages.get()]
+            first_messages = [await messages.get()]
             while not messages.empty():
-                found.append(messages.get_nowait())
-            ended = found[-1] is None
-            if told := [message for message in found if message is not None]:
-                yield told
+                first_messages.append(messages.get_nowait())
+            ended = first_messages[-1] is None
+            if bodies := [message for message in first_messages if message is not None]:
+                yield bodies
     finally:
         gone.set()
         await task
@@ -110,8 +110,8 @@ class Ingress:
         """See ASGI; `http` alone."""
         request = Request(scope, receive)
         if scope["path"] == "/metrics" and scope["method"] == "GET":
-            told = merged(await self._replicas.figures())
-            await Response(told, media_type=EXPOSITION)(scope, receive, send)
+            figures = merged(await self._replicas.figures())
+            await Response(figures, media_type=EXPOSITION)(scope, receive, send)
             return
         call = Call.of(scope, await body_of(request, self._most_body))
         await unless_gone(request, self._answer(call, Sent(send, call.scope["path"])))
@@ -161,13 +161,18 @@ class Sent:
         assert self._head is not None
         if not dict(self._head["headers"]).get(b"content-type", b"").startswith(STREAM):
             raise error
-        told, end = f"data: {json.dumps(error.body)}\n\n", "data: [DONE]\n\n"
+        error_event, end = f"data: {json.dumps(error.body)}\n\n", "data: [DONE]\n\n"
         if self._path == "/v1/responses":
-            said = error.body["error"]
-            event = {"type": "error", "sequence_number": self._events, "code": said["type"], "message": said["message"]}
-            told, end = f"event: error\ndata: {json.dumps(event | {'param': None})}\n\n", ""
+            error_fields = error.body["error"]
+            event = {
+                "type": "error",
+                "sequence_number": self._events,
+                "code": error_fields["type"],
+                "message": error_fields["message"],
+            }
+            error_event, end = f"event: error\ndata: {json.dumps(event | {'param': None})}\n\n", ""
         with suppress(OSError):  # the client has left
-            await self._send({"type": "http.response.body", "body": (told + end).encode()})
+            await self._send({"type": "http.response.body", "body": (error_event + end).encode()})
 
 
 def merged(figures: Mapping[str, str]) -> str:

@@ -25,23 +25,23 @@ def prompt_of(body: bytes) -> str:
         ('"import os"', '[{"role": "user"}]', '')
     """
     try:
-        asked = json.loads(body)
+        fields = json.loads(body)
     except (ValueError, RecursionError):
         return ""
-    if not isinstance(asked, dict):
+    if not isinstance(fields, dict):
         return ""
-    said = next((asked[name] for name in ("prompt", "messages", "input") if name in asked), "")
-    instructions = asked.get("instructions") or ""
-    return (f"{instructions}" + json.dumps(said))[: BLOCK * BLOCKS]
+    prompt = next((fields[name] for name in ("prompt", "messages", "input") if name in fields), "")
+    instructions = fields.get("instructions") or ""
+    return (f"{instructions}" + json.dumps(prompt))[: BLOCK * BLOCKS]
 
 
 def digests(text: str) -> tuple[bytes, ...]:
     """Of its first block, its first two, and so on; what is left behind the last whole one counts for nothing."""
-    running, found = blake2s(digest_size=8), list[bytes]()
+    running, digests = blake2s(digest_size=8), list[bytes]()
     for end in range(BLOCK, len(text) + 1, BLOCK):
         running.update(text[end - BLOCK : end].encode(errors="surrogatepass"))
-        found.append(running.digest())
-    return tuple(found)
+        digests.append(running.digest())
+    return tuple(digests)
 
 
 class Prefixes:
@@ -60,8 +60,8 @@ class Prefixes:
 
     def shared(self, replica: Hashable, prompt: Sequence[bytes]) -> int:
         """Blocks at the beginning that a prompt of this replica has too."""
-        known = {digest for earlier in self._of.get(replica, ()) for digest in earlier}
-        return next((i for i, digest in enumerate(prompt) if digest not in known), len(prompt))
+        own_digests = {digest for earlier in self._of.get(replica, ()) for digest in earlier}
+        return next((i for i, digest in enumerate(prompt) if digest not in own_digests), len(prompt))
 
     def size(self, replica: Hashable) -> int:
         """Blocks that it remembers."""
@@ -77,4 +77,4 @@ class Prefixes:
 
     def keep(self, replicas: Collection[Hashable]) -> None:
         """Forget all others."""
-        self._of = {replica: known for replica, known in self._of.items() if replica in replicas}
+        self._of = {replica: replica_digests for replica, replica_digests in self._of.items() if replica in replicas}

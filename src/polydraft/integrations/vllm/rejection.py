@@ -134,16 +134,16 @@ class Deciding(RejectionSampler):
         drafted = _named(metadata.draft_token_ids, processed, draft_probs)
         draft, rows = _chains(drafted, counts, draft_probs, rule)
         key = _keys(self.runner, sampling_metadata.generators, len(counts), own=rule.info.shared_noise)
-        kept = _decide(rule, draft, processed[rows.to(logits.device)], key)
+        outcome = _decide(rule, draft, processed[rows.to(logits.device)], key)
         tokens = torch.full((len(counts), metadata.max_spec_len + 1), NO_TOKEN, dtype=torch.int32)
-        for b, emitted in enumerate(kept):
+        for b, emitted in enumerate(outcome):
             tokens[b, : len(emitted)] = torch.tensor(emitted, dtype=torch.int32)
         tokens = tokens.to(logits.device)
-        wanted = None
+        logprobs = None
         if sampling_metadata.max_num_logprobs is not None:
-            seen = processed.split([len(behind), len(bonus)]) if self.is_processed_logprobs_mode else (raw, last)
-            wanted = self._get_logprobs_tensors(sampling_metadata.max_num_logprobs, metadata, logits, *seen, tokens)
-        return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=wanted)
+            rows_seen = processed.split([len(behind), len(bonus)]) if self.is_processed_logprobs_mode else (raw, last)
+            logprobs = self._get_logprobs_tensors(sampling_metadata.max_num_logprobs, metadata, logits, *rows_seen, tokens)
+        return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=logprobs)
 
 
 def _named(drafted: Int[Tensor, " T"], processed: Float[Tensor, "R V"], probs: Float[Tensor, "T V"] | None) -> Int[Tensor, " T"]:
@@ -198,5 +198,5 @@ class Racing(torch.nn.Module):
         key = _keys(self.runner, generators, len(logits), own=True)
         tokens = [emitted[0] for emitted in _decide(self.rule, roots, logits[:, None], key)]
         mode = self.replaced.logprobs_mode
-        shown = {"processed_logits": lambda: logits, "processed_logprobs": lambda: logits.log_softmax(-1)}.get(mode)
-        return torch.tensor(tokens, device=logits.device), None if shown is None else shown()
+        source = {"processed_logits": lambda: logits, "processed_logprobs": lambda: logits.log_softmax(-1)}.get(mode)
+        return torch.tensor(tokens, device=logits.device), None if source is None else source()

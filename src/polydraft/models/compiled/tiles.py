@@ -140,11 +140,11 @@ def _bfloats(code, x, w, n):
                 for half in range(2):
                     if DOTS_BFLOATS:
                         total = code.builder.load(sums[r][half])
-                        found = code.call("llvm.x86.avx512bf16.dpbf16ps.512", total, both[half], value)
-                        code.builder.store(found, sums[r][half])
+                        product = code.call("llvm.x86.avx512bf16.dpbf16ps.512", total, both[half], value)
+                        code.builder.store(product, sums[r][half])
                     else:
-                        for one, other in zip(_widened(code, value), _widened(code, both[half]), strict=True):
-                            code.add(sums[r][half], one, other)
+                        for weight_half, value_half in zip(_widened(code, value), _widened(code, both[half]), strict=True):
+                            code.add(sums[r][half], weight_half, value_half)
     return sums
 
 
@@ -428,7 +428,7 @@ def tile_of(*sizes):
         return types.void(size, size, size, size, size, size, size, stored, taken), emit
 
     def emit(context, builder, signature, args):
-        stored, taken = (kind.dtype for kind in signature.args[7:])
+        stored, value_type = (kind.dtype for kind in signature.args[7:])
         builder.function.attributes.add("noinline")  # one copy of a tile
         end = builder.append_basic_block("end")
         for size in sizes:
@@ -436,7 +436,7 @@ def tile_of(*sizes):
             here, larger = builder.append_basic_block(f"tile.{size}"), builder.append_basic_block("larger") if fits else None
             builder.cbranch(fits, here, larger) if fits else builder.branch(here)
             builder.position_at_end(here)
-            _emit_tile(builder, size, args[:7], stored, taken)
+            _emit_tile(builder, size, args[:7], stored, value_type)
             builder.branch(end)
             if larger:
                 builder.position_at_end(larger)
@@ -455,14 +455,14 @@ def _emit_tile(builder, rows, args, stored, taken):
     for r in range(1, rows):
         here = code.number(r)
         numbers.append(builder.select(builder.icmp_signed("<", here, last), here, last))
-    each = [code.at(x, builder.mul(xs, r)) for r in numbers]
+    places = [code.at(x, builder.mul(xs, r)) for r in numbers]
     if isinstance(stored, types.Record):
         exact = taken == types.float32
-        sums = _exact_blocks(code, each, w, n, stored) if exact else _blocks(code, each, w, n, stored, taken)
+        sums = _exact_blocks(code, places, w, n, stored) if exact else _blocks(code, places, w, n, stored, taken)
     elif taken == types.float32:
-        sums = _numbers(code, each, w, n, stored.bitwidth)
+        sums = _numbers(code, places, w, n, stored.bitwidth)
     else:
-        sums = _bfloats(code, each, w, n)
+        sums = _bfloats(code, places, w, n)
     for r in code.rows:
         row = code.at(y, builder.mul(ys, numbers[r]))
         for part, total in enumerate(sums[r]):

@@ -50,21 +50,21 @@ def _pieces(q, k, work):
         whole += np.float64(q[x])
         last = x if q[x] > 0.0 else last
     scale, below, j = k / whole, 0.0, 0
-    at, ends, sums = np.empty(k, np.int64), np.empty(k), np.empty(k)
+    at, sum_ends, sums = np.empty(k, np.int64), np.empty(k), np.empty(k)
     for x in range(last + 1):
         below += np.float64(q[x])
         while j < k and (below * scale > j or x == last):
-            at[j], sums[j], ends[j] = x, below, below * scale - j
+            at[j], sums[j], sum_ends[j] = x, below, below * scale - j
             j += 1
         if j == k:
             break
     u, m = 0.0, 0
     while True:
-        j, end = 0, ends[0]
+        j, end = 0, sum_ends[0]
         for i in range(k):
             tuples[i, m] = at[i]
-            if ends[i] < end:
-                j, end = i, ends[i]
+            if sum_ends[i] < end:
+                j, end = i, sum_ends[i]
         x = at[j] + 1
         if end >= 1.0 or x > last:
             widths[m] = 1.0 - u
@@ -74,7 +74,7 @@ def _pieces(q, k, work):
         while q[x] == 0.0:
             x += 1
         sums[j] += np.float64(q[x])
-        ends[j], at[j] = sums[j] * scale - j, x
+        sum_ends[j], at[j] = sums[j] * scale - j, x
         m += 1
 
 
@@ -179,12 +179,12 @@ def _insert(order, size, j, at, q):
 @njit(cache=True, error_model="numpy")
 def _offer(turn, count, work):
     """E = what is offered to each token as number `turn` of its tuples, which have given `part` = a to the number before."""
-    part, offered, widths, left, tuples = work.a, work.E, work.widths, work.left, work.tuples
+    part, offered, widths, remaining, tuples = work.a, work.E, work.widths, work.left, work.tuples
     offered[:] = 0.0
     for m in range(count):
         if turn > 0:
-            left[m] *= 1.0 - part[tuples[turn - 1, m]]
-        offered[tuples[turn, m]] += widths[m] * left[m]
+            remaining[m] *= 1.0 - part[tuples[turn - 1, m]]
+        offered[tuples[turn, m]] += widths[m] * remaining[m]
 
 
 @compiled
@@ -221,7 +221,7 @@ def transport(w, p, scale, q, draws, work, order, mass, rest):
         order[size], mass[size] = order[i], work.a[x] / s
         size += 1
     _sort(k, q, count, work)
-    left, place, copies = 1.0 / s, -1, 0
+    remaining, place, copies = 1.0 / s, -1, 0
     for turn in range(k):
         _offer(turn, count, work)
         _take(rest, work.E, work.a)
@@ -230,9 +230,9 @@ def transport(w, p, scale, q, draws, work, order, mass, rest):
             for j in range(k):
                 copies += draws[j] == draws[order[place]]
         copies -= 1
-        taken = work.a[draws[order[place]]] * left
-        mass[place] += taken
-        left -= taken
+        share = work.a[draws[order[place]]] * remaining
+        mass[place] += share
+        remaining -= share
     return size
 
 
@@ -263,10 +263,10 @@ def walk_row(logits, q, rows, tokens, first, kids, counts, depth, p, rest, work,
                 into[u, 0] = keep(w, mine[x] * scale[u], row[x])
             elif n > 1:
                 many[u] = transport(w, mine, scale[u], row, tokens[kids[u, :n]], work, order, mass, rest[depth[u]])
-                spare[u], left = total(rest[depth[u]]), 1.0
+                spare[u], remaining = total(rest[depth[u]]), 1.0
                 for i in range(many[u]):
-                    child[u, i], into[u, i] = first[kids[u, order[i]]], min(mass[i] / left, 1.0) if left > 0.0 else 0.0
-                    left -= mass[i]
+                    child[u, i], into[u, i] = first[kids[u, order[i]]], min(mass[i] / remaining, 1.0) if remaining > 0.0 else 0.0
+                    remaining -= mass[i]
         if turn[u] < many[u]:
             c = child[u, turn[u]]
             weight[c] = into[u, turn[u]]

@@ -50,11 +50,11 @@ def borrowed(
         >>> round(mass.item(), 6), within.tolist()
         (0.3, [[[True, False]]])
     """
-    own, near = p.gather(1, x), neighbours[x]
+    own_mass, near = p.gather(1, x), neighbours[x]
     there = near >= 0
     masses = p.gather(1, near.clamp(min=0).flatten(1)).view(near.shape) * there
     mass = masses.cumsum(-1)
-    within = mass <= torch.maximum(torch.full_like(own, delta), factor * own)[..., None]
+    within = mass <= torch.maximum(torch.full_like(own_mass, delta), factor * own_mass)[..., None]
     return torch.where(within, mass, 0.0).amax(-1), near, within & there
 
 
@@ -93,8 +93,8 @@ def output_probs(
         [[0.5, 0.5]]
     """
     every = torch.arange(p.shape[-1], device=p.device).expand(len(p), -1)
-    taken = q * accept_probability(p, q, every, neighbours, delta=delta, factor=factor)
-    return taken + (1 - taken.sum(-1, keepdim=True)) * residual(p, q)
+    accepted = q * accept_probability(p, q, every, neighbours, delta=delta, factor=factor)
+    return accepted + (1 - accepted.sum(-1, keepdim=True)) * residual(p, q)
 
 
 @dataclass(frozen=True)
@@ -128,15 +128,15 @@ class Latent:
 
     def _after_points(self, p: Tensor, draws: Tensor) -> Tensor:
         """Deterministic siblings take their own mass and that of A; what is left keeps its own, bit for bit."""
-        distribution, left = torch.zeros_like(p), p.clone()
+        distribution, remaining = torch.zeros_like(p), p.clone()
         for draw in draws.unbind(1):
             there, x = (draw >= 0)[:, None], draw.clamp(min=0)[:, None]
-            _, near, within = self._borrowed(normalise_or(left, otherwise=left), x)
-            taken = torch.zeros_like(left).scatter_add(1, near[:, 0].clamp(min=0), within[:, 0].to(left.dtype)) > 0
-            taken = taken.scatter(1, x, True) & there
-            distribution = distribution.scatter_add(1, x, (left * taken).sum(1, keepdim=True))
-            left = torch.where(taken, 0.0, left)
-        return distribution + left
+            _, near, within = self._borrowed(normalise_or(remaining, otherwise=remaining), x)
+            is_taken = torch.zeros_like(remaining).scatter_add(1, near[:, 0].clamp(min=0), within[:, 0].to(remaining.dtype)) > 0
+            is_taken = is_taken.scatter(1, x, True) & there
+            distribution = distribution.scatter_add(1, x, (remaining * is_taken).sum(1, keepdim=True))
+            remaining = torch.where(is_taken, 0.0, remaining)
+        return distribution + remaining
 
     def _after_draws(self, p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
         """Sampled siblings, each tried against what the earlier ones left over; as `recursive`, whose distribution it is at budget 0."""
@@ -229,10 +229,10 @@ def latent(
             f"neighbours of shape {tuple(neighbours.shape)} were given; expected a [V, m] table of token ids, nearest first, or -1 for none. "
             "Build it from the distances between codebook rows."
         )
-    own = (neighbours == torch.arange(len(neighbours))[:, None]).any(1)
-    if own.any():
+    lists_itself = (neighbours == torch.arange(len(neighbours))[:, None]).any(1)
+    if lists_itself.any():
         raise InvalidInputError(
-            f"token {int(own.int().argmax())} is among its own neighbours, which would count its mass twice. Leave it out of its row."
+            f"token {int(lists_itself.int().argmax())} is among its own neighbours, which would count its mass twice. Leave it out of its row."
         )
     draft_sampling = REPLACED if replacement else frozenset({DraftSampling.WITHOUT_REPLACEMENT})
     return Latent(neighbours, delta, factor, replace(INFO, draft_sampling=draft_sampling), greedy)
