@@ -16,6 +16,7 @@ from polydraft.cli.serve import _bound
 from polydraft.models import load, pair
 from polydraft.server.app import Settings, create_app
 from polydraft.server.connection import Connection
+from polydraft.server.pool import ModelPool
 
 TEMPLATE = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
 
@@ -33,12 +34,17 @@ def small_engine(**options) -> Engine:
 
 
 class Served:
-    """A running server. engine: the one behind it."""
+    """A running server. pool: its models."""
 
-    def __init__(self, engine: Engine, url: str) -> None:
-        self.engine, self.url = engine, url
+    def __init__(self, pool: ModelPool, url: str) -> None:
+        self.pool, self.url = pool, url
         self.http = httpx.Client(base_url=url, timeout=30)
         self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key="sk-none", max_retries=0, timeout=30)
+
+    @property
+    def engine(self) -> Engine:
+        """That of the model that is loaded."""
+        return self.pool.loaded[0].engine.engine
 
     def post(self, path: str, **body) -> httpx.Response:
         return self.http.post(path, json=body)
@@ -47,16 +53,24 @@ class Served:
 @contextmanager
 def serving(engine: Engine, *, max_waiting: int = 256, sent_ahead: int | None = None, **settings) -> Iterator[Served]:
     """sent_ahead: bytes that the system takes for a client that does not read."""
+    limits = Settings("small", drain=5, **settings)
+    pool = ModelPool.of(AsyncEngine(engine, max_waiting=max_waiting), limits)
+    with serving_models(pool, limits, sent_ahead=sent_ahead) as served:
+        yield served
+
+
+@contextmanager
+def serving_models(pool: ModelPool, settings: Settings, *, sent_ahead: int | None = None) -> Iterator[Served]:
     listening = _bound("127.0.0.1", 0)
     if sent_ahead is not None:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sent_ahead)
-    app = create_app(AsyncEngine(engine, max_waiting=max_waiting), Settings("small", drain=5, **settings))
+    app = create_app(pool, settings)
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=5, timeout_keep_alive=75, http=Connection)
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
-    served = Served(engine, f"http://127.0.0.1:{listening.getsockname()[1]}")
+    served = Served(pool, f"http://127.0.0.1:{listening.getsockname()[1]}")
     until = time.monotonic() + 120
     while not server.started:
         assert thread.is_alive() and time.monotonic() < until
@@ -66,7 +80,8 @@ def serving(engine: Engine, *, max_waiting: int = 256, sent_ahead: int | None = 
     finally:
         server.should_exit = True
         thread.join(20)
-        assert not thread.is_alive() and engine.num_free == engine.target.max_num_seqs
+        engines = [service.engine.engine for service in pool.loaded]
+        assert not thread.is_alive() and all(engine.num_free == engine.target.max_num_seqs for engine in engines)
 
 
 @pytest.fixture(scope="package")

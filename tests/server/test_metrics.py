@@ -5,7 +5,11 @@ import re
 import time
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
+
+from polydraft.policy.acceptance import FIRST, NEXT
+from tests.server.conftest import serving, small_engine
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana-dashboard.json"
 ASK = {"prompt": "def f(a):\n    return a\n\n\ndef f(a):\n", "max_tokens": 30, "temperature": 0}
@@ -49,11 +53,35 @@ def test_what_a_request_did_is_counted(served):
     assert 0 < after["vllm:kv_cache_usage_perc"] < 1
 
 
-def test_the_dashboard_asks_for_what_is_there_and_for_all_of_it(served):
-    served.post("/v1/completions", **ASK)
+@pytest.fixture(scope="module")
+def adaptive():
+    """A server whose drafts follow the adaptive policy."""
+    with serving(small_engine(depth=None)) as running:
+        yield running
+
+
+def test_the_cost_model_is_told_as_the_policy_sees_it(adaptive):
+    adaptive.post("/v1/completions", **ASK)
+    figures(adaptive)
+    families = {family.name: family for family in text_string_to_metric_families(adaptive.http.get("/metrics").text)}
+    costs = adaptive.engine.policy.live.costs
+    passes = {int(s.labels["rows"]): s.value for s in families["polydraft:cost_model_pass_seconds"].samples}
+    assert passes == {rows: costs.rows(rows) for rows in (1, 4, 8, 16, 32, 64)} and min(passes.values()) > 0
+    assert families["polydraft:cost_model_draft_step_seconds"].samples[0].value == costs.draft_step
+    assert families["polydraft:cost_model_overhead_seconds"].samples[0].value == costs.overhead
+    rates = {(s.labels["mode"], s.labels["draft"]): s.value for s in families["polydraft:policy_acceptance_rate"].samples}
+    seen = {"sampled": adaptive.engine.policy.seen[False], "greedy": adaptive.engine.policy.seen[True]}
+    lanes = {"first": FIRST, "next": NEXT}
+    assert rates == {(mode, draft): seen[mode].rates[lane] for mode in seen for draft, lane in lanes.items()}
+    lengths = {s.name: s.value for s in families["polydraft:speculation_length"].samples}
+    assert lengths["polydraft:speculation_length_count"] > 0 < lengths["polydraft:speculation_length_sum"]
+
+
+def test_the_dashboard_asks_for_what_is_there_and_for_all_of_it(adaptive):
+    adaptive.post("/v1/completions", **ASK)
     text = DASHBOARD.read_text(encoding="utf-8")
     asked = set(re.findall(r"(?:vllm|polydraft):\w+", text))
-    there = set(figures(served))
+    there = set(figures(adaptive))
     assert asked - there == set()
     told = {re.sub(r"_(bucket|sum|count)$", "", name) for name in there if ":" in name and not name.endswith("_created")}
     assert told == {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked}

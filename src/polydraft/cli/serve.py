@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import warnings
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
@@ -16,22 +17,37 @@ import typer
 from polydraft.cli import options as given
 from polydraft.cli.chat import OFFERED
 from polydraft.cli.progress import Preparation
-from polydraft.cli.start import build, weights
+from polydraft.cli.served_models import EMBEDDED, ModelChoice, model_choices
+from polydraft.cli.start import build, check_threads, weights
 from polydraft.errors import InvalidInputError, PolydraftError
 
 if TYPE_CHECKING:
+    from polydraft.engine.asynchronous import AsyncEngine
     from polydraft.server.app import Settings
+    from polydraft.server.pool import ModelPool
 
 __all__ = ["serve"]
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
-EMBEDDED = "embedded"
-"""What --model may say for the pair of small models inside the package."""
 
 
 def serve(
-    model: given.Model = None,
-    draft_model: given.DraftModel = None,
+    model: Annotated[
+        list[str] | None,
+        given.models(
+            "Target, named as for `polydraft generate`, or NAME=TARGET; several are loaded when they are asked for. Default: the chat model where it was fetched, else the embedded pair."
+        ),
+    ] = None,
+    models_dir: Annotated[
+        Path | None, given.models("Folder whose .gguf files and model folders are served, beside those of --model.")
+    ] = None,
+    max_loaded: Annotated[
+        int, given.models("Models that are loaded at a time; the least recently used one leaves when it is idle.", min=1)
+    ] = 2,
+    draft_model: Annotated[
+        list[str] | None,
+        given.models("A smaller model with the same vocabulary, named alike; NAME=MODEL for one of several targets."),
+    ] = None,
     drafter: given.Drafter = "auto",
     verifier: given.Verifier = "auto",
     offer: Annotated[list[str] | None, given.drafts("A further drafter that requests may name; may be repeated.")] = None,
@@ -88,10 +104,13 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model over HTTP as OpenAI's API does; without --model the small chat model where it was fetched, else (or with --model embedded) the embedded pair."""
-    chosen = None if model == EMBEDDED else model or _default()
-    name = served_model_name or _name(chosen)
-    origins = tuple(_origin(one) for one in cors or ())
-    typer.echo(f"serving {name}: {_about(model, chosen)}", err=True)
+    choices = model_choices(model or ([] if models_dir else [_default() or EMBEDDED]), models_dir, draft_model or ())
+    if served_model_name is not None:
+        choices[0] = choices[0]._replace(name=served_model_name)
+    origins = tuple(map(_origin, cors or ()))
+    for choice in choices:
+        typer.echo(f"serving {choice.name}: {_about(bool(model or models_dir), choice.place)}", err=True)
+    name, place, draft = choices[0]
     listening = _bound(host, port)
     settings: dict[str, Any] = {"model": name, "keys": _keys(api_key_file), "cors": origins, "most_body": max_body}
     settings |= {"most_choices": max_choices, "seconds": timeout, "drain": drain, "reasoning": reasoning}
@@ -119,35 +138,60 @@ def serve(
     }
     options |= {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs, "prefix_cache_bytes": prefix_cache_bytes}
     if replicas is not None:
+        if len(choices) > 1:
+            raise InvalidInputError(f"--replicas was given beside {len(choices)} models; expected one. Start a server for each.")
         scale = {"replicas": replicas, "max_replicas": max_replicas, "cpus": cpus, "gpus": gpus, "max_waiting": max_waiting}
-        _replicas(name, listening, address, settings, {"model": chosen, "draft_model": draft_model, **scale, **options})
+        _replicas(name, listening, address, settings, {"model": place, "draft_model": draft, **scale, **options})
         return
     if given_alone := [
         o for o, v in (("--max-replicas", max_replicas), ("--address", address), ("--cpus", cpus), ("--gpus", gpus)) if v
     ]:
         raise InvalidInputError(f"{given_alone[0]} was given without --replicas, which it is about. Give both.")
-    with Preparation(f"loading {name} ..."):
+    with Preparation(f"loading {name} ..." if len(choices) == 1 else "starting ..."):
         _check_installed()
         from polydraft.engine.asynchronous import AsyncEngine
         from polydraft.server.app import Settings
 
-        engine = AsyncEngine(build(chosen, draft_model, **options), max_waiting=max_waiting)
-    _run(engine, Settings(**settings), listening)
+        if len(choices) == 1:
+            models: AsyncEngine | ModelPool = AsyncEngine(build(place, draft, **options), max_waiting=max_waiting)
+        else:
+            models = _pool(choices, options, Settings(**settings), max_loaded=max_loaded, max_waiting=max_waiting)
+    _run(models, Settings(**settings), listening)
 
 
-def _run(engine: Any, settings: "Settings", listening: socket.socket) -> None:
+def _pool(choices: "list[ModelChoice]", options: dict[str, Any], settings: "Settings", **limits: int) -> "ModelPool":
+    """Models that are loaded when they are asked for."""
+    from polydraft.server.pool import ModelPool, ServedModel, weight_file_bytes
+
+    check_threads(options["threads"])
+    models = [
+        ServedModel(
+            choice.name,
+            partial(build, choice.place, choice.draft, **options),
+            sum(weight_file_bytes(place) for place in (choice.place, choice.draft) if place is not None),
+        )
+        for choice in choices
+    ]
+    return ModelPool(models, settings, **limits)
+
+
+def _run(models: "AsyncEngine | ModelPool", settings: "Settings", listening: socket.socket) -> None:
     import uvicorn
 
+    from polydraft.engine.asynchronous import AsyncEngine
     from polydraft.errors import RequestWarning
     from polydraft.server.app import create_app
     from polydraft.server.connection import Connection
 
     host, port = listening.getsockname()[:2]
-    built = engine.engine.summary()
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
-    typer.echo(f"{address}, {settings.model}{weights(built)}, drafter {built['drafter']}", err=True)
+    if isinstance(models, AsyncEngine):
+        built = models.engine.summary()
+        typer.echo(f"{address}, {settings.model}{weights(built)}, drafter {built['drafter']}", err=True)
+    else:
+        typer.echo(f"{address}, {', '.join(models.models)}", err=True)
     config = uvicorn.Config(
-        create_app(engine, settings),
+        create_app(models, settings),
         log_level="info" if sys.stderr.isatty() else "warning",
         timeout_graceful_shutdown=max(1, int(settings.drain)),
         timeout_keep_alive=75,  # shorter than what clients keep, and they find a connection closed under their request
@@ -197,20 +241,13 @@ def _default() -> str | None:
     return OFFERED if cached(MODELS[OFFERED]) is not None else None
 
 
-def _name(model: str | None) -> str:
-    return EMBEDDED if model is None else Path(model).name.removesuffix(".gguf") or model
-
-
-def _about(wanted: str | None, chosen: str | None) -> str:
-    if wanted == EMBEDDED:
-        return "the pair of small models inside the package"
-    if wanted is not None:
-        return wanted
-    why = "no --model was given"
-    return (
-        f"{why}; the chat model was fetched before"
-        if chosen
-        else f"{why}, and no chat model was fetched: the pair of small models inside the package"
+def _about(named: bool, place: str | None) -> str:
+    """A model in words. named: whether an option names it."""
+    text = place or "the pair of small models inside the package"
+    if named:
+        return text
+    return "no --model was given" + (
+        "; the chat model was fetched before" if place else f", and no chat model was fetched: {text}"
     )
 
 

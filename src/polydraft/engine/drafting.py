@@ -314,7 +314,7 @@ def observe(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome:
     for s, accepted in zip(told, kept.num_accepted.tolist(), strict=True):
         s.num_read = len(s.token_ids) + accepted + 1
         if isinstance(drafter, Reporting) and s.drafting:
-            s.sample.stats.drafter_counts = drafter.report(s.state)
+            s.sample.stats.drafter_counts = drafter.report(s.state) or None
 
 
 def _tell(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:

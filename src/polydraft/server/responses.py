@@ -140,9 +140,9 @@ class ResponsesRequest(Sampled):
 
 @dataclass
 class Responses(Answer):
-    """Of /v1/responses. given, params, tools: the request, parts of which are told again."""
+    """Of /v1/responses. request, params, tools: parts of which are told again."""
 
-    given: ResponsesRequest | None = None
+    request: ResponsesRequest | None = None
     params: SamplingParams = field(default_factory=SamplingParams)
     tools: Collection[str] = ()
     num_events: int = 0
@@ -277,9 +277,9 @@ class Responses(Answer):
         return {"type": kind, "sequence_number": self.num_events - 1, **more}
 
     def _body(self, status: str) -> dict[str, Any]:
-        given, running = self.given, status == "in_progress"
-        assert given is not None
-        told = given.model_dump(include={"tools", "tool_choice"}, exclude_none=True)
+        request, running = self.request, status == "in_progress"
+        assert request is not None
+        told = request.model_dump(include={"tools", "tool_choice"}, exclude_none=True)
         return {
             "id": f"{self.prefix}-{self.id}",
             "object": "response",
@@ -288,8 +288,8 @@ class Responses(Answer):
             "status": status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": given.instructions,
-            "max_output_tokens": given.max_output_tokens,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
             "temperature": self.params.temperature,
             "top_p": self.params.top_p,
             "text": {"format": {"type": "text"}},
@@ -297,7 +297,7 @@ class Responses(Answer):
             if running
             else [item for item in self._items if item["type"] == "message" or item["status"] == "completed"],
             "usage": None if running else self.usage(),
-            "parallel_tool_calls": given.parallel_tool_calls,
+            "parallel_tool_calls": request.parallel_tool_calls,
             "tool_choice": told.get("tool_choice", "auto" if self.tools else "none"),
             "tools": told.get("tools", []),
             "store": False,

@@ -1,0 +1,193 @@
+"""The models of a server, by name: each is loaded at its first request, and the least recently used one leaves when another needs its place.
+
+A model is idle when no request is on its way to its engine and its engine has nothing to do. All models share one process and its threads.
+"""
+
+import asyncio
+import gc
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+import torch
+
+from polydraft.engine.api import Engine
+from polydraft.engine.asynchronous import AsyncEngine
+from polydraft.errors import CapacityError, InvalidInputError, PolydraftError
+from polydraft.models.memory import available_bytes
+from polydraft.params import SamplingParams
+from polydraft.server.errors import ApiError
+from polydraft.server.metrics import Metrics
+from polydraft.server.service import Service
+from polydraft.server.settings import Settings
+
+__all__ = ["ModelPool", "ServedModel", "weight_file_bytes"]
+
+log = logging.getLogger("polydraft.server")
+WAIT_SECONDS = 0.02
+"""Between looks whether a loaded model is idle."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that can be loaded. name: that clients give.  build: loads it.  weight_bytes: of its files, 0 where that is not known."""
+
+    name: str
+    build: Callable[[], Engine]
+    weight_bytes: int = 0
+
+
+def weight_file_bytes(place: str) -> int:
+    """Bytes of a model's files of weights, where it is a file or a folder; else 0.
+
+    Example:
+        >>> from polydraft.models import pair
+        >>> weight_file_bytes(str(pair.draft_folder())) > 100_000, weight_file_bytes("owner/name")
+        (True, 0)
+    """
+    path = Path(place)
+    files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.gguf")]
+    return sum(file.stat().st_size for file in files)
+
+
+class ModelPool:
+    """Models, of which at most so many are loaded.
+
+    models: the first is that of requests that name none.  max_loaded: at a time.  max_waiting: samples that wait for a slot of each.
+
+    Raises:
+        InvalidInputError: no models, two of one name, or a number below 1.
+    """
+
+    def __init__(self, models: Sequence[ServedModel], settings: Settings, *, max_loaded: int = 1, max_waiting: int = 256) -> None:
+        self.models = {model.name: model for model in models}
+        if not models or len(self.models) < len(models):
+            raise InvalidInputError(
+                f"the models {[model.name for model in models]} were given; expected different names, at least one."
+            )
+        if max_loaded < 1:
+            raise InvalidInputError(f"max_loaded={max_loaded} was given; expected at least 1.")
+        self.metrics, self._settings = Metrics(), settings
+        self._max_loaded, self._max_waiting = max_loaded, max_waiting
+        self._services: OrderedDict[str, Service] = OrderedDict()
+        """Loaded models, the least recently used first."""
+        self._loading = asyncio.Lock()
+
+    @classmethod
+    def of(cls, engine: AsyncEngine, settings: Settings) -> "ModelPool":
+        """One model, which is loaded and stays."""
+        pool = cls([ServedModel(settings.model, lambda: engine.engine)], settings)
+        pool._services[settings.model] = Service(engine, settings.model, settings, pool.metrics)
+        return pool
+
+    @property
+    def loaded(self) -> list[Service]:
+        """Those that are loaded now."""
+        return list(self._services.values())
+
+    @property
+    def running(self) -> bool:
+        """Whether the threads of all that is loaded live."""
+        return all(service.engine.running for service in self.loaded)
+
+    async def start(self) -> None:
+        """Start the engines that are there."""
+        for service in self.loaded:
+            await _started(service)
+
+    async def close(self, seconds: float) -> None:
+        """End all engines, what runs after so many seconds."""
+        await asyncio.gather(*(service.engine.close(seconds) for service in self.loaded))
+
+    def service(self, name: str) -> Service | None:
+        """A model, where it is loaded."""
+        self.check(name)
+        return self._services.get(name)
+
+    def check(self, name: str) -> None:
+        """Refuse a name that is not served."""
+        if name not in self.models:
+            served = ", ".join(map(repr, self.models))
+            raise ApiError(
+                404,
+                f"model {name[:200]!r} is not here; {served} {'is' if len(self.models) == 1 else 'are'} served.",
+                param="model",
+                code="model_not_found",
+            )
+
+    @asynccontextmanager
+    async def use(self, name: str | None) -> AsyncGenerator[Service, None]:
+        """A model, loaded if need be, which stays while the block runs; None is the first.
+
+        Raises:
+            ApiError: no such model, one that does not fit beside the loaded ones, or none that became idle in time.
+        """
+        name = next(iter(self.models)) if name is None else name
+        self.check(name)
+        while name not in self._services:
+            async with self._loading:
+                if name not in self._services:
+                    await self._load(self.models[name])
+        service = self._services[name]
+        self._services.move_to_end(name)
+        service.num_users += 1
+        try:
+            yield service
+        finally:
+            service.num_users -= 1
+
+    async def _load(self, model: ServedModel) -> None:
+        until = monotonic() + self._settings.seconds
+        while len(self._services) >= self._max_loaded:
+            idle = next((service for service in self.loaded if service.idle), None)
+            if idle is not None:
+                await self._unload(idle)
+            elif monotonic() > until:
+                raise ApiError(503, f"model {model.name!r} waits for a place: {self._busy()} are at work. Ask again later.")
+            else:
+                await asyncio.sleep(WAIT_SECONDS)
+        self._check_memory(model)
+        log.info("loading %s", model.name)
+        try:
+            engine = await asyncio.to_thread(model.build)
+        except (CapacityError, MemoryError) as error:
+            raise self._does_not_fit(model, str(error)) from error
+        except PolydraftError as error:
+            raise ApiError(503, f"model {model.name!r} could not be loaded: {error}", param="model") from error
+        service = Service(AsyncEngine(engine, max_waiting=self._max_waiting), model.name, self._settings, self.metrics)
+        await _started(service)
+        self._services[model.name] = service
+
+    def _check_memory(self, model: ServedModel) -> None:
+        free = available_bytes(torch.device("cpu"))
+        if model.weight_bytes > free:
+            raise self._does_not_fit(
+                model, f"its weights take {model.weight_bytes / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB are free."
+            )
+
+    def _does_not_fit(self, model: ServedModel, why: str) -> ApiError:
+        return ApiError(
+            503,
+            f"model {model.name!r} does not fit beside {self._busy() or 'nothing'}: {why} Lower --max-loaded or --max-model-len.",
+            param="model",
+            code="model_does_not_fit",
+        )
+
+    def _busy(self) -> str:
+        return ", ".join(repr(name) for name in self._services)
+
+    async def _unload(self, service: Service) -> None:
+        log.info("unloading %s", service.name)
+        del self._services[service.name]
+        await service.close()
+        await asyncio.to_thread(gc.collect)
+
+
+async def _started(service: Service) -> None:
+    """Start a model's engine; what its first request would compile is compiled before it is ready."""
+    await service.engine.__aenter__()
+    await service.engine.generate([0], SamplingParams(max_tokens=1, ignore_eos=True))

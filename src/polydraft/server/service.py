@@ -1,0 +1,329 @@
+"""One model of a server: answers of its engine to completions, chats, responses and messages, and its tokens."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from polydraft.drafters.text.ngram import NgramDrafter
+from polydraft.engine.asynchronous import AsyncEngine
+from polydraft.engine.output import StepOutput
+from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.params import SamplingParams, StructuredOutputs
+from polydraft.policy.fixed import FixedPolicy
+from polydraft.server import errors
+from polydraft.server.answers import Answer, Chat, Completion, check
+from polydraft.server.errors import ApiError
+from polydraft.server.incoming import GONE, unless_gone
+from polydraft.server.messages import CountRequest, MessageAnswer, MessagesRequest
+from polydraft.server.metrics import Metrics
+from polydraft.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Message,
+    Sampled,
+    Speculation,
+    TokenizeRequest,
+    Tools,
+    text_of,
+)
+from polydraft.server.responses import Responses, ResponsesRequest
+from polydraft.server.settings import Settings
+from polydraft.server.tools import HERMES, CallFormat, call_grammar, described, format_of, has_special_marks, with_ids
+
+__all__ = ["Service"]
+
+log = logging.getLogger("polydraft.server")
+
+
+class Service:
+    """One model. num_users: requests on their way to the engine."""
+
+    def __init__(self, engine: AsyncEngine, name: str, settings: Settings, metrics: Metrics) -> None:
+        self.engine, self.name, self.settings, self.num_users = engine, name, settings, 0
+        engine.engine.menu.offer(NgramDrafter(eos_token_ids=engine.engine.eos_token_ids))  # for predictions
+        self._figures = metrics.join(engine.engine, name)
+        engine.observe = self._figures.observe
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs, waits or is on its way."""
+        return not self.num_users and not self.engine.engine.has_unfinished_requests
+
+    async def close(self) -> None:
+        """End the engine, whose figures stay, those of its state left out."""
+        await self.engine.close()
+        self._figures.leave()
+
+    def described(self) -> dict[str, Any]:
+        """What is known of the model."""
+        built = self.engine.engine.summary()
+        drafts = {name: built[name] for name in ("drafter", "drafters", "verifier", "lossless", "decoding")}
+        drafts["verifiers"] = self.engine.engine.menu.rules()
+        return {"max_model_len": built["max_model_len"], "chat": bool(self._template), "speculation": drafts}
+
+    async def completions(self, request: Request, body: CompletionRequest) -> Response:
+        """Continue texts."""
+        if body.best_of not in (None, body.n or 1):
+            raise ApiError(400, "best_of is only taken where it equals n.", param="best_of")
+        if body.echo and body.logprobs is not None:
+            raise ApiError(
+                400, "echo with logprobs asks for those of the prompt, which are not computed. Drop one.", param="echo"
+            )
+        prompts = body.prompts()
+        params = self._params(body, len(prompts), chat=False)
+        ids = [await self._encoded(prompt, body.parse_special) for prompt in prompts]
+        echo = [p if isinstance(p, str) else self._decode(p) for p in prompts] if body.echo else ()
+        answer = Completion(self._tokenizer, self.name, ids, params.n, body.speculation.trace, echo)
+        return await self._answer(request, body, answer, params)
+
+    async def chat(self, request: Request, body: ChatRequest) -> Response:
+        """Answer a conversation."""
+        conversation = await self._conversation(request, body, body.messages)
+        if conversation is None:
+            return Response(status_code=GONE)
+        ids, params, names = conversation
+        answer = Chat(
+            self._tokenizer,
+            self.name,
+            [ids],
+            params.n,
+            body.speculation.trace,
+            tools=names,
+            reasoning=self.settings.reasoning,
+            calls=self._call_format,
+        )
+        return await self._answer(request, body, answer, params)
+
+    async def _conversation(
+        self,
+        request: Request,
+        body: ChatRequest | ResponsesRequest | MessagesRequest,
+        messages: Sequence[Message],
+        param: str = "messages",
+    ) -> tuple[list[int], SamplingParams, list[str]] | None:
+        """Prompt, parameters and names of the tools that may be called; None where the client has left."""
+        params, tools = self._params(body, 1, chat=True), body.offered_tools()
+        options = body.template_options()
+        ids = await self._encoded_chat(messages, body.parse_special, tools=tools, options=options, param=param)
+        params = await unless_gone(request, self._with_tools(params, tools))
+        return None if params is None else (ids, params, [function.name for function in tools.callable])
+
+    async def _with_tools(self, params: SamplingParams, tools: Tools) -> SamplingParams:
+        """With the grammar of the calls that may be made.
+
+        Raises:
+            ApiError: a schema that cannot be followed, by its place; another form beside the tools.
+        """
+        if not tools.callable:
+            return params
+        form, functions = params.structured_outputs, [function.model_dump() for function in tools.callable]
+        if form is not None and not (isinstance(form, StructuredOutputs) and form.kind.startswith("json")):
+            raise ApiError(
+                400, "tools were given beside a form of the text; expected response_format alone beside them.", param="tools"
+            )
+        calls = self._call_format
+        options = {"required": tools.required, "parallel": tools.parallel, "text": form, "calls": calls}
+        grammar = call_grammar(functions, self._tokenizer, **options)
+        try:
+            source = await self.engine.compile_grammar(grammar)
+        except InvalidInputError as error:
+            for number, function in enumerate(tools.functions):
+                try:
+                    await self.engine.compile_grammar(StructuredOutputs(json=function.parameters or {"type": "object"}))
+                except InvalidInputError as cause:
+                    place = tools.place.format(number)
+                    raise ApiError(400, f"{place}: {cause}", param=place) from cause
+            raise ApiError(400, str(error), param="tools") from error
+        return params.with_(
+            structured_outputs=source,
+            skip_special_tokens=params.skip_special_tokens and not has_special_marks(self._tokenizer, calls),
+        )
+
+    async def responses(self, request: Request, body: ResponsesRequest) -> Response:
+        """Answer a text or a conversation."""
+        conversation = await self._conversation(request, body, body.messages(), param="input")
+        if conversation is None:
+            return Response(status_code=GONE)
+        ids, params, names = conversation
+        answer = Responses(
+            self._tokenizer,
+            self.name,
+            [ids],
+            1,
+            body.speculation.trace,
+            request=body,
+            params=params,
+            tools=names,
+            calls=self._call_format,
+        )
+        return await self._answer(request, body, answer, params)
+
+    async def messages(self, request: Request, body: MessagesRequest) -> Response:
+        """Answer a conversation in Anthropic's format."""
+        conversation = await self._conversation(request, body, body.conversation())
+        if conversation is None:
+            return Response(status_code=GONE)
+        ids, params, names = conversation
+        params = params.with_(stop=(*params.stop, *(body.stop_sequences or ())))
+        answer = MessageAnswer(self._tokenizer, self.name, [ids], 1, tools=names, calls=self._call_format)
+        return await self._answer(request, body, answer, params)
+
+    async def count_tokens(self, request: Request, body: CountRequest) -> dict[str, Any]:
+        """Tokens of a conversation in Anthropic's format."""
+        tools = body.offered_tools()
+        ids = await self._encoded_chat(body.conversation(), body.parse_special, tools=tools, options=body.template_options())
+        return {"input_tokens": len(ids)}
+
+    async def tokenize(self, request: Request, body: TokenizeRequest) -> dict[str, Any]:
+        """Token ids of a text or a conversation."""
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(400, "expected one of prompt and messages.", param="prompt")
+        if body.messages is not None:
+            ids = await self._encoded_chat(body.messages, body.parse_special or False)
+        else:
+            ids = await self._encoded(body.prompt or "", body.parse_special is not False)
+        return {"tokens": ids, "count": len(ids), "max_model_len": self.engine.engine.target.max_model_len}
+
+    async def detokenize(self, request: Request, body: DetokenizeRequest) -> dict[str, Any]:
+        """Text of token ids."""
+        return {"prompt": self._decode(body.tokens)}
+
+    @property
+    def _tokenizer(self) -> Any:
+        return self.engine.engine.tokenizer
+
+    @property
+    def _template(self) -> str:
+        return getattr(self._tokenizer, "chat_template", None) or ""
+
+    @property
+    def _call_format(self) -> CallFormat:
+        """How the model writes calls; where its template says nothing, as it is told to."""
+        return format_of(self._template) or HERMES
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        most = self.engine.engine.target.vocab_size
+        bad = next((token for token in ids if not 0 <= token < most), None)
+        if bad is not None:
+            raise ApiError(400, f"token id {bad} was given; expected 0 <= id < {most}.", param="tokens")
+        return self._tokenizer.decode(list(ids))
+
+    async def _encoded(self, prompt: str | list[int], parse_special: bool) -> list[int]:
+        return await asyncio.to_thread(self.engine.engine.encode, prompt, parse_special=parse_special)
+
+    async def _encoded_chat(
+        self,
+        messages: Sequence[Message],
+        parse_special: bool,
+        *,
+        tools: Tools | None = None,
+        options: Mapping[str, Any] | None = None,
+        param: str = "messages",
+    ) -> list[int]:
+        plain, more = [message.plain() for message in messages], dict(options or {})
+        if taken := more.keys() & {"messages", "conversation", "tools", "tokenize", "add_generation_prompt", "parse_special"}:
+            raise ApiError(400, f"chat_template_kwargs has {min(taken)!r}, which is not for it.", param="chat_template_kwargs")
+        offered = [function.described() for function in tools.functions] if tools else []
+        if (calls := format_of(self._template)) is not None:
+            more |= {"tools": offered} if offered else {}
+            plain = with_ids(plain, calls)
+        else:
+            plain = described(plain, offered)
+        try:
+            return await asyncio.to_thread(self.engine.engine.encode_chat, plain, parse_special=parse_special, **more)
+        except IncompatibleError as error:  # it names the model by its path
+            told = str(error).replace(str(self.engine.engine.summary()["target"]), self.name)
+            raise ApiError(400, told, param=param) from error
+
+    def _params(self, body: Sampled, num_prompts: int, *, chat: bool) -> SamplingParams:
+        params = body.params(self.engine.engine.default_params(chat=chat))
+        if params.n * num_prompts > self.settings.most_choices:
+            raise ApiError(
+                400, f"{num_prompts} prompts with n={params.n} were given; {self.settings.most_choices} choices may be asked for at a time.", param="n"
+            )  # fmt: skip
+        return params
+
+    def _speculation(self, asked: Speculation, params: SamplingParams) -> dict[str, Any]:
+        """Drafter, rule and size that are asked for, as the engine takes them."""
+        chosen, budget = self.engine.engine.menu.find(asked.drafter, asked.verifier), asked.budget()
+        rule, fixed = chosen.verifier.info, budget is not None or isinstance(chosen.policy, FixedPolicy)
+        if asked.seed_exact and not (params.greedy or fixed or rule.shared_noise):
+            raise ApiError(
+                400, f"seed_exact was asked for, but how much {chosen.source!r} drafts follows the load, and with the rule {rule.name!r} so does the "
+                "text of a seed. Ask for the rule 'race' where it fits the drafter, a depth, or temperature 0.", param="speculation"
+            )  # fmt: skip
+        return {"budget": budget, "drafter": asked.drafter, "verifier": asked.verifier}
+
+    async def _predicted(self, body: Sampled) -> list[int]:
+        """Token ids of the prediction, as far as an answer may be long."""
+        text = "" if body.prediction is None else text_of(body.prediction.content)
+        ids = await self._encoded(text, parse_special=False) if text else []
+        first = getattr(self._tokenizer, "bos_token_id", None)
+        return ids[ids[:1] == [first] :][: self.engine.engine.target.max_model_len]
+
+    async def _answer(self, request: Request, body: Sampled, answer: Answer, params: SamplingParams) -> Response:
+        prediction = await self._predicted(body)
+        if prediction and body.speculation.drafter is None and NgramDrafter.info.name in self.engine.engine.menu.names:
+            body.speculation.drafter = NgramDrafter.info.name
+        drafting = self._speculation(body.speculation, params) | {"prediction": prediction}
+        chosen = self.engine.engine.menu.find(body.speculation.drafter, body.speculation.verifier)
+        answer.num_predicted = len(prediction)
+        answer.methods = {
+            "drafter": chosen.source,
+            "verifier": chosen.verifier.info.name,
+            "lossless": chosen.verifier.info.lossless,
+        }
+        outputs = self.engine.stream_all(answer.prompts, params, seconds=self.settings.seconds, **drafting)
+        if not body.stream:
+            collected = await unless_gone(request, _all(outputs))
+            return Response(status_code=GONE) if collected is None else JSONResponse(answer.whole(collected))
+        first = await unless_gone(request, anext(outputs))  # a refusal has its own status
+        if first is None:
+            return Response(status_code=GONE)
+        check(first[1])
+        usage = body.stream_options is not None and body.stream_options.include_usage
+        events = _events(request, answer, first, outputs, usage)
+        return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+async def _all(outputs: AsyncGenerator[tuple[int, StepOutput], None]) -> list[tuple[int, StepOutput]]:
+    async with aclosing(outputs):
+        return [each async for each in outputs]
+
+
+async def _events(
+    request: Request,
+    answer: Answer,
+    first: tuple[int, StepOutput],
+    outputs: AsyncGenerator[tuple[int, StepOutput], None],
+    usage: bool,
+) -> AsyncGenerator[str, None]:
+    """Server-sent events: chunks, perhaps the usage, and the end; an error is the last event."""
+    try:
+        async with aclosing(outputs):
+            for chunk in answer.chunks(*first):
+                yield _event(chunk)
+            async for each in outputs:
+                await asyncio.sleep(0)  # where the client has left, the loop learns of it before more is written
+                for chunk in answer.chunks(*each):
+                    yield _event(chunk)
+        for chunk in answer.closing(usage):
+            yield _event(chunk)
+    except Exception as error:
+        told = errors.of(error)
+        level = logging.ERROR if told.status >= 500 else logging.INFO
+        log.log(level, "request %s failed while it was streamed: %s", request.state.request_id, error)
+        yield _event(answer.failed(told))
+    yield answer.end
+
+
+def _event(body: dict[str, Any]) -> str:
+    kind = f"event: {body['type']}\n" if "type" in body else ""
+    return f"{kind}data: {json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(',', ':'))}\n\n"
