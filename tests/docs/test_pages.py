@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from polydraft.bench.llama_cpp import write_gguf
@@ -171,6 +172,35 @@ def test_a_newcomers_task_takes_the_files_that_are_listed(task):
     files = re.findall(r"^- `([^`]+)`", found[2], re.MULTILINE)
     assert len(files) == len(set(files)) == int(found[1]) <= MOST_FILES[task]
     assert [file for file in files if "NAME" not in file and not (ROOT / file).exists()] == []
+
+
+FOREIGN = {
+    "--extra-index-url": "pip",
+    "--max-num-batched-tokens": "vLLM",
+    "--no-async-scheduling": "vLLM",
+    "--speculative-config": "vLLM",
+    "--only": "studies.inside_vllm",
+    "--tokens": "studies.inside_vllm",
+    "--repetitions": "studies",
+}
+"""Options of other programs on pages for users, and whose they are."""
+
+
+def options(command) -> set[str]:
+    """Of a command and all its commands."""
+    ours = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    return ours.union({"--help"}, *(options(inner) for inner in getattr(command, "commands", {}).values()))
+
+
+def test_every_option_on_a_page_for_users_exists():
+    known = options(get_command(app)) | FOREIGN.keys()
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "use").glob("*.md")]
+    for page in [*pages, *(ROOT / "docs" / "serve").glob("*.md")]:
+        lines = page.read_text(encoding="utf-8").splitlines()
+        if page.name == "coming-from.md":  # the last column of its tables is ours
+            lines = [line.split("|")[-2] if line.startswith("|") else line for line in lines]
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", "\n".join(lines)))
+        assert named <= known, f"{page.name}: {sorted(named - known)}"
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
