@@ -100,7 +100,7 @@ class Resumable(Protocol):
 
 
 def interleaved(rows: Sequence[Sequence[int]], drafts: Sequence[Draft]) -> Draft:
-    """Drafts of some rows each, of one law, as the draft of all.
+    """Drafts of some rows each, as the draft of all: of one sampling, beside which some may be point masses, whose nodes have no row.
 
     Example:
         >>> roots = [Draft.empty(torch.tensor(tokens)) for tokens in ([5], [6, 7])]
@@ -113,21 +113,26 @@ def interleaved(rows: Sequence[Sequence[int]], drafts: Sequence[Draft]) -> Draft
         wide = [torch.cat([x, x.new_full((len(x), width - x.shape[1], *x.shape[2:]), fill)], 1) for x in parts]
         return torch.cat(wide)[order]
 
-    N, first = max(d.tree.num_nodes for d in drafts), drafts[0]
+    N = max(d.tree.num_nodes for d in drafts)
+    drawn = [d for d in drafts if d.probs is not None] or list(drafts)
     tree = TokenTree(placed([d.tree.tokens for d in drafts], N, 0), placed([d.tree.parents for d in drafts], N, -1))
-    draft_probs = [d.probs for d in drafts if d.probs is not None]
-    probs = placed(draft_probs, max(x.shape[1] for x in draft_probs), 1 / draft_probs[0].shape[2]) if draft_probs else None
+    probs = None
+    if drawn[0].probs is not None:
+        V = drawn[0].probs.shape[2]
+        draft_probs = [torch.full((len(d.rows), 1, V), 1 / V) if d.probs is None else d.probs for d in drafts]
+        probs = placed(draft_probs, max(x.shape[1] for x in draft_probs), 1 / V)
     keys = [d.noise for d in drafts if d.noise is not None]
     noise = (
         NoiseKey(*(torch.cat([getattr(key, name) for key in keys])[order] for name in ("seed", "sample", "position")))
         if keys
         else None
     )
+    shape = drawn[0].shape if len({d.shape for d in drawn}) == 1 else TreeShape.of_batch([d.shape for d in drawn])
     scored = [d.logits for d in drafts if d.logits is not None]
-    shape = first.shape if len({d.shape for d in drafts}) == 1 else TreeShape.of_batch([d.shape for d in drafts])
-    drawn = placed([d.rows for d in drafts], N, -1)
     logits = placed(scored, N, 0) if len(scored) == len(drafts) else None
-    return Draft(tree, first.sampling, shape, probs, drawn, noise, logits)
+    sure = [d.confidence for d in drafts if d.confidence is not None]
+    confidence = placed(sure, N, 1.0) if len(sure) == len(drafts) else None
+    return Draft(tree, drawn[0].sampling, shape, probs, placed([d.rows for d in drafts], N, -1), noise, logits, confidence)
 
 
 def read_source(model: Target, slot: int, request: Request) -> None:

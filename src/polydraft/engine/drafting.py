@@ -232,13 +232,15 @@ def propose(
 
     def ask(rows: list[int]) -> Draft:
         draft = drafter.propose([sequences[b].state for b in rows], [budgets[b] for b in rows])
-        draft = pruned(draft, [sequences[b].token_ids for b in rows], [sequences[b].request.params for b in rows])
-        if draft.shape not in verifier.info.shapes:
+        params = [sequences[b].request.params for b in rows]
+        draft = pruned(draft, [sequences[b].token_ids for b in rows], params)
+        greedy = [verifier.info.lossless and p.greedy for p in params]
+        if draft.shape not in verifier.info.shapes and not all(greedy):
             raise IncompatibleError(
                 f"a draft of shape {draft.shape.name} was proposed; expected one that verifier {verifier.info.name!r} is exact for. "
                 "Give budgets of other trees, or another verifier."
             )
-        inputs.check_draft(draft, vocab_size, roots if len(rows) == len(roots) else roots[rows])
+        inputs.check_draft(draft, vocab_size, roots if len(rows) == len(roots) else roots[rows], greedy)
         if not all(sequences[b].sample.stats.drafted_tokens for b in rows):  # a request's first draft
             inputs.check_draft_probs(draft)
         return draft
@@ -275,7 +277,8 @@ def _spread(draft: Draft, rows: list[int], roots: Int[Tensor, " B"]) -> Draft:
     tokens = bare.tokens.index_copy(1, torch.tensor([0]), roots[:, None]).index_copy(0, index, draft.tree.tokens)
     trees = TokenTree(tokens, bare.parents.index_copy(0, index, draft.tree.parents))
     probs = None if draft.probs is None else place(draft.probs, 1 / draft.probs.shape[-1])
-    return Draft(trees, draft.sampling, draft.shape, probs, place(draft.rows, -1))
+    confidence = None if draft.confidence is None else place(draft.confidence, 1.0)
+    return Draft(trees, draft.sampling, draft.shape, probs, place(draft.rows, -1), confidence=confidence)
 
 
 def aux(drafter: Drafter | None, sequences: Seq[Sequence], room: int) -> AuxRows | None:

@@ -34,6 +34,7 @@ from polydraft.core import (
     Scores,
     Target,
     TokenTree,
+    TreeShape,
     Verifier,
 )
 from polydraft.engine import drafting
@@ -44,8 +45,9 @@ from polydraft.engine.stats import Stopwatch
 from polydraft.engine.ties import rescored
 from polydraft.models.slots import TREE_ROOM
 from polydraft.policy.fixed import Policy
-from polydraft.tree import Dedup, dedup
-from polydraft.verifiers import greedy
+from polydraft.tree import Dedup, chain, dedup
+from polydraft.verifiers.greedy import harden
+from polydraft.verifiers.greedy import walk as greedy_walk
 from polydraft.verifiers.match import match
 
 
@@ -173,6 +175,8 @@ class Stepper:
         budgets = [s.request.budget or g for s, g in zip(sequences, self.policy.budgets(sequences), strict=True)]
         if not any(g.max_depth for g in budgets):
             return []
+        if self._softened and TreeShape.GROWN not in self.drafter.info.shapes:  # verified by the rule at temperature 0, too
+            budgets = [g if g.parents else Budget.fixed(chain(g.max_depth)).ending(g.stop) for g in budgets]
         budgets = [g.within(self._room(s)) for g, s in zip(budgets, sequences, strict=True)]
         return budgets if any(g.max_depth for g in budgets) else []
 
@@ -236,25 +240,43 @@ class Stepper:
             scored = replace(scored, logits=given)
         given = scored.logits, scored.tree, contexts, prompts, params, tuple(self.stop_ids)
         processed = unique.expand(sampling.process(*given, checked=False))
-        draft = _on_host(draft)
-        outcome = self._walk(draft, processed.cpu(), key, params)
-        if outcome is None:
-            outcome = self.verifier(draft, unique.expand(sampling.distributions(*given)).cpu()).sample(key)
-        return outcome, processed
+        parts = _on_host(draft), processed.cpu(), key
 
-    def _walk(self, draft: Draft, processed: Tensor, key: NoiseKey, params: Seq[SamplingParams]) -> Outcome | None:
-        """The rule's fused walk, where there is one for these logits and parameters; without drafts lossless ones draw from p."""
+        def distributions(rows: Seq[int]) -> Tensor:
+            return unique.expand(sampling.distributions(*given)).cpu()[rows]
+
+        groups = self._alike(params)
+        if len(groups) == 1:
+            return self._outcome(*parts, params, lambda: distributions(groups[0])), processed
+        outcomes = [
+            self._outcome(*some(parts, rows), [params[b] for b in rows], lambda rows=rows: distributions(rows)) for rows in groups
+        ]
+        whole = joined([_padded(outcome, draft.tree.num_nodes) for outcome in outcomes])
+        return some(whole, np.argsort([b for rows in groups for b in rows]).tolist()), processed
+
+    def _alike(self, params: Seq[SamplingParams]) -> list[list[int]]:
+        """Rows that are decided alike. At temperature 0 a lossless rule follows the largest logits, whatever was drafted and however: such rows
+        are apart, as they may have trees that the rule does not take."""
+        greedy = [b for b, row in enumerate(params) if row.greedy and self.verifier.info.lossless]
+        others = [b for b in range(len(params)) if b not in greedy]
+        return [rows for rows in (greedy, others) if rows]
+
+    def _outcome(
+        self, draft: Draft, processed: Tensor, key: NoiseKey, params: Seq[SamplingParams], probs: Callable[[], Tensor]
+    ) -> Outcome:
+        """By the rule's fused walk, where there is one for these logits and parameters, else by its verdict; without drafts lossless rules draw from p."""
+        lossless, num_greedy = self.verifier.info.lossless, sum(row.greedy for row in params)
+        follows_largest = lossless and num_greedy == len(params)
         walk = getattr(self.verifier, "walk", _missing)
-        if walk is None or processed.dtype != torch.float32:
-            return None
-        num_greedy = sum(p.greedy for p in params)
-        if num_greedy == len(params) and self.verifier.info.lossless:
-            return greedy.walk(draft, processed, key)
-        if num_greedy:
-            processed = greedy.harden(processed, params)
-        if draft.tree.num_nodes == 1 and self.verifier.info.lossless and not self.verifier.info.shared_noise:
-            return match.walk(draft, processed, key)
-        return walk(draft, processed, key)
+        if walk is not None and processed.dtype == torch.float32:
+            if follows_largest:
+                walk = greedy_walk
+            elif draft.tree.num_nodes == 1 and lossless and not self.verifier.info.shared_noise:
+                walk = match.walk
+            outcome = walk(draft, processed if follows_largest or not num_greedy else harden(processed, params), key)
+            if outcome is not None:
+                return outcome
+        return (match if follows_largest else self.verifier)(draft, probs()).sample(key)
 
     def _record(self, done: Round) -> None:
         for s, parents, path in zip(done.sequences, done.parents, done.outcome.lists[0], strict=True):

@@ -285,6 +285,7 @@ def pruned(draft: Draft, contexts: Sequence[Sequence[int]], params: Sequence[Sam
     if draft.sampling is not DraftSampling.POINT_MASS or not bound or draft.tree.num_nodes == 1:
         return draft
     tokens, parents = (x.copy() for x in draft.tree.host)
+    confidence = None if draft.confidence is None else draft.confidence.clone()
     for b, constraint in bound:
         rows = constraint.allowed(contexts[b], tokens[b].tolist(), parents[b].tolist())
         place = {0: 0}
@@ -297,4 +298,6 @@ def pruned(draft: Draft, contexts: Sequence[Sequence[int]], params: Sequence[Sam
             np.pad(tokens[b, kept], (0, len(tokens[b]) - len(kept))),
             np.pad([place.get(int(p), -1) for p in parents[b, kept]], (0, len(tokens[b]) - len(kept)), constant_values=-1),
         )
-    return replace(draft, tree=TokenTree.of(tokens, parents))
+        if confidence is not None:
+            confidence[b, : len(kept)] = confidence[b, kept]
+    return replace(draft, tree=TokenTree.of(tokens, parents), confidence=confidence)

@@ -35,13 +35,12 @@ class DepthDrafter(HeadDrafter):
     def _cached(self, state: ModelState) -> int:
         return 0
 
-    def _fitting(self, state: ModelState, budget: Budget) -> Budget:
-        return super()._fitting(state, budget).within(self.model.depths)
+    def _within(self, state: ModelState, budget: Budget) -> Budget:
+        return super()._within(state, budget).within(self.model.depths)
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget]) -> Draft:
         """See `ModelDrafter.propose`."""
-        nothing = Budget.grown(0, 0) if self.info.ranked else Budget.fixed((-1,))
-        known = [g if len(s.states) else nothing for s, g in zip(states, budgets, strict=True)]
+        known = [g if len(s.states) else g.within(0) for s, g in zip(states, budgets, strict=True)]
         if drafting := [s for s, g in zip(states, known, strict=True) if g.max_depth]:
             self.model.know([s.slot for s in drafting], torch.cat([s.states for s in drafting]))
         return super().propose([replace(s, pending=s.context[-1:]) for s in states], known)

@@ -71,7 +71,7 @@ class AdaptivePolicy:
     def __init__(self, profile: Profile | None = None) -> None:
         self.given = profile
         self.open(profile or Profile.assumed())
-        self._ranked, self._confident = False, True
+        self._ranked, self._greedy_trees, self._confident = False, False, True
 
     def open(self, profile: Profile) -> None:
         """Start from this."""
@@ -89,6 +89,7 @@ class AdaptivePolicy:
             IncompatibleError: a profile of other parts.
         """
         self._ranked, self._confident = drafter.info.ranked, getattr(drafter, "confident", False)
+        self._greedy_trees = getattr(drafter, "greedy_trees", False) and verifier.info.lossless
         if self.given is not None:
             check_identity(self.given, target, drafter, verifier)
         self.open(self.given or profile_of(target, drafter, verifier))
@@ -161,7 +162,7 @@ class AdaptivePolicy:
         rates = course.seen.rates
         least = least_reach(speed, max(rates[NEXT], 0.05), rows, drafting, costs)
         stop = Stop(least, tuple(rates[:BINS]))
-        if self._ranked:
+        if self._ranked or (self._greedy_trees and s.request.params.greedy):
             row = speed * costs.row(rows + course.seen.expected.nodes)
             return Budget.grown(TREE_NODES, len(least), TREE_WIDTH, min(row, 1.0)).ending(stop)
         if self._confident:

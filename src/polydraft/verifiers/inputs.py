@@ -7,6 +7,8 @@ check_target  the rows of p at every node: likewise
 Compiled rules index rows unchecked, and a token that its row could not give would be accepted for certain.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from jaxtyping import Int
@@ -40,7 +42,7 @@ def _others_have_mass(q, tokens, parents, parent):
 
 
 @compiled
-def _fault(tokens, parents, rows, num_rows, has_probs, distinct, plus_one, chain, probs, place):
+def _fault(tokens, parents, rows, rowless, num_rows, has_probs, distinct, plus_one, chain, probs, place):
     """0 where all is well, else which fault; its place in the batch and in the tree."""
     for b in range(len(parents)):
         for n in range(parents.shape[1]):
@@ -48,7 +50,7 @@ def _fault(tokens, parents, rows, num_rows, has_probs, distinct, plus_one, chain
             r, u = rows[b, n], parents[b, n]
             if r < -1 or r >= num_rows:
                 return _ROW
-            if u < 0:
+            if u < 0 or rowless[b]:
                 continue
             if has_probs and r < 0:
                 return _NO_ROW
@@ -105,10 +107,13 @@ def _check_floats(name: str, x: object, shape: tuple[int | None, ...]) -> None:
         raise InvalidInputError(f"{name}: {_said(x)} was given; expected shape ({words}).")
 
 
-def check_draft(draft: Draft, vocab_size: int, roots: Int[Tensor, " B"] | None = None) -> None:
+def check_draft(
+    draft: Draft, vocab_size: int, roots: Int[Tensor, " B"] | None = None, greedy: Sequence[bool] | None = None
+) -> None:
     """Raise InvalidInputError unless the tree is one, every drawn token has a row and that row gives it mass.
 
-    roots: the tokens that the trees have to hang on.  Rows on another device are not read: their walks notice a token without mass.
+    roots: the tokens that the trees have to hang on.  greedy: trees whose nodes may all be without a row, as a lossless rule asks for none at
+    temperature 0; by default no tree.  Rows on another device are not read: their walks notice a token without mass.
 
     Example:
         >>> from polydraft.core import TokenTree
@@ -142,7 +147,8 @@ def check_draft(draft: Draft, vocab_size: int, roots: Int[Tensor, " B"] | None =
     place = np.zeros(2, np.int64)
     kind = draft.sampling is DraftSampling.GREEDY_PLUS_ONE
     chain = draft.shape is TreeShape.CHAIN
-    fault = _fault(*drafted.host, rows, num_rows, has_probs, draft.sampling in _DISTINCT, kind, chain, q, place)
+    rowless = np.zeros(shape[0], np.bool_) if greedy is None else np.array(greedy, np.bool_) & (rows < 0).all(1)
+    fault = _fault(*drafted.host, rows, rowless, num_rows, has_probs, draft.sampling in _DISTINCT, kind, chain, q, place)
     if fault:
         raise InvalidInputError(_fault_said(draft, fault, *place.tolist()))
 
@@ -195,7 +201,7 @@ def check_draft_probs(draft: Draft) -> None:
         return
     used = np.zeros(draft.probs.shape[:2], np.bool_)
     rows = draft.rows.cpu().numpy()
-    b, n = np.nonzero(draft.tree.host[1] >= 0)
+    b, n = np.nonzero((draft.tree.host[1] >= 0) & (rows >= 0))
     used[b, rows[b, n]] = True
     _check_rows("draft.probs", draft.probs, used)
 

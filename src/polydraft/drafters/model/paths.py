@@ -1,6 +1,6 @@
 """Drafts from a smaller causal model with the target's vocabulary.
 
-    paths            iid draws, K paths for one                                             IID
+    paths            iid draws, K paths for one; at temperature 0 as top_k where the budget grows   IID
     without_replacement   distinct children of every node                                   WITHOUT_REPLACEMENT
     greedy_plus_one  all children of a node but its last the top of q, that one drawn from the rest   GREEDY_PLUS_ONE
     top_k            the most probable nodes, grown best first (`best_first`)               POINT_MASS
@@ -118,6 +118,11 @@ class ModelDrafter:
         """Whether drafts end by their own paths and say how sure they are."""
         return not self.scores_leaves
 
+    @property
+    def greedy_trees(self) -> bool:
+        """Whether a greedy request with a budget that grows is drafted its most probable tree: every lossless verifier then follows the largest logits."""
+        return self.kind == "paths" and not self.scores_leaves
+
     @classmethod
     def build(cls, parts: Parts, *, kind: str = "paths") -> "ModelDrafter":
         """For the engine: draft with its draft model."""
@@ -152,30 +157,43 @@ class ModelDrafter:
             self._proposed.pop(state.slot, None)
             self.slots.give_back(state.slot)
 
-    def _fitting(self, state: ModelState, budget: Budget) -> Budget:
-        """The budget within the model's context. One of a shape that this kind does not draw bounds equal paths."""
-        if not self.info.ranked and budget.shape not in self.info.shapes:
-            width = 1 if self.kind == "chain" else budget.width
-            budget = Budget.fixed(tree.paths(width, min(budget.max_depth, budget.max_nodes // width)))
+    def _by_position(self, budget: Budget) -> Budget:
+        """The budget, or equal paths within the bounds of one whose shape this kind does not draw."""
+        if budget.shape in self.info.shapes:
+            return budget
+        width = 1 if self.kind == "chain" else budget.width
+        return Budget.fixed(tree.paths(width, min(budget.max_depth, budget.max_nodes // width)))
+
+    def _within(self, state: ModelState, budget: Budget) -> Budget:
+        """The budget within the model's context."""
         return budget.within(max(self.model.max_model_len - len(state.context) - 1, 0))
+
+    def _grown(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> list[bool]:
+        """Which rows are most probable trees; a greedy row without a draft goes with the trees there are."""
+        greedy = [self.greedy_trees and s.request.params.greedy for s in states]
+        grows = [cold and not g.parents and g.max_depth > 0 for cold, g in zip(greedy, budgets, strict=True)]
+        bare = [cold and any(grows) and g.max_depth == 0 for cold, g in zip(greedy, budgets, strict=True)]
+        return [self.info.ranked or grow or empty for grow, empty in zip(grows, bare, strict=True)]
 
     def propose(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
         """One batched proposal; see `core.Drafter.propose`. Calling it again draws the same draft.
 
         Where the form of an output is given, a depth at a time, with laws of what may come next, none where the model drafts none of it;
-        others are drawn as they are without it.
+        others are drawn as they are without it. See `greedy_trees` for what is grown.
         """
-        bound = [self._bound(s.request.params) for s in states]
-        if any(bound) and not all(bound):
-            groups = [[b for b, x in enumerate(bound) if x is which] for which in (False, True)]
+        grown, bound = self._grown(states, budgets), [self._bound(s.request.params) for s in states]
+        forms = list(zip(grown, bound, strict=True))
+        if len({*forms}) > 1:
+            groups = [[b for b, form in enumerate(forms) if form == alike] for alike in dict.fromkeys(forms)]
             drafts = [ModelDrafter.propose(self, [states[b] for b in rows], [budgets[b] for b in rows]) for rows in groups]
             return interleaved(groups, drafts)
         self._rewind(states)
-        fixed = [self._fitting(s, g) for s, g in zip(states, budgets, strict=True)]
-        if self.info.ranked:
-            draft, scored = grow(self.model, states, fixed, self._stop_ids, compiled=not any(bound))
+        if grown[0]:
+            fitting = [self._within(s, g) for s, g in zip(states, budgets, strict=True)]
+            draft, scored = grow(self.model, states, fitting, self._stop_ids, compiled=not any(bound))
             self._proposed |= {s.slot: (tree, 0) for s, tree in zip(states, scored, strict=True) if tree.num_nodes}
             return draft
+        fixed = [self._within(s, self._by_position(g)) for s, g in zip(states, budgets, strict=True)]
         keys = [s.request.seed for s in states], [s.request.sample for s in states], [len(s.context) for s in states]
         if max(g.max_depth for g in fixed) == 0:
             return self._empty(states)

@@ -96,8 +96,7 @@ class EagleDrafter(HeadDrafter):
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget]) -> Draft:
         """See `ModelDrafter.propose`."""
-        nothing = Budget.grown(0, 0) if self.info.ranked else Budget.fixed((-1,))
-        known = [g if s.pending else nothing for s, g in zip(states, budgets, strict=True)]
+        known = [g if s.pending else g.within(0) for s, g in zip(states, budgets, strict=True)]
         return super().propose([s if s.pending else replace(s, pending=s.context[-1:]) for s in states], known)
 
     def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
