@@ -192,7 +192,7 @@ def test_a_seed_repeats_its_text_alone_in_a_batch_and_after_a_busy_minute(temper
     for _ in range(3):
         busy.generate(others, params.with_(seed=None))
     for _ in range(200):
-        busy.policy.live.observe(1, 0, 1.0, 1.0)  # a machine that has become slow
+        busy.policy.live.observe(1, 0, scoring=1.0, drafting=0.0, rest=1.0)  # a machine that has become slow
     later = busy.generate([prompt, *others], [params] + [params.with_(seed=None)] * 7)[0]
     assert alone.token_ids == together.token_ids == later.token_ids
     assert alone.stats.drafted_by_depth == later.stats.drafted_by_depth
@@ -202,7 +202,7 @@ def test_requests_without_a_seed_follow_the_live_costs():
     policy = made(costs(0.02, 0.05))
     assert policy.budgets(sequences())[0].max_depth > 0
     for _ in range(600):
-        policy.live.observe(4, 3, 1.0, 30.0)
+        policy.live.observe(4, 3, scoring=1.0, drafting=30.0, rest=0.0)
     assert policy.budgets(sequences())[0].max_depth == 0
     assert policy.budgets(sequences(seed=1))[0].max_depth > 0
 
@@ -228,7 +228,7 @@ def test_a_profile_of_other_models_is_refused(tmp_path):
         Engine.embedded(max_num_seqs=1, drafter="ngram", profile=str(tmp_path / "p.json"))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"polydraft_profile": 1, "costs": {}}', '{"polydraft_profile": 4}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"polydraft_profile": 1, "costs": {}}', '{"polydraft_profile": 5}'])
 def test_what_is_no_profile_is_refused_with_advice(tmp_path, text):
     (tmp_path / "p.json").write_text(text, encoding="utf-8")
     with pytest.raises(InvalidInputError, match="polydraft tune"):

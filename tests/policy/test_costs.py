@@ -37,14 +37,36 @@ def test_live_costs_come_to_what_steps_take_and_one_stalled_step_is_no_news():
     for _ in range(2000):
         steps = int(rng.integers(0, 8))
         rows = 1 + steps
-        live.observe(rows, steps, 2.0 + 0.1 * rows, 0.2 + (0.3 + 0.5 * steps if steps else 0.0))
+        live.observe(rows, steps, scoring=2.0 + 0.1 * rows, drafting=0.3 + 0.5 * steps if steps else 0.0, rest=0.2)
     found = live.costs
     for steps in (0, 1, 3, 7):
         expected = 2.0 + 0.1 * (1 + steps) + 0.2 + (0.3 + 0.5 * steps if steps else 0.0)
         assert found.step(1 + steps, steps) == pytest.approx(expected, rel=0.05)
     assert found.draft_step == pytest.approx(0.5, rel=0.1)
-    live.observe(1, 0, 1000.0, 0.2)
+    live.observe(1, 0, scoring=1000.0, drafting=0.0, rest=0.2)
     assert live.costs.rows(1) < 1.1 * found.rows(1)
+
+
+@pytest.mark.parametrize("speed", [0.001, 1.0, 1000.0])
+def test_a_machine_of_another_speed_changes_no_decision_from_the_first_step_on(speed):
+    """Costs of which only one kind of steps is seen keep their ratios; with a factor for each kind drafts would look dear, or free."""
+    start = Costs.of(1.0, 1.1, 1.2, draft_start=0.05, draft_step=0.2)
+    for rows, steps in ((1, 0), (4, 3)):
+        live = LiveCosts(start)
+        for _ in range(40):
+            drafting = speed * start.drafting(steps)
+            live.observe(rows, steps, scoring=speed * start.rows(rows), drafting=drafting, rest=0.0)
+            ratio = live.costs.step(5, 4) / live.costs.step(1, 0)
+            assert ratio == pytest.approx(start.step(5, 4) / start.step(1, 0), rel=0.02)
+        assert live.costs.step(rows, steps) == pytest.approx(speed * start.step(rows, steps), rel=0.05)
+
+
+def test_what_a_step_takes_beside_pass_and_drafts_is_learnt_while_every_step_drafts():
+    """Else drafting would be charged for what plain steps take as well, and pause."""
+    live = LiveCosts(Costs.of(1.0, 1.1, 1.2, draft_start=0.05, draft_step=0.2))
+    for _ in range(200):
+        live.observe(4, 3, scoring=1.1, drafting=0.65, rest=0.4)
+    assert live.costs.overhead == pytest.approx(0.4, rel=0.05) and live.costs.draft_start == pytest.approx(0.05, abs=0.02)
 
 
 def test_passes_that_differ_by_more_than_half_are_measured_again():
@@ -60,6 +82,7 @@ def test_measuring_leaves_models_idle_and_is_kept_for_the_next_engine(monkeypatc
     assert not any(engine.target.lengths) and not any(engine.drafter.model.lengths) and engine.drafter.slots.num_free == 2
     costs = engine.policy.profile.costs
     assert len(costs.knots) == len(KNOTS) and costs.rows(1) > 0 and costs.draft_step < costs.rows(1)
+    assert 0 < costs.overhead < 20 * costs.rows(1)
     monkeypatch.setattr(profile, "measured", lambda *_: 1 / 0)
     assert Engine.embedded(max_num_seqs=2, threads=1).policy.profile == engine.policy.profile
     monkeypatch.setattr(profile, "_known", {})  # another process

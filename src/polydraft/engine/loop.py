@@ -32,14 +32,14 @@ from polydraft.engine.needs import check_decoding
 from polydraft.engine.output import StepOutput, emit
 from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sample, Sequence
-from polydraft.engine.speculation import Menu, Speculation
+from polydraft.engine.speculation import PLAIN, Menu, Speculation
 from polydraft.engine.stats import Stopwatch
 from polydraft.engine.step import Stepper
 from polydraft.engine.ties import check_margin
 from polydraft.errors import BusyError, GrammarError, IncompatibleError, PolydraftError, RequestWarning
 from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.slots import Slots
-from polydraft.params import ConstraintSource, StructuredOutputs
+from polydraft.params import ConstraintSource, SamplingParams, StructuredOutputs
 from polydraft.policy.fixed import Policy
 
 MOST_WAITING = 65_536
@@ -99,7 +99,7 @@ class Loop:
         self._clock, self._pricing = working(clock or perf_counter), working(clock or pricing_clock(target))
         self._slots, self._teaching, self.decoding = Slots(target), teaching, decoding
         self._second = Second(decoding, target, self._slots) if isinstance(decoding, SecondSequenceDecoding) else None
-        self.menu = Menu(target, Speculation(drafter, verifier, policy), others, make_policy)
+        self.menu = Menu(target, Speculation(drafter, verifier, policy), others, make_policy, lambda: step_overhead(target))
         self._admission = Admission(target, tokenizer, self.eos_token_ids, self.menu, decoding, self._second)
         self._filling = Filling(target, self._clock)
         self._keeps = (
@@ -398,6 +398,18 @@ class Loop:
             share = (self._pricing() - began) / max(sum(done.seconds.values()), 1e-9)
             time({phase: share * seconds for phase, seconds in done.seconds.items()})
         return took
+
+
+def step_overhead(target: Target) -> float:
+    """Seconds of a step of plain decoding beside its forward pass, of an idle target: of the second of two short requests."""
+    loop = Loop(target, None, PLAIN.verifier, PLAIN.policy, clock=pricing_clock(target))
+    params, stats = SamplingParams(temperature=1.0, max_tokens=16, ignore_eos=True), None
+    for number in range(2):
+        stats = loop.add_request(Request(f"overhead-{number}", (1, 2, 3, 4), params, 0)).stats
+        while loop.has_unfinished_requests:
+            loop.step()
+    assert stats is not None
+    return (stats.seconds["verifying"] + stats.seconds["other"]) / stats.steps
 
 
 def _alike(sequences: Seq[Sequence]) -> list[tuple[Speculation, list[Sequence]]]:

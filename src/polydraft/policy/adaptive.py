@@ -20,7 +20,7 @@ from polydraft.budget import Stop
 from polydraft.confidence import BINS
 from polydraft.core import Budget, Draft, Drafter, Outcome, Target, Verifier
 from polydraft.policy.acceptance import FIRST, NEXT, Acceptance
-from polydraft.policy.costs import Costs, LiveCosts
+from polydraft.policy.costs import Costs, LiveCosts, Overhead, no_overhead
 from polydraft.policy.fixed import Sequence
 from polydraft.policy.marginal import MOST_DEPTH, Expected, depth_of, least_reach, pays, speed_of
 from polydraft.policy.profile import Profile, check_identity, profile_of
@@ -82,7 +82,7 @@ class AdaptivePolicy:
         self._rows, self._steps, self._alike, self._timed = 1, 0, 0, 0
         """Rows and draft steps of the step that was learnt from last, how many in a row had drafts, or none, as it, and all steps so far."""
 
-    def prepare(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
+    def prepare(self, target: Target, drafter: Drafter, verifier: Verifier, overhead: Overhead = no_overhead) -> None:
         """Measure costs, unless they were given or measured before, and keep to what both draw and verify exactly.
 
         Raises:
@@ -92,7 +92,7 @@ class AdaptivePolicy:
         self._greedy_trees = getattr(drafter, "greedy_trees", False) and verifier.info.lossless
         if self.given is not None:
             check_identity(self.given, target, drafter, verifier)
-        self.open(self.given or profile_of(target, drafter, verifier))
+        self.open(self.given or profile_of(target, drafter, verifier, overhead))
 
     @property
     def most_nodes(self) -> int:
@@ -187,8 +187,8 @@ class AdaptivePolicy:
         self._timed += 1
         if self._alike < SETTLED or (self._timed > OFTEN and self._timed % SELDOM):
             return
-        scoring = seconds["scoring"]
-        self.live.observe(self._rows, self._steps, scoring, sum(seconds.values()) - scoring - seconds["prefill"])
+        parts = {name: seconds[name] for name in ("scoring", "drafting")}
+        self.live.observe(self._rows, self._steps, **parts, rest=seconds["verifying"] + seconds["other"])
 
     def learnt(self) -> Profile:
         """What is known by now, as a profile to start from."""

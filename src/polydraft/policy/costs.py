@@ -21,7 +21,10 @@ from polydraft.drafters.base import Reading
 from polydraft.errors import InvalidInputError
 from polydraft.tree import chain
 
-__all__ = ["KNOTS", "Costs", "LiveCosts", "measured"]
+__all__ = ["KNOTS", "Costs", "LiveCosts", "Overhead", "measured", "no_overhead"]
+
+Overhead = Callable[[], float]
+"""Measures the seconds of a step beside its forward pass and its drafts."""
 
 KNOTS = (1, 4, 8, 16, 32, 64)
 PASSES, MOST_REPEATS = 3, 3
@@ -32,6 +35,8 @@ LATEST = 1 / 16
 """Weight of the latest step in the averages."""
 STALLED = 2.0
 """How much longer than expected a step counts at most."""
+COMMON = 1 / 32
+"""Weight of the latest step in the factor of all costs."""
 
 
 @dataclass(frozen=True)
@@ -107,41 +112,61 @@ class Costs:
 
 
 class LiveCosts:
-    """Costs that follow what steps take. start: what was measured or assumed.
+    """Costs that follow what steps take: all of them by one factor, the speed of the machine at present, and each by its own steps.
+
+    start: what was measured or assumed, in any unit: the first step sets the factor.
 
     Example:
         >>> live = LiveCosts(Costs.of(2.4e-3, 2.8e-3, 3.2e-3, draft_start=0.0, draft_step=4e-4))
         >>> for _ in range(500):
-        ...     live.observe(1, 0, 2e-3, 1e-4)
-        ...     live.observe(5, 4, 3e-3, 2e-3)
+        ...     live.observe(1, 0, scoring=2e-3, drafting=0.0, rest=1e-4)
+        ...     live.observe(5, 4, scoring=3e-3, drafting=2e-3, rest=1e-4)
         >>> round(1e3 * live.costs.step(1, 0), 1), round(1e3 * live.costs.step(5, 4), 1)
-        (2.1, 5.2)
+        (2.1, 5.1)
     """
 
     def __init__(self, start: Costs) -> None:
-        self.costs, self._mean_steps = start, 3.0
+        self.costs, self._mean_steps, self._observed = start, 3.0, 0
 
-    def observe(self, rows: int, draft_steps: int, scoring: float, rest: float) -> None:
-        """Take note of a step: seconds of its pass, and of all else."""
-        now = self.costs
-        knots, k = list(now.knots), now.piece(rows)
+    def observe(self, rows: int, draft_steps: int, *, scoring: float, drafting: float, rest: float) -> None:
+        """Take note of a step: seconds of its forward pass, of drafting, and of all else."""
+        k = self.costs.piece(rows)
         part = min((rows - KNOTS[k]) / (KNOTS[k + 1] - KNOTS[k]), 1.0)
+        self._scale(scoring, (1.0 - part) * self.costs.knots[k] + part * self.costs.knots[k + 1])
+        now = self.costs
+        knots, step, start = list(now.knots), now.draft_step, now.draft_start
         expected = (1.0 - part) * knots[k] + part * knots[k + 1]
         error = LATEST * (min(scoring, STALLED * expected) - expected)
         knots[k] = max(knots[k] + (1.0 - part) * error, 0.1 * knots[k])
         for at in range(k + 1, len(KNOTS)):  # what was never seen stays as much dearer as it was
             knots[at] = max(knots[at] + part * error, 0.1 * knots[at])
-        step, start, overhead = now.draft_step, now.draft_start, now.overhead
-        expected = overhead + now.drafting(draft_steps)
-        error = LATEST * (min(rest, STALLED * (expected + 0.1 * knots[0])) - expected)
+        slack = 0.1 * knots[0]
         if draft_steps:
-            deviation = draft_steps - self._mean_steps  # a line through what drafts of several lengths took
-            turn = error * deviation / (1.0 + deviation * deviation)
+            expected, deviation = now.drafting(draft_steps), draft_steps - self._mean_steps
+            error = LATEST * (min(drafting, STALLED * (expected + slack)) - expected)
+            turn = error * deviation / (1.0 + deviation * deviation)  # a line through what drafts of several lengths took
             step, start = max(step + turn, 0.0), max(start + error - turn * self._mean_steps, 0.0)
             self._mean_steps += LATEST * deviation
-        else:
-            overhead = max(overhead + error, 0.0)
+        rest += 0.0 if draft_steps else drafting
+        overhead = now.overhead + LATEST * (min(rest, STALLED * (now.overhead + slack)) - now.overhead)
         self.costs = Costs(tuple(knots), start, step, overhead)
+
+    def _scale(self, scoring: float, expected: float) -> None:
+        """Put all costs into the unit of the first steps; later follow what slows all of them."""
+        self._observed += 1
+        ratio = scoring / expected
+        if self._observed > 1 / LATEST:
+            ratio = min(max(ratio, 1.0 / STALLED), STALLED)
+        factor = max(ratio, 1e-9) ** max(1.0 / self._observed, COMMON)
+        now = self.costs
+        self.costs = Costs(
+            tuple(factor * x for x in now.knots), *(factor * x for x in (now.draft_start, now.draft_step, now.overhead))
+        )
+
+
+def no_overhead() -> float:
+    """Where it is not measured."""
+    return 0.0
 
 
 def _seconds(act: Callable[[], object], time: Callable[[], float]) -> float:

@@ -10,6 +10,7 @@ from torch import Tensor
 from polydraft.core import Budget, Draft, Drafter, Method, Outcome, Request, Target, Verifier
 from polydraft.errors import CapacityError
 from polydraft.models.slots import TREE_ROOM
+from polydraft.policy.costs import Overhead, no_overhead
 from polydraft.verifiers import pairing
 
 __all__ = ["FixedPolicy", "Policy", "Sequence", "check_draft", "check_room"]
@@ -27,7 +28,8 @@ class Sequence(Protocol):
 class Policy(Protocol):
     """Budgets for the next round of each sequence.
 
-    One that has `prepare(target, drafter, verifier)` is given the parts before it decides, and one that has `time(seconds)` is
+    One that has `prepare(target, drafter, verifier, overhead)` is given the parts before it decides, and a measurement of the seconds of a step
+    beside its forward pass and drafts; one that has `time(seconds)` is
     told what the step took that it has just learnt from, by phase.
     """
 
@@ -55,7 +57,7 @@ class FixedPolicy:
         """Drafted nodes of a sequence, at most."""
         return self.budget.max_nodes
 
-    def prepare(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
+    def prepare(self, target: Target, drafter: Drafter, verifier: Verifier, overhead: Overhead = no_overhead) -> None:
         """Refuse a budget that does not fit a pass, that the drafter does not draw, or that the rule is not exact for.
 
         Raises:

@@ -13,7 +13,7 @@ import platform
 import warnings
 import zlib
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from polydraft import __version__
 from polydraft.atomic import replacing
 from polydraft.core import Drafter, Target, Verifier
 from polydraft.errors import IncompatibleError, InvalidInputError
-from polydraft.policy.acceptance import FIRST, NEXT, UNKNOWN
-from polydraft.policy.costs import KNOTS, Costs, measured
+from polydraft.policy.acceptance import FIRST, NEXT, UNKNOWN, UNKNOWN_SAMPLED
+from polydraft.policy.costs import KNOTS, Costs, Overhead, measured, no_overhead
 from polydraft.policy.marginal import Expected, foreseen
 from polydraft.schema import PROFILE, fault, read_json
 
@@ -70,8 +70,8 @@ class Profile:
     @classmethod
     def of(cls, costs: Costs, about: dict[str, Any] | None = None) -> "Profile":
         """Of measured costs, where nothing was drafted yet."""
-        unknown = UNKNOWN, foreseen(UNKNOWN[FIRST], UNKNOWN[NEXT], costs)
-        return cls(costs, unknown, unknown, about or {})
+        expected = foreseen(UNKNOWN[FIRST], UNKNOWN[NEXT], costs)
+        return cls(costs, (UNKNOWN_SAMPLED, expected), (UNKNOWN, expected), about or {})
 
     @classmethod
     def assumed(cls) -> "Profile":
@@ -84,7 +84,7 @@ class Profile:
         modes = {
             name: {"rates": list(rates), "expected": list(means)} for name in _MODES for rates, means in [getattr(self, name)]
         }
-        return {"polydraft_profile": 4, "about": self.about, "costs": costs, **modes}
+        return {"polydraft_profile": 5, "about": self.about, "costs": costs, **modes}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Profile":
@@ -173,7 +173,7 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def profile_of(target: Target, drafter: Drafter, verifier: Verifier) -> Profile:
+def profile_of(target: Target, drafter: Drafter, verifier: Verifier, overhead: Overhead = no_overhead) -> Profile:
     """What was measured of these parts before, or what a handful of passes say now; assumed for models without a name or at work."""
     about = identity(target, drafter, verifier)
     if (known := remembered(about)) is not None:
@@ -181,7 +181,7 @@ def profile_of(target: Target, drafter: Drafter, verifier: Verifier) -> Profile:
     if about is None or any(getattr(target, "lengths", ())):
         return Profile.assumed()
     try:
-        profile = Profile.of(measured(target, drafter), {"identity": about})
+        profile = Profile.of(replace(measured(target, drafter), overhead=overhead()), {"identity": about})
     except Exception as error:  # what cannot be measured alone, such as a model that first reads a source
         _log.info("costs are assumed, as measuring them failed: %r", error)
         return Profile.assumed()

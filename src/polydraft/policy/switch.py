@@ -20,6 +20,7 @@ from torch import Tensor
 from polydraft.core import Budget, Draft, Drafter, Outcome, Target, Verifier
 from polydraft.drafters.choice import Choice
 from polydraft.policy.adaptive import AdaptivePolicy
+from polydraft.policy.costs import Overhead, no_overhead
 from polydraft.policy.fixed import Sequence
 from polydraft.verifiers.by_draft_sampling import VerifierByDraftSampling
 
@@ -57,13 +58,12 @@ class ChoicePolicy:
         self._waits: WeakKeyDictionary[Any, _Waits] = WeakKeyDictionary()
         self._before = -1
 
-    def prepare(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
+    def prepare(self, target: Target, drafter: Drafter, verifier: Verifier, overhead: Overhead = no_overhead) -> None:
         """Get each arm's sizes and profile; see `AdaptivePolicy.prepare`."""
         for policy, arm in zip(self.policies, self.choice.arms, strict=True):
             (draft_sampling,) = arm.info.draft_sampling
-            policy.prepare(
-                target, arm, verifier.rules[draft_sampling] if isinstance(verifier, VerifierByDraftSampling) else verifier
-            )
+            own_verifier = verifier.rules[draft_sampling] if isinstance(verifier, VerifierByDraftSampling) else verifier
+            policy.prepare(target, arm, own_verifier, overhead)
 
     def _promise(self, i: int, sequences: Seq[Sequence], share: float = 1.0) -> float:
         """Tokens per second with arm i where it has a draft for this share of the batch."""
