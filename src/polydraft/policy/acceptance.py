@@ -23,8 +23,8 @@ LEAST_STRENGTH, LEAST_TRIES = 0.5, 2.0
 UNKNOWN = (*IDENTITY, 0.6, 0.75)
 """Rates where nothing was counted, at temperature 0."""
 UNKNOWN_SAMPLED = (0.35, 0.4, 0.5, 0.55, 0.6, 0.68, 0.75, 0.85, 0.95, 0.98, 0.6, 0.75)
-"""Rates of sampled tokens: one of little probability is accepted with min(1, p / q), however small q. Measured at temperature 1, first and fifth
-bin: .65 and .70 for the embedded pair, .16 and .52 for SmolLM2-135M with its head (python -m studies.policy)."""
+"""Rates of sampled tokens: one of small probability q is accepted with min(1, p / q). First and fifth bin at temperature 1: .65 and .66 for the embedded
+pair, .21 and .50 for SmolLM2-135M with its head, .54 and .48 for Qwen2.5-Coder 1.5B with 0.5B; speeds over plain go from 1.77 to 1.81, 1.34 to 1.40 and 1.79 to 1.86."""
 
 
 @njit(cache=True)
