@@ -303,11 +303,21 @@ def distributions(
         >>> distributions(torch.tensor([[[2.0, 2.0, 0.0]]]).expand(2, 1, 3), root, [[1], [1]], [1, 1], both).tolist()
         [[[1.0, 0.0, 0.0]], [[0.468..., 0.468..., 0.063...]]]
     """
-    if all(is_plain(row) and not row.greedy for row in params):
-        p = _temper(_wide(logits), [row.temperature for row in params]).softmax(-1)
-        if not p[..., 0].isnan().any():  # a row with a fault has no number at all; the checked path below names it
+    return checked_probs(process(logits, tree, contexts, prompt_lengths, params, stop_ids, checked=False), tree, params)
+
+
+def checked_probs(processed: Float[Tensor, "B N V"], tree: TokenTree, params: Sequence[SamplingParams]) -> Float[Tensor, "B N V"]:
+    """The distributions of processed logits that nobody has checked; errors as for `process`.
+
+    Example:
+        >>> checked_probs(torch.zeros(1, 1, 2), TokenTree.roots(torch.tensor([1])), [SamplingParams()]).tolist()
+        [[[0.5, 0.5]]]
+    """
+    if not any(row.greedy for row in params):
+        p = processed.softmax(-1)
+        if not p[..., 0].isnan().any():  # a row with a fault has no number at all
             return p
-    return soften(process(logits, tree, contexts, prompt_lengths, params, stop_ids), params)
+    return soften(_checked(processed, tree), params)
 
 
 def draft_probs(

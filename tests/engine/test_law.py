@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from polydraft import Engine, FixedPolicy
+from polydraft import Engine, FixedPolicy, SamplingParams, sampling
 from polydraft.core import Budget
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.tree import chain, paths
@@ -82,3 +82,11 @@ def test_a_broken_walk_in_the_place_of_the_right_one_is_caught(walker, kind, num
     engine = Engine.of(target, draft_model=small, drafter=kind and f"model:{kind}", **size)
     monkeypatch.setattr(walker, "walk", lambda self, *given: keep_all(*given))
     assert p_value(engine, [1, 2], 3, SAMPLES // 8) < 1e-6
+
+
+def test_target_rows_are_processed_once_a_step_where_the_verifier_has_no_walk(monkeypatch):
+    target, processed, process = pair(*NEAR)[0], [], sampling.process
+    monkeypatch.setattr(sampling, "process", lambda *rows, **options: processed.append(rows) or process(*rows, **options))
+    engine = Engine.of(target, drafter="ngram", depth=2, verifier="traversal")
+    (result,) = engine.generate([[1, 2, 1, 2, 1]], SamplingParams(seed=3, max_tokens=12, top_k=2))
+    assert len(processed) == result.stats.steps > 1

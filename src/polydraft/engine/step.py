@@ -238,12 +238,12 @@ class Stepper:
                 probs = unique.expand(given)
                 return self.verifier(_on_host(draft), probs.cpu()).sample(key), probs.log()
             scored = replace(scored, logits=given)
-        given = scored.logits, scored.tree, contexts, prompts, params, tuple(self.stop_ids)
-        processed = unique.expand(sampling.process(*given, checked=False))
+        logits = sampling.process(scored.logits, scored.tree, contexts, prompts, params, tuple(self.stop_ids), checked=False)
+        processed = unique.expand(logits)
         parts = _on_host(draft), processed.cpu(), key
 
         def distributions(rows: Seq[int]) -> Tensor:
-            return unique.expand(sampling.distributions(*given)).cpu()[rows]
+            return unique.expand(sampling.checked_probs(logits, scored.tree, params)).cpu()[rows]
 
         groups = self._alike(params)
         if len(groups) == 1:

@@ -94,11 +94,6 @@ class AdaptivePolicy:
             check_identity(self.given, target, drafter, verifier)
         self.open(self.given or profile_of(target, drafter, verifier, overhead))
 
-    @property
-    def most_nodes(self) -> int:
-        """Drafted nodes of a sequence, at most."""
-        return TREE_NODES
-
     def course(self, s: Sequence) -> Course:
         """Where a sequence stands."""
         found = self._courses.get(s)

@@ -52,11 +52,6 @@ class FixedPolicy:
 
     budget: Budget
 
-    @property
-    def most_nodes(self) -> int:
-        """Drafted nodes of a sequence, at most."""
-        return self.budget.max_nodes
-
     def prepare(self, target: Target, drafter: Drafter, verifier: Verifier, overhead: Overhead = no_overhead) -> None:
         """Refuse a budget that does not fit a pass, that the drafter does not draw, or that the rule is not exact for.
 

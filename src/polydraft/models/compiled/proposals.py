@@ -38,7 +38,7 @@ LONGEST_PENDING = 32
 def _propose(model, vocab, ids, asked, given, starts, inner, law, bias, siblings, raw, least, acceptance):
     """asked [B, 5 + P] = slot, seed, sample, position, number of pending tokens, those tokens, the root last.
 
-    given, starts, inner: see `layout.Layout`.  law [B, 4] = temperature, top_k, top_p, min_p.  Caches grow by what is pending, less the root, behind which the tree lies.
+    given, starts, inner: see `layout.Layout`.  law [B, 4] = temperature, top_k, top_p, min_p.  What is pending, less the root, lies in the caches then, and the tree behind it: lengths are the caller's, see `CompiledProposals._committed`.
     ids: the tokens that the model's logits are of, where they are not all.
     siblings: value of the DraftSampling of the draws.  raw: [B, N, all outputs], what the logits after each node are written to; or no nodes.
     least [B, D], acceptance [B, BINS]: of `budget.Stop`; D = 0 draws whole trees.
@@ -136,8 +136,6 @@ def _propose(model, vocab, ids, asked, given, starts, inner, law, bias, siblings
                 last = max(last, n + 1)
             elif tokens[b, n] == -1:
                 tokens[b, n] = 0
-        if inner[b, 0] > 0:
-            model.memory.lengths[slots[b]] += counts[b] - 1
         for n in range(raw.shape[1]):
             if first[b, n] != n:
                 raw[b, n] = raw[b, first[b, n]]
@@ -247,7 +245,7 @@ class CompiledProposals(SlotModel):
                 raw,
                 *stops_asked(tuple(stops), len(slots)),
             )
-        self._note(slots, drafting, places.parents.shape[1], passes)
+        self._committed(given, drafting, places.parents.shape[1], passes)
         if len(slots) == 1:  # without the rows that no pass has filled
             probs = probs[:, : max(int(rows.max()) + 1, 1)]
         if (tokens == _MISSING).any():
@@ -286,7 +284,7 @@ class CompiledProposals(SlotModel):
                 bias,
                 *stops_asked(tuple(g.stop for g in budgets), len(budgets)),
             )
-        self._note(slots, [depth > 0 for depth in depths], scored.shape[1], passes)
+        self._committed(given, [depth > 0 for depth in depths], scored.shape[1], passes)
         cached = [(scored[b, :n].tolist(), below[b, :n].tolist()) for b, n in enumerate(rows.tolist())]
         return TokenTree.of(tokens, parents), confidences, cached
 
@@ -324,8 +322,11 @@ class CompiledProposals(SlotModel):
         wide[:, self.draft_ids] = logits[:, : len(self.draft_ids)]
         return torch.from_numpy(wide)
 
-    def _note(self, slots: Sequence[int], drafting: Sequence[bool], num_nodes: int, num_passes: int) -> None:
-        self.scored([slot for slot, drafts in zip(slots, drafting, strict=True) if drafts], num_nodes)
+    def _committed(self, requests: np.ndarray, drafting: Sequence[bool], num_nodes: int, num_passes: int) -> None:
+        """What was pending is committed, and trees lie behind it. requests: as of `_asked`."""
+        slots, num_pending = requests[np.array(drafting)][:, [0, 4]].T
+        self.appended(slots, num_pending - 1)
+        self.scored(slots, num_nodes)
         self.passes += num_passes
 
 

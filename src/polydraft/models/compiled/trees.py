@@ -116,7 +116,7 @@ def draft_of(confidences, cells, size, rows, tokens, parents, confidence):
 def grow(model, ids, vocab, asked, law, bias, least, acceptance):
     """asked [B, 5 + P] = slot, depth, width, most nodes, number of pending tokens, those tokens, the root last.
 
-    law [B, 5] = temperature, top_k, top_p, min_p, least.  ids, least, acceptance: as of proposals.  Caches grow by what is pending, less the root, behind which the tree lies.
+    law [B, 5] = temperature, top_k, top_p, min_p, least.  ids, least, acceptance: as of proposals.  Lengths of caches are the caller's, as there.
     Returns tokens, parents and confidences of the drafts, tokens and parents of what was scored, the root first, how many rows that is, and the passes.
     """
     slots, depths, widths, most, counts, pending = (
@@ -174,7 +174,6 @@ def grow(model, ids, vocab, asked, law, bias, least, acceptance):
     scored, below = np.zeros((B, R), np.int64), np.full((B, R), -1, np.int64)
     for b in range(B):
         if rows[b] > 0:
-            model.memory.lengths[slots[b]] += counts[b] - 1
             draft_of(confidences[b], cells[b], size[b], R, tokens[b], parents[b], confidence[b])
         for i in range(rows[b]):
             scored[b, i] = fed[b, counts[b] - 1 + i]
