@@ -10,7 +10,7 @@ import torch
 from polydraft import noise, registry
 from polydraft.core import Draft, DraftSampling, NoiseKey, TokenTree, TreeShape
 from polydraft.drafters.amusd.lead import Item, Lead
-from tests.exactness.harness import Tables
+from polydraft.testing import Tables
 
 ROOT = 0
 """The prompt, whose laws are those of the empty path."""

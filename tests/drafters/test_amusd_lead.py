@@ -7,8 +7,8 @@ import pytest
 
 from polydraft.drafters.amusd.lead import Item, Lead
 from polydraft.errors import InvalidInputError
+from polydraft.testing import Tables
 from tests.drafters.leads import Case, Quarters, Worker, after, law, orders, race_case, reachable, target_law
-from tests.exactness.harness import Tables
 from tests.support.amusd_simulator import simulate
 
 LENGTH = 4

@@ -13,9 +13,10 @@ from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
 from polydraft.models.slots import Slots
 from polydraft.registry import verifier
+from polydraft.testing import Grown, Tables, measure
 from tests.drafters.sessions import models, requests
 from tests.engine.tables import TableModel
-from tests.exactness.harness import Grown, Tables, by_depth, measure
+from tests.exactness.harness import by_depth
 from tests.theory.tree_plan import grow_by_probability
 
 

@@ -18,8 +18,9 @@ from polydraft.core import DraftSampling, TreeShape
 from polydraft.drafters.model.paths import KINDS, ModelDrafter
 from polydraft.engine import drafting, structured
 from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.testing import Tables, enumerate_drafts, measure
 from tests.engine.tables import TableModel
-from tests.exactness.harness import Tables, by_depth, enumerate_drafts, measure
+from tests.exactness.harness import by_depth
 
 WORDS = ["a", "b", "ab", "c", "aa", "", "<end>"]
 END = len(WORDS) - 1

@@ -8,7 +8,7 @@ import torch
 
 from polydraft import noise
 from polydraft.core import DraftSampling
-from tests.exactness.harness import sibling_draws
+from polydraft.testing import sibling_draws
 
 
 class Draws:

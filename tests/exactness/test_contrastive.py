@@ -9,8 +9,9 @@ from polydraft.core import DraftSampling
 from polydraft.decoding.contrastive import Contrastive, contrast
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
+from polydraft.testing import Tables, measure
 from tests.engine.tables import TableModel
-from tests.exactness.harness import SHAPES, Tables, measure
+from tests.exactness.harness import SHAPES
 from tests.exactness.table_pairs import TwoTables, emitted_probs
 from tests.exactness.test_lossless import PAIRS, RULES, words
 

@@ -9,18 +9,9 @@ import torch
 
 from polydraft.core import DraftSampling, TreeShape
 from polydraft.registry import verifier
+from polydraft.testing import Grown, Tables, as_batch, by_position, enumerate_drafts, measure, sibling_draws
 from polydraft.verifiers import flow as module
-from tests.exactness.harness import (
-    Grown,
-    Tables,
-    as_batch,
-    by_depth,
-    by_position,
-    enumerate_drafts,
-    measure,
-    ragged,
-    sibling_draws,
-)
+from tests.exactness.harness import by_depth, ragged
 
 SYS, IID, PATHS, PRODUCT = DraftSampling.SYSTEMATIC, DraftSampling.IID, TreeShape.PATHS, TreeShape.PRODUCT
 flow = verifier("flow")

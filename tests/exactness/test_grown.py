@@ -5,8 +5,9 @@ import pytest
 from polydraft import registry
 from polydraft.core import DraftSampling, Method, TreeShape
 from polydraft.errors import IncompatibleError
+from polydraft.testing import Tables, measure
 from polydraft.verifiers import pairing
-from tests.exactness.harness import Tables, across, looks_back, measure, stopped_inside
+from tests.exactness.harness import across, looks_back, stopped_inside
 
 IID, INDEPENDENT, WOR, GROWN = DraftSampling.IID, DraftSampling.INDEPENDENT, DraftSampling.WITHOUT_REPLACEMENT, TreeShape.GROWN
 COUNTING = [("kseq", IID), ("max_ratio", IID), ("importance", IID), ("transport", IID), ("greedy_traversal", IID)]

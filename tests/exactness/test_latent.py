@@ -9,9 +9,10 @@ import torch
 from polydraft import registry
 from polydraft.core import Draft, DraftSampling, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
+from polydraft.testing import Tables, as_batch, enumerate_drafts, measure
 from polydraft.verifiers.lossy import latent
 from polydraft.verifiers.residual import normalise_or
-from tests.exactness.harness import Tables, as_batch, by_depth, enumerate_drafts, measure
+from tests.exactness.harness import by_depth
 
 CHAIN, PRODUCT = TreeShape.CHAIN, TreeShape.PRODUCT
 V = 4

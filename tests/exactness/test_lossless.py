@@ -6,7 +6,8 @@ import torch
 from polydraft import registry, verify
 from polydraft.core import DraftSampling, TreeShape
 from polydraft.errors import IncompatibleError
-from tests.exactness.harness import SHAPES, Tables, as_batch, enumerate_drafts, measure
+from polydraft.testing import Tables, as_batch, enumerate_drafts, measure
+from tests.exactness.harness import SHAPES
 
 RULES = {name: registry.verifier(name) for name in registry.names("verifier")}
 EXACT = {name: rule for name, rule in RULES.items() if rule.info.lossless and not rule.info.shared_noise}

@@ -7,10 +7,11 @@ import torch
 from polydraft import registry
 from polydraft.core import Draft, DraftSampling, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
+from polydraft.testing import Tables, as_batch, enumerate_drafts, measure
 from polydraft.verifiers.lossy import latent, top_beta, typical
 from polydraft.verifiers.lossy.top_beta import TopBeta
 from polydraft.verifiers.pairing import fitting
-from tests.exactness.harness import SHAPES, Tables, as_batch, by_depth, enumerate_drafts, measure
+from tests.exactness.harness import SHAPES, by_depth
 
 IID, CHAIN = DraftSampling.IID, TreeShape.CHAIN
 RING = torch.tensor([[1, 3], [2, 0], [3, 1], [0, 2]])

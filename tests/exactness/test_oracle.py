@@ -6,9 +6,10 @@ import torch
 
 from polydraft import registry, tree
 from polydraft.core import DraftSampling, TreeShape
+from polydraft.testing import Grown, as_batch, enumerate_drafts, measure, sibling_draws
 from polydraft.theory import acceptance, closed_forms
 from polydraft.verifiers import greedy_plus_one, kseq, match, recursive, single_with_spares, speculative
-from tests.exactness.harness import Grown, as_batch, by_depth, enumerate_drafts, measure, sibling_draws
+from tests.exactness.harness import by_depth
 from tests.exactness.oracle import ORACLE, markov
 
 CLOSED, QUADRATURE = ORACLE["tolerance"]["closed_form"], ORACLE["tolerance"]["quadrature"]

@@ -7,7 +7,8 @@ import pytest
 from polydraft import registry
 from polydraft.budget import Budget, Stop
 from polydraft.core import DraftSampling, TreeShape
-from tests.exactness.harness import SHAPES, Grown, Tables, by_depth, enumerate_drafts, measure
+from polydraft.testing import Grown, Tables, enumerate_drafts, measure
+from tests.exactness.harness import SHAPES, by_depth
 
 IID = DraftSampling.IID
 EQUAL = TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT

@@ -6,10 +6,11 @@ import pytest
 from polydraft import Engine, FixedPolicy, SamplingParams, registry
 from polydraft.core import Budget, DraftSampling, Request, TreeShape
 from polydraft.drafters.model.paths import ModelDrafter
+from polydraft.testing import Grown, Tables, enumerate_drafts, measure
 from polydraft.tree import paths
 from polydraft.tree import ragged as ragged_paths
 from tests.engine.tables import law
-from tests.exactness.harness import Grown, Tables, by_depth, enumerate_drafts, measure, ragged
+from tests.exactness.harness import by_depth, ragged
 from tests.exactness.runs import every_run
 from tests.exactness.table_pairs import TwoTables, emitted_probs, exact_for
 

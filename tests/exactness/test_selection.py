@@ -6,10 +6,11 @@ import torch
 from scipy.optimize import linprog
 
 from polydraft.core import DraftSampling, TreeShape
+from polydraft.testing import Tables, measure, sibling_draws
 from polydraft.theory import acceptance, closed_forms
 from polydraft.verifiers import importance, max_ratio, speculative, transport
 from polydraft.verifiers.selection import overlap, selection_probs
-from tests.exactness.harness import Tables, by_depth, measure, sibling_draws
+from tests.exactness.harness import by_depth
 from tests.exactness.oracle import Fixed, lifted
 
 IID, INDEPENDENT = DraftSampling.IID, DraftSampling.INDEPENDENT

@@ -6,9 +6,10 @@ import torch
 from polydraft import Engine, FixedPolicy, SamplingParams, registry
 from polydraft.core import Budget, DraftSampling, Request
 from polydraft.drafters.model.paths import ModelDrafter
+from polydraft.testing import Grown, measure
 from polydraft.tree import paths, product, ragged
 from tests.engine.tables import TableModel, law
-from tests.exactness.harness import Grown, by_depth, measure
+from tests.exactness.harness import by_depth
 from tests.exactness.runs import every_run
 from tests.exactness.table_pairs import TwoTables, emitted_probs
 

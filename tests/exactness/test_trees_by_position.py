@@ -7,9 +7,10 @@ import torch
 from polydraft import Engine, FixedPolicy, SamplingParams, registry
 from polydraft.core import Budget, DraftSampling, Request, TreeShape
 from polydraft.drafters.model.paths import ModelDrafter
+from polydraft.testing import Grown, Tables, by_position, enumerate_drafts, measure, sibling_draws
 from polydraft.tree import paths
 from tests.engine.tables import TableModel, law
-from tests.exactness.harness import Grown, Tables, by_position, enumerate_drafts, measure, sibling_draws, stopped_inside
+from tests.exactness.harness import stopped_inside
 from tests.exactness.runs import every_run
 from tests.exactness.table_pairs import TwoTables, emitted_probs, exact_for
 

@@ -18,10 +18,11 @@ from scipy.stats import chi2
 from polydraft import noise, registry
 from polydraft import tree as trees
 from polydraft.core import Draft, DraftSampling, NoiseKey, Outcome, TokenTree, TreeShape
+from polydraft.testing import Tables, as_batch, by_position, enumerate_drafts, target_text_probs
 from polydraft.verifiers import greedy
 from polydraft.verifiers.list_race import active_paths, list_race
 from polydraft.verifiers.race import follow
-from tests.exactness.harness import Tables, as_batch, by_depth, by_position, enumerate_drafts, ragged, target_law
+from tests.exactness.harness import by_depth, ragged
 from tests.exactness.oracle import lifted
 from tests.fast_equals_slow.walk_rounds import first_nodes, trunk_counted_twice
 from tests.support import wrong_rules
@@ -95,7 +96,7 @@ def texts(tables, draft, outcome):
 
 
 def p_value(tables, draft, outcome):
-    law = target_law(TABLES[tables], DEPTH + 1).ravel()
+    law = target_text_probs(TABLES[tables], DEPTH + 1).ravel()
     seen = np.bincount(np.ravel_multi_index(tuple(texts(tables, draft, outcome).T), [V] * (DEPTH + 1)), minlength=law.size)
     if seen[law == 0].any():
         return 0.0

@@ -9,12 +9,13 @@ import torch
 from polydraft import tree
 from polydraft.core import Draft, DraftSampling, TreeShape
 from polydraft.registry import verifier
+from polydraft.testing import Tables, enumerate_drafts, measure
 from polydraft.verifiers import kseq, recursive, speculative
 from polydraft.verifiers import multipath as multipath_module
 from polydraft.verifiers.lift.draws import without_repeats
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.residual import normalise_or, positive_part
-from tests.exactness.harness import Tables, by_depth, enumerate_drafts, measure
+from tests.exactness.harness import by_depth
 from tests.exactness.oracle import Fixed, Q, lifted
 from tests.fast_equals_slow.walk_rounds import trunk_counted_twice
 from tests.support import wrong_rules

@@ -3,7 +3,8 @@
 from polydraft import registry
 from polydraft.core import DraftSampling, TreeShape
 from polydraft.errors import InvalidInputError
-from tests.exactness.harness import Tables, across, by_depth, by_position, measure, ragged
+from polydraft.testing import Tables, by_position, measure
+from tests.exactness.harness import across, by_depth, ragged
 
 COLUMNS = {
     "one chain": (DraftSampling.IID, TreeShape.CHAIN, by_depth(1, 1), 2),

@@ -13,9 +13,10 @@ from polydraft.policy.adaptive import FIRST_PAUSE, LONGEST_PAUSE, AdaptivePolicy
 from polydraft.policy.marginal import Expected, depth_of, least_reach, pays, speed_of
 from polydraft.policy.profile import Profile
 from polydraft.registry import verifier
+from polydraft.testing import Grown, Tables, enumerate_drafts, measure
 from polydraft.tree import chain, paths
 from tests.engine.tables import TableModel, p_value, table_engine
-from tests.exactness.harness import Grown, Tables, by_depth, enumerate_drafts, measure
+from tests.exactness.harness import by_depth
 from tests.policy.planning import LOGITS, OnlyWalks, costs, known, made, outcome, sequences
 
 

@@ -6,7 +6,8 @@ import torch
 
 from polydraft.core import Draft, DraftSampling, TreeShape
 from polydraft.registry import verifier
-from tests.exactness.harness import Markov, Tables, as_batch, by_depth, enumerate_drafts
+from polydraft.testing import Tables, as_batch, enumerate_drafts
+from tests.exactness.harness import Markov, by_depth
 
 IID, WOR, G1 = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.GREEDY_PLUS_ONE
 

@@ -10,7 +10,8 @@ import torch
 from polydraft import registry, verifiers
 from polydraft.core import Draft, DraftSampling, NoiseKey, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
-from tests.exactness.harness import SHAPES, Tables, as_batch, enumerate_drafts
+from polydraft.testing import Tables, as_batch, enumerate_drafts
+from tests.exactness.harness import SHAPES
 
 verify = unwrap(verifiers.verify)  # without the tests' own check of shapes
 LAWS = [

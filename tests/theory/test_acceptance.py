@@ -5,8 +5,8 @@ import pytest
 
 from polydraft.core import DraftSampling
 from polydraft.errors import InvalidInputError
+from polydraft.testing import sibling_draws
 from polydraft.theory import acceptance, closed_forms
-from tests.exactness.harness import sibling_draws
 from tests.theory import linear_program
 
 

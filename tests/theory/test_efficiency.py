@@ -5,9 +5,10 @@ import pytest
 
 from polydraft.core import DraftSampling, TreeShape
 from polydraft.registry import verifier
+from polydraft.testing import as_batch, enumerate_drafts, measure
 from polydraft.theory import efficiency, speed
 from polydraft.theory.closed_forms import race
-from tests.exactness.harness import Markov, as_batch, by_depth, enumerate_drafts, measure
+from tests.exactness.harness import Markov, by_depth
 from tests.exactness.oracle import ORACLE, markov
 from tests.theory import bounds, linear_program
 

@@ -8,7 +8,8 @@ import pytest
 from polydraft.core import Budget, DraftSampling, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.registry import verifier
-from tests.exactness.harness import Grown, Tables, by_depth, measure, sibling_draws, stopped_inside
+from polydraft.testing import Grown, Tables, measure, sibling_draws
+from tests.exactness.harness import by_depth, stopped_inside
 from tests.theory.tree_plan import best_by_position, fastest_by_position, grow_by_probability
 
 P = np.array([0.1, 0.4, 0.3, 0.2])

@@ -1,0 +1,363 @@
+"""Exact losslessness of a verifier, for its author's tests: every draft enumerated, the verdicts summed, the sum compared with the target.
+
+    enumerate_outputs   a verifier, target and draft rows, a draft shape -> the exact distribution of the output, and its distance from the target's
+    Tables              random target and draft rows that find mistakes: zeros, ties, equal rows, sharp and flat ones, by seed
+
+Sizes are those of an enumeration: three to five tokens, drafts of two or three. All is float64; a lossless verifier has an error below 1e-12.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from itertools import pairwise, permutations, product
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from polydraft import tree as trees
+from polydraft.core import Budget, Draft, DraftSampling, TreeShape, Verifier
+from polydraft.errors import InvalidInputError
+
+__all__ = ["Enumeration", "Tables", "enumerate_outputs"]
+
+Path = tuple[int, ...]
+"""Token ids below the root."""
+
+Rows = Callable[[Path], Any]
+"""Tokens below the root -> probabilities of the next token, [V], summing to one."""
+
+
+class RowSource(Protocol):
+    """Target and draft rows at every path. row(name, path): "p" of the target, "q" of the draft, "q1" .. of further draft models."""
+
+    @property
+    def V(self) -> int: ...
+
+    def row(self, name: str, path: Path) -> np.ndarray: ...
+
+
+@dataclass
+class Tables:
+    """Random rows p and q for every path; the kind of randomness follows the seed modulo 6 (plain, zeros in p, zeros in q, ties and equal rows, sharp, flat).
+
+    Example:
+        >>> Tables(3, seed=0).target((1,)).round(2).tolist()
+        [0.55, 0.3, 0.15]
+    """
+
+    V: int
+    seed: int
+    rows: dict[tuple[str, Path], np.ndarray] = field(default_factory=dict[tuple[str, Path], np.ndarray])
+
+    def target(self, path: Path) -> np.ndarray:
+        """The target's probabilities of the next token."""
+        return self.row("p", path)
+
+    def draft(self, path: Path) -> np.ndarray:
+        """The draft model's."""
+        return self.row("q", path)
+
+    def row(self, name: str, path: Path) -> np.ndarray:
+        """See `RowSource`."""
+        if (name, path) not in self.rows:
+            self.rows[name, path] = self._row(name, path)
+        return self.rows[name, path]
+
+    def _row(self, name: str, path: Path) -> np.ndarray:
+        kind = self.seed % 6
+        rng = np.random.default_rng([self.seed, name != "p", *(t + 1 for t in path), *([99, int(name[1:])] if name[1:] else [])])
+        x = rng.dirichlet(np.full(self.V, 0.15 if kind == 4 else 5.0 if kind == 5 else 1.0))
+        if (kind == 1 and name == "p") or (kind == 2 and name == "q"):
+            x[rng.integers(self.V)] = 0.0
+        if kind == 3:
+            if len(path) % 2:
+                return self.row("p", path) if name == "q" else x
+            x = np.round(x * 4) + (x == x.max())
+        return x / x.sum()
+
+
+@dataclass(frozen=True)
+class _Functions:
+    """Rows by two functions."""
+
+    target: Rows
+    draft: Rows
+
+    @property
+    def V(self) -> int:
+        return len(self.row("p", ()))
+
+    def row(self, name: str, path: Path) -> np.ndarray:
+        x = np.asarray((self.target if name == "p" else self.draft)(path), np.float64)
+        if x.ndim != 1 or not (x >= 0).all() or abs(x.sum() - 1) > 1e-9:
+            raise InvalidInputError(
+                f"a row of shape {x.shape} that sums to {x.sum():.6g} was given for the path {path}; expected probabilities, [V], that sum "
+                "to 1 in float64. Divide by the sum."
+            )
+        return x
+
+
+@dataclass(frozen=True)
+class Enumeration:
+    """What a verifier does over all drafts.
+
+    probs: [V] * (depth + 1), of every output of so many tokens.  expected: the same of the target alone.
+    error: largest difference of the two.  tv: total variation.  block_efficiency: E[accepted tokens] + 1.
+    """
+
+    probs: np.ndarray
+    expected: np.ndarray
+    block_efficiency: float
+
+    @property
+    def error(self) -> float:
+        """Largest difference of an output's probability."""
+        return float(np.abs(self.probs - self.expected).max())
+
+    @property
+    def tv(self) -> float:
+        """Total variation from the target."""
+        return float(np.abs(self.probs - self.expected).sum() / 2)
+
+
+def enumerate_outputs(
+    verifier: Verifier,
+    target: Rows,
+    draft: Rows,
+    *,
+    sampling: DraftSampling = DraftSampling.IID,
+    parents: Sequence[int] = (-1, 0, 1),
+) -> Enumeration:
+    """The exact distribution of what a verifier emits: Pr(draft) x verdict summed over every draft, every block extended by target rows.
+
+    target, draft: probabilities of the next token after the tokens below the root.
+    sampling: how siblings are drawn; all but LISTED, whose draws share noise.
+    parents: the draft's tree by position, as of `Budget.fixed`: (-1, 0, 1) is a chain of two, (-1, 0, 0) two paths of one.
+
+    Raises:
+        InvalidInputError: rows that are no distribution, or a draft sampling that cannot be enumerated.
+
+    Example:
+        >>> from polydraft import registry
+        >>> tables = Tables(3, seed=0)
+        >>> result = enumerate_outputs(registry.verifier("block"), tables.target, tables.draft)
+        >>> result.error < 1e-12, result.probs.shape
+        (True, (3, 3, 3))
+        >>> lenient = enumerate_outputs(registry.verifier("lenient"), tables.target, tables.draft, sampling=DraftSampling.POINT_MASS)
+        >>> lenient.tv > 0.01
+        True
+    """
+    if sampling is DraftSampling.LISTED:
+        raise InvalidInputError(
+            "sampling=LISTED was given, whose draws share their noise; expected another draft sampling. Test such a verifier by its texts."
+        )
+    budget = Budget.fixed(tuple(parents))
+    return measure(
+        verifier, _Functions(cache(target), cache(draft)), sampling, budget.shape, by_position(*parents), budget.max_depth
+    )
+
+
+def draft_row(tables: RowSource, sampling: DraftSampling, path: Path, place: Path) -> np.ndarray:
+    """The row that the node at `place` was drawn from, below `path`: INDEPENDENT draws have one model for each sum of place."""
+    model = sum(place) if sampling is DraftSampling.INDEPENDENT else 0
+    return tables.row(f"q{model}" if model else "q", path)
+
+
+def sibling_draws(sampling: DraftSampling, rows: Sequence[np.ndarray], n: int) -> Iterator[tuple[float, Path]]:
+    """(probability, children in draw order) of n draws at one node; rows: what each is drawn from."""
+    q = rows[0]
+    support = [int(t) for t in np.flatnonzero(q)]
+    ranked = np.argsort(-q, kind="stable")
+    match sampling:
+        case DraftSampling.IID:
+            for draws in product(support, repeat=n):
+                yield float(np.prod(q[list(draws)])), draws
+        case DraftSampling.INDEPENDENT:
+            for draws in product(*(map(int, np.flatnonzero(row)) for row in rows[:n])):
+                yield float(np.prod([row[x] for row, x in zip(rows, draws, strict=False)])), draws
+        case DraftSampling.WITHOUT_REPLACEMENT | DraftSampling.COUPLED:
+            for draws in permutations(support, min(n, len(support))):
+                rest, probability = q.copy(), 1.0
+                for x in draws:
+                    probability *= rest[x] / rest.sum()
+                    rest[x] = 0.0
+                yield probability, draws
+        case DraftSampling.POINT_MASS:
+            yield 1.0, tuple(int(t) for t in ranked[:n])
+        case DraftSampling.GREEDY_PLUS_ONE:
+            top = tuple(int(t) for t in ranked[: n - 1])
+            rest = q.copy()
+            rest[list(top)] = 0.0
+            if rest.sum() == 0:
+                yield 1.0, top
+            for x in np.flatnonzero(rest):
+                yield float(rest[x] / rest.sum()), (*top, int(x))
+        case DraftSampling.SYSTEMATIC:
+            ends = np.array([sum(q[: x + 1]) for x in range(len(q))]) / sum(q)
+            at = sorted({0.0, 1.0, *(u for end in ends for j in range(n) if 0 < (u := n * end - j) < 1)})
+            for low, high in pairwise(at):
+                steps = [((low + high) / 2 + j) / n for j in range(n)]
+                yield high - low, tuple(min(int((ends <= t).sum()), support[-1]) for t in steps)
+        case _:
+            pass
+
+
+@dataclass
+class Grown:
+    """A partly grown draft. paths: tokens below the root.  places: child numbers below the root.  frontier: nodes to expand, in turn."""
+
+    probability: float
+    tokens: list[int]
+    parents: list[int]
+    paths: list[Path]
+    frontier: list[int]
+    places: list[Path] = field(default_factory=list[Path])
+    pooled: dict[Path, Path] = field(default_factory=dict[Path, Path])
+    """Draws of a context that are left for its later copies."""
+
+
+Counts = Callable[[Grown, int], int]
+"""How many children are drawn at a node of a draft whose nodes so far, all of this depth or less, it may look at."""
+
+
+def by_position(*parents: int) -> Counts:
+    """The tree of these parents, the root's first; places number siblings in this order."""
+    places, children = list[Path]([()]), dict[Path, int]()
+    for parent in parents[1:]:
+        above = places[parent]
+        places.append((*above, children.get(above, 0)))
+        children[above] = children.get(above, 0) + 1
+    return lambda d, n: children.get(d.places[n], 0)
+
+
+def enumerate_drafts(tables: RowSource, sampling: DraftSampling, counts: Counts, depth: int) -> list[Grown]:
+    """All drafts, depth by depth and node by node, copies included: what counts(draft, node) says is drawn before the next node is looked at."""
+
+    @cache
+    def options(path: Path, place: Path, count: int) -> list[tuple[float, Path, list[Path], list[Path]]]:
+        """Probability, tokens, paths and places of the children."""
+        rows = [draft_row(tables, sampling, path, (*place, turn)) for turn in range(count)]
+        return [
+            (probability, draws, [(*path, x) for x in draws], [(*place, turn) for turn in range(len(draws))])
+            for probability, draws in sibling_draws(sampling, rows, count)
+        ]
+
+    growing, done = [Grown(1.0, [0], [-1], [()], [0], [()])], list[Grown]()
+    while growing:
+        d = growing.pop()
+        n, count = 0, 0
+        while d.frontier and count == 0:
+            n, *d.frontier = d.frontier
+            count = counts(d, n) if len(d.paths[n]) < depth else 0
+        if count == 0:
+            done.append(d)
+            continue
+        path = d.paths[n]
+        if sampling is DraftSampling.SYSTEMATIC:  # all copies of a context draw together
+            total = count + sum(counts(d, m) for m in d.frontier if d.paths[m] == path)
+            every = [(1.0, d.pooled[path])] if path in d.pooled else list(sibling_draws(sampling, [tables.row("q", path)], total))
+            choices = [
+                (w, x[:count], [(*path, t) for t in x[:count]], [(*d.places[n], turn) for turn in range(count)], x[count:])
+                for w, x in every
+            ]
+        else:
+            choices = [(*option, ()) for option in options(path, d.places[n], count)]
+        for probability, draws, paths, places, rest in reversed(choices):
+            new = range(len(d.tokens), len(d.tokens) + len(draws))
+            growing.append(
+                Grown(
+                    d.probability * probability,
+                    [*d.tokens, *draws],
+                    [*d.parents, *[n] * len(draws)],
+                    d.paths + paths,
+                    [*d.frontier, *new],
+                    d.places + places,
+                    {**d.pooled, path: rest},
+                )
+            )
+    return done
+
+
+def as_batch(
+    tables: RowSource, sampling: DraftSampling, shape: TreeShape, drafts: Sequence[Grown]
+) -> tuple[Draft, Float[Tensor, "B N V"]]:
+    """The drafts as one padded batch, with the target distribution at every node."""
+    tree = trees.pad([(d.tokens, d.parents) for d in drafts])
+    paths = sorted({path for d in drafts for path in d.paths})
+    number = {path: i for i, path in enumerate(paths)}
+    node = np.zeros(tree.tokens.shape, np.int64)
+    for b, d in enumerate(drafts):
+        node[b, : len(d.paths)] = [number[path] for path in d.paths]
+    p = torch.from_numpy(np.stack([tables.row("p", path) for path in paths])[node])
+    if sampling is DraftSampling.POINT_MASS:
+        return Draft(tree, sampling, shape, None, torch.full_like(tree.tokens, -1)), p
+    if sampling is DraftSampling.INDEPENDENT:  # row n is the one that node n was drawn from
+        drawn, row_numbers = dict[tuple[Path, int], int](), np.zeros(node.shape, np.int64)
+        for b, d in enumerate(drafts):
+            models = [(path[:-1], sum(place)) for path, place in zip(d.paths, d.places, strict=True)]
+            row_numbers[b, 1 : len(models)] = [drawn.setdefault(model, len(drawn)) for model in models[1:]]
+        draft_rows = np.stack([draft_row(tables, sampling, path, (model,)) for path, model in drawn])
+        rows = torch.where(tree.parents >= 0, torch.arange(tree.num_nodes), -1)
+        return Draft(tree, sampling, shape, torch.from_numpy(draft_rows[row_numbers]), rows), p
+    q = torch.from_numpy(np.stack([tables.row("q", path) for path in paths])[node])
+    rows = torch.where(tree.parents >= 0, trees.first_copies(tree).gather(1, tree.parents.clamp(min=0)), -1)
+    return Draft(tree, sampling, shape, q, rows), p
+
+
+def target_text_probs(tables: RowSource, length: int) -> np.ndarray:
+    """Probability of every text of this length, [V] * length."""
+    probs = np.zeros((tables.V,) * length)
+    for text in product(range(tables.V), repeat=length):
+        probs[text] = np.prod([tables.row("p", text[:i])[t] for i, t in enumerate(text)])
+    return probs
+
+
+@lru_cache(maxsize=40)
+def _enumerated(
+    V: int, seed: int, sampling: DraftSampling, shape: TreeShape, counts: Counts, depth: int
+) -> tuple[list[Grown], Draft, Float[Tensor, "B N V"]]:
+    """All drafts of random tables; they stay, as many verifiers in turn are measured on them."""
+    tables = Tables(V, seed)
+    drafts = enumerate_drafts(tables, sampling, counts, depth)
+    return drafts, *as_batch(tables, sampling, shape, drafts)
+
+
+def measure(
+    verifier: Verifier,
+    tables: RowSource,
+    sampling: DraftSampling,
+    shape: TreeShape,
+    counts: Counts,
+    depth: int,
+    drafts: list[Grown] | None = None,
+) -> Enumeration:
+    """`enumerate_outputs` for drafts of any growth: `counts` says how many children each node gets, or `drafts` are given with their probabilities."""
+    if drafts is None and isinstance(tables, Tables):
+        drafts, draft, p = _enumerated(tables.V, tables.seed, sampling, shape, counts, depth)
+    else:
+        drafts = enumerate_drafts(tables, sampling, counts, depth) if drafts is None else drafts
+        draft, p = as_batch(tables, sampling, shape, drafts)
+    weight = np.array([d.probability for d in drafts])
+    verdict = verifier(draft, p)
+    stop = verdict.stop.numpy()
+    emitted = [np.zeros((tables.V,) * (k + 1)) for k in range(depth + 1)]
+    level = trees.depths(draft.tree).numpy()
+    for n in range(draft.tree.num_nodes):
+        after = verdict.after(torch.full((len(drafts),), n)).numpy()
+        mass = np.where(stop[:, n] > 0, weight * stop[:, n], 0.0)
+        for k in range(depth + 1):
+            at = np.flatnonzero((mass > 0) & (level[:, n] == k))
+            blocks = mass[at, None] * after[at]
+            if k == 0:
+                emitted[0] += blocks.sum(0)
+            else:
+                np.add.at(emitted[k], tuple(np.array([drafts[b].paths[n] for b in at], np.int64).reshape(len(at), k).T), blocks)
+    text = emitted[0]
+    for k in range(1, depth + 1):
+        rows = np.array([tables.row("p", path) for path in product(range(tables.V), repeat=k)]).reshape(*text.shape, tables.V)
+        text = text[..., None] * rows + emitted[k]
+    accepted = float((weight[:, None] * stop * np.maximum(level, 0)).sum())
+    return Enumeration(text, target_text_probs(tables, depth + 1), 1 + accepted)
