@@ -62,8 +62,8 @@ def ragged(*lengths: int) -> tuple[int, ...]:
         (-1, 0, 0, 1, 3)
     """
     levels = [sum(length > d for length in lengths) for d in range(max(lengths))]
-    begins = [1, *(1 + sum(levels[: d + 1]) for d in range(len(levels)))]
-    return (-1, *(0 if d == 0 else begins[d - 1] + k for d, count in enumerate(levels) for k in range(count)))
+    starts = [1, *(1 + sum(levels[: d + 1]) for d in range(len(levels)))]
+    return (-1, *(0 if d == 0 else starts[d - 1] + k for d, count in enumerate(levels) for k in range(count)))
 
 
 @njit(cache=True)

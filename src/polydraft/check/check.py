@@ -160,10 +160,10 @@ class Watched:
     recorder: Recorder
 
     def budgets(self, sequences: Sequence[Any]) -> list[Budget]:
-        given = self.policy.budgets(sequences)
-        if any(g.max_depth for g in given):
-            return given
-        return [WHEN_PAUSED if s.drafting else g for s, g in zip(sequences, given, strict=True)]
+        budgets = self.policy.budgets(sequences)
+        if any(g.max_depth for g in budgets):
+            return budgets
+        return [WHEN_PAUSED if s.drafting else g for s, g in zip(sequences, budgets, strict=True)]
 
     def learn(self, sequences: Sequence[Any], draft: Draft, processed: Tensor, outcome: Outcome) -> None:
         requests = [s.request for s in sequences]

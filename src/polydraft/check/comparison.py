@@ -68,10 +68,13 @@ class Comparison:
 
 
 def _by_rounding(rule: Verifier, draft: Draft, p: Float[Tensor, "B N V"], key: NoiseKey, outcome: Outcome, b: int) -> bool:
-    one, at = some((draft, key), [b])
+    row_draft, at = some((draft, key), [b])
     count = int(outcome.num_accepted[b])
     node = int(outcome.path[b, count - 1]) if count else 0
-    return any(_reaches(rule(one, each), one.tree, at, node, int(outcome.token[b])) for each in _rounded(p[b : b + 1]))
+    return any(
+        _reaches(rule(row_draft, row_probs), row_draft.tree, at, node, int(outcome.token[b]))
+        for row_probs in _rounded(p[b : b + 1])
+    )
 
 
 def _rounded(p: Float[Tensor, "1 N V"]) -> Iterator[Float[Tensor, "1 N V"]]:

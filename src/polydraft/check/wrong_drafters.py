@@ -94,7 +94,7 @@ class OwnPositions(ModelDrafter):
         """The cache is read again from the committed tokens: a chain made of many rounds cannot be kept."""
         new: list[ModelState] = []
         for s, emitted in zip(states, outcome.emitted(scores.tree), strict=True):
-            known = len(s.context) - len(s.pending)
-            self.model.cut(s.slot, known)
+            num_cached = len(s.context) - len(s.pending)
+            self.model.cut(s.slot, num_cached)
             new.append(replace(s, context=s.context + tuple(emitted), pending=s.pending + tuple(emitted)))
         return new

@@ -35,11 +35,11 @@ def contrast(expert: Float[Tensor, "*M V"], amateur: Float[Tensor, "*M V"], alph
         >>> contrast(expert, amateur, alpha=0.1, beta=0.5).tolist()
         [2.0, 2.25, -inf]
     """
-    found = expert if beta == 0 else (1 + beta) * expert - beta * amateur
+    scores = expert if beta == 0 else (1 + beta) * expert - beta * amateur
     if alpha == 0:
-        return found
+        return scores
     largest = expert.amax(-1, keepdim=True)
-    return found.masked_fill((expert < largest + math.log(alpha)) & (expert < largest), -torch.inf)
+    return scores.masked_fill((expert < largest + math.log(alpha)) & (expert < largest), -torch.inf)
 
 
 class Contrastive:

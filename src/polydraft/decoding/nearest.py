@@ -134,8 +134,8 @@ class Nearest:
         """The nearest keys to the state after a text; None where there is nothing to compare with. Asked again, it does not search again."""
         if self.passages.version != self._version:
             self._version = self.passages.version
-            for kept in (self._found, self._keys, self._hits):
-                kept.clear()
+            for store in (self._found, self._keys, self._hits):
+                store.clear()
         text = tuple(context)
         if text not in self._hits:
             self._hits[text] = self._search(text, state)
@@ -164,19 +164,19 @@ class Nearest:
         return Hits(tokens[best], weights / weights.sum(), passages[best], positions[best], share)
 
     def _stacked(self, chosen: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-        found = [(number, p) for number in chosen if (p := self.passages.passage(number)) is not None]
-        if not found:
+        passages = [(number, p) for number in chosen if (p := self.passages.passage(number)) is not None]
+        if not passages:
             return (np.empty((0, 0)),) * 5
-        keys = np.concatenate([p.keys for _, p in found])
-        tokens = np.concatenate([p.tokens[1:] for _, p in found])
-        numbers = np.repeat([number for number, _ in found], [len(p.keys) for _, p in found])
-        return keys, (keys**2).sum(1), tokens, numbers, np.concatenate([np.arange(1, len(p.tokens)) for _, p in found])
+        keys = np.concatenate([p.keys for _, p in passages])
+        tokens = np.concatenate([p.tokens[1:] for _, p in passages])
+        numbers = np.repeat([number for number, _ in passages], [len(p.keys) for _, p in passages])
+        return keys, (keys**2).sum(1), tokens, numbers, np.concatenate([np.arange(1, len(p.tokens)) for _, p in passages])
 
     def __call__(
         self, scores: Scores, tree: TokenTree, contexts: Sequence[Sequence[int]], second: Scores | None = None
     ) -> Float[Tensor, "B N V"]:
         """Logarithms of the mixture at every node."""
-        found = scores.logits.log_softmax(-1)
+        log_probs = scores.logits.log_softmax(-1)
         states = scores.hidden[self.layer].float().cpu().numpy()
         tokens, parents = tree.lists
         for b, context in enumerate(contexts):
@@ -187,8 +187,8 @@ class Nearest:
                 if n:
                     texts.append((*texts[parent], tokens[b][n]))
                 if (hits := self.hits(texts[n], states[b, n])) is not None and hits.model_share < 1:
-                    found[b, n] = mixed(found[b, n], hits)
-        return found
+                    log_probs[b, n] = mixed(log_probs[b, n], hits)
+        return log_probs
 
 
 def mixed(logs: Float[Tensor, " V"], hits: Hits) -> Float[Tensor, " V"]:

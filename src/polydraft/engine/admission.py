@@ -40,8 +40,8 @@ class Admission:
         self._check(request)
         if chosen.drafter is not None and request.budget is not None:
             check_draft(request.budget, chosen.drafter.info, chosen.verifier.info)
-        begins = () if self._second is None else self._second.begins(request)
-        room = self._check_room(request, begins)
+        second_prompt = () if self._second is None else self._second.begins(request)
+        room = self._check_room(request, second_prompt)
         request = self._bound(replace(request, params=request.params.within(room)))
         params, prompt = request.params, request.prompt_token_ids
         stopper = Stopper(
@@ -56,7 +56,7 @@ class Admission:
         sample = Sample(request.sample % MOST_SAMPLES, request.seed, logprobs=None if params.logprobs is None else [])
         sample.stats.prompt_tokens = len(request.source_token_ids or prompt)
         drafts = chosen.drafter is not None and (request.budget is None or request.budget.max_depth > 0)
-        return Sequence(request, stopper, sample, list(prompt), drafting=drafts, second_ids=begins, speculation=chosen)
+        return Sequence(request, stopper, sample, list(prompt), drafting=drafts, second_ids=second_prompt, speculation=chosen)
 
     def _check(self, request: Request) -> None:
         prompt, params, V = request.prompt_token_ids, request.params, self._target.vocab_size
@@ -87,15 +87,15 @@ class Admission:
 
     def _check_room(self, request: Request, second: Seq[int]) -> int:
         """Tokens for which the context leaves room. second: how the second sequence begins."""
-        length, wanted, longest = len(request.prompt_token_ids), request.params.max_tokens, self._target.max_model_len
+        length, max_tokens, longest = len(request.prompt_token_ids), request.params.max_tokens, self._target.max_model_len
         length = max(length, len(second))
         if length >= longest:
             raise CapacityError(
                 f"a prompt of {length} tokens was given; the context holds {longest}, so it may have at most {longest - 1}. Shorten it."
             )
-        if wanted not in (None, WHOLE_CONTEXT) and length + wanted > longest:
+        if max_tokens not in (None, WHOLE_CONTEXT) and length + max_tokens > longest:
             raise CapacityError(
-                f"a prompt of {length} tokens and max_tokens={wanted} were given; the context holds {longest}. "
+                f"a prompt of {length} tokens and max_tokens={max_tokens} were given; the context holds {longest}. "
                 f"Use max_tokens <= {longest - length} or shorten the prompt."
             )
         return longest - length
@@ -109,10 +109,10 @@ class Admission:
 
     def _bound(self, request: Request) -> Request:
         """With the grammar of its own output, where it asks for one."""
-        wanted = request.params.structured_outputs
-        if isinstance(wanted, StructuredOutputs):
-            wanted = self.grammars().compiled(wanted)
-        if not isinstance(wanted, ConstraintSource):
+        constraint_source = request.params.structured_outputs
+        if isinstance(constraint_source, StructuredOutputs):
+            constraint_source = self.grammars().compiled(constraint_source)
+        if not isinstance(constraint_source, ConstraintSource):
             return request
-        constraint = wanted.constraint(len(request.prompt_token_ids))
+        constraint = constraint_source.constraint(len(request.prompt_token_ids))
         return replace(request, params=request.params.with_(structured_outputs=constraint))

@@ -247,9 +247,9 @@ class Engine(Loop):
         policy = build.policy(policy, depth, num_paths, profile, source)
         more: dict[str, Any] = {"tie_margin": tie_margin, "decoding": decoding, "keep_prefixes": keep_prefixes, "others": others}
         more["prefix_cache_bytes"] = prefix_cache_bytes
-        made = cls(target, source, rule, policy, tokenizer=tokenizer, eos_token_ids=eos, make_policy=make_policy, **more)
-        made.sampling_defaults = dict(sampling_defaults or {})
-        return made
+        engine = cls(target, source, rule, policy, tokenizer=tokenizer, eos_token_ids=eos, make_policy=make_policy, **more)
+        engine.sampling_defaults = dict(sampling_defaults or {})
+        return engine
 
     def summary(self) -> dict[str, Any]:
         """What was built: models, limits, cache bytes, drafter, verifier."""
@@ -340,7 +340,9 @@ class Engine(Loop):
                 f"params={params!r} was given; expected a SamplingParams, such as SamplingParams(temperature=0.8, max_tokens=64)."
             )
         ids = self.encode(prompt)
-        begins, source = (self.target.decoder_prompt, tuple(ids)) if isinstance(self.target, EncoderDecoder) else (tuple(ids), ())
+        output_prompt, source = (
+            (self.target.decoder_prompt, tuple(ids)) if isinstance(self.target, EncoderDecoder) else (tuple(ids), ())
+        )
         seed = secrets.randbits(63) if params.seed is None else params.seed
         name = f"request-{next(self._ids)}"
         samples: list[Sample] = []
@@ -351,7 +353,7 @@ class Engine(Loop):
                 number = MOST_SAMPLES * index + sample
                 more: dict[str, Any] = {"budget": budget, "drafter": drafter, "verifier": verifier, "source_token_ids": source}
                 more["prediction_token_ids"] = tuple(prediction)
-                request = Request(name, begins, params, seed, number, **more)
+                request = Request(name, output_prompt, params, seed, number, **more)
                 samples.append(self.add_request(request))
         except BaseException:
             self._streams.pop(name, None)
@@ -375,18 +377,22 @@ class Engine(Loop):
             a part of a call is repeated alone by its number there, see `Result.index`.
         If it is interrupted, the requests of this call are aborted and the engine stays usable.
         """
-        given = _as_list(prompts)
-        each = list(params) if isinstance(params, Seq) else [self.default_params() if params is None else params] * len(given)
-        if len(each) != len(given):
-            raise InvalidInputError(f"{len(given)} prompts and {len(each)} params were given; expected one for all or one each.")
-        if not 0 <= first_index <= MOST_SAMPLES - len(given):
+        prompt_list = _as_list(prompts)
+        params_list = (
+            list(params) if isinstance(params, Seq) else [self.default_params() if params is None else params] * len(prompt_list)
+        )
+        if len(params_list) != len(prompt_list):
             raise InvalidInputError(
-                f"first_index={first_index} and {len(given)} prompts were given; expected numbers of prompts in [0, {MOST_SAMPLES}). Split the call."
+                f"{len(prompt_list)} prompts and {len(params_list)} params were given; expected one for all or one each."
+            )
+        if not 0 <= first_index <= MOST_SAMPLES - len(prompt_list):
+            raise InvalidInputError(
+                f"first_index={first_index} and {len(prompt_list)} prompts were given; expected numbers of prompts in [0, {MOST_SAMPLES}). Split the call."
             )
         results: list[Result] = []
         try:
-            for index, (prompt, wanted) in enumerate(zip(given, each, strict=True), first_index):
-                results.append(self.submit(prompt, wanted, index))
+            for index, (prompt, prompt_params) in enumerate(zip(prompt_list, params_list, strict=True), first_index):
+                results.append(self.submit(prompt, prompt_params, index))
             self._run(results, progress)
         finally:
             self.discard(r.id for r in results if any(s.finish_reason is None for s in r.samples))
@@ -446,12 +452,14 @@ class Engine(Loop):
                 f"the tokenizer of {self.summary()['target']!r} has no chat template: the model was not trained to converse. "
                 "Use a chat model, give the engine's tokenizer a chat_template, or use generate."
             )
-        given: dict[str, Any] = {"messages": [dict(message) for message in messages], **options}
+        arguments: dict[str, Any] = {"messages": [dict(message) for message in messages], **options}
         self._check_bytes([*(message.get("content") for message in messages), *options.values()])
-        cuts = None if parse_special else Cuts(self.tokenizer, given)
-        said = given if cuts is None else cuts.put(given)
+        cuts = None if parse_special else Cuts(self.tokenizer, arguments)
+        arguments_shown = arguments if cuts is None else cuts.put(arguments)
         try:
-            text = self.tokenizer.apply_chat_template(said.pop("messages"), tokenize=False, add_generation_prompt=True, **said)
+            text = self.tokenizer.apply_chat_template(
+                arguments_shown.pop("messages"), tokenize=False, add_generation_prompt=True, **arguments_shown
+            )
         except Exception as error:  # a template is a program, and not ours
             raise IncompatibleError(
                 f"the chat template of {self.summary()['target']!r} refuses these messages: {error}. Change their roles or order."
@@ -466,12 +474,12 @@ class Engine(Loop):
 
     def _check_bytes(self, texts: Any) -> None:
         """Refuse texts that are too long whatever their tokens are, before they are tokenised."""
-        longest, given = self.target.max_model_len, num_bytes(texts)
-        if isinstance(self.target, EncoderDecoder) or given <= LEAST_LONGEST * longest or self._longest_token is None:
+        longest, text_bytes = self.target.max_model_len, num_bytes(texts)
+        if isinstance(self.target, EncoderDecoder) or text_bytes <= LEAST_LONGEST * longest or self._longest_token is None:
             return
-        if given > self._longest_token * longest:
+        if text_bytes > self._longest_token * longest:
             raise CapacityError(
-                f"a text of {given} bytes was given; the context holds {longest} tokens of at most {self._longest_token} bytes each. Shorten it."
+                f"a text of {text_bytes} bytes was given; the context holds {longest} tokens of at most {self._longest_token} bytes each. Shorten it."
             )
 
     def chat(self, messages: Seq[Mapping[str, Any]], params: SamplingParams | None = None) -> Result:
@@ -498,8 +506,8 @@ def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
     """One prompt alone or several; what is neither is taken for one, which `Engine.encode` refuses."""
     if not isinstance(prompts, (str, bytes, Mapping)):
         with suppress(TypeError):
-            given: list[Any] = list(prompts)
-            return [given] if given and isinstance(given[0], Integral) else given
+            prompt_list: list[Any] = list(prompts)
+            return [prompt_list] if prompt_list and isinstance(prompt_list[0], Integral) else prompt_list
     return [cast(Prompt, prompts)]
 
 

@@ -129,14 +129,16 @@ class AsyncEngine:
         unfinished, timer = 0, None
         self._mailboxes.add(mailbox)
         try:
-            given = params or self.engine.default_params()
-            if isinstance(given.structured_outputs, StructuredOutputs):
-                given = given.with_(structured_outputs=await self.compile_grammar(given.structured_outputs))
-            self._check_waiting(given.n * len(prompts))
+            request_params = params or self.engine.default_params()
+            if isinstance(request_params.structured_outputs, StructuredOutputs):
+                request_params = request_params.with_(
+                    structured_outputs=await self.compile_grammar(request_params.structured_outputs)
+                )
+            self._check_waiting(request_params.n * len(prompts))
             for index, prompt in enumerate(prompts):
-                result = self.engine.submit(prompt, given, index, mailbox, **asked)
+                result = self.engine.submit(prompt, request_params, index, mailbox, **asked)
                 results[result.id] = result
-                unfinished += given.n
+                unfinished += request_params.n
             self._asked.set()
             if seconds is not None:
                 timer = home.call_later(seconds, self._abort, results)

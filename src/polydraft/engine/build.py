@@ -117,8 +117,8 @@ def slots(decoding: str | Decoding | None) -> int:
         >>> slots(None), slots("contrastive"), slots("guidance")
         (1, 1, 2)
     """
-    made = registry.decoding(decoding) if isinstance(decoding, str) else decoding
-    return 2 if getattr(made, "second_model", made) is None and made is not None else 1
+    method = registry.decoding(decoding) if isinstance(decoding, str) else decoding
+    return 2 if getattr(method, "second_model", method) is None and method is not None else 1
 
 
 def others(names: Seq[str], source: Drafter | None, parts: Parts) -> dict[str, Drafter]:
@@ -127,14 +127,14 @@ def others(names: Seq[str], source: Drafter | None, parts: Parts) -> dict[str, D
     Raises:
         InvalidInputError: several drafters in one, or one twice.
     """
-    made: dict[str, Drafter] = {} if source is None else {source.info.name: source}
+    drafters: dict[str, Drafter] = {} if source is None else {source.info.name: source}
     for name in names:
-        if "," in name or name in ("auto", "none", *made):
+        if "," in name or name in ("auto", "none", *drafters):
             raise InvalidInputError(
                 f"offered={list(names)} was given; expected names of single drafters, each once, beside the engine's own. Leave out {name!r}."
             )
-        made[name] = _kind_of(made.values(), name) or _made(name, parts, {})
-    return {name: made[name] for name in names}
+        drafters[name] = _kind_of(drafters.values(), name) or _made(name, parts, {})
+    return {name: drafters[name] for name in names}
 
 
 def _kind_of(made: Iterable[Drafter], named: str) -> Drafter | None:
@@ -149,9 +149,9 @@ def _made(named: str, parts: Parts, options: Mapping[str, Any]) -> Drafter:
 
 
 def _auto(parts: Parts, options: Mapping[str, Any]) -> str:
-    own = getattr(parts.decoding, "drafter", None)
-    if own is not None:
-        return own
+    drafter_name = getattr(parts.decoding, "drafter", None)
+    if drafter_name is not None:
+        return drafter_name
     weights = options.get("weights")
     if weights is None and parts.draft_model is not None:
         return "model"
@@ -227,11 +227,11 @@ def policy(
 def _choice_policy(
     choice: Choice, policy: Policy | str | None, depth: int | None, num_paths: int | None, profile: str | Profile | None
 ) -> Policy:
-    given = {"policy": policy, "depth": depth, "num_paths": num_paths, "profile": profile}
-    if isinstance(policy, ChoicePolicy) or all(v in (None, "adaptive") for v in given.values()):
+    arguments = {"policy": policy, "depth": depth, "num_paths": num_paths, "profile": profile}
+    if isinstance(policy, ChoicePolicy) or all(v in (None, "adaptive") for v in arguments.values()):
         return policy if isinstance(policy, ChoicePolicy) else ChoicePolicy(choice)
-    said = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+    shown = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value is not None)
     raise InvalidInputError(
-        f"{said} was given with drafters {choice.names}; expected none of these, as the policy chooses between the drafters. "
+        f"{shown} was given with drafters {choice.names}; expected none of these, as the policy chooses between the drafters. "
         "Drop it, or name one drafter."
     )

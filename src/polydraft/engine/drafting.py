@@ -44,10 +44,10 @@ def _switch_off(drafter: Drafter, sequence: Sequence, error: Exception) -> None:
 
 def _note(sequence: Sequence, error: Exception) -> None:
     at = place(error)
-    said = f"{type(error).__name__}: {error}" + (f", at {at}" if at else "")
-    sequence.sample.stats.drafter_error = sequence.sample.stats.drafter_error or said
+    reason = f"{type(error).__name__}: {error}" + (f", at {at}" if at else "")
+    sequence.sample.stats.drafter_error = sequence.sample.stats.drafter_error or reason
     warnings.warn(
-        f"the drafter failed for request {sequence.request.id!r} and is off for it now ({said}); its text goes on without drafts.",
+        f"the drafter failed for request {sequence.request.id!r} and is off for it now ({reason}); its text goes on without drafts.",
         DrafterWarning,
         stacklevel=2,
     )
@@ -128,12 +128,12 @@ def fill(target: Target, drafter: Drafter | None, sequences: Seq[Sequence]) -> N
             target.cut(s.slot, 0)
             target.copy(source, s.slot, len(s.token_ids) - 1)
     if drafter is not None and drafter.needs.each_round:
-        known = {s.slot: each for s, each in zip(read, states, strict=True)}
+        state_of = {s.slot: state for s, state in zip(read, states, strict=True)}
         for s in sequences:
-            if s.state is not None and s.slot in known:
-                _show(drafter, s, known[s.slot], held[s])
+            if s.state is not None and s.slot in state_of:
+                _show(drafter, s, state_of[s.slot], held[s])
             elif s.drafting and s.state is None:
-                _begin(drafter, s, len(s.token_ids), known.get(s.slot))
+                _begin(drafter, s, len(s.token_ids), state_of.get(s.slot))
 
 
 def _first_of_each(sequences: Seq[Sequence]) -> list[Sequence]:
@@ -289,16 +289,16 @@ def aux(drafter: Drafter | None, sequences: Seq[Sequence], room: int) -> AuxRows
     live = [b for b, s in enumerate(sequences) if s.drafting]
     if drafter is None or not drafter.needs.aux or not live or not isinstance(drafter, Auxiliary):
         return None
-    given = drafter
-    rows, live = _ask(drafter, sequences, live, lambda rows: given.aux([sequences[b].state for b in rows]))
+    source = drafter
+    rows, live = _ask(drafter, sequences, live, lambda rows: source.aux([sequences[b].state for b in rows]))
     if rows is None or rows.nodes.shape[1] > room:
         return None
     if len(live) == len(sequences):
         return rows
     index = torch.tensor(live)
     idle = (x.new_zeros(len(sequences), *x.shape[1:]) for x in (rows.inputs, rows.positions, rows.nodes, rows.mask))
-    wanted = (rows.inputs, rows.positions, rows.nodes, rows.mask)
-    return AuxRows(*(x.index_copy(0, index, y) for x, y in zip(idle, wanted, strict=True)))
+    fields = (rows.inputs, rows.positions, rows.nodes, rows.mask)
+    return AuxRows(*(x.index_copy(0, index, y) for x, y in zip(idle, fields, strict=True)))
 
 
 def observe(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
@@ -311,10 +311,10 @@ def observe(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome:
     live = [b for b, s in enumerate(sequences) if s.drafting]
     if not live:
         return
-    kept, seen = (outcome, scores) if len(live) == len(sequences) else some((outcome, scores), live)
-    told = [sequences[b] for b in live]
-    _tell(target, drafter, told, kept, seen)
-    for s, accepted in zip(told, kept.num_accepted.tolist(), strict=True):
+    live_outcome, live_scores = (outcome, scores) if len(live) == len(sequences) else some((outcome, scores), live)
+    observers = [sequences[b] for b in live]
+    _tell(target, drafter, observers, live_outcome, live_scores)
+    for s, accepted in zip(observers, live_outcome.num_accepted.tolist(), strict=True):
         s.num_read = len(s.token_ids) + accepted + 1
         if isinstance(drafter, Reporting) and s.drafting:
             s.sample.stats.drafter_counts = drafter.report(s.state) or None
@@ -350,5 +350,5 @@ def _once_more(target: Target, drafter: Drafter, s: Sequence, emitted: Seq[int])
     assert s.slot is not None
     target.release([s.slot])
     (states,) = _states(target, drafter, [s], [[*s.token_ids[: s.num_read], *emitted[:-1]]])
-    told = s.num_read - 1
-    return replace(states, hidden={layer: x[:, :told] for layer, x in states.hidden.items()}) if told else None
+    num_observed = s.num_read - 1
+    return replace(states, hidden={layer: x[:, :num_observed] for layer, x in states.hidden.items()}) if num_observed else None

@@ -65,16 +65,16 @@ class ImageEngine:
         num_paths: int = 1,
         max_num_seqs: int = 16,
     ) -> None:
-        found = folder if isinstance(folder, ImageFolder) else ImageFolder.load(folder or digits_folder())
+        image_folder = folder if isinstance(folder, ImageFolder) else ImageFolder.load(folder or digits_folder())
         if drafter not in (*DRAFTERS, "ngram"):
             raise InvalidInputError(f"the drafter {drafter!r} was given; expected one of {', '.join([*DRAFTERS, 'ngram'])}.")
-        self.folder, scale = found, found.guidance if guidance is None else guidance
-        decoding = None if scale == 1 else Guidance([found.no_class], scale)
-        target = load_model(found.target, max_num_seqs=max_num_seqs * slots(decoding), threads=1)
-        small = load_model(found.draft, max_num_seqs=max_num_seqs, threads=1) if drafter not in ("none", "ngram") else None
+        self.folder, scale = image_folder, image_folder.guidance if guidance is None else guidance
+        decoding = None if scale == 1 else Guidance([image_folder.no_class], scale)
+        target = load_model(image_folder.target, max_num_seqs=max_num_seqs * slots(decoding), threads=1)
+        small = load_model(image_folder.draft, max_num_seqs=max_num_seqs, threads=1) if drafter not in ("none", "ngram") else None
         source: Any = DRAFTERS.get(drafter)
         if drafter == "ngram":
-            source = TrigramDrafter(TrigramTable.build(found.texts, found.num_tokens))
+            source = TrigramDrafter(TrigramTable.build(image_folder.texts, image_folder.num_tokens))
         more: dict[str, Any] = {} if source is None else {"depth": depth, "num_paths": num_paths, "verifier": verifier}
         self.engine = Engine.of(target, draft_model=small, drafter=source, decoding=decoding, **more)
 

@@ -154,7 +154,7 @@ class Loop:
     @property
     def num_waiting(self) -> int:
         """Samples that wait for a slot, or to be taken in."""
-        return len(self._waiting) + sum(isinstance(asked, Sequence) for asked in list(self._asked))
+        return len(self._waiting) + sum(isinstance(entry, Sequence) for entry in list(self._asked))
 
     def add_request(self, request: Request) -> Sample:
         """Queue one sample of a request, from any thread; it joins at the next step.
@@ -175,9 +175,9 @@ class Loop:
                 f"request {request.id!r} was given while {MOST_WAITING} samples wait, as many as may. "
                 "Run some steps first, or split the call or its n."
             )
-        asked = self._admission.sequence(request)
-        self._asked.append(asked)
-        return asked.sample
+        sequence = self._admission.sequence(request)
+        self._asked.append(sequence)
+        return sequence.sample
 
     def compile_grammar(self, wanted: StructuredOutputs) -> ConstraintSource:
         """A form, ready to be the `structured_outputs` of requests, which may take a second; from any thread.
@@ -196,8 +196,8 @@ class Loop:
 
     def abort_all(self) -> None:
         """The same for every request that was added before."""
-        asked = [a.request.id for a in list(self._asked) if isinstance(a, Sequence)]
-        self._asked.extend({*asked, *list(self._unfinished)})
+        ids = [a.request.id for a in list(self._asked) if isinstance(a, Sequence)]
+        self._asked.extend({*ids, *list(self._unfinished)})
 
     def discard(self, request_ids: Iterable[str]) -> None:
         """Abort requests whose outputs nobody reads: their slots are free at once, unless a step is running: then before the next.
@@ -216,12 +216,12 @@ class Loop:
     def _take_in(self) -> None:
         """Do what was asked since the last step."""
         while self._asked:
-            asked = self._asked[0]
-            if isinstance(asked, Sequence):
-                self._waiting[asked] = None
-                self._unfinished.setdefault(asked.request.id, {})[asked] = None
+            entry = self._asked[0]
+            if isinstance(entry, Sequence):
+                self._waiting[entry] = None
+                self._unfinished.setdefault(entry.request.id, {})[entry] = None
             else:
-                for s in list(self._unfinished.get(asked, ())):
+                for s in list(self._unfinished.get(entry, ())):
                     self._end(s, "abort")
             self._asked.popleft()
 

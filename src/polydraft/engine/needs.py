@@ -33,8 +33,8 @@ def check_drafter(target: Target, drafter: Drafter) -> None:
     """
     name, needs = drafter.info.name, drafter.needs
     _check(target, needs, f"the drafter {name!r}")
-    for wanted, kind, method in ((needs.hidden, Reading, "read"), (needs.aux, Auxiliary, "aux")):
-        if wanted and not isinstance(drafter, kind):
+    for need, kind, method in ((needs.hidden, Reading, "read"), (needs.aux, Auxiliary, "aux")):
+        if need and not isinstance(drafter, kind):
             raise IncompatibleError(f"the drafter {name!r} needs {needs}, but has no method `{method}` that takes it. Add one.")
 
 

@@ -42,32 +42,32 @@ def emit(done: Round, b: int, s: Sequence, source: str) -> tuple[StepOutput, Exc
     branch, drafted = _branch(done, b), len(tokens) - 1
     sources = (getattr(s.state, "credit", None) or [source] * drafted)[:drafted]
     origins = [*(Origin(source, branch) for source in sources), Origin("target")]
-    kept, failure = _read(s.stopper, tokens)
-    s.sample.stats.discard(len(tokens) - kept)
+    num_kept, failure = _read(s.stopper, tokens)
+    s.sample.stats.discard(len(tokens) - num_kept)
     if s.sample.logprobs is not None:
-        s.sample.logprobs += _logprobs(s.request.params, done, b, nodes[:kept], tokens[:kept])
-    s.token_ids += tokens[:kept]
-    s.sample.token_ids += tokens[:kept]
-    s.sample.origins += origins[:kept]
-    s.sample.sources += getattr(s.state, "attribution", ())[:kept]
+        s.sample.logprobs += _logprobs(s.request.params, done, b, nodes[:num_kept], tokens[:num_kept])
+    s.token_ids += tokens[:num_kept]
+    s.sample.token_ids += tokens[:num_kept]
+    s.sample.origins += origins[:num_kept]
+    s.sample.sources += getattr(s.state, "attribution", ())[:num_kept]
     s.sample.text = s.stopper.text
     if s.sample.stats.seconds_to_first_token is None:
         s.sample.stats.seconds_to_first_token = perf_counter() - s.sample.stats.arrival
     if s.stopper.stop:
         s.sample.finish_reason, s.sample.stop_reason = s.stopper.stop.finish_reason, s.stopper.stop.stop_reason
     tree = DraftedTree(done.draft.tree.lists[0][b], done.parents[b], nodes[1:])
-    return StepOutput(s.request.id, tokens[:kept], origins[:kept], s.stopper.take(), s.sample, s.finished, tree), failure
+    return StepOutput(s.request.id, tokens[:num_kept], origins[:num_kept], s.stopper.take(), s.sample, s.finished, tree), failure
 
 
 def _read(stopper: Stopper, tokens: list[int]) -> tuple[int, Exception | None]:
     """How many of a round's tokens are emitted: up to a stop, or to one that cannot be read, with the reason."""
-    for kept, token in enumerate(tokens, 1):
+    for count, token in enumerate(tokens, 1):
         try:
             stopper.push(token)
         except Exception as error:
-            return kept - 1, error
+            return count - 1, error
         if stopper.stop:
-            return kept, None
+            return count, None
     return len(tokens), None
 
 
@@ -86,8 +86,8 @@ def _logprobs(params: SamplingParams, done: Round, b: int, nodes: list[int], tok
         rows = torch.log_softmax(done.scores.logits[b, nodes].double(), -1)
     k = min(params.logprobs or 0, rows.shape[-1])
     values, ids = rows.topk(k, -1)
-    own = rows.gather(1, torch.tensor(tokens, device=rows.device)[:, None])[:, 0].tolist()
+    token_logits = rows.gather(1, torch.tensor(tokens, device=rows.device)[:, None])[:, 0].tolist()
     return [
         TokenLogprob(token, logprob, dict(zip(top, tops, strict=True)))
-        for token, logprob, top, tops in zip(tokens, own, ids.tolist(), values.tolist(), strict=True)
+        for token, logprob, top, tops in zip(tokens, token_logits, ids.tolist(), values.tolist(), strict=True)
     ]

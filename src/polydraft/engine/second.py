@@ -75,8 +75,8 @@ class Second:
 
     def commit(self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, outcome: Outcome) -> None:
         """Keep the path that the target keeps."""
-        kept = unique.outcome(outcome) if draft.logits is None else at_first_copies(draft.tree, outcome)
-        self.model.commit(self._others(sequences), kept)
+        committed = unique.outcome(outcome) if draft.logits is None else at_first_copies(draft.tree, outcome)
+        self.model.commit(self._others(sequences), committed)
 
     def leave(self, s: Sequence) -> None:
         """Give the slot of a sequence back."""

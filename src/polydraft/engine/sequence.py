@@ -75,16 +75,16 @@ class Quotation(NamedTuple):
 
 def quotations(sample: Sample) -> list[Quotation]:
     """Neighbouring tokens of one passage, joined."""
-    found = list[Quotation]()
+    quotations = list[Quotation]()
     for i, x in enumerate(sample.sources):
         if x is None:
             continue
-        last = found[-1] if found else None
+        last = quotations[-1] if quotations else None
         if last and (last.end, last.passage, last.position + i - last.start) == (i, x.passage, x.position):
-            found[-1] = last._replace(end=i + 1)
+            quotations[-1] = last._replace(end=i + 1)
         else:
-            found.append(Quotation(i, i + 1, x.source, x.passage, x.position))
-    return found
+            quotations.append(Quotation(i, i + 1, x.source, x.passage, x.position))
+    return quotations
 
 
 @dataclass(repr=False)

@@ -153,8 +153,8 @@ class Stepper:
     @property
     def layers(self) -> tuple[int, ...]:
         """Whose states the drafter or the decoding method needs."""
-        wanted = (part.needs.hidden for part in (self.drafter, self.decoding) if part is not None)
-        return tuple(sorted({layer for layers in wanted for layer in layers}))
+        needed = (part.needs.hidden for part in (self.drafter, self.decoding) if part is not None)
+        return tuple(sorted({layer for layers in needed for layer in layers}))
 
     def _score(
         self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, extra: AuxRows | None, riding: Mapping[Sequence, int]
@@ -188,10 +188,10 @@ class Stepper:
 
     def _room(self, sequence: Sequence) -> int:
         """Deepest useful draft: the block's extra token is the last that the context or `max_tokens` leaves room for."""
-        ends = self.target.max_model_len - sequence.num_ahead
+        longest = self.target.max_model_len - sequence.num_ahead
         if sequence.request.params.max_tokens is not None:
-            ends = min(ends, sequence.num_prompt_tokens + sequence.request.params.max_tokens)
-        return max(0, ends - len(sequence.token_ids) - 1)
+            longest = min(longest, sequence.num_prompt_tokens + sequence.request.params.max_tokens)
+        return max(0, longest - len(sequence.token_ids) - 1)
 
     def _decide(
         self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, scored: Scores, key: NoiseKey
@@ -209,12 +209,12 @@ class Stepper:
             pass
         scores, done, failed = _of_draft(scored, unique, draft), dict[int, Round](), list[tuple[Sequence, Exception]]()
         for b, s in enumerate(sequences):
-            own, seen, noise = some((draft, scores, key), [b])
-            for tried in (own, _undrafted(own)):
+            row_draft, row_scores, noise = some((draft, scores, key), [b])
+            for tried in (row_draft, _undrafted(row_draft)):
                 try:
-                    seen = replace(seen, tree=tried.tree)
-                    outcome, processed = self._verify([s], tried, Dedup(tried.tree), seen, noise)
-                    done[b] = Round([s], tried, seen, processed, _padded(outcome, draft.tree.num_nodes), self._softened)
+                    row_scores = replace(row_scores, tree=tried.tree)
+                    outcome, processed = self._verify([s], tried, Dedup(tried.tree), row_scores, noise)
+                    done[b] = Round([s], tried, row_scores, processed, _padded(outcome, draft.tree.num_nodes), self._softened)
                     break
                 except Exception as error:
                     reason = error
@@ -233,11 +233,11 @@ class Stepper:
         contexts, prompts = [s.token_ids for s in sequences], [s.num_prompt_tokens for s in sequences]
         params = [s.request.params for s in sequences]
         if self.decoding is not None:
-            given = self.decoding(scored, scored.tree, contexts, scored.second)
+            decoded = self.decoding(scored, scored.tree, contexts, scored.second)
             if not self.decoding.gives_logits:
-                probs = unique.expand(given)
+                probs = unique.expand(decoded)
                 return self.verifier(_on_host(draft), probs.cpu()).sample(key), probs.log()
-            scored = replace(scored, logits=given)
+            scored = replace(scored, logits=decoded)
         logits = sampling.process(scored.logits, scored.tree, contexts, prompts, params, tuple(self.stop_ids), checked=False)
         processed = unique.expand(logits)
         parts = _on_host(draft), processed.cpu(), key

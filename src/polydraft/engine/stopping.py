@@ -115,14 +115,16 @@ class Stopper:
             self.stop = Stop("length")
 
     def _push_text(self, piece: str) -> None:
-        known = len(self._text)
+        num_checked = len(self._text)
         self._text += piece
         if self._num_tokens <= self._min_tokens:
             return
-        begins = ((stop, max(0, known - len(stop) + 1)) for stop in self._stop_strings)  # one that ended before has no say
-        found = [(at, stop) for stop, begin in begins if (at := self._text.find(stop, begin)) >= 0]
-        if found:
-            at, stop = min(found)
+        searches = (
+            (stop, max(0, num_checked - len(stop) + 1)) for stop in self._stop_strings
+        )  # one that ended before has no say
+        matches = [(at, stop) for stop, begin in searches if (at := self._text.find(stop, begin)) >= 0]
+        if matches:
+            at, stop = min(matches)
             self._text = self._text[:at]
             self.stop = Stop("stop", stop)
 

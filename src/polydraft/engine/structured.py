@@ -73,17 +73,17 @@ class Grammar:
         Raises:
             GrammarError: an output that the grammar does not have, or a grammar beyond the limits of what may be followed.
         """
-        asked = len(context), list(context[self._start :]), list(tokens), list(parents)
-        if self._last is not None and self._last[0] == asked:
+        key = len(context), list(context[self._start :]), list(tokens), list(parents)
+        if self._last is not None and self._last[0] == key:
             return self._last[1]
         try:
-            rows = self._rows(*asked[1:])
+            rows = self._rows(*key[1:])
         except GrammarError:
             if self._alone:
                 raise
             self._alone, self._matcher, self._read = True, self._source.renewed().deep_copy(), []
-            rows = self._rows(*asked[1:])
-        self._last = asked, rows
+            rows = self._rows(*key[1:])
+        self._last = key, rows
         return rows
 
     def _rows(self, output: list[int], tokens: list[int], parents: list[int]) -> Bool[np.ndarray, "N V"]:
@@ -248,8 +248,8 @@ def _refusal(kind: str, said: str) -> InvalidInputError:
 
 def _said(matcher: Any) -> str:
     """What is wrong, in a line without the state of the library."""
-    said = " ".join(re.split(r"\n?<|\nstack backtrace", matcher.get_error() if matcher.is_error() else "")[0].split())
-    return REASONS.get(said, said[:300].rstrip(".")) or "it is too complex"
+    message = " ".join(re.split(r"\n?<|\nstack backtrace", matcher.get_error() if matcher.is_error() else "")[0].split())
+    return REASONS.get(message, message[:300].rstrip(".")) or "it is too complex"
 
 
 def _written(wanted: StructuredOutputs) -> str:
@@ -293,11 +293,15 @@ def pruned(draft: Draft, contexts: Sequence[Sequence[int]], params: Sequence[Sam
             above = int(parents[b, n])
             if above in place and rows[above, tokens[b, n]]:
                 place[n] = len(place)
-        kept = list(place)
+        allowed_nodes = list(place)
         tokens[b], parents[b] = (
-            np.pad(tokens[b, kept], (0, len(tokens[b]) - len(kept))),
-            np.pad([place.get(int(p), -1) for p in parents[b, kept]], (0, len(tokens[b]) - len(kept)), constant_values=-1),
+            np.pad(tokens[b, allowed_nodes], (0, len(tokens[b]) - len(allowed_nodes))),
+            np.pad(
+                [place.get(int(p), -1) for p in parents[b, allowed_nodes]],
+                (0, len(tokens[b]) - len(allowed_nodes)),
+                constant_values=-1,
+            ),
         )
         if confidence is not None:
-            confidence[b, : len(kept)] = confidence[b, kept]
+            confidence[b, : len(allowed_nodes)] = confidence[b, allowed_nodes]
     return replace(draft, tree=TokenTree.of(tokens, parents), confidence=confidence)

@@ -68,12 +68,12 @@ def rescored(target: Target, scores: Scores, sequences: Sequence[Running], margi
         tokens, parents = (x[b] for x in scores.tree.lists)
         node, path = 0, list(s.token_ids)
         while node >= 0 and math.isfinite(best[row][node][0]):
-            first, second, token, other = best[row][node]
+            first, second, token, runner_up = best[row][node]
             if first - second < margin:
                 s.sample.stats.near_ties += 1
                 logits[b, node] = exact.fresh(path).to(logits.device)
-                first, second, token, other = _best(logits, scores.tree, [b], [s], stop_ids)[0][node]
-            token = int(min(token, other) if first == second else token)
+                first, second, token, runner_up = _best(logits, scores.tree, [b], [s], stop_ids)[0][node]
+            token = int(min(token, runner_up) if first == second else token)
             path.append(token)
             node = next((n for n in range(node + 1, len(tokens)) if parents[n] == node and tokens[n] == token), -1)
     return replace(scores, logits=logits)

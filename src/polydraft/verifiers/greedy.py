@@ -25,10 +25,10 @@ def _first(x: np.ndarray, value: np.float32) -> int:
     """The first place of a value, -1 where there is none; spans of a fixed length are compared in vector lanes."""
     whole = x.size // _SPAN * _SPAN
     for start in range(0, whole, _SPAN):
-        found = 0
+        count = 0
         for i in range(_SPAN):
-            found += x[start + i] == value
-        if found:
+            count += x[start + i] == value
+        if count:
             whole = start
             break
     for i in range(whole, x.size):
@@ -63,9 +63,9 @@ def _keep_largest(x, rows):
         for n in range(x.shape[1]):
             largest = _largest(x[b, n])
             if largest >= 0:
-                kept = x[b, n, largest]
+                logit = x[b, n, largest]
                 x[b, n] = -np.inf
-                x[b, n, largest] = kept
+                x[b, n, largest] = logit
 
 
 def harden(logits: Float[Tensor, "B N V"], params: Sequence[SamplingParams]) -> Float[Tensor, "B N V"]:

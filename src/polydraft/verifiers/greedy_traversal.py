@@ -66,7 +66,7 @@ def _order(p, q, n, buckets, ratio):
     if n == 1 or shared > 1.0 - GATE / n:
         buckets[:] = 0
         return
-    one, half, low, high = np.float32(1.0), np.float32(0.5), np.float32(-HALF), np.float32(HALF)
+    whole, half, low, high = np.float32(1.0), np.float32(0.5), np.float32(-HALF), np.float32(HALF)
     for t in range(p.size):
         ratio[t] = np.float32(p[t]) / np.float32(q[t]) if p[t] * q[t] > 0.0 else np.float32(0.0)
     bits = ratio.view(np.int32)
@@ -75,7 +75,7 @@ def _order(p, q, n, buckets, ratio):
         buckets[t] = exponent
         bits[t] -= exponent << np.int32(_FRACTION_BITS)
     for t in range(p.size):
-        s = (ratio[t] - one) / (ratio[t] + one)
+        s = (ratio[t] - whole) / (ratio[t] + whole)
         z = s * s
         octaves = np.float32(buckets[t]) + s * (_LOG2[0] + z * (_LOG2[1] + z * (_LOG2[2] + z * _LOG2[3])))
         step = np.floor(np.float32(PER_OCTAVE) * octaves + half)
@@ -175,13 +175,13 @@ def _visit(u, w, alive, at):
             begin, end = end, end + 1
             while end < n and at.height[kids[end]] == at.height[kids[begin]]:
                 end += 1
-            before, left = tokens[kids[:begin]], kids[begin:end].copy()
-            while left.size > 0:
-                _order(P, Q, left.size, order, ratio)
-                _first_of_highest(Q, left.size, order, SELECTED)
-                highest = order[tokens[left]].max()
-                inside = left[order[tokens[left]] == highest]
-                left = left[order[tokens[left]] < highest]
+            before, remaining = tokens[kids[:begin]], kids[begin:end].copy()
+            while remaining.size > 0:
+                _order(P, Q, remaining.size, order, ratio)
+                _first_of_highest(Q, remaining.size, order, SELECTED)
+                highest = order[tokens[remaining]].max()
+                inside = remaining[order[tokens[remaining]] == highest]
+                remaining = remaining[order[tokens[remaining]] < highest]
                 while inside.size > 0:
                     c = inside[0]
                     t = tokens[c]
@@ -194,7 +194,7 @@ def _visit(u, w, alive, at):
                     Q[t] = 0.0
                     if inside.size > 0:
                         _restrict(Q, order, highest, highest + 1, SELECTED)
-                if left.size > 0:
+                if remaining.size > 0:
                     _restrict(Q, order, 0, highest, Q)
             if end < n:
                 copy_normalised(q[at.rows[kids[0]]], Q)
@@ -256,7 +256,7 @@ class GreedyTraversal:
         rows, (tokens, parents) = draft.rows.cpu().contiguous().numpy(), draft.tree.host
         counts = (kids >= 0).sum(-1)
         place = (counts > 1).cumsum(-1) - 1
-        (N, V), found = p.shape[1:], list[_Walk]()
+        (N, V), walks = p.shape[1:], list[_Walk]()
         # The loop is not compiled: a caller of a function that calls itself crashes when numba loads it from its cache.
         for b, end in until.items():
             size = int(place[b, -1]) + 1
@@ -270,8 +270,8 @@ class GreedyTraversal:
                 np.array([-1, 0, *[-1] * N]),
             )
             _visit(0, 1.0, 1.0, at)
-            found.append(at)
-        return found
+            walks.append(at)
+        return walks
 
     def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
         """What the verdict samples, for float32 logits and distributions; chains as block verification, which this rule then is.

@@ -80,33 +80,33 @@ def _lower(q, order, others, first, distribution):
 @compiled
 def _tries(contexts, sweep, residual):
     V = sweep.p.shape[2]
-    rest, left, distribution, others = np.empty(V), np.empty(V), np.empty(V), np.empty(V)
+    rest, untried, distribution, others = np.empty(V), np.empty(V), np.empty(V), np.empty(V)
     order = np.empty(V, np.int64)
     for i in range(len(contexts)):
         b, v = contexts[i]
-        n, w = opened(sweep, b, v, rest, left, residual), sweep.weight[b, v]
+        n, w = opened(sweep, b, v, rest, untried, residual), sweep.weight[b, v]
         if n == 0:
             continue
         draws = sweep.draws[b, v, :n]
         tokens = sweep.tokens[b][draws]
         greedy, first = False, 0
         for j in range(n):
-            if j == n - 2 and _ordered(rest, left, order):
+            if j == n - 2 and _ordered(rest, untried, order):
                 greedy = True
                 place = np.argsort(order)
                 first = n - 2 if place[tokens[n - 2]] > place[tokens[n - 1]] else n - 1
-                _higher(left, order, others, distribution)
+                _higher(untried, order, others, distribution)
             elif greedy:
-                _lower(left, order, others, tokens[first], distribution)
+                _lower(untried, order, others, tokens[first], distribution)
             else:
-                distribution[:] = left
+                distribution[:] = untried
             k = j if not greedy else (first if j == n - 2 else 2 * n - 3 - first)
             remains = tried(sweep, b, v, j, draws[k], w, rest, distribution)
             if remains < 0.0:
                 break
             w = remains
             if not greedy:
-                without(left, tokens[k])
+                without(untried, tokens[k])
         sweep.accept[b, v] = w
         if residual.size:
             residual[i] = rest

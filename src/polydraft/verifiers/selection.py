@@ -43,8 +43,8 @@ def selection_probs(
         [[0.5, 0.5]]
     """
     x = draws.clamp(min=0)
-    taken, wanted = picked.gather(1, x), p.gather(1, x)
-    accept = torch.where(taken > 0, wanted / taken, 0.0).clamp(max=1)
+    q_drawn, p_drawn = picked.gather(1, x), p.gather(1, x)
+    accept = torch.where(q_drawn > 0, p_drawn / q_drawn, 0.0).clamp(max=1)
     rejected = (pi * (1 - accept)).sum(1, keepdim=True)
     return (rejected * residual(p, picked)).scatter_add(1, x, pi * accept)
 

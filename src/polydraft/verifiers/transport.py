@@ -72,10 +72,10 @@ def _sets(Q, n):
         factorial *= k
         room += int(np.rint(ways))
     members, chance = np.full((room, n), -1, np.int64), np.empty(room)
-    chosen, depth, following, found = np.empty(n, np.int64), 0, 0, 0
+    chosen, depth, following, count = np.empty(n, np.int64), 0, 0, 0
     series = np.zeros((n + 1, n + 1))
     series[0, 0] = 1.0
-    while found < room:
+    while count < room:
         if depth == n or following == m:  # back to the last choice, and on from there
             depth -= 1
             following = chosen[depth] + 1
@@ -88,9 +88,9 @@ def _sets(Q, n):
                 term *= Q[following] / j
                 series[depth + 1, k] += series[depth, k - j] * term
         depth, following = depth + 1, following + 1
-        members[found, :depth] = chosen[:depth]
-        chance[found] = factorial * series[depth, n]
-        found += 1
+        members[count, :depth] = chosen[:depth]
+        chance[count] = factorial * series[depth, n]
+        count += 1
     return members, chance
 
 
@@ -127,16 +127,16 @@ def _targets(P, Q, n, target, level):
 def _keep_highest(members, level):
     """Of each set keep the buckets of its highest level, in front; the rest becomes -1."""
     for s in range(len(members)):
-        top, kept = level[members[s, 0]], 0
+        top, size = level[members[s, 0]], 0
         for b in members[s]:
             if b >= 0:
                 top = max(top, level[b])
         for k in range(members.shape[1]):
             b = members[s, k]
             if b >= 0 and level[b] == top:
-                members[s, kept] = b
-                kept += 1
-        members[s, kept:] = -1
+                members[s, size] = b
+                size += 1
+        members[s, size:] = -1
 
 
 @njit(cache=True)

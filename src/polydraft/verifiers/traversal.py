@@ -75,10 +75,10 @@ def tries(contexts, sweep, residual):
             if (tokens[:j] == x).any():
                 w = reject(w, rest, q)
                 continue
-            left = tried(sweep, b, v, turn, draws[j], w, rest, q)
-            if left < 0.0:
+            remaining = tried(sweep, b, v, turn, draws[j], w, rest, q)
+            if remaining < 0.0:
                 break
-            w, turn = left, turn + 1
+            w, turn = remaining, turn + 1
         sweep.accept[b, v] = w
         if residual.size:
             residual[i] = rest

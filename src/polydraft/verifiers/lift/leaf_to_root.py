@@ -209,7 +209,7 @@ class LeafToRoot:
         distributions = np.empty((sweep.p.shape[0], sweep.p.shape[2]))
         _targets(sweep.p, at, distributions)
         drawn = sweep.counts[at[:, 0], at[:, 1]] > 0
-        left = distributions[drawn]
-        self.tries(at[drawn], sweep, left)
-        distributions[drawn] = left
+        residuals = distributions[drawn]
+        self.tries(at[drawn], sweep, residuals)
+        distributions[drawn] = residuals
         return torch.from_numpy(distributions).to(device)

@@ -51,8 +51,8 @@ def _drawn_from(draft: Draft, probs: Tensor, b: Tensor, kids: Tensor) -> Tensor:
     first = draft.rows[b[:, 0], kids[:, 0]]
     if draft.sampling is not DraftSampling.INDEPENDENT:
         return normalise(probs.double()[b[:, 0], first])
-    own = draft.rows[b, kids.clamp(min=0)]
-    return normalise(probs.double()[b, torch.where(kids >= 0, own, first[:, None])])
+    drawn_rows = draft.rows[b, kids.clamp(min=0)]
+    return normalise(probs.double()[b, torch.where(kids >= 0, drawn_rows, first[:, None])])
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class PerNode:
             q = None if draft.probs is None else _drawn_from(draft, draft.probs, b, kids)
             e = self.emitted_probs(p[inner], q, tokens.where(drawn, -1))
             branch[b[drawn], kids[drawn]] = e.gather(1, tokens)[drawn]
-            left = e.scatter(1, tokens.where(drawn, tokens[:, :1]), 0.0)  # the first draw is always there: pad with it
-            rest[inner], stop[inner] = left, left.sum(-1)
+            extra_probs = e.scatter(1, tokens.where(drawn, tokens[:, :1]), 0.0)  # the first draw is always there: pad with it
+            rest[inner], stop[inner] = extra_probs, extra_probs.sum(-1)
         first = tree.first_copies(draft.tree)
         copy = first != torch.arange(draft.tree.num_nodes, device=first.device)
         parents = torch.where(copy, -1, draft.tree.parents)

@@ -47,8 +47,8 @@ def output_probs(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], beta: int = B
         >>> output_probs(torch.tensor([[0.5, 0.4, 0.1]]), torch.tensor([[0.0, 0.5, 0.5]])).tolist()
         [[0.5, 0.5, 0.0]]
     """
-    taken = q * kept(p, beta, tau)
-    return taken + (1 - taken.sum(-1, keepdim=True)) * _greedy(p)
+    accepted = q * kept(p, beta, tau)
+    return accepted + (1 - accepted.sum(-1, keepdim=True)) * _greedy(p)
 
 
 def deviation(p: Float[Tensor, "*M V"], own: Int[Tensor, "*M"], beta: int = BETA, tau: float = TAU) -> Float[Tensor, "*M"]:
@@ -58,8 +58,8 @@ def deviation(p: Float[Tensor, "*M V"], own: Int[Tensor, "*M"], beta: int = BETA
         >>> deviation(torch.tensor([[0.5, 0.4, 0.1]] * 3), torch.tensor([0, 1, 2])).tolist()
         [0.0, 1.0, 0.0]
     """
-    taken = kept(p.reshape(-1, p.shape[-1]), beta, tau).view(p.shape).gather(-1, own[..., None])[..., 0]
-    return taken * (own != p.argmax(-1))
+    accepted = kept(p.reshape(-1, p.shape[-1]), beta, tau).view(p.shape).gather(-1, own[..., None])[..., 0]
+    return accepted * (own != p.argmax(-1))
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,8 @@ def output_probs(
         >>> output_probs(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0])).tolist()
         [1.0, 0.0]
     """
-    taken = q * kept(p, eps, delta)
-    return taken + (1 - taken.sum(-1, keepdim=True)) * p
+    accepted = q * kept(p, eps, delta)
+    return accepted + (1 - accepted.sum(-1, keepdim=True)) * p
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Typical:
         first = tree.first_copies(draft.tree)
         above = first.gather(1, parents.clamp(min=0))
         places = above * p.shape[-1] + tokens
-        own, good = (x.flatten(1).gather(1, places) for x in (p, kept(p, self.eps, self.delta)))
-        logs = own.clamp(min=1e-300).log()
+        token_probs, good = (x.flatten(1).gather(1, places) for x in (p, kept(p, self.eps, self.delta)))
+        logs = token_probs.clamp(min=1e-300).log()
         end = np.zeros(len(p), np.int64)
         _deepest(*(x.cpu().contiguous().numpy() for x in (parents, first, good > 0, logs)), end)
         node = torch.from_numpy(end).to(p.device)
