@@ -23,7 +23,7 @@ from studies.several_drafts.measure import measure, without_layers
 from studies.several_drafts.picture import picture
 from studies.several_drafts.report import markdown
 from studies.several_drafts.rows import RowStore
-from studies.several_drafts.texts import CONTEXTS, answers, packaged_prompts, read_prompts
+from studies.several_drafts.texts import COMPLETE_FUNCTION, CONTEXTS, answers, packaged_prompts, read_prompts
 from studies.several_drafts.verified import read_values
 
 __all__ = ["main", "size_name"]
@@ -77,7 +77,8 @@ def main(
     rows.mkdir(parents=True, exist_ok=True)
     big, tokenizer, drafts = _models(target, draft)
     prompts: dict[str, Any] = packaged_prompts()
-    prompts |= {name: read_prompts(file) for name, file in (("code", code), ("chat", chat)) if file is not None}
+    prompts |= {"code": read_prompts(code, COMPLETE_FUNCTION)} if code else {}
+    prompts |= {"chat": read_prompts(chat)} if chat else {}
     engine = Engine.of(big, tokenizer=tokenizer, draft_model=next(iter(drafts.values())), draft_tokenizer=tokenizer)
     stores = RowStore(big, big.vocab_size), {name: RowStore(model, big.vocab_size) for name, model in drafts.items()}
     begin = perf_counter()

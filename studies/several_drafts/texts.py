@@ -1,18 +1,16 @@
 """Contexts: places in the target's own answers to code and chat prompts."""
 
-import gzip
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from polydraft import SamplingParams
-from polydraft.bench.same_file import QUESTIONS
+from polydraft.bench.questions import QUESTIONS, questions
 from polydraft.engine.api import Engine
 from polydraft.models import load, pair
 
-__all__ = ["CONTEXTS", "Context", "answers", "packaged_prompts", "read_prompts"]
+__all__ = ["COMPLETE_FUNCTION", "CONTEXTS", "Context", "answers", "packaged_prompts", "read_prompts"]
 
 ANSWER_TOKENS = 96
 PLACES = (0.3, 0.8)
@@ -21,6 +19,10 @@ CONTEXTS = len(PLACES)
 ANSWER_TEMPERATURE = 0.7
 MAX_PROMPT = 200
 """Tokens of the longest prompt that is taken."""
+LONGEST_FILE = 10_000
+"""Prompts of one category."""
+COMPLETE_FUNCTION = "Complete this function.\n\n```python\n{}```"
+CONTINUE_FILE = "Continue this file.\n\n```python\n{}```"
 
 
 @dataclass(frozen=True)
@@ -32,22 +34,15 @@ class Context:
     token_ids: tuple[int, ...]
 
 
-def read_prompts(file: Path) -> list[str]:
-    """Prompts of a JSONL file, plain or gzipped, by turns of its categories. `prompt`: a function to complete; `turns`: a question."""
-    packed = file.read_bytes()
-    lines = (gzip.decompress(packed) if file.suffix == ".gz" else packed).decode().splitlines()
-    by_category: dict[str, list[str]] = {}
-    for entry in map(json.loads, filter(str.strip, lines)):
-        question = entry["turns"][0] if "turns" in entry else f"Complete this function.\n\n```python\n{entry['prompt']}```"
-        by_category.setdefault(entry.get("category", ""), []).append(question)
-    queues = [iter(prompts) for prompts in by_category.values()]
-    return [prompt for _ in range(max(map(len, by_category.values()))) for queue in queues if (prompt := next(queue, ""))]
+def read_prompts(file: Path, wrap: str = "{}") -> list[str]:
+    """Prompts of a JSONL file, the categories by turns. wrap: what stands around each."""
+    return [wrap.format(question.text) for question in questions([file], LONGEST_FILE)]
 
 
 def packaged_prompts() -> dict[str, list[str]]:
     """The few that come with the package, where no files are named."""
-    code = [f"Continue this file.\n\n```python\n{prompt.text}```" for prompt in pair.prompts()]
-    return {"code": code, "chat": list(QUESTIONS)}
+    code = [CONTINUE_FILE.format(prompt.text) for prompt in pair.prompts()]
+    return {"code": code, "chat": [question.text for question in QUESTIONS]}
 
 
 def _prompt_ids(tokenizer: Any, prompt: str) -> list[int]:

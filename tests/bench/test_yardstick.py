@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from polydraft.bench.yardstick import Question, Yardstick, markdown, picture, questions
-from polydraft.errors import InvalidInputError, UnknownNameError
+from polydraft.bench.questions import Question
+from polydraft.bench.yardstick import Yardstick, markdown, picture
+from polydraft.errors import UnknownNameError
 from polydraft.models import pair
 from polydraft.train.run import untrained
 
@@ -44,16 +45,6 @@ def test_heads_and_models_draft_together(tmp_path):
     )
     rows = {r["way"]: r for r in report["rows"]}
     assert all(rows[way]["equal"] for way in ways) and rows[ways[0]]["tokens_per_step"] > 1
-
-
-def test_questions_are_taken_evenly_from_all_categories(tmp_path):
-    lines = [{"category": c, "turns": [f"{c}{i}"]} for c in "ab" for i in range(3)] + [{"prompt": "p"}]
-    file = tmp_path / "q.jsonl"
-    file.write_text("\n".join(map(json.dumps, lines)))
-    assert [q.text for q in questions(file, 5)] == ["a0", "b0", "p", "a1", "b1"]
-    file.write_text('{"turns": []}')
-    with pytest.raises(InvalidInputError, match="line 1"):
-        questions(file, 1)
 
 
 def test_a_way_that_there_is_not_is_refused():

@@ -1,128 +1,240 @@
-"""A GGUF file in this library and in llama.cpp: start, memory, first tokens and speed, each in a process of its own, by turns.
+"""A GGUF file in this library and in llama.cpp, on the same prompts: every mode of both by turns, each engine in a process of its own.
 
-One sequence, with the settings that a user gets who names the file and the number of threads: this library by default, with the file's draft
-model or head, and plain; llama.cpp plain. Speed is that of answers to questions, between their first and last token.
+modes     polydraft plain, auto and fixed chains; llama.cpp plain, with the same draft model, and with its own n-gram lookups
+speed     tokens after those of the first step, over the seconds since then, of all prompts together
+interval  95%, bootstrap over prompts
+
+Every continuation is appended to a file as soon as it ends: the same call goes on where an earlier one was cut off.
 """
 
+import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from datetime import date
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from polydraft.bench.questions import Question
 from polydraft.bench.record import command_line, markdown_table, processor
 from polydraft.core import SamplingParams
-from polydraft.errors import IncompatibleError
-from polydraft.models import load, pair
+from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.models import load
 from polydraft.models.gguf import GgufFile
 from polydraft.models.hub import default_draft, located
 from polydraft.threads import usable_cores
 
-__all__ = ["Row", "as_dicts", "compare", "markdown"]
+__all__ = ["PEER_MODES", "Continuation", "FileComparison", "markdown"]
 
-QUESTIONS = (
-    "Explain in simple words why the sky is blue.",
-    "Write a Python function that merges two sorted lists.",
-    "Give three tips for learning a new language.",
-    "Write a Python class for a binary search tree with insert and search.",
-    "What is the capital of France, and what is it known for?",
-    "Write a Python function that parses a CSV file without the csv module.",
-)
-PROMPTS = (30, 1000)
-"""Tokens of the two prompts."""
-MOST_CONTEXT = 2048
-NUM_TOKENS = 128
-FIGURES = {
-    "start": "start, s",
-    "memory": "peak memory, MB",
-    "first_30": "first token of 30, s",
-    "first_1000": "first token of 1,000, s",
-    "speed_0": "tokens/s, T = 0",
-    "speed_1": "tokens/s, T = 1",
-}
-MORE_IS_BETTER = ("speed_0", "speed_1")
+CONTEXT = 2048
+WARM_UP_TOKENS = 8
+PEER_MODES = ("plain", "draft", "ngram_simple", "ngram_map_k", "ngram_map_k4v", "ngram_mod", "ngram_cache")
+"""What llama.cpp offers: no drafts, the draft model, and lookups in the text so far."""
+OURS, PEER = "polydraft", "llama.cpp"
+RESAMPLES = 2000
+Progress = Callable[[int, int], object]
 
 
 @dataclass(frozen=True)
-class Row:
-    """Medians of one engine on one file: seconds, MB, and tokens/s between the first and the last token. The last row of a comparison is
-    llama.cpp's."""
+class Continuation:
+    """One answer. mode: engine and mode.  first_tokens: that came with the first step, whose speed is the prompt's."""
 
-    file: str
+    mode: str
     threads: int
+    temperature: float
+    category: str
+    prompt: int
+    repetition: int
+    first_token_seconds: float
+    seconds: float
+    first_tokens: int
+    num_tokens: int
+
+    @property
+    def cell(self) -> tuple[str, int, float, int, int]:
+        """What there is one of."""
+        return self.mode, self.threads, self.temperature, self.prompt, self.repetition
+
+
+@dataclass(frozen=True)
+class Start:
+    """Of one engine: seconds until it answers, and the most memory that its process held, in MB."""
+
     engine: str
-    figures: Mapping[str, float]
+    threads: int
+    start_seconds: float
+    memory_mb: float
 
 
-def compare(
-    names: Sequence[str],
-    threads: Sequence[int],
-    *,
-    draft: str | None = None,
-    repetitions: int = 3,
-    num_tokens: int = NUM_TOKENS,
-    progress: Any = None,
-) -> list[list[Row]]:
-    """Measure files, by names as of `hub.located`, with each number of threads: rows of one file and number, llama.cpp's last.
+class Job(NamedTuple):
+    """What a worker is sent."""
 
-    draft: name of a draft model of all of them; without it, that of a file's entry in `polydraft models list`.
+    mode: str
+    token_ids: list[int]
+    num_tokens: int
+    temperature: float
+    seed: int
+
+
+class FileComparison:
+    """Modes of both engines on one file.
+
+    model, draft: names as of `hub.located`; without a draft model, that of the file's entry in `polydraft models list`.
+    chains: lengths of fixed chains of drafts.  peer_modes: of `PEER_MODES`.
+    results: file of continuations; those that are in it are not measured again.
 
     Raises:
         IncompatibleError: llama.cpp is not installed.
+        InvalidInputError: a file of other settings.
     """
-    if find_spec("xllamacpp") is None:
-        raise IncompatibleError("llama.cpp is not installed. Install polydraft[bench].")
-    comparisons = []
-    for name in names:
-        small = draft or default_draft(name)
+
+    def __init__(
+        self,
+        model: str,
+        draft: str | None = None,
+        *,
+        chains: Sequence[int] = (3,),
+        peer_modes: Sequence[str] = PEER_MODES[:3],
+        num_tokens: int = 64,
+        results: Path | None = None,
+    ) -> None:
+        if find_spec("xllamacpp") is None:
+            raise IncompatibleError("llama.cpp is not installed. Install polydraft[bench].")
+        draft = draft or default_draft(model)
+        self.file, self.draft = located(model), located(draft) if draft else None
+        self.num_tokens, self._results = num_tokens, results
+        ours = ["plain", "auto", *(f"chain of {n}" for n in chains if self.draft)]
+        peers = [mode for mode in peer_modes if mode != "draft" or self.draft]
+        self.modes = [f"{OURS}, {mode}" for mode in ours] + [f"{PEER}, {mode}" for mode in peers]
+        self.settings = {"file": self.file.name, "draft": self.draft and self.draft.name, "tokens": num_tokens}
+        self.continuations, self.starts = list[Continuation](), list[Start]()
+        self._read_results()
+        self.tokenizer = load.load_tokenizer(str(self.file))
+
+    def _read_results(self) -> None:
+        if self._results is None:
+            return
+        if not self._results.exists():
+            self._append({"settings": self.settings})
+            return
+        first, *lines = map(json.loads, self._results.read_text(encoding="utf-8").splitlines())
+        if first != {"settings": self.settings}:
+            raise InvalidInputError(
+                f"{str(self._results)!r} holds continuations of {first.get('settings')}; expected those of {self.settings}. Name another file, or delete it."
+            )
+        for line in lines:
+            if "engine" in line:
+                self.starts.append(Start(**line))
+            else:
+                self.continuations.append(Continuation(**line))
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        if self._results is not None:
+            self._results.parent.mkdir(parents=True, exist_ok=True)
+            with self._results.open("a", encoding="utf-8") as out:
+                out.write(json.dumps(line) + "\n")
+
+    def run(
+        self,
+        questions: Sequence[Question],
+        *,
+        threads: Sequence[int] = (1,),
+        temperatures: Sequence[float] = (0.0, 1.0),
+        repetitions: int = 1,
+        say: Callable[[str], object] = lambda line: None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Measure what is missing, prompt by prompt. say: is told how long it will take, after each engine's first answer."""
+        prompts = [_prompt_ids(self.tokenizer, question.text) for question in questions]
+        measured = {one.cell for one in self.continuations}
+        cells = [
+            (mode, count, T, number, repetition)
+            for count in threads
+            for repetition in range(repetitions)
+            for number in range(len(questions))
+            for T in temperatures
+            for mode in self._turned(number)
+        ]
+        missing = [cell for cell in cells if cell not in measured]
+        done = len(cells) - len(missing)
         for count in threads:
-            comparisons.append(_measure(located(name), located(small) if small else None, count, repetitions, num_tokens))
-            if progress:
-                progress(len(names) * len(threads), len(comparisons))
-    return comparisons
+            part = [cell for cell in missing if cell[1] == count]
+            if not part:
+                continue
+            with self._workers(count) as workers:
+                self._estimate(workers, part, missing, prompts, say)
+                for mode, _, T, number, repetition in part:
+                    job = Job(mode.partition(", ")[2], prompts[number], self.num_tokens, T, repetition)
+                    first, seconds, first_tokens = workers[mode](job)
+                    where = mode, count, T, questions[number].category, number, repetition
+                    one = Continuation(*where, first, seconds, first_tokens, self.num_tokens)
+                    self.continuations.append(one)
+                    self._append(asdict(one))
+                    done += 1
+                    if progress:
+                        progress(len(cells), done)
+
+    def _turned(self, number: int) -> list[str]:
+        """The modes, another one first for each prompt."""
+        turn = number % len(self.modes)
+        return self.modes[turn:] + self.modes[:turn]
+
+    def _estimate(
+        self,
+        workers: Mapping[str, Callable[[Job], tuple[float, float, int]]],
+        cells: Sequence[tuple[str, int, float, int, int]],
+        missing: Sequence[Any],
+        prompts: Sequence[list[int]],
+        say: Callable[[str], object],
+    ) -> None:
+        """A short answer of every mode, which warms up, and what all cells will take at that speed."""
+        total, shortest = 0.0, min(prompts, key=len)
+        for mode in dict.fromkeys(cell[0] for cell in cells):
+            job = Job(mode.partition(", ")[2], shortest, WARM_UP_TOKENS, 1.0, 0)
+            workers[mode](job)
+            first, seconds, first_tokens = workers[mode](job)
+            token = seconds / max(WARM_UP_TOKENS - first_tokens, 1)
+            lengths = [len(prompts[cell[3]]) for cell in cells if cell[0] == mode]
+            total += len(lengths) * self.num_tokens * token + first / len(shortest) * sum(lengths)
+        total *= len(missing) / len(cells)
+        say(f"{len(missing)} continuations of {self.num_tokens} tokens: about {max(total / 60, 1):.0f} minutes")
+
+    @contextmanager
+    def _workers(self, threads: int) -> Iterator[dict[str, Callable[[Job], tuple[float, float, int]]]]:
+        """By mode, what answers jobs: one process of this library for all of its modes, one of llama.cpp for each of its own."""
+        ours = [mode.partition(", ")[2] for mode in self.modes if mode.startswith(OURS)]
+        engines: dict[str, tuple[Any, ...]] = {OURS: (_ours, str(self.file), threads, self.draft, ours)}
+        for mode in self.modes:
+            if mode.startswith(PEER):
+                engines[mode] = (_llama_cpp, str(self.file), threads, self.draft, mode.partition(", ")[2])
+        with ExitStack() as stack:
+            pipes = {name: stack.enter_context(_worker(threads, *engine)) for name, engine in engines.items()}
+            yield {mode: lambda job, pipe=pipes[mode if mode in pipes else OURS][0]: _answered(pipe, job) for mode in self.modes}
+            for name, (pipe, seconds) in pipes.items():
+                pipe.send(None)
+                start = Start(name, threads, seconds, pipe.recv())
+                self.starts.append(start)
+                self._append(asdict(start))
 
 
-def _measure(file: Path, draft: Path | None, threads: int, repetitions: int, num_tokens: int) -> list[Row]:
-    text = "".join(prompt.text for prompt in pair.prompts())
-    tokenizer = load.load_tokenizer(str(file))
-    whole = load.encode(tokenizer, text)
-    while len(whole) < max(PROMPTS):
-        whole = whole + whole
-    questions = [_question(tokenizer, text) for text in QUESTIONS]
-    engines: dict[str, tuple[Any, ...]] = {
-        "polydraft": (_ours, file, "auto", draft),
-        "polydraft, no drafts": (_ours, file, None, None),
-        "llama.cpp": (_llama_cpp, file),
-    }
-    with ExitStack() as stack:
-        both = {name: stack.enter_context(_worker(threads, *parts)) for name, parts in engines.items()}
-        seen: dict[str, dict[str, list[float]]] = {name: {"start": [worker[1]]} for name, worker in both.items()}
-        for repetition in range(repetitions + 1):  # the first one warms up
-            jobs = [(f"first_{size}", whole[repetition : repetition + size], 1, 0.0) for size in PROMPTS]
-            jobs += [(f"speed_{t}", questions[repetition % len(questions)], num_tokens, float(t)) for t in (0, 1)]
-            for figure, ids, count, temperature in jobs:
-                for name, (pipe, _) in both.items():
-                    pipe.send((ids, count, temperature))
-                    first, rate = pipe.recv()
-                    if repetition:
-                        seen[name].setdefault(figure, []).append(rate if figure.startswith("speed") else first)
-        for name, (pipe, _) in both.items():
-            pipe.send(None)
-            seen[name]["memory"] = [pipe.recv()]
-    return [Row(file.name, threads, name, {figure: median(seen[name][figure]) for figure in FIGURES}) for name in both]
+def _answered(pipe: Any, job: Job) -> tuple[float, float, int]:
+    pipe.send(job)
+    return pipe.recv()
 
 
 @contextmanager
-def _worker(threads: int, build: Any, file: Path, *options: Any) -> Iterator[tuple[Any, float]]:
+def _worker(threads: int, build: Any, *options: Any) -> Iterator[tuple[Any, float]]:
     """A process with an engine, and the seconds from its start until it answers."""
     context = get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(build, str(file), options, threads, there), daemon=True)
+    process = context.Process(target=_serve, args=(build, options, threads, there), daemon=True)
     begin = perf_counter()
     process.start()
     there.close()
@@ -131,23 +243,24 @@ def _worker(threads: int, build: Any, file: Path, *options: Any) -> Iterator[tup
         yield here, perf_counter() - begin
     except EOFError as error:
         raise IncompatibleError(
-            f"{build.__name__.strip('_')} ended on {str(file)!r}; its message is above. Try another file."
+            f"{build.__name__.strip('_')} ended on {options[0]!r}; its message is above. Try another file."
         ) from error
     finally:
         process.terminate()
         process.join()
 
 
-def _serve(build: Any, file: str, options: Sequence[Any], threads: int, pipe: Any) -> None:
+def _serve(build: Any, options: Sequence[Any], threads: int, pipe: Any) -> None:
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    generate = build(file, threads, *options)
+    generate = build(*options)
     pipe.send("ready")
     while (job := pipe.recv()) is not None:
-        pipe.send(generate(*job))
+        pipe.send(generate(job))
     pipe.send(_peak_megabytes())
 
 
-def _ours(file: str, threads: int, drafter: str | None, draft: Path | None) -> Any:
+def _ours(file: str, threads: int, draft: Path | None, modes: Sequence[str]) -> Any:
+    """Engines of all modes on one pair of models."""
     from polydraft.engine.api import Engine
 
     options: dict[str, Any] = {"threads": threads, "max_model_len": _context(file), "max_num_seqs": 1}
@@ -155,35 +268,39 @@ def _ours(file: str, threads: int, drafter: str | None, draft: Path | None) -> A
     small = load.load_model(str(draft), **options) if draft else None
     if small is not None:
         model.vocab_size = small.vocab_size = load.num_token_ids(tokenizer, min(model.vocab_size, small.vocab_size))
-    parts: dict[str, Any] = {"draft_model": small, "draft_tokenizer": tokenizer, "drafter": drafter}
-    engine = Engine.of(model, tokenizer=tokenizer, **parts)  # whose slots keep no prompt
+    drafts: dict[str, Any] = {"draft_model": small, "draft_tokenizer": tokenizer}
+    ways: dict[str, dict[str, Any]] = {"plain": {"drafter": None}, "auto": {"drafter": "auto", **drafts}}
+    for mode in modes:
+        if mode not in ways:
+            ways[mode] = {"drafter": "model:chain", "depth": int(mode.rpartition(" ")[2]), **drafts}
+    engines = {mode: Engine.of(model, tokenizer=tokenizer, **ways[mode]) for mode in modes}  # whose slots keep no prompt
 
-    def generate(ids: list[int], count: int, temperature: float) -> tuple[float, float]:
-        times, begin = [], perf_counter()
-        for step in engine.stream(ids, SamplingParams(temperature=temperature, max_tokens=count, ignore_eos=True, seed=1)):
-            times += [perf_counter()] * len(step.token_ids)
-        return times[0] - begin, _rate(times)
+    def generate(job: Job) -> tuple[float, float, int]:
+        times, begin = list[tuple[float, int]](), perf_counter()
+        params = SamplingParams(temperature=job.temperature, max_tokens=job.num_tokens, ignore_eos=True, seed=job.seed)
+        for step in engines[job.mode].stream(job.token_ids, params):
+            times.append((perf_counter(), len(step.token_ids)))
+        return times[0][0] - begin, times[-1][0] - times[0][0], times[0][1]
 
     return generate
 
 
-def _llama_cpp(file: str, threads: int) -> Any:
+def _llama_cpp(file: str, threads: int, draft: Path | None, mode: str) -> Any:
     from polydraft.bench.llama_cpp import LlamaCpp
 
-    server = LlamaCpp(Path(file), exact=False, num_threads=threads, context=_context(file))
+    drafts: dict[str, Any] = {"plain": {}, "draft": {"draft": draft}}.get(mode, {"lookup": mode.upper()})
+    server = LlamaCpp(Path(file), exact=False, num_threads=threads, context=_context(file), **drafts)
 
-    def generate(ids: list[int], count: int, temperature: float) -> tuple[float, float]:
-        times: list[float] = []
-        begin = perf_counter()
-        server.stream(
-            ids, SamplingParams(temperature=temperature, max_tokens=count, seed=1), lambda: times.append(perf_counter())
-        )
-        return times[0] - begin, _rate(times)
+    def generate(job: Job) -> tuple[float, float, int]:
+        times, begin = list[float](), perf_counter()
+        params = SamplingParams(temperature=job.temperature, max_tokens=job.num_tokens, seed=job.seed)
+        server.stream(job.token_ids, params, lambda: times.append(perf_counter()))
+        return times[0] - begin, times[-1] - times[0], 1
 
     return generate
 
 
-def _question(tokenizer: Any, text: str) -> list[int]:
+def _prompt_ids(tokenizer: Any, text: str) -> list[int]:
     """A question as the model's chat template puts it, where it has one."""
     if not getattr(tokenizer, "chat_template", None):
         return load.encode(tokenizer, text)
@@ -193,12 +310,7 @@ def _question(tokenizer: Any, text: str) -> list[int]:
 
 
 def _context(file: str) -> int:
-    return min(MOST_CONTEXT, GgufFile(file).config.max_position_embeddings)
-
-
-def _rate(times: Sequence[float]) -> float:
-    """Tokens a second between the first and the last."""
-    return (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else 0.0
+    return min(CONTEXT, GgufFile(file).config.max_position_embeddings)
 
 
 def _peak_megabytes() -> float:
@@ -208,19 +320,98 @@ def _peak_megabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def markdown(comparisons: Sequence[Sequence[Row]]) -> str:
-    """A table; ratios above 1 say that this library is better than llama.cpp."""
-    cells: list[list[Any]] = []
-    for rows in comparisons:
-        theirs = rows[-1].figures
-        for row in rows:
-            ratios = {k: (row.figures[k] / theirs[k]) ** (1 if k in MORE_IS_BETTER else -1) for k in FIGURES}
-            figures = [f"{row.figures[k]:.3g}" + ("" if row is rows[-1] else f" ({ratios[k]:.2f}x)") for k in FIGURES]
-            cells.append([row.file, row.threads, row.engine, *figures])
-    head = f"{processor()}, {usable_cores()} cores; `{command_line()}`; medians of one interleaved run, both engines at their defaults.\n\n"
-    return head + markdown_table(["file", "threads", "engine", *FIGURES.values()], cells)
+class Speeds:
+    """Tokens per second of one number of threads and temperature, whose prompts are resampled alike for all modes."""
+
+    def __init__(self, continuations: Sequence[Continuation], threads: int, temperature: float) -> None:
+        self._by_mode: dict[str, dict[int, list[Continuation]]] = {}
+        self.categories: dict[str, list[int]] = {}
+        for one in continuations:
+            if (one.threads, one.temperature) == (threads, temperature):
+                self._by_mode.setdefault(one.mode, {}).setdefault(one.prompt, []).append(one)
+        complete = set.intersection(*(set(by_prompt) for by_prompt in self._by_mode.values())) if self._by_mode else set()
+        for one in continuations:
+            prompts = self.categories.setdefault(one.category, [])
+            if one.prompt in complete and one.prompt not in prompts:
+                prompts.append(one.prompt)
+
+    @property
+    def modes(self) -> list[str]:
+        return list(self._by_mode)
+
+    @property
+    def prompts(self) -> list[int]:
+        """Those that every mode has continued."""
+        return [prompt for prompts in self.categories.values() for prompt in prompts]
+
+    def _totals(self, mode: str, prompts: Sequence[int]) -> np.ndarray:
+        """[prompts, 2] tokens and seconds."""
+        by_prompt = self._by_mode[mode]
+        return np.array(
+            [[sum(c.num_tokens - c.first_tokens for c in by_prompt[p]), sum(c.seconds for c in by_prompt[p])] for p in prompts]
+        )
+
+    def speed(self, mode: str, prompts: Sequence[int]) -> float:
+        tokens, seconds = self._totals(mode, prompts).sum(0)
+        return float(tokens / seconds)
+
+    def interval(self, mode: str, prompts: Sequence[int], over: str | None = None) -> tuple[float, float]:
+        """95% of the speed, or of its ratio to another mode's."""
+        chosen = np.random.default_rng(0).integers(len(prompts), size=(RESAMPLES, len(prompts)))
+        ours = self._totals(mode, prompts)[chosen].sum(1)
+        rates = ours[:, 0] / ours[:, 1]
+        if over is not None:
+            theirs = self._totals(over, prompts)[chosen].sum(1)
+            rates = rates * theirs[:, 1] / theirs[:, 0]
+        low, high = np.quantile(rates, (0.025, 0.975))
+        return float(low), float(high)
+
+    def first_token(self, mode: str) -> float:
+        """Median seconds."""
+        return median(c.first_token_seconds for by_prompt in self._by_mode[mode].values() for c in by_prompt)
 
 
-def as_dicts(comparisons: Sequence[Sequence[Row]]) -> list[dict[str, Any]]:
-    """For a JSON file."""
-    return [asdict(row) for rows in comparisons for row in rows]
+def markdown(comparison: FileComparison) -> str:
+    """A table for each number of threads and temperature."""
+    settings = comparison.settings
+    pair = f"{settings['file']}, draft model {settings['draft']}" if settings["draft"] else settings["file"]
+    parts = [
+        f"{pair}; {date.today()}; {processor()}, {usable_cores()} cores; `{command_line()}`; {settings['tokens']} tokens a prompt. Tokens per second; in "
+        "brackets 95% intervals, bootstrap over prompts. All modes by turns, prompt by prompt, with all engines loaded."
+    ]
+    cells = sorted({(c.threads, c.temperature) for c in comparison.continuations})
+    for threads, temperature in cells:
+        speeds = Speeds(comparison.continuations, threads, temperature)
+        if len(speeds.prompts) > 0:
+            parts += [f"### {threads} thread{'s' * (threads > 1)}, T = {temperature:g}", _table(speeds)]
+    if comparison.starts:
+        lines = [[s.engine, s.threads, f"{s.start_seconds:.1f}", f"{s.memory_mb:.0f}"] for s in comparison.starts]
+        parts.append(markdown_table(["engine", "threads", "start, s", "peak memory, MB"], lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(speeds: Speeds) -> str:
+    every = speeds.prompts
+    peers = [mode for mode in speeds.modes if mode.startswith(PEER)]
+    fastest = max(peers, key=lambda mode: speeds.speed(mode, every), default=None)
+    plain = f"{OURS}, plain"
+    categories = {name: prompts for name, prompts in speeds.categories.items() if prompts}
+    lines = list[list[str]]()
+    for mode in sorted(speeds.modes, key=lambda mode: (mode.startswith(PEER), mode)):
+        line = [mode + (" (fastest of its modes)" if mode == fastest else "")]
+        line += [_with_interval(speeds.speed(mode, prompts), speeds.interval(mode, prompts)) for prompts in categories.values()]
+        line.append(_with_interval(speeds.speed(mode, every), speeds.interval(mode, every)))
+        for other in (plain, fastest):
+            known = other is not None and other in speeds.modes and other != mode
+            ratio = speeds.speed(mode, every) / speeds.speed(other, every) if known and other else 1.0
+            line.append(_with_interval(ratio, speeds.interval(mode, every, other), "x") if known else "-")
+        lines.append([*line, f"{speeds.first_token(mode):.2f}"])
+    heads = [f"{name} ({len(prompts)})" for name, prompts in categories.items()]
+    return markdown_table(
+        ["engine, mode", *heads, f"all ({len(every)})", "over own plain", f"over {PEER}'s fastest", "first token, s"], lines
+    )
+
+
+def _with_interval(value: float, interval: tuple[float, float], unit: str = "") -> str:
+    low, high = interval
+    return f"{value:.3g}{unit}" + (f" [{low:.3g}, {high:.3g}]" if low < high else "")  # a single prompt has no spread

@@ -8,34 +8,25 @@ equal        at temperature 0: whether all texts were those of plain decoding
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from polydraft.bench.compare import Measurement, engine_contender, measure
 from polydraft.bench.labels import label
+from polydraft.bench.questions import Question
 from polydraft.bench.record import markdown_table, provenance
 from polydraft.bench.suite import Way
 from polydraft.engine.api import Engine
-from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import kind_of
 from polydraft.models import load
 
-__all__ = ["Question", "Yardstick", "markdown", "picture", "questions"]
+__all__ = ["Yardstick", "markdown", "picture"]
 
 PLAIN = "plain"
 FROM_TEXT = ("ngram", "suffix", "mixture")
 SIZE = "@1x3"
 """Of the chains that trained drafters draft where no way is named."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """A prompt and what it is about."""
-
-    category: str
-    text: str
 
 
 def _sources(folders: Mapping[str, Path], members: Sequence[str]) -> dict[str, Any]:
@@ -54,29 +45,6 @@ def _independent(folders: Mapping[str, Path], members: Sequence[str]) -> dict[st
 
 TOGETHER = {"mixture": _sources, "several": _independent}
 """Drafters that are made of others: their options, of the folders that are known by name."""
-
-
-def questions(file: Path, count: int) -> list[Question]:
-    """So many questions of a .jsonl file, evenly over its categories: lines with "prompt", or "turns" of which the first is asked.
-
-    Raises:
-        InvalidInputError: a line that has neither.
-    """
-    by_category: dict[str, list[Question]] = {}
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            said = json.loads(line)
-            text = str(said["prompt"] if "prompt" in said else said["turns"][0])
-        except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise InvalidInputError(
-                f"{str(file)!r}, line {number} holds no question; expected 'prompt', or 'turns'. Correct it."
-            ) from error
-        category = str(said.get("category", "all"))
-        by_category.setdefault(category, []).append(Question(category, text))
-    found = [q for turn in range(count) for each in by_category.values() for q in each[turn : turn + 1]]
-    if not found:
-        raise InvalidInputError(f"{str(file)!r} holds no question; expected one a line. Add some.")
-    return found[:count]
 
 
 class Yardstick:

@@ -182,37 +182,68 @@ def serve(
 
 @app.command()
 def file(
-    model: Annotated[
-        list[str], typer.Option(help="GGUF file, or a name of `polydraft models list` that is one; may be repeated.")
-    ],
+    model: Annotated[str, typer.Option(help="GGUF file, or a name of `polydraft models list` that is one.")],
     draft_model: given.DraftModel = None,
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            exists=True, dir_okay=False, help='.jsonl or .jsonl.gz of "prompt", or "turns", and "category"; may be repeated.'
+        ),
+    ] = None,
+    categories: Annotated[list[str] | None, typer.Option(help="Category of prompts; may be repeated. Default all.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="Prompts of each category.")] = 3,
     threads: Annotated[
         list[int] | None, typer.Option(min=1, help="Threads of both; may be repeated. Default 1 and all cores.")
     ] = None,
-    max_tokens: Annotated[int, given.sampling("Tokens of each continuation.", min=2)] = 128,
-    repetitions: Annotated[int, typer.Option(min=1, help="Measured repetitions.")] = 3,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to FILE.")] = None,
+    temperature: Annotated[list[float] | None, typer.Option(min=0, help="May be repeated. Default 0 and 1.")] = None,
+    chain: Annotated[
+        list[int] | None, typer.Option(min=1, help="Length of a fixed chain of drafts; may be repeated. Default 3.")
+    ] = None,
+    peer_mode: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Of llama.cpp: plain, draft, or an n-gram type such as ngram_mod; may be repeated. Default plain, draft, ngram_simple."
+        ),
+    ] = None,
+    max_tokens: Annotated[int, given.sampling("Tokens of each continuation.", min=2)] = 64,
+    repetitions: Annotated[int, typer.Option(min=1, help="Measured repetitions of every prompt.")] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Markdown FILE of the tables; continuations are kept beside it, and a cut-off run goes on."
+        ),
+    ] = None,
 ) -> None:
-    """Compare a GGUF file with llama.cpp: start, memory, first token and speed, plain and, with a draft model, speculative."""
-    check_output("--json", json_file)
-    import json
-
-    from polydraft.bench import same_file
+    """Compare a GGUF file with llama.cpp, prompt by prompt: plain, with a draft model, and with each engine's own speculation."""
+    from polydraft.bench.questions import QUESTIONS, questions
     from polydraft.bench.record import write_texts
+    from polydraft.bench.same_file import PEER_MODES, FileComparison, markdown
     from polydraft.threads import usable_cores
 
+    check_output("--out", out)
+    for name in peer_mode or ():
+        if name not in PEER_MODES:
+            raise unknown_name("mode of llama.cpp", name, PEER_MODES)
+    comparison = FileComparison(
+        model,
+        draft_model,
+        chains=chain or (3,),
+        peer_modes=peer_mode or PEER_MODES[:3],
+        num_tokens=max_tokens,
+        results=out and out.with_suffix(".jsonl"),
+    )
     with bars("measuring") as step:
-        rows = same_file.compare(
-            model,
-            threads or sorted({1, usable_cores()}),
-            draft=draft_model,
+        comparison.run(
+            questions(prompts, count, categories or ()) if prompts else QUESTIONS,
+            threads=threads or sorted({1, usable_cores()}),
+            temperatures=temperature or (0.0, 1.0),
             repetitions=repetitions,
-            num_tokens=max_tokens,
+            say=lambda line: typer.echo(line, err=True),
             progress=step,
         )
-    typer.echo(same_file.markdown(rows))
-    if json_file is not None:
-        say_written(write_texts({json_file: json.dumps(same_file.as_dicts(rows), indent=1) + "\n"}))
+    typer.echo(markdown(comparison))
+    if out is not None:
+        say_written(write_texts({out: markdown(comparison)}))
 
 
 def _yardstick(
@@ -229,19 +260,27 @@ def _yardstick(
 ) -> None:
     import json
 
+    from polydraft.bench.questions import questions
     from polydraft.bench.record import write_texts
-    from polydraft.bench.yardstick import Yardstick, markdown, picture, questions
+    from polydraft.bench.yardstick import Yardstick, markdown, picture
 
     if prompts is None:
         raise InvalidInputError("--model was given without --prompts; expected a .jsonl file of questions. Name one.")
-    asked = questions(prompts, 2 if quick else num_questions)
-    made = Yardstick(model, heads, ways)
+    num_questions = 2 if quick else num_questions
+    max_tokens = 16 if quick else num_tokens
+    yardstick = Yardstick(model, heads, ways)
     with bars("measuring") as step:
-        found = made.run(asked, temperatures, max_tokens=16 if quick else num_tokens, repetitions=repetitions, progress=step)
-    typer.echo(markdown(found))
+        report = yardstick.run(
+            questions([prompts], num_questions)[:num_questions],
+            temperatures,
+            max_tokens=max_tokens,
+            repetitions=repetitions,
+            progress=step,
+        )
+    typer.echo(markdown(report))
     if out is not None:
         out.mkdir(exist_ok=True)
         say_written(
-            write_texts({out / "yardstick.json": json.dumps(found, indent=1) + "\n", out / "yardstick.md": markdown(found)})
+            write_texts({out / "yardstick.json": json.dumps(report, indent=1) + "\n", out / "yardstick.md": markdown(report)})
         )
-        picture(found, out / "yardstick.png")
+        picture(report, out / "yardstick.png")
