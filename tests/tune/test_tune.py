@@ -15,7 +15,7 @@ from polydraft.policy.acceptance import FIRST, NEXT
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.fixed import FixedPolicy
 from polydraft.tree import chain
-from polydraft.tune.tune import SHAPES, Trial, Tuning, tune
+from polydraft.tune.tune import SHAPES, Trial, Tuning, chain_costs, tune
 from tests.policy.planning import costs, known
 
 
@@ -37,6 +37,61 @@ def test_a_predicted_speed_is_expected_tokens_over_the_seconds_of_a_step():
     assert found.predicted(found.trials[0]) == pytest.approx(1.0) and found.predicted(found.trials[1]) is None
 
 
+def test_what_other_chains_accepted_at_each_depth_predicts_a_chain():
+    """Not the policy's acceptance, which is that of drafts that end when they are unsure."""
+    found = tuning(500, 600, 700)
+    shorter = Trial("chain of 2", FixedPolicy(Budget.fixed(chain(2))), Budget.fixed(chain(2)))
+    shorter.drafted.update({0: 10, 1: 10})
+    shorter.accepted.update({0: 6, 1: 3})
+    found.trials.append(shorter)
+    tokens = 1 + 0.6 + 0.3 + 0.15 + 0.075  # beyond the other chain at its last rate
+    seconds = 1.0 + 4 * 0.02 + 0.05 + 4 * 0.1
+    assert found.predicted(found.trials[2]) == pytest.approx(tokens / seconds)
+    found.trials[2].accepted.update({0: 10})
+    assert found.predicted(found.trials[2]) == pytest.approx(tokens / seconds), "its own tokens predicted it"
+
+
+def _chain(depth, reach=()):
+    """Ten steps of a chain that cost what a line says."""
+    trial = Trial(f"chain of {depth}", FixedPolicy(Budget.fixed(chain(depth))), Budget.fixed(chain(depth)), steps=10)
+    trial.scoring, trial.drafting, trial.beside = 10 * (1 + 0.25 * depth), 10 * (0.5 + 0.125 * depth), 10 * 0.75
+    trial.drafted.update(dict.fromkeys(range(depth), 10))
+    trial.accepted.update({d: round(10 * share) for d, share in enumerate(reach)})
+    return trial
+
+
+def test_costs_are_those_that_steps_of_chains_had():
+    plain = tuning(500, 600, 700).trials[0]
+    plain.steps, plain.scoring, plain.beside = 10, 10.0, 5.0
+    costs = chain_costs([plain, _chain(1), _chain(3), _chain(6)])
+    assert costs is not None and costs.overhead == pytest.approx(0.5)
+    for depth in (2, 5, 8):
+        assert costs.step(1 + depth, depth) == pytest.approx(1 + 0.25 * depth + 0.5 + 0.125 * depth + 0.75)
+    assert chain_costs([plain, _chain(3)]) is None
+
+
+def test_a_chain_is_predicted_without_its_own_steps():
+    found = tuning(500, 600, 700)
+    found.trials[0].steps, found.trials[0].scoring, found.trials[0].beside = 10, 10.0, 5.0
+    found.trials[2:] = [_chain(1, [0.6]), _chain(2, [0.8, 0.5]), _chain(4, [0.6, 0.3, 0.2, 0.1])]
+    seconds = 1 + 0.25 * 2 + 0.5 + 0.125 * 2 + 0.75
+    assert found.predicted(found.trials[3]) == pytest.approx((1 + 0.6 + 0.3) / seconds)
+    found.trials[3].drafting = found.trials[3].scoring = 1e6
+    assert found.predicted(found.trials[3]) == pytest.approx((1 + 0.6 + 0.3) / seconds)
+
+
+def test_the_seconds_of_chains_are_predicted_within_a_third_on_a_machine_that_others_use_too():
+    engine = Engine.embedded(max_num_seqs=1, threads=1)
+    prompts = [engine.encode(p.text) for p in pair.prompts()[:3]]
+    tuned = tune(engine, prompts, params=SamplingParams(max_tokens=48), repetitions=2)
+    errors = list[float]()
+    for t in (t for t in tuned.trials if t.is_chain):
+        costs, drafted = chain_costs([other for other in tuned.trials if other is not t]), t.drafted.total() / t.steps
+        assert costs is not None
+        errors.append(costs.step(1 + drafted, drafted) / (t.seconds / t.steps) - 1)
+    assert sorted(map(abs, errors))[len(errors) // 2] < 1 / 3, errors
+
+
 def test_words_say_what_to_do():
     assert tuning(500, 499, 480).recommendation().startswith("Do not draft here")
     assert tuning(500, 690, 700).recommendation().startswith("Leave the policy adaptive")
@@ -44,7 +99,7 @@ def test_words_say_what_to_do():
 
 
 def test_an_engine_with_a_law_without_a_drafter_or_prompts_is_not_tuned():
-    with pytest.raises(InvalidInputError, match="guided law"):
+    with pytest.raises(InvalidInputError, match="guided distribution"):
         tune(Engine.embedded(decoding="guidance"), [[1, 2]])
     with pytest.raises(InvalidInputError, match="without a drafter"):
         tune(Engine.embedded(drafter=None, max_num_seqs=1), [[5]])
@@ -59,7 +114,7 @@ def test_every_shape_is_run_and_the_profile_is_what_the_policy_learnt():
     assert all(t.tokens == 96 and t.seconds > 0 for t in found.trials)
     rates, expected = found.profile.sampled
     assert 0.2 < rates[FIRST] < 0.95 and 0.2 < rates[NEXT] < 0.99 and expected.tokens > 1.2
-    assert found.profile.costs != engine.policy.profile.costs
+    assert isinstance(engine.policy, AdaptivePolicy) and found.profile.costs != engine.policy.profile.costs
 
 
 def test_only_shapes_that_drafter_and_verifier_have_in_common_are_run():

@@ -1,21 +1,27 @@
 """`polydraft tune`: what the policy knows of these models on these prompts, and how right it is.
 
-Plain decoding, the adaptive policy and ten fixed shapes run in turn on every prompt. From the adaptive runs come the seconds and the acceptance that
-the policy learnt; they predict the speed of each fixed shape, beside which the measured one stands. Rates count decoding only, in CPU
+Plain decoding, the adaptive policy and ten fixed shapes run in turn on every prompt, so that contention meets all of them alike. What steps of the
+other chains took and accepted predicts each chain's speed, beside which the measured one stands. (The policy's own costs are averages of its latest
+steps, and its acceptance that of drafts that end when they are unsure: a chain that goes on is accepted less.) Rates count decoding only, in CPU
 seconds where one thread does all the work.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from polydraft import tree
 from polydraft.clock import clock
 from polydraft.core import Budget, SamplingParams
 from polydraft.engine.api import Engine
+from polydraft.engine.stats import RequestStats
 from polydraft.errors import InvalidInputError
 from polydraft.policy.acceptance import FIRST, NEXT
 from polydraft.policy.adaptive import AdaptivePolicy
+from polydraft.policy.costs import KNOTS, Costs
 from polydraft.policy.fixed import FixedPolicy, Policy
 from polydraft.policy.marginal import Expected, speed_of
 from polydraft.policy.profile import Profile
@@ -32,7 +38,7 @@ WORTH = 1.03
 
 @dataclass
 class Trial:
-    """One setting that is run. budget: of a fixed one."""
+    """One setting that is run. budget: of a fixed one.  scoring, drafting, beside: seconds of passes, of drafts and of the rest.  drafted, accepted: steps by depth."""
 
     name: str
     policy: Policy
@@ -40,6 +46,26 @@ class Trial:
     tokens: int = 0
     steps: int = 0
     seconds: float = 0.0
+    scoring: float = 0.0
+    drafting: float = 0.0
+    beside: float = 0.0
+    drafted: Counter[int] = field(default_factory=Counter[int])
+    accepted: Counter[int] = field(default_factory=Counter[int])
+
+    def record(self, stats: RequestStats) -> None:
+        """Add what one request took and accepted."""
+        self.tokens += stats.generated_tokens
+        self.steps += stats.steps
+        self.seconds += stats.total_seconds - stats.seconds["prefill"]
+        self.scoring += stats.seconds["scoring"]
+        self.drafting += stats.seconds["drafting"]
+        self.beside += stats.seconds["verifying"] + stats.seconds["other"]
+        self.drafted.update(dict(enumerate(stats.drafted_by_depth)))
+        self.accepted.update(dict(enumerate(stats.accepted_by_depth)))
+
+    @property
+    def is_chain(self) -> bool:
+        return self.budget is not None and self.budget.width == 1
 
     @property
     def measured(self) -> float:
@@ -59,15 +85,31 @@ class Tuning:
         return next(t for t in self.trials if t.name == name)
 
     def predicted(self, trial: Trial) -> float | None:
-        """Tokens per second by costs and acceptance; None for the adaptive policy, and for several paths, whose acceptance it does not count."""
+        """Tokens per second by the other chains' costs and acceptance; None for the adaptive policy and for several paths."""
         if trial.name == "plain":
             return speed_of([], 1, self.profile.costs)
-        if trial.budget is None or trial.budget.width > 1:
+        if trial.budget is None or not trial.is_chain:
             return None
+        depth, others = trial.budget.max_depth, [t for t in self.trials if t is not trial]
+        drafted = [trial.drafted[d] / trial.steps if trial.drafted else 1.0 for d in range(depth)]
+        tokens = 1.0 + sum(share * rate for share, rate in zip(drafted, self._reach(others, depth), strict=True))
+        costs = chain_costs(others) or self.profile.costs
+        return speed_of([Expected(tokens, sum(drafted), sum(drafted))], 1, costs)
+
+    def _reach(self, trials: Sequence[Trial], depth: int) -> list[float]:
+        """How often a chain is accepted to each depth: as these chains were, beyond them at their last rate, and as the policy knows without any."""
         rates, _ = self.profile.known(self.greedy)
-        depth = trial.budget.max_depth
-        tokens = 1.0 + rates[FIRST] * sum(rates[NEXT] ** d for d in range(depth))
-        return speed_of([Expected(tokens, depth, depth)], 1, self.profile.costs)
+        others, reach, rate = [t for t in trials if t.is_chain], list[float](), rates[FIRST]
+        for d in range(depth):
+            drafted = sum(t.drafted[d] for t in others)
+            before = reach[-1] if reach else 1.0
+            if drafted:
+                reach.append(sum(t.accepted[d] for t in others) / drafted)
+                rate = reach[-1] / before if before else 0.0
+            else:
+                rate = rate if any(t.drafted for t in others) else rates[NEXT] if d else rates[FIRST]
+                reach.append(before * rate)
+        return reach
 
     def recommendation(self) -> str:
         """One setting, in plain words."""
@@ -130,7 +172,7 @@ def tune(
         )
     if not prompts:
         raise InvalidInputError("no prompt was given; expected at least one. Give some with --prompts FILE.")
-    wanted = replace(params or SamplingParams(max_tokens=64), ignore_eos=True, seed=None)
+    sampling = replace(params or SamplingParams(max_tokens=64), ignore_eos=True, seed=None)
     adaptive, drafter = AdaptivePolicy(), engine.drafter
     adaptive.prepare(engine.target, drafter, engine.verifier)
     trials = [Trial("plain", FixedPolicy(Budget.fixed((-1,)))), Trial("adaptive", adaptive)]
@@ -142,11 +184,27 @@ def tune(
         for t in trials
     ]
     for number in range(repetitions * len(prompts)):
+        prompt = list(prompts[number % len(prompts)])
         for turn in range(len(trials)):
             at = (number + turn) % len(trials)
-            stats = loops[at].generate([list(prompts[number % len(prompts)])], wanted)[0].stats
-            trials[at].tokens += stats.generated_tokens
-            trials[at].steps += stats.steps
-            trials[at].seconds += stats.total_seconds - stats.seconds["prefill"]
+            stats = loops[at].generate([prompt], sampling)[0].stats
+            trials[at].record(stats)
             progress(len(trials) * repetitions * len(prompts))
-    return Tuning(adaptive.learnt(), trials, wanted.greedy)
+    profile = adaptive.learnt()
+    return Tuning(replace(profile, costs=chain_costs(trials) or profile.costs), trials, sampling.greedy)
+
+
+def chain_costs(trials: Sequence[Trial]) -> Costs | None:
+    """Costs of steps by what plain and chain steps took: passes by rows, and a line through drafts by draft steps. None without two lengths of drafts."""
+    plain = next(t for t in trials if t.name == "plain")
+    chains = sorted((t for t in trials if t.is_chain and t.steps and t.drafted), key=lambda t: t.drafted.total() / t.steps)
+    steps = np.array([t.drafted.total() / t.steps for t in chains])
+    if len(chains) < 2 or steps[-1] - steps[0] < 1.0:
+        return None
+    rows, seconds = np.array([1.0, *(1.0 + steps)]), np.array([t.scoring / t.steps for t in (plain, *chains)])
+    row = max((seconds[-1] - seconds[0]) / (rows[-1] - rows[0]), 0.0)
+    passes = [float(np.interp(n, rows, seconds) + row * max(n - rows[-1], 0.0)) for n in KNOTS[:3]]
+    overhead = plain.beside / plain.steps
+    step, start = np.polyfit(steps, [(t.drafting + t.beside) / t.steps - overhead for t in chains], 1)
+    costs = Costs.of(*passes, draft_start=max(float(start), 0.0), draft_step=max(float(step), 0.0))
+    return replace(costs, overhead=overhead)
