@@ -12,6 +12,8 @@ from studies.several_drafts.verified import Case, Values
 __all__ = ["BOUND", "Choice", "Comparison", "Setting", "comparisons"]
 
 BOUND = "bound"
+PARTS = 10
+"""Of the answers, each compared by what was chosen on the others."""
 
 
 class Setting(NamedTuple):
@@ -23,8 +25,7 @@ class Setting(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The fastest shape of its kind. speed: over plain decoding.  over_chain: over the best chain, each chosen on one half of the answers and
-    compared on the other one, both ways round."""
+    """The fastest shape of its kind. speed: over plain decoding.  over_chain: over the best chain, each chosen on other answers than it is compared on."""
 
     case: Case
     tokens: Estimate
@@ -79,27 +80,30 @@ class Comparison:
         ratio = paired(self._tokens[case], self._seconds[case])
         return Estimate(ratio.mean * self.costs.plain, ratio.standard_error * self.costs.plain)
 
-    def _speeds(self, case: Case, part: slice) -> float:
+    def _speed_in(self, case: Case, part: slice | np.ndarray) -> float:
         return float(self._tokens[case][part].sum() / self._seconds[case][part].sum())
 
     def best(self, fits: Callable[[Case], bool]) -> Choice:
         """The fastest of the cases that fit."""
         timed = list(self._seconds)
         some, chains = [case for case in timed if fits(case)], [case for case in timed if case.kind == "chain"]
-        case = max(some, key=lambda case: self._speeds(case, slice(None)))
+        case = max(some, key=lambda case: self._speed_in(case, slice(None)))
         return Choice(case, self.tokens(case), self.speed(case), self._over_chain(some, chains))
 
     def _over_chain(self, cases: Sequence[Case], chains: Sequence[Case]) -> Estimate:
-        ratios, differences = list[float](), list[np.ndarray]()
-        for half in range(2):
-            chosen, compared = slice(half, None, 2), slice(1 - half, None, 2)
-            ours, theirs = (max(group, key=lambda case: self._speeds(case, chosen)) for group in (cases, chains))
-            a = self._tokens[ours][compared] / self._seconds[ours][compared].mean()
-            b = self._tokens[theirs][compared] / self._seconds[theirs][compared].mean()
-            ratios.append(float(a.mean() / b.mean()))
-            differences.append((a - ratios[-1] * b) / b.mean())
-        spread = np.concatenate(differences)
-        return Estimate(float(np.mean(ratios)), float(np.std(spread, ddof=1) / np.sqrt(len(spread))))
+        """The ratio of two speeds, on each part of the answers of the cases that are fastest on all other parts; error by linearisation."""
+        n = self.num_answers
+        sums = np.zeros((2, 2, n))
+        for part in range(min(PARTS, n)):
+            compared = np.arange(n) % PARTS == part
+            for side, group in enumerate((cases, chains)):
+                case = max(group, key=lambda case: self._speed_in(case, ~compared))
+                sums[side, 0, compared], sums[side, 1, compared] = self._tokens[case][compared], self._seconds[case][compared]
+        totals = sums.sum(2)
+        ratio = totals[0, 0] / totals[0, 1] / (totals[1, 0] / totals[1, 1])
+        shares = sums / totals[:, :, None]
+        spread = n * (shares[0, 0] - shares[0, 1] - shares[1, 0] + shares[1, 1])
+        return Estimate(float(ratio), float(ratio * np.std(spread, ddof=1) / np.sqrt(n)))
 
     def families(self) -> Iterator[tuple[str, Callable[[Case], bool]]]:
         """What competes: chains, several paths by their number, chains with spare siblings, two different draft models."""

@@ -16,13 +16,13 @@ def picture(values: Sequence[Values], passes: Mapping[str, Sequence[float]], fil
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(12, 4.6), layout="constrained", sharey=True)
-    titles = "Measured passes: a further row costs", "Free rows: a pass of many rows costs as one"
+    titles = "CPU: forward passes as measured", "Free rows: a forward pass of many rows costs as one"
     for axis, title, free in zip(axes, titles, (False, True), strict=True):
         _gains(axis, comparisons(values, passes, free))
         axis.set_title(title, fontsize=11)
         axis.set_xlabel("how often one drafted token is accepted")
-    axes[0].set_ylabel("speed over the best single path, %")
-    axes[1].legend(fontsize=9, frameon=False)
+    axes[0].set_ylabel("speed over the best single path, % (bars: two standard errors)")
+    axes[0].legend(fontsize=9, frameon=False, loc="lower left")
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=110)
     plt.close(figure)
@@ -36,6 +36,6 @@ def _gains(axis: object, compared: Sequence[Comparison]) -> None:
             gain = one.best(fits).over_chain
             points.append((one.overlap + 0.004 * (shift - 1.5), 100 * (gain.mean - 1), 200 * gain.standard_error))
         x, y, error = zip(*sorted(points), strict=True)
-        axis.errorbar(x, y, error, fmt="o-", color=colour, label=name, markersize=4, capsize=2, linewidth=1)  # type: ignore[attr-defined]
-    axis.axhline(0, color="black", linestyle=":", linewidth=1)  # type: ignore[attr-defined]
+        axis.errorbar(x, y, error, fmt="o", color=colour, label=name, markersize=4, capsize=2, linewidth=1.2)  # type: ignore[attr-defined]
+    axis.axhline(0, color="black", linestyle=":", linewidth=1.2)  # type: ignore[attr-defined]
     axis.grid(alpha=0.3)  # type: ignore[attr-defined]

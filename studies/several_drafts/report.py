@@ -3,10 +3,13 @@
 from collections.abc import Mapping, Sequence
 from datetime import date
 
+import numpy as np
+
 from polydraft.bench.record import command_line, markdown_table, processor
 from polydraft.theory.efficiency import Estimate
 from studies.several_drafts.comparison import BOUND, Choice, Comparison, comparisons
 from studies.several_drafts.costs import NUM_ROWS, TARGET
+from studies.several_drafts.rows import KEPT_TOKENS
 from studies.several_drafts.verified import Case, Values
 
 __all__ = ["markdown"]
@@ -25,14 +28,15 @@ def markdown(values: Sequence[Values], passes: Mapping[str, Sequence[float]], ta
         f"`{command_line('python -m studies.several_drafts')}`; {date.today()}; {processor()}, one thread. Target: {target}. "
         f"{answers}, {contexts:g} contexts in each, {len(values)} in all. Drafts are sampled, their verification is integrated. "
         "± is a standard error over answers. `bound`: no verifier of so many iid paths accepts more on the mean. Rows hold the "
-        f"240 most probable tokens, others are joined: at most {max(v.lost for v in values):.4f} of an acceptance.",
+        f"{KEPT_TOKENS} most probable tokens, others are joined, which changes an acceptance on the mean by {_lost(values)}.",
         "## Where does the second path pay?",
         "The fastest depth and verifier for each number of paths; speed over plain decoding, from the seconds below. In brackets: over the best "
-        "chain, each chosen on one half of the answers and compared on the other.",
+        "chain, each chosen on nine tenths of the answers and compared on the last one.",
         _choices(timed),
         "The same if a forward pass of many rows took no longer than one of a single row, as on a GPU at small batches:",
         _choices(free),
         "## Seconds of a forward pass, in ms",
+        "The fastest of nine, all models by turns; other programs ran on the machine. Shapes are compared with costs that do not fall with rows.",
         markdown_table(
             ["model", *(f"{n} row{'s' * (n > 1)}" for n in NUM_ROWS)],
             [[target if name == TARGET else name, *(f"{1e3 * s:.0f}" for s in passes[name])] for name in passes],
@@ -43,6 +47,11 @@ def markdown(values: Sequence[Values], passes: Mapping[str, Sequence[float]], ta
     for one in timed:
         parts += [_title(one), _tokens(one)]
     return "\n\n".join(parts) + "\n"
+
+
+def _lost(values: Sequence[Values]) -> str:
+    names = [name for name in values[0].lost if " + " not in name]
+    return ", ".join(f"{np.mean([v.lost[name] for v in values]):.4f} ({name})" for name in names)
 
 
 def _title(one: Comparison) -> str:

@@ -45,14 +45,14 @@ class Case(NamedTuple):
 
 class Values(NamedTuple):
     """What one context yields. tokens: per step, by case.  nodes: distinct ones by depth, root first, of (draft, temperature, kind, paths).
-    overlap: of target and draft distribution at the root, by (draft, temperature).  lost: most that joined columns change such a sum."""
+    overlap: of target and draft distribution at the root, by (draft, temperature).  lost: how much joined columns change such a sum on the mean, by draft."""
 
     answer: int
     text: str
     tokens: dict[Case, float]
     nodes: dict[tuple[str, float, str, int], list[float]]
     overlap: dict[tuple[str, float], float]
-    lost: float
+    lost: dict[str, float]
 
 
 def _restricted(stored: np.ndarray, paths: Sequence[int], depth: int) -> np.ndarray:
@@ -123,7 +123,7 @@ def _shape(kind: str) -> TreeShape:
 def evaluate(files: Sequence[Path]) -> list[Values]:
     """The values of some contexts, verified together."""
     contexts = [np.load(file) for file in files]
-    values = [Values(int(c["answer"]), str(c["text"]), {}, {}, {}, 0.0) for c in contexts]
+    values = [Values(int(c["answer"]), str(c["text"]), {}, {}, {}, _lost(c)) for c in contexts]
     for stored in contexts[0].files:
         if "/" not in stored:
             continue
@@ -149,11 +149,15 @@ def evaluate(files: Sequence[Path]) -> list[Values]:
                     tokens = efficiency.expected_tokens(draft_trees, registry.verifier(name)(draft_trees, p))
                     for one, value in zip(values, tokens.reshape(len(choices), -1).mean(0).tolist(), strict=True):
                         one.tokens[Case(draft, T, small, k, depth, name)] = value
-    return [v._replace(lost=_most_lost(c)) for v, c in zip(values, contexts, strict=True)]
+    return values
 
 
-def _most_lost(context: Mapping[str, np.ndarray]) -> float:
-    return max(float(np.mean(context[name])) for name in context if name.endswith("|lost"))
+def _lost(context: Mapping[str, np.ndarray]) -> dict[str, float]:
+    by_draft: dict[str, list[np.ndarray]] = {}
+    for name in context:
+        if name.endswith("|lost"):
+            by_draft.setdefault(name.split("|")[0], []).append(context[name])
+    return {draft: float(np.concatenate(parts).mean()) for draft, parts in by_draft.items()}
 
 
 def _distinct_nodes(tree: np.ndarray) -> list[int]:
