@@ -15,7 +15,7 @@ import torch
 
 from polydraft import Budget, Draft, Engine, Request, SamplingParams, TokenTree, tree, verify
 from polydraft.core import Verdict
-from polydraft.sampling import laws
+from polydraft.sampling import distributions
 
 PROMPT = "for i in range("
 RULE, PATHS, DEPTH, SEED = "traversal", 3, 3, 32
@@ -45,7 +45,7 @@ def one_round() -> Round:
     target.prefill([0], [ids[:-1]])
     unique = tree.dedup(draft.tree)
     logits = unique.expand(target.score([0], unique.tree).logits)
-    p = laws(logits, draft.tree, [ids], [len(ids)], [params])
+    p = distributions(logits, draft.tree, [ids], [len(ids)], [params])
     words = [engine.tokenizer.decode([token]) for token in draft.tree.tokens[0].tolist()]
     return Round(draft, p, verify(RULE, draft, p), words)
 
