@@ -91,6 +91,10 @@ def serve(
     reasoning: Annotated[
         bool, given.server("Whether chats tell what models think between <think> and </think> apart, as reasoning_content.")
     ] = True,
+    otlp_endpoint: Annotated[
+        str | None,
+        given.server("Collector of OpenTelemetry spans, such as http://localhost:4318/v1/traces; needs the extra tracing."),
+    ] = None,
     drain: Annotated[float, given.server("Seconds that what runs has when the server is told to end.", min=0)] = 30,
     replicas: Annotated[
         int | None, given.replicas("Engines behind one address, each a process of its own, through Ray Serve.", min=1)
@@ -111,6 +115,10 @@ def serve(
     for choice in choices:
         typer.echo(f"serving {choice.name}: {_about(bool(model or models_dir), choice.place)}", err=True)
     name, place, draft = choices[0]
+    if otlp_endpoint is not None:
+        from polydraft.server.tracing import export_to
+
+        export_to(otlp_endpoint)
     listening = _bound(host, port)
     settings: dict[str, Any] = {"model": name, "keys": _keys(api_key_file), "cors": origins, "most_body": max_body}
     settings |= {"most_choices": max_choices, "seconds": timeout, "drain": drain, "reasoning": reasoning}

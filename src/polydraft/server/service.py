@@ -36,6 +36,7 @@ from polydraft.server.protocol import (
 from polydraft.server.responses import Responses, ResponsesRequest
 from polydraft.server.settings import Settings
 from polydraft.server.tools import HERMES, CallFormat, call_grammar, described, format_of, has_special_marks, with_ids
+from polydraft.server.tracing import traced
 
 __all__ = ["Service"]
 
@@ -281,6 +282,7 @@ class Service:
             "lossless": chosen.verifier.info.lossless,
         }
         outputs = self.engine.stream_all(answer.prompts, params, seconds=self.settings.seconds, **drafting)
+        outputs = traced(outputs, request.headers, self.name, chosen.source)
         if not body.stream:
             collected = await unless_gone(request, _all(outputs))
             return Response(status_code=GONE) if collected is None else JSONResponse(answer.whole(collected))
