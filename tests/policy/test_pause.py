@@ -170,6 +170,21 @@ def test_a_drafter_that_has_nothing_to_draft_is_left_alone():
     assert asked[0] and sum(asked) < 80 and sum(asked[-200:]) <= 4
 
 
+def test_a_paused_text_drafter_is_asked_at_once_where_twice_as_much_repeats_as_ever_before():
+    asked = {}
+    for drafter in (NgramDrafter(), ModelDrafter(TableModel())):
+        policy, (s,) = made(costs(start=0.3)), sequences(length=1)
+        policy.prepare(TableModel(), drafter, verifier("match"))
+        s.token_ids = list(range(100, 160))
+        empty, steps = Draft.empty(torch.tensor([1])), []
+        for step in range(300):
+            steps += [step] if policy.budgets([s])[0].max_depth else []
+            policy.learn([s], empty, LOGITS, outcome(0))
+            s.token_ids.append(100 + step - 200 if step >= 200 else 1000 + step)  # from step 200 on a copy of the beginning
+        asked[drafter.info.name] = [step for step in steps if 200 <= step < 240]
+    assert 208 in asked["ngram"] and {216, 232} <= {*asked["ngram"]} and 208 not in asked["model"]
+
+
 def test_pauses_change_no_greedy_token_and_credit_no_stale_source():
     spy = MAKERS["mixture"]()
     (sample,) = run(spy, 3, 3, 0, 0, 3, 0, 0, 0, 3, temperature=0.0)

@@ -8,7 +8,7 @@ their distribution.
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,12 +18,13 @@ from torch import Tensor
 from polydraft import tree
 from polydraft.budget import Stop
 from polydraft.confidence import BINS
-from polydraft.core import Budget, Draft, Drafter, Outcome, Target, Verifier
+from polydraft.core import Budget, Draft, Drafter, DraftSampling, Outcome, Target, Verifier
 from polydraft.policy.acceptance import FIRST, NEXT, Acceptance
 from polydraft.policy.costs import Costs, LiveCosts, Overhead, no_overhead
 from polydraft.policy.fixed import Sequence
 from polydraft.policy.marginal import MOST_DEPTH, Expected, depth_of, least_reach, pays, speed_of
 from polydraft.policy.profile import Profile, check_identity, profile_of
+from polydraft.policy.repeats import Repeats
 
 __all__ = ["AdaptivePolicy"]
 
@@ -46,7 +47,7 @@ NOTHING = Budget.fixed((-1,))
 @dataclass
 class Course:
     """Where a sequence stands. seen: its own steps.  costs: None to follow the live ones.  budget, age: the last one, and for how many steps.
-    pause, left: steps of the last pause, and how many are left of it.  looks: drafts that are left to look again after it."""
+    pause, left: steps of the last pause, and how many are left of it.  looks: drafts that are left to look again after it.  repeats: of its text."""
 
     seen: Acceptance
     costs: Costs | None
@@ -55,6 +56,7 @@ class Course:
     pause: int = 0
     left: int = 0
     looks: int = 0
+    repeats: Repeats = field(default_factory=Repeats)
 
 
 class AdaptivePolicy:
@@ -71,7 +73,7 @@ class AdaptivePolicy:
     def __init__(self, profile: Profile | None = None) -> None:
         self.given = profile
         self.open(profile or Profile.assumed())
-        self._ranked, self._greedy_trees, self._confident = False, False, True
+        self._ranked, self._greedy_trees, self._confident, self._copies = False, False, True, False
 
     def open(self, profile: Profile) -> None:
         """Start from this."""
@@ -90,6 +92,8 @@ class AdaptivePolicy:
         """
         self._ranked, self._confident = drafter.info.ranked, getattr(drafter, "confident", False)
         self._greedy_trees = getattr(drafter, "greedy_trees", False) and verifier.info.lossless
+        copies = drafter.info.draft_sampling == {DraftSampling.POINT_MASS} and not drafter.needs.hidden
+        self._copies = copies and getattr(drafter, "model", None) is None
         if self.given is not None:
             check_identity(self.given, target, drafter, verifier)
         self.open(self.given or profile_of(target, drafter, verifier, overhead))
@@ -123,6 +127,8 @@ class AdaptivePolicy:
         return max(speed_of(each, len(sequences), self.live.costs) for each in ((), drafts))
 
     def _next(self, s: Sequence, course: Course, sequences: Seq[Sequence], courses: Seq[Course]) -> Budget:
+        if self._copies and course.repeats.doubles(s.token_ids):
+            course.left = 0  # what copies from the text has more to copy than ever
         if course.left:
             course.left -= 1
             return NOTHING
