@@ -229,12 +229,12 @@ def _replicas(name: str, listening: socket.socket, address: str | None, settings
     if address is not None:
         update()
         return
-    told = SimpleQueue[int]()
+    signals = SimpleQueue[int]()
     try:
         update()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # Ray took them while it began
-            signal.signal(number, lambda number, _: told.put(number))
-        while told.get() == signal.SIGHUP:
+            signal.signal(number, lambda number, _: signals.put(number))
+        while signals.get() == signal.SIGHUP:
             try:
                 update()
             except PolydraftError as error:

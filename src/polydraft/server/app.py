@@ -62,10 +62,10 @@ def create_app(models: AsyncEngine | ModelPool, settings: Settings) -> FastAPI:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    told = errors.of(error)
-    if told.status >= 500:
+    refusal = errors.of(error)
+    if refusal.status >= 500:
         log.error("request %s failed: %s", request.state.request_id, error)
-    return told.response(anthropic=request.url.path.startswith("/v1/messages"))
+    return refusal.response(anthropic=request.url.path.startswith("/v1/messages"))
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:

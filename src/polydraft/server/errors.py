@@ -56,8 +56,8 @@ def of(error: Exception) -> ApiError:
 
 def _invalid(error: ValidationError) -> ApiError:
     """The first thing that is wrong with a body, and where: of what may be of several kinds, by the kind that fits furthest."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    first = max(found, key=lambda one: len(one["loc"]))
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    first = max(problems, key=lambda one: len(one["loc"]))
     where = ".".join(str(part) for part in first["loc"] if _is_name(part)) or None
     return ApiError(400, f"{where or 'the body'}: {OF_THE_SERVER if where == 'decoding' else first['msg']}", param=where)
 

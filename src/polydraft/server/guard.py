@@ -30,8 +30,8 @@ class Guard:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        name = given if SOUND_ID.fullmatch(given) else uuid4().hex
+        request_id = headers.get("x-request-id", "")
+        name = request_id if SOUND_ID.fullmatch(request_id) else uuid4().hex
         scope.setdefault("state", {})["request_id"] = name
         began = False
 
@@ -60,5 +60,5 @@ class Guard:
         scheme, _, key = headers.get("authorization", "").partition(" ")
         key = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         digest = sha256(key.encode("latin-1", "replace")).digest()
-        found = [hmac.compare_digest(digest, known) for known in self._keys]
-        return any(found) or not self._keys
+        matches = [hmac.compare_digest(digest, digest_of_key) for digest_of_key in self._keys]
+        return any(matches) or not self._keys

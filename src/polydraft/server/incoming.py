@@ -56,7 +56,7 @@ async def unless_gone(request: Request, wanted: Awaitable[T]) -> T | None:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
     finally:
-        for each in (task, watch):
-            each.cancel()
+        for waiter in (task, watch):
+            waiter.cancel()
             with suppress(asyncio.CancelledError, Exception):
-                await each
+                await waiter

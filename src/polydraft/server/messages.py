@@ -62,8 +62,8 @@ class Turn(Body):
         called = [(b.id, Called(name=b.name, arguments=json.dumps(b.input))) for b in self.content if isinstance(b, ToolUse)]
         calls = [Call(id=name, function=call) for name, call in called]
         text = "".join(block.text for block in self.content if isinstance(block, TextBlock))
-        said = [Message(role=self.role, content=text, tool_calls=calls or None)] if text or calls or not results else []
-        return [*results, *said]
+        messages = [Message(role=self.role, content=text, tool_calls=calls or None)] if text or calls or not results else []
+        return [*results, *messages]
 
 
 class InputTool(Body):
@@ -108,13 +108,13 @@ class CountRequest(Sampled):
         functions = [
             Function(name=tool.name, description=tool.description, parameters=tool.input_schema) for tool in self.tools or ()
         ]
-        asked = self.tool_choice or ToolChoice(type="auto")
-        if (asked.type == "tool") != (asked.name is not None):
+        tool_choice = self.tool_choice or ToolChoice(type="auto")
+        if (tool_choice.type == "tool") != (tool_choice.name is not None):
             raise ApiError(
-                400, f"tool_choice has the type {asked.type!r}; expected a name beside 'tool' alone.", param="tool_choice"
+                400, f"tool_choice has the type {tool_choice.type!r}; expected a name beside 'tool' alone.", param="tool_choice"
             )
-        choice = {"any": "required", "none": "none"}.get(asked.type)
-        tools = Tools.of(functions, choice, asked.name, not asked.disable_parallel_tool_use)
+        choice = {"any": "required", "none": "none"}.get(tool_choice.type)
+        tools = Tools.of(functions, choice, tool_choice.name, not tool_choice.disable_parallel_tool_use)
         return replace(tools, place="tools.{}.input_schema")
 
     def template_options(self) -> dict[str, Any]:
@@ -158,8 +158,8 @@ class MessageAnswer(Answer):
         events = self._events(prompt, output)
         start = {"type": "message_start", "message": {**self._body(), "content": [], "stop_reason": None, "stop_sequence": None}}
         if output.finished:
-            told = {"stop_reason": self._reason(), "stop_sequence": self._stop_sequence()}
-            events += [{"type": "message_delta", "delta": told, "usage": self.usage()}, {"type": "message_stop"}]
+            ending = {"stop_reason": self._reason(), "stop_sequence": self._stop_sequence()}
+            events += [{"type": "message_delta", "delta": ending, "usage": self.usage()}, {"type": "message_stop"}]
         return [start, *events] if first else events
 
     def closing(self, usage: bool) -> list[dict[str, Any]]:
@@ -169,14 +169,14 @@ class MessageAnswer(Answer):
         return {"type": "error", **error.body}
 
     def usage(self) -> dict[str, Any]:
-        told = super().usage()
-        cached = told["prompt_tokens_details"]["cached_tokens"]
+        usage = super().usage()
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
         return {
-            "input_tokens": told["prompt_tokens"] - cached,
+            "input_tokens": usage["prompt_tokens"] - cached,
             "cache_read_input_tokens": cached,
             "cache_creation_input_tokens": 0,
-            "output_tokens": told["completion_tokens"],
-            "speculation": told["speculation"],
+            "output_tokens": usage["completion_tokens"],
+            "speculation": usage["speculation"],
         }
 
     def _events(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:

@@ -171,16 +171,16 @@ class Sampled(Body, ABC):
         Raises:
             ApiError: several forms, or a type without its schema.
         """
-        wanted = self.response_format
-        schema = wanted.json_schema.schema_ if wanted and wanted.json_schema else None
-        if wanted and (wanted.type == "json_schema") != (schema is not None):
-            raise ApiError(400, f"response_format has the type {wanted.type!r}; expected json_schema.schema beside 'json_schema' alone.", param="response_format")  # fmt: skip
-        asked: dict[str, Any] = {"json": schema if schema is not None else self.guided_json, "regex": self.guided_regex}
-        asked |= {"choice": self.guided_choice, "grammar": self.guided_grammar, "json_object": wanted is not None and wanted.type == "json_object"}  # fmt: skip
-        given = {name: value for name, value in asked.items() if value not in (None, False)}
-        if len(given) + (schema is not None and self.guided_json is not None) > 1:
+        response_format = self.response_format
+        schema = response_format.json_schema.schema_ if response_format and response_format.json_schema else None
+        if response_format and (response_format.type == "json_schema") != (schema is not None):
+            raise ApiError(400, f"response_format has the type {response_format.type!r}; expected json_schema.schema beside 'json_schema' alone.", param="response_format")  # fmt: skip
+        fields: dict[str, Any] = {"json": schema if schema is not None else self.guided_json, "regex": self.guided_regex}
+        fields |= {"choice": self.guided_choice, "grammar": self.guided_grammar, "json_object": response_format is not None and response_format.type == "json_object"}  # fmt: skip
+        forms = {name: value for name, value in fields.items() if value not in (None, False)}
+        if len(forms) + (schema is not None and self.guided_json is not None) > 1:
             raise ApiError(400, "several forms of the text were asked for; expected one of response_format and guided_*.", param="response_format")  # fmt: skip
-        return StructuredOutputs(**given) if given else None
+        return StructuredOutputs(**forms) if forms else None
 
     def most_tokens(self) -> int:
         """Of each choice; a chat may fill the context."""

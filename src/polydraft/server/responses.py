@@ -103,22 +103,24 @@ class ResponsesRequest(Sampled):
 
     def messages(self) -> list[Message]:
         """The conversation, with the instructions before it."""
-        said = [Message(role="system", content=self.instructions)] if self.instructions else []
+        messages = [Message(role="system", content=self.instructions)] if self.instructions else []
         for item in [Message(role="user", content=self.input)] if isinstance(self.input, str) else self.input:
             if isinstance(item, Message):
-                said.append(item)
+                messages.append(item)
             elif isinstance(item, FunctionCallOutput):
                 output = item.output if isinstance(item.output, str) else "".join(part.text for part in item.output)
-                said.append(Message(role="tool", content=output, tool_call_id=item.call_id))
+                messages.append(Message(role="tool", content=output, tool_call_id=item.call_id))
             else:
                 call = Call(id=item.call_id, function=Called(name=item.name, arguments=item.arguments))
-                if said and said[-1].role == "assistant":
-                    said[-1] = Message(
-                        role="assistant", content=said[-1].plain()["content"], tool_calls=[*(said[-1].tool_calls or ()), call]
+                if messages and messages[-1].role == "assistant":
+                    messages[-1] = Message(
+                        role="assistant",
+                        content=messages[-1].plain()["content"],
+                        tool_calls=[*(messages[-1].tool_calls or ()), call],
                     )
                 else:
-                    said.append(Message(role="assistant", content="", tool_calls=[call]))
-        return said
+                    messages.append(Message(role="assistant", content="", tool_calls=[call]))
+        return messages
 
     def offered_tools(self) -> Tools:
         """What may be called."""
@@ -175,18 +177,18 @@ class Responses(Answer):
         return []
 
     def failed(self, error: ApiError) -> dict[str, Any]:
-        told = error.body["error"]
-        return self._event("error", code=told["code"] or told["type"], message=told["message"], param=told["param"])
+        content = error.body["error"]
+        return self._event("error", code=content["code"] or content["type"], message=content["message"], param=content["param"])
 
     def usage(self) -> dict[str, Any]:
-        told = super().usage()
+        usage = super().usage()
         return {
-            "input_tokens": told["prompt_tokens"],
-            "input_tokens_details": {**told["prompt_tokens_details"], "cache_write_tokens": 0},
-            "output_tokens": told["completion_tokens"],
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": told["total_tokens"],
-            "speculation": told["speculation"],
+            "total_tokens": usage["total_tokens"],
+            "speculation": usage["speculation"],
         }
 
     def _events(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
@@ -262,9 +264,9 @@ class Responses(Answer):
             events.append(self._event("response.content_part.done", **self._place(), content_index=0, part={**part}))
         else:
             status = "completed" if self._parser.calls[-1].complete else "incomplete"
-            told = {"name": item["name"], "arguments": item["arguments"]}
+            call = {"name": item["name"], "arguments": item["arguments"]}
             events += (
-                [self._event("response.function_call_arguments.done", **self._place(), **told)] if status == "completed" else []
+                [self._event("response.function_call_arguments.done", **self._place(), **call)] if status == "completed" else []
             )
         item["status"] = status
         return [*events, self._event("response.output_item.done", output_index=len(self._items) - 1, item={**item})]
@@ -279,7 +281,7 @@ class Responses(Answer):
     def _body(self, status: str) -> dict[str, Any]:
         request, running = self.request, status == "in_progress"
         assert request is not None
-        told = request.model_dump(include={"tools", "tool_choice"}, exclude_none=True)
+        tools = request.model_dump(include={"tools", "tool_choice"}, exclude_none=True)
         return {
             "id": f"{self.prefix}-{self.id}",
             "object": "response",
@@ -298,8 +300,8 @@ class Responses(Answer):
             else [item for item in self._items if item["type"] == "message" or item["status"] == "completed"],
             "usage": None if running else self.usage(),
             "parallel_tool_calls": request.parallel_tool_calls,
-            "tool_choice": told.get("tool_choice", "auto" if self.tools else "none"),
-            "tools": told.get("tools", []),
+            "tool_choice": tools.get("tool_choice", "auto" if self.tools else "none"),
+            "tools": tools.get("tools", []),
             "store": False,
             "metadata": {},
         }

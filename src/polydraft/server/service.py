@@ -229,8 +229,8 @@ class Service:
         param: str = "messages",
     ) -> list[int]:
         plain, more = [message.plain() for message in messages], dict(options or {})
-        if taken := more.keys() & {"messages", "conversation", "tools", "tokenize", "add_generation_prompt", "parse_special"}:
-            raise ApiError(400, f"chat_template_kwargs has {min(taken)!r}, which is not for it.", param="chat_template_kwargs")
+        if reserved := more.keys() & {"messages", "conversation", "tools", "tokenize", "add_generation_prompt", "parse_special"}:
+            raise ApiError(400, f"chat_template_kwargs has {min(reserved)!r}, which is not for it.", param="chat_template_kwargs")
         offered = [function.described() for function in tools.functions] if tools else []
         if (calls := format_of(self._template)) is not None:
             more |= {"tools": offered} if offered else {}
@@ -240,8 +240,8 @@ class Service:
         try:
             return await asyncio.to_thread(self.engine.engine.encode_chat, plain, parse_special=parse_special, **more)
         except IncompatibleError as error:  # it names the model by its path
-            told = str(error).replace(str(self.engine.engine.summary()["target"]), self.name)
-            raise ApiError(400, told, param=param) from error
+            message = str(error).replace(str(self.engine.engine.summary()["target"]), self.name)
+            raise ApiError(400, message, param=param) from error
 
     def _params(self, body: Sampled, num_prompts: int, *, chat: bool) -> SamplingParams:
         params = body.params(self.engine.engine.default_params(chat=chat))
@@ -297,7 +297,7 @@ class Service:
 
 async def _all(outputs: AsyncGenerator[tuple[int, StepOutput], None]) -> list[tuple[int, StepOutput]]:
     async with aclosing(outputs):
-        return [each async for each in outputs]
+        return [output async for output in outputs]
 
 
 async def _events(
@@ -312,17 +312,17 @@ async def _events(
         async with aclosing(outputs):
             for chunk in answer.chunks(*first):
                 yield _event(chunk)
-            async for each in outputs:
+            async for output in outputs:
                 await asyncio.sleep(0)  # where the client has left, the loop learns of it before more is written
-                for chunk in answer.chunks(*each):
+                for chunk in answer.chunks(*output):
                     yield _event(chunk)
         for chunk in answer.closing(usage):
             yield _event(chunk)
     except Exception as error:
-        told = errors.of(error)
-        level = logging.ERROR if told.status >= 500 else logging.INFO
+        refusal = errors.of(error)
+        level = logging.ERROR if refusal.status >= 500 else logging.INFO
         log.log(level, "request %s failed while it was streamed: %s", request.state.request_id, error)
-        yield _event(answer.failed(told))
+        yield _event(answer.failed(refusal))
     yield answer.end
 
 

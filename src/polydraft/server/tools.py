@@ -158,14 +158,14 @@ def format_of(template: str) -> CallFormat | None:
 
 def described(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A conversation for a template that knows no tools."""
-    said = [_plain(message) for message in messages]
+    conversation = [_plain(message) for message in messages]
     if tools:
         text = DESCRIPTION.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-        if said[0]["role"] == "system":
-            said[0]["content"] += f"\n\n{text}"
+        if conversation[0]["role"] == "system":
+            conversation[0]["content"] += f"\n\n{text}"
         else:
-            said.insert(0, {"role": "system", "content": text})
-    return said
+            conversation.insert(0, {"role": "system", "content": text})
+    return conversation
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
