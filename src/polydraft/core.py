@@ -247,6 +247,7 @@ class Method:
     arxiv: id such as "2211.17192", or "" where there is no paper.
     shared_noise: the verdict is a function of the draft's own noise, a point mass once that is known.
     ranked: a drafter whose trees of any number of nodes are its most probable nodes, in this order.
+    own_vocabulary: a drafter whose draft model has a tokenizer of its own.
     """
 
     name: str
@@ -259,6 +260,7 @@ class Method:
     lossless: bool = True
     shared_noise: bool = False
     ranked: bool = False
+    own_vocabulary: bool = False
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,6 @@ Prompt = str | Seq[int]
 """Text, or token ids."""
 LEAST_LONGEST = 8
 """Bytes of the longest token of any vocabulary, at least: texts of fewer bytes for each token of the context are not looked into."""
-OWN_VOCABULARY = ("tli", "slem")
-"""Drafters whose draft model has a tokenizer of its own."""
 
 
 class Engine(Loop):
@@ -167,7 +165,7 @@ class Engine(Loop):
             small = load.load_model(draft, quantization=draft_quantization, **own)
             load.check_same_context(model.max_model_len, small.max_model_len)
             other = load.load_tokenizer(draft)
-            if isinstance(drafter, str) and drafter.partition(":")[0] in OWN_VOCABULARY:
+            if build.has_own_vocabulary(drafter):
                 small.vocab_size = load.num_token_ids(other, small.vocab_size)
             else:
                 small.vocab_size = load.check_same_vocabulary(tokenizer, other, model.vocab_size, small.vocab_size, role=role)

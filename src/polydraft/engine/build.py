@@ -80,6 +80,17 @@ def drafter(wanted: str | Drafter | Seq[str] | None, parts: Parts, options: Mapp
     return _made(names[0], parts, options)
 
 
+def has_own_vocabulary(drafter: object) -> bool:
+    """Whether the drafter of this name has a draft model with a tokenizer of its own.
+
+    Example:
+        >>> has_own_vocabulary("tli"), has_own_vocabulary("model:chain"), has_own_vocabulary(None)
+        (True, False, False)
+    """
+    name = drafter.partition(":")[0] if isinstance(drafter, str) else ""
+    return name in registry.names("drafter") and registry.drafter(name).methods[0].own_vocabulary
+
+
 def asynchronous(wanted: str | Drafter | Seq[str] | None, rule: str | Verifier) -> str:
     """The drafter that runs ahead, in place of the one that was asked for.
 

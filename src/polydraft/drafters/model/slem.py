@@ -48,7 +48,12 @@ class SlemDrafter:
     """
 
     info = method(
-        "slem", "Smaller model of another vocabulary, its text", "2502.05202", {DraftSampling.POINT_MASS}, {TreeShape.CHAIN}
+        "slem",
+        "Smaller model of another vocabulary, its text",
+        "2502.05202",
+        {DraftSampling.POINT_MASS},
+        {TreeShape.CHAIN},
+        own_vocabulary=True,
     )
     methods = (info,)
     needs: Needs = Needs()

@@ -31,6 +31,7 @@ class TliDrafter(ModelDrafter):
             "2502.05202",
             {DraftSampling.IID},
             {TreeShape.CHAIN, TreeShape.PATHS},
+            own_vocabulary=True,
         ),
     )
 
