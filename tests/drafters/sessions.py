@@ -10,7 +10,7 @@ from polydraft import tree as trees
 from polydraft.core import Draft, DraftSampling, Method, Needs, NoiseKey, Request, SamplingParams, Scores, TreeShape
 from polydraft.drafters.base import Parts
 from polydraft.drafters.text.retrieval import RetrievalIndex
-from polydraft.heads.mask_query.network import MaskQueries, Sizes
+from polydraft.heads.mask_query.network import MaskQueries, QuerySizes
 from polydraft.heads.recipe import Material
 from tests.engine.tables import TableModel
 
@@ -55,7 +55,7 @@ def settled(folder, V):
 def mask_queries(folder, V):
     """A Spec-Drafter with random weights, of more queries than a round asks for."""
     torch.manual_seed(0)
-    MaskQueries.like(Sizes(vocab_size=V, width=8, heads=2, queries=12)).save(folder / "mask-query")
+    MaskQueries.like(QuerySizes(vocab_size=V, width=8, heads=2, queries=12)).save(folder / "mask-query")
     return {"weights": folder / "mask-query"}
 
 

@@ -15,6 +15,7 @@ from polydraft.heads.checkpoint import embeddings, output_rows
 from polydraft.heads.diffusion.checkpoint import DiffusionCheckpoint
 from polydraft.heads.diffusion.compiled import CompiledDiffusion
 from polydraft.heads.diffusion.drafter import ORDERS, DiffusionDrafter, revealed
+from polydraft.heads.diffusion.network import DiffusionModel
 from polydraft.heads.diffusion.recipe import DiffusionRecipe
 from polydraft.heads.recipe import Material
 from polydraft.models import load, pair
@@ -57,9 +58,14 @@ def text(target, length):
     return torch.randint(0, target.vocab_size, (length,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
-def drafter_of(folder, target, kind="chain", **options):
+def drafter_of(folder, target, kind="chain", form="compiled", **options):
     checkpoint = DiffusionCheckpoint.load(folder)
-    return DiffusionDrafter(CompiledDiffusion(checkpoint, target, quantization="float32"), checkpoint.layers, kind, **options)
+    compiled = form == "compiled"
+    model = CompiledDiffusion(checkpoint, target, quantization="float32") if compiled else DiffusionModel(checkpoint, target)
+    return DiffusionDrafter(model, checkpoint.layers, kind, **options)
+
+
+both_forms = pytest.mark.parametrize("form", ["compiled", "torch"])
 
 
 def begun(drafter, target, ids):
@@ -77,9 +83,10 @@ def laws_of(net, states, root, block, n):
         return net.logits(states, tokens, masked, torch.tensor([n]))[0, 0].softmax(-1)
 
 
+@both_forms
 @pytest.mark.parametrize("length", [2, 3, 40, 100])
-def test_one_pass_has_the_laws_of_the_trained_drafter(net, folder, target, length):
-    ids, drafter = text(target, length), drafter_of(folder, target)
+def test_one_pass_has_the_distributions_of_the_trained_drafter(net, folder, target, length, form):
+    ids, drafter = text(target, length), drafter_of(folder, target, form=form)
     state, states = begun(drafter, target, ids)
     before = drafter.model.passes
     draft = drafter.propose([state], CHAIN)
@@ -91,9 +98,10 @@ def test_one_pass_has_the_laws_of_the_trained_drafter(net, folder, target, lengt
     assert (expected[0] - expected[1]).abs().sum() > 0.05, "laws that differ"
 
 
+@both_forms
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 9])
-def test_from_the_left_rows_are_those_of_the_step_that_revealed_and_passes_are_steps(net, folder, target, steps):
-    ids, drafter = text(target, 20), drafter_of(folder, target, "left_to_right", steps=steps)
+def test_from_the_left_rows_are_those_of_the_step_that_revealed_and_passes_are_steps(net, folder, target, steps, form):
+    ids, drafter = text(target, 20), drafter_of(folder, target, "left_to_right", form, steps=steps)
     state, states = begun(drafter, target, ids)
     before = drafter.model.passes
     draft = drafter.propose([state], CHAIN)

@@ -15,12 +15,14 @@ from safetensors.torch import load_file, save_file
 from polydraft import Engine, tree
 from polydraft.core import Budget, Request, SamplingParams
 from polydraft.errors import IncompatibleError, ModelLoadError
-from polydraft.heads.checkpoint import kind_of
+from polydraft.heads.checkpoint import head_config, kind_of
 from polydraft.heads.eagle.checkpoint import EagleCheckpoint
 from polydraft.heads.eagle.compiled import CompiledEagle
 from polydraft.heads.eagle.drafter import EagleDrafter
-from polydraft.heads.eagle.recipe import EagleHead, EagleRecipe, HeadShape
+from polydraft.heads.eagle.network import EagleHead, EagleModel
+from polydraft.heads.eagle.recipe import EagleRecipe
 from polydraft.heads.mtp.drafter import MtpDrafter
+from polydraft.heads.mtp.network import MtpModel
 from polydraft.heads.mtp.recipe import MtpRecipe
 from polydraft.heads.recipe import Material
 from polydraft.models import load, pair
@@ -45,10 +47,12 @@ def head(target, recipe):
     """A head with random weights over every third token."""
     torch.manual_seed(0)
     h = target.embed(torch.tensor([0])).shape[1]
-    shape = HeadShape(h, 96, 4, 2, 32, layers_of(recipe), 1e-5, 10000.0)
+    config = head_config({"hidden_size": h, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+                          "rms_norm_eps": 1e-5, "rope_theta": 10000.0})  # fmt: skip
     ids = torch.arange(0, target.vocab_size, 3)
     embeddings = target.embed(torch.arange(target.vocab_size)).bfloat16().float()
-    made = recipe.network(shape, embeddings, target.head(torch.eye(h))[:, ids].T.contiguous())
+    output = target.head(torch.eye(h))[:, ids].T.contiguous()
+    made = recipe.network(config, Material(target, layers_of(recipe), ids.numpy(), embeddings, output, {}))
     for matrix in made.parameters():
         if matrix.ndim == 2:
             torch.nn.init.normal_(matrix, std=0.1)
@@ -66,6 +70,7 @@ def folder(head, recipe, target, tmp_path_factory):
     return where
 
 
+both_forms = pytest.mark.parametrize("form", ["compiled", "torch"])
 only_eagle = pytest.mark.parametrize("recipe", ["eagle"], indirect=True)
 
 
@@ -90,10 +95,11 @@ def laws_of(head, tokens, features, drafted):
     return torch.stack(found)
 
 
-def drafter_of(folder, target, kind="chain"):
-    made = {"eagle": EagleDrafter, "mtp": MtpDrafter}[kind_of(folder)]
+def drafter_of(folder, target, kind="chain", form="compiled"):
+    made, network = {"eagle": (EagleDrafter, EagleModel), "mtp": (MtpDrafter, MtpModel)}[kind_of(folder)]
     checkpoint = made.checkpoint.load(folder)
-    return made(CompiledEagle(checkpoint, target, quantization="float32"), checkpoint.layers, kind)
+    model = network(checkpoint, target) if form == "torch" else CompiledEagle(checkpoint, target, quantization="float32")
+    return made(model, checkpoint.layers, kind)
 
 
 def begun(drafter, target, ids):
@@ -104,10 +110,11 @@ def begun(drafter, target, ids):
     return drafter.read([state], scores)[0], torch.cat([scores.hidden[layer][0] for layer in drafter.layers], -1)
 
 
+@both_forms
 @pytest.mark.parametrize("length", [2, 3, 40, 100])
-def test_a_compiled_head_has_the_laws_of_the_trained_one(head, folder, target, length):
+def test_a_head_drafts_with_the_distributions_of_the_trained_one(head, folder, target, length, form):
     ids = text(target, length)
-    drafter = drafter_of(folder, target)
+    drafter = drafter_of(folder, target, form=form)
     state, features = begun(drafter, target, ids)
     draft = drafter.propose([state], [Budget.fixed(tree.chain(4))])
     drafted = draft.tree.tokens[0, 1:].tolist()
@@ -133,11 +140,12 @@ def test_a_heads_bits_do_not_depend_on_the_targets_threads(folder, target):
         assert torch.equal(one.probs, other.probs)
 
 
+@both_forms
 @pytest.mark.parametrize("kind", ["paths", "coupled", "systematic", "without_replacement", "greedy_plus_one", "top_k"])
-def test_what_was_accepted_is_read_again_with_the_targets_states(folder, target, kind):
+def test_what_was_accepted_is_read_again_with_the_targets_states(folder, target, kind, form):
     """After rounds with drafts, some of which are accepted, the head drafts as one that has just read the whole text."""
     ids = text(target, 30)
-    drafter = drafter_of(folder, target, kind)
+    drafter = drafter_of(folder, target, kind, form)
     state, _ = begun(drafter, target, ids)
     target.prefill([1], [ids[:-1]])
     budget = Budget.grown(6, 3) if kind == "top_k" else Budget.fixed(tree.paths(2, 3))
@@ -151,7 +159,7 @@ def test_what_was_accepted_is_read_again_with_the_targets_states(folder, target,
         ids = [*ids, *outcome.emitted(draft.tree)[0]]
         (state,) = drafter.observe([state], outcome, replace(scores, tree=draft.tree))
     draft = drafter.propose([state], [budget])
-    other = drafter_of(folder, target, kind)
+    other = drafter_of(folder, target, kind, form)
     fresh = other.propose([begun(other, target, ids)[0]], [budget])
     target.release([1])
     assert draft.tree.tokens.tolist() == fresh.tree.tokens.tolist()
@@ -236,7 +244,7 @@ def test_layers_that_the_target_lacks_are_refused_when_the_engine_is_built(folde
 
 @pytest.mark.parametrize("recipe", ["mtp"], indirect=True)
 def test_the_next_token_and_the_state_before_it_change_an_mtp_draft(head):
-    tokens, states = torch.randint(0, 64, (1, 6)), torch.randn(1, 6, head.shape.hidden_size)
+    tokens, states = torch.randint(0, 64, (1, 6)), torch.randn(1, 6, head.config.hidden_size)
     other, moved = tokens.clone(), states.roll(1, 1)
     other[0, -1] += 1
     with torch.no_grad():
@@ -285,10 +293,10 @@ def test_published_layouts_are_read(head, folder, target, tmp_path, layout):
     drafter = drafter_of(where, target)
     state, features = begun(drafter, target, ids)
     draft = drafter.propose([state], [Budget.fixed(tree.chain(3))])
-    shape, head.shape = head.shape, replace(head.shape, norm_before_residual=layout.endswith("first"))
+    head.config.norm_before_residual = layout.endswith("first")
     with torch.no_grad():
         expected = laws_of(head, ids, features, draft.tree.tokens[0, 1:].tolist()[:-1])
-    head.shape = shape
+    head.config.norm_before_residual = False
     torch.testing.assert_close(draft.probs[0][:, ::3], expected, atol=2e-5, rtol=1e-3)
 
 
@@ -317,12 +325,13 @@ def test_the_authors_layers_are_read_where_a_folder_names_none(folder, target):
     assert unnamed.shapes() == EagleCheckpoint.load(folder).shapes()
 
 
-def test_a_head_that_reads_in_pieces_or_kept_a_beginning_drafts_as_one_that_reads_all(folder, target):
+@both_forms
+def test_a_head_that_reads_in_pieces_or_kept_a_beginning_drafts_as_one_that_reads_all(folder, target, form):
     ids, budget = text(target, 100), Budget.fixed(tree.paths(2, 3))
-    drafter = drafter_of(folder, target, "paths")
+    drafter = drafter_of(folder, target, "paths", form)
     state, _ = begun(drafter, target, ids)
     expected = drafter.propose([state], [budget])
-    other, request = drafter_of(folder, target, "paths"), Request("a", tuple(ids), SamplingParams(), seed=3)
+    other, request = drafter_of(folder, target, "paths", form), Request("a", tuple(ids), SamplingParams(), seed=3)
     for starts in ((0, 40, 45, 90), (0, 99 - 2)):
         (state,) = other.start([request])
         held = other.held(state)

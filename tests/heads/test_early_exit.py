@@ -11,6 +11,7 @@ from polydraft.drafters.base import Parts
 from polydraft.errors import InvalidInputError
 from polydraft.heads.early_exit.drafter import EarlyExitDrafter
 from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.hf import HFTarget
 from polydraft.tree import chain
 from tests.drafters.sessions import requests
 from tests.heads import layered
@@ -18,9 +19,11 @@ from tests.heads import layered
 PROMPTS = [[1, 2, 3, 1, 2], [4], [0, 0, 1, 0, 0]]
 
 
-def test_laws_are_those_of_the_layers_below_the_exit():
+@pytest.mark.parametrize("backend", [CompiledLlama, HFTarget])
+def test_drafts_have_the_distributions_of_the_layers_below_the_exit(backend):
     """Against the module of transformers: its states behind layer E, its norm and its head."""
-    module, model = layered.module(), layered.target()
+    module = layered.module()
+    model = backend(layered.module(), max_num_seqs=4, max_model_len=64)
     drafter = EarlyExitDrafter.build(Parts(model, None, None, ()), layer=2)
     (request,) = requests([1, 2, 3, 4])
     (state,) = layered.started(drafter, model, [[1, 2, 3, 4]])

@@ -7,7 +7,7 @@ from polydraft import Engine, SamplingParams, registry
 from polydraft.core import Budget, Request
 from polydraft.errors import DrafterWarning, IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.heads.mask_query.drafter import MaskQueryDrafter
-from polydraft.heads.mask_query.network import MaskQueries, Sizes, start_of
+from polydraft.heads.mask_query.network import MaskQueries, QuerySizes, start_of
 from polydraft.heads.mask_query.recipe import glancing_loss, reveal
 from polydraft.models.seq2seq import Seq2SeqTarget
 from polydraft.tree import chain
@@ -40,7 +40,7 @@ def pairs(count, seed):
 def trained():
     """A few seconds of a core: a drafter of random start that learns to write sources backwards."""
     torch.manual_seed(0)
-    network = MaskQueries.like(Sizes(vocab_size=V, width=32, heads=2, queries=QUERIES), dropout=0.0)
+    network = MaskQueries.like(QuerySizes(vocab_size=V, width=32, heads=2, queries=QUERIES), dropout=0.0)
     optimizer, data, draw = torch.optim.AdamW(network.parameters(), 3e-3), pairs(400, 0), torch.Generator().manual_seed(0)
     pad = torch.nn.utils.rnn.pad_sequence
     for step in range(150):
@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
         MaskQueryDrafter(drafter.network, queries=9)
     with pytest.raises(InvalidInputError, match="without weights"):
         Engine.of(target, drafter="mask-query")
-    MaskQueries.like(Sizes(vocab_size=9, width=8, heads=2)).save(tmp_path / "small")
+    MaskQueries.like(QuerySizes(vocab_size=9, width=8, heads=2)).save(tmp_path / "small")
     with pytest.raises(IncompatibleError, match="knows 9 tokens and the target 61"):
         Engine.of(target, drafter="mask-query", drafter_options={"weights": tmp_path / "small"})
     (tmp_path / "small" / "model.safetensors").write_bytes(b"no")

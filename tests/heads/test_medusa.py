@@ -11,11 +11,12 @@ from safetensors.torch import load_file
 from polydraft import tree
 from polydraft.core import Budget, Outcome, Request, SamplingParams
 from polydraft.errors import IncompatibleError, ModelLoadError
-from polydraft.heads.checkpoint import kind_of, output_rows
+from polydraft.heads.checkpoint import head_config, kind_of, output_rows
 from polydraft.heads.medusa.checkpoint import MedusaCheckpoint
 from polydraft.heads.medusa.compiled import CompiledMedusa
 from polydraft.heads.medusa.drafter import MedusaDrafter
-from polydraft.heads.medusa.recipe import MedusaHeads, MedusaRecipe
+from polydraft.heads.medusa.network import MedusaHeads, MedusaModel
+from polydraft.heads.medusa.recipe import MedusaRecipe
 from polydraft.heads.recipe import Material
 from polydraft.models import load, pair
 from tests.heads.test_eagle import spoil, text
@@ -31,7 +32,10 @@ def target():
 @pytest.fixture(scope="module")
 def heads(target):
     torch.manual_seed(0)
-    made = MedusaHeads(HEADS, BLOCKS, output_rows(target, np.arange(0, target.vocab_size, 3)))
+    ids = np.arange(0, target.vocab_size, 3)
+    output = output_rows(target, ids)
+    config = head_config({"medusa_num_heads": HEADS, "medusa_num_layers": BLOCKS})
+    made = MedusaHeads(config, Material(target, (max(target.offers.hidden),), ids, output, output, {}))
     for parameter in made.parameters():
         parameter.data = (0.1 * torch.randn_like(parameter)).bfloat16().float()  # as it is exported
     return made
@@ -44,19 +48,21 @@ def folder(heads, target, tmp_path_factory):
     return where
 
 
-def begun(folder, target, ids, kind="paths"):
+def begun(folder, target, ids, kind="paths", form="compiled"):
     """A drafter that has read a text, and the states along it."""
     head = MedusaCheckpoint.load(folder)
-    drafter = MedusaDrafter(CompiledMedusa(head, target, quantization="float32"), head.layers, kind)
+    model = MedusaModel(head, target) if form == "torch" else CompiledMedusa(head, target, quantization="float32")
+    drafter = MedusaDrafter(model, head.layers, kind)
     (state,) = drafter.start([Request("a", tuple(ids), SamplingParams(), seed=3)])
     scores = target.prefill([0], [ids[:-1]], hidden=drafter.needs.hidden)
     target.release([0])
     return drafter, drafter.read([state], scores)[0], scores.hidden[head.layers[0]][0]
 
 
-def test_compiled_heads_have_the_laws_of_the_trained_ones(heads, folder, target):
+@pytest.mark.parametrize("form", ["compiled", "torch"])
+def test_heads_draft_with_the_distributions_of_the_trained_ones(heads, folder, target, form):
     ids = text(target, 20)
-    drafter, state, states = begun(folder, target, ids)
+    drafter, state, states = begun(folder, target, ids, form=form)
     draft = drafter.propose([state], [Budget.fixed(tree.paths(2, HEADS))])
     with torch.no_grad():
         expected = torch.stack([heads.logits(states[-1], k) for k in range(HEADS)]).softmax(-1)

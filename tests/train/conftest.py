@@ -5,7 +5,7 @@ import pytest
 
 from polydraft import Engine, SamplingParams
 from polydraft.train import conversations
-from polydraft.train.conversations import Text
+from polydraft.train.conversations import TrainingText
 
 
 @pytest.fixture(scope="package")
@@ -19,5 +19,5 @@ def written(engine, tmp_path_factory):
     path = tmp_path_factory.mktemp("texts") / "00000.npz"
     prompts = [[engine.target.bos_token_id or 0]] * 16
     results = engine.generate(prompts, SamplingParams(max_tokens=96, seed=5, temperature=0.7, ignore_eos=True))
-    conversations.save_shard(path, [Text(np.array([0, *r.token_ids]), 1) for r in results])
+    conversations.save_shard(path, [TrainingText(np.array([0, *r.token_ids]), 1) for r in results])
     return path

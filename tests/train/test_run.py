@@ -17,7 +17,7 @@ from pyarrow import Table, parquet
 from polydraft import Engine, SamplingParams
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError, UnknownNameError
 from polydraft.train import conversations, run
-from polydraft.train.conversations import Text
+from polydraft.train.conversations import TrainingText
 from polydraft.train.run import Options, draft_vocabulary, train_drafter
 
 QUICK = {"minutes": 5, "unroll": 2, "draft_vocab": 512, "batch": 8, "window": 64, "lr": 0.02}
@@ -74,7 +74,7 @@ def test_texts_of_a_shard_are_a_function_of_the_seed(engine, tmp_path):
 
 
 def test_the_draft_vocabulary_is_the_most_frequent_tokens():
-    ids, share = draft_vocabulary([Text(np.array([7, *[3] * 5, *[9] * 4, 1, 1, 2]), 1)], 64, 8)
+    ids, share = draft_vocabulary([TrainingText(np.array([7, *[3] * 5, *[9] * 4, 1, 1, 2]), 1)], 64, 8)
     assert len(ids) == 8
     assert {1, 2, 3, 9} <= set(ids.tolist())
     assert (np.diff(ids) > 0).all()

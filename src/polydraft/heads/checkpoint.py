@@ -26,7 +26,18 @@ from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadErro
 from polydraft.models.checkpoint import rotary
 from polydraft.schema import HEAD, fault, read_json
 
-__all__ = ["HeadCheckpoint", "embeddings", "head_folder", "kind_of", "output_rows", "probe", "save_head", "shipped", "stored"]
+__all__ = [
+    "HeadCheckpoint",
+    "embeddings",
+    "head_config",
+    "head_folder",
+    "kind_of",
+    "output_rows",
+    "probe",
+    "save_head",
+    "shipped",
+    "stored",
+]
 
 Kind = TypeVar("Kind", bound="HeadCheckpoint")
 PROBED = 8
@@ -50,17 +61,17 @@ SIGNS = {"medusa_num_heads": "medusa"}
 def probe(target: Target) -> Float[Tensor, "N h"]:
     """What a head remembers of its target."""
     ids = torch.arange(PROBED) * (target.vocab_size // PROBED)
-    return target.embed(ids).float()  # pyright: ignore[reportAttributeAccessIssue] - offered, as `Needs` says
+    return target.embed(ids).float().cpu()  # pyright: ignore[reportAttributeAccessIssue] - offered, as `Needs` says
 
 
 def embeddings(target: Any) -> Float[Tensor, "V h"]:
     """All of a target's embeddings in bfloat16."""
-    return torch.cat([target.embed(some).bfloat16() for some in torch.arange(target.vocab_size).split(4096)])
+    return torch.cat([target.embed(some).bfloat16().cpu() for some in torch.arange(target.vocab_size).split(4096)])
 
 
 def output_rows(target: Any, ids: Int[np.ndarray, " D"]) -> Float[Tensor, "D h"]:
     """Rows of a target's output matrix."""
-    return target.head(torch.eye(probe(target).shape[1]))[:, torch.from_numpy(ids)].T.float().contiguous()
+    return target.head(torch.eye(probe(target).shape[1])).cpu()[:, torch.from_numpy(ids)].T.float().contiguous()
 
 
 def stored(folder: Path, *names: str) -> dict[str, Tensor]:
@@ -71,10 +82,10 @@ def stored(folder: Path, *names: str) -> dict[str, Tensor]:
     """
     from safetensors.torch import load_file
 
-    found = next((folder / name for name in names if (folder / name).exists()), None)
-    if found is None:
+    file = next((folder / name for name in names if (folder / name).exists()), None)
+    if file is None:
         raise FileNotFoundError(f"there is no {' and no '.join(names)}")
-    return load_file(found) if found.suffix == ".safetensors" else torch.load(found, map_location="cpu", weights_only=True)
+    return load_file(file) if file.suffix == ".safetensors" else torch.load(file, map_location="cpu", weights_only=True)
 
 
 @dataclass(frozen=True)
@@ -100,29 +111,29 @@ class HeadCheckpoint:
         """
         folder = Path(folder).expanduser()
         try:
-            said, tensors = cls.read(read_json((folder / "config.json").read_bytes()), folder)
-            if problem := fault(said, HEAD):
+            settings, tensors = cls.read(read_json((folder / "config.json").read_bytes()), folder)
+            if problem := fault(settings, HEAD):
                 raise ValueError(problem)
-            config, layers = _config(said), tuple(map(int, said[cls.LAYERS]))
+            config, layers = head_config(settings), tuple(map(int, settings[cls.LAYERS]))
             rotary(config, 1)
         except Exception as error:  # whatever these files hold: they are somebody else's
             raise ModelLoadError(
                 f"{str(folder)!r} was given as a head of kind {cls.kind!r}, and cannot be read as one: {error!r}. Expected a folder "
                 f"with config.json ({cls.LAYERS} in it) and model.safetensors."
             ) from error
-        made = cls(config, layers, tensors, _draft_ids(tensors, config.vocab_size))
-        for name, shape in made.shapes().items():
-            found = tuple(tensors[name].shape) if name in tensors else None
-            if found != shape:
+        head = cls(config, layers, tensors, _draft_ids(tensors, config.vocab_size))
+        for name, shape in head.shapes().items():
+            actual = tuple(tensors[name].shape) if name in tensors else None
+            if actual != shape:
                 raise ModelLoadError(
-                    f"the head in {str(folder)!r} has {name} of shape {found}; expected {shape}. Is it {cls.kind}?"
+                    f"the head in {str(folder)!r} has {name} of shape {actual}; expected {shape}. Is it {cls.kind}?"
                 )
-        return made
+        return head
 
     @classmethod
-    def read(cls, said: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    def read(cls, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
         """The configuration and the tensors, whatever layout they are stored in."""
-        return said, stored(folder, "model.safetensors")
+        return settings, stored(folder, "model.safetensors")
 
     def layers_of(self, target: Target) -> tuple[int, ...]:
         """Whose states it reads of this target, where the folder does not say it: the last."""
@@ -155,8 +166,8 @@ class HeadCheckpoint:
 
     def output(self, target: Target) -> Float[Tensor, "D h"]:
         """Rows of the output matrix at the draft vocabulary: its own, or the target's."""
-        own = self.tensors.get("lm_head.weight")
-        return output_rows(target, self.ids) if own is None else own.float()
+        rows = self.tensors.get("lm_head.weight")
+        return output_rows(target, self.ids) if rows is None else rows.float()
 
 
 def save_head(
@@ -177,25 +188,25 @@ def save_head(
 
     stored = {name: tensor.detach().cpu().bfloat16().contiguous() for name, tensor in tensors.items()}
     stored |= {"d2t": torch.from_numpy(ids - np.arange(len(ids))), "target_probe": probe(target).bfloat16()}
-    said = {"polydraft_head": kind.kind, kind.LAYERS: list(layers), "vocab_size": target.vocab_size,
+    settings = {"polydraft_head": kind.kind, kind.LAYERS: list(layers), "vocab_size": target.vocab_size,
             "hidden_size": probe(target).shape[1], "draft_vocab_size": len(ids), **config}  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "model.safetensors") as file:
         file.write(save(stored))
     with replacing(folder / "config.json") as file:
-        file.write(json.dumps(said, indent=2).encode())
+        file.write(json.dumps(settings, indent=2).encode())
 
 
-def _config(said: Mapping[str, Any]) -> Any:
+def head_config(settings: Mapping[str, Any]) -> Any:
     """A head's settings, those that it does not say as a Llama of one layer would; transformers reads scaled positions alone."""
-    if said.get("rope_scaling") or said.get("rope_parameters"):
+    if settings.get("rope_scaling") or settings.get("rope_parameters"):
         from transformers import LlamaConfig
 
-        return LlamaConfig(**{"num_attention_heads": 1, **said})
-    settings = {**DEFAULTS, **{name: value for name, value in said.items() if value is not None}}
-    settings.setdefault("num_key_value_heads", settings["num_attention_heads"])
-    settings.setdefault("head_dim", settings["hidden_size"] // settings["num_attention_heads"])
-    return SimpleNamespace(**settings)
+        return LlamaConfig(**{"num_attention_heads": 1, **settings})
+    config = {**DEFAULTS, **{name: value for name, value in settings.items() if value is not None}}
+    config.setdefault("num_key_value_heads", config["num_attention_heads"])
+    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    return SimpleNamespace(**config)
 
 
 def _draft_ids(tensors: Mapping[str, Tensor], vocab_size: int) -> np.ndarray:
@@ -225,10 +236,10 @@ def kind_of(folder: str | Path) -> str:
             f"{str(folder)!r} was given as a draft head and has no config.json; expected a folder that `polydraft train` wrote, or of a published head."
         )
     try:
-        said = read_json(path.read_bytes())
-        whole = any(str(name).endswith("ForCausalLM") for name in said.get("architectures") or ())
-        return said.get("polydraft_head") or next(
-            (kind for sign, kind in SIGNS.items() if sign in said), "model" if whole else "eagle"
+        settings = read_json(path.read_bytes())
+        whole = any(str(name).endswith("ForCausalLM") for name in settings.get("architectures") or ())
+        return settings.get("polydraft_head") or next(
+            (kind for sign, kind in SIGNS.items() if sign in settings), "model" if whole else "eagle"
         )
     except Exception as error:  # whatever the file holds
         raise ModelLoadError(f"{str(path)!r} was given as a head's configuration, and cannot be read: {error!r}.") from error
@@ -253,10 +264,10 @@ def head_folder(kind: str, target: Target, weights: str | Path | None) -> str | 
     Raises:
         InvalidInputError: neither.
     """
-    found = shipped(target) if weights is None else weights
-    if found is None or (weights is None and kind_of(found) != kind):
+    folder = shipped(target) if weights is None else weights
+    if folder is None or (weights is None and kind_of(folder) != kind):
         raise InvalidInputError(
             f"the drafter {kind!r} was asked for without weights, and none come with the package for this target; expected "
             f"weights=FOLDER (--head FOLDER). Train them: polydraft train {kind}."
         )
-    return found
+    return folder

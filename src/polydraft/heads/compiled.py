@@ -3,14 +3,13 @@
 A kind of head is a tuple of arrays with `work`, `memory` and `sizes`, for which there is an overload of `run_rows`; it is named in `HEADS`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numba import njit
 from numba.extending import overload
-from torch import Tensor
 
 from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError
@@ -20,7 +19,7 @@ from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.proposals import CompiledProposals
 from polydraft.models.slots import TREE_ROOM
 
-__all__ = ["HEADS", "CompiledHead", "SharedSlots", "compiled", "head_pass", "run_rows"]
+__all__ = ["HEADS", "CompiledHead", "compiled", "head_pass", "run_rows"]
 
 HEADS: set[type] = set()
 
@@ -64,9 +63,9 @@ class CompiledHead(CompiledProposals):
     def _run(self, slots: Sequence[int], tree: TokenTree, since: int, wanted: int) -> np.ndarray:
         B, N = tree.tokens.shape
         logits = np.empty((B * (N - wanted), self.arrays.sizes.outputs), np.float32)
-        begins, ends, first = (np.full(B, n) for n in (since, N, wanted))
+        first_nodes, node_ends, first_logits = (np.full(B, n) for n in (since, N, wanted))
         with self.pool:
-            head_pass(self.arrays, np.array(slots), *tree.host, begins, ends, first, logits)
+            head_pass(self.arrays, np.array(slots), *tree.host, first_nodes, node_ends, first_logits, logits)
         self.passes += 1
         return logits
 
@@ -91,33 +90,6 @@ class CompiledHead(CompiledProposals):
     def offers(self) -> Needs:
         """Nothing beyond its laws."""
         return Needs()
-
-
-class SharedSlots(CompiledHead):
-    """A head in the slots of its compiled target: it reads the target's columns and leaves none of its own.
-
-    A row of a pass has the same bits whatever else is in it, and columns behind the committed ones are written anew by the target's next pass.
-    """
-
-    def share(self, target: Any, name: str) -> None:
-        """Use the target's slots.
-
-        Raises:
-            IncompatibleError: a target that is not compiled.
-        """
-        self.target, self.name, self.pool = compiled(target, name), name, target.pool
-        self.vocab_size, self.device, self.dtype = target.vocab_size, target.device, target.dtype
-        self.max_model_len, self.max_num_seqs, self.cache_bytes = target.max_model_len, target.max_num_seqs, 0
-        self.lengths, self._lengths, self.passes = target.lengths, target.arrays.memory.lengths, 0
-        self._scored = np.zeros(self.max_num_seqs, np.int64)
-
-    def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
-        """The target's: there is one cache."""
-        return self.target.append(texts, hidden)
-
-    def move(self, source: np.ndarray, target: np.ndarray) -> None:
-        """The target's: there is one cache."""
-        self.target.move(source, target)
 
 
 def compiled(target: Any, name: str) -> CompiledLlama:

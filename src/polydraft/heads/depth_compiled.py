@@ -15,23 +15,24 @@ from numba import njit
 from numba.extending import overload
 from torch import Tensor
 
-from polydraft.core import Needs, Scores, TokenTree
+from polydraft.core import Needs, SamplingParams, Scores, TokenTree
 from polydraft.models.compiled.cache import whole
 from polydraft.models.compiled.forward import draft_pass
 from polydraft.models.compiled.kernels import copy_row
-from polydraft.models.compiled.proposals import CompiledProposals
+from polydraft.models.compiled.proposals import CompiledProposals, laws_asked
+from polydraft.models.compiled.trees import draft_law
 from polydraft.models.compiled.vectors import aligned
 
 __all__ = ["DepthLaws"]
 
 
-class Outputs(NamedTuple):
+class DepthSizes(NamedTuple):
     """As `layers.Sizes`; outputs: D in whole panels."""
 
     outputs: int
 
 
-class Lengths(NamedTuple):
+class DepthMemory(NamedTuple):
     """As `cache.SlotMemory`."""
 
     lengths: np.ndarray
@@ -40,8 +41,8 @@ class Lengths(NamedTuple):
 class DepthArrays(NamedTuple):
     """logits: [slots, K, outputs], of the first to the K-th token behind the root."""
 
-    sizes: Outputs
-    memory: Lengths
+    sizes: DepthSizes
+    memory: DepthMemory
     logits: np.ndarray
 
 
@@ -83,7 +84,7 @@ class DepthLaws(CompiledProposals):
         self.open_slots(target.max_model_len, target.max_num_seqs, context=0, bytes_per_token=0, device=self.device)
         logits = aligned(target.max_num_seqs, depths, outputs)
         self.cache_bytes = logits.nbytes
-        self.arrays = DepthArrays(Outputs(outputs), Lengths(self._lengths), logits)
+        self.arrays = DepthArrays(DepthSizes(outputs), DepthMemory(self._lengths), logits)
 
     @abstractmethod
     def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:
@@ -102,13 +103,13 @@ class DepthLaws(CompiledProposals):
         """Laws of the nodes `since` .. N-1; see `core.Target.score`."""
         tokens, parents = tree.host
         B, N = tokens.shape
-        begins, ends = np.full(B, since), np.full(B, N)
+        first_nodes, node_ends = np.full(B, since), np.full(B, N)
         scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:])
         real = torch.from_numpy(parents[:, since:] >= 0)
         if since == 0:
             real[:, 0] = True
         logits = np.empty((int(real.sum()), self.arrays.sizes.outputs), np.float32)
-        depth_pass(self.arrays, np.array(slots), parents, begins, ends, begins, logits)
+        depth_pass(self.arrays, np.array(slots), parents, first_nodes, node_ends, first_nodes, logits)
         self.scored(slots, N)
         rows = torch.full((B, N - since, self.vocab_size), -torch.inf)
         rows[real] = self.wide(logits)
@@ -119,3 +120,13 @@ class DepthLaws(CompiledProposals):
     def offers(self) -> Needs:
         """Nothing beyond its laws."""
         return Needs()
+
+    def rows(self, logits: Float[np.ndarray, "B X D"], params: Sequence[SamplingParams]) -> Float[np.ndarray, "B X V"]:
+        """Laws over all tokens, as tokens are drawn from them."""
+        (law, bias), D = laws_asked(params, self.vocab_size, self.draft_ids), len(self.draft_ids)
+        probs, compact = np.zeros((*logits.shape[:2], self.vocab_size), np.float32), np.empty(D, np.float32)
+        for b, (temperature, top_k, top_p, min_p) in enumerate(law):
+            for j in range(logits.shape[1]):
+                draft_law(logits[b, j].copy(), bias[b], temperature, top_k, top_p, min_p, compact)
+                probs[b, j, self.draft_ids] = compact
+        return probs

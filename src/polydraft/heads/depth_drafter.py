@@ -28,9 +28,9 @@ class DepthDrafter(HeadDrafter):
 
     def read(self, states: Sequence[Any], scores: Scores, start: int = 0) -> list[Any]:
         """The state before the last token, once it is among them."""
-        found = self._joined(scores)
-        last = [min(len(s.context) - 2 - start, found.shape[1] - 1) for s in states]
-        return [replace(s, states=found[b, last[b], None]) for b, s in enumerate(states)]
+        joined = self._joined(scores)
+        last = [min(len(s.context) - 2 - start, joined.shape[1] - 1) for s in states]
+        return [replace(s, states=joined[b, last[b], None]) for b, s in enumerate(states)]
 
     def _cached(self, state: ModelState) -> int:
         return 0
@@ -40,26 +40,28 @@ class DepthDrafter(HeadDrafter):
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget]) -> Draft:
         """See `ModelDrafter.propose`."""
-        known = [g if len(s.states) else g.within(0) for s, g in zip(states, budgets, strict=True)]
-        if drafting := [s for s, g in zip(states, known, strict=True) if g.max_depth]:
+        fitting = [g if len(s.states) else g.within(0) for s, g in zip(states, budgets, strict=True)]
+        if drafting := [s for s, g in zip(states, fitting, strict=True) if g.max_depth]:
             self.model.know([s.slot for s in drafting], torch.cat([s.states for s in drafting]))
-        return super().propose([replace(s, pending=s.context[-1:]) for s in states], known)
+        return super().propose([replace(s, pending=s.context[-1:]) for s in states], fitting)
 
     def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
         """The state that the extra token was drawn from is the next one."""
-        found, (paths, _) = self._joined(scores), outcome.lists
+        joined, (paths, _) = self._joined(scores), outcome.lists
         new = list[HeadState]()
         for b, (s, emitted) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
             self._proposed.pop(s.slot, None)
             last = paths[b][-1] if paths[b] else 0
-            new.append(replace(s, context=s.context + tuple(emitted), states=found[b, last, None]))
+            new.append(replace(s, context=s.context + tuple(emitted), states=joined[b, last, None]))
         return new
 
     def snapshot(self, state: Any) -> Snapshot:
         """The committed tokens and the state before the last."""
-        return {"tokens": np.array(state.context), "states": state.states.numpy()}
+        return {"tokens": np.array(state.context), "states": state.states.float().cpu().numpy()}
 
     def restore(self, request: Request, snapshot: Snapshot) -> HeadState:
         """The state that drafts as the one of the snapshot; see `base.Resumable`."""
         (state,) = self.start([request])
-        return replace(state, context=tuple(snapshot["tokens"].tolist()), states=torch.from_numpy(snapshot["states"]))
+        return replace(
+            state, context=tuple(snapshot["tokens"].tolist()), states=torch.from_numpy(snapshot["states"]).to(self.model.device)
+        )

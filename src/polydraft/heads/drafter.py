@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +13,7 @@ from polydraft.core import Method, Needs, Request, Scores
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import ModelDrafter, ModelState
 from polydraft.heads.checkpoint import HeadCheckpoint, head_folder
+from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.slots import given_back_on_error
 
 __all__ = ["HeadDrafter", "HeadState"]
@@ -29,19 +31,24 @@ class HeadDrafter(ModelDrafter):
 
     methods: tuple[Method, ...]
     checkpoint: ClassVar[type[HeadCheckpoint]]
+    forms: ClassVar[tuple[str, str]]
+    """Where the compiled form and the torch one are, as "module:class"."""
 
     def __init__(self, model: Any, layers: Sequence[int], kind: str = "paths", *, stop_ids: Sequence[int] = ()) -> None:
         super().__init__(model, kind, stop_ids=stop_ids)
         self.model: Any
         self.layers, self.needs = tuple(layers), Needs(hidden=tuple(sorted(layers)), embeddings=True, head=True)
-        own, name = self.info, self.methods[0].name
+        general, name = self.info, self.methods[0].name
         name = name if kind == "paths" else f"{name}:{kind}"
-        self.info = replace(self.methods[0], name=name, draft_sampling=own.draft_sampling, shapes=own.shapes, ranked=own.ranked)
+        self.info = replace(
+            self.methods[0], name=name, draft_sampling=general.draft_sampling, shapes=general.shapes, ranked=general.ranked
+        )
 
     @classmethod
-    def compiled(cls, head: Any, target: Any) -> Any:
-        """The head as a draft model."""
-        raise NotImplementedError
+    def model_of(cls, head: Any, target: Any) -> Any:
+        """The head as a draft model: its compiled form for a compiled target, for others its network."""
+        module, _, name = cls.forms[0 if isinstance(target, CompiledLlama) else 1].partition(":")
+        return getattr(import_module(module), name)(head, target)
 
     @classmethod
     def build(cls, parts: Parts, *, weights: str | None = None, kind: str = "paths") -> "HeadDrafter":
@@ -53,13 +60,13 @@ class HeadDrafter(ModelDrafter):
             ModelLoadError, IncompatibleError: a folder that is none, or of another target.
         """
         head = cls.checkpoint.load(head_folder(cls.checkpoint.kind, parts.target, weights))
-        return cls(cls.compiled(head, parts.target), head.layers_of(parts.target), kind, stop_ids=parts.eos_token_ids)
+        return cls(cls.model_of(head, parts.target), head.layers_of(parts.target), kind, stop_ids=parts.eos_token_ids)
 
     def sibling(self, kind: str) -> "HeadDrafter":
         """See `ModelDrafter.sibling`."""
-        other = type(self)(self.model, self.layers, kind, stop_ids=self._stop_ids)
-        other.slots, other._proposed = self.slots, self._proposed
-        return other
+        drafter = type(self)(self.model, self.layers, kind, stop_ids=self._stop_ids)
+        drafter.slots, drafter._proposed = self.slots, self._proposed
+        return drafter
 
     def start(self, requests: Sequence[Request]) -> list[Any]:
         """Take slots; the prompts are read when their states are known."""
@@ -69,3 +76,8 @@ class HeadDrafter(ModelDrafter):
 
     def _joined(self, scores: Scores) -> Float[Tensor, "B T F"]:
         return torch.cat([scores.hidden[layer] for layer in self.layers], -1)
+
+    @staticmethod
+    def _accepted(states: Float[Tensor, "N F"], path: Sequence[int]) -> Float[Tensor, "A F"]:
+        """States of the root and of an accepted path."""
+        return states.index_select(0, torch.tensor([0, *path]).to(states.device))

@@ -53,14 +53,14 @@ def export_head(head: str | Path, module: Any, out: str | Path) -> Path:
     drafted = torch.zeros(read.config.vocab_size, dtype=torch.bool)
     drafted[torch.from_numpy(read.ids)] = True
     tensors |= {"t2d": drafted, "d2t": torch.from_numpy(read.ids - np.arange(len(read.ids)))}
-    said = json.loads((Path(head).expanduser() / "config.json").read_text(encoding="utf-8"))
+    settings = json.loads((Path(head).expanduser() / "config.json").read_text(encoding="utf-8"))
     last = max(read.layers, default=0) == module.config.num_hidden_layers
-    said |= {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "torch_dtype": "bfloat16"}
-    said |= {"norm_final_state": True} if last else {}
+    settings |= {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "torch_dtype": "bfloat16"}
+    settings |= {"norm_final_state": True} if last else {}
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "model.safetensors") as file:
         file.write(save({name: tensor.contiguous() for name, tensor in tensors.items()}))
     with replacing(folder / "config.json") as file:
-        file.write(json.dumps(said, indent=2).encode())
+        file.write(json.dumps(settings, indent=2).encode())
     return folder

@@ -1,24 +1,23 @@
 """What a kind of drafter says of its training; `run` does the rest: texts, states, batches, steps, figures, files.
 
-A recipe is one file of this folder and one line in `registry.RECIPES`. A depth is the number of a drafted token, from 1 on.
+A recipe is one file, heads/KIND/recipe.py, and one line in `registry.RECIPES`. A depth is the number of a drafted token, from 1 on.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from polydraft.heads.checkpoint import HeadCheckpoint
+from polydraft.heads.checkpoint import HeadCheckpoint, head_config, save_head
+from polydraft.heads.network import Material
 
 ROWS = 128
 
-__all__ = ["Batch", "Figures", "Material", "Recipe", "unrolled"]
+__all__ = ["Batch", "Figures", "Material", "Recipe", "fresh_config", "unrolled"]
 
 
 class Batch(NamedTuple):
@@ -42,31 +41,13 @@ class Figures(NamedTuple):
     agreement: list[float]
 
 
-@dataclass(frozen=True)
-class Material:
-    """What a network is made of. layers: whose states it reads.  ids: [D] the draft vocabulary.  embeddings, output: the target's, [V, h]
-    and [D, h], in bfloat16.  sizes: those that `Recipe.sizes` names.
-    """
-
-    target: Any
-    layers: tuple[int, ...]
-    ids: np.ndarray
-    embeddings: Tensor
-    output: Tensor
-    sizes: Mapping[str, int]
-    tokenizer: Any = None
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of a state of the target."""
-        return self.output.shape[1]
-
-
 class Recipe(ABC):
     """One kind. A network is a module of torch; what is not trained of it are buffers that are not persistent."""
 
     checkpoint: ClassVar[type[HeadCheckpoint]]
     """What `export` writes, and what training can begin with."""
+    network: ClassVar[Any]
+    """Its class in torch, a `HeadNetwork`."""
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Of `run.Options`, where they are others than those."""
     sizes: ClassVar[Mapping[str, int]] = {}
@@ -82,17 +63,37 @@ class Recipe(ABC):
     def fresh(self, material: Material) -> nn.Module:
         """A network before training."""
 
-    @abstractmethod
     def started(self, material: Material, first: Any) -> nn.Module:
         """A network as an older checkpoint has it."""
+        return self.network.of(first, material)
 
     @abstractmethod
     def loss(self, network: Any, batch: Batch, *, steps: int, tv_weight: float) -> Figures:
         """Of the first so many depths, or of all where it has fewer."""
 
-    @abstractmethod
+    settings: ClassVar[tuple[str, ...]] = ()
+    """What `export` writes of a network's configuration."""
+
     def export(self, network: Any, material: Material, folder: Path) -> None:
         """Write the folder that `checkpoint` reads."""
+        config = {name: getattr(network.config, name) for name in self.settings}
+        tensors = {network.stored(name): tensor for name, tensor in network.state_dict().items()}
+        tensors |= {"lm_head.weight": network.output} if network.owns_output else {}
+        save_head(
+            folder, self.checkpoint, tensors, material.target, material.layers, material.ids, **config, **self.more(network)
+        )
+
+    def more(self, network: Any) -> dict[str, Any]:
+        """What else `export` writes into the configuration."""
+        return {}
+
+
+def fresh_config(h: int, **settings: Any) -> Any:
+    """The configuration of layers of this width, but for what `settings` say otherwise."""
+    width = 64 if h % 64 == 0 else h // max(1, h // 32)
+    heads, inner = h // width, -(-8 * h // 24) * 8
+    sizes = {"hidden_size": h, "intermediate_size": inner, "num_attention_heads": heads, "head_dim": width}
+    return head_config({**sizes, "rms_norm_eps": 1e-5, "rope_theta": 1e5, **settings})
 
 
 def unrolled(
@@ -107,13 +108,13 @@ def unrolled(
         >>> unrolled([(law.log(), law)]).acceptance
         [1.0]
     """
-    total, kept, agreed = torch.zeros(()), list[float](), list[float]()
+    total, accepted, agreed = torch.zeros(()), list[float](), list[float]()
     for k, (logits, p) in enumerate(depths):
         loss, overlap, agreement = _Distance.apply(logits, p, tv_weight)
         total = total + decay**k * loss
-        kept.append(float(overlap))
+        accepted.append(float(overlap))
         agreed.append(float(agreement))
-    return Figures(total, kept, agreed)
+    return Figures(total, accepted, agreed)
 
 
 class _Distance(torch.autograd.Function):

@@ -134,6 +134,14 @@ class SlotCache(Cache):
         keys, values = (x.index_select(0, rows).transpose(1, 2) for x in held)
         return keys, values
 
+    def committed(
+        self, layer: int, slots: Sequence[int], count: int
+    ) -> tuple[Float[Tensor, "B C H K"], Float[Tensor, "B C H E"]]:
+        """The first so many keys and values of these slots in a layer."""
+        rows = [self.row(slot) for slot in slots]
+        keys, values = (store.unflatten(0, (-1, self.num_columns))[rows, :count] for store in self._by_layer[layer])
+        return keys, values
+
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """See `slots.SlotModel.move`."""
         there, here = (self._places_of(x) for x in (source, target))
@@ -161,7 +169,7 @@ class SlotCache(Cache):
             return
         hole, last = self._row_of.pop(slot), len(self._row_of)
         if hole != last:
-            moved = next(other for other, row in self._row_of.items() if row == last)
+            moved = next(last_slot for last_slot, row in self._row_of.items() if row == last)
             for stack in self._stacks:
                 stack[:, hole, : used[moved]] = stack[:, last, : used[moved]]
             self._row_of[moved] = hole

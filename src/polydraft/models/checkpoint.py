@@ -79,16 +79,16 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
     if config.model_type not in FAMILY or getattr(config, "quantization_config", None) is not None:
         return None
     try:
-        files, wanted = _files(folder), _shapes(config)
-        outlines = {name: _outline(files[name], name, shape) for name, shape in wanted.items()}
+        files, shapes = _files(folder), _shapes(config)
+        outlines = {name: _outline(files[name], name, shape) for name, shape in shapes.items()}
         rotary(config, 1)
         float(config.rms_norm_eps)
-        if (HEAD in wanted) != (HEAD in files):
+        if (HEAD in shapes) != (HEAD in files):
             return None
         generation = _generation_config(folder)
     except Exception:  # whatever is odd about it, transformers' own loader has the words for it
         return None
-    tied, cpu = HEAD not in wanted, torch.device("cpu")
+    tied, cpu = HEAD not in shapes, torch.device("cpu")
     return Checkpoint(config, generation, outlines, lambda name: _read(files[name], name), tied, cpu, torch.float32)
 
 
@@ -100,19 +100,19 @@ def of_file(file: GgufFile) -> Checkpoint | None:
     """
     config = file.config
     try:
-        wanted = _shapes(config)
+        shapes = _shapes(config)
     except ValueError:
         return None
     if config.model_type not in FAMILY:
         return None
-    file.check_all_used(wanted)
-    if any(file.shape(name) != shape for name, shape in wanted.items()):
+    file.check_all_used(shapes)
+    if any(file.shape(name) != shape for name, shape in shapes.items()):
         return None
     outlines = {
         name: torch.empty(shape, dtype=NUMBERS.get(file.blocks(name)[0], torch.float32), device="meta")
-        for name, shape in wanted.items()
+        for name, shape in shapes.items()
     }
-    tied, cpu = HEAD not in wanted, torch.device("cpu")
+    tied, cpu = HEAD not in shapes, torch.device("cpu")
     return Checkpoint(
         config, None, outlines, file.read, tied, cpu, torch.float32, file.rope_factors, file.blocks, file.rows, file.forget
     )
@@ -134,10 +134,10 @@ def _outline(file: Path, name: str, shape: tuple[int, ...]) -> Tensor:
     from safetensors import safe_open
 
     with safe_open(file, "pt") as opened:
-        found = opened.get_slice(name)
-        if tuple(found.get_shape()) != shape:
+        tensor = opened.get_slice(name)
+        if tuple(tensor.get_shape()) != shape:
             raise ValueError(name)
-        return torch.empty(shape, dtype=NUMBERS[found.get_dtype()], device="meta")
+        return torch.empty(shape, dtype=NUMBERS[tensor.get_dtype()], device="meta")
 
 
 def _read(file: Path, name: str) -> Tensor:
@@ -188,8 +188,8 @@ def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
     if config.model_type == "qwen3":
         layer |= {"self_attn.q_norm.weight": (width,), "self_attn.k_norm.weight": (width,)}
     layers = {f"model.layers.{i}.{name}": shape for i in range(config.num_hidden_layers) for name, shape in layer.items()}
-    ends = {EMBEDDING: (config.vocab_size, h), "model.norm.weight": (h,)}
-    return {**ends, **layers} if config.tie_word_embeddings else {**ends, **layers, HEAD: (config.vocab_size, h)}
+    outer = {EMBEDDING: (config.vocab_size, h), "model.norm.weight": (h,)}
+    return {**outer, **layers} if config.tie_word_embeddings else {**outer, **layers, HEAD: (config.vocab_size, h)}
 
 
 def rotary(

@@ -99,9 +99,9 @@ class ShardedTarget(HFTarget):
     @classmethod
     def on_rank(cls, **options: Any) -> "ShardedTarget":
         """The part of a rank other than 0, which knows no others."""
-        made = cls.__new__(cls)
-        made._begin(**options)
-        return made
+        target = cls.__new__(cls)
+        target._begin(**options)
+        return target
 
     def _begin(self, place: Path, num_ranks: int, dtype: Any, *, begun: Callable[[], None], **sizes: Any) -> None:
         """begun: called when the weights are read, before the first pass."""
@@ -135,22 +135,24 @@ class ShardedTarget(HFTarget):
 
 
 def _check(place: Path, num_ranks: int, device: torch.device, max_model_len: int | None) -> None:
-    asked = f"tensor_parallel={num_ranks} was given"
+    request = f"tensor_parallel={num_ranks} was given"
     if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks < 2:
-        raise InvalidInputError(f"{asked}; expected a whole number of at least 2. Leave it out for one process.")
+        raise InvalidInputError(f"{request}; expected a whole number of at least 2. Leave it out for one process.")
     if is_gguf(place):
-        raise IncompatibleError(f"{asked} for a GGUF file; expected a folder of safetensors, of which each rank reads its part.")
+        raise IncompatibleError(
+            f"{request} for a GGUF file; expected a folder of safetensors, of which each rank reads its part."
+        )
     if device.type == "cpu" and torch.cuda.is_available():
         raise IncompatibleError(
-            f"{asked} with device='cpu' on a machine with GPUs, which transformers takes. Leave the device out."
+            f"{request} with device='cpu' on a machine with GPUs, which transformers takes. Leave the device out."
         )
     if device.type == "cuda" and num_ranks > torch.cuda.device_count():
-        raise InvalidInputError(f"{asked}, and there are {torch.cuda.device_count()} GPUs; expected at most one rank for each.")
+        raise InvalidInputError(f"{request}, and there are {torch.cuda.device_count()} GPUs; expected at most one rank for each.")
     config = load_config(place)
     check_supported(config, max_model_len)
     if not getattr(config, "base_model_tp_plan", None):
         raise IncompatibleError(
-            f"{asked} for a model of type {config.model_type!r}, for which transformers has no plan. Use a model of another kind, or one process."
+            f"{request} for a model of type {config.model_type!r}, for which transformers has no plan. Use a model of another kind, or one process."
         )
     heads = config.num_attention_heads
     for_keys = getattr(config, "num_key_value_heads", None) or heads
@@ -158,15 +160,15 @@ def _check(place: Path, num_ranks: int, device: torch.device, max_model_len: int
         fitting = [str(n) for n in range(2, for_keys + 1) if heads % n == for_keys % n == 0]
         numbers = " or ".join(fitting) if fitting else "there is none, use one process"
         raise InvalidInputError(
-            f"{asked} for a model of {heads} attention heads, {for_keys} of them for keys; expected a number that divides both: {numbers}."
+            f"{request} for a model of {heads} attention heads, {for_keys} of them for keys; expected a number that divides both: {numbers}."
         )
     if find_spec("accelerate") is None:
-        raise IncompatibleError(f"{asked}, and accelerate is not installed. Install polydraft[distributed].")
+        raise IncompatibleError(f"{request}, and accelerate is not installed. Install polydraft[distributed].")
     try:
         from transformers.distributed.configuration_utils import DistributedConfig
 
         DistributedConfig(tp_size=num_ranks)
     except (ImportError, TypeError):
         raise IncompatibleError(
-            f"{asked}, which this version of transformers cannot do. Install polydraft[distributed]."
+            f"{request}, which this version of transformers cannot do. Install polydraft[distributed]."
         ) from None

@@ -7,13 +7,14 @@ left but those of the template.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-from polydraft.errors import InvalidInputError, first_line
+from polydraft.errors import InvalidInputError, PolydraftError, first_line
 
-__all__ = ["Cuts", "longest_token", "num_bytes", "special_tokens", "token_ids"]
+__all__ = ["Cuts", "failures_as", "longest_token", "num_bytes", "special_tokens", "token_ids"]
 
 INTERRUPTIONS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 NORMALISED = 3
@@ -22,21 +23,30 @@ PRIVATE = range(0xE000, 0xF900)
 """Characters that mean nothing by Unicode's own rule."""
 
 
+@contextmanager
+def failures_as(error_of: Callable[[str], PolydraftError]) -> Iterator[None]:
+    """Where the block fails in a tokenizer, the error that this makes of the reason. A panic of its Rust code is no Exception."""
+    try:
+        yield
+    except (*INTERRUPTIONS, PolydraftError):
+        raise
+    except BaseException as error:
+        raise error_of(f"{type(error).__name__}: {first_line(error)[:200]}") from error
+
+
 def token_ids(tokenizer: Any, text: str, *, add_special_tokens: bool = False) -> list[int]:
     """Token ids of a text; special tokens in it are control tokens. add_special_tokens: those that the tokenizer puts around a text, too.
 
     Raises:
         InvalidInputError: text that the tokenizer fails on.
     """
-    try:
+    with failures_as(
+        lambda reason: InvalidInputError(
+            f"a text of {len(text)} characters was given that the tokenizer fails on ({reason}); expected text that can be written as UTF-8. "
+            "Correct it, or give token ids."
+        )
+    ):
         return list(tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
-    except INTERRUPTIONS:
-        raise
-    except BaseException as error:  # a panic of its Rust code is no Exception
-        raise InvalidInputError(
-            f"a text of {len(text)} characters was given that the tokenizer fails on ({type(error).__name__}: {first_line(error)[:200]}); "
-            "expected text that can be written as UTF-8. Correct it, or give token ids."
-        ) from error
 
 
 def num_bytes(value: Any) -> int:

@@ -26,11 +26,11 @@ def as_device(device: str | torch.device | None) -> torch.device:
         device(type='cpu')
     """
     try:
-        found = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
-        torch.empty(0, device=found)
+        chosen = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+        torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:
         raise InvalidInputError(f"device={device!r} was given, which this machine does not have. Use 'cpu'. ({error})") from None
-    return found
+    return chosen
 
 
 def as_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype | str:
@@ -45,10 +45,10 @@ def as_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dty
     """
     if dtype is None:
         return torch.float32 if device.type == "cpu" else "auto"
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    number_format = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(number_format, torch.dtype) or not number_format.is_floating_point:
         raise InvalidInputError(f"dtype={dtype!r} was given; expected 'float32', 'float16' or 'bfloat16'.")
-    return found
+    return number_format
 
 
 def check_folder(folder: Path) -> None:
@@ -91,11 +91,11 @@ def check_folder(folder: Path) -> None:
 
 def _check_config(file: Path) -> None:
     try:
-        found = fault(read_json(file.read_bytes()), CONFIG) if file.is_file() else None
+        problem = fault(read_json(file.read_bytes()), CONFIG) if file.is_file() else None
     except (OSError, ValueError) as error:
-        found = str(error)
-    if found:
-        raise ModelLoadError(f"the configuration {str(file)!r} cannot be: {found}. Copy or download it again.")
+        problem = str(error)
+    if problem:
+        raise ModelLoadError(f"the configuration {str(file)!r} cannot be: {problem}. Copy or download it again.")
 
 
 def load_config(name: str | os.PathLike[str]) -> Any:

@@ -27,7 +27,7 @@ from polydraft.models.config import ModelConfig
 __all__ = ["ARCHITECTURES", "TYPES", "GgufFile", "is_gguf"]
 
 
-class Layout(NamedTuple):
+class BlockLayout(NamedTuple):
     """A number format: its name, how many numbers are in a block, bytes of a block."""
 
     type: str
@@ -53,21 +53,21 @@ INTERLEAVED = ("llama", "smollm3")
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
 """Number formats that are read."""
 LAYOUTS = {
-    0: Layout("F32", 1, 4),
-    1: Layout("F16", 1, 2),
-    2: Layout("Q4_0", 32, 18),
-    3: Layout("Q4_1", 32, 20),
-    6: Layout("Q5_0", 32, 22),
-    7: Layout("Q5_1", 32, 24),
-    8: Layout("Q8_0", 32, 34),
-    10: Layout("Q2_K", 256, 84),
-    11: Layout("Q3_K", 256, 110),
-    12: Layout("Q4_K", 256, 144),
-    13: Layout("Q5_K", 256, 176),
-    14: Layout("Q6_K", 256, 210),
-    20: Layout("IQ4_NL", 32, 18),
-    23: Layout("IQ4_XS", 256, 136),
-    30: Layout("BF16", 1, 2),
+    0: BlockLayout("F32", 1, 4),
+    1: BlockLayout("F16", 1, 2),
+    2: BlockLayout("Q4_0", 32, 18),
+    3: BlockLayout("Q4_1", 32, 20),
+    6: BlockLayout("Q5_0", 32, 22),
+    7: BlockLayout("Q5_1", 32, 24),
+    8: BlockLayout("Q8_0", 32, 34),
+    10: BlockLayout("Q2_K", 256, 84),
+    11: BlockLayout("Q3_K", 256, 110),
+    12: BlockLayout("Q4_K", 256, 144),
+    13: BlockLayout("Q5_K", 256, 176),
+    14: BlockLayout("Q6_K", 256, 210),
+    20: BlockLayout("IQ4_NL", 32, 18),
+    23: BlockLayout("IQ4_XS", 256, 136),
+    30: BlockLayout("BF16", 1, 2),
 }
 """Number formats by their numbers in a file; the `gguf` package has all, and takes a third of a second to import."""
 VERSIONS = (2, 3)
@@ -250,21 +250,21 @@ class GgufFile:
                 f"its tensor {name!r} is of type {_type_name(number)}; expected one of {', '.join(TYPES)}",
                 "Give a file of another type",
             )
-        known, in_block, bytes_of_block = layout
+        format_name, in_block, bytes_of_block = layout
         if shape and shape[-1] % in_block:
             raise struct.error(f"{name!r} has rows of {shape[-1]} numbers in blocks of {in_block}")
-        return name, Entry(shape, known, start, prod(shape) // in_block * bytes_of_block)
+        return name, Entry(shape, format_name, start, prod(shape) // in_block * bytes_of_block)
 
     def _setting(self, name: str, otherwise: Any = None) -> Any:
         return self.metadata.get(f"{self.architecture}.{name}", otherwise)
 
     def _needed(self, name: str, otherwise: float | None = None) -> Any:
-        found = self._setting(name, otherwise)
-        if not isinstance(found, (int, float)) or not found > 0:
+        setting = self._setting(name, otherwise)
+        if not isinstance(setting, (int, float)) or not setting > 0:
             raise self.refusal(
-                f"its {self.architecture}.{name} is {found!r}; expected a positive number", "Give another file of the model"
+                f"its {self.architecture}.{name} is {setting!r}; expected a positive number", "Give another file of the model"
             )
-        return found
+        return setting
 
     def _count(self, name: str, otherwise: int | None = None) -> int:
         number = self._needed(name, otherwise)
@@ -380,13 +380,13 @@ class GgufFile:
         """
         stem, _, kind = name.rpartition(".")
         layer, part = re.fullmatch(r"model\.layers\.(\d+)\.(.+)|.+", stem).groups()  # pyright: ignore[reportOptionalMemberAccess]
-        own = self._fused[part][0] if part in self._fused else PARTS.get(part or stem, part or stem)
+        part_name = self._fused[part][0] if part in self._fused else PARTS.get(part or stem, part or stem)
         if self.architecture in GEMMA_27B_LAYERS:
-            own = GEMMA_PARTS.get(part, own)
-        found = f"{own}.{kind}" if layer is None else f"blk.{layer}.{own}.{kind}"
-        if found not in self.tensors:
-            raise self.refusal(f"it has no tensor {found!r}, which is {name!r} of transformers", "Copy or download it again")
-        return found
+            part_name = GEMMA_PARTS.get(part, part_name)
+        full_name = f"{part_name}.{kind}" if layer is None else f"blk.{layer}.{part_name}.{kind}"
+        if full_name not in self.tensors:
+            raise self.refusal(f"it has no tensor {full_name!r}, which is {name!r} of transformers", "Copy or download it again")
+        return full_name
 
     @cached_property
     def _fused(self) -> dict[str, tuple[str, slice]]:
@@ -424,13 +424,15 @@ class GgufFile:
 
         The rows have the order of transformers, which is another one for queries and keys of Llama.
         """
-        own = self.own_name(name)
-        kind, found = self._blocks(own)
-        if self.architecture not in INTERLEAVED or not (".attn_q." in own or ".attn_k." in own):
-            return kind, found[self._rows(name)]
-        heads = self.config.num_attention_heads if ".attn_q." in own else self.config.num_key_value_heads
-        rows = found.reshape(heads, self.tensors[own].shape[0] // heads // 2, 2, -1)  # the halves of a rotation lie side by side
-        return kind, rows.swapaxes(1, 2).reshape(found.shape)
+        stored_name = self.own_name(name)
+        kind, raw = self._blocks(stored_name)
+        if self.architecture not in INTERLEAVED or not (".attn_q." in stored_name or ".attn_k." in stored_name):
+            return kind, raw[self._rows(name)]
+        heads = self.config.num_attention_heads if ".attn_q." in stored_name else self.config.num_key_value_heads
+        rows = raw.reshape(
+            heads, self.tensors[stored_name].shape[0] // heads // 2, 2, -1
+        )  # the halves of a rotation lie side by side
+        return kind, rows.swapaxes(1, 2).reshape(raw.shape)
 
     def _blocks(self, own: str) -> tuple[str, np.ndarray]:
         entry = self.tensors[own]
@@ -469,11 +471,11 @@ class GgufFile:
         """
         from transformers import AutoModelForCausalLM
 
-        made = AutoModelForCausalLM.from_config(self.transformers_config, dtype=torch.float32).eval()
-        tied = made.lm_head.weight is made.get_input_embeddings().weight
+        network = AutoModelForCausalLM.from_config(self.transformers_config, dtype=torch.float32).eval()
+        tied = network.lm_head.weight is network.get_input_embeddings().weight
         weights = {
             name: weight
-            for name, weight in made.named_parameters(remove_duplicate=False)
+            for name, weight in network.named_parameters(remove_duplicate=False)
             if not (tied and name == "lm_head.weight")
         }
         self.check_all_used(weights)
@@ -484,8 +486,8 @@ class GgufFile:
                 )
             weight.data = self.read(name)
         if self.rope_factors is not None:
-            made.model.rotary_emb.inv_freq /= self.rope_factors
-        return made
+            network.model.rotary_emb.inv_freq /= self.rope_factors
+        return network
 
     def transformers_tokenizer(self) -> Any:
         """Its tokenizer as transformers makes it, with the chat template where it has one."""

@@ -59,8 +59,8 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> tuple[Any, bool]:
 
 
 def _halves(merge: str) -> tuple[str, str]:
-    left, _, right = merge.partition(" ")
-    return left, right
+    first, _, right = merge.partition(" ")
+    return first, right
 
 
 def _sentencepiece(file: GgufFile, tokens: list[str]) -> tuple[Any, bool]:
@@ -75,13 +75,13 @@ def _sentencepiece(file: GgufFile, tokens: list[str]) -> tuple[Any, bool]:
     named = {} if unknown is None or unknown >= len(tokens) else {"unk_token": tokens[unknown]}
     model = BPE(vocab=vocabulary, merges=_merges(vocabulary, scores), fuse_unk=True, byte_fallback=True, **named)
     backend: Any = Tokenizer(model)
-    space, begins = "▁", bool(file.metadata.get("tokenizer.ggml.add_space_prefix", True))
+    space, adds_space = "▁", bool(file.metadata.get("tokenizer.ggml.add_space_prefix", True))
     if file.architecture == "phi3":  # its texts begin with a space behind each special token, too
-        prepended = [normalizers.Prepend(space)] if begins else []
+        prepended = [normalizers.Prepend(space)] if adds_space else []
         backend.normalizer = normalizers.Sequence([*prepended, normalizers.Replace(" ", space)])
     else:
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(space, prepend_scheme="first" if begins else "never", split=False)
-    stripped = [decoders.Strip(" ", 1, 0)] if begins else []
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(space, prepend_scheme="first" if adds_space else "never", split=False)
+    stripped = [decoders.Strip(" ", 1, 0)] if adds_space else []
     backend.decoder = decoders.Sequence([decoders.Replace(space, " "), decoders.ByteFallback(), decoders.Fuse(), *stripped])
     return backend, True
 
@@ -92,9 +92,9 @@ def _merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, 
     for token, i in vocabulary.items():
         score = -scores[i]
         for cut in range(1, len(token)):
-            left = token[:cut]
-            if left in vocabulary and (right := token[cut:]) in vocabulary:
-                pairs.append((score, -cut, cut - len(token), left, right))
+            prefix = token[:cut]
+            if prefix in vocabulary and (right := token[cut:]) in vocabulary:
+                pairs.append((score, -cut, cut - len(token), prefix, right))
     pairs.sort(key=lambda pair: pair[:3])
     return [pair[3:] for pair in pairs]
 

@@ -20,18 +20,19 @@ from transformers.cache_utils import Cache
 from polydraft.core import AuxRows, Needs, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, ModelLoadError, PolydraftError
 from polydraft.models.cache import CacheLayout, SlotCache
+from polydraft.models.checkpoint import of_module
 from polydraft.models.grouped_attention import GROUPED
 from polydraft.models.memory import weight_bytes
 from polydraft.models.slots import TREE_ROOM, SlotModel, special_ids
 from polydraft.models.supported import check_supported, context_length
 from polydraft.models.tree_attention import node_mask
 
-__all__ = ["HFTarget", "Recorder"]
+__all__ = ["HFTarget", "PassRecorder"]
 
 Shapes = Mapping[int, tuple[torch.Size, torch.Size, torch.dtype]]
 
 
-class Recorder(Cache):
+class PassRecorder(Cache):
     """Keeps keys and values of a pass without a past, by layer."""
 
     def __init__(self) -> None:
@@ -97,7 +98,7 @@ class HFTarget(SlotModel):
 
     def __init__(self, model: Any, *, max_model_len: int | None = None, max_num_seqs: int = 8) -> None:
         self._check(model, max_model_len)
-        self.model = model.eval()
+        self.model, self.checkpoint = model.eval(), of_module(model)
         self.name = getattr(model.config, "name_or_path", "") or type(model).__name__
         weights = next(model.parameters())
         self.dtype, self.device, self.weight_bytes = weights.dtype, weights.device, weight_bytes(model)
@@ -122,17 +123,17 @@ class HFTarget(SlotModel):
             raise ModelLoadError(f"{type(model).__name__} was given, which has an encoder. Use models.seq2seq.Seq2SeqTarget.")
 
     def _choose_attention(self) -> str:
-        given = self.model.config._attn_implementation
-        if given not in ("sdpa", "eager"):
+        configured = self.model.config._attn_implementation
+        if configured not in ("sdpa", "eager"):
             raise IncompatibleError(
-                f"attention {given!r} was given; expected 'sdpa' or 'eager'. Load the model with attn_implementation='sdpa'."
+                f"attention {configured!r} was given; expected 'sdpa' or 'eager'. Load the model with attn_implementation='sdpa'."
             )
-        return GROUPED if given == "sdpa" and getattr(self.model, "_supports_attention_backend", False) else given
+        return GROUPED if configured == "sdpa" and getattr(self.model, "_supports_attention_backend", False) else configured
 
     @torch.inference_mode()
     def _build(self, max_model_len: int | None, max_num_seqs: int) -> None:
         """Find the cache's shape with a plain pass over two tokens, allocate it, and prove that a tree gives the same logits."""
-        recorder = Recorder()
+        recorder = PassRecorder()
         path = torch.tensor([[0, 2]], device=self.device)
         ones = torch.ones_like(path)
         out = self.model(path, past_key_values=recorder, use_cache=True, attention_mask=ones, output_hidden_states=True)
@@ -147,7 +148,7 @@ class HFTarget(SlotModel):
         if self.max_model_len >= path.shape[1]:
             self._prove(plain.float())
 
-    def _allocate(self, recorder: Recorder, max_model_len: int | None, max_num_seqs: int) -> CacheLayout:
+    def _allocate(self, recorder: PassRecorder, max_model_len: int | None, max_num_seqs: int) -> CacheLayout:
         layout = _layout(recorder.shapes)
         columns = self.open_slots(
             max_model_len,
@@ -210,6 +211,10 @@ class HFTarget(SlotModel):
         rows = [self._cache.row(slot) for slot in slots]
         return sorted(range(len(rows)), key=rows.__getitem__)
 
+    def cached(self, layer: int, slots: Sequence[int]) -> tuple[Float[Tensor, "B C G D"], Float[Tensor, "B C G E"]]:
+        """Keys and values of these slots in a layer, as many as the longest has committed tokens."""
+        return self._cache.committed(layer, slots, int(self.lengths[slots].max()))
+
     @property
     def offers(self) -> Needs:
         """Hidden states of all layers, embeddings, auxiliary rows, and the head where it is a matrix and nothing more."""
@@ -228,19 +233,19 @@ class HFTarget(SlotModel):
     def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
         """See `slots.SlotModel.append`."""
         slots = sorted(texts, key=self._cache.row)
-        ends, T = {slot: len(ids) - 1 for slot, ids in texts.items()}, max(map(len, texts.values()))
+        last_rows, T = {slot: len(ids) - 1 for slot, ids in texts.items()}, max(map(len, texts.values()))
         tokens = torch.tensor([[*texts[slot], *[0] * (T - len(texts[slot]))] for slot in slots], device=self.device)
         chains = np.broadcast_to(np.arange(-1, T - 1), (len(slots), T)).copy()
         mask, positions = node_mask(self.lengths[slots], chains)
-        kept = sorted(set(ends.values())) if self._keeps_logits else list(range(T))
-        options = {"logits_to_keep": torch.tensor(kept, device=self.device)} if self._keeps_logits else {}
+        kept_rows = sorted(set(last_rows.values())) if self._keeps_logits else list(range(T))
+        options = {"logits_to_keep": torch.tensor(kept_rows, device=self.device)} if self._keeps_logits else {}
         self._cache.begin(slots, self.lengths[slots], T)
         positions = np.minimum(positions, self.max_model_len - 1)
         out = self._forward(tokens, mask, positions, output_hidden_states=bool(hidden), **options)
         logits, row = self._logits(out), {slot: b for b, slot in enumerate(slots)}
         return [
-            (logits[row[slot], kept.index(end)], [out.hidden_states[layer][row[slot], : end + 1] for layer in hidden])
-            for slot, end in ends.items()
+            (logits[row[slot], kept_rows.index(end)], [out.hidden_states[layer][row[slot], : end + 1] for layer in hidden])
+            for slot, end in last_rows.items()
         ]
 
     @torch.inference_mode()

@@ -129,9 +129,9 @@ def default_draft(target: str) -> str | None:
 
 def models_folder() -> Path:
     """Where fetched models are kept: `models` in `POLYDRAFT_CACHE`, else in `XDG_CACHE_HOME`/polydraft, else in ~/.cache/polydraft."""
-    given = os.environ.get("POLYDRAFT_CACHE", "off")
+    setting = os.environ.get("POLYDRAFT_CACHE", "off")
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return (Path(base) / "polydraft" if given in ("", "off") else Path(given)) / "models"
+    return (Path(base) / "polydraft" if setting in ("", "off") else Path(setting)) / "models"
 
 
 def cached(model: HubModel) -> Path | None:
@@ -185,11 +185,11 @@ def _check_room(model: HubModel, scratch: Path) -> None:
 
 def _check(file: Path, model: HubModel) -> None:
     """Refuse a file of another checksum, and remove it."""
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     with open(file, "rb") as opened:
         while piece := opened.read(CHUNK):
-            found.update(piece)
-    digest = found.hexdigest()
+            sha.update(piece)
+    digest = sha.hexdigest()
     if digest != model.sha256:
         shutil.rmtree(file.parent, ignore_errors=True)
         raise ModelLoadError(
@@ -346,8 +346,8 @@ def located(name: str | os.PathLike[str]) -> Path:
         >>> located(pair.draft_folder()).name
         'draft'
     """
-    given, path = str(name), Path(os.path.expanduser(name))
-    if not given:
+    text, path = str(name), Path(os.path.expanduser(name))
+    if not text:
         raise ModelLoadError(
             "an empty name of a model was given; expected a folder, FILE.gguf, a name of `polydraft models list` or OWNER/NAME."
         )
@@ -355,25 +355,23 @@ def located(name: str | os.PathLike[str]) -> Path:
         return _in_folder(path)
     if path.is_file() and not is_gguf(path):
         raise ModelLoadError(
-            f"the file {given!r} was given; expected a folder, or a GGUF file (*.gguf). Give the folder around it."
+            f"the file {text!r} was given; expected a folder, or a GGUF file (*.gguf). Give the folder around it."
         )
     if path.exists():
         return path
-    if given in MODELS:
-        return fetch(MODELS[given])
-    nearest = get_close_matches(given.lower(), MODELS, n=1, cutoff=0.6)
-    if nearest and "/" not in given:
+    if text in MODELS:
+        return fetch(MODELS[text])
+    nearest = get_close_matches(text.lower(), MODELS, n=1, cutoff=0.6)
+    if nearest and "/" not in text:
+        raise ModelLoadError(f"there is no model {text!r}; did you mean {nearest[0]!r}? `polydraft models list` shows the names.")
+    if match := None if isinstance(name, os.PathLike) else re.fullmatch(FILE_OF_REPOSITORY, text):
+        return _gguf_of_repository(match["repository"], match["revision"], match["file"])
+    if isinstance(name, os.PathLike) or _is_path(text):
+        kind = "GGUF file" if is_gguf(text) else "model folder"
         raise ModelLoadError(
-            f"there is no model {given!r}; did you mean {nearest[0]!r}? `polydraft models list` shows the names."
+            f"{kind} {text!r} does not exist. Check the path; a folder of `save_pretrained` or a GGUF file is expected."
         )
-    if found := None if isinstance(name, os.PathLike) else re.fullmatch(FILE_OF_REPOSITORY, given):
-        return _gguf_of_repository(found["repository"], found["revision"], found["file"])
-    if isinstance(name, os.PathLike) or _is_path(given):
-        kind = "GGUF file" if is_gguf(given) else "model folder"
-        raise ModelLoadError(
-            f"{kind} {given!r} does not exist. Check the path; a folder of `save_pretrained` or a GGUF file is expected."
-        )
-    return _snapshot(given)
+    return _snapshot(text)
 
 
 def _is_path(name: str) -> bool:
@@ -384,8 +382,8 @@ def _in_folder(folder: Path) -> Path:
     """The folder, or the GGUF file in it where there is nothing else."""
     files, tensors = sorted(folder.glob("*.gguf")), any(folder.glob("*.safetensors"))
     if files and tensors:
-        taken = f"{str(folder)!r} has safetensors and the GGUF file {files[0].name}: the safetensors are taken. Give the file for the other."
-        warnings.warn(taken, stacklevel=2)
+        warning = f"{str(folder)!r} has safetensors and the GGUF file {files[0].name}: the safetensors are taken. Give the file for the other."
+        warnings.warn(warning, stacklevel=2)
     if not files or tensors or (folder / "config.json").is_file():
         return folder
     if len(files) > 1:
@@ -435,6 +433,6 @@ def _tagged(names: list[str], repository: str, tag: str) -> str:
     files = sorted((name for name in names if is_gguf(name)), key=lambda name: (len(name), name))
     chosen = [name for name in files if re.search(rf"(?i)(^|[-._/]){re.escape(tag)}\.gguf$", name)]
     if not chosen:
-        shown = f"it has {', '.join(files[:8])}{' ...' if len(files) > 8 else ''}" if files else "it has no GGUF file"
-        raise ModelLoadError(f"no file of {repository!r} ends with {tag}.gguf; {shown}. Give one as {repository}:FILE.gguf.")
+        listing = f"it has {', '.join(files[:8])}{' ...' if len(files) > 8 else ''}" if files else "it has no GGUF file"
+        raise ModelLoadError(f"no file of {repository!r} ends with {tag}.gguf; {listing}. Give one as {repository}:FILE.gguf.")
     return chosen[0]

@@ -146,8 +146,8 @@ class ImageTokenizer(nn.Module):
             )
         rows = self.codebook.detach().double()
         distance = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(torch.inf)
-        found = distance.argsort(dim=1, stable=True)[:, :num_neighbours]
-        return torch.cat([found, found.new_full(((num_tokens or K) - K, num_neighbours), -1)])
+        nearest = distance.argsort(dim=1, stable=True)[:, :num_neighbours]
+        return torch.cat([nearest, nearest.new_full(((num_tokens or K) - K, num_neighbours), -1)])
 
 
 def digits_folder() -> Path:
@@ -197,8 +197,8 @@ class ImageFolder:
         names = [*self.classes]
         number = names.index(str(name)) if str(name) in names else name if isinstance(name, int) else -1
         if not 0 <= number < len(names):
-            said = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
-            raise InvalidInputError(f"the class {name!r} was given; expected one of {said}.")
+            listing = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+            raise InvalidInputError(f"the class {name!r} was given; expected one of {listing}.")
         return self.tokenizer.sizes.num_codes + number
 
     @property
@@ -238,24 +238,24 @@ class ImageFolder:
         tokenizer = ImageTokenizer(sizes)
         expected = tokenizer.state_dict()
         formats = {name: Array(("float32",), tuple(x.shape)) for name, x in expected.items()}
-        given: Mapping[str, Any] = {name: x.float().numpy() for name, x in weights.items()}
+        arrays: Mapping[str, Any] = {name: x.float().numpy() for name, x in weights.items()}
         texts = {name: x.long().numpy() for name, x in stored.items()}
         K, C = sizes.num_codes, len(card["classes"])
         whole = {"texts": Array(("int64",), ("n", 1 + sizes.num_tokens), 0, K + C - 1)}
-        if wrong := fault(given, Record(formats)) or fault(texts, Record(whole)):
+        if wrong := fault(arrays, Record(formats)) or fault(texts, Record(whole)):
             raise _damaged(path, wrong)
-        tokenizer.load_state_dict({name: torch.from_numpy(x) for name, x in given.items()})
-        made = cls(path, tokenizer.eval(), tuple(card["classes"]), float(card["guidance"]), texts["texts"])
+        tokenizer.load_state_dict({name: torch.from_numpy(x) for name, x in arrays.items()})
+        target = cls(path, tokenizer.eval(), tuple(card["classes"]), float(card["guidance"]), texts["texts"])
         _check_codebook("images.json", card["codebook"], tokenizer)
-        for part in (made.target, made.draft):
+        for part in (target.target, target.draft):
             config = load_config(part)
             _check_codebook(f"{Path(part).name}/config.json", getattr(config, "codebook", None), tokenizer)
-            if config.vocab_size != made.num_tokens:
+            if config.vocab_size != target.num_tokens:
                 raise IncompatibleError(
-                    f"the model {part!r} has {config.vocab_size} tokens; expected {made.num_tokens}, {K} codes, {C} classes and no class. "
+                    f"the model {part!r} has {config.vocab_size} tokens; expected {target.num_tokens}, {K} codes, {C} classes and no class. "
                     "Take all parts from one training."
                 )
-        return made
+        return target
 
     @staticmethod
     def save(

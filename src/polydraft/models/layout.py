@@ -40,16 +40,16 @@ def layout(parents: tuple[int, ...]) -> Layout:
 @lru_cache(maxsize=1024)
 def layouts(trees: Sequence[tuple[int, ...]]) -> Layout:
     """The layouts of a batch, padded: parents by -1, and below a draft's end no node lies."""
-    each = [layout(parents) for parents in trees]
-    if len(each) == 1:
-        return each[0]
-    N, D = (max(x.shape[1] for x in found) for found in ((e.parents for e in each), (e.inner for e in each)))
+    singles = [layout(parents) for parents in trees]
+    if len(singles) == 1:
+        return singles[0]
+    N, D = (max(x.shape[1] for x in arrays) for arrays in ((e.parents for e in singles), (e.inner for e in singles)))
     parents, starts, inner = (
-        np.full((len(each), N), -1),
-        np.empty((len(each), D + 1), np.int64),
-        np.empty((len(each), D), np.int64),
+        np.full((len(singles), N), -1),
+        np.empty((len(singles), D + 1), np.int64),
+        np.empty((len(singles), D), np.int64),
     )
-    for b, e in enumerate(each):
+    for b, e in enumerate(singles):
         parents[b, : e.parents.shape[1]] = e.parents
         starts[b], inner[b] = e.starts[0, -1], e.starts[0, -1]
         starts[b, : e.starts.shape[1]], inner[b, : e.inner.shape[1]] = e.starts, e.inner
@@ -63,5 +63,5 @@ def with_leaves(places: Layout) -> Layout:
         >>> with_leaves(layout((-1, 0, 0, 1))).inner.tolist(), with_leaves(layout((-1, 0, 0, 1))).starts.tolist()
         ([[1, 3, 4, 4]], [[0, 1, 3, 4, 4]])
     """
-    ends = places.starts[:, -1:]
-    return Layout(places.parents, np.hstack([places.starts, ends]), np.hstack([places.starts[:, 1:], ends]))
+    node_ends = places.starts[:, -1:]
+    return Layout(places.parents, np.hstack([places.starts, node_ends]), np.hstack([places.starts[:, 1:], node_ends]))

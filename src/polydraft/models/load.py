@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from polydraft.core import Target
-from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError, first_line
+from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.models import checkpoint
 from polydraft.models.checkpoint import Checkpoint
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.encoding import INTERRUPTIONS, Cuts, token_ids
+from polydraft.models.encoding import Cuts, failures_as, token_ids
 from polydraft.models.folder import as_device, as_dtype, load_module
 from polydraft.models.gguf import GgufFile, is_gguf
 from polydraft.models.gguf_tokenizer import gguf_tokenizer
@@ -94,7 +94,9 @@ def load_model(
     if reason is not None and backend == "compiled":
         raise IncompatibleError(f"backend='compiled' was asked for {name!r}, but {reason}. Use backend='transformers'.")
     if reason is None and backend in ("auto", "compiled"):
-        return CompiledLlama(module, **options, **compiled)
+        model = CompiledLlama(module, **options, **compiled)
+        model.checkpoint = None  # the module's memory is given back
+        return model
     _refuse_choices(name, reason or "as asked", chosen)
     from polydraft.models.hf import HFTarget
     from polydraft.models.seq2seq import Seq2SeqTarget
@@ -177,17 +179,15 @@ def load_tokenizer(name: str) -> Tokenizer:
         2048
     """
     place = located(name)
-    try:
+    with failures_as(
+        lambda reason: ModelLoadError(
+            f"no tokenizer could be loaded from {name!r} ({reason}). "
+            "Save the model's tokenizer into its folder, or give token ids instead of text."
+        )
+    ):
         tokenizer = _of_file(GgufFile(place)) if is_gguf(place) else _of_folder(place)
         tokenizer.decode(tokenizer("a")["input_ids"])  # some damage shows only in use
         return tokenizer
-    except (*INTERRUPTIONS, ModelLoadError):
-        raise
-    except BaseException as error:  # a panic of its Rust code is no Exception
-        raise ModelLoadError(
-            f"no tokenizer could be loaded from {name!r} ({type(error).__name__}: {first_line(error)[:200]}). "
-            "Save the model's tokenizer into its folder, or give token ids instead of text."
-        ) from error
 
 
 def _of_file(file: GgufFile) -> Tokenizer:
@@ -225,11 +225,11 @@ def encode(tokenizer: Any, text: str, *, source: bool = False, parse_special: bo
         return ids
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     if bos is not None:
-        begins = 0
-        while ids[begins : begins + 1] == [bos]:
-            begins += 1
-        wanted = begins > 0 or bool(getattr(tokenizer, "add_bos_token", False))
-        ids = [bos] * wanted + ids[begins:]
+        num_bos = 0
+        while ids[num_bos : num_bos + 1] == [bos]:
+            num_bos += 1
+        wants_bos = num_bos > 0 or bool(getattr(tokenizer, "add_bos_token", False))
+        ids = [bos] * wants_bos + ids[num_bos:]
     if eos is not None and len(ids) > 1 and ids[-1] == eos and not (parse_special and text.endswith(tokenizer.eos_token)):
         ids.pop()
     return ids

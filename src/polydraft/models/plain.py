@@ -68,14 +68,14 @@ class PlainTarget(SlotModel):
 
     def _read(self, state: _State, token_ids: Sequence[int], hidden: Sequence[int] = ()) -> dict[int, Tensor]:
         """A whole text in one pass, later tokens one by one: what every kind of cache supports. Returns the states asked for, [T, D]."""
-        found: dict[int, list[Tensor]] = {layer: [] for layer in hidden}
+        states: dict[int, list[Tensor]] = {layer: [] for layer in hidden}
         step = 1 if state.token_ids else len(token_ids)
         for begin in range(0, len(token_ids), step):
             piece = list(token_ids[begin : begin + step])
             options = {"output_hidden_states": True} if hidden else {}
             out = self.model(torch.tensor([piece], device=self.device), use_cache=True, **options, **state.cache)
             for layer in hidden:
-                found[layer].append(out.hidden_states[layer][0])
+                states[layer].append(out.hidden_states[layer][0])
             state.cache = {name: out[name] for name in CACHES if out.get(name) is not None}
             if not state.cache:
                 raise IncompatibleError(
@@ -84,16 +84,16 @@ class PlainTarget(SlotModel):
             state.token_ids += piece
             state.logits = out.logits[0, -1, : self.vocab_size].float()
             self.passes += 1
-        return {layer: torch.cat(rows) for layer, rows in found.items()}
+        return {layer: torch.cat(rows) for layer, rows in states.items()}
 
     def _rewind(self, slot: int) -> _State:
         """The slot's state after its committed tokens; one that must forget reads them again."""
         state, length = self._states[slot], int(self.lengths[slot])
         if len(state.token_ids) > length:
-            known = state.token_ids[:length]
+            committed = state.token_ids[:length]
             state = self._states[slot] = _State()
-            if known:
-                self._read(state, known)
+            if committed:
+                self._read(state, committed)
         return state
 
     @property
@@ -112,13 +112,13 @@ class PlainTarget(SlotModel):
 
     def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
         """See `slots.SlotModel.append`; one slot after the other."""
-        found: list[tuple[Tensor, list[Tensor]]] = []
+        outputs: list[tuple[Tensor, list[Tensor]]] = []
         for slot, ids in texts.items():
             state = self._rewind(slot)
             states = self._read(state, ids, hidden)
             assert state.logits is not None
-            found.append((state.logits, [states[layer] for layer in hidden]))
-        return found
+            outputs.append((state.logits, [states[layer] for layer in hidden]))
+        return outputs
 
     @torch.inference_mode()
     def score(
@@ -144,8 +144,8 @@ class PlainTarget(SlotModel):
                 states.append(self._read(state, [root], hidden))
             assert state.logits is not None
             rows.append(state.logits)
-        seen = {layer: torch.stack([each[layer] for each in states]) for layer in hidden}
-        return Scores(tree, torch.stack(rows)[:, None], seen)
+        hidden_states = {layer: torch.stack([row_states[layer] for row_states in states]) for layer in hidden}
+        return Scores(tree, torch.stack(rows)[:, None], hidden_states)
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """There is nothing to move: only roots are committed, and a copy is read."""

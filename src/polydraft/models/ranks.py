@@ -102,12 +102,12 @@ class Ranks:
         """
         for rank, pipe in enumerate(self._pipes, 1):
             try:
-                said = pipe.recv()
+                reply = pipe.recv()
             except (EOFError, OSError):
-                said = "its process ended"
-            if said is not None:
+                reply = "its process ended"
+            if reply is not None:
                 self.end()
-                raise RankError(f"rank {rank} of {self.num_ranks} could not begin: {said}.")
+                raise RankError(f"rank {rank} of {self.num_ranks} could not begin: {reply}.")
 
     @contextmanager
     def calling(self, name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Iterator[None]:

@@ -23,7 +23,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from polydraft.errors import CapacityError, InvalidInputError, ModelLoadError
-from polydraft.models.hf import HFTarget, Recorder
+from polydraft.models.hf import HFTarget, PassRecorder
 from polydraft.models.supported import check_supported, context_length
 
 __all__ = ["Seq2SeqTarget"]
@@ -120,19 +120,19 @@ class Seq2SeqTarget(HFTarget):
 
     # Sources
 
-    def _read(self, source: Tensor, mask: Tensor | None = None) -> tuple[Recorder, Recorder]:
+    def _read(self, source: Tensor, mask: Tensor | None = None) -> tuple[PassRecorder, PassRecorder]:
         """What the decoder's layers make of a start token and of padded sources."""
-        own, cross = Recorder(), Recorder()
+        self_attention, cross = PassRecorder(), PassRecorder()
         start = torch.zeros(len(source), 1, dtype=torch.long, device=self.device)
         mask = torch.ones_like(source) if mask is None else mask
         self.model(
             input_ids=source,
             attention_mask=mask,
             decoder_input_ids=start,
-            past_key_values=_Both(own, cross, False),
+            past_key_values=_Both(self_attention, cross, False),
             use_cache=True,
         )
-        return own, cross
+        return self_attention, cross
 
     @torch.inference_mode()
     def encode(self, slots: Sequence[int], sources: Sequence[Sequence[int]]) -> None:
@@ -148,10 +148,10 @@ class Seq2SeqTarget(HFTarget):
         padded = pad_sequence([torch.tensor(ids, device=self.device) for ids in texts], batch_first=True)
         mask = torch.arange(padded.shape[1], device=self.device) < torch.tensor([[len(ids)] for ids in texts], device=self.device)
         self.passes += 1
-        taken = self._read(padded, mask.long())[1].states
-        layers = range(len(taken))
+        encoded = self._read(padded, mask.long())[1].states
+        layers = range(len(encoded))
         read = {
-            ids: _Read(*([taken[layer][side][b, :, : len(ids)].clone() for layer in layers] for side in (0, 1)))
+            ids: _Read(*([encoded[layer][side][b, :, : len(ids)].clone() for layer in layers] for side in (0, 1)))
             for b, ids in enumerate(texts)
         }
         self._sources |= {slot: read[tuple(ids)] for slot, ids in zip(slots, sources, strict=True)}
@@ -189,12 +189,12 @@ class Seq2SeqTarget(HFTarget):
 
     def _forward(self, inputs: Tensor, mask: np.ndarray, positions: np.ndarray, **options: Any) -> Any:
         self.passes += 1
-        slots, begins = self._cache.slots, self._cache.begins
+        slots, first_columns = self._cache.slots, self._cache.begins
         layers, sources = self._cross(slots)
         cross = SimpleNamespace(layers=[SimpleNamespace(keys=k, values=v) for k, v in layers])
         states = torch.zeros(1, 1, 1, dtype=self.dtype, device=self.device).expand(len(slots), sources.shape[-1], -1)
         kind = "decoder_inputs_embeds" if inputs.ndim == 3 else "decoder_input_ids"
-        with self._placed(slots, begins, positions, mask.shape[2]):
+        with self._placed(slots, first_columns, positions, mask.shape[2]):
             out = self.model(
                 **{kind: inputs},
                 decoder_attention_mask=torch.from_numpy(mask)[:, None].to(self.device, self.dtype),
@@ -229,8 +229,8 @@ class Seq2SeqTarget(HFTarget):
         """By how many tokens each row lies behind each column, [B, T, C]; 0 for what it does not see."""
         columns, at = np.arange(width), np.array(slots)[:, None]
         self._column_positions[at, begins[:, None] + np.arange(positions.shape[1])] = positions
-        seen = np.where(columns < self.lengths[slots][:, None], columns, self._column_positions[at, columns])
-        return torch.from_numpy(positions[:, :, None] - seen[:, None]).clamp(min=0).to(self.device)
+        key_positions = np.where(columns < self.lengths[slots][:, None], columns, self._column_positions[at, columns])
+        return torch.from_numpy(positions[:, :, None] - key_positions[:, None]).clamp(min=0).to(self.device)
 
     def _logits(self, output: Any) -> Float[Tensor, "B T V"]:
         logits = output.logits[..., : self.vocab_size]
@@ -257,8 +257,8 @@ def _settings(model: Any) -> tuple[tuple[int, ...], list[int]]:
     config, settings = model.config, getattr(model, "generation_config", None)
 
     def said(name: str) -> Any:
-        found = getattr(settings, name, None)
-        return getattr(config, name, None) if found is None else found
+        value = getattr(settings, name, None)
+        return getattr(config, name, None) if value is None else value
 
     start = said("decoder_start_token_id")
     if start is None:

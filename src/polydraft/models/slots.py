@@ -133,22 +133,22 @@ class SlotModel(ABC):
             InvalidInputError: no tokens for a slot.
         """
         self.check_slots(slots, [len(ids) for ids in token_ids])
-        left = dict(zip(slots, token_ids, strict=True))
+        remaining = dict(zip(slots, token_ids, strict=True))
         last: dict[int, Tensor] = {}
         states: dict[int, list[list[Tensor]]] = {slot: [] for slot in slots}
-        while left:
-            texts = {slot: ids[: self.chunk] for slot, ids in left.items()}
-            for slot, (row, found) in zip(texts, self.append(texts, hidden), strict=True):
+        while remaining:
+            texts = {slot: ids[: self.chunk] for slot, ids in remaining.items()}
+            for slot, (row, pieces) in zip(texts, self.append(texts, hidden), strict=True):
                 last[slot] = row
-                states[slot].append(found)
+                states[slot].append(pieces)
             self.appended(list(texts), [len(ids) for ids in texts.values()])
-            left = {slot: ids[self.chunk :] for slot, ids in left.items() if len(ids) > self.chunk}
-        seen = {
+            remaining = {slot: ids[self.chunk :] for slot, ids in remaining.items() if len(ids) > self.chunk}
+        hidden_states = {
             layer: pad_sequence([torch.cat([piece[i] for piece in states[slot]]) for slot in slots], batch_first=True)
             for i, layer in enumerate(hidden)
         }
         roots = TokenTree.roots(torch.tensor([ids[-1] for ids in token_ids]))
-        return Scores(roots, torch.stack([last[slot] for slot in slots])[:, None], seen)
+        return Scores(roots, torch.stack([last[slot] for slot in slots])[:, None], hidden_states)
 
     @abstractmethod
     def move(self, source: Int64[np.ndarray, "M 2"], target: Int64[np.ndarray, "M 2"]) -> None:
@@ -254,18 +254,18 @@ def given_back_on_error() -> Generator[None, None, None]:
         ...     slots.num_free
         2
     """
-    outer, taken = _TAKEN.get(), list[tuple[Slots, int]]()
-    token = _TAKEN.set(taken)
+    outer, watched = _TAKEN.get(), list[tuple[Slots, int]]()
+    token = _TAKEN.set(watched)
     try:
         yield
     except BaseException:
-        for slots, slot in taken:
+        for slots, slot in watched:
             slots.abandon(slot)
         raise
     finally:
         _TAKEN.reset(token)
     if outer is not None:
-        outer += taken
+        outer += watched
 
 
 class Slots:
@@ -306,10 +306,12 @@ class Slots:
         if not self._free:
             raise CapacityError(f"the model has {len(self._taken)} slots and all are taken; raise max_num_seqs.")
         slot = self._best(text)
-        kept = self._kept.pop(slot, ())
-        length = common_length(kept, text) if self._model.lengths[slot] == len(kept) else 0  # else someone else used the slot
-        if self.prefix_cache is not None and len(kept) > length and self._model.lengths[slot] == len(kept):
-            self.prefix_cache.store(slot, kept)
+        kept_text = self._kept.pop(slot, ())
+        length = (
+            common_length(kept_text, text) if self._model.lengths[slot] == len(kept_text) else 0
+        )  # else someone else used the slot
+        if self.prefix_cache is not None and len(kept_text) > length and self._model.lengths[slot] == len(kept_text):
+            self.prefix_cache.store(slot, kept_text)
         if length:
             self._model.cut(slot, length)
         else:
@@ -331,12 +333,15 @@ class Slots:
         self._held[slot] = text
 
     def _copy_beginning(self, slot: int, length: int, text: Sequence[object]) -> None:
-        known = {**{free: kept for free, kept in self._kept.items() if self._model.lengths[free] == len(kept)}, **self._held}
+        texts = {
+            **{free: free_text for free, free_text in self._kept.items() if self._model.lengths[free] == len(free_text)},
+            **self._held,
+        }
 
         def common(other: int) -> int:
-            return min(common_length(known[other], text), int(self._model.lengths[other]))
+            return min(common_length(texts[other], text), int(self._model.lengths[other]))
 
-        source = max(known, key=common, default=None) if text else None
+        source = max(texts, key=common, default=None) if text else None
         if source is not None and common(source) >= length + LEAST_COPIED:
             self._model.release([slot])
             self._model.copy(source, slot, common(source))

@@ -89,15 +89,15 @@ class TranslatedModel:
     def commit(self, slots: Sequence[int], outcome: Outcome) -> None:
         """Keep the root and the path."""
         self.inner.commit(slots, outcome)
-        for slot, kept in zip(slots, outcome.num_accepted.tolist(), strict=True):
+        for slot, num_accepted in zip(slots, outcome.num_accepted.tolist(), strict=True):
             self._append(slot, [self._roots[slot]])
             end = self.ends[slot][-1]
-            self.ends[slot] += range(end + 1, end + 1 + kept)
+            self.ends[slot] += range(end + 1, end + 1 + num_accepted)
 
     @property
     def lengths(self) -> np.ndarray:
         """[slots] committed tokens of ours."""
-        return np.array([len(ends) - 1 for ends in self.ends])
+        return np.array([len(text_ends) - 1 for text_ends in self.ends])
 
     def cut(self, slot: int, length: int) -> None:
         """Forget all committed tokens but the first `length`."""

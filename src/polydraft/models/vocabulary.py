@@ -65,11 +65,11 @@ def token_bytes(tokenizer: Any) -> dict[int, Key]:
 
 def _by_key(spelled: dict[int, Key], size: int) -> dict[Key, int]:
     """The lowest id of each key; a model may have fewer rows than the tokenizer has ids."""
-    found: dict[Key, int] = {}
+    by_key: dict[Key, int] = {}
     for i in sorted(spelled):
         if i < size:
-            found.setdefault(spelled[i], i)
-    return found
+            by_key.setdefault(spelled[i], i)
+    return by_key
 
 
 @dataclass(frozen=True)
@@ -131,5 +131,5 @@ class _Speller:
             except UnicodeDecodeError:
                 single = [self.ids.get(bytes([b])) for b in key]
                 return tuple(i for i in single if i is not None) if None not in single else ()
-        found = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return tuple(i for i in found if i < self.size)
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return tuple(i for i in ids if i < self.size)

@@ -23,7 +23,7 @@ from polydraft.drafters.text.corpus import read_text
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError, ModelLoadError
 
-__all__ = ["Text", "check_file", "from_file", "read_shard", "save_shard", "write_shard"]
+__all__ = ["TrainingText", "check_file", "from_file", "read_shard", "save_shard", "write_shard"]
 
 TEMPERATURES = (0.0, 0.7, 1.0, 1.0)
 OPENINGS = (
@@ -49,29 +49,30 @@ _MARK = "\x1a"
 
 
 @dataclass(frozen=True)
-class Text:
-    """tokens: ids.  given: how many of them, at the beginning, the target did not write."""
+class TrainingText:
+    """tokens: ids.  prompt_length: how many of them, at the beginning, the target did not write."""
 
     tokens: Int[np.ndarray, " T"]
-    given: int
+    prompt_length: int
 
 
-def write_shard(engine: Engine, number: int, *, seed: int, count: int, known: set[str]) -> list[Text]:
+def write_shard(engine: Engine, number: int, *, seed: int, count: int, known: set[str]) -> list[TrainingText]:
     """About so many texts of the target, the same for the same (seed, number) and engine.
 
     known: questions that were asked before, which are not asked again; grows by this shard's.
     """
     rng, noise = Random(f"{seed}/{number}"), 2 * (seed * 1_000_003 + number)
     chat = getattr(engine.tokenizer, "chat_template", None)
-    asked = _questions(engine, rng, noise, count, known) if chat else None
-    prompts = [[_begin(engine)]] * count if asked is None else asked
+    questions = _questions(engine, rng, noise, count, known) if chat else None
+    prompts = [[_begin(engine)]] * count if questions is None else questions
     params = [
         SamplingParams(temperature=rng.choice(TEMPERATURES if chat else (1.0,)), max_tokens=ANSWER, seed=noise + 1)
         for _ in prompts
     ]
     answers = engine.generate(prompts, params)
     return [
-        Text(np.array([*p, *a.token_ids]), _written_from(engine) if chat else 1) for p, a in zip(prompts, answers, strict=True)
+        TrainingText(np.array([*p, *a.token_ids]), _written_from(engine) if chat else 1)
+        for p, a in zip(prompts, answers, strict=True)
     ]
 
 
@@ -83,8 +84,8 @@ def _begin(engine: Engine) -> int:
 
 def _opening(engine: Engine) -> str:
     """The chat template up to where the user's words begin."""
-    said = engine.tokenizer.apply_chat_template([{"role": "user", "content": _MARK}], tokenize=False)
-    return said.partition(_MARK)[0]
+    rendered = engine.tokenizer.apply_chat_template([{"role": "user", "content": _MARK}], tokenize=False)
+    return rendered.partition(_MARK)[0]
 
 
 def _written_from(engine: Engine) -> int:
@@ -113,7 +114,7 @@ def check_file(path: Path) -> None:
     """
     if path.suffix == ".npz":
         read_shard(path)
-    elif not any(isinstance(said, Mapping) and ("text" in said or "messages" in said) for said in _said(path)):
+    elif not any(isinstance(record, Mapping) and ("text" in record or "messages" in record) for record in _said(path)):
         raise _unusable(path)
 
 
@@ -123,7 +124,7 @@ def _unusable(path: Path) -> InvalidInputError:
     )
 
 
-def from_file(path: Path, engine: Engine) -> list[Text]:
+def from_file(path: Path, engine: Engine) -> list[TrainingText]:
     """Texts of a file: a shard, jsonl or parquet (conversations under "messages", or "text"), or plain text; cut into pieces that fit the context.
 
     Raises:
@@ -131,17 +132,17 @@ def from_file(path: Path, engine: Engine) -> list[Text]:
     """
     most = engine.target.max_model_len
     if path.suffix == ".npz":
-        return [Text(t.tokens[:most], t.given) for t in read_shard(path)]
-    texts = list[Text]()
-    for said in _said(path):
+        return [TrainingText(t.tokens[:most], t.prompt_length) for t in read_shard(path)]
+    texts = list[TrainingText]()
+    for record in _said(path):
         try:
-            messages = said.get("messages")
-            ids = engine.encode(said["text"]) if messages is None else engine.tokenizer(
+            messages = record.get("messages")
+            ids = engine.encode(record["text"]) if messages is None else engine.tokenizer(
                 engine.tokenizer.apply_chat_template(list(messages), tokenize=False), add_special_tokens=False
             )["input_ids"]  # fmt: skip
         except (ValueError, KeyError, AttributeError, TypeError):
             continue
-        texts += [Text(np.array(ids[i : i + most]), 1) for i in range(0, len(ids), most) if len(ids) - i > 16]
+        texts += [TrainingText(np.array(ids[i : i + most]), 1) for i in range(0, len(ids), most) if len(ids) - i > 16]
     if not texts:
         raise _unusable(path)
     return texts
@@ -174,7 +175,7 @@ def _said(path: Path) -> Iterator[Any]:
             ) from error
 
 
-def save_shard(path: Path, texts: Sequence[Text]) -> None:
+def save_shard(path: Path, texts: Sequence[TrainingText]) -> None:
     """Write texts as uint16 or uint32, whole or not at all."""
     flat = np.concatenate([t.tokens for t in texts])
     with replacing(path) as file:
@@ -182,22 +183,27 @@ def save_shard(path: Path, texts: Sequence[Text]) -> None:
             file,
             tokens=flat.astype(np.uint16 if flat.max(initial=0) < 1 << 16 else np.uint32),
             lengths=np.array([len(t.tokens) for t in texts], np.int32),
-            given=np.array([t.given for t in texts], np.int32),
+            given=np.array([t.prompt_length for t in texts], np.int32),
         )
 
 
-def read_shard(path: Path) -> list[Text]:
+def read_shard(path: Path) -> list[TrainingText]:
     """Texts as `save_shard` wrote them.
 
     Raises:
         ModelLoadError: a file that is none.
     """
     try:
-        with np.load(path, allow_pickle=False) as found:
-            tokens, lengths, given = (found[name] for name in ("tokens", "lengths", "given"))
-        if lengths.sum() != len(tokens) or len(lengths) != len(given) or (lengths < 1).any() or (given < 0).any():
+        with np.load(path, allow_pickle=False) as arrays:
+            tokens, lengths, prompt_lengths = (arrays[name] for name in ("tokens", "lengths", "given"))
+        if (
+            lengths.sum() != len(tokens)
+            or len(lengths) != len(prompt_lengths)
+            or (lengths < 1).any()
+            or (prompt_lengths < 0).any()
+        ):
             raise ValueError("its lengths do not fit")
     except Exception as error:  # whatever the file holds
         raise ModelLoadError(f"{str(path)!r} is no shard of texts: {error}. Delete it; it is written again.") from error
     cuts = np.cumsum(lengths)[:-1]
-    return [Text(t.astype(np.int64), int(g)) for t, g in zip(np.split(tokens, cuts), given, strict=True)]
+    return [TrainingText(t.astype(np.int64), int(g)) for t, g in zip(np.split(tokens, cuts), prompt_lengths, strict=True)]

@@ -25,7 +25,7 @@ from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.heads.checkpoint import embeddings, output_rows
 from polydraft.heads.recipe import Batch, Material, Recipe
 from polydraft.train import conversations
-from polydraft.train.conversations import Text
+from polydraft.train.conversations import TrainingText
 from polydraft.train.loop import optimizers_for, save_atomically
 
 __all__ = ["Options", "train_drafter", "untrained"]
@@ -96,7 +96,7 @@ class Example:
     """A text with the target's states in bfloat16, [T, F] of the layers that are read and [T, h] of the last, and, of each position, the
     logarithm of the sum of exponents of all logits."""
 
-    text: Text
+    text: TrainingText
     states: Tensor
     last: Tensor
     totals: Tensor
@@ -119,56 +119,58 @@ def _layers(target: Target, recipe: Recipe, wanted: tuple[int, ...] | None) -> t
 
 def _texts(
     engine: Engine, data: Sequence[Path], folder: Path, until: float, seed: int, report: Callable[[str], None]
-) -> list[list[Text]]:
+) -> list[list[TrainingText]]:
     """Texts of files, or of the target until the clock says `until`: at least one shard, and those that were there before."""
     if data:
         return [conversations.from_file(path, engine) for path in data]
     folder.mkdir(parents=True, exist_ok=True)
-    found, known = [conversations.read_shard(path) for path in sorted(folder.glob("[0-9]*.npz"))], set[str]()
-    while not found or time.monotonic() < until:
+    shards, known_texts = [conversations.read_shard(path) for path in sorted(folder.glob("[0-9]*.npz"))], set[str]()
+    while not shards or time.monotonic() < until:
         began = time.monotonic()
-        shard = conversations.write_shard(engine, len(found), seed=seed, count=32, known=known)
-        conversations.save_shard(folder / f"{len(found):05d}.npz", shard)
-        found.append(shard)
+        shard = conversations.write_shard(engine, len(shards), seed=seed, count=32, known=known_texts)
+        conversations.save_shard(folder / f"{len(shards):05d}.npz", shard)
+        shards.append(shard)
         size = sum(len(t.tokens) for t in shard)
-        report(f"{sum(len(t.tokens) for s in found for t in s)} tokens written, {size / (time.monotonic() - began):.0f} tokens/s")
-    return found
+        report(
+            f"{sum(len(t.tokens) for s in shards for t in s)} tokens written, {size / (time.monotonic() - began):.0f} tokens/s"
+        )
+    return shards
 
 
 @torch.inference_mode()
 def _examples(
-    engine: Engine, texts: Sequence[Text], folder: Path, number: int, layers: Sequence[int], last: int
+    engine: Engine, texts: Sequence[TrainingText], folder: Path, number: int, layers: Sequence[int], last: int
 ) -> list[Example]:
     """The target's states along texts, from the file where they are kept, or made now."""
     stored = tuple(sorted({*layers, last}))
     path = folder / f"{number:05d}-{'-'.join(map(str, stored))}.npz"
-    ends = np.cumsum([len(t.tokens) for t in texts])
+    text_ends = np.cumsum([len(t.tokens) for t in texts])
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         rows, totals = list[Tensor](), list[Tensor]()
         for text in texts:
             engine.target.release([0])
-            found = engine.target.prefill([0], [text.tokens.tolist()], hidden=stored).hidden
-            rows.append(torch.cat([found[layer][0] for layer in stored], -1).bfloat16())
-            totals.append(torch.cat([engine.target.head(x).float().logsumexp(-1) for x in found[last][0].split(64)]))  # pyright: ignore
+            loaded = engine.target.prefill([0], [text.tokens.tolist()], hidden=stored).hidden
+            rows.append(torch.cat([loaded[layer][0] for layer in stored], -1).bfloat16())
+            totals.append(torch.cat([engine.target.head(x).float().logsumexp(-1) for x in loaded[last][0].split(64)]))  # pyright: ignore
         engine.target.release([0])
         with replacing(path) as file:
             np.savez(file, states=torch.cat(rows).cpu().view(torch.int16).numpy(), totals=torch.cat(totals).cpu().numpy())
-    with np.load(path, allow_pickle=False) as found:
-        states, totals = torch.from_numpy(found["states"]).view(torch.bfloat16), torch.from_numpy(found["totals"])
+    with np.load(path, allow_pickle=False) as loaded:
+        states, totals = torch.from_numpy(loaded["states"]).view(torch.bfloat16), torch.from_numpy(loaded["totals"])
     width = states.shape[1] // len(stored)
     read, last_states = states[:, : len(layers) * width], states[:, -width:]
-    pieces = zip(np.split(np.arange(len(totals)), ends[:-1]), texts, strict=True)
+    pieces = zip(np.split(np.arange(len(totals)), text_ends[:-1]), texts, strict=True)
     return [Example(text, *(part[at[0] : at[-1] + 1] for part in (read, last_states, totals))) for at, text in pieces]
 
 
 def draft_vocabulary(
-    texts: Sequence[Text], vocab_size: int, most: int, chosen: np.ndarray | None = None
+    texts: Sequence[TrainingText], vocab_size: int, most: int, chosen: np.ndarray | None = None
 ) -> tuple[np.ndarray, float]:
     """Tokens that were chosen before, or the most frequent tokens of what the target wrote, rising, and their share of it; equally rare ones: the lower number, which tokenizers learnt first."""
     counts = np.zeros(vocab_size)
     for text in texts:
-        counts += np.bincount(text.tokens[text.given :], minlength=vocab_size)[:vocab_size]
+        counts += np.bincount(text.tokens[text.prompt_length :], minlength=vocab_size)[:vocab_size]
     ids = np.sort(np.argsort(-counts, kind="stable")[: -(-min(most, vocab_size) // 8) * 8]) if chosen is None else chosen
     return ids, float(counts[ids].sum() / max(counts.sum(), 1))
 
@@ -203,7 +205,7 @@ class Batches:
         tokens = padded(torch.from_numpy(e.text.tokens[i : i + n]) for e, i in cut)
         states, last, totals = (padded(getattr(e, name)[i : i + n] for e, i in cut) for name in ("states", "last", "totals"))
         at = torch.arange(tokens.shape[1])
-        counted = torch.stack([(at >= e.text.given - i) & (at < len(e.totals) - i) for e, i in cut]).to(self.device)
+        counted = torch.stack([(at >= e.text.prompt_length - i) & (at < len(e.totals) - i) for e, i in cut]).to(self.device)
         laws = ((last @ self.output.T).float() - totals[..., None]).exp_()
         return Batch(tokens, states, laws, counted)
 
@@ -252,18 +254,18 @@ def train_drafter(
     report(
         f"the target's states along {sum(map(len, shards))} texts take {size / 1e6:.0f} MB on the disk, and as much of the memory"
     )
-    made, half = list[Example](), began + 30 * o.minutes
+    examples, half = list[Example](), began + 30 * o.minutes
     for i, shard in enumerate(shards):
-        if made and time.monotonic() > half:
+        if examples and time.monotonic() > half:
             report(
                 f"half of the time is over: {len(shards) - i} of {len(shards)} shards are left for a longer run, or one that resumes"
             )
             break
-        made += _examples(engine, shard, work / "features", i, layers, last)
+        examples += _examples(engine, shard, work / "features", i, layers, last)
         report(f"states of {i + 1} of {len(shards)} shards")
     rng = np.random.default_rng(o.seed)
-    held = set(rng.permutation(len(made))[: max(1, int(HELD_OUT * len(made)))].tolist())
-    trained = [e for i, e in enumerate(made) if i not in held]
+    held = set(rng.permutation(len(examples))[: max(1, int(HELD_OUT * len(examples)))].tolist())
+    trained = [e for i, e in enumerate(examples) if i not in held]
     ids, share = draft_vocabulary(
         [e.text for e in trained], target.vocab_size, o.draft_vocab, None if first is None else first.ids
     )
@@ -272,9 +274,11 @@ def train_drafter(
     network = recipe.fresh(material) if first is None else recipe.started(material, first)
     batches = Batches(material.output, o.window, rng, "cuda" if torch.cuda.is_available() else "cpu")
     o = o if first is None else replace(o, lr=o.lr / 2)
-    figures = _fit(recipe, network.to(batches.device), batches, trained, [made[i] for i in sorted(held)], work, began, o, report)
+    figures = _fit(
+        recipe, network.to(batches.device), batches, trained, [examples[i] for i in sorted(held)], work, began, o, report
+    )
     recipe.export(network, material, out)
-    card = {"command": command, "kind": kind, "options": asdict(o), "tokens": sum(len(e.totals) for e in made),
+    card = {"command": command, "kind": kind, "options": asdict(o), "tokens": sum(len(e.totals) for e in examples),
             "parameters": sum(p.numel() for p in network.parameters()), "draft_vocab_coverage": share, **figures}  # fmt: skip
     with replacing(out / "card.json") as file:
         file.write(json.dumps(card, indent=2).encode())
@@ -294,19 +298,19 @@ def _fit(
 ) -> dict[str, Any]:
     """Train until the minutes are over. Returns held-out figures by depth, seconds and tokens."""
     optimizers = optimizers_for(network, muon_lr=o.lr, adam_lr=1e-3)
-    groups = [group for each in optimizers for group in each.param_groups]
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     base, saved, checkpoint = [group["lr"] for group in groups], time.monotonic(), work / "checkpoint.pt"
-    spent, steps, seen, recent = 0.0, 0, 0, list[float]()
+    spent, steps, num_tokens, recent = 0.0, 0, 0, list[float]()
     best, worse = (-1.0, dict[str, Tensor]()), 0
     """Held-out acceptance of all depths together with its weights, and looks since."""
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
         network.load_state_dict(state["network"])
-        for optimizer, one in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(one)
-        spent, steps, seen, best = state["seconds"], state["steps"], state["seen"], state.get("best", best)
-    left, start = max(30.0, 60 * o.minutes - (time.monotonic() - began) - spent), time.monotonic()
-    said = start
+        for optimizer, optimizer_state in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(optimizer_state)
+        spent, steps, num_tokens, best = state["seconds"], state["steps"], state["seen"], state.get("best", best)
+    seconds_left, start = max(30.0, 60 * o.minutes - (time.monotonic() - began) - spent), time.monotonic()
+    reported = start
 
     some = held[:: -(-len(held) // LOOKED_AT)]
 
@@ -315,18 +319,18 @@ def _fit(
             batch.output, batch.window, np.random.default_rng(o.seed), batch.device
         )  # places in the texts, at every look
         with torch.no_grad(), torch.autocast(batch.device, torch.bfloat16):
-            found = [
+            losses = [
                 recipe.loss(network, same(held[i : i + 8]), steps=o.unroll + 1, tv_weight=0.0) for i in range(0, len(held), 8)
             ]
-        return {name: np.nanmean([getattr(f, name) for f in found], 0).round(3).tolist() for name in ("acceptance", "agreement")}
+        return {name: np.nanmean([getattr(f, name) for f in losses], 0).round(3).tolist() for name in ("acceptance", "agreement")}
 
     def save() -> None:
-        state = {"network": network.state_dict(), "optimizers": [each.state_dict() for each in optimizers]}
-        counted = {"seconds": spent + time.monotonic() - start, "steps": steps, "seen": seen, "best": best}
+        state = {"network": network.state_dict(), "optimizers": [optimizer.state_dict() for optimizer in optimizers]}
+        counted = {"seconds": spent + time.monotonic() - start, "steps": steps, "seen": num_tokens, "best": best}
         save_atomically(state | counted, checkpoint)
 
     for examples_now in _epochs(examples, o.batch, batch.rng):
-        done = max((time.monotonic() - start) / left, steps / o.max_steps)
+        done = max((time.monotonic() - start) / seconds_left, steps / o.max_steps)
         if done >= 1:
             break
         factor = min(1.0, (steps + 1) / 50) * min(1.0, 2.04 - 2 * done)
@@ -334,28 +338,28 @@ def _fit(
             group["lr"] = lr * factor
         inputs = batch(examples_now)
         with torch.autocast(batch.device, torch.bfloat16):
-            loss, kept, _ = recipe.loss(network, inputs, steps=o.unroll, tv_weight=0.5 if done > 0.5 else 0.0)
+            loss, acceptance, _ = recipe.loss(network, inputs, steps=o.unroll, tv_weight=0.5 if done > 0.5 else 0.0)
         loss.backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         with torch.autocast(batch.device, torch.bfloat16):
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-        steps, seen = steps + 1, seen + int(inputs.counted.sum())
-        recent.append(kept[0])
+        steps, num_tokens = steps + 1, num_tokens + int(inputs.counted.sum())
+        recent.append(acceptance[0])
         now = time.monotonic()
-        if now - said > 20:
+        if now - reported > 20:
             report(
-                f"step {steps}, {seen / (spent + now - start):.0f} tokens/s, first drafts kept {np.mean(recent):.3f}, {(left - now + start) / 60:.1f} min left"
+                f"step {steps}, {num_tokens / (spent + now - start):.0f} tokens/s, first drafts kept {np.mean(recent):.3f}, {(seconds_left - now + start) / 60:.1f} min left"
             )
-            said, recent = now, []
+            reported, recent = now, []
         if now - saved > SAVED_EVERY:
-            found = evaluate(some)
-            report(f"held out: {found}")
-            better = sum(found["acceptance"]) > best[0]
+            figures = evaluate(some)
+            report(f"held out: {figures}")
+            better = sum(figures["acceptance"]) > best[0]
             worse = 0 if better or done < 0.5 else worse + 1
             if better:
-                best = sum(found["acceptance"]), {name: x.clone() for name, x in network.state_dict().items()}
+                best = sum(figures["acceptance"]), {name: x.clone() for name, x in network.state_dict().items()}
             save()
             saved = time.monotonic()
             if worse == PATIENCE:
@@ -364,4 +368,4 @@ def _fit(
     save()
     if sum(evaluate(some)["acceptance"]) < best[0]:
         network.load_state_dict(best[1])
-    return {"training_seconds": round(spent + time.monotonic() - start, 1), "tokens_seen": seen, **evaluate(held)}
+    return {"training_seconds": round(spent + time.monotonic() - start, 1), "tokens_seen": num_tokens, **evaluate(held)}

@@ -104,10 +104,10 @@ class ModelRecipe(Recipe):
 
     def loss(self, network: Any, batch: Batch, *, steps: int, tv_weight: float) -> Figures:
         """Of all depths, which are one: it reads what it drafted as it reads what the target wrote."""
-        wanted = batch.counted[:, 1:]
-        states = network.model(batch.tokens[:, :-1], use_cache=False).last_hidden_state[wanted]
-        found = unrolled([(network.lm_head(states), batch.laws[:, :-1][wanted])], tv_weight=tv_weight)
-        return Figures(found.loss, found.acceptance * steps, found.agreement * steps)
+        counted = batch.counted[:, 1:]
+        states = network.model(batch.tokens[:, :-1], use_cache=False).last_hidden_state[counted]
+        figures = unrolled([(network.lm_head(states), batch.laws[:, :-1][counted])], tv_weight=tv_weight)
+        return Figures(figures.loss, figures.acceptance * steps, figures.agreement * steps)
 
     def export(self, network: Any, material: Material, folder: Path) -> None:
         """Write a folder as of transformers, in bfloat16, with the target's tokenizer."""
@@ -119,6 +119,6 @@ class ModelRecipe(Recipe):
 
 def _reduced(rows: Float[Tensor, "V h"], width: int) -> Float[Tensor, "V w"]:
     """Rows in the directions in which they differ most, as large as fresh ones."""
-    found = rows @ torch.linalg.eigh(rows.T @ rows).eigenvectors.flip(1)[:, :width]
-    found = torch.nn.functional.pad(found, (0, width - found.shape[1]))
-    return 0.02 * found / found.square().mean().sqrt()
+    reduced = rows @ torch.linalg.eigh(rows.T @ rows).eigenvectors.flip(1)[:, :width]
+    reduced = torch.nn.functional.pad(reduced, (0, width - reduced.shape[1]))
+    return 0.02 * reduced / reduced.square().mean().sqrt()

@@ -74,8 +74,10 @@ class _Tree:
     def deepen(self, draft_probs: Float[np.ndarray, "F V"]) -> None:
         """Take the children of the frontier, then choose the next one."""
         for f, weight in enumerate(self.weights.tolist()):
-            kept = self.values, self.confidences, self.cells
-            self.size = join(draft_probs[f], _ALL, weight, self.begin + f, self.budget.least, self.acceptance, *kept, self.size)
+            candidates = self.values, self.confidences, self.cells
+            self.size = join(
+                draft_probs[f], _ALL, weight, self.begin + f, self.budget.least, self.acceptance, *candidates, self.size
+            )
         chosen, begin = np.empty(self.budget.max_nodes, np.int64), self.begin
         self.begin = len(self.tokens)
         chosen = chosen[: advance(self.cells, self.size, begin, self.begin, self.budget.width, chosen)]

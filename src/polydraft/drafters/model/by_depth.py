@@ -104,20 +104,20 @@ class Growth:
                     self._branch(b, depth, whole[i], probs[i], first[i].tolist())
 
     def _branch(self, b: int, depth: int, logits: Float[Tensor, "N V"], probs: Float[Tensor, "N V"], first: list[int]) -> None:
-        given, node = self.fixed[b].parents, self.node[b]
-        _, starts, inner = layout(given)
+        budget_parents, node = self.fixed[b].parents, self.node[b]
+        _, starts, inner = layout(budget_parents)
         at_one = logits.softmax(-1) if self.states[b].request.params.greedy else probs
-        ends = depth == 0 or self.fixed[b].shape in _ENDING
+        may_end = depth == 0 or self.fixed[b].shape in _ENDING
         live, self.live[b] = self.live[b], set()
         for n in (node[u] for u in range(starts[0, depth], inner[0, depth]) if node.get(u) in live):
             allowed = first[n] == n and bool(probs[n].any())
-            if first[n] == n and (allowed or not ends):
+            if first[n] == n and (allowed or not may_end):
                 self.row_of[b][n] = len(self.draft_rows[b])
                 self.draft_rows[b].append(probs[n] if allowed else logits[n].softmax(-1))
         below: dict[int, list[int]] = {}
         for u in range(starts[0, depth + 1], starts[0, depth + 2]):
-            if node.get(given[u]) in live and first[node[given[u]]] in self.row_of[b]:
-                n = node[given[u]]
+            if node.get(budget_parents[u]) in live and first[node[budget_parents[u]]] in self.row_of[b]:
+                n = node[budget_parents[u]]
                 below.setdefault(first[n] if self.kind == "systematic" else n, []).append(u)
         drawn: dict[int, int] = {}
         for parent, children in below.items():
@@ -127,9 +127,9 @@ class Growth:
         for u in sorted(drawn):
             node[u] = len(self.tokens[b])
             self.tokens[b].append(drawn[u])
-            self.parents[b].append(node[given[u]])
-            self.rows[b].append(self.row_of[b][first[node[given[u]]]])
-            self._go_on(b, node[u], depth + 1, float(at_one[first[node[given[u]]], drawn[u]]))
+            self.parents[b].append(node[budget_parents[u]])
+            self.rows[b].append(self.row_of[b][first[node[budget_parents[u]]]])
+            self._go_on(b, node[u], depth + 1, float(at_one[first[node[budget_parents[u]]], drawn[u]]))
 
     def _go_on(self, b: int, n: int, depth: int, confidence: float) -> None:
         """Take note of a drawn node, and whether anything is drawn below it."""
@@ -149,10 +149,10 @@ class Growth:
         return [self._choose(b, q, u) for u in children]
 
     def _distinct(self, b: int, q: Tensor, children: list[int], depth: int, parent: int) -> list[int]:
-        left, drawn = q.double().clone(), []
+        remaining, drawn = q.double().clone(), []
         for u in children[: int((q > 0).sum())]:
-            drawn.append(self._choose(b, left, u))
-            left[drawn[-1]] = 0.0
+            drawn.append(self._choose(b, remaining, u))
+            remaining[drawn[-1]] = 0.0
         return drawn
 
     def _greedy_plus_one(self, b: int, q: Tensor, children: list[int], depth: int, parent: int) -> list[int]:
@@ -188,8 +188,8 @@ class Growth:
         rows = torch.tensor([r + [-1] * (tree.num_nodes - len(r)) for r in self.rows])
         V = self.model.vocab_size
         probs = torch.full((len(self.draft_rows), max(1, *map(len, self.draft_rows)), V), 1 / V)
-        for b, found in enumerate(self.draft_rows):
-            for r, q in enumerate(found):
+        for b, distributions in enumerate(self.draft_rows):
+            for r, q in enumerate(distributions):
                 probs[b, r] = q
         key = self.key if draft_sampling in (DraftSampling.COUPLED, DraftSampling.LISTED) else None
         logits = pad_sequence([torch.cat(rows) for rows in self.scored], batch_first=True) if self.leaves else None

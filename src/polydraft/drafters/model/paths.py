@@ -130,14 +130,14 @@ class ModelDrafter:
             raise InvalidInputError(
                 "drafter 'model' was asked for without a draft model; give draft=..., or use drafter='ngram'."
             )
-        made = AmateurDrafter if parts.draft_model is parts.second_model else cls
-        return made(parts.draft_model, kind, stop_ids=parts.eos_token_ids)
+        drafter_class = AmateurDrafter if parts.draft_model is parts.second_model else cls
+        return drafter_class(parts.draft_model, kind, stop_ids=parts.eos_token_ids)
 
     def sibling(self, kind: str) -> "ModelDrafter":
         """Another kind of drafts from the same model and slots: what either starts, is told or releases is so for both."""
-        other = type(self)(self.model, kind, stop_ids=self._stop_ids)
-        other.slots, other._proposed = self.slots, self._proposed
-        return other
+        drafter = type(self)(self.model, kind, stop_ids=self._stop_ids)
+        drafter.slots, drafter._proposed = self.slots, self._proposed
+        return drafter
 
     def start(self, requests: Sequence[Request]) -> list[ModelState]:
         """Read the prompts into free slots; see `core.Drafter.start`."""
@@ -215,23 +215,23 @@ class ModelDrafter:
         propose_paths: ProposePaths | None,
     ) -> tuple[Draft, TokenTree]:
         """By the model's own proposal where it offers one for this, else depth by depth through `score`; and the tree as the model's cache holds it."""
-        (draft_sampling,), found = self.info.draft_sampling, None
+        (draft_sampling,), proposal = self.info.draft_sampling, None
         if propose_paths is not None:
             trees, params = [g.parents for g in fixed], [s.request.params for s in states]
             slots, pending = [s.slot for s in states], [s.pending for s in states]
-            found = propose_paths(
+            proposal = propose_paths(
                 slots, pending, keys, trees, params, draft_sampling=draft_sampling, stops=[g.stop for g in fixed]
             )
-        if found is None:
+        if proposal is None:
             self._rewind(states)
             draft = self._grow(states, fixed, NoiseKey.of(*keys))
             return draft, draft.tree
         noise = NoiseKey.of(*keys) if draft_sampling is DraftSampling.COUPLED else None
-        drawn, rows, confidence = found.tree, found.rows, found.confidence
+        drawn, rows, confidence = proposal.tree, proposal.rows, proposal.confidence
         shape = _shape(fixed)
         if shape is not TreeShape.CHAIN and any(g.stop for g in fixed):
-            drawn, rows, confidence = _packed(found)
-        return Draft(drawn, draft_sampling, shape, found.probs, rows, noise, found.logits, confidence), found.tree
+            drawn, rows, confidence = _packed(proposal)
+        return Draft(drawn, draft_sampling, shape, proposal.probs, rows, noise, proposal.logits, confidence), proposal.tree
 
     def _cached(self, state: ModelState) -> int:
         """Columns of its slot that hold committed tokens."""

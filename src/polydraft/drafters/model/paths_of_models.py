@@ -88,8 +88,8 @@ class SeveralDrafter:
         """
         first = () if parts.draft_model is None else (parts.draft_model,)
         every = [*first, *(_loaded(m, parts) if isinstance(m, str) else m for m in models)]
-        made = None if head is None else registry.build_drafter(f"{kind_of(Path(head))}:chain", parts, {"weights": head})
-        return cls(every, head=made, stop_ids=parts.eos_token_ids)
+        head_drafter = None if head is None else registry.build_drafter(f"{kind_of(Path(head))}:chain", parts, {"weights": head})
+        return cls(every, head=head_drafter, stop_ids=parts.eos_token_ids)
 
     def start(self, requests: Sequence[Request]) -> list[State]:
         """Read the prompts into free slots of every member; see `core.Drafter.start`."""
@@ -99,8 +99,8 @@ class SeveralDrafter:
     def read(self, states: Sequence[State], scores: Scores) -> list[State]:
         """Tell the head the target's states."""
         head = self.members[0]
-        known = head.read([s[0] for s in states], scores) if isinstance(head, Reading) else [s[0] for s in states]
-        return [(first, *rest) for first, (_, *rest) in zip(known, states, strict=True)]
+        head_states = head.read([s[0] for s in states], scores) if isinstance(head, Reading) else [s[0] for s in states]
+        return [(first, *rest) for first, (_, *rest) in zip(head_states, states, strict=True)]
 
     def release(self, states: Sequence[State]) -> None:
         """Give the slots back."""
@@ -120,15 +120,15 @@ class SeveralDrafter:
         sizes = [self._size(s, g) for s, g in zip(states, budgets, strict=True)]
         widest = max(width for width, _ in sizes)
         drafts: list[Draft] = []
-        for j, own in enumerate(self._by_member(states)[:widest]):
+        for j, member_states in enumerate(self._by_member(states)[:widest]):
             depths = [depth if j < width else 0 for width, depth in sizes]
-            drafts.append(self.members[j].propose(own, [Budget.fixed(tree.chain(d)) for d in depths]))
+            drafts.append(self.members[j].propose(member_states, [Budget.fixed(tree.chain(d)) for d in depths]))
         return _joined(drafts, sizes)
 
     def observe(self, states: Sequence[State], outcome: Outcome, scores: Scores) -> list[State]:
         """Every member keeps what of its own path was emitted; see `core.Drafter.observe`."""
-        own = zip(self.members, self._by_member(states), strict=True)
-        return list(zip(*(member.observe(s, outcome, scores) for member, s in own), strict=True))
+        by_member = zip(self.members, self._by_member(states), strict=True)
+        return list(zip(*(member.observe(s, outcome, scores) for member, s in by_member), strict=True))
 
     def snapshot(self, state: State) -> Snapshot:
         """The committed tokens; the caches are filled again from them."""
@@ -153,15 +153,15 @@ def _joined(drafts: Sequence[Draft], sizes: Sequence[tuple[int, int]]) -> Draft:
     B, N = len(sizes), 1 + max(width * depth for width, depth in sizes)
     tokens, parents, rows = torch.zeros(B, N, dtype=torch.int64), torch.full((B, N), -1), torch.full((B, N), -1)
     every = [d.probs for d in drafts if d.probs is not None]
-    begins = [0]
+    first_rows = [0]
     for probs in every:
-        begins.append(begins[-1] + probs.shape[1])
+        first_rows.append(first_rows[-1] + probs.shape[1])
     tokens[:, 0] = drafts[0].tree.tokens[:, 0]
     for b, (width, depth) in enumerate(sizes):
         for j in range(width):
             nodes = torch.arange(depth) * width + j + 1
             tokens[b, nodes] = drafts[j].tree.tokens[b, 1 : depth + 1]
             parents[b, nodes] = (nodes - width).clamp(min=0)
-            rows[b, nodes] = drafts[j].rows[b, 1 : depth + 1] + begins[j]
+            rows[b, nodes] = drafts[j].rows[b, 1 : depth + 1] + first_rows[j]
     shape = TreeShape.PATHS if max(width for width, _ in sizes) > 1 else TreeShape.CHAIN
     return Draft(TokenTree(tokens, parents), DraftSampling.INDEPENDENT, shape, torch.cat([x.cpu() for x in every], 1), rows)

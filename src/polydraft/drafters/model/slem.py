@@ -90,38 +90,38 @@ class SlemDrafter:
 
     def _continue(self, states: Sequence[SlemState], contexts: Sequence[list[int]], depths: Sequence[int]) -> list[list[int]]:
         """Greedy continuations in the draft's tokens, one pass of the batch for each depth; they end after EOS."""
-        found: list[list[int]] = [[] for _ in states]
+        continuations: list[list[int]] = [[] for _ in states]
         eos = self._theirs.eos_token_id
         for b, (s, ids) in enumerate(zip(states, contexts, strict=True)):
             if not depths[b]:
                 continue
-            known = min(common_length(s.cached, ids), len(ids) - 1)
-            self.model.cut(s.slot, known)
-            if known < len(ids) - 1:
-                self.model.prefill([s.slot], [ids[known:-1]])
+            num_cached = min(common_length(s.cached, ids), len(ids) - 1)
+            self.model.cut(s.slot, num_cached)
+            if num_cached < len(ids) - 1:
+                self.model.prefill([s.slot], [ids[num_cached:-1]])
             s.cached[:] = ids[:-1]
         for depth in range(max(depths, default=0)):
-            live = [b for b in range(len(states)) if depth < depths[b] and not (found[b] and found[b][-1] == eos)]
+            live = [b for b in range(len(states)) if depth < depths[b] and not (continuations[b] and continuations[b][-1] == eos)]
             if not live:
                 break
-            roots = [found[b][-1] if found[b] else contexts[b][-1] for b in live]
+            roots = [continuations[b][-1] if continuations[b] else contexts[b][-1] for b in live]
             slots = [states[b].slot for b in live]
             logits = self.model.score(slots, TokenTree.roots(torch.tensor(roots))).logits[:, 0]
             nothing = np.zeros(len(live), np.int64)
             self.model.commit(slots, Outcome.of(np.zeros((len(live), 0), np.int64), nothing, nothing))
             for b, root, token in zip(live, roots, logits.argmax(-1).tolist(), strict=True):
                 states[b].cached.append(root)
-                found[b].append(token)
-        return found
+                continuations[b].append(token)
+        return continuations
 
     def _translate(self, token_ids: Sequence[int], continuation: Sequence[int]) -> list[int]:
         """A continuation in the target's tokens, cut as the target's tokenizer would cut it behind the last tokens."""
-        ends = bool(continuation) and continuation[-1] == self._theirs.eos_token_id
+        ends_text = bool(continuation) and continuation[-1] == self._theirs.eos_token_id
         text = self._theirs.decode(list(continuation), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         text = text.rstrip(REPLACEMENT)
-        found = self._cut(self._text(token_ids[-TAIL:]), text) if text else []
+        translated = self._cut(self._text(token_ids[-TAIL:]), text) if text else []
         last = self._ours.eos_token_id
-        return [*found, last] if ends and last is not None else found
+        return [*translated, last] if ends_text and last is not None else translated
 
     def _cut(self, tail: str, text: str) -> list[int]:
         before, whole = (self._ours(x, add_special_tokens=False)["input_ids"] for x in (tail, tail + text))
@@ -133,12 +133,12 @@ class SlemDrafter:
         """One chain for each request; see `core.Drafter.propose`. Calling it again drafts the same."""
         contexts = [encode(self._theirs, text) if (text := self._text(s.token_ids)) else [] for s in states]
         rooms = [self.model.max_model_len - len(ids) - 1 if ids else 0 for ids in contexts]
-        wanted = [min(g.max_depth, g.max_nodes) for g in budgets]
-        depths = [max(0, min(depth, room)) for depth, room in zip(wanted, rooms, strict=True)]
-        found = self._continue(states, contexts, depths)
+        depth_limits = [min(g.max_depth, g.max_nodes) for g in budgets]
+        depths = [max(0, min(depth, room)) for depth, room in zip(depth_limits, rooms, strict=True)]
+        continuations = self._continue(states, contexts, depths)
         rows: list[tuple[list[int], list[int]]] = []
         for b, s in enumerate(states):
-            drafted = [s.token_ids[-1], *self._translate(s.token_ids, found[b])[: wanted[b]]]
+            drafted = [s.token_ids[-1], *self._translate(s.token_ids, continuations[b])[: depth_limits[b]]]
             rows.append((drafted, list(range(-1, len(drafted) - 1))))
         tree = trees.pad(rows)
         return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(tree.tokens, -1))

@@ -38,8 +38,8 @@ class TliDrafter(ModelDrafter):
     def __init__(self, model: Target, kind: str = "paths", *, stop_ids: Any = ()) -> None:
         super().__init__(model, kind, stop_ids=stop_ids)
         name = "tli" if kind == "paths" else f"tli:{kind}"
-        own = self.info
-        same = {"draft_sampling": own.draft_sampling, "shapes": own.shapes, "ranked": own.ranked}
+        general = self.info
+        same = {"draft_sampling": general.draft_sampling, "shapes": general.shapes, "ranked": general.ranked}
         self.info = replace(self.methods[0], name=name, **same)
 
     @classmethod
@@ -60,7 +60,7 @@ class TliDrafter(ModelDrafter):
 def check_parts(parts: Parts, name: str) -> None:
     """Refuse to go from one vocabulary to another without a draft model and both tokenizers."""
     needed = {"a draft model": parts.draft_model, "a tokenizer": parts.tokenizer, "a draft_tokenizer": parts.draft_tokenizer}
-    missing = [what for what, given in needed.items() if given is None]
+    missing = [what for what, part in needed.items() if part is None]
     if missing:
         raise InvalidInputError(
             f"drafter {name!r} was asked for without {' and '.join(missing)}; expected a draft model and both tokenizers. "

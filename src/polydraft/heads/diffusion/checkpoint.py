@@ -37,5 +37,5 @@ class DiffusionCheckpoint(HeadCheckpoint):
             "mlp.up_proj": (inner, h),
             "mlp.down_proj": (h, inner),
         }
-        ends = {"fc.weight": (h, len(self.layers) * h), "hidden_norm.weight": (h,), "norm.weight": (h,), "mask": (h,)}
-        return ends | {f"layers.{i}.{name}.weight": s for i in range(c.num_hidden_layers) for name, s in layer.items()}
+        vectors = {"fc.weight": (h, len(self.layers) * h), "hidden_norm.weight": (h,), "norm.weight": (h,), "mask": (h,)}
+        return vectors | {f"layers.{i}.{name}.weight": s for i in range(c.num_hidden_layers) for name, s in layer.items()}

@@ -18,7 +18,6 @@ from jaxtyping import Float, Int
 from numba import njit
 from torch import Tensor
 
-from polydraft.core import SamplingParams
 from polydraft.heads.checkpoint import embeddings
 from polydraft.heads.depth_compiled import DepthLaws
 from polydraft.heads.diffusion.checkpoint import DiffusionCheckpoint
@@ -28,8 +27,6 @@ from polydraft.models.compiled.forward import compiled_pass
 from polydraft.models.compiled.kernels import rms_norm
 from polydraft.models.compiled.layers import CHUNK, ModelArrays, Sizes, multiply, place_heads, workspace
 from polydraft.models.compiled.products import FORMATS, packed
-from polydraft.models.compiled.proposals import laws_asked
-from polydraft.models.compiled.trees import draft_law
 from polydraft.models.compiled.vectors import PANEL
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.slots import TREE_ROOM
@@ -91,41 +88,31 @@ class CompiledDiffusion(DepthLaws):
 
     def inject(self, slot: int, begin: int, states: Float[Tensor, "T F"]) -> None:
         """The target's states at the committed tokens from the one at `begin` on, the root left out."""
-        given = states.float().contiguous().numpy()
-        for i in range(0, len(given), CHUNK):
-            inject_states(self.net, self._fc, self._gain, slot, begin + i, given[i : i + CHUNK])
+        rows = states.float().contiguous().numpy()
+        for i in range(0, len(rows), CHUNK):
+            inject_states(self.net, self._fc, self._gain, slot, begin + i, rows[i : i + CHUNK])
 
     def denoise(self, slots: Sequence[int], blocks: Int[np.ndarray, "B X"]) -> Float[np.ndarray, "B X D"]:
         """Logits at every place of blocks of masks and revealed tokens: one pass."""
         B, X = blocks.shape
-        found, most = np.empty((B, X, self.arrays.sizes.outputs), np.float32), max(CHUNK // (1 + X), 1)
+        block_logits, most = np.empty((B, X, self.arrays.sizes.outputs), np.float32), max(CHUNK // (1 + X), 1)
         for i in range(0, B, most):
             here, tokens = np.array(slots[i : i + most]), blocks[i : i + most]
             n, places = len(here), np.broadcast_to(np.arange(1, X + 1), tokens.shape)
             extra, mask = np.stack([tokens, places, np.zeros_like(places)], 1), np.ones((n, X, X), np.bool_)
             parents, zeros, ones = np.full((n, 1), -1), np.zeros(n, np.int64), np.ones(n, np.int64)
-            taken, hidden = np.full(len(self.net.weights.attention_norm) + 1, -1), np.empty((0, 0, 0), np.float32)
-            logits = np.empty((n * X, found.shape[2]), np.float32)
+            untaken, hidden = np.full(len(self.net.weights.attention_norm) + 1, -1), np.empty((0, 0, 0), np.float32)
+            logits = np.empty((n * X, block_logits.shape[2]), np.float32)
             compiled_pass(
-                self.net, here, self.roots[here][:, None], parents, zeros, ones, ones, logits, hidden, taken, extra, mask
+                self.net, here, self.roots[here][:, None], parents, zeros, ones, ones, logits, hidden, untaken, extra, mask
             )
-            found[i : i + most] = logits.reshape(n, X, -1)
+            block_logits[i : i + most] = logits.reshape(n, X, -1)
         self.passes += 1
-        return found
+        return block_logits
 
     def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:
         """One pass over a block of masks. The states are injected already."""
         self.arrays.logits[list(slots)] = self.denoise(slots, np.full((len(slots), self.depths), self.mask))
-
-    def rows(self, logits: Float[np.ndarray, "B X D"], params: Sequence[SamplingParams]) -> Float[np.ndarray, "B X V"]:
-        """Laws over all tokens, as tokens are drawn from them."""
-        (law, bias), D = laws_asked(params, self.vocab_size, self.draft_ids), len(self.draft_ids)
-        found, compact = np.zeros((*logits.shape[:2], self.vocab_size), np.float32), np.empty(D, np.float32)
-        for b, (temperature, top_k, top_p, min_p) in enumerate(law):
-            for j in range(logits.shape[1]):
-                draft_law(logits[b, j].copy(), bias[b], temperature, top_k, top_p, min_p, compact)
-                found[b, j, self.draft_ids] = compact
-        return found
 
     def columns(self, slot: int) -> tuple[np.ndarray, np.ndarray]:
         """Keys and values of a slot, as `fill` takes them."""

@@ -56,11 +56,11 @@ def revealed(
         >>> revealed("left_to_right", 0, 2, [0, 1, 2], [], []), revealed("confidence", 0, 2, [0, 1, 2], [0.5, 0.3, 0.9], [])
         ([0, 1], [0, 2])
     """
-    left = steps - step
+    remaining_steps = steps - step
     if order == "random":
-        return [j for j in masked if coins[j] * left < 1]
+        return [j for j in masked if coins[j] * remaining_steps < 1]
     ranked = list(masked) if order == "left_to_right" else sorted(masked, key=lambda j: -tops[j])
-    return sorted(ranked[: -(-len(masked) // left)])
+    return sorted(ranked[: -(-len(masked) // remaining_steps)])
 
 
 class DiffusionDrafter(DepthDrafter):
@@ -76,6 +76,7 @@ class DiffusionDrafter(DepthDrafter):
 
     methods = _METHODS
     checkpoint = DiffusionCheckpoint
+    forms = "polydraft.heads.diffusion.compiled:CompiledDiffusion", "polydraft.heads.diffusion.network:DiffusionModel"
 
     def __init__(
         self, model: Any, layers: Sequence[int], kind: str = "paths", *, steps: int = STEPS, stop_ids: Sequence[int] = ()
@@ -89,10 +90,8 @@ class DiffusionDrafter(DepthDrafter):
     @classmethod
     def build(cls, parts: Parts, *, weights: str | None = None, kind: str = "paths", steps: int = STEPS) -> "DiffusionDrafter":
         """For the engine; see `HeadDrafter.build`. steps: passes of a draft in an order."""
-        from polydraft.heads.diffusion.compiled import CompiledDiffusion
-
         head = DiffusionCheckpoint.load(head_folder("diffusion", parts.target, weights))
-        return cls(CompiledDiffusion(head, parts.target), head.layers, kind, steps=steps, stop_ids=parts.eos_token_ids)
+        return cls(cls.model_of(head, parts.target), head.layers, kind, steps=steps, stop_ids=parts.eos_token_ids)
 
     def held(self, state: Any) -> int:
         """None: its columns are of this text alone."""
@@ -100,16 +99,16 @@ class DiffusionDrafter(DepthDrafter):
 
     def read(self, states: Sequence[Any], scores: Scores, start: int = 0) -> list[Any]:
         """Columns of all tokens but the last."""
-        found = self._joined(scores)
+        joined = self._joined(scores)
         for b, s in enumerate(states):
-            self.model.inject(s.slot, start, found[b, : len(s.context) - 1 - start])
+            self.model.inject(s.slot, start, joined[b, : len(s.context) - 1 - start])
         return super().read(states, scores, start)
 
     def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
         """Columns of what was the root and of what was accepted."""
-        found, (paths, _) = self._joined(scores), outcome.lists
+        joined, (paths, _) = self._joined(scores), outcome.lists
         for b, s in enumerate(states):
-            self.model.inject(s.slot, len(s.context) - 1, found[b, [0, *paths[b]]])
+            self.model.inject(s.slot, len(s.context) - 1, self._accepted(joined[b], paths[b]))
         return super().observe(states, outcome, scores)
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget]) -> Draft:
@@ -123,15 +122,15 @@ class DiffusionDrafter(DepthDrafter):
             for s, g in zip(states, budgets, strict=True)
         ]
         chains, probs = self._denoised(states, depths)
-        made = tree.pad([([s.context[-1], *ids], list(range(-1, len(ids)))) for s, ids in zip(states, chains, strict=True)])
+        drafted = tree.pad([([s.context[-1], *ids], list(range(-1, len(ids)))) for s, ids in zip(states, chains, strict=True)])
         (draft_sampling,) = self.info.draft_sampling
-        none = torch.full_like(made.tokens, -1)
+        none = torch.full_like(drafted.tokens, -1)
         if draft_sampling is DraftSampling.POINT_MASS:
-            return Draft(made, draft_sampling, TreeShape.CHAIN, None, none)
-        if made.num_nodes == 1:
+            return Draft(drafted, draft_sampling, TreeShape.CHAIN, None, none)
+        if drafted.num_nodes == 1:
             return self._empty(states)
-        rows = torch.where(made.parents >= 0, made.parents, none)
-        return Draft(made, draft_sampling, TreeShape.CHAIN, torch.from_numpy(probs[:, : made.num_nodes - 1]), rows)
+        rows = torch.where(drafted.parents >= 0, drafted.parents, none)
+        return Draft(drafted, draft_sampling, TreeShape.CHAIN, torch.from_numpy(probs[:, : drafted.num_nodes - 1]), rows)
 
     def _denoised(self, states: Sequence[Any], depths: Sequence[int]) -> tuple[list[list[int]], np.ndarray]:
         """The chains of so many tokens, and the rows [B, X, V] that they were drawn from, by as many passes as there are steps."""
@@ -141,8 +140,8 @@ class DiffusionDrafter(DepthDrafter):
             some = [b for b in drafting if step < depths[b]]
             logits = self.model.denoise([states[b].slot for b in some], blocks[some])
             draft_probs = self.model.rows(logits, [states[b].request.params for b in some])
-            for b, found in zip(some, draft_probs, strict=True):
-                self._reveal(states[b], step, min(self.steps, depths[b]), depths[b], found, blocks[b], probs[b])
+            for b, rows in zip(some, draft_probs, strict=True):
+                self._reveal(states[b], step, min(self.steps, depths[b]), depths[b], rows, blocks[b], probs[b])
         return [self._cut(blocks[b, :depth].tolist()) for b, depth in enumerate(depths)], probs
 
     def _reveal(
@@ -165,9 +164,9 @@ class DiffusionDrafter(DepthDrafter):
 
     def sibling(self, kind: str) -> "DiffusionDrafter":
         """See `ModelDrafter.sibling`."""
-        other = type(self)(self.model, self.layers, kind, steps=self.steps, stop_ids=self._stop_ids)
-        other.slots, other._proposed = self.slots, self._proposed
-        return other
+        drafter = type(self)(self.model, self.layers, kind, steps=self.steps, stop_ids=self._stop_ids)
+        drafter.slots, drafter._proposed = self.slots, self._proposed
+        return drafter
 
     def snapshot(self, state: Any) -> Snapshot:
         """The committed tokens, the state before the last, and the columns."""

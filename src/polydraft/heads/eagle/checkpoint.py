@@ -16,7 +16,7 @@ from polydraft.core import Target
 from polydraft.heads.checkpoint import HeadCheckpoint, stored
 from polydraft.models.checkpoint import head_width
 
-__all__ = ["EagleCheckpoint", "MtpCheckpoint", "rope_theta"]
+__all__ = ["EagleCheckpoint"]
 
 
 class EagleCheckpoint(HeadCheckpoint):
@@ -27,11 +27,11 @@ class EagleCheckpoint(HeadCheckpoint):
     """Whether its layer reads a projection of the pair of an embedding and a state, else its attention reads the pair."""
 
     @classmethod
-    def read(cls, said: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    def read(cls, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
         """The authors' and SGLang's layout, or vLLM's speculators', which nests the layer's configuration and calls the layer layers.0."""
         tensors = stored(folder, "model.safetensors", "pytorch_model.bin")
-        said = {**said.get("transformer_layer_config", {}), **said}
-        return said | {cls.LAYERS: said.get(cls.LAYERS) or []}, {
+        settings = {**settings.get("transformer_layer_config", {}), **settings}
+        return settings | {cls.LAYERS: settings.get(cls.LAYERS) or []}, {
             f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name: tensor
             for name, tensor in tensors.items()
         }
@@ -69,15 +69,3 @@ class EagleCheckpoint(HeadCheckpoint):
         named = {**first, "norm.weight": (h,)}
         layer |= {"attention_norm": (h,)} if self.projects else {}
         return named | own_head | {f"midlayer.{name}.weight": shape for name, shape in layer.items()}
-
-
-class MtpCheckpoint(EagleCheckpoint):
-    """A module for multi-token prediction: as an EAGLE-3 head, but for what its layer reads."""
-
-    kind = "mtp"
-    projects = True
-
-
-def rope_theta(config: Any) -> float:
-    """Base of the rotary frequencies."""
-    return float((getattr(config, "rope_parameters", None) or {}).get("rope_theta") or config.rope_theta)

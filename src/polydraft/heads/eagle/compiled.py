@@ -69,15 +69,15 @@ class EagleWeights(NamedTuple):
 
 
 class EagleArrays(NamedTuple):
-    """given: [slots, TREE_ROOM, F] states of given rows.  counts: [slots] how many there are.  own: [slots, TREE_ROOM, h] what rows put out."""
+    """target_states: [slots, TREE_ROOM, F] states of given rows.  counts: [slots] how many there are.  outputs: [slots, TREE_ROOM, h] what rows put out."""
 
     weights: EagleWeights
     sizes: Sizes
     memory: SlotMemory
     work: Workspace
-    given: np.ndarray
+    target_states: np.ndarray
     counts: np.ndarray
-    own: np.ndarray
+    outputs: np.ndarray
     states: np.ndarray  # [CHUNK, F]
     pairs: np.ndarray  # [CHUNK, 2 h]
     norm_before_residual: bool
@@ -88,22 +88,22 @@ def _run(model, rows, logits, done):
     """Run the rows in work; the logits wanted go to logits[done:]. Returns how many logits there are now."""
     weights, sizes, memory, work = model.weights, model.sizes, model.memory, model.work
     zero: Any = np.int64(0)  # a literal 0 would compile everything below twice
-    h, given = len(weights.norm), zero
+    h, num_given = len(weights.norm), zero
     for t in range(rows):
         slot, n = work.rows[t, 1], work.rows[t, 3] - work.rows[t, 4]
         if n < model.counts[slot]:
-            copy_row(model.given[slot, n], model.states[given])
-            given += 1
-    if given > 0 and weights.fc.panels > 0:
-        multiply_shared(work, model.states, weights.fc, 0, work.rounded, work.update, given)
-    given = zero
+            copy_row(model.target_states[slot, n], model.states[num_given])
+            num_given += 1
+    if num_given > 0 and weights.fc.panels > 0:
+        multiply_shared(work, model.states, weights.fc, 0, work.rounded, work.update, num_given)
+    num_given = zero
     for t in range(rows):
         slot, base, n = work.rows[t, 1], work.rows[t, 4], work.rows[t, 3] - work.rows[t, 4]
         if n < model.counts[slot]:
-            copy_row(work.update[given] if weights.fc.panels > 0 else model.states[given], work.x[t])
-            given += 1
+            copy_row(work.update[num_given] if weights.fc.panels > 0 else model.states[num_given], work.x[t])
+            num_given += 1
         else:
-            copy_row(model.own[slot, work.seen[t, work.rows[t, 5] - 2] - base], work.x[t])
+            copy_row(model.outputs[slot, work.seen[t, work.rows[t, 5] - 2] - base], work.x[t])
         output_row(weights.embed, zero, work.rows[t, 0], work.normed[t])
     rms_norm(work.normed, weights.input_norm, sizes.epsilon, model.pairs, zero, rows)
     rms_norm(work.x, weights.hidden_norm, sizes.epsilon, work.normed, zero, rows)
@@ -146,16 +146,16 @@ def _run(model, rows, logits, done):
     swiglu(work.gate_up, sizes.inner, work.act, zero, rows)
     multiply_shared(work, work.act, weights.down, 0, work.rounded, work.update, rows)
     add(work.x, work.update, zero, rows)
-    wanted = zero
+    num_logits = zero
     for t in range(rows):
-        copy_row(work.x[t], model.own[work.rows[t, 1], work.rows[t, 3] - work.rows[t, 4]])
+        copy_row(work.x[t], model.outputs[work.rows[t, 1], work.rows[t, 3] - work.rows[t, 4]])
         if work.rows[t, 6]:
-            copy_row(work.x[t], work.x[wanted])
-            wanted += 1
-    if wanted > 0:
-        rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, zero, wanted)
-        multiply_shared(work, work.normed, weights.head, 0, work.rounded, logits[done:], wanted)
-    return done + wanted
+            copy_row(work.x[t], work.x[num_logits])
+            num_logits += 1
+    if num_logits > 0:
+        rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, zero, num_logits)
+        multiply_shared(work, work.normed, weights.head, 0, work.rounded, logits[done:], num_logits)
+    return done + num_logits
 
 
 @overload(run_rows)
@@ -189,8 +189,10 @@ class CompiledEagle(CompiledHead):
         sizes = Sizes(H, G, width, config.intermediate_size, whole(len(self.draft_ids)), np.float32(config.rms_norm_eps))
         slots = max_num_seqs or target.max_num_seqs
         self.device, self.dtype, cpu = torch.device("cpu"), torch.float32, torch.device("cpu")
-        each = token_bytes(G, width)
-        columns = self.open_slots(target.max_model_len, slots, context=0, bytes_per_token=each, device=cpu, multiple=PANEL)
+        bytes_per_token = token_bytes(G, width)
+        columns = self.open_slots(
+            target.max_model_len, slots, context=0, bytes_per_token=bytes_per_token, device=cpu, multiple=PANEL
+        )
         memory = new_memory((1, slots, G), width, columns, self._lengths)
 
         def named(*names: str) -> Tensor:
@@ -206,7 +208,7 @@ class CompiledEagle(CompiledHead):
             "down": named("mlp.down_proj"),
             "head": head.output(target)[: len(self.draft_ids)],
         }
-        found: dict[str, Any] = {name: packed([matrix], FORMATS[quantization]) for name, matrix in matrices.items()}
+        packed_matrices: dict[str, Any] = {name: packed([matrix], FORMATS[quantization]) for name, matrix in matrices.items()}
         cos, sin = rotary(config, columns)
         vectors = {"input_norm": "midlayer.input_layernorm", "hidden_norm": "midlayer.hidden_norm",
                    "mlp_norm": "midlayer.post_attention_layernorm", "norm": "norm", "attention_norm": "midlayer.attention_norm"}  # fmt: skip
@@ -214,12 +216,12 @@ class CompiledEagle(CompiledHead):
             embed=packed([embeddings(target)], FORMATS["bfloat16"]),
             ids=self.draft_ids,
             **{name: tensors.get(f"{where}.weight", torch.zeros(0)).float().numpy() for name, where in vectors.items()},
-            **found,
+            **packed_matrices,
             cos=cos.numpy(),
             sin=sin.numpy(),
         )
         F = matrices["fc"].shape[1] if len(matrices["fc"]) else h
-        self.weight_bytes = sum(matrix.nbytes for matrix in found.values())
+        self.weight_bytes = sum(matrix.nbytes for matrix in packed_matrices.values())
         self.arrays = EagleArrays(
             weights,
             sizes,
@@ -241,17 +243,17 @@ class CompiledEagle(CompiledHead):
     def reads(self, slot: int, count: int) -> None:
         """Put the states of the next so many tokens where the pass finds them."""
         states, self._left[slot] = self._left[slot][:count], self._left[slot][count:]
-        self.arrays.given[slot, :count] = states.float().numpy()
+        self.arrays.target_states[slot, :count] = states.float().numpy()
         self.arrays.counts[slot] = count
 
     def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
         """See `slots.SlotModel.append`; there are no hidden states to be had."""
-        found: list[tuple[Tensor, list[Tensor]]] = []
+        last_logits: list[tuple[Tensor, list[Tensor]]] = []
         for slot, ids in texts.items():
             self.reads(slot, len(ids))
             logits = self._run([slot], TokenTree.chain(torch.tensor([ids])), 0, len(ids) - 1)
-            found.append((self.wide(logits)[0], []))
-        return found
+            last_logits.append((self.wide(logits)[0], []))
+        return last_logits
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """See `slots.SlotModel.move`."""

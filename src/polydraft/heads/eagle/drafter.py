@@ -39,13 +39,7 @@ class EagleDrafter(HeadDrafter):
 
     methods = (method("eagle", "EAGLE-3 head", "2503.01840", {DraftSampling.IID}, FIXED),)
     checkpoint = EagleCheckpoint
-
-    @classmethod
-    def compiled(cls, head: EagleCheckpoint, target: Any) -> Any:
-        """The head as a draft model."""
-        from polydraft.heads.eagle.compiled import CompiledEagle
-
-        return CompiledEagle(head, target)
+    forms = "polydraft.heads.eagle.compiled:CompiledEagle", "polydraft.heads.eagle.network:EagleModel"
 
     def start(self, requests: Sequence[Request]) -> list[Any]:
         """Take slots, those that kept most of the texts; they are read when their states are known."""
@@ -71,19 +65,19 @@ class EagleDrafter(HeadDrafter):
 
     def read(self, states: Sequence[Any], scores: Scores, start: int = 0) -> list[Any]:
         """The states of all tokens but the last: those before all tokens but the first. Many are read into the cache at once."""
-        found, new = self._joined(scores), list[HeadState]()
+        joined, new = self._joined(scores), list[HeadState]()
         for b, s in enumerate(states):
             if self.model.lengths[s.slot] > start:
                 self.model.cut(s.slot, start)
             behind = start - int(self.model.lengths[s.slot])  # as many are pending from before
-            end = min(start + 1 + found.shape[1], len(s.context))
-            ids, known = s.pending[:behind] + s.context[start + 1 : end], found[b, : end - start - 1]
-            known = torch.cat([s.states[:behind], known]) if behind else known
+            end = min(start + 1 + joined.shape[1], len(s.context))
+            ids, known_states = s.pending[:behind] + s.context[start + 1 : end], joined[b, : end - start - 1]
+            known_states = torch.cat([s.states[:behind], known_states]) if behind else known_states
             if len(ids) > LONGEST_PENDING:
-                self.model.give(s.slot, known)
+                self.model.give(s.slot, known_states)
                 self.model.prefill([s.slot], [ids[:-1]])
-                ids, known = ids[-1:], known[-1:]
-            new.append(replace(s, pending=ids, states=known))
+                ids, known_states = ids[-1:], known_states[-1:]
+            new.append(replace(s, pending=ids, states=known_states))
         return new
 
     def _cached(self, state: ModelState) -> int:
@@ -96,15 +90,15 @@ class EagleDrafter(HeadDrafter):
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget]) -> Draft:
         """See `ModelDrafter.propose`."""
-        known = [g if s.pending else g.within(0) for s, g in zip(states, budgets, strict=True)]
-        return super().propose([s if s.pending else replace(s, pending=s.context[-1:]) for s in states], known)
+        fitting = [g if s.pending else g.within(0) for s, g in zip(states, budgets, strict=True)]
+        return super().propose([s if s.pending else replace(s, pending=s.context[-1:]) for s in states], fitting)
 
     def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
         """Keep the root of the proposal, which was read with the target's states; what was emitted is pending with those of this round."""
-        found, new = self._joined(scores), list[HeadState]()
+        joined, new = self._joined(scores), list[HeadState]()
         paths, _ = outcome.lists
         for b, (s, emitted) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
-            fresh, pending = found[b, [0, *paths[b]]], s.pending
+            fresh, pending = self._accepted(joined[b], paths[b]), s.pending
             if self._proposed.pop(s.slot, None) is None:
                 fresh = torch.cat([s.states, fresh]) if len(pending) else fresh
             else:
@@ -117,14 +111,22 @@ class EagleDrafter(HeadDrafter):
         """The committed tokens, those that are pending with their states, and the columns of the others."""
         keys, values = self.model.columns(state.slot, self._cached(state))
         tokens, pending = np.array(state.context), np.array(state.pending, np.int64)
-        return {"tokens": tokens, "pending": pending, "states": state.states.numpy(), "keys": keys, "values": values}
+        return {
+            "tokens": tokens,
+            "pending": pending,
+            "states": state.states.float().cpu().numpy(),
+            "keys": keys,
+            "values": values,
+        }
 
     def restore(self, request: Request, snapshot: Snapshot) -> HeadState:
         """The state that drafts as the one of the snapshot; see `base.Resumable`."""
         (state,) = self.start([request])
         self.model.cut(state.slot, 0)
         context, pending = (tuple(snapshot[name].tolist()) for name in ("tokens", "pending"))
-        state = replace(state, context=context, pending=pending, states=torch.from_numpy(snapshot["states"]))
+        state = replace(
+            state, context=context, pending=pending, states=torch.from_numpy(snapshot["states"]).to(self.model.device)
+        )
         self.model.fill(state.slot, self._cached(state), snapshot["keys"], snapshot["values"])
         return state
 

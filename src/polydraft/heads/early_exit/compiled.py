@@ -16,8 +16,9 @@ import torch
 from numba import njit
 from numba.extending import overload
 
-from polydraft.heads.compiled import HEADS, SharedSlots, run_rows
+from polydraft.heads.compiled import HEADS, CompiledHead, compiled, run_rows
 from polydraft.heads.early_exit.checkpoint import ExitCheckpoint
+from polydraft.heads.network import TargetSlots
 from polydraft.models.compiled.cache import SlotMemory
 from polydraft.models.compiled.kernels import add, copy_row, rms_norm, swiglu
 from polydraft.models.compiled.layers import (
@@ -66,22 +67,22 @@ def _run(model, rows, logits, done):
         output_row(target.weights.embed, zero, work.rows[t, 0], work.x[t])
     for layer in range(model.layer):
         run_layer(target, layer, rows, runs)
-    wanted = zero
+    num_logits = zero
     for t in range(rows):
         if work.rows[t, 6]:
-            copy_row(work.x[t], work.x[wanted])
-            wanted += 1
-    if wanted == 0:
+            copy_row(work.x[t], work.x[num_logits])
+            num_logits += 1
+    if num_logits == 0:
         return done
     if len(model.mlp_norm) > 0:
-        rms_norm(work.x, model.mlp_norm, sizes.epsilon, model.normed, zero, wanted)
-        multiply_shared(work, model.normed, model.gate_up, 0, model.rounded, model.inner, wanted)
-        swiglu(model.inner, sizes.inner, model.act, zero, wanted)
-        multiply_shared(work, model.act, model.down, 0, model.rounded, model.update, wanted)
-        add(work.x, model.update, zero, wanted)
-    rms_norm(work.x, model.norm, sizes.epsilon, model.normed, zero, wanted)
-    multiply_shared(work, model.normed, model.head, 0, model.rounded, logits[done:], wanted)
-    return done + wanted
+        rms_norm(work.x, model.mlp_norm, sizes.epsilon, model.normed, zero, num_logits)
+        multiply_shared(work, model.normed, model.gate_up, 0, model.rounded, model.inner, num_logits)
+        swiglu(model.inner, sizes.inner, model.act, zero, num_logits)
+        multiply_shared(work, model.act, model.down, 0, model.rounded, model.update, num_logits)
+        add(work.x, model.update, zero, num_logits)
+    rms_norm(work.x, model.norm, sizes.epsilon, model.normed, zero, num_logits)
+    multiply_shared(work, model.normed, model.head, 0, model.rounded, logits[done:], num_logits)
+    return done + num_logits
 
 
 @overload(run_rows)
@@ -94,7 +95,7 @@ def _(model, rows, logits, done):
 HEADS.add(ExitArrays)
 
 
-class CompiledExit(SharedSlots):
+class CompiledExit(TargetSlots, CompiledHead):
     """The first layers of a target and an exit behind them, as a draft model in the target's own slots; see `core.Target`.
 
     quantization: of the exit's own matrices; it changes no law. Without a trained exit there are none: it is the target's own norm and head.
@@ -105,7 +106,8 @@ class CompiledExit(SharedSlots):
     """
 
     def __init__(self, exit_: ExitCheckpoint, target: Any, *, quantization: str = "int8") -> None:
-        self.share(target, "early-exit")
+        self.share(compiled(target, "early-exit"))
+        self.name, self.pool = "early-exit", target.pool
         exit_.check(target)
         weights, tensors = target.arrays.weights, exit_.tensors
         h, inner = len(weights.norm), exit_.config.intermediate_size if tensors else 0

@@ -31,6 +31,7 @@ class EarlyExitDrafter(Guest, HeadDrafter):
     methods = (method("early-exit", "Early exit", "2404.16710 2309.08168", {DraftSampling.IID}, FIXED),)
 
     checkpoint = ExitCheckpoint
+    forms = "polydraft.heads.early_exit.compiled:CompiledExit", "polydraft.heads.early_exit.network:ExitModel"
 
     @classmethod
     def build(
@@ -43,12 +44,10 @@ class EarlyExitDrafter(Guest, HeadDrafter):
             InvalidInputError: neither or both, or a layer that is none of the target's or its last.
             ModelLoadError, IncompatibleError: a folder that is none, or a target of another kind.
         """
-        from polydraft.heads.early_exit.compiled import CompiledExit
-
         if (weights is None) == (layer is None):
             raise InvalidInputError(
                 f"the drafter 'early-exit' was asked for with weights={weights!r} and layer={layer}; expected one of them: a folder "
                 "(polydraft train early-exit; --head FOLDER), or the layer to exit behind."
             )
         exit_ = ExitCheckpoint.load(weights) if weights is not None else ExitCheckpoint.untrained(layer or 0, parts.target)
-        return cls(CompiledExit(exit_, parts.target), (), kind, stop_ids=parts.eos_token_ids)
+        return cls(cls.model_of(exit_, parts.target), (), kind, stop_ids=parts.eos_token_ids)

@@ -30,10 +30,10 @@ __all__ = ["CompiledTransfer"]
 
 
 class TransferArrays(NamedTuple):
-    """begins: [k] t_i, rising.  maps: k matrices W_i.  head: the target's output rows at the draft vocabulary."""
+    """first_layers: [k] t_i, rising.  maps: k matrices W_i.  head: the target's output rows at the draft vocabulary."""
 
     target: ModelArrays
-    begins: np.ndarray
+    first_layers: np.ndarray
     maps: Packed
     head: Packed
     rounded: np.ndarray  # as of `layers.Workspace`
@@ -44,7 +44,7 @@ class TransferArrays(NamedTuple):
 def transfer_pass(model, slots, states, laws):
     """states: [k, B, h] of the newest token of each slot behind layer t_i.  laws: [k B, D] logits, row i of all slots after row i - 1 of all."""
     target, work = model.target, model.target.work
-    B, k, zero = len(slots), len(model.begins), np.int64(0)
+    B, k, zero = len(slots), len(model.first_layers), np.int64(0)
     for i in range(k):
         for b in range(B):
             t, length = i * B + b, target.memory.lengths[slots[b]]
@@ -53,8 +53,8 @@ def transfer_pass(model, slots, states, laws):
             for j in range(i + 1):
                 work.seen[t, j] = length + j
     rows, layers = zero, len(target.weights.attention_norm)
-    for layer in range(model.begins[0], layers + 1):
-        if rows < k * B and model.begins[rows // B] == layer:
+    for layer in range(model.first_layers[0], layers + 1):
+        if rows < k * B and model.first_layers[rows // B] == layer:
             i = rows // B
             multiply_shared(work, states[i], model.maps, i, model.rounded, model.mapped, np.int64(B))
             for b in range(B):
@@ -92,9 +92,9 @@ class CompiledTransfer(DepthLaws):
         most = CHUNK // self.depths
         for begin in range(0, len(slots), most):
             here = np.array(slots[begin : begin + most])
-            given = states[begin : begin + most].float().unflatten(1, (self.depths, -1)).transpose(0, 1).contiguous().numpy()
-            laws = np.empty((given.shape[0] * len(here), self.arrays.logits.shape[2]), np.float32)
+            rows = states[begin : begin + most].float().unflatten(1, (self.depths, -1)).transpose(0, 1).contiguous().numpy()
+            laws = np.empty((rows.shape[0] * len(here), self.arrays.logits.shape[2]), np.float32)
             with self.target.pool:
-                transfer_pass(self.net, here, given, laws)
+                transfer_pass(self.net, here, rows, laws)
             self.arrays.logits[here] = laws.reshape(self.depths, len(here), -1).swapaxes(0, 1)
         self.passes += 1

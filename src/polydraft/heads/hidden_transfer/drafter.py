@@ -31,13 +31,7 @@ class TransferDrafter(DepthDrafter):
 
     methods = (method("hidden-transfer", "Hidden transfer", "2404.12022", {DraftSampling.IID}, FIXED),)
     checkpoint = TransferCheckpoint
-
-    @classmethod
-    def compiled(cls, head: TransferCheckpoint, target: Any) -> Any:
-        """The maps as a draft model."""
-        from polydraft.heads.hidden_transfer.compiled import CompiledTransfer
-
-        return CompiledTransfer(head, target)
+    forms = "polydraft.heads.hidden_transfer.compiled:CompiledTransfer", "polydraft.heads.hidden_transfer.network:TransferModel"
 
     def start(self, requests: Sequence[Request]) -> list[Any]:
         """In the target's slots.

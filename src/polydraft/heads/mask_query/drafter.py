@@ -44,8 +44,8 @@ class MaskQueryDrafter:
         InvalidInputError: more queries than were trained, or none.
 
     Example:
-        >>> from polydraft.heads.mask_query.network import MaskQueries, Sizes
-        >>> made = MaskQueryDrafter(MaskQueries.like(Sizes(vocab_size=9, width=8, heads=2, queries=3)))
+        >>> from polydraft.heads.mask_query.network import MaskQueries, QuerySizes
+        >>> made = MaskQueryDrafter(MaskQueries.like(QuerySizes(vocab_size=9, width=8, heads=2, queries=3)))
         >>> made.info.draft_sampling == {DraftSampling.POINT_MASS}
         True
     """

@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from polydraft.atomic import replacing
 from polydraft.errors import InvalidInputError, ModelLoadError
 
-__all__ = ["KIND", "MaskQueries", "Sizes", "start_of"]
+__all__ = ["KIND", "MaskQueries", "QuerySizes", "start_of"]
 
 KIND = "mask-query"
 
 
 @dataclass(frozen=True)
-class Sizes:
+class QuerySizes:
     """queries: k, tokens of a draft.  layers: of the decoder.  window: last committed tokens that it reads."""
 
     vocab_size: int
@@ -45,19 +45,19 @@ class MaskQueries(nn.Module):
     """See the module. sizes: of the decoder.  family: configuration of transformers whose encoder it has, as a dictionary.
 
     Example:
-        >>> made = MaskQueries.like(Sizes(vocab_size=9, width=8, heads=2, queries=3))
+        >>> made = MaskQueries.like(QuerySizes(vocab_size=9, width=8, heads=2, queries=3))
         >>> memory, hidden = made.read(torch.tensor([[3, 1, 4]]), torch.ones(1, 3, dtype=torch.bool))
         >>> made(memory, hidden, torch.tensor([[0, 5]]), torch.tensor([2])).shape
         torch.Size([1, 3, 9])
     """
 
-    def __init__(self, sizes: Sizes, family: dict[str, Any]) -> None:
+    def __init__(self, sizes: QuerySizes, family: dict[str, Any]) -> None:
         from transformers import CONFIG_MAPPING, AutoModelForSeq2SeqLM
 
         super().__init__()
         self.sizes, self.family = sizes, family
-        said = {name: value for name, value in family.items() if name != "model_type"}
-        self.encoder: Any = AutoModelForSeq2SeqLM.from_config(CONFIG_MAPPING[family["model_type"]](**said)).get_encoder()
+        settings = {name: value for name, value in family.items() if name != "model_type"}
+        self.encoder: Any = AutoModelForSeq2SeqLM.from_config(CONFIG_MAPPING[family["model_type"]](**settings)).get_encoder()
         self.embedding = nn.Embedding(sizes.vocab_size, sizes.width)
         nn.init.normal_(self.embedding.weight, 0.0, sizes.width**-0.5)
         self.queries = nn.Parameter(torch.randn(sizes.queries, sizes.width))
@@ -65,7 +65,7 @@ class MaskQueries(nn.Module):
         self.decoder = nn.TransformerDecoder(layer, sizes.layers, nn.LayerNorm(sizes.width))
 
     @classmethod
-    def like(cls, sizes: Sizes, **family: Any) -> "MaskQueries":
+    def like(cls, sizes: QuerySizes, **family: Any) -> "MaskQueries":
         """With a fresh BART encoder of one layer, where no other is named."""
         small = {
             f"encoder_{name}": size
@@ -104,15 +104,15 @@ class MaskQueries(nn.Module):
         """
         B, T = committed.shape
         k = self.sizes.queries
-        shown = self.embedding(committed) * self.sizes.width**0.5
-        asked = self.queries.expand(B, -1, -1)
+        known_rows = self.embedding(committed) * self.sizes.width**0.5
+        query_rows = self.queries.expand(B, -1, -1)
         if revealed is not None:
-            told = self.embedding(revealed.clamp(min=0)) * self.sizes.width**0.5
-            asked = torch.where(revealed[..., None] >= 0, told, asked)
+            revealed_rows = self.embedding(revealed.clamp(min=0)) * self.sizes.width**0.5
+            query_rows = torch.where(revealed[..., None] >= 0, revealed_rows, query_rows)
         begin = torch.zeros_like(lengths) if offsets is None else offsets
         at = torch.cat([torch.arange(T).expand(B, -1), lengths[:, None] + torch.arange(k)], 1) + begin[:, None]
         padding = torch.cat([torch.arange(T) >= lengths[:, None], torch.zeros(B, k, dtype=torch.bool)], 1)
-        x = torch.cat([shown, asked], 1) + _waves(at, self.sizes.width).to(shown.dtype)
+        x = torch.cat([known_rows, query_rows], 1) + _waves(at, self.sizes.width).to(known_rows.dtype)
         out = self.decoder(x, memory, tgt_mask=mask, tgt_key_padding_mask=padding, memory_key_padding_mask=hidden)
         return out[:, T:] @ self.embedding.weight.T
 
@@ -138,15 +138,17 @@ class MaskQueries(nn.Module):
 
         folder = Path(folder).expanduser()
         try:
-            said = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            made = cls(Sizes(**{name: int(said[name]) for name in Sizes.__dataclass_fields__}), said["encoder"])
-            made.load_state_dict(load_file(folder / "model.safetensors"))
+            settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            network = cls(
+                QuerySizes(**{name: int(settings[name]) for name in QuerySizes.__dataclass_fields__}), settings["encoder"]
+            )
+            network.load_state_dict(load_file(folder / "model.safetensors"))
         except Exception as error:  # whatever these files hold
             raise ModelLoadError(
                 f"{str(folder)!r} was given as a drafter of kind {KIND!r}, and cannot be read as one: {str(error)[:300]!r}. Expected a folder "
                 "with config.json and model.safetensors, as `python -m studies.seq2seq` writes."
             ) from error
-        return made.eval()
+        return network.eval()
 
 
 def start_of(model: Any, *, queries: int = 8, layers: int = 1, encoder_layers: int | None = None) -> MaskQueries:
@@ -166,12 +168,12 @@ def start_of(model: Any, *, queries: int = 8, layers: int = 1, encoder_layers: i
         )
     heads = getattr(config, "encoder_attention_heads", None) or config.num_heads
     family = {**config.to_diff_dict(), "model_type": config.model_type, name: deep}
-    made = MaskQueries(Sizes(config.vocab_size, config.d_model, heads, queries, layers), family)
-    made.encoder.load_state_dict(model.get_encoder().state_dict(), strict=False)
+    drafter = MaskQueries(QuerySizes(config.vocab_size, config.d_model, heads, queries, layers), family)
+    drafter.encoder.load_state_dict(model.get_encoder().state_dict(), strict=False)
     with torch.no_grad():
-        own = model.get_input_embeddings().weight
-        made.embedding.weight.copy_(own * (made.sizes.width**-0.5 / own.std()))
-    return made
+        target_rows = model.get_input_embeddings().weight
+        drafter.embedding.weight.copy_(target_rows * (drafter.sizes.width**-0.5 / target_rows.std()))
+    return drafter
 
 
 def _waves(positions: Int[Tensor, "B R"], width: int) -> Float[Tensor, "B R D"]:

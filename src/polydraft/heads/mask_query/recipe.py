@@ -50,14 +50,14 @@ def glancing_loss(
     B, T = reference.shape
     k, lengths = network.sizes.queries, (reference != pad).sum(1)
     cuts = (torch.rand(B, generator=generator) * lengths).long()
-    given = torch.cat([torch.full_like(reference[:, :1], start), reference], 1)
+    inputs = torch.cat([torch.full_like(reference[:, :1], start), reference], 1)
     spread = cuts[:, None] + torch.arange(k)
-    wanted = reference.gather(1, spread.clamp(max=T - 1)).masked_fill(spread >= lengths[:, None], pad)
+    labels = reference.gather(1, spread.clamp(max=T - 1)).masked_fill(spread >= lengths[:, None], pad)
     memory, hidden = network.read(source, source != pad)
-    committed, counts = given[:, : int(cuts.max()) + 1], cuts + 1
+    committed, counts = inputs[:, : int(cuts.max()) + 1], cuts + 1
     with torch.no_grad():
         guessed = network(memory, hidden, committed, counts).argmax(-1)
     share = FIRST + (LAST - FIRST) * done
-    shown = reveal(wanted, guessed, share, torch.rand(B, k, generator=generator), pad)
-    logits = network(memory, hidden, committed, counts, revealed=shown)
-    return cross_entropy(logits.flatten(0, 1), wanted.masked_fill((shown >= 0) | (wanted == pad), -100).flatten())
+    revealed_tokens = reveal(labels, guessed, share, torch.rand(B, k, generator=generator), pad)
+    logits = network(memory, hidden, committed, counts, revealed=revealed_tokens)
+    return cross_entropy(logits.flatten(0, 1), labels.masked_fill((revealed_tokens >= 0) | (labels == pad), -100).flatten())

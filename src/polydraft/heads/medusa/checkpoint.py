@@ -23,16 +23,16 @@ class MedusaCheckpoint(HeadCheckpoint):
     kind = "medusa"
 
     @classmethod
-    def read(cls, said: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    def read(cls, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
         """What is written here, or the authors' medusa_lm_head, whose configuration leaves out the target's widths."""
-        found = stored(folder, "model.safetensors", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
-        tensors = {name.removeprefix("medusa_head."): tensor for name, tensor in found.items()}
-        said = {cls.LAYERS: [], "medusa_num_layers": 1, **said}
+        files = stored(folder, "model.safetensors", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
+        tensors = {name.removeprefix("medusa_head."): tensor for name, tensor in files.items()}
+        settings = {cls.LAYERS: [], "medusa_num_layers": 1, **settings}
         if "0.0.linear.weight" in tensors:
-            said = {"hidden_size": len(tensors["0.0.linear.weight"]), **said}
-        if (rows := tensors.get(f"0.{said['medusa_num_layers']}.weight")) is not None:
-            said = {"vocab_size": len(rows), **said}
-        return said, tensors
+            settings = {"hidden_size": len(tensors["0.0.linear.weight"]), **settings}
+        if (rows := tensors.get(f"0.{settings['medusa_num_layers']}.weight")) is not None:
+            settings = {"vocab_size": len(rows), **settings}
+        return settings, tensors
 
     @property
     def num_heads(self) -> int:
@@ -51,10 +51,10 @@ class MedusaCheckpoint(HeadCheckpoint):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the tensors that heads of this configuration have."""
-        h, L, found = self.config.hidden_size, self.num_blocks, dict[str, tuple[int, ...]]()
+        h, L, shape_of = self.config.hidden_size, self.num_blocks, dict[str, tuple[int, ...]]()
         for k in range(self.num_heads):
             for l in range(L):
-                found |= {f"{k}.{l}.linear.weight": (h, h), f"{k}.{l}.linear.bias": (h,)}
+                shape_of |= {f"{k}.{l}.linear.weight": (h, h), f"{k}.{l}.linear.bias": (h,)}
             if self.has_own_rows:
-                found[f"{k}.{L}.weight"] = (len(self.ids), h)
-        return found
+                shape_of[f"{k}.{L}.weight"] = (len(self.ids), h)
+        return shape_of

@@ -47,7 +47,7 @@ class MedusaWork(NamedTuple):
 @njit(cache=True, error_model="numpy")
 def head_laws(weights, work, slots, states, logits):
     """logits[slots[b], k] = what head k says of states[b], of as many states as heads have rows in work."""
-    (K, L, h), B, one = weights.bias.shape, len(states), np.float32(1.0)
+    (K, L, h), B, unit = weights.bias.shape, len(states), np.float32(1.0)
     for k in range(K):
         for b in range(B):
             copy_row(states[b], work.x[b])
@@ -56,7 +56,7 @@ def head_laws(weights, work, slots, states, logits):
             for b in range(B):
                 for i in range(h):
                     z = work.update[b, i] + weights.bias[k, l, i]
-                    work.x[b, i] += z / (one + exp(-z))
+                    work.x[b, i] += z / (unit + exp(-z))
         for b in range(B):
             copy_row(work.x[b], work.rows[k * B + b])
         if len(weights.heads.segments) > 1:
@@ -100,7 +100,7 @@ class CompiledMedusa(DepthLaws):
 
     def know(self, slots: Sequence[int], states: Float[Tensor, "B h"]) -> None:
         """What the heads say of these states."""
-        given, most = states.float().contiguous().numpy(), max(CHUNK // self.depths, 1)
+        rows, most = states.float().contiguous().numpy(), max(CHUNK // self.depths, 1)
         for i in range(0, len(slots), most):
-            head_laws(self.weights, self.work, np.array(slots[i : i + most]), given[i : i + most], self.arrays.logits)
+            head_laws(self.weights, self.work, np.array(slots[i : i + most]), rows[i : i + most], self.arrays.logits)
         self.passes += 1

@@ -5,8 +5,6 @@ Cai et al. 2024 (arXiv 2401.10774). The heads see nothing of what is drafted, so
 failed match; here any rule that is exact for the draws verifies them.
 """
 
-from typing import Any
-
 from polydraft.core import DraftSampling
 from polydraft.drafters.model.paths import FIXED
 from polydraft.heads.depth_drafter import DepthDrafter
@@ -26,10 +24,4 @@ class MedusaDrafter(DepthDrafter):
 
     methods = (method("medusa", "Medusa heads", "2401.10774", {DraftSampling.IID}, FIXED),)
     checkpoint = MedusaCheckpoint
-
-    @classmethod
-    def compiled(cls, head: MedusaCheckpoint, target: Any) -> Any:
-        """The heads as a draft model."""
-        from polydraft.heads.medusa.compiled import CompiledMedusa
-
-        return CompiledMedusa(head, target)
+    forms = "polydraft.heads.medusa.compiled:CompiledMedusa", "polydraft.heads.medusa.network:MedusaModel"

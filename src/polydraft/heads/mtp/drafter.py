@@ -6,8 +6,8 @@ an EAGLE-3 head is: `heads.eagle.compiled` computes, and what was accepted is re
 
 from polydraft.core import DraftSampling
 from polydraft.drafters.model.paths import FIXED
-from polydraft.heads.eagle.checkpoint import MtpCheckpoint
 from polydraft.heads.eagle.drafter import EagleDrafter
+from polydraft.heads.mtp.checkpoint import MtpCheckpoint
 from polydraft.papers import method
 
 __all__ = ["MtpDrafter"]
@@ -23,3 +23,4 @@ class MtpDrafter(EagleDrafter):
 
     methods = (method("mtp", "Multi-token prediction", "2412.19437 2509.18362", {DraftSampling.IID}, FIXED),)
     checkpoint = MtpCheckpoint
+    forms = "polydraft.heads.eagle.compiled:CompiledEagle", "polydraft.heads.mtp.network:MtpModel"

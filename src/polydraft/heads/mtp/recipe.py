@@ -1,52 +1,19 @@
-"""A module for multi-token prediction in torch, applied to its own output: an EAGLE-3 head but for what its layer reads.
+"""Training of a module for multi-token prediction: EAGLE-3's, with weights 0.6^(k-1) of the steps (FastMTP, arXiv 2509.18362)."""
 
-DeepSeek-AI 2024, DeepSeek-V3, section 2.2 (arXiv 2412.19437); Cai et al. 2025, FastMTP (arXiv 2509.18362): one module for all depths.
+from typing import ClassVar
 
-    a_1[t] = block(P [norm(embedding of x[t+1]); norm(h[t])])           h[t]: the target's last state; law of x[t+2]
-    a_k[t] = block(P [norm(embedding of x[t+k]); norm(a_(k-1)[t])])     law of x[t+k+1]
-    loss   = sum over k of 0.6^(k-1) times -sum_v p(v) ln q_k(v)        p: the target's law there
+from polydraft.heads.eagle.recipe import EagleRecipe
+from polydraft.heads.mtp.checkpoint import MtpCheckpoint
+from polydraft.heads.mtp.network import MtpHead
 
-Trap: x[t+1] belongs to h[t], the state that it was drawn from: off by one, the module learns to repeat a token.
-"""
-
-from jaxtyping import Float
-from torch import Tensor, nn
-
-from polydraft.heads.eagle.checkpoint import MtpCheckpoint
-from polydraft.heads.eagle.recipe import EagleHead, EagleRecipe, HeadShape, Layer, Norm
-
-__all__ = ["MtpHead", "MtpRecipe"]
-
-
-class MtpHead(EagleHead):
-    """The module as it is trained."""
-
-    def open(self, shape: HeadShape) -> Layer:
-        """The projection, and a layer that reads what it puts out."""
-        h = shape.hidden_size
-        self.project, layer = nn.Linear(2 * h, h, bias=False), Layer(shape, h)
-        layer.attention_norm = Norm(h, shape.rms_norm_eps)
-        return layer
-
-    @property
-    def first(self) -> nn.Linear:
-        """The projection."""
-        return self.project
-
-    def read(self, features: Float[Tensor, "B T h"]) -> Float[Tensor, "B T h"]:
-        """The target's last states, as they are."""
-        return features.float()
-
-    def join(self, pairs: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """The projection of the pairs, and its norm."""
-        x = self.project(pairs)
-        return x, self.midlayer.attention_norm(x)  # pyright: ignore[reportCallIssue]
+__all__ = ["MtpRecipe"]
 
 
 class MtpRecipe(EagleRecipe):
     """See the module."""
 
     checkpoint, network, decay = MtpCheckpoint, MtpHead, 0.6
+    published: ClassVar = {}
 
     def layers(self, last: int) -> tuple[int, ...]:
         """The last."""

@@ -89,6 +89,7 @@ class CompiledLlama(CompiledProposals):
         if reason:
             raise IncompatibleError(f"{type(model).__name__} cannot be compiled: {reason}. Use backend='transformers'.")
         taken = _taken(model)
+        self.checkpoint: Checkpoint | None = taken
         config = taken.config
         check_supported(config, max_model_len)
         self.name, self.vocab_size = str(config.name_or_path or type(model).__name__), int(config.vocab_size)

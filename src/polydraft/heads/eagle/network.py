@@ -1,0 +1,203 @@
+"""EAGLE-3's head in torch, unrolled over its own outputs in training, and as a draft model on any device.
+
+Li, Wei, Zhang & Zhang 2025 (arXiv 2503.01840). At index t, with g[t] the target's states of a low, a middle and a high layer there:
+
+    a_1[t] = layer([embedding of x[t+1]; fc(g[t])])             distribution of x[t+2]
+    a_k[t] = layer([embedding of x[t+k]; a_(k-1)[t]])           of x[t+k+1]: from the second step the head reads its own output
+
+In step k index t attends to the first step's keys up to t and, of its own line, to those of steps 2 .. k: what it will see when it drafts.
+Tensors are named as the authors name them, so that what is exported is what published checkpoints look like.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from polydraft.core import Scores, TokenTree
+from polydraft.heads.checkpoint import HeadCheckpoint
+from polydraft.heads.network import HeadModel, HeadNetwork, Material
+from polydraft.heads.recipe import Batch
+from polydraft.models.llama_layer import KeyValues, LlamaLayer, Norm, attend
+from polydraft.models.slots import TREE_ROOM
+from polydraft.models.tree_attention import node_mask
+
+__all__ = ["EagleHead", "EagleModel"]
+
+
+class EagleHead(HeadNetwork):
+    """The head; embeddings and the rows of the output matrix are the target's and stay as they are."""
+
+    def __init__(self, config: Any, material: Material) -> None:
+        super().__init__(config, material)
+        h = config.hidden_size
+        self.midlayer = self.open(len(material.layers))
+        self.midlayer.hidden_norm = Norm(h, config.rms_norm_eps)
+        self.norm = Norm(h, config.rms_norm_eps)
+        for matrix in self.parameters():
+            if matrix.ndim == 2:
+                nn.init.normal_(matrix, std=0.02)
+        with torch.no_grad():  # what it puts out at first is the state that the target's own head has read
+            self.first.weight[:, -h:] += torch.eye(h)
+            self.midlayer.silence()
+
+    def open(self, num_states: int) -> LlamaLayer:
+        """Make what comes before the layer, and the layer."""
+        h = self.config.hidden_size
+        self.fc = nn.Linear(num_states * h, h, bias=False)
+        return LlamaLayer(self.config, 2 * h)
+
+    @property
+    def first(self) -> nn.Linear:
+        """The matrix that the last state goes through."""
+        return self.fc
+
+    def read(self, features: Float[Tensor, "B T F"]) -> Float[Tensor, "B T h"]:
+        """The target's states as one of the head's own."""
+        return self.fc(features.to(self.fc.weight.dtype))
+
+    def join(
+        self, pairs: Float[Tensor, "*N h2"], states: Float[Tensor, "*N h"]
+    ) -> tuple[Float[Tensor, "*N h"], Float[Tensor, "*N i"]]:
+        """The rows that the layer adds to, and what its attention reads. pairs: normed embeddings and states, side by side."""
+        return pairs[..., self.config.hidden_size :] if getattr(self.config, "norm_before_residual", False) else states, pairs
+
+    def through(
+        self,
+        embedded: Float[Tensor, "B A N h"],
+        states: Float[Tensor, "B A N h"],
+        positions: Int[Tensor, "..."],
+        sources: Callable[[Tensor, Tensor], Sequence[KeyValues]],
+    ) -> Float[Tensor, "B A N h"]:
+        """Rows of a token and the state before it through the layer. sources: what they attend to, once their own keys and values are there."""
+        layer = self.midlayer
+        x, y = self.join(torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(states)], -1), states)  # pyright: ignore[reportCallIssue]
+        key_values = sources(*layer.self_attn.keys_values(y, positions))
+        return layer.leave(x, attend(layer.self_attn.queries(y, positions), key_values))
+
+    def step(
+        self, tokens: Int[Tensor, "B T"], states: Float[Tensor, "B T h"], lines: list[tuple[Tensor, Tensor]]
+    ) -> Float[Tensor, "B T h"]:
+        """One step of all lines. tokens: x[t+k].  states: what the head reads at t.  lines: keys and values of the steps before, to
+        which this one's are appended.
+        """
+        at = torch.arange(tokens.shape[1], device=tokens.device)
+
+        def sources(keys: Tensor, values: Tensor) -> list[KeyValues]:
+            lines.append((keys, values))
+            (first, first_values), *others = [(k[:, :, 0], v[:, :, 0]) for k, v in lines]
+            text = KeyValues(first, first_values, (at <= at[:, None])[:, None])
+            line = [torch.stack(parts, 2) for parts in zip(*others, strict=True)]
+            return [text, KeyValues(*line, torch.ones(1, dtype=torch.bool, device=at.device))] if line else [text]
+
+        embedded = self.embeddings[tokens]
+        return self.through(embedded[:, :, None], states[:, :, None], at[:, None] + len(lines), sources)[:, :, 0]
+
+    def logits(self, states: Tensor) -> Float[Tensor, "... D"]:
+        """Over the draft vocabulary."""
+        return self.vocabulary(self.norm(states))
+
+    def depths(self, batch: Batch, steps: int) -> Iterator[tuple[Float[Tensor, "n D"], Float[Tensor, "n D"]]]:
+        """Logits and the target's distributions of each step."""
+        length = batch.tokens.shape[1] - 1 - steps
+        states, lines = self.read(batch.states[:, :length]), list[tuple[Tensor, Tensor]]()
+        for k in range(1, steps + 1):
+            states = self.step(batch.tokens[:, k : k + length], states, lines)
+            counted = batch.counted[:, k + 1 : k + 1 + length]
+            yield self.logits(states[counted]), batch.laws[:, k : k + length][counted].float()
+
+
+class EagleModel(HeadModel):
+    """The head as a draft model with a KV cache of its own; it reads tokens with the target's states before them, given by `give`.
+
+    A committed token's KV cache entry belongs to the pair of it and the target's state before it; nodes behind the root read their parents' outputs.
+    """
+
+    network_class = EagleHead
+
+    def __init__(self, head: HeadCheckpoint, target: Any) -> None:
+        super().__init__(head, target)
+        attention, slots = self.network.midlayer.self_attn, target.max_num_seqs
+        groups, width, dtype = attention.num_groups, attention.width, attention.k_proj.weight.dtype
+        columns = self.open_slots(
+            target.max_model_len, slots, context=0, bytes_per_token=2 * groups * width * dtype.itemsize, device=self.device
+        )
+        keys, values = (torch.zeros(slots, columns, groups, width, dtype=dtype, device=self.device) for _ in range(2))
+        self._cache = keys, values
+        self._outputs = torch.zeros(slots, TREE_ROOM, head.config.hidden_size, device=self.device)
+        self._given: dict[int, Float[Tensor, "T F"]] = {}
+
+    def give(self, slot: int, states: Float[Tensor, "T F"]) -> None:
+        """The target's states before each of the tokens that the slot is to read next, the root's last."""
+        self._given[slot] = states
+
+    def _next_states(self, slot: int, count: int) -> Float[Tensor, "T h"]:
+        states, self._given[slot] = self._given[slot][:count], self._given[slot][count:]
+        return self.network.read(states.to(self.device).float()[None])[0].float()
+
+    @torch.inference_mode()
+    def _forward(
+        self, slots: Sequence[int], tokens: Int[Tensor, "B M"], states: Float[Tensor, "B M h"], parents: np.ndarray, since: int
+    ) -> Float[Tensor, "B M h"]:
+        """Nodes of trees from `since` on through the layer."""
+        mask, at = node_mask(self.lengths[slots], parents, since)
+        visible, positions = (torch.from_numpy(x).to(self.device) for x in (mask == 0, at))
+        rows = torch.tensor(list(slots)).to(self.device)[:, None]
+        first_columns = torch.from_numpy(self.lengths[slots] + since).to(self.device)[:, None]
+        columns = first_columns + torch.arange(tokens.shape[1], device=self.device)
+
+        def sources(*new: Tensor) -> list[KeyValues]:
+            for store, entries in zip(self._cache, new, strict=True):
+                store[rows, columns] = entries[:, 0].to(store.dtype)
+            keys, values = (store[rows[:, 0], : visible.shape[-1]] for store in self._cache)
+            return [KeyValues(keys, values, visible[:, None])]
+
+        embedded = self.target.embed(tokens).to(self.device).float()
+        return self.network.through(embedded[:, None], states[:, None], positions[:, None], sources)[:, 0].float()
+
+    @torch.inference_mode()
+    def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+        """See `slots.SlotModel.append`; there are no hidden states to be had."""
+        logits: list[tuple[Tensor, list[Tensor]]] = []
+        for slot, ids in texts.items():
+            states, chain = self._next_states(slot, len(ids)), np.arange(-1, len(ids) - 1)
+            outputs = self._forward([slot], torch.tensor([ids]).to(self.device), states[None], chain[None], 0)
+            logits.append((self.wide(self.network.logits(outputs[0, -1])), []))
+        return logits
+
+    @torch.inference_mode()
+    def score(
+        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: Any = None, since: int = 0
+    ) -> Scores:
+        """One pass over the nodes `since` .. N-1, whose parents were scored before; see `core.Target.score`."""
+        self.check_tree(tree.num_nodes)
+        self.check_slots(slots, [tree.num_nodes] * len(slots), TREE_ROOM)
+        rows, (_, parents) = torch.tensor(list(slots)).to(self.device)[:, None], tree.host
+        if since == 0:
+            assert tree.num_nodes == 1, "a tree is read a depth at a time"
+            states = torch.stack([self._next_states(slot, 1) for slot in slots])
+        else:
+            states = self._outputs[rows, torch.from_numpy(parents[:, since:]).to(self.device).clamp(min=0)]
+        outputs = self._forward(slots, tree.tokens[:, since:].to(self.device), states, parents, since)
+        self._outputs[rows, torch.arange(since, tree.num_nodes, device=self.device)] = outputs
+        return self._scores(slots, tree, since, self.network.logits(outputs))
+
+    def move(self, source: np.ndarray, target: np.ndarray) -> None:
+        """See `slots.SlotModel.move`."""
+        (slots, columns), (to_slots, to_columns) = (torch.from_numpy(x.T.copy()).to(self.device) for x in (source, target))
+        for store in self._cache:
+            store[to_slots, to_columns] = store[slots, columns]
+
+    def columns(self, slot: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values of the first so many tokens of a slot, as `fill` takes them."""
+        keys, values = (store[slot, :count].float().cpu().numpy() for store in self._cache)
+        return keys, values
+
+    def fill(self, slot: int, count: int, keys: np.ndarray, values: np.ndarray) -> None:
+        """Begin an empty slot with the KV cache entries of another one."""
+        for store, entries in zip(self._cache, (keys, values), strict=True):
+            store[slot, :count] = torch.from_numpy(entries).to(store)
+        self.appended([slot], [count])

@@ -1,0 +1,103 @@
+"""Hidden transfer in torch: k maps of the target's states, whose pseudo rows run through the target's remaining layers.
+
+Wu et al. 2024 (arXiv 2404.12022). At position n, with h^l[n] the target's state behind layer l:
+
+    row i    W_i h^(t_i)[n] at position n + i, through layers t_i + 1 .. L; it sees the text up to n and rows 1 .. i      distribution of x[n+i+1]
+
+In training, rows of the text go through the remaining layers once, without a gradient, and pseudo rows stand at every `EVERY`-th position, another
+set each time. Drafted rows attend to the target's own KV cache.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from polydraft.heads.checkpoint import HeadCheckpoint
+from polydraft.heads.network import DepthModel, HeadNetwork, Material, llama_checkpoint
+from polydraft.heads.recipe import Batch
+from polydraft.models.llama_layer import KeyValues, rms_norm, target_layer
+
+__all__ = ["TransferModel", "TransferNet"]
+
+EVERY = 8
+"""Positions of a text for one from which pseudo rows go out."""
+
+
+class TransferNet(HeadNetwork):
+    """The maps as they are trained, and the target's remaining layers."""
+
+    target_norm: Tensor
+
+    def __init__(self, config: Any, material: Material) -> None:
+        super().__init__(config, material)
+        checkpoint, h = llama_checkpoint(material.target, "hidden-transfer"), material.hidden_size
+        self.begins, self.num_depths = material.layers, len(material.layers)
+        self.epsilon, self.last = float(checkpoint.config.rms_norm_eps), int(checkpoint.config.num_hidden_layers)
+        maps = [nn.Linear(h, h, bias=False) for _ in self.begins]
+        for matrix in maps:
+            nn.init.eye_(matrix.weight)
+        self.maps = nn.ModuleList(maps)
+        self.layers = nn.ModuleList(target_layer(checkpoint, l) for l in range(self.begins[0], self.last))
+        self.register_buffer("target_norm", checkpoint.read("model.norm.weight").float(), persistent=False)
+
+    def pseudo(
+        self, states: Float[Tensor, "B A F"], positions: Int[Tensor, "..."], text_of: Callable[[int], KeyValues]
+    ) -> Float[Tensor, "B A k h"]:
+        """Rows behind the last layer and the norm. states: behind layers t_1 .. t_k.  positions: of the first rows.  text_of: keys and values of
+        the text in a layer, called for one after the other."""
+        entering = states.float().chunk(self.num_depths, -1)
+        rows = entering[0][:, :, None][:, :, :0]
+        for l in range(self.begins[0], self.last + 1):
+            if l in self.begins:
+                i = self.begins.index(l)
+                rows = torch.cat([rows, self.maps[i](entering[i].to(self.maps[i].weight.dtype))[:, :, None].float()], 2)  # pyright: ignore
+            if l < self.last:
+                i = torch.arange(rows.shape[2], device=rows.device)
+                rows, _ = self.layers[l - self.begins[0]](rows, positions[..., None] + i, [text_of(l)], i <= i[:, None])
+        return rms_norm(rows, self.target_norm, self.epsilon)
+
+    def rows(self, states: Float[Tensor, "B T F"], at: Int[Tensor, " A"]) -> Float[Tensor, "B A k h"]:
+        """Pseudo rows of the positions `at` of texts."""
+        every = torch.arange(states.shape[1], device=states.device)
+        text, causal, visible = (
+            states.float().chunk(self.num_depths, -1)[0][:, None],
+            every <= every[:, None],
+            every <= at[:, None, None],
+        )
+
+        def text_of(l: int) -> KeyValues:
+            nonlocal text
+            with torch.no_grad():
+                text, (keys, values, _) = self.layers[l - self.begins[0]](text, every, [], causal)
+            return KeyValues(keys[:, 0], values[:, 0], visible)
+
+        return self.pseudo(states[:, at], at + 1, text_of)
+
+    def depths(self, batch: Batch) -> Iterator[tuple[Float[Tensor, "n D"], Float[Tensor, "n D"]]]:
+        """Logits and the target's distributions of each row."""
+        k, T = self.num_depths, batch.tokens.shape[1]
+        at = torch.arange(int(torch.randint(EVERY, ())), T - 1 - k, EVERY, device=batch.tokens.device)
+        rows = self.rows(batch.states, at)
+        for i in range(1, k + 1):
+            counted = batch.counted[:, at + i + 1]
+            yield self.vocabulary(rows[:, :, i - 1][counted]), batch.laws[:, at + i][counted]
+
+
+class TransferModel(DepthModel):
+    """Maps of a target's states, and its own remaining layers, as a draft model in the target's slots; see `DepthModel`."""
+
+    network_class = TransferNet
+
+    def __init__(self, head: HeadCheckpoint, target: Any) -> None:
+        llama_checkpoint(target, "hidden-transfer")
+        super().__init__(head, target)
+
+    def foretold(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> Float[Tensor, "B K D"]:
+        """Of the tokens behind the root. states: of each slot's newest token behind layers t_1 .. t_k."""
+        lengths = torch.from_numpy(self.target.lengths[slots]).to(states.device)[:, None]
+        visible = (torch.arange(int(lengths.max()), device=states.device) < lengths)[:, None, None]
+        rows = self.network.pseudo(states[:, None], lengths, lambda l: KeyValues(*self.target.cached(l, slots), visible))
+        return self.network.vocabulary(rows[:, 0])

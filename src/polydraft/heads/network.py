@@ -1,0 +1,189 @@
+"""What the torch networks of heads share: what they are made of, and how they draft for targets that the compiled path does not serve.
+
+A network is trained and drafts as it is, on its target's device: products in the target's number format there, everything else in float32. The
+compiled form of a kind is the same function, against which it is tested.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from polydraft.core import Needs, Scores, TokenTree
+from polydraft.errors import IncompatibleError
+from polydraft.heads.checkpoint import HeadCheckpoint
+from polydraft.heads.depth_compiled import DepthLaws
+from polydraft.models.checkpoint import Checkpoint, why_not_family
+from polydraft.models.slots import SlotModel
+
+__all__ = ["DepthModel", "HeadModel", "HeadNetwork", "Material", "TargetSlots", "llama_checkpoint"]
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a network is made of. layers: whose states it reads.  ids: [D] the draft vocabulary.  embeddings, output: the target's, [V, h]
+    and [D, h], in bfloat16.  sizes: those that `Recipe.sizes` names.
+    """
+
+    target: Any
+    layers: tuple[int, ...]
+    ids: np.ndarray
+    embeddings: Tensor
+    output: Tensor
+    sizes: Mapping[str, int]
+    tokenizer: Any = None
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of a state of the target."""
+        return self.output.shape[1]
+
+
+class HeadNetwork(nn.Module):
+    """A head in torch. config: as of `HeadCheckpoint`.  Embeddings and output rows are the target's and stay as they are."""
+
+    embeddings: Tensor
+    output: Tensor
+    owns_output = False
+    """Whether its output rows are others than its target's."""
+
+    def __init__(self, config: Any, material: Material) -> None:
+        super().__init__()
+        self.config = config
+        self.register_buffer("embeddings", material.embeddings, persistent=False)
+        self.register_buffer("output", material.output, persistent=False)
+
+    @classmethod
+    def of(cls, checkpoint: HeadCheckpoint, material: Material) -> Any:
+        """The network of a checkpoint, whose output rows may be others than the target's."""
+        output = checkpoint.output(material.target).to(material.output.dtype)
+        network = cls(checkpoint.config, replace(material, output=output))
+        network.owns_output = "lm_head.weight" in checkpoint.tensors
+        network.load_state_dict({name: checkpoint.tensors[cls.stored(name)].float() for name in network.state_dict()})
+        return network
+
+    @staticmethod
+    def stored(name: str) -> str:
+        """What checkpoints call a weight of the network."""
+        return name
+
+    def vocabulary(self, states: Float[Tensor, "... h"]) -> Float[Tensor, "... D"]:
+        """Logits of states behind the norm, over the draft vocabulary."""
+        return linear(states.to(self.output.dtype), self.output)
+
+
+def llama_checkpoint(target: Any, name: str) -> Checkpoint:
+    """Configuration and weights of a target whose own layers a head runs. name: the drafter's.
+
+    Raises:
+        IncompatibleError: a target of another family, or whose weights cannot be read any more.
+    """
+    checkpoint: Checkpoint | None = getattr(target, "checkpoint", None)
+    reason = "its layers cannot be had" if checkpoint is None else why_not_family(checkpoint.config)
+    if checkpoint is None or reason:
+        raise IncompatibleError(
+            f"the drafter {name!r} was given a target of type {type(target).__name__}: {reason}; expected a model of the Llama family, whose "
+            "layers it runs. Load it with backend='compiled' or 'transformers', from a folder of `save_pretrained` or a GGUF file."
+        )
+    return checkpoint
+
+
+def _loaded(kind: type[HeadNetwork], head: HeadCheckpoint, target: Any) -> HeadNetwork:
+    """A network to draft with, on the target's device."""
+    device = getattr(target, "device", torch.device("cpu"))
+    dtype = torch.float32 if device.type == "cpu" else target.dtype
+    bare = Material(target, head.layers_of(target), head.ids, torch.empty(0), torch.empty(0, head.config.hidden_size), {})
+    network = kind.of(head, bare).eval().requires_grad_(False)
+    for module in network.modules():
+        if isinstance(module, nn.Linear):
+            module.to(dtype)
+    network.output = network.output[: int((head.ids < target.vocab_size).sum())].to(dtype)
+    return network.to(device)
+
+
+class HeadModel(SlotModel):
+    """A network as a draft model in slots, a depth at a time; see `core.Target`.
+
+    Raises:
+        IncompatibleError: a head of another target.
+    """
+
+    network_class: ClassVar[type[HeadNetwork]]
+    draft_ids = np.empty(0, np.int64)
+    """Tokens that it has logits of, where they are not all."""
+
+    def __init__(self, head: HeadCheckpoint, target: Any) -> None:
+        head.check(target)
+        self.target, self.name, self.vocab_size = target, head.kind, target.vocab_size
+        self.device, self.dtype = getattr(target, "device", torch.device("cpu")), torch.float32
+        self.draft_ids = head.ids[head.ids < target.vocab_size]
+        self.network: Any = _loaded(self.network_class, head, target)
+
+    @property
+    def offers(self) -> Needs:
+        """Nothing beyond its logits."""
+        return Needs()
+
+    def wide(self, logits: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
+        """Logits of the draft vocabulary as logits of all tokens."""
+        if not len(self.draft_ids):
+            return logits.float()
+        rows = torch.full((*logits.shape[:-1], self.vocab_size), -torch.inf, device=logits.device)
+        rows[..., torch.from_numpy(self.draft_ids).to(logits.device)] = logits.float()
+        return rows
+
+    def _scores(self, slots: Sequence[int], tree: TokenTree, since: int, logits: Float[Tensor, "B M D"]) -> Scores:
+        self.passes += 1
+        self.scored(slots, tree.num_nodes)
+        return Scores(TokenTree(tree.tokens[:, since:], tree.parents[:, since:]), self.wide(logits))
+
+
+class TargetSlots(SlotModel):
+    """A head in the slots of its target: it reads the target's KV cache entries and leaves none that the target's next pass does not write anew."""
+
+    def share(self, target: Any) -> None:
+        """Use the target's slots."""
+        self.target, self.vocab_size, self.device, self.dtype = target, target.vocab_size, target.device, target.dtype
+        self.max_model_len, self.max_num_seqs, self.cache_bytes = target.max_model_len, target.max_num_seqs, 0
+        self.lengths, self._lengths, self.passes = target.lengths, target._lengths, 0
+        self._scored = np.zeros(self.max_num_seqs, np.int64)
+
+    def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+        """The target's: there is one cache."""
+        return self.target.append(texts, hidden)
+
+    def move(self, source: np.ndarray, target: np.ndarray) -> None:
+        """The target's: there is one cache."""
+        self.target.move(source, target)
+
+
+class DepthModel(DepthLaws):
+    """A network that foretells several depths from one state as a draft model; see `DepthLaws`.
+
+    Raises:
+        IncompatibleError: a head of another target.
+    """
+
+    network_class: ClassVar[type[HeadNetwork]]
+
+    def __init__(self, head: HeadCheckpoint, target: Any) -> None:
+        head.check(target)
+        self.network: Any = _loaded(self.network_class, head, target)
+        super().__init__(target, head.ids, self.network.num_depths, head.kind)
+
+    @torch.inference_mode()
+    def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:
+        """What the network says behind these states."""
+        logits = self.foretold(slots, states)
+        self.arrays.logits[list(slots), :, : logits.shape[-1]] = logits.float().cpu().numpy()
+        self.passes += 1
+
+    @abstractmethod
+    def foretold(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> Float[Tensor, "B K D"]:
+        """Logits by depth."""
