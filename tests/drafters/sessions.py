@@ -29,11 +29,12 @@ def another_model(folder, V):
     return {"models": [TableModel(V, seed=2, max_num_seqs=128)]}
 
 
-def trained(kind, layers=(1,)):
+def trained(kind):
     """A drafter of a kind that is trained, with random weights over all tokens but one."""
 
     def weights(folder, V):
         target, recipe, ids = TableModel(V), registry.recipe(kind), np.arange(V - 1)
+        layers = (0, 1)[-len(recipe.layers(12)) :]
         torch.manual_seed(0)
         rows = target.embed(torch.arange(V)).bfloat16()
         material = Material(target, layers, ids, rows, torch.eye(V - 1, target.width).bfloat16(), recipe.sizes)
@@ -64,11 +65,7 @@ OPTIONS = {
     "mask-query": mask_queries,
     "retrieval": retrieval_index,
     "several": another_model,
-    "eagle": trained("eagle", (0, 1)),
-    "medusa": trained("medusa"),
-    "mtp": trained("mtp"),
-    "diffusion": trained("diffusion", (0, 1)),
-}
+} | {kind: trained(kind) for kind in registry.RECIPES if kind != "model"}
 """What a drafter cannot be built or compared without, by name: a function of a folder to write into."""
 
 

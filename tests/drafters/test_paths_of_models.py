@@ -86,7 +86,7 @@ def test_listed_paths_win_their_own_races():
 
 @pytest.mark.parametrize("rule", ["traversal", "importance"])
 def test_a_head_draws_the_first_path_and_the_text_is_the_targets(tmp_path, rule):
-    options = {"head": str(trained("eagle", (0, 1))(tmp_path, V)["weights"])}
+    options = {"head": str(trained("eagle")(tmp_path, V)["weights"])}
     target, model = TableModel(V, max_num_seqs=4), TableModel(V, seed=2, max_num_seqs=4)
     engine = Engine.of(target, draft_model=model, drafter="several", drafter_options=options, verifier=rule, depth=2, num_paths=2)
     assert [len(member.needs.hidden) for member in engine.drafter.members] == [2, 0]

@@ -24,7 +24,7 @@ def test_the_printed_command_drafts_with_the_trained_head(kind, written, tmp_pat
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert report["engine"]["drafter"] == kind
-    assert report["statistics"]["drafted"] > 0
+    assert report["statistics"]["drafted_tokens"] > 0
 
 
 def test_a_draft_model_of_a_reduced_vocabulary_is_refused(written, tmp_path):

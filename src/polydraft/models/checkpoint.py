@@ -21,7 +21,18 @@ from polydraft.models.folder import load_config
 from polydraft.models.gguf import GgufFile
 from polydraft.models.rotary import frequencies, head_width, rope_parameters
 
-__all__ = ["EMBEDDING", "HEAD", "Checkpoint", "head_width", "of_file", "of_folder", "of_module", "rotary", "why_not_family"]
+__all__ = [
+    "EMBEDDING",
+    "HEAD",
+    "Checkpoint",
+    "head_width",
+    "layer_shapes",
+    "of_file",
+    "of_folder",
+    "of_module",
+    "rotary",
+    "why_not_family",
+]
 
 FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -166,23 +177,31 @@ def why_not_family(config: Any) -> str | None:
     return "it rotates only a part of each head" if rope.get("partial_rotary_factor", 1.0) != 1.0 else None
 
 
+def layer_shapes(config: Any, inputs: int | None = None) -> dict[str, tuple[int, ...]]:
+    """Of the weights of one layer, by name. inputs: width of what its attention reads, default the model's."""
+    h, inner, width = config.hidden_size, config.intermediate_size, head_width(config)
+    q, kv, inputs = config.num_attention_heads * width, config.num_key_value_heads * width, inputs or h
+    shapes = {
+        "input_layernorm": (h,),
+        "post_attention_layernorm": (h,),
+        "self_attn.q_proj": (q, inputs),
+        "self_attn.k_proj": (kv, inputs),
+        "self_attn.v_proj": (kv, inputs),
+        "self_attn.o_proj": (h, q),
+        "mlp.gate_proj": (inner, h),
+        "mlp.up_proj": (inner, h),
+        "mlp.down_proj": (h, inner),
+    }
+    return {f"{name}.weight": shape for name, shape in shapes.items()}
+
+
 def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
     """Of the weights of a model without biases but those of Qwen2, by name."""
     if config.model_type != "qwen2" and (getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False)):
         raise ValueError(config.model_type)
-    h, inner, width = config.hidden_size, config.intermediate_size, head_width(config)
+    h, width = config.hidden_size, head_width(config)
     q, kv = config.num_attention_heads * width, config.num_key_value_heads * width
-    layer: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (h,),
-        "post_attention_layernorm.weight": (h,),
-        "self_attn.q_proj.weight": (q, h),
-        "self_attn.k_proj.weight": (kv, h),
-        "self_attn.v_proj.weight": (kv, h),
-        "self_attn.o_proj.weight": (h, q),
-        "mlp.gate_proj.weight": (inner, h),
-        "mlp.up_proj.weight": (inner, h),
-        "mlp.down_proj.weight": (h, inner),
-    }
+    layer = layer_shapes(config)
     if config.model_type == "qwen2":
         layer |= {"self_attn.q_proj.bias": (q,), "self_attn.k_proj.bias": (kv,), "self_attn.v_proj.bias": (kv,)}
     if config.model_type == "qwen3":

@@ -5,7 +5,7 @@ model.safetensors    fc, hidden_norm: from states to what keys and values are ma
 """
 
 from polydraft.heads.checkpoint import HeadCheckpoint
-from polydraft.models.checkpoint import head_width
+from polydraft.models.checkpoint import layer_shapes
 
 __all__ = ["DiffusionCheckpoint"]
 
@@ -23,19 +23,6 @@ class DiffusionCheckpoint(HeadCheckpoint):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the tensors that a drafter of this configuration has."""
-        c = self.config
-        h, inner, width = c.hidden_size, c.intermediate_size, head_width(c)
-        q, kv = c.num_attention_heads * width, c.num_key_value_heads * width
-        layer = {
-            "input_layernorm": (h,),
-            "post_attention_layernorm": (h,),
-            "self_attn.q_proj": (q, h),
-            "self_attn.k_proj": (kv, h),
-            "self_attn.v_proj": (kv, h),
-            "self_attn.o_proj": (h, q),
-            "mlp.gate_proj": (inner, h),
-            "mlp.up_proj": (inner, h),
-            "mlp.down_proj": (h, inner),
-        }
+        h, layer = self.config.hidden_size, layer_shapes(self.config)
         vectors = {"fc.weight": (h, len(self.layers) * h), "hidden_norm.weight": (h,), "norm.weight": (h,), "mask": (h,)}
-        return vectors | {f"layers.{i}.{name}.weight": s for i in range(c.num_hidden_layers) for name, s in layer.items()}
+        return vectors | {f"layers.{i}.{name}": s for i in range(self.config.num_hidden_layers) for name, s in layer.items()}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polydraft.core import Target
 from polydraft.heads.checkpoint import HeadCheckpoint, stored
-from polydraft.models.checkpoint import head_width
+from polydraft.models.checkpoint import layer_shapes
 
 __all__ = ["EagleCheckpoint"]
 
@@ -48,24 +48,9 @@ class EagleCheckpoint(HeadCheckpoint):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the tensors that a head of this configuration has."""
-        c = self.config
-        h, inner, width = c.hidden_size, c.intermediate_size, head_width(c)
-        q, kv = c.num_attention_heads * width, c.num_key_value_heads * width
-        read = h if self.projects else 2 * h
-        layer = {
-            "input_layernorm": (h,),
-            "hidden_norm": (h,),
-            "post_attention_layernorm": (h,),
-            "self_attn.q_proj": (q, read),
-            "self_attn.k_proj": (kv, read),
-            "self_attn.v_proj": (kv, read),
-            "self_attn.o_proj": (h, q),
-            "mlp.gate_proj": (inner, h),
-            "mlp.up_proj": (inner, h),
-            "mlp.down_proj": (h, inner),
-        }
+        h = self.config.hidden_size
         own_head = {"lm_head.weight": (len(self.ids), h)} if "lm_head.weight" in self.tensors else {}
         first = {"project.weight": (h, 2 * h)} if self.projects else {"fc.weight": (h, (len(self.layers) or 3) * h)}
-        named = {**first, "norm.weight": (h,)}
-        layer |= {"attention_norm": (h,)} if self.projects else {}
-        return named | own_head | {f"midlayer.{name}.weight": shape for name, shape in layer.items()}
+        layer = layer_shapes(self.config, h if self.projects else 2 * h) | {"hidden_norm.weight": (h,)}
+        layer |= {"attention_norm.weight": (h,)} if self.projects else {}
+        return {**first, "norm.weight": (h,), **own_head} | {f"midlayer.{name}": shape for name, shape in layer.items()}

@@ -1,1 +1,0 @@
-"""EAGLE-3: what is stored, the network in torch, its training, its compiled form, and the drafter."""

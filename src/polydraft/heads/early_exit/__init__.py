@@ -1,1 +1,0 @@
-"""Early exit: what is stored, the network in torch, its training, its compiled form, and the drafter."""
