@@ -20,10 +20,10 @@ from polydraft.bench.inflate import inflate
 from polydraft.core import Target
 from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.theory.asynchronous import asynchronous_rate, synchronous_rate
 from polydraft.theory.speed import tokens_of_chain
 from studies.contrastive import first_layers
 from studies.questions import QUESTIONS
+from studies.theory.asynchronous import asynchronous_rate, synchronous_rate
 
 DEPTH, CAP, LEAST = 5, 11, 2
 

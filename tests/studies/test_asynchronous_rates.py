@@ -6,7 +6,7 @@ import pytest
 
 from polydraft.drafters.amusd.lead import Lead
 from polydraft.errors import InvalidInputError
-from polydraft.theory.asynchronous import asynchronous_rate, synchronous_rate
+from studies.theory.asynchronous import asynchronous_rate, synchronous_rate
 from tests.support.amusd_simulator import simulate
 
 

@@ -1,0 +1,1 @@
+"""Formulas that only studies use."""
