@@ -21,6 +21,7 @@ from polydraft.clock import clock
 from polydraft.core import Budget, Request, SamplingParams, TokenTree
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.loop import Loop
+from polydraft.engine.speculation import Menu, Speculation
 from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.policy.fixed import FixedPolicy
@@ -105,7 +106,12 @@ def _rounds(
 ) -> dict[tuple[int, int], tuple[float, float]]:
     """By size (seconds, tokens) of a round: the median of seconds, the mean of tokens; blocks of rounds of all sizes in turn."""
     plain = FixedPolicy(Budget.fixed((-1,)))
-    loop = Loop(target, ModelDrafter(draft), verifier("greedy_traversal"), plain, clock=clock(target), teaching=False)
+    loop = Loop(
+        target,
+        Menu(target, Speculation(ModelDrafter(draft), verifier("greedy_traversal"), plain)),
+        clock=clock(target),
+        teaching=False,
+    )
     found: dict[tuple[int, int], list[tuple[float, int]]] = {size: [] for size in sizes}
     room = draft.max_model_len - len(prompt) - 2
     for _ in range(repetitions):

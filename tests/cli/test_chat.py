@@ -74,7 +74,7 @@ def test_a_model_without_a_template_is_told_in_one_line():
 def test_a_turn_reads_only_what_is_new_and_stats_tell_what_all_answers_cost(folder):
     done = talk(folder, "def add(a, b):\n/stats\nx = 1\n/stats\n")
     none, some = [line for line in done.stderr.splitlines() if " answers, " in line]
-    assert "1 answers, 6 tokens" in none and ", 0 of them read before" in none
+    assert "1 answers, 6 tokens" in none and ", 0 of them from the prefix cache" in none
     assert "2 answers, 12 tokens" in some and ", 0 of them" not in some
 
 

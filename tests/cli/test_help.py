@@ -45,6 +45,14 @@ def test_version_is_the_package_version():
     assert CliRunner().invoke(app, ["--version"]).output == f"polydraft {__version__}\n"
 
 
+def test_without_a_command_five_examples_are_shown_that_are_commands():
+    shown = CliRunner().invoke(app, [])
+    assert shown.exit_code == 0
+    examples = [line.split()[1] for line in shown.stdout.splitlines() if line.startswith("  polydraft ")]
+    assert examples == ["demo", "generate", "chat", "serve", "tune"]
+    assert {*examples} <= {c.name or c.callback.__name__ for c in app.registered_commands}
+
+
 def test_the_module_without_a_command_is_the_demo():
     assert arguments([]) == ["demo"]
     assert arguments(["--json"]) == ["demo", "--json"]

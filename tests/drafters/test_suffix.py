@@ -17,6 +17,7 @@ from polydraft.drafters.text.suffix import SuffixDrafter, SuffixStore
 from polydraft.drafters.text.suffix_nodes import CHILD, COUNT, DEPTH, END, NEXT, PARENT, PREVIOUS, START, child
 from polydraft.drafters.text.suffix_tree import SuffixTree, ends_of
 from polydraft.engine.loop import Loop
+from polydraft.engine.speculation import Menu, Speculation
 from polydraft.errors import InvalidInputError
 from polydraft.policy.switch import ChoicePolicy
 from polydraft.registry import verifier
@@ -224,7 +225,8 @@ def test_the_shared_store_drafts_only_where_it_knows_better():
 def test_the_store_is_told_each_output_once_and_nothing_else(within):
     store, options = SuffixStore(1000), SamplingParams(max_tokens=9, seed=3, stop_token_ids=[5])
     drafter, rule = within(SuffixDrafter(store)), verifier("match")
-    loop = Loop(TableModel(), drafter, rule, FixedPolicy(Budget.grown(4, 4)), teaching=False)
+    target = TableModel()
+    loop = Loop(target, Menu(target, Speculation(drafter, rule, FixedPolicy(Budget.grown(4, 4)))), teaching=False)
     loop.add_request(Request("measured", (1, 2, 1, 2), SamplingParams(max_tokens=9), 0))
     while loop.has_unfinished_requests:
         loop.step()

@@ -11,6 +11,7 @@ from polydraft.drafters.text.lookahead import LookaheadDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.drafters.text.phrases import PhraseDrafter
 from polydraft.engine.loop import Loop
+from polydraft.engine.speculation import Menu, Speculation
 from polydraft.registry import verifier
 from tests.engine.tables import TableModel, plain_greedy
 from tests.policy.planning import LOGITS, costs, made, outcome, sequences
@@ -74,7 +75,9 @@ MAKERS = {
 
 
 def run(spy, *depths, prompts=((1, 2, 3, 1, 2),), max_tokens=24, temperature=1.0):
-    loop = Loop(TableModel(), spy, verifier("traversal" if spy.info.name == "model" else "match"), Script(*depths))
+    target = TableModel()
+    rule = verifier("traversal" if spy.info.name == "model" else "match")
+    loop = Loop(target, Menu(target, Speculation(spy, rule, Script(*depths))))
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
     for i, prompt in enumerate(prompts):
         loop.add_request(Request(str(i), tuple(prompt), params, 5 + i))
@@ -142,7 +145,8 @@ def aux_rows_of(drafter, *depths):
             rows.append(0 if aux is None else aux.nodes.shape[1])
             return score(self, slots, tree, aux=aux, **options)
 
-    loop = Loop(Counting(), drafter, verifier("match"), Script(*depths))
+    target = Counting()
+    loop = Loop(target, Menu(target, Speculation(drafter, verifier("match"), Script(*depths))))
     loop.add_request(Request("0", (1, 2, 3, 1, 2), SamplingParams(max_tokens=20), 5))
     while loop.has_unfinished_requests:
         loop.step()

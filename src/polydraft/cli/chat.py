@@ -6,13 +6,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polydraft.cli import options as given
+from polydraft.cli import options
+from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
 from polydraft.cli.start import build, weights
+from polydraft.config import EngineConfig, SamplingConfig
 from polydraft.errors import IncompatibleError, InvalidInputError, PolydraftError
 
 if TYPE_CHECKING:
@@ -31,55 +33,26 @@ HELP = f"""/reset forgets the conversation, /stats tells what it cost, /save FIL
 {FENCE} begins a message of several lines and ends it. Ctrl-C ends an answer, Ctrl-D the program."""
 
 
+@configured
 def chat(
-    model: given.Model = None,
-    draft_model: given.DraftModel = None,
-    drafter: given.Drafter = "auto",
-    verifier: given.Verifier = "auto",
-    decoding: given.Decoding = None,
-    amateur: given.Amateur = None,
-    alpha: given.Alpha = None,
-    beta: given.Beta = None,
-    decoding_option: given.DecodingOption = None,
+    *,
+    config: Annotated[
+        EngineConfig, Only(without=options.ENGINE_OF_REQUESTS, unset={"target": "a small chat model, downloaded once"})
+    ],
+    sampling: Annotated[SamplingConfig, Only("max_tokens", "temperature", "top_p", "seed", max_tokens=512)],
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512,
-    temperature: given.ModelTemperature = None,
-    top_p: given.ModelTopP = None,
-    seed: Annotated[int | None, typer.Option(help="Noise of the first answer; later ones count on.")] = None,
-    dtype: given.Dtype = None,
-    device: given.Device = None,
-    quantization: given.Quantization = None,
-    exact: given.Exact = False,
-    cache_dtype: given.CacheDtype = None,
-    threads: given.PassThreads = None,
-    tensor_parallel: given.TensorParallel = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Longest conversation, in tokens.")] = None,
-    show: Annotated[bool, typer.Option(help="Colour accepted draft tokens.")] = True,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Fetch the model that is offered without asking.")] = False,
+    show: Annotated[bool, typer.Option(help="Accepted draft tokens in colour.")] = True,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Download of the default model without a question.")] = False,
 ) -> None:
     """Talk to a model; without --model to a small one, which is fetched once. One message a line; /help shows what else there is."""
-    name = model or _offered(yes)
-    options: dict[str, Any] = {"drafter": drafter, "verifier": verifier, "dtype": dtype, "device": device}
-    options |= {
-        "quantization": quantization,
-        "activations": given.activations(exact),
-        "cache_dtype": cache_dtype,
-        "threads": threads,
-        "tensor_parallel": tensor_parallel,
-    }
-    options |= {
-        "decoding": decoding,
-        "decoding_options": given.decoding_options(decoding_option, amateur=amateur, alpha=alpha, beta=beta),
-    }
-    options |= {"max_model_len": max_model_len, "max_num_seqs": 1}
-    sampling = given.set_options(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
+    name = config.target or _offered(yes)
     with Preparation(f"loading {name} ...") as preparation:
         from polydraft.core import SamplingParams
 
-        SamplingParams(**sampling)  # refused before anything is loaded
-        engine = build(name, draft_model, **options)
+        SamplingParams(**sampling.chosen())  # refused before anything is loaded
+        engine = build(config.with_(target=name, max_num_seqs=1))
         preparation.say(f"{name}{weights(engine.summary())}")
-    params = engine.default_params(chat=True).with_(**sampling)
+    params = engine.default_params(chat=True).with_(**sampling.chosen())
     start = [] if system is None else [{"role": "system", "content": system}]
     engine.encode_chat([*start, {"role": "user", "content": "?"}])  # no template is told before the first message
     talk = _Talk(engine, params, show, start)
@@ -203,12 +176,12 @@ class _Talk:
         if not self.answers:
             return "no answer yet"
         last = self.answers[-1]
-        emitted, calls = sum(a.generated_tokens for a in self.answers), sum(a.steps for a in self.answers)
-        decoding = sum(a.total_seconds - a.seconds["prefill"] for a in self.answers)
-        read, cached = sum(a.prompt_tokens for a in self.answers), sum(a.cached_tokens for a in self.answers)
+        tokens, steps = sum(a.generated_tokens for a in self.answers), sum(a.steps for a in self.answers)
+        seconds = sum(a.total_seconds - a.seconds["prefill"] for a in self.answers)
+        prompts, cached = sum(a.prompt_tokens for a in self.answers), sum(a.cached_tokens for a in self.answers)
         return (
-            f"{len(self.answers)} answers, {emitted} tokens, {emitted / max(decoding, 1e-9):.0f} tokens/s, "
-            f"{emitted / max(calls, 1):.2f} tokens per step; prompts of {read} tokens, {cached} of them read before; "
+            f"{len(self.answers)} answers, {tokens} tokens, {tokens / max(seconds, 1e-9):.0f} tokens/s, "
+            f"{tokens / max(steps, 1):.2f} tokens per step; prompts of {prompts} tokens, {cached} of them from the prefix cache; "
             f"{last.prompt_tokens + last.generated_tokens} of {self.engine.target.max_model_len} tokens of the context in use"
         )
 

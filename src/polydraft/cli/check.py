@@ -1,15 +1,17 @@
 """`polydraft check`: is the output of these models and settings the target's? Exit status 1 if not, 3 if too little was tested."""
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polydraft.cli import options as given
 from polydraft.cli.files import read_lines
+from polydraft.cli.options import Measurement, Only, configured
 from polydraft.cli.progress import bars
 from polydraft.cli.start import build, use_threads
 from polydraft.cli.tables import grid, output
+from polydraft.config import OUTPUT, SAMPLING, Config, EngineConfig, setting
 from polydraft.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -37,25 +39,26 @@ LOOKS = {
 """Kinds of tests, in words."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options(Config):
+    """Of the check."""
+
+    top_p: float = setting("Top-p threshold, above 0, at most 1", float, 1.0, panel=SAMPLING)
+    top_k: int = setting("Top-k; 0 switches it off", int, 0, panel=SAMPLING)
+    rounds: int = setting("Number of tested steps; more find smaller faults", int, 2000, low=30)
+    seed: int = setting("First random seed", int, 0, low=0)
+    self_test: bool = setting("Search for known mistakes, which the check has to find", bool, False, flag="--self-test")
+    as_json: bool = setting("One JSON object", bool, False, flag="--json", panel=OUTPUT)
+
+
+@configured
 def check(
-    model: given.Model = None,
-    draft_model: given.DraftModel = None,
-    drafter: given.Drafter = "auto",
-    verifier: given.Verifier = "auto",
-    depth: given.Depth = None,
-    num_paths: given.NumPaths = None,
-    dtype: given.Dtype = None,
-    device: given.Device = None,
-    backend: given.Backend = "auto",
-    temperature: given.Temperature = 1.0,
-    top_p: given.TopP = 1.0,
-    top_k: Annotated[int, typer.Option(help="0 switches it off.")] = 0,
-    prompts: given.Prompts = None,
-    rounds: Annotated[int, typer.Option(min=30, help="Rounds to test: more find smaller faults.")] = 2000,
-    max_tokens: given.MaxTokens = 32,
-    seed: Annotated[int, typer.Option(min=0, help="First seed.")] = 0,
-    self_test: Annotated[bool, typer.Option("--self-test", help="Show that the check finds every known mistake.")] = False,
-    as_json: given.AsJson = False,
+    *,
+    config: Annotated[
+        EngineConfig, Only("target", "draft", "drafter", "verifier", "depth", "num_paths", "dtype", "device", "backend")
+    ],
+    measurement: Annotated[Measurement, Only("temperature", "prompts", "max_tokens", max_tokens=32)],
+    options: Options,
 ) -> None:
     """Test on real texts whether the output follows the target distribution: every round's rule, its draws, and the final tokens.
 
@@ -67,18 +70,17 @@ def check(
     from polydraft.models import pair
     from polydraft.models.folder import load_module
 
-    of_models: dict[str, Any] = {"dtype": dtype, "device": device}
-    sizes = {"depth": depth, "num_paths": num_paths}
-    engine = build(model, draft_model, drafter=drafter, verifier=verifier, backend=backend, **of_models, **sizes)
-    texts = [p.text for p in pair.prompts()[:8]] if prompts is None else read_lines("--prompts", prompts)
-    params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens, seed=seed)
-    if self_test:
-        _self_test(engine, texts, params, rounds, as_json)
+    engine, as_json = build(config), options.as_json
+    texts = [p.text for p in pair.prompts()[:8]] if measurement.prompts is None else read_lines("--prompts", measurement.prompts)
+    sampling = {"temperature": measurement.temperature, "max_tokens": measurement.max_tokens}
+    params = SamplingParams(**sampling, top_p=options.top_p, top_k=options.top_k, seed=options.seed)
+    if options.self_test:
+        _self_test(engine, texts, params, options.rounds, as_json)
         return
-    judge = load_module(model or str(pair.target_folder()), **of_models)
+    judge = load_module(config.target or str(pair.target_folder()), dtype=config.dtype, device=config.device)
     what = f"checking {engine.summary()['drafter']} with {engine.summary()['verifier']}"
     with bars(what, hidden=as_json) as step:
-        report = run(engine, texts, params, judge=judge, rounds=rounds, progress=lambda done, total: step(total, done))
+        report = run(engine, texts, params, judge=judge, rounds=options.rounds, progress=lambda done, total: step(total, done))
     if as_json:
         typer.echo(json.dumps({**report.to_dict(), "engine": engine.summary()}))
     else:
@@ -91,7 +93,7 @@ def _show(report: "Report", engine: "Engine", params: "SamplingParams") -> None:
     from polydraft.check.check import DOUBTFUL, IMPLAUSIBLE
     from polydraft.check.finding import POWER
 
-    built, console = engine.summary(), output(110)
+    summary, console = engine.summary(), output(110)
     console.print(grid(HEAD, [_row(*each) for each in _by_look(report)], left=("compares",)))
     for f in sorted(report.findings, key=lambda f: f.p_value)[:WORST]:
         if f.p_value * len(report.findings) <= DOUBTFUL:
@@ -103,10 +105,10 @@ def _show(report: "Report", engine: "Engine", params: "SamplingParams") -> None:
         f"\n{status if report.passed else status.upper()}: {reason}. Worst p-value {report.p_value:.3g} after correction for "
         f"{len(report.findings)} tests; it fails at {IMPLAUSIBLE:g}. With probability {POWER:g} these {report.rounds} rounds find a "
         f"verifier whose first token is off by {report.detectable:.2g} (total variation). {report.tokens} tokens; drafter "
-        f"{built['drafter']}, verifier {built['verifier']}, temperature {params.temperature:g}."
+        f"{summary['drafter']}, verifier {summary['verifier']}, temperature {params.temperature:g}."
     )
-    if report.passed and not built["lossless"]:
-        console.print(f"{built['verifier']} is not lossless by its own account: these are too few rounds to see it.")
+    if report.passed and not summary["lossless"]:
+        console.print(f"{summary['verifier']} is not lossless by its own account: these are too few rounds to see it.")
 
 
 def _by_look(report: "Report") -> "Iterator[tuple[str, list[Finding]]]":
@@ -130,10 +132,10 @@ def _self_test(engine: "Engine", texts: list[str], params: "SamplingParams", rou
     model = getattr(engine.drafter, "model", None)
     if model is None:
         raise InvalidInputError("--self-test was asked for without a draft model; give --draft-model: the mistakes need one.")
-    found = []
+    rows = []
     with bars("making known mistakes", hidden=as_json) as step:
         for name, report in self_test(engine, model, texts, params, rounds=rounds):
-            found.append({"mistake": name, "caught": report.status == "failed", **report.to_dict()})
+            rows.append({"mistake": name, "caught": report.status == "failed", **report.to_dict()})
             step()
             if as_json:
                 continue
@@ -141,10 +143,10 @@ def _self_test(engine: "Engine", texts: list[str], params: "SamplingParams", rou
                 typer.echo(f"{name}: caught after {report.rounds} rounds, p {report.p_value:.1e}")
             else:
                 typer.echo(f"{name}: NOT caught in {report.rounds} rounds")
-    missed = [row["mistake"] for row in found if not row["caught"]]
+    missed = [row["mistake"] for row in rows if not row["caught"]]
     if as_json:
-        typer.echo(json.dumps({"caught": len(found) - len(missed), "missed": missed, "mistakes": found}))
+        typer.echo(json.dumps({"caught": len(rows) - len(missed), "missed": missed, "mistakes": rows}))
     else:
-        typer.echo(f"{len(found) - len(missed)} of {len(found)} known mistakes caught")
+        typer.echo(f"{len(rows) - len(missed)} of {len(rows)} known mistakes caught")
     if missed:
         raise typer.Exit(1)

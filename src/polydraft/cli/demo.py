@@ -34,10 +34,10 @@ SEED_EXACT = ("race without drafts", "race")
 
 
 def demo(
-    as_json: Annotated[bool, typer.Option("--json", help="Measure only, and print one JSON object.")] = False,
-    num_prompts: Annotated[int, typer.Option("--prompts", min=1, help="Held-out files to continue.")] = 6,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each continuation.")] = 64,
-    repetitions: Annotated[int, typer.Option(min=1, help="Of all prompts; fewer on a slow machine.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, measurements only.")] = False,
+    num_prompts: Annotated[int, typer.Option("--prompts", min=1, help="Number of held-out files to continue.")] = 6,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Number of new tokens of each continuation.")] = 64,
+    repetitions: Annotated[int, typer.Option(min=1, help="Number of repetitions of all prompts; fewer on a slow machine.")] = 3,
 ) -> None:
     """Watch a model generate with and without drafts, then see how fast each way is (about a minute and a half)."""
     if not as_json:
@@ -66,8 +66,8 @@ def _perform(showcase: "Showcase", max_tokens: int, repetitions: int) -> None:
         _watch(showcase, palette, name, temperature, ways, max_tokens)
     console.print("\n", palette.legend(), "\n", sep="")
     with _timed(console, "Measuring, interleaved"):
-        found = showcase.compare(max_tokens=max_tokens, repetitions=repetitions)
-    _report(console, found)
+        comparison = showcase.compare(max_tokens=max_tokens, repetitions=repetitions)
+    _report(console, comparison)
     typer.echo("\nNow your own model, with a smaller one of the same vocabulary:")
     typer.echo(f'{_command()} generate "Once upon a time" --model PATH --draft-model PATH')
 
@@ -98,7 +98,7 @@ def _watch(
             console.print(f"[dim]{speed(sample.stats)}[/dim]", highlight=False)
 
 
-def _report(console: "Console", found: "Comparison") -> None:
+def _report(console: "Console", comparison: "Comparison") -> None:
     from polydraft.bench.record import processor
 
     rows = [
@@ -111,17 +111,17 @@ def _report(console: "Console", found: "Comparison") -> None:
             f"{row['tokens_per_step']:.2f}",
             " ".join(f"{a:.2f}" for a in measurement.acceptance_by_depth) or "-",
         )
-        for row, measurement in zip(found.rows(), found.measurements, strict=True)
+        for row, measurement in zip(comparison.rows(), comparison.measurements, strict=True)
     ]
     depths = "acceptance by depth"
     head = ("contender", "temperature", "tokens/s", "speed-up", "over transformers", "tokens/step", depths)
     console.print(grid(head, rows, left=[depths]))
-    rounds = len(found.measurements[0].runs)
-    ties = f" ({found.near_ties} near ties, where two logits are equal in float32)" if found.near_ties else ""
+    repetitions = len(comparison.measurements[0].runs)
+    ties = f" ({comparison.near_ties} near ties, where two logits are equal in float32)" if comparison.near_ties else ""
     console.print(
-        f"\nTemperature 0: outputs equal token for token, transformers included: {'yes' if found.equal_greedy else 'NO'}{ties}\n"
-        f"Temperature 1, seed-exact (race with drafts = race without): {'yes' if found.equal_seed_exact else 'NO'}\n"
-        f"Measured now: {len(found.prompts)} prompts, {rounds} rounds, medians, one thread, float32, {processor()}",
+        f"\nTemperature 0: outputs equal token for token, transformers included: {'yes' if comparison.equal_greedy else 'NO'}{ties}\n"
+        f"Temperature 1, seed-exact (race with drafts = race without): {'yes' if comparison.equal_seed_exact else 'NO'}\n"
+        f"Measured now: {len(comparison.prompts)} prompts, {repetitions} repetitions, medians, one thread, float32, {processor()}",
         highlight=False,
     )
 

@@ -5,15 +5,16 @@ from typing import Annotated
 
 import typer
 
-from polydraft.cli import options as given
+from polydraft.cli.options import AsJson
 from polydraft.cli.progress import Preparation
 from polydraft.cli.start import quiet
 
 
 def doctor(
-    as_json: given.AsJson = False,
+    as_json: AsJson = False,
     warm: Annotated[
-        bool, typer.Option("--warm", help="Compile all that a run may call, and nothing else: minutes, once for this machine.")
+        bool,
+        typer.Option("--warm", help="Compilation of all that a run may call, and nothing else: minutes, once for this machine."),
     ] = False,
 ) -> None:
     """Show versions, threads, BLAS, memory bandwidth, and which compiled path is active and why."""
@@ -28,12 +29,12 @@ def doctor(
     quiet()
     from polydraft.bench.examine import examine
 
-    found = examine()
+    report = examine()
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(report, indent=2))
         return
-    for title, facts in found.items():
+    for title, facts in report.items():
         typer.secho(title, bold=True)
         for name, value in facts.items():
-            shown = f"{value:.4g}" if isinstance(value, float) else value
-            typer.echo(f"  {name.replace('_', ' ')}: {shown}")
+            text = f"{value:.4g}" if isinstance(value, float) else value
+            typer.echo(f"  {name.replace('_', ' ')}: {text}")

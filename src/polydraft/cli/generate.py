@@ -4,15 +4,18 @@ import json
 import math
 import sys
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polydraft.cli import options as given
+from polydraft.cli import options
 from polydraft.cli.files import read_prompt
+from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
 from polydraft.cli.start import build, weights
+from polydraft.config import OUTPUT, Config, SamplingConfig, setting
 from polydraft.errors import DrafterWarning, InvalidInputError
 
 if TYPE_CHECKING:
@@ -21,162 +24,77 @@ if TYPE_CHECKING:
     from polydraft.engine.sequence import Result, Sample
 
 
+@dataclass(frozen=True, kw_only=True)
+class Output(Config):
+    """What is printed, and how."""
+
+    chat: bool = setting("Chat template around PROMPT, which is a message", bool, False, flag="--chat", panel=OUTPUT)
+    as_json: bool = setting("One JSON object", bool, False, flag="--json", panel=OUTPUT)
+    show: bool = setting("Accepted draft tokens in colour", bool, False, flag="--show", panel=OUTPUT)
+    stream: bool = setting("Text as it is generated", bool, True, panel=OUTPUT)
+    trace: Path | None = setting(
+        "File for ui.perfetto.dev: when each worker of asynchronous drafting did what", Path, panel=OUTPUT
+    )
+
+
+@configured
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="Text to continue; - or nothing reads standard input.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
-    model: given.Model = None,
-    draft_model: given.DraftModel = None,
-    dtype: given.Dtype = None,
-    device: given.Device = None,
-    backend: given.Backend = "auto",
-    quantization: given.Quantization = None,
-    exact: given.Exact = False,
-    cache_dtype: given.CacheDtype = None,
-    threads: given.PassThreads = None,
-    tensor_parallel: given.TensorParallel = None,
-    draft_quantization: Annotated[
-        str | None, given.models("The same of the draft: does not change the output distribution.")
-    ] = None,
-    max_model_len: Annotated[int | None, given.models("Longest prompt plus output, in tokens.")] = None,
-    tie_margin: Annotated[
-        float | None, given.models("Low precision: decide greedy near ties (in logits) by a pass of their own.")
-    ] = None,
-    drafter: given.Drafter = "auto",
-    verifier: given.Verifier = "auto",
-    depth: given.Depth = None,
-    num_paths: given.NumPaths = None,
-    index: Annotated[
-        list[Path] | None, given.drafts("File of `polydraft index build` for the drafter; several for a mixture.")
-    ] = None,
-    head: given.Head = None,
-    decoding: given.Decoding = None,
-    amateur: given.Amateur = None,
-    alpha: given.Alpha = None,
-    beta: given.Beta = None,
-    decoding_option: given.DecodingOption = None,
-    asynchronous: Annotated[
-        bool, given.drafts("The draft model runs ahead on another core while the target verifies.", "--asynchronous")
-    ] = False,
-    lead_cap: Annotated[int | None, given.drafts("With --asynchronous: most drafted tokens that wait, at least 1.")] = None,
-    trace: Annotated[
-        Path | None, given.drafts("With --asynchronous: write when each worker did what, a file for ui.perfetto.dev.")
-    ] = None,
-    profile: Annotated[Path | None, given.drafts("Costs and acceptance that `polydraft tune --save` wrote.")] = None,
-    max_tokens: Annotated[int, given.sampling("Most tokens to emit.")] = 128,
-    temperature: given.ModelTemperature = None,
-    top_p: given.ModelTopP = None,
-    top_k: Annotated[int | None, given.sampling("0 and -1 switch it off. Default: the model's own, else 0.")] = None,
-    min_p: Annotated[float | None, given.sampling("In [0, 1]. Default: the model's own, else 0.")] = None,
-    repetition_penalty: Annotated[float | None, given.sampling("1 switches it off. Default: the model's own, else 1.")] = None,
-    presence_penalty: Annotated[float, given.sampling("0 switches it off.")] = 0.0,
-    frequency_penalty: Annotated[float, given.sampling("0 switches it off.")] = 0.0,
-    seed: Annotated[
-        int | None,
-        given.sampling(
-            "Noise of the request; drawn and reported without it. It repeats a text at temperature 0, with --depth or --profile, or with the rule race."
-        ),
-    ] = None,
-    stop: Annotated[list[str] | None, given.sampling("Text that ends the output; may be repeated.")] = None,
-    ignore_eos: Annotated[bool, given.sampling("Go on after the end-of-text token.", "--ignore-eos")] = False,
-    n: Annotated[int, given.sampling("Independent samples.", "--n", "-n")] = 1,
-    logprobs: Annotated[int | None, given.output("Report this many alternatives beside each token (with --json).")] = None,
-    chat: Annotated[bool, given.output("PROMPT is a message: the model's chat template is put around it.", "--chat")] = False,
-    as_json: given.AsJson = False,
-    show: Annotated[bool, given.output("Colour accepted draft tokens.", "--show")] = False,
-    stream: Annotated[bool, given.output("Print text as it comes.")] = True,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="File of the prompt.")] = None,
+    *,
+    config: options.Engine,
+    sampling: Annotated[SamplingConfig, Only(max_tokens=128)],
+    output: Output,
 ) -> None:
     """Continue PROMPT: text on standard output, statistics on standard error."""
     text = read_prompt(prompt, file)
     from polydraft.core import SamplingParams
 
-    sampling = given.set_options(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        max_tokens=max_tokens,
-        stop=stop or (),
-        ignore_eos=ignore_eos,
-        n=n,
-        seed=seed,
-        logprobs=logprobs,
-    )
-    SamplingParams(**sampling)  # refused before anything is loaded
-    if logprobs is not None and not as_json:
+    SamplingParams(**sampling.chosen())  # refused before anything is loaded
+    if sampling.logprobs is not None and not output.as_json:
         raise InvalidInputError(
-            f"--logprobs {logprobs} was given without --json, which alone reports them. Add it, or drop both."
+            f"--logprobs {sampling.logprobs} was given without --json, which alone reports them. Add it, or drop both."
         )
-    options: dict[str, Any] = {
-        "drafter": drafter,
-        "verifier": verifier,
-        "depth": depth,
-        "num_paths": num_paths,
-        "drafter_options": ({} if not index else {"index": index[0] if len(index) == 1 else index})
-        | ({} if head is None else {"weights": head})
-        | _ahead(asynchronous, lead_cap, trace),
-        "asynchronous": asynchronous,
-        "decoding": decoding,
-        "decoding_options": given.decoding_options(decoding_option, amateur=amateur, alpha=alpha, beta=beta),
-        "profile": None if profile is None else str(profile),
-        "dtype": dtype,
-        "device": device,
-        "backend": backend,
-        "quantization": quantization,
-        "activations": given.activations(exact),
-        "cache_dtype": cache_dtype,
-        "draft_quantization": draft_quantization,
-        "threads": threads,
-        "tensor_parallel": tensor_parallel,
-        "max_model_len": max_model_len,
-        "max_num_seqs": max(1, min(n, 8)),
-        "tie_margin": tie_margin,
-    }
-    with Preparation(f"loading {model or 'the embedded models'} ...") as preparation, warnings.catch_warnings():
-        warnings.simplefilter("ignore", DrafterWarning)  # the statistics tell it
-        engine = build(model, draft_model, **options)
+    if output.trace is not None:
+        _check_trace(output.trace, config.asynchronous)
+        config = config.with_(drafter_options={"trace": True})
+    with Preparation(f"loading {config.target or 'the embedded models'} ...") as preparation, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DrafterWarning)  # the statistics report it
+        engine = build(config.with_(max_num_seqs=max(1, min(sampling.n, 8))))
         preparation.say(_limits(engine))
-        params = engine.default_params(chat=chat).with_(**sampling)
-        asked = engine.encode_chat([{"role": "user", "content": text}]) if chat else text
-        if as_json:
-            _print_json(engine, engine.generate(asked, params)[0])
-        elif stream and n == 1:
-            _stream(engine, text, engine.encode(asked), params, show, preparation)
+        params = engine.default_params(chat=output.chat).with_(**sampling.chosen())
+        prompt_ids = engine.encode_chat([{"role": "user", "content": text}]) if output.chat else engine.encode(text)
+        if output.as_json:
+            _print_json(engine, engine.generate(prompt_ids if output.chat else text, params)[0])
+        elif output.stream and sampling.n == 1:
+            _stream(engine, text, prompt_ids, params, output.show, preparation)
         else:
-            preparation.close()  # a bar takes its place
-            _print_samples(engine.generate(asked, params, progress=sys.stderr.isatty())[0])
-    if trace is not None:
-        ahead: Any = engine.drafter
-        ahead.close()
-        ahead.trace.save(trace)
+            preparation.close()  # a progress bar takes its place
+            _print_samples(engine.generate(prompt_ids if output.chat else text, params, progress=sys.stderr.isatty())[0])
+    if output.trace is not None:
+        drafter: Any = engine.drafter
+        drafter.close()
+        drafter.trace.save(output.trace)
 
 
-def _ahead(asynchronous: bool, lead_cap: int | None, trace: Path | None) -> dict[str, Any]:
-    """Options of a drafter that runs ahead.
-
-    Raises:
-        InvalidInputError: without it, or a trace in a folder that is not there.
-    """
-    if not asynchronous and (lead_cap, trace) != (None, None):
+def _check_trace(file: Path, asynchronous: bool) -> None:
+    if not asynchronous:
         raise InvalidInputError(
-            "--lead-cap or --trace was given without --asynchronous, whose options they are. Add it, or drop them."
+            f"--trace {str(file)!r} was given without --asynchronous, whose option it is. Add it, or drop --trace."
         )
-    if trace is not None and not trace.parent.is_dir():
-        raise InvalidInputError(f"--trace {str(trace)!r} was given, but there is no folder {str(trace.parent)!r}. Make it first.")
-    return ({} if lead_cap is None else {"lead_cap": lead_cap}) | ({} if trace is None else {"trace": True})
+    if not file.parent.is_dir():
+        raise InvalidInputError(f"--trace {str(file)!r} was given, but there is no folder {str(file.parent)!r}. Make it first.")
 
 
 def _limits(engine: "Engine") -> str:
-    built = engine.summary()
-    size = "" if built["cache_bytes"] is None else f", KV cache {built['cache_bytes'] / 1e6:.1f} MB"
-    size += " when full, taken as texts grow" if size and built["cache_grows"] else ""
-    drafts = "no drafts" if built["drafter"] is None else f"drafter {built['drafter']}"
-    distribution = "" if built["decoding"] == "the target distribution" else f", lossless to {built['decoding']}"
+    summary = engine.summary()
+    size = "" if summary["cache_bytes"] is None else f", KV cache {summary['cache_bytes'] / 1e6:.1f} MB"
+    size += " when full, allocated as texts grow" if size and summary["cache_grows"] else ""
+    drafts = "no drafts" if summary["drafter"] is None else f"drafter {summary['drafter']}"
+    distribution = "" if summary["decoding"] == "the target distribution" else f", lossless to {summary['decoding']}"
     return (
-        f"{built['target']}{weights(built)}: context of {built['max_model_len']} tokens, {built['max_num_seqs']} at a time{size}; "
-        f"{drafts}, verifier {built['verifier']}{'' if built['lossless'] else ' (not lossless)'}{distribution}"
+        f"{summary['target']}{weights(summary)}: context of {summary['max_model_len']} tokens, batch of {summary['max_num_seqs']}{size}; "
+        f"{drafts}, verifier {summary['verifier']}{'' if summary['lossless'] else ' (not lossless)'}{distribution}"
     )
 
 
@@ -184,13 +102,12 @@ def _statistics(sample: "Sample") -> str:
     from polydraft.cli.show import speed
 
     stats = sample.stats
-    first = f", first token after {stats.seconds_to_first_token:.2f} s" if stats.seconds_to_first_token is not None else ""
-    accepted = f", {stats.accepted_tokens} of {stats.drafted_tokens} drafted tokens accepted" if stats.drafted_tokens else ""
-    failed = f"; drafter switched off: {stats.drafter_error}" if stats.drafter_error else ""
-    ahead = stats.drafter_counts
-    if ahead is not None and "rollbacks" in ahead:
-        accepted += f", {ahead['rollbacks']:.0f} rollbacks, {ahead['reused']:.0f} extra tokens drafted ahead, lead at most {ahead['longest']:.0f}"
-    return f"{speed(stats)}{first}{accepted}; finish reason {sample.finish_reason}, seed {sample.seed}{failed}"
+    latency = f", first token after {stats.seconds_to_first_token:.2f} s" if stats.seconds_to_first_token is not None else ""
+    failure = f"; drafter switched off: {stats.drafter_error}" if stats.drafter_error else ""
+    counts, lead = stats.drafter_counts or {}, ""
+    if "rollbacks" in counts:
+        lead = f", {counts['rollbacks']:.0f} rollbacks, {counts['reused']:.0f} extra tokens drafted ahead, lead at most {counts['longest']:.0f}"
+    return f"{speed(stats)}{latency}{lead}; finish reason {sample.finish_reason}, seed {sample.seed}{failure}"
 
 
 def _stream(

@@ -1,65 +1,79 @@
 """`polydraft images`: pictures by class, plainly, with exact drafts and with LANTERN, side by side in a PNG."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
 
 import typer
 
-from polydraft.cli import options as given
 from polydraft.cli.files import check_output, say_written
+from polydraft.cli.options import AsJson, configured
 from polydraft.cli.progress import bars
 from polydraft.cli.start import quiet
 from polydraft.cli.tables import grid, output
+from polydraft.config import MODELS, OUTPUT, SAMPLING, SPECULATION, Config, setting
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options(Config):
+    """What is drawn, and how."""
+
+    out: Path = setting("File of the picture, PNG", Path, Path("images.png"), flag="--out", panel=OUTPUT)
+    model: str | None = setting(
+        "Folder that `python -m studies.images` wrote", str, unset="the digits that come along", panel=MODELS
+    )
+    classes: str | None = setting("Names of classes, with commas between", str, unset="the first ten", panel=SAMPLING)
+    samples: int = setting("Number of pictures of each class", int, 1, low=1, high=64, panel=SAMPLING)
+    guidance: float | None = setting(
+        "Scale of classifier-free guidance; 1 switches it off", float, unset="the folder's own", panel=SAMPLING
+    )
+    temperature: float = setting("Sampling temperature", float, 1.0, low=0.01, panel=SAMPLING)
+    top_k: int = setting("Top-k of the codes; 0 switches it off", int, 0, low=0, panel=SAMPLING)
+    drafter: str = setting(
+        "Drafter: model, tree (its most probable codes), or ngram (those of training pictures)", str, "model", panel=SPECULATION
+    )
+    depth: int = setting("Speculation length: drafted codes along a path", int, 5, low=1, unit="codes", panel=SPECULATION)
+    delta: Sequence[float] = setting(
+        "Additive budget of LANTERN; may be repeated",
+        list,
+        (),
+        items=float,
+        unset="0.1 and 0.4, and factors 1 and 4",
+        panel=SPECULATION,
+    )
+    factor: Sequence[float] = setting(
+        "Multiplicative budget, lambda - 1 of LANTERN++; may be repeated", list, (), items=float, panel=SPECULATION
+    )
+    neighbours: int | None = setting("Number of nearest codes of LANTERN", int, unset="half of them", panel=SPECULATION)
+    seed: int = setting("Random seed of all pictures", int, 0, panel=SAMPLING)
+
+
+@configured
 def images(
-    out: Annotated[Path, given.output("The PNG.", "--out")] = Path("images.png"),
-    model: Annotated[
-        str | None, given.models("Folder that `python -m studies.images` wrote; without it the digits that come along.")
-    ] = None,
-    classes: Annotated[str | None, given.sampling("By name, with commas between; all, or the first ten, without it.")] = None,
-    samples: Annotated[int, given.sampling("Pictures of each class.", min=1, max=64)] = 1,
-    guidance: Annotated[
-        float | None, given.sampling("Scale of classifier-free guidance; 1 is none; the folder's own without it.")
-    ] = None,
-    temperature: Annotated[float, given.sampling("Above 0.", min=0.01)] = 1.0,
-    top_k: Annotated[int, given.sampling("Keep the k most probable codes; 0: all.", min=0)] = 0,
-    drafter: Annotated[
-        str, given.drafts("model, tree (its most probable codes), or ngram (those of training pictures).")
-    ] = "model",
-    depth: Annotated[int, given.drafts("Drafted codes on a path.", min=1)] = 5,
-    delta: Annotated[
-        list[float] | None,
-        given.drafts("Additive budget of LANTERN; may be repeated; without any 0.1 and 0.4, and factors 1 and 4."),
-    ] = None,
-    factor: Annotated[
-        list[float] | None, given.drafts("Multiplicative budget, lambda - 1 of LANTERN++; may be repeated.")
-    ] = None,
-    neighbours: Annotated[int | None, given.drafts("Nearest codes that are looked at; half of them without it.")] = None,
-    seed: Annotated[int, given.sampling("Of all pictures.")] = 0,
-    as_json: given.AsJson = False,
+    *,
+    options: Options,
+    as_json: AsJson = False,
 ) -> None:
     """Make pictures of each class: without drafts, with an exact rule, with LANTERN at each budget."""
-    check_output("--out", out, picture=True)
+    check_output("--out", options.out, picture=True)
     quiet()
     from polydraft.bench.images import compare, contenders, draw
     from polydraft.models.images import ImageFolder, digits_folder
 
-    folder = ImageFolder.load(model or digits_folder())
-    wanted = list(folder.classes[:10]) if classes is None else [c.strip() for c in classes.split(",")]
-    for name in wanted:
+    folder = ImageFolder.load(options.model or digits_folder())
+    names = list(folder.classes[:10]) if options.classes is None else [c.strip() for c in options.classes.split(",")]
+    for name in names:
         folder.class_token(name)
-    if not delta and not factor:
-        delta, factor = [0.1, 0.4], [1.0, 4.0]
-    made = contenders(folder, drafter, delta or (), factor or (), num_neighbours=neighbours)
-    options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "guidance": guidance, "depth": depth}
+    delta, factor = (options.delta, options.factor) if options.delta or options.factor else ((0.1, 0.4), (1.0, 4.0))
+    ways = contenders(folder, options.drafter, delta, factor, num_neighbours=options.neighbours)
+    sampling = {name: getattr(options, name) for name in ("samples", "seed", "temperature", "top_k", "guidance", "depth")}
     with bars("drawing") as step:
-        compare(folder, made, wanted, samples=samples, seed=seed, step=lambda: step(len(made) * samples), **options)
-    draw(made, out)
-    rows = [one.row() for one in made]
+        compare(folder, ways, names, step=lambda: step(len(ways) * options.samples), **sampling)
+    draw(ways, options.out)
+    rows = [way.row() for way in ways]
     if as_json:
-        typer.echo(json.dumps({"classes": wanted, "picture": str(out), "rows": rows}, indent=2))
+        typer.echo(json.dumps({"classes": names, "picture": str(options.out), "rows": rows}, indent=2))
         return
     head = ("rule", "tokens per step", "total variation of a token", "lossless to")
     cells = [
@@ -72,4 +86,4 @@ def images(
         for r in rows
     ]
     output().print(grid(head, cells, left=("lossless to",)))
-    say_written([out])
+    say_written([options.out])

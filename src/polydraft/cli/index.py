@@ -13,7 +13,7 @@ from polydraft.cli.progress import bars
 from polydraft.cli.start import quiet
 from polydraft.errors import InvalidInputError, unknown_name
 
-app = typer.Typer(help="Make index files for drafters that read a corpus.", no_args_is_help=True)
+app = typer.Typer(help="Index files for retrieval-based drafting.", no_args_is_help=True)
 
 
 @app.callback()
@@ -29,17 +29,17 @@ def build(
             help="Text files, or folders of which hidden files and files that are no text are left out; each file is one document."
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="File to write; an old one stays until the new one is complete.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Output file; an old one stays until the new one is complete.")],
     kind: Annotated[str, typer.Option(help="trigram, retrieval or passages.")] = "trigram",
     model: Annotated[
-        str | None, typer.Option(help="passages: the target, whose states are kept along them; the embedded one without it.")
+        str | None, typer.Option(help="passages: target model, whose hidden states are stored. Default: the embedded target.")
     ] = None,
-    append: Annotated[bool, typer.Option("--append", help="passages: add to the file that is there.")] = False,
+    append: Annotated[bool, typer.Option("--append", help="passages: addition to an existing file.")] = False,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Folder of the target model whose tokenizer to use; the embedded one without it.")
+        str | None, typer.Option(help="Folder of the target model, for its tokenizer. Default: the embedded target.")
     ] = None,
     skip_unreadable: Annotated[
-        bool, typer.Option("--skip-unreadable", help="Warn about files that cannot be read, and go on.")
+        bool, typer.Option("--skip-unreadable", help="Warnings instead of errors for files that cannot be read.")
     ] = False,
 ) -> None:
     """Build an index of a corpus for `--drafter trigram`, `--drafter retrieval` or `--decoding nest`."""

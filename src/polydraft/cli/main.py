@@ -89,8 +89,8 @@ def _end(message: str, error: Exception) -> NoReturn:
 
 app = typer.Typer(
     cls=_Commands,
-    help="Language models generate faster with several drafts per step, and what they generate does not change.",
-    no_args_is_help=True,
+    help="Lossless multi-draft speculative decoding: language models generate faster, and the output distribution does not change.",
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -110,8 +110,22 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+EXAMPLES = """\
+polydraft: lossless multi-draft speculative decoding.
+
+  polydraft demo                                             the embedded pair with and without drafts, measured
+  polydraft generate "def add(a, b):" --show                 continue a prompt, accepted draft tokens in colour
+  polydraft chat --model FILE.gguf                           talk to a model
+  polydraft serve --model FILE.gguf --draft-model SMALL.gguf an OpenAI-compatible server
+  polydraft tune --model FILE.gguf --draft-model SMALL.gguf  which draft shape pays on this machine
+
+All commands: polydraft --help"""
+
+
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Version number.")] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        typer.echo(EXAMPLES)

@@ -88,8 +88,8 @@ def markdown() -> str:
 
 
 def methods(
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables of docs/methods.md.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON list.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Tables of docs/methods.md.")] = False,
 ) -> None:
     """List verifiers, drafters and decoding methods: paper, year, which drafts they are exact for, whether they are lossless, and to what."""
     if as_json:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polydraft.cli import options as given
+from polydraft.cli.options import AsJson
 from polydraft.cli.tables import grid, output
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Models that can be had by name, for --model and Engine.from_pretrained.", no_args_is_help=True)
+app = typer.Typer(help="Models by name, for --model and Engine.from_pretrained.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="A name of `polydraft models list`.")]
 
 
@@ -28,7 +28,7 @@ def _known(name: str) -> "HubModel":
 
 
 @app.command("list")
-def list_models(as_json: given.AsJson = False) -> None:
+def list_models(as_json: AsJson = False) -> None:
     """Show them: licence, size, source, SHA-256, and whether they are here."""
     from polydraft.models.hub import MODELS, cached
 
@@ -76,7 +76,7 @@ def path(name: Name) -> None:
 @app.command()
 def export(
     model: Annotated[str, typer.Argument(help="A model, as of --model: a folder, FILE.gguf, a name, OWNER/NAME.")],
-    out: Annotated[str, typer.Option(help="A new folder.")],
+    out: Annotated[str, typer.Option(help="Output folder, which must not exist.")],
     head: Annotated[str | None, typer.Option(help="Its EAGLE-3 head too, below OUT/head: a folder, or `shipped`.")] = None,
 ) -> None:
     """Write a model as a folder that vLLM, SGLang and transformers read, in bfloat16."""

@@ -1,115 +1,130 @@
-"""Options that several commands take, declared once."""
+"""Options of the command line, generated from configurations: one a field."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass, replace
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
+from polydraft.config import OUTPUT, Config, EngineConfig, Setting, flag, setting, settings
 from polydraft.errors import InvalidInputError
 
-
-def _panel(name: str) -> Callable[..., Any]:
-    return lambda text, *flags, **more: typer.Option(*flags, help=text, rich_help_panel=name, **more)
-
-
-PANELS = ("Models", "Drafts", "Decoding", "Sampling", "Output", "Server", "Replicas")
-models, drafts, decoding, sampling, output, server, replicas = map(_panel, PANELS)
-"""(help, names of the option) -> an option in this panel of the help."""
-
-Model = Annotated[
-    str | None,
-    models(
-        "Target: a folder, FILE.gguf, a name of `polydraft models list`, OWNER/NAME or OWNER/NAME:Q4_K_M; the embedded pair without it."
-    ),
-]
-DraftModel = Annotated[str | None, models("A smaller model with the same vocabulary, named alike.")]
-Dtype = Annotated[str | None, models("For example float32 or bfloat16.")]
-Device = Annotated[str | None, models("For example cpu or cuda.")]
-Backend = Annotated[str, models("auto, compiled or transformers.")]
-Quantization = Annotated[
-    str | None,
-    models(
-        "Weights of the target rounded to int8, int4, bfloat16 or bfloat16-dot, on the compiled path: another model. Default: as they are."
-    ),
-]
-Exact = Annotated[
-    bool, models("Float32 activations with quantized weights of a GGUF file: slower; without it, 8 bits a block.", "--exact")
-]
-CacheDtype = Annotated[str | None, models("float32 or bfloat16 keys and values of the target, on the compiled path.")]
-PassThreads = Annotated[
-    int | None, models("Threads of the compiled path; physical cores that the process may use without it.", "--threads", min=1)
-]
-TensorParallel = Annotated[
-    int | None, models("Processes that hold a part of the target each; one whole without it.", "--tensor-parallel")
-]
-Drafter = Annotated[str, drafts("A name of `polydraft methods`, none, or auto.")]
-Head = Annotated[Path | None, drafts("Folder of a draft head, see `polydraft train`.")]
-Verifier = Annotated[str, drafts("A name of `polydraft methods`, or auto.")]
-Depth = Annotated[int | None, drafts("Drafted tokens on a path; planned without it.")]
-NumPaths = Annotated[int | None, drafts("Drafted paths per step; planned without it.")]
-Decoding = Annotated[
-    str | None, decoding("A decoding method of `polydraft methods`: what is sampled, exactly, in place of the target's.")
-]
-Amateur = Annotated[
-    str | None, decoding("The weaker model of contrastive decoding, named like --model; the draft model without it.")
-]
-Alpha = Annotated[float | None, decoding("contrastive: in [0, 1]; tokens less likely than this share of the likeliest are out.")]
-Beta = Annotated[float | None, decoding("contrastive: >= 0; weight of the amateur.")]
-DecodingOption = Annotated[list[str] | None, decoding("NAME=VALUE: another option of the decoding method; may be repeated.")]
-Temperature = Annotated[float, sampling("0 is greedy.", min=0)]
-TopP = Annotated[float, sampling("In (0, 1].")]
-ModelTemperature = Annotated[
-    float | None, sampling("0 is greedy. Default: the model's own, else 1, or 0.7 for chats.", "--temperature")
-]
-ModelTopP = Annotated[float | None, sampling("In (0, 1]. Default: the model's own, else 1, or 0.95 for chats.", "--top-p")]
-MaxTokens = Annotated[int, sampling("Tokens of each continuation.", min=1)]
-Prompts = Annotated[
-    Path | None, typer.Option(help="Text file, one prompt a line, or .jsonl with a prompt key; default: held-out Python files.")
-]
-Threads = Annotated[int, typer.Option(min=1, help="Threads of everyone. One avoids stalls on a busy machine.")]
-Repetitions = Annotated[int, typer.Option(min=1, help="Of all prompts; fewer with --quick or on a slow machine.")]
-AsJson = Annotated[bool, output("Print one JSON object.", "--json")]
+ENGINE_OF_REQUESTS = ("offered", "max_num_seqs", "prefix_cache_bytes")
+"""Fields of engines that serve many requests at a time."""
 
 
-def set_options(**options: Any) -> dict[str, Any]:
-    """Those that were set.
+class Only:
+    """Which fields of a configuration a command takes, and defaults of its own. unset: what None means here."""
 
-    Example:
-        >>> set_options(temperature=None, top_p=0.9)
-        {'top_p': 0.9}
-    """
-    return {name: value for name, value in options.items() if value is not None}
+    def __init__(
+        self, *names: str, without: tuple[str, ...] = (), unset: Mapping[str, str] | None = None, **defaults: Any
+    ) -> None:
+        self.names, self.without, self.unset, self.defaults = names, without, unset or {}, defaults
+
+    def of(self, config: type[Config]) -> dict[str, tuple[Setting, Any]]:
+        """By field its setting and its default here."""
+        specs = {n: s for n, s in settings(config).items() if n not in self.without and s.flag != ""}
+        specs |= {n: replace(specs[n], unset=words) for n, words in self.unset.items()}
+        return {n: (specs[n], self.defaults.get(n, specs[n].default)) for n in self.names or specs}
 
 
-def activations(exact: bool) -> str | None:
-    """The option of models that --exact stands for."""
-    return "float32" if exact else None
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.", rich_help_panel=OUTPUT)]
+Engine = Annotated[EngineConfig, Only(without=ENGINE_OF_REQUESTS)]
+Models = Annotated[EngineConfig, Only("target", "draft")]
+Pair = Annotated[EngineConfig, Only("target", "draft", "drafter", "verifier")]
 
 
-def decoding_options(said: list[str] | None, **named: Any) -> dict[str, Any]:
-    """Options of a decoding method: those that were named, and NAME=VALUE; a value that reads as a number is one.
+@dataclass(frozen=True, kw_only=True)
+class Measurement(Config):
+    """What is measured, and how often."""
+
+    prompts: Path | None = setting(
+        "File of prompts, one a line, or .jsonl with a prompt key", Path, unset="held-out Python files"
+    )
+    temperature: float = setting("Sampling temperature; 0 is greedy", float, 1.0, low=0)
+    max_tokens: int = setting("Number of new tokens of each continuation", int, 64, low=1)
+    repetitions: int = setting("Number of measured repetitions of all prompts", int, 2, low=1)
+    threads: int = setting("Number of CPU threads of every contender", int, 1, low=1)
+    quick: bool = setting("Fewer and shorter measurements", bool, False, flag="--quick")
+
+
+def configured(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with an option for each field of the configurations that it takes, as typer reads them."""
+    hints, parameters, groups = get_type_hints(command, include_extras=True), list[Parameter](), dict[str, Any]()
+    for parameter in signature(command).parameters.values():
+        config, only = _configuration(hints[parameter.name])
+        if config is None:
+            parameters.append(parameter.replace(annotation=hints[parameter.name]))
+            continue
+        groups[parameter.name] = config, only.of(config)
+        parameters += [_option(name, *spec) for name, spec in only.of(config).items()]
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        configs = {
+            parameter: config(**{name: _value(spec, values.pop(name), default) for name, (spec, default) in specs.items()})
+            for parameter, (config, specs) in groups.items()
+        }
+        command(**values, **configs)
+
+    run.__signature__ = Signature(sorted(parameters, key=lambda p: p.default is not Parameter.empty))  # pyright: ignore[reportAttributeAccessIssue]
+    run.__annotations__ = {}
+    return run
+
+
+def _configuration(hint: Any) -> tuple[Any, Only]:
+    kind, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if not (is_dataclass(kind) and issubclass(kind, Config)):  # pyright: ignore[reportArgumentType]
+        return None, Only()
+    return kind, next((extra for extra in extras if isinstance(extra, Only)), Only())
+
+
+def _option(name: str, spec: Setting, default: Any) -> Parameter:
+    kind: Any = (
+        bool
+        if spec.value is not None
+        else list[str]
+        if spec.kind is dict
+        else list[spec.items]
+        if spec.kind is list
+        else spec.kind
+    )
+    value = False if spec.value is not None else None if spec.kind in (list, dict) else default
+    flags = [f"{flag(name)}/--no-{name}"] if value is True else (spec.flag or flag(name)).split()
+    option = typer.Option(*flags, help=spec.described(default), rich_help_panel=spec.panel)
+    return Parameter(
+        name, Parameter.KEYWORD_ONLY, default=value, annotation=Annotated[kind if value is not None else kind | None, option]
+    )
+
+
+def _value(spec: Setting, value: Any, default: Any) -> Any:
+    """A field's value from what the command line has."""
+    if spec.value is not None:
+        return spec.value if value else default
+    if spec.kind is dict:
+        return dict(map(_named, value)) if value else default
+    return (tuple(value) if value else default) if spec.kind is list else value
+
+
+def _named(text: str) -> tuple[str, int | float | str]:
+    """NAME=VALUE; a value that reads as a number is one.
 
     Raises:
         InvalidInputError: something else.
 
     Example:
-        >>> decoding_options(["k=8", "passages=notes"], alpha=0.2, beta=None)
-        {'alpha': 0.2, 'k': 8, 'passages': 'notes'}
+        >>> _named("k=8"), _named("passages=notes")
+        (('k', 8), ('passages', 'notes'))
     """
-    found = set_options(**named)
-    for one in said or ():
-        name, equals, value = one.partition("=")
-        if not name or not equals:
-            raise InvalidInputError(f"--decoding-option {one!r} was given; expected NAME=VALUE, such as alpha=0.2.")
-        found[name] = _number(value)
-    return found
-
-
-def _number(text: str) -> int | float | str:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise InvalidInputError(f"{text!r} was given as an option by name; expected NAME=VALUE, such as alpha=0.2.")
     for kind in (int, float):
         try:
-            return kind(text)
+            return name, kind(value)
         except ValueError:
             pass
-    return text
+    return name, value

@@ -6,6 +6,8 @@ import signal
 import socket
 import sys
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,11 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polydraft.cli import options as given
 from polydraft.cli.chat import OFFERED
+from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
-from polydraft.cli.served_models import EMBEDDED, ModelChoice, model_choices
+from polydraft.cli.served_models import EMBEDDED, model_choices
 from polydraft.cli.start import build, check_threads, weights
+from polydraft.config import MODELS, Config, EngineConfig, ReplicaConfig, ServerConfig, flag, setting
 from polydraft.errors import InvalidInputError, PolydraftError
 
 if TYPE_CHECKING:
@@ -31,154 +34,95 @@ __all__ = ["serve"]
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Served(Config):
+    """Which models are served."""
+
+    model: Sequence[str] = setting(
+        "Target model, named as for `polydraft generate`, or NAME=TARGET; may be repeated, and each is loaded at its first request",
+        list,
+        (),
+        unset="the small chat model where it was downloaded, else the embedded pair",
+        panel=MODELS,
+    )
+    models_dir: Path | None = setting("Folder of further models: .gguf files and model folders", Path, panel=MODELS)
+    max_loaded: int = setting(
+        "Maximum number of loaded models; the least recently used idle one leaves", int, 2, low=1, panel=MODELS
+    )
+    draft_model: Sequence[str] = setting(
+        "Draft model: a smaller model with the same vocabulary, named like --model; NAME=MODEL for one of several targets",
+        list,
+        (),
+        unset="the one listed with the target, if any",
+        panel=MODELS,
+    )
+
+
+@configured
 def serve(
-    model: Annotated[
-        list[str] | None,
-        given.models(
-            "Target, named as for `polydraft generate`, or NAME=TARGET; several are loaded when they are asked for. Default: the chat model where it was fetched, else the embedded pair."
-        ),
-    ] = None,
-    models_dir: Annotated[
-        Path | None, given.models("Folder whose .gguf files and model folders are served, beside those of --model.")
-    ] = None,
-    max_loaded: Annotated[
-        int, given.models("Models that are loaded at a time; the least recently used one leaves when it is idle.", min=1)
-    ] = 2,
-    draft_model: Annotated[
-        list[str] | None,
-        given.models("A smaller model with the same vocabulary, named alike; NAME=MODEL for one of several targets."),
-    ] = None,
-    drafter: given.Drafter = "auto",
-    verifier: given.Verifier = "auto",
-    offer: Annotated[list[str] | None, given.drafts("A further drafter that requests may name; may be repeated.")] = None,
-    depth: given.Depth = None,
-    num_paths: given.NumPaths = None,
-    head: given.Head = None,
-    decoding: given.Decoding = None,
-    amateur: given.Amateur = None,
-    alpha: given.Alpha = None,
-    beta: given.Beta = None,
-    decoding_option: given.DecodingOption = None,
-    dtype: given.Dtype = None,
-    device: given.Device = None,
-    backend: given.Backend = "auto",
-    quantization: given.Quantization = None,
-    exact: given.Exact = False,
-    cache_dtype: given.CacheDtype = None,
-    threads: given.PassThreads = None,
-    tensor_parallel: given.TensorParallel = None,
-    max_model_len: Annotated[int | None, given.models("Longest prompt plus output, in tokens.")] = None,
-    max_num_seqs: Annotated[int, given.models("Samples that run at the same time; each has a place in the cache.", min=1)] = 8,
-    prefix_cache_bytes: Annotated[
-        int | None,
-        given.models(
-            "Most memory for KV cache entries of finished texts, beside the slots, in bytes; default: an eighth of the free memory, at most 8 GiB.",
-            min=0,
-        ),
-    ] = None,
-    host: Annotated[str, given.server("Address to listen on; 0.0.0.0 is every one of this machine.")] = "127.0.0.1",
-    port: Annotated[int, given.server("Port; 0 takes a free one.", min=0, max=65535)] = 8000,
-    served_model_name: Annotated[str | None, given.server("Name that clients give; default: the model's.")] = None,
-    api_key_file: Annotated[
-        Path | None,
-        given.server("File with API keys, one a line; POLYDRAFT_API_KEY is one more. Without any, none is asked for."),
-    ] = None,
-    cors: Annotated[list[str] | None, given.server("Origin whose pages may call; may be repeated.")] = None,
-    max_waiting: Annotated[int, given.server("Samples that may wait for a place; more are told to come again.", min=1)] = 256,
-    max_body: Annotated[int, given.server("Bytes of a request, at most.", min=1)] = 4 << 20,
-    max_choices: Annotated[int, given.server("Prompts times n of a request, at most.", min=1)] = 64,
-    timeout: Annotated[float, given.server("Seconds of a request, at most.", min=0.1)] = 600,
-    reasoning: Annotated[
-        bool, given.server("Whether chats tell what models think between <think> and </think> apart, as reasoning_content.")
-    ] = True,
-    otlp_endpoint: Annotated[
-        str | None,
-        given.server("Collector of OpenTelemetry spans, such as http://localhost:4318/v1/traces; needs the extra tracing."),
-    ] = None,
-    drain: Annotated[float, given.server("Seconds that what runs has when the server is told to end.", min=0)] = 30,
-    replicas: Annotated[
-        int | None, given.replicas("Engines behind one address, each a process of its own, through Ray Serve.", min=1)
-    ] = None,
-    max_replicas: Annotated[int | None, given.replicas("As many as there may become under load.", min=1)] = None,
-    cpus: Annotated[float | None, given.replicas("Of each replica, fractions too; an equal share without it.", min=0)] = None,
-    gpus: Annotated[float, given.replicas("Of each replica, fractions too.", min=0)] = 0,
-    address: Annotated[
-        str | None,
-        given.replicas("Of a Ray cluster, which keeps the server when this command ends; one on this machine without it."),
-    ] = None,
+    *,
+    served: Served,
+    config: Annotated[EngineConfig, Only(without=("target", "draft"))],
+    server: ServerConfig,
+    replicas: ReplicaConfig,
 ) -> None:
     """Serve a model over HTTP as OpenAI's API does; without --model the small chat model where it was fetched, else (or with --model embedded) the embedded pair."""
-    choices = model_choices(model or ([] if models_dir else [_default() or EMBEDDED]), models_dir, draft_model or ())
-    if served_model_name is not None:
-        choices[0] = choices[0]._replace(name=served_model_name)
-    origins = tuple(map(_origin, cors or ()))
+    names = list(served.model) or ([] if served.models_dir else [_default() or EMBEDDED])
+    choices = model_choices(names, served.models_dir, served.draft_model)
+    if server.served_model_name is not None:
+        choices[0] = choices[0]._replace(name=server.served_model_name)
+    origins = tuple(map(_origin, server.cors))
     for choice in choices:
-        typer.echo(f"serving {choice.name}: {_about(bool(model or models_dir), choice.place)}", err=True)
-    name, place, draft = choices[0]
-    if otlp_endpoint is not None:
+        typer.echo(f"serving {choice.name}: {_about(bool(served.model or served.models_dir), choice.place)}", err=True)
+    name = choices[0].name
+    if server.otlp_endpoint is not None:
         from polydraft.server.tracing import export_to
 
-        export_to(otlp_endpoint)
-    listening = _bound(host, port)
-    settings: dict[str, Any] = {"model": name, "keys": _keys(api_key_file), "cors": origins, "most_body": max_body}
-    settings |= {"most_choices": max_choices, "seconds": timeout, "drain": drain, "reasoning": reasoning}
-    options: dict[str, Any] = {
-        "drafter": drafter,
-        "offered": tuple(offer or ()),
-        "verifier": verifier,
-        "depth": depth,
-        "num_paths": num_paths,
-        "decoding": decoding,
-        "decoding_options": given.decoding_options(decoding_option, amateur=amateur, alpha=alpha, beta=beta),
+        export_to(server.otlp_endpoint)
+    listening = _bound(server.host, server.port)
+    settings: dict[str, Any] = {"model": name, "keys": _keys(server.api_key_file), "cors": origins, "most_body": server.max_body}
+    settings |= {
+        "most_choices": server.max_choices,
+        "seconds": server.timeout,
+        "drain": server.drain,
+        "reasoning": server.reasoning,
     }
-    options |= {
-        "drafter_options": {} if head is None else {"weights": head},
-        "dtype": dtype,
-        "device": device,
-        "backend": backend,
-    }
-    options |= {
-        "quantization": quantization,
-        "activations": given.activations(exact),
-        "cache_dtype": cache_dtype,
-        "threads": threads,
-        "tensor_parallel": tensor_parallel,
-    }
-    options |= {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs, "prefix_cache_bytes": prefix_cache_bytes}
-    if replicas is not None:
+    configs = [config.with_(target=choice.place, draft=choice.draft) for choice in choices]
+    if replicas.replicas is not None:
         if len(choices) > 1:
             raise InvalidInputError(f"--replicas was given beside {len(choices)} models; expected one. Start a server for each.")
-        scale = {"replicas": replicas, "max_replicas": max_replicas, "cpus": cpus, "gpus": gpus, "max_waiting": max_waiting}
-        _replicas(name, listening, address, settings, {"model": place, "draft_model": draft, **scale, **options})
+        _replicas(name, listening, settings, configs[0], replicas, server.max_waiting)
         return
-    if given_alone := [
-        o for o, v in (("--max-replicas", max_replicas), ("--address", address), ("--cpus", cpus), ("--gpus", gpus)) if v
-    ]:
-        raise InvalidInputError(f"{given_alone[0]} was given without --replicas, which it is about. Give both.")
+    if alone := next(iter(replicas.chosen()), None):
+        raise InvalidInputError(f"{flag(alone)} was given without --replicas, which it is about. Give both.")
     with Preparation(f"loading {name} ..." if len(choices) == 1 else "starting ..."):
         _check_installed()
         from polydraft.engine.asynchronous import AsyncEngine
         from polydraft.server.app import Settings
 
         if len(choices) == 1:
-            models: AsyncEngine | ModelPool = AsyncEngine(build(place, draft, **options), max_waiting=max_waiting)
+            models: AsyncEngine | ModelPool = AsyncEngine(build(configs[0]), max_waiting=server.max_waiting)
         else:
-            models = _pool(choices, options, Settings(**settings), max_loaded=max_loaded, max_waiting=max_waiting)
+            names, limits = (
+                [choice.name for choice in choices],
+                {"max_loaded": served.max_loaded, "max_waiting": server.max_waiting},
+            )
+            models = _pool(names, configs, Settings(**settings), **limits)
     _run(models, Settings(**settings), listening)
 
 
-def _pool(choices: "list[ModelChoice]", options: dict[str, Any], settings: "Settings", **limits: int) -> "ModelPool":
+def _pool(names: list[str], configs: list[EngineConfig], settings: "Settings", **limits: int) -> "ModelPool":
     """Models that are loaded when they are asked for."""
     from polydraft.server.pool import ModelPool, ServedModel, weight_file_bytes
 
-    check_threads(options["threads"])
+    check_threads(configs[0].threads)
     models = [
         ServedModel(
-            choice.name,
-            partial(build, choice.place, choice.draft, **options),
-            sum(weight_file_bytes(place) for place in (choice.place, choice.draft) if place is not None),
+            name,
+            partial(build, config),
+            sum(weight_file_bytes(place) for place in (config.target, config.draft) if place is not None),
         )
-        for choice in choices
+        for name, config in zip(names, configs, strict=True)
     ]
     return ModelPool(models, settings, **limits)
 
@@ -194,8 +138,8 @@ def _run(models: "AsyncEngine | ModelPool", settings: "Settings", listening: soc
     host, port = listening.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
     if isinstance(models, AsyncEngine):
-        built = models.engine.summary()
-        typer.echo(f"{address}, {settings.model}{weights(built)}, drafter {built['drafter']}", err=True)
+        summary = models.engine.summary()
+        typer.echo(f"{address}, {settings.model}{weights(summary)}, drafter {summary['drafter']}", err=True)
     else:
         typer.echo(f"{address}, {', '.join(models.models)}", err=True)
     config = uvicorn.Config(
@@ -211,7 +155,9 @@ def _run(models: "AsyncEngine | ModelPool", settings: "Settings", listening: soc
     uvicorn.Server(config).run(sockets=[listening])
 
 
-def _replicas(name: str, listening: socket.socket, address: str | None, settings: dict[str, Any], asked: dict[str, Any]) -> None:
+def _replicas(
+    name: str, listening: socket.socket, settings: dict[str, Any], config: EngineConfig, replicas: ReplicaConfig, max_waiting: int
+) -> None:
     """Serve through Ray: in a cluster of this command until it is told to end, or in one that is there, which it leaves to it."""
     _check_installed()
     from polydraft.integrations.ray.serve import deploy, shutdown
@@ -223,10 +169,16 @@ def _replicas(name: str, listening: socket.socket, address: str | None, settings
 
     def update() -> None:
         with Preparation(f"starting replicas of {name} ..."):
-            deploy(host=host, port=port, address=address, settings=Settings(**settings), **asked)
-        typer.echo(f"{url}, {asked['replicas']} replicas", err=True)
+            deploy(
+                host=host,
+                port=port,
+                settings=Settings(**settings),
+                max_waiting=max_waiting,
+                **replicas.chosen() | config.chosen(),
+            )
+        typer.echo(f"{url}, {replicas.replicas} replicas", err=True)
 
-    if address is not None:
+    if replicas.address is not None:
         update()
         return
     signals = SimpleQueue[int]()

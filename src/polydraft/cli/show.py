@@ -91,5 +91,9 @@ def play(
 
 
 def speed(stats: RequestStats) -> str:
-    """Tokens, tokens per second and tokens per step of a sample."""
-    return f"{stats.generated_tokens} tokens, {stats.tokens_per_second:.0f} tokens/s, {stats.tokens_per_step:.2f} tokens per step"
+    """Tokens, tokens per second, tokens per step and acceptance rate of a sample."""
+    accepted = f", acceptance rate {stats.acceptance_rate:.0%} ({stats.accepted_tokens} of {stats.drafted_tokens} tokens)"
+    speeds = (
+        f"{stats.generated_tokens} tokens, {stats.tokens_per_second:.0f} tokens/s, {stats.tokens_per_step:.2f} tokens per step"
+    )
+    return speeds + (accepted if stats.drafted_tokens else "")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from polydraft.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from polydraft.config import EngineConfig
     from polydraft.engine.api import Engine
 
 
@@ -45,14 +46,13 @@ def use_threads(number: int = 1) -> None:
     quiet()
 
 
-def build(model: str | None, draft_model: str | None, **options: Any) -> "Engine":
-    """An engine on these folders, by default on the embedded pair; options as of `Engine.from_pretrained`. Raises as `check_threads`."""
-    check_threads(options.get("threads"))
+def build(config: "EngineConfig") -> "Engine":
+    """An engine. Raises as `check_threads`."""
+    check_threads(config.threads)
     from polydraft.engine.api import Engine
 
     quiet()
-    given = {} if draft_model is None else {"draft": draft_model}
-    return Engine.embedded(**given, **options) if model is None else Engine.from_pretrained(model, **given, **options)
+    return Engine.from_config(config)
 
 
 def weights(built: dict[str, Any]) -> str:

@@ -2,77 +2,94 @@
 
 import ctypes
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from polydraft import registry
-from polydraft.cli import options as given
+from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
 from polydraft.cli.start import build, use_threads
+from polydraft.config import Config, EngineConfig, setting
 from polydraft.errors import InvalidInputError
 
 __all__ = ["train"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options(Config):
+    """How a drafter is trained."""
+
+    data: Sequence[Path] = setting(
+        "Text (.jsonl, .parquet, plain, shards of .npz), or a folder of texts; may be repeated",
+        list,
+        (),
+        items=Path,
+        unset="texts that the model generates",
+    )
+    minutes: float = setting("Duration of generation, reading and training together", float, 10.0, unit="minutes")
+    out: Path = setting(
+        "Folder of the head; its work folder keeps what a later run continues", Path, Path("head"), flag="--out -o"
+    )
+    start: Path | None = setting("Folder of a head to start from", Path, unset="a fresh head")
+    resume: bool = setting("Continuation of what the folder holds", bool, False, flag="--resume")
+    unroll: int | None = setting("Number of trained depths", int, unset="the kind's own")
+    draft_vocab: int | None = setting("Maximum number of tokens that can be drafted", int, unset="the kind's own")
+    sizes: dict[str, Any] | None = setting(
+        "Size of a fresh network, NAME=NUMBER; may be repeated", dict, flag="--size", unset="the kind's own"
+    )
+    max_model_len: int = setting("Maximum length of a text", int, 1024, unit="tokens")
+    quantization: str | None = setting(
+        "Weight quantization of the target while it generates; int8 is twice as fast as bfloat16",
+        str,
+        unset="the format of the checkpoint",
+    )
+    seed: int = setting("Random seed of the texts and of their order", int, 0)
+
+
+@configured
 def train(
-    kind: Annotated[str, typer.Argument(help=f"What is trained: {', '.join(registry.RECIPES)}.")],
-    model: given.Model = None,
-    data: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Texts (.jsonl, .parquet, plain, shards of .npz), or folders of them; without them the model writes its own."
-        ),
-    ] = None,
-    minutes: Annotated[float, typer.Option(help="Of writing, reading and training together.")] = 10.0,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder of the head; its work folder keeps what can be taken up again.")
-    ] = Path("head"),
-    start: Annotated[Path | None, typer.Option(help="Folder of a head to begin with.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what the folder holds.")] = False,
-    unroll: Annotated[int | None, typer.Option(help="Depths that are trained.")] = None,
-    draft_vocab: Annotated[int | None, typer.Option(help="Most tokens that can be drafted.")] = None,
-    sizes: Annotated[
-        list[str] | None, typer.Option("--size", help="NAME=NUMBER: a size of a fresh network that the kind lets choose.")
-    ] = None,
-    max_model_len: Annotated[int, typer.Option(help="Longest text, in tokens.")] = 1024,
-    quantization: Annotated[
-        str | None, typer.Option(help="Of the target while it writes and is read: int8 reads twice as fast as bfloat16.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the texts and of the order in which they are read.")] = 0,
+    kind: Annotated[str, typer.Argument(help=f"Kind of drafter: {', '.join(registry.RECIPES)}.")],
+    *,
+    config: Annotated[EngineConfig, Only("target")],
+    options: Options,
 ) -> None:
-    """Train a drafter of kind KIND for a model: it writes texts, keeps its states along them, and the drafter learns to foretell it."""
-    if out.exists() and any(out.iterdir()) and not resume:
+    """Train a drafter of kind KIND for a model: it generates texts, and the drafter learns to predict its tokens from its hidden states."""
+    out = options.out
+    if out.exists() and any(out.iterdir()) and not options.resume:
         raise InvalidInputError(
             f"--out {str(out)!r} holds something already. Give --resume to go on with it, or name another folder."
         )
-    files = [file for path in data or () for file in (_in_folder(path) if path.is_dir() else [path])]
+    files = [file for path in options.data for file in (_in_folder(path) if path.is_dir() else [path])]
     for path in files:
         if not path.is_file():
             raise InvalidInputError(f"--data {str(path)!r} is no file. Name text files, or folders of them.")
+    sizes = {name: _whole(name, number) for name, number in (options.sizes or {}).items()}
     use_threads()
     _keep_memory()
     from polydraft.train.conversations import check_file
-    from polydraft.train.run import Options, train_drafter
+    from polydraft.train.run import Options as Training
+    from polydraft.train.run import train_drafter
 
     for path in files:
         check_file(path)
-    chosen = Options.of(
-        kind, minutes=minutes, unroll=unroll, draft_vocab=draft_vocab, seed=seed, sizes=dict(map(_size, sizes or ()))
-    )
-    with Preparation(f"loading {model or 'the embedded model'} ..."):
-        options = {"max_model_len": max_model_len, "quantization": quantization}
-        engine = build(model, None, drafter=None, max_num_seqs=16, **options)
+    chosen = {name: getattr(options, name) for name in ("minutes", "unroll", "draft_vocab", "seed")}
+    training = Training.of(kind, sizes=sizes, **chosen)
+    with Preparation(f"loading {config.target or 'the embedded model'} ..."):
+        model = {"max_model_len": options.max_model_len, "quantization": options.quantization}
+        engine = build(config.with_(drafter=None, max_num_seqs=16, **model))
         out.mkdir(parents=True, exist_ok=True)
         card = train_drafter(
             engine,
             kind,
             out,
-            chosen,
+            training,
             data=files,
-            start=start,
+            start=options.start,
             command=" ".join(["polydraft", *sys.argv[1:]]),
             report=partial(typer.echo, err=True),
         )
@@ -86,11 +103,10 @@ def _in_folder(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
 
 
-def _size(said: str) -> tuple[str, int]:
-    name, _, number = said.partition("=")
-    if not number.isdigit():
-        raise InvalidInputError(f"--size {said!r} was given; expected NAME=NUMBER, such as layers=2.")
-    return name, int(number)
+def _whole(name: str, number: Any) -> int:
+    if not isinstance(number, int) or number < 0:
+        raise InvalidInputError(f"--size {name}={number} was given; expected NAME=NUMBER, such as layers=2.")
+    return number
 
 
 def _keep_memory() -> None:

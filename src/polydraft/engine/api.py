@@ -14,22 +14,22 @@ from numbers import Integral
 from types import MappingProxyType
 from typing import Any, cast
 
-from polydraft.core import Budget, Decoding, Drafter, EncoderDecoder, Request, SamplingParams, Target, Verifier
-from polydraft.drafters.amusd.drafter import cores
+from polydraft.config import EngineConfig, SpeculationConfig
+from polydraft.core import Budget, EncoderDecoder, Request, SamplingParams, Target
+from polydraft.deprecation import keywords
 from polydraft.drafters.base import Parts
 from polydraft.engine import build
-from polydraft.engine.loop import Inbox, Loop
+from polydraft.engine.loop import Inbox, Loop, step_overhead
 from polydraft.engine.output import StepOutput
+from polydraft.engine.pretrained import load_models
 from polydraft.engine.sequence import Result, Sample
+from polydraft.engine.speculation import Menu
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 from polydraft.models.defaults import sampling_defaults
 from polydraft.models.encoding import Cuts, longest_token, num_bytes, token_ids
-from polydraft.models.hub import default_draft
 from polydraft.models.memory import default_prefix_cache_bytes
 from polydraft.params import CHAT_DEFAULTS, MOST_SAMPLES
-from polydraft.policy.fixed import Policy
-from polydraft.policy.profile import Profile
 
 __all__ = ["Engine", "Prompt"]
 
@@ -56,147 +56,51 @@ class Engine(Loop):
     """Fields of `SamplingParams` that the target's authors set."""
 
     @classmethod
-    def from_pretrained(
-        cls,
-        target: str,
-        *,
-        draft: str | None = None,
-        drafter: str | Drafter | Seq[str] | None = "auto",
-        verifier: str | Verifier = "auto",
-        depth: int | None = None,
-        num_paths: int | None = None,
-        drafter_options: Mapping[str, Any] | None = None,
-        policy: Policy | str | None = None,
-        profile: str | Profile | None = None,
-        dtype: str | None = None,
-        device: str | None = None,
-        backend: str = "auto",
-        quantization: str | None = None,
-        draft_quantization: str | None = None,
-        activations: str | None = None,
-        cache_dtype: str | None = None,
-        threads: int | None = None,
-        max_model_len: int | None = None,
-        max_num_seqs: int = 8,
-        prefix_cache_bytes: int | None = None,
-        tie_margin: float | None = None,
-        decoding: str | Decoding | None = None,
-        decoding_options: Mapping[str, Any] | None = None,
-        offered: Seq[str] = (),
-        asynchronous: bool = False,
-        tensor_parallel: int | None = None,
-        device_map: str | Mapping[str, Any] | None = None,
-    ) -> "Engine":
+    def from_pretrained(cls, target: str, **fields: Any) -> "Engine":
         """An engine on models by name: folders, GGUF files, names of `polydraft models list`, or `OWNER/NAME` of the Hugging Face hub.
 
-        What requests have read is kept in their slots for requests that begin alike, such as the next turn of a chat.
+        fields: of `polydraft.config.EngineConfig`, such as draft="...", depth=4 and quantization="int8"; the reference page lists all.
+        The KV cache entries of finished requests stay for requests with the same prefix, such as the next turn of a chat.
 
-        target, draft: causal language models with the same vocabulary (a name of the list may have a draft of its own, which drafts where drafter is "auto" or "model"), or both encoder-decoders (T5, BART, Marian), whose source the prompt is; or with drafter "tli" or "slem" any two. A target whose cache cannot be rolled back (sliding
-            window, recurrent, hybrid) is decoded plainly: give drafter=None.
-        drafter: a name of `polydraft methods` (such as "model:coupled"), an object, None for plain decoding; "auto" is "model" with a draft, "eagle" with a head that is given or comes with the package, else "ngram".
-            Several names, as a list or "model,ngram": each round is drafted by the one that promises most, see `policy/switch.py`.
-        verifier: a name, an object, or "auto" for the best lossless rule for the drafter's draft sampling and shape.
-        depth, num_paths: a fixed policy; without them the policy follows measured costs and acceptance.
-        policy: "adaptive", "fixed" (a chain of 5 where depth and num_paths are not given), or an object.
-        profile: what `polydraft tune` saved, for the adaptive policy; without it what was measured of the same parts before, or now by a handful of
-            passes. A request that names a seed is decided from it and from its own steps, so that its text depends on nothing else that runs.
-        drafter_options: passed to the drafter's `build`; of several drafters, by their names.
-        dtype, device: of both models, for example "bfloat16" and "cuda".
-        backend: "compiled" (Llama family on a CPU), "transformers" (any device), or "auto".
-        quantization, draft_quantization: "int8", "int4", "bfloat16" or "bfloat16-dot" matrices of the target or the draft, on the
-            compiled path; see `models.compiled.llama.CompiledLlama`.
-            The output then follows the quantised target's distribution; quantising the draft changes no distribution.
-        activations: of the target: "float32" computes exactly with a file's blocks; by default their products take activations rounded to
-            eight bits a block, as llama.cpp's do. The draft's are always rounded, which changes no distribution.
-        cache_dtype: "bfloat16" keeps the target's keys and values in half of float32's memory, on the compiled path; what is read is rounded
-            once, which changes the distribution.
-        threads: that a compiled pass runs on; bits do not depend on it. None: the cores that are idle, one for small models.
-        max_model_len: longest prompt plus output in tokens; default: the models' own limit.
-        max_num_seqs: sequences that run at the same time.
-        prefix_cache_bytes: most memory for the KV cache entries of finished texts, beside the slots, the least recently used dropped first; 0: none.
-            Default: an eighth of the free memory, at most 8 GiB.
-        tie_margin: in float16 and bfloat16, greedy decisions between logits closer than this are made by a pass that does
-            not depend on the draft or the batch; None = off. 0.25 is ample for logits of the usual size.
-        decoding: what is sampled, where it is more than each request's sampling parameters on the target's logits: a name of `polydraft methods`, or
-            a `core.Decoding`.
-        decoding_options: passed to the decoding method's `build`; a model among them ("amateur") by its name, and then the draft model, too, where there is no other.
-        asynchronous: the draft model runs ahead on a core, stream or device of its own while the target verifies, see `drafters.amusd`;
-            drafter_options: "lead_cap", "least", "burst", "pin", "trace". `depth` bounds what one pass takes, default all that waits.
-        tensor_parallel: processes that hold a part of the target each, for one that does not fit one device, see `models.distributed`; the draft is whole
-            in this one.
-        device_map: which of the target's modules lie on which devices of this process, as of transformers' `from_pretrained`.
-        offered: names of further drafters, each built without options and with a policy of its own, that a request may ask for in place of `drafter`.
+        Target and draft model have the same vocabulary, and are both causal models or both encoder-decoders (T5, BART, Marian), whose source the
+        prompt is; the drafters "tli" and "slem" take any two. A target whose cache cannot be rolled back (sliding window, recurrent, hybrid) is
+        decoded plainly: give drafter=None. Several drafters, as a list or "model,ngram": each step is drafted by the one that promises most.
+        A request that names a seed is decided from it and from its own steps, so that its text depends on nothing else that runs.
 
         Raises:
             ModelLoadError, IncompatibleError, CapacityError, UnknownNameError, InvalidInputError: each says what to do.
         """
-        options = {
-            "dtype": dtype,
-            "device": device,
-            "backend": backend,
-            "max_model_len": max_model_len,
-            "max_num_seqs": max_num_seqs,
-            "threads": threads,
-        }
-        if asynchronous and threads is None and len(cores()) <= 2:
-            options["threads"] = 1  # the other core is the draft's
-        plain = drafter is None or drafter == "none"
-        own: dict[str, Any] = options | {"max_num_seqs": max_num_seqs * build.slots(decoding), "tensor_parallel": tensor_parallel}
-        own |= {"device_map": device_map}
-        model = load.load_model(
-            target, quantization=quantization, activations=activations, cache_dtype=cache_dtype, plain=plain, **own
-        )
-        tokenizer = load.load_tokenizer(target)
-        small, other, role = None, None, "draft"
-        chosen = dict(decoding_options or {})
-        if isinstance(amateur := chosen.get("amateur"), str):
-            if draft is None and (plain or drafter == "auto" or (isinstance(drafter, str) and drafter.startswith("model"))):
-                draft, role = chosen.pop("amateur"), "amateur"
-            else:
-                chosen["amateur"] = load.load_model(amateur, quantization=draft_quantization, **options)
-                theirs, size = load.load_tokenizer(amateur), chosen["amateur"].vocab_size
-                chosen["amateur"].vocab_size = load.check_same_vocabulary(
-                    tokenizer, theirs, model.vocab_size, size, role="amateur"
-                )
-        if draft is None and isinstance(drafter, str) and drafter.partition(":")[0] in ("auto", "model"):
-            draft = default_draft(target)
-        if draft is not None:
-            own = {**options, **({"threads": 1} if asynchronous else {})}
-            small = load.load_model(draft, quantization=draft_quantization, **own)
-            load.check_same_context(model.max_model_len, small.max_model_len)
-            other = load.load_tokenizer(draft)
-            if build.has_own_vocabulary(drafter):
-                small.vocab_size = load.num_token_ids(other, small.vocab_size)
-            else:
-                small.vocab_size = load.check_same_vocabulary(tokenizer, other, model.vocab_size, small.vocab_size, role=role)
-        model.vocab_size = load.num_token_ids(tokenizer, model.vocab_size)
-        return cls.of(
-            model,
-            tokenizer=tokenizer,
-            draft_model=small,
-            draft_tokenizer=other,
-            drafter=drafter,
-            verifier=verifier,
-            depth=depth,
-            num_paths=num_paths,
-            drafter_options=drafter_options,
-            policy=policy,
-            tie_margin=tie_margin,
-            decoding=decoding,
-            decoding_options=chosen,
-            profile=profile,
-            keep_prefixes=True,
-            prefix_cache_bytes=default_prefix_cache_bytes() if prefix_cache_bytes is None else prefix_cache_bytes,
-            offered=offered,
-            asynchronous=asynchronous,
-            sampling_defaults=sampling_defaults(target),
-        )
+        return cls.from_config(EngineConfig(target=target, **keywords(fields)))
 
     @classmethod
-    def embedded(cls, **options: Any) -> "Engine":
-        """An engine on the pair of small models inside the package; options as in `from_pretrained`."""
-        options.setdefault("draft", str(pair.draft_folder()))
-        return cls.from_pretrained(str(pair.target_folder()), **options)
+    def embedded(cls, **fields: Any) -> "Engine":
+        """An engine on the pair of small models inside the package; fields as in `from_pretrained`."""
+        fields.setdefault("draft", str(pair.draft_folder()))
+        return cls.from_pretrained(str(pair.target_folder()), **fields)
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> "Engine":
+        """An engine on models by name; without a target on the embedded pair."""
+        if config.target is None:
+            config = config.with_(target=str(pair.target_folder()), draft=config.draft or str(pair.draft_folder()))
+        models, cache_bytes = load_models(config), config.prefix_cache_bytes
+        speculation: dict[str, Any] = config.part(SpeculationConfig) | {
+            "amateur": None,
+            "alpha": None,
+            "beta": None,
+            "decoding_options": models.decoding_options,
+        }
+        return cls.of(
+            models.target,
+            tokenizer=models.tokenizer,
+            draft_model=models.draft,
+            draft_tokenizer=models.draft_tokenizer,
+            tie_margin=config.tie_margin,
+            keep_prefixes=True,
+            prefix_cache_bytes=default_prefix_cache_bytes() if cache_bytes is None else cache_bytes,
+            sampling_defaults=sampling_defaults(str(config.target)),
+            **speculation,
+        )
 
     @classmethod
     def of(
@@ -206,46 +110,28 @@ class Engine(Loop):
         tokenizer: Any = None,
         draft_model: Target | None = None,
         draft_tokenizer: Any = None,
-        drafter: str | Drafter | Seq[str] | None = "auto",
-        verifier: str | Verifier = "auto",
-        depth: int | None = None,
-        num_paths: int | None = None,
-        drafter_options: Mapping[str, Any] | None = None,
-        policy: Policy | str | None = None,
-        profile: str | Profile | None = None,
         eos_token_ids: Seq[int] | None = None,
         tie_margin: float | None = None,
-        decoding: str | Decoding | None = None,
-        decoding_options: Mapping[str, Any] | None = None,
         keep_prefixes: bool = False,
         prefix_cache_bytes: int = 0,
-        offered: Seq[str] = (),
-        asynchronous: bool = False,
         sampling_defaults: Mapping[str, Any] | None = None,
+        **fields: Any,
     ) -> "Engine":
-        """An engine from objects that are already there; see `from_pretrained`, and `Loop` for `keep_prefixes` and `prefix_cache_bytes`.
+        """An engine from objects that are already there; see `Loop` for `keep_prefixes` and `prefix_cache_bytes`.
 
         sampling_defaults: fields of `SamplingParams` for requests that name none, see `default_params`.
+        fields: of `polydraft.config.SpeculationConfig`.
         """
+        config = SpeculationConfig(**keywords(fields))
         eos = tuple(eos_token_ids if eos_token_ids is not None else getattr(target, "eos_token_ids", ()))
         parts = Parts(target, draft_model, tokenizer, eos, draft_tokenizer)
-        decoding = build.decoding(decoding, parts, decoding_options or {})
-        parts = replace(parts, decoding=decoding)
+        parts = replace(parts, decoding=build.decoding(config.decoding, parts, config.all_decoding_options))
         build.check_encoders(parts)
-        if asynchronous:
-            drafter = build.asynchronous(drafter, verifier)
-        source = build.drafter(drafter, parts, drafter_options or {})
-        rule = build.verifier(verifier, source)
-        others = build.others(offered, source, parts)
-        kind = policy if isinstance(policy, str) else None  # an object is of one drafter
-
-        def make_policy(one: Drafter) -> Policy:
-            return build.policy(kind, depth, num_paths, None, one)
-
-        policy = build.policy(policy, depth, num_paths, profile, source)
-        more: dict[str, Any] = {"tie_margin": tie_margin, "decoding": decoding, "keep_prefixes": keep_prefixes, "others": others}
-        more["prefix_cache_bytes"] = prefix_cache_bytes
-        engine = cls(target, source, rule, policy, tokenizer=tokenizer, eos_token_ids=eos, make_policy=make_policy, **more)
+        cache: dict[str, Any] = {"keep_prefixes": keep_prefixes, "prefix_cache_bytes": prefix_cache_bytes}
+        menu = Menu.of(config, parts, lambda: step_overhead(target))
+        engine = cls(
+            target, menu, tokenizer=tokenizer, eos_token_ids=eos, tie_margin=tie_margin, decoding=parts.decoding, **cache
+        )
         engine.sampling_defaults = dict(sampling_defaults or {})
         return engine
 

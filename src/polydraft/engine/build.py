@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from numbers import Integral
 from typing import Any
 
 from polydraft import registry, tree
@@ -200,11 +199,6 @@ def policy(
     """Its policy; a drafter that chooses among several policies for each of them."""
     if isinstance(source, Choice):
         return _choice_policy(source, wanted, depth, num_paths, profile)
-    for name, value in (("depth", depth), ("num_paths", num_paths)):
-        if value is not None and (not isinstance(value, Integral) or value < 1):
-            raise InvalidInputError(
-                f"{name}={value!r} was given; expected at least 1, a whole number. For plain decoding use drafter=None."
-            )
     fixed = depth is not None or num_paths is not None
     ahead: int | None = getattr(source, "lead_cap", None)
     if ahead is not None and (profile is not None or wanted == "adaptive" or num_paths not in (None, 1)):

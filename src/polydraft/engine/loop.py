@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from polydraft.clock import clock as pricing_clock
 from polydraft.compile_time import working
-from polydraft.core import BlockCopying, Decoding, Drafter, EncoderDecoder, Request, SecondSequenceDecoding, Target, Verifier
+from polydraft.core import BlockCopying, Decoding, EncoderDecoder, Request, SecondSequenceDecoding, Target
 from polydraft.engine import drafting
 from polydraft.engine.admission import Admission
 from polydraft.engine.filling import Filling, RoundTime
@@ -55,12 +55,11 @@ class Inbox(Protocol):
 class Loop:
     """Continuous batching over the target's slots.
 
-    target, drafter, verifier, policy: the parts of a step, already checked against each other.
+    target, menu: the parts of a step, already checked against each other.
     tokenizer: None to work on token ids only.  eos_token_ids: ids that end a text.
     tie_margin: see `ties`; None = off.
     decoding: what is sampled, where it is not each request's sampling parameters alone; see `core.Decoding`.
     teaching: whether drafters learn from finished outputs; not where rounds are only measured.
-    others, make_policy: further drafters that requests may name, and the policy of each with a rule.
     keep_prefixes: whether slots keep what was read for requests that begin with the same tokens, such as the next turn of a chat;
         not where prompts are measured.
     prefix_cache_bytes: most bytes of KV cache entries that stay, beside the slots, of texts whose slots were taken for others; 0: none.
@@ -71,9 +70,7 @@ class Loop:
     def __init__(
         self,
         target: Target,
-        drafter: Drafter | None,
-        verifier: Verifier,
-        policy: Policy,
+        menu: Menu,
         *,
         tokenizer: Any = None,
         eos_token_ids: Seq[int] = (),
@@ -83,8 +80,6 @@ class Loop:
         teaching: bool = True,
         keep_prefixes: bool = False,
         prefix_cache_bytes: int = 0,
-        others: Mapping[str, Drafter] | None = None,
-        make_policy: Callable[[Drafter], Policy] | None = None,
     ) -> None:
         check_margin(target, tie_margin)
         if decoding is not None:
@@ -94,12 +89,12 @@ class Loop:
                     "tie_margin was given beside a decoding method; it knows the target's own logits only. Leave one out."
                 )
         self.tie_margin = tie_margin
-        self.target, self.drafter, self.verifier = target, drafter, verifier
+        self.target, self.menu = target, menu
+        self.drafter, self.verifier = menu.default.drafter, menu.default.verifier
         self.tokenizer, self.eos_token_ids = tokenizer, tuple(eos_token_ids)
         self._clock, self._pricing = working(clock or perf_counter), working(clock or pricing_clock(target))
         self._slots, self._teaching, self.decoding = Slots(target), teaching, decoding
         self._second = Second(decoding, target, self._slots) if isinstance(decoding, SecondSequenceDecoding) else None
-        self.menu = Menu(target, Speculation(drafter, verifier, policy), others, make_policy, lambda: step_overhead(target))
         self._admission = Admission(target, tokenizer, self.eos_token_ids, self.menu, decoding, self._second)
         self._filling = Filling(target, self._clock)
         self._keeps = (
@@ -402,7 +397,7 @@ class Loop:
 
 def step_overhead(target: Target) -> float:
     """Seconds of a step of plain decoding beside its forward pass, of an idle target: of the second of two short requests."""
-    loop = Loop(target, None, PLAIN.verifier, PLAIN.policy, clock=pricing_clock(target))
+    loop = Loop(target, Menu(target, PLAIN), clock=pricing_clock(target))
     params, stats = SamplingParams(temperature=1.0, max_tokens=16, ignore_eos=True), None
     for number in range(2):
         stats = loop.add_request(Request(f"overhead-{number}", (1, 2, 3, 4), params, 0)).stats

@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from polydraft.budget import Budget
+from polydraft.config import SpeculationConfig
 from polydraft.core import Drafter, Target, Verifier
+from polydraft.drafters.base import Parts
 from polydraft.engine import build
 from polydraft.engine.needs import check_drafter
 from polydraft.errors import unknown_name
@@ -58,6 +60,24 @@ class Menu:
         self._prepare(default)
         for name in others or {}:
             self.find(name)
+
+    @classmethod
+    def of(cls, config: SpeculationConfig, parts: Parts, overhead: Callable[[], float]) -> "Menu":
+        """As configured, on these parts.
+
+        Raises:
+            UnknownNameError, InvalidInputError, IncompatibleError: as of the functions of `build`.
+        """
+        wanted = build.asynchronous(config.drafter, config.verifier) if config.asynchronous else config.drafter
+        drafter = build.drafter(wanted, parts, config.all_drafter_options)
+        verifier, others = build.verifier(config.verifier, drafter), build.others(config.offered, drafter, parts)
+        name = config.policy if isinstance(config.policy, str) else None  # an object is of one drafter
+        policy = build.policy(config.policy, config.depth, config.num_paths, config.profile, drafter)
+
+        def make_policy(other: Drafter) -> Policy:
+            return build.policy(name, config.depth, config.num_paths, None, other)
+
+        return cls(parts.target, Speculation(drafter, verifier, policy), others, make_policy, overhead)
 
     def decide_by(self, policy: Policy) -> None:
         """Give the default another policy."""

@@ -1,13 +1,13 @@
 """Models and tokenizers from folders, and whether two of them speak of the same tokens."""
 
 import warnings
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from polydraft.config import ModelConfig, settings
 from polydraft.core import Target
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.models import checkpoint
@@ -22,41 +22,18 @@ from polydraft.models.plain import PlainTarget
 from polydraft.models.supported import check_supported, is_encoder_decoder
 from polydraft.models.tokenizer import ROLES, Tokenizer
 
+BACKENDS = settings(ModelConfig)["backend"].choices
 __all__ = ["check_same_context", "check_same_vocabulary", "encode", "load_model", "load_tokenizer", "num_token_ids"]
 
-BACKENDS = ("auto", "compiled", "transformers")
 
-
-def load_model(
-    name: str,
-    *,
-    dtype: str | torch.dtype | None = None,
-    device: str | torch.device | None = None,
-    backend: str = "auto",
-    quantization: str | None = None,
-    activations: str | None = None,
-    cache_dtype: str | None = None,
-    max_model_len: int | None = None,
-    max_num_seqs: int = 8,
-    threads: int | None = None,
-    plain: bool = False,
-    tensor_parallel: int | None = None,
-    device_map: str | Mapping[str, Any] | None = None,
-) -> Target:
+def load_model(name: str, *, plain: bool = False, **fields: Any) -> Target:
     """A target (or draft) model: the Llama family compiled in float32 on a CPU, else through transformers.
 
     name: a folder of `save_pretrained`, a GGUF file, a name of `polydraft models list` or `OWNER/NAME` of the Hugging Face hub; see
-        `hub.located`.  backend: "compiled", "transformers", or "auto".
-    dtype: default float32 on a CPU, the checkpoint's own elsewhere.  device: default the first GPU, or the CPU.
-    quantization: "int8", "int4", "bfloat16" or "bfloat16-dot" matrices for the compiled path: less to do in a pass. It makes another model of a
-        target, whose law is then followed; on a draft it costs nothing but acceptance.
-    activations: "float32" computes exactly with blocks of integers; by default their products take activations rounded to eight bits a block, as
-        llama.cpp's do, which is faster.
-    cache_dtype: "float32", or "bfloat16" for half the memory, of keys and values on the compiled path; another model, too.
-    threads: that a compiled pass runs on; None: the physical cores that the process may use, one for small models.
+        `hub.located`.
     plain: the model will be used without drafts: one whose cache cannot be rolled back is then taken as it is.
-    tensor_parallel: processes that hold a part of the model each, started here, see `models.distributed`.
-    device_map: of transformers' `from_pretrained`: which modules lie on which devices of this process, or "auto"; instead of the device.
+    fields: of `config.ModelConfig`. Quantization and a KV cache in bfloat16 make another model of a target; on a draft model they cost nothing
+        but acceptance. Products with blocks of integers take activations rounded to eight bits a block by default, as llama.cpp's do.
 
     Raises:
         ModelLoadError: the folder is missing, incomplete, corrupt or of a kind that cannot be rolled back.
@@ -69,20 +46,18 @@ def load_model(
         >>> load_model(str(pair.draft_folder()), max_num_seqs=1).vocab_size
         2048
     """
-    if backend == "static":
-        raise InvalidInputError("backend='static' was given; that path is gone. Use backend='transformers', on a CPU or a GPU.")
-    if backend not in BACKENDS:
-        raise InvalidInputError(f"backend={backend!r} was given; expected one of {', '.join(BACKENDS)}.")
+    config = ModelConfig(**fields)
+    dtype, device, backend = config.dtype, config.device, config.backend
+    max_model_len = config.max_model_len
     place = located(name)
-    options: dict[str, Any] = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
-    compiled: dict[str, Any] = {"quantization": quantization, "cache_dtype": cache_dtype or "float32", "threads": threads}
-    compiled |= {"activations": activations}
-    chosen = {"quantization": quantization, "activations": activations, "cache_dtype": cache_dtype}
-    if tensor_parallel is not None or device_map is not None:
+    options: dict[str, Any] = {"max_model_len": max_model_len, "max_num_seqs": config.max_num_seqs}
+    chosen = {"quantization": config.quantization, "activations": config.activations, "cache_dtype": config.cache_dtype}
+    compiled: dict[str, Any] = chosen | {"cache_dtype": config.cache_dtype or "float32", "threads": config.threads}
+    if config.tensor_parallel is not None or config.device_map is not None:
         _refuse_choices(
             name, "over several devices", chosen | {"backend": None if backend in ("auto", "transformers") else backend}
         )
-        return _spread(place, tensor_parallel, device_map, dtype, device, options)
+        return _spread(place, config.tensor_parallel, config.device_map, dtype, device, options)
     files = _files(place, dtype, device, backend)
     if files is not None and (not plain or _rolls_back(files, max_model_len)):
         return _with_sound_weights(CompiledLlama(files, **options, **compiled), files, place)

@@ -186,8 +186,8 @@ class FlowRule(LeafToRoot):
             if is_single:
                 block_walk(*(x[b : b + 1] for x in done))
                 continue
-            row = done.logits[b], done.draft_probs[b], done.rows[b], done.tokens[b], first[b], kids[b], counts[b], depth[b]
-            done.node[b] = fast.walk_row(*row, p, rest, work, uniform_at(*noise, STOP, 0), extra_probs)
+            nodes, until = (done.rows[b], done.tokens[b], first[b], kids[b], counts[b], depth[b]), uniform_at(*noise, STOP, 0)
+            done.node[b] = fast.walk_row(done.logits[b], done.draft_probs[b], nodes, p, rest, work, until, extra_probs)
             done.token[b] = drawn(extra_probs, *noise, EXTRA) if done.node[b] >= 0 else -1
         return outcome(draft, done)
 

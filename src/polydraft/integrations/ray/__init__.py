@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from polydraft.config import BatchConfig, EngineConfig, split
 from polydraft.errors import IncompatibleError, InvalidInputError, PolydraftError, first_line
 from polydraft.integrations.ray.files import Parts
 from polydraft.integrations.ray.worker import EngineWorker
@@ -103,51 +104,39 @@ def run(
     source: str | Path,
     out: str | Path,
     *,
-    workers: int = 1,
     model: str | None = None,
     params: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    rows_a_part: int = 16,
-    resume: bool = False,
-    share: bool = False,
-    cpus: float | None = None,
-    gpus: float = 0,
-    address: str | None = None,
     progress: Callable[[int], None] = lambda rows: None,
-    **options: Any,
+    **fields: Any,
 ) -> tuple[int, int]:
     """Answer every row of a file, in order, into another; how many rows were answered, and how many were not.
 
-    source, out: .jsonl or .parquet; rows as of `worker`.  workers: engines.  cpus, gpus: of each, fractions too; default an equal share.
-    rows_a_part: that are answered as one batch, and that are lost at most when a worker dies; they are then asked for again.
-    resume: go on where an earlier run ended, however it ended. Every row is in the output once.
-    share: let the suffix drafters of all workers learn from each other's outputs.
-    progress: is told how many more rows are done.  options: of the engines, as of `Engine.from_pretrained`.
+    source, out: .jsonl or .parquet; rows as of `worker`.  params: of all rows, as `SamplingParams`.
+    progress: is called with how many more rows are done.  fields: of `config.BatchConfig` and `config.EngineConfig`.
 
     Raises:
         InvalidInputError: as of `files`; numbers out of range.
         IncompatibleError: Ray is missing or does not answer, or no engine can be built.
     """
-    if workers < 1 or rows_a_part < 1:
-        raise InvalidInputError(f"workers={workers} and rows_a_part={rows_a_part} were given; expected at least 1 of each.")
-    source, out = Path(source), Path(out)
-    asked = {"model": model, "params": dict(params or {}), "seed": seed, "options": {k: str(v) for k, v in options.items()}}
-    parts = Parts(out, {"input": _digest(source), "rows_a_part": rows_a_part, **asked}, resume=resume)
-    todo = parts.missing(source, rows_a_part, progress)
-    ray = connect(address)
-    exchange = ray.remote(Exchange).options(num_cpus=0).remote() if share else None
-    resources = {"num_cpus": equal_share(ray, workers) if cpus is None else cpus, "num_gpus": gpus}
-    made = ray.remote(Actor).options(max_restarts=0, max_task_retries=0, **resources)
-    asked_of = {"params": params, "seed": seed, "exchange": exchange, **options}
+    batch, config = split({"target": model, **fields}, BatchConfig, EngineConfig)
+    source, out, engine = Path(source), Path(out), config.with_(target=None).chosen()
+    job = {"model": model, "params": dict(params or {}), "seed": batch.seed, "options": {k: str(v) for k, v in engine.items()}}
+    parts = Parts(out, {"input": _digest(source), "rows_a_part": batch.rows_a_part, **job}, resume=batch.resume)
+    todo = parts.missing(source, batch.rows_a_part, progress)
+    ray = connect(batch.address)
+    exchange = ray.remote(Exchange).options(num_cpus=0).remote() if batch.share else None
+    resources = {"num_cpus": equal_share(ray, batch.workers) if batch.cpus is None else batch.cpus, "num_gpus": batch.gpus}
+    worker = ray.remote(Actor).options(max_restarts=0, max_task_retries=0, **resources)
+    worker_options = {"params": params, "seed": batch.seed, "exchange": exchange, **engine}
     jobs, again = ((part, rows, 1) for part, rows in todo), list[_Job]()
     idle, running, lost = list[Any](), dict[Any, tuple[Any, _Job | None]](), 0
     """lost: workers in a row that died while they were made, by no error of their engine's."""
 
     def begin() -> None:
-        actor = made.remote(model, **asked_of)
+        actor = worker.remote(model, **worker_options)
         running[actor.__ray_ready__.remote()] = actor, None
 
-    for _ in range(workers):
+    for _ in range(batch.workers):
         begin()
     while True:
         while idle and (job := again.pop() if again else next(jobs, None)):

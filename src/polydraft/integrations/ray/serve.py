@@ -10,6 +10,7 @@ from contextlib import aclosing
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from polydraft.config import EngineConfig, ReplicaConfig, split
 from polydraft.errors import IncompatibleError, InvalidInputError, first_line
 from polydraft.integrations.ray import connect, equal_share, require
 from polydraft.integrations.ray.ingress import Call, Ingress, ReplicaLostError, answered
@@ -34,15 +35,15 @@ def _serve() -> Any:
 
 
 class Replica:
-    """An engine, and the server's application around it. engine: model, draft_model and further options of `cli.start.build`."""
+    """An engine, and the server's application around it. config: of the engine."""
 
-    async def __init__(self, engine: Mapping[str, Any], settings: "Settings", max_waiting: int) -> None:
+    async def __init__(self, config: EngineConfig, settings: "Settings", max_waiting: int) -> None:
         from polydraft.cli.start import build
         from polydraft.engine.asynchronous import AsyncEngine
         from polydraft.server.app import create_app
 
         self._name = _serve().get_replica_context().replica_id.unique_id
-        self._engine = AsyncEngine(build(**engine), max_waiting=max_waiting)
+        self._engine = AsyncEngine(build(config), max_waiting=max_waiting)
         self._app = create_app(self._engine, settings)
         self._lifespan = self._app.router.lifespan_context(self._app)
         await self._lifespan.__aenter__()
@@ -86,8 +87,8 @@ class Handle:
 
     async def figures(self) -> dict[str, str]:
         """See `ingress.Replicas`."""
-        found = await self._handle.broadcast("figures").results_async(timeout_s=10, return_exceptions=True)
-        return dict(each for each in found if isinstance(each, tuple))
+        answers = await self._handle.broadcast("figures").results_async(timeout_s=10, return_exceptions=True)
+        return dict(each for each in answers if isinstance(each, tuple))
 
 
 def application(
@@ -95,22 +96,17 @@ def application(
     draft_model: str | None = None,
     *,
     settings: "Settings",
-    replicas: int = 1,
-    max_replicas: int | None = None,
-    ongoing: float | None = None,
-    cpus: float = 1,
-    gpus: float = 0,
     max_waiting: int = 256,
-    max_num_seqs: int = 8,
+    ongoing: float | None = None,
     autoscaling: Mapping[str, Any] | None = None,
     by_prefix: bool = True,
-    **options: Any,
+    **fields: Any,
 ) -> Any:
     """An application for Ray Serve: an ingress, and replicas that answer.
 
-    model, draft_model, options: as of `Engine.from_pretrained`; None is the embedded pair.  settings: of the server in each replica.
-    replicas: how many.  max_replicas: as many as there may become while each has more than `ongoing` requests (by default as many as an
-    engine has slots) on the average; autoscaling: more of Serve's `autoscaling_config`.  cpus, gpus: of each replica.
+    model, draft_model: names; None is the embedded pair.  settings: of the server in each replica.
+    fields: of `config.ReplicaConfig` and `config.EngineConfig`; there may become `max_replicas` while each has more than `ongoing` requests (by
+    default as many as an engine has slots) on the average; autoscaling: more of Serve's `autoscaling_config`.
     max_waiting: samples that wait for a slot of a replica, beyond which it refuses.  by_prefix: whether requests go where their prefix is,
     else where Serve's own router sends them.
 
@@ -120,40 +116,36 @@ def application(
     """
     require(OLDEST)
     serve = _serve()
-    most = replicas if max_replicas is None else max_replicas
-    if not 1 <= replicas <= most:
-        raise InvalidInputError(
-            f"replicas={replicas} and max_replicas={max_replicas} were given; expected 1 <= replicas <= max_replicas."
-        )
+    scale, config = split({"target": model, "draft": draft_model, **fields}, ReplicaConfig, EngineConfig)
+    fewest, slots = scale.replicas or 1, config.max_num_seqs
+    most = scale.max_replicas or fewest
+    if fewest > most:
+        raise InvalidInputError(f"replicas={fewest} and max_replicas={most} were given; expected replicas <= max_replicas.")
     from dataclasses import replace
 
     from ray.serve.config import RequestRouterConfig  # pyright: ignore[reportMissingImports]
 
-    if most > replicas:
-        scale = {"min_replicas": replicas, "max_replicas": most, "target_ongoing_requests": ongoing or max_num_seqs}
-        number: dict[str, Any] = {"autoscaling_config": {**scale, **(autoscaling or {})}}
+    if most > fewest:
+        bounds = {"min_replicas": fewest, "max_replicas": most, "target_ongoing_requests": ongoing or slots}
+        number: dict[str, Any] = {"autoscaling_config": {**bounds, **(autoscaling or {})}}
     else:
-        number = {"num_replicas": replicas}
+        number = {"num_replicas": fewest}
     if by_prefix:
         router = RequestRouterConfig(
             request_router_class="polydraft.integrations.ray.router.PrefixRouter",
-            request_router_kwargs={"prompts": max_num_seqs, "margin": max(1, max_num_seqs // 2)},
+            request_router_kwargs={"prompts": slots, "margin": max(1, slots // 2)},
         )
         number["request_router_config"] = router
     answering = serve.deployment(
         Replica,
         name="Replica",
-        max_ongoing_requests=2 * (max_waiting + max_num_seqs),  # it refuses by itself, with a status that clients know
+        max_ongoing_requests=2 * (max_waiting + slots),  # it refuses by itself, with a status that clients know
         max_constructor_retry_count=2,
         graceful_shutdown_timeout_s=settings.drain,
         graceful_shutdown_wait_loop_s=0.5,
-        ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},
+        ray_actor_options={"num_cpus": 1 if scale.cpus is None else scale.cpus, "num_gpus": scale.gpus},
         **number,
-    ).bind(
-        {"model": model, "draft_model": draft_model, "max_num_seqs": max_num_seqs, **options},
-        replace(settings, keys=()),
-        max_waiting,
-    )
+    ).bind(config, replace(settings, keys=()), max_waiting)
 
     keys, most_body = settings.keys, settings.most_body
 
@@ -168,7 +160,7 @@ def application(
         guard = Middleware(Guard, keys=keys)  # pyright: ignore[reportArgumentType]
         return Starlette(routes=[Mount("", Ingress(behind, most_body))], middleware=[guard])
 
-    made = serve.deployment(
+    ingress = serve.deployment(
         serve.ingress(build)(),
         name="Ingress",
         max_ongoing_requests=ONGOING,
@@ -176,11 +168,11 @@ def application(
         graceful_shutdown_wait_loop_s=0.5,
         ray_actor_options={"num_cpus": 0},
     )
-    return made.bind(answering)
+    return ingress.bind(answering)
 
 
 def deploy(
-    *, host: str = "127.0.0.1", port: int = 8000, address: str | None = None, cpus: float | None = None, **asked: Any
+    *, host: str = "127.0.0.1", port: int = 8000, address: str | None = None, cpus: float | None = None, **fields: Any
 ) -> None:
     """Put an `application` into a cluster, or update it there, and wait until it answers.
 
@@ -188,33 +180,35 @@ def deploy(
     come in two steps, first as many of that kind as there were, then all.
 
     host, port: of a Serve that does not run yet; one that does keeps its own.  address: as of `connect`.  cpus: of each replica, by default an
-    equal share.  asked: as of `application`.
+    equal share.  fields: as of `application`.
 
     Raises:
         InvalidInputError: numbers out of range.
         IncompatibleError: no cluster answers, or no replica could be started.
     """
     ray, serve = connect(address), _serve()
-    share = equal_share(ray, asked.get("max_replicas") or asked.get("replicas", 1)) if cpus is None else cpus
-    steps = [application(cpus=share, **asked)]
+    share = equal_share(ray, fields.get("max_replicas") or fields.get("replicas") or 1) if cpus is None else cpus
+    steps = [application(cpus=share, **fields)]
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(http_options={"host": host, "port": port, "keep_alive_timeout_s": 75})
     running = serve.status().applications.get(NAME)
     before = 0 if running is None else running.deployments["Replica"].replica_states.get("RUNNING", 0)
-    if 0 < before < asked.get("replicas", 1):
-        steps.insert(0, application(cpus=share, **{**asked, "replicas": before}))
+    if 0 < before < (fields.get("replicas") or 1):
+        steps.insert(0, application(cpus=share, **{**fields, "replicas": before}))
     try:
         for app in steps:
             serve.run(app, name=NAME, logging_config={"log_level": "WARNING", "enable_access_log": False})
     except RuntimeError as error:
-        found = serve.status().applications[NAME].deployments
-        raise IncompatibleError(f"the replicas did not start: {_reason([each.message for each in found.values()])}") from error
+        deployments = serve.status().applications[NAME].deployments
+        raise IncompatibleError(
+            f"the replicas did not start: {_reason([each.message for each in deployments.values()])}"
+        ) from error
 
 
 def _reason(messages: Sequence[str]) -> str:
     """The last line of the first traceback that Serve tells of."""
-    told = next((message for message in messages if "Error" in message), "see Serve's log")
-    lines = [line for line in told.splitlines() if line.strip() and not line.startswith(" ")]
+    traceback = next((message for message in messages if "Error" in message), "see Serve's log")
+    lines = [line for line in traceback.splitlines() if line.strip() and not line.startswith(" ")]
     last = next((line for line in reversed(lines) if "Error" in line), lines[-1])
     return last.partition(": ")[2] if last.startswith("polydraft.") else last
 

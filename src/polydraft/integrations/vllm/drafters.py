@@ -8,7 +8,6 @@ its text goes on, one that moved to another row is found by its text, and one wh
 """
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ import numpy as np
 from transformers import AutoTokenizer
 
 from polydraft import registry
+from polydraft.config import SpeculationConfig, from_environment, settings
 from polydraft.core import Budget, Drafter, Needs, Request
 from polydraft.drafters.base import Parts, as_one_round, teach_each
 from polydraft.drafters.mixture import MixtureDrafter
@@ -28,12 +28,12 @@ from polydraft.drafters.text.trigram_store import TrigramStore
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.params import SamplingParams
 
-OPTIONS = "POLYDRAFT_DRAFTER_OPTIONS"
+OPTIONS = settings(SpeculationConfig)["drafter_options"].variable
 OPENING = 32
 """Tokens at the beginning of a text by which a state that changed its row is looked for before whole texts are compared."""
 
 
-def options_of(given: str) -> dict[str, Any]:
+def options_of(text: str) -> dict[str, Any]:
     """Options of a drafter as they stand in the environment: an object of JSON.
 
     Raises:
@@ -44,14 +44,14 @@ def options_of(given: str) -> dict[str, Any]:
         {'depth': 32, 'store': True}
     """
     try:
-        found = json.loads(given or "{}")
+        options = json.loads(text or "{}")
     except json.JSONDecodeError as error:
         raise InvalidInputError(
-            f"{OPTIONS}={given!r} was set, which is no JSON ({error}); expected an object of options."
+            f"{OPTIONS}={text!r} was set, which is no JSON ({error}); expected an object of options."
         ) from error
-    if not isinstance(found, dict):
-        raise InvalidInputError(f'{OPTIONS}={given!r} was set; expected an object of options, such as {{"depth": 32}}.')
-    return found
+    if not isinstance(options, dict):
+        raise InvalidInputError(f'{OPTIONS}={text!r} was set; expected an object of options, such as {{"depth": 32}}.')
+    return options
 
 
 @dataclass
@@ -155,13 +155,13 @@ def _end_ids(model: Any) -> tuple[int, ...]:
 
 def _build(name: str, model: Any) -> Drafter:
     """The drafter for vLLM's model. store: true in its options shares what requests finish with those that come later."""
-    made = registry.drafter(name)
-    if not (issubclass(made, MixtureDrafter) or (issubclass(made, TextDrafter) and made.needs == Needs())):
+    kind = registry.drafter(name)
+    if not (issubclass(kind, MixtureDrafter) or (issubclass(kind, TextDrafter) and kind.needs == Needs())):
         raise IncompatibleError(
             f"the drafter {name!r} was asked for, which reads the target's passes or a draft model; a proposer of vLLM is shown texts alone. "
             "Expected ngram, suffix, trigram, retrieval or mixture. For a trained EAGLE-3 head use vLLM's own method eagle3."
         )
-    options = options_of(os.environ.get(OPTIONS, ""))
+    options = options_of(from_environment(SpeculationConfig).get("drafter_options", ""))
     if (stored := options.pop("store", None)) is not None:
         kinds = {"suffix": SuffixStore, "trigram": TrigramStore}
         if name not in kinds or stored is not True:

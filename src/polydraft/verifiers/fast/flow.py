@@ -237,12 +237,13 @@ def transport(w, p, scale, q, draws, work, order, mass, rest):
 
 
 @njit(cache=True, error_model="numpy")
-def walk_row(logits, q, rows, tokens, first, kids, counts, depth, p, rest, work, until, extra_probs):
+def walk_row(logits, q, nodes, p, rest, work, until, extra_probs):
     """Stop node of one row of a batch, with the distribution of its extra token in `extra_probs`; FAULTY where what was looked at is.
 
-    first: earliest copy of each node.  kids, counts: draws of each context.  until: the stop's uniform.
+    nodes: rows, tokens, first (earliest copy of each node), kids and counts (draws of each context), depth.  until: the stop's uniform.
     p, rest: [depths, V], room for the contexts that are being visited.
     """
+    rows, tokens, first, kids, counts, depth = nodes
     N, k = kids.shape
     weight, scale, spare = np.zeros(N), np.zeros(N), np.zeros(N)
     child, into, many = np.zeros((N, k), np.int64), np.zeros((N, k)), np.zeros(N, np.int64)

@@ -1,0 +1,71 @@
+"""From the names in a configuration to models and tokenizers."""
+
+from typing import Any, NamedTuple
+
+from polydraft.config import EngineConfig, ModelConfig
+from polydraft.core import Target
+from polydraft.drafters.amusd.drafter import cores
+from polydraft.engine import build
+from polydraft.models import load
+from polydraft.models.hub import default_draft
+
+
+class Models(NamedTuple):
+    """What an engine is built from. decoding_options: with the models among them."""
+
+    target: Target
+    tokenizer: Any
+    draft: Target | None
+    draft_tokenizer: Any
+    decoding_options: dict[str, Any]
+
+
+def load_models(config: EngineConfig) -> Models:
+    """Target, draft model and the models of the decoding method; errors as of `Engine.from_pretrained`."""
+    name = str(config.target)
+    if config.asynchronous and config.threads is None and len(cores()) <= 2:
+        config = config.with_(threads=1)  # the other core is the draft's
+    slots = {"max_num_seqs": config.max_num_seqs * build.slots(config.decoding)}
+    target = load.load_model(name, plain=_is_plain(config), **config.part(ModelConfig) | slots)
+    tokenizer, options, draft_name, role = load.load_tokenizer(name), config.all_decoding_options, config.draft, "draft"
+    if isinstance(amateur := options.get("amateur"), str):
+        if draft_name is None and (_is_plain(config) or config.drafter == "auto" or _method(config).startswith("model")):
+            draft_name, role = options.pop("amateur"), "amateur"
+        else:
+            options["amateur"] = _second(amateur, config)
+            _share_vocabulary(target, tokenizer, options["amateur"], load.load_tokenizer(amateur), "amateur")
+    if draft_name is None and _method(config) in ("auto", "model"):
+        draft_name = default_draft(name)
+    draft, draft_tokenizer = None, None
+    if draft_name is not None:
+        draft = _second(draft_name, config.with_(threads=1) if config.asynchronous else config)
+        load.check_same_context(target.max_model_len, draft.max_model_len)
+        draft_tokenizer = load.load_tokenizer(draft_name)
+        if build.has_own_vocabulary(config.drafter):
+            draft.vocab_size = load.num_token_ids(draft_tokenizer, draft.vocab_size)
+        else:
+            _share_vocabulary(target, tokenizer, draft, draft_tokenizer, role)
+    target.vocab_size = load.num_token_ids(tokenizer, target.vocab_size)
+    return Models(target, tokenizer, draft, draft_tokenizer, options)
+
+
+def _is_plain(config: EngineConfig) -> bool:
+    return config.drafter is None or config.drafter == "none"
+
+
+def _method(config: EngineConfig) -> str:
+    """The drafter's name without its kind, "" for an object."""
+    return config.drafter.partition(":")[0] if isinstance(config.drafter, str) else ""
+
+
+def _second(name: str, config: EngineConfig) -> Target:
+    """A model beside the target."""
+    fields = {
+        field: getattr(config, field) for field in ("dtype", "device", "backend", "max_model_len", "max_num_seqs", "threads")
+    }
+    return load.load_model(name, quantization=config.draft_quantization, **fields)
+
+
+def _share_vocabulary(target: Target, tokenizer: Any, second: Target, second_tokenizer: Any, role: str) -> None:
+    sizes = target.vocab_size, second.vocab_size
+    second.vocab_size = load.check_same_vocabulary(tokenizer, second_tokenizer, *sizes, role=role)
