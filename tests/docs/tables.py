@@ -5,11 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from polydraft.cli.methods import markdown as methods
+from polydraft.config import markdown as configuration
 from tests.exactness.validity import markdown as validity
 
 DOCS = Path(__file__).parents[2] / "docs"
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "methods": ("methods.md", methods),
+    "configuration": ("reference/configuration.md", configuration),
     "validity": ("results/exactness.md", validity),
 }
 
