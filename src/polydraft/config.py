@@ -15,8 +15,6 @@ from polydraft.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from polydraft.core import Decoding, Drafter, Verifier
-    from polydraft.policy.fixed import Policy
-    from polydraft.policy.profile import Profile
 
 C = TypeVar("C", bound="Config")
 
@@ -66,8 +64,9 @@ class Setting:
         if self.choices:
             return value in self.choices
         if self.kind in (int, float):
-            number = isinstance(value, Integral if self.kind is int else Real) and not isinstance(value, bool)
-            return number and (self.low is None or self.low <= value) and (self.high is None or value <= self.high)
+            number: Any = Integral if self.kind is int else Real
+            fits = isinstance(value, number) and not isinstance(value, bool)
+            return fits and (self.low is None or self.low <= value) and (self.high is None or value <= self.high)
         return True
 
     def described(self, default: Any = None) -> str:
@@ -263,14 +262,14 @@ class SpeculationConfig(Config):
     offered: "Sequence[str]" = setting(
         "Further drafter that requests may name; may be repeated", list, (), flag="--offer", panel=SPECULATION
     )
-    policy: "Policy | str | None" = setting(
+    policy: Any = setting(
         "Speculation policy: adaptive, fixed, or an object",
         str,
         flag="",
         objects=True,
         unset="adaptive, fixed with a draft shape",
     )
-    profile: "str | Profile | None" = setting(
+    profile: Any = setting(
         "File of `polydraft tune --save`: costs and acceptance rates for the speculation policy",
         str,
         objects=True,

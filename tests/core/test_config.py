@@ -93,7 +93,7 @@ def test_commands_have_the_engine_s_options_with_their_help(command):
     for name, spec in config.settings(EngineConfig).items():
         option = spec.flag if spec.flag is not None else config.flag(name)
         if option and option not in without and (command != "batch" or name not in ("head", "index")):
-            assert by_name[option].startswith(spec.described().partition(" Default: ")[0])()
+            assert by_name[option].startswith(spec.described().partition(" Default: ")[0])
 
 
 def test_help_is_a_noun_phrase_that_ends_with_a_full_stop():
@@ -101,7 +101,7 @@ def test_help_is_a_noun_phrase_that_ends_with_a_full_stop():
     commands = [*group.commands.values(), *(c for g in group.commands.values() for c in getattr(g, "commands", {}).values())]  # pyright: ignore[reportAttributeAccessIssue]
     helps = [(command.name, p.opts[0], p.help) for command in commands for p in command.params if getattr(p, "help", None)]
     assert len(helps) > 150
-    verbs = ("Write", "Print", "Measure", "Show", "Draw", "Read", "Fetch", "Make", "Append", "Compile", "Go", "Keep", "Of ")
+    verbs = ("Write", "Print", "Measure ", "Show", "Draw", "Read", "Fetch", "Make", "Append", "Compile", "Go", "Keep", "Of ")
     assert [h for h in helps if h[2].startswith(verbs) or not h[2].endswith(".")] == []
 
 
