@@ -125,6 +125,7 @@ class Config:
         return replace(self, **changes)
 
 
+# fmt: off
 MODELS, SPECULATION, DECODING, SAMPLING = "Models", "Speculation", "Decoding", "Sampling"
 SERVER, REPLICAS, OUTPUT = "Server", "Replicas", "Output"
 QUANTIZATIONS = ("int8", "int4", "bfloat16", "bfloat16-dot")
@@ -134,81 +135,24 @@ QUANTIZATIONS = ("int8", "int4", "bfloat16", "bfloat16-dot")
 class PairConfig(Config):
     """Which models."""
 
-    target: str | None = setting(
-        "Target model: a folder, FILE.gguf, a name of `polydraft models list`, OWNER/NAME or OWNER/NAME:Q4_K_M",
-        str,
-        flag="--model",
-        unset="the embedded pair",
-        panel=MODELS,
-    )
-    draft: str | None = setting(
-        "Draft model: a smaller model with the same vocabulary, named like --model",
-        str,
-        flag="--draft-model",
-        unset="the one listed with the target, if any",
-        panel=MODELS,
-    )
+    target: str | None = setting("Target model: a folder, FILE.gguf, a name of `polydraft models list`, OWNER/NAME or OWNER/NAME:Q4_K_M", str, flag="--model", unset="the embedded pair", panel=MODELS)
+    draft: str | None = setting("Draft model: a smaller model with the same vocabulary, named like --model", str, flag="--draft-model", unset="the one listed with the target, if any", panel=MODELS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Config):
     """How a model is loaded."""
 
-    dtype: Any = setting(
-        "Data type of the weights and activations, such as float32 or bfloat16",
-        str,
-        objects=True,
-        unset="float32 on a CPU, the checkpoint's own on a GPU",
-        panel=MODELS,
-    )
+    dtype: Any = setting("Data type of the weights and activations, such as float32 or bfloat16", str, objects=True, unset="float32 on a CPU, the checkpoint's own on a GPU", panel=MODELS)
     device: Any = setting("Device, such as cpu or cuda", str, objects=True, unset="the first GPU, else the CPU", panel=MODELS)
-    backend: str = setting(
-        "Backend: compiled (Llama family on a CPU), transformers (any model and device)",
-        str,
-        "auto",
-        choices=("auto", "compiled", "transformers"),
-        panel=MODELS,
-        advice="Use backend='transformers' for any model and device.",
-    )
-    quantization: str | None = setting(
-        "Weight quantization of the target model, compiled backend; changes the output distribution",
-        str,
-        choices=QUANTIZATIONS,
-        unset="the format of the checkpoint",
-        panel=MODELS,
-    )
-    activations: str | None = setting(
-        "Float32 activations with quantized weights of a GGUF file; slower",
-        str,
-        flag="--exact",
-        value="float32",
-        choices=("int8", "float32"),
-        unset="8 bits a block",
-        panel=MODELS,
-    )
-    cache_dtype: str | None = setting(
-        "Data type of the target's KV cache, compiled backend",
-        str,
-        choices=("float32", "bfloat16"),
-        unset="float32",
-        panel=MODELS,
-    )
-    threads: int | None = setting(
-        "Number of CPU threads of the compiled backend",
-        int,
-        low=1,
-        unset="idle physical cores, one for small models",
-        panel=MODELS,
-    )
-    tensor_parallel: int | None = setting(
-        "Number of processes that share the target's weights", int, low=1, unset="one process", panel=MODELS
-    )
-    device_map: Any = setting(
-        "Devices of the target's modules, as in transformers", dict, objects=True, flag="", unset="one device"
-    )
-    max_model_len: int | None = setting(
-        "Maximum length of prompt plus output", int, unit="tokens", low=1, unset="the context of the model", panel=MODELS
-    )
+    backend: str = setting("Backend: compiled (Llama family on a CPU), transformers (any model and device)", str, "auto", choices=("auto", "compiled", "transformers"), panel=MODELS, advice="Use backend='transformers' for any model and device.")
+    quantization: str | None = setting("Weight quantization of the target model, compiled backend; changes the output distribution", str, choices=QUANTIZATIONS, unset="the format of the checkpoint", panel=MODELS)
+    activations: str | None = setting("Float32 activations with quantized weights of a GGUF file; slower", str, flag="--exact", value="float32", choices=("int8", "float32"), unset="8 bits a block", panel=MODELS)
+    cache_dtype: str | None = setting("Data type of the target's KV cache, compiled backend", str, choices=("float32", "bfloat16"), unset="float32", panel=MODELS)
+    threads: int | None = setting("Number of CPU threads of the compiled backend", int, low=1, unset="idle physical cores, one for small models", panel=MODELS)
+    tensor_parallel: int | None = setting("Number of processes that share the target's weights", int, low=1, unset="one process", panel=MODELS)
+    device_map: Any = setting("Devices of the target's modules, as in transformers", dict, objects=True, flag="", unset="one device")
+    max_model_len: int | None = setting("Maximum length of prompt plus output", int, unit="tokens", low=1, unset="the context of the model", panel=MODELS)
     max_num_seqs: int = setting("Maximum number of sequences in a batch", int, 8, low=1, panel=MODELS)
 
 
@@ -216,102 +160,23 @@ class ModelConfig(Config):
 class SpeculationConfig(Config):
     """How tokens are drafted and verified, and what is sampled."""
 
-    drafter: "str | Drafter | Sequence[str] | None" = setting(
-        "Drafter: a name of `polydraft methods`, several with commas, none, or auto", str, "auto", objects=True, panel=SPECULATION
-    )
-    verifier: "str | Verifier" = setting(
-        "Verification method: a name of `polydraft methods`, or auto",
-        str,
-        "auto",
-        objects=True,
-        panel=SPECULATION,
-        variable="POLYDRAFT_VERIFIER",
-    )
-    depth: int | None = setting(
-        "Speculation length: drafted tokens along a path",
-        int,
-        unit="tokens",
-        low=1,
-        unset="chosen by the speculation policy",
-        panel=SPECULATION,
-        advice="For plain decoding use drafter=None.",
-    )
-    num_paths: int | None = setting(
-        "Number of drafted paths a step",
-        int,
-        low=1,
-        unset="chosen by the speculation policy",
-        panel=SPECULATION,
-        advice="For plain decoding use drafter=None.",
-    )
+    drafter: "str | Drafter | Sequence[str] | None" = setting("Drafter: a name of `polydraft methods`, several with commas, none, or auto", str, "auto", objects=True, panel=SPECULATION)
+    verifier: "str | Verifier" = setting("Verification method: a name of `polydraft methods`, or auto", str, "auto", objects=True, panel=SPECULATION, variable="POLYDRAFT_VERIFIER")
+    depth: int | None = setting("Speculation length: drafted tokens along a path", int, unit="tokens", low=1, unset="chosen by the speculation policy", panel=SPECULATION, advice="For plain decoding use drafter=None.")
+    num_paths: int | None = setting("Number of drafted paths a step", int, low=1, unset="chosen by the speculation policy", panel=SPECULATION, advice="For plain decoding use drafter=None.")
     head: Any = setting("Folder of a draft head, see `polydraft train`", Path, objects=True, panel=SPECULATION)
-    index: Any = setting(
-        "File of `polydraft index build` for retrieval-based drafting; may be repeated",
-        list,
-        items=Path,
-        objects=True,
-        panel=SPECULATION,
-    )
-    drafter_options: "Mapping[str, Any] | None" = setting(
-        "Further options of the drafter; of several drafters, by their names",
-        dict,
-        flag="",
-        objects=True,
-        variable="POLYDRAFT_DRAFTER_OPTIONS",
-    )
-    offered: "Sequence[str]" = setting(
-        "Further drafter that requests may name; may be repeated", list, (), flag="--offer", panel=SPECULATION
-    )
-    policy: Any = setting(
-        "Speculation policy: adaptive, fixed, or an object",
-        str,
-        flag="",
-        objects=True,
-        unset="adaptive, fixed with a draft shape",
-    )
-    profile: Any = setting(
-        "File of `polydraft tune --save`: costs and acceptance rates for the speculation policy",
-        str,
-        objects=True,
-        unset="measured when the engine is built",
-        panel=SPECULATION,
-    )
-    asynchronous: bool = setting(
-        "Asynchronous drafting: the draft model runs ahead on another core or device",
-        bool,
-        False,
-        flag="--asynchronous",
-        panel=SPECULATION,
-    )
-    lead_cap: int | None = setting(
-        "Maximum lead of the draft model with --asynchronous", int, unit="tokens", unset="the drafter's own", panel=SPECULATION
-    )
-    decoding: "str | Decoding | None" = setting(
-        "Decoding method: a name of `polydraft methods`, sampled exactly in place of the target distribution",
-        str,
-        objects=True,
-        unset="the target distribution",
-        panel=DECODING,
-    )
-    amateur: Any = setting(
-        "Weaker model of contrastive decoding, named like --model", str, objects=True, unset="the draft model", panel=DECODING
-    )
-    alpha: float | None = setting(
-        "Plausibility threshold of contrastive decoding, relative to the most likely token, 0 to 1",
-        float,
-        unset="the method's own",
-        panel=DECODING,
-    )
-    beta: float | None = setting(
-        "Weight of the amateur in contrastive decoding, >= 0", float, unset="the method's own", panel=DECODING
-    )
-    decoding_options: "Mapping[str, Any] | None" = setting(
-        "Further option of the decoding method, NAME=VALUE; may be repeated",
-        dict,
-        flag="--decoding-option",
-        objects=True,
-        panel=DECODING,
-    )
+    index: Any = setting("File of `polydraft index build` for retrieval-based drafting; may be repeated", list, items=Path, objects=True, panel=SPECULATION)
+    drafter_options: "Mapping[str, Any] | None" = setting("Further options of the drafter; of several drafters, by their names", dict, flag="", objects=True, variable="POLYDRAFT_DRAFTER_OPTIONS")
+    offered: "Sequence[str]" = setting("Further drafter that requests may name; may be repeated", list, (), flag="--offer", panel=SPECULATION)
+    policy: Any = setting("Speculation policy: adaptive, fixed, or an object", str, flag="", objects=True, unset="adaptive, fixed with a draft shape")
+    profile: Any = setting("File of `polydraft tune --save`: costs and acceptance rates for the speculation policy", str, objects=True, unset="measured when the engine is built", panel=SPECULATION)
+    asynchronous: bool = setting("Asynchronous drafting: the draft model runs ahead on another core or device", bool, False, flag="--asynchronous", panel=SPECULATION)
+    lead_cap: int | None = setting("Maximum lead of the draft model with --asynchronous", int, unit="tokens", unset="the drafter's own", panel=SPECULATION)
+    decoding: "str | Decoding | None" = setting("Decoding method: a name of `polydraft methods`, sampled exactly in place of the target distribution", str, objects=True, unset="the target distribution", panel=DECODING)
+    amateur: Any = setting("Weaker model of contrastive decoding, named like --model", str, objects=True, unset="the draft model", panel=DECODING)
+    alpha: float | None = setting("Plausibility threshold of contrastive decoding, relative to the most likely token, 0 to 1", float, unset="the method's own", panel=DECODING)
+    beta: float | None = setting("Weight of the amateur in contrastive decoding, >= 0", float, unset="the method's own", panel=DECODING)
+    decoding_options: "Mapping[str, Any] | None" = setting("Further option of the decoding method, NAME=VALUE; may be repeated", dict, flag="--decoding-option", objects=True, panel=DECODING)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -336,28 +201,9 @@ class SpeculationConfig(Config):
 class EngineConfig(SpeculationConfig, ModelConfig, PairConfig):
     """An engine on models by name: the models, how they are loaded, and how tokens are drafted."""
 
-    draft_quantization: str | None = setting(
-        "Weight quantization of the draft model; does not change the output distribution",
-        str,
-        choices=QUANTIZATIONS,
-        unset="the format of the checkpoint",
-        panel=MODELS,
-    )
-    prefix_cache_bytes: int | None = setting(
-        "Maximum memory of the prefix cache beside the slots",
-        int,
-        unit="bytes",
-        low=0,
-        unset="an eighth of the free memory, at most 8 GiB",
-        panel=MODELS,
-    )
-    tie_margin: float | None = setting(
-        "Low precision: margin below which greedy near ties are decided by a forward pass of their own",
-        float,
-        unit="logits",
-        unset="off",
-        panel=MODELS,
-    )
+    draft_quantization: str | None = setting("Weight quantization of the draft model; does not change the output distribution", str, choices=QUANTIZATIONS, unset="the format of the checkpoint", panel=MODELS)
+    prefix_cache_bytes: int | None = setting("Maximum memory of the prefix cache beside the slots", int, unit="bytes", low=0, unset="an eighth of the free memory, at most 8 GiB", panel=MODELS)
+    tie_margin: float | None = setting("Low precision: margin below which greedy near ties are decided by a forward pass of their own", float, unit="logits", unset="off", panel=MODELS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,31 +211,18 @@ class SamplingConfig(Config):
     """Sampling parameters on the command line; `SamplingParams` checks them."""
 
     max_tokens: int | None = setting("Maximum number of new tokens", int, unset="512", panel=SAMPLING)
-    temperature: float | None = setting(
-        "Sampling temperature; 0 is greedy", float, unset="the model's own, else 1, or 0.7 for chats", panel=SAMPLING
-    )
-    top_p: float | None = setting(
-        "Top-p threshold, above 0, at most 1", float, unset="the model's own, else 1, or 0.95 for chats", panel=SAMPLING
-    )
+    temperature: float | None = setting("Sampling temperature; 0 is greedy", float, unset="the model's own, else 1, or 0.7 for chats", panel=SAMPLING)
+    top_p: float | None = setting("Top-p threshold, above 0, at most 1", float, unset="the model's own, else 1, or 0.95 for chats", panel=SAMPLING)
     top_k: int | None = setting("Top-k; 0 and -1 switch it off", int, unset="the model's own, else 0", panel=SAMPLING)
     min_p: float | None = setting("Min-p threshold, 0 to 1", float, unset="the model's own, else 0", panel=SAMPLING)
-    repetition_penalty: float | None = setting(
-        "Repetition penalty; 1 switches it off", float, unset="the model's own, else 1", panel=SAMPLING
-    )
+    repetition_penalty: float | None = setting("Repetition penalty; 1 switches it off", float, unset="the model's own, else 1", panel=SAMPLING)
     presence_penalty: float = setting("Presence penalty; 0 switches it off", float, 0.0, panel=SAMPLING)
     frequency_penalty: float = setting("Frequency penalty; 0 switches it off", float, 0.0, panel=SAMPLING)
-    seed: int | None = setting(
-        "Random seed; it repeats a text at temperature 0, with a fixed draft shape or profile, or with the verifier race",
-        int,
-        unset="drawn and reported",
-        panel=SAMPLING,
-    )
+    seed: int | None = setting("Random seed; it repeats a text at temperature 0, with a fixed draft shape or profile, or with the verifier race", int, unset="drawn and reported", panel=SAMPLING)
     stop: "Sequence[str]" = setting("Text that ends the output; may be repeated", list, (), panel=SAMPLING)
     ignore_eos: bool = setting("Generation beyond the end-of-text token", bool, False, flag="--ignore-eos", panel=SAMPLING)
     n: int = setting("Number of independent samples", int, 1, flag="--n -n", panel=SAMPLING)
-    logprobs: int | None = setting(
-        "Number of alternatives with log-probabilities beside each token, with --json", int, panel=OUTPUT
-    )
+    logprobs: int | None = setting("Number of alternatives with log-probabilities beside each token, with --json", int, panel=OUTPUT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -399,25 +232,15 @@ class ServerConfig(Config):
     host: str = setting("Address to listen on; 0.0.0.0 is every address of this machine", str, "127.0.0.1", panel=SERVER)
     port: int = setting("Port; 0 takes a free one", int, 8000, low=0, high=65535, panel=SERVER)
     served_model_name: str | None = setting("Model name in requests", str, unset="the model's own", panel=SERVER)
-    api_key_file: Any = setting(
-        "File of API keys, one a line, beside POLYDRAFT_API_KEY", Path, objects=True, unset="no key needed", panel=SERVER
-    )
+    api_key_file: Any = setting("File of API keys, one a line, beside POLYDRAFT_API_KEY", Path, objects=True, unset="no key needed", panel=SERVER)
     cors: "Sequence[str]" = setting("Origin whose pages may send requests, or *; may be repeated", list, (), panel=SERVER)
-    max_waiting: int = setting(
-        "Maximum number of waiting samples; more are refused with status 429", int, 256, low=1, panel=SERVER
-    )
+    max_waiting: int = setting("Maximum number of waiting samples; more are refused with status 429", int, 256, low=1, panel=SERVER)
     max_body: int = setting("Maximum size of a request", int, 4 << 20, unit="bytes", low=1, panel=SERVER)
     max_choices: int = setting("Maximum number of prompts times n of a request", int, 64, low=1, panel=SERVER)
     timeout: float = setting("Maximum duration of a request", float, 600.0, unit="seconds", low=0.1, panel=SERVER)
-    reasoning: bool = setting(
-        "Separate reasoning_content of chats: what models write between <think> and </think>", bool, True, panel=SERVER
-    )
-    otlp_endpoint: str | None = setting(
-        "Collector of OpenTelemetry spans, such as http://localhost:4318/v1/traces; needs the extra tracing", str, panel=SERVER
-    )
-    drain: float = setting(
-        "Time for running requests when the server is told to stop", float, 30.0, unit="seconds", low=0, panel=SERVER
-    )
+    reasoning: bool = setting("Separate reasoning_content of chats: what models write between <think> and </think>", bool, True, panel=SERVER)
+    otlp_endpoint: str | None = setting("Collector of OpenTelemetry spans, such as http://localhost:4318/v1/traces; needs the extra tracing", str, panel=SERVER)
+    drain: float = setting("Time for running requests when the server is told to stop", float, 30.0, unit="seconds", low=0, panel=SERVER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -426,18 +249,14 @@ class ClusterConfig(Config):
 
     cpus: float | None = setting("CPUs of each engine, fractions too", float, low=0, unset="an equal share", panel=REPLICAS)
     gpus: float = setting("GPUs of each engine, fractions too", float, 0.0, low=0, panel=REPLICAS)
-    address: str | None = setting(
-        "Address of a Ray cluster", str, unset="a cluster on this machine that ends with the command", panel=REPLICAS
-    )
+    address: str | None = setting("Address of a Ray cluster", str, unset="a cluster on this machine that ends with the command", panel=REPLICAS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaConfig(ClusterConfig):
     """Several engines behind one address, through Ray Serve."""
 
-    replicas: int | None = setting(
-        "Number of engines behind one address, through Ray Serve", int, low=1, unset="one engine in this process", panel=REPLICAS
-    )
+    replicas: int | None = setting("Number of engines behind one address, through Ray Serve", int, low=1, unset="one engine in this process", panel=REPLICAS)
     max_replicas: int | None = setting("Maximum number of engines under load", int, low=1, unset="--replicas", panel=REPLICAS)
 
 
@@ -446,12 +265,13 @@ class BatchConfig(ClusterConfig):
     """Many prompts of a file, through Ray."""
 
     workers: int = setting("Number of engines, each in a process of its own", int, 1, low=1, panel=REPLICAS)
-    rows_a_part: int = setting(
-        "Number of rows in a batch, which a failing worker loses at most", int, 16, low=1, flag="--rows", panel=REPLICAS
-    )
+    rows_a_part: int = setting("Number of rows in a batch, which a failing worker loses at most", int, 16, low=1, flag="--rows", panel=REPLICAS)
     seed: int = setting("Random seed; the row's number is added", int, 0, panel=SAMPLING)
     resume: bool = setting("Continuation of an earlier run", bool, False, flag="--resume", panel=REPLICAS)
     share: bool = setting("Suffix decoding from the outputs of all workers", bool, False, flag="--share", panel=REPLICAS)
+
+
+# fmt: on
 
 
 def _set(**values: Any) -> dict[str, Any]:
