@@ -153,7 +153,7 @@ class FileComparison:
     ) -> None:
         """Measure what is missing, prompt by prompt. say: is told how long it will take, after each engine's first answer."""
         prompts = [_prompt_ids(self.tokenizer, question.text) for question in questions]
-        measured = {one.cell for one in self.continuations}
+        measured = {continuation.cell for continuation in self.continuations}
         cells = [
             (mode, count, T, number, repetition)
             for count in threads
@@ -174,9 +174,9 @@ class FileComparison:
                     job = Job(mode.partition(", ")[2], prompts[number], self.num_tokens, T, repetition)
                     first, seconds, first_tokens = workers[mode](job)
                     where = mode, count, T, questions[number].category, number, repetition
-                    one = Continuation(*where, first, seconds, first_tokens, self.num_tokens)
-                    self.continuations.append(one)
-                    self._append(asdict(one))
+                    continuation = Continuation(*where, first, seconds, first_tokens, self.num_tokens)
+                    self.continuations.append(continuation)
+                    self._append(asdict(continuation))
                     done += 1
                     if progress:
                         progress(len(cells), done)
@@ -326,14 +326,14 @@ class Speeds:
     def __init__(self, continuations: Sequence[Continuation], threads: int, temperature: float) -> None:
         self._by_mode: dict[str, dict[int, list[Continuation]]] = {}
         self.categories: dict[str, list[int]] = {}
-        for one in continuations:
-            if (one.threads, one.temperature) == (threads, temperature):
-                self._by_mode.setdefault(one.mode, {}).setdefault(one.prompt, []).append(one)
+        for continuation in continuations:
+            if (continuation.threads, continuation.temperature) == (threads, temperature):
+                self._by_mode.setdefault(continuation.mode, {}).setdefault(continuation.prompt, []).append(continuation)
         complete = set.intersection(*(set(by_prompt) for by_prompt in self._by_mode.values())) if self._by_mode else set()
-        for one in continuations:
-            prompts = self.categories.setdefault(one.category, [])
-            if one.prompt in complete and one.prompt not in prompts:
-                prompts.append(one.prompt)
+        for continuation in continuations:
+            prompts = self.categories.setdefault(continuation.category, [])
+            if continuation.prompt in complete and continuation.prompt not in prompts:
+                prompts.append(continuation.prompt)
 
     @property
     def modes(self) -> list[str]:
@@ -401,10 +401,10 @@ def _table(speeds: Speeds) -> str:
         line = [mode + (" (fastest of its modes)" if mode == fastest else "")]
         line += [_with_interval(speeds.speed(mode, prompts), speeds.interval(mode, prompts)) for prompts in categories.values()]
         line.append(_with_interval(speeds.speed(mode, every), speeds.interval(mode, every)))
-        for other in (plain, fastest):
-            known = other is not None and other in speeds.modes and other != mode
-            ratio = speeds.speed(mode, every) / speeds.speed(other, every) if known and other else 1.0
-            line.append(_with_interval(ratio, speeds.interval(mode, every, other), "x") if known else "-")
+        for baseline in (plain, fastest):
+            is_comparable = baseline is not None and baseline in speeds.modes and baseline != mode
+            ratio = speeds.speed(mode, every) / speeds.speed(baseline, every) if is_comparable and baseline else 1.0
+            line.append(_with_interval(ratio, speeds.interval(mode, every, baseline), "x") if is_comparable else "-")
         lines.append([*line, f"{speeds.first_token(mode):.2f}"])
     heads = [f"{name} ({len(prompts)})" for name, prompts in categories.items()]
     return markdown_table(
