@@ -137,8 +137,8 @@ class Measurement:
         def total(counts: list[list[int]], d: int) -> int:
             return sum(c[d] for c in counts if d < len(c))
 
-        kept, tried = [s.accepted_by_depth for s in stats], [s.drafted_by_depth for s in stats]
-        return [total(kept, d) / total(tried, d) for d in range(deepest) if total(tried, d)]
+        accepted, tried = [s.accepted_by_depth for s in stats], [s.drafted_by_depth for s in stats]
+        return [total(accepted, d) / total(tried, d) for d in range(deepest) if total(tried, d)]
 
     def row(self) -> dict[str, Any]:
         """What both `bench` and `demo` tell of it, as plain data."""
@@ -195,14 +195,14 @@ def measure(
     repetitions: of all prompts; fewer where one more would exceed `budget_seconds`, but at least one.
     progress: called after each call of a contender.
     """
-    found = [Measurement(contender) for contender in contenders]
+    measurements = [Measurement(contender) for contender in contenders]
     start = perf_counter()
     for repetition in range(repetitions):
         if repetition and (perf_counter() - start) * (repetition + 1) / repetition > budget_seconds:
             break
         for number in range(repetition * len(prompts), (repetition + 1) * len(prompts)):
-            _round(found, _batch(prompts, number, batch_size), number, max_tokens, seed + number, progress)
-    return found
+            _round(measurements, _batch(prompts, number, batch_size), number, max_tokens, seed + number, progress)
+    return measurements
 
 
 def _batch(prompts: Prompts, number: int, size: int) -> list[Sequence[int]]:
@@ -218,8 +218,8 @@ def _round(
     for measurement in found[turn:] + found[:turn]:
         if measurement.error is None:
             try:
-                wanted = replace(params, temperature=measurement.contender.temperature)
-                measurement.runs.append(measurement.contender.generate(batch, wanted))
+                own_params = replace(params, temperature=measurement.contender.temperature)
+                measurement.runs.append(measurement.contender.generate(batch, own_params))
             except Exception as error:
                 measurement.error = f"{type(error).__name__}: {error}"
         progress()

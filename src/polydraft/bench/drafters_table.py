@@ -25,8 +25,8 @@ def markdown(report: dict[str, Any]) -> str:
     names = list(dict.fromkeys(r["contender"] for r in report["rows"]))
     rows: list[list[str]] = []
     for name in names:
-        found = [cells.get((name, way, workload)) for way in WAYS for workload in WORKLOADS]
-        rows.append([name, *("-" if r is None else f"{r['tokens_per_step']:.2f} ± {r['error']:.2f}" for r in found)])
+        row_cells = [cells.get((name, way, workload)) for way in WAYS for workload in WORKLOADS]
+        rows.append([name, *("-" if r is None else f"{r['tokens_per_step']:.2f} ± {r['error']:.2f}" for r in row_cells)])
     lines.append(markdown_table(head, rows))
     lines += [
         "",
@@ -37,8 +37,10 @@ def markdown(report: dict[str, Any]) -> str:
     for name in names:
         steps = [r for r in report["rows"] if r["contender"] == name and r["way"] == "written"]
         if steps:
-            own, drafting, step = (sum(r[k] for r in steps) / len(steps) for k in ("own_ms", "drafting_ms", "step_ms"))
-            rows.append([name, f"{own:.2f}", f"{100 * own / step:.1f}%", f"{drafting:.2f}", f"{100 * drafting / step:.1f}%"])
+            own_ms, drafting, step = (sum(r[k] for r in steps) / len(steps) for k in ("own_ms", "drafting_ms", "step_ms"))
+            rows.append(
+                [name, f"{own_ms:.2f}", f"{100 * own_ms / step:.1f}%", f"{drafting:.2f}", f"{100 * drafting / step:.1f}%"]
+            )
     lines.append(
         markdown_table(["drafter", "own ms per step", "share of a step", "drafting ms per step", "share of a step"], rows)
     )

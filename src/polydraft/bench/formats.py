@@ -165,8 +165,8 @@ class AtEqualBits(Bench):
         if not getattr(self.tokenizer, "chat_template", None):
             return super().encoded(texts)
         turns = ([{"role": "user", "content": text}] for text in texts)
-        asked = (self.tokenizer.apply_chat_template(t, tokenize=False, add_generation_prompt=True) for t in turns)
-        return [list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in asked]
+        rendered = (self.tokenizer.apply_chat_template(t, tokenize=False, add_generation_prompt=True) for t in turns)
+        return [list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in rendered]
 
     def check(self, measured: Measurement, prompts: Prompts, found: Sequence[Measurement]) -> dict[str, Any]:
         name = measured.contender.name

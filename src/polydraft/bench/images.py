@@ -116,7 +116,7 @@ def draw(contenders: Sequence[Contender], path: Path) -> None:
     import torch
     from matplotlib import pyplot as plt
 
-    rows = [torch.cat([made.pixels for made in contender.made]) for contender in contenders]
+    rows = [torch.cat([pictures.pixels for pictures in contender.made]) for contender in contenders]
     wide = max(map(len, rows))
     figure, axes = plt.subplots(len(rows), 1, figsize=(2 + 0.5 * wide, 0.62 * len(rows)), layout="constrained", squeeze=False)
     for contender, pixels, axis in zip(contenders, rows, axes[:, 0], strict=True):

@@ -175,8 +175,8 @@ class LlamaCpp:
             IncompatibleError: it is too large for the same model.
         """
         size = int(judge.config.vocab_size)
-        wanted = self._request(prompt, SamplingParams(temperature=0, max_tokens=1), n_probs=size)
-        answer = self._server.handle_completions(wanted)
+        request_body = self._request(prompt, SamplingParams(temperature=0, max_tokens=1), n_probs=size)
+        answer = self._server.handle_completions(request_body)
         top = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
         with torch.inference_mode():
             ours = judge(torch.tensor([prompt])).logits[0, -1].double().log_softmax(-1)

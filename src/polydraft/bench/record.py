@@ -18,13 +18,13 @@ PACKAGES = ("polydraft", "torch", "transformers", "tokenizers", "safetensors", "
 
 def versions() -> dict[str, str]:
     """Of Python and of the packages that are installed."""
-    found = {"python": platform.python_version()}
+    versions_by_name = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            versions_by_name[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions_by_name
 
 
 def processor() -> str:
@@ -71,9 +71,9 @@ def _bandwidth(num_bytes: int = 64 << 20, rounds: int = 5) -> float:
 
 def _commit() -> str | None:
     """Of the working copy that this package lies in, or None."""
-    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     try:
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 

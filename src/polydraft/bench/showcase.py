@@ -92,13 +92,13 @@ class Showcase:
     def compare(self, *, max_tokens: int = 64, repetitions: int = 3, budget_seconds: float = 45.0) -> Comparison:
         """Measure all contenders interleaved and compare their tokens; see `measure` for the budget."""
         prompts = list(self.prompts.values())
-        found = measure(
+        measurements = measure(
             self.contenders(), prompts, max_tokens=max_tokens, repetitions=repetitions, budget_seconds=budget_seconds, seed=SEED
         )
-        checks = [check_law(self.reference, 0.0, m.texts(prompts)) for m in found if m.contender.temperature == 0]
-        drafted, plain = (self._tokens(found, name) for name in ("race", "race without drafts"))
+        checks = [check_law(self.reference, 0.0, m.texts(prompts)) for m in measurements if m.contender.temperature == 0]
+        drafted, plain = (self._tokens(measurements, name) for name in ("race", "race without drafts"))
         ties = sum(check["near_ties"] for check in checks)
-        return Comparison(list(self.prompts), found, all(check["passed"] for check in checks), ties, drafted == plain)
+        return Comparison(list(self.prompts), measurements, all(check["passed"] for check in checks), ties, drafted == plain)
 
     @staticmethod
     def _tokens(found: list[Measurement], name: str) -> list[list[int]]:

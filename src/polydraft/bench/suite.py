@@ -296,7 +296,7 @@ class Bench:
             InvalidInputError: nobody could be measured; with the reasons.
         """
         seconds = self.prepare(prompts[0], progress)
-        found = measure(
+        measurements = measure(
             self.contenders,
             prompts,
             max_tokens=max_tokens,
@@ -305,20 +305,20 @@ class Bench:
             seed=seed,
             progress=progress,
         )
-        for m in found:
+        for m in measurements:
             m.memory = self.memory.get(m.contender.name)
             if m.error:
                 self.absent[m.contender.name] = m.error
-        found = [m for m in found if not m.error]
-        if not found:
+        measurements = [m for m in measurements if not m.error]
+        if not measurements:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self.absent.items())
             raise InvalidInputError(f"no contender could be measured; expected at least one. {reasons}")
-        checks = {m.contender.name: self.check(m, prompts, found) for m in found}
+        checks = {m.contender.name: self.check(m, prompts, measurements) for m in measurements}
         sizes = {"target": self.judge.num_parameters()}
         if self._draft_module is not None:
             sizes["draft"] = self._draft_module.num_parameters()
-        asked = {"max_tokens": max_tokens, "num_prompts": len(prompts), "repetitions": repetitions}
-        return Findings({**self.settings, **asked}, found, checks, dict(self.absent), seconds, sizes)
+        run_options = {"max_tokens": max_tokens, "num_prompts": len(prompts), "repetitions": repetitions}
+        return Findings({**self.settings, **run_options}, measurements, checks, dict(self.absent), seconds, sizes)
 
 
 def _bytes_in_use(device: torch.device) -> int:

@@ -85,19 +85,23 @@ def standard_library() -> list[Document]:
     return list(read_tree(STANDARD_LIBRARY, root, (p.relative_to(root).as_posix() for p in root.rglob("*.py"))))
 
 
-def fresh_documents(documents: Iterable[Document], forbidden: Set[int], seen: set[int], max_bytes: int) -> Iterator[Document]:
+def fresh_documents(
+    documents: Iterable[Document], forbidden: Set[int], seen_windows: set[int], max_bytes: int
+) -> Iterator[Document]:
     """The documents in order, without near copies of forbidden windows and without duplicates, as long as there is room.
 
     seen: windows of documents that were taken before; those of new ones are added.
     """
     room = max_bytes
     for document in documents:
-        own = windows(document.text)
-        if len(own & forbidden) >= MAX_SHARED_WITH_HELD_OUT or len(own & seen) > MAX_SHARE_SEEN * len(own):
+        own_windows = windows(document.text)
+        if len(own_windows & forbidden) >= MAX_SHARED_WITH_HELD_OUT or len(own_windows & seen_windows) > MAX_SHARE_SEEN * len(
+            own_windows
+        ):
             continue
         if len(document.text) > room:
             continue
-        seen |= own
+        seen_windows |= own_windows
         room -= len(document.text)
         yield document
 

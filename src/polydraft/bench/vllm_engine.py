@@ -62,8 +62,8 @@ class VLLM:
 
         def generate(prompts: Prompts, params: SamplingParams) -> Run:
             seeds = None if params.seed is None else [params.seed] * len(prompts)
-            found = self.generate(prompts, seeds=seeds, temperature=temperature, max_tokens=params.max_tokens)
-            return Run(**{key: found[key] for key in ("outputs", "seconds", "cpu_seconds", "arrivals")})
+            outputs = self.generate(prompts, seeds=seeds, temperature=temperature, max_tokens=params.max_tokens)
+            return Run(**{key: outputs[key] for key in ("outputs", "seconds", "cpu_seconds", "arrivals")})
 
         return Contender(name, None, None, temperature, generate)
 

@@ -26,9 +26,9 @@ def _engine(folder: str, options: dict[str, Any]) -> tuple[Any, Any]:
 
 def _counts(served: Any) -> tuple[int, list[int]]:
     """Drafts so far, and drafted tokens that were accepted, by position."""
-    found = {metric.name: metric for metric in served.get_metrics()}
-    drafts = found.get("vllm:spec_decode_num_drafts")
-    accepted = found.get("vllm:spec_decode_num_accepted_tokens_per_pos")
+    metrics = {metric.name: metric for metric in served.get_metrics()}
+    drafts = metrics.get("vllm:spec_decode_num_drafts")
+    accepted = metrics.get("vllm:spec_decode_num_accepted_tokens_per_pos")
     return (int(drafts.value), list(accepted.values)) if drafts is not None and accepted is not None else (0, [])
 
 

@@ -31,16 +31,16 @@ SIZE = "@1x3"
 
 def _sources(folders: Mapping[str, Path], members: Sequence[str]) -> dict[str, Any]:
     """Of a mixture: heads grow their most probable trees."""
-    made = [(f"{kind_of(folders[m])}:top_k", {"weights": str(folders[m])}) if m in folders else (m, {}) for m in members]
-    return {"sources": made}
+    sources = [(f"{kind_of(folders[m])}:top_k", {"weights": str(folders[m])}) if m in folders else (m, {}) for m in members]
+    return {"sources": sources}
 
 
 def _independent(folders: Mapping[str, Path], members: Sequence[str]) -> dict[str, Any]:
     """A path of each: a head, and models."""
     models = [m for m in members if kind_of(folders[m]) == "model"]
     heads = [str(folders[m]) for m in members if m not in models]
-    found = {"models": [load.load_model(str(folders[m]), max_num_seqs=1) for m in models]}
-    return {**found, "head": heads[-1]} if heads else found
+    drafter_options = {"models": [load.load_model(str(folders[m]), max_num_seqs=1) for m in models]}
+    return {**drafter_options, "head": heads[-1]} if heads else drafter_options
 
 
 TOGETHER = {"mixture": _sources, "several": _independent}
@@ -58,17 +58,17 @@ class Yardstick:
 
     def _engine(self, way: Way) -> Engine:
         name, colon, kind = (way.drafter or "").partition(":")
-        given: dict[str, Any] = {"verifier": way.verifier, "depth": way.depth, "num_paths": way.num_paths}
+        engine_options: dict[str, Any] = {"verifier": way.verifier, "depth": way.depth, "num_paths": way.num_paths}
         if name in TOGETHER and not self.heads.keys().isdisjoint(kind.split(",")):
-            given["drafter_options"], colon, kind = TOGETHER[name](self.heads, kind.split(",")), "", ""
+            engine_options["drafter_options"], colon, kind = TOGETHER[name](self.heads, kind.split(",")), "", ""
         elif (folder := self.heads.get(name)) is not None:
             name = kind_of(folder)
-            given |= (
+            engine_options |= (
                 {"draft_model": load.load_model(str(folder), max_num_seqs=1)}
                 if name == "model"
                 else {"drafter_options": {"weights": str(folder)}}
             )
-        return Engine.of(self.plain.target, tokenizer=self.plain.tokenizer, drafter=name + colon + kind, **given)
+        return Engine.of(self.plain.target, tokenizer=self.plain.tokenizer, drafter=name + colon + kind, **engine_options)
 
     def encoded(self, text: str) -> list[int]:
         """A question as the model is asked it."""
@@ -91,8 +91,10 @@ class Yardstick:
         for temperature in temperatures:
             contenders = [engine_contender(name, engine, temperature) for name, engine in self.engines.items()]
             measure(contenders, prompts[:1], max_tokens=8, repetitions=1, progress=lambda: progress(total))  # compiles
-            found = measure(contenders, prompts, max_tokens=max_tokens, repetitions=repetitions, progress=lambda: progress(total))
-            rows += [self._row(m, found[0], asked) for m in found]
+            measurements = measure(
+                contenders, prompts, max_tokens=max_tokens, repetitions=repetitions, progress=lambda: progress(total)
+            )
+            rows += [self._row(m, measurements[0], asked) for m in measurements]
         settings = {"temperatures": list(temperatures), "questions": len(asked), "max_tokens": max_tokens,
                     "repetitions": repetitions, "model": self.plain.summary()}  # fmt: skip
         return {**provenance(), "settings": settings, "rows": rows}
@@ -142,10 +144,10 @@ def markdown(report: Mapping[str, Any]) -> str:
     for temperature in s["temperatures"]:
         rows = [r for r in report["rows"] if r["temperature"] == temperature]
         same = all(r.get("equal") is not False for r in rows)
-        said = (
+        note = (
             "" if temperature else ("; all texts are those of plain decoding" if same else "; TEXTS DIFFER FROM PLAIN DECODING")
         )
-        lines += ["", f"Temperature {temperature:g}{said}:", "", markdown_table(head, map(_cells, rows))]
+        lines += ["", f"Temperature {temperature:g}{note}:", "", markdown_table(head, map(_cells, rows))]
     return "\n".join(lines) + "\n"
 
 

@@ -88,7 +88,7 @@ def held_out_texts() -> list[str]:
         >>> any("class ArgumentParser" in text for text in held_out_texts())
         True
     """
-    origins = [found.origin for name in HELD_OUT if (found := find_spec(name)) is not None]
+    origins = [spec.origin for name in HELD_OUT if (spec := find_spec(name)) is not None]
     return [Path(origin).read_text(encoding="utf-8") for origin in origins if origin is not None]
 
 
@@ -129,9 +129,9 @@ class Pair:
 
     def contexts(self, count: int) -> list[tuple[int, ...]]:
         """Windows of `CONTEXT` tokens that end at places spread evenly over the texts, shifted by the seed."""
-        ends = [(d, e) for d, ids in enumerate(self.documents) for e in range(CONTEXT, len(ids))]
+        places = [(d, e) for d, ids in enumerate(self.documents) for e in range(CONTEXT, len(ids))]
         u = noise.uniforms(NoiseKey.of([self.settings.seed], [0], [0]), noise.Stream.DRAFT, 1).item()
-        chosen = [ends[int((i + u) * len(ends) / count) % len(ends)] for i in range(count)]
+        chosen = [places[int((i + u) * len(places) / count) % len(places)] for i in range(count)]
         return [tuple(self.documents[d][e - CONTEXT : e]) for d, e in chosen]
 
     def last_laws(self, context: tuple[int, ...], temperatures: Sequence[float]) -> dict[float, tuple[np.ndarray, np.ndarray]]:

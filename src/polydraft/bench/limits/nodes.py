@@ -43,7 +43,7 @@ def _at_node(
     key = NoiseKey.of([seed + i for i in range(DRAWS)], [1] * DRAWS, [index] * DRAWS)
     clocks = noise.clocks(key, most * V).numpy().reshape(DRAWS, most, V)
     with np.errstate(divide="ignore"):
-        arrivals, wanted = clocks / q, clocks / p
+        arrivals, target_arrivals = clocks / q, clocks / p
     order = np.argsort(arrivals[:, 0], axis=1)[:, :most]  # first arrivals of one race: draws without replacement
     lists = arrivals.argmin(2)
     rows = torch.from_numpy(p).expand(DRAWS, -1), torch.from_numpy(q).expand(DRAWS, -1)
@@ -64,8 +64,8 @@ def _at_node(
         emitted = recursive.recursive_wor.emitted_probs(*rows, torch.from_numpy(order[:, :n].copy()))
         drafted = emitted.gather(1, torch.from_numpy(order[:, :n].copy())).sum(1)
         yield ("recursive_wor", "WITHOUT_REPLACEMENT", n), float(drafted.mean())
-        yield ("race", "COUPLED", n), float((order[:, :n] == wanted[:, 0].argmin(1)[:, None]).any(1).mean())
-        first = wanted[:, :n].min(1).argmin(1)
+        yield ("race", "COUPLED", n), float((order[:, :n] == target_arrivals[:, 0].argmin(1)[:, None]).any(1).mean())
+        first = target_arrivals[:, :n].min(1).argmin(1)
         yield ("list_race", "LISTED", n), float((lists[:, :n] == first[:, None]).any(1).mean())
 
 
@@ -78,8 +78,8 @@ def _overlap_of_highest(p: np.ndarray, q: np.ndarray, n: int) -> float:
 
 def _overlaps_of_tournaments(p: np.ndarray, q: np.ndarray, most: int) -> list[float]:
     """For 1, 2, ..., `most` drafts: each further one plays against the winner of those before."""
-    wanted, drafted = (torch.from_numpy(x)[None] for x in (p, q))
+    target_probs, drafted = (torch.from_numpy(x)[None] for x in (p, q))
     laws = [drafted]
     while len(laws) < most:
-        laws.append(importance.select_pairs(wanted, laws[-1], drafted).distribution)
-    return [float(torch.minimum(wanted, law).sum()) for law in laws]
+        laws.append(importance.select_pairs(target_probs, laws[-1], drafted).distribution)
+    return [float(torch.minimum(target_probs, law).sum()) for law in laws]
