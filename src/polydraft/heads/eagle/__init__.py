@@ -1,0 +1,1 @@
+"""EAGLE-3: what is stored, the network in torch, its training, its compiled form, and the drafter."""

@@ -1,0 +1,1 @@
+"""Early exit: what is stored, the network in torch, its training, its compiled form, and the drafter."""
