@@ -34,8 +34,8 @@ class TreeShape(Enum):
             >>> TreeShape.of_batch([TreeShape.CHAIN, TreeShape.RAGGED]).name, TreeShape.of_batch([TreeShape.PRODUCT, TreeShape.RAGGED]).name
             ('RAGGED', 'BY_POSITION')
         """
-        found = {*shapes}
-        return cls.BY_POSITION if found >= {cls.PRODUCT, cls.RAGGED} else max(found, key=lambda shape: shape.value)
+        shapes_seen = {*shapes}
+        return cls.BY_POSITION if shapes_seen >= {cls.PRODUCT, cls.RAGGED} else max(shapes_seen, key=lambda shape: shape.value)
 
 
 class Stop(NamedTuple):
@@ -133,8 +133,8 @@ class Budget:
             depth[n] = depth[parent] + 1
             children[parent] += 1
         numbers = [{c for c, d in zip(children, depth, strict=True) if d == deep} for deep in range(self.max_depth)]
-        if all(len(found) == 1 for found in numbers):
-            flat = [1, *(count for found in numbers for count in found)]
+        if all(len(values) == 1 for values in numbers):
+            flat = [1, *(count for values in numbers for count in values)]
             return TreeShape.CHAIN if max(flat) == 1 else TreeShape.PATHS if max(flat[2:], default=1) == 1 else TreeShape.PRODUCT
         n, first = len(self.parents) - 1, max(children[1:]) == 1 and depth.count(self.max_depth) == 1
         while n > 0:  # the deepest path is the first one

@@ -91,7 +91,7 @@ def place(error: BaseException) -> str:
     """
     frames = traceback.extract_tb(error.__traceback__)
     others = ("site-packages", _PYTHON)
-    known = [frame for frame in frames if not any(part in frame.filename for part in others)] or frames
-    theirs = [frame for frame in known if not frame.filename.startswith(_OURS)]
-    innermost = (theirs or known)[-1:]
+    own_frames = [frame for frame in frames if not any(part in frame.filename for part in others)] or frames
+    theirs = [frame for frame in own_frames if not frame.filename.startswith(_OURS)]
+    innermost = (theirs or own_frames)[-1:]
     return "".join(f"{frame.filename}:{frame.lineno}" for frame in innermost)

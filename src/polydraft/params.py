@@ -87,12 +87,12 @@ class StructuredOutputs:
     grammar: str | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in _FORMS if getattr(self, name) not in (None, False)]
-        if len(given) != 1:
-            raise _refuse("structured_outputs", given, f"one of {', '.join(_FORMS)}", "Give one of them.")
-        value = getattr(self, given[0])
-        if not _FORMS[given[0]](value):
-            raise _refuse(f"structured_outputs.{given[0]}", value, "a value of its kind", "Check its type.")
+        forms = [name for name in _FORMS if getattr(self, name) not in (None, False)]
+        if len(forms) != 1:
+            raise _refuse("structured_outputs", forms, f"one of {', '.join(_FORMS)}", "Give one of them.")
+        value = getattr(self, forms[0])
+        if not _FORMS[forms[0]](value):
+            raise _refuse(f"structured_outputs.{forms[0]}", value, "a value of its kind", "Check its type.")
 
     @property
     def kind(self) -> str:

@@ -27,7 +27,7 @@ def fetched(x: Tensor) -> Tensor:
     """
     if x.device.type != "cuda":
         return x.cpu()
-    found = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
-    found.copy_(x, non_blocking=True)
+    pinned = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    pinned.copy_(x, non_blocking=True)
     torch.cuda.current_stream(x.device).synchronize()
-    return found
+    return pinned

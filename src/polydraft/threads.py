@@ -266,9 +266,9 @@ def _help(sync, thread):
 def shared_code(typingctx, function, arguments):
     """What `share` runs: the addresses of code that calls function(arguments, begin, end, thread), and of the arguments, which lie on the
     stack of the calling function: arrays and numbers, read again by each unit. `function` allocates nothing and raises nothing."""
-    taken = arguments, types.int64, types.int64, types.int64
-    typingctx.resolve_function_type(function, taken, {})
-    called = function.dispatcher.overloads[taken]
+    argument_types = arguments, types.int64, types.int64, types.int64
+    typingctx.resolve_function_type(function, argument_types, {})
+    called = function.dispatcher.overloads[argument_types]
 
     def emit(context, builder, signature, args):
         context.add_linking_libs([called.library])

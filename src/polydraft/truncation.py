@@ -92,13 +92,13 @@ def drop_tail(masses, share, ids):
     for i in range(masses.size):
         ids[count] = i
         count += masses[i] >= slight
-    sums, kept = np.zeros(_BUCKETS), 0.0
+    sums, mass = np.zeros(_BUCKETS), 0.0
     for j in range(count):
         k = _bucket(masses[ids[j]])
         sums[k] += masses[ids[j]]
-        kept += masses[ids[j]]
+        mass += masses[ids[j]]
         top = max(top, k)
-    below, border, size = max(total - kept, 0.0), 0, 0
+    below, border, size = max(total - mass, 0.0), 0, 0
     while border < top and below + sums[border] <= limit:
         below += sums[border]
         border += 1

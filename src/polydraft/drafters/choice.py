@@ -139,8 +139,8 @@ class Choice:
 
     def observe(self, states: Seq[ChoiceState], outcome: Outcome, scores: Scores) -> list[ChoiceState]:
         """The arm that drafted is told; the others read it when their turn comes."""
-        asked = {s.asked for s in states}
-        arm = asked.pop() if len(asked) == 1 else None
+        arms = {s.asked for s in states}
+        arm = arms.pop() if len(arms) == 1 else None
         if arm is not None:
             arm = self._home[arm]
             self._tell(arm, states, outcome, scores)

@@ -144,10 +144,10 @@ def _choose(tree, sources, root, cells, totals, token, parent, source, score, li
         parents[n] = 0 if above[n] < 0 else -1
     # take them, most valuable first
     while not is_full(tree):
-        taken, node = add_best(tree, parents, value, word, value, size)
-        if taken < 0:
+        added, node = add_best(tree, parents, value, word, value, size)
+        if added < 0:
             break
-        sources[node] = owner[taken]
-        for n in range(taken + 1, size):
-            if above[n] == taken:
+        sources[node] = owner[added]
+        for n in range(added + 1, size):
+            if above[n] == added:
                 parents[n] = node

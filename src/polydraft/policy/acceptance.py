@@ -85,10 +85,10 @@ class Acceptance:
 
     def observe(self, parents: Sequence[int], path: Sequence[int], confidence: Sequence[float] | None = None) -> tuple[int, int]:
         """Take note of a step: the draft's parents, the accepted nodes, and the confidence in each node. Returns nodes and depth of the draft."""
-        known = _NONE if confidence is None else np.asarray(confidence, np.float64)
+        probabilities = _NONE if confidence is None else np.asarray(confidence, np.float64)
         self.steps += 1
         nodes, self._strength = np.array(path, np.int64), max(self._decay * self._strength, LEAST_STRENGTH)
-        return _observe(self._hits, self._tries, self._sums, self._decay, np.asarray(parents), nodes, known)
+        return _observe(self._hits, self._tries, self._sums, self._decay, np.asarray(parents), nodes, probabilities)
 
     @property
     def rates(self) -> list[float]:

@@ -100,20 +100,22 @@ class AdaptivePolicy:
 
     def course(self, s: Sequence) -> Course:
         """Where a sequence stands."""
-        found = self._courses.get(s)
-        if found is None:
+        course = self._courses.get(s)
+        if course is None:
             params = s.request.params
-            known = self.profile.known(params.greedy) if params.seed is not None else None
+            stored = self.profile.known(params.greedy) if params.seed is not None else None
             shared = self.seen[params.greedy]
-            seen = Acceptance(*(known or (shared.rates, shared.expected)), *OWN)
-            found = self._courses[s] = Course(seen, self.profile.costs if known else None)
-        return found
+            acceptance = Acceptance(*(stored or (shared.rates, shared.expected)), *OWN)
+            course = self._courses[s] = Course(acceptance, self.profile.costs if stored else None)
+        return course
 
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         """One each."""
         courses = [self.course(s) for s in sequences]
-        given = [self._next(s, c, sequences, courses) if s.drafting else NOTHING for s, c in zip(sequences, courses, strict=True)]
-        return self.give(sequences, given)
+        budgets = [
+            self._next(s, c, sequences, courses) if s.drafting else NOTHING for s, c in zip(sequences, courses, strict=True)
+        ]
+        return self.give(sequences, budgets)
 
     def give(self, sequences: Seq[Sequence], budgets: list[Budget]) -> list[Budget]:
         """Draft this in the step that comes."""
@@ -123,8 +125,8 @@ class AdaptivePolicy:
     def promise(self, sequences: Seq[Sequence], share: float = 1.0) -> float:
         """Tokens per second of the batch where this share of it has a draft, or of plain decoding where that is faster."""
         drafts = [self.course(s).seen.expected for s in sequences if s.drafting]
-        drafts = [Expected(1.0 + share * (each.tokens - 1.0), share * each.nodes, each.steps) for each in drafts]
-        return max(speed_of(each, len(sequences), self.live.costs) for each in ((), drafts))
+        drafts = [Expected(1.0 + share * (draft.tokens - 1.0), share * draft.nodes, draft.steps) for draft in drafts]
+        return max(speed_of(draft, len(sequences), self.live.costs) for draft in ((), drafts))
 
     def _next(self, s: Sequence, course: Course, sequences: Seq[Sequence], courses: Seq[Course]) -> Budget:
         if self._copies and course.repeats.doubles(s.token_ids):
@@ -141,11 +143,11 @@ class AdaptivePolicy:
 
     def _weighed(self, s: Sequence, course: Course, beside: Seq[Course]) -> Budget:
         """The draft that the rule is for; nothing, and a pause, where the whole draft does not pay. beside: of the same batch."""
-        costs, own, live = course.costs or self.live.costs, course.seen.expected, [c for c in beside if not c.left]
+        costs, expected, live = course.costs or self.live.costs, course.seen.expected, [c for c in beside if not c.left]
         batch, drafting = 1 + len(beside), 1 + len(live)
         others = [c.seen.expected for c in live]
-        speed = max(speed_of([own, *others], batch, costs), speed_of([], batch, costs))
-        worth = pays(own, speed, batch, drafting, costs)
+        speed = max(speed_of([expected, *others], batch, costs), speed_of([], batch, costs))
+        worth = pays(expected, speed, batch, drafting, costs)
         course.age = 1
         if worth:
             course.pause = course.looks = 0
@@ -156,7 +158,7 @@ class AdaptivePolicy:
             course.left, course.looks = course.pause - 1, LOOK
             course.seen.forget(REMEMBERED)
             return NOTHING
-        rows = batch + sum(each.nodes for each in others)
+        rows = batch + sum(draft.nodes for draft in others)
         return self._budget(s, course, speed, rows, drafting, costs)
 
     def _budget(self, s: Sequence, course: Course, speed: float, rows: float, drafting: int, costs: Costs) -> Budget:
@@ -177,9 +179,9 @@ class AdaptivePolicy:
         before, self._rows, self._steps = self._steps, len(sequences), 0
         for b, s in enumerate(sequences):  # those that failed in this step have no row
             if s.drafting and self._asked.get(id(s), NOTHING).max_depth:
-                said = parents[b], paths[b], None if confidence is None else confidence[b]
-                nodes, depth = self.course(s).seen.observe(*said)
-                self.seen[s.request.params.greedy].observe(*said)
+                confidences = parents[b], paths[b], None if confidence is None else confidence[b]
+                nodes, depth = self.course(s).seen.observe(*confidences)
+                self.seen[s.request.params.greedy].observe(*confidences)
                 self._rows, self._steps = self._rows + nodes, max(self._steps, depth)
         self._alike = self._alike + 1 if (before > 0) == (self._steps > 0) else 0
 

@@ -60,10 +60,10 @@ class Costs:
     """From each knot on, seconds there and of one more row."""
 
     def __post_init__(self) -> None:
-        said = *self.knots, self.draft_start, self.draft_step, self.overhead
-        if len(self.knots) != len(KNOTS) or not all(isfinite(x) and x >= 0 for x in said) or self.knots[0] <= 0:
+        numbers = *self.knots, self.draft_start, self.draft_step, self.overhead
+        if len(self.knots) != len(KNOTS) or not all(isfinite(x) and x >= 0 for x in numbers) or self.knots[0] <= 0:
             raise InvalidInputError(
-                f"costs {list(said)} were given; expected {len(KNOTS)} seconds of forward passes, the first > 0, two of drafting and one of the rest, >= 0. "
+                f"costs {list(numbers)} were given; expected {len(KNOTS)} seconds of forward passes, the first > 0, two of drafting and one of the rest, >= 0. "
                 "Measure them again with `polydraft tune`."
             )
         price, pieces, seconds = 0.0, list[tuple[float, float]](), self.knots[0]
@@ -172,16 +172,16 @@ def no_overhead() -> float:
 def _seconds(act: Callable[[], object], time: Callable[[], float]) -> float:
     """Of an act, the median of PASSES; see MOST_REPEATS."""
     act()
-    taken = list[float]()
+    seconds = list[float]()
     for _ in range(MOST_REPEATS):
-        taken.clear()
+        seconds.clear()
         for _ in range(PASSES):
             start = time()
             act()
-            taken.append(time() - start)
-        if max(taken) <= 1.5 * min(taken):
+            seconds.append(time() - start)
+        if max(seconds) <= 1.5 * min(seconds):
             break
-    return median(taken)
+    return median(seconds)
 
 
 @torch.inference_mode()

@@ -93,18 +93,18 @@ class Profile:
         Raises:
             InvalidInputError: not a profile of this version, or faulty numbers.
         """
-        found = fault(data, PROFILE, {"lanes": len(UNKNOWN), "knots": len(KNOTS)}, "the profile")
-        if found:
-            raise InvalidInputError(f"{found}. Make it again with `polydraft tune --save FILE`.")
+        message = fault(data, PROFILE, {"lanes": len(UNKNOWN), "knots": len(KNOTS)}, "the profile")
+        if message:
+            raise InvalidInputError(f"{message}. Make it again with `polydraft tune --save FILE`.")
         costs = Costs(tuple(map(float, data["costs"]["knots"])), *(float(data["costs"][name]) for name in _SECONDS))
         modes = [(tuple(map(float, data[x]["rates"])), Expected(*map(float, data[x]["expected"]))) for x in _MODES]
         return cls(costs, *modes, data["about"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON with a checksum, whole or not at all; see `atomic.replacing` for the errors."""
-        said = self.to_dict()
+        fields = self.to_dict()
         with replacing(path) as file:
-            file.write(json.dumps({"checksum": _checksum(said), **said}, indent=1).encode() + b"\n")
+            file.write(json.dumps({"checksum": _checksum(fields), **fields}, indent=1).encode() + b"\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Profile":
@@ -140,12 +140,12 @@ def _model(model: Any) -> dict[str, Any] | None:
         return None
     config = Path(str(name)) / "config.json"
     changed = config.stat().st_mtime_ns if config.exists() else None
-    shown = ("weight_format", "cache_bytes", "max_num_seqs", "vocab_size")
+    fields = ("weight_format", "cache_bytes", "max_num_seqs", "vocab_size")
     return {
         "name": str(name),
         "changed": changed,
         "class": type(model).__name__,
-        **{k: str(getattr(model, k, None)) for k in shown},
+        **{k: str(getattr(model, k, None)) for k in fields},
     }
 
 
@@ -176,8 +176,8 @@ def _processor() -> str:
 def profile_of(target: Target, drafter: Drafter, verifier: Verifier, overhead: Overhead = no_overhead) -> Profile:
     """What was measured of these parts before, or what a handful of passes say now; assumed for models without a name or at work."""
     about = identity(target, drafter, verifier)
-    if (known := remembered(about)) is not None:
-        return known
+    if (stored := remembered(about)) is not None:
+        return stored
     if about is None or any(getattr(target, "lengths", ())):
         return Profile.assumed()
     try:
@@ -191,9 +191,9 @@ def profile_of(target: Target, drafter: Drafter, verifier: Verifier, overhead: O
 
 
 def _folder() -> Path | None:
-    given = os.environ.get("POLYDRAFT_CACHE")
-    if given is not None:
-        return None if given in ("", "off") else Path(given)
+    cache_setting = os.environ.get("POLYDRAFT_CACHE")
+    if cache_setting is not None:
+        return None if cache_setting in ("", "off") else Path(cache_setting)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "polydraft"
 

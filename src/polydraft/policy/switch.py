@@ -80,9 +80,9 @@ class ChoicePolicy:
             if promises[i] <= most:
                 break
             share = self.choice.ready(i, live)
-            found = promises[i] if share == 1 else self._promise(i, sequences, share)
-            if found > most:
-                best, most = i, found
+            own_promise = promises[i] if share == 1 else self._promise(i, sequences, share)
+            if own_promise > most:
+                best, most = i, own_promise
         due = [i for i in arms if i != best and all(w.idle[i] >= w.wait[i] for w in waits)]
         for i in sorted(due, key=lambda i: -waits[0].idle[i]):
             if self.choice.ready(i, live):

@@ -199,5 +199,5 @@ def is_certain(p: np.ndarray, q: np.ndarray, n: int = 2) -> tuple[bool, np.ndarr
         >>> certain, witness.tolist()
         (False, [0])
     """
-    found = with_replacement(p, q, n)
-    return found.alpha > 1 - 1e-12, found.witness if found.alpha <= 1 - 1e-12 else found.witness[:0]
+    rates = with_replacement(p, q, n)
+    return rates.alpha > 1 - 1e-12, rates.witness if rates.alpha <= 1 - 1e-12 else rates.witness[:0]

@@ -41,27 +41,27 @@ def recursive(p: np.ndarray, q: np.ndarray, n: int) -> float:
     r, miss = p, 1.0
     for _ in range(n):
         miss *= max(0.0, 1 - float(np.minimum(r, q).sum()))
-        left = np.maximum(r - q, 0)
-        if left.sum() == 0:
+        remaining = np.maximum(r - q, 0)
+        if remaining.sum() == 0:
             return 1.0
-        r = left / left.sum()
+        r = remaining / remaining.sum()
     return 1 - miss
 
 
 @njit(cache=True)
 def _miss(r, c, n):
-    left = np.maximum(r - c, 0.0)
-    s = left.sum()
+    remaining = np.maximum(r - c, 0.0)
+    s = remaining.sum()
     if n == 1 or s == 0.0:
         return s
-    left /= s
+    remaining /= s
     total = 0.0
     for x in range(c.size):
         if c[x] > r[x]:
             rest = c.copy()
             rest[x] = 0.0
             mass = rest.sum()
-            total += (c[x] - r[x]) * (_miss(left, rest / mass, n - 1) if mass > 0.0 else 1.0)
+            total += (c[x] - r[x]) * (_miss(remaining, rest / mass, n - 1) if mass > 0.0 else 1.0)
     return total
 
 

@@ -164,10 +164,10 @@ class AmusdDrafter:
 
     def _begin(self, request: Request, text: Sequence[int], start: int | None = None) -> Drafting:
         p, longest = request.params, self._model.max_model_len - 1
-        ends = {*p.stop_token_ids, *(() if p.ignore_eos else self._stop_ids)}
+        end_ids = {*p.stop_token_ids, *(() if p.ignore_eos else self._stop_ids)}
         if p.max_tokens is not None:
             longest = min(longest, len(request.prompt_token_ids) + p.max_tokens)
-        lead = Lead(text, self.lead_cap, ends, longest)
+        lead = Lead(text, self.lead_cap, end_ids, longest)
         lead.start = lead.start if start is None else start
         begun = Drafting(request, lead, request.seed)
         self._worker.add(begun)
@@ -184,13 +184,13 @@ class AmusdDrafter:
         with worker.condition:
             worker.wait(lambda: all(len(x.ring) >= min(self.least, n) or not x.room for x, n in zip(leads, most, strict=True)))
             roots = [x.text[-1] for x in leads]
-            taken = [x.take(n) for x, n in zip(leads, most, strict=True)]
+            leads_taken = [x.take(n) for x, n in zip(leads, most, strict=True)]
             positions = [len(x.text) for x in leads]
         self._began = perf_counter()
         if self.trace is not None:
-            self.trace.add(VERIFY, "wait", began, self._began, taken=[len(items) for items in taken])
+            self.trace.add(VERIFY, "wait", began, self._began, taken=[len(items) for items in leads_taken])
         key = NoiseKey.of([d.seed for d in states], [d.request.sample for d in states], positions)
-        return self._drafted(roots, taken, key)
+        return self._drafted(roots, leads_taken, key)
 
     def _drafted(self, roots: Sequence[int], taken: Sequence[Sequence[Item]], key: NoiseKey) -> Draft:
         (draft_sampling,), (shape,) = self.info.draft_sampling, self.info.shapes
@@ -214,8 +214,8 @@ class AmusdDrafter:
                 d.lead.verified(tokens, count)
             self._worker.condition.notify_all()
         if self.trace is not None:
-            taken = (scores.tree.parents >= 0).sum(1).tolist()
-            self.trace.add(VERIFY, "verify", self._began, perf_counter(), drafted=taken, accepted=accepted)
+            num_taken = (scores.tree.parents >= 0).sum(1).tolist()
+            self.trace.add(VERIFY, "verify", self._began, perf_counter(), drafted=num_taken, accepted=accepted)
         return list(states)
 
     def report(self, state: Drafting) -> dict[str, float]:

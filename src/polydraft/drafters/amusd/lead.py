@@ -96,8 +96,8 @@ class Lead:
         """Tokens that may be drafted now."""
         if self.closed or (self.ring and self.ring[-1].token in self.ends):
             return 0
-        left = self.cap - len(self.ring)
-        return left if self.longest is None else max(0, min(left, self.longest - len(self.text) - len(self.ring)))
+        free_places = self.cap - len(self.ring)
+        return free_places if self.longest is None else max(0, min(free_places, self.longest - len(self.text) - len(self.ring)))
 
     def next(self) -> Step | None:
         """What to draft now; None while nothing may be."""
@@ -136,16 +136,16 @@ class Lead:
 
     def verified(self, tokens: Sequence[int], accepted: int) -> None:
         """A pass is over. tokens: what it emitted.  accepted: how many of those that were taken it kept; one more token at least was emitted."""
-        taken, self.taken = self.taken, 0
+        num_taken, self.taken = self.taken, 0
         self.text.extend(tokens)
-        if accepted < taken:
+        if accepted < num_taken:
             return self._roll_back()
         for i, token in enumerate(tokens):
             if not self.ring:  # the drafter is behind; what it is drawing is compared when it comes
                 return None
             if self.ring.popleft().token != token:
                 return self._roll_back()
-            self.counts.reused += i >= taken
+            self.counts.reused += i >= num_taken
         return None
 
     def _roll_back(self) -> None:

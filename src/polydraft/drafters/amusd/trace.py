@@ -92,12 +92,12 @@ class Trace:
 
 def _meeting(drafts: list[Event], passes: list[Event]) -> list[tuple[Event, Event]]:
     """Draft steps and passes that share some time; both in order, passes one after the other."""
-    found, first = list[tuple[Event, Event]](), 0
+    pairs, first = list[tuple[Event, Event]](), 0
     for d in drafts:
         while first < len(passes) and passes[first].end <= d.begin:
             first += 1
         for v in passes[first:]:
             if v.begin >= d.end:
                 break
-            found.append((d, v))
-    return found
+            pairs.append((d, v))
+    return pairs

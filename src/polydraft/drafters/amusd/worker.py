@@ -176,8 +176,8 @@ class Worker:
             d.request = replace(d.request, seed=epoch_seed(d.seed, d.request.sample, step.start))
         if d.state is not None:
             cached = len(d.state.context) - len(d.state.pending)
-            kept = min(cached, common_length(d.state.context, text), len(text) - 1)
-            d.state = ModelState(d.request, d.state.slot, text, text[kept:])
+            length = min(cached, common_length(d.state.context, text), len(text) - 1)
+            d.state = ModelState(d.request, d.state.slot, text, text[length:])
         d.epoch, d.text = step.epoch, text
         d.lead.acknowledge(step.epoch)
 
@@ -198,8 +198,8 @@ class Worker:
             raise InvalidInputError(
                 f"{self.drafter.info.name!r} gave a row that is no law. Check the draft model's logits for NaN."
             )
-        kept = as_one_round([s.context[-1] for s in states], chains)
-        for (d, _), state in zip(steps, self.drafter.observe(states, *kept), strict=True):
+        drafted = as_one_round([s.context[-1] for s in states], chains)
+        for (d, _), state in zip(steps, self.drafter.observe(states, *drafted), strict=True):
             d.state = state
         rows = draft.rows.tolist()
         return [

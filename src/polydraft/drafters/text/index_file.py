@@ -153,11 +153,11 @@ def save(path: str | Path, kind: str, arrays: Mapping[str, np.ndarray], *, vocab
 
 def _checksum(about: Mapping[str, Any], entries: Mapping[str, Any], *data: memoryview) -> int:
     """Of all that a file says, less the checksum itself."""
-    said = {name: value for name, value in about.items() if name != "checksum"}
-    found = zlib.crc32(json.dumps([said, entries], sort_keys=True).encode())
+    fields = {name: value for name, value in about.items() if name != "checksum"}
+    checksum = zlib.crc32(json.dumps([fields, entries], sort_keys=True).encode())
     for part in data:
-        found = zlib.crc32(part, found)
-    return found
+        checksum = zlib.crc32(part, checksum)
+    return checksum
 
 
 def kind_of(path: str | Path) -> str:
@@ -208,9 +208,9 @@ def _why(error: Exception) -> str:
 
 
 def _check(value: Any, schema: Any, names: dict[str, int] | None = None) -> None:
-    found = fault(value, schema, names)
-    if found:
-        raise _DamagedError(found)
+    message = fault(value, schema, names)
+    if message:
+        raise _DamagedError(message)
 
 
 def _header(file: BinaryIO) -> tuple[dict[str, Any], dict[str, Any], int]:

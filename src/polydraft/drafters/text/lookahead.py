@@ -66,9 +66,9 @@ class Window:
 
         best: [W].  new: tokens for the columns that come in, level by level; (N - 1) * min(W, num_accepted) of them.
         """
-        found = np.empty((self.guesses.shape[1], len(self.guesses) + 1), np.int64)
-        _advance(self.guesses, best, num_accepted, np.array(new, np.int64), found)
-        return [tuple(column) for column in found.tolist()]
+        windows = np.empty((self.guesses.shape[1], len(self.guesses) + 1), np.int64)
+        _advance(self.guesses, best, num_accepted, np.array(new, np.int64), windows)
+        return [tuple(column) for column in windows.tolist()]
 
 
 @njit(cache=True)
@@ -89,11 +89,11 @@ def _advance(guesses, best, num_accepted, new, found):
 
 @njit(cache=True)
 def _learn(pool, guesses, best, num_accepted, new, text):
-    found = np.empty((guesses.shape[1], len(guesses) + 1), np.int64)
+    windows = np.empty((guesses.shape[1], len(guesses) + 1), np.int64)
     if len(best):
-        _advance(guesses, best, num_accepted, new, found)
-        for w in range(len(found)):
-            add_phrase(pool, found[w, 0], found[w, 1:])
+        _advance(guesses, best, num_accepted, new, windows)
+        for w in range(len(windows)):
+            add_phrase(pool, windows[w, 0], windows[w, 1:])
     read_text(pool, text)
 
 
@@ -186,8 +186,8 @@ class LookaheadDrafter(TextDrafter[LookaheadState]):
 
     def snapshot(self, state: LookaheadState) -> Snapshot:
         """Text, window and the request's own pool; a shared pool is saved by its owner."""
-        own = {"pool": state.pool.to_array()} if self.pool is None else {}
-        return super().snapshot(state) | {"window": state.window.guesses.copy()} | own
+        own_state = {"pool": state.pool.to_array()} if self.pool is None else {}
+        return super().snapshot(state) | {"window": state.window.guesses.copy()} | own_state
 
     def restore(self, request: Request, snapshot: Snapshot) -> LookaheadState:
         """The state that drafts as the one of the snapshot; see `drafters.base.Resumable`."""

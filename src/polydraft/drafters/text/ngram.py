@@ -54,15 +54,15 @@ class NgramState:
 
     def extend(self, tokens: Sequence[int] | np.ndarray) -> None:
         """Append to the text and index it."""
-        known = self.num_tokens
+        num_known = self.num_tokens
         text, _, _, about = self.arrays
-        if known + len(tokens) > len(text):
-            room = max(ROOM, 1 << (known + len(tokens) - 1).bit_length())
+        if num_known + len(tokens) > len(text):
+            room = max(ROOM, 1 << (num_known + len(tokens) - 1).bit_length())
             _, low, high = about.tolist()
             before, latest = np.empty((high - low + 1, room), np.int32), np.zeros((high - low + 1, 2 * room), np.int32)
             about[KNOWN] = 0
             self.arrays = np.empty(room, np.int32), before, latest, about
-            _extend(self.arrays, text[:known])
+            _extend(self.arrays, text[:num_known])
         _extend(self.arrays, np.array(tokens, np.int32))
 
     def follow(self, tokens: Sequence[int]) -> None:
@@ -79,8 +79,8 @@ class NgramState:
     def places(self) -> list[tuple[int, int]]:
         """(length, place) where a suffix of the text was followed before: longest suffix first, then the latest place."""
         _, low, high = self.arrays[3].tolist()
-        found = np.empty((MOST_PLACES * (high - low + 1), 2), np.int64)
-        return [(n, at) for n, at in found[: _places(self.arrays, found)].tolist()]
+        matches = np.empty((MOST_PLACES * (high - low + 1), 2), np.int64)
+        return [(n, at) for n, at in matches[: _places(self.arrays, matches)].tolist()]
 
 
 @njit(cache=True)
@@ -137,12 +137,12 @@ def _places(index, found):
 def _grow(tree, index, limits):
     text, about = index[0], index[3]
     plant(tree, text[about[KNOWN] - 1], limits)
-    found = np.empty((MOST_PLACES * (about[LONGEST] - about[SHORTEST] + 1), 2), np.int64)
-    for f in range(_places(index, found)):
+    matches = np.empty((MOST_PLACES * (about[LONGEST] - about[SHORTEST] + 1), 2), np.int64)
+    for f in range(_places(index, matches)):
         if is_full(tree):
             break
-        score, node = 1 - 0.6 ** found[f, 0], 0
-        for at in range(found[f, 1], about[KNOWN]):
+        score, node = 1 - 0.6 ** matches[f, 0], 0
+        for at in range(matches[f, 1], about[KNOWN]):
             node = add_node(tree, node, np.int64(text[at]), score)
             if node < 0:
                 break

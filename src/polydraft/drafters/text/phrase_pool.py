@@ -99,23 +99,23 @@ def add_phrase(pool, token, phrase):
         sizes[at] = 0
     else:
         touch(index, at)
-    own, size = phrases[at], sizes[at]
+    pool_phrases, size = phrases[at], sizes[at]
     gone = 0  # the phrase itself, if it is there; else the oldest one, if there is no room
     while gone < size:
         k = 0
-        while k < length and own[gone, k] == phrase[k]:
+        while k < length and pool_phrases[gone, k] == phrase[k]:
             k += 1
         if k == length:
             break
         gone += 1
-    if gone == size and size == len(own):
+    if gone == size and size == len(pool_phrases):
         gone = 0
     if gone < size:
         for i in range(gone, size - 1):
-            own[i] = own[i + 1]
+            pool_phrases[i] = pool_phrases[i + 1]
         size -= 1
     for k in range(length):
-        own[size, k] = phrase[k]
+        pool_phrases[size, k] = phrase[k]
     sizes[at] = size + 1
 
 
@@ -131,7 +131,7 @@ def read_text(pool, text):
 def _hang(pool, tree, node, count):
     """Hang up to `count` phrases on a node, latest first; returns the nodes where they end, -1 behind them."""
     index, sizes, phrases = pool
-    ends, num = np.full(max(count, 1), -1, np.int64), 0
+    path_ends, num = np.full(max(count, 1), -1, np.int64), 0
     at = find(index, tree[0][TOKEN, node])
     if at >= 0:
         for i in range(sizes[at] - 1, max(-1, sizes[at] - 1 - count), -1):
@@ -142,9 +142,9 @@ def _hang(pool, tree, node, count):
                     break
                 end = further
             if end != node:
-                ends[num] = end
+                path_ends[num] = end
                 num += 1
-    return ends
+    return path_ends
 
 
 @njit(cache=True)

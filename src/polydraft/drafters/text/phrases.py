@@ -177,10 +177,10 @@ class PhraseDrafter(TextDrafter[PhraseState]):
         best = most_likely(scores.logits) if learn else np.zeros((len(states), num_nodes), np.int64)
         (tokens, parents), paths = tree.host, outcome.host[0]
         for b, (state, new) in enumerate(zip(states, outcome.emitted(tree), strict=True)):
-            kept = 0
-            while kept < min(len(new), len(state.drafted)) - 1 and new[kept] == state.drafted[kept]:
-                kept += 1
-            state.fed = min(int(self.model.lengths[state.slot]), len(state.tokens) + kept)
+            num_accepted = 0
+            while num_accepted < min(len(new), len(state.drafted)) - 1 and new[num_accepted] == state.drafted[num_accepted]:
+                num_accepted += 1
+            state.fed = min(int(self.model.lengths[state.slot]), len(state.tokens) + num_accepted)
             state.drafted = ()
             state.extend(new)
             text = np.array(state.tokens[-len(new) - self.length :])
@@ -210,13 +210,13 @@ class PhraseDrafter(TextDrafter[PhraseState]):
 def _learn(pool, tokens, parents, best, path, corrected, text):
     """Step 3 for one row. best: the target's argmax behind each node.  path: the accepted nodes.  text: its new end."""
     length = pool[2].shape[2]
-    kept = np.zeros(len(tokens), np.bool_)
+    is_new = np.zeros(len(tokens), np.bool_)
     for n in path:
         if n > 0:
-            kept[n] = True
+            is_new[n] = True
     phrase = np.empty(length, np.int64)
     for n in range(1, len(tokens) if corrected else 0):
-        if parents[n] < 0 or kept[n]:
+        if parents[n] < 0 or is_new[n]:
             continue
         at, num = n, 0
         while at >= 0 and num < length:

@@ -110,8 +110,8 @@ class RetrievalIndex:
         Raises:
             InvalidInputError: what `index_file.load` refuses.
         """
-        found = index_file.load(path, "retrieval")
-        return cls(found.arrays["tokens"], found.arrays["order"], found.vocab_size, found.tokens_of)
+        stored = index_file.load(path, "retrieval")
+        return cls(stored.arrays["tokens"], stored.arrays["order"], stored.vocab_size, stored.tokens_of)
 
     def count(self, tokens: Sequence[int]) -> int:
         """Occurrences of a string of at least one token."""
@@ -226,10 +226,10 @@ def _draft(trial, index, text, m, limits):
                 size += 1
             i = last
             probe = max(last, probe + step)
-        taken, node = add_best(trial, parents, hits, token, share, size)
-        if taken < 0:
+        added, node = add_best(trial, parents, hits, token, share, size)
+        if added < 0:
             break
-        begin, end = low[taken], high[taken]
+        begin, end = low[added], high[added]
 
 
 class RetrievalDrafter(TextDrafter[Text]):
@@ -273,11 +273,11 @@ class RetrievalDrafter(TextDrafter[Text]):
                 "the retrieval drafter was asked for without an index; expected a file of `polydraft index build --kind retrieval`. "
                 "Give it with --index, or drafter_options={'index': ...}."
             )
-        made = index if isinstance(index, RetrievalIndex) else RetrievalIndex.load(index)
+        loaded = index if isinstance(index, RetrievalIndex) else RetrievalIndex.load(index)
         index_file.check_vocabulary(
-            "the retrieval index", made.vocab_size, made.tokens_of, parts.target.vocab_size, parts.tokenizer
+            "the retrieval index", loaded.vocab_size, loaded.tokens_of, parts.target.vocab_size, parts.tokenizer
         )
-        return cls(made, eos_token_ids=parts.eos_token_ids, **options)
+        return cls(loaded, eos_token_ids=parts.eos_token_ids, **options)
 
     def begin(self, request: Request, tokens: Sequence[int] | np.ndarray) -> Text:
         """Remember the text."""

@@ -100,26 +100,28 @@ class SpanDrafter:
         for s, budget in zip(states, budgets, strict=True):
             tokens = [s.tokens[-1], *self._next(s.at)[: min(budget.max_depth, budget.max_nodes)]]
             rows.append((tokens, list(range(-1, len(tokens) - 1))))
-        made = tree.pad(rows)
-        return Draft(made, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(made.tokens, -1))
+        draft_tree = tree.pad(rows)
+        return Draft(draft_tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(draft_tree.tokens, -1))
 
     def observe(self, states: Sequence[SpanState], outcome: Outcome, scores: Scores) -> list[SpanState]:
         """Where each emitted token stands, and whether the next draft goes on from the last one."""
         (layer,), new = self.needs.hidden, list[SpanState]()
         paths, extras = outcome.lists
         for b, s in enumerate(states):
-            kept, extra, drafted = len(paths[b]), extras[b], int(scores.tree.is_node[b].sum()) - 1
+            num_accepted, extra, drafted = len(paths[b]), extras[b], int(scores.tree.is_node[b].sum()) - 1
             standing = (
-                [replace(s.at, position=s.at.position + i) for i in range(1, kept + 1)] if s.at is not None else [None] * kept
+                [replace(s.at, position=s.at.position + i) for i in range(1, num_accepted + 1)]
+                if s.at is not None
+                else [None] * num_accepted
             )
             text = (*s.tokens, *scores.tree.tokens[b, paths[b]].tolist())
             at, used = standing[-1] if standing else s.at, s.used
-            if kept < drafted:
+            if num_accepted < drafted:
                 at = None
             elif at is not None and self._next(at)[:1] == (extra,):
                 at = replace(at, position=at.position + 1)
             else:
-                state = scores.hidden[layer][b, paths[b][-1] if kept else 0].float().cpu().numpy()
+                state = scores.hidden[layer][b, paths[b][-1] if num_accepted else 0].float().cpu().numpy()
                 at = self._selected(text, state, extra, used)
                 used = used if at is None else used | {(at.passage, at.position)}
             names = [f"{x.source}, passage {x.passage}" for x in standing if x is not None]

@@ -104,17 +104,17 @@ class SuffixStore:
         Raises:
             InvalidInputError: what `index_file.load` refuses, and texts that are not as long as the file says.
         """
-        found = index_file.load(path, "suffix-store")
-        tokens, lengths, most = found.arrays["tokens"], found.arrays["lengths"], found.facts["max_tokens"]
+        stored = index_file.load(path, "suffix-store")
+        tokens, lengths, most = stored.arrays["tokens"], stored.arrays["lengths"], stored.facts["max_tokens"]
         if lengths.sum() != len(tokens) or len(tokens) > most:
             raise InvalidInputError(
                 f"{Path(path).name!r} was given as a suffix-store index, but it says {lengths.sum()} tokens in {len(lengths)} texts "
                 f"and at most {most}, and holds {len(tokens)}. Save the store again with `SuffixStore.save`."
             )
-        store = cls(most, found.facts["depth"])
+        store = cls(most, stored.facts["depth"])
         for text in np.split(tokens, np.cumsum(lengths)[:-1]):
             store.add(text)
-        store.made_with = found.vocab_size, found.tokens_of
+        store.made_with = stored.vocab_size, stored.tokens_of
         return store
 
 
@@ -198,18 +198,18 @@ class SuffixDrafter(TextDrafter[SuffixTree]):
 
 
 @njit(cache=True)
-def _grow(tree, own, store, reach, limits):
+def _grow(tree, arrays, store, reach, limits):
     """Grow the better draft: that of the request's own tree, or of the store's, if there is one."""
-    own = Arrays(*own)
-    plant(tree, last_of(own), limits)
+    arrays = Arrays(*arrays)
+    plant(tree, last_of(arrays), limits)
     if is_full(tree):
         return
     trial = np.empty_like(tree[0]), tree[1]
-    suffixes, places, own_wins = own, ends_of(own), True
-    best, score = _best_match(trial, own, places, True, reach, limits)
+    suffixes, places, own_wins = arrays, ends_of(arrays), True
+    best, score = _best_match(trial, arrays, places, True, reach, limits)
     if store is not None:
         others = Arrays(*store)
-        elsewhere = tail_of(own, others)
+        elsewhere = tail_of(arrays, others)
         m, promised = _best_match(trial, others, elsewhere, False, reach, limits)
         if promised > score:
             suffixes, places, own_wins, best = others, elsewhere, False, m
@@ -276,11 +276,11 @@ def _draft(trial, suffixes, place, m, own, reach, limits):
             parents[i], mass[i] = node, path_mass * share[i]
         node = -1
         while node < 0:
-            taken = best_candidate(trial, parents, mass, size)
-            if taken < 0:
+            candidate = best_candidate(trial, parents, mass, size)
+            if candidate < 0:
                 return total_mass
-            n, o, path_mass = at[taken], offset[taken], mass[taken]
-            node = add_node(trial, parents[taken], token_at(suffixes, nodes[n, START] + o - 1), share[taken])
-            parents[taken] = -1
+            n, o, path_mass = at[candidate], offset[candidate], mass[candidate]
+            node = add_node(trial, parents[candidate], token_at(suffixes, nodes[n, START] + o - 1), share[candidate])
+            parents[candidate] = -1
         total_mass += path_mass
     return total_mass

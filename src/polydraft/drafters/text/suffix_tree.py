@@ -161,9 +161,9 @@ class SuffixTree:
         """Take out the finished text that was put in first; it costs its own length."""
         _remove(self.arrays, *self._texts.popleft())
         if len(self.arrays.nodes) > 16 * ROOM + 8 * self.num_nodes:  # give memory back: the same texts in new arrays
-            kept = self.texts()
+            texts = self.texts()
             self._clear()
-            for text in kept:
+            for text in texts:
                 self.add(text)
 
 
@@ -358,12 +358,12 @@ def tail_of(own, other):
     """[L, 2] the places in another tree of the end of this one's growing text, as `ends_of` gives them."""
     end = own.about[END]
     tokens = own.pool[max(0, end - len(other.places) + 1) : end]
-    found = np.empty((min(len(tokens), len(other.places) - 2), 2), np.int32)
-    for m in range(1, len(found) + 1):
-        found[m - 1, 0], found[m - 1, 1] = _find(other, tokens, len(tokens) - m)
-        if not found[m - 1, 0]:
-            return found[: m - 1]
-    return found
+    places = np.empty((min(len(tokens), len(other.places) - 2), 2), np.int32)
+    for m in range(1, len(places) + 1):
+        places[m - 1, 0], places[m - 1, 1] = _find(other, tokens, len(tokens) - m)
+        if not places[m - 1, 0]:
+            return places[: m - 1]
+    return places
 
 
 @njit(cache=True)

@@ -150,10 +150,10 @@ class TrigramDrafter(TextDrafter[TrigramState]):
     def continuations(self, state: TrigramState, budget: Budget) -> GrownTree:
         """The search's candidates, most visited first, scored by their share of the parent's visits; empty for a text of one token or a pair that was never seen."""
         tree, request, text = (new_cells(budget), self._eos), state.request, state.tokens
-        ends = text[-2] if len(text) > 1 else -1, text[-1]
+        last_pair = text[-2] if len(text) > 1 else -1, text[-1]
         update, key = (self._unread(state), self._bump, self._cap), (request.seed, request.sample, len(text))
         with state.store.lock:
-            grow(tree, self.table.arrays, state.store.arrays, update, ends, self._search, key, limits(budget))
+            grow(tree, self.table.arrays, state.store.arrays, update, last_pair, self._search, key, limits(budget))
         return GrownTree(tree)
 
     def observe(self, states: Sequence[TrigramState], outcome: Outcome, scores: Scores) -> list[TrigramState]:

@@ -85,8 +85,8 @@ class TrigramStore:
         index, rows = store.arrays[0], store._rows()
         for i in range(max(0, len(arrays["key"]) - max_pairs), len(arrays["key"])):
             at = insert(index, arrays["key"][i])
-            for kept, given in zip(rows, ("size", "token", "weight"), strict=True):
-                kept[at] = arrays[given][i]
+            for own_column, field_name in zip(rows, ("size", "token", "weight"), strict=True):
+                own_column[at] = arrays[field_name][i]
         return store
 
     def save(self, path: str | Path, vocab_size: int, tokens_of: str = "") -> None:
@@ -100,16 +100,16 @@ class TrigramStore:
         Raises:
             InvalidInputError: what `index_file.load` refuses, and pairs that cannot be or are there twice.
         """
-        found, name = index_file.load(path, "trigram-store", width=WIDTH), Path(path).name
-        keys = found.arrays["key"]
+        stored, name = index_file.load(path, "trigram-store", width=WIDTH), Path(path).name
+        keys = stored.arrays["key"]
         if len(np.unique(keys)) != len(keys):
             raise InvalidInputError(
                 f"{name!r} was given as a trigram-store index, but it holds a pair twice. Save the store again."
             )
         for ids in (keys >> 32, keys & 0xFFFFFFFF):
-            index_file.check_tokens(ids, found.vocab_size, name)
-        store = cls.from_arrays(found.arrays, max_pairs)
-        store.made_with = found.vocab_size, found.tokens_of
+            index_file.check_tokens(ids, stored.vocab_size, name)
+        store = cls.from_arrays(stored.arrays, max_pairs)
+        store.made_with = stored.vocab_size, stored.tokens_of
         return store
 
 

@@ -96,13 +96,13 @@ class TrigramTable:
 
     @classmethod
     def _of(cls, codes: np.ndarray, counts: np.ndarray, V: int, top: int, tokens_of: str) -> "TrigramTable":
-        pairs, begins = np.unique(codes // V, return_index=True)
-        sizes = np.diff(np.append(begins, len(codes)))
-        weight = counts / np.repeat(np.add.reduceat(counts, begins), sizes) if len(codes) else np.empty(0)
+        pairs, pair_begins = np.unique(codes // V, return_index=True)
+        sizes = np.diff(np.append(pair_begins, len(codes)))
+        weight = counts / np.repeat(np.add.reduceat(counts, pair_begins), sizes) if len(codes) else np.empty(0)
         number = np.repeat(np.arange(len(pairs)), sizes)
         order = np.lexsort((codes, -counts, number))
-        kept = order[np.arange(len(codes)) - np.repeat(begins, sizes) < top]
-        return cls.of_rows(pairs // V, pairs % V, np.minimum(sizes, top), codes[kept] % V, weight[kept], V, tokens_of)
+        largest = order[np.arange(len(codes)) - np.repeat(pair_begins, sizes) < top]
+        return cls.of_rows(pairs // V, pairs % V, np.minimum(sizes, top), codes[largest] % V, weight[largest], V, tokens_of)
 
     @classmethod
     def of_rows(
@@ -138,8 +138,8 @@ class TrigramTable:
         Raises:
             InvalidInputError: not a table, truncated, with rows that are not found, or with ids or weights that cannot be.
         """
-        found, name = index_file.load(path, "trigram"), Path(path).name
-        table = cls(found.arrays["cells"], found.arrays["slots"], found.vocab_size, found.tokens_of)
+        index, name = index_file.load(path, "trigram"), Path(path).name
+        table = cls(index.arrays["cells"], index.arrays["slots"], index.vocab_size, index.tokens_of)
         heads = np.zeros(len(table.cells), np.bool_)
         full = table.num_pairs >= len(table.slots)  # a search would not end
         if full or not _mark_heads(*table.arrays[:2], heads) or np.count_nonzero(heads) != table.num_pairs:
@@ -202,8 +202,8 @@ def _mark_heads(cells, slots, heads):
     at = 0
     while at < len(cells):
         pair, count = cells[at] >> COUNT_BITS, cells[at] & COUNT
-        found = find_row(cells, slots, pair >> TOKEN_BITS, pair & ((1 << TOKEN_BITS) - 1))
-        if pair < 0 or count > WIDTH or at + count >= len(cells) or found != (at + 1, count):
+        places = find_row(cells, slots, pair >> TOKEN_BITS, pair & ((1 << TOKEN_BITS) - 1))
+        if pair < 0 or count > WIDTH or at + count >= len(cells) or places != (at + 1, count):
             return False
         heads[at] = True
         at += 1 + count
