@@ -11,7 +11,7 @@ from numba import njit
 
 from polydraft.exponential import exp
 
-__all__ = ["drop_tail", "highest", "keep_top", "sift", "truncate"]
+__all__ = ["drop_tail", "highest", "keep_top", "sift", "total_mass", "truncate"]
 
 _f32 = np.float32
 _BUCKETS = 1 << 12
@@ -64,7 +64,8 @@ def keep_top(x, count, nothing):
 
 
 @njit(cache=True)
-def _total(x):
+def total_mass(x):
+    """sum(x) in float64, which rounds to the same float32 in whatever order; the additions run in vector lanes."""
     sums = np.zeros(8)
     whole = x.size // 8 * 8
     for i in range(0, whole, 8):
@@ -86,7 +87,7 @@ def drop_tail(masses, share, ids):
 
     masses: the largest is 1.  ids: [V] room for numbers of tokens.
     """
-    total = _total(masses)
+    total = total_mass(masses)
     limit = min(share, 1.0) * total
     slight, below, count, top = _f32(limit / masses.size), 0.0, 0, 0
     for i in range(masses.size):

@@ -6,10 +6,13 @@ import transformers as hf
 
 from polydraft.core import TokenTree
 from polydraft.errors import CapacityError
-from polydraft.models import checkpoint
+from polydraft.models import checkpoint, pair
 from polydraft.models.compiled import weights
+from polydraft.models.compiled.formats import SAMPLED, pack, panels_for, unpack
 from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.vectors import LANES
 from polydraft.models.gguf import GgufFile
+from polydraft.models.load import load_model
 from polydraft.progress import reported_to
 from tests.models.gguf_files import logits, read_by_transformers, write
 from tests.support.closeness import assert_close
@@ -85,6 +88,25 @@ def test_only_blocks_of_more_bits_are_rounded_again_and_said(tmp_path):
     assert model.quantization_error > 0
     kept = CompiledLlama(files, max_num_seqs=1, quantization="int8")
     assert (kept.rounded_again, kept.arrays.weights.head.formats) == ({}, {"Q8_0"})
+
+
+def test_a_draft_models_blocks_are_rounded_to_four_bits_unless_they_are_to_stay(tmp_path):
+    path, folder, options = str(mixed_file(tmp_path / "m.gguf")), str(pair.draft_folder()), {"max_num_seqs": 1, "device": "cpu"}
+    formats = {
+        (draft, given): load_model(draft, as_draft=True, quantization=given, **options).weight_format
+        for draft, given in ((path, None), (path, "int8"), (folder, None))
+    }
+    assert formats == {(path, None): "int4", (path, "int8"): "int8", (folder, None): "bfloat16"}
+    assert load_model(path, **options).weight_format == "Q3_K, Q4_K, Q5_0, Q6_K, Q8_0, float32"
+
+
+def test_of_a_large_matrix_the_loss_is_estimated_from_a_sample_of_its_rows():
+    torch.manual_seed(0)
+    weight = torch.randn(3 * SAMPLED * LANES // 2, 32)
+    panels = panels_for(*weight.shape, "Q4_0")
+    lost, total = pack(weight, panels)
+    assert lost == pytest.approx(float((weight - unpack(panels, *weight.shape)).square().sum()), rel=0.05)
+    assert total == pytest.approx(float(weight.square().sum()), rel=0.05)
 
 
 def test_loading_reports_its_progress_in_bytes(tmp_path):

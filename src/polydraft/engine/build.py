@@ -5,12 +5,14 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from polydraft import registry, tree
-from polydraft.core import Budget, Decoding, Drafter, EncoderDecoder, SecondSequenceDecoding, Verifier
+from polydraft.core import Budget, Decoding, Drafter, EncoderDecoder, SecondSequenceDecoding, Target, Verifier
 from polydraft.drafters.base import Parts
 from polydraft.drafters.choice import Choice
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
 from polydraft.heads.checkpoint import kind_of, shipped
+from polydraft.models.compiled.draft_vocabulary import FIRST_TOKENS
+from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.fixed import FixedPolicy, Policy, check_room
 from polydraft.policy.profile import Profile
@@ -27,6 +29,24 @@ AHEAD = {
     "amusd:coupled": "amusd:coupled",
 }
 """By the drafter that is asked for, the one that drafts the same asynchronously."""
+
+
+def limit_draft_vocabulary(draft_model: Target, tokenizer: Any, wanted: int | None) -> None:
+    """Let a draft model compute logits of a part of its vocabulary, see `models.compiled.draft_vocabulary`.
+
+    wanted: number of first tokens; 0: the whole vocabulary; None: the default, where the model covers it.
+
+    Raises:
+        IncompatibleError: a number, for a model that runs through torch.
+    """
+    if wanted == 0:
+        return
+    if isinstance(draft_model, CompiledLlama):
+        draft_model.draft_over(FIRST_TOKENS if wanted is None else wanted, getattr(tokenizer, "all_special_ids", ()))
+    elif wanted is not None:
+        raise IncompatibleError(
+            f"draft_vocabulary={wanted} was given for a draft model of type {type(draft_model).__name__}; expected a compiled one. Leave it out."
+        )
 
 
 def check_encoders(parts: Parts) -> None:

@@ -38,13 +38,15 @@ def load_models(config: EngineConfig) -> Models:
         draft_name = default_draft(name)
     draft, draft_tokenizer = None, None
     if draft_name is not None:
-        draft = _second(draft_name, config.with_(threads=1) if config.asynchronous else config)
+        draft = _second(draft_name, config.with_(threads=1) if config.asynchronous else config, as_draft=role == "draft")
         load.check_same_context(target.max_model_len, draft.max_model_len)
         draft_tokenizer = load.load_tokenizer(draft_name)
         if build.has_own_vocabulary(config.drafter):
             draft.vocab_size = load.num_token_ids(draft_tokenizer, draft.vocab_size)
         else:
             _share_vocabulary(target, tokenizer, draft, draft_tokenizer, role)
+            if role == "draft":
+                build.limit_draft_vocabulary(draft, draft_tokenizer, config.draft_vocabulary)
     target.vocab_size = load.num_token_ids(tokenizer, target.vocab_size)
     return Models(target, tokenizer, draft, draft_tokenizer, options)
 
@@ -58,12 +60,14 @@ def _method(config: EngineConfig) -> str:
     return config.drafter.partition(":")[0] if isinstance(config.drafter, str) else ""
 
 
-def _second(name: str, config: EngineConfig) -> Target:
+def _second(name: str, config: EngineConfig, as_draft: bool = False) -> Target:
     """A model beside the target."""
     fields = {
         field: getattr(config, field) for field in ("dtype", "device", "backend", "max_model_len", "max_num_seqs", "threads")
     }
-    return load.load_model(name, quantization=config.draft_quantization, **fields)
+    of_file = config.draft_quantization == "file"
+    quantization = None if of_file else config.draft_quantization
+    return load.load_model(name, quantization=quantization, as_draft=as_draft and not of_file, **fields)
 
 
 def _share_vocabulary(target: Target, tokenizer: Any, second: Target, second_tokenizer: Any, role: str) -> None:

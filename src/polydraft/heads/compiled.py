@@ -76,8 +76,8 @@ class CompiledHead(CompiledProposals):
         self.check_tree(tree.num_nodes)
         self.check_slots(slots, [tree.num_nodes] * len(slots), TREE_ROOM)
         if since == 0:
-            for slot in slots:
-                self.reads(slot, 1)
+            for slot, root in zip(slots, tree.host[0][:, :1].tolist(), strict=True):
+                self.reads(slot, root)
         logits = self._run(slots, tree, since, since)
         self.scored(slots, tree.num_nodes)
         scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:]) if since else tree

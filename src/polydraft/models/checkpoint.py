@@ -60,6 +60,11 @@ class Checkpoint:
     rows: Callable[[str, slice], Tensor] | None = None
     forget: Callable[[Iterable[str], slice], None] = lambda names, rows: None
 
+    @property
+    def has_blocks(self) -> bool:
+        """Whether a weight is stored as blocks of integer codes."""
+        return self.blocks is not None and any(self.blocks(name)[0] not in NUMBERS for name in self.outlines)
+
 
 def of_module(module: Any) -> Checkpoint:
     """The weights of a module of transformers; nothing is copied."""

@@ -26,12 +26,13 @@ BACKENDS = settings(ModelConfig)["backend"].choices
 __all__ = ["check_same_context", "check_same_vocabulary", "encode", "load_model", "load_tokenizer", "num_token_ids"]
 
 
-def load_model(name: str, *, plain: bool = False, **fields: Any) -> Target:
+def load_model(name: str, *, plain: bool = False, as_draft: bool = False, **fields: Any) -> Target:
     """A target (or draft) model: the Llama family compiled in float32 on a CPU, else through transformers.
 
     name: a folder of `save_pretrained`, a GGUF file, a name of `polydraft models list` or `OWNER/NAME` of the Hugging Face hub; see
         `hub.located`.
     plain: the model will be used without drafts: one whose cache cannot be rolled back is then taken as it is.
+    as_draft: the model will draft: a file's blocks of more than four bits are rounded to four where no quantization is given.
     fields: of `config.ModelConfig`. Quantization and a KV cache in bfloat16 make another model of a target; on a draft model they cost nothing
         but acceptance. Products with blocks of integers take activations rounded to eight bits a block by default, as llama.cpp's do.
 
@@ -59,6 +60,8 @@ def load_model(name: str, *, plain: bool = False, **fields: Any) -> Target:
         )
         return _spread(place, config.tensor_parallel, config.device_map, dtype, device, options)
     files = _files(place, dtype, device, backend)
+    if as_draft and config.quantization is None and files is not None and files.has_blocks:
+        compiled["quantization"] = "int4"
     if files is not None and (not plain or _rolls_back(files, max_model_len)):
         return _with_sound_weights(CompiledLlama(files, **options, **compiled), files, place)
     module = load_module(place, dtype=dtype, device=device, max_model_len=max_model_len, plain=plain)

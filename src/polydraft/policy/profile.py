@@ -140,7 +140,7 @@ def _model(model: Any) -> dict[str, Any] | None:
         return None
     config = Path(str(name)) / "config.json"
     changed = config.stat().st_mtime_ns if config.exists() else None
-    fields = ("weight_format", "cache_bytes", "max_num_seqs", "vocab_size")
+    fields = ("weight_format", "cache_bytes", "max_num_seqs", "vocab_size", "draft_vocabulary")
     return {
         "name": str(name),
         "changed": changed,

@@ -240,8 +240,9 @@ class CompiledEagle(CompiledHead):
         """The target's states before each of the tokens that the slot is to read next, the root's last."""
         self._left[slot] = states
 
-    def reads(self, slot: int, count: int) -> None:
-        """Put the states of the next so many tokens where the pass finds them."""
+    def reads(self, slot: int, token_ids: Sequence[int]) -> None:
+        """Put the states of the next tokens where the pass finds them."""
+        count = len(token_ids)
         states, self._left[slot] = self._left[slot][:count], self._left[slot][count:]
         self.arrays.target_states[slot, :count] = states.float().numpy()
         self.arrays.counts[slot] = count
@@ -250,7 +251,7 @@ class CompiledEagle(CompiledHead):
         """See `slots.SlotModel.append`; there are no hidden states to be had."""
         last_logits: list[tuple[Tensor, list[Tensor]]] = []
         for slot, ids in texts.items():
-            self.reads(slot, len(ids))
+            self.reads(slot, ids)
             logits = self._run([slot], TokenTree.chain(torch.tensor([ids])), 0, len(ids) - 1)
             last_logits.append((self.wide(logits)[0], []))
         return last_logits

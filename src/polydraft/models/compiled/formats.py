@@ -46,6 +46,8 @@ BLOCK = 32
 """Inputs of a sub-block: activations that share a scale."""
 TOGETHER = 64
 """Panels that are packed at a time: what is rounded on the way then stays in the caches."""
+SAMPLED = 8 * TOGETHER
+"""Of so many panels the first TOGETHER are held against what was written: all of them would take as long as packing does."""
 ROUNDED = np.dtype([("scale", np.float32), ("sum", np.float32), ("halves", np.float32, (2,)), ("codes", np.int8, (BLOCK,))])
 """BLOCK activations, scale code each; sum: of them; halves: the same of the first 16 and of the others."""
 NUMBERS = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(np.uint16)}
@@ -160,7 +162,7 @@ def format_name(dtype: np.dtype) -> str:
         >>> format_name(np.dtype(np.uint16))
         'bfloat16'
     """
-    return next(name for name, known in DTYPES.items() if known == dtype)
+    return next(name for name, panel_dtype in DTYPES.items() if panel_dtype == dtype)
 
 
 def panels_for(outputs: int, inputs: int, name: str) -> np.ndarray:
@@ -179,28 +181,30 @@ def panels_for(outputs: int, inputs: int, name: str) -> np.ndarray:
 
 
 def pack(weight: Float[Tensor, "O I"], out: np.ndarray) -> tuple[float, float]:
-    """Write a weight matrix into its panels, rounded to their format; returns sum |W - W'|^2 and sum |W|^2, W' what was written,
-    or zeros where the format is the weight's own.
+    """Write a weight matrix into its panels, rounded to their format; returns sum |W - W'|^2 and sum |W|^2, W' what was written, or zeros
+    where the format is the weight's own. Of a large matrix both sums are estimates from a sample of its rows.
 
     Example:
         >>> out = panels_for(2, 2, "bfloat16")
         >>> pack(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), out), unpack(out, 2, 2).tolist()
         ((0.0, 30.0), [[1.0, 2.0], [3.0, 4.0]])
     """
-    name, lost, total = format_name(out.dtype), 0.0, 0.0
-    each = PANEL if name in NUMBERS else LANES
+    name, lost, total, num_sampled = format_name(out.dtype), 0.0, 0.0, 0
+    width = PANEL if name in NUMBERS else LANES
     for begin in range(0, len(out), TOGETHER):
-        rows, some = weight.detach()[begin * each : (begin + TOGETHER) * each], out[begin : begin + TOGETHER]
+        rows, some = weight.detach()[begin * width : (begin + TOGETHER) * width], out[begin : begin + TOGETHER]
         if name in BLOCKS:
             pack_blocks(rounded_blocks(rows, name), some)
         elif name == "bfloat16":
             _place((rows if rows.dtype == torch.bfloat16 else rows.float().bfloat16()).view(torch.int16), some.view(np.int16), 2)
         else:
             _place(rows.float(), some, 1)
-        if name != ("bfloat16" if weight.dtype == torch.bfloat16 else "float32"):
+        if begin % SAMPLED == 0 and name != ("bfloat16" if weight.dtype == torch.bfloat16 else "float32"):
             lost += float((rows.float() - unpack(some, *rows.shape)).square_().sum())
             total += float(rows.float().square().sum())
-    return lost, total
+            num_sampled += len(rows)
+    scale = len(weight) / num_sampled if num_sampled else 0.0
+    return scale * lost, scale * total
 
 
 def _place(values: Tensor, out: np.ndarray, together: int) -> None:
@@ -369,15 +373,16 @@ def rounded_blocks(rows: Float[Tensor, "O I"], name: str) -> np.ndarray:
     if name == "Q8_0":
         scale, middle, last = w.abs().amax(-1, keepdim=True) / 127, 0, 127
     elif name == "Q4_0":
-        scale, middle, last = w.gather(-1, w.abs().argmax(-1, keepdim=True)) / -8, 8, 15
+        low, high = w.amin(-1, keepdim=True), w.amax(-1, keepdim=True)
+        scale, middle, last = torch.where(high >= -low, high, low) / -8, 8, 15
     else:
         least, middle, last = w.amin(-1, keepdim=True).half(), 0, 15
         scale = (w.amax(-1, keepdim=True) - least) / 15
         raw["m"] = least[..., 0].numpy().view(np.uint16)
     scale = scale.half()
     raw["d"] = scale[..., 0].numpy().view(np.uint16)
-    codes = ((w - least) / torch.where(scale == 0, 1.0, scale.float())).round().add_(middle)
-    codes = codes.clamp_(-127 if last == 127 else 0, last).to(torch.int8).numpy().view(np.uint8)
+    codes = (w - least if name == "Q4_1" else w) / torch.where(scale == 0, 1.0, scale.float())
+    codes = codes.round_().add_(middle).clamp_(-127 if last == 127 else 0, last).to(torch.int8).numpy().view(np.uint8)
     codes = codes if last == 127 else codes[..., : BLOCK // 2] | codes[..., BLOCK // 2 :] << 4
     raw["codes"] = np.ascontiguousarray(codes).view("<u4")
     return raw

@@ -23,6 +23,7 @@ from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import checkpoint
 from polydraft.models.checkpoint import Checkpoint, head_width, why_not_family
 from polydraft.models.compiled.cache import CACHE_DTYPES, move_columns, new_memory, token_bytes
+from polydraft.models.compiled.draft_vocabulary import DraftVocabulary
 from polydraft.models.compiled.forward import compiled_pass, embed_rows, head_rows
 from polydraft.models.compiled.layers import CHUNK, ModelArrays, Sizes, workspace
 from polydraft.models.compiled.products import BYTES, FORMATS
@@ -61,6 +62,8 @@ class CompiledLlama(CompiledProposals):
     """
 
     cache_grows = True  # see `vectors.aligned`
+    draft_vocabulary: int | None = None
+    """First tokens that are drafted, where logits are of a part of the vocabulary."""
 
     def __init__(
         self,
@@ -88,15 +91,15 @@ class CompiledLlama(CompiledProposals):
         reason = self.why_unsupported(model)
         if reason:
             raise IncompatibleError(f"{type(model).__name__} cannot be compiled: {reason}. Use backend='transformers'.")
-        taken = _taken(model)
-        self.checkpoint: Checkpoint | None = taken
-        config = taken.config
+        source = _checkpoint_of(model)
+        self.checkpoint: Checkpoint | None = source
+        config = source.config
         check_supported(config, max_model_len)
         self.name, self.vocab_size = str(config.name_or_path or type(model).__name__), int(config.vocab_size)
         self.device, self.dtype = torch.device("cpu"), torch.float32
-        self.eos_token_ids, self.bos_token_id = special_ids(taken)
+        self.eos_token_ids, self.bos_token_id = special_ids(source)
         width, groups = head_width(config), config.num_key_value_heads
-        each = config.num_hidden_layers, max_num_seqs, groups
+        cache_shape = config.num_hidden_layers, max_num_seqs, groups
         columns = self.open_slots(
             max_model_len,
             max_num_seqs,
@@ -105,9 +108,9 @@ class CompiledLlama(CompiledProposals):
             device=self.device,
             multiple=PANEL,
         )
-        memory = new_memory(each, width, columns, self._lengths, cache_dtype)
-        made = packed_weights(taken, columns, quantization, integers=activations != "float32")
-        weights, self.weight_format, self.quantization_error, self.rounded_again = made
+        memory = new_memory(cache_shape, width, columns, self._lengths, cache_dtype)
+        packed_model = packed_weights(source, columns, quantization, integers=activations != "float32")
+        weights, self.weight_format, self.quantization_error, self.rounded_again = packed_model
         self.activations = "int8" if any(w.rounding == BYTES for w in (weights.qkv, weights.down, weights.head)) else "float32"
         sizes = Sizes(
             config.num_attention_heads,
@@ -120,8 +123,79 @@ class CompiledLlama(CompiledProposals):
         self.weight_bytes = sum(x.nbytes for x in (weights.head, weights.qkv, weights.out, weights.gate_up, weights.down))
         threads = default_threads(self.weight_bytes) if threads is None else threads
         self.arrays = ModelArrays(weights, sizes, memory, workspace(weights, sizes, columns, threads))
-        self._untaken = np.full(len(self.arrays.weights.attention_norm) + 1, -1, np.int64)
+        self._no_states = np.full(len(self.arrays.weights.attention_norm) + 1, -1, np.int64)
         self.pool = Pool(threads)
+        self._vocabulary: DraftVocabulary | None = None
+
+    def draft_over(self, num_first: int, special_ids: Sequence[int] = ()) -> None:
+        """Compute logits of a part of the vocabulary only, as a draft model: of the first tokens, of special ones and, for each slot, of those that its
+        text holds, see `draft_vocabulary`. All others have no probability.
+
+        num_first: rounded up to whole panels; with more than half of the vocabulary nothing changes.
+
+        Raises:
+            InvalidInputError: fewer than one token, or slots with texts.
+        """
+        if num_first < 1 or self.lengths.any():
+            raise InvalidInputError(
+                f"num_first={num_first} was given to a model with texts in {int((self.lengths > 0).sum())} slots; "
+                "expected at least 1, and none. Do it before the first request."
+            )
+        num_first = -(-num_first // PANEL) * PANEL
+        if 2 * num_first <= self.vocab_size:
+            special = (*special_ids, *self.eos_token_ids)
+            head = self.arrays.weights.head
+            self._vocabulary = DraftVocabulary(head, self.vocab_size, num_first, special, self.max_num_seqs)
+            self.draft_vocabulary = num_first
+            self._take_outputs()
+
+    def _take_outputs(self) -> None:
+        """Compute the outputs that the draft vocabulary has now."""
+        if self._vocabulary is not None:
+            self.output_tokens = self._vocabulary.tokens
+            self.draft_ids = self.output_tokens.ids
+            (weights, sizes, *others), layer = self.arrays, self._vocabulary.layer
+            if layer is not weights.head:
+                self.weight_bytes += (layer.panels - weights.head.panels) * layer.panel_bytes
+                self.arrays = ModelArrays(weights._replace(head=layer), sizes._replace(outputs=layer.outputs), *others)
+
+    def reads(self, slot: int, token_ids: Sequence[int]) -> None:
+        """The text of a slot goes on so: its tokens are drafted."""
+        if self._vocabulary is not None:
+            self._vocabulary.read(slot, token_ids, int(self.lengths[slot]))
+            self._take_outputs()
+
+    def cut(self, slot: int, length: int) -> None:
+        """See `slots.SlotModel.cut`."""
+        super().cut(slot, length)
+        if self._vocabulary is not None:
+            self._vocabulary.cut(slot, length)
+            self._take_outputs()
+
+    def copy(self, source: int, slot: int, length: int) -> None:
+        """See `slots.SlotModel.copy`."""
+        super().copy(source, slot, length)
+        if self._vocabulary is not None:
+            self._vocabulary.copy(source, slot, length)
+            self._take_outputs()
+
+    def release(self, slots: Sequence[int]) -> None:
+        """See `slots.SlotModel.release`."""
+        super().release(slots)
+        if self._vocabulary is not None:
+            for slot in slots:
+                self._vocabulary.cut(slot, 0)
+            self._take_outputs()
+
+    def _of_all_tokens(self, slots: Sequence[int], rows: np.ndarray) -> Float[Tensor, "B T V"]:
+        """Rows [B, T, outputs] of these slots as rows of all tokens."""
+        if self._vocabulary is None:
+            return torch.from_numpy(rows)[..., : self.vocab_size]
+        logits = np.full((*rows.shape[:2], self.vocab_size), -np.inf, np.float32)
+        for b, slot in enumerate(slots):
+            outputs, ids = self._vocabulary.tokens.drafted(slot, self.vocab_size)
+            logits[b][:, ids] = rows[b][:, outputs]
+        return torch.from_numpy(logits)
 
     @property
     def num_threads(self) -> int:
@@ -138,7 +212,7 @@ class CompiledLlama(CompiledProposals):
             return f"it is {model.dtype} on {model.device}, and the compiled path is float32 on a CPU"
         if config.hidden_act != "silu" or getattr(config, "mlp_bias", False):
             return "its feed-forward is not a plain SiLU gate"
-        if "model.layers.0.self_attn.o_proj.bias" in _taken(model).outlines:
+        if "model.layers.0.self_attn.o_proj.bias" in _checkpoint_of(model).outlines:
             return "its attention output has a bias"
         if config.num_attention_heads % config.num_key_value_heads:
             return f"its {config.num_attention_heads} heads are no multiple of its {config.num_key_value_heads} groups of keys and values"
@@ -152,7 +226,7 @@ class CompiledLlama(CompiledProposals):
         slots: Sequence[int],
         tree: TokenTree,
         since: int,
-        wanted: np.ndarray,
+        logits_from: np.ndarray,
         logits: np.ndarray,
         layers: Sequence[int] = (),
         aux: AuxRows | None = None,
@@ -164,14 +238,27 @@ class CompiledLlama(CompiledProposals):
             extra, mask = _no_rows(B)
         else:
             extra, mask = torch.stack([aux.inputs, aux.positions, aux.nodes], 1).numpy(), aux.mask.contiguous().numpy()
-        taken = self._untaken
+        state_index = self._no_states
         if layers:
-            taken = taken.copy()
-            taken[list(layers)] = range(len(layers))
+            state_index = state_index.copy()
+            state_index[list(layers)] = range(len(layers))
         hidden = np.empty((len(layers), B * (N - since + extra.shape[2]), len(self.arrays.weights.norm)), np.float32)
-        begins, ends = np.array([since] * B), np.array([N] * B)
+        first_nodes, end_nodes = np.array([since] * B), np.array([N] * B)
         with self.pool:
-            compiled_pass(self.arrays, np.array(slots), tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask)
+            compiled_pass(
+                self.arrays,
+                np.array(slots),
+                tokens,
+                parents,
+                first_nodes,
+                end_nodes,
+                logits_from,
+                logits,
+                hidden,
+                state_index,
+                extra,
+                mask,
+            )
         self.passes += 1
         return hidden
 
@@ -181,8 +268,9 @@ class CompiledLlama(CompiledProposals):
 
     @property
     def offers(self) -> Needs:
-        """Hidden states of all layers, embeddings, the head, and auxiliary rows of token ids."""
-        return Needs(tuple(range(len(self.arrays.weights.attention_norm) + 1)), True, True, True, True, True)
+        """Hidden states of all layers, embeddings, the head, and auxiliary rows of token ids; of a draft vocabulary no head."""
+        layers = tuple(range(len(self.arrays.weights.attention_norm) + 1))
+        return Needs(layers, True, self._vocabulary is None, True, True, True)
 
     def embed(self, token_ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
         """Embeddings of tokens, as layer 0 of `hidden`."""
@@ -200,12 +288,13 @@ class CompiledLlama(CompiledProposals):
 
     def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
         """See `slots.SlotModel.append`; one slot after the other."""
-        found: list[tuple[Tensor, list[Tensor]]] = []
+        rows: list[tuple[Tensor, list[Tensor]]] = []
         for slot, ids in texts.items():
+            self.reads(slot, ids)
             logits, chain = self.new_logits(1), TokenTree.chain(torch.tensor([ids]))
             states = self._run([slot], chain, 0, np.array([len(ids) - 1]), logits, hidden)
-            found.append((torch.from_numpy(logits[0, : self.vocab_size]), [torch.from_numpy(x) for x in states]))
-        return found
+            rows.append((self._of_all_tokens([slot], logits[None])[0, 0], [torch.from_numpy(x) for x in states]))
+        return rows
 
     def score(
         self,
@@ -234,13 +323,15 @@ class CompiledLlama(CompiledProposals):
         self.check_slots(slots, [tree.num_nodes + X] * len(slots), TREE_ROOM)
         scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:]) if since else tree
         B, N = scored.tokens.shape
+        for slot, root in zip(slots, scored.host[0][:, :1].tolist() if since == 0 else (), strict=False):
+            self.reads(slot, root)
         buffer = self.new_logits(B * (N + X))
         states = self._run(slots, tree, since, np.array([since] * B), buffer, hidden, aux)
         self.scored(slots, tree.num_nodes)
         parents, roots = tree.host[1][:, since:], since == 0
-        rows = _place(buffer, parents, roots, X)[..., : self.vocab_size]
-        seen = {layer: torch.from_numpy(_place(x, parents, roots, X)[:, :N]) for layer, x in zip(hidden, states, strict=True)}
-        return Scores(scored, torch.from_numpy(rows[:, :N]), seen, torch.from_numpy(rows[:, N:]) if aux is not None else None)
+        rows = self._of_all_tokens(slots, _place(buffer, parents, roots, X))
+        by_layer = {layer: torch.from_numpy(_place(x, parents, roots, X)[:, :N]) for layer, x in zip(hidden, states, strict=True)}
+        return Scores(scored, rows[:, :N], by_layer, rows[:, N:] if aux is not None else None)
 
     def score_mixed(
         self, slots: Sequence[int], tree: TokenTree, pieces: Mapping[int, Sequence[int]], *, hidden: Sequence[int] = ()
@@ -259,23 +350,24 @@ class CompiledLlama(CompiledProposals):
         tokens[:B, :N], parents[:B, :N] = tree.host
         for b, ids in enumerate(pieces.values(), B):
             tokens[b, : len(ids)], parents[b, : len(ids)] = ids, np.arange(-1, len(ids) - 1)
-        wanted = np.array([0] * B + counts)
+        logits_from = np.array([0] * B + counts)
         buffer = self.new_logits(B * N)
         together = TokenTree(torch.from_numpy(tokens), torch.from_numpy(parents))
-        states = self._run([*slots, *pieces], together, 0, wanted, buffer, hidden)
+        states = self._run([*slots, *pieces], together, 0, logits_from, buffer, hidden)
         self.scored(slots, N)
         self.appended(list(pieces), counts)
-        own = B + int((parents[:B, 1:] >= 0).sum())
-        seen = {
-            layer: torch.from_numpy(_place(x[:own], parents[:B, :N], True, 0)) for layer, x in zip(hidden, states, strict=True)
+        num_tree_rows = B + int((parents[:B, 1:] >= 0).sum())
+        tree_states = {
+            layer: torch.from_numpy(_place(x[:num_tree_rows], parents[:B, :N], True, 0))
+            for layer, x in zip(hidden, states, strict=True)
         }
-        read = {
-            layer: torch.from_numpy(_place(x[own:], parents[B:, : max(counts)], True, 0))
+        piece_states = {
+            layer: torch.from_numpy(_place(x[num_tree_rows:], parents[B:, : max(counts)], True, 0))
             for layer, x in zip(hidden, states, strict=True)
         }
         roots = TokenTree.roots(torch.tensor([ids[-1] for ids in pieces.values()]))
         logits = torch.from_numpy(_place(buffer, parents[:B, :N], True, 0)[..., : self.vocab_size])
-        return Scores(tree, logits, seen), Scores(roots, torch.empty(len(counts), 1, 0), read)
+        return Scores(tree, logits, tree_states), Scores(roots, torch.empty(len(counts), 1, 0), piece_states)
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """See `slots.SlotModel.move`."""
@@ -306,7 +398,7 @@ def _no_rows(batch_size: int) -> tuple[np.ndarray, np.ndarray]:
     return np.zeros((batch_size, 3, 0), np.int64), np.zeros((batch_size, 0, 0), np.bool_)
 
 
-def _taken(model: Any) -> Checkpoint:
+def _checkpoint_of(model: Any) -> Checkpoint:
     return model if isinstance(model, Checkpoint) else checkpoint.of_module(model)
 
 

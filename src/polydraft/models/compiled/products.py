@@ -32,6 +32,7 @@ __all__ = [
     "Packed",
     "call_product",
     "compile_products",
+    "copy_outputs",
     "matmul",
     "number_product",
     "output_row",
@@ -230,11 +231,38 @@ class Packed(NamedTuple):
         begin = int(segment["offset"])
         return self.data[begin : begin + int(segment["stride"]) * panels].view(stored).reshape(panels, *shape)
 
+    def like(self, outputs: int) -> "Packed":
+        """Memory for other outputs of the only matrix, of one format and the same inputs; all zero."""
+        (segment,) = self.segments[0].copy()
+        segment["panels"], segment["offset"] = outputs // PANEL, 0
+        return self._replace(
+            data=aligned(outputs // PANEL * self.panel_bytes, dtype=np.uint8),
+            segments=np.array([[segment]]),
+            panels=outputs // PANEL,
+        )
+
+    def followed_by(self, panels: int, others: "Packed") -> "Packed":
+        """The first panels of the only matrix and, behind them, those of another one, whose memory the caller keeps."""
+        segments = np.concatenate([self.segments, others.segments], 1)
+        segments[0, 0]["panels"], segments[0, 1]["first"] = panels, panels
+        segments[0, 1]["offset"] += others.data.ctypes.data - self.data.ctypes.data
+        return self._replace(segments=segments, panels=panels + others.panels)
+
     def matrix(self, k: int, outputs: int, inputs: int) -> Float[Tensor, "O I"]:
         """The k-th, in float32."""
         parts = range(int((self.segments[k]["panels"] > 0).sum()))
         whole = [unpack(self.panels_of(k, part), int(self.segments[k, part]["panels"]) * PANEL, inputs) for part in parts]
         return torch.cat(whole)[:outputs]
+
+
+def copy_outputs(source: Packed, outputs: np.ndarray, target: Packed, places: np.ndarray) -> None:
+    """Copy outputs of the only matrix to places of another one, both of one format."""
+    ours, theirs = source.panels_of(0), target.panels_of(0)
+    fields = ours.dtype.names
+    width, lane = LANES if fields else PANEL, -2 if ours.dtype == _HALVED else -1
+    for read, write in [(ours[field], theirs[field]) for field in fields] if fields else [(ours, theirs)]:
+        by_output = np.moveaxis(read, lane, 1)[outputs // width, outputs % width]
+        np.moveaxis(write, lane, 1)[places // width, places % width] = by_output
 
 
 def packed(matrices: Sequence[Float[Tensor, "O I"]], kind: Format) -> Packed:

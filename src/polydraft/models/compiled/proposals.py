@@ -18,6 +18,7 @@ from torch import Tensor
 from polydraft.budget import Stop
 from polydraft.confidence import BINS, acceptance_at
 from polydraft.core import Budget, DraftSampling, SamplingParams, TokenTree
+from polydraft.models.compiled.draft_vocabulary import OutputTokens, hide_other_texts
 from polydraft.models.compiled.forward import draft_pass
 from polydraft.models.compiled.trees import draft_law, grow
 from polydraft.models.layout import Layout, layouts, with_leaves
@@ -35,17 +36,17 @@ LONGEST_PENDING = 32
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
-def _propose(model, vocab, ids, asked, given, starts, inner, law, bias, siblings, raw, least, acceptance):
+def _propose(model, vocab, outputs, asked, given, starts, inner, law, bias, siblings, raw, least, acceptance):
     """asked [B, 5 + P] = slot, seed, sample, position, number of pending tokens, those tokens, the root last.
 
     given, starts, inner: see `layout.Layout`.  law [B, 4] = temperature, top_k, top_p, min_p.  What is pending, less the root, lies in the caches then, and the tree behind it: lengths are the caller's, see `CompiledProposals._committed`.
-    ids: the tokens that the model's logits are of, where they are not all.
+    outputs: `OutputTokens`.
     siblings: value of the DraftSampling of the draws.  raw: [B, N, all outputs], what the logits after each node are written to; or no nodes.
     least [B, D], acceptance [B, BINS]: of `budget.Stop`; D = 0 draws whole trees.
     Returns tokens, parents, rows and confidences [B, N] without the nodes behind the last one that is drawn, probs [B, R, V], and the number of
     passes; a node that is not drawn has parent -1.
     """
-    slots, keys, counts, pending = asked[:, 0].copy(), asked[:, 1:4], asked[:, 4], asked[:, 5:]
+    ids, slots, keys, counts, pending = outputs.ids, asked[:, 0].copy(), asked[:, 1:4], asked[:, 4], asked[:, 5:]
     (B, N), P, distinct = given.shape, pending.shape[1], 1
     for b in range(B):
         distinct = max(distinct, (inner[b] - starts[b, :-1]).sum())
@@ -82,6 +83,7 @@ def _propose(model, vocab, ids, asked, given, starts, inner, law, bias, siblings
                 if first[b, node] != node or not goes_on[b, node]:
                     continue
                 row_of[b, node] = used[b]
+                hide_other_texts(logits[r], outputs.in_text, slots[b], ids.size if ids.size else vocab)
                 out = compact if ids.size else probs[b, used[b]]
                 if law[b, 0] == 0.0 and bias.shape[1] > 0:
                     sure[b, used[b]] = draft_law(logits[r].copy(), bias[b], 1.0, 0, 1.0, 0.0, out)
@@ -89,7 +91,8 @@ def _propose(model, vocab, ids, asked, given, starts, inner, law, bias, siblings
                     sure[b, used[b]] = draft_law(logits[r], bias[b], 1.0, 0, 1.0, 0.0, out)
                 draft_law(logits[r], bias[b], law[b, 0], int(law[b, 1]), law[b, 2], law[b, 3], out)
                 for i in range(ids.size):
-                    probs[b, used[b], ids[i]] = compact[i]
+                    if compact[i] > 0.0:
+                        probs[b, used[b], ids[i]] = compact[i]
                 if raw.shape[1] > 0:
                     raw[b, node] = logits[r]
                 used[b] += 1
@@ -166,7 +169,9 @@ class CompiledProposals(SlotModel):
     """A tuple of arrays for which there is a `forward.draft_pass`."""
     vocab_size: int
     draft_ids = np.empty(0, np.int64)
-    """Tokens that it has logits of, where they are not all, in rising order; the others have no probability."""
+    """Tokens that it has logits of, where they are not all; the others have no probability."""
+    output_tokens: OutputTokens | None = None
+    """Where slots draft tokens of their own."""
     pool: Any = nullcontext()
     """Entered around each pass: who helps with it."""
 
@@ -236,7 +241,7 @@ class CompiledProposals(SlotModel):
             tokens, parents, rows, confidence, probs, passes = _propose(
                 self.arrays,
                 self.vocab_size,
-                self.draft_ids,
+                self.output_tokens or OutputTokens.of(self.draft_ids),
                 given,
                 *places,
                 np.array(rows_asked),
@@ -277,7 +282,7 @@ class CompiledProposals(SlotModel):
         with self.pool:
             tokens, parents, confidences, scored, below, rows, passes = grow(
                 self.arrays,
-                self.draft_ids,
+                self.output_tokens or OutputTokens.of(self.draft_ids),
                 self.vocab_size,
                 given,
                 limited,
@@ -306,13 +311,13 @@ class CompiledProposals(SlotModel):
         left = [ids[-most:] if drafts else ids[-1:] for ids, drafts in zip(pending, drafting, strict=True)]
         for slot, ids, drafts in zip(slots, left, drafting, strict=True):
             if drafts:
-                self.reads(slot, len(ids))
+                self.reads(slot, ids)
         longest = max(map(len, left))
         rows = zip(slots, about, left, strict=True)
         return np.array([[slot, *said, len(ids), *ids, *[0] * (longest - len(ids))] for slot, said, ids in rows])
 
-    def reads(self, slot: int, count: int) -> None:
-        """The next proposal reads so many tokens of this slot: for models that read more of them than their ids."""
+    def reads(self, slot: int, token_ids: Sequence[int]) -> None:
+        """The next proposal reads these tokens behind those of this slot: for models that read more of them than their ids."""
 
     def wide(self, logits: np.ndarray) -> Float[Tensor, "R V"]:
         """Rows of the draft vocabulary as rows of all tokens."""

@@ -9,8 +9,9 @@ from numba import njit
 
 from polydraft.confidence import acceptance_at
 from polydraft.exponential import exp
+from polydraft.models.compiled.draft_vocabulary import hide_other_texts
 from polydraft.models.compiled.forward import draft_pass
-from polydraft.truncation import drop_tail, highest, keep_top
+from polydraft.truncation import drop_tail, highest, keep_top, total_mass
 
 __all__ = ["advance", "draft_law", "draft_of", "grow", "join", "retreat"]
 
@@ -21,6 +22,8 @@ TOKEN, PARENT, ROW = range(3)
 _f32 = np.float32
 _SLIGHT = 1e-3
 """Confidence of a token that is not looked at where confidences are calibrated."""
+_LOWEST = _f32(-87.0)
+"""Logits so far below the largest one have probability 0."""
 _STEEPEST = float(np.finfo(_f32).max)
 """Largest inverse of a temperature: 0 times it is 0, where 0 times infinity is no number."""
 
@@ -41,7 +44,8 @@ def draft_law(logits, bias, temperature, top_k, top_p, min_p, out):
         return out[best]
     inverse = _f32(min(1.0 / temperature, _STEEPEST))
     for i in range(V):
-        out[i] = exp((logits[i] - top) * inverse)
+        power = (logits[i] - top) * inverse
+        out[i] = exp(power) if power > _LOWEST else _f32(0.0)
     if 0 < top_k < V:
         keep_top(out, top_k, _f32(0.0))
     if top_p < 1.0:
@@ -50,7 +54,7 @@ def draft_law(logits, bias, temperature, top_k, top_p, min_p, out):
         least = _f32(min_p)
         for i in range(V):
             out[i] = out[i] if out[i] >= least else _f32(0.0)
-    share = _f32(1.0 / out.sum())
+    share = _f32(1.0 / total_mass(out))
     for i in range(V):
         out[i] *= share
     return share
@@ -113,16 +117,16 @@ def draft_of(confidences, cells, size, rows, tokens, parents, confidence):
 
 
 @njit(cache=True, error_model="numpy")
-def grow(model, ids, vocab, asked, law, bias, least, acceptance):
+def grow(model, outputs, vocab, asked, law, bias, least, acceptance):
     """asked [B, 5 + P] = slot, depth, width, most nodes, number of pending tokens, those tokens, the root last.
 
-    law [B, 5] = temperature, top_k, top_p, min_p, least.  ids, least, acceptance: as of proposals.  Lengths of caches are the caller's, as there.
+    law [B, 5] = temperature, top_k, top_p, min_p, least.  outputs: `OutputTokens`.  least, acceptance: as of proposals.  Lengths of caches are the caller's, as there.
     Returns tokens, parents and confidences of the drafts, tokens and parents of what was scored, the root first, how many rows that is, and the passes.
     """
     slots, depths, widths, most, counts, pending = (
         asked[:, 0].copy(), asked[:, 1], asked[:, 2], asked[:, 3], asked[:, 4], asked[:, 5:]
     )  # fmt: skip
-    B, P, M, R = slots.size, pending.shape[1], 0, 1
+    ids, (B, P), M, R = outputs.ids, pending.shape, 0, 1
     for b in range(B):
         M, R = max(M, most[b]), max(R, 1 + min(widths[b], most[b]) * depths[b])
     tokens, parents, confidence = np.zeros((B, 1 + M), np.int64), np.full((B, 1 + M), -1, np.int64), np.ones((B, 1 + M))
@@ -154,6 +158,7 @@ def grow(model, ids, vocab, asked, law, bias, least, acceptance):
             if count[b] == 0:
                 continue
             for f in range(count[b]):
+                hide_other_texts(logits[r], outputs.in_text, slots[b], ids.size if ids.size else vocab)
                 draft_law(logits[r], bias[b], law[b, 0], int(law[b, 1]), law[b, 2], law[b, 3], probs)
                 size[b] = join(
                     probs, ids, weights[b, f], rows[b] + f, law[b, 4], calibrated[b], values[b, : most[b]], confidences[b], cells[b], size[b]
