@@ -106,7 +106,7 @@ def test_lantern_keeps_more_and_says_how_far_it_is_from_the_law(folder):
     assert calls[0] == 1.0 and calls == sorted(calls) and calls[3] > 1.3 * calls[1]
     variation = [one.total_variation for one in made]
     assert variation[:2] == [0.0, 0.0] and 0 < variation[2] < variation[3] < 1
-    law = "the guided law of the target's two prompts"
+    law = "the guided distribution of the target's two prompts"
     assert [one.row()["lossless_to"] for one in made] == [law, law, None, None]
 
 

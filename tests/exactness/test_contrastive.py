@@ -169,7 +169,9 @@ def test_beta_0_without_the_mask_is_ordinary_speculative_sampling_bit_for_bit(mo
         [[5, 9, 70]], params
     )[0]
     assert law.token_ids == plain.token_ids and law.stats.accepted_tokens == plain.stats.accepted_tokens
-    assert law.lossless_to == "the contrastive law of target and amateur" and plain.lossless_to == "the target's law"
+    assert (
+        law.lossless_to == "the contrastive distribution of target and amateur" and plain.lossless_to == "the target distribution"
+    )
 
 
 def test_drafts_of_the_amateur_change_no_token_and_leave_its_slots_empty(models):
@@ -198,7 +200,7 @@ def test_what_cannot_be_contrasted_is_refused():
         Engine.of(target, decoding="contrastive", drafter=None)
     with pytest.raises(IncompatibleError, match="same vocabulary"):
         Engine.of(target, drafter=None, decoding=Contrastive(TableModel(V=9)))
-    with pytest.raises(InvalidInputError, match="with the name of a law"):
+    with pytest.raises(InvalidInputError, match="with the name of a decoding method"):
         Engine.of(target, drafter=None, decoding_options={"alpha": 0.1})
     small.logits[0, 0, 0] = torch.nan
     small.logits = small.logits * torch.nan

@@ -110,7 +110,7 @@ def test_by_name_each_request_has_two_slots():
     engine = Engine.embedded(decoding="guidance", max_num_seqs=1, draft=None, drafter="ngram")
     assert (engine.target.max_num_seqs, engine.summary()["max_num_seqs"]) == (2, 1)
     (result,) = engine.generate("import os\n", SamplingParams(seed=1, max_tokens=4))
-    assert result.lossless_to == "the guided law of the target's two prompts" and len(result.token_ids) == 4
+    assert result.lossless_to == "the guided distribution of the target's two prompts" and len(result.token_ids) == 4
 
 
 def test_what_cannot_be_guided_is_refused(pair):

@@ -178,7 +178,7 @@ def test_files_that_cannot_be_used_are_refused_and_kept(target, store, tmp_path)
     Passages.create(tmp_path / "empty", target)
     with pytest.raises(InvalidInputError, match="has no passages"):
         Engine.of(target, decoding="nest", decoding_options={"passages": tmp_path / "empty"})
-    for law, drafter, said in ((None, "nest", "without the law"), ("nest", None, "without passages")):
+    for law, drafter, said in ((None, "nest", "without the decoding method"), ("nest", None, "without passages")):
         with pytest.raises(InvalidInputError, match=said):
             Engine.of(target, decoding=law, drafter=drafter)
     store._connection.execute("UPDATE passages SET tokens = zeroblob(8) WHERE id = 2")

@@ -9,6 +9,7 @@ from polydraft.drafters.choice import Choice
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.drafters.text.lookahead import LookaheadDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
+from polydraft.engine.speculation import Menu, Speculation
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.policy import switch
 from polydraft.policy.adaptive import AdaptivePolicy
@@ -28,7 +29,7 @@ def made(rates=(0.6, 0.6), *, seqs=4, V=7, fit=0.7, **model):
     small = TableModel(seed=1, max_num_seqs=seqs, V=V, **model)
     small.logits = fit * target.logits + (1 - fit) * small.logits
     arms = Choice({"model": ModelDrafter(small), "ngram": NgramDrafter()})
-    return Engine(target, arms, arms.rule(), ChoicePolicy(arms, policies(*rates)))
+    return Engine(target, Menu(target, Speculation(arms, arms.rule(), ChoicePolicy(arms, policies(*rates)))))
 
 
 def sources(sample):
@@ -146,7 +147,7 @@ def enumerated(kind, arms, monkeypatch):
         def run():
             chosen = kind(made)
             chosen_policies = policies(0.6, 0.6)
-            engine = Engine(target, chosen, chosen.rule(), ChoicePolicy(chosen, chosen_policies))
+            engine = Engine(target, Menu(target, Speculation(chosen, chosen.rule(), ChoicePolicy(chosen, chosen_policies))))
             return engine.generate([[0, 1, 0, 1]], SamplingParams(max_tokens=4, seed=0))[0].samples[0]
 
         for probability, sample in every_run(run, monkeypatch):

@@ -25,7 +25,7 @@ def load_models(config: EngineConfig) -> Models:
     name = str(config.target)
     if config.asynchronous and config.threads is None and len(cores()) <= 2:
         config = config.with_(threads=1)  # the other core is the draft's
-    slots = {"max_num_seqs": config.max_num_seqs * build.slots(config.decoding)}
+    slots: dict[str, Any] = {"max_num_seqs": config.max_num_seqs * build.slots(config.decoding)}
     target = load.load_model(name, plain=_is_plain(config), **config.part(ModelConfig) | slots)
     tokenizer, options, draft_name, role = load.load_tokenizer(name), config.all_decoding_options, config.draft, "draft"
     if isinstance(amateur := options.get("amateur"), str):

@@ -46,8 +46,7 @@ from polydraft.engine.ties import rescored
 from polydraft.models.slots import TREE_ROOM
 from polydraft.policy.fixed import Policy
 from polydraft.tree import Dedup, chain, dedup
-from polydraft.verifiers.greedy import harden
-from polydraft.verifiers.greedy import walk as greedy_walk
+from polydraft.verifiers import greedy as greedy_verifier
 from polydraft.verifiers.match import match
 
 
@@ -270,10 +269,12 @@ class Stepper:
         walk = getattr(self.verifier, "walk", _missing)
         if walk is not None and processed.dtype == torch.float32:
             if follows_largest:
-                walk = greedy_walk
+                walk = greedy_verifier.walk
             elif draft.tree.num_nodes == 1 and lossless and not self.verifier.info.shared_noise:
                 walk = match.walk
-            outcome = walk(draft, processed if follows_largest or not num_greedy else harden(processed, params), key)
+            outcome = walk(
+                draft, processed if follows_largest or not num_greedy else greedy_verifier.harden(processed, params), key
+            )
             if outcome is not None:
                 return outcome
         return (match if follows_largest else self.verifier)(draft, probs()).sample(key)

@@ -120,9 +120,9 @@ class LiveCosts:
         >>> live = LiveCosts(Costs.of(2.4e-3, 2.8e-3, 3.2e-3, draft_start=0.0, draft_step=4e-4))
         >>> for _ in range(500):
         ...     live.observe(1, 0, scoring=2e-3, drafting=0.0, rest=1e-4)
-        ...     live.observe(5, 4, scoring=3e-3, drafting=2e-3, rest=1e-4)
-        >>> round(1e3 * live.costs.step(1, 0), 1), round(1e3 * live.costs.step(5, 4), 1)
-        (2.1, 5.1)
+        ...     live.observe(4, 3, scoring=3e-3, drafting=1.5e-3, rest=1e-4)
+        >>> round(1e3 * live.costs.step(1, 0), 1), round(1e3 * live.costs.step(4, 3), 1)
+        (2.1, 4.6)
     """
 
     def __init__(self, start: Costs) -> None:

@@ -17,6 +17,7 @@ from polydraft import tree
 from polydraft.clock import clock
 from polydraft.core import Budget, SamplingParams
 from polydraft.engine.api import Engine
+from polydraft.engine.speculation import Menu, Speculation
 from polydraft.engine.stats import RequestStats
 from polydraft.errors import InvalidInputError
 from polydraft.policy.acceptance import FIRST, NEXT
@@ -180,7 +181,11 @@ def tune(
         name = f"chain of {budget.max_depth}" if budget.width == 1 else f"{budget.width} paths of {budget.max_depth}"
         trials.append(Trial(name, FixedPolicy(budget), budget))
     loops = [
-        Engine(engine.target, None if t.name == "plain" else drafter, engine.verifier, t.policy, clock=clock(engine.target))
+        Engine(
+            engine.target,
+            Menu(engine.target, Speculation(None if t.name == "plain" else drafter, engine.verifier, t.policy)),
+            clock=clock(engine.target),
+        )
         for t in trials
     ]
     for number in range(repetitions * len(prompts)):
