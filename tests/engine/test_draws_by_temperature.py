@@ -68,16 +68,18 @@ class Noting(AdaptivePolicy):
 
 
 @pytest.mark.parametrize(
-    ("verifier", "params", "shape"),
+    ("verifier", "params", "row", "shape"),
     [
-        ("block", GREEDY, TreeShape.GROWN),
-        ("block", SAMPLED, TreeShape.CHAIN),
-        ("typical", GREEDY, TreeShape.CHAIN),
+        ("block", GREEDY, 0.02, TreeShape.GROWN),
+        ("block", GREEDY, 0.12, TreeShape.CHAIN),
+        ("block", SAMPLED, 0.02, TreeShape.CHAIN),
+        ("typical", GREEDY, 0.02, TreeShape.CHAIN),
     ],
 )
-def test_the_adaptive_policy_asks_for_trees_at_temperature_0_of_a_lossless_verifier(verifier, params, shape):
+def test_the_adaptive_policy_asks_for_trees_at_temperature_0_where_rows_are_cheap(verifier, params, row, shape):
+    """Of a lossless verifier."""
     target, small = (TableModel(5, seed=seed) for seed in (0, 1))
-    policy = Noting(known(costs(0.02, 0.1), 0.9))
+    policy = Noting(known(costs(row, 0.1), 0.9))
     Engine.of(target, draft_model=small, verifier=verifier, policy=policy).generate([[1, 2]], params)
     assert policy.shapes == {shape}
 
