@@ -5,7 +5,7 @@ import tempfile
 
 import torch
 
-from tests import shape_checks
+from tests.support import shape_checks
 
 torch.set_num_threads(1)
 PROFILES = tempfile.TemporaryDirectory(prefix="polydraft-profiles-")  # gone at the end

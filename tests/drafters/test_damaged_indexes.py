@@ -15,7 +15,7 @@ from polydraft.drafters.text.suffix import SuffixDrafter, SuffixStore
 from polydraft.drafters.text.trigram import TrigramDrafter, TrigramStore, TrigramTable
 from polydraft.errors import InvalidInputError, PolydraftError
 from polydraft.schema import INDEXES
-from tests.damage import NUMBERS, cut, flipped, mutated, read_apart
+from tests.support.damage import NUMBERS, cut, flipped, mutated, read_apart
 from tests.drafters.sessions import requests
 
 V = 12

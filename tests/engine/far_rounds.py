@@ -11,7 +11,7 @@ from polydraft.core import SamplingParams
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.api import Engine
 from tests.engine.tables import TableModel
-from tests.far_device import FAR, transfers
+from tests.support.far_device import FAR, transfers
 
 PROMPTS = [[1, 2, 3], [1, 2, 1, 2, 1]]
 

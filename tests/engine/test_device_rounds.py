@@ -12,7 +12,7 @@ from polydraft import sampling
 from polydraft.core import SamplingParams, TokenTree
 from polydraft.tree import dedup, pad
 from tests.models.tree_rounds import V
-from tests.other_device import OneDevice
+from tests.support.other_device import OneDevice
 
 LONG = [1, 2, 3, 4, 1, 2]
 

@@ -12,7 +12,7 @@ from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from tests.drafters.sessions import trained
 from tests.engine.tables import TableModel
-from tests.far_device import FAR
+from tests.support.far_device import FAR
 
 PROMPTS = [[1, 2, 3], [1, 2, 1, 2, 1]]
 KINDS = ["eagle", "diffusion", "medusa", "mtp"]

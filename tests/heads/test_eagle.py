@@ -26,7 +26,7 @@ from polydraft.heads.mtp.network import MtpModel
 from polydraft.heads.mtp.recipe import MtpRecipe
 from polydraft.heads.recipe import Material
 from polydraft.models import load, pair
-from tests.damage import cut, flipped, mutated_json, read_apart
+from tests.support.damage import cut, flipped, mutated_json, read_apart
 
 LAYERS = (1, 2, 4)
 RECIPES = {"eagle": EagleRecipe, "mtp": MtpRecipe}

@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 from polydraft import Engine, SamplingParams
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.models.load import encode, load_model, load_tokenizer
-from tests.damage import cut, flipped, mutated_json, read_apart
+from tests.support.damage import cut, flipped, mutated_json, read_apart
 from tests.models.test_load import tokenizer
 from tests.models.tree_rounds import small_model
 

@@ -25,7 +25,7 @@ from polydraft.models.gguf import ARCHITECTURES, LAYOUTS, TYPES, GgufFile
 from polydraft.models.hub import HubModel, Wheel
 from polydraft.models.load import load_model, load_tokenizer
 from polydraft.models.plain import PlainTarget
-from tests.damage import cut, flipped, read_apart
+from tests.support.damage import cut, flipped, read_apart
 from tests.models.gguf_files import logits, read_by_transformers, write, writer_arch
 from tests.support.closeness import assert_close
 

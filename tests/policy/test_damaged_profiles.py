@@ -14,7 +14,7 @@ from polydraft.policy import profile
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.profile import Profile
 from polydraft.registry import verifier
-from tests.damage import cut, flipped, mutated
+from tests.support.damage import cut, flipped, mutated
 from tests.engine.tables import TableModel
 from tests.policy.planning import known, sequences
 

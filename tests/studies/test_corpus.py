@@ -11,7 +11,7 @@ import pytest
 from polydraft.bench.texts import Document, is_held_out, is_prose_like_code, windows
 from polydraft.errors import InvalidInputError
 from studies.embedded_pair.corpus import HELD_OUT, Corpus, Package, select
-from tests.damage import mutated_json
+from tests.support.damage import mutated_json
 
 TEXTWRAP = Path(textwrap.__file__).read_text(encoding="utf-8")
 ARGPARSE = Path(argparse.__file__).read_text(encoding="utf-8")

@@ -50,4 +50,4 @@ def install() -> None:
     """Check every module of polydraft that is imported from now on."""
     _import_hook.JaxtypingTransformer = _Outermost
     _import_hook.Typechecker = _Typechecker
-    install_import_hook("polydraft", "tests.shape_checks.checked")
+    install_import_hook("polydraft", "tests.support.shape_checks.checked")
