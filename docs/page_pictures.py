@@ -7,7 +7,7 @@ from pathlib import Path
 from playwright.sync_api import Browser, Page, sync_playwright
 
 OUT = Path(__file__).parent / "pictures"
-QUESTION = "Write a short poem about the sea."
+QUESTION = "Write a Python function that merges two sorted lists, and say in a short list how it works."
 
 
 def opened(browser: Browser, url: str, **options) -> Page:
@@ -24,7 +24,7 @@ def asked(page: Page) -> None:
     page.fill("#prompt", QUESTION)
     page.keyboard.press("Enter")
     page.locator(".output .token").nth(9).wait_for()
-    page.wait_for_selector("#go:enabled")
+    page.wait_for_selector("#again:enabled")
 
 
 def main(url: str, folder: Path = OUT) -> None:
@@ -33,7 +33,9 @@ def main(url: str, folder: Path = OUT) -> None:
         browser = starter.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = opened(browser, url, viewport={"width": 1280, "height": 900})
         page.click("#tab-race")
-        page.fill("#prompt", "<|im_start|>user\n" + QUESTION + "<|im_end|>\n<|im_start|>assistant\n")
+        page.fill("#prompt", QUESTION)
+        page.fill("#temperature", "0")
+        page.fill("#tokens", "200")
         page.click("#go")
         page.locator(".figures", has_text="text").wait_for()
         page.screenshot(path=folder / "page-race.png")

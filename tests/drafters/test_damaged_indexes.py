@@ -15,8 +15,8 @@ from polydraft.drafters.text.suffix import SuffixDrafter, SuffixStore
 from polydraft.drafters.text.trigram import TrigramDrafter, TrigramStore, TrigramTable
 from polydraft.errors import InvalidInputError, PolydraftError
 from polydraft.schema import INDEXES
-from tests.support.damage import NUMBERS, cut, flipped, mutated, read_apart
 from tests.drafters.sessions import requests
+from tests.support.damage import NUMBERS, cut, flipped, mutated, read_apart
 
 V = 12
 TEXTS = [np.random.default_rng(i).integers(0, V, 150).tolist() for i in range(3)]

@@ -13,9 +13,9 @@ from transformers import LlamaConfig
 from polydraft import Engine, SamplingParams
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.models.load import encode, load_model, load_tokenizer
-from tests.support.damage import cut, flipped, mutated_json, read_apart
 from tests.models.test_load import tokenizer
 from tests.models.tree_rounds import small_model
+from tests.support.damage import cut, flipped, mutated_json, read_apart
 
 TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
 ROPE = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

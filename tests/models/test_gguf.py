@@ -25,9 +25,9 @@ from polydraft.models.gguf import ARCHITECTURES, LAYOUTS, TYPES, GgufFile
 from polydraft.models.hub import HubModel, Wheel
 from polydraft.models.load import load_model, load_tokenizer
 from polydraft.models.plain import PlainTarget
-from tests.support.damage import cut, flipped, read_apart
 from tests.models.gguf_files import logits, read_by_transformers, write, writer_arch
 from tests.support.closeness import assert_close
+from tests.support.damage import cut, flipped, read_apart
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
 SIZES = {"vocab_size": 64, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}

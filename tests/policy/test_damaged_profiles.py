@@ -14,9 +14,9 @@ from polydraft.policy import profile
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.profile import Profile
 from polydraft.registry import verifier
-from tests.support.damage import cut, flipped, mutated
 from tests.engine.tables import TableModel
 from tests.policy.planning import known, sequences
+from tests.support.damage import cut, flipped, mutated
 
 KNOWN = replace(known(), about={"x": [1]})
 
