@@ -1,6 +1,6 @@
 """`python -m studies.replicas`: tokens a second of one server and of 1, 2 and 4 replicas behind Ray Serve, and first tokens behind known prompts.
 
-Clients run on the same machine in a closed loop, as those of `polydraft bench serve`. Beside the clock stands processor time, of the
+Clients run on the same machine in a closed loop, as those of `python -m studies.load`. Beside the clock stands processor time, of the
 replicas and of what is before them (Serve's proxy and the ingress), which neighbours do not change. Beyond the machine a model goes on:
 
     tokens/s(N) = min(N / r, 1 / f)    r, f   processor seconds of a token, of a replica and of the busiest process before them
@@ -25,8 +25,8 @@ import typer
 
 from polydraft import Engine, SamplingParams
 from polydraft.bench.record import provenance
-from polydraft.bench.serving import answer, load, questions, serving
 from polydraft.theory.roofline import Device, Shape, batched_rate, best_chain
+from studies.load import answer, load, questions, serving
 from studies.options import Out, Quick, write_json
 from studies.processes import Process, processes
 
@@ -37,6 +37,7 @@ REPLICAS = (1, 2, 4)
 MODELLED = (1, 2, 4, 8, 16, 32, 64)
 BATCHES = (1, 2, 4, 8, 16, 32)
 STREAMS = 8
+TOPICS = ("bread", "rain", "tides", "bees", "glass", "maps", "salt", "clocks")
 RULES = [f"Rule {i}: answer briefly about topic number {i * 7 % 101} and cite section {i}." for i in range(24)]
 
 H100 = Device(operations=0.6 * 989e12, num_bytes=0.8 * 3.35e12, dollars=3.0)
@@ -93,11 +94,18 @@ def cluster() -> Iterator[Callable[..., str]]:
         shutdown()
 
 
+def _prompts(model: str | None, count: int) -> list[str]:
+    """Of the embedded pair: code that begins in as many ways."""
+    return questions((), count) if model else [f"def {TOPICS[i % len(TOPICS)]}_{i}(a, b):\n" for i in range(count)]
+
+
 def _measured(name: str, url: str, replicas: int, model: str | None, quick: bool) -> Measured:
     tokens, count = 16 if quick else 64, 8 if quick else 48
-    asyncio.run(load("", url, questions(model, 4 * STREAMS), streams=STREAMS, max_tokens=tokens))  # compiled, and learnt
+    asyncio.run(
+        load("", url, _prompts(model, 4 * STREAMS), streams=STREAMS, max_tokens=tokens, chat=model is not None)
+    )  # compiled, and learnt
     before = processes(os.getpid())
-    found = asyncio.run(load(name, url, questions(model, count), streams=STREAMS, max_tokens=tokens))
+    found = asyncio.run(load(name, url, _prompts(model, count), streams=STREAMS, max_tokens=tokens, chat=model is not None))
     spent, figures = _spent(before, processes(os.getpid())), found.figures()
     return Measured(
         name,
@@ -164,7 +172,7 @@ def batches(model: str | None, *, quick: bool = False) -> list[dict[str, Any]]:
         rates = {name: list[float]() for name in engines}
         for turn in range(2 if quick else 5):
             for name, engine in engines.items():
-                prompts = questions(model, size)
+                prompts = _prompts(model, size)
                 start = process_time()
                 engine.generate(prompts, SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, seed=turn))
                 rates[name].append(size * tokens / (process_time() - start))

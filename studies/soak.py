@@ -17,8 +17,8 @@ from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
-from polydraft.bench.serving import answer, serving
 from polydraft.errors import PolydraftError
+from studies.load import answer, serving
 from studies.processes import processes
 
 CLIENTS = 12

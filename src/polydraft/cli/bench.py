@@ -149,39 +149,6 @@ def drafters(*, config: Annotated[EngineConfig, Only("target")], options: Compar
 
 
 @app.command()
-@configured
-def serve(
-    *,
-    config: Annotated[EngineConfig, Only("target")],
-    measurement: Annotated[Measurement, Only("max_tokens")],
-    streams: Annotated[
-        list[int] | None, typer.Option(min=1, help="Number of streams at a time; may be repeated. Default: 1, 4, 16 and 64.")
-    ] = None,
-    peer: Annotated[bool, typer.Option(help="Measurement of llama.cpp's server too.")] = True,
-    vllm: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="Python interpreter with vLLM, whose server is measured too.")
-    ] = None,
-    option: Annotated[
-        list[str] | None, typer.Option(help="Option of `polydraft serve`, as --option=--drafter=ngram; may be repeated.")
-    ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
-) -> None:
-    """Measure a server under load: first tokens, gaps and throughput of many streams, plain and with drafts, beside llama.cpp's and vLLM's."""
-    check_output("--json", json_file)
-    use_threads()
-    import json
-
-    from polydraft.bench import serving
-    from polydraft.bench.record import write_texts
-
-    chosen = {"streams": streams or serving.STREAMS, "max_tokens": measurement.max_tokens, "options": option or ()}
-    runs = serving.run(config.target, peer=peer, vllm=vllm, **chosen)
-    typer.echo(serving.markdown(runs))
-    if json_file is not None:
-        say_written(write_texts({json_file: json.dumps([run.figures() for run in runs], indent=1) + "\n"}))
-
-
-@app.command()
 def file(
     model: Annotated[str, typer.Option(help="GGUF file, or a name of `polydraft models list` that is one.")],
     draft_model: Annotated[str | None, typer.Option(help="Draft model: a smaller model with the same vocabulary.")] = None,

@@ -1,4 +1,4 @@
-"""`polydraft bench serve` counts what its own clients were streamed."""
+"""`python -m studies.load` counts what its own clients were streamed."""
 
 import asyncio
 import json
@@ -9,20 +9,19 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from polydraft.bench import serving
-from polydraft.cli.main import app
 from polydraft.errors import InvalidInputError, PolydraftError
+from studies import load as serving
 from tests.server.conftest import serving as in_process
 from tests.server.conftest import small_engine
 
 
 def test_all_streams_are_timed_and_counted_and_a_refusal_is_told():
     with in_process(small_engine()) as served:
-        found = asyncio.run(serving.load("ours", served.url, serving.questions(None, 5), streams=3, max_tokens=7))
+        found = asyncio.run(serving.load("ours", served.url, serving.questions((), 5), streams=3, max_tokens=7, chat=False))
         assert found.tokens == 35 and len(found.first) == 5 and min(found.first) > 0
         assert 0 < len(found.between) <= 30 and found.seconds > max(found.first)
         with pytest.raises(PolydraftError, match="400"):
-            asyncio.run(serving.load("ours", served.url, ["x"], streams=1, max_tokens=0))
+            asyncio.run(serving.load("ours", served.url, ["x"], streams=1, max_tokens=0, chat=False))
 
 
 def test_a_server_that_does_not_start_is_told():
@@ -33,12 +32,18 @@ def test_a_server_that_does_not_start_is_told():
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="this interpreter has vLLM")
 def test_an_interpreter_without_vllm_is_told_before_anything_is_measured():
     with pytest.raises(InvalidInputError, match="make vllm"):
-        serving.run(None, vllm=Path(sys.executable))
+        serving.run("embedded", vllm=Path(sys.executable))
 
 
 @pytest.mark.slow
-def test_the_command_writes_its_figures(tmp_path):
-    out = tmp_path / "load.json"
-    found = CliRunner().invoke(app, ["bench", "serve", "--streams", "2", "--max-tokens", "4", "--json", str(out)])
-    assert found.exit_code == 0, found.output
-    assert [row["server"] for row in json.loads(out.read_text())] == ["polydraft, plain", "polydraft", "llama.cpp"]
+def test_the_command_writes_its_figures_and_its_page(tmp_path):
+    figures, out = tmp_path / "load.json", tmp_path / "load.md"
+    options = ["--model", "embedded", "--streams", "2", "--max-tokens", "4", "--rounds", "1", "--threads", "1"]
+    result = CliRunner().invoke(serving.app, [*options, "--json", str(figures), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert {row["server"] for row in json.loads(figures.read_text())["embedded"]} == {
+        "polydraft, plain",
+        "polydraft",
+        "llama.cpp",
+    }
+    assert out.read_text().count("\n| 2 | ") == 3
