@@ -21,9 +21,9 @@ import torch
 import typer
 
 from polydraft import Engine, SamplingParams, TokenTree
-from polydraft.bench.texts import is_held_out, standard_library
 from polydraft.decoding.contrastive import Contrastive, contrast
 from polydraft.models import load, pair
+from studies.embedded_pair.library import is_held_out, standard_library
 from studies.options import Out, Quick, write_json
 
 __all__ = ["first_layers", "main", "on_rows", "repetition", "written"]

@@ -17,7 +17,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from polydraft.bench.formats import QUESTIONS, OwnLaw
 from polydraft.check.texts import check_law
 from polydraft.cli.files import read_lines
 from polydraft.core import SamplingParams
@@ -25,6 +24,7 @@ from polydraft.engine.api import Engine
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.folder import load_module
 from polydraft.models.load import load_model, load_tokenizer
+from studies.equal_bits import QUESTIONS, OwnLaw
 from studies.options import Quick
 
 __all__ = ["divergence", "held_out", "main"]

@@ -17,11 +17,11 @@ import torch
 import typer
 
 from polydraft import Engine, SamplingParams, TokenTree
-from polydraft.bench.texts import standard_library
 from polydraft.decoding.nearest import Nearest
 from polydraft.decoding.passages import Passages
 from polydraft.models import load, pair
 from polydraft.verifiers.lossy.lenient import deviation
+from studies.embedded_pair.library import standard_library
 from studies.options import Out, Quick, write_json
 
 __all__ = ["docstrings", "main"]

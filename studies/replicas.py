@@ -5,7 +5,7 @@ replicas and of what is before them (Serve's proxy and the ingress), which neigh
 
     tokens/s(N) = min(N / r, 1 / f)    r, f   processor seconds of a token, of a replica and of the busiest process before them
 
-for replicas that have a core each. Batches to 32 are measured on one core; for a GPU there is the roofline of `polydraft.theory.roofline`.
+for replicas that have a core each. Batches to 32 are measured on one core; for a GPU there is the roofline of `studies.theory.roofline`.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ import typer
 
 from polydraft import Engine, SamplingParams
 from polydraft.bench.record import provenance
-from polydraft.theory.roofline import Device, Shape, batched_rate, best_chain
 from studies.load import answer, load, questions, serving
 from studies.options import Out, Quick, write_json
 from studies.processes import Process, processes
+from studies.theory.roofline import Device, Shape, batched_rate, best_chain
 
 __all__ = ["Measured", "app", "batches", "gpu", "modelled", "picture", "served"]
 

@@ -1,12 +1,11 @@
-"""`python -m studies.drafters`: `polydraft bench drafters` with the settings of docs/drafters.md, and its pictures."""
+"""`python -m studies.drafters`: the drafters that need no training, at one node budget, in tables and pictures."""
 
 from pathlib import Path
 
 import typer
 
-from polydraft.bench import drafters_table as tables
-from polydraft.bench.drafters import Bench, compare
-from studies.drafters import learning
+from studies.drafters import learning, tables
+from studies.drafters.comparison import DrafterBench, compare
 from studies.drafters.picture import pictures
 from studies.options import Out, Quick
 
@@ -15,8 +14,10 @@ __all__ = ["main"]
 
 def main(out: Out = Path("build/drafters"), quick: Quick = False) -> None:
     """Write drafters.json, drafters.md, tokens_per_step.png and learning_curve.png."""
-    made = Bench(num_tokens=32, num_requests=2, index_bytes=200_000) if quick else Bench(num_tokens=160)
-    report = compare(made, program="python -m studies.drafters") | learning.further(made, *((400, 100) if quick else (8000, 500)))
+    bench = DrafterBench(num_tokens=32, num_requests=2, index_bytes=200_000) if quick else DrafterBench(num_tokens=160)
+    report = compare(bench, program="python -m studies.drafters") | learning.further(
+        bench, *((400, 100) if quick else (8000, 500))
+    )
     out.mkdir(parents=True, exist_ok=True)
     written = [*tables.write(report, out), *pictures(report, out)]
     with (out / "drafters.md").open("a", encoding="utf-8") as page:

@@ -1,19 +1,19 @@
-"""What docs/drafters.md tells beyond `polydraft bench drafters`: learning in a long request, memory, the mixture against its best source."""
+"""What is told beyond the tables: learning in a long request, memory, the mixture against its best source."""
 
 import statistics
 from typing import Any
 
 import numpy as np
 
-from polydraft.bench.drafters import CONTENDERS, MIXED, WAYS, WORKLOADS, Bench, Contender, Row, Task
 from polydraft.bench.record import markdown_table
-from polydraft.bench.scripted_target import ScriptedTarget
 from polydraft.core import Request, SamplingParams
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.drafters.text.suffix import SuffixStore
 from polydraft.drafters.text.suffix_tree import SuffixTree
 from polydraft.drafters.text.trigram import TrigramStore
 from polydraft.engine.api import Engine
+from studies.drafters.comparison import CONTENDERS, MIXED, WAYS, WORKLOADS, Contender, DrafterBench, Row, Task
+from studies.drafters.scripted_target import ScriptedTarget
 
 __all__ = ["LEARNERS", "by_window", "curve", "further", "markdown", "megabytes_per_million_tokens"]
 
@@ -32,7 +32,7 @@ def by_window(row: Row, window: int) -> list[float]:
     return [tokens[w] / calls[w] for w in sorted(calls)]
 
 
-def curve(bench: Bench, contender: Contender, num_tokens: int, window: int) -> list[float]:
+def curve(bench: DrafterBench, contender: Contender, num_tokens: int, window: int) -> list[float]:
     """Tokens per step in each window of one long request: a held-out module, replayed from its 64th token on."""
     ids = max(map(bench.encode, bench.texts[1]), key=len)[: 64 + num_tokens]
     target, row = ScriptedTarget(bench.target.vocab_size), Row(contender.name, "long", "replayed")
@@ -41,7 +41,7 @@ def curve(bench: Bench, contender: Contender, num_tokens: int, window: int) -> l
     return by_window(row, window)
 
 
-def megabytes_per_million_tokens(bench: Bench) -> dict[str, float]:
+def megabytes_per_million_tokens(bench: DrafterBench) -> dict[str, float]:
     """Of each structure, measured on the documents of the indexes; the requests' own on the first 100,000 tokens of them."""
     num_tokens = sum(map(len, bench.documents))
     history = [t for d in bench.documents for t in d][:100_000]
@@ -60,7 +60,7 @@ def megabytes_per_million_tokens(bench: Bench) -> dict[str, float]:
     return bytes_a_token | {"trigram store, at its bound of 4,096 pairs (MB in all)": TrigramStore().num_bytes / 1e6}
 
 
-def further(bench: Bench, num_tokens: int, window: int) -> dict[str, Any]:
+def further(bench: DrafterBench, num_tokens: int, window: int) -> dict[str, Any]:
     """What the study adds to the report: curves over so many tokens, and memory."""
     learners = [c for c in CONTENDERS if c.name in LEARNERS]
     return {

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from polydraft.bench.drafters import WAYS, WORKLOADS
 from polydraft.bench.labels import label
+from studies.drafters.comparison import WAYS, WORKLOADS
 
 __all__ = ["pictures"]
 

@@ -16,8 +16,10 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
-from polydraft.bench.texts import HELD_OUT as LIBRARY_HELD_OUT
-from polydraft.bench.texts import (
+from polydraft.errors import InvalidInputError
+from polydraft.schema import Items, Record, Text, fault, read_json
+from studies.embedded_pair.library import HELD_OUT as LIBRARY_HELD_OUT
+from studies.embedded_pair.library import (
     STANDARD_LIBRARY,
     Document,
     fresh_documents,
@@ -27,8 +29,6 @@ from polydraft.bench.texts import (
     standard_library,
     windows,
 )
-from polydraft.errors import InvalidInputError
-from polydraft.schema import Items, Record, Text, fault, read_json
 
 RUNTIME_DEPENDENCIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "numba", "scipy", "typer", "rich")
 HELD_OUT = (

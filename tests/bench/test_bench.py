@@ -8,7 +8,6 @@ import torch
 from typer.testing import CliRunner
 
 from polydraft.bench.compare import Contender, Measurement, Run, Timer, measure
-from polydraft.bench.inflate import inflate
 from polydraft.bench.peers import transformers_contender
 from polydraft.bench.suite import Way
 from polydraft.check.texts import check_law, integral_transform
@@ -18,6 +17,7 @@ from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.folder import load_module
+from studies.inflate import inflate
 
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
 

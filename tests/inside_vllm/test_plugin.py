@@ -19,11 +19,11 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from polydraft.bench.vllm_engine import VLLM
 from polydraft.errors import IncompatibleError
 from polydraft.integrations.vllm import RULE
 from polydraft.integrations.vllm.drafters import OPTIONS
 from polydraft.models import pair
+from studies.inside_vllm.engine import VLLM
 
 pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here: `make vllm` runs these tests")
 

@@ -39,8 +39,6 @@ def _milliseconds(seconds: float | None) -> str:
 def markdown(report: dict[str, Any]) -> str:
     """The table, with hardware, models, settings and command beside it."""
     sizes = ", ".join(f"{name} {count / 1e6:.2f}M" for name, count in report["num_parameters"].items())
-    inflated = report["settings"]["inflate"]
-    note = f", target inflated by {inflated} layers that change nothing" if inflated else ""
     against = list(
         dict.fromkeys(title for row in report["rows"] for title, name in row["compared"].items() if name in report["ratios"])
     )
@@ -77,7 +75,7 @@ def markdown(report: dict[str, Any]) -> str:
         )
     absent = "".join(f"\nNot in the run: {name} ({reason})." for name, reason in report["absent"].items())
     return (
-        f"{report['hardware']['processor']}, {report['settings']['threads']} thread(s); {sizes}{note}; "
+        f"{report['hardware']['processor']}, {report['settings']['threads']} thread(s); {sizes}; "
         f"temperature {report['settings']['temperature']:g}, batch {report['settings']['batch']}, "
         f"{report['settings']['num_prompts']} prompts x {report['settings']['max_tokens']} tokens x "
         f"{report['settings']['repetitions']} repetitions, interleaved, medians.\n`{report['command']}`\n\n"

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from polydraft.bench.compare import Contender, Measurement, Prompts, engine_contender, measure
-from polydraft.bench.inflate import inflate
 from polydraft.bench.peers import transformers_contender
 from polydraft.check.texts import check_law
 from polydraft.core import SamplingParams
@@ -106,7 +105,7 @@ class Bench:
     """The models, loaded once, and the contenders that could be built on them.
 
     target, draft: folders, the embedded pair by default; without a draft only contenders that need none.
-    ways: see `Way.parse`; DEFAULT_WAYS without any, as far as they can be built.  inflate_layers: layers that cost and change nothing, see `inflate`.
+    ways: see `Way.parse`; DEFAULT_WAYS without any, as far as they can be built.
     device: of all models; without one the CPU.  backend: of ours, "compiled" or "transformers"; "auto" is compiled on a CPU.
     dtype: of all models, by default float32.
     """
@@ -118,7 +117,6 @@ class Bench:
         draft: str | None = None,
         ways: Sequence[str] = (),
         temperature: float = 1.0,
-        inflate_layers: int = 0,
         num_threads: int = 1,
         batch_size: int = 1,
         peers: bool = True,
@@ -129,14 +127,14 @@ class Bench:
         if target is None:
             target, draft = str(pair.target_folder()), draft or str(pair.draft_folder())
         self.temperature, self._threads, self.batch_size = temperature, num_threads, batch_size
-        self.settings = {"temperature": temperature, "inflate": inflate_layers, "threads": num_threads, "batch": batch_size}
+        self.settings = {"temperature": temperature, "threads": num_threads, "batch": batch_size}
         if backend not in load.BACKENDS:
             raise InvalidInputError(f"backend={backend!r} was given; expected one of {', '.join(load.BACKENDS)}.")
         where = as_device(device or "cpu")
         self._on_cpu, self._through = where.type == "cpu", backend == "transformers"
         if not self._on_cpu or self._through:
             self.settings |= {"device": str(where), "backend": backend, "dtype": dtype or "float32"}
-        self.judge = inflate(load_module(target, device=str(where), dtype=dtype or "float32"), inflate_layers)
+        self.judge = load_module(target, device=str(where), dtype=dtype or "float32")
         self.tokenizer = load.load_tokenizer(target)
         self._draft_module = None if draft is None else load_module(draft, device=str(where), dtype=dtype or "float32")
         self._draft = None if self._draft_module is None else self._compile(self._draft_module)
@@ -144,12 +142,10 @@ class Bench:
         self.absent: dict[str, str] = {}
         self.memory: dict[str, int] = {}
         self._files = tempfile.TemporaryDirectory()
-        self._closing: list[Callable[[], None]] = []
         self._add_own(ways)
         if peers:
             self._add_transformers()
             self._add_llama_cpp()
-            self._add_vllm()
 
     @cached_property
     def _target(self) -> Any:
@@ -222,32 +218,8 @@ class Bench:
         for name in names:
             self._try(name, lambda name=name: build(name, name != names[0]))
 
-    def _add_vllm(self) -> None:
-        if find_spec("vllm") is None:
-            self.absent["vLLM"] = "vllm is not installed"
-            return
-        from polydraft.bench.vllm_engine import VLLM
-
-        def build() -> Contender:
-            folder = Path(self._files.name) / "vllm"
-            self.judge.save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
-            served = VLLM(
-                folder,
-                max_model_len=self.judge.config.max_position_embeddings,
-                max_num_seqs=self.batch_size,
-                dtype=str(self.judge.dtype)[6:],
-                enforce_eager=self._on_cpu,
-            )
-            self._closing.append(served.close)
-            return served.contender("vLLM", self.temperature)
-
-        self._try("vLLM", build)
-
     def close(self) -> None:
-        """End what runs beside this process, and delete temporary files."""
-        while self._closing:
-            self._closing.pop()()
+        """Delete temporary files."""
         self._files.cleanup()
 
     def encoded(self, texts: Sequence[str]) -> list[list[int]]:

@@ -5,7 +5,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -20,20 +20,12 @@ app = typer.Typer(invoke_without_command=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Config):
-    """What is measured beside this library's default."""
+class BenchOptions(Config):
+    """What is measured beside plain decoding."""
 
-    inflate: int = setting("Number of layers that are added to the target, which cost and change nothing", int, 0, low=0)
     batch: int = setting("Number of sequences in a batch", int, 1, low=1)
     way: Sequence[str] = setting("DRAFTER[+VERIFIER][@PATHSxDEPTH] to measure; may be repeated", list, (), unset="a good set")
-    formats: Sequence[str] = setting(
-        "Weight format (bfloat16, int8, int4), against peers of the same bits; may be repeated",
-        list,
-        (),
-        flag="--format",
-        unset="all for a model by name",
-    )
-    peers: bool = setting("Measurement of transformers, llama.cpp and vLLM too, where installed", bool, True)
+    peers: bool = setting("Measurement of transformers and llama.cpp too, where installed", bool, True)
 
 
 @app.callback()
@@ -43,7 +35,7 @@ def bench(
     *,
     config: Annotated[EngineConfig, Only("target", "draft", "device", "dtype", "backend")],
     measurement: Measurement,
-    options: Options,
+    options: BenchOptions,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="File for all figures, and beside it a .md table and a .png.")
     ] = None,
@@ -54,30 +46,22 @@ def bench(
     check_output("--json", json_file, picture=True)
     use_threads(measurement.threads)
     from polydraft.bench import report as reports
-    from polydraft.bench.formats import FORMATS, AtEqualBits
     from polydraft.bench.suite import Bench, Way
-    from polydraft.models.hub import MODELS
 
     for text in options.way:
         Way.parse(text)
-    shared: dict[str, Any] = {
-        "target": config.target,
-        "draft": config.draft,
-        "ways": options.way,
-        "temperature": measurement.temperature,
-        "inflate_layers": options.inflate,
-        "num_threads": measurement.threads,
-        "batch_size": options.batch,
-        "peers": options.peers,
-    }
-    elsewhere = {name: getattr(config, name) for name in ("device", "dtype", "backend")}
-    if options.formats and elsewhere.keys() & config.chosen():
-        raise InvalidInputError(
-            "--format was given beside --device, --dtype or --backend; formats are of the compiled path. Leave one out."
-        )
-    by_name = config.target in MODELS and not elsewhere.keys() & config.chosen()
-    formats = options.formats or (FORMATS if by_name else ())
-    suite = AtEqualBits(formats=tuple(formats), **shared) if config.target and formats else Bench(**shared, **elsewhere)
+    suite = Bench(
+        target=config.target,
+        draft=config.draft,
+        device=config.device,
+        dtype=config.dtype,
+        backend=config.backend,
+        ways=options.way,
+        temperature=measurement.temperature,
+        num_threads=measurement.threads,
+        batch_size=options.batch,
+        peers=options.peers,
+    )
     with closing(suite), bars("measuring") as step:
         prompts = measurement.prompts
         ids = suite.prompts(3 if measurement.quick else 6) if prompts is None else suite.encoded(read_lines("--prompts", prompts))
@@ -91,61 +75,48 @@ def bench(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison(Config):
+class DrafterOptions(Config):
     """Which drafters are compared, and on what."""
 
     out: Path | None = setting("Folder for the tables and all numbers", Path, flag="--out -o")
-    quick: bool = setting("Two requests of 32 tokens", bool, False, flag="--quick")
-    drafter: Sequence[str] = setting("Name in the table; may be repeated", list, (), unset="all")
-    nodes: int = setting("Draft shape: number of drafted tokens a step", int, 16, low=1)
-    depth: int = setting("Draft shape: depth", int, 8, low=1)
-    width: int = setting("Draft shape: number of paths", int, 4, low=1)
-    temperature: Sequence[float] = setting(
-        "Sampling temperature; may be repeated with --model", list, (), items=float, unset="1, with --model 0, 0.7 and 1"
-    )
-    num_tokens: int = setting("Number of new tokens of each continuation", int, 200, low=1, high=480)
-    num_requests: int = setting("Number of requests of each workload", int, 8, low=1)
-    index_bytes: int = setting("Size of the text for the indexes", int, 2_000_000, unit="bytes", low=1)
-    head: Sequence[Path] = setting("With --model: folder of a trained drafter; may be repeated", list, (), items=Path)
-    way: Sequence[str] = setting(
-        "With --model: DRAFTER or folder's name, [:KIND][+VERIFIER][@PATHSxDEPTH]; may be repeated", list, ()
-    )
-    prompts: Path | None = setting('With --model: .jsonl file of "prompt", or "turns", and "category"', Path)
+    quick: bool = setting("Two requests of 16 tokens", bool, False, flag="--quick")
+    temperature: Sequence[float] = setting("Sampling temperature; may be repeated", list, (), items=float, unset="0, 0.7 and 1")
+    num_tokens: int = setting("Number of new tokens of each continuation", int, 200, low=1)
+    num_requests: int = setting("Number of requests", int, 8, low=1)
+    head: Sequence[Path] = setting("Folder of a trained drafter; may be repeated", list, (), items=Path)
+    way: Sequence[str] = setting("DRAFTER or folder's name, [:KIND][+VERIFIER][@PATHSxDEPTH]; may be repeated", list, ())
+    prompts: Path | None = setting('.jsonl file of "prompt", or "turns", and "category"', Path)
     repetitions: int = setting("Number of measured repetitions of all prompts", int, 1, low=1)
 
 
 @app.command()
 @configured
-def drafters(*, config: Annotated[EngineConfig, Only("target")], options: Comparison) -> None:
-    """Compare the drafters that need no training, at one node budget, on code, edits and chat-like text; or, with --model, any drafters of one
-    model, trained ones among them, against plain decoding.
-    """
-    check_output("--out", options.out, folder=True, picture=config.target is not None)
+def drafters(*, config: Annotated[EngineConfig, Only("target")], options: DrafterOptions) -> None:
+    """Compare any drafters of one model, trained ones among them, with plain decoding."""
+    check_output("--out", options.out, folder=True, picture=True)
+    for flag, value in (("--model", config.target), ("--prompts", options.prompts)):
+        if value is None:
+            raise InvalidInputError(f"{flag} was not given; expected a model and a .jsonl file of questions. Name both.")
     use_threads()
-    if config.target is not None:
-        _yardstick(config.target, options)
-        return
-    from polydraft.bench import drafters_table as reports
-    from polydraft.bench.drafters import CONTENDERS, Bench, compare
+    import json
 
-    contenders, quick = {c.name: c for c in CONTENDERS}, options.quick
-    for name in options.drafter:
-        if name not in contenders:
-            raise unknown_name("drafter of this benchmark", name, contenders)
-    suite = Bench(
-        nodes=options.nodes,
-        depth=options.depth,
-        width=options.width,
-        temperature=options.temperature[0] if options.temperature else 1.0,
-        num_tokens=32 if quick else options.num_tokens,
-        num_requests=2 if quick else options.num_requests,
-        index_bytes=200_000 if quick else options.index_bytes,
-    )
+    from polydraft.bench.questions import questions
+    from polydraft.bench.record import write_texts
+    from polydraft.bench.yardstick import Yardstick, markdown, picture
+
+    assert config.target is not None and options.prompts is not None
+    count = 2 if options.quick else options.num_requests
+    prompts = questions([options.prompts], count)[:count]
+    yardstick, out = Yardstick(config.target, list(options.head), list(options.way)), options.out
+    temperatures, num_tokens = list(options.temperature) or [0.0, 0.7, 1.0], 16 if options.quick else options.num_tokens
     with bars("measuring") as step:
-        rows = compare(suite, [c for c in CONTENDERS if not options.drafter or c.name in options.drafter], progress=step)
-    typer.echo(reports.markdown(rows))
-    if options.out is not None:
-        say_written(reports.write(rows, options.out))
+        figures = yardstick.run(prompts, temperatures, max_tokens=num_tokens, repetitions=options.repetitions, progress=step)
+    text = markdown(figures)
+    typer.echo(text)
+    if out is not None:
+        out.mkdir(exist_ok=True)
+        say_written(write_texts({out / "yardstick.json": json.dumps(figures, indent=1) + "\n", out / "yardstick.md": text}))
+        picture(figures, out / "yardstick.png")
 
 
 @app.command()
@@ -214,26 +185,3 @@ def file(
     typer.echo(markdown(comparison))
     if out is not None:
         say_written(write_texts({out: markdown(comparison)}))
-
-
-def _yardstick(model: str, options: Comparison) -> None:
-    import json
-
-    from polydraft.bench.questions import questions
-    from polydraft.bench.record import write_texts
-    from polydraft.bench.yardstick import Yardstick, markdown, picture
-
-    if options.prompts is None:
-        raise InvalidInputError("--model was given without --prompts; expected a .jsonl file of questions. Name one.")
-    count = 2 if options.quick else options.num_requests
-    prompts = questions([options.prompts], count)[:count]
-    yardstick, out = Yardstick(model, list(options.head), list(options.way)), options.out
-    temperatures, num_tokens = list(options.temperature) or [0.0, 0.7, 1.0], 16 if options.quick else options.num_tokens
-    with bars("measuring") as step:
-        figures = yardstick.run(prompts, temperatures, max_tokens=num_tokens, repetitions=options.repetitions, progress=step)
-    typer.echo(markdown(figures))
-    if out is not None:
-        out.mkdir(exist_ok=True)
-        text = markdown(figures)
-        say_written(write_texts({out / "yardstick.json": json.dumps(figures, indent=1) + "\n", out / "yardstick.md": text}))
-        picture(figures, out / "yardstick.png")

@@ -5,22 +5,21 @@ from itertools import product
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from polydraft import Engine, SamplingParams
-from polydraft.bench.drafters import CONTENDERS, MIXED, TEXTS, WAYS, WORKLOADS, Bench, Contender, Row
-from polydraft.bench.scripted_target import ScriptedTarget
-from polydraft.cli.main import app
 from polydraft.core import TokenTree
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.errors import InvalidInputError
+from studies.drafters import tables
+from studies.drafters.comparison import CONTENDERS, MIXED, TEXTS, WAYS, WORKLOADS, Contender, DrafterBench, Row, compare
 from studies.drafters.learning import by_window, curve, markdown, megabytes_per_million_tokens
 from studies.drafters.picture import pictures
+from studies.drafters.scripted_target import ScriptedTarget
 
 
 @pytest.fixture(scope="module")
 def bench():
-    return Bench(num_tokens=40, num_requests=2, index_bytes=60_000)
+    return DrafterBench(num_tokens=40, num_requests=2, index_bytes=60_000)
 
 
 def test_a_replayed_text_comes_out_as_it_is_with_and_without_drafts():
@@ -93,10 +92,10 @@ def test_a_long_request_and_the_structures_are_measured(bench):
     assert all(x > 0 for x in megabytes_per_million_tokens(bench).values())
 
 
-def test_a_quick_run_writes_tables_which_the_study_draws(tmp_path):
-    given = ["bench", "drafters", "--quick", "--drafter", "suffix", "--drafter", "trigram", "--index-bytes", "60000"]
-    found = CliRunner().invoke(app, [*given, "--out", str(tmp_path / "d")])
-    assert found.exit_code == 0, found.output
+def test_a_comparison_writes_tables_which_the_study_draws(tmp_path):
+    suite = DrafterBench(num_tokens=32, num_requests=2, index_bytes=60_000)
+    report = compare(suite, [c for c in CONTENDERS if c.name in ("suffix", "trigram")])
+    tables.write(report, tmp_path / "d")
     report = json.loads((tmp_path / "d" / "drafters.json").read_text())
     assert [r["contender"] for r in report["rows"]] == ["suffix", "trigram"] * 9
     assert all(r["tokens_per_step"] >= 1 for r in report["rows"])
@@ -113,12 +112,6 @@ def test_the_mixture_is_compared_with_its_best_source_on_the_same_texts():
     ]
     page = markdown({"rows": rows, "megabytes_per_million_tokens": {"suffix store": 54.4}})
     assert page.count("| suffix | +0.50 ± 0.00 |") == 6 and "| suffix store | 54 |" in page
-
-
-def test_an_unknown_drafter_is_refused_with_the_nearest():
-    found = CliRunner().invoke(app, ["bench", "drafters", "--drafter", "sufix"])
-    assert found.exit_code == 2
-    assert "did you mean 'suffix'" in found.stderr
 
 
 def test_the_names_of_the_contenders_are_distinct():

@@ -1,15 +1,23 @@
-"""A small trained model made as expensive as a big one without changing what it computes.
+"""`python -m studies.inflate LAYERS`: a small trained model made as expensive as a big one without changing what it computes.
 
 Appended layers whose output projections are zero add nothing to the residual stream: the law stays bit-equal, the cost is
 that of the bigger model. Acceptance is then a trained pair's and cost ratios are realistic on a small machine.
 """
 
 from copy import deepcopy
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
+import typer
 
 from polydraft.errors import InvalidInputError
+from polydraft.models import pair
+from polydraft.models.folder import load_module
+from polydraft.models.load import load_tokenizer
+from studies.options import Out
+
+__all__ = ["inflate", "main"]
 
 
 @torch.no_grad()
@@ -40,3 +48,19 @@ def inflate(model: Any, num_layers: int) -> Any:
     if getattr(grown.config, "layer_types", None):
         grown.config.layer_types = [*grown.config.layer_types, *[grown.config.layer_types[-1]] * num_layers]
     return grown
+
+
+def main(
+    layers: Annotated[int, typer.Argument(min=0, help="Number of layers that are added.")],
+    model: Annotated[str | None, typer.Option(help="Model of the Llama family; without it the embedded target.")] = None,
+    out: Out = Path("build/inflated"),
+) -> None:
+    """Write the inflated model as a folder, for `polydraft bench --model`."""
+    source = model or str(pair.target_folder())
+    inflate(load_module(source, device="cpu"), layers).save_pretrained(out)
+    load_tokenizer(source).save_pretrained(out)
+    typer.echo(f"wrote {out}", err=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -27,8 +27,6 @@ import numpy as np
 
 from polydraft import registry
 from polydraft.bench.record import provenance
-from polydraft.bench.scripted_target import ScriptedTarget
-from polydraft.bench.texts import library_texts
 from polydraft.core import Budget, Drafter, SamplingParams, Target
 from polydraft.drafters.base import Parts
 from polydraft.drafters.text.index_file import fingerprint
@@ -39,6 +37,8 @@ from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
 from polydraft.policy.fixed import FixedPolicy
+from studies.drafters.scripted_target import ScriptedTarget
+from studies.embedded_pair.library import library_texts
 
 WORKLOADS = ("python", "edits", "chat")
 WAYS = ("written", "paired", "replayed")
@@ -65,7 +65,7 @@ class Contender:
 
     name: str
     drafter: str
-    options: Callable[["Bench"], dict[str, Any]] = lambda bench: {}
+    options: Callable[["DrafterBench"], dict[str, Any]] = lambda bench: {}
     model: bool = False
 
 
@@ -123,7 +123,7 @@ CONTENDERS: tuple[Contender, ...] = (
 
 
 @dataclass(kw_only=True)
-class Bench:
+class DrafterBench:
     """The embedded target, indexes over the standard library without what is held out, and the workloads.
 
     nodes, depth, width: the budget of every draft.  num_tokens: of each continuation.  num_requests: of each workload.
@@ -278,7 +278,7 @@ class Bench:
 
 
 def compare(
-    bench: Bench,
+    bench: DrafterBench,
     contenders: Sequence[Contender] = CONTENDERS,
     *,
     program: str = "polydraft",

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from polydraft.bench.drafters import WAYS, WORKLOADS
 from polydraft.bench.record import markdown_table, write_texts
+from studies.drafters.comparison import WAYS, WORKLOADS
 
 
 def markdown(report: dict[str, Any]) -> str:

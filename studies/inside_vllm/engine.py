@@ -13,11 +13,11 @@ from polydraft.bench.compare import Contender, Prompts, Run
 from polydraft.core import SamplingParams
 from polydraft.errors import IncompatibleError
 
-WORKER = Path(__file__).with_name("vllm_worker.py")
+WORKER = Path(__file__).with_name("worker.py")
 
 
 class VLLM:
-    """Decoding by vLLM, driven and timed step by step by `vllm_worker`.
+    """Decoding by vLLM, driven and timed step by step by `worker`.
 
     folder: of a model and its tokenizer, as `save_pretrained` writes them.  python: that has vLLM.  environment: beside this process's own.
     options: of `vllm.LLM`, such as `speculative_config`.
@@ -51,7 +51,7 @@ class VLLM:
         return json.loads(line)
 
     def generate(self, prompts: Prompts, *, seeds: Sequence[int] | None = None, **params: Any) -> dict[str, Any]:
-        """What `vllm_worker` answers. params: of vLLM's SamplingParams."""
+        """What `worker` answers. params: of vLLM's SamplingParams."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"prompts": [list(p) for p in prompts], "seeds": seeds, "params": params}) + "\n")
         self._process.stdin.flush()

@@ -1,4 +1,4 @@
-"""A real model in several formats of weights, each against peers of the same bits per weight, on chat prompts.
+"""`python -m studies.equal_bits`: a real model in several formats of weights, each against peers of the same bits per weight, on chat prompts.
 
 Ours in a format without drafts and with each drafter; llama.cpp on a file of the same bits with the settings that its users have,
 plain and with its lookups of earlier text, and on its fastest format of about so many bits; transformers in bfloat16 and float32. The law of a format is that of its own rounded
@@ -11,16 +11,20 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from jaxtyping import Int
 from torch import Tensor
 
+from polydraft.bench import report as reports
 from polydraft.bench.compare import Contender, Measurement, Prompts, engine_contender
 from polydraft.bench.peers import transformers_contender
 from polydraft.bench.suite import Bench, Way
 from polydraft.check.texts import check_law
+from polydraft.cli.files import read_lines
+from polydraft.cli.start import use_threads
 from polydraft.engine.api import Engine
 from polydraft.errors import unknown_name
 from polydraft.models import checkpoint, load
@@ -29,7 +33,7 @@ from polydraft.models.folder import load_module
 from polydraft.models.gguf import GgufFile, is_gguf
 from polydraft.models.hub import located
 
-__all__ = ["DRAFTERS", "FORMATS", "QUESTIONS", "AtEqualBits", "OwnLaw"]
+__all__ = ["DRAFTERS", "FORMATS", "QUESTIONS", "AtEqualBits", "OwnLaw", "main"]
 
 FORMATS = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_1"}
 """Our format -> llama.cpp's of about the same bits; of four bits it is the file itself where the model is one."""
@@ -111,14 +115,14 @@ class AtEqualBits(Bench):
             p.numel() for name, p in self.judge.named_parameters() if p.dim() == 2 and not (untied and "embed_tokens" in name)
         )
 
-    def _of_bits(self, made: Contender, kind: str, bits: float, plain: str) -> Contender:
+    def _of_bits(self, contender: Contender, kind: str, bits: float, plain: str) -> Contender:
         compared = {
             "own plain": plain,
             "llama.cpp": f"llama.cpp {self._file_kind(kind)}",
             "its fastest": f"llama.cpp {FASTEST.get(kind, self._file_kind(kind))}",
             "transformers": "transformers bfloat16",
         }
-        return replace(made, bits=bits, compared=compared)
+        return replace(contender, bits=bits, compared=compared)
 
     def _file_kind(self, kind: str) -> str:
         return "of the file" if kind == "int4" and is_gguf(located(self._name)) else FORMATS[kind]
@@ -154,9 +158,6 @@ class AtEqualBits(Bench):
             self._same_tokens[name] = plain
         return self._of_bits(server.contender(name, self.temperature), kind, bits_per_weight(file), plain)
 
-    def _add_vllm(self) -> None:
-        self.absent["vLLM"] = "it is measured without --format"
-
     def prompts(self, count: int) -> list[list[int]]:
         return self.encoded(QUESTIONS[:count])
 
@@ -178,3 +179,36 @@ class AtEqualBits(Bench):
             return {"passed": True, "kind": "own"}
         wrong = sum(a.outputs != b.outputs for a, b in zip(measured.runs, plain, strict=True))
         return {"passed": not wrong, "kind": "texts", "wrong": wrong, "texts": len(plain)}
+
+
+def main(
+    model: Annotated[str, typer.Option(help="A chat model: a folder, FILE.gguf or a name.")] = "smollm2-135m-instruct",
+    draft_model: Annotated[str | None, typer.Option(help="Draft model.")] = None,
+    formats: Annotated[
+        list[str] | None, typer.Option("--format", help="bfloat16, int8 or int4; may be repeated. Default: all.")
+    ] = None,
+    way: Annotated[
+        list[str] | None,
+        typer.Option(help="DRAFTER[+VERIFIER][@PATHSxDEPTH]; may be repeated. Default: drafters without training."),
+    ] = None,
+    prompts: Annotated[Path | None, typer.Option(help="Questions, one a line, or .jsonl with a prompt key.")] = None,
+    temperature: Annotated[float, typer.Option(min=0)] = 1.0,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 64,
+    repetitions: Annotated[int, typer.Option(min=1)] = 2,
+    threads: Annotated[int, typer.Option(min=1)] = 1,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures, beside it a .md and a .png.")] = None,
+) -> None:
+    """Print the table."""
+    use_threads(threads)
+    options: dict[str, Any] = {"draft": draft_model, "ways": way or (), "temperature": temperature, "num_threads": threads}
+    suite = AtEqualBits(target=model, formats=tuple(formats or FORMATS), **options)
+    ids = suite.prompts(6) if prompts is None else suite.encoded(read_lines("--prompts", prompts))
+    report = reports.as_dict(suite.run(ids, max_tokens=max_tokens, repetitions=repetitions))
+    suite.close()
+    typer.echo(reports.markdown(report))
+    if json_file is not None:
+        reports.write(report, json_file)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from polydraft.bench.vllm_engine import VLLM
 from polydraft.integrations.vllm import RULE
 from polydraft.models.load import load_tokenizer
+from studies.inside_vllm.engine import VLLM
 from studies.options import Out, Quick, write_json
 from studies.questions import QUESTIONS
 

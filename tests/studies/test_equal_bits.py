@@ -2,10 +2,10 @@
 
 import pytest
 
-from polydraft.bench.formats import AtEqualBits
 from polydraft.bench.report import as_dict, markdown
 from polydraft.errors import UnknownNameError
 from polydraft.models import pair
+from studies.equal_bits import AtEqualBits
 
 
 @pytest.fixture(scope="module")
