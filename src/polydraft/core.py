@@ -9,11 +9,13 @@ row. Every tensor has a leading batch dimension B; trees are padded to N nodes a
 
 import reprlib
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from enum import Enum, auto
 from functools import cached_property
 from numbers import Integral
 from operator import index
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -265,7 +267,8 @@ class Method:
 
 @dataclass(frozen=True)
 class DecodingMethod:
-    """What a decoding method declares about itself. lossless_to: the distribution that outputs follow with a lossless verifier, in words; the other fields as of `Method`."""
+    """What a decoding method declares about itself. lossless_to: the distribution that outputs follow with a lossless verifier, in words.
+    drafter: that drafts for it where none is named.  The other fields are as of `Method`."""
 
     name: str
     title: str
@@ -273,21 +276,27 @@ class DecodingMethod:
     year: int
     arxiv: str
     lossless_to: str
+    drafter: str = ""
 
 
 @runtime_checkable
 class Verifier(Protocol):
-    """A rule: drafts and target distributions in, a verdict out.
-
-    `info` declares what it accepts. A rule may also have, for speed, `walk(draft, logits, key) -> Outcome | None`: the outcome
-    that its verdict for p = softmax(logits) would sample, in one call that makes only the distributions it needs, for float32 logits;
-    None where the call does not apply. All is on the host. It is tested against the verdict.
-    """
+    """A rule: drafts and target distributions in, a verdict out. `info` declares what it accepts."""
 
     @property
     def info(self) -> Method: ...
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Verdict: ...
+
+
+@runtime_checkable
+class Walking(Protocol):
+    """A verifier with a fast form, which is tested against its verdict. All is on the host."""
+
+    def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
+        """The outcome that the verdict for p = softmax(logits) would sample, in one call that makes only the distributions that it needs, for
+        float32 logits; None where the call does not apply."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -435,9 +444,8 @@ class Drafter(Protocol):
     One that needs `hidden` has `read(states, scores) -> states`, called after `start` with the states of all tokens but the last
     ([B, T, D], zero behind the end of a shorter text): what the rounds do not score. One that needs `aux` has
     `aux(states) -> AuxRows | None`, called in rounds for which a draft was asked, whose nodes are those of its last proposal; the
-    rows' logits come with the next `observe`. One that needs `embeddings` or `head` is given the target when it is built. One that
-    knows more than its own name about who drafted what keeps in its states `credit`, the sources of the tokens accepted in the
-    last round.
+    rows' logits come with the next `observe`. One that needs `embeddings` or `head` is given the target when it is built.
+    `drafters.base` has what a drafter and its states may offer beyond that.
     """
 
     @property
@@ -469,14 +477,39 @@ class Target(Protocol):
     Node 0 of a tree is committed by the text but not yet in the cache: `score` feeds all nodes and `commit` keeps the
     rows of the root and of the accepted path. The extra token is the root of the next tree.
 
-    A draft model may also offer `propose_paths(slots, pending, keys, trees, params, *, draft_sampling)` and `propose_tree(slots, pending,
-    budgets, params)`: whole proposals in one call, None where it does not apply; see `models.compiled.proposals`. What they scored is
-    committed like any tree.
+    Derive from this class: what has a value here is optional.
+
+    name: that it is known by again.  eos_token_ids, bos_token_id: that end and begin a text.  rolls_back: whether `cut` is cheap.
+    draft_ids: tokens that a draft model has logits of, where they are not all.  pool: entered around each pass.
+    checkpoint: where its weights can be read again.  weight_bytes, cache_bytes: of its weights and of a full cache, 0 where nobody says.
+    weight_format, quantization_error, activations, rounded_again, draft_vocabulary: see `models.compiled.llama`.
     """
 
     vocab_size: int
     max_model_len: int
     max_num_seqs: int
+    name: str = ""
+    eos_token_ids: Sequence[int] = ()
+    bos_token_id: int | None = None
+    device: torch.device = torch.device("cpu")
+    dtype: torch.dtype = torch.float32
+    rolls_back: bool = True
+    draft_ids: np.ndarray = np.empty(0, np.int64)
+    pool: Any = nullcontext()
+    checkpoint: Any = None
+    weight_bytes: int = 0
+    cache_bytes: int = 0
+    cache_grows: bool = False
+    weight_format: str | None = None
+    quantization_error: float | None = None
+    activations: str | None = None
+    rounded_again: Mapping[str, set[str]] = MappingProxyType({})
+    draft_vocabulary: int | None = None
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that a pass runs on."""
+        return torch.get_num_threads()
 
     @property
     def lengths(self) -> np.ndarray:
@@ -486,7 +519,7 @@ class Target(Protocol):
     @property
     def offers(self) -> Needs:
         """What it can give beyond logits; a bit that is set stands for the method of that name."""
-        ...
+        return Needs()
 
     def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
         """Append committed tokens to the slots' caches, in chunks; logits of the last row only ([B, 1, V]), hidden states of all."""
@@ -516,6 +549,20 @@ class Target(Protocol):
     def release(self, slots: Sequence[int]) -> None:
         """Empty the slots."""
         ...
+
+
+@runtime_checkable
+class Proposing(Protocol):
+    """A draft model that makes whole proposals in one call, None where it does not apply; see `models.compiled.proposals`.
+
+    What it scored is committed like any tree.
+    """
+
+    def propose_paths(self, *arguments: Any, **options: Any) -> Any: ...
+
+    def propose_and_score(self, *arguments: Any, **options: Any) -> Any: ...
+
+    def propose_tree(self, *arguments: Any, **options: Any) -> Any: ...
 
 
 @runtime_checkable
@@ -572,7 +619,7 @@ class Decoding(Protocol):
         fused walks; else it returns p itself, instead of what the parameters would make.
 
     A method of several logits that belong together (a second model's, the same model's after another prompt) also is a `SecondSequenceDecoding`.
-    One that is built by name has `info`, a `DecodingMethod`, and `build(parts, **options)`; what an engine says of outputs it reads there.
+    One that is built by name is a `NamedDecoding` and has `build(parts, **options)`.
     A row depends on its own path alone: methods are called for whole batches and, where that fails, for single sequences.
     """
 
@@ -584,6 +631,13 @@ class Decoding(Protocol):
     ) -> Float[Tensor, "B N V"]:
         """[B, N, V], row n for the token after node n. contexts: committed tokens of each sequence."""
         ...
+
+
+@runtime_checkable
+class NamedDecoding(Protocol):
+    """A decoding method that says what it is: what an engine says of outputs it reads here."""
+
+    info: DecodingMethod
 
 
 @runtime_checkable

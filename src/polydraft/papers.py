@@ -65,9 +65,9 @@ def method(
     return Method(name, title, draft_sampling=frozenset(draft_sampling), shapes=frozenset(shapes), **(_source(arxiv) | others))
 
 
-def decoding_method(name: str, title: str, arxiv: str, lossless_to: str) -> DecodingMethod:
+def decoding_method(name: str, title: str, arxiv: str, lossless_to: str, drafter: str = "") -> DecodingMethod:
     """The same of a decoding method of this package."""
-    return DecodingMethod(name, title, lossless_to=lossless_to, **_source(arxiv))
+    return DecodingMethod(name, title, lossless_to=lossless_to, drafter=drafter, **_source(arxiv))
 
 
 def _source(arxiv: str) -> dict[str, Any]:

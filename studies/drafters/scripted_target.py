@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from polydraft.core import AuxRows, Needs, Outcome, Scores, TokenTree
+from polydraft.core import AuxRows, Needs, Outcome, Scores, Target, TokenTree
 
 CERTAIN = 40.0
 
 
-class ScriptedTarget:
+class ScriptedTarget(Target):
     """`core.Target` with one slot, whose law is certain of the next token of `text` on the text, and uniform elsewhere.
 
     It has nothing to say about auxiliary rows and nodes off the text, so drafters that learn from those learn nothing of them.
@@ -24,12 +24,15 @@ class ScriptedTarget:
     """
 
     max_num_seqs = 1
-    offers = Needs(logits=True, aux=True, every_round=True)
 
     def __init__(self, vocab_size: int, max_model_len: int = 1 << 20) -> None:
         self.vocab_size, self.max_model_len = vocab_size, max_model_len
         self.text: Sequence[int] = ()
         self.lengths: Any = [0]
+
+    @property
+    def offers(self) -> Needs:
+        return Needs(logits=True, aux=True, every_round=True)
 
     def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
         self.lengths[0] += len(token_ids[0])

@@ -7,10 +7,10 @@ from scipy.stats import chi2
 from torch.nn.functional import pad
 
 from polydraft import Engine, SamplingParams
-from polydraft.core import Needs, Scores, TokenTree
+from polydraft.core import Needs, Scores, Target, TokenTree
 
 
-class TableModel:
+class TableModel(Target):
     """`core.Target` over a random table. Contexts are remembered in slots, as a cache would.
 
     Rules have their walks for float32; float64, for strict equality, goes by their verdicts.

@@ -29,7 +29,7 @@ def _kernels() -> dict[str, Any]:
         "path": type(model).__name__,
         "why": reason or "a model of the Llama family on a CPU: one compiled call a pass",
         "kernels": f"{instruction_set()} through numba, no compiler needed",
-        "weights": getattr(model, "weight_format", "as in the checkpoint"),
+        "weights": model.weight_format or "as in the checkpoint",
         "seconds_to_load_and_compile": round(ready, 2),
         "milliseconds_per_pass": round((perf_counter() - start) * 100, 3),
     }

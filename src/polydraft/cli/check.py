@@ -128,8 +128,9 @@ def _row(look: str, findings: "list[Finding]") -> tuple[str, ...]:
 def _self_test(engine: "Engine", texts: list[str], params: "SamplingParams", rounds: int, as_json: bool) -> None:
     """Every known mistake on the user's own pair, at laws cut to few tokens, where each of them shows."""
     from polydraft.check.check import self_test
+    from polydraft.drafters.base import ModelBased
 
-    model = getattr(engine.drafter, "model", None)
+    model = engine.drafter.model if isinstance(engine.drafter, ModelBased) else None
     if model is None:
         raise InvalidInputError("--self-test was asked for without a draft model; give --draft-model: the mistakes need one.")
     rows = []

@@ -67,10 +67,9 @@ class Nearest:
         "Nearest neighbours in passages (NEST)",
         "2405.19325",
         "the mixture of the target distribution and its nearest neighbours'",
+        drafter="nest",
     )
     gives_logits = True
-    drafter = "nest"
-    """What `auto` drafts with."""
 
     def __init__(
         self,

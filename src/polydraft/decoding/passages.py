@@ -175,7 +175,7 @@ class Passages:
             InvalidInputError: ids that the target does not have.
             CapacityError: a target whose context holds no passage, or a file that cannot be written.
         """
-        bos, count = getattr(target, "bos_token_id", None), 0
+        bos, count = target.bos_token_id, 0
         if target.max_model_len < LONGEST:
             raise CapacityError(
                 f"passages have up to {LONGEST} tokens; the context holds {target.max_model_len}. Raise max_model_len."

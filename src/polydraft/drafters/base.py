@@ -19,6 +19,7 @@ from polydraft.core import (
     Outcome,
     Request,
     Scores,
+    SecondSequenceDecoding,
     Target,
     TokenTree,
     TreeShape,
@@ -46,7 +47,51 @@ class Parts:
     @property
     def second_model(self) -> Target | None:
         """Of the decoding method's second sequences, where it is not the target."""
-        return getattr(self.decoding, "second_model", None)
+        return self.decoding.second_model if isinstance(self.decoding, SecondSequenceDecoding) else None
+
+
+@runtime_checkable
+class ModelBased(Protocol):
+    """A drafter that runs a model of its own. slots: equal for those that share them."""
+
+    model: Any
+    slots: Any
+
+
+@runtime_checkable
+class Confident(Protocol):
+    """A drafter that says how sure its drafts are.
+
+    confident: whether drafts end by their own paths.  greedy_trees: whether a greedy request with a budget that grows is drafted its most
+    probable tree: every lossless verifier then follows the largest logits.
+    """
+
+    @property
+    def confident(self) -> bool: ...
+
+    @property
+    def greedy_trees(self) -> bool: ...
+
+
+@runtime_checkable
+class Asynchronous(Protocol):
+    """A drafter that drafts while the target runs. lead_cap: most tokens that wait."""
+
+    lead_cap: int
+
+
+@runtime_checkable
+class Crediting(Protocol):
+    """A drafter's state that knows more than the drafter's name: the sources of the tokens that were accepted in the last round."""
+
+    credit: list[str]
+
+
+@runtime_checkable
+class Attributing(Protocol):
+    """A drafter's state that knows where each token that the last round emitted stands."""
+
+    attribution: Sequence[Any]
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ from typing import Any
 
 from polydraft import registry, tree
 from polydraft.core import Budget, Draft, Drafter, DraftSampling, Method, Needs, Outcome, Request, Scores, Verifier
-from polydraft.drafters.base import as_one_round, release_each, start_each, teach_each
+from polydraft.drafters.base import ModelBased, as_one_round, release_each, start_each, teach_each
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.verifiers import pairing
 from polydraft.verifiers.by_draft_sampling import VerifierByDraftSampling
@@ -51,10 +51,10 @@ class Choice:
     needs: Needs = Needs(every_round=True)
 
     def __init__(self, arms: dict[str, Drafter]) -> None:
-        slots = [getattr(a, "slots", a) for a in arms.values()]
+        slots = [a.slots if isinstance(a, ModelBased) else a for a in arms.values()]
         self._home = [next(j for j, x in enumerate(slots) if x is model) for model in slots]
         homes = {h: list(arms.values())[h] for h in self._home}
-        models = [id(m) for m in (getattr(a, "model", None) for a in homes.values()) if m is not None]
+        models = [id(a.model) for a in homes.values() if isinstance(a, ModelBased) and a.model is not None]
         if len(arms) < 2 or len(set(models)) < len(models):
             raise InvalidInputError(
                 f"drafters {list(arms)} were given to choose from; expected at least two, of which those of one model share its slots. "
@@ -111,7 +111,7 @@ class Choice:
     def ready(self, i: int, states: Seq[ChoiceState]) -> float:
         """Share of the batch for which arm i has a draft: looked up where it copies, 1 where it runs a model. Draws nothing."""
         arm = self.arms[i]
-        if arm.info.draft_sampling != {DraftSampling.POINT_MASS} or getattr(arm, "model", None) is not None:
+        if arm.info.draft_sampling != {DraftSampling.POINT_MASS} or (isinstance(arm, ModelBased) and arm.model is not None):
             return 1.0
         try:
             parents = self._ask(i, states, [Budget.fixed(tree.chain(1))] * len(states)).tree.parents

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from polydraft.config import EngineConfig, SpeculationConfig
-from polydraft.core import Budget, EncoderDecoder, Request, SamplingParams, Target
+from polydraft.core import Budget, EncoderDecoder, NamedDecoding, Request, SamplingParams, Target
 from polydraft.deprecation import keywords
 from polydraft.drafters.base import Parts
 from polydraft.engine import build
@@ -123,7 +123,7 @@ class Engine(Loop):
         fields: of `polydraft.config.SpeculationConfig`.
         """
         config = SpeculationConfig(**keywords(fields))
-        eos = tuple(eos_token_ids if eos_token_ids is not None else getattr(target, "eos_token_ids", ()))
+        eos = tuple(target.eos_token_ids if eos_token_ids is None else eos_token_ids)
         parts = Parts(target, draft_model, tokenizer, eos, draft_tokenizer)
         parts = replace(parts, decoding=build.decoding(config.decoding, parts, config.all_decoding_options))
         build.check_encoders(parts)
@@ -139,16 +139,16 @@ class Engine(Loop):
         """What was built: models, limits, cache bytes, drafter, verifier."""
         drafter = self.drafter
         return {
-            "target": getattr(self.target, "name", type(self.target).__name__),
+            "target": self.target.name or type(self.target).__name__,
             "backend": type(self.target).__name__,
-            "weight_format": getattr(self.target, "weight_format", None),
-            "quantization_error": getattr(self.target, "quantization_error", None),
-            "activations": getattr(self.target, "activations", None),
-            "rounded_again": {name: sorted(formats) for name, formats in getattr(self.target, "rounded_again", {}).items()},
+            "weight_format": self.target.weight_format,
+            "quantization_error": self.target.quantization_error,
+            "activations": self.target.activations,
+            "rounded_again": {name: sorted(formats) for name, formats in self.target.rounded_again.items()},
             "max_model_len": self.target.max_model_len,
             "max_num_seqs": self.target.max_num_seqs // build.slots(self.decoding),
-            "cache_bytes": getattr(self.target, "cache_bytes", None),
-            "cache_grows": getattr(self.target, "cache_grows", False),
+            "cache_bytes": self.target.cache_bytes or None,
+            "cache_grows": self.target.cache_grows,
             "drafter": None if drafter is None else drafter.info.name,
             "draft": None if drafter is None else drafter.info.title,
             "drafters": self.menu.names,
@@ -160,14 +160,11 @@ class Engine(Loop):
     @property
     def lossless_to(self) -> str:
         """The distribution that outputs follow with a lossless rule, in words."""
-        info = getattr(self.decoding, "info", None)
-        return (
-            "the target distribution"
-            if self.decoding is None
-            else info.lossless_to
-            if info
-            else f"the decoding method {type(self.decoding).__name__}"
-        )
+        if self.decoding is None:
+            return "the target distribution"
+        if isinstance(self.decoding, NamedDecoding):
+            return self.decoding.info.lossless_to
+        return f"the decoding method {type(self.decoding).__name__}"
 
     def default_params(self, *, chat: bool = False) -> SamplingParams:
         """Sampling parameters of requests that name none: what the model's authors set, and for chats else temperature 0.7 and top-p 0.95.

@@ -5,8 +5,8 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from polydraft import registry, tree
-from polydraft.core import Budget, Decoding, Drafter, EncoderDecoder, SecondSequenceDecoding, Target, Verifier
-from polydraft.drafters.base import Parts
+from polydraft.core import Budget, Decoding, Drafter, EncoderDecoder, NamedDecoding, SecondSequenceDecoding, Target, Verifier
+from polydraft.drafters.base import Asynchronous, Parts
 from polydraft.drafters.choice import Choice
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
@@ -179,9 +179,8 @@ def _made(named: str, parts: Parts, options: Mapping[str, Any]) -> Drafter:
 
 
 def _auto(parts: Parts, options: Mapping[str, Any]) -> str:
-    drafter_name = getattr(parts.decoding, "drafter", None)
-    if drafter_name is not None:
-        return drafter_name
+    if isinstance(parts.decoding, NamedDecoding) and parts.decoding.info.drafter:
+        return parts.decoding.info.drafter
     weights = options.get("weights")
     if weights is None and parts.draft_model is not None:
         return "model"
@@ -220,7 +219,7 @@ def policy(
     if isinstance(source, Choice):
         return _choice_policy(source, wanted, depth, num_paths, profile)
     fixed = depth is not None or num_paths is not None
-    ahead: int | None = getattr(source, "lead_cap", None)
+    ahead = source.lead_cap if isinstance(source, Asynchronous) else None
     if ahead is not None and (profile is not None or wanted == "adaptive" or num_paths not in (None, 1)):
         raise InvalidInputError(
             f"policy={wanted!r}, profile={profile!r} and num_paths={num_paths!r} were given beside asynchronous drafting, which takes what waits of one path; "

@@ -40,7 +40,7 @@ from polydraft.errors import BusyError, GrammarError, IncompatibleError, Polydra
 from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.slots import Slots
 from polydraft.params import ConstraintSource, SamplingParams, StructuredOutputs
-from polydraft.policy.fixed import Policy
+from polydraft.policy.fixed import Policy, Timed
 
 MOST_WAITING = 65_536
 """Samples that may wait for a slot; `add_request` refuses more."""
@@ -97,12 +97,7 @@ class Loop:
         self._second = Second(decoding, target, self._slots) if isinstance(decoding, SecondSequenceDecoding) else None
         self._admission = Admission(target, tokenizer, self.eos_token_ids, self.menu, decoding, self._second)
         self._filling = Filling(target, self._clock)
-        self._keeps = (
-            keep_prefixes
-            and self._second is None
-            and getattr(target, "rolls_back", True)
-            and not isinstance(target, EncoderDecoder)
-        )
+        self._keeps = keep_prefixes and self._second is None and target.rolls_back and not isinstance(target, EncoderDecoder)
         if self._keeps and isinstance(target, BlockCopying):
             self._slots.prefix_cache = PrefixCache(target, prefix_cache_bytes)
         self._asked: deque[Sequence | str] = deque()
@@ -367,8 +362,8 @@ class Loop:
         """One round of sequences that are drafted for alike, with pieces of new ones in its pass."""
         stop_ids = frozenset(self.eos_token_ids)
         parts = self.target, chosen.drafter, chosen.verifier, chosen.policy, stop_ids, self.tie_margin
-        time = getattr(chosen.policy, "time", None)
-        began = self._pricing() if time else 0.0
+        timed = chosen.policy if isinstance(chosen.policy, Timed) else None
+        began = self._pricing() if timed else 0.0
         done = Stepper(*parts, self.decoding, self._second, clock=self._clock)(sequences, riding)
         start = self._clock()
         failed = list(done.failed)
@@ -389,9 +384,9 @@ class Loop:
         took = RoundTime(done.num_scored + sum(riding.values()), done.seconds["scoring"], sum(done.seconds.values()))
         self._filling.book(riding, done.seconds)
         _share(sequences, done.seconds)
-        if time and done.sequences and not riding:
+        if timed and done.sequences and not riding:
             share = (self._pricing() - began) / max(sum(done.seconds.values()), 1e-9)
-            time({phase: share * seconds for phase, seconds in done.seconds.items()})
+            timed.time({phase: share * seconds for phase, seconds in done.seconds.items()})
         return took
 
 

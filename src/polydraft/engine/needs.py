@@ -15,7 +15,7 @@ ADVICE = "Load the target with another backend ('compiled' or 'transformers'), o
 
 
 def _check(target: Target, needs: Needs, who: str) -> None:
-    offers: Needs = getattr(target, "offers", Needs())
+    offers = target.offers
     lacking = [words for name, words in SAID.items() if getattr(needs, name) and not getattr(offers, name)]
     layers = sorted({*needs.hidden} - {*offers.hidden})
     if layers:

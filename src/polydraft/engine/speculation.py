@@ -11,7 +11,7 @@ from polydraft.drafters.base import Parts
 from polydraft.engine import build
 from polydraft.engine.needs import check_drafter
 from polydraft.errors import unknown_name
-from polydraft.policy.fixed import FixedPolicy, Policy
+from polydraft.policy.fixed import FixedPolicy, Policy, Preparing
 from polydraft.verifiers import pairing
 from polydraft.verifiers.match import match
 
@@ -127,5 +127,5 @@ class Menu:
             return self._known[key]
 
     def _prepare(self, speculation: Speculation) -> None:
-        if speculation.drafter is not None and (prepare := getattr(speculation.policy, "prepare", None)):
-            prepare(self._target, speculation.drafter, speculation.verifier, self._overhead)
+        if speculation.drafter is not None and isinstance(speculation.policy, Preparing):
+            speculation.policy.prepare(self._target, speculation.drafter, speculation.verifier, self._overhead)

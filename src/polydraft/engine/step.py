@@ -36,6 +36,7 @@ from polydraft.core import (
     TokenTree,
     TreeShape,
     Verifier,
+    Walking,
 )
 from polydraft.engine import drafting
 from polydraft.engine.batch import joined, some
@@ -266,16 +267,14 @@ class Stepper:
         """By the rule's fused walk, where there is one for these logits and parameters, else by its verdict; without drafts lossless rules draw from p."""
         lossless, num_greedy = self.verifier.info.lossless, sum(row.greedy for row in params)
         follows_largest = lossless and num_greedy == len(params)
-        walk = getattr(self.verifier, "walk", _missing)
-        if walk is not None and processed.dtype == torch.float32:
+        if processed.dtype == torch.float32:
+            walk = self.verifier.walk if isinstance(self.verifier, Walking) else None
             if follows_largest:
                 walk = greedy_verifier.walk
             elif draft.tree.num_nodes == 1 and lossless and not self.verifier.info.shared_noise:
                 walk = match.walk
-            outcome = walk(
-                draft, processed if follows_largest or not num_greedy else greedy_verifier.harden(processed, params), key
-            )
-            if outcome is not None:
+            logits = processed if follows_largest or not num_greedy else greedy_verifier.harden(processed, params)
+            if walk is not None and (outcome := walk(draft, logits, key)) is not None:
                 return outcome
         return (match if follows_largest else self.verifier)(draft, probs()).sample(key)
 
@@ -286,10 +285,6 @@ class Stepper:
                 if parent >= 0:
                     deep.append(deep[parent] + 1)
             s.sample.stats.record(num_nodes=len(deep) - 1, depth=max(deep), num_accepted=len(path))
-
-
-def _missing(draft: Draft, logits: Tensor, key: NoiseKey) -> None:
-    """The walk of a rule that has none."""
 
 
 def _hung(unique: Dedup, aux: AuxRows) -> AuxRows:

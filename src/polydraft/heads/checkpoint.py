@@ -149,7 +149,7 @@ class HeadCheckpoint:
         Raises:
             IncompatibleError: another width, vocabulary or model.
         """
-        name, theirs = getattr(target, "name", type(target).__name__), probe(target)
+        name, theirs = target.name or type(target).__name__, probe(target)
         if theirs.shape[1] != self.config.hidden_size or target.vocab_size > self.config.vocab_size:
             raise IncompatibleError(
                 f"the head is for states of {self.config.hidden_size} numbers and {self.config.vocab_size} tokens; {name} has "

@@ -50,7 +50,7 @@ def head_pass(model, slots, tokens, parents, begins, ends, wanted, logits):
 
 @overload(draft_pass)
 def _(model, slots, tokens, parents, begins, ends, wanted, logits):
-    if getattr(model, "instance_class", None) in HEADS:
+    if model.instance_class in HEADS:
         return lambda model, slots, tokens, parents, begins, ends, wanted, logits: head_pass(
             model, slots, tokens, parents, begins, ends, wanted, logits
         )

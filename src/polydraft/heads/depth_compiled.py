@@ -63,7 +63,7 @@ def depth_pass(model, slots, parents, begins, ends, wanted, logits):
 
 @overload(draft_pass)
 def _(model, slots, tokens, parents, begins, ends, wanted, logits):
-    if getattr(model, "instance_class", None) is DepthArrays:
+    if model.instance_class is DepthArrays:
         return lambda model, slots, tokens, parents, begins, ends, wanted, logits: depth_pass(
             model, slots, parents, begins, ends, wanted, logits
         )

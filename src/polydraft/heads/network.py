@@ -84,7 +84,7 @@ def llama_checkpoint(target: Any, name: str) -> Checkpoint:
     Raises:
         IncompatibleError: a target of another family, or whose weights cannot be read any more.
     """
-    checkpoint: Checkpoint | None = getattr(target, "checkpoint", None)
+    checkpoint: Checkpoint | None = target.checkpoint
     reason = "its layers cannot be had" if checkpoint is None else why_not_family(checkpoint.config)
     if checkpoint is None or reason:
         raise IncompatibleError(
@@ -96,7 +96,7 @@ def llama_checkpoint(target: Any, name: str) -> Checkpoint:
 
 def _loaded(kind: type[HeadNetwork], head: HeadCheckpoint, target: Any) -> HeadNetwork:
     """A network to draft with, on the target's device."""
-    device = getattr(target, "device", torch.device("cpu"))
+    device = target.device
     dtype = torch.float32 if device.type == "cpu" else target.dtype
     bare = Material(target, head.layers_of(target), head.ids, torch.empty(0), torch.empty(0, head.config.hidden_size), {})
     network = kind.of(head, bare).eval().requires_grad_(False)
@@ -115,13 +115,11 @@ class HeadModel(SlotModel):
     """
 
     network_class: ClassVar[type[HeadNetwork]]
-    draft_ids = np.empty(0, np.int64)
-    """Tokens that it has logits of, where they are not all."""
 
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         head.check(target)
         self.target, self.name, self.vocab_size = target, head.kind, target.vocab_size
-        self.device, self.dtype = getattr(target, "device", torch.device("cpu")), torch.float32
+        self.device, self.dtype = target.device, torch.float32
         self.draft_ids = head.ids[head.ids < target.vocab_size]
         self.network: Any = _loaded(self.network_class, head, target)
 
@@ -151,7 +149,7 @@ class TargetSlots(SlotModel):
         """Use the target's slots."""
         self.target, self.vocab_size, self.device, self.dtype = target, target.vocab_size, target.device, target.dtype
         self.max_model_len, self.max_num_seqs, self.cache_bytes = target.max_model_len, target.max_num_seqs, 0
-        self.lengths, self._lengths, self.passes = target.lengths, target._lengths, 0
+        self._read_only, self._lengths, self.passes = target.lengths, target._lengths, 0
         self._scored = np.zeros(self.max_num_seqs, np.int64)
 
     def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:

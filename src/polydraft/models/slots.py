@@ -69,7 +69,7 @@ def _kept(lengths, scored, slots, path, counts):
     return source[:moved], target[:moved], True
 
 
-class SlotModel(ABC):
+class SlotModel(Target, ABC):
     """Sequences of a model in slots: all that changes what is committed; a backend writes the columns, and supplies `move`.
 
     lengths: [slots] committed tokens, to be read; they change by `prefill`, `commit`, `cut`, `copy` and `release`.
@@ -78,11 +78,7 @@ class SlotModel(ABC):
      cache_grows: whether memory is taken only as tokens are written.
     """
 
-    max_model_len: int
-    max_num_seqs: int
-    cache_bytes: int
     bytes_per_token: int
-    cache_grows = False
     block_tokens = 0
 
     def open_slots(
@@ -111,9 +107,14 @@ class SlotModel(ABC):
         self.cache_bytes, self.max_num_seqs, self.passes = columns * every, max_num_seqs, 0
         check_memory(self.cache_bytes, device, max_model_len=self.max_model_len, max_num_seqs=max_num_seqs)
         self._lengths, self._scored = np.zeros(max_num_seqs, np.int64), np.zeros(max_num_seqs, np.int64)
-        self.lengths = self._lengths.view()
-        self.lengths.flags.writeable = False
+        self._read_only = self._lengths.view()
+        self._read_only.flags.writeable = False
         return columns
+
+    @property
+    def lengths(self) -> Int64[np.ndarray, " slots"]:
+        """See the class."""
+        return self._read_only
 
     chunk = TREE_ROOM
     """Prompt tokens of one sequence that `append` is given at a time."""

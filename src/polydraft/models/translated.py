@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polydraft.core import AuxRows, Needs, Outcome, Scores, Target, TokenTree
+from polydraft.core import AuxRows, Outcome, Scores, Target, TokenTree
 from polydraft.errors import IncompatibleError
 from polydraft.models.vocabulary import Translation
 
 __all__ = ["TranslatedModel"]
 
 
-class TranslatedModel:
+class TranslatedModel(Target):
     """`inner` behind the vocabulary of `translation.ours`; see `core.Target`.
 
     ends: for each slot, the inner model's length after each of our committed tokens, from 0 on.
@@ -32,7 +32,7 @@ class TranslatedModel:
     def __init__(self, inner: Target, translation: Translation, vocab_size: int) -> None:
         self.inner, self.translation, self.vocab_size = inner, translation, vocab_size
         self.max_model_len, self.max_num_seqs = inner.max_model_len, inner.max_num_seqs
-        self.weight_bytes = getattr(inner, "weight_bytes", 0)
+        self.weight_bytes = inner.weight_bytes
         self.ends: list[list[int]] = [[0] for _ in range(inner.max_num_seqs)]
         self._ours, self._theirs = torch.from_numpy(translation.ours), torch.from_numpy(translation.theirs)
         self._last = torch.tensor([pieces[-1] for pieces in translation.pieces])
@@ -45,8 +45,6 @@ class TranslatedModel:
     def _append(self, slot: int, token_ids: Sequence[int]) -> None:
         for token in token_ids:
             self.ends[slot].append(self.ends[slot][-1] + len(self.translation.pieces[token]))
-
-    offers = Needs()
 
     def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
         """Append committed tokens; logits after the last of each, in our ids."""

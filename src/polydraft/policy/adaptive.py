@@ -19,6 +19,7 @@ from polydraft import tree
 from polydraft.budget import Stop
 from polydraft.confidence import BINS
 from polydraft.core import Budget, Draft, Drafter, DraftSampling, Outcome, Target, Verifier
+from polydraft.drafters.base import Confident, ModelBased
 from polydraft.policy.acceptance import FIRST, NEXT, Acceptance
 from polydraft.policy.costs import Costs, LiveCosts, Overhead, no_overhead
 from polydraft.policy.fixed import Sequence
@@ -94,10 +95,10 @@ class AdaptivePolicy:
         Raises:
             IncompatibleError: a profile of other parts.
         """
-        self._ranked, self._confident = drafter.info.ranked, getattr(drafter, "confident", False)
-        self._greedy_trees = getattr(drafter, "greedy_trees", False) and verifier.info.lossless
+        self._ranked, self._confident = drafter.info.ranked, isinstance(drafter, Confident) and drafter.confident
+        self._greedy_trees = isinstance(drafter, Confident) and drafter.greedy_trees and verifier.info.lossless
         copies = drafter.info.draft_sampling == {DraftSampling.POINT_MASS} and not drafter.needs.hidden
-        self._copies = copies and getattr(drafter, "model", None) is None
+        self._copies = copies and not (isinstance(drafter, ModelBased) and drafter.model is not None)
         if self.given is not None:
             check_identity(self.given, target, drafter, verifier)
         self.open(self.given or profile_of(target, drafter, verifier, overhead))

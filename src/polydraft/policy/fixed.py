@@ -1,8 +1,9 @@
 """What an engine asks of a policy, and the policy that gives every round the same size."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
@@ -13,7 +14,7 @@ from polydraft.models.slots import TREE_ROOM
 from polydraft.policy.costs import Overhead, no_overhead
 from polydraft.verifiers import pairing
 
-__all__ = ["FixedPolicy", "Policy", "Sequence", "check_draft", "check_room"]
+__all__ = ["FixedPolicy", "Policy", "Preparing", "Sequence", "Timed", "check_draft", "check_room"]
 
 
 class Sequence(Protocol):
@@ -26,18 +27,27 @@ class Sequence(Protocol):
 
 
 class Policy(Protocol):
-    """Budgets for the next round of each sequence.
-
-    One that has `prepare(target, drafter, verifier, overhead)` is given the parts before it decides, and a measurement of the seconds of a step
-    beside its forward pass and drafts; one that has `time(seconds)` is
-    told what the step took that it has just learnt from, by phase.
-    """
+    """Budgets for the next round of each sequence; one may also be `Preparing` and `Timed`."""
 
     def budgets(self, sequences: Seq[Any]) -> list[Budget]: ...
 
     def learn(self, sequences: Seq[Any], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         """Take note of a round that is over; processed: the target's processed logits at the drafted nodes."""
         ...
+
+
+@runtime_checkable
+class Preparing(Protocol):
+    """A policy that is given the parts before it decides. overhead: measures the seconds of a step beside its forward pass and drafts."""
+
+    def prepare(self, target: Target, drafter: Drafter, verifier: Verifier, overhead: Overhead = no_overhead) -> None: ...
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """A policy that is told what the step took that it has just learnt from, by phase."""
+
+    def time(self, seconds: Mapping[str, float]) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from polydraft import __version__
 from polydraft.atomic import replacing
 from polydraft.core import Drafter, Target, Verifier
+from polydraft.drafters.base import ModelBased
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.policy.acceptance import FIRST, NEXT, UNKNOWN, UNKNOWN_SAMPLED
 from polydraft.policy.costs import KNOTS, Costs, Overhead, measured, no_overhead
@@ -133,34 +132,33 @@ def _checksum(said: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(said, sort_keys=True).encode())
 
 
-def _model(model: Any) -> dict[str, Any] | None:
+def _model(model: Target | None) -> dict[str, Any] | None:
     """What tells a model apart from others, or None for one without a name."""
-    name = getattr(model, "name", None)
-    if name is None:
+    if model is None or not model.name:
         return None
-    config = Path(str(name)) / "config.json"
+    config = Path(model.name) / "config.json"
     changed = config.stat().st_mtime_ns if config.exists() else None
     fields = ("weight_format", "cache_bytes", "max_num_seqs", "vocab_size", "draft_vocabulary")
     return {
-        "name": str(name),
+        "name": model.name,
         "changed": changed,
         "class": type(model).__name__,
-        **{k: str(getattr(model, k, None)) for k in fields},
+        **{k: str(getattr(model, k)) for k in fields},
     }
 
 
 def identity(target: Target, drafter: Drafter, verifier: Verifier) -> dict[str, Any] | None:
     """What a profile is valid for; None where a model has no name to be known by again."""
     models = [_model(target)]
-    if hasattr(drafter, "model"):
-        models.append(_model(getattr(drafter, "model")))  # noqa: B009 - drafters need not have one
+    if isinstance(drafter, ModelBased):
+        models.append(_model(drafter.model))
     if any(m is None for m in models):
         return None
     return {
         "models": models,
         "drafter": drafter.info.name,
         "verifier": verifier.info.name,
-        "machine": [platform.node(), _processor(), getattr(target, "num_threads", torch.get_num_threads())],
+        "machine": [platform.node(), _processor(), target.num_threads],
         "version": __version__,
     }
 
@@ -178,7 +176,7 @@ def profile_of(target: Target, drafter: Drafter, verifier: Verifier, overhead: O
     about = identity(target, drafter, verifier)
     if (stored := remembered(about)) is not None:
         return stored
-    if about is None or any(getattr(target, "lengths", ())):
+    if about is None or any(target.lengths):
         return Profile.assumed()
     try:
         profile = Profile.of(replace(measured(target, drafter), overhead=overhead()), {"identity": about})

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -14,6 +14,7 @@ from polydraft.policy.acceptance import FIRST, NEXT
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.costs import Costs
 from polydraft.policy.fixed import Policy
+from polydraft.policy.switch import ChoicePolicy
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 COUNTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 255)
@@ -217,5 +218,5 @@ class ModelMetrics:
 
 def _adaptive(policy: Policy) -> AdaptivePolicy | None:
     """The policy whose cost model is told: of several drafters the first one's."""
-    several: list[Any] = getattr(policy, "policies", [policy])
-    return several[0] if isinstance(several[0], AdaptivePolicy) else None
+    first = policy.policies[0] if isinstance(policy, ChoicePolicy) else policy
+    return first if isinstance(first, AdaptivePolicy) else None

@@ -78,8 +78,8 @@ def write_shard(engine: Engine, number: int, *, seed: int, count: int, known: se
 
 def _begin(engine: Engine) -> int:
     """The token that begins a text."""
-    begin = getattr(engine.target, "bos_token_id", None)
-    return begin if begin is not None else (list(getattr(engine.target, "eos_token_ids", ())) or [0])[0]
+    begin = engine.target.bos_token_id
+    return begin if begin is not None else [*engine.target.eos_token_ids, 0][0]
 
 
 def _opening(engine: Engine) -> str:

@@ -108,7 +108,7 @@ def _layers(target: Target, recipe: Recipe, wanted: tuple[int, ...] | None) -> t
     last = max(offered.hidden, default=-1)
     if not (offered.embeddings and offered.head) or last < 3:
         raise IncompatibleError(
-            f"{getattr(target, 'name', type(target).__name__)} gives no hidden states, embeddings and head ({offered}), from which a head is trained. "
+            f"{target.name or type(target).__name__} gives no hidden states, embeddings and head ({offered}), from which a head is trained. "
             "Load it with backend='compiled' or 'transformers'."
         )
     layers = recipe.layers(last) if wanted is None else wanted

@@ -88,7 +88,7 @@ class ModelRecipe(Recipe):
             head_dim=width // heads,
             max_position_embeddings=max(2048, target.max_model_len),
             tie_word_embeddings=True,
-            bos_token_id=getattr(target, "bos_token_id", None),
+            bos_token_id=target.bos_token_id,
             eos_token_id=list(target.eos_token_ids) or None,
         )
         network = LlamaForCausalLM(config)

@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.core import Draft, DraftSampling, Method, NoiseKey, Outcome, Verdict, Verifier
+from polydraft.core import Draft, DraftSampling, Method, NoiseKey, Outcome, Verdict, Verifier, Walking
 from polydraft.verifiers.match import match
 
 
@@ -37,5 +37,5 @@ class VerifierByDraftSampling:
 
     def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
         """That of the draft's rule, where it has one; see `core.Verifier`."""
-        walk = getattr(self.rules.get(draft.sampling, match), "walk", None)
-        return None if walk is None else walk(draft, logits, key)
+        rule = self.rules.get(draft.sampling, match)
+        return rule.walk(draft, logits, key) if isinstance(rule, Walking) else None

@@ -245,7 +245,7 @@ def check_machine(model: Any) -> None:
     Raises:
         IncompatibleError: one core only; or a process forked from one that uses CUDA.
     """
-    on_cpu = str(getattr(model, "device", "cpu")).startswith("cpu")
+    on_cpu = model.device.type == "cpu"
     if on_cpu and len(cores()) < 2:
         raise IncompatibleError(
             f"asynchronous drafting was asked for on one core ({cores()}); expected two, one for each model: on one they would take turns, and be slower "

@@ -213,7 +213,4 @@ class Worker:
 
 def _own_stream(model: Any) -> AbstractContextManager[Any]:
     """On a GPU the worker's kernels go to a stream of their own; its tokens are read back before they are published."""
-    device = getattr(model, "device", None)
-    if device is None or device.type != "cuda":
-        return nullcontext()
-    return torch.cuda.stream(torch.cuda.Stream(device))
+    return torch.cuda.stream(torch.cuda.Stream(model.device)) if model.device.type == "cuda" else nullcontext()

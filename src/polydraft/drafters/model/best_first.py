@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft import sampling
-from polydraft.core import Budget, Draft, DraftSampling, SamplingParams, Scores, Target, TokenTree, TreeShape
+from polydraft.core import Budget, Draft, DraftSampling, Proposing, SamplingParams, Scores, Target, TokenTree, TreeShape
 from polydraft.drafters.model.by_depth import ModelState
 from polydraft.models.compiled.proposals import stops_asked
 from polydraft.models.compiled.trees import advance, draft_of, join, retreat
@@ -43,12 +43,11 @@ def grow(
     compiled: by the model's `propose_tree` where it offers one, which is one call: penalties are left out of the law, the tree fits a little less.
         Not for outputs whose form is given, nor where the model may have no token that is allowed.
     """
-    propose_tree = getattr(model, "propose_tree", None) if compiled else None
-    if propose_tree is None:
-        tree, confidence, scored = _by_depth(model, states, budgets, stop_ids)
-    else:
+    if compiled and isinstance(model, Proposing):
         params = [_warm(s.request.params, g) for s, g in zip(states, budgets, strict=True)]
-        tree, confidence, scored = propose_tree([s.slot for s in states], [s.pending for s in states], budgets, params)
+        tree, confidence, scored = model.propose_tree([s.slot for s in states], [s.pending for s in states], budgets, params)
+    else:
+        tree, confidence, scored = _by_depth(model, states, budgets, stop_ids)
     rows = torch.full_like(tree.parents, -1)
     draft = Draft(tree, DraftSampling.POINT_MASS, TreeShape.GROWN, None, rows, confidence=torch.from_numpy(confidence))
     return draft, [_inner(*x) for x in scored]

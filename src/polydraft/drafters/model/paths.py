@@ -31,6 +31,7 @@ from polydraft.core import (
     Needs,
     NoiseKey,
     Outcome,
+    Proposing,
     Request,
     SamplingParams,
     Scores,
@@ -110,17 +111,18 @@ class ModelDrafter:
         self._proposed: dict[int, tuple[TokenTree, int]] = {}
         """By slot: tree and row that the cache holds behind committed tokens."""
         offered = kind in ("paths", "chain", "coupled", "systematic")
-        call = "propose_and_score" if self.scores_leaves else "propose_paths"
-        self._propose_paths: ProposePaths | None = getattr(model, call, None) if offered else None
+        self._propose_paths: ProposePaths | None = None
+        if offered and isinstance(model, Proposing):
+            self._propose_paths = model.propose_and_score if self.scores_leaves else model.propose_paths
 
     @property
     def confident(self) -> bool:
-        """Whether drafts end by their own paths and say how sure they are."""
+        """See `drafters.base.Confident`."""
         return not self.scores_leaves
 
     @property
     def greedy_trees(self) -> bool:
-        """Whether a greedy request with a budget that grows is drafted its most probable tree: every lossless verifier then follows the largest logits."""
+        """See `drafters.base.Confident`."""
         return self.kind == "paths" and not self.scores_leaves
 
     @classmethod
@@ -205,7 +207,7 @@ class ModelDrafter:
 
     def _bound(self, params: SamplingParams) -> bool:
         """Whether the model may have no token that a request allows."""
-        return params.structured_outputs is not None or 0 < len(getattr(self.model, "draft_ids", ())) <= len(params.logit_bias)
+        return params.structured_outputs is not None or 0 < len(self.model.draft_ids) <= len(params.logit_bias)
 
     def _drawn(
         self,

@@ -54,8 +54,6 @@ class SpanDrafter:
 
     info = method("nest", "Spans of retrieved passages", "2405.19325", {DraftSampling.POINT_MASS}, {TreeShape.CHAIN})
     methods = (info,)
-    decoding_name = "nest"
-    """The decoding method that it cannot be without."""
 
     def __init__(self, decoding: Any, *, delta: float = 0.5, longest: int = 64) -> None:
         if not 0 <= delta <= 1 or longest < 1:

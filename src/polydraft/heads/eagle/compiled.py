@@ -160,7 +160,7 @@ def _run(model, rows, logits, done):
 
 @overload(run_rows)
 def _(model, rows, logits, done):
-    if getattr(model, "instance_class", None) is EagleArrays:
+    if model.instance_class is EagleArrays:
         return lambda model, rows, logits, done: _run(model, rows, logits, done)
     return None
 
@@ -182,7 +182,7 @@ class CompiledEagle(CompiledHead):
         self, head: EagleCheckpoint, target: Any, *, max_num_seqs: int | None = None, quantization: str = "int8"
     ) -> None:
         head.check(target)
-        self.target, self.pool = target, getattr(target, "pool", self.pool)
+        self.target, self.pool = target, target.pool
         config, tensors = head.config, head.tensors
         self.name, self.vocab_size, self.draft_ids = head.kind, target.vocab_size, head.ids[head.ids < target.vocab_size]
         h, width, H, G = config.hidden_size, head_width(config), config.num_attention_heads, config.num_key_value_heads
@@ -226,7 +226,7 @@ class CompiledEagle(CompiledHead):
             weights,
             sizes,
             memory,
-            workspace(weights, sizes, columns, getattr(target, "num_threads", 1), max(F, 2 * h)),
+            workspace(weights, sizes, columns, target.num_threads, max(F, 2 * h)),
             aligned(slots, TREE_ROOM, F),
             np.zeros(slots, np.int64),
             aligned(slots, TREE_ROOM, h),

@@ -87,7 +87,7 @@ def _run(model, rows, logits, done):
 
 @overload(run_rows)
 def _(model, rows, logits, done):
-    if getattr(model, "instance_class", None) is ExitArrays:
+    if model.instance_class is ExitArrays:
         return lambda model, rows, logits, done: _run(model, rows, logits, done)
     return None
 

@@ -23,7 +23,7 @@ class ExitRecipe(Recipe):
     def fresh(self, material: Material) -> ExitHead:
         """An exit that does nothing yet to the state."""
         exit_ = ExitHead(fresh_config(material.hidden_size), material)
-        checkpoint, norm = getattr(material.target, "checkpoint", None), "model.norm.weight"
+        checkpoint, norm = material.target.checkpoint, "model.norm.weight"
         if checkpoint is not None and norm in checkpoint.outlines:
             exit_.norm.weight.data.copy_(checkpoint.read(norm))
         return exit_

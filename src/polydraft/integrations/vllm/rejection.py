@@ -20,7 +20,7 @@ from vllm.v1.outputs import SamplerOutput  # pyright: ignore[reportMissingImport
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p  # pyright: ignore[reportMissingImports]
 from vllm.v1.sample.rejection_sampler import RejectionSampler  # pyright: ignore[reportMissingImports]
 
-from polydraft.core import Draft, DraftSampling, NoiseKey, TokenTree, TreeShape, Verifier
+from polydraft.core import Draft, DraftSampling, NoiseKey, TokenTree, TreeShape, Verifier, Walking
 from polydraft.errors import IncompatibleError
 from polydraft.verifiers.match import match
 
@@ -101,8 +101,7 @@ def _decide(rule: Verifier, draft: Draft, logits: Float[Tensor, "B N V"], key: N
     """The tokens of each row: by the rule's fused walk, else by its verdict."""
     if rule.info.shared_noise:
         draft = replace(draft, noise=key)
-    walk = getattr(rule, "walk", None)
-    outcome = None if walk is None else walk(draft, logits, key)
+    outcome = rule.walk(draft, logits, key) if isinstance(rule, Walking) else None
     if outcome is None:
         outcome = rule(draft, logits.softmax(-1)).sample(key)
     return outcome.emitted(draft.tree)

@@ -126,7 +126,7 @@ def draft_pass(model, slots, tokens, parents, begins, ends, wanted, logits) -> N
 
 @overload(draft_pass)
 def _(model, slots, tokens, parents, begins, ends, wanted, logits):
-    if getattr(model, "instance_class", None) is not ModelArrays:
+    if model.instance_class is not ModelArrays:
         return None
 
     def run(model, slots, tokens, parents, begins, ends, wanted, logits):

@@ -54,7 +54,7 @@ class CompiledLlama(CompiledProposals):
     cache_dtype: of keys and values, "float32" or "bfloat16": half the memory, each number rounded once; another model, too.
     threads: that a pass runs on; bits do not depend on it, and small models gain nothing. None: see `default_threads`.
     `weight_format` says how they are stored, `quantization_error` what that lost, relative to all matrices' norm; `rounded_again`
-    which formats of a file were rounded to which other one.
+    which formats of a file were rounded to which other one; `draft_vocabulary` how many first tokens are drafted, where logits are of a part.
 
     Raises:
         IncompatibleError: an architecture or option that is not covered; says which.
@@ -62,8 +62,6 @@ class CompiledLlama(CompiledProposals):
     """
 
     cache_grows = True  # see `vectors.aligned`
-    draft_vocabulary: int | None = None
-    """First tokens that are drafted, where logits are of a part of the vocabulary."""
 
     def __init__(
         self,
@@ -92,7 +90,7 @@ class CompiledLlama(CompiledProposals):
         if reason:
             raise IncompatibleError(f"{type(model).__name__} cannot be compiled: {reason}. Use backend='transformers'.")
         source = _checkpoint_of(model)
-        self.checkpoint: Checkpoint | None = source
+        self.checkpoint = source
         config = source.config
         check_supported(config, max_model_len)
         self.name, self.vocab_size = str(config.name_or_path or type(model).__name__), int(config.vocab_size)

@@ -5,7 +5,6 @@ their rows: a prefix is run through the model once, whatever the number of its c
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -167,13 +166,8 @@ class CompiledProposals(SlotModel):
 
     arrays: Any
     """A tuple of arrays for which there is a `forward.draft_pass`."""
-    vocab_size: int
-    draft_ids = np.empty(0, np.int64)
-    """Tokens that it has logits of, where they are not all; the others have no probability."""
     output_tokens: OutputTokens | None = None
     """Where slots draft tokens of their own."""
-    pool: Any = nullcontext()
-    """Entered around each pass: who helps with it."""
 
     def propose_paths(
         self,
