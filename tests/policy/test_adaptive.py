@@ -9,7 +9,8 @@ from polydraft.confidence import IDENTITY
 from polydraft.core import Budget, Draft, DraftSampling, TokenTree, TreeShape
 from polydraft.errors import IncompatibleError, InvalidInputError, UnknownNameError
 from polydraft.policy.acceptance import FIRST, NEXT, UNKNOWN, Acceptance
-from polydraft.policy.adaptive import FIRST_PAUSE, LONGEST_PAUSE, AdaptivePolicy
+from polydraft.policy.adaptive import FIRST_PAUSE, LONGEST_PAUSE, AdaptivePolicy, least_pause
+from polydraft.policy.costs import Costs
 from polydraft.policy.marginal import Expected, depth_of, least_reach, pays, speed_of
 from polydraft.policy.profile import Profile
 from polydraft.registry import verifier
@@ -108,12 +109,25 @@ def drive(policy, s, accepts, rounds):
 
 
 def test_drafting_stops_where_it_does_not_pay_with_longer_and_longer_pauses():
-    (s,) = sequences()
-    given = drive(made(costs(0.1, 0.3)), s, 0, 1200)
+    (s,), prices = sequences(), costs(0.1, 0.3)
+    given, first = drive(made(prices), s, 0, 1200), max(FIRST_PAUSE, least_pause(1, prices))
     steps = [i for i, g in enumerate(given) if g.max_depth]
     gaps = [int(x) for x in np.diff(steps) if x > 1]
-    assert gaps[:3] == [FIRST_PAUSE + 1, 2 * FIRST_PAUSE + 1, 4 * FIRST_PAUSE + 1] and max(gaps) == LONGEST_PAUSE + 1
+    assert gaps[:3] == [first + 1, 2 * first + 1, 4 * first + 1] and max(gaps) == LONGEST_PAUSE + 1
     assert len(steps) < 60
+
+
+def test_a_batch_whose_rows_cost_a_pass_each_is_hardly_drafted_for():
+    """All look at once: a look of 16 sequences costs a pass of 16 rows, so that they look at most twice in 256 steps."""
+    batch, prices = sequences(16), Costs.of(1.0, 1.1, 2.0, draft_start=0.0, draft_step=0.1)
+    policy, drafted_steps = made(prices), 0
+    for _ in range(256):
+        budgets = policy.budgets(batch)
+        drafted_steps += any(budget.max_depth for budget in budgets)
+        for s, budget in zip(batch, budgets, strict=True):
+            if budget.max_depth:
+                policy.learn([s], drafted(budget.max_depth), LOGITS, outcome(0))
+    assert drafted_steps <= 4
 
 
 def test_drafting_comes_back_when_drafts_fit_again():

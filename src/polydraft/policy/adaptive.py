@@ -32,6 +32,8 @@ __all__ = ["AdaptivePolicy"]
 FIRST_PAUSE, LONGEST_PAUSE = 8, 256
 HELD, LOOK, SURE = 4, 2, 16
 """Steps for which a sequence's budget holds, that follow a pause to look again, and with drafts of a sequence before its budgets hold."""
+LOOKING = 0.02
+"""Share of its steps that a paused sequence may lose by looking again, at most."""
 OFTEN, SELDOM = 64, 7
 """Steps that are all timed at first, and then one in so many, which shares no divisor with HELD."""
 SETTLED = 1
@@ -47,6 +49,18 @@ CHEAP_ROW = 0.05
 its head, the Qwen pair, the embedded pair; timed on an AMD EPYC) chains were 2, 4 to 20 and 12% faster; at .03 and .012 trees were 5 and 16%
 faster (the Qwen pair, by prices)."""
 NOTHING = Budget.fixed((-1,))
+
+
+def least_pause(num_sequences: int, costs: Costs) -> int:
+    """Steps after which a look at one drafted token, which is not accepted, loses no more than LOOKING; all sequences of a batch look at once.
+
+    Example:
+        >>> costs = Costs.of(1.0, 1.0, 2.0, draft_start=0.0, draft_step=0.1)
+        >>> least_pause(1, costs), least_pause(8, costs)
+        (10, 110)
+    """
+    look = costs.step(2 * num_sequences, 1, num_sequences) / costs.step(num_sequences, 0)
+    return round(LOOK * (look - 1.0) / LOOKING)
 
 
 @dataclass
@@ -86,8 +100,9 @@ class AdaptivePolicy:
         self.seen = {greedy: Acceptance(*profile.known(greedy), *SHARED) for greedy in (False, True)}
         self._courses: WeakKeyDictionary[Any, Course] = WeakKeyDictionary()
         self._asked: dict[int, Budget] = {}
-        self._rows, self._steps, self._alike, self._timed = 1, 0, 0, 0
-        """Rows and draft steps of the step that was learnt from last, how many in a row had drafts, or none, as it, and all steps so far."""
+        self._rows, self._steps, self._drafting, self._alike, self._timed = 1, 0, 0, 0, 0
+        """Rows, draft steps and sequences with drafts of the step that was learnt from last, how many in a row had drafts, or none, as it, and all
+        steps so far."""
 
     def prepare(self, target: Target, drafter: Drafter, verifier: Verifier, overhead: Overhead = no_overhead) -> None:
         """Measure costs, unless they were given or measured before, and keep to what both draw and verify exactly.
@@ -159,7 +174,7 @@ class AdaptivePolicy:
         elif course.looks:  # a pause is over
             course.looks, course.age = course.looks - 1, HELD
         else:
-            course.pause = min(max(2 * course.pause, FIRST_PAUSE), LONGEST_PAUSE)
+            course.pause = min(max(2 * course.pause, FIRST_PAUSE, least_pause(batch, costs)), LONGEST_PAUSE)
             course.left, course.looks = course.pause - 1, LOOK
             course.seen.forget(REMEMBERED)
             return NOTHING
@@ -182,13 +197,13 @@ class AdaptivePolicy:
         """Fold the step into what each sequence, and all of them, have shown."""
         parents, paths = draft.tree.host[1], outcome.lists[0]
         confidence = None if draft.confidence is None else draft.confidence.cpu().numpy()
-        before, self._rows, self._steps = self._steps, len(sequences), 0
+        before, self._rows, self._steps, self._drafting = self._steps, len(sequences), 0, 0
         for b, s in enumerate(sequences):  # those that failed in this step have no row
             if s.drafting and self._asked.get(id(s), NOTHING).max_depth:
                 confidences = parents[b], paths[b], None if confidence is None else confidence[b]
                 nodes, depth = self.course(s).seen.observe(*confidences)
                 self.seen[s.request.params.greedy].observe(*confidences)
-                self._rows, self._steps = self._rows + nodes, max(self._steps, depth)
+                self._rows, self._steps, self._drafting = self._rows + nodes, max(self._steps, depth), self._drafting + 1
         self._alike = self._alike + 1 if (before > 0) == (self._steps > 0) else 0
 
     def time(self, seconds: Mapping[str, float]) -> None:
@@ -197,7 +212,9 @@ class AdaptivePolicy:
         if self._alike < SETTLED or (self._timed > OFTEN and self._timed % SELDOM):
             return
         parts = {name: seconds[name] for name in ("scoring", "drafting")}
-        self.live.observe(self._rows, self._steps, **parts, rest=seconds["verifying"] + seconds["other"])
+        self.live.observe(
+            self._rows, self._steps, **parts, rest=seconds["verifying"] + seconds["other"], num_sequences=max(self._drafting, 1)
+        )
 
     def learnt(self) -> Profile:
         """What is known by now, as a profile to start from."""

@@ -2,7 +2,8 @@
 
     rows(n)        linear between KNOTS, measured at 1, 4 and 8 rows; prices of a further row never fall: a pass is padded to the next cheaper tile
                    (two rows may cost 1.18 passes of one, and four .99)
-    drafting(n)    n draft steps, and what a draft costs before its first one and in its verification
+    drafting(n)    n draft steps, and what a draft costs before its first one and in its verification; of several sequences at a time it grows as a
+                   forward pass of so many rows does
 
 Measured with a handful of passes when an engine is built (`measured`) and kept with the profile; afterwards live costs are exponential averages of
 what steps took (`LiveCosts`).
@@ -102,13 +103,17 @@ class Costs:
         """Seconds of one more row."""
         return self._pieces[self.piece(rows)][1]
 
-    def drafting(self, steps: float) -> float:
-        """Seconds of so many draft steps; of none 0."""
-        return self.draft_start + steps * self.draft_step if steps else 0.0
+    def drafting(self, steps: float, num_sequences: float = 1) -> float:
+        """Seconds of so many draft steps of so many sequences at a time; of none 0."""
+        return self.breadth(num_sequences) * (self.draft_start + steps * self.draft_step) if steps else 0.0
 
-    def step(self, rows: float, draft_steps: float) -> float:
-        """Seconds of a whole step."""
-        return self.overhead + self.rows(rows) + self.drafting(draft_steps)
+    def breadth(self, num_sequences: float) -> float:
+        """Seconds of a pass of a row each, in passes of one row."""
+        return self.rows(num_sequences) / self.knots[0]
+
+    def step(self, rows: float, draft_steps: float, num_sequences: float = 1) -> float:
+        """Seconds of a whole step, in which so many sequences draft."""
+        return self.overhead + self.rows(rows) + self.drafting(draft_steps, num_sequences)
 
 
 class LiveCosts:
@@ -128,8 +133,10 @@ class LiveCosts:
     def __init__(self, start: Costs) -> None:
         self.costs, self._mean_steps, self._observed = start, 3.0, 0
 
-    def observe(self, rows: int, draft_steps: int, *, scoring: float, drafting: float, rest: float) -> None:
-        """Take note of a step: seconds of its forward pass, of drafting, and of all else."""
+    def observe(
+        self, rows: int, draft_steps: int, *, scoring: float, drafting: float, rest: float, num_sequences: int = 1
+    ) -> None:
+        """Take note of a step: seconds of its forward pass, of drafting for so many sequences, and of all else."""
         k = self.costs.piece(rows)
         part = min((rows - KNOTS[k]) / (KNOTS[k + 1] - KNOTS[k]), 1.0)
         self._scale(scoring, (1.0 - part) * self.costs.knots[k] + part * self.costs.knots[k + 1])
@@ -142,6 +149,7 @@ class LiveCosts:
             knots[at] = max(knots[at] + part * error, 0.1 * knots[at])
         slack = 0.1 * knots[0]
         if draft_steps:
+            drafting /= now.breadth(num_sequences)
             expected, deviation = now.drafting(draft_steps), draft_steps - self._mean_steps
             error = LATEST * (min(drafting, STALLED * (expected + slack)) - expected)
             turn = error * deviation / (1.0 + deviation * deviation)  # a line through what drafts of several lengths took

@@ -36,14 +36,16 @@ def speed_of(drafts: Sequence[Expected], num_sequences: int, costs: Costs) -> fl
         (1.0, 1.89)
     """
     tokens = num_sequences + sum(expected.tokens - 1.0 for expected in drafts)
-    return tokens / costs.step(
-        num_sequences + sum(expected.nodes for expected in drafts), max((expected.steps for expected in drafts), default=0.0)
+    rows, steps = (
+        num_sequences + sum(expected.nodes for expected in drafts),
+        max((expected.steps for expected in drafts), default=0.0),
     )
+    return tokens / costs.step(rows, steps, max(len(drafts), 1))
 
 
 def pays(draft: Expected, speed: float, num_sequences: int, num_drafting: int, costs: Costs) -> bool:
     """Whether the whole draft of a sequence is worth its seconds, those before its first token included."""
-    drafting = costs.drafting(draft.steps) / num_drafting
+    drafting = costs.drafting(draft.steps, num_drafting) / num_drafting
     return draft.tokens - 1.0 > speed * (drafting + costs.rows(num_sequences + draft.nodes) - costs.rows(num_sequences))
 
 
@@ -52,9 +54,9 @@ def least_reach(speed: float, next_acceptance: float, rows: float, num_drafting:
 
     rows: of the pass without this draft.
     """
-    least = list[float]()
+    least, draft_step = list[float](), costs.draft_step * costs.breadth(num_drafting) / num_drafting
     for depth in range(1, MOST_DEPTH):
-        price = costs.draft_step / num_drafting + costs.row(rows + depth)
+        price = draft_step + costs.row(rows + depth)
         least.append(speed * price / next_acceptance)
         if least[-1] >= 1.0:
             break
