@@ -19,11 +19,11 @@ from polydraft import Engine, SamplingParams
 from polydraft.core import Target
 from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.theory.speed import tokens_of_chain
 from studies.contrastive import first_layers
 from studies.inflate import inflate
 from studies.questions import QUESTIONS
 from studies.theory.asynchronous import asynchronous_rate, synchronous_rate
+from studies.theory.speed import tokens_of_chain
 
 DEPTH, CAP, LEAST = 5, 11, 2
 

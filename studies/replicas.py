@@ -78,14 +78,14 @@ def _spent(before: Mapping[int, Process], after: Mapping[int, Process]) -> dict[
 def cluster() -> Iterator[Callable[..., str]]:
     """Ray on this machine; what is yielded deploys replicas, in the place of those before, and gives their address."""
     from polydraft.cli.serve import _bound
+    from polydraft.config import ServerConfig
     from polydraft.integrations.ray.serve import deploy, shutdown
-    from polydraft.server.app import Settings
 
     with _bound("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
 
     def deployed(**asked: Any) -> str:
-        deploy(port=port, settings=Settings("served"), threads=1, **asked)
+        deploy(port=port, server=ServerConfig(served_model_name="served"), threads=1, **asked)
         return f"http://127.0.0.1:{port}"
 
     try:

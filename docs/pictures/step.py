@@ -1,6 +1,6 @@
 """Draw the pictures of docs/five-minutes.md as SVG: one step of speculative decoding, lossless acceptance, and what decides the speed.
 
-    PYTHONPATH=src python docs/pictures/step.py [FOLDER]
+    PYTHONPATH=src:. python docs/pictures/step.py [FOLDER]
 
 The tree is an example, chosen for its words. The probabilities of acceptance.svg and the curves of speed.svg are computed here. Text is
 large enough to be read where a phone shows 640 units in 360 pixels.
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
-from polydraft.theory.speed import speed_up, tokens_of_chain
+from studies.theory.speed import speed_up, tokens_of_chain
 
 WIDTH, FONT = 640, 22
 BLUE, GREEN, RED, GREY, INK = "#3f6fb5", "#2e8b57", "#c0392b", "#9aa3ad", "#1f2933"

@@ -15,13 +15,14 @@ import numpy as np
 import torch
 import typer
 
-from polydraft.train.distil import distillation_loss, mixed_batches, sample_corpus
-from polydraft.train.evaluate import pair_figures
-from polydraft.train.loop import Phase, next_token_loss, shuffled_rows, train
+from polydraft.train.loop import train
 from studies.embedded_pair.corpus import Corpus, installed_sources, select
+from studies.embedded_pair.distil import distillation_loss, mixed_batches, sample_corpus
+from studies.embedded_pair.evaluate import pair_figures
 from studies.embedded_pair.export import export_model, export_prompts, model_card
 from studies.embedded_pair.figures import figures
 from studies.embedded_pair.models import DRAFT, TARGET, VOCAB_SIZE, from_checkpoint, llama, load_float32
+from studies.embedded_pair.rows import Phase, next_token_loss, shuffled_rows
 from studies.embedded_pair.tokenizer import END_OF_TEXT_ID, MAX_CONTEXT, encode_documents, train_tokenizer
 from studies.embedded_pair.trigram import TrigramTable
 

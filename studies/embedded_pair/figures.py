@@ -7,7 +7,7 @@ import math
 import numpy as np
 from torch import nn
 
-from polydraft.train.evaluate import pair_figures
+from studies.embedded_pair.evaluate import pair_figures
 from studies.embedded_pair.tokenizer import END_OF_TEXT_ID, MAX_CONTEXT
 from studies.embedded_pair.trigram import TrigramTable
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from polydraft.heads.mask_query.network import MaskQueries, start_of
-from polydraft.heads.mask_query.recipe import glancing_loss
+from polydraft.heads.mask_query.network import MaskQueries
+from studies.seq2seq.glancing import glancing_loss, start_of
 from studies.seq2seq.teacher import PAD, batches, scheduled
 
 __all__ = ["train_drafter"]

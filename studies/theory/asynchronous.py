@@ -17,7 +17,7 @@ longer than a synchronous round of m drafts, by the residual step. Seconds are t
 from collections.abc import Callable
 
 from polydraft.errors import InvalidInputError
-from polydraft.theory.speed import tokens_of_chain
+from studies.theory.speed import tokens_of_chain
 
 __all__ = ["asynchronous_rate", "synchronous_rate"]
 

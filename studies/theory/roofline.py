@@ -15,7 +15,7 @@ communication and no sampling: it says where the limit is, and engines are below
 from dataclasses import dataclass
 
 from polydraft.errors import InvalidInputError
-from polydraft.theory.speed import tokens_of_chain
+from studies.theory.speed import tokens_of_chain
 
 __all__ = ["Device", "Shape", "batched_rate", "best_chain", "pass_seconds"]
 

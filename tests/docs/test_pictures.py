@@ -10,7 +10,7 @@ import torch
 from matplotlib import image
 
 from polydraft import TokenTree, tree
-from polydraft.theory.speed import best_depth
+from studies.theory.speed import best_depth
 
 DOCS = Path(__file__).parents[2] / "docs"
 PICTURES = DOCS / "pictures"

@@ -8,7 +8,7 @@ from polydraft import noise
 from polydraft.core import Draft, DraftSampling, NoiseKey, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.registry import verifier
-from polydraft.theory import closed_forms
+from tests.theory import closed_forms as reference
 
 V, DEPTH, SEEDS = 4, 2, 6000
 RNG = torch.Generator().manual_seed(4)
@@ -53,10 +53,10 @@ def test_law_of_two_tokens_is_the_targets(K):
 def test_acceptance_is_not_below_its_bound(K):
     draft, key = listed(K)
     accepted = (verifier("list_race")(draft, P[draft.tree.tokens]).sample(key).num_accepted > 0).double()
-    bound = closed_forms.list_matching(P[0].numpy(), Q[0].numpy(), K)
+    bound = reference.list_matching(P[0].numpy(), Q[0].numpy(), K)
     assert accepted.mean().item() > bound - 4 * (bound * (1 - bound) / SEEDS) ** 0.5
     if K == 1:
-        assert accepted.mean().item() == pytest.approx(closed_forms.race_of_one(P[0].numpy(), Q[0].numpy()), abs=0.03)
+        assert accepted.mean().item() == pytest.approx(reference.race_of_one(P[0].numpy(), Q[0].numpy()), abs=0.03)
 
 
 def test_path_dropped_because_of_its_own_token_is_caught():

@@ -11,6 +11,7 @@ from polydraft.theory import acceptance, closed_forms
 from polydraft.verifiers import greedy_plus_one, kseq, match, recursive, single_with_spares, speculative
 from tests.exactness.harness import by_depth
 from tests.exactness.oracle import ORACLE, markov
+from tests.theory import closed_forms as reference
 
 CLOSED, QUADRATURE = ORACLE["tolerance"]["closed_form"], ORACLE["tolerance"]["quadrature"]
 MOST_DRAFTS = 20_000
@@ -58,7 +59,7 @@ CLOSED_FORMS = {
     "alpha_target_sample_iid": lambda p, q, c: closed_forms.target_sample(p, q, c["n"]),
     "alpha_single_with_spares_iid": lambda p, q, c: closed_forms.single_with_spares(p, q, c["n"]),
     "alpha_rrs_iid": lambda p, q, c: closed_forms.recursive(p, q, c["n"]),
-    "alpha_rrs_wor": lambda p, q, c: closed_forms.recursive_wor(p, q, c["n_wor"]),
+    "alpha_rrs_wor": lambda p, q, c: reference.recursive_wor(p, q, c["n_wor"]),
     "kseq_rho": lambda p, q, c: closed_forms.kseq(p, q, c["n"])[0],
     "alpha_kseq_iid": lambda p, q, c: closed_forms.kseq(p, q, c["n"])[1],
     "alpha_greedy_plus_one": lambda p, q, c: acceptance.greedy_plus_one(p, q, c["n"]).alpha,
@@ -66,9 +67,9 @@ CLOSED_FORMS = {
     "alpha_opt_iid": lambda p, q, c: acceptance.with_replacement(p, q, c["n"]).alpha,
     "alpha_opt_wor": lambda p, q, c: acceptance.without_replacement(p, q, c["n_wor"]).alpha,
     "alpha_opt_khisti_2": lambda p, q, c: acceptance.with_replacement(p, q, 2).alpha,
-    "gls_lower_bound": lambda p, q, c: closed_forms.list_matching(p, q, c["n"]),
-    "alpha_ersd_1": lambda p, q, c: closed_forms.race_of_one(p, q),
-    "alpha_ersd_n": lambda p, q, c: closed_forms.race(p, q, c["n"]),
+    "gls_lower_bound": lambda p, q, c: reference.list_matching(p, q, c["n"]),
+    "alpha_ersd_1": lambda p, q, c: reference.race_of_one(p, q),
+    "alpha_ersd_n": lambda p, q, c: reference.race(p, q, c["n"]),
 }
 BY_QUADRATURE = {"alpha_ersd_n", "alpha_opt_wor"}
 

@@ -7,11 +7,11 @@ from polydraft import Engine, SamplingParams, registry
 from polydraft.core import Budget, Request
 from polydraft.errors import DrafterWarning, IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.heads.mask_query.drafter import MaskQueryDrafter
-from polydraft.heads.mask_query.network import MaskQueries, QuerySizes, start_of
-from polydraft.heads.mask_query.recipe import glancing_loss, reveal
+from polydraft.heads.mask_query.network import MaskQueries, QuerySizes
 from polydraft.models.seq2seq import Seq2SeqTarget
 from polydraft.tree import chain
 from polydraft.verifiers.lossy.top_beta import TopBeta
+from studies.seq2seq.glancing import glancing_loss, reveal, start_of
 from tests.models.encoder_decoders import EOS, START, generated, small
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)

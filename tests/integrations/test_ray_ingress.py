@@ -8,9 +8,10 @@ import httpx
 import pytest
 
 from polydraft import AsyncEngine
+from polydraft.config import ServerConfig
 from polydraft.integrations.ray.ingress import TRIES, Ingress, ReplicaLostError, answered, merged
 from polydraft.integrations.ray.prefixes import BLOCK, Prefixes, digests, prompt_of
-from polydraft.server.app import Settings, create_app
+from polydraft.server.app import create_app
 from polydraft.server.guard import Guard
 from tests.server.conftest import small_engine
 
@@ -45,7 +46,7 @@ def engine():
 
 @asynccontextmanager
 async def behind(engine, **dying):
-    app = create_app(AsyncEngine(engine), Settings("small"))
+    app = create_app(AsyncEngine(engine), ServerConfig(served_model_name="small"))
     async with app.router.lifespan_context(app):
         replicas = Dying(app, **dying)
         transport = httpx.ASGITransport(Guard(Ingress(replicas, 4096)))

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from polydraft import Engine, SamplingParams
+from polydraft.config import ServerConfig
 from polydraft.errors import IncompatibleError, InvalidInputError
 
 with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here: it is the extra `ray`")
@@ -25,10 +26,9 @@ KEYS = {"Authorization": "Bearer sk-one"}
 
 def deploy(port, **more):
     from polydraft.integrations.ray import serve
-    from polydraft.server.app import Settings
 
-    settings = Settings("embedded", keys=("sk-one",), drain=60)
-    asked = {"replicas": 2, "cpus": 0.25, "max_num_seqs": 4, "settings": settings, **more}
+    server = ServerConfig(served_model_name="embedded", drain=60)
+    asked = {"replicas": 2, "cpus": 0.25, "max_num_seqs": 4, "server": server, "keys": ("sk-one",), **more}
     serve.deploy(port=port, **asked)
 
 

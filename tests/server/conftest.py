@@ -13,8 +13,9 @@ import uvicorn
 
 from polydraft import AsyncEngine, Engine
 from polydraft.cli.serve import _bound
+from polydraft.config import ServerConfig
 from polydraft.models import load, pair
-from polydraft.server.app import Settings, create_app
+from polydraft.server.app import create_app
 from polydraft.server.connection import Connection
 from polydraft.server.pool import ModelPool
 
@@ -51,20 +52,20 @@ class Served:
 
 
 @contextmanager
-def serving(engine: Engine, *, max_waiting: int = 256, sent_ahead: int | None = None, **settings) -> Iterator[Served]:
+def serving(engine: Engine, *, keys=(), sent_ahead: int | None = None, **settings) -> Iterator[Served]:
     """sent_ahead: bytes that the system takes for a client that does not read."""
-    limits = Settings("small", drain=5, **settings)
-    pool = ModelPool.of(AsyncEngine(engine, max_waiting=max_waiting), limits)
-    with serving_models(pool, limits, sent_ahead=sent_ahead) as served:
+    config = ServerConfig(served_model_name="small", drain=5, **settings)
+    pool = ModelPool.of(AsyncEngine(engine, max_waiting=config.max_waiting), config)
+    with serving_models(pool, config, keys, sent_ahead=sent_ahead) as served:
         yield served
 
 
 @contextmanager
-def serving_models(pool: ModelPool, settings: Settings, *, sent_ahead: int | None = None) -> Iterator[Served]:
+def serving_models(pool: ModelPool, config: ServerConfig, keys=(), *, sent_ahead: int | None = None) -> Iterator[Served]:
     listening = _bound("127.0.0.1", 0)
     if sent_ahead is not None:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sent_ahead)
-    app = create_app(pool, settings)
+    app = create_app(pool, config, keys)
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=5, timeout_keep_alive=75, http=Connection)
     )

@@ -10,7 +10,8 @@ import pytest
 import uvicorn
 
 from polydraft import AsyncEngine
-from polydraft.server.app import PAGE, Settings, create_app
+from polydraft.config import ServerConfig
+from polydraft.server.app import PAGE, create_app
 from tests.server.conftest import small_engine
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -152,7 +153,9 @@ def test_it_connects_again_after_the_server_went_away(window):
     engine = small_engine()
     for name in ("one", "two"):
         server = uvicorn.Server(
-            uvicorn.Config(create_app(AsyncEngine(engine), Settings(name, drain=0)), port=port, log_level="error")
+            uvicorn.Config(
+                create_app(AsyncEngine(engine), ServerConfig(served_model_name=name, drain=0)), port=port, log_level="error"
+            )
         )
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()

@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from polydraft import AsyncEngine, Engine
+from polydraft.config import ServerConfig
 from polydraft.errors import CapacityError, InvalidInputError, ModelLoadError
 from polydraft.server.pool import ModelPool, ServedModel
-from polydraft.server.settings import Settings
 from tests.server.conftest import serving_models, small_engine
 
-SETTINGS = Settings("one", drain=5, seconds=120)
+SETTINGS = ServerConfig(served_model_name="one", drain=5, timeout=120)
 CHAT = {"messages": [{"role": "user", "content": "def f(a):"}], "max_tokens": 8, "temperature": 0}
 DRAFTERS = {"one": "ngram", "two": "suffix", "three": None}
 
@@ -86,7 +86,7 @@ def test_a_model_at_work_stays_and_another_waits_for_its_place(builds):
 
 
 def test_a_model_that_waits_too_long_for_a_place_is_told_to_ask_again(builds):
-    short = Settings("one", seconds=0.2)
+    short = ServerConfig(timeout=0.2)
     models = [ServedModel(name, lambda name=name: builds(name)) for name in ("one", "two")]
     with serving_models(ModelPool(models, short, max_loaded=1), SETTINGS) as served, ThreadPoolExecutor(1) as thread:
         served.post("/v1/chat/completions", model="one", **CHAT)

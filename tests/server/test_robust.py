@@ -252,7 +252,7 @@ def test_a_refusal_may_be_read_by_the_pages_that_may_call():
 
 def test_a_full_queue_says_when_to_come_again(monkeypatch):
     engine = small_engine()
-    with serving(engine, max_waiting=1, seconds=1.0) as busy:
+    with serving(engine, max_waiting=1, timeout=1.0) as busy:
         gate = Gate(engine, monkeypatch)
         gate.open.clear()
         long = {**ASK, "max_tokens": 300}

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from polydraft.models import pair
-from polydraft.train.evaluate import pair_figures
+from studies.embedded_pair.evaluate import pair_figures
 from studies.embedded_pair.export import beginning, export_model
 from studies.embedded_pair.models import llama, load_float32
 from studies.embedded_pair.tokenizer import END_OF_TEXT_ID, MAX_CONTEXT, encode_documents, train_tokenizer

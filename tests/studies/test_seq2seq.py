@@ -4,9 +4,9 @@ import itertools
 
 import torch
 
-from polydraft.heads.mask_query.network import start_of
 from studies.seq2seq import corpus, measure, teacher
 from studies.seq2seq.corpus import Pair
+from studies.seq2seq.glancing import start_of
 from tests.models.encoder_decoders import small
 
 CATALOGUE = """

@@ -61,7 +61,7 @@ def entropy(law: np.ndarray) -> float:
 def tokens_of_race(vocab_size: int, k: int, index_entropy: float) -> float:
     """Largest E[tokens] of a race tree with k nodes, whatever its form.
 
-    index_entropy: H[R] in nats; Pr(R <= k) is the acceptance of k drafts, `theory.closed_forms.race`.
+    index_entropy: H[R] in nats; Pr(R <= k) is the acceptance of k drafts, `closed_forms.race`.
 
     Raises:
         InvalidInputError: the entropy is not positive (the draft then equals the target and nothing bounds the tokens).

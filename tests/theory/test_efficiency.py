@@ -6,11 +6,12 @@ import pytest
 from polydraft.core import DraftSampling, TreeShape
 from polydraft.registry import verifier
 from polydraft.testing import as_batch, enumerate_drafts, measure
-from polydraft.theory import efficiency, speed
-from polydraft.theory.closed_forms import race
+from polydraft.theory import efficiency
+from studies.theory import speed
 from tests.exactness.harness import Markov, by_depth
 from tests.exactness.oracle import ORACLE, markov
 from tests.theory import bounds, linear_program
+from tests.theory import closed_forms as reference
 
 PATHS = [c for c in ORACLE["block_level"] if c["draft"] == "iid_paths"]
 
@@ -62,7 +63,7 @@ def accepted_rows(rule, t, law, n):
 )
 def test_the_sum_over_depths_equals_the_enumeration_of_all_trees(name, law):
     t, rule = tables(1), verifier(name)
-    found = efficiency.of_tables(accepted_rows(rule, t, law, 2), 0, 2)
+    found = reference.of_tables(accepted_rows(rule, t, law, 2), 0, 2)
     assert found == pytest.approx(measure(rule, t, law, TreeShape.PRODUCT, by_depth(2, 2), 2).block_efficiency, abs=1e-12)
 
 
@@ -89,7 +90,7 @@ def test_ratio_of_paired_values_is_more_certain_than_of_unpaired_ones():
 
 def places(p, q):
     """Law of the place of the target's token in the draft's order of arrival."""
-    return np.diff([0.0, *(race(p, q, k) for k in range(1, len(p) + 1))])
+    return np.diff([0.0, *(reference.race(p, q, k) for k in range(1, len(p) + 1))])
 
 
 def test_bound_of_the_race_holds_for_chains_and_the_relative_entropy_cannot_take_its_place():

@@ -6,8 +6,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from polydraft.errors import InvalidInputError
-from polydraft.train.distil import distillation_loss, mixed_batches, sample_corpus
-from polydraft.train.loop import Phase, next_token_loss, orthogonalise, shuffled_rows, train
+from polydraft.train.loop import orthogonalise, train
+from studies.embedded_pair.distil import distillation_loss, mixed_batches, sample_corpus
+from studies.embedded_pair.rows import Phase, next_token_loss, shuffled_rows
 
 V = 64
 PHASES = (Phase(4, 3, 8), Phase(2, 2, 16))

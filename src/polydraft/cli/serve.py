@@ -12,7 +12,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,7 +26,6 @@ from polydraft.errors import InvalidInputError, PolydraftError
 
 if TYPE_CHECKING:
     from polydraft.engine.asynchronous import AsyncEngine
-    from polydraft.server.app import Settings
     from polydraft.server.pool import ModelPool
 
 __all__ = ["serve"]
@@ -80,38 +79,27 @@ def serve(
 
         export_to(server.otlp_endpoint)
     listening = _bound(server.host, server.port)
-    settings: dict[str, Any] = {"model": name, "keys": _keys(server.api_key_file), "cors": origins, "most_body": server.max_body}
-    settings |= {
-        "most_choices": server.max_choices,
-        "seconds": server.timeout,
-        "drain": server.drain,
-        "reasoning": server.reasoning,
-    }
+    keys, server = _keys(server.api_key_file), server.with_(served_model_name=name, cors=origins)
     configs = [config.with_(target=choice.place, draft=choice.draft) for choice in choices]
     if replicas.replicas is not None:
         if len(choices) > 1:
             raise InvalidInputError(f"--replicas was given beside {len(choices)} models; expected one. Start a server for each.")
-        _replicas(name, listening, settings, configs[0], replicas, server.max_waiting)
+        _replicas(listening, server, keys, configs[0], replicas)
         return
     if alone := next(iter(replicas.chosen()), None):
         raise InvalidInputError(f"{flag(alone)} was given without --replicas, which it is about. Give both.")
     with Preparation(f"loading {name} ..." if len(choices) == 1 else "starting ..."):
         _check_installed()
         from polydraft.engine.asynchronous import AsyncEngine
-        from polydraft.server.app import Settings
 
         if len(choices) == 1:
             models: AsyncEngine | ModelPool = AsyncEngine(build(configs[0]), max_waiting=server.max_waiting)
         else:
-            names, limits = (
-                [choice.name for choice in choices],
-                {"max_loaded": served.max_loaded, "max_waiting": server.max_waiting},
-            )
-            models = _pool(names, configs, Settings(**settings), **limits)
-    _run(models, Settings(**settings), listening)
+            models = _pool([choice.name for choice in choices], configs, server, served.max_loaded)
+    _run(models, server, keys, listening)
 
 
-def _pool(names: list[str], configs: list[EngineConfig], settings: "Settings", **limits: int) -> "ModelPool":
+def _pool(names: list[str], configs: list[EngineConfig], server: ServerConfig, max_loaded: int) -> "ModelPool":
     """Models that are loaded when they are asked for."""
     from polydraft.server.pool import ModelPool, ServedModel, weight_file_bytes
 
@@ -124,10 +112,10 @@ def _pool(names: list[str], configs: list[EngineConfig], settings: "Settings", *
         )
         for name, config in zip(names, configs, strict=True)
     ]
-    return ModelPool(models, settings, **limits)
+    return ModelPool(models, server, max_loaded=max_loaded)
 
 
-def _run(models: "AsyncEngine | ModelPool", settings: "Settings", listening: socket.socket) -> None:
+def _run(models: "AsyncEngine | ModelPool", server: ServerConfig, keys: Sequence[str], listening: socket.socket) -> None:
     import uvicorn
 
     from polydraft.engine.asynchronous import AsyncEngine
@@ -139,13 +127,13 @@ def _run(models: "AsyncEngine | ModelPool", settings: "Settings", listening: soc
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
     if isinstance(models, AsyncEngine):
         summary = models.engine.summary()
-        typer.echo(f"{address}, {settings.model}{weights(summary)}, drafter {summary['drafter']}", err=True)
+        typer.echo(f"{address}, {server.served_model_name}{weights(summary)}, drafter {summary['drafter']}", err=True)
     else:
         typer.echo(f"{address}, {', '.join(models.models)}", err=True)
     config = uvicorn.Config(
-        create_app(models, settings),
+        create_app(models, server, keys),
         log_level="info" if sys.stderr.isatty() else "warning",
-        timeout_graceful_shutdown=max(1, int(settings.drain)),
+        timeout_graceful_shutdown=max(1, int(server.drain)),
         timeout_keep_alive=75,  # shorter than what clients keep, and they find a connection closed under their request
         server_header=False,
         http=Connection,
@@ -156,26 +144,19 @@ def _run(models: "AsyncEngine | ModelPool", settings: "Settings", listening: soc
 
 
 def _replicas(
-    name: str, listening: socket.socket, settings: dict[str, Any], config: EngineConfig, replicas: ReplicaConfig, max_waiting: int
+    listening: socket.socket, server: ServerConfig, keys: Sequence[str], config: EngineConfig, replicas: ReplicaConfig
 ) -> None:
     """Serve through Ray: in a cluster of this command until it is told to end, or in one that is there, which it leaves to it."""
     _check_installed()
     from polydraft.integrations.ray.serve import deploy, shutdown
-    from polydraft.server.app import Settings
 
     host, port = listening.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
     listening.close()  # Serve's proxy takes it
 
     def update() -> None:
-        with Preparation(f"starting replicas of {name} ..."):
-            deploy(
-                host=host,
-                port=port,
-                settings=Settings(**settings),
-                max_waiting=max_waiting,
-                **replicas.chosen() | config.chosen(),
-            )
+        with Preparation(f"starting replicas of {server.served_model_name} ..."):
+            deploy(host=host, port=port, server=server, keys=keys, **replicas.chosen() | config.chosen())
         typer.echo(f"{url}, {replicas.replicas} replicas", err=True)
 
     if replicas.address is not None:

@@ -1,7 +1,7 @@
 """The routes: OpenAI's completions, chats and responses, Anthropic's messages, tokens, and whether the server lives."""
 
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import time
@@ -15,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
 
 from polydraft import __version__
+from polydraft.config import ServerConfig
 from polydraft.engine.asynchronous import AsyncEngine
 from polydraft.errors import PolydraftError
 from polydraft.server import errors
@@ -26,18 +27,17 @@ from polydraft.server.pool import ModelPool
 from polydraft.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from polydraft.server.responses import ResponsesRequest
 from polydraft.server.service import Service
-from polydraft.server.settings import Settings
 
-__all__ = ["PAGE", "Settings", "create_app"]
+__all__ = ["PAGE", "create_app"]
 
 log = logging.getLogger("polydraft.server")
 PAGE = Path(__file__).parent / "page"
 B = TypeVar("B", bound=BaseModel)
 
 
-def create_app(models: AsyncEngine | ModelPool, settings: Settings) -> FastAPI:
-    """The ASGI application of one engine or of several models; its lifespan runs the engines."""
-    pool = ModelPool.of(models, settings) if isinstance(models, AsyncEngine) else models
+def create_app(models: AsyncEngine | ModelPool, config: ServerConfig, keys: Sequence[str] = ()) -> FastAPI:
+    """The ASGI application of one engine or of several models; its lifespan runs the engines. keys: API keys, any of which opens; none asks for none."""
+    pool = ModelPool.of(models, config) if isinstance(models, AsyncEngine) else models
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
@@ -47,17 +47,17 @@ def create_app(models: AsyncEngine | ModelPool, settings: Settings) -> FastAPI:
             yield
         finally:
             app.state.ready = False
-            await pool.close(settings.drain)
+            await pool.close(config.drain)
 
     app = FastAPI(title="polydraft", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.ready = False
-    app.add_middleware(Guard, keys=settings.keys)  # pyright: ignore[reportArgumentType]
-    if settings.cors:  # around the guard, so that pages can read its refusals
-        app.add_middleware(CORSMiddleware, allow_origins=settings.cors, allow_methods=["*"], allow_headers=["*"])
+    app.add_middleware(Guard, keys=keys)  # pyright: ignore[reportArgumentType]
+    if config.cors:  # around the guard, so that pages can read its refusals
+        app.add_middleware(CORSMiddleware, allow_origins=config.cors, allow_methods=["*"], allow_headers=["*"])
     for kind in (ApiError, PolydraftError, ValidationError):
         app.add_exception_handler(kind, _refused)
     app.add_exception_handler(HTTPException, _unrouted)
-    _Routes(pool, settings).join(app)
+    _Routes(pool, config.max_body).join(app)
     return app
 
 
@@ -77,8 +77,8 @@ async def _unrouted(request: Request, error: Exception) -> Response:
 class _Routes:
     """The routes of a server's models."""
 
-    def __init__(self, pool: ModelPool, settings: Settings) -> None:
-        self.pool, self.settings, self.began = pool, settings, int(time())
+    def __init__(self, pool: ModelPool, max_body: int) -> None:
+        self.pool, self.max_body, self.began = pool, max_body, int(time())
 
     def join(self, app: FastAPI) -> None:
         """Put them into an application."""
@@ -153,4 +153,4 @@ class _Routes:
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media != "application/json":
             raise ApiError(415, "expected a body in JSON with 'Content-Type: application/json'.")
-        return kind.model_validate_json(await body_of(request, self.settings.most_body))
+        return kind.model_validate_json(await body_of(request, self.max_body))

@@ -15,6 +15,7 @@ from time import monotonic
 
 import torch
 
+from polydraft.config import ServerConfig
 from polydraft.engine.api import Engine
 from polydraft.engine.asynchronous import AsyncEngine
 from polydraft.errors import CapacityError, InvalidInputError, PolydraftError
@@ -23,7 +24,6 @@ from polydraft.params import SamplingParams
 from polydraft.server.errors import ApiError
 from polydraft.server.metrics import Metrics
 from polydraft.server.service import Service
-from polydraft.server.settings import Settings
 
 __all__ = ["ModelPool", "ServedModel", "weight_file_bytes"]
 
@@ -57,13 +57,13 @@ def weight_file_bytes(place: str) -> int:
 class ModelPool:
     """Models, of which at most so many are loaded.
 
-    models: the first is that of requests that name none.  max_loaded: at a time.  max_waiting: samples that wait for a slot of each.
+    models: the first is that of requests that name none.  max_loaded: at a time.
 
     Raises:
         InvalidInputError: no models, two of one name, or a number below 1.
     """
 
-    def __init__(self, models: Sequence[ServedModel], settings: Settings, *, max_loaded: int = 1, max_waiting: int = 256) -> None:
+    def __init__(self, models: Sequence[ServedModel], config: ServerConfig, *, max_loaded: int = 1) -> None:
         self.models = {model.name: model for model in models}
         if not models or len(self.models) < len(models):
             raise InvalidInputError(
@@ -71,17 +71,17 @@ class ModelPool:
             )
         if max_loaded < 1:
             raise InvalidInputError(f"max_loaded={max_loaded} was given; expected at least 1.")
-        self.metrics, self._settings = Metrics(), settings
-        self._max_loaded, self._max_waiting = max_loaded, max_waiting
+        self.metrics, self._config, self._max_loaded = Metrics(), config, max_loaded
         self._services: OrderedDict[str, Service] = OrderedDict()
         """Loaded models, the least recently used first."""
         self._loading = asyncio.Lock()
 
     @classmethod
-    def of(cls, engine: AsyncEngine, settings: Settings) -> "ModelPool":
+    def of(cls, engine: AsyncEngine, config: ServerConfig) -> "ModelPool":
         """One model, which is loaded and stays."""
-        pool = cls([ServedModel(settings.model, lambda: engine.engine)], settings)
-        pool._services[settings.model] = Service(engine, settings.model, settings, pool.metrics)
+        name = config.served_model_name or Path(engine.engine.summary()["target"]).name
+        pool = cls([ServedModel(name, lambda: engine.engine)], config)
+        pool._services[name] = Service(engine, name, config, pool.metrics)
         return pool
 
     @property
@@ -141,7 +141,7 @@ class ModelPool:
             service.num_users -= 1
 
     async def _load(self, model: ServedModel) -> None:
-        until = monotonic() + self._settings.seconds
+        until = monotonic() + self._config.timeout
         while len(self._services) >= self._max_loaded:
             idle = next((service for service in self.loaded if service.idle), None)
             if idle is not None:
@@ -158,7 +158,7 @@ class ModelPool:
             raise self._does_not_fit(model, str(error)) from error
         except PolydraftError as error:
             raise ApiError(503, f"model {model.name!r} could not be loaded: {error}", param="model") from error
-        service = Service(AsyncEngine(engine, max_waiting=self._max_waiting), model.name, self._settings, self.metrics)
+        service = Service(AsyncEngine(engine, max_waiting=self._config.max_waiting), model.name, self._config, self.metrics)
         await _started(service)
         self._services[model.name] = service
 

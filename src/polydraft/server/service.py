@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from polydraft.config import ServerConfig
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine.asynchronous import AsyncEngine
 from polydraft.engine.output import StepOutput
@@ -34,7 +35,6 @@ from polydraft.server.protocol import (
     text_of,
 )
 from polydraft.server.responses import Responses, ResponsesRequest
-from polydraft.server.settings import Settings
 from polydraft.server.tools import HERMES, CallFormat, call_grammar, described, format_of, has_special_marks, with_ids
 from polydraft.server.tracing import traced
 
@@ -46,8 +46,8 @@ log = logging.getLogger("polydraft.server")
 class Service:
     """One model. num_users: requests on their way to the engine."""
 
-    def __init__(self, engine: AsyncEngine, name: str, settings: Settings, metrics: Metrics) -> None:
-        self.engine, self.name, self.settings, self.num_users = engine, name, settings, 0
+    def __init__(self, engine: AsyncEngine, name: str, config: ServerConfig, metrics: Metrics) -> None:
+        self.engine, self.name, self.config, self.num_users = engine, name, config, 0
         engine.engine.menu.offer(NgramDrafter(eos_token_ids=engine.engine.eos_token_ids))  # for predictions
         self._figures = metrics.join(engine.engine, name)
         engine.observe = self._figures.observe
@@ -97,7 +97,7 @@ class Service:
             params.n,
             body.speculation.trace,
             tools=names,
-            reasoning=self.settings.reasoning,
+            reasoning=self.config.reasoning,
             calls=self._call_format,
         )
         return await self._answer(request, body, answer, params)
@@ -245,9 +245,9 @@ class Service:
 
     def _params(self, body: Sampled, num_prompts: int, *, chat: bool) -> SamplingParams:
         params = body.params(self.engine.engine.default_params(chat=chat))
-        if params.n * num_prompts > self.settings.most_choices:
+        if params.n * num_prompts > self.config.max_choices:
             raise ApiError(
-                400, f"{num_prompts} prompts with n={params.n} were given; {self.settings.most_choices} choices may be asked for at a time.", param="n"
+                400, f"{num_prompts} prompts with n={params.n} were given; {self.config.max_choices} choices may be asked for at a time.", param="n"
             )  # fmt: skip
         return params
 
@@ -281,7 +281,7 @@ class Service:
             "verifier": chosen.verifier.info.name,
             "lossless": chosen.verifier.info.lossless,
         }
-        outputs = self.engine.stream_all(answer.prompts, params, seconds=self.settings.seconds, **drafting)
+        outputs = self.engine.stream_all(answer.prompts, params, seconds=self.config.timeout, **drafting)
         outputs = traced(outputs, request.headers, self.name, chosen.source)
         if not body.stream:
             collected = await unless_gone(request, _all(outputs))

@@ -10,15 +10,12 @@ that the emitted token is one of the drafted ones.
 """
 
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 from numba import njit
 
 from polydraft.errors import InvalidInputError
 
-LARGEST_BRUTE_FORCE = 18
-"""Most tokens for which all subsets are tried."""
 LOG_STEP = 0.08
 """Of the trapezoid in log t; error about 1e-12."""
 
@@ -151,53 +148,3 @@ def point_mass(p: np.ndarray, children: np.ndarray) -> Optimum:
     """Optimum for deterministic children: P(children), which target sampling attains."""
     (p,) = _checked(p)
     return Optimum(float(p[np.unique(children)].sum()), np.unique(children))
-
-
-def independent(p: np.ndarray, qs: list[np.ndarray]) -> Optimum:
-    """Optimum for one draw from each of several laws: Q(H) = product of q_i(H).
-
-    All subsets are tried for up to 18 tokens. Beyond, fixed points of "i is in H iff p(i) is below what it adds to Q" are tried
-    from many starts: then alpha is an upper bound, as every H gives one, and not always the least.
-
-    Example:
-        >>> round(independent(np.array([0.5, 0.5]), [np.array([0.9, 0.1]), np.array([0.2, 0.8])]).alpha, 4)
-        1.0
-    """
-    p, *laws = _checked(p, *qs)
-    q = np.stack(laws)
-    if p.size <= LARGEST_BRUTE_FORCE:
-        sets = np.array(list(product([False, True], repeat=p.size)))
-        psi = sets @ p - (sets @ q.T).prod(1)
-        least = int(psi.argmin())
-        return Optimum(1.0 + float(psi[least]), np.flatnonzero(sets[least]))
-    best, witness = 0.0, np.zeros(p.size, bool)
-    for start in np.concatenate([q, q.mean(0, keepdims=True)]):
-        order = ascending(p, start)
-        for size in np.unique(np.geomspace(1, p.size, 24).astype(int)):
-            H = np.zeros(p.size, bool)
-            H[order[:size]] = True
-            for _ in range(50):
-                inside = q @ H
-                psi = float(p @ H - inside.prod())
-                if psi < best:
-                    best, witness = psi, H
-                others = np.array([np.delete(inside, i).prod() for i in range(len(q))])
-                new = p < others @ q
-                if (new == H).all():
-                    break
-                H = new
-    return Optimum(1.0 + best, np.flatnonzero(witness))
-
-
-def is_certain(p: np.ndarray, q: np.ndarray, n: int = 2) -> tuple[bool, np.ndarray]:
-    """Whether n iid draws can always be accepted, P(S) >= q(S)^n for all S; and a set that shows it where they cannot.
-
-    Khisti et al. 2024, for n = 2.
-
-    Example:
-        >>> certain, witness = is_certain(np.array([0.5, 0.5]), np.array([0.9, 0.1]))
-        >>> certain, witness.tolist()
-        (False, [0])
-    """
-    rates = with_replacement(p, q, n)
-    return rates.alpha > 1 - 1e-12, rates.witness if rates.alpha <= 1 - 1e-12 else rates.witness[:0]

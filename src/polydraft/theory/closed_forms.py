@@ -5,9 +5,7 @@ Sources: the file of each rule under `polydraft.verifiers`. p, q: float64 laws [
 
 import numpy as np
 import torch
-from numba import njit
 
-from polydraft.theory.acceptance import ascending
 from polydraft.verifiers.kseq import solved
 
 
@@ -48,28 +46,6 @@ def recursive(p: np.ndarray, q: np.ndarray, n: int) -> float:
     return 1 - miss
 
 
-@njit(cache=True)
-def _miss(r, c, n):
-    remaining = np.maximum(r - c, 0.0)
-    s = remaining.sum()
-    if n == 1 or s == 0.0:
-        return s
-    remaining /= s
-    total = 0.0
-    for x in range(c.size):
-        if c[x] > r[x]:
-            rest = c.copy()
-            rest[x] = 0.0
-            mass = rest.sum()
-            total += (c[x] - r[x]) * (_miss(remaining, rest / mass, n - 1) if mass > 0.0 else 1.0)
-    return total
-
-
-def recursive_wor(p: np.ndarray, q: np.ndarray, n: int) -> float:
-    """Recursive rejection of n draws without replacement, by recursion over all of them: O(V^n), for small cases."""
-    return 1 - _miss(np.asarray(p, np.float64), np.asarray(q, np.float64), min(n, int((q > 0).sum())))
-
-
 def kseq(p: np.ndarray, q: np.ndarray, n: int) -> tuple[float, float]:
     """(divisor rho, acceptance) of K-SEQ with n iid draws.
 
@@ -80,70 +56,3 @@ def kseq(p: np.ndarray, q: np.ndarray, n: int) -> tuple[float, float]:
     """
     rho, _, alpha = solved(torch.from_numpy(p)[None].double(), torch.from_numpy(q)[None].double(), torch.tensor([n]))[0].tolist()
     return rho, alpha
-
-
-def _sums_of_larger_ratio(p: np.ndarray, q: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(p_j, q_j, sum_i max(p_i / p_j, q_i / q_j)) of the tokens with p_j, q_j > 0: a sort instead of all pairs."""
-    order = ascending(p, q)
-    p, q = p[order], q[order]
-    above, upto = p.sum() - p.cumsum(), q.cumsum()
-    both = (p > 0) & (q > 0)
-    return p[both], q[both], above[both] / p[both] + upto[both] / q[both]
-
-
-def race_of_one(p: np.ndarray, q: np.ndarray) -> float:
-    """One draft that shares the target's clocks: sum_j 1 / sum_i max(p_i / p_j, q_i / q_j). O(V log V).
-
-    Between (1 - TV) / (1 + TV) and 1 - TV (Daliri et al. 2024, arXiv 2408.07978).
-
-    Example:
-        >>> race_of_one(np.array([0.5, 0.5]), np.array([0.5, 0.5]))
-        1.0
-    """
-    _, _, sums = _sums_of_larger_ratio(p, q)
-    return float((1 / sums).sum())
-
-
-@njit(cache=True)
-def _race(p, q, k, s, step):
-    total, counts = 0.0, np.empty(k)
-    for j in range(p.size):
-        if p[j] <= 0.0 or q[j] <= 0.0:
-            continue
-        before = np.maximum(q * (p[j] / q[j]) - p, 0.0)
-        before[j] = 0.0
-        last = 0.0
-        for m in range(s.size):
-            counts[:] = 0.0
-            counts[0] = 1.0
-            for i in range(p.size):
-                if before[i] > 0.0:
-                    hit = -np.expm1(-s[m] * before[i])
-                    for c in range(k - 1, 0, -1):
-                        counts[c] = counts[c] * (1.0 - hit) + counts[c - 1] * hit
-                    counts[0] *= 1.0 - hit
-            f = np.exp(-s[m]) * counts.sum() * s[m]
-            if m > 0:
-                total += p[j] * (f + last) / 2 * step
-            last = f
-    return total
-
-
-def race(p: np.ndarray, q: np.ndarray, k: int) -> float:
-    """k drafts that share the target's clocks, by quadrature in log time, error below 1e-12. O(V^2 k nodes).
-
-    Kobus & Gunduz 2025 (arXiv 2504.15475).
-    """
-    step = 0.05
-    return float(
-        _race(np.asarray(p, np.float64), np.asarray(q, np.float64), k, np.exp(np.arange(np.log(1e-22), np.log(80), step)), step)
-    )
-
-
-def list_matching(p: np.ndarray, q: np.ndarray, K: int) -> float:
-    """Lower bound for K drafts with clocks of their own: sum_j K / (sum_i max(p_i / p_j, q_i / q_j) + (K - 1) / p_j).
-
-    Rowan et al. 2025 (arXiv 2506.05632).
-    """
-    pj, _, sums = _sums_of_larger_ratio(p, q)
-    return float((K / (sums + (K - 1) / pj)).sum())

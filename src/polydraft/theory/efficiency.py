@@ -29,21 +29,6 @@ class Estimate:
         return {name: self.mean, error: self.standard_error}
 
 
-def of_tables(accepted: Float[np.ndarray, "V V"], root: int, depth: int) -> float:
-    """E[accepted] + 1 of a top-down rule on Markov tables, for trees of distinct siblings grown to `depth`.
-
-    accepted: row x has, for each token y, the probability that y is drafted after x and emitted there.
-
-    Example:
-        >>> of_tables(np.array([[0.25, 0.25], [0.25, 0.25]]), 0, 2)
-        1.75
-    """
-    f = np.zeros(len(accepted))
-    for _ in range(depth):
-        f = accepted @ (1 + f)
-    return 1 + float(f[root])
-
-
 def expected_tokens(draft: Draft, verdict: Verdict) -> Float[np.ndarray, " B"]:
     """E[accepted] + 1 of each row of a batch, given its draft.
 

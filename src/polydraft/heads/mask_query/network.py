@@ -22,9 +22,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from polydraft.atomic import replacing
-from polydraft.errors import InvalidInputError, ModelLoadError
+from polydraft.errors import ModelLoadError
 
-__all__ = ["KIND", "MaskQueries", "QuerySizes", "start_of"]
+__all__ = ["KIND", "MaskQueries", "QuerySizes"]
 
 KIND = "mask-query"
 
@@ -149,31 +149,6 @@ class MaskQueries(nn.Module):
                 "with config.json and model.safetensors, as `python -m studies.seq2seq` writes."
             ) from error
         return network.eval()
-
-
-def start_of(model: Any, *, queries: int = 8, layers: int = 1, encoder_layers: int | None = None) -> MaskQueries:
-    """A fresh drafter for an encoder-decoder of transformers, whose encoder, and whose embeddings, it starts with.
-
-    encoder_layers: at least the model's; those beyond are fresh.
-
-    Raises:
-        InvalidInputError: fewer layers than the model's encoder has, or no queries.
-    """
-    config = model.config
-    name = "encoder_layers" if hasattr(config, "encoder_layers") else "num_layers"
-    deep = encoder_layers or getattr(config, name)
-    if deep < getattr(config, name) or queries < 1:
-        raise InvalidInputError(
-            f"encoder_layers={deep} and queries={queries} were given; expected at least {getattr(config, name)} layers, as the model has, and one query."
-        )
-    heads = getattr(config, "encoder_attention_heads", None) or config.num_heads
-    family = {**config.to_diff_dict(), "model_type": config.model_type, name: deep}
-    drafter = MaskQueries(QuerySizes(config.vocab_size, config.d_model, heads, queries, layers), family)
-    drafter.encoder.load_state_dict(model.get_encoder().state_dict(), strict=False)
-    with torch.no_grad():
-        target_rows = model.get_input_embeddings().weight
-        drafter.embedding.weight.copy_(target_rows * (drafter.sizes.width**-0.5 / target_rows.std()))
-    return drafter
 
 
 def _waves(positions: Int[Tensor, "B R"], width: int) -> Float[Tensor, "B R D"]:

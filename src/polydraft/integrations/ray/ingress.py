@@ -101,10 +101,10 @@ class Replicas(Protocol):
 
 
 class Ingress:
-    """The application. most_body: bytes."""
+    """The application. max_body: bytes."""
 
-    def __init__(self, replicas: Replicas, most_body: int) -> None:
-        self._replicas, self._most_body = replicas, most_body
+    def __init__(self, replicas: Replicas, max_body: int) -> None:
+        self._replicas, self._max_body = replicas, max_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI; `http` alone."""
@@ -113,7 +113,7 @@ class Ingress:
             figures = merged(await self._replicas.figures())
             await Response(figures, media_type=EXPOSITION)(scope, receive, send)
             return
-        call = Call.of(scope, await body_of(request, self._most_body))
+        call = Call.of(scope, await body_of(request, self._max_body))
         await unless_gone(request, self._answer(call, Sent(send, call.scope["path"])))
 
     async def _answer(self, call: Call, sent: "Sent") -> None:

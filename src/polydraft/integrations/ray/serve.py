@@ -10,15 +10,13 @@ from contextlib import aclosing
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from polydraft.config import EngineConfig, ReplicaConfig, split
+from polydraft.config import EngineConfig, ReplicaConfig, ServerConfig, split
 from polydraft.errors import IncompatibleError, InvalidInputError, first_line
 from polydraft.integrations.ray import connect, equal_share, require
 from polydraft.integrations.ray.ingress import Call, Ingress, ReplicaLostError, answered
 
 if TYPE_CHECKING:
     from starlette.types import Message
-
-    from polydraft.server.app import Settings
 
 __all__ = ["NAME", "Replica", "application", "deploy", "shutdown"]
 
@@ -37,14 +35,14 @@ def _serve() -> Any:
 class Replica:
     """An engine, and the server's application around it. config: of the engine."""
 
-    async def __init__(self, config: EngineConfig, settings: "Settings", max_waiting: int) -> None:
+    async def __init__(self, config: EngineConfig, server: ServerConfig) -> None:
         from polydraft.cli.start import build
         from polydraft.engine.asynchronous import AsyncEngine
         from polydraft.server.app import create_app
 
         self._name = _serve().get_replica_context().replica_id.unique_id
-        self._engine = AsyncEngine(build(config), max_waiting=max_waiting)
-        self._app = create_app(self._engine, settings)
+        self._engine = AsyncEngine(build(config), max_waiting=server.max_waiting)
+        self._app = create_app(self._engine, server)
         self._lifespan = self._app.router.lifespan_context(self._app)
         await self._lifespan.__aenter__()
 
@@ -95,8 +93,8 @@ def application(
     model: str | None = None,
     draft_model: str | None = None,
     *,
-    settings: "Settings",
-    max_waiting: int = 256,
+    server: ServerConfig,
+    keys: Sequence[str] = (),
     ongoing: float | None = None,
     autoscaling: Mapping[str, Any] | None = None,
     by_prefix: bool = True,
@@ -104,10 +102,10 @@ def application(
 ) -> Any:
     """An application for Ray Serve: an ingress, and replicas that answer.
 
-    model, draft_model: names; None is the embedded pair.  settings: of the server in each replica.
+    model, draft_model: names; None is the embedded pair.  server: of each replica.  keys: API keys, any of which opens.
     fields: of `config.ReplicaConfig` and `config.EngineConfig`; there may become `max_replicas` while each has more than `ongoing` requests (by
     default as many as an engine has slots) on the average; autoscaling: more of Serve's `autoscaling_config`.
-    max_waiting: samples that wait for a slot of a replica, beyond which it refuses.  by_prefix: whether requests go where their prefix is,
+    by_prefix: whether requests go where their prefix is,
     else where Serve's own router sends them.
 
     Raises:
@@ -121,8 +119,6 @@ def application(
     most = scale.max_replicas or fewest
     if fewest > most:
         raise InvalidInputError(f"replicas={fewest} and max_replicas={most} were given; expected replicas <= max_replicas.")
-    from dataclasses import replace
-
     from ray.serve.config import RequestRouterConfig  # pyright: ignore[reportMissingImports]
 
     if most > fewest:
@@ -139,15 +135,13 @@ def application(
     answering = serve.deployment(
         Replica,
         name="Replica",
-        max_ongoing_requests=2 * (max_waiting + slots),  # it refuses by itself, with a status that clients know
+        max_ongoing_requests=2 * (server.max_waiting + slots),  # it refuses by itself, with a status that clients know
         max_constructor_retry_count=2,
-        graceful_shutdown_timeout_s=settings.drain,
+        graceful_shutdown_timeout_s=server.drain,
         graceful_shutdown_wait_loop_s=0.5,
         ray_actor_options={"num_cpus": 1 if scale.cpus is None else scale.cpus, "num_gpus": scale.gpus},
         **number,
-    ).bind(config, replace(settings, keys=()), max_waiting)
-
-    keys, most_body = settings.keys, settings.most_body
+    ).bind(config, server)
 
     def build() -> Any:
         from starlette.applications import Starlette
@@ -158,13 +152,13 @@ def application(
 
         behind = Handle(_serve().get_deployment_handle("Replica"))
         guard = Middleware(Guard, keys=keys)  # pyright: ignore[reportArgumentType]
-        return Starlette(routes=[Mount("", Ingress(behind, most_body))], middleware=[guard])
+        return Starlette(routes=[Mount("", Ingress(behind, server.max_body))], middleware=[guard])
 
     ingress = serve.deployment(
         serve.ingress(build)(),
         name="Ingress",
         max_ongoing_requests=ONGOING,
-        graceful_shutdown_timeout_s=settings.drain,
+        graceful_shutdown_timeout_s=server.drain,
         graceful_shutdown_wait_loop_s=0.5,
         ray_actor_options={"num_cpus": 0},
     )

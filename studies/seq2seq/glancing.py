@@ -9,14 +9,17 @@ Xia et al. 2022 (SpecDec, arXiv 2203.16487), with glancing as of Qian et al. 202
 The share falls linearly while training goes on. References should be the target's own outputs (sequence-level distillation).
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from polydraft.heads.mask_query.network import MaskQueries
+from polydraft.errors import InvalidInputError
+from polydraft.heads.mask_query.network import MaskQueries, QuerySizes
 
-__all__ = ["glancing_loss", "reveal"]
+__all__ = ["glancing_loss", "reveal", "start_of"]
 
 FIRST, LAST = 0.5, 0.1
 """Shares of the wrong tokens that are revealed at the beginning and at the end."""
@@ -61,3 +64,28 @@ def glancing_loss(
     revealed_tokens = reveal(labels, guessed, share, torch.rand(B, k, generator=generator), pad)
     logits = network(memory, hidden, committed, counts, revealed=revealed_tokens)
     return cross_entropy(logits.flatten(0, 1), labels.masked_fill((revealed_tokens >= 0) | (labels == pad), -100).flatten())
+
+
+def start_of(model: Any, *, queries: int = 8, layers: int = 1, encoder_layers: int | None = None) -> MaskQueries:
+    """A fresh drafter for an encoder-decoder of transformers, whose encoder, and whose embeddings, it starts with.
+
+    encoder_layers: at least the model's; those beyond are fresh.
+
+    Raises:
+        InvalidInputError: fewer layers than the model's encoder has, or no queries.
+    """
+    config = model.config
+    name = "encoder_layers" if hasattr(config, "encoder_layers") else "num_layers"
+    deep = encoder_layers or getattr(config, name)
+    if deep < getattr(config, name) or queries < 1:
+        raise InvalidInputError(
+            f"encoder_layers={deep} and queries={queries} were given; expected at least {getattr(config, name)} layers, as the model has, and one query."
+        )
+    heads = getattr(config, "encoder_attention_heads", None) or config.num_heads
+    family = {**config.to_diff_dict(), "model_type": config.model_type, name: deep}
+    drafter = MaskQueries(QuerySizes(config.vocab_size, config.d_model, heads, queries, layers), family)
+    drafter.encoder.load_state_dict(model.get_encoder().state_dict(), strict=False)
+    with torch.no_grad():
+        target_rows = model.get_input_embeddings().weight
+        drafter.embedding.weight.copy_(target_rows * (drafter.sizes.width**-0.5 / target_rows.std()))
+    return drafter
