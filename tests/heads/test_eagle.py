@@ -3,7 +3,7 @@
 import json
 import shutil
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from polydraft import Engine, tree
+from polydraft import Engine, FixedPolicy, tree
 from polydraft.core import Budget, Request, SamplingParams
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.checkpoint import head_config, kind_of
@@ -370,6 +370,23 @@ def test_an_engine_with_a_head_keeps_beginnings_and_says_the_same(folder, target
         )
     assert kept.num_free == target.max_num_seqs
     target.release(range(target.max_num_seqs))  # other tests fill its slots themselves
+
+
+@dataclass(frozen=True)
+class Alone(FixedPolicy):
+    """Drafts that pay for one sequence."""
+
+    def opens(self, s, num_sequences):
+        return num_sequences == 1
+
+
+def test_a_head_reads_no_prompt_in_a_batch_where_drafts_do_not_pay_and_drafts_when_it_is_alone_again(folder, target):
+    prompts, greedy = [text(target, 20 + n) for n in range(2)], SamplingParams(temperature=0, max_tokens=4)
+    engine = Engine.of(target, drafter=drafter_of(folder, target), policy=Alone(Budget.fixed(tree.chain(2))))
+    results = engine.generate(prompts, [greedy.with_(max_tokens=24), greedy])
+    assert results[0].stats.drafted_tokens > 0 == results[1].stats.drafted_tokens
+    expected = Engine.of(target, drafter=None).generate(prompts, [greedy.with_(max_tokens=24), greedy])
+    assert [result.token_ids for result in results] == [result.token_ids for result in expected]
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])

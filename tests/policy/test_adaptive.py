@@ -130,6 +130,13 @@ def test_a_batch_whose_rows_cost_a_pass_each_is_hardly_drafted_for():
     assert drafted_steps <= 4
 
 
+def test_a_new_request_opens_with_drafts_alone_or_where_they_pay():
+    (s,), (seeded,) = sequences(), sequences(seed=1)
+    dear, cheap = made(Costs.of(1.0, 3.0, 7.0, draft_start=0.0, draft_step=0.1)), made(costs(0.02, 0.02))
+    assert dear.opens(s, 1) and not dear.opens(s, 8) and cheap.opens(s, 8)
+    assert dear.opens(seeded, 8)  # its text does not depend on what runs beside it
+
+
 def test_drafting_comes_back_when_drafts_fit_again():
     (s,) = sequences()
     policy = made(costs(0.05, 0.1))

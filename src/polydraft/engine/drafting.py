@@ -66,6 +66,15 @@ def join(target: Target, drafter: Drafter | None, s: Sequence) -> None:
         target.cut(s.slot, held)
 
 
+def resume(target: Target, s: Sequence) -> None:
+    """Begin to draft for a sequence that was read without: the hidden states of its text are computed once more."""
+    drafter, s.drafting, s.postponed = s.speculation.drafter, True, 0
+    assert drafter is not None and s.slot is not None
+    target.release([s.slot])
+    (known,) = _states(target, drafter, [s], [s.token_ids[:-1]])
+    _begin(drafter, s, len(s.token_ids), known)
+
+
 def reads_on(s: Sequence) -> bool:
     """Whether a new sequence may be read in pieces."""
     drafter = s.speculation.drafter
@@ -114,6 +123,9 @@ def fill(target: Target, drafter: Drafter | None, sequences: Seq[Sequence]) -> N
     Equal texts, such as the samples of one prompt, are read once and copied, unless hidden states of each are needed.
     Others begin before their first draft: one whose drafts do not pay reads no prompt.
     """
+    if drafter is not None and drafter.needs.hidden and not all(s.drafting for s in sequences):
+        fill(target, None, [s for s in sequences if not s.drafting])
+        sequences = [s for s in sequences if s.drafting]
     held = {s: _held(target, s) for s in sequences}
     behind = [s for s in sequences if len(s.token_ids) - 1 > held[s]]
     whole = {s.text: s.slot for s in sequences if s not in behind}

@@ -40,7 +40,7 @@ from polydraft.errors import BusyError, GrammarError, IncompatibleError, Polydra
 from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.slots import Slots
 from polydraft.params import ConstraintSource, SamplingParams, StructuredOutputs
-from polydraft.policy.fixed import Policy, Timed
+from polydraft.policy.fixed import Opening, Policy, Timed
 
 MOST_WAITING = 65_536
 """Samples that may wait for a slot; `add_request` refuses more."""
@@ -267,6 +267,7 @@ class Loop:
         Returns how many tokens of which are left to the pass of this step's first round.
         """
         running, joining = any(not s.filling for s in self._running), list[Sequence]()
+        num_sequences = len(self._running) + min(len(self._waiting), self._slots.num_free)
         while self._waiting and self._slots.num_free and (self._second is None or self._second.has_room):
             s = next(iter(self._waiting))
             s.slot = self._slots.take(s.token_ids[:-1] if self._keeps else ())
@@ -278,6 +279,7 @@ class Loop:
                 s.sample.stats.seconds_waiting = perf_counter() - s.sample.stats.arrival
             if self._keeps:
                 self._slots.holds(s.slot, s.token_ids)
+            self._postpone(s, num_sequences)
             drafting.join(self.target, s.speculation.drafter, s)
             s.sample.stats.cached_tokens = int(self.target.lengths[s.slot]) if self._keeps else 0
             if self._second is not None:
@@ -305,11 +307,28 @@ class Loop:
             s.filling = False
         return riding
 
+    def _postpone(self, s: Sequence, num_sequences: int) -> None:
+        """Join a batch of so many without drafts where those would not pay, so that no drafter reads the prompt for nothing."""
+        drafter, policy = s.speculation.drafter, s.speculation.policy
+        if s.postponed:
+            s.drafting, s.postponed = True, 0
+        if drafter is not None and drafter.needs.hidden and s.drafting and isinstance(policy, Opening):
+            s.drafting = policy.opens(s, num_sequences)
+            s.postponed = 0 if s.drafting else num_sequences
+
+    def _resume(self) -> None:
+        """Draft for what joined a batch that was twice as large, where it pays now."""
+        for s in [s for s in self._running if s.postponed >= 2 * len(self._running) and not s.filling]:
+            policy = s.speculation.policy
+            if isinstance(policy, Opening) and policy.opens(s, len(self._running)):
+                drafting.resume(self.target, s)
+
     def step(self) -> list[StepOutput]:
         """One round for everything that runs; an empty list when nothing is left to do."""
         with self._stepping:
             self._take_in()
             try:
+                self._resume()
                 riding, took = self._admit(), list[RoundTime]()
                 for chosen, group in _alike([s for s in self._running if not s.filling]):
                     took.append(self._round(chosen, group, {} if took else riding))

@@ -168,6 +168,7 @@ class Sequence:
     token_ids: prompt and output, the one truth about what is committed.  slot: None while waiting.  filling: part of it is still to be read.
     due: when, in prompt tokens that the engine reads, see `filling`.
     state: the drafter's, or None where drafting is off.  num_read: committed tokens that the state has been told.
+    postponed: sequences of the batch that it joined without drafts, as they did not pay there; 0 otherwise.
     unread: hidden states of the rounds since then, by layer, and its row of them, where the drafter needs them.
     speculation: how it is drafted for.
     second_ids, second_slot: how the second sequence begins and where it is, where a decoding method reads one.
@@ -184,6 +185,7 @@ class Sequence:
     num_read: int = 0
     unread: list[tuple[Mapping[int, Float[Tensor, "B N D"]], int]] = field(default_factory=list[Any])
     drafting: bool = True
+    postponed: int = 0
     second_ids: tuple[int, ...] = ()
     second_slot: int | None = None
     speculation: Speculation = PLAIN

@@ -129,6 +129,16 @@ class AdaptivePolicy:
             course = self._courses[s] = Course(acceptance, self.profile.costs if stored else None)
         return course
 
+    def opens(self, s: Sequence, num_sequences: int) -> bool:
+        """Whether drafts for a new request pay in a batch of so many that all draft: as before, or of one token. Alone each is tried."""
+        params = s.request.params
+        if num_sequences == 1 or params.seed is not None:
+            return True
+        seen, costs = self.seen[params.greedy], self.live.costs
+        drafts = seen.expected, Expected(1.0 + seen.rates[FIRST], 1.0, 1.0)
+        plain = speed_of([], num_sequences, costs)
+        return any(speed_of([draft] * num_sequences, num_sequences, costs) > plain for draft in drafts)
+
     def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         """One each."""
         courses = [self.course(s) for s in sequences]

@@ -14,7 +14,7 @@ from polydraft.models.slots import TREE_ROOM
 from polydraft.policy.costs import Overhead, no_overhead
 from polydraft.verifiers import pairing
 
-__all__ = ["FixedPolicy", "Policy", "Preparing", "Sequence", "Timed", "check_draft", "check_room"]
+__all__ = ["FixedPolicy", "Opening", "Policy", "Preparing", "Sequence", "Timed", "check_draft", "check_room"]
 
 
 class Sequence(Protocol):
@@ -48,6 +48,13 @@ class Timed(Protocol):
     """A policy that is told what the step took that it has just learnt from, by phase."""
 
     def time(self, seconds: Mapping[str, float]) -> None: ...
+
+
+@runtime_checkable
+class Opening(Protocol):
+    """A policy that says whether a new request is drafted for at once, in a batch of so many: only then a drafter of hidden states reads its prompt."""
+
+    def opens(self, s: Any, num_sequences: int) -> bool: ...
 
 
 @dataclass(frozen=True)
