@@ -32,7 +32,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Text:
+class String:
     """A string that can be written as UTF-8 and that a pattern matches as a whole."""
 
     pattern: str = ".*"
@@ -118,7 +118,7 @@ def _fits(value: Any, schema: Schema, known: dict[str, int]) -> bool:
         case Number(low, high, whole):
             number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
             return number and _at(low, known) <= value <= _at(high, known)
-        case Text(pattern):
+        case String(pattern):
             return isinstance(value, str) and _is_utf8(value) and re.fullmatch(pattern, value, re.DOTALL) is not None
         case Items(_, fewest, most):
             return isinstance(value, list) and _at(fewest, known) <= len(value) <= _at(most, known)
@@ -174,7 +174,7 @@ def _expected(schema: Schema, known: Mapping[str, int]) -> str:
             return f"{'an integer' if whole else 'a number'} {reach}"
         case Items(_, fewest, most):
             return f"a list of {_at(fewest, known)} to {_at(most, known)}"
-        case Text(pattern):
+        case String(pattern):
             return f"text that matches {pattern!r}"
         case _:
             return "an object" if isinstance(schema, Record) else "null"
@@ -285,5 +285,5 @@ HEAD = Record(
 )
 """What a draft head's config.json may say of the same, and of the head."""
 
-PROMPT = Record({"prompt": Text(".+")}, more=True)
+PROMPT = Record({"prompt": String(".+")}, more=True)
 """A line of a .jsonl file."""

@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 from polydraft.errors import InvalidInputError
-from polydraft.schema import Items, Record, Text, fault, read_json
+from polydraft.schema import Items, Record, String, fault, read_json
 from studies.embedded_pair.library import HELD_OUT as LIBRARY_HELD_OUT
 from studies.embedded_pair.library import (
     STANDARD_LIBRARY,
@@ -40,11 +40,11 @@ HELD_OUT = (
     "transformers/generation/stopping_criteria.py",
 )
 
-_DOCUMENTS = Items(Record(dict.fromkeys(("package", "path", "text"), Text())))
+_DOCUMENTS = Items(Record(dict.fromkeys(("package", "path", "text"), String())))
 SCHEMA = Record(
     {
-        "hash": Text("[0-9a-f]{64}"),
-        "packages": Items(Record(dict.fromkeys(("name", "version", "licence"), Text()))),
+        "hash": String("[0-9a-f]{64}"),
+        "packages": Items(Record(dict.fromkeys(("name", "version", "licence"), String()))),
         "train": _DOCUMENTS,
         "held_out": _DOCUMENTS,
     }

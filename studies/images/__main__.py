@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from polydraft.bench.images import Contender, compare, contenders, draw
+from polydraft.bench.images import ImageContender, compare, contenders, draw
 from polydraft.bench.record import markdown_table
 from polydraft.models.images import ImageFolder, ImageSizes, digits_folder
 from studies.images.data import Pictures, digits, emoji
@@ -79,7 +79,7 @@ def figures(
         ("the same, coded and decoded", coded, held_out.labels),
     ):
         rows.append({"rule": name, "drafter": "-"} | _judged(quality(classifier, x, y, seen.pixels, seed=seed)))
-    made: list[Contender] = []
+    made: list[ImageContender] = []
     for drafter, paths in DRAFTERS:
         own = contenders(folder, drafter, deltas, factors)[0 if drafter == "model" else 1 :]
         compare(folder, own, classes, samples=samples, seed=seed, num_paths=paths)
@@ -138,7 +138,7 @@ def scales(
     samples, labels = (2, torch.tensor(classes).repeat(2)) if quick else (samples, torch.tensor(classes).repeat(samples))
     classifier, rows = train_classifier(seen, steps=50 if quick else 1500, seed=seed), list[dict[str, Any]]()
     for scale in (1.0, 4.0) if quick else (1.0, 1.5, 2.0, 3.0, 4.0):
-        made = [Contender("without drafts", "none"), Contender("exact")]
+        made = [ImageContender("without drafts", "none"), ImageContender("exact")]
         compare(folder, made, classes, samples=samples, seed=seed, guidance=scale)
         found = _judged(quality(classifier, torch.cat([p.pixels for p in made[1].made]), labels, seen.pixels, seed=seed))
         codes = len(labels) * folder.tokenizer.sizes.num_tokens * (samples - 1) / samples

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from polydraft.bench.limits import Limits, tables
-from polydraft.bench.limits.contexts import Settings
+from polydraft.bench.limits.contexts import LimitSettings
 from studies.limits.picture import picture
 from studies.limits.relaxed import markdown as lossy_table
 from studies.limits.relaxed import relaxed
@@ -27,7 +27,7 @@ def main(
     """Write limits.json, limits.md, three .csv and limits.png for the embedded pair."""
     if quick:
         contexts, node_contexts = 6, 3
-    settings = Settings(contexts=contexts, node_contexts=node_contexts, rules=tuple(rule or ()))
+    settings = LimitSettings(contexts=contexts, node_contexts=node_contexts, rules=tuple(rule or ()))
     limits = Limits(settings)
     report = tables.as_dict(limits.run(), "python -m studies.limits") | {
         "relaxed": relaxed(limits),

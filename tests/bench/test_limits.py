@@ -9,14 +9,14 @@ from typer.testing import CliRunner
 
 from polydraft import tree as trees
 from polydraft.bench.limits import Limits, tables
-from polydraft.bench.limits.contexts import CONTEXT, Settings
+from polydraft.bench.limits.contexts import CONTEXT, LimitSettings
 from polydraft.bench.limits.paths import restrict
 from polydraft.cli.main import app
 from polydraft.core import Budget, Request, SamplingParams, TreeShape
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError, UnknownNameError
 
-SMALL = Settings(
+SMALL = LimitSettings(
     contexts=6,
     node_contexts=2,
     temperatures=(0.7, 1.0),
@@ -119,9 +119,9 @@ def test_texts_that_are_too_short_are_refused(tmp_path):
 
 def test_settings_that_measure_nothing_are_refused():
     with pytest.raises(InvalidInputError, match="at least six"):
-        Settings(contexts=1)
+        LimitSettings(contexts=1)
     with pytest.raises(InvalidInputError, match="temperature 0"):
-        Settings(temperature=0.0)
+        LimitSettings(temperature=0.0)
 
 
 def test_asked_rules_alone_are_measured_with_what_they_are_compared_to():
@@ -140,4 +140,4 @@ def test_asked_rules_have_the_numbers_that_they_have_among_all(found):
 
 def test_unknown_path_rules_are_refused():
     with pytest.raises(UnknownNameError, match="did you mean 'kseq'"):
-        Settings(rules=("kseqq",))
+        LimitSettings(rules=("kseqq",))

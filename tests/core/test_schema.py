@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from polydraft.schema import ANYTHING, CONFIG, INDEXES, PROFILE, PROMPT, Array, Items, Number, Record, Text, fault, read_json
+from polydraft.schema import ANYTHING, CONFIG, INDEXES, PROFILE, PROMPT, Array, Items, Number, Record, String, fault, read_json
 
 NAN, INF = float("nan"), float("inf")
 
@@ -21,9 +21,9 @@ NAN, INF = float("nan"), float("inf")
         (NAN, Number(whole=False), "it is nan; expected a number >= 0"),
         (INF, Number(whole=False), "it is inf"),
         (2, Number(0, "n - 1"), "it is 2; expected an integer from 0 to 1"),
-        ("ab", Text("[ab]*"), None),
-        ("abc", Text("[ab]*"), "it is 'abc'"),
-        ("\ud800", Text(), "it is '\\\\ud800'; expected text"),
+        ("ab", String("[ab]*"), None),
+        ("abc", String("[ab]*"), "it is 'abc'"),
+        ("\ud800", String(), "it is '\\\\ud800'; expected text"),
         ([1, 2], Items(Number(), "n", "n"), None),
         ([1], Items(Number(), "n", "n"), "it is \\[1\\]; expected a list of 2 to 2"),
         ([1, -2], Items(Number(), "n", "n"), "it\\[1\\] is -2"),

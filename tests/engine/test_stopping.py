@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from polydraft.engine.stopping import Detokenizer, Stop, Stopper, _held_back, _slow_push
+from polydraft.engine.stopping import Detokenizer, Ending, Stopper, _held_back, _slow_push
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 
@@ -55,7 +55,7 @@ def test_text_ends_before_a_stop_string_and_none_of_it_is_given_out(tokenizer):
     s = stopper(tokenizer, stop_strings=("\n\n", "END"))
     found = pieces(s, tokenizer, "one\ntwo EEND three")
     assert "".join(found) == s.text == "one\ntwo E"
-    assert s.stop == Stop("stop", "END")
+    assert s.stop == Ending("stop", "END")
 
 
 def test_the_earliest_of_two_stop_strings_wins(tokenizer):
@@ -68,13 +68,13 @@ def test_stop_ids_are_ignored_before_min_tokens(tokenizer):
     a = tokenizer.encode("a")[0]
     s = stopper(tokenizer, stop_ids=frozenset({a}), min_tokens=2)
     assert pieces(s, tokenizer, "aaaa") == ["a", "a", ""]
-    assert s.stop == Stop("stop", a)
+    assert s.stop == Ending("stop", a)
 
 
 def test_length_ends_a_text(tokenizer):
     s = stopper(tokenizer, max_tokens=3)
     pieces(s, tokenizer, "abcdef")
-    assert (s.text, s.stop) == ("abc", Stop("length"))
+    assert (s.text, s.stop) == ("abc", Ending("length"))
 
 
 @pytest.mark.parametrize(("text", "held"), [("ab\n", 1), ("ab\n\n", 2), ("ab", 0), ("", 0)])

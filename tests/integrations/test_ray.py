@@ -13,7 +13,7 @@ import pytest
 
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.integrations import ray as ours
-from polydraft.integrations.ray.files import Parts
+from polydraft.integrations.ray.files import RowParts
 from polydraft.integrations.ray.worker import EngineWorker
 
 GREEDY = {"temperature": 0, "max_tokens": 6}
@@ -59,15 +59,15 @@ def test_a_rows_text_depends_on_its_number_and_not_on_its_neighbours():
 
 def test_parts_are_kept_and_only_the_same_job_goes_on(tmp_path):
     source, out = written(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
-    parts = Parts(out, {"seed": 1})
+    parts = RowParts(out, {"seed": 1})
     (first, rows), second, _ = parts.missing(source, 3, print)
     parts.keep(first, [{"row": number, "text": str(number)} for number, _ in rows])
     with pytest.raises(InvalidInputError, match="--resume"):
-        Parts(out, {"seed": 1})
+        RowParts(out, {"seed": 1})
     with pytest.raises(InvalidInputError, match="seed"):
-        Parts(out, {"seed": 2}, resume=True)
+        RowParts(out, {"seed": 2}, resume=True)
     seen = []
-    assert next(Parts(out, {"seed": 1}, resume=True).missing(source, 3, seen.append)) == second and seen == [3]
+    assert next(RowParts(out, {"seed": 1}, resume=True).missing(source, 3, seen.append)) == second and seen == [3]
     assert "no JSON" in second[1][2][1]["error"]
 
 
@@ -75,7 +75,7 @@ def test_an_output_that_is_there_is_left_alone(tmp_path):
     out = tmp_path / "out.jsonl"
     out.write_text("mine")
     with pytest.raises(InvalidInputError, match="is there already"):
-        Parts(out, {})
+        RowParts(out, {})
     assert out.read_text() == "mine"
 
 
@@ -191,11 +191,11 @@ def test_parts_on_a_full_disk_are_kept_and_go_on_when_there_is_room(small_disk, 
         return parts.finish()
 
     with pytest.raises(CapacityError, match="--resume"):
-        answer(Parts(folder / "out.jsonl", {}))
+        answer(RowParts(folder / "out.jsonl", {}))
     kept = len(list((folder / "out.jsonl.parts").iterdir()))
     assert kept > 2 and not (folder / "out.jsonl").exists()
     enlarge()
-    assert answer(Parts(folder / "out.jsonl", {}, resume=True)) == (40, 0)
+    assert answer(RowParts(folder / "out.jsonl", {}, resume=True)) == (40, 0)
     assert len(read(folder / "out.jsonl")) == 40
 
 

@@ -19,7 +19,7 @@ from polydraft.bench.llama_cpp import write_gguf
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.models import checkpoint, hub, pair
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.config import ModelConfig
+from polydraft.models.config import CheckpointConfig
 from polydraft.models.folder import load_module
 from polydraft.models.gguf import ARCHITECTURES, LAYOUTS, TYPES, GgufFile
 from polydraft.models.hub import HubModel, Wheel
@@ -173,7 +173,7 @@ def test_the_scaling_of_positions_is_read(tmp_path, rope, said):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_settings_are_those_that_transformers_reads_of_them(tmp_path, name):
     file = GgufFile(write(tmp_path / "m.gguf", small(name)))
-    for field in fields(ModelConfig):
+    for field in fields(CheckpointConfig):
         theirs = getattr(file.transformers_config, field.name, None)
         mine = getattr(file.config, field.name)
         if field.name == "rope_parameters":

@@ -9,7 +9,7 @@ from matplotlib import pyplot as plt
 from matplotlib.container import ErrorbarContainer
 
 from polydraft import tree as trees
-from polydraft.bench.limits.contexts import Pair, Settings
+from polydraft.bench.limits.contexts import LimitSettings, Pair
 from polydraft.bench.limits.nodes import nodes
 from studies.limits.__main__ import main
 from studies.limits.picture import draw
@@ -51,7 +51,7 @@ def test_panels_have_titles_errors_and_legends_that_cover_nothing(folder):
 
 @pytest.fixture(scope="module")
 def pair():
-    return Pair(Settings(contexts=6, node_contexts=2, temperatures=(0.7, 1.0), num_drafts=(1,), drafts_by_temperature=1))
+    return Pair(LimitSettings(contexts=6, node_contexts=2, temperatures=(0.7, 1.0), num_drafts=(1,), drafts_by_temperature=1))
 
 
 def test_relaxed_rules_are_measured_at_every_temperature_and_are_not_lossless(pair):

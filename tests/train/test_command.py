@@ -9,13 +9,13 @@ from typer.testing import CliRunner
 
 from polydraft import registry
 from polydraft.cli.main import app
-from polydraft.train.run import Options
+from polydraft.train.run import TrainingOptions
 
 
 @pytest.mark.parametrize("kind", registry.RECIPES)
 def test_the_printed_command_drafts_with_the_trained_head(kind, written, tmp_path, monkeypatch):
-    chosen = Options.of
-    monkeypatch.setattr(Options, "of", lambda kind, **options: replace(chosen(kind, **options), max_steps=2))
+    chosen = TrainingOptions.of
+    monkeypatch.setattr(TrainingOptions, "of", lambda kind, **options: replace(chosen(kind, **options), max_steps=2))
     folder, options = tmp_path / "head", ["--data", str(written), "--minutes", "1"]
     training = CliRunner().invoke(app, ["train", kind, *options, "--out", str(folder)])
     assert training.exit_code == 0, training.output

@@ -4,7 +4,7 @@ import pytest
 
 from polydraft import Engine, SamplingParams
 from polydraft.errors import InvalidInputError
-from polydraft.train.run import Options, train_drafter
+from polydraft.train.run import TrainingOptions, train_drafter
 
 
 @pytest.mark.parametrize(
@@ -18,8 +18,8 @@ from polydraft.train.run import Options, train_drafter
 def test_a_trained_one_foretells_more_than_a_fresh_one_and_drafts(kind, enough, engine, written, tmp_path):
     cards = {}
     for name, steps in (("fresh", 1), ("trained", enough)):
-        options = Options.of(kind, minutes=5, unroll=2, draft_vocab=512)
-        chosen = Options(**{**options.__dict__, "max_steps": steps, "batch": 8, "window": 64})
+        options = TrainingOptions.of(kind, minutes=5, unroll=2, draft_vocab=512)
+        chosen = TrainingOptions(**{**options.__dict__, "max_steps": steps, "batch": 8, "window": 64})
         cards[name] = train_drafter(engine, kind, tmp_path / name, chosen, data=[written], report=lambda _: None)
     fresh, trained = (cards[name]["acceptance"] for name in ("fresh", "trained"))
     assert trained[0] > fresh[0] + 0.05, (fresh, trained)
@@ -32,7 +32,7 @@ def test_a_trained_one_foretells_more_than_a_fresh_one_and_drafts(kind, enough, 
     assert result.stats.accepted_tokens > 0
     assert result.stats.drafter_error is None
     again = train_drafter(
-        engine, kind, tmp_path / "again", Options(**{**chosen.__dict__, "max_steps": 1}), data=[written],
+        engine, kind, tmp_path / "again", TrainingOptions(**{**chosen.__dict__, "max_steps": 1}), data=[written],
         start=tmp_path / "trained", report=lambda _: None,
     )  # fmt: skip
     assert again["acceptance"][0] > fresh[0] + 0.05, "it begins with what was trained"
@@ -40,6 +40,8 @@ def test_a_trained_one_foretells_more_than_a_fresh_one_and_drafts(kind, enough, 
 
 def test_an_exit_behind_the_last_layer_is_refused(engine, written, tmp_path):
     last = max(engine.target.offers.hidden)
-    train_drafter(engine, "early-exit", tmp_path, Options(max_steps=1, layers=(last,)), data=[written], report=lambda _: None)
+    train_drafter(
+        engine, "early-exit", tmp_path, TrainingOptions(max_steps=1, layers=(last,)), data=[written], report=lambda _: None
+    )
     with pytest.raises(InvalidInputError, match=f"expected one of 1 to {last - 1}"):
         Engine.of(engine.target, drafter="early-exit", drafter_options={"weights": tmp_path})

@@ -18,7 +18,7 @@ from polydraft import Engine, SamplingParams
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError, UnknownNameError
 from polydraft.train import conversations, run
 from polydraft.train.conversations import TrainingText
-from polydraft.train.run import Options, draft_vocabulary, train_drafter
+from polydraft.train.run import TrainingOptions, draft_vocabulary, train_drafter
 
 QUICK = {"minutes": 5, "unroll": 2, "draft_vocab": 512, "batch": 8, "window": 64, "lr": 0.02}
 
@@ -27,7 +27,7 @@ QUICK = {"minutes": 5, "unroll": 2, "draft_vocab": 512, "batch": 8, "window": 64
 def test_what_was_trained_foretells_more_than_what_was_not(engine, written, tmp_path, kind):
     options, short, said = QUICK, {}, list[str]()
     for name, steps in (("fresh", 1), ("trained", 40)):
-        chosen = Options.of(kind, **options, max_steps=steps)
+        chosen = TrainingOptions.of(kind, **options, max_steps=steps)
         short[name] = train_drafter(engine, kind, tmp_path / name, chosen, data=[written], report=said.append)
     fresh, trained = (short[name]["acceptance"] for name in ("fresh", "trained"))
     assert trained[0] > fresh[0] + 0.01, (fresh, trained)
@@ -36,9 +36,9 @@ def test_what_was_trained_foretells_more_than_what_was_not(engine, written, tmp_
     assert card["tokens"] == 16 * 97
     assert card["kind"] == kind
     assert any("MB" in line for line in said)
-    again = train_drafter(engine, kind, tmp_path / "trained", Options.of(kind, **options, max_steps=41), data=[written])
+    again = train_drafter(engine, kind, tmp_path / "trained", TrainingOptions.of(kind, **options, max_steps=41), data=[written])
     assert abs(again["acceptance"][0] - trained[0]) < 0.1, "it goes on from its checkpoint"
-    begun = Options.of(kind, **options, max_steps=1)
+    begun = TrainingOptions.of(kind, **options, max_steps=1)
     started = train_drafter(engine, kind, tmp_path / "more", begun, data=[written], start=tmp_path / "trained")
     assert sum(started["acceptance"]) > sum(fresh) + 0.04, "it begins with what was trained"
     drafted = Engine.of(engine.target, tokenizer=engine.tokenizer, drafter_options={"weights": tmp_path / "trained"}, depth=2)
@@ -58,7 +58,7 @@ def test_reading_ends_by_half_of_the_time(engine, written, tmp_path, monkeypatch
         engine.target, "prefill", lambda slots, *texts, **asked: (read.append(0), prefill(slots, *texts, **asked))[1]
     )
     monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: float(len(read))))
-    options = Options.of("medusa", **QUICK | {"minutes": 1}, max_steps=1)
+    options = TrainingOptions.of("medusa", **QUICK | {"minutes": 1}, max_steps=1)
     first = train_drafter(engine, "medusa", tmp_path, options, data=[written] * 5, report=said.append)
     assert any("shards are left" in line for line in said)
     again = train_drafter(engine, "medusa", tmp_path, options, data=[written] * 5)
@@ -84,8 +84,8 @@ def test_the_draft_vocabulary_is_the_most_frequent_tokens():
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        (Options(layers=(1, 2, 77)), InvalidInputError, "77"),
-        (Options(layers=(2, 1)), InvalidInputError, "rising"),
+        (TrainingOptions(layers=(1, 2, 77)), InvalidInputError, "77"),
+        (TrainingOptions(layers=(2, 1)), InvalidInputError, "rising"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(engine, written, tmp_path, options, error, said):
@@ -100,14 +100,14 @@ def test_what_cannot_be_trained_is_refused(engine, written, tmp_path, options, e
 )
 def test_amounts_that_cannot_be_are_refused(options):
     with pytest.raises(InvalidInputError, match=r"expected .*at least 1"):
-        Options.of("medusa", **options)
+        TrainingOptions.of("medusa", **options)
 
 
 def test_kinds_and_sizes_that_there_are_not_are_refused():
     with pytest.raises(InvalidInputError, match="heads, blocks"):
-        Options.of("medusa", sizes={"width": 3})
+        TrainingOptions.of("medusa", sizes={"width": 3})
     with pytest.raises(UnknownNameError, match="did you mean 'medusa'"):
-        Options.of("medus")
+        TrainingOptions.of("medus")
 
 
 def test_files_without_a_usable_line_are_refused(engine, tmp_path):
@@ -142,7 +142,7 @@ from pathlib import Path
 from polydraft import Engine
 from polydraft.train import run
 run.SAVED_EVERY = 0.2
-options = run.Options.of("medusa", minutes=5, unroll=2, draft_vocab=512, batch=8, window=64)
+options = run.TrainingOptions.of("medusa", minutes=5, unroll=2, draft_vocab=512, batch=8, window=64)
 run.train_drafter(Engine.embedded(drafter=None), "medusa", Path(sys.argv[1]), options, data=[Path(sys.argv[2])])
 """
 
@@ -159,7 +159,7 @@ def test_a_run_that_is_killed_goes_on_from_its_last_checkpoint(engine, written, 
     running.wait()
     state = torch.load(checkpoint, weights_only=True)
     assert state["steps"] > 0 and not (tmp_path / "card.json").exists()
-    options = Options.of("medusa", **QUICK, max_steps=state["steps"] + 1)
+    options = TrainingOptions.of("medusa", **QUICK, max_steps=state["steps"] + 1)
     card = train_drafter(engine, "medusa", tmp_path, options, data=[written])
     assert torch.load(checkpoint, weights_only=True)["steps"] == state["steps"] + 1
     assert card["tokens_seen"] > state["seen"]
@@ -168,7 +168,10 @@ def test_a_run_that_is_killed_goes_on_from_its_last_checkpoint(engine, written, 
 def test_training_ends_where_what_is_held_out_gets_no_better_and_keeps_the_best(engine, written, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "SAVED_EVERY", 0.0)
     monkeypatch.setattr(run, "PATIENCE", 3)
-    said, options = list[str](), Options.of("medusa", **QUICK | {"lr": 10.0}, max_steps=400)  # steps so long that it gets worse
+    said, options = (
+        list[str](),
+        TrainingOptions.of("medusa", **QUICK | {"lr": 10.0}, max_steps=400),
+    )  # steps so long that it gets worse
     card = train_drafter(engine, "medusa", tmp_path, options, data=[written], report=said.append)
     looks = [ast.literal_eval(line.removeprefix("held out: ")) for line in said if line.startswith("held out: ")]
     assert any("training ends" in line for line in said) and len(looks) < 400
@@ -183,4 +186,4 @@ def test_a_target_without_hidden_states_is_refused(engine, tmp_path):
 
     blind = SimpleNamespace(target=SimpleNamespace(offers=Needs(), name="blind"))
     with pytest.raises(IncompatibleError, match="blind"):
-        train_drafter(blind, "eagle", tmp_path, Options())
+        train_drafter(blind, "eagle", tmp_path, TrainingOptions())

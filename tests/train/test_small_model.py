@@ -6,11 +6,11 @@ from transformers import AutoConfig
 from polydraft import Engine, SamplingParams
 from polydraft.errors import IncompatibleError
 from polydraft.models import load
-from polydraft.train.run import Options, train_drafter
+from polydraft.train.run import TrainingOptions, train_drafter
 
 
 def options(steps, **sizes):
-    return Options.of("model", minutes=5, batch=4, window=128, max_steps=steps, sizes={"layers": 1, "width": 64, **sizes})
+    return TrainingOptions.of("model", minutes=5, batch=4, window=128, max_steps=steps, sizes={"layers": 1, "width": 64, **sizes})
 
 
 def test_a_distilled_model_drafts_more_than_a_fresh_one(engine, written, tmp_path):

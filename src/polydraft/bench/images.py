@@ -11,7 +11,7 @@ from polydraft.engine.images import ImageEngine, Pictures, neighbourhoods
 from polydraft.models.images import ImageFolder
 from polydraft.verifiers.lossy.latent import Latent
 
-__all__ = ["Contender", "Measured", "compare", "contenders", "draw"]
+__all__ = ["ImageContender", "Measured", "compare", "contenders", "draw"]
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Contender:
+class ImageContender:
     """name: as it is shown.  drafter: see `ImageEngine`.  verifier: "auto", which is lossless, or LANTERN.  made: its pictures, a
     call each.  seconds: of the processor, that each call took."""
 
@@ -80,18 +80,18 @@ def contenders(
     *,
     num_neighbours: int | None = None,
     measured: bool = True,
-) -> list[Contender]:
+) -> list[ImageContender]:
     """Without drafts, with a lossless rule, and LANTERN with each budget. measured: how far it is from the law, which costs time."""
     budgets = [(f"LANTERN, mass {d:g}", {"delta": d}) for d in deltas]
     budgets += [(f"LANTERN++, {f:g} times its own", {"factor": f}) for f in factors]
     rules = [(name, neighbourhoods(folder, num_neighbours=num_neighbours, **budget)) for name, budget in budgets]
-    relaxed = [Contender(name, drafter, Measured(rule) if measured else rule) for name, rule in rules]
-    return [Contender("without drafts", "none"), Contender("exact", drafter), *relaxed]
+    relaxed = [ImageContender(name, drafter, Measured(rule) if measured else rule) for name, rule in rules]
+    return [ImageContender("without drafts", "none"), ImageContender("exact", drafter), *relaxed]
 
 
 def compare(
     folder: ImageFolder,
-    contenders: Sequence[Contender],
+    contenders: Sequence[ImageContender],
     classes: Sequence[str | int],
     *,
     samples: int = 1,
@@ -111,7 +111,7 @@ def compare(
             step()
 
 
-def draw(contenders: Sequence[Contender], path: Path) -> None:
+def draw(contenders: Sequence[ImageContender], path: Path) -> None:
     """A PNG: a row for each contender, a column for each picture."""
     import torch
     from matplotlib import pyplot as plt

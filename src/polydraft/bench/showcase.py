@@ -15,7 +15,7 @@ SEED = 20
 
 
 @dataclass(frozen=True)
-class Comparison:
+class DemoComparison:
     """What one interleaved run found. near_ties: greedy tokens where two logits are equal in float32."""
 
     prompts: list[str]
@@ -89,7 +89,7 @@ class Showcase:
         for contender in self.contenders():
             contender.generate([prompt], SamplingParams(temperature=contender.temperature, max_tokens=8, ignore_eos=True, seed=0))
 
-    def compare(self, *, max_tokens: int = 64, repetitions: int = 3, budget_seconds: float = 45.0) -> Comparison:
+    def compare(self, *, max_tokens: int = 64, repetitions: int = 3, budget_seconds: float = 45.0) -> DemoComparison:
         """Measure all contenders interleaved and compare their tokens; see `measure` for the budget."""
         prompts = list(self.prompts.values())
         measurements = measure(
@@ -98,7 +98,7 @@ class Showcase:
         checks = [check_law(self.reference, 0.0, m.texts(prompts)) for m in measurements if m.contender.temperature == 0]
         drafted, plain = (self._tokens(measurements, name) for name in ("race", "race without drafts"))
         ties = sum(check["near_ties"] for check in checks)
-        return Comparison(list(self.prompts), measurements, all(check["passed"] for check in checks), ties, drafted == plain)
+        return DemoComparison(list(self.prompts), measurements, all(check["passed"] for check in checks), ties, drafted == plain)
 
     @staticmethod
     def _tokens(found: list[Measurement], name: str) -> list[list[int]]:

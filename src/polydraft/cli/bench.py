@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from polydraft.cli.files import check_output, read_lines, say_written
-from polydraft.cli.options import Measurement, Only, configured
+from polydraft.cli.options import MeasurementOptions, Only, configured
 from polydraft.cli.progress import bars
 from polydraft.cli.start import use_threads
 from polydraft.config import Config, EngineConfig, setting
@@ -34,7 +34,7 @@ def bench(
     context: typer.Context,
     *,
     config: Annotated[EngineConfig, Only("target", "draft", "device", "dtype", "backend")],
-    measurement: Measurement,
+    measurement: MeasurementOptions,
     options: BenchOptions,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="File for all figures, and beside it a .md table and a .png.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polydraft.cli.files import read_lines
-from polydraft.cli.options import Measurement, Only, configured
+from polydraft.cli.options import MeasurementOptions, Only, configured
 from polydraft.cli.progress import bars
 from polydraft.cli.start import build, use_threads
 from polydraft.cli.tables import grid, output
@@ -40,7 +40,7 @@ LOOKS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Config):
+class CheckOptions(Config):
     """Of the check."""
 
     top_p: float = setting("Top-p threshold, above 0, at most 1", float, 1.0, panel=SAMPLING)
@@ -57,8 +57,8 @@ def check(
     config: Annotated[
         EngineConfig, Only("target", "draft", "drafter", "verifier", "depth", "num_paths", "dtype", "device", "backend")
     ],
-    measurement: Annotated[Measurement, Only("temperature", "prompts", "max_tokens", max_tokens=32)],
-    options: Options,
+    measurement: Annotated[MeasurementOptions, Only("temperature", "prompts", "max_tokens", max_tokens=32)],
+    options: CheckOptions,
 ) -> None:
     """Test on real texts whether the output follows the target distribution: every round's rule, its draws, and the final tokens.
 

@@ -19,7 +19,7 @@ from polydraft.cli.tables import grid, output
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from polydraft.bench.showcase import Comparison, Showcase
+    from polydraft.bench.showcase import DemoComparison, Showcase
     from polydraft.cli.show import Palette
 
 WHAT_HAPPENS = f"""\
@@ -98,7 +98,7 @@ def _watch(
             console.print(f"[dim]{speed(sample.stats)}[/dim]", highlight=False)
 
 
-def _report(console: "Console", comparison: "Comparison") -> None:
+def _report(console: "Console", comparison: "DemoComparison") -> None:
     from polydraft.bench.record import processor
 
     rows = [

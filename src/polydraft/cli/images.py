@@ -16,7 +16,7 @@ from polydraft.config import MODELS, OUTPUT, SAMPLING, SPECULATION, Config, sett
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Config):
+class ImageOptions(Config):
     """What is drawn, and how."""
 
     out: Path = setting("File of the picture, PNG", Path, Path("images.png"), flag="--out", panel=OUTPUT)
@@ -52,7 +52,7 @@ class Options(Config):
 @configured
 def images(
     *,
-    options: Options,
+    options: ImageOptions,
     as_json: AsJson = False,
 ) -> None:
     """Make pictures of each class: without drafts, with an exact rule, with LANTERN at each budget."""

@@ -16,7 +16,7 @@ from polydraft.config import Config, EngineConfig, setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Config):
+class LimitOptions(Config):
     """What is measured."""
 
     contexts: int = setting("Number of places in the texts where paths are drawn", int, 240, low=6)
@@ -35,7 +35,7 @@ class Options(Config):
 def limits(
     *,
     config: Annotated[EngineConfig, Only("target", "draft", "head")],
-    options: Options,
+    options: LimitOptions,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures, and beside it a .md.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few contexts: to see that it runs, not to compare.")] = False,
 ) -> None:
@@ -43,7 +43,7 @@ def limits(
     check_output("--json", json_file)
     quiet()
     from polydraft.bench.limits import Limits, tables
-    from polydraft.bench.limits.contexts import Settings
+    from polydraft.bench.limits.contexts import LimitSettings
 
     names = ("contexts", "node_contexts", "temperature", "top_p", "drafts", "seed")
     chosen: dict[str, Any] = {name: getattr(options, name) for name in names} | {"rules": tuple(options.rule)}
@@ -51,7 +51,7 @@ def limits(
     if quick:
         chosen |= {"contexts": min(options.contexts, 6), "node_contexts": min(options.node_contexts, 3)}
     measurement = Limits(
-        Settings(**chosen),
+        LimitSettings(**chosen),
         target=config.target,
         draft=config.draft,
         head=None if head is None else str(head),

@@ -38,7 +38,7 @@ Pair = Annotated[EngineConfig, Only("target", "draft", "drafter", "verifier")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement(Config):
+class MeasurementOptions(Config):
     """What is measured, and how often."""
 
     prompts: Path | None = setting(

@@ -21,7 +21,7 @@ __all__ = ["train"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Config):
+class TrainOptions(Config):
     """How a drafter is trained."""
 
     data: Sequence[Path] = setting(
@@ -56,7 +56,7 @@ def train(
     kind: Annotated[str, typer.Argument(help=f"Kind of drafter: {', '.join(registry.RECIPES)}.")],
     *,
     config: Annotated[EngineConfig, Only("target")],
-    options: Options,
+    options: TrainOptions,
 ) -> None:
     """Train a drafter of kind KIND for a model: it generates texts, and the drafter learns to predict its tokens from its hidden states."""
     out = options.out
@@ -72,13 +72,12 @@ def train(
     use_threads()
     _keep_memory()
     from polydraft.train.conversations import check_file
-    from polydraft.train.run import Options as Training
-    from polydraft.train.run import train_drafter
+    from polydraft.train.run import TrainingOptions, train_drafter
 
     for path in files:
         check_file(path)
     chosen = {name: getattr(options, name) for name in ("minutes", "unroll", "draft_vocab", "seed")}
-    training = Training.of(kind, sizes=sizes, **chosen)
+    training = TrainingOptions.of(kind, sizes=sizes, **chosen)
     with Preparation(f"loading {config.target or 'the embedded model'} ..."):
         model = {"max_model_len": options.max_model_len, "quantization": options.quantization}
         engine = build(config.with_(drafter=None, max_num_seqs=16, **model))

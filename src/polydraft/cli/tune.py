@@ -8,7 +8,7 @@ import typer
 
 from polydraft.cli import options
 from polydraft.cli.files import check_output, read_lines, say_written
-from polydraft.cli.options import Measurement, Only, configured
+from polydraft.cli.options import MeasurementOptions, Only, configured
 from polydraft.cli.progress import bars
 from polydraft.cli.start import build, use_threads
 from polydraft.cli.tables import grid, output
@@ -18,7 +18,7 @@ from polydraft.cli.tables import grid, output
 def tune(
     *,
     config: options.Pair,
-    measurement: Annotated[Measurement, Only(repetitions=4)],
+    measurement: Annotated[MeasurementOptions, Only(repetitions=4)],
     save: Annotated[Path | None, typer.Option(help="File for the profile, for `generate --profile FILE`.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
     picture: Annotated[Path | None, typer.Option(help="File for a plot of speed over depth and paths, PNG.")] = None,

@@ -65,7 +65,7 @@ def _slow_push(tokenizer: Any, context: list[int], skip_special_tokens: bool) ->
 
 
 @dataclass(frozen=True)
-class Stop:
+class Ending:
     """Why and where a sequence ended ("stop" or "length", or from outside "abort" or "error"), and the id or string that did it."""
 
     finish_reason: str
@@ -96,7 +96,7 @@ class Stopper:
         self._max_tokens, self._min_tokens = max_tokens, min_tokens
         self._num_tokens = 0
         self._text, self._given = "", 0
-        self.stop: Stop | None = None
+        self.stop: Ending | None = None
 
     @property
     def text(self) -> str:
@@ -107,12 +107,12 @@ class Stopper:
         """Read one emitted token; afterwards `stop` says whether it was the last."""
         self._num_tokens += 1
         if token in self._stop_ids and self._num_tokens > self._min_tokens:
-            self.stop = Stop("stop", token)
+            self.stop = Ending("stop", token)
             return
         if self._detokenizer is not None:
             self._push_text(self._detokenizer.push(token))
         if self.stop is None and self._num_tokens >= self._max_tokens:
-            self.stop = Stop("length")
+            self.stop = Ending("length")
 
     def _push_text(self, piece: str) -> None:
         num_checked = len(self._text)
@@ -126,11 +126,11 @@ class Stopper:
         if matches:
             at, stop = min(matches)
             self._text = self._text[:at]
-            self.stop = Stop("stop", stop)
+            self.stop = Ending("stop", stop)
 
     def end(self, finish_reason: str) -> None:
         """End from outside: text that was held back is certain now."""
-        self.stop = Stop(finish_reason)
+        self.stop = Ending(finish_reason)
 
     def take(self) -> str:
         """Text that is certain and was not given out before."""

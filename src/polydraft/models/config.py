@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ModelConfig"]
+__all__ = ["CheckpointConfig"]
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class CheckpointConfig:
     """What the compiled path reads of a configuration; its names and meanings are those of transformers' `LlamaConfig`.
 
     rope_parameters: `rope_theta`, `rope_type` and what that kind of scaling needs.

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from polydraft.errors import ModelLoadError, first_line
-from polydraft.models.config import ModelConfig
+from polydraft.models.config import CheckpointConfig
 
 __all__ = ["ARCHITECTURES", "TYPES", "GgufFile", "is_gguf"]
 
@@ -275,7 +275,7 @@ class GgufFile:
         return number
 
     @cached_property
-    def config(self) -> ModelConfig:
+    def config(self) -> CheckpointConfig:
         """Its settings; those of Gemma's own kind are in `transformers_config` alone.
 
         Raises:
@@ -286,7 +286,7 @@ class GgufFile:
         if "token_embd.weight" not in self.tensors:
             raise self.refusal("it has no tensor 'token_embd.weight'", "Give a file with a whole model")
         hidden, heads = self._count("embedding_length"), self._count("attention.head_count")
-        return ModelConfig(
+        return CheckpointConfig(
             model_type=COMPILED_AS.get(self.architecture, ARCHITECTURES[self.architecture]),
             name_or_path=str(self.path),
             vocab_size=self.tensors["token_embd.weight"].shape[0],

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.models.folder import load_config
-from polydraft.schema import Array, Items, Number, Record, Text, fault, read_json
+from polydraft.schema import Array, Items, Number, Record, String, fault, read_json
 
 __all__ = ["DIGITS", "ImageFolder", "ImageSizes", "ImageTokenizer", "digits_folder"]
 
@@ -35,8 +35,8 @@ _SIZES = Record(dict.fromkeys(("channels", "size", "halvings", "width", "num_cod
 _SCHEMA = Record(
     {
         "sizes": _SIZES,
-        "classes": Items(Text(), 1, 1 << 12),
-        "codebook": Text("[0-9a-f]{64}"),
+        "classes": Items(String(), 1, 1 << 12),
+        "codebook": String("[0-9a-f]{64}"),
         "guidance": Number(0, 100, whole=False),
     }
 )

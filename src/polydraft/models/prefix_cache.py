@@ -22,7 +22,7 @@ Key = tuple[int, tuple[object, ...]]
 """Parent's number and the tokens."""
 
 
-class Block(NamedTuple):
+class CacheBlock(NamedTuple):
     """number: of this block among all that ever were, by which its children know it.  entries: as the model copied them out."""
 
     number: int
@@ -44,7 +44,7 @@ class PrefixCache:
         self._model = model
         self.block_bytes = model.block_tokens * model.bytes_per_token
         self.max_blocks = capacity_bytes // self.block_bytes if self.block_bytes else 0
-        self._blocks: OrderedDict[Key, Block] = OrderedDict()
+        self._blocks: OrderedDict[Key, CacheBlock] = OrderedDict()
         """The least recently used first; a parent was never used before its children, so that the first has none."""
         self._numbers = count(ROOT + 1)
         self.hit_tokens = self.evicted_tokens = 0
@@ -74,7 +74,7 @@ class PrefixCache:
                 self._blocks.popitem(last=False)
                 self.evicted_tokens += size
             key = parent, tuple(text[i * size : (i + 1) * size])
-            self._blocks[key] = Block(next(self._numbers), self._model.read_block(slot, i * size))
+            self._blocks[key] = CacheBlock(next(self._numbers), self._model.read_block(slot, i * size))
             parent = self._blocks[key].number
             path.append(key)
             self._use(path)

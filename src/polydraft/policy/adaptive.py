@@ -22,7 +22,7 @@ from polydraft.core import Budget, Draft, Drafter, DraftSampling, Outcome, Targe
 from polydraft.drafters.base import Confident, ModelBased
 from polydraft.policy.acceptance import FIRST, NEXT, Acceptance
 from polydraft.policy.costs import Costs, LiveCosts, Overhead, no_overhead
-from polydraft.policy.fixed import Sequence
+from polydraft.policy.fixed import RunningSequence
 from polydraft.policy.marginal import MOST_DEPTH, Expected, depth_of, least_reach, pays, speed_of
 from polydraft.policy.profile import Profile, check_identity, profile_of
 from polydraft.policy.repeats import Repeats
@@ -118,7 +118,7 @@ class AdaptivePolicy:
             check_identity(self.given, target, drafter, verifier)
         self.open(self.given or profile_of(target, drafter, verifier, overhead))
 
-    def course(self, s: Sequence) -> Course:
+    def course(self, s: RunningSequence) -> Course:
         """Where a sequence stands."""
         course = self._courses.get(s)
         if course is None:
@@ -129,7 +129,7 @@ class AdaptivePolicy:
             course = self._courses[s] = Course(acceptance, self.profile.costs if stored else None)
         return course
 
-    def opens(self, s: Sequence, num_sequences: int) -> bool:
+    def opens(self, s: RunningSequence, num_sequences: int) -> bool:
         """Whether drafts for a new request pay in a batch of so many that all draft: as before, or of one token. Alone each is tried."""
         params = s.request.params
         if num_sequences == 1 or params.seed is not None:
@@ -139,7 +139,7 @@ class AdaptivePolicy:
         plain = speed_of([], num_sequences, costs)
         return any(speed_of([draft] * num_sequences, num_sequences, costs) > plain for draft in drafts)
 
-    def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
+    def budgets(self, sequences: Seq[RunningSequence]) -> list[Budget]:
         """One each."""
         courses = [self.course(s) for s in sequences]
         budgets = [
@@ -147,18 +147,18 @@ class AdaptivePolicy:
         ]
         return self.give(sequences, budgets)
 
-    def give(self, sequences: Seq[Sequence], budgets: list[Budget]) -> list[Budget]:
+    def give(self, sequences: Seq[RunningSequence], budgets: list[Budget]) -> list[Budget]:
         """Draft this in the step that comes."""
         self._asked = {id(s): budget for s, budget in zip(sequences, budgets, strict=True)}
         return budgets
 
-    def promise(self, sequences: Seq[Sequence], share: float = 1.0) -> float:
+    def promise(self, sequences: Seq[RunningSequence], share: float = 1.0) -> float:
         """Tokens per second of the batch where this share of it has a draft, or of plain decoding where that is faster."""
         drafts = [self.course(s).seen.expected for s in sequences if s.drafting]
         drafts = [Expected(1.0 + share * (draft.tokens - 1.0), share * draft.nodes, draft.steps) for draft in drafts]
         return max(speed_of(draft, len(sequences), self.live.costs) for draft in ((), drafts))
 
-    def _next(self, s: Sequence, course: Course, sequences: Seq[Sequence], courses: Seq[Course]) -> Budget:
+    def _next(self, s: RunningSequence, course: Course, sequences: Seq[RunningSequence], courses: Seq[Course]) -> Budget:
         if self._copies and course.repeats.doubles(s.token_ids):
             course.left = 0  # what copies from the text has more to copy than ever
         if course.left:
@@ -171,7 +171,7 @@ class AdaptivePolicy:
         course.budget = self._weighed(s, course, beside)
         return course.budget
 
-    def _weighed(self, s: Sequence, course: Course, beside: Seq[Course]) -> Budget:
+    def _weighed(self, s: RunningSequence, course: Course, beside: Seq[Course]) -> Budget:
         """The draft that the rule is for; nothing, and a pause, where the whole draft does not pay. beside: of the same batch."""
         costs, expected, live = course.costs or self.live.costs, course.seen.expected, [c for c in beside if not c.left]
         batch, drafting = 1 + len(beside), 1 + len(live)
@@ -191,7 +191,7 @@ class AdaptivePolicy:
         rows = batch + sum(draft.nodes for draft in others)
         return self._budget(s, course, speed, rows, drafting, costs)
 
-    def _budget(self, s: Sequence, course: Course, speed: float, rows: float, drafting: int, costs: Costs) -> Budget:
+    def _budget(self, s: RunningSequence, course: Course, speed: float, rows: float, drafting: int, costs: Costs) -> Budget:
         rates = course.seen.rates
         least = least_reach(speed, max(rates[NEXT], 0.05), rows, drafting, costs)
         stop = Stop(least, tuple(rates[:BINS]))
@@ -203,7 +203,7 @@ class AdaptivePolicy:
             return Budget.fixed(tree.chain(len(least))).ending(stop)
         return Budget.fixed(tree.chain(depth_of(least, rates[FIRST], rates[NEXT])))
 
-    def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
+    def learn(self, sequences: Seq[RunningSequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         """Fold the step into what each sequence, and all of them, have shown."""
         parents, paths = draft.tree.host[1], outcome.lists[0]
         confidence = None if draft.confidence is None else draft.confidence.cpu().numpy()

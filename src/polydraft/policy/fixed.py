@@ -14,10 +14,10 @@ from polydraft.models.slots import TREE_ROOM
 from polydraft.policy.costs import Overhead, no_overhead
 from polydraft.verifiers import pairing
 
-__all__ = ["FixedPolicy", "Opening", "Policy", "Preparing", "Sequence", "Timed", "check_draft", "check_room"]
+__all__ = ["FixedPolicy", "Opening", "Policy", "Preparing", "RunningSequence", "Timed", "check_draft", "check_room"]
 
 
-class Sequence(Protocol):
+class RunningSequence(Protocol):
     """What a policy knows of a running sequence. token_ids: prompt and output.  state: the drafter's.  drafting: False where its drafter is off."""
 
     request: Request

@@ -21,7 +21,7 @@ from polydraft.core import Budget, Draft, Drafter, Outcome, Target, Verifier
 from polydraft.drafters.choice import Choice
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.costs import Overhead, no_overhead
-from polydraft.policy.fixed import Sequence
+from polydraft.policy.fixed import RunningSequence
 from polydraft.verifiers.by_draft_sampling import VerifierByDraftSampling
 
 __all__ = ["ChoicePolicy"]
@@ -65,11 +65,11 @@ class ChoicePolicy:
             own_verifier = verifier.rules[draft_sampling] if isinstance(verifier, VerifierByDraftSampling) else verifier
             policy.prepare(target, arm, own_verifier, overhead)
 
-    def _promise(self, i: int, sequences: Seq[Sequence], share: float = 1.0) -> float:
+    def _promise(self, i: int, sequences: Seq[RunningSequence], share: float = 1.0) -> float:
         """Tokens per second with arm i where it has a draft for this share of the batch."""
         return self.policies[i].promise(sequences, share)
 
-    def _pick(self, sequences: Seq[Sequence], waits: Seq[_Waits]) -> tuple[int, bool]:
+    def _pick(self, sequences: Seq[RunningSequence], waits: Seq[_Waits]) -> tuple[int, bool]:
         """The arm of this round, and whether it is on trial. Arms are looked up in the order of what they promise, as far as needed."""
         live, arms = [s.state for s in sequences if s.drafting], range(len(self.policies))
         if not live:
@@ -91,7 +91,7 @@ class ChoicePolicy:
                 w.idle[i] = 0
         return best, False
 
-    def budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
+    def budgets(self, sequences: Seq[RunningSequence]) -> list[Budget]:
         """One each, for the arm that this sets as the current one."""
         arms = len(self.policies)
         waits = [self._waits.setdefault(s, _Waits([0] * arms, [FIRST_WAIT] * arms)) for s in sequences]
@@ -106,7 +106,7 @@ class ChoicePolicy:
             budgets = policy.give(sequences, [ONE if s.drafting else g for s, g in zip(sequences, budgets, strict=True)])
         return budgets
 
-    def learn(self, sequences: Seq[Sequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
+    def learn(self, sequences: Seq[RunningSequence], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
         """Fold the round into the records of the arm that drafted."""
         self.policies[self.choice.current].learn(sequences, draft, processed, outcome)
 

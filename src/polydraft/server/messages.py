@@ -16,17 +16,17 @@ from polydraft.server.tools import CallParser, Piece
 __all__ = ["CountRequest", "MessageAnswer", "MessagesRequest"]
 
 
-class Block(Body):
+class MessageBlock(Body):
     cache_control: Any = Field(None, exclude=True)
     citations: Any = Field(None, exclude=True)
 
 
-class TextBlock(Block):
+class TextBlock(MessageBlock):
     type: Literal["text"]
     text: str
 
 
-class ToolUse(Block):
+class ToolUse(MessageBlock):
     """A call that the model made before."""
 
     type: Literal["tool_use"]
@@ -37,7 +37,7 @@ class ToolUse(Block):
     toolset_name: Any = Field(None, exclude=True)
 
 
-class ToolResult(Block):
+class ToolResult(MessageBlock):
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | list[TextBlock] = ""

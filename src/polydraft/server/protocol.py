@@ -35,7 +35,7 @@ class Body(BaseModel):
         return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
 
 
-class Speculation(Body):
+class RequestedSpeculation(Body):
     """How one request is drafted for.
 
     enabled: False decodes plainly.  depth, num_paths: a fixed size of its drafts; without them the server's policy.
@@ -127,7 +127,7 @@ class Sampled(Body, ABC):
     guided_regex: Text | None = None
     guided_choice: Annotated[list[Text], Field(min_length=1)] | None = None
     guided_grammar: Text | None = None
-    speculation: Speculation = Field(default_factory=Speculation)
+    speculation: RequestedSpeculation = Field(default_factory=RequestedSpeculation)
     prediction: Prediction | None = None
 
     user: Any = Field(None, exclude=True)

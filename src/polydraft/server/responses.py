@@ -68,14 +68,14 @@ class Reasoning(Body):
     summary: Any = Field(None, exclude=True)
 
 
-class Format(Body):
+class OutputFormat(Body):
     type: Literal["text"]
 
 
-class Text(Body):
+class OutputText(Body):
     """How the answer is written: as text. JSON by a schema is asked for at /v1/chat/completions, or here with `guided_json`."""
 
-    format: Format | None = None
+    format: OutputFormat | None = None
 
 
 class ResponsesRequest(Sampled):
@@ -93,7 +93,7 @@ class ResponsesRequest(Sampled):
     chat_template_kwargs: dict[str, Any] | None = None
     parse_special: bool = False
     max_output_tokens: int | None = None
-    text: Text | None = None
+    text: OutputText | None = None
     n: None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     max_tokens: None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     response_format: None = None  # pyright: ignore[reportIncompatibleVariableOverride]

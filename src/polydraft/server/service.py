@@ -28,8 +28,8 @@ from polydraft.server.protocol import (
     CompletionRequest,
     DetokenizeRequest,
     Message,
+    RequestedSpeculation,
     Sampled,
-    Speculation,
     TokenizeRequest,
     Tools,
     text_of,
@@ -251,7 +251,7 @@ class Service:
             )  # fmt: skip
         return params
 
-    def _speculation(self, asked: Speculation, params: SamplingParams) -> dict[str, Any]:
+    def _speculation(self, asked: RequestedSpeculation, params: SamplingParams) -> dict[str, Any]:
         """Drafter, rule and size that are asked for, as the engine takes them."""
         chosen, budget = self.engine.engine.menu.find(asked.drafter, asked.verifier), asked.budget()
         rule, fixed = chosen.verifier.info, budget is not None or isinstance(chosen.policy, FixedPolicy)

@@ -28,7 +28,7 @@ from polydraft.train import conversations
 from polydraft.train.conversations import TrainingText
 from polydraft.train.loop import optimizers_for, save_atomically
 
-__all__ = ["Options", "train_drafter", "untrained"]
+__all__ = ["TrainingOptions", "train_drafter", "untrained"]
 
 HELD_OUT = 0.04
 """Share of the texts that no step sees."""
@@ -41,7 +41,7 @@ PATIENCE = 6
 
 
 @dataclass(frozen=True)
-class Options:
+class TrainingOptions:
     """minutes: of everything; a third of it writes texts where none are given, and by half of it they are read.  unroll: depths that are trained.
     draft_vocab: most tokens that can be drafted.  batch: texts.  window: most tokens of each.  layers: whose states are read; default the
     kind's choice.  max_steps: that training ends at, where the minutes are not over.  lr: Muon's, of which one that was trained before
@@ -71,7 +71,7 @@ class Options:
             raise InvalidInputError(f"{wrong}={whole[wrong]} was given; expected a whole number of at least 1.")
 
     @classmethod
-    def of(cls, kind: str, **given: Any) -> "Options":
+    def of(cls, kind: str, **given: Any) -> "TrainingOptions":
         """Those of a kind; what is None is left to it.
 
         Raises:
@@ -223,7 +223,7 @@ def train_drafter(
     engine: Engine,
     kind: str,
     out: Path,
-    options: Options | None = None,
+    options: TrainingOptions | None = None,
     *,
     data: Sequence[Path] = (),
     start: Path | None = None,
@@ -241,7 +241,7 @@ def train_drafter(
         IncompatibleError: a target whose hidden states cannot be had, or a start for another one.
     """
     began, recipe = time.monotonic(), registry.recipe(kind)
-    o = options or Options.of(kind)
+    o = options or TrainingOptions.of(kind)
     target, first = engine.target, None if start is None else recipe.checkpoint.load(start)
     layers, last = _layers(target, recipe, o.layers if first is None else first.layers_of(target))
     if first is not None:
@@ -293,7 +293,7 @@ def _fit(
     held: Sequence[Example],
     work: Path,
     began: float,
-    o: Options,
+    o: TrainingOptions,
     report: Callable[[str], None],
 ) -> dict[str, Any]:
     """Train until the minutes are over. Returns held-out figures by depth, seconds and tokens."""

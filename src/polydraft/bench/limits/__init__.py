@@ -10,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from polydraft.bench.limits.contexts import Pair, Settings
+from polydraft.bench.limits.contexts import LimitSettings, Pair
 from polydraft.bench.limits.nodes import nodes
 from polydraft.bench.limits.paths import Paths
 
 
 @dataclass(frozen=True)
-class Findings:
+class LimitFindings:
     """Rows of plain data. nodes: one for each rule, number of drafts and temperature; paths: for each rule, K and L."""
 
-    settings: Settings
+    settings: LimitSettings
     mean_overlap: float
     nodes: list[dict[str, Any]]
     paths: list[dict[str, Any]]
@@ -35,8 +35,8 @@ class Limits(Pair):
         """Calls of `progress` that `run` makes."""
         return self.settings.contexts + self.settings.node_contexts
 
-    def run(self, progress: Callable[[], object] = lambda: None) -> Findings:
+    def run(self, progress: Callable[[], object] = lambda: None) -> LimitFindings:
         """Measure it all."""
         at_nodes, self.paths = nodes(self, progress), Paths(self)
         self.paths.run(progress)
-        return Findings(self.settings, self.paths.mean_overlap, at_nodes, self.paths.rows())
+        return LimitFindings(self.settings, self.paths.mean_overlap, at_nodes, self.paths.rows())

@@ -38,7 +38,7 @@ BOUND_CONTEXTS = 200
 
 
 @dataclass(frozen=True)
-class Settings:
+class LimitSettings:
     """What is measured.
 
     contexts: places in the texts for paths.  node_contexts: for single nodes; 0 measures none.
@@ -97,7 +97,7 @@ class Pair:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: LimitSettings,
         *,
         target: str | None = None,
         draft: str | None = None,

@@ -6,14 +6,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from polydraft.bench.limits import Findings
+from polydraft.bench.limits import LimitFindings
 from polydraft.bench.limits.contexts import BOUND_CONTEXTS
 from polydraft.bench.record import markdown_table, provenance, write_texts
 
 LAWS = ("IID", "WITHOUT_REPLACEMENT", "GREEDY_PLUS_ONE", "POINT_MASS", "COUPLED", "LISTED")
 
 
-def as_dict(found: Findings, program: str = "polydraft") -> dict[str, Any]:
+def as_dict(found: LimitFindings, program: str = "polydraft") -> dict[str, Any]:
     """Everything as plain data. program: how the run was called."""
     return {**provenance(program), **asdict(found)}
 

@@ -29,7 +29,7 @@ class FollowsText(Protocol):
 
 
 @dataclass
-class Text:
+class TextState:
     """The state of a request of which nothing is kept but its text."""
 
     tokens: list[int]

@@ -20,7 +20,7 @@ import numpy as np
 
 from polydraft.atomic import replacing
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
-from polydraft.schema import ANYTHING, INDEXES, MOST_IDS, Items, Number, Record, Text, fault, read_json
+from polydraft.schema import ANYTHING, INDEXES, MOST_IDS, Items, Number, Record, String, fault, read_json
 
 FORMAT = "polydraft"
 MOST_HEADER = 1 << 20
@@ -31,19 +31,23 @@ _FORMATS = {
     "I32": np.dtype(np.int32),
     "I64": np.dtype(np.int64),
 }
-_KIND = Record({"kind": Text("|".join(INDEXES)), "version": Number(0, 1 << 20)}, more=True)
+_KIND = Record({"kind": String("|".join(INDEXES)), "version": Number(0, 1 << 20)}, more=True)
 _ABOUT = Record(
     {
         "kind": ANYTHING,
         "version": ANYTHING,
         "vocab_size": Number(1, MOST_IDS),
-        "tokens_of": Text("|[0-9a-f]{16}"),
+        "tokens_of": String("|[0-9a-f]{16}"),
         "facts": Record(more=True),
         "checksum": Number(0, (1 << 32) - 1),
     }
 )
 _ENTRY = Record(
-    {"dtype": Text("|".join(_FORMATS)), "shape": Items(Number(0, 1 << 40), 1, 4), "data_offsets": Items(Number(0, 1 << 60), 2, 2)}
+    {
+        "dtype": String("|".join(_FORMATS)),
+        "shape": Items(Number(0, 1 << 40), 1, 4),
+        "data_offsets": Items(Number(0, 1 << 60), 2, 2),
+    }
 )
 
 

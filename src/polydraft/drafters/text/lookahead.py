@@ -26,7 +26,7 @@ from numba import njit
 from polydraft.core import AuxRows, Budget, Needs, Outcome, Request, Scores
 from polydraft.drafters.base import Snapshot
 from polydraft.drafters.grown_tree import GrownTree
-from polydraft.drafters.text.base import Text, TextDrafter, text_method
+from polydraft.drafters.text.base import TextDrafter, TextState, text_method
 from polydraft.drafters.text.phrase_pool import PhrasePool, add_phrase, most_likely, read_text
 from polydraft.errors import InvalidInputError
 from polydraft.noise import Stream, uniform_at
@@ -98,7 +98,7 @@ def _learn(pool, guesses, best, num_accepted, new, text):
 
 
 @dataclass
-class LookaheadState(Text):
+class LookaheadState(TextState):
     """One request: its text, its window and the pool that it uses."""
 
     request: Request

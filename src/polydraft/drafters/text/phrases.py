@@ -24,14 +24,14 @@ from numba import njit
 from polydraft.core import Budget, Draft, Needs, Outcome, Request, Scores, Target
 from polydraft.drafters.base import Parts, Snapshot, read_source
 from polydraft.drafters.grown_tree import GrownTree, point_mass
-from polydraft.drafters.text.base import Text, TextDrafter, text_method
+from polydraft.drafters.text.base import TextDrafter, TextState, text_method
 from polydraft.drafters.text.phrase_pool import PhrasePool, add_phrase, most_likely, read_text
 from polydraft.errors import InvalidInputError
 from polydraft.models.slots import Slots, given_back_on_error
 
 
 @dataclass
-class PhraseState(Text):
+class PhraseState(TextState):
     """One request: its text and the pool that it uses, its slot of the small model, and how many committed tokens are in it.
 
     drafted: tokens of the last draft behind the committed ones in the slot.  block: what is to be learnt of the last round.

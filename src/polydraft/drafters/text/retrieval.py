@@ -30,7 +30,7 @@ from polydraft.core import Budget, Request
 from polydraft.drafters.base import Parts
 from polydraft.drafters.grown_tree import DEPTH, GrownTree, add_best, copy_onto, is_full, limits, new_cells, num_paths, plant
 from polydraft.drafters.text import index_file
-from polydraft.drafters.text.base import Text, TextDrafter, text_method
+from polydraft.drafters.text.base import TextDrafter, TextState, text_method
 from polydraft.errors import InvalidInputError
 
 PROBES = 32
@@ -232,7 +232,7 @@ def _draft(trial, index, text, m, limits):
         begin, end = low[added], high[added]
 
 
-class RetrievalDrafter(TextDrafter[Text]):
+class RetrievalDrafter(TextDrafter[TextState]):
     """REST over a corpus's index.
 
     max_match, min_match: longest and shortest end of the text that is looked up.  eos_token_ids: nothing is drafted behind one.
@@ -279,11 +279,11 @@ class RetrievalDrafter(TextDrafter[Text]):
         )
         return cls(loaded, eos_token_ids=parts.eos_token_ids, **options)
 
-    def begin(self, request: Request, tokens: Sequence[int] | np.ndarray) -> Text:
+    def begin(self, request: Request, tokens: Sequence[int] | np.ndarray) -> TextState:
         """Remember the text."""
-        return Text(list(map(int, tokens)))
+        return TextState(list(map(int, tokens)))
 
-    def continuations(self, state: Text, budget: Budget) -> GrownTree:
+    def continuations(self, state: TextState, budget: Budget) -> GrownTree:
         """Continuations of the longest match, then of shorter ones; the share of the occurrences is the score."""
         tree, text = (new_cells(budget), self._eos), np.array(state.tokens[-self.max_match :])
         _grow(tree, self.index.arrays, text, self.max_match, self.min_match, limits(budget))

@@ -43,7 +43,7 @@ from polydraft.drafters.grown_tree import (
 )
 from polydraft.drafters.text import index_file
 from polydraft.drafters.text.base import TextDrafter, text_method
-from polydraft.drafters.text.suffix_nodes import CHILD, COUNT, END, NEXT, START, Arrays, edge, token_at
+from polydraft.drafters.text.suffix_nodes import CHILD, COUNT, END, NEXT, START, SuffixArrays, edge, token_at
 from polydraft.drafters.text.suffix_tree import SuffixTree, Tokens, ends_of, last_of, tail_of
 from polydraft.errors import InvalidInputError
 
@@ -200,7 +200,7 @@ class SuffixDrafter(TextDrafter[SuffixTree]):
 @njit(cache=True)
 def _grow(tree, arrays, store, reach, limits):
     """Grow the better draft: that of the request's own tree, or of the store's, if there is one."""
-    arrays = Arrays(*arrays)
+    arrays = SuffixArrays(*arrays)
     plant(tree, last_of(arrays), limits)
     if is_full(tree):
         return
@@ -208,7 +208,7 @@ def _grow(tree, arrays, store, reach, limits):
     suffixes, places, own_wins = arrays, ends_of(arrays), True
     best, score = _best_match(trial, arrays, places, True, reach, limits)
     if store is not None:
-        others = Arrays(*store)
+        others = SuffixArrays(*store)
         elsewhere = tail_of(arrays, others)
         m, promised = _best_match(trial, others, elsewhere, False, reach, limits)
         if promised > score:

@@ -11,7 +11,7 @@ END, USED, FREE, LIVE, PLACES = range(5)
 """What is known of the whole: tokens in the pool so far, nodes ever used, the first free one, nodes of the tree, places in use."""
 
 
-class Arrays(NamedTuple):
+class SuffixArrays(NamedTuple):
     """A tree. pool: tokens, a ring.  buckets: heads of the table of children.  places, leaves: see `suffix_tree`."""
 
     pool: np.ndarray

@@ -30,7 +30,7 @@ from polydraft.drafters.text.suffix_nodes import (
     PREVIOUS,
     START,
     USED,
-    Arrays,
+    SuffixArrays,
     add_to_table,
     child,
     edge,
@@ -77,7 +77,7 @@ class SuffixTree:
 
     def _clear(self) -> None:
         room = ROOM if self.max_tokens is None else self.max_tokens
-        self.arrays = Arrays(
+        self.arrays = SuffixArrays(
             pool=np.empty(1 << room.bit_length(), np.int32),  # never quite full
             nodes=np.zeros((ROOM, 8), np.int32),
             buckets=np.zeros(ROOM, np.int32),
@@ -207,9 +207,9 @@ def _split(tree, num_places, n, offset, start):
 def _extend(tree, tokens, done):
     """Append tokens[done:], as far as there is room for nodes; returns how many are done.
 
-    tree: `Arrays` as a plain tuple, which costs a call from Python less.
+    tree: `SuffixArrays` as a plain tuple, which costs a call from Python less.
     """
-    tree = Arrays(*tree)
+    tree = SuffixArrays(*tree)
     pool, nodes, places, leaves, about = tree.pool, tree.nodes, tree.places, tree.leaves, tree.about
     mask, D = len(pool) - 1, len(leaves)
     while done < len(tokens):

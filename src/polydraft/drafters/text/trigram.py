@@ -32,7 +32,7 @@ from polydraft.core import Budget, Outcome, Request, Scores
 from polydraft.drafters.base import Parts, Snapshot
 from polydraft.drafters.grown_tree import GrownTree, limits, new_cells
 from polydraft.drafters.text import index_file
-from polydraft.drafters.text.base import Text, TextDrafter, text_method
+from polydraft.drafters.text.base import TextDrafter, TextState, text_method
 from polydraft.drafters.text.trigram_search import Search, explore, grow
 from polydraft.drafters.text.trigram_store import TrigramStore, bump_all
 from polydraft.drafters.text.trigram_table import TrigramTable
@@ -42,7 +42,7 @@ _NOTHING = np.empty(0, np.int64)
 
 
 @dataclass
-class TrigramState(Text):
+class TrigramState(TextState):
     """One request: its text and the updates that it sees.
 
     store: its own, or the one shared by the drafter's requests.

@@ -11,7 +11,7 @@ from typing import Any
 
 from polydraft.config import BatchConfig, EngineConfig, split
 from polydraft.errors import IncompatibleError, InvalidInputError, PolydraftError, first_line
-from polydraft.integrations.ray.files import Parts
+from polydraft.integrations.ray.files import RowParts
 from polydraft.integrations.ray.worker import EngineWorker
 
 __all__ = ["generate", "run"]
@@ -121,7 +121,7 @@ def run(
     batch, config = split({"target": model, **fields}, BatchConfig, EngineConfig)
     source, out, engine = Path(source), Path(out), config.with_(target=None).chosen()
     job = {"model": model, "params": dict(params or {}), "seed": batch.seed, "options": {k: str(v) for k, v in engine.items()}}
-    parts = Parts(out, {"input": _digest(source), "rows_a_part": batch.rows_a_part, **job}, resume=batch.resume)
+    parts = RowParts(out, {"input": _digest(source), "rows_a_part": batch.rows_a_part, **job}, resume=batch.resume)
     todo = parts.missing(source, batch.rows_a_part, progress)
     ray = connect(batch.address)
     exchange = ray.remote(Exchange).options(num_cpus=0).remote() if batch.share else None

@@ -60,7 +60,7 @@ def _of_table(source: Path) -> Iterator[dict[str, Any]]:
         yield from batch.to_pylist()
 
 
-class Parts:
+class RowParts:
     """The parts of one call. out: the file to be.  job: what was asked, as JSON can say it.  resume: whether to go on.
 
     Raises:

@@ -20,7 +20,7 @@ from polydraft.integrations.ray.prefixes import digests, prompt_of
 from polydraft.server.errors import ApiError
 from polydraft.server.incoming import body_of, unless_gone
 
-__all__ = ["Call", "Ingress", "ReplicaLostError", "answered"]
+__all__ = ["ForwardedCall", "Ingress", "ReplicaLostError", "answered"]
 
 log = logging.getLogger("polydraft.server")
 TRIES = 3
@@ -31,7 +31,7 @@ EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass(frozen=True)
-class Call:
+class ForwardedCall:
     """A request as it travels: the ASGI scope's plain entries, the whole body, and what its prompt begins with."""
 
     scope: Mapping[str, Any]
@@ -53,12 +53,12 @@ class Call:
     )
 
     @classmethod
-    def of(cls, scope: Scope, body: bytes) -> "Call":
+    def of(cls, scope: Scope, body: bytes) -> "ForwardedCall":
         """From a request that was received."""
         return cls({name: scope[name] for name in cls.ENTRIES if name in scope}, body, digests(prompt_of(body)))
 
 
-async def answered(app: ASGIApp, call: Call) -> AsyncGenerator[list[Message], None]:
+async def answered(app: ASGIApp, call: ForwardedCall) -> AsyncGenerator[list[Message], None]:
     """The ASGI messages of an application's answer; those that came while nobody took any come together. To close it is to leave."""
     messages, gone, body = asyncio.Queue[Message | None](), asyncio.Event(), [call.body]
 
@@ -91,7 +91,7 @@ class ReplicaLostError(Exception):
 class Replicas(Protocol):
     """Those behind an ingress."""
 
-    def answer(self, call: Call) -> AsyncGenerator[list[Message], None]:
+    def answer(self, call: ForwardedCall) -> AsyncGenerator[list[Message], None]:
         """The ASGI messages of one replica's answer, as they come; raises `ReplicaLostError`."""
         ...
 
@@ -113,10 +113,10 @@ class Ingress:
             figures = merged(await self._replicas.figures())
             await Response(figures, media_type=EXPOSITION)(scope, receive, send)
             return
-        call = Call.of(scope, await body_of(request, self._max_body))
+        call = ForwardedCall.of(scope, await body_of(request, self._max_body))
         await unless_gone(request, self._answer(call, Sent(send, call.scope["path"])))
 
-    async def _answer(self, call: Call, sent: "Sent") -> None:
+    async def _answer(self, call: ForwardedCall, sent: "Sent") -> None:
         for _ in range(TRIES):
             try:
                 async with aclosing(self._replicas.answer(call)) as answer:

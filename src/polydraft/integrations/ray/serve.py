@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from polydraft.config import EngineConfig, ReplicaConfig, ServerConfig, split
 from polydraft.errors import IncompatibleError, InvalidInputError, first_line
 from polydraft.integrations.ray import connect, equal_share, require
-from polydraft.integrations.ray.ingress import Call, Ingress, ReplicaLostError, answered
+from polydraft.integrations.ray.ingress import ForwardedCall, Ingress, ReplicaLostError, answered
 
 if TYPE_CHECKING:
     from starlette.types import Message
@@ -46,7 +46,7 @@ class Replica:
         self._lifespan = self._app.router.lifespan_context(self._app)
         await self._lifespan.__aenter__()
 
-    async def answer(self, call: Call) -> AsyncGenerator[list["Message"], None]:
+    async def answer(self, call: ForwardedCall) -> AsyncGenerator[list["Message"], None]:
         """The ASGI messages of an answer."""
         async with aclosing(answered(self._app, call)) as answer:
             async for messages in answer:
@@ -54,7 +54,7 @@ class Replica:
 
     async def figures(self) -> tuple[str, str]:
         """Its name, and what it tells Prometheus."""
-        call = Call({"type": "http", "method": "GET", "path": "/metrics", "query_string": b"", "headers": []}, b"", ())
+        call = ForwardedCall({"type": "http", "method": "GET", "path": "/metrics", "query_string": b"", "headers": []}, b"", ())
         messages = [message async for several in self.answer(call) for message in several]
         return self._name, b"".join(message.get("body", b"") for message in messages).decode()
 
@@ -70,7 +70,7 @@ class Handle:
     def __init__(self, handle: Any) -> None:
         self._handle = handle
 
-    async def answer(self, call: Call) -> AsyncGenerator[list["Message"], None]:
+    async def answer(self, call: ForwardedCall) -> AsyncGenerator[list["Message"], None]:
         """See `ingress.Replicas`."""
         from ray.exceptions import RayActorError  # pyright: ignore[reportMissingImports]
 
