@@ -1,7 +1,7 @@
 """A draft's size is a tree: fixed by position before its first draw, or the bounds of one that grows; its shape is what rules ask about."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -66,6 +66,7 @@ class Budget:
     parents: the parent of each node, the root first with -1, depth by depth, siblings in the order of their draws, and within a depth
         those with children first; () where it grows.
     stop: where paths end before that; None draws all of a fixed tree.
+    copied: tokens of a chain that are verified in place of what the drafter would draft.
 
     Raises:
         InvalidInputError: bounds below zero, or parents that come after their children.
@@ -83,6 +84,7 @@ class Budget:
     least: float = 0.0
     parents: tuple[int, ...] = ()
     stop: Stop | None = None
+    copied: tuple[int, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if (
@@ -108,6 +110,16 @@ class Budget:
     def grown(cls, nodes: int, depth: int, width: int = 1, least: float = 0.0) -> "Budget":
         """Bounds of a tree whose nodes are chosen as it grows."""
         return cls(nodes, depth, width, least)
+
+    @classmethod
+    def copying(cls, tokens: Sequence[int]) -> "Budget":
+        """These tokens as a chain.
+
+        Example:
+            >>> Budget.copying((7, 8, 9)).within(2).copied
+            (7, 8)
+        """
+        return replace(_fixed((-1, *range(len(tokens)))), copied=tuple(tokens))
 
     def ending(self, stop: Stop | None) -> "Budget":
         """The same with paths that end where they are unsure.
@@ -148,6 +160,8 @@ class Budget:
             >>> Budget.fixed((-1, 0, 0, 1, 3)).within(1).parents, Budget.grown(9, 4).within(2).max_depth
             ((-1, 0, 0), 2)
         """
+        if self.copied and depth < self.max_depth:
+            return Budget.copying(self.copied[:depth])
         return self if self.max_depth <= depth else _within(self, depth)
 
 

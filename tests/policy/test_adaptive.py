@@ -11,7 +11,7 @@ from polydraft.errors import IncompatibleError, InvalidInputError, UnknownNameEr
 from polydraft.policy.acceptance import FIRST, NEXT, UNKNOWN, Acceptance
 from polydraft.policy.adaptive import FIRST_PAUSE, LONGEST_PAUSE, AdaptivePolicy, least_pause
 from polydraft.policy.costs import Costs
-from polydraft.policy.marginal import Expected, depth_of, least_reach, pays, speed_of
+from polydraft.policy.marginal import Expected, depth_of, gain, least_reach, speed_of
 from polydraft.policy.profile import Profile
 from polydraft.registry import verifier
 from polydraft.testing import Grown, Tables, enumerate_drafts, measure
@@ -44,7 +44,7 @@ def test_a_draft_pays_as_a_whole_exactly_where_it_is_faster_than_none():
     for tokens in np.linspace(1.0, 4.0, 61):
         draft = Expected(float(tokens), 4, 4)
         plain, drafted = speed_of([], 1, prices), speed_of([draft], 1, prices)
-        assert pays(draft, max(plain, drafted), 1, 1, prices) == (drafted > plain) or drafted == pytest.approx(plain)
+        assert (gain(draft, max(plain, drafted), 1, 1, prices) > 0) == (drafted > plain) or drafted == pytest.approx(plain)
 
 
 def test_a_stop_by_confidence_beats_every_fixed_length():

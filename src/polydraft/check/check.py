@@ -27,7 +27,7 @@ What passes was tested: too few rounds to find a bias of `SMALLEST` are inconclu
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -38,11 +38,13 @@ from polydraft.check.mutants import mistakes
 from polydraft.check.rounds import LEAST_ROUNDS, Recorder
 from polydraft.check.texts import text_findings
 from polydraft.check.wrong_drafters import FEW, Reversed
-from polydraft.core import Budget, Draft, NoiseKey, Outcome, SamplingParams, Target
+from polydraft.core import Budget, Draft, DraftSampling, NoiseKey, Outcome, SamplingParams, Target
 from polydraft.engine.api import Engine
+from polydraft.engine.batch import some
 from polydraft.engine.sequence import Result
 from polydraft.errors import InvalidInputError
 from polydraft.policy.fixed import Policy
+from polydraft.verifiers.match import match
 
 IMPLAUSIBLE = 1e-4
 """A smallest p-value below this, after correction for the number of tests, is a failure."""
@@ -168,7 +170,13 @@ class Watched:
     def learn(self, sequences: Sequence[Any], draft: Draft, processed: Tensor, outcome: Outcome) -> None:
         requests = [s.request for s in sequences]
         key = NoiseKey.of([r.seed for r in requests], [r.sample for r in requests], [len(s.token_ids) for s in sequences])
-        self.recorder.see(draft, sampling.soften(processed, [r.params for r in requests]), key, outcome)
+        parts = draft, sampling.soften(processed, [r.params for r in requests]), key, outcome
+        copying = [b for b, s in enumerate(sequences) if s.copying]
+        if drafted := [b for b in range(len(sequences)) if b not in copying]:
+            self.recorder.see(*(some(parts, drafted) if copying else parts), self.recorder.rule)
+        if copying:
+            copied, *rest = some(parts, copying)
+            self.recorder.see(replace(copied, sampling=DraftSampling.POINT_MASS, probs=None), *rest, match)
         self.policy.learn(sequences, draft, processed, outcome)
 
 

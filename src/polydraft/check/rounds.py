@@ -61,14 +61,14 @@ class Recorder:
             results += rule_findings(values, f"rule beside {name}")
         return [*results, *self.again.findings]
 
-    def see(self, draft: Draft, target_probs: Float[Tensor, "B N V"], key: NoiseKey, outcome: Outcome) -> None:
-        """Take note of a round that is over: what was drafted, the target's laws there, and what the engine kept."""
+    def see(self, draft: Draft, target_probs: Float[Tensor, "B N V"], key: NoiseKey, outcome: Outcome, rule: Verifier) -> None:
+        """Take note of a round that is over: what was drafted, the target's laws there, and what the engine kept by which rule."""
         p = target_probs.cpu()
         if draft.probs is not None:
             draft = replace(draft, probs=draft.probs.cpu())
         self.rounds += len(p)
-        verdict, now = self.rule(draft, p), _Statistics.of(draft, p)
-        self.walks.see(self.rule, verdict, draft, p, key, outcome)
+        verdict, now = rule(draft, p), _Statistics.of(draft, p)
+        self.walks.see(rule, verdict, draft, p, key, outcome)
         if draft.tree.num_nodes == 1:
             self.plain += now.drawn(outcome)
             return

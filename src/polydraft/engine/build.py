@@ -213,9 +213,15 @@ def verifier(wanted: str | Verifier, source: Drafter | None) -> Verifier:
 
 
 def policy(
-    wanted: Policy | str | None, depth: int | None, num_paths: int | None, profile: str | Profile | None, source: Drafter | None
+    wanted: Policy | str | None,
+    depth: int | None,
+    num_paths: int | None,
+    profile: str | Profile | None,
+    source: Drafter | None,
+    *,
+    copying: bool = False,
 ) -> Policy:
-    """Its policy; a drafter that chooses among several policies for each of them."""
+    """Its policy; a drafter that chooses among several policies for each of them. copying: see `AdaptivePolicy`."""
     if isinstance(source, Choice):
         return _choice_policy(source, wanted, depth, num_paths, profile)
     fixed = depth is not None or num_paths is not None
@@ -238,7 +244,7 @@ def policy(
         check_room(depth * num_paths, f"depth={depth} and num_paths={num_paths}")
         return FixedPolicy(Budget.fixed(tree.paths(num_paths, depth)))
     if chosen == "adaptive":
-        return AdaptivePolicy(Profile.load(profile) if isinstance(profile, str) else profile)
+        return AdaptivePolicy(Profile.load(profile) if isinstance(profile, str) else profile, copying=copying)
     if isinstance(chosen, str):
         raise unknown_name("policy", chosen, ("adaptive", "fixed"))
     if not hasattr(chosen, "budgets"):

@@ -17,13 +17,27 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from polydraft.core import AuxRows, Budget, Draft, Drafter, Mixing, Outcome, Scores, Target, TokenTree, Verifier
-from polydraft.drafters.base import Auxiliary, Reading, ReadingOn, Reporting, as_one_round, teach_each
+from polydraft.core import (
+    AuxRows,
+    Budget,
+    Draft,
+    Drafter,
+    DraftSampling,
+    Mixing,
+    Outcome,
+    Scores,
+    Target,
+    TokenTree,
+    TreeShape,
+    Verifier,
+)
+from polydraft.drafters.base import Auxiliary, Reading, ReadingOn, Reporting, as_one_round, interleaved, teach_each
 from polydraft.engine.batch import some
 from polydraft.engine.sequence import Sequence
 from polydraft.engine.structured import pruned
@@ -236,7 +250,18 @@ def propose(
     roots: Int[Tensor, " B"],
     vocab_size: int,
 ) -> Draft:
-    """One draft for the whole batch, whose states have begun, that the verifier is exact for; sequences whose drafting is off get bare roots."""
+    """One draft for the whole batch, whose states have begun, that the verifier is exact for; sequences whose drafting is off get bare roots, and
+    those with tokens to copy those, without a call of the drafter: it is told of them when it is asked again."""
+    for s, budget in zip(sequences, budgets, strict=True):
+        s.copying = s.drafting and bool(budget.copied)
+    copying = [b for b, s in enumerate(sequences) if s.copying]
+    if copying:
+        copied = pruned(_copied(roots, budgets), [s.token_ids for s in sequences], [s.request.params for s in sequences])
+        others = [b for b in range(len(sequences)) if b not in copying]
+        if not others:
+            return copied
+        rest = [sequences[b] for b in others], [budgets[b] for b in others], roots[others]
+        return interleaved([others, copying], [propose(target, drafter, verifier, *rest, vocab_size), some(copied, copying)])
     _catch_up(target, drafter, [s for s in sequences if s.drafting and s.num_read < len(s.token_ids)])
     live = [b for b, s in enumerate(sequences) if s.drafting]
     if not live:
@@ -261,6 +286,19 @@ def propose(
     if draft is None:
         return Draft.empty(roots)
     return draft if len(live) == len(sequences) else _spread(draft, live, roots)
+
+
+def _copied(roots: Int[Tensor, " B"], budgets: Seq[Budget]) -> Draft:
+    """The chains of the rows that copy; bare roots elsewhere."""
+    tokens = np.zeros((len(budgets), 1 + max(len(g.copied) for g in budgets)), np.int64)
+    parents = np.full(tokens.shape, -1)
+    tokens[:, 0] = roots
+    for b, budget in enumerate(budgets):
+        count = len(budget.copied)
+        tokens[b, 1 : count + 1], parents[b, 1 : count + 1] = budget.copied, np.arange(count)
+    tree = TokenTree.of(tokens, parents)
+    rows = torch.full(tokens.shape, -1)
+    return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, rows, confidence=torch.ones(tokens.shape))
 
 
 def _catch_up(target: Target, drafter: Drafter, behind: Seq[Sequence]) -> None:
@@ -315,12 +353,14 @@ def aux(drafter: Drafter | None, sequences: Seq[Sequence], room: int) -> AuxRows
 
 def observe(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
     """Tell the drafter what the round kept, unless the pass carried nothing of its own. The target's caches hold it already."""
-    if scores.tree.num_nodes == 1 and scores.aux_logits is None and not drafter.needs.every_round:
-        for b, s in enumerate(sequences if drafter.needs.hidden else ()):
-            if s.drafting:
-                s.unread.append((scores.hidden, b))
-        return
-    live = [b for b, s in enumerate(sequences) if s.drafting]
+    bare = scores.tree.num_nodes == 1 and scores.aux_logits is None and not drafter.needs.every_round
+    untold = [b for b, s in enumerate(sequences) if s.drafting and (bare or s.copying)]
+    for b in untold if drafter.needs.hidden else ():
+        nodes = [0, *outcome.lists[0][b]]
+        sequences[b].unread.append(
+            (scores.hidden, b) if bare else ({k: x[b : b + 1, nodes] for k, x in scores.hidden.items()}, 0)
+        )
+    live = [b for b, s in enumerate(sequences) if s.drafting and b not in untold]
     if not live:
         return
     live_outcome, live_scores = (outcome, scores) if len(live) == len(sequences) else some((outcome, scores), live)

@@ -41,7 +41,8 @@ def emit(done: Round, b: int, s: Sequence, source: str) -> tuple[StepOutput, Exc
     """Append the round's tokens to row b's sequence, up to a stop or to one that cannot be read, with the reason. source: the drafter."""
     nodes, tokens = done.nodes[b], done.tokens[b]
     branch, drafted = _branch(done, b), len(tokens) - 1
-    sources = (s.state.credit if isinstance(s.state, Crediting) and s.state.credit else [source] * drafted)[:drafted]
+    credit = s.state.credit if isinstance(s.state, Crediting) and not s.copying else []
+    sources = (credit or ["ngram" if s.copying else source] * drafted)[:drafted]
     origins = [*(Origin(source, branch) for source in sources), Origin("target")]
     num_kept, failure = _read(s.stopper, tokens)
     s.sample.stats.discard(len(tokens) - num_kept)

@@ -169,6 +169,7 @@ class Sequence:
     due: when, in prompt tokens that the engine reads, see `filling`.
     state: the drafter's, or None where drafting is off.  num_read: committed tokens that the state has been told.
     postponed: sequences of the batch that it joined without drafts, as they did not pay there; 0 otherwise.
+    copying: whether what is verified in this step was copied from the text, not drafted.
     unread: hidden states of the rounds since then, by layer, and its row of them, where the drafter needs them.
     speculation: how it is drafted for.
     second_ids, second_slot: how the second sequence begins and where it is, where a decoding method reads one.
@@ -183,6 +184,7 @@ class Sequence:
     due: int = 0
     state: Any = None
     num_read: int = 0
+    copying: bool = False
     unread: list[tuple[Mapping[int, Float[Tensor, "B N D"]], int]] = field(default_factory=list[Any])
     drafting: bool = True
     postponed: int = 0

@@ -72,7 +72,8 @@ class Menu:
         drafter = build.drafter(wanted, parts, config.all_drafter_options)
         verifier, others = build.verifier(config.verifier, drafter), build.others(config.offered, drafter, parts)
         name = config.policy if isinstance(config.policy, str) else None  # an object is of one drafter
-        policy = build.policy(config.policy, config.depth, config.num_paths, config.profile, drafter)
+        copying = config.drafter == "auto" and parts.decoding is None
+        policy = build.policy(config.policy, config.depth, config.num_paths, config.profile, drafter, copying=copying)
 
         def make_policy(other: Drafter) -> Policy:
             return build.policy(name, config.depth, config.num_paths, None, other)

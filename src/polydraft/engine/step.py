@@ -182,6 +182,8 @@ class Stepper:
 
     def _propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         roots = torch.from_numpy(np.array([s.token_ids[-1] for s in sequences]))
+        for s in sequences:
+            s.copying = False
         if self.drafter is None or not budgets:
             return Draft.empty(roots)
         return drafting.propose(self.target, self.drafter, self.verifier, sequences, budgets, roots, self.target.vocab_size)
@@ -245,38 +247,47 @@ class Stepper:
         def distributions(rows: Seq[int]) -> Tensor:
             return unique.expand(sampling.checked_probs(logits, scored.tree, params)).cpu()[rows]
 
-        groups = self._alike(params)
+        groups = self._alike(sequences)
+        verifiers = [match if all(sequences[b].copying for b in rows) else self.verifier for rows in groups]
         if len(groups) == 1:
-            return self._outcome(*parts, params, lambda: distributions(groups[0])), processed
+            return self._outcome(verifiers[0], *parts, params, lambda: distributions(groups[0])), processed
         outcomes = [
-            self._outcome(*some(parts, rows), [params[b] for b in rows], lambda rows=rows: distributions(rows)) for rows in groups
+            self._outcome(verifier, *some(parts, rows), [params[b] for b in rows], lambda rows=rows: distributions(rows))
+            for verifier, rows in zip(verifiers, groups, strict=True)
         ]
         whole = joined([_padded(outcome, draft.tree.num_nodes) for outcome in outcomes])
         return some(whole, np.argsort([b for rows in groups for b in rows]).tolist()), processed
 
-    def _alike(self, params: Seq[SamplingParams]) -> list[list[int]]:
+    def _alike(self, sequences: Seq[Sequence]) -> list[list[int]]:
         """Rows that are decided alike. At temperature 0 a lossless rule follows the largest logits, whatever was drafted and however: such rows
-        are apart, as they may have trees that the rule does not take."""
-        greedy = [b for b, row in enumerate(params) if row.greedy and self.verifier.info.lossless]
-        others = [b for b in range(len(params)) if b not in greedy]
-        return [rows for rows in (greedy, others) if rows]
+        are apart, as they may have trees that the rule does not take. What was copied from the text has no q: `match` is for it."""
+        greedy = [b for b, s in enumerate(sequences) if s.request.params.greedy and self.verifier.info.lossless]
+        copying = [b for b, s in enumerate(sequences) if s.copying and b not in greedy]
+        others = [b for b in range(len(sequences)) if b not in greedy and b not in copying]
+        return [rows for rows in (greedy, copying, others) if rows]
 
     def _outcome(
-        self, draft: Draft, processed: Tensor, key: NoiseKey, params: Seq[SamplingParams], probs: Callable[[], Tensor]
+        self,
+        verifier: Verifier,
+        draft: Draft,
+        processed: Tensor,
+        key: NoiseKey,
+        params: Seq[SamplingParams],
+        probs: Callable[[], Tensor],
     ) -> Outcome:
         """By the rule's fused walk, where there is one for these logits and parameters, else by its verdict; without drafts lossless rules draw from p."""
-        lossless, num_greedy = self.verifier.info.lossless, sum(row.greedy for row in params)
+        lossless, num_greedy = verifier.info.lossless, sum(row.greedy for row in params)
         follows_largest = lossless and num_greedy == len(params)
         if processed.dtype == torch.float32:
-            walk = self.verifier.walk if isinstance(self.verifier, Walking) else None
+            walk = verifier.walk if isinstance(verifier, Walking) else None
             if follows_largest:
                 walk = greedy_verifier.walk
-            elif draft.tree.num_nodes == 1 and lossless and not self.verifier.info.shared_noise:
+            elif draft.tree.num_nodes == 1 and lossless and not verifier.info.shared_noise:
                 walk = match.walk
             logits = processed if follows_largest or not num_greedy else greedy_verifier.harden(processed, params)
             if walk is not None and (outcome := walk(draft, logits, key)) is not None:
                 return outcome
-        return (match if follows_largest else self.verifier)(draft, probs()).sample(key)
+        return (match if follows_largest else verifier)(draft, probs()).sample(key)
 
     def _record(self, done: Round) -> None:
         for s, parents, path in zip(done.sequences, done.parents, done.outcome.lists[0], strict=True):

@@ -8,8 +8,8 @@ their distribution.
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from jaxtyping import Float
@@ -23,7 +23,7 @@ from polydraft.drafters.base import Confident, ModelBased
 from polydraft.policy.acceptance import FIRST, NEXT, Acceptance
 from polydraft.policy.costs import Costs, LiveCosts, Overhead, no_overhead
 from polydraft.policy.fixed import RunningSequence
-from polydraft.policy.marginal import MOST_DEPTH, Expected, depth_of, least_reach, pays, speed_of
+from polydraft.policy.marginal import MOST_DEPTH, Expected, depth_of, gain, least_reach, speed_of
 from polydraft.policy.profile import Profile, check_identity, profile_of
 from polydraft.policy.repeats import Repeats
 
@@ -48,6 +48,8 @@ CHEAP_ROW = 0.05
 """Forward passes of one row that a further row may cost, four rows on, where a greedy request is drafted a tree. At .09, .12 and .17 (SmolLM2 and
 its head, the Qwen pair, the embedded pair; timed on an AMD EPYC) chains were 2, 4 to 20 and 12% faster; at .03 and .012 trees were 5 and 16%
 faster (the Qwen pair, by prices)."""
+MOST_COPIED = 16
+"""Tokens of the text that are verified at once, at most."""
 NOTHING = Budget.fixed((-1,))
 
 
@@ -63,25 +65,38 @@ def least_pause(num_sequences: int, costs: Costs) -> int:
     return round(LOOK * (look - 1.0) / LOOKING)
 
 
+class Weighed(NamedTuple):
+    """What a draft was weighed by. speed: tokens per second of the batch.  rows: of the pass without it.  gain: of the draft, see `marginal`."""
+
+    speed: float = 0.0
+    rows: float = 1.0
+    gain: float = 0.0
+
+
+UNWEIGHED = Weighed()
+
+
 @dataclass
 class Course:
-    """Where a sequence stands. seen: its own steps.  costs: None to follow the live ones.  budget, age: the last one, and for how many steps.
+    """Where a sequence stands. seen: its own steps.  costs: None to follow the live ones.  budget, age: the last one, and for how many steps.  weighed: for it.
     pause, left: steps of the last pause, and how many are left of it.  looks: drafts that are left to look again after it.  repeats: of its text."""
 
     seen: Acceptance
     costs: Costs | None
+    repeats: Repeats
+    weighed: Weighed = UNWEIGHED
     budget: Budget = NOTHING
     age: int = HELD
     pause: int = 0
     left: int = 0
     looks: int = 0
-    repeats: Repeats = field(default_factory=Repeats)
 
 
 class AdaptivePolicy:
     """Drafts by the marginal rule; see the module.
 
-    profile: None for one that is measured when the engine is built.
+    profile: None for one that is measured when the engine is built.  copying: whether long repeats of the text are verified in place of the drafts
+        of a model or head.
 
     Example:
         >>> policy = AdaptivePolicy(Profile.assumed())
@@ -89,8 +104,8 @@ class AdaptivePolicy:
         True
     """
 
-    def __init__(self, profile: Profile | None = None) -> None:
-        self.given = profile
+    def __init__(self, profile: Profile | None = None, *, copying: bool = False) -> None:
+        self.given, self._copying = profile, copying
         self.open(profile or Profile.assumed())
         self._ranked, self._greedy_trees, self._confident, self._copies = False, False, True, False
 
@@ -112,8 +127,12 @@ class AdaptivePolicy:
         """
         self._ranked, self._confident = drafter.info.ranked, isinstance(drafter, Confident) and drafter.confident
         self._greedy_trees = isinstance(drafter, Confident) and drafter.greedy_trees and verifier.info.lossless
-        copies = drafter.info.draft_sampling == {DraftSampling.POINT_MASS} and not drafter.needs.hidden
-        self._copies = copies and not (isinstance(drafter, ModelBased) and drafter.model is not None)
+        model_based = isinstance(drafter, ModelBased) and drafter.model is not None
+        needs, rule = drafter.needs, verifier.info
+        self._copying = (
+            self._copying and model_based and rule.lossless and not (needs.aux or needs.every_round or rule.shared_noise)
+        )
+        self._copies = drafter.info.draft_sampling == {DraftSampling.POINT_MASS} and not needs.hidden and not model_based
         if self.given is not None:
             check_identity(self.given, target, drafter, verifier)
         self.open(self.given or profile_of(target, drafter, verifier, overhead))
@@ -126,7 +145,7 @@ class AdaptivePolicy:
             stored = self.profile.known(params.greedy) if params.seed is not None else None
             shared = self.seen[params.greedy]
             acceptance = Acceptance(*(stored or (shared.rates, shared.expected)), *OWN)
-            course = self._courses[s] = Course(acceptance, self.profile.costs if stored else None)
+            course = self._courses[s] = Course(acceptance, self.profile.costs if stored else None, Repeats(s.request))
         return course
 
     def opens(self, s: RunningSequence, num_sequences: int) -> bool:
@@ -159,8 +178,12 @@ class AdaptivePolicy:
         return max(speed_of(draft, len(sequences), self.live.costs) for draft in ((), drafts))
 
     def _next(self, s: RunningSequence, course: Course, sequences: Seq[RunningSequence], courses: Seq[Course]) -> Budget:
-        if self._copies and course.repeats.doubles(s.token_ids):
+        if self._copies or self._copying:
+            course.repeats.read(s.token_ids)
+        if self._copies and course.repeats.doubles():
             course.left = 0  # what copies from the text has more to copy than ever
+        if self._copying and course.weighed.speed and course.repeats.length and (copied := self._copied(course)):
+            return Budget.copying(copied)
         if course.left:
             course.left -= 1
             return NOTHING
@@ -171,15 +194,28 @@ class AdaptivePolicy:
         course.budget = self._weighed(s, course, beside)
         return course.budget
 
+    def _copied(self, course: Course) -> tuple[int, ...]:
+        """What is copied from the text; nothing where the drafter's own drafts promise more."""
+        costs, (speed, rows, least) = course.costs or self.live.costs, course.weighed
+        reading = speed * costs.draft_step * costs.row(1) / costs.rows(1)  # a draft model reads what it did not draft
+        reach, value, count, tokens = 1.0, 0.0, 0, course.repeats.tokens(MOST_COPIED)
+        for acceptance in course.repeats.acceptance(len(tokens)):
+            reach *= acceptance
+            if reach * (1.0 - reading) < speed * costs.row(rows + count):
+                break
+            value, count = value + reach * (1.0 - reading), count + 1
+        return tokens[:count] if value - speed * (costs.rows(rows + count) - costs.rows(rows)) > max(least, 0.0) else ()
+
     def _weighed(self, s: RunningSequence, course: Course, beside: Seq[Course]) -> Budget:
         """The draft that the rule is for; nothing, and a pause, where the whole draft does not pay. beside: of the same batch."""
         costs, expected, live = course.costs or self.live.costs, course.seen.expected, [c for c in beside if not c.left]
         batch, drafting = 1 + len(beside), 1 + len(live)
         others = [c.seen.expected for c in live]
         speed = max(speed_of([expected, *others], batch, costs), speed_of([], batch, costs))
-        worth = pays(expected, speed, batch, drafting, costs)
+        rows = batch + sum(draft.nodes for draft in others)
+        course.weighed = Weighed(speed, rows, gain(expected, speed, batch, drafting, costs))
         course.age = 1
-        if worth:
+        if course.weighed.gain > 0:
             course.pause = course.looks = 0
         elif course.looks:  # a pause is over
             course.looks, course.age = course.looks - 1, HELD
@@ -188,7 +224,6 @@ class AdaptivePolicy:
             course.left, course.looks = course.pause - 1, LOOK
             course.seen.forget(REMEMBERED)
             return NOTHING
-        rows = batch + sum(draft.nodes for draft in others)
         return self._budget(s, course, speed, rows, drafting, costs)
 
     def _budget(self, s: RunningSequence, course: Course, speed: float, rows: float, drafting: int, costs: Costs) -> Budget:
@@ -209,7 +244,10 @@ class AdaptivePolicy:
         confidence = None if draft.confidence is None else draft.confidence.cpu().numpy()
         before, self._rows, self._steps, self._drafting = self._steps, len(sequences), 0, 0
         for b, s in enumerate(sequences):  # those that failed in this step have no row
-            if s.drafting and self._asked.get(id(s), NOTHING).max_depth:
+            budget = self._asked.get(id(s), NOTHING)
+            if s.drafting and budget.copied:
+                self._rows += int((parents[b, 1:] >= 0).sum())
+            elif s.drafting and budget.max_depth:
                 confidences = parents[b], paths[b], None if confidence is None else confidence[b]
                 nodes, depth = self.course(s).seen.observe(*confidences)
                 self.seen[s.request.params.greedy].observe(*confidences)

@@ -4,7 +4,7 @@
 
 At the best ratio of tokens to seconds a token belongs in exactly when its probability exceeds that ratio times its price (Dinkelbach 1967), and the
 present speed converges to that ratio. Path probabilities fall along a path and prices do not fall (`costs`), so that looking one token ahead is
-enough. What drafting costs before its first token is weighed once, the whole draft against none (`pays`).
+enough. What drafting costs before its first token is weighed once, the whole draft against none (`gain`).
 
     speed   tokens per second of all sequences of a step         reach   P(a node is accepted), see `polydraft.confidence`
     least   of a depth: the reach with which its nodes go on, as a token more is then accepted with reach x acceptance of a next token
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from polydraft.policy.costs import Costs
 
-__all__ = ["MOST_DEPTH", "Expected", "depth_of", "foreseen", "least_reach", "pays", "speed_of"]
+__all__ = ["MOST_DEPTH", "Expected", "depth_of", "foreseen", "gain", "least_reach", "speed_of"]
 
 MOST_DEPTH = 12
 
@@ -43,10 +43,13 @@ def speed_of(drafts: Sequence[Expected], num_sequences: int, costs: Costs) -> fl
     return tokens / costs.step(rows, steps, max(len(drafts), 1))
 
 
-def pays(draft: Expected, speed: float, num_sequences: int, num_drafting: int, costs: Costs) -> bool:
-    """Whether the whole draft of a sequence is worth its seconds, those before its first token included."""
+def gain(draft: Expected, speed: float, rows: float, num_drafting: int, costs: Costs) -> float:
+    """Tokens that the whole draft of a sequence brings beyond those that its seconds are worth, those before its first token included.
+
+    rows: of the pass without this draft.
+    """
     drafting = costs.drafting(draft.steps, num_drafting) / num_drafting
-    return draft.tokens - 1.0 > speed * (drafting + costs.rows(num_sequences + draft.nodes) - costs.rows(num_sequences))
+    return draft.tokens - 1.0 - speed * (drafting + costs.rows(rows + draft.nodes) - costs.rows(rows))
 
 
 def least_reach(speed: float, next_acceptance: float, rows: float, num_drafting: int, costs: Costs) -> tuple[float, ...]:

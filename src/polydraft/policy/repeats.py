@@ -1,46 +1,125 @@
-"""How long the end of a text repeats what stands in it before: what a text drafter could copy from. A few microseconds a step."""
+"""How far the end of a text repeats what stands in it before, and how often a token that is copied from there is right.
+
+A match is the longest repeat among the latest places of the last GRAM tokens, in the prediction of the request where it stands there. It is
+followed as long as the text goes on as it did there, and looked up anew otherwise: a function of committed tokens alone. Acceptance is counted
+of every emitted token that a match foretold, drafted or not, by the length of the match: nothing is tried out to learn it.
+"""
 
 from collections.abc import Sequence
 
-__all__ = ["Repeats"]
+import numpy as np
+from numba import njit
+
+from polydraft.core import Request
+from polydraft.drafters.text.base import predicted_text
+from polydraft.drafters.text.ngram import MOST_PLACES, NgramState, extend, last_place
+
+__all__ = ["GRAM", "Repeats"]
 
 GRAM = 4
 """Tokens of the shortest repeat that counts."""
+MOST = 64
+"""Tokens of a match that are counted where it is looked up."""
+LANES = 5
+"""Matches of 4 to 7 tokens, of 8 to 15, and so on; as many lanes again in the prediction."""
+PRIOR = (0.6, 0.8, 0.9, 0.97, 0.98, 0.8, 0.9, 0.95, 0.97, 0.98)
+"""Acceptance where nothing was counted, by lane. Qwen2.5-Coder-1.5B at temperatures 0 and 1: .69, .79, .89 on chat, .83, .96, .99 and above on edits of code."""
+STRENGTH = 8.0
+"""Tokens that a prior counts for."""
+PLACE, LENGTH = range(2)
 
 
 class Repeats:
-    """The repeats of one text, which only grows.
-
-    longest: of those so far; the first that counts as longer has twice GRAM tokens.
+    """The repeats of one request's text, which only grows. length: of the match; 0 without one.
 
     Example:
-        >>> repeats = Repeats()
-        >>> repeats.doubles([1, 2, 3, 4, 5, 6, 7, 8, 9]), repeats.doubles([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7, 8])
-        (False, True)
+        >>> from polydraft.core import SamplingParams
+        >>> repeats = Repeats(Request("r", (1, 2, 3, 4, 5, 9, 1, 2, 3, 4), SamplingParams(), seed=0))
+        >>> repeats.read([1, 2, 3, 4, 5, 9, 1, 2, 3, 4])
+        >>> repeats.length, repeats.tokens(3), round(repeats.acceptance()[0], 2)
+        (4, (5, 9, 1), 0.6)
+        >>> repeats.read([1, 2, 3, 4, 5, 9, 1, 2, 3, 4, 5])
+        >>> repeats.length, round(repeats.acceptance()[0], 2)
+        (5, 0.64)
     """
 
-    def __init__(self) -> None:
-        self.longest = GRAM
-        self._read, self._earlier, self._length = 0, 0, 0
-        """Tokens so far; where the text that their end repeats stops, and how many tokens are repeated."""
-        self._ends: dict[tuple[int, ...], int] = {}
+    def __init__(self, request: Request) -> None:
+        before = (*request.source_token_ids, *predicted_text(request))
+        self._text = NgramState(GRAM, GRAM)
+        self._text.extend(before)
+        self._predicted = np.array([len(before) - len(request.prediction_token_ids), len(before)])
+        self._match, self._counts = np.zeros(2, np.int64), np.zeros((2, 2 * LANES))
+        self._num_read, self._longest = 0, GRAM
 
-    def doubles(self, token_ids: Sequence[int]) -> bool:
+    @property
+    def length(self) -> int:
+        return self._match.item(LENGTH)
+
+    def read(self, token_ids: Sequence[int]) -> None:
+        """Go on to the end of a text; what comes after the first call is counted."""
+        tokens, counted = np.array(token_ids[self._num_read :], np.int32), self._num_read > 0
+        self._num_read = len(token_ids)
+        self._text.reserve(len(tokens))
+        _read(self._text.arrays, tokens, counted, self._match, self._counts, self._predicted)
+
+    def tokens(self, most: int) -> tuple[int, ...]:
+        """What followed the match, at most so many tokens."""
+        place = self._match.item(PLACE)
+        return tuple(self._text.arrays[0][place : min(place + most, self._text.num_tokens)].tolist()) if self.length else ()
+
+    def acceptance(self, most: int = 1) -> list[float]:
+        """Of each of so many tokens behind the match, once those before it were accepted."""
+        place, length = self._match.tolist()
+        tries, hits = self._counts
+        rates = (hits + STRENGTH * np.array(PRIOR)) / (tries + STRENGTH)
+        return [rates.item(_lane(length + k, place, self._predicted)) for k in range(most)]
+
+    def doubles(self) -> bool:
         """Whether the end of the text repeats at least twice as many tokens as ever before."""
-        for end in range(self._read + 1, len(token_ids) + 1):
-            gram = tuple(token_ids[max(end - GRAM, 0) : end])
-            if self._length and token_ids[self._earlier] == gram[-1]:
-                self._earlier, self._length = self._earlier + 1, self._length + 1
-            else:
-                self._earlier, self._length = self._ends.get(gram, 0), 0
-                while (
-                    self._length < min(self._earlier, 2 * self.longest)
-                    and token_ids[self._earlier - 1 - self._length] == token_ids[end - 1 - self._length]
-                ):
-                    self._length += 1
-            self._ends[gram] = end
-        self._read = len(token_ids)
-        if self._length < 2 * self.longest:
+        if self.length < 2 * self._longest:
             return False
-        self.longest = self._length
+        self._longest = self.length
         return True
+
+
+@njit(cache=True)
+def _lane(length, place, predicted):
+    lane, most = 0, 2 * GRAM
+    while length >= most and lane < LANES - 1:
+        lane, most = lane + 1, 2 * most
+    return lane + LANES if predicted[0] <= place < predicted[1] else lane
+
+
+@njit(cache=True)
+def _look_up(index, match, predicted):
+    """The longest match of the latest places, or the latest one in the prediction."""
+    text, before, _, about = index
+    end, place = about[0], last_place(index, GRAM)
+    match[:] = 0
+    for _ in range(MOST_PLACES):
+        if not place:
+            break
+        length = GRAM
+        while length < min(place, MOST) and text[place - 1 - length] == text[end - 1 - length]:
+            length += 1
+        within = predicted[0] <= place < predicted[1]
+        if within or length > match[LENGTH]:
+            match[PLACE], match[LENGTH] = place, length
+        if within:
+            break
+        place = before[0, place]
+
+
+@njit(cache=True)
+def _read(index, tokens, counted, match, counts, predicted):
+    for i in range(len(tokens)):
+        if match[LENGTH]:
+            right = index[0][match[PLACE]] == tokens[i]
+            if counted:
+                lane = _lane(match[LENGTH], match[PLACE], predicted)
+                counts[0, lane] += 1.0
+                counts[1, lane] += right
+            match[:] = (match[PLACE] + 1, match[LENGTH] + 1) if right else (0, 0)
+        extend(index, tokens[i : i + 1])
+        if not match[LENGTH] and (counted or i == len(tokens) - 1):
+            _look_up(index, match, predicted)

@@ -54,16 +54,20 @@ class NgramState:
 
     def extend(self, tokens: Sequence[int] | np.ndarray) -> None:
         """Append to the text and index it."""
+        self.reserve(len(tokens))
+        extend(self.arrays, np.array(tokens, np.int32))
+
+    def reserve(self, count: int) -> None:
+        """Make room for so many further tokens."""
         num_known = self.num_tokens
         text, _, _, about = self.arrays
-        if num_known + len(tokens) > len(text):
-            room = max(ROOM, 1 << (num_known + len(tokens) - 1).bit_length())
+        if num_known + count > len(text):
+            room = max(ROOM, 1 << (num_known + count - 1).bit_length())
             _, low, high = about.tolist()
             before, latest = np.empty((high - low + 1, room), np.int32), np.zeros((high - low + 1, 2 * room), np.int32)
             about[KNOWN] = 0
             self.arrays = np.empty(room, np.int32), before, latest, about
-            _extend(self.arrays, text[:num_known])
-        _extend(self.arrays, np.array(tokens, np.int32))
+            extend(self.arrays, text[:num_known])
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Append what was emitted, and count what of it the prediction says."""
@@ -104,7 +108,8 @@ def _slot(text, latest, end, n):
 
 
 @njit(cache=True)
-def _extend(index, tokens):
+def extend(index, tokens):
+    """Append tokens to an index with room for them."""
     text, before, latest, about = index
     for token in tokens:
         at = about[KNOWN]
@@ -117,13 +122,20 @@ def _extend(index, tokens):
 
 
 @njit(cache=True)
+def last_place(index, n):
+    """The latest place where the n-gram that ends the text was followed before, or 0; n is a length of the index."""
+    text, _, latest, about = index
+    i = n - about[SHORTEST]
+    return latest[i, _slot(text, latest[i], about[KNOWN], n)] if about[KNOWN] >= n else 0
+
+
+@njit(cache=True)
 def _places(index, found):
     """Fill in (length, place); returns how many."""
-    text, before, latest, about = index
-    num, end = 0, about[KNOWN]
-    for n in range(min(about[LONGEST], end), about[SHORTEST] - 1, -1):
-        i = n - about[SHORTEST]
-        at = latest[i, _slot(text, latest[i], end, n)]
+    _, before, _, about = index
+    num = 0
+    for n in range(min(about[LONGEST], about[KNOWN]), about[SHORTEST] - 1, -1):
+        i, at = n - about[SHORTEST], last_place(index, n)
         for _ in range(MOST_PLACES):
             if not at:
                 break
