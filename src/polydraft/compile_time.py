@@ -6,10 +6,14 @@ Functions are compiled when they are first called, and only for what they are ca
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter, thread_time
 
+from numba import njit
 from numba.core.event import Event, Listener, register, unregister
 
+inner = partial(njit, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+"""Compiles a function that only compiled functions call: what unpacks a model's hundred arrays for Python takes LLVM longer than most functions themselves."""
 _CLOCKS = (perf_counter, thread_time)
 
 

@@ -24,7 +24,9 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["MAX_THREADS", "Pool", "default_threads", "share", "shared_code", "sync", "usable_cores"]
+from polydraft.compile_time import inner
+
+__all__ = ["MAX_THREADS", "Pool", "default_threads", "share", "shared_arguments", "shared_code", "sync", "usable_cores"]
 
 MAX_THREADS = 64
 _LINE = 8
@@ -136,7 +138,7 @@ def _reset(sync):
     _init_condition(at + 8 * _ENDED, 0)
 
 
-@njit
+@inner
 def _rouse(sync, condition):
     """Wake who sleeps until this condition."""
     at = sync.ctypes.data
@@ -145,13 +147,13 @@ def _rouse(sync, condition):
     _unlock(at + 8 * _MUTEX)
 
 
-@njit
+@inner
 def _is_due(sync, thread, last):
     """Whether there is a phase after the last that this thread may help with, or it is to end."""
     return _load(sync, _STOP) != 0 or (_load(sync, _PHASE) != last and thread < _load(sync, _THREADS))
 
 
-@njit
+@inner
 def _await_phase(sync, thread, last):
     """Wait until a phase after the last is due, or the end; returns its number."""
     turns = 0
@@ -170,14 +172,14 @@ def _await_phase(sync, thread, last):
     return _load(sync, _PHASE)
 
 
-@njit
+@inner
 def _nanoseconds(sync, clock):
     """clock: of POSIX systems."""
     _read_clock(clock, sync.ctypes.data + 8 * _CLOCK)
     return 1_000_000_000 * _load(sync, _CLOCK) + _load(sync, _CLOCK + 1)
 
 
-@njit
+@inner
 def _await_units(sync, units):
     """Wait until all units of the phase are done."""
     turns = 0
@@ -195,7 +197,7 @@ def _await_units(sync, units):
         _unlock(at + 8 * _MUTEX)
 
 
-@njit
+@inner
 def _publish(sync, threads, units):
     """Open a phase of so many units; what they are lies in sync[_JOB:] by now."""
     _store(sync, _DONE, 0)
@@ -211,7 +213,7 @@ def _publish(sync, threads, units):
             break
 
 
-@njit
+@inner
 def _claim(sync, thread, threads):
     """The next unit of the thread's share, or of another's, or -1 if all are claimed."""
     for turn in range(threads):
@@ -238,7 +240,7 @@ def _call(typingctx, code, arguments, begin, end, thread):
     return types.void(*[types.int64] * 5), emit
 
 
-@njit
+@inner
 def _take(sync, thread, threads):
     """Do units until all are claimed; returns whether the phase then ended."""
     ended, unit = False, _claim(sync, thread, threads)
@@ -264,17 +266,15 @@ def _help(sync, thread):
 
 @intrinsic
 def shared_code(typingctx, function, arguments):
-    """What `share` runs: the addresses of code that calls function(arguments, begin, end, thread), and of the arguments, which lie on the
-    stack of the calling function: arrays and numbers, read again by each unit. `function` allocates nothing and raises nothing."""
+    """What `share` runs: the addresses of code that calls function(arguments, begin, end, thread), and of the arguments, see `shared_arguments`;
+    numbers and arrays, read again by each unit. `function` allocates nothing and raises nothing."""
     argument_types = arguments, types.int64, types.int64, types.int64
     typingctx.resolve_function_type(function, argument_types, {})
     called = function.dispatcher.overloads[argument_types]
 
     def emit(context, builder, signature, args):
         context.add_linking_libs([called.library])
-        kind = context.get_value_type(arguments)
-        place = cgutils.alloca_once(builder, kind)
-        _write(builder, args[1], place)
+        kind, place = context.get_value_type(arguments), _on_stack(context, builder, arguments, args[1])
         code = ir.Function(builder.module, _UNITS_OF, builder.module.get_unique_name(f"units.{called.fndesc.mangled_name}"))
         code.linkage = "internal"
         body = ir.IRBuilder(code.append_basic_block("entry"))
@@ -284,6 +284,22 @@ def shared_code(typingctx, function, arguments):
         return context.make_tuple(builder, signature.return_type, [builder.ptrtoint(x, ir.IntType(64)) for x in (code, place)])
 
     return types.UniTuple(types.int64, 2)(function, arguments), emit
+
+
+@intrinsic
+def shared_arguments(typingctx, arguments):
+    """The address of arguments, which lie on the stack of the calling function."""
+
+    def emit(context, builder, signature, args):
+        return builder.ptrtoint(_on_stack(context, builder, arguments, args[0]), ir.IntType(64))
+
+    return types.int64(arguments), emit
+
+
+def _on_stack(context, builder, kind, value):
+    place = cgutils.alloca_once(builder, context.get_value_type(kind))
+    _write(builder, value, place)
+    return place
 
 
 def _read(builder, pointer, kind):
@@ -304,7 +320,7 @@ def _write(builder, value, pointer):
         _write(builder, builder.extract_value(value, i), cgutils.gep_inbounds(builder, pointer, 0, i))
 
 
-@njit
+@inner
 def _is_alone(sync):
     """Whether the caller has waited so long for a core, its own or a helper's, that it works alone for a while."""
     now, until, begin = _nanoseconds(sync, _WALL), _load(sync, _ALONE_UNTIL), _load(sync, _WINDOW)
@@ -321,7 +337,7 @@ def _is_alone(sync):
     return False
 
 
-@njit
+@inner
 def share(sync, threads, code, count, grain):
     """Do items 0 .. count-1, `grain` of them a unit, on at most so many threads. code: of `shared_code`."""
     grain = max(grain, count // _MASK + 1)

@@ -110,15 +110,18 @@ def _first_copies(tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
 @njit(cache=True)
 def paths_to(parents: np.ndarray, node: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """`path_to` for arrays."""
-    length = np.zeros(len(node), np.int64)
+    length, longest = np.zeros(len(node), np.int64), 0
     for b in range(len(node)):
         n = node[b]
         while n > 0:
             length[b] += 1
             n = parents[b, n]
-    path = np.full((len(node), length.max() if len(node) else 0), -1, np.int64)
+        longest = max(longest, length[b])
+    path = np.empty((len(node), longest), np.int64)
     for b in range(len(node)):
         n = node[b]
+        for i in range(length[b], longest):
+            path[b, i] = -1
         for i in range(length[b] - 1, -1, -1):
             path[b, i] = n
             n = parents[b, n]

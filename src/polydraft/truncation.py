@@ -37,14 +37,17 @@ def sift(heap, x, at, size):
 @njit(cache=True)
 def highest(x):
     """max(x) without a look at NaN; the comparisons run in vector lanes."""
-    top = np.full(16, x.dtype.type(-np.inf), x.dtype)
-    whole = x.size // 16 * 16
+    top, whole = np.empty(16, x.dtype), x.size // 16 * 16
+    for j in range(16):
+        top[j] = -np.inf
     for i in range(0, whole, 16):
         for j in range(16):
             top[j] = x[i + j] if x[i + j] > top[j] else top[j]
     for i in range(whole, x.size):
         top[0] = x[i] if x[i] > top[0] else top[0]
-    return top.max()
+    for j in range(1, 16):  # `top.max()` would compile for half a second
+        top[0] = top[j] if top[j] > top[0] else top[0]
+    return top[0]
 
 
 @njit(cache=True)

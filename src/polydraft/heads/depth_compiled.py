@@ -90,9 +90,9 @@ class DepthLaws(CompiledProposals):
     def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:
         """Compute `arrays.logits` of these slots from what the target told."""
 
-    def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+    def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
         """Nothing is read of texts; see `slots.SlotModel.append`."""
-        return [(torch.zeros(self.vocab_size), []) for _ in texts]
+        return [(torch.zeros(self.vocab_size), []) for _ in token_ids]
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """There are no columns."""
@@ -123,9 +123,9 @@ class DepthLaws(CompiledProposals):
 
     def rows(self, logits: Float[np.ndarray, "B X D"], params: Sequence[SamplingParams]) -> Float[np.ndarray, "B X V"]:
         """Laws over all tokens, as tokens are drawn from them."""
-        (law, bias), D = laws_asked(params, self.vocab_size, self.draft_ids), len(self.draft_ids)
+        (laws, bias), D = laws_asked(params, self.vocab_size, self.draft_ids), len(self.draft_ids)
         probs, compact = np.zeros((*logits.shape[:2], self.vocab_size), np.float32), np.empty(D, np.float32)
-        for b, (temperature, top_k, top_p, min_p) in enumerate(law):
+        for b, (temperature, top_k, top_p, min_p, _) in enumerate(laws.tolist()):
             for j in range(logits.shape[1]):
                 draft_law(logits[b, j].copy(), bias[b], temperature, top_k, top_p, min_p, compact)
                 probs[b, j, self.draft_ids] = compact

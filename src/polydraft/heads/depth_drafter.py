@@ -32,9 +32,6 @@ class DepthDrafter(HeadDrafter):
         last = [min(len(s.context) - 2 - start, joined.shape[1] - 1) for s in states]
         return [replace(s, states=joined[b, last[b], None]) for b, s in enumerate(states)]
 
-    def _cached(self, state: ModelState) -> int:
-        return 0
-
     def _within(self, state: ModelState, budget: Budget) -> Budget:
         return super()._within(state, budget).within(self.model.depths)
 

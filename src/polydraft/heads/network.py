@@ -152,9 +152,9 @@ class TargetSlots(SlotModel):
         self._read_only, self._lengths, self.passes = target.lengths, target._lengths, 0
         self._scored = np.zeros(self.max_num_seqs, np.int64)
 
-    def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+    def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
         """The target's: there is one cache."""
-        return self.target.append(texts, hidden)
+        return self.target.append(token_ids, hidden)
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """The target's: there is one cache."""

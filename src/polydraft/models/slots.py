@@ -121,7 +121,7 @@ class SlotModel(Target, ABC):
 
     @abstractmethod
     def append(
-        self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]
+        self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]
     ) -> list[tuple[Float[Tensor, " V"], list[Float[Tensor, "T D"]]]]:
         """Write tokens behind the committed ones of each slot: logits after the last, and the states asked for of all."""
 
@@ -138,11 +138,11 @@ class SlotModel(Target, ABC):
         last: dict[int, Tensor] = {}
         states: dict[int, list[list[Tensor]]] = {slot: [] for slot in slots}
         while remaining:
-            texts = {slot: ids[: self.chunk] for slot, ids in remaining.items()}
-            for slot, (row, pieces) in zip(texts, self.append(texts, hidden), strict=True):
+            chunk_ids = {slot: ids[: self.chunk] for slot, ids in remaining.items()}
+            for slot, (row, pieces) in zip(chunk_ids, self.append(chunk_ids, hidden), strict=True):
                 last[slot] = row
                 states[slot].append(pieces)
-            self.appended(list(texts), [len(ids) for ids in texts.values()])
+            self.appended(list(chunk_ids), [len(ids) for ids in chunk_ids.values()])
             remaining = {slot: ids[self.chunk :] for slot, ids in remaining.items() if len(ids) > self.chunk}
         hidden_states = {
             layer: pad_sequence([torch.cat([piece[i] for piece in states[slot]]) for slot in slots], batch_first=True)
@@ -189,6 +189,10 @@ class SlotModel(Target, ABC):
         index = np.asarray(slots)
         self._lengths[index] += counts
         self._scored[index] = 0
+
+    def filled(self, slot: int, length: int) -> None:
+        """The columns of a slot were made of what another model has read, up to `length`."""
+        self._lengths[slot] = length
 
     def scored(self, slots: Sequence[int], num_nodes: int) -> None:
         """The nodes of trees lie behind the committed tokens, to be committed."""
@@ -297,7 +301,7 @@ class Slots:
     def num_free(self) -> int:
         return len(self._free)
 
-    def take(self, text: Sequence[object] = ()) -> int:
+    def take(self, token_ids: Sequence[object] = ()) -> int:
         """A slot, the taker's until it is given back: one that kept little but the beginning of the text, no more than that; else an empty one,
         or the oldest. What another holds of the beginning beyond that is copied.
 
@@ -306,13 +310,13 @@ class Slots:
         """
         if not self._free:
             raise CapacityError(f"the model has {len(self._taken)} slots and all are taken; raise max_num_seqs.")
-        slot = self._best(text)
-        kept_text = self._kept.pop(slot, ())
+        slot = self._best(token_ids)
+        kept_ids = self._kept.pop(slot, ())
         length = (
-            common_length(kept_text, text) if self._model.lengths[slot] == len(kept_text) else 0
+            common_length(kept_ids, token_ids) if self._model.lengths[slot] == len(kept_ids) else 0
         )  # else someone else used the slot
-        if self.prefix_cache is not None and len(kept_text) > length and self._model.lengths[slot] == len(kept_text):
-            self.prefix_cache.store(slot, kept_text)
+        if self.prefix_cache is not None and len(kept_ids) > length and self._model.lengths[slot] == len(kept_ids):
+            self.prefix_cache.store(slot, kept_ids)
         if length:
             self._model.cut(slot, length)
         else:
@@ -323,37 +327,37 @@ class Slots:
         if (watched := _TAKEN.get()) is not None:
             watched.append((self, slot))
         try:
-            self._copy_beginning(slot, length, text)
+            self._copy_beginning(slot, length, token_ids)
         except BaseException:
             self.abandon(slot)
             raise
         return slot
 
-    def holds(self, slot: int, text: Sequence[object]) -> None:
+    def holds(self, slot: int, token_ids: Sequence[object]) -> None:
         """What a taken slot is filled with, to be copied as far as it has come by those that take one for a text that begins alike."""
-        self._held[slot] = text
+        self._held[slot] = token_ids
 
-    def _copy_beginning(self, slot: int, length: int, text: Sequence[object]) -> None:
-        texts = {
+    def _copy_beginning(self, slot: int, length: int, token_ids: Sequence[object]) -> None:
+        held = {
             **{free: free_text for free, free_text in self._kept.items() if self._model.lengths[free] == len(free_text)},
             **self._held,
         }
 
         def common(other: int) -> int:
-            return min(common_length(texts[other], text), int(self._model.lengths[other]))
+            return min(common_length(held[other], token_ids), int(self._model.lengths[other]))
 
-        source = max(texts, key=common, default=None) if text else None
+        source = max(held, key=common, default=None) if token_ids else None
         if source is not None and common(source) >= length + LEAST_COPIED:
             self._model.release([slot])
             self._model.copy(source, slot, common(source))
-        if self.prefix_cache is not None and self.prefix_cache.length(text) >= int(self._model.lengths[slot]) + LEAST_COPIED:
-            self.prefix_cache.load(slot, text)
+        if self.prefix_cache is not None and self.prefix_cache.length(token_ids) >= int(self._model.lengths[slot]) + LEAST_COPIED:
+            self.prefix_cache.load(slot, token_ids)
 
-    def _best(self, text: Sequence[object]) -> int:
+    def _best(self, token_ids: Sequence[object]) -> int:
         """The free slot that kept the longest beginning, where that is half of what it kept; else an empty one, the last that was given back,
         or the oldest: what only begins alike, as all chats do, is not written over while there is room beside it."""
         empty = [slot for slot in self._free if slot not in self._kept]
-        held = {slot: common_length(self._kept[slot], text) for slot in self._free if slot in self._kept}
+        held = {slot: common_length(self._kept[slot], token_ids) for slot in self._free if slot in self._kept}
         longest = max(held, key=lambda slot: held[slot], default=None)
         if longest is not None and 2 * held[longest] >= len(self._kept[longest]):
             return longest
@@ -365,13 +369,13 @@ class Slots:
             with suppress(Exception):
                 self.give_back(slot)
 
-    def give_back(self, slot: int, text: Sequence[object] = ()) -> None:
+    def give_back(self, slot: int, token_ids: Sequence[object] = ()) -> None:
         """Empty a slot; it is free even where the model fails to. text: what its columns are of, which it keeps for a text that begins so."""
         self._taken.remove(slot)
         self._held.pop(slot, None)
         assert slot not in self._free
         self._free.append(slot)
-        if text:
-            self._kept[slot] = text
+        if token_ids:
+            self._kept[slot] = token_ids
         else:
             self._model.release([slot])

@@ -25,7 +25,7 @@ from polydraft.models.checkpoint import EMBEDDING, HEAD, Checkpoint, head_width
 from polydraft.models.compiled.cache import new_memory, whole
 from polydraft.models.compiled.forward import compiled_pass
 from polydraft.models.compiled.kernels import rms_norm
-from polydraft.models.compiled.layers import CHUNK, ModelArrays, Sizes, multiply, place_heads, workspace
+from polydraft.models.compiled.layers import CHUNK, Sizes, model_arrays, multiply, place_heads, workspace
 from polydraft.models.compiled.products import FORMATS, packed
 from polydraft.models.compiled.vectors import PANEL
 from polydraft.models.compiled.weights import packed_weights
@@ -36,7 +36,7 @@ __all__ = ["CompiledDiffusion"]
 
 @njit(cache=True, nogil=True)
 def inject_states(model, fc, gain, slot, begin, states):
-    """Make the columns begin .. of a slot of the target's states [CHUNK or fewer, F]; the slot ends there."""
+    """Make the columns begin .. of a slot of the target's states [CHUNK or fewer, F]."""
     weights, sizes, memory, work = model
     rows, zero = len(states), np.int64(0)
     multiply(states, fc, 0, work.rounded, work.update, rows)
@@ -47,7 +47,6 @@ def inject_states(model, fc, gain, slot, begin, states):
         for t in range(rows):
             cos, sin = weights.cos[begin + t], weights.sin[begin + t]
             place_heads(work.qkv[t], bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot, begin + t)
-    memory.lengths[slot] = begin + rows
 
 
 class CompiledDiffusion(DepthLaws):
@@ -72,7 +71,7 @@ class CompiledDiffusion(DepthLaws):
         H, G, D = c.num_attention_heads, c.num_key_value_heads, head_width(c)
         sizes = Sizes(H, G, D, c.intermediate_size, self.arrays.sizes.outputs, np.float32(c.rms_norm_eps))
         slots = target.max_num_seqs
-        memory = new_memory((c.num_hidden_layers, slots, G), D, columns, np.zeros(slots, np.int64))
+        memory = new_memory((c.num_hidden_layers, slots, G), D, columns, self._lengths)
         self.cache_bytes += memory.keys.nbytes + memory.values.nbytes
         self._fc, self._gain = (
             packed([tensors["fc.weight"].float()], kind),
@@ -82,7 +81,7 @@ class CompiledDiffusion(DepthLaws):
             x.nbytes for x in (weights.qkv, weights.out, weights.gate_up, weights.down, weights.head, self._fc)
         )
         work = workspace(weights, sizes, columns, 1, tensors["fc.weight"].shape[1])
-        self.net = ModelArrays(weights, sizes, memory, work)
+        self.net = model_arrays(weights, sizes, memory, work)
         self.roots = np.zeros(target.max_num_seqs, np.int64)
         """The last token of each slot."""
 
@@ -91,6 +90,7 @@ class CompiledDiffusion(DepthLaws):
         rows = states.float().contiguous().numpy()
         for i in range(0, len(rows), CHUNK):
             inject_states(self.net, self._fc, self._gain, slot, begin + i, rows[i : i + CHUNK])
+        self.filled(slot, begin + len(rows))
 
     def denoise(self, slots: Sequence[int], blocks: Int[np.ndarray, "B X"]) -> Float[np.ndarray, "B X D"]:
         """Logits at every place of blocks of masks and revealed tokens: one pass."""
@@ -116,12 +116,11 @@ class CompiledDiffusion(DepthLaws):
 
     def columns(self, slot: int) -> tuple[np.ndarray, np.ndarray]:
         """Keys and values of a slot, as `fill` takes them."""
-        memory = self.net.memory
-        length = memory.lengths[slot]
+        memory, length = self.net.memory, int(self.lengths[slot])
         return memory.keys[:, slot, :, : whole(length) // PANEL].copy(), memory.values[:, slot, :, :, :length].copy()
 
     def fill(self, slot: int, keys: np.ndarray, values: np.ndarray) -> None:
         """Begin a slot with the columns of another one."""
         memory, length = self.net.memory, values.shape[3]
         memory.keys[:, slot, :, : whole(length) // PANEL], memory.values[:, slot, :, :, :length] = keys, values
-        memory.lengths[slot] = length
+        self.filled(slot, length)

@@ -90,7 +90,7 @@ def _run(model, rows, logits, done):
     zero: Any = np.int64(0)  # a literal 0 would compile everything below twice
     h, num_given = len(weights.norm), zero
     for t in range(rows):
-        slot, n = work.rows[t, 1], work.rows[t, 3] - work.rows[t, 4]
+        slot, n = work.rows[t].slot, work.rows[t].column - work.rows[t].length
         if n < model.counts[slot]:
             copy_row(model.target_states[slot, n], model.states[num_given])
             num_given += 1
@@ -98,13 +98,14 @@ def _run(model, rows, logits, done):
         multiply_shared(work, model.states, weights.fc, 0, work.rounded, work.update, num_given)
     num_given = zero
     for t in range(rows):
-        slot, base, n = work.rows[t, 1], work.rows[t, 4], work.rows[t, 3] - work.rows[t, 4]
+        row = work.rows[t]
+        slot, n = row.slot, row.column - row.length
         if n < model.counts[slot]:
             copy_row(work.update[num_given] if weights.fc.panels > 0 else model.states[num_given], work.x[t])
             num_given += 1
         else:
-            copy_row(model.outputs[slot, work.seen[t, work.rows[t, 5] - 2] - base], work.x[t])
-        output_row(weights.embed, zero, work.rows[t, 0], work.normed[t])
+            copy_row(model.outputs[slot, work.seen[t, row.num_seen - 2] - row.length], work.x[t])
+        output_row(weights.embed, zero, row.token, work.normed[t])
     rms_norm(work.normed, weights.input_norm, sizes.epsilon, model.pairs, zero, rows)
     rms_norm(work.x, weights.hidden_norm, sizes.epsilon, work.normed, zero, rows)
     for t in range(rows):
@@ -121,19 +122,19 @@ def _run(model, rows, logits, done):
         multiply_shared(work, model.pairs, weights.qkv, 0, work.rounded, work.qkv, rows)
     nothing = np.empty(0, np.float32)
     for t in range(rows):
-        slot, position, column = work.rows[t, 1], work.rows[t, 2], work.rows[t, 3]
+        row = work.rows[t]
         place_heads(
             work.qkv[t],
             nothing,
             nothing,
             nothing,
             sizes,
-            weights.cos[position],
-            weights.sin[position],
+            weights.cos[row.position],
+            weights.sin[row.position],
             memory,
             zero,
-            slot,
-            column,
+            row.slot,
+            row.column,
         )
     runs = cut_runs(work.rows, rows, work.runs)
     for run in range(runs):
@@ -148,8 +149,8 @@ def _run(model, rows, logits, done):
     add(work.x, work.update, zero, rows)
     num_logits = zero
     for t in range(rows):
-        copy_row(work.x[t], model.outputs[work.rows[t, 1], work.rows[t, 3] - work.rows[t, 4]])
-        if work.rows[t, 6]:
+        copy_row(work.x[t], model.outputs[work.rows[t].slot, work.rows[t].column - work.rows[t].length])
+        if work.rows[t].has_logits:
             copy_row(work.x[t], work.x[num_logits])
             num_logits += 1
     if num_logits > 0:
@@ -247,10 +248,10 @@ class CompiledEagle(CompiledHead):
         self.arrays.target_states[slot, :count] = states.float().numpy()
         self.arrays.counts[slot] = count
 
-    def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+    def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
         """See `slots.SlotModel.append`; there are no hidden states to be had."""
         last_logits: list[tuple[Tensor, list[Tensor]]] = []
-        for slot, ids in texts.items():
+        for slot, ids in token_ids.items():
             self.reads(slot, ids)
             logits = self._run([slot], TokenTree.chain(torch.tensor([ids])), 0, len(ids) - 1)
             last_logits.append((self.wide(logits)[0], []))

@@ -159,10 +159,10 @@ class EagleModel(HeadModel):
         return self.network.through(embedded[:, None], states[:, None], positions[:, None], sources)[:, 0].float()
 
     @torch.inference_mode()
-    def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+    def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
         """See `slots.SlotModel.append`; there are no hidden states to be had."""
         logits: list[tuple[Tensor, list[Tensor]]] = []
-        for slot, ids in texts.items():
+        for slot, ids in token_ids.items():
             states, chain = self._next_states(slot, len(ids)), np.arange(-1, len(ids) - 1)
             outputs = self._forward([slot], torch.tensor([ids]).to(self.device), states[None], chain[None], 0)
             logits.append((self.wide(self.network.logits(outputs[0, -1])), []))

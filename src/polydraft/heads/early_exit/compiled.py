@@ -64,12 +64,12 @@ def _run(model, rows, logits, done):
     zero: Any = np.int64(0)  # a literal 0 would compile everything below twice
     runs = cut_runs(work.rows, rows, work.runs)
     for t in range(rows):
-        output_row(target.weights.embed, zero, work.rows[t, 0], work.x[t])
+        output_row(target.weights.embed, zero, work.rows[t].token, work.x[t])
     for layer in range(model.layer):
         run_layer(target, layer, rows, runs)
     num_logits = zero
     for t in range(rows):
-        if work.rows[t, 6]:
+        if work.rows[t].has_logits:
             copy_row(work.x[t], work.x[num_logits])
             num_logits += 1
     if num_logits == 0:

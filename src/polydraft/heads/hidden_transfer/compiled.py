@@ -48,8 +48,9 @@ def transfer_pass(model, slots, states, laws):
     for i in range(k):
         for b in range(B):
             t, length = i * B + b, target.memory.lengths[slots[b]]
-            work.rows[t, 0], work.rows[t, 1], work.rows[t, 2], work.rows[t, 3] = zero, slots[b], length + i, length + i
-            work.rows[t, 4], work.rows[t, 5], work.rows[t, 6] = length, i + 1, 1
+            row = work.rows[t]
+            row.token, row.slot, row.position, row.column = zero, slots[b], length + i, length + i
+            row.length, row.num_seen, row.has_logits = length, i + 1, 1
             for j in range(i + 1):
                 work.seen[t, j] = length + j
     rows, layers = zero, len(target.weights.attention_norm)

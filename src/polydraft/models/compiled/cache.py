@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from polydraft.compile_time import inner
 from polydraft.models.compiled.kernels import bfloat16_bits
 from polydraft.models.compiled.products import number_product
 from polydraft.models.compiled.vectors import PANEL, aligned
@@ -63,7 +64,7 @@ def new_memory(each: tuple[int, int, int], width: int, columns: int, lengths: np
     return SlotMemory(keys, values, lengths, together, number_product(np.dtype(np.float32 if together == 1 else np.uint16)))
 
 
-@njit
+@inner
 def keep(cells, together, i, lane, bits):
     """Write a float32 as input i of an output of a panel, [inputs / together, PANEL, 2]."""
     if together == 1:
@@ -72,7 +73,7 @@ def keep(cells, together, i, lane, bits):
         cells[i >> 1, lane, i & 1] = bfloat16_bits(bits)
 
 
-@njit
+@inner
 def _move(keys, values, together, source, target):
     slot, column, to, place = source[0], source[1], target[0], target[1]
     for g in range(keys.shape[1]):

@@ -107,12 +107,12 @@ class DraftVocabulary:
 
     def read(self, slot: int, token_ids: Sequence[int], position: int) -> None:
         """Draft these tokens of a slot's text, of which the first has this position, from now on."""
-        positions, text = self._positions[slot], [*enumerate(token_ids, position)]
-        new = {token: place for place, token in reversed(text) if self._first <= token < self._size}
+        positions, tokens = self._positions[slot], [*enumerate(token_ids, position)]
+        new = {token: place for place, token in reversed(tokens) if self._first <= token < self._size}
         new = {token: place for token, place in new.items() if token not in positions and token not in self._special}
         positions |= new
         self._place([token for token in new if token not in self._column])
-        self._mark(slot, position + len(text))
+        self._mark(slot, position + len(tokens))
 
     def cut(self, slot: int, length: int) -> None:
         """A slot's text is its first so many tokens."""

@@ -4,8 +4,9 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
+from polydraft.compile_time import inner
 from polydraft.models.compiled.kernels import rms_norm
-from polydraft.models.compiled.layers import ModelArrays, cut_runs, multiply, run_head, run_layer, unowned
+from polydraft.models.compiled.layers import ModelArrays, cut_runs, inlined, multiply, run_head, run_layer
 from polydraft.models.compiled.products import output_row
 
 __all__ = ["compiled_pass", "describe", "draft_pass", "embed_rows", "head_rows"]
@@ -24,14 +25,14 @@ def head_rows(model, states, logits):
     multiply(states, model.weights.head, 0, model.work.rounded, logits, np.int64(len(states)))
 
 
-@njit
+@inner
 def _copy(source, begin, end, target, first):
     for t in range(begin, end):
         for i in range(source.shape[1]):
             target[first + t - begin, i] = source[t, i]
 
 
-@unowned
+@inlined
 def _run_rows(model, rows, logits, done, hidden, taken, first):
     """Run the rows in work; the logits wanted go to logits[done:]. Returns how many logits there are now.
 
@@ -41,7 +42,7 @@ def _run_rows(model, rows, logits, done, hidden, taken, first):
     layers, zero = len(weights.attention_norm), np.int64(0)
     runs = cut_runs(work.rows, rows, work.runs)
     for t in range(rows):
-        output_row(weights.embed, zero, work.rows[t, 0], work.x[t])
+        output_row(weights.embed, zero, work.rows[t].token, work.x[t])
     for l in range(layers):
         if taken[l] >= 0:
             _copy(work.x, zero, rows, hidden[taken[l]], first)
@@ -49,17 +50,17 @@ def _run_rows(model, rows, logits, done, hidden, taken, first):
     rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, zero, rows)  # pyright: ignore[reportArgumentType]
     if taken[layers] >= 0:
         _copy(work.normed, zero, rows, hidden[taken[layers]], first)
-    wanted = zero
+    num_logits = zero
     for t in range(rows):
-        if work.rows[t, 6]:
-            _copy(work.normed, t, t + 1, work.normed, wanted)
-            wanted += 1
-    if wanted > 0:
-        run_head(model, wanted, logits[done:])
-    return done + wanted
+        if work.rows[t].has_logits:
+            _copy(work.normed, t, t + 1, work.normed, num_logits)
+            num_logits += 1
+    if num_logits > 0:
+        run_head(model, num_logits, logits[done:])
+    return done + num_logits
 
 
-@njit
+@inner
 def describe(row, seen, token, slot, length, parents, n, wanted):
     """What row of the pass node n of a tree is."""
     depth, m = 0, parents[n]
@@ -70,10 +71,11 @@ def describe(row, seen, token, slot, length, parents, n, wanted):
     for j in range(depth, -1, -1):
         seen[j] = length + m
         m = parents[m]
-    row[0], row[1], row[2], row[3], row[4], row[5], row[6] = token, slot, length + depth, length + n, length, depth + 1, wanted
+    row.token, row.slot, row.position, row.column = token, slot, length + depth, length + n
+    row.length, row.num_seen, row.has_logits = length, depth + 1, wanted
 
 
-@njit
+@inner
 def _describe_extra(row, seen, token, slot, length, parents, node, position, mask, x):
     """What auxiliary row x is: it sees the path of its node, the auxiliary rows of its mask, and itself."""
     count, m, N = np.int64(0), node, len(parents)
@@ -85,10 +87,11 @@ def _describe_extra(row, seen, token, slot, length, parents, node, position, mas
         if mask[y] or y == x:
             seen[count] = length + N + y
             count += 1
-    row[0], row[1], row[2], row[3], row[4], row[5], row[6] = token, slot, length + position, length + N + x, length, count, 1
+    row.token, row.slot, row.position, row.column = token, slot, length + position, length + N + x
+    row.length, row.num_seen, row.has_logits = length, count, 1
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@njit(cache=True, nogil=True, _nrt=False, no_cfunc_wrapper=True)
 def compiled_pass(model, slots, tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask):
     """One pass over nodes begins[b] .. ends[b]-1 of every tree; the nodes before were fed by the passes before.
 
@@ -96,28 +99,27 @@ def compiled_pass(model, slots, tokens, parents, begins, ends, wanted, logits, h
     row, that is no padding and at or behind wanted[b].  hidden: [layers asked for, nodes, h].  taken: [L + 1] its index, or -1.
     extra: [B, 3, X] token, position and node of auxiliary rows, which follow each tree's nodes; mask: [B, X, X], see `AuxRows`.
     """
-    work, lengths = model.work, model.memory.lengths
-    rows, done, first = np.int64(0), np.int64(0), np.int64(0)
+    work, lengths, X = model.work, model.memory.lengths, extra.shape[2]
+    rows, done, first, total = np.int64(0), np.int64(0), np.int64(0), len(slots) * X
     for b in range(len(slots)):
         for n in range(begins[b], ends[b]):
-            if rows == len(work.rows):
-                done = _run_rows(model, rows, logits, done, hidden, taken, first)
-                first, rows = first + rows, np.int64(0)
-            if n == 0 or parents[b, n] >= 0:
-                describe(
-                    work.rows[rows], work.seen[rows], tokens[b, n], slots[b], lengths[slots[b]], parents[b], n, n >= wanted[b]
-                )
-                rows += 1
-        for x in range(extra.shape[2]):
-            if rows == len(work.rows):
-                done = _run_rows(model, rows, logits, done, hidden, taken, first)
-                first, rows = first + rows, np.int64(0)
-            token, position, node = extra[b, 0, x], extra[b, 1, x], extra[b, 2, x]
-            row, seen, length = work.rows[rows], work.seen[rows], lengths[slots[b]]
-            _describe_extra(row, seen, token, slots[b], length, parents[b], node, position, mask[b, x], x)
+            total += n == 0 or parents[b, n] >= 0
+    for b in range(len(slots)):
+        slot, num_nodes = slots[b], ends[b] - begins[b]
+        length = lengths[slot]
+        for k in range(num_nodes + X):
+            n, x = begins[b] + k, k - num_nodes
+            if x >= 0:
+                token, position, node = extra[b, 0, x], extra[b, 1, x], extra[b, 2, x]
+                _describe_extra(work.rows[rows], work.seen[rows], token, slot, length, parents[b], node, position, mask[b, x], x)
+            elif n == 0 or parents[b, n] >= 0:
+                describe(work.rows[rows], work.seen[rows], tokens[b, n], slot, length, parents[b], n, n >= wanted[b])
+            else:
+                continue
             rows += 1
-    if rows > 0:
-        _run_rows(model, rows, logits, done, hidden, taken, first)
+            if rows == len(work.rows) or first + rows == total:
+                done = _run_rows(model, rows, logits, done, hidden, taken, first)
+                first, rows = first + rows, np.int64(0)
 
 
 def draft_pass(model, slots, tokens, parents, begins, ends, wanted, logits) -> None:

@@ -5,23 +5,24 @@ depend on what it is compiled into, and on whether it was compiled or loaded (se
 """
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from polydraft.compile_time import inner
 from polydraft.exponential import exp, fma
 from polydraft.models.compiled.vectors import FLOATS, LANES, VectorCode
 
 __all__ = ["add", "bfloat16_bits", "copy_row", "norm_part", "rms_norm", "soften", "swiglu"]
 
 
-@njit
+@inner
 def bfloat16_bits(bits):
     """Bits of a float32 -> those of the nearest bfloat16, halves to even."""
     return (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
 
 
-@njit(error_model="numpy")
+@inner(error_model="numpy")
 def _inverse_norm(x, begin, n, epsilon):
     """1 / sqrt(mean(x^2) + epsilon) of x[begin : begin + n]: eight sums, that wait for one another less, of fused terms."""
     s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = np.float32(0.0)
@@ -37,7 +38,7 @@ def _inverse_norm(x, begin, n, epsilon):
     return np.float32(1.0) / np.sqrt(total / np.float32(n) + epsilon)
 
 
-@njit
+@inner
 def rms_norm(x: np.ndarray, gain: np.ndarray, epsilon: np.float32, out: np.ndarray, begin: int, end: int) -> None:
     """out[t] = gain x[t] / sqrt(mean(x[t]^2) + epsilon)."""
     n = len(gain)
@@ -47,7 +48,7 @@ def rms_norm(x: np.ndarray, gain: np.ndarray, epsilon: np.float32, out: np.ndarr
             out[t, i] = x[t, i] * scale * gain[i]
 
 
-@njit
+@inner
 def norm_part(x: np.ndarray, begin: int, gain: np.ndarray, epsilon: np.float32) -> None:
     """`rms_norm` of x[begin : begin + len(gain)], in place."""
     scale = _inverse_norm(x, begin, len(gain), epsilon)
@@ -55,14 +56,14 @@ def norm_part(x: np.ndarray, begin: int, gain: np.ndarray, epsilon: np.float32) 
         x[begin + i] *= scale * gain[i]
 
 
-@njit
+@inner
 def copy_row(source: np.ndarray, target: np.ndarray) -> None:
     """target = the first numbers of source. Where numba assigns arrays it compiles the text of an error, too, for seconds."""
     for i in range(len(target)):
         target[i] = source[i]
 
 
-@njit
+@inner
 def add(x: np.ndarray, y: np.ndarray, begin: int, end: int) -> None:
     """x[t] += y[t]; rows of y may be longer."""
     for t in range(begin, end):
@@ -70,7 +71,7 @@ def add(x: np.ndarray, y: np.ndarray, begin: int, end: int) -> None:
             x[t, i] += y[t, i]
 
 
-@njit(error_model="numpy")
+@inner(error_model="numpy")
 def swiglu(x: np.ndarray, n: int, out: np.ndarray, begin: int, end: int) -> None:
     """out[t, i] = silu(x[t, i]) x[t, n + i]."""
     for t in range(begin, end):
@@ -105,7 +106,7 @@ _largest = _by_lanes(-np.inf, lambda b, top, value: b.select(b.fcmp_ordered(">",
 _sums = _by_lanes(0.0, lambda b, total, value: b.fadd(total, value))
 
 
-@njit(error_model="numpy")
+@inner(error_model="numpy")
 def soften(scores, base, seen, count, end, lanes, found):
     """Scores of one query over columns -> weights, not yet divided by their sum, which is returned; 0 where it does not look.
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+from polydraft.compile_time import inner
 from polydraft.exponential import fma
 from polydraft.models.compiled.cache import SlotMemory, keep, whole
 from polydraft.models.compiled.kernels import add, norm_part, rms_norm, soften, swiglu
@@ -16,7 +17,7 @@ from polydraft.models.compiled.products import Packed, call_product, matmul, mat
 from polydraft.models.compiled.rounding import round_rows, rounded_bytes
 from polydraft.models.compiled.vectors import PANEL, aligned
 from polydraft.models.slots import TREE_ROOM
-from polydraft.threads import share, shared_code, sync
+from polydraft.threads import share, shared_arguments, shared_code, sync
 
 __all__ = [
     "CHUNK",
@@ -26,6 +27,7 @@ __all__ = [
     "Workspace",
     "attend",
     "cut_runs",
+    "model_arrays",
     "multiply",
     "multiply_shared",
     "place_heads",
@@ -40,11 +42,19 @@ RUN, FEW = 16, np.int64(4)
 """Rows of a slot whose attention is one unit of work; rows that are not worth sharing."""
 UNITS, LEAST = 4, 1 << 17
 """Units that a product is cut into for each thread, and bytes of weights of the smallest."""
-unowned = njit(_nrt=False)
+inlined = inner(inline="always")
+"""For the levels between a pass and its parts, which each hand on all of a model's arrays."""
+unowned = inner(_nrt=False)
 """For what allocates nothing: a part of a pass is handed a hundred arrays, and counting who owns them takes half a microsecond, which is
 5% of a pass of the embedded target."""
 ENTER, QKV, PLACE, ATTEND, MIX, OUT, MIDDLE, GATE_UP, GATE, DOWN, LEAVE, HEAD = map(np.int64, range(12))
 """Parts of a pass that threads share; each begins when the one before has ended."""
+
+
+ROW = np.dtype([(name, np.int64) for name in ("token", "slot", "position", "column", "length", "num_seen", "has_logits")])
+"""A row of a pass. length: committed tokens of its slot.  num_seen: columns beyond them that it attends to.  has_logits: whether they are asked for."""
+CODE = 5
+"""Place of an address in `Workspace.step`."""
 
 
 class Weights(NamedTuple):
@@ -78,7 +88,7 @@ class Sizes(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Activations of up to CHUNK rows, and what each is: token, slot, position, column, length of its slot, seen beyond it, wanted."""
+    """Activations of up to CHUNK rows, and what each is."""
 
     x: np.ndarray
     normed: np.ndarray
@@ -96,8 +106,10 @@ class Workspace(NamedTuple):
     found: np.ndarray  # [threads, TREE_ROOM]
     runs: np.ndarray  # [CHUNK + 1]
     sync: np.ndarray  # see `threads`
-    step: np.ndarray  # [5] of the part that is open: part, layer, rows, address, pieces of a group's heads
-    rows: np.ndarray  # [CHUNK, 7]
+    step: (
+        np.ndarray
+    )  # [6] of the part that is open: part, layer, rows, address, pieces of a group's heads; address of the code of all
+    rows: np.ndarray  # [CHUNK] of ROW
     seen: np.ndarray  # [CHUNK, TREE_ROOM]
 
 
@@ -110,7 +122,7 @@ class ModelArrays(NamedTuple):
     work: Workspace
 
 
-@njit
+@inner
 def _rotate(x, begin, cos, sin):
     half = len(cos)
     for i in range(half):
@@ -119,7 +131,7 @@ def _rotate(x, begin, cos, sin):
         x[begin + i + half] = fma(b, cos[i], a * sin[i])
 
 
-@njit
+@inner
 def place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot, column):
     """Bias, norms and rotation of one row's q and k; its keys and values go to one column of a slot."""
     H, G, D = sizes.heads, sizes.groups, sizes.width
@@ -136,16 +148,16 @@ def place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot,
             keep(values[j, i // PANEL], together, column, i % PANEL, bits[(H + G + j) * D + i])
 
 
-@njit(error_model="numpy")
+@inner(error_model="numpy")
 def attend(sizes, memory, work, layer, first, last, g, head, heads, thread):
     """Rows first .. last-1, all of one slot: softmax(q . keys / sqrt(D)) values, so many heads of group g, from `head` on, in one product."""
     D, G = sizes.width, sizes.groups
     slots, padded, begins = memory.keys.shape[1], memory.values.shape[3] * PANEL, (g * (sizes.heads // G) + head) * D
-    columns, slot, end = memory.values.shape[4] * memory.together, work.rows[first, 1], np.int64(0)
+    columns, slot, end = memory.values.shape[4] * memory.together, work.rows[first].slot, np.int64(0)
     size = 4 // memory.together
     queries, scores, blend, totals = work.queries[thread], work.scores[thread], work.blend[thread], work.totals[thread]
     for t in range(first, last):
-        end = max(end, work.rows[t, 3] + 1)
+        end = max(end, work.rows[t].column + 1)
     panels = (end + PANEL - 1) // PANEL
     rows, scale = (last - first) * heads, np.float32(1.0 / np.sqrt(D))
     for t in range(first, last):
@@ -168,7 +180,7 @@ def attend(sizes, memory, work, layer, first, last, g, head, heads, thread):
         rows,
     )
     for t in range(first, last):
-        base, count = work.rows[t, 4], work.rows[t, 5]
+        base, count = work.rows[t].length, work.rows[t].num_seen
         for h in range(heads):
             r = (t - first) * heads + h
             totals[r] = soften(scores[r], base, work.seen[t], count, panels * PANEL, work.lanes[thread], work.found[thread])
@@ -193,7 +205,7 @@ def attend(sizes, memory, work, layer, first, last, g, head, heads, thread):
                 work.mixed[t, begin + i] = blend[r, i] * share
 
 
-@njit
+@inner
 def multiply(x, w, k, rounded, y, rows):
     """y[:rows] = x[:rows] @ W.T, W the k-th of packed matrices."""
     zero, k = np.int64(0), np.int64(k)  # a literal 0 would compile everything below twice
@@ -201,7 +213,7 @@ def multiply(x, w, k, rounded, y, rows):
     matmul(x, w, k, rounded, y, zero, w.panels, rows)
 
 
-@njit
+@inner
 def _grain(panels, stride, threads):
     """Panels of a unit: some units a thread, so that one that lost its core is not waited for long, and each worth claiming."""
     return max(-(-panels // (UNITS * threads)), min(panels, LEAST // stride + 1))
@@ -214,7 +226,7 @@ def _do_panels(arguments, begin, end, thread):
     matmul(x, w, k, rounded, y, begin, end, rows)
 
 
-@njit
+@inner
 def multiply_shared(work, x, w, k, rounded, y, rows):
     """`multiply` on as many threads as a pass with this workspace."""
     zero, k, threads = np.int64(0), np.int64(k), len(work.queries)
@@ -237,9 +249,9 @@ def _do(arguments, begin, end, thread):
     elif part == PLACE:
         bias, q_norm, k_norm = weights.bias[layer], weights.q_norm[layer], weights.k_norm[layer]
         for t in range(begin, end):
-            slot, position, column = work.rows[t, 1], work.rows[t, 2], work.rows[t, 3]
-            cos, sin = weights.cos[position], weights.sin[position]
-            place_heads(work.qkv[t], bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot, column)
+            row = work.rows[t]
+            cos, sin = weights.cos[row.position], weights.sin[row.position]
+            place_heads(work.qkv[t], bias, q_norm, k_norm, sizes, cos, sin, memory, layer, row.slot, row.column)
     elif part == ATTEND:
         heads, pieces = sizes.heads // sizes.groups, step[4]
         for unit in range(begin, end):
@@ -267,12 +279,12 @@ def _do(arguments, begin, end, thread):
         matmul_to(work.normed, weights.head, np.int64(0), work.rounded, address, 4 * sizes.outputs, begin, end, rows)
 
 
-@njit
+@inner
 def cut_runs(rows, count, runs):
     """Cut rows into runs of the same slot, few enough to share; returns how many: run k is runs[k] .. runs[k + 1] - 1."""
     num, runs[0] = np.int64(0), 0
     for t in range(1, count + 1):
-        if t == count or rows[t, 1] != rows[t - 1, 1] or t - runs[num] == RUN:
+        if t == count or rows[t].slot != rows[t - 1].slot or t - runs[num] == RUN:
             num += 1
             runs[num] = t
     return num
@@ -283,7 +295,7 @@ def run_parts(model, first, last, layer, rows, runs, address):
     """Do parts first .. last-1 of a pass one after the other, with whoever helps. runs: of `cut_runs`.  address: where logits go."""
     weights, sizes, work = model.weights, model.sizes, model.work
     step, threads = work.step, len(work.queries)
-    code = shared_code(_do, (model, step))
+    code = step[CODE], shared_arguments((model, step))
     step[1], step[2], step[3] = layer, rows, address
     for part in range(first, last):
         step[0] = part
@@ -307,13 +319,25 @@ def run_parts(model, first, last, layer, rows, runs, address):
         share(work.sync, threads, code, count, grain)
 
 
-@njit
+@njit(cache=True)
+def _code_of_parts(model, step):
+    return shared_code(_do, (model, step))[0]
+
+
+def model_arrays(weights: Weights, sizes: Sizes, memory: SlotMemory, work: Workspace) -> ModelArrays:
+    """With the code of their parts: called by its address, it is compiled once and not again in each function above it."""
+    model = ModelArrays(weights, sizes, memory, work)
+    work.step[CODE] = _code_of_parts(model, work.step)
+    return model
+
+
+@inlined
 def run_layer(model, layer, rows, runs):
     """Run the rows in work, whose states are in work.x, through a layer. runs: of `cut_runs`."""
     run_parts(model, ENTER, HEAD, layer, rows, runs, np.int64(0))
 
 
-@njit
+@inlined
 def run_head(model, rows, logits):
     """Logits of rows whose states are in work.normed, in panels."""
     work, zero = model.work, np.int64(0)
@@ -342,7 +366,7 @@ def workspace(weights: Any, sizes: Sizes, columns: int, threads: int, widest: in
         found=aligned(threads, TREE_ROOM),
         runs=np.zeros(CHUNK + 1, np.int64),
         sync=sync,
-        step=np.zeros(5, np.int64),
-        rows=np.zeros((CHUNK, 7), np.int64),
+        step=np.zeros(6, np.int64),
+        rows=np.zeros(CHUNK, ROW),
         seen=np.zeros((CHUNK, TREE_ROOM), np.int64),
     )

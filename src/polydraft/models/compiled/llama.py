@@ -25,7 +25,7 @@ from polydraft.models.checkpoint import Checkpoint, head_width, why_not_family
 from polydraft.models.compiled.cache import CACHE_DTYPES, move_columns, new_memory, token_bytes
 from polydraft.models.compiled.draft_vocabulary import DraftVocabulary
 from polydraft.models.compiled.forward import compiled_pass, embed_rows, head_rows
-from polydraft.models.compiled.layers import CHUNK, ModelArrays, Sizes, workspace
+from polydraft.models.compiled.layers import CHUNK, ModelArrays, Sizes, model_arrays, workspace
 from polydraft.models.compiled.products import BYTES, FORMATS
 from polydraft.models.compiled.proposals import CompiledProposals
 from polydraft.models.compiled.vectors import PANEL
@@ -120,7 +120,7 @@ class CompiledLlama(CompiledProposals):
         )
         self.weight_bytes = sum(x.nbytes for x in (weights.head, weights.qkv, weights.out, weights.gate_up, weights.down))
         threads = default_threads(self.weight_bytes) if threads is None else threads
-        self.arrays = ModelArrays(weights, sizes, memory, workspace(weights, sizes, columns, threads))
+        self.arrays = model_arrays(weights, sizes, memory, workspace(weights, sizes, columns, threads))
         self._no_states = np.full(len(self.arrays.weights.attention_norm) + 1, -1, np.int64)
         self.pool = Pool(threads)
         self._vocabulary: DraftVocabulary | None = None
@@ -284,10 +284,10 @@ class CompiledLlama(CompiledProposals):
             head_rows(self.arrays, rows[begin : begin + CHUNK], logits[begin : begin + CHUNK])
         return torch.from_numpy(logits)[:, : self.vocab_size].view(*hidden.shape[:-1], -1)
 
-    def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+    def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
         """See `slots.SlotModel.append`; one slot after the other."""
         rows: list[tuple[Tensor, list[Tensor]]] = []
-        for slot, ids in texts.items():
+        for slot, ids in token_ids.items():
             self.reads(slot, ids)
             logits, chain = self.new_logits(1), TokenTree.chain(torch.tensor([ids]))
             states = self._run([slot], chain, 0, np.array([len(ids) - 1]), logits, hidden)

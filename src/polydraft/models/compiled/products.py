@@ -19,6 +19,7 @@ from numba import cfunc, njit, types
 from numba.extending import intrinsic
 from torch import Tensor
 
+from polydraft.compile_time import inner
 from polydraft.models.compiled.formats import BLOCKS, DTYPES, ROUNDED, pack, unpack
 from polydraft.models.compiled.tiles import BLOCK_SIZES, SIZES, block_tile, number_tile, weights_of_output
 from polydraft.models.compiled.vectors import LANES, PANEL, aligned
@@ -280,7 +281,7 @@ def packed(matrices: Sequence[Float[Tensor, "O I"]], kind: Format) -> Packed:
     return w
 
 
-@njit
+@inner
 def matmul(x, w, k, rounded, y, begin, end, rows):
     """Panels begin .. end-1 of y[:rows] = x[:rows] @ W.T for the k-th of packed matrices.
 
@@ -289,7 +290,7 @@ def matmul(x, w, k, rounded, y, begin, end, rows):
     matmul_to(x, w, k, rounded, y.ctypes.data, 4 * y.shape[1], begin, end, rows)
 
 
-@njit
+@inner
 def matmul_to(x, w, k, rounded, address, ys, begin, end, rows):
     """`matmul` to an address, where rows are `ys` bytes apart."""
     for part in range(w.segments.shape[1]):
@@ -314,7 +315,7 @@ def matmul_to(x, w, k, rounded, address, ys, begin, end, rows):
             )
 
 
-@njit
+@inner
 def output_row(w, k, output, out):
     """The weights of one output of the k-th of packed matrices, in float32: out, [>= I]."""
     panel = output // PANEL

@@ -10,15 +10,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numba import njit
 from torch import Tensor
 
 from polydraft.budget import Stop
+from polydraft.compile_time import inner
 from polydraft.confidence import BINS, acceptance_at
 from polydraft.core import Budget, DraftSampling, SamplingParams, TokenTree
 from polydraft.models.compiled.draft_vocabulary import OutputTokens, hide_other_texts
 from polydraft.models.compiled.forward import draft_pass
+from polydraft.models.compiled.kernels import copy_row
 from polydraft.models.compiled.trees import draft_law, grow
 from polydraft.models.layout import Layout, layouts, with_leaves
 from polydraft.models.slots import TREE_ROOM, SlotModel
@@ -27,6 +29,12 @@ from polydraft.noise import choose_row, choose_systematic, first_arrivals, unifo
 __all__ = ["CompiledProposals", "Proposal", "laws_asked", "stops_asked"]
 
 _f32 = np.float32
+DRAW = np.dtype([(name, np.int64) for name in ("slot", "seed", "sample", "position", "num_pending")])
+"""A request for a tree that is drawn: the slot, the noise's key, and how many committed tokens the cache lacks."""
+GROW = np.dtype([(name, np.int64) for name in ("slot", "depth", "width", "max_nodes", "num_pending")])
+"""A request for the most probable tree, within these bounds."""
+LAW = np.dtype([("temperature", float), ("top_k", np.int64), ("top_p", float), ("min_p", float), ("least", float)])
+"""Sampling parameters of a request. least: path probability of the nodes of a grown tree."""
 IID, COUPLED = DraftSampling.IID.value, DraftSampling.COUPLED.value
 _MISSING = -2
 """Token of a node that its row has too few tokens for; of one that is not drawn it is -1."""
@@ -34,114 +42,201 @@ LONGEST_PENDING = 32
 """Committed tokens that a proposal reads itself; more are read by a pass of their own before."""
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
-def _propose(model, vocab, outputs, asked, given, starts, inner, law, bias, siblings, raw, least, acceptance):
-    """asked [B, 5 + P] = slot, seed, sample, position, number of pending tokens, those tokens, the root last.
+class Stops(NamedTuple):
+    """What ends paths. least: [B, D], acceptance: [B, BINS], as of `budget.Stop`; D = 0 draws whole trees."""
 
-    given, starts, inner: see `layout.Layout`.  law [B, 4] = temperature, top_k, top_p, min_p.  What is pending, less the root, lies in the caches then, and the tree behind it: lengths are the caller's, see `CompiledProposals._committed`.
-    outputs: `OutputTokens`.
+    least: Float[np.ndarray, "B D"]
+    acceptance: Float[np.ndarray, "B BINS"]
+
+
+class Trees(NamedTuple):
+    """Drafts while they are drawn. first: earliest copy of a node.  row: of `probs` behind a first copy.  surest: largest probability of a row.
+
+    reach: chance that a node is accepted.  goes_on: whether children of a node are drawn.  num_rows: [B] of `probs`.
+    """
+
+    tokens: Int[np.ndarray, "B N"]
+    parents: Int[np.ndarray, "B N"]
+    rows: Int[np.ndarray, "B N"]
+    confidence: Float[np.ndarray, "B N"]
+    probs: Float[np.ndarray, "B R V"]
+    first: Int[np.ndarray, "B N"]
+    row: Int[np.ndarray, "B N"]
+    surest: Float[np.ndarray, "B R"]
+    reach: Float[np.ndarray, "B N"]
+    goes_on: Bool[np.ndarray, "B N"]
+    num_rows: Int[np.ndarray, " B"]
+
+
+@inner(error_model="numpy")
+def _planted(vocab, places):
+    """Trees of which nothing is drawn."""
+    (B, N), distinct = places.parents.shape, 1
+    for b in range(B):
+        count = 0
+        for d in range(places.inner.shape[1]):
+            count += places.inner[b, d] - places.starts[b, d]
+        distinct = max(distinct, count)
+    nowhere, one = np.full((B, N), -1, np.int64), np.ones((B, N))
+    return Trees(
+        np.zeros((B, N), np.int64),
+        nowhere,
+        nowhere.copy(),
+        one,
+        np.zeros((B, distinct, vocab), _f32),
+        np.zeros((B, N), np.int64),
+        nowhere.copy(),
+        np.ones((B, distinct)),
+        one.copy(),
+        np.ones((B, N), np.bool_),
+        np.zeros(B, np.int64),
+    )
+
+
+@inner(error_model="numpy")
+def _add_row(trees, b, node, logits, outputs, slot, law, bias, compact):
+    """The draft distribution behind a node, a new row of `probs`; logits are changed."""
+    row, ids, whole = trees.num_rows[b], outputs.ids, np.int64(0)  # a literal 0 would compile `draft_law` twice
+    hide_other_texts(logits, outputs.in_text, slot, ids.size if ids.size else trees.probs.shape[2])
+    out = compact if ids.size else trees.probs[b, row]
+    if law.temperature == 0.0:
+        trees.surest[b, row] = draft_law(logits, bias, 1.0, whole, 1.0, 0.0, out)
+        bias = bias[:0]  # it is in the logits now
+    draft_law(logits, bias, law.temperature, law.top_k, law.top_p, law.min_p, out)
+    for i in range(ids.size):
+        if compact[i] > 0.0:
+            trees.probs[b, row, ids[i]] = compact[i]
+    trees.row[b, node] = row
+    trees.num_rows[b] += 1
+
+
+@inner
+def _in_context(trees, b, above, begin, end, context):
+    """How many of the nodes begin .. end-1 have a parent whose earliest copy is `context`."""
+    count = 0
+    for m in range(begin, end):
+        count += trees.first[b, above[m]] == context
+    return count
+
+
+@inner(error_model="numpy")
+def _draw(trees, b, above, depth, n, siblings, key, drawn):
+    """The token of node n, a child of a node that goes on; where draws of a context belong together, those of its later nodes, too.
+
+    above, depth: of the nodes of the tree, and where this depth begins, ends, and how deep it is.
+    """
+    begin, end, d = depth
+    context = trees.first[b, above[n]]
+    probs = trees.probs[b, trees.row[b, context]]
+    if siblings == IID:
+        trees.tokens[b, n] = choose_row(probs, uniform_at(key.seed, key.sample, key.position, 0, n))
+        return
+    if _in_context(trees, b, above, begin, n, context):
+        return  # drawn with the first of them
+    many, turn = _in_context(trees, b, above, n, end, context), 0
+    if siblings == COUPLED:
+        first_arrivals(probs, key.seed, key.sample, key.position + d, drawn[:many])
+    else:
+        choose_systematic(probs, uniform_at(key.seed, key.sample, key.position, 0, context), drawn[:many])
+    for m in range(n, end):
+        if trees.first[b, above[m]] == context:
+            again = siblings == COUPLED and turn > 0 and drawn[turn] == drawn[turn - 1]
+            trees.tokens[b, m] = _MISSING if again else drawn[turn]
+            turn += 1
+
+
+@inner(error_model="numpy")
+def _join(trees, b, above, depth, n, greedy, stops):
+    """Node n, whose token is drawn, becomes part of the tree."""
+    begin, _, d = depth
+    parent, token = above[n], trees.tokens[b, n]
+    context = trees.first[b, parent]
+    row = trees.row[b, context]
+    trees.parents[b, n], trees.rows[b, n] = parent, row
+    trees.confidence[b, n] = trees.surest[b, row] if greedy else trees.probs[b, row, token]
+    if stops.least.shape[1] > 0:
+        trees.reach[b, n] = trees.reach[b, parent] * acceptance_at(trees.confidence[b, n], stops.acceptance[b])
+        trees.goes_on[b, n] = trees.reach[b, n] >= stops.least[b, min(d, stops.least.shape[1] - 1)]
+    trees.first[b, n] = n
+    for m in range(begin, n):
+        if trees.tokens[b, m] == token and (d == 0 or trees.first[b, above[m]] == context):
+            trees.first[b, n] = trees.first[b, m]
+            return
+
+
+@inner
+def _last_node(trees, raw):
+    """Behind the last node that is drawn; copies get the logits of their first ones."""
+    last = 1
+    for b in range(len(trees.tokens)):
+        for n in range(1, trees.tokens.shape[1]):
+            if trees.parents[b, n] >= 0:
+                last = max(last, n + 1)
+            elif trees.tokens[b, n] == -1:
+                trees.tokens[b, n] = 0
+        for n in range(raw.shape[1]):
+            if trees.first[b, n] != n:
+                copy_row(raw[b, trees.first[b, n]], raw[b, n])
+    return last
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def _propose(model, vocab, outputs, requests, pending, places, laws, bias, siblings, raw, stops):
+    """requests: [B] of `DRAW`.  pending: [B, P] tokens, the root last: less the root they lie in the caches then, and the tree behind them;
+    lengths are the caller's, see `CompiledProposals._committed`.  places: `layout.Layout`.  laws: [B] of `LAW`.  outputs: `OutputTokens`.
     siblings: value of the DraftSampling of the draws.  raw: [B, N, all outputs], what the logits after each node are written to; or no nodes.
-    least [B, D], acceptance [B, BINS]: of `budget.Stop`; D = 0 draws whole trees.
-    Returns tokens, parents, rows and confidences [B, N] without the nodes behind the last one that is drawn, probs [B, R, V], and the number of
+    Returns tokens, parents, rows and confidences [B, N], probs [B, R, V], the end of the last node that is drawn, and the number of
     passes; a node that is not drawn has parent -1.
     """
-    ids, slots, keys, counts, pending = outputs.ids, asked[:, 0].copy(), asked[:, 1:4], asked[:, 4], asked[:, 5:]
-    (B, N), P, distinct = given.shape, pending.shape[1], 1
-    for b in range(B):
-        distinct = max(distinct, (inner[b] - starts[b, :-1]).sum())
-    tokens, rows = np.zeros((B, N), np.int64), np.full((B, N), -1, np.int64)
-    parents = rows.copy()
-    probs = np.zeros((B, distinct, vocab), _f32)
-    first, row_of = np.zeros((B, N), np.int64), np.full((B, N), -1, np.int64)  # earliest copy of a node, its row of probs
+    (B, N), P, passes = places.parents.shape, pending.shape[1], 0
+    trees, drawn, compact = _planted(vocab, places), np.empty(N, np.int64), np.empty(outputs.ids.size, _f32)
     fed, above = np.zeros((B, P + N), np.int64), np.full((B, P + N), -1, np.int64)  # the tree that the model sees
-    begins, ends, wanted, used = np.zeros(B, np.int64), np.zeros(B, np.int64), np.zeros(B, np.int64), np.zeros(B, np.int64)
-    whole, drawn = model.sizes.outputs, np.empty(N, np.int64)
-    compact = np.empty(ids.size, _f32)
-    reach, confidence, sure = np.ones((B, N)), np.ones((B, N)), np.ones((B, distinct))  # sure: of the likeliest token of a row
-    goes_on, passes = np.ones((B, N), np.bool_), 0
+    slots, first_nodes, node_ends, first_logits = np.empty((4, B), np.int64)
     for b in range(B):
-        tokens[b, 0] = pending[b, counts[b] - 1]
-        for i in range(counts[b]):
+        slots[b] = requests[b].slot
+        trees.tokens[b, 0] = pending[b, requests[b].num_pending - 1]
+        for i in range(requests[b].num_pending):
             fed[b, i], above[b, i] = pending[b, i], i - 1
-    for d in range(inner.shape[1] - 1):
-        R = 0
+    for d in range(places.inner.shape[1] - 1):
+        num_logits = 0
         for b in range(B):
-            wanted[b] = counts[b] - 1 + starts[b, d]
-            begins[b] = 0 if d == 0 else wanted[b]
-            ends[b] = counts[b] - 1 + inner[b, d] if inner[b, d] > starts[b, d] else begins[b]
-            for node in range(starts[b, d], inner[b, d]):
-                R += goes_on[b, node]
-        if R == 0:
+            root, begin, end = requests[b].num_pending - 1, places.starts[b, d], places.inner[b, d]
+            first_logits[b] = root + begin
+            first_nodes[b] = 0 if d == 0 else first_logits[b]
+            node_ends[b] = root + end if end > begin else first_nodes[b]
+            for node in range(begin, end):
+                num_logits += trees.goes_on[b, node]
+        if num_logits == 0:
             break
-        logits = np.empty((R, whole), _f32)
-        draft_pass(model, slots, fed, above, begins, ends, wanted, logits)
+        logits = np.empty((num_logits, model.sizes.outputs), _f32)
+        draft_pass(model, slots, fed, above, first_nodes, node_ends, first_logits, logits)
         r, passes = 0, passes + 1
         for b in range(B):
-            root, here, end = counts[b] - 1, starts[b, d + 1], starts[b, d + 2]
-            for node in range(starts[b, d], inner[b, d]):
-                if first[b, node] != node or not goes_on[b, node]:
+            root, depth, parents = (
+                requests[b].num_pending - 1,
+                (places.starts[b, d + 1], places.starts[b, d + 2], d),
+                places.parents[b],
+            )
+            for node in range(places.starts[b, d], places.inner[b, d]):
+                if trees.first[b, node] == node and trees.goes_on[b, node]:
+                    _add_row(trees, b, node, logits[r], outputs, slots[b], laws[b], bias[b], compact)
+                    if raw.shape[1] > 0:
+                        copy_row(logits[r], raw[b, node])
+                    r += 1
+            for n in range(depth[0], depth[1]):
+                parent = parents[n]
+                if trees.tokens[b, parent] < 0 or not trees.goes_on[b, parent]:
+                    trees.tokens[b, n] = -1
+                else:
+                    _draw(trees, b, parents, depth, n, siblings, requests[b], drawn)
+                if trees.tokens[b, n] < 0:
+                    trees.goes_on[b, n] = False
                     continue
-                row_of[b, node] = used[b]
-                hide_other_texts(logits[r], outputs.in_text, slots[b], ids.size if ids.size else vocab)
-                out = compact if ids.size else probs[b, used[b]]
-                if law[b, 0] == 0.0 and bias.shape[1] > 0:
-                    sure[b, used[b]] = draft_law(logits[r].copy(), bias[b], 1.0, 0, 1.0, 0.0, out)
-                elif law[b, 0] == 0.0:
-                    sure[b, used[b]] = draft_law(logits[r], bias[b], 1.0, 0, 1.0, 0.0, out)
-                draft_law(logits[r], bias[b], law[b, 0], int(law[b, 1]), law[b, 2], law[b, 3], out)
-                for i in range(ids.size):
-                    if compact[i] > 0.0:
-                        probs[b, used[b], ids[i]] = compact[i]
-                if raw.shape[1] > 0:
-                    raw[b, node] = logits[r]
-                used[b] += 1
-                r += 1
-            for n in range(here, end):
-                parent = given[b, n]
-                source = row_of[b, first[b, parent]]
-                if tokens[b, parent] < 0 or not goes_on[b, parent]:
-                    tokens[b, n] = -1
-                elif siblings == IID:
-                    tokens[b, n] = choose_row(probs[b, source], uniform_at(keys[b, 0], keys[b, 1], keys[b, 2], 0, n))
-                elif not (first[b][given[b, here:n]] == first[b, parent]).any():  # all draws of a context at once
-                    context, turn = first[b, parent], 0
-                    many = (first[b][given[b, n:end]] == context).sum()
-                    if siblings == COUPLED:
-                        first_arrivals(probs[b, source], keys[b, 0], keys[b, 1], keys[b, 2] + d, drawn[:many])
-                    else:
-                        u = uniform_at(keys[b, 0], keys[b, 1], keys[b, 2], 0, context)
-                        choose_systematic(probs[b, source], u, drawn[:many])
-                    for m in range(n, end):
-                        if first[b, given[b, m]] == context:
-                            again = siblings == COUPLED and turn > 0 and drawn[turn] == drawn[turn - 1]
-                            tokens[b, m] = _MISSING if again else drawn[turn]
-                            turn += 1
-                if tokens[b, n] < 0:
-                    goes_on[b, n] = False
-                    continue
-                parents[b, n], rows[b, n] = parent, source
-                confidence[b, n] = sure[b, source] if law[b, 0] == 0.0 else probs[b, source, tokens[b, n]]
-                if least.shape[1] > 0:
-                    reach[b, n] = reach[b, parent] * acceptance_at(confidence[b, n], acceptance[b])
-                    goes_on[b, n] = reach[b, n] >= least[b, min(d, least.shape[1] - 1)]
-                first[b, n] = n
-                for m in range(here, n):
-                    if tokens[b, m] == tokens[b, n] and (d == 0 or first[b, given[b, m]] == first[b, parent]):
-                        first[b, n] = first[b, m]
-                        break
-                if first[b, n] == n and goes_on[b, n]:
-                    fed[b, root + n], above[b, root + n] = tokens[b, n], root + first[b, parent]
-    last = 1
-    for b in range(B):
-        for n in range(1, N):
-            if parents[b, n] >= 0:
-                last = max(last, n + 1)
-            elif tokens[b, n] == -1:
-                tokens[b, n] = 0
-        for n in range(raw.shape[1]):
-            if first[b, n] != n:
-                raw[b, n] = raw[b, first[b, n]]
-    return tokens[:, :last].copy(), parents[:, :last].copy(), rows[:, :last].copy(), confidence[:, :last].copy(), probs, passes
+                _join(trees, b, parents, depth, n, laws[b].temperature == 0.0, stops)
+                if trees.first[b, n] == n and trees.goes_on[b, n]:
+                    fed[b, root + n], above[b, root + n] = trees.tokens[b, n], root + trees.first[b, parent]
+    last = _last_node(trees, raw)
+    return trees.tokens, trees.parents, trees.rows, trees.confidence, trees.probs, last, passes
 
 
 Keys = tuple[Sequence[int], Sequence[int], Sequence[int]]
@@ -214,8 +309,8 @@ class CompiledProposals(SlotModel):
         assert not len(self.draft_ids)
         places = with_leaves(layouts(tuple(trees)))
         raw = np.empty((*places.parents.shape, self.arrays.sizes.outputs), _f32)
-        found = self._paths(slots, pending, keys, places, [True] * len(slots), params, draft_sampling, raw, ())
-        return None if found is None else found._replace(logits=torch.from_numpy(raw)[..., : self.vocab_size])
+        proposal = self._paths(slots, pending, keys, places, [True] * len(slots), params, draft_sampling, raw, ())
+        return None if proposal is None else proposal._replace(logits=torch.from_numpy(raw)[..., : self.vocab_size])
 
     def _paths(
         self,
@@ -229,22 +324,22 @@ class CompiledProposals(SlotModel):
         raw: np.ndarray,
         stops: Sequence[Stop | None],
     ) -> Proposal | None:
-        given = self._asked(slots, list(zip(*keys, strict=True)), pending, drafting, places.parents.shape[1])
-        rows_asked, bias = laws_asked(params, self.vocab_size, self.draft_ids)
+        requests, token_ids = self._asked(DRAW, slots, list(zip(*keys, strict=True)), pending, drafting, places.parents.shape[1])
         with self.pool:
-            tokens, parents, rows, confidence, probs, passes = _propose(
+            *nodes, probs, last, passes = _propose(
                 self.arrays,
                 self.vocab_size,
                 self.output_tokens or OutputTokens.of(self.draft_ids),
-                given,
-                *places,
-                np.array(rows_asked),
-                bias,
+                requests,
+                token_ids,
+                places,
+                *laws_asked(params, self.vocab_size, self.draft_ids),
                 draft_sampling.value,
                 raw,
-                *stops_asked(tuple(stops), len(slots)),
+                stops_asked(tuple(stops), len(slots)),
             )
-        self._committed(given, drafting, places.parents.shape[1], passes)
+        tokens, parents, rows, confidence = (np.ascontiguousarray(x[:, :last]) for x in nodes)
+        self._committed(requests, drafting, places.parents.shape[1], passes)
         if len(slots) == 1:  # without the rows that no pass has filled
             probs = probs[:, : max(int(rows.max()) + 1, 1)]
         if (tokens == _MISSING).any():
@@ -270,45 +365,47 @@ class CompiledProposals(SlotModel):
         sizes = [(g.max_depth if g.max_nodes else 0, g.width, g.max_nodes) for g in budgets]
         depths = [depth for depth, *_ in sizes]
         most = 1 + max(min(width, nodes) * depth for depth, width, nodes in sizes)
-        given = self._asked(slots, sizes, pending, [depth > 0 for depth in depths], most)
-        law, bias = laws_asked(params, self.vocab_size, self.draft_ids)
-        limited = np.array([(*row, g.least) for row, g in zip(law, budgets, strict=True)])
+        requests, token_ids = self._asked(GROW, slots, sizes, pending, [depth > 0 for depth in depths], most)
+        laws, bias = laws_asked(params, self.vocab_size, self.draft_ids)
+        laws["least"] = [g.least for g in budgets]
         with self.pool:
             tokens, parents, confidences, scored, below, rows, passes = grow(
                 self.arrays,
                 self.output_tokens or OutputTokens.of(self.draft_ids),
                 self.vocab_size,
-                given,
-                limited,
+                requests,
+                token_ids,
+                laws,
                 bias,
                 *stops_asked(tuple(g.stop for g in budgets), len(budgets)),
             )
-        self._committed(given, [depth > 0 for depth in depths], scored.shape[1], passes)
+        self._committed(requests, [depth > 0 for depth in depths], scored.shape[1], passes)
         cached = [(scored[b, :n].tolist(), below[b, :n].tolist()) for b, n in enumerate(rows.tolist())]
         return TokenTree.of(tokens, parents), confidences, cached
 
     def _asked(
         self,
+        kind: np.dtype,
         slots: Sequence[int],
         about: Sequence[tuple[int, ...]],
         pending: Sequence[Sequence[int]],
         drafting: Sequence[bool],
         num_rows: int,
-    ) -> np.ndarray:
-        """What is asked for, a row each: slot, what is said about it, number of pending tokens, those tokens. What does not fit beside
+    ) -> tuple[np.ndarray, Int[np.ndarray, "B P"]]:
+        """What is asked for, a record each: slot, what is said about it, number of pending tokens; and those tokens. What does not fit beside
         a proposal of so many rows is read now."""
         self.check_tree(num_rows)
         most = min(LONGEST_PENDING, TREE_ROOM + 1 - num_rows)
         for slot, ids, drafts in zip(slots, pending, drafting, strict=True):
             if drafts and len(ids) > most:
                 self.prefill([slot], [ids[:-most]])
-        left = [ids[-most:] if drafts else ids[-1:] for ids, drafts in zip(pending, drafting, strict=True)]
-        for slot, ids, drafts in zip(slots, left, drafting, strict=True):
+        token_ids = [ids[-most:] if drafts else ids[-1:] for ids, drafts in zip(pending, drafting, strict=True)]
+        for slot, ids, drafts in zip(slots, token_ids, drafting, strict=True):
             if drafts:
                 self.reads(slot, ids)
-        longest = max(map(len, left))
-        rows = zip(slots, about, left, strict=True)
-        return np.array([[slot, *said, len(ids), *ids, *[0] * (longest - len(ids))] for slot, said, ids in rows])
+        longest = max(map(len, token_ids))
+        records = [(slot, *fields, len(ids)) for slot, fields, ids in zip(slots, about, token_ids, strict=True)]
+        return np.array(records, kind), np.array([[*ids, *[0] * (longest - len(ids))] for ids in token_ids])
 
     def reads(self, slot: int, token_ids: Sequence[int]) -> None:
         """The next proposal reads these tokens behind those of this slot: for models that read more of them than their ids."""
@@ -323,18 +420,19 @@ class CompiledProposals(SlotModel):
 
     def _committed(self, requests: np.ndarray, drafting: Sequence[bool], num_nodes: int, num_passes: int) -> None:
         """What was pending is committed, and trees lie behind it. requests: as of `_asked`."""
-        slots, num_pending = requests[np.array(drafting)][:, [0, 4]].T
-        self.appended(slots, num_pending - 1)
+        drafted = requests[np.array(drafting)]
+        slots = drafted["slot"].tolist()
+        self.appended(slots, drafted["num_pending"] - 1)
         self.scored(slots, num_nodes)
         self.passes += num_passes
 
 
 @lru_cache(maxsize=256)
-def stops_asked(stops: tuple[Stop | None, ...], count: int) -> tuple[np.ndarray, np.ndarray]:
-    """`least` [B, D] and `acceptance` [B, BINS] of every row; D = 0 where none has a stop.
+def stops_asked(stops: tuple[Stop | None, ...], count: int) -> Stops:
+    """Of every row; D = 0 where none has a stop.
 
     Example:
-        >>> stops_asked((Stop((0.3, 0.5)), None), 2)[0].tolist()
+        >>> stops_asked((Stop((0.3, 0.5)), None), 2).least.tolist()
         [[0.3, 0.5], [0.0, 0.0]]
     """
     most = max((len(stop.least) for stop in stops if stop), default=0)
@@ -343,16 +441,14 @@ def stops_asked(stops: tuple[Stop | None, ...], count: int) -> tuple[np.ndarray,
         if stop:
             least[b] = stop.least + stop.least[-1:] * (most - len(stop.least))
             acceptance[b] = stop.acceptance
-    return least, acceptance
+    return Stops(least, acceptance)
 
 
-def laws_asked(
-    params: Sequence[SamplingParams], vocab_size: int, ids: np.ndarray
-) -> tuple[list[tuple[float, float, float, float]], np.ndarray]:
-    """Temperature, top_k, top_p, min_p of every row, and what is added to its logits, [B, V or draft vocabulary] or [B, 0]."""
+def laws_asked(params: Sequence[SamplingParams], vocab_size: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A `LAW` of every row, and what is added to its logits, [B, V or draft vocabulary] or [B, 0]."""
     bias = np.zeros((len(params), vocab_size if any(g.logit_bias for g in params) else 0), np.float32)
     for b, g in enumerate(params):
         for token, value in g.logit_bias.items():
             bias[b, token] = value
     bias = bias[:, ids] if ids.size and bias.size else bias
-    return [(g.temperature, max(g.top_k, 0), g.top_p, g.min_p) for g in params], bias
+    return np.array([(g.temperature, max(g.top_k, 0), g.top_p, g.min_p, 0.0) for g in params], LAW), bias

@@ -5,9 +5,10 @@ Rounding is row by row, so that a row's bits are its own.
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
+from polydraft.compile_time import inner
 from polydraft.models.compiled.formats import BLOCK, ROUNDED
 from polydraft.models.compiled.kernels import bfloat16_bits
 from polydraft.models.compiled.products import BFLOATS, BYTES
@@ -54,7 +55,7 @@ def _round_block(typingctx, x, rounded):
     return types.void(types.int64, types.int64), emit
 
 
-@njit
+@inner
 def round_rows(x, n, w, rounded, begin, end):
     """Round rows begin .. end-1, n activations each, as the product with w takes them; nothing where it takes them as they are.
 

@@ -117,71 +117,73 @@ def draft_of(confidences, cells, size, rows, tokens, parents, confidence):
 
 
 @njit(cache=True, error_model="numpy")
-def grow(model, outputs, vocab, asked, law, bias, least, acceptance):
-    """asked [B, 5 + P] = slot, depth, width, most nodes, number of pending tokens, those tokens, the root last.
+def grow(model, outputs, vocab, requests, pending, laws, bias, least, acceptance):
+    """requests: [B] of `proposals.GROW`.  pending: [B, P] tokens, the root last.
 
-    law [B, 5] = temperature, top_k, top_p, min_p, least.  outputs: `OutputTokens`.  least, acceptance: as of proposals.  Lengths of caches are the caller's, as there.
+    laws: [B] of `proposals.LAW`.  outputs: `OutputTokens`.  least, acceptance: as of proposals.  Lengths of caches are the caller's, as there.
     Returns tokens, parents and confidences of the drafts, tokens and parents of what was scored, the root first, how many rows that is, and the passes.
     """
-    slots, depths, widths, most, counts, pending = (
-        asked[:, 0].copy(), asked[:, 1], asked[:, 2], asked[:, 3], asked[:, 4], asked[:, 5:]
-    )  # fmt: skip
-    ids, (B, P), M, R = outputs.ids, pending.shape, 0, 1
+    ids, (B, P), M, R, deepest = outputs.ids, pending.shape, 0, 1, 0
+    slots, first_nodes, node_ends, first_logits = np.empty((4, B), np.int64)
     for b in range(B):
-        M, R = max(M, most[b]), max(R, 1 + min(widths[b], most[b]) * depths[b])
+        g = requests[b]
+        slots[b], deepest = g.slot, max(deepest, g.depth)
+        M, R = max(M, g.max_nodes), max(R, 1 + min(g.width, g.max_nodes) * g.depth)
     tokens, parents, confidence = np.zeros((B, 1 + M), np.int64), np.full((B, 1 + M), -1, np.int64), np.ones((B, 1 + M))
     fed, above = np.zeros((B, P + R), np.int64), np.full((B, P + R), -1, np.int64)
     values, cells, size = np.empty((B, M)), np.empty((B, 3, M), np.int64), np.zeros(B, np.int64)
     confidences, passes = np.empty((B, M)), 0
     calibrated = np.empty((B, 0)) if least.shape[1] == 0 else acceptance
     weights, chosen, count = np.ones((B, max(M, 1))), np.empty(max(M, 1), np.int64), np.ones(B, np.int64)
-    begins, ends, wanted, rows = np.zeros(B, np.int64), np.zeros(B, np.int64), np.zeros(B, np.int64), np.zeros(B, np.int64)
-    probs = np.empty(ids.size if ids.size else vocab, np.float32)
+    rows, probs = np.zeros(B, np.int64), np.empty(ids.size if ids.size else vocab, np.float32)
     for b in range(B):
-        tokens[b, 0] = pending[b, counts[b] - 1]
-        for i in range(counts[b]):
+        tokens[b, 0] = pending[b, requests[b].num_pending - 1]
+        for i in range(requests[b].num_pending):
             fed[b, i], above[b, i] = pending[b, i], i - 1
-    for d in range(depths.max()):
+    for d in range(deepest):
         total = 0
         for b in range(B):
-            if d >= depths[b]:
+            if d >= requests[b].depth:
                 count[b] = 0
-            wanted[b] = counts[b] - 1 + rows[b]
-            begins[b], ends[b] = 0 if d == 0 and count[b] > 0 else wanted[b], wanted[b] + count[b]
+            first_logits[b] = requests[b].num_pending - 1 + rows[b]
+            first_nodes[b] = 0 if d == 0 and count[b] > 0 else first_logits[b]
+            node_ends[b] = first_logits[b] + count[b]
             total += count[b]
         if total == 0:
             break
         logits = np.empty((total, model.sizes.outputs), np.float32)
-        draft_pass(model, slots, fed, above, begins, ends, wanted, logits)
+        draft_pass(model, slots, fed, above, first_nodes, node_ends, first_logits, logits)
         r, passes = 0, passes + 1
         for b in range(B):
             if count[b] == 0:
                 continue
+            law, root, most = laws[b], requests[b].num_pending - 1, requests[b].max_nodes
             for f in range(count[b]):
                 hide_other_texts(logits[r], outputs.in_text, slots[b], ids.size if ids.size else vocab)
-                draft_law(logits[r], bias[b], law[b, 0], int(law[b, 1]), law[b, 2], law[b, 3], probs)
+                draft_law(logits[r], bias[b], law.temperature, law.top_k, law.top_p, law.min_p, probs)
                 size[b] = join(
-                    probs, ids, weights[b, f], rows[b] + f, law[b, 4], calibrated[b], values[b, : most[b]], confidences[b], cells[b], size[b]
+                    probs, ids, weights[b, f], rows[b] + f, law.least, calibrated[b], values[b, :most], confidences[b], cells[b], size[b]
                 )  # fmt: skip
                 r += 1
             begin = rows[b]
             rows[b] += count[b]
-            count[b] = advance(cells[b], size[b], begin, rows[b], widths[b], chosen)
+            count[b] = advance(cells[b], size[b], begin, rows[b], requests[b].width, chosen)
             reach = 0.0
             for f in range(count[b]):
                 reach += values[b, chosen[f]]
             if least.shape[1] > 0 and reach < least[b, min(d, least.shape[1] - 1)]:
                 count[b] = retreat(cells[b], size[b], rows[b])
             for f in range(count[b]):
-                at, n = chosen[f], counts[b] - 1 + rows[b] + f
+                at, n = chosen[f], root + rows[b] + f
                 weights[b, f] = values[b, at]
-                fed[b, n], above[b, n] = cells[b, TOKEN, at], counts[b] - 1 + cells[b, PARENT, at]
+                fed[b, n], above[b, n] = cells[b, TOKEN, at], root + cells[b, PARENT, at]
     scored, below = np.zeros((B, R), np.int64), np.full((B, R), -1, np.int64)
     for b in range(B):
+        root = requests[b].num_pending - 1
         if rows[b] > 0:
             draft_of(confidences[b], cells[b], size[b], R, tokens[b], parents[b], confidence[b])
         for i in range(rows[b]):
-            scored[b, i] = fed[b, counts[b] - 1 + i]
-            below[b, i] = above[b, counts[b] - 1 + i] - counts[b] + 1 if i > 0 else -1
+            scored[b, i] = fed[b, root + i]
+            below[b, i] = above[b, root + i] - root if i > 0 else -1
     N = 1 + size.max()
     return tokens[:, :N].copy(), parents[:, :N].copy(), confidence[:, :N].copy(), scored, below, rows, passes
