@@ -261,15 +261,15 @@ def _serve(build: Any, options: Sequence[Any], threads: int, pipe: Any) -> None:
 
 def _ours(file: str, threads: int, draft: Path | None, modes: Sequence[str]) -> Any:
     """Engines of all modes on one pair of models."""
-    from polydraft.engine import build
     from polydraft.engine.api import Engine
+    from polydraft.engine.parts import limit_draft_vocabulary
 
     options: dict[str, Any] = {"threads": threads, "max_model_len": _context(file), "max_num_seqs": 1}
     model, tokenizer = load.load_model(file, **options), load.load_tokenizer(file)
     small = load.load_model(str(draft), as_draft=True, **options) if draft else None
     if small is not None:
         model.vocab_size = small.vocab_size = load.num_token_ids(tokenizer, min(model.vocab_size, small.vocab_size))
-        build.limit_draft_vocabulary(small, tokenizer, None)
+        limit_draft_vocabulary(small, tokenizer, None)
     drafts: dict[str, Any] = {"draft_model": small, "draft_tokenizer": tokenizer}
     ways: dict[str, dict[str, Any]] = {"plain": {"drafter": None}, "auto": {"drafter": "auto", **drafts}}
     for mode in modes:

@@ -18,9 +18,9 @@ from polydraft.config import EngineConfig, SpeculationConfig
 from polydraft.core import Budget, EncoderDecoder, NamedDecoding, Request, SamplingParams, Target
 from polydraft.deprecation import keywords
 from polydraft.drafters.base import Parts
-from polydraft.engine import build
 from polydraft.engine.loop import Inbox, Loop, step_overhead
 from polydraft.engine.output import StepOutput
+from polydraft.engine.parts import check_encoders, decoding, slots
 from polydraft.engine.pretrained import load_models
 from polydraft.engine.sequence import Result, Sample
 from polydraft.engine.speculation import Menu
@@ -125,8 +125,8 @@ class Engine(Loop):
         config = SpeculationConfig(**keywords(fields))
         eos = tuple(target.eos_token_ids if eos_token_ids is None else eos_token_ids)
         parts = Parts(target, draft_model, tokenizer, eos, draft_tokenizer)
-        parts = replace(parts, decoding=build.decoding(config.decoding, parts, config.all_decoding_options))
-        build.check_encoders(parts)
+        parts = replace(parts, decoding=decoding(config.decoding, parts, config.all_decoding_options))
+        check_encoders(parts)
         cache: dict[str, Any] = {"keep_prefixes": keep_prefixes, "prefix_cache_bytes": prefix_cache_bytes}
         menu = Menu.of(config, parts, lambda: step_overhead(target))
         engine = cls(
@@ -146,7 +146,7 @@ class Engine(Loop):
             "activations": self.target.activations,
             "rounded_again": {name: sorted(formats) for name, formats in self.target.rounded_again.items()},
             "max_model_len": self.target.max_model_len,
-            "max_num_seqs": self.target.max_num_seqs // build.slots(self.decoding),
+            "max_num_seqs": self.target.max_num_seqs // slots(self.decoding),
             "cache_bytes": self.target.cache_bytes or None,
             "cache_grows": self.target.cache_grows,
             "drafter": None if drafter is None else drafter.info.name,

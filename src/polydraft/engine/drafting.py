@@ -142,14 +142,14 @@ def fill(target: Target, drafter: Drafter | None, sequences: Seq[Sequence]) -> N
         sequences = [s for s in sequences if s.drafting]
     held = {s: _held(target, s) for s in sequences}
     behind = [s for s in sequences if len(s.token_ids) - 1 > held[s]]
-    whole = {s.text: s.slot for s in sequences if s not in behind}
+    whole = {s.context: s.slot for s in sequences if s not in behind}
     read = behind
     if drafter is None or not drafter.needs.hidden:
-        read = [s for s in _first_of_each(behind) if s.text not in whole]
+        read = [s for s in _first_of_each(behind) if s.context not in whole]
     states = _states(target, drafter, read, [s.token_ids[held[s] : -1] for s in read]) if read else []
-    copied = whole | {s.text: s.slot for s in read}
+    copied = whole | {s.context: s.slot for s in read}
     for s in behind:
-        source = copied[s.text]
+        source = copied[s.context]
         if s not in read and source is not None and s.slot is not None:
             target.cut(s.slot, 0)
             target.copy(source, s.slot, len(s.token_ids) - 1)
@@ -164,17 +164,17 @@ def fill(target: Target, drafter: Drafter | None, sequences: Seq[Sequence]) -> N
 
 def _first_of_each(sequences: Seq[Sequence]) -> list[Sequence]:
     """Sequences of which no earlier one has the same text."""
-    return list({s.text: s for s in reversed(sequences)}.values())[::-1]
+    return list({s.context: s for s in reversed(sequences)}.values())[::-1]
 
 
-def _states(target: Target, drafter: Drafter | None, sequences: Seq[Sequence], texts: Seq[Seq[int]]) -> list[Scores]:
+def _states(target: Target, drafter: Drafter | None, sequences: Seq[Sequence], token_ids: Seq[Seq[int]]) -> list[Scores]:
     """Append texts to the sequences' caches; the hidden states of each that the drafter needs."""
     layers = () if drafter is None else drafter.needs.hidden
-    scores = target.prefill([s.slot for s in sequences if s.slot is not None], texts, hidden=layers)
-    rows = [some(scores, [b]) for b in range(len(texts))] if layers else [scores] * len(texts)
+    scores = target.prefill([s.slot for s in sequences if s.slot is not None], token_ids, hidden=layers)
+    rows = [some(scores, [b]) for b in range(len(token_ids))] if layers else [scores] * len(token_ids)
     return [
-        replace(row, hidden={layer: x[:, : len(text)] for layer, x in row.hidden.items()})
-        for row, text in zip(rows, texts, strict=True)
+        replace(row, hidden={layer: x[:, : len(ids)] for layer, x in row.hidden.items()})
+        for row, ids in zip(rows, token_ids, strict=True)
     ]
 
 

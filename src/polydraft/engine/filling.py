@@ -101,7 +101,7 @@ class Filling:
         room, whole, riding = self.room(len(new)), list[Sequence](), dict[Sequence, int]()
         groups: dict[object, list[Sequence]] = {}
         for number, s in enumerate(sorted(new, key=lambda s: s.due)):
-            groups.setdefault((s.text, None if s.state is None else number), []).append(s)
+            groups.setdefault((s.context, None if s.state is None else number), []).append(s)
         for alike in groups.values():
             first, tokens_left = alike[0], self._left(alike[0])
             if tokens_left == 0 or not drafting.reads_on(first) or (tokens_left <= room and not self.rides):

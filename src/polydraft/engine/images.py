@@ -14,7 +14,7 @@ from polydraft.decoding.guidance import Guidance
 from polydraft.drafters.text.trigram import TrigramDrafter
 from polydraft.drafters.text.trigram_table import TrigramTable
 from polydraft.engine.api import Engine
-from polydraft.engine.build import slots
+from polydraft.engine.parts import slots
 from polydraft.engine.sequence import Result
 from polydraft.errors import InvalidInputError
 from polydraft.models.images import ImageFolder, digits_folder

@@ -28,8 +28,8 @@ from polydraft.core import BlockCopying, Decoding, EncoderDecoder, Request, Seco
 from polydraft.engine import drafting
 from polydraft.engine.admission import Admission
 from polydraft.engine.filling import Filling, RoundTime
-from polydraft.engine.needs import check_decoding
 from polydraft.engine.output import StepOutput, emit
+from polydraft.engine.parts import check_decoding
 from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sample, Sequence
 from polydraft.engine.speculation import PLAIN, Menu, Speculation

@@ -4,8 +4,9 @@ from typing import Any, NamedTuple
 
 from polydraft.config import EngineConfig, ModelConfig
 from polydraft.core import Target
+from polydraft.drafters import by_name
 from polydraft.drafters.amusd.drafter import cores
-from polydraft.engine import build
+from polydraft.engine import parts
 from polydraft.models import load
 from polydraft.models.hub import default_draft
 
@@ -25,7 +26,7 @@ def load_models(config: EngineConfig) -> Models:
     name = str(config.target)
     if config.asynchronous and config.threads is None and len(cores()) <= 2:
         config = config.with_(threads=1)  # the other core is the draft's
-    slots: dict[str, Any] = {"max_num_seqs": config.max_num_seqs * build.slots(config.decoding)}
+    slots: dict[str, Any] = {"max_num_seqs": config.max_num_seqs * parts.slots(config.decoding)}
     target = load.load_model(name, plain=_is_plain(config), **config.part(ModelConfig) | slots)
     tokenizer, options, draft_name, role = load.load_tokenizer(name), config.all_decoding_options, config.draft, "draft"
     if isinstance(amateur := options.get("amateur"), str):
@@ -41,12 +42,12 @@ def load_models(config: EngineConfig) -> Models:
         draft = _second(draft_name, config.with_(threads=1) if config.asynchronous else config, as_draft=role == "draft")
         load.check_same_context(target.max_model_len, draft.max_model_len)
         draft_tokenizer = load.load_tokenizer(draft_name)
-        if build.has_own_vocabulary(config.drafter):
+        if by_name.has_own_vocabulary(config.drafter):
             draft.vocab_size = load.num_token_ids(draft_tokenizer, draft.vocab_size)
         else:
             _share_vocabulary(target, tokenizer, draft, draft_tokenizer, role)
             if role == "draft":
-                build.limit_draft_vocabulary(draft, draft_tokenizer, config.draft_vocabulary)
+                parts.limit_draft_vocabulary(draft, draft_tokenizer, config.draft_vocabulary)
     target.vocab_size = load.num_token_ids(tokenizer, target.vocab_size)
     return Models(target, tokenizer, draft, draft_tokenizer, options)
 

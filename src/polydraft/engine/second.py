@@ -44,14 +44,16 @@ class Second:
         """A slot for the second sequence."""
         s.second_slot = self.slots.take()
 
-    def _text(self, s: Sequence) -> list[int]:
+    def _token_ids(self, s: Sequence) -> list[int]:
         return [*s.second_ids, *s.token_ids[s.num_prompt_tokens :]]
 
     def fill(self, sequences: Seq[Sequence]) -> None:
         """Fill the slots with all tokens but the last."""
-        behind = [(s.second_slot, text[:-1]) for s in sequences if len(text := self._text(s)) > 1 and s.second_slot is not None]
+        behind = [
+            (s.second_slot, ids[:-1]) for s in sequences if len(ids := self._token_ids(s)) > 1 and s.second_slot is not None
+        ]
         if behind:
-            self.model.prefill([slot for slot, _ in behind], [text for _, text in behind])
+            self.model.prefill([slot for slot, _ in behind], [ids for _, ids in behind])
 
     def score(
         self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, *, hidden: Seq[int] = (), aux: AuxRows | None = None
@@ -62,7 +64,7 @@ class Second:
         """
         slots, others, B, tree = _slots(sequences), self._others(sequences), len(sequences), unique.tree
         tokens, parents = tree.host
-        roots = np.array([[self._text(s)[-1]] for s in sequences])
+        roots = np.array([[self._token_ids(s)[-1]] for s in sequences])
         beside = TokenTree.of(np.concatenate([roots, tokens[:, 1:]], 1), parents)
         if draft.logits is not None:
             second = Scores(beside, unique.compact(draft.logits))

@@ -197,7 +197,7 @@ class Sequence:
         return len(self.request.prompt_token_ids)
 
     @property
-    def text(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def context(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """All that its cache is a function of: the source, if there is one, and the committed tokens."""
         return self.request.source_token_ids, tuple(self.token_ids)
 

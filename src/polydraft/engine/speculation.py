@@ -1,17 +1,25 @@
-"""How sequences are drafted for: a drafter, a rule that is exact for it, and a policy; each request may name its own of those there are."""
+"""How sequences are drafted for: a drafter, a rule that is exact for it, and a policy; each request may name its own of those there are.
+
+Drafters are built by `drafters.by_name`; verifier and policy here, from the same options.
+"""
 
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from polydraft import registry, tree
 from polydraft.budget import Budget
 from polydraft.config import SpeculationConfig
 from polydraft.core import Drafter, Target, Verifier
-from polydraft.drafters.base import Parts
-from polydraft.engine import build
-from polydraft.engine.needs import check_drafter
-from polydraft.errors import unknown_name
-from polydraft.policy.fixed import FixedPolicy, Policy, Preparing
+from polydraft.drafters import by_name
+from polydraft.drafters.base import Asynchronous, Parts
+from polydraft.drafters.choice import Choice
+from polydraft.engine.parts import check_drafter
+from polydraft.errors import InvalidInputError, unknown_name
+from polydraft.policy.adaptive import AdaptivePolicy
+from polydraft.policy.fixed import FixedPolicy, Policy, Preparing, check_room
+from polydraft.policy.profile import Profile
+from polydraft.policy.switch import ChoicePolicy
 from polydraft.verifiers import pairing
 from polydraft.verifiers.match import match
 
@@ -66,17 +74,17 @@ class Menu:
         """As configured, on these parts.
 
         Raises:
-            UnknownNameError, InvalidInputError, IncompatibleError: as of the functions of `build`.
+            UnknownNameError, InvalidInputError, IncompatibleError: as of the functions below and of `by_name`.
         """
-        wanted = build.asynchronous(config.drafter, config.verifier) if config.asynchronous else config.drafter
-        drafter = build.drafter(wanted, parts, config.all_drafter_options)
-        verifier, others = build.verifier(config.verifier, drafter), build.others(config.offered, drafter, parts)
+        named = by_name.asynchronous(config.drafter, config.verifier) if config.asynchronous else config.drafter
+        drafter = by_name.drafter(named, parts, config.all_drafter_options)
+        verifier, others = choose_verifier(config.verifier, drafter), by_name.others(config.offered, drafter, parts)
         name = config.policy if isinstance(config.policy, str) else None  # an object is of one drafter
         copying = config.drafter == "auto" and parts.decoding is None
-        policy = build.policy(config.policy, config.depth, config.num_paths, config.profile, drafter, copying=copying)
+        policy = choose_policy(config.policy, config.depth, config.num_paths, config.profile, drafter, copying=copying)
 
         def make_policy(other: Drafter) -> Policy:
-            return build.policy(name, config.depth, config.num_paths, None, other)
+            return choose_policy(name, config.depth, config.num_paths, None, other)
 
         return cls(parts.target, Speculation(drafter, verifier, policy), others, make_policy, overhead)
 
@@ -109,24 +117,104 @@ class Menu:
             UnknownNameError: a drafter that the engine was not built with, or no rule.
             IncompatibleError: a rule that is not exact for the drafter, or a policy of trees for which one of them is not.
         """
-        wanted = self.default.source if drafter in (None, "auto") else drafter
+        name = self.default.source if drafter in (None, "auto") else drafter
         rule = "auto" if verifier is None else verifier
-        if wanted == self.default.source and rule in ("auto", self.default.verifier.info.name):
+        if name == self.default.source and rule in ("auto", self.default.verifier.info.name):
             return self.default
-        if wanted not in self._drafters:
-            raise unknown_name("drafter of this engine", wanted, self._drafters)
-        source = self._drafters[wanted]
-        made = build.verifier(rule, source)
+        if name not in self._drafters:
+            raise unknown_name("drafter of this engine", name, self._drafters)
+        source = self._drafters[name]
+        chosen = choose_verifier(rule, source)
         if source is None:
-            return Speculation(None, made, PLAIN.policy)
+            return Speculation(None, chosen, PLAIN.policy)
         with self._lock:
-            key = wanted, made.info.name
+            key = name, chosen.info.name
             if key not in self._known:
                 policy = self._make_policy(source) if self._make_policy else self.default.policy
-                self._prepare(Speculation(source, made, policy))
-                self._known[key] = Speculation(source, made, policy)
+                speculation = Speculation(source, chosen, policy)
+                self._prepare(speculation)
+                self._known[key] = speculation
             return self._known[key]
 
     def _prepare(self, speculation: Speculation) -> None:
         if speculation.drafter is not None and isinstance(speculation.policy, Preparing):
             speculation.policy.prepare(self._target, speculation.drafter, speculation.verifier, self._overhead)
+
+
+def choose_verifier(named: str | Verifier, source: Drafter | None) -> Verifier:
+    """By name, "auto" for the best one that is exact for the drafter, or as it is.
+
+    Raises:
+        IncompatibleError: one that is not exact for the drafter.
+        InvalidInputError: neither a name nor a rule.
+    """
+    rule: Verifier
+    if isinstance(source, Choice) and named == "auto":
+        rule = source.rule()
+    elif isinstance(named, str):
+        name = named if named != "auto" else "match" if source is None else pairing.best_for(source.info)
+        rule = registry.verifier(name)
+    elif isinstance(named, Verifier):
+        rule = named
+    else:
+        raise InvalidInputError(
+            f"verifier={named!r} was given; expected a name, 'auto' or a `core.Verifier`. `polydraft methods` lists names."
+        )
+    if source is not None:
+        pairing.check_pair(source.info, rule.info)
+    return rule
+
+
+def choose_policy(
+    named: Policy | str | None,
+    depth: int | None,
+    num_paths: int | None,
+    profile: str | Profile | None,
+    source: Drafter | None,
+    *,
+    copying: bool = False,
+) -> Policy:
+    """Its policy; a drafter that chooses among several policies for each of them. copying: see `AdaptivePolicy`."""
+    if isinstance(source, Choice):
+        return _choice_policy(source, named, depth, num_paths, profile)
+    fixed = depth is not None or num_paths is not None
+    ahead = source.lead_cap if isinstance(source, Asynchronous) else None
+    if ahead is not None and (profile is not None or named == "adaptive" or num_paths not in (None, 1)):
+        raise InvalidInputError(
+            f"policy={named!r}, profile={profile!r} and num_paths={num_paths!r} were given beside asynchronous drafting, which takes what waits of one path; "
+            "expected at most a depth. Drop them."
+        )
+    if ahead is not None and named in (None, "fixed"):
+        named, depth = "fixed", depth or ahead
+    chosen = named if named is not None else "fixed" if fixed and profile is None else "adaptive"
+    if chosen != "fixed" and fixed:
+        raise InvalidInputError(
+            f"depth={depth} and num_paths={num_paths} were given beside policy={named!r} and profile={profile!r}; "
+            "a fixed size leaves nothing to decide. Drop one of them."
+        )
+    if chosen == "fixed":
+        depth, num_paths = depth or 5, num_paths or 1
+        check_room(depth * num_paths, f"depth={depth} and num_paths={num_paths}")
+        return FixedPolicy(Budget.fixed(tree.paths(num_paths, depth)))
+    if chosen == "adaptive":
+        return AdaptivePolicy(Profile.load(profile) if isinstance(profile, str) else profile, copying=copying)
+    if isinstance(chosen, str):
+        raise unknown_name("policy", chosen, ("adaptive", "fixed"))
+    if not hasattr(chosen, "budgets"):
+        raise InvalidInputError(
+            f"policy={chosen!r} was given; expected 'adaptive', 'fixed' or an object such as `FixedPolicy(Budget.fixed(tree.chain(4)))`."
+        )
+    return chosen
+
+
+def _choice_policy(
+    choice: Choice, policy: Policy | str | None, depth: int | None, num_paths: int | None, profile: str | Profile | None
+) -> Policy:
+    arguments = {"policy": policy, "depth": depth, "num_paths": num_paths, "profile": profile}
+    if isinstance(policy, ChoicePolicy) or all(v in (None, "adaptive") for v in arguments.values()):
+        return policy if isinstance(policy, ChoicePolicy) else ChoicePolicy(choice)
+    options = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value is not None)
+    raise InvalidInputError(
+        f"{options} was given with drafters {choice.names}; expected none of these, as the policy chooses between the drafters. "
+        "Drop it, or name one drafter."
+    )

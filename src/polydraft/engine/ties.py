@@ -86,7 +86,7 @@ def _best(
     index = torch.tensor(rows)
     x = logits[sent(index, logits.device)]
     part = TokenTree(tree.tokens[index], tree.parents[index])
-    texts, prompts = [s.token_ids for s in running], [s.num_prompt_tokens for s in running]
-    processed = sampling.process(x, part, texts, prompts, [s.request.params for s in running], stop_ids, checked=False)
+    contexts, prompts = [s.token_ids for s in running], [s.num_prompt_tokens for s in running]
+    processed = sampling.process(x, part, contexts, prompts, [s.request.params for s in running], stop_ids, checked=False)
     values, ids = processed.topk(2)
     return fetched(torch.cat([values.double(), ids.double()], -1)).tolist()

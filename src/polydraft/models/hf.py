@@ -230,11 +230,11 @@ class HFTarget(SlotModel):
         """Logits of states as the last layer of `hidden` has them, after the final norm."""
         return self.model.get_output_embeddings()(hidden.to(self.device, self.dtype)).float()[..., : self.vocab_size]
 
-    def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+    def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
         """See `slots.SlotModel.append`."""
-        slots = sorted(texts, key=self._cache.row)
-        last_rows, T = {slot: len(ids) - 1 for slot, ids in texts.items()}, max(map(len, texts.values()))
-        tokens = torch.tensor([[*texts[slot], *[0] * (T - len(texts[slot]))] for slot in slots], device=self.device)
+        slots = sorted(token_ids, key=self._cache.row)
+        last_rows, T = {slot: len(ids) - 1 for slot, ids in token_ids.items()}, max(map(len, token_ids.values()))
+        tokens = torch.tensor([[*token_ids[slot], *[0] * (T - len(token_ids[slot]))] for slot in slots], device=self.device)
         chains = np.broadcast_to(np.arange(-1, T - 1), (len(slots), T)).copy()
         mask, positions = node_mask(self.lengths[slots], chains)
         kept_rows = sorted(set(last_rows.values())) if self._keeps_logits else list(range(T))

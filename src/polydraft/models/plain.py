@@ -110,10 +110,10 @@ class PlainTarget(SlotModel):
     chunk = UNLIMITED
     rolls_back = False
 
-    def append(self, texts: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+    def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
         """See `slots.SlotModel.append`; one slot after the other."""
         outputs: list[tuple[Tensor, list[Tensor]]] = []
-        for slot, ids in texts.items():
+        for slot, ids in token_ids.items():
             state = self._rewind(slot)
             states = self._read(state, ids, hidden)
             assert state.logits is not None

@@ -59,29 +59,29 @@ class PrefixCache:
         """That they take at most."""
         return self.max_blocks * self.block_bytes
 
-    def length(self, text: Sequence[object]) -> int:
+    def length(self, token_ids: Sequence[object]) -> int:
         """Tokens of the text's beginning that are here."""
-        return self._model.block_tokens * sum(1 for _ in self._path(text))
+        return self._model.block_tokens * sum(1 for _ in self._path(token_ids))
 
-    def store(self, slot: int, text: Sequence[object]) -> None:
+    def store(self, slot: int, token_ids: Sequence[object]) -> None:
         """Copy out what is not here yet of a slot that holds this text, as far as whole blocks go and the capacity allows."""
-        size, path, parent = self._model.block_tokens, list(self._path(text)), ROOT
+        size, path, parent = self._model.block_tokens, list(self._path(token_ids)), ROOT
         if path:
             parent = self._blocks[path[-1]].number
         self._use(path)
-        for i in range(len(path), min(len(text) // size if size else 0, self.max_blocks)):
+        for i in range(len(path), min(len(token_ids) // size if size else 0, self.max_blocks)):
             while len(self._blocks) >= self.max_blocks:
                 self._blocks.popitem(last=False)
                 self.evicted_tokens += size
-            key = parent, tuple(text[i * size : (i + 1) * size])
+            key = parent, tuple(token_ids[i * size : (i + 1) * size])
             self._blocks[key] = CacheBlock(next(self._numbers), self._model.read_block(slot, i * size))
             parent = self._blocks[key].number
             path.append(key)
             self._use(path)
 
-    def load(self, slot: int, text: Sequence[object]) -> None:
+    def load(self, slot: int, token_ids: Sequence[object]) -> None:
         """Write what is here of the text's beginning behind the whole blocks that the slot holds of it already."""
-        size, path = self._model.block_tokens, list(self._path(text))
+        size, path = self._model.block_tokens, list(self._path(token_ids))
         first = int(self._model.lengths[slot]) // size
         self._model.cut(slot, first * size)
         for key in path[first:]:
@@ -89,10 +89,10 @@ class PrefixCache:
         self._use(path)
         self.hit_tokens += size * (len(path) - first)
 
-    def _path(self, text: Sequence[object]) -> Iterator[Key]:
+    def _path(self, token_ids: Sequence[object]) -> Iterator[Key]:
         size, parent = self._model.block_tokens, ROOT
-        for start in range(0, len(text) - size + 1, size) if self._blocks else ():
-            key = parent, tuple(text[start : start + size])
+        for start in range(0, len(token_ids) - size + 1, size) if self._blocks else ():
+            key = parent, tuple(token_ids[start : start + size])
             if (block := self._blocks.get(key)) is None:
                 return
             parent = block.number

@@ -1,0 +1,115 @@
+"""From names to drafters: one, several to choose from, and those that requests may name."""
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from polydraft import registry
+from polydraft.core import Drafter, NamedDecoding, Verifier
+from polydraft.drafters.base import Parts
+from polydraft.drafters.choice import Choice
+from polydraft.drafters.model.paths import ModelDrafter
+from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.heads.checkpoint import kind_of, shipped
+
+AHEAD = {
+    "auto": "amusd",
+    "model": "amusd",
+    "model:chain": "amusd",
+    "model:coupled": "amusd:coupled",
+    "amusd": "amusd",
+    "amusd:chain": "amusd",
+    "amusd:coupled": "amusd:coupled",
+}
+"""By the drafter that is asked for, the one that drafts the same asynchronously."""
+
+
+def drafter(named: str | Drafter | Seq[str] | None, parts: Parts, options: Mapping[str, Any]) -> Drafter | None:
+    """By name, by several names to choose from, or as it is; None decodes plainly.
+
+    Raises:
+        InvalidInputError: neither a name, names, nor a drafter.
+    """
+    if named is None or named == "none":
+        return None
+    if isinstance(named, str):
+        names: Seq[str] = [named] if named.startswith("mixture:") else named.split(",")  # a mixture's sources have commas too
+    elif isinstance(named, Seq):
+        names = named
+    elif hasattr(named, "propose"):
+        return named
+    else:
+        names = ()
+    if not names or not all(isinstance(name, str) for name in names):
+        raise InvalidInputError(
+            f"drafter={named!r} was given; expected a name, several names, a `core.Drafter`, or None. `polydraft methods` lists names."
+        )
+    if len(names) > 1:
+        arms: dict[str, Drafter] = {}
+        for name in names:
+            arms[name] = _kind_of(arms.values(), name) or _built(name, parts, options.get(name, {}))
+        return Choice(arms)
+    return _built(names[0], parts, options)
+
+
+def has_own_vocabulary(drafter: object) -> bool:
+    """Whether the drafter of this name has a draft model with a tokenizer of its own.
+
+    Example:
+        >>> has_own_vocabulary("tli"), has_own_vocabulary("model:chain"), has_own_vocabulary(None)
+        (True, False, False)
+    """
+    name = drafter.partition(":")[0] if isinstance(drafter, str) else ""
+    return name in registry.names("drafter") and registry.drafter(name).methods[0].own_vocabulary
+
+
+def asynchronous(named: str | Drafter | Seq[str] | None, rule: str | Verifier) -> str:
+    """The drafter that runs ahead, in place of the one that was asked for.
+
+    Raises:
+        IncompatibleError: one that cannot run ahead.
+    """
+    race = (rule if isinstance(rule, str) else rule.info.name) == "race"
+    if isinstance(named, str) and named in AHEAD:
+        return "amusd:coupled" if race and named in ("auto", "model") else AHEAD[named]
+    raise IncompatibleError(
+        f"asynchronous=True was given with drafter={named!r}; expected a draft model, which alone can run ahead of what is verified: "
+        f"{', '.join(map(repr, AHEAD))}. Heads and drafters of text need the verified states or text first. Leave asynchronous out for them."
+    )
+
+
+def others(names: Seq[str], source: Drafter | None, parts: Parts) -> dict[str, Drafter]:
+    """Further drafters by name beside the first one; kinds of one model share its slots.
+
+    Raises:
+        InvalidInputError: several drafters in one, or one twice.
+    """
+    drafters: dict[str, Drafter] = {} if source is None else {source.info.name: source}
+    for name in names:
+        if "," in name or name in ("auto", "none", *drafters):
+            raise InvalidInputError(
+                f"offered={list(names)} was given; expected names of single drafters, each once, beside the engine's own. Leave out {name!r}."
+            )
+        drafters[name] = _kind_of(drafters.values(), name) or _built(name, parts, {})
+    return {name: drafters[name] for name in names}
+
+
+def _kind_of(drafters: Iterable[Drafter], named: str) -> Drafter | None:
+    """A further kind of a model drafter that is there already: it shares the model and its slots."""
+    name, _, kind = named.partition(":")
+    model = next((d for d in drafters if isinstance(d, ModelDrafter) and d.info.name.partition(":")[0] == name), None)
+    return None if model is None else model.sibling(kind or "paths")
+
+
+def _built(named: str, parts: Parts, options: Mapping[str, Any]) -> Drafter:
+    return registry.build_drafter(_auto(parts, options) if named == "auto" else named, parts, options)
+
+
+def _auto(parts: Parts, options: Mapping[str, Any]) -> str:
+    if isinstance(parts.decoding, NamedDecoding) and parts.decoding.info.drafter:
+        return parts.decoding.info.drafter
+    weights = options.get("weights")
+    if weights is None and parts.draft_model is not None:
+        return "model"
+    weights = weights or shipped(parts.target)
+    return "ngram" if weights is None else kind_of(weights)
