@@ -252,7 +252,7 @@ def _take(sync, thread, threads):
     return ended
 
 
-@njit(types.void(types.int64[::1], types.int64), cache=True, nogil=True)
+@njit(cache=True, nogil=True)
 def _help(sync, thread):
     """Do units of all phases until the process ends."""
     phase = np.int64(-1)
@@ -390,6 +390,9 @@ class _Helpers:
     def start(self, count: int) -> None:
         """Have at least so many; elsewhere than on POSIX systems there are none."""
         while len(self.threads) < count and os.name == "posix" and not sync[_STOP]:
+            if not self.threads:  # compiled before the first begins, not in it
+                _help.compile((types.int64[::1], types.int64))
+                _end.compile((types.int64[::1],))
             number = len(self.threads) + 1
             self.threads.append(threading.Thread(target=_help, args=(sync, number), daemon=True, name=f"polydraft-{number}"))
             self.threads[-1].start()
@@ -403,7 +406,7 @@ class _Helpers:
             thread.join(timeout=1.0)
 
 
-@njit(types.void(types.int64[::1]), cache=True)
+@njit(cache=True)
 def _end(sync):
     _store(sync, _HELPERS, 0)
     _store(sync, _STOP, 1)

@@ -1,10 +1,12 @@
 """Compiling is nobody's working time, and it is told of."""
 
+import gc
 import threading
 from time import perf_counter, thread_time
 
 import numba
 import pytest
+from numba.core.event import Listener, register, unregister
 
 from polydraft import compile_time
 
@@ -58,3 +60,24 @@ def test_each_function_that_is_called_is_told_of_once_when_it_is_compiled():
     with compile_time.told(names.append):
         call(3)
     assert names == ["outer", "outer"]
+
+
+def test_nothing_is_collected_while_a_function_is_compiled():
+    collecting = []
+
+    class Watch(Listener):
+        def on_start(self, event):
+            collecting.append(gc.isenabled())
+
+        on_end = on_start
+
+    watch = Watch()
+    register("numba:compile", watch)
+    try:
+        assert gc.isenabled()
+        assert new_function()(1) == 4
+    finally:
+        unregister("numba:compile", watch)
+    assert len(collecting) == 4
+    assert not any(collecting)
+    assert gc.isenabled()
