@@ -10,20 +10,23 @@ seven billion parameters, in bfloat16, and memory.
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from statistics import median
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
+from numba import njit
 from rich.console import Console
 from rich.table import Table
 
 from polydraft.core import TokenTree
 from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.vectors import aligned
 from polydraft.models.hf import HFTarget
-from polydraft.models.memory import read_bandwidth, weight_bytes
+from polydraft.models.memory import weight_bytes
 from studies.options import Quick
 from studies.profile import SIZES
 
@@ -58,6 +61,37 @@ WIDER = {
 }
 ON_DEVICE = {"135M": (CHAT, 49_152), "1B": (WIDE, 128_256), "7B": (WIDER, VOCAB_SIZE)}
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
+
+
+def read_bandwidth(num_bytes: int = 256 << 20, rounds: int = 15, device: str = "cpu") -> float:
+    """Bytes that are read per second from an array of this size, on a CPU by one thread in its own time; best of several.
+
+    Example:
+        >>> read_bandwidth(1 << 20, rounds=1) > 0
+        True
+    """
+    if torch.device(device).type == "cpu":
+        numbers = aligned(num_bytes // 8, dtype=np.int64, huge=True)
+        numbers[:] = 1
+        clock, read = thread_time, partial(_total, numbers)
+    else:
+        memory = torch.ones(num_bytes // 4, device=device)
+        clock, read = perf_counter, lambda: memory.sum().item()
+    read()
+    best = float("inf")
+    for _ in range(rounds):
+        start = clock()
+        read()
+        best = min(best, clock() - start)
+    return num_bytes / best
+
+
+@njit(cache=True)
+def _total(numbers: np.ndarray) -> int:
+    total = 0
+    for i in range(numbers.size):
+        total += numbers[i]
+    return total
 
 
 def pass_costs(

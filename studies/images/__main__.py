@@ -84,7 +84,7 @@ def figures(
         own = contenders(folder, drafter, deltas, factors)[0 if drafter == "model" else 1 :]
         compare(folder, own, classes, samples=samples, seed=seed, num_paths=paths)
         for one in own:
-            pixels = torch.cat([p.pixels for p in one.made])
+            pixels = torch.cat([p.pixels for p in one.pictures])
             judged = _judged(quality(classifier, pixels, labels, seen.pixels, seed=seed))
             rows.append(one.row() | judged)
             typer.echo(f"{one.name}, {drafter}: {one.tokens_per_step:.2f} tokens per step", err=True)
@@ -92,7 +92,7 @@ def figures(
     report["rows"], report["greedy"] = rows, _greedy(folder, classes, deltas, factors)
     write_json(report, out / "images.json")
     (out / "images.md").write_text(_markdown(report), encoding="utf-8")
-    shown = [replace(one, made=one.made[:2]) for one in made if one.drafter in ("model", "none") and one.name in SHOWN]
+    shown = [replace(one, pictures=one.pictures[:2]) for one in made if one.drafter in ("model", "none") and one.name in SHOWN]
     draw(shown, out / "samples.png")
     _curves(rows, out / "curves.png")
     typer.echo(_markdown(report))
@@ -140,7 +140,7 @@ def scales(
     for scale in (1.0, 4.0) if quick else (1.0, 1.5, 2.0, 3.0, 4.0):
         made = [ImageContender("without drafts", "none"), ImageContender("exact")]
         compare(folder, made, classes, samples=samples, seed=seed, guidance=scale)
-        found = _judged(quality(classifier, torch.cat([p.pixels for p in made[1].made]), labels, seen.pixels, seed=seed))
+        found = _judged(quality(classifier, torch.cat([p.pixels for p in made[1].pictures]), labels, seen.pixels, seed=seed))
         codes = len(labels) * folder.tokenizer.sizes.num_tokens * (samples - 1) / samples
         times = {name: 1000 * sum(one.seconds[1:]) / codes for name, one in zip(("plain_ms", "drafted_ms"), made, strict=True)}
         rows.append({"scale": scale, "tokens_per_step": made[1].tokens_per_step, **times, **found})

@@ -40,19 +40,19 @@ class Measured:
 
 @dataclass(frozen=True)
 class ImageContender:
-    """name: as it is shown.  drafter: see `ImageEngine`.  verifier: "auto", which is lossless, or LANTERN.  made: its pictures, a
+    """name: as it is shown.  drafter: see `ImageEngine`.  verifier: "auto", which is lossless, or LANTERN.  pictures: its own, a
     call each.  seconds: of the processor, that each call took."""
 
     name: str
     drafter: str = "model"
     verifier: str | Measured | Latent = "auto"
-    made: list[Pictures] = field(default_factory=list[Pictures])
+    pictures: list[Pictures] = field(default_factory=list[Pictures])
     seconds: list[float] = field(default_factory=list[float])
 
     @property
     def tokens_per_step(self) -> float:
         """Codes over passes of the target, of all pictures."""
-        stats = [result.stats for pictures in self.made for result in pictures.results]
+        stats = [result.stats for part in self.pictures for result in part.results]
         return sum(s.generated_tokens for s in stats) / sum(s.steps for s in stats)
 
     @property
@@ -62,7 +62,7 @@ class ImageContender:
 
     def row(self) -> dict[str, Any]:
         """As plain data."""
-        (first, *_), *_ = [pictures.results for pictures in self.made]
+        (first, *_), *_ = [part.results for part in self.pictures]
         figures = {"tokens_per_step": self.tokens_per_step, "total_variation": self.total_variation}
         return {
             "rule": self.name,
@@ -106,7 +106,7 @@ def compare(
     for n in range(samples):
         for contender, engine in zip(contenders, engines, strict=True):
             began = process_time()
-            contender.made.append(engine.generate(classes, temperature=temperature, top_k=top_k, seed=seed + n))
+            contender.pictures.append(engine.generate(classes, temperature=temperature, top_k=top_k, seed=seed + n))
             contender.seconds.append(process_time() - began)
             step()
 
@@ -116,7 +116,7 @@ def draw(contenders: Sequence[ImageContender], path: Path) -> None:
     import torch
     from matplotlib import pyplot as plt
 
-    rows = [torch.cat([pictures.pixels for pictures in contender.made]) for contender in contenders]
+    rows = [torch.cat([part.pixels for part in contender.pictures]) for contender in contenders]
     wide = max(map(len, rows))
     figure, axes = plt.subplots(len(rows), 1, figsize=(2 + 0.5 * wide, 0.62 * len(rows)), layout="constrained", squeeze=False)
     for contender, pixels, axis in zip(contenders, rows, axes[:, 0], strict=True):

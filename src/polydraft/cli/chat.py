@@ -192,11 +192,11 @@ class _Talk:
             IncompatibleError: the template refuses it.
             InvalidInputError: the message alone is too long.
         """
-        begins, turns = self.messages[: len(self.start)], self.messages[len(self.start) :]
+        system, turns = self.messages[: len(self.start)], self.messages[len(self.start) :]
         longest, dropped = self.engine.target.max_model_len, 0
         room = min(ROOM, longest // 4, self.params.max_tokens or ROOM)
         while True:
-            messages = [*begins, *turns[dropped:], {"role": "user", "content": message}]
+            messages = [*system, *turns[dropped:], {"role": "user", "content": message}]
             ids = self.engine.encode_chat(messages)
             if len(ids) + room <= longest:
                 break

@@ -94,7 +94,7 @@ def _show(report: "Report", engine: "Engine", params: "SamplingParams") -> None:
     from polydraft.check.finding import POWER
 
     summary, console = engine.summary(), output(110)
-    console.print(grid(HEAD, [_row(*each) for each in _by_look(report)], left=("compares",)))
+    console.print(grid(HEAD, [_row(look, findings) for look, findings in _by_look(report)], left=("compares",)))
     for f in sorted(report.findings, key=lambda f: f.p_value)[:WORST]:
         if f.p_value * len(report.findings) <= DOUBTFUL:
             console.print(f"  {f.what}: effect {f.effect:.5f} in {f.count}, p-value {f.p_value:.3g}")

@@ -99,7 +99,7 @@ def _infos() -> Iterator[Method]:
         drafter = registry.drafter(name)
         parameters = signature(drafter.build).parameters.values()
         trained_elsewhere = any(p.name == "weights" for p in parameters) and name not in registry.RECIPES
-        of_others = trained_elsewhere or name in [registry.decoding(other).info.drafter for other in registry.names("decoding")]
+        of_others = trained_elsewhere or name in [registry.decoding(method).info.drafter for method in registry.names("decoding")]
         if not of_others and not any(p.kind is Parameter.KEYWORD_ONLY and p.default is Parameter.empty for p in parameters):
             yield from drafter.methods
 

@@ -55,12 +55,12 @@ class _Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         args = deprecation.arguments(args)
-        _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        _, _, options = self.make_parser(ctx).parse_args(args=list(args))
         twice = next(
-            (option for option in given if option.opts[0] in ONCE and not option.multiple and given.count(option) > 1), None
+            (option for option in options if option.opts[0] in ONCE and not option.multiple and options.count(option) > 1), None
         )
         if twice is not None:
-            raise InvalidInputError(f"{twice.opts[0]} was given {given.count(twice)} times; expected it once. Drop the others.")
+            raise InvalidInputError(f"{twice.opts[0]} was given {options.count(twice)} times; expected it once. Drop the others.")
         return super().parse_args(ctx, args)
 
 

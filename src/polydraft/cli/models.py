@@ -67,10 +67,10 @@ def path(name: Name) -> None:
     from polydraft.errors import ModelLoadError
     from polydraft.models.hub import cached
 
-    found = cached(_known(name))
-    if found is None:
+    file = cached(_known(name))
+    if file is None:
         raise ModelLoadError(f"{name!r} was not fetched yet. Run `polydraft models get {name}`.")
-    typer.echo(found)
+    typer.echo(file)
 
 
 @app.command()

@@ -78,13 +78,13 @@ def bars(first: str, *, hidden: bool = False) -> Iterator[Callable[..., None]]:
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True, disable=hidden) as shown:
-        tasks = {first: shown.add_task(first, total=None)}
+    with Progress(console=Console(stderr=True), transient=True, disable=hidden) as progress:
+        tasks = {first: progress.add_task(first, total=None)}
 
         def step(total: int | None = None, done: int | None = None, what: str = first) -> None:
             if what not in tasks:
-                tasks[what] = shown.add_task(what, total=total)
-            shown.update(tasks[what], total=total, advance=1 if done is None else None, completed=done)
+                tasks[what] = progress.add_task(what, total=total)
+            progress.update(tasks[what], total=total, advance=1 if done is None else None, completed=done)
 
         yield step
 

@@ -122,10 +122,10 @@ class CustomGenerate:
         check_supported(model.config, generation_config.max_length, model)
         _check_config(generation_config)
         _check_inputs(model_kwargs)
-        given = _arguments_of_generate(self)
-        streamer = streamer if streamer is not None else given.get("streamer")
+        arguments = _arguments_of_generate(self)
+        streamer = streamer if streamer is not None else arguments.get("streamer")
         for option in ("assistant_model", "synced_gpus"):
-            if given.get(option):
+            if arguments.get(option):
                 raise refused(option, "...", "Give the draft to custom_generate(draft=...), and run on one device.")
         if streamer is not None and len(input_ids) > 1:
             advice = f"It takes one text and {len(input_ids)} were given; stream them one by one."
@@ -223,28 +223,28 @@ class _Run:
             raise error
         first: list[int] = []
         for b, row in enumerate(live):
-            kept = self._emit(row, done.tokens[b], done.nodes[b], b, done.scores.logits)
-            row.sequence.token_ids += kept
-            row.sequence.sample.stats.discard(len(done.tokens[b]) - len(kept))
+            emitted = self._emit(row, done.tokens[b], done.nodes[b], b, done.scores.logits)
+            row.sequence.token_ids += emitted
+            row.sequence.sample.stats.discard(len(done.tokens[b]) - len(emitted))
             for phase, value in done.seconds.items():
                 row.sequence.sample.stats.seconds[phase] += value / len(live)
-            first += kept if row.number == 0 else []
+            first += emitted if row.number == 0 else []
         return first
 
     def _emit(self, row: _Row, tokens: list[int], nodes: list[int], b: int, logits: Float[Tensor, "B N V"]) -> list[int]:
         """The block's tokens up to the first that ends the row."""
-        kept: list[int] = []
+        emitted: list[int] = []
         processed = self.decoding.scores_of(b, tokens) if self.keeps_scores else []
         for token, node in zip(tokens, nodes, strict=True):
-            kept.append(token)
+            emitted.append(token)
             row.ids.append(token)
-            row.scores += processed[len(kept) - 1 : len(kept)]
+            row.scores += processed[len(emitted) - 1 : len(emitted)]
             row.logits += [logits[b, node].clone()] if self.keeps_logits else []
             scores = tuple(x[None] for x in row.scores) if self.keeps_scores else None
             row.finished = bool(self.criteria(torch.tensor([row.ids], device=self.device), scores).all())
             if row.finished:
                 break
-        return kept
+        return emitted
 
     def output(self) -> Any:
         """Texts padded on the right, as a tensor or with scores."""
@@ -273,9 +273,9 @@ class _Run:
 def _draft_params(config: Any, length: int) -> SamplingParams:
     """Sampling parameters for the draft's own law: any would be right, these fit best."""
     names = ("temperature", "top_k", "top_p", "min_p") if config.do_sample else ()
-    given = {name: getattr(config, name) for name in (*names, "repetition_penalty") if getattr(config, name) is not None}
+    sampling = {name: getattr(config, name) for name in (*names, "repetition_penalty") if getattr(config, name) is not None}
     greedy = {} if config.do_sample else {"temperature": 0}
-    return SamplingParams(max_tokens=config.max_length - length, ignore_eos=True, **greedy, **given)
+    return SamplingParams(max_tokens=config.max_length - length, ignore_eos=True, **greedy, **sampling)
 
 
 def _arguments_of_generate(loop: CustomGenerate) -> dict[str, Any]:

@@ -1,17 +1,12 @@
-"""Memory: how much is free, how long a context it holds, a refusal before anything is allocated; how fast it is read, and what a model reads of it."""
+"""Memory: how much is free, how long a context it holds, a refusal before anything is allocated; and what a model reads of it."""
 
 import os
-from functools import partial
-from time import perf_counter, thread_time
 
-import numpy as np
 import torch
-from numba import njit
 
 from polydraft.errors import CapacityError
-from polydraft.models.compiled.vectors import aligned
 
-__all__ = ["available_bytes", "check_memory", "default_prefix_cache_bytes", "fitting_length", "read_bandwidth", "weight_bytes"]
+__all__ = ["available_bytes", "check_memory", "default_prefix_cache_bytes", "fitting_length", "weight_bytes"]
 
 SHORTEST = 512
 """A default context is not cut below this."""
@@ -69,37 +64,6 @@ def default_prefix_cache_bytes() -> int:
         True
     """
     return min(available_bytes(torch.device("cpu")) // 8, 8 << 30)
-
-
-def read_bandwidth(num_bytes: int = 256 << 20, rounds: int = 15, device: str = "cpu") -> float:
-    """Bytes that are read per second from an array of this size, on a CPU by one thread in its own time; best of several.
-
-    Example:
-        >>> read_bandwidth(1 << 20, rounds=1) > 0
-        True
-    """
-    if torch.device(device).type == "cpu":
-        numbers = aligned(num_bytes // 8, dtype=np.int64, huge=True)
-        numbers[:] = 1
-        clock, read = thread_time, partial(_total, numbers)
-    else:
-        memory = torch.ones(num_bytes // 4, device=device)
-        clock, read = perf_counter, lambda: memory.sum().item()
-    read()
-    best = float("inf")
-    for _ in range(rounds):
-        start = clock()
-        read()
-        best = min(best, clock() - start)
-    return num_bytes / best
-
-
-@njit(cache=True)
-def _total(numbers: np.ndarray) -> int:
-    total = 0
-    for i in range(numbers.size):
-        total += numbers[i]
-    return total
 
 
 def weight_bytes(module: torch.nn.Module) -> int:

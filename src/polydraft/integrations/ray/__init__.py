@@ -32,8 +32,8 @@ def require(oldest: tuple[int, int] = OLDEST) -> Any:
         ray: Any = import_module("ray")
     except ImportError as error:
         raise IncompatibleError("Ray was asked for and is not installed. Install polydraft[ray].") from error
-    found = tuple(int(part) for part in ray.__version__.split(".")[:2])
-    if not oldest <= found < (3, 0):
+    version = tuple(int(part) for part in ray.__version__.split(".")[:2])
+    if not oldest <= version < (3, 0):
         raise IncompatibleError(
             f"Ray {ray.__version__} is installed; expected 2.{oldest[1]} or a newer 2. Install polydraft[ray] into an environment of its own."
         )
@@ -88,8 +88,8 @@ class Actor(EngineWorker):
         answers = self.answer([(number, row) for number, row in rows if "error" not in row])
         if self._exchange is not None:
             self.share(_Remote(self._exchange), answers)
-        found = iter(answers)
-        return [{"row": number, **(row if "error" in row else next(found))} for number, row in rows]
+        remaining = iter(answers)
+        return [{"row": number, **(row if "error" in row else next(remaining))} for number, row in rows]
 
 
 class _Remote:
@@ -193,11 +193,11 @@ def _of_engine(error: Exception) -> PolydraftError:
 def _digest(source: Path) -> str:
     if not source.is_file():
         raise InvalidInputError(f"{str(source)!r} was given to be answered; expected a .jsonl or .parquet file. Check the path.")
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with source.open("rb") as file:
         while chunk := file.read(1 << 20):
-            found.update(chunk)
-    return found.hexdigest()
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def generate(
@@ -245,7 +245,7 @@ class _Batches(EngineWorker):
             ]
         )
         empty: dict[str, Any] = {"text": "", "token_ids": [], "finish_reason": "", "error": ""}
-        found = {name: [answer.get(name) or empty[name] for answer in answers] for name in empty}
+        columns = {name: [answer.get(name) or empty[name] for answer in answers] for name in empty}
         tokens = np.empty(count, object)
-        tokens[:] = found.pop("token_ids")
-        return {**batch, **{name: np.array(column, object) for name, column in found.items()}, "token_ids": tokens}
+        tokens[:] = columns.pop("token_ids")
+        return {**batch, **{name: np.array(column, object) for name, column in columns.items()}, "token_ids": tokens}

@@ -30,10 +30,12 @@ class PrefixRouter(RequestRouter):
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """All of them, each a rank of its own, the one to ask first in front."""
-        digests, known = _digests(pending_request), self._prefixes
-        waiting = {each.replica_id: self.replica_queue_len_cache.get(each.replica_id) or 0 for each in candidate_replicas}
+        digests, prefixes = _digests(pending_request), self._prefixes
+        waiting = {r.replica_id: self.replica_queue_len_cache.get(r.replica_id) or 0 for r in candidate_replicas}
         most = min(waiting.values(), default=0) + self._margin
-        ranks = {name: (waiting[name] > most, -known.shared(name, digests), waiting[name], known.size(name)) for name in waiting}
+        ranks = {
+            name: (waiting[name] > most, -prefixes.shared(name, digests), waiting[name], prefixes.size(name)) for name in waiting
+        }
         return [[replica] for replica in sorted(candidate_replicas, key=lambda each: ranks[each.replica_id])]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:

@@ -86,7 +86,7 @@ class Handle:
     async def figures(self) -> dict[str, str]:
         """See `ingress.Replicas`."""
         answers = await self._handle.broadcast("figures").results_async(timeout_s=10, return_exceptions=True)
-        return dict(each for each in answers if isinstance(each, tuple))
+        return dict(answer for answer in answers if isinstance(answer, tuple))
 
 
 def application(
@@ -195,7 +195,7 @@ def deploy(
     except RuntimeError as error:
         deployments = serve.status().applications[NAME].deployments
         raise IncompatibleError(
-            f"the replicas did not start: {_reason([each.message for each in deployments.values()])}"
+            f"the replicas did not start: {_reason([deployment.message for deployment in deployments.values()])}"
         ) from error
 
 

@@ -139,8 +139,8 @@ def _taken(states: list[Followed | None], text: np.ndarray) -> Followed | None:
     if not fitting:
         return None
     best = max(fitting, key=lambda b: len(states[b].tokens))  # pyright: ignore[reportOptionalMemberAccess]
-    taken, states[best] = states[best], None
-    return taken
+    state, states[best] = states[best], None
+    return state
 
 
 def _alike(row: Followed, text: np.ndarray) -> bool:
@@ -149,8 +149,8 @@ def _alike(row: Followed, text: np.ndarray) -> bool:
 
 def _end_ids(model: Any) -> tuple[int, ...]:
     """End-of-text ids of a model, as its configuration has them."""
-    found = getattr(model.hf_config, "eos_token_id", None)
-    return tuple(found) if isinstance(found, (list, tuple)) else () if found is None else (found,)
+    ids = getattr(model.hf_config, "eos_token_id", None)
+    return tuple(ids) if isinstance(ids, (list, tuple)) else () if ids is None else (ids,)
 
 
 def _build(name: str, model: Any) -> Drafter:
