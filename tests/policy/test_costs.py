@@ -13,7 +13,7 @@ from tests.engine.tables import table_engine
 
 
 def test_prices_of_a_further_row_never_fall():
-    padded = Costs((1.18, 0.99, 1.03, 1.5, 1.6, 3.0), 0.1, 0.2)  # a tile of four is cheaper than one of two
+    padded = Costs((1.18, 0.99, 1.03, 1.5, 1.6, 3.0, 3.4), 0.1, 0.2)  # a tile of four is cheaper than one of two
     prices = [padded.row(n) for n in range(1, 80)]
     assert prices == sorted(prices) and prices[0] == 0.0
     seconds = [padded.rows(n) for n in range(1, 80)]
@@ -26,7 +26,7 @@ def test_seconds_between_measured_rows_are_interpolated():
     assert known.step(4, 3) == pytest.approx(1.3 + 0.5 + 0.75) and known.drafting(0) == 0.0
 
 
-@pytest.mark.parametrize("knots", [(0.0, *[1.0] * 5), (1.0, -1.0, *[1.0] * 4), (1.0, float("nan"), *[1.0] * 4), (1.0,)])
+@pytest.mark.parametrize("knots", [(0.0, *[1.0] * 6), (1.0, -1.0, *[1.0] * 5), (1.0, float("nan"), *[1.0] * 5), (1.0,)])
 def test_costs_that_cannot_be_are_refused_with_advice(knots):
     with pytest.raises(InvalidInputError, match="polydraft tune"):
         Costs(knots, 0.0, 0.0)
