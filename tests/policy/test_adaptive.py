@@ -130,6 +130,20 @@ def test_a_batch_whose_rows_cost_a_pass_each_is_hardly_drafted_for():
     assert drafted_steps <= 4
 
 
+def test_a_match_that_doubles_wakes_no_draft_where_not_even_a_certain_token_pays():
+    (s,), full = sequences(), sequences(64)
+    for batch, wakes in ((full, False), ([s], True)):
+        policy = made(Costs.of(1.0, 1.4, 2.0, draft_start=0.0, draft_step=0.0), rate=0.01)
+        policy._copies = True
+        for sequence in batch:
+            sequence.token_ids = list(range(100, 164))
+        budgets = [max(budget.max_depth for budget in policy.budgets(batch)) for _ in range(2)]  # the second step is paused
+        assert budgets == [0, 0]
+        for sequence in batch:
+            sequence.token_ids += range(100, 116)
+        assert any(budget.max_depth for budget in policy.budgets(batch)) == wakes
+
+
 def test_a_new_request_opens_with_drafts_alone_or_where_they_pay():
     (s,), (seeded,) = sequences(), sequences(seed=1)
     dear, cheap = made(Costs.of(1.0, 3.0, 7.0, draft_start=0.0, draft_step=0.1)), made(costs(0.02, 0.02))

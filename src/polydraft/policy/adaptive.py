@@ -51,6 +51,8 @@ faster (the Qwen pair, by prices)."""
 MOST_COPIED = 16
 """Tokens of the text that are verified at once, at most."""
 NOTHING = Budget.fixed((-1,))
+CERTAIN = Expected(2.0, 1.0, 1.0)
+"""A drafted token that is accepted for sure: where not even that pays, nothing is looked for."""
 
 
 def least_pause(num_sequences: int, costs: Costs) -> int:
@@ -217,7 +219,7 @@ class AdaptivePolicy:
         course.age = 1
         if course.weighed.gain > 0:
             course.pause = course.looks = 0
-        elif course.looks:  # a pause is over
+        elif course.looks and pays(CERTAIN, speed, batch, drafting, costs):  # a pause is over
             course.looks, course.age = course.looks - 1, HELD
         else:
             course.pause = min(max(2 * course.pause, FIRST_PAUSE, least_pause(batch, costs)), LONGEST_PAUSE)

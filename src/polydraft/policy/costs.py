@@ -79,9 +79,9 @@ class Costs:
 
     @classmethod
     def of(cls, *passes: float, draft_start: float, draft_step: float) -> "Costs":
-        """Of measured passes of 1, 4 and 8 rows; beyond them as between the last two."""
+        """Of measured passes of 1, 4 and 8 rows; beyond them as between the last two, and beyond 64 rows as a pass more."""
         slope = max((passes[2] - passes[1]) / 4, (passes[1] - passes[0]) / 3, 0.0)
-        return cls((*passes, *(passes[2] + slope * (n - 8) for n in KNOTS[3:])), draft_start, draft_step)
+        return cls((*passes, *(passes[2] + slope * (n - 8) + (n > 64) * passes[0] for n in KNOTS[3:])), draft_start, draft_step)
 
     @classmethod
     def assumed(cls) -> "Costs":
