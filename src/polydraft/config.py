@@ -292,22 +292,6 @@ def from_environment(kind: type[Config]) -> dict[str, str]:
     return {name: environ[s.variable] for name, s in settings(kind).items() if environ.get(s.variable)}
 
 
-def markdown() -> str:
-    """The reference page's tables: an option, what it is, its default."""
-    kinds = (EngineConfig, SamplingConfig, ServerConfig, ReplicaConfig, BatchConfig)
-    return "\n\n".join(f"## {kind.__name__}\n\n{kind.__doc__}\n\n{_table(kind)}" for kind in kinds)
-
-
-def _table(kind: type[Config]) -> str:
-    rows = ["| field | option | what it is | default |", "|---|---|---|---|"]
-    for name, spec in settings(kind).items():
-        option = "" if spec.flag == "" else f"`{(spec.flag or flag(name)).split()[0]}`"
-        rows.append(
-            f"| `{name}` | {option} | {spec.described().partition(' Default: ')[0]} | {spec.unset or ('' if spec.default in (None, ()) else f'`{spec.default}`')} |"
-        )
-    return "\n".join(rows)
-
-
 def flag(name: str) -> str:
     """The option of a field.
 

@@ -3,10 +3,76 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from polydraft.cli.methods import markdown as methods
-from polydraft.config import markdown as configuration
+from polydraft.cli.methods import lossless
+from polydraft.cli.methods import table as methods_table
+from polydraft.config import (
+    BatchConfig,
+    Config,
+    EngineConfig,
+    ReplicaConfig,
+    SamplingConfig,
+    ServerConfig,
+    flag,
+    settings,
+)
 from tests.exactness.validity import markdown as validity
+
+
+def short(authors: str) -> str:
+    """Of each paper at most three names, else the first one and et al.
+
+    Example:
+        >>> short("Li, Wei, Zhang & Zhang; Sun et al.")
+        'Li et al.; Sun et al.'
+    """
+    papers = [names.strip() for names in authors.split(";")]
+    return "; ".join(names if names.count(",") < 2 else f"{names.split(',')[0]} et al." for names in papers)
+
+
+def paper(row: dict[str, Any]) -> str:
+    link = f" ([{row['arxiv']}](https://arxiv.org/abs/{row['arxiv']}))" if row["arxiv"] else ""
+    return f"{row['title']}, {short(row['authors'])}{link}"
+
+
+HEADS = {
+    "verifier": ("Verifiers", "lossless"),
+    "drafter": ("Drafters", ""),
+    "decoding": ("Decoding methods", "outputs are lossless to"),
+}
+
+
+def methods() -> str:
+    """The tables of docs/methods.md: method, year, paper, lossless."""
+    parts: list[str] = []
+    for kind, (title, claim) in HEADS.items():
+        head = ["method", "year", "paper", *([claim] if claim else [])]
+        lines = [f"## {title}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+        for row in methods_table():
+            if row["kind"] == kind:
+                claims = {"verifier": [lossless(row)], "drafter": [], "decoding": [row["lossless_to"]]}[kind]
+                cells = [f"`{row['name']}`", str(row["year"]), paper(row), *claims]
+                lines.append(f"| {' | '.join(cells)} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def configuration() -> str:
+    """The reference page's tables: an option, what it is, its default."""
+    kinds = (EngineConfig, SamplingConfig, ServerConfig, ReplicaConfig, BatchConfig)
+    return "\n\n".join(f"## {kind.__name__}\n\n{kind.__doc__}\n\n{settings_table(kind)}" for kind in kinds)
+
+
+def settings_table(kind: type[Config]) -> str:
+    rows = ["| field | option | what it is | default |", "|---|---|---|---|"]
+    for name, spec in settings(kind).items():
+        option = "" if spec.flag == "" else f"`{(spec.flag or flag(name)).split()[0]}`"
+        rows.append(
+            f"| `{name}` | {option} | {spec.described().partition(' Default: ')[0]} | {spec.unset or ('' if spec.default in (None, ()) else f'`{spec.default}`')} |"
+        )
+    return "\n".join(rows)
+
 
 DOCS = Path(__file__).parents[2] / "docs"
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {

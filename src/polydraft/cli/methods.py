@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _ANSWER = {True: "yes", False: "no", None: "with a lossless verifier"}
 
 
-def _lossless(row: dict[str, Any]) -> str:
+def lossless(row: dict[str, Any]) -> str:
     return f"to {row['lossless_to']}, with a lossless verifier" if row["kind"] == "decoding" else _ANSWER[row["lossless"]]
 
 
@@ -49,53 +49,12 @@ def table() -> list[dict[str, Any]]:
     return [_row(kind, info) for kind, methods in infos.items() for info in methods]
 
 
-def _short(authors: str) -> str:
-    """Of each paper at most three names, else the first one and et al.
-
-    Example:
-        >>> _short("Li, Wei, Zhang & Zhang; Sun et al.")
-        'Li et al.; Sun et al.'
-    """
-    papers = [names.strip() for names in authors.split(";")]
-    return "; ".join(names if names.count(",") < 2 else f"{names.split(',')[0]} et al." for names in papers)
-
-
-def _paper(row: dict[str, Any]) -> str:
-    link = f" ([{row['arxiv']}](https://arxiv.org/abs/{row['arxiv']}))" if row["arxiv"] else ""
-    return f"{row['title']}, {_short(row['authors'])}{link}"
-
-
-_HEADS = {
-    "verifier": ("Verifiers", "lossless"),
-    "drafter": ("Drafters", ""),
-    "decoding": ("Decoding methods", "outputs are lossless to"),
-}
-
-
-def markdown() -> str:
-    """The tables of docs/methods.md: method, year, paper, lossless."""
-    parts: list[str] = []
-    for kind, (title, claim) in _HEADS.items():
-        head = ["method", "year", "paper", *([claim] if claim else [])]
-        lines = [f"## {title}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-        for row in table():
-            if row["kind"] == kind:
-                claims = {"verifier": [_lossless(row)], "drafter": [], "decoding": [row["lossless_to"]]}[kind]
-                cells = [f"`{row['name']}`", str(row["year"]), _paper(row), *claims]
-                lines.append(f"| {' | '.join(cells)} |")
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts)
-
-
 def methods(
     as_json: Annotated[bool, typer.Option("--json", help="JSON list.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Tables of docs/methods.md.")] = False,
 ) -> None:
     """List verifiers, drafters and decoding methods: paper, year, which drafts they are exact for, whether they are lossless, and to what."""
     if as_json:
         typer.echo(json.dumps(table(), indent=2))
-    elif as_markdown:
-        typer.echo(markdown())
     else:
         _print()
 
@@ -111,7 +70,7 @@ def _print() -> None:
                 r["arxiv"] or "-",
                 ", ".join(r["draft_sampling"]) or "any",
                 ", ".join(r["shapes"]) or "any",
-                _lossless(r),
+                lossless(r),
             )
             for r in table()
             if r["kind"] == kind
