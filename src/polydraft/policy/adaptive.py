@@ -219,7 +219,7 @@ class AdaptivePolicy:
         course.age = 1
         if course.weighed.gain > 0:
             course.pause = course.looks = 0
-        elif course.looks and pays(CERTAIN, speed, batch, drafting, costs):  # a pause is over
+        elif course.looks and gain(CERTAIN, speed, batch, drafting, costs) > 0:  # a pause is over
             course.looks, course.age = course.looks - 1, HELD
         else:
             course.pause = min(max(2 * course.pause, FIRST_PAUSE, least_pause(batch, costs)), LONGEST_PAUSE)
