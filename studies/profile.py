@@ -30,7 +30,7 @@ from polydraft.models import load, pair
 from polydraft.models.compiled.layers import multiply
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.noise import uniform_at
-from polydraft.verifiers.block import Block
+from polydraft.verifiers.lift.leaf_to_root import LeafToRoot
 from studies.options import Quick
 
 __all__ = ["SIZES", "main", "profile"]
@@ -63,7 +63,7 @@ class _Probe:
     def watching(self) -> Iterator[None]:
         watched = (
             (sampling, "process", "law"),
-            (Block, "walk", "verification"),
+            (LeafToRoot, "walk", "verification"),
             (NoiseKey, "of", "noise"),
             (Stopper, "push", "detokenising"),
             (CompiledLlama, "score", "pass"),

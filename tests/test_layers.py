@@ -148,5 +148,5 @@ def test_a_cycle_is_noticed():
 
 def test_an_intrusion_is_noticed():
     assert intrusions("models.hf", {"verifiers._rows", "plan"}) == ["models.hf imports verifiers._rows"]
-    assert intrusions("verifiers.fast.walk", {"verifiers._rows", "verifiers.fast._inner"}) == []
+    assert intrusions("verifiers.walks.visits", {"verifiers._rows", "verifiers.walks._inner"}) == []
     assert intrusions("tests.engine.test_plan", {"plan._inner.table"}) == ["tests.engine.test_plan imports plan._inner.table"]

@@ -36,8 +36,12 @@ def is_plain(params: SamplingParams) -> bool:
         >>> is_plain(SamplingParams(temperature=0.7)), is_plain(SamplingParams(top_p=0.9))
         (True, False)
     """
-    by_context = params.has_penalties or params.logit_bias or params.min_tokens or params.structured_outputs is not None
-    return not (by_context or _truncates(params))
+    return not (_depends_on_context(params) or _truncates(params))
+
+
+def _depends_on_context(params: SamplingParams) -> bool:
+    """Whether token ids matter, those of the path or any."""
+    return bool(params.has_penalties or params.logit_bias or params.min_tokens or params.structured_outputs is not None)
 
 
 def _truncates(params: SamplingParams) -> bool:
@@ -327,8 +331,12 @@ def draft_probs(
     prompt_lengths: Sequence[int],
     params: Sequence[SamplingParams],
     stop_ids: Sequence[int] = (),
-) -> Float[Tensor, "B N V"]:
+    *,
+    since: int = 0,
+) -> Float[Tensor, "B M V"]:
     """The same for a draft model, which may have logits of some tokens only: where none of them is allowed, no token has mass.
+
+    since: logits are those of the nodes `since` and later.
 
     Example:
         >>> root = TokenTree.roots(torch.tensor([1]))
@@ -336,11 +344,13 @@ def draft_probs(
         >>> draft_probs(torch.tensor([[[1.0, 2.0, -math.inf]]]), root, [[1]], [1], [only]).tolist()
         [[[0.0, 0.0, 0.0]]]
     """
-    if all(map(is_plain, params)):
-        return distributions(logits, tree, contexts, prompt_lengths, params, stop_ids)
+    if not any(map(_depends_on_context, params)):
+        part = TokenTree(tree.tokens[:, since:], tree.parents[:, since:])
+        return distributions(logits, part, contexts, prompt_lengths, params, stop_ids)
+    logits = torch.nn.functional.pad(logits, (0, 0, since, 0))  # a path begins at the root: rows for all nodes
     x = _process_context(_wide(logits), tree, contexts, prompt_lengths, params, stop_ids)
     empty = ((x.amax(-1) == -torch.inf) & (logits.amax(-1) > -torch.inf))[..., None]
-    return soften(_truncated(x.masked_fill(empty, 0.0), tree, params, True), params).masked_fill(empty, 0.0)
+    return soften(_truncated(x.masked_fill(empty, 0.0), tree, params, True), params).masked_fill(empty, 0.0)[:, since:]
 
 
 def soften(processed: Float[Tensor, "B N V"], params: Sequence[SamplingParams]) -> Float[Tensor, "B N V"]:

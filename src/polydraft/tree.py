@@ -142,6 +142,26 @@ def depths(tree: TokenTree) -> Int[Tensor, "B N"]:
     return torch.from_numpy(_depths(tree.host[1])).to(tree.parents.device)
 
 
+@njit(cache=True)
+def _heights(parents: np.ndarray) -> np.ndarray:
+    heights = np.zeros_like(parents)
+    for b in range(parents.shape[0]):
+        for n in range(parents.shape[1] - 1, 0, -1):
+            if parents[b, n] >= 0:
+                heights[b, parents[b, n]] = max(heights[b, parents[b, n]], 1 + heights[b, n])
+    return heights
+
+
+def heights(tree: TokenTree) -> Int[Tensor, "B N"]:
+    """How deep a tree goes on below each of its nodes.
+
+    Example:
+        >>> heights(TokenTree.chain(torch.tensor([[5, 7, 9]]))).tolist()
+        [[2, 1, 0]]
+    """
+    return torch.from_numpy(_heights(tree.host[1])).to(tree.tokens.device)
+
+
 def ancestors(tree: TokenTree) -> Bool[Tensor, "B N N"]:
     """mask[b, n, m]: node m is n itself or above n. Padding sees only itself.
 

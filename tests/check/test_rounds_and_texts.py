@@ -20,7 +20,7 @@ from polydraft.models import pair
 from polydraft.models.folder import load_module
 from polydraft.registry import verifier
 from polydraft.verifiers import greedy
-from polydraft.verifiers.block import Block
+from polydraft.verifiers.lift.leaf_to_root import LeafToRoot
 from polydraft.verifiers.match import Match
 from tests.support.wrong_rules import keep_all
 
@@ -114,12 +114,12 @@ def test_a_known_mistake_is_found(name, engine):
 @pytest.mark.parametrize("name", WALKS)
 def test_a_mistake_in_a_shipped_walk_differs_from_the_verdict_on_the_same_noise(name, engine):
     """On the pair as it is, whose few rejections hide most of these from statistics."""
-    _, kind, width, edit = WALKS[name]
+    _, kind, width, edits = WALKS[name]
     wrong = Engine.of(
         engine.target,
         draft_model=engine.drafter.model,
         drafter=f"model:{kind}",
-        verifier=mutant(name, edit),
+        verifier=mutant(name, *edits),
         depth=2,
         num_paths=width,
         tokenizer=engine.tokenizer,
@@ -161,7 +161,7 @@ def test_every_fused_rule_has_a_broken_walk_among_the_mistakes():
 
 
 def test_a_block_rule_whose_walk_is_replaced_is_found(engine, monkeypatch):
-    monkeypatch.setattr(Block, "walk", lambda self, *given: keep_all(*given))
+    monkeypatch.setattr(LeafToRoot, "walk", lambda self, *given: keep_all(*given))
     assert not check(engine, PROMPTS, PARAMS, rounds=60).passed
 
 

@@ -13,10 +13,10 @@ from polydraft import Engine, FixedPolicy, SamplingParams, sampling
 from polydraft.core import Budget
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.tree import chain, paths
-from polydraft.verifiers.block import Block
-from polydraft.verifiers.greedy_traversal import GreedyTraversal
-from polydraft.verifiers.match import Match
+from polydraft.verifiers.lift.leaf_to_root import LeafToRoot
+from polydraft.verifiers.match import Match, match
 from tests.engine.tables import TableModel, p_value
+from tests.exactness.oracle import lifted
 from tests.support.wrong_rules import Wrong, block, keep_all
 
 SAMPLES = 1024
@@ -75,7 +75,7 @@ def test_a_known_mistake_is_caught(mistake):
     assert p_value(engine, [1, 2], 3, SAMPLES) < 1e-6
 
 
-@pytest.mark.parametrize(("walker", "kind", "num_paths"), [(Block, "chain", 1), (GreedyTraversal, "paths", 2), (Match, None, 1)])
+@pytest.mark.parametrize(("walker", "kind", "num_paths"), [(LeafToRoot, "chain", 1), (LeafToRoot, "paths", 2), (Match, None, 1)])
 def test_a_broken_walk_in_the_place_of_the_right_one_is_caught(walker, kind, num_paths, monkeypatch):
     target, small = pair(*NEAR)
     size = {} if kind is None else {"depth": 2, "num_paths": num_paths}
@@ -87,6 +87,6 @@ def test_a_broken_walk_in_the_place_of_the_right_one_is_caught(walker, kind, num
 def test_target_rows_are_processed_once_a_step_where_the_verifier_has_no_walk(monkeypatch):
     target, processed, process = pair(*NEAR)[0], [], sampling.process
     monkeypatch.setattr(sampling, "process", lambda *rows, **options: processed.append(rows) or process(*rows, **options))
-    engine = Engine.of(target, drafter="ngram", depth=2, verifier="traversal")
+    engine = Engine.of(target, drafter="ngram", depth=2, verifier=lifted(match.emitted_probs))
     (result,) = engine.generate([[1, 2, 1, 2, 1]], SamplingParams(seed=3, max_tokens=12, top_k=2))
     assert len(processed) == result.stats.steps > 1

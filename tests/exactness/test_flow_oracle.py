@@ -9,8 +9,8 @@ import pytest
 
 from polydraft.core import DraftSampling, TreeShape
 from polydraft.testing import measure
-from polydraft.verifiers.fast.rows import reweight
 from polydraft.verifiers.flow import flow, transport
+from polydraft.verifiers.walks.rows import reweight
 from tests.exactness.harness import by_depth
 
 FILE = Path(os.environ.get("POLYDRAFT_FLOW_ORACLE", Path(__file__).parent / "flow_cases.json"))

@@ -6,17 +6,29 @@ import torch
 from polydraft import registry, sampling
 from polydraft.core import Draft, DraftSampling, NoiseKey, SamplingParams, TokenTree, TreeShape
 from polydraft.verifiers import greedy
-from tests.fast_equals_slow.walk_rounds import DEGENERATE, TREES, B, V, degenerate, rounds, same
+from tests.fast_equals_slow.walk_rounds import DEGENERATE, DISTINCT, TREES, B, V, degenerate, rounds, same
 
 DELAYED = [-1, 0, 1, 1, 2, 3, 4, 5]
-WALKS = [
-    ("block", TreeShape.CHAIN, DraftSampling.IID),
-    *(("greedy_traversal", shape, DraftSampling.IID) for shape in TREES),
-    *(("match", shape, law) for shape in TREES for law in (DraftSampling.IID, DraftSampling.POINT_MASS)),
-    *(("race", shape, DraftSampling.IID) for shape in TREES),
-    *(("flow", shape, DraftSampling.SYSTEMATIC) for shape in TREES),
-    *(("list_race", shape, DraftSampling.LISTED) for shape in (TreeShape.CHAIN, TreeShape.PATHS)),
+SAMPLINGS = [
+    DraftSampling[name]
+    for name in ("IID", "SYSTEMATIC", "WITHOUT_REPLACEMENT", "LISTED", "POINT_MASS", "INDEPENDENT", "GREEDY_PLUS_ONE")
 ]
+
+
+def walks():
+    """Every verifier with a walk, on all shapes and, on one shape, all ways of sampling that it is exact for."""
+    for name in registry.names("verifier"):
+        rule = registry.verifier(name)
+        if hasattr(rule, "walk"):
+            shapes = [shape for shape in reversed(TREES) if shape in rule.info.shapes]
+            first, *others = [sampling for sampling in SAMPLINGS if sampling in rule.info.draft_sampling]
+            yield from ((name, shape, first) for shape in shapes)
+            yield from ((name, shapes[0], sampling) for sampling in others)
+
+
+WALKS = [*walks()]
+REPEATED = [case for case in WALKS if case[2] not in DISTINCT]
+"""Those whose siblings may be equal."""
 
 
 @pytest.mark.parametrize(("name", "shape", "law"), WALKS)
@@ -32,7 +44,7 @@ def test_a_walk_finds_what_the_verdict_samples(name, shape, law):
 
 
 @pytest.mark.parametrize("kind", DEGENERATE)
-@pytest.mark.parametrize(("name", "shape", "law"), WALKS)
+@pytest.mark.parametrize(("name", "shape", "law"), REPEATED)
 def test_a_walk_finds_what_the_verdict_samples_on_degenerate_rows(name, shape, law, kind):
     rule = registry.verifier(name)
     for vocab_size in (2, 5, 300):
@@ -56,7 +68,7 @@ def test_the_greedy_walk_is_that_of_point_masses_on_degenerate_rows(kind):
         assert same(greedy.walk(draft, logits, key), registry.verifier("match")(draft, certain).sample(key))
 
 
-@pytest.mark.parametrize(("name", "shape", "law"), WALKS)
+@pytest.mark.parametrize(("name", "shape", "law"), REPEATED)
 def test_the_greedy_walk_is_every_rule_at_temperature_zero(name, shape, law):
     draft, logits, key = rounds(shape, law, 3)
     params = [SamplingParams(temperature=0)] * B

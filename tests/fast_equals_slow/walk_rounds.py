@@ -9,6 +9,7 @@ from polydraft.core import Draft, DraftSampling, NoiseKey, Outcome, SamplingPara
 from polydraft.noise import choose_systematic
 
 V, B = 37, 400
+DISTINCT = DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.GREEDY_PLUS_ONE
 TREES = {
     TreeShape.CHAIN: [-1, 0, 1, 2],
     TreeShape.PATHS: [-1, 0, 0, 1, 2, 3, 4],
@@ -34,12 +35,16 @@ def rounds(
         )
         rows = torch.where(parents >= 0, tokens.gather(1, parents.clamp(min=0)), -1)
     for n in range(1, N) if law is not DraftSampling.SYSTEMATIC else ():
-        rows[:, n] = tokens[every, parents[:, n]]
-        tokens[:, n] = torch.multinomial(q[every, rows[:, n]], 1, generator=g)[:, 0]
+        siblings = [m for m in range(1, n) if parents[0, m] == parents[0, n]]
+        rows[:, n] = (tokens[every, parents[:, n]] + len(siblings) * (law is DraftSampling.INDEPENDENT)) % V
+        untried = q[every, rows[:, n]]
+        if law in DISTINCT:
+            untried = untried.scatter(1, tokens[:, siblings], 0.0)
+        tokens[:, n] = torch.multinomial(untried, 1, generator=g)[:, 0]
     logits = target[every[:, None], tokens]
     key = NoiseKey.of(range(B), [seed] * B, [11] * B)
     if law is DraftSampling.POINT_MASS:
-        return Draft(TokenTree(tokens, parents), law, shape, None, torch.full_like(rows, -1)), logits, key
+        return Draft(TokenTree(tokens, parents), law, shape, None, torch.full_like(rows, -1), key), logits, key
     return Draft(TokenTree(tokens, parents), law, shape, q, rows, key), logits, key
 
 

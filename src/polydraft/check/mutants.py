@@ -22,12 +22,13 @@ from polydraft import registry
 from polydraft.check.wrong_drafters import DropsUnlikely, OwnPositions, TopWithRow
 from polydraft.core import Draft, DraftSampling, Method, Target, TreeShape, Verdict
 from polydraft.drafters.model.paths import ModelDrafter
+from polydraft.verifiers.lift.leaf_to_root import LeafToRoot
 
 ANYTHING = Method("wrong", "A known mistake", "", 2026, "", frozenset(DraftSampling), frozenset(TreeShape), lossless=False)
-BLOCK, GTV, MATCH, RACE, FLOW, RECURSIVE, TRAVERSAL = (
-    f"polydraft.verifiers.{name}" for name in ("block", "greedy_traversal", "match", "race", "flow", "recursive", "traversal")
+MATCH, RACE, RECURSIVE, LIFT, VISITS, TRIES = (
+    f"polydraft.verifiers.{name}"
+    for name in ("match", "race", "recursive", "lift.leaf_to_root", "walks.visits", "walks.traversal")
 )
-SWEEP = "polydraft.verifiers.lift.leaf_to_root"
 
 
 @dataclass(frozen=True)
@@ -122,41 +123,44 @@ def mutant(rule: str, *edits: Edit) -> Any:
         sys.modules.update(shipped)
 
 
-KEEP = "w = keep(w, p[last, t[last + 1]] * scale[last], q[b, rows[b, last + 1], t[last + 1]])"
+KINDS = {
+    DraftSampling.WITHOUT_REPLACEMENT: "without_replacement", DraftSampling.GREEDY_PLUS_ONE: "greedy_plus_one",
+    DraftSampling.SYSTEMATIC: "systematic", DraftSampling.IID: "paths",
+}  # fmt: skip
+"""Kinds of a draft model's drafts, by how they are sampled."""
+OTHER_NOISE = Edit(LIFT, "arrays(draft, logits, key)", "arrays(draft, logits, replace(key, position=key.position + 1))")
 WALKS = {
-    "block": ("residual without the accumulated weight", "chain", 1, Edit(BLOCK, "a = weights[n] * scale[n]", "a = scale[n]")),
-    "greedy_traversal": (
-        "extra token drawn with the uniform of the stop", "paths", 2,
-        Edit(GTV, "done.token[b] = drawn(distribution, *noise[b], EXTRA)", "done.token[b] = drawn(distribution, *noise[b], STOP)"),
+    "block": (
+        "residual without the accumulated weight", "chain", 1,
+        (Edit(VISITS, "leftover(at.weight[u], at.p[u]", "leftover(1.0, at.p[u]"), Edit(TRIES), Edit(LIFT)),
     ),
     "match": (
         "extra token may be a drafted one", "chain", 1,
-        Edit(MATCH, "here[tokens[b, m]] = 0.0", "here[tokens[b, m]] *= 1.0"),
+        (Edit(MATCH, "here[tokens[b, m]] = 0.0", "here[tokens[b, m]] *= 1.0"),),
     ),
-    "race": ("one vector of clocks for all positions", "coupled", 2, Edit(RACE, "position[b] + depth)", "position[b])")),
+    "race": ("one vector of clocks for all positions", "coupled", 2, (Edit(RACE, "position[b] + depth)", "position[b])"),)),
     "list_race": (
         "all paths in play everywhere", "listed", 2,
-        Edit(RACE, "rows=first), self.active(draft.tree))", "rows=first), np.ones_like(self.active(draft.tree)))"),
+        (Edit(RACE, "rows=first), self.active(draft.tree))", "rows=first), np.ones_like(self.active(draft.tree)))"),),
     ),
-    "flow": (
-        "extra token drawn with the uniform of the stop", "systematic", 3,
-        Edit(FLOW, "drawn(extra_probs, *noise, EXTRA)", "drawn(extra_probs, *noise, STOP)"),
-    ),
+    **{
+        name: ("noise of another position", KINDS[next(sampling for sampling in KINDS if sampling in rule.info.draft_sampling)], 3, (OTHER_NOISE,))
+        for name, rule in ((name, registry.verifier(name)) for name in registry.names("verifier"))
+        if isinstance(rule, LeafToRoot) and name != "block"
+    },
 }  # fmt: skip
-"""Rules with a compiled walk -> a mistake of the walk alone, the kind and the width of drafts that go through it, and its edit."""
+"""Rules with a compiled walk -> a mistake of the walk alone, the kind and the width of drafts that go through it, and its edits."""
 
 WITHOUT_WEIGHT = (
-    Edit(SWEEP, "reweight(w, surplus(w / p_sum, p, 1.0 / q_sum, q))", "reweight(w, surplus(1.0 / p_sum, p, 1.0 / q_sum, q))"),
-    Edit(SWEEP, "else reject(w, rest, q)", "else reject(1.0, rest, q)"),
-    Edit(TRAVERSAL),
-    Edit(BLOCK, "surplus(weights[i] * scale[i], p[i]", "surplus((weights[i] > 0.0) * scale[i], p[i]"),
-    Edit(BLOCK, "a = weights[n] * scale[n]", "a = (weights[n] > 0.0) * scale[n]"),
+    Edit(VISITS, "surplus(a * at.scale[u], at.p[u]", "surplus((a > 0.0) * at.scale[u], at.p[u]"),
+    Edit(VISITS, "leftover(at.weight[u], at.p[u]", "leftover(1.0 * (at.weight[u] > 0.0), at.p[u]"),
+    Edit(TRIES),
+    Edit(LIFT, "positive_part(w[:, None] * p - q)", "positive_part(p - q)"),
 )
 CLAMPED = (
-    Edit(SWEEP, "into = keep(w, p[x] / p_sum, q[x] / q_sum)", "into = w * keep(1.0, p[x] / p_sum, q[x] / q_sum)"),
-    Edit(SWEEP, "into = keep(w, rest[x], q[x])", "into = w * keep(1.0, rest[x], q[x])"),
-    Edit(TRAVERSAL),
-    Edit(BLOCK, KEEP, KEEP.replace("keep(w,", "w * keep(1.0,")),
+    Edit(VISITS, "keep(at.weight[u], at.p[u, x]", "at.weight[u] * keep(1.0, at.p[u, x]"),
+    Edit(TRIES),
+    Edit(LIFT, "(w * px / qx).clamp(max=1)", "w * (px / qx).clamp(max=1)"),
 )
 SKIPPED = Edit(
     RECURSIVE,
@@ -179,8 +183,8 @@ DRAWN_AGAIN = Edit(
 
 def mistakes() -> Iterator[Mistake]:
     """Every known mistake, with the drafts that show it."""
-    for name, (what, kind, width, edit) in WALKS.items():
-        yield Mistake(f"walk of {name}: {what}", partial(mutant, name, edit), kind, 2, width)
+    for name, (what, kind, width, edits) in WALKS.items():
+        yield Mistake(f"walk of {name}: {what}", partial(mutant, name, *edits), kind, 2, width)
     yield Mistake("block: residual without the accumulated weight", partial(mutant, "block", *WITHOUT_WEIGHT), "chain", 2, 1)
     yield Mistake("block: clamped factors", partial(mutant, "block", *CLAMPED), "chain", 2, 1)
     yield Mistake("recursive: equal draws skipped", partial(mutant, "recursive", SKIPPED), "paths", 1, 3)

@@ -19,25 +19,19 @@ One path is block verification, to the last bit. Traps: iid draws; one u for a w
 E from the marginals of the draws instead of their tuples.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
-from polydraft import tree
-from polydraft.core import FIXED, Draft, DraftSampling, NoiseKey, Outcome, TreeShape
-from polydraft.noise import uniform_at
+from polydraft.core import FIXED, DraftSampling
 from polydraft.papers import method
-from polydraft.verifiers.block import _walk as block_walk
-from polydraft.verifiers.block import block
-from polydraft.verifiers.fast import flow as fast
-from polydraft.verifiers.fast.rows import reweight
-from polydraft.verifiers.fast.walk import EXTRA, STOP, arrays, drawn, outcome
-from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, Sweep, chains, enter
-from polydraft.verifiers.traversal import tries as one_draw
+from polydraft.verifiers.block import tries as one_draw
+from polydraft.verifiers.lift.contexts import Contexts, Decision
+from polydraft.verifiers.lift.leaf_to_root import LeafToRoot
+from polydraft.verifiers.walks.flow import walk
+from polydraft.verifiers.walks.rows import reweight
 
 STEPS = 4
 """Of the scaling; two lose 0.1 to 0.4% of the tokens."""
@@ -139,58 +133,24 @@ def weights(mass: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
     return np.divide(mass, remaining, out=np.zeros_like(mass), where=(mass > 0.0) & (remaining > 0.0)).clip(max=1.0)
 
 
-def tries(contexts: Int[np.ndarray, "M 2"], sweep: Sweep, residual: Float[np.ndarray, "R W"]) -> None:
-    """The rule at one context after the other; see `lift.leaf_to_root.Tries`."""
-    for i, (b, v) in enumerate(contexts):
-        n, w = int(sweep.counts[b, v]), float(sweep.weight[b, v])
-        if n == 1:
-            one_draw(contexts[i : i + 1], sweep, residual[i : i + 1])
-        if n == 1 or w == 0.0:
-            continue
-        nodes = sweep.draws[b, v, :n]
-        tokens = sweep.tokens[b, nodes]
-        p, q = (x / x.sum() for x in (sweep.p[b, v].astype(float), sweep.q[b, sweep.rows[b, nodes[0]]].astype(float)))
-        if not (q[tokens] > 0.0).all():
-            w = np.nan  # which no draw can do
-        flow = transport(w, p, q, tokens)
-        for turn, (child, into) in enumerate(zip(nodes[flow.places], weights(flow.mass), strict=True)):
-            enter(sweep, b, v, turn, child, into)
-        s = flow.rest.sum()
-        sweep.accept[b, v] = reweight(w, s)
-        if residual.size:
-            residual[i] = flow.rest / s if s > 0.0 else p
+def tries(at: Contexts) -> Decision:
+    """One draw is block verification; several, at one context after the other, on the host."""
+    single, width = one_draw(at._replace(tokens=at.tokens[:, :1])), at.tokens.shape[1]
+    into = np.pad(single.weights.cpu().numpy(), ((0, 0), (0, width - 1)))
+    turns = np.pad(single.turns.cpu().numpy(), ((0, 0), (0, width - 1)), constant_values=-1)
+    assert at.q is not None
+    w, p, q, tokens, stops, rest = (
+        x.cpu().numpy() for x in (at.weight, at.p, at.q, at.tokens, single.stops, single.rest.clone())
+    )
+    for i in np.flatnonzero(((tokens >= 0).sum(1) > 1) & (w != 0.0)):
+        draws = tokens[i][tokens[i] >= 0]
+        weight = w[i] if (q[i, draws] > 0.0).all() else np.nan  # which no draw can do
+        flow = transport(weight, p[i], q[i], draws)
+        into[i], turns[i] = 0.0, -1
+        into[i, flow.places], turns[i, flow.places] = weights(flow.mass), np.arange(len(flow.places))
+        stops[i], rest[i] = reweight(weight, flow.rest.sum()), flow.rest
+    return Decision(*(torch.from_numpy(x).to(at.p.device) for x in (into, stops, rest, turns)))
 
 
-@dataclass(frozen=True)
-class FlowRule(LeafToRoot):
-    """The verifier, with a walk."""
-
-    def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
-        """What the verdict samples, for float32 logits and distributions on the host; chains as block verification, which this rule then is.
-
-        None where it does not apply, or where what was looked at is faulty.
-        """
-        if draft.shape is TreeShape.CHAIN:
-            return block.walk(draft, logits, key)
-        if draft.probs is None or draft.probs.dtype != torch.float32:
-            return None
-        done, single = arrays(draft, logits, key), chains(draft.tree.host[1])
-        kids, first, depth = (
-            x.numpy() for x in (tree.children(draft.tree), tree.first_copies(draft.tree), tree.depths(draft.tree))
-        )
-        counts, levels, V = (kids >= 0).sum(-1), int(depth.max()) + 1, done.logits.shape[-1]
-        p, rest, extra_probs = np.empty((levels, V), np.float32), np.empty((levels, V)), np.empty(V)
-        work = fast.room(V, int(counts.max()))
-        for b, is_single in enumerate(single.tolist()):
-            noise = done.seed[b], done.sample[b], done.position[b]
-            if is_single:
-                block_walk(*(x[b : b + 1] for x in done))
-                continue
-            nodes, until = (done.rows[b], done.tokens[b], first[b], kids[b], counts[b], depth[b]), uniform_at(*noise, STOP, 0)
-            done.node[b] = fast.walk_row(done.logits[b], done.draft_probs[b], nodes, p, rest, work, until, extra_probs)
-            done.token[b] = drawn(extra_probs, *noise, EXTRA) if done.node[b] >= 0 else -1
-        return outcome(draft, done)
-
-
-flow = FlowRule(method("flow", "Flow verification", "", {DraftSampling.SYSTEMATIC}, FIXED), tries, in_turn=True)
+flow = LeafToRoot(method("flow", "Flow verification", "", {DraftSampling.SYSTEMATIC}, FIXED), tries, walk)
 """The verifier."""

@@ -14,8 +14,8 @@ from torch import Tensor
 from polydraft import tree
 from polydraft.core import Draft, NoiseKey, Outcome
 from polydraft.params import SamplingParams
-from polydraft.verifiers.fast.rows import compiled, highest
-from polydraft.verifiers.fast.walk import arrays, child, outcome
+from polydraft.verifiers.walks.rounds import arrays, child, outcome
+from polydraft.verifiers.walks.rows import compiled, highest
 
 _SPAN = 64
 

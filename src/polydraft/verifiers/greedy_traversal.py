@@ -23,280 +23,98 @@ never of draws not yet looked at.
 Traps: merged duplicates, sorted siblings, a trunk token counted once for each path.
 """
 
-from functools import partial
-from typing import NamedTuple
+import math
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft import tree
-from polydraft.core import FIXED, Draft, DraftSampling, NoiseKey, Outcome, TreeShape
-from polydraft.noise import uniform_at
+from polydraft.core import FIXED, DraftSampling
 from polydraft.papers import method
-from polydraft.verifiers.block import _walk as block_walk
-from polydraft.verifiers.block import block
-from polydraft.verifiers.fast.rows import compiled, copy_normalised, keep, leftover, reject, reweight, soften, surplus, total
-from polydraft.verifiers.fast.walk import EXTRA, STOP, arrays, drawn, outcome
-from polydraft.verifiers.lift.leaf_to_root import chains, check_stop, host_rows, in_turn
-from polydraft.verifiers.lift.verdict import TreeVerdict
+from polydraft.verifiers.lift.contexts import Contexts, Decision
+from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, Tries
+from polydraft.verifiers.residual import normalise_or
+from polydraft.verifiers.walks.greedy_traversal import walk
 
 PER_OCTAVE, HALF, GATE = 16.0, 128, 0.2
 """Buckets of an octave, buckets on either side of p = q, and the acceptance that is missing, over n, below which all tokens share one."""
 BUCKETS = 2 * HALF + 1
-FAULTY = -2
-ALL = 2.0
-"""Where a walk ends that visits every context."""
 
-_FRACTION_BITS = 23
-_LOWEST = np.int32(np.float32(0.5**0.5).view(np.int32))
-_LOG2 = tuple(np.float32(2.0 / np.log(2.0) / k) for k in (1, 3, 5, 7))  # log2(m) = sum of these times s^k, s = (m - 1)/(m + 1)
+_FRACTION_BITS, _SQRT_HALF = 23, 0x3F3504F3
+_LOG2 = tuple(2.0 / math.log(2.0) / k for k in (1, 3, 5, 7))  # log2(m) = sum of these times s^k, s = (m - 1)/(m + 1)
 
 
-@compiled
-def _order(p, q, n, buckets, ratio):
+def buckets(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], n: Int[Tensor, " M"]) -> Int[Tensor, "M V"]:
     """Bucket of every token, rint(16 log2(p/q)) about the middle one; all in one where there is one draw or the gate is closed.
 
-    In float32 and by a series, so that it runs in vector registers: any function of the rows is a legal order.
+    By a series in float32, as the compiled form: any function of the rows is a legal order.
+
+    Example:
+        >>> p, q = torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0.25, 0.5, 0.25]])
+        >>> buckets(p, q, torch.tensor([2])).tolist()
+        [[144, 112, 128]]
     """
-    shared = 0.0
-    for t in range(p.size):
-        shared += min(p[t], q[t])
-    if n == 1 or shared > 1.0 - GATE / n:
-        buckets[:] = 0
-        return
-    whole, half, low, high = np.float32(1.0), np.float32(0.5), np.float32(-HALF), np.float32(HALF)
-    for t in range(p.size):
-        ratio[t] = np.float32(p[t]) / np.float32(q[t]) if p[t] * q[t] > 0.0 else np.float32(0.0)
-    bits = ratio.view(np.int32)
-    for t in range(p.size):
-        exponent = (bits[t] - _LOWEST) >> np.int32(_FRACTION_BITS)
-        buckets[t] = exponent
-        bits[t] -= exponent << np.int32(_FRACTION_BITS)
-    for t in range(p.size):
-        s = (ratio[t] - whole) / (ratio[t] + whole)
-        z = s * s
-        octaves = np.float32(buckets[t]) + s * (_LOG2[0] + z * (_LOG2[1] + z * (_LOG2[2] + z * _LOG2[3])))
-        step = np.floor(np.float32(PER_OCTAVE) * octaves + half)
-        buckets[t] = np.int32(min(max(step, low), high)) + np.int32(HALF)
+    ratio = torch.where(p * q > 0, p.float() / q.float(), 0.0)
+    exponent = (ratio.view(torch.int32) - _SQRT_HALF) >> _FRACTION_BITS
+    mantissa = (ratio.view(torch.int32) - (exponent << _FRACTION_BITS)).view(torch.float32)
+    s = (mantissa - 1) / (mantissa + 1)
+    z = s * s
+    octaves = exponent + s * (_LOG2[0] + z * (_LOG2[1] + z * (_LOG2[2] + z * _LOG2[3])))
+    order = (PER_OCTAVE * octaves + 0.5).floor().clamp(-HALF, HALF).long() + HALF
+    closed = (n == 1) | (torch.minimum(p, q).sum(-1) > 1 - GATE / n.to(p.dtype))
+    return torch.where(closed[:, None], 0, order)
 
 
-@compiled
-def _first_of_highest(q, n, buckets, distribution):
-    """distribution of the first draw, in draw order, of the highest bucket that holds one of n draws."""
-    mass = np.zeros((2, BUCKETS))
-    for t in range(0, q.size - 1, 2):  # two tables: a bucket that repeats need not wait for its last sum
-        mass[0, buckets[t]] += q[t]
-        mass[1, buckets[t + 1]] += q[t + 1]
-    if q.size % 2:
-        mass[0, buckets[q.size - 1]] += q[q.size - 1]
-    weight = np.zeros(BUCKETS)
-    lo, s = 0.0, 0.0
-    for j in range(BUCKETS):
-        inside = mass[0, j] + mass[1, j]
-        if inside > 0.0:
-            hi = lo + inside
-            for i in range(n):
-                weight[j] += hi**i * lo ** (n - 1 - i)
-            s += inside * weight[j]
-            lo = hi
-    weight /= s
-    for t in range(q.size):
-        distribution[t] = q[t] * weight[buckets[t]]
+def first_of_highest(q: Float[Tensor, "M V"], order: Int[Tensor, "M V"], n: Int[Tensor, " M"]) -> Float[Tensor, "M V"]:
+    """Distribution of the first draw, in draw order, of the highest bucket that holds one of n draws.
 
-
-@compiled
-def _restrict(q, buckets, low, high, out):
-    """out = q on the buckets low <= b < high, renormalised; all zero where nothing is left."""
-    s = 0.0
-    for t in range(q.size):
-        out[t] = q[t] if low <= buckets[t] < high else 0.0
-        s += out[t]
-    if s > 0.0:
-        scale = 1.0 / s
-        for t in range(q.size):
-            out[t] *= scale
-
-
-class _Walk(NamedTuple):
-    """One row of a batch, as the compiled walk sees it.
-
-    x: logits, of which p = exp(x - max(x)) is made at each context that is visited, where `until` <= 1; else p is given.  q: distributions of the draft.
-    rows, tokens: as in the draft.  first: earliest copy of each node.  kids, counts: children, and how many.
-    place: of contexts with several children, their row in P: what is left of p.  height: of each node, how deep the tree goes on below it, where this was fixed before any draw.
-    until: the walk ends at the first context whose visit brings the accepted probability above it, where a draw of that uniform in
-        the order of the visits stops.
-    stop, weights: of each context.  trace: where the walk ended (-1 before, FAULTY at faulty logits), visits that are over, their contexts.
+    Example:
+        >>> first_of_highest(torch.tensor([[0.5, 0.5]]), torch.tensor([[1, 0]]), torch.tensor([2])).tolist()
+        [[0.75, 0.25]]
     """
-
-    x: np.ndarray
-    p: np.ndarray
-    q: np.ndarray
-    rows: np.ndarray
-    tokens: np.ndarray
-    first: np.ndarray
-    kids: np.ndarray
-    counts: np.ndarray
-    place: np.ndarray
-    P: np.ndarray
-    height: np.ndarray
-    until: float
-    stop: np.ndarray
-    weights: np.ndarray
-    trace: np.ndarray
+    mass = q.new_zeros(len(q), BUCKETS).scatter_add(1, order, q)
+    hi = mass.cumsum(1)
+    lo, weight, n = torch.nn.functional.pad(hi[:, :-1], (1, 0)), torch.zeros_like(hi), n[:, None]
+    for i in range(int(n.max())):
+        weight = weight + torch.where(i < n, hi**i * lo ** (n - 1 - i).clamp(min=0), 0.0)
+    selected = q * weight.gather(1, order)
+    return normalise_or(selected, otherwise=selected)
 
 
-@compiled
-def _visit(u, w, alive, at):
-    """Visit context u with weight w; `alive` = probability that nothing was accepted before; returns it after u, or where the walk ends."""
-    p, q, tokens, trace = at.p, at.q, at.tokens, at.trace
-    if at.until <= 1.0 and not soften(at.x[u], p[u]) > 0.0:
-        trace[0] = FAULTY
-        return alive
-    n, kids = at.counts[u], at.kids[u]
-    if n == 1:
-        c = kids[0]
-        t, r = tokens[c], at.rows[c]
-        pu, qu = total(p[u]), total(q[r])
-        alive = _visit(at.first[c], keep(w, p[u, t] / pu, q[r, t] / qu), alive, at)
-        if trace[0] != -1:
-            return alive
-        at.weights[u] = w
-        w = reweight(w, surplus(w / pu, p[u], 1.0 / qu, q[r]))
-    elif n > 1:
-        P = at.P[at.place[u]]
-        Q, SELECTED = np.empty_like(P), np.empty_like(P)
-        order, ratio = np.empty(P.size, np.int32), np.empty(P.size, np.float32)
-        copy_normalised(p[u], P)
-        copy_normalised(q[at.rows[kids[0]]], Q)
-        end = 0
-        while end < n:
-            begin, end = end, end + 1
-            while end < n and at.height[kids[end]] == at.height[kids[begin]]:
-                end += 1
-            before, remaining = tokens[kids[:begin]], kids[begin:end].copy()
-            while remaining.size > 0:
-                _order(P, Q, remaining.size, order, ratio)
-                _first_of_highest(Q, remaining.size, order, SELECTED)
-                highest = order[tokens[remaining]].max()
-                inside = remaining[order[tokens[remaining]] == highest]
-                remaining = remaining[order[tokens[remaining]] < highest]
-                while inside.size > 0:
-                    c = inside[0]
-                    t = tokens[c]
-                    if not (before == t).any():
-                        alive = _visit(at.first[c], keep(w, P[t], SELECTED[t]), alive, at)
-                        if trace[0] != -1:
-                            return alive
-                    w = reject(w, P, SELECTED)
-                    inside = inside[tokens[inside] != t]
-                    Q[t] = 0.0
-                    if inside.size > 0:
-                        _restrict(Q, order, highest, highest + 1, SELECTED)
-                if remaining.size > 0:
-                    _restrict(Q, order, 0, highest, Q)
-            if end < n:
-                copy_normalised(q[at.rows[kids[0]]], Q)
-    at.stop[u] = alive * w
-    trace[1] += 1
-    trace[1 + trace[1]] = u
-    alive *= 1.0 - w
-    if 1.0 - alive > at.until:
-        trace[0] = u
-    return alive
+def _within(q: Float[Tensor, "M V"], inside: Bool[Tensor, "M V"]) -> Float[Tensor, "M V"]:
+    """q on some tokens, summed anew; all zero where nothing is left."""
+    rest = torch.where(inside, q, 0.0)
+    return normalise_or(rest, otherwise=rest)
 
 
-@compiled
-def _heights(parents):
-    """How deep a row goes on below each of its nodes."""
-    height = np.zeros(len(parents), np.int64)
-    for n in range(len(parents) - 1, 0, -1):
-        if parents[n] >= 0:
-            height[parents[n]] = max(height[parents[n]], 1 + height[n])
-    return height
+def tries(at: Contexts) -> Decision:
+    """The children in the order of their buckets; neighbours that go on equally deep share one."""
+    tries, tokens, q = Tries(at), at.tokens, at.q
+    assert q is not None
+    groups = torch.nn.functional.pad((at.heights.diff(dim=1) != 0).cumsum(1), (1, 0))
+    for group in range(int(groups.max()) + 1):
+        remaining, untried = (groups == group) & (tokens >= 0), q
+        inside, order, selected = torch.zeros_like(remaining), torch.zeros_like(q, dtype=torch.int64), q
+        while (remaining | inside).any():
+            opens = ~inside.any(1) & remaining.any(1)  # the next bucket
+            order = torch.where(opens[:, None], buckets(tries.rest, untried, remaining.sum(1)), order)
+            first = first_of_highest(untried, order, remaining.sum(1))
+            selected = torch.where(opens[:, None], first, selected)
+            bucket = torch.where(remaining | inside, order.gather(1, tokens.clamp(min=0)), -1)
+            highest = bucket.amax(1, keepdim=True)
+            inside = torch.where(opens[:, None], remaining & (bucket == highest), inside)
+            remaining = remaining & ~inside
+            draw = inside.int().argmax(1)
+            x = tokens.gather(1, draw[:, None])
+            tries.attempt(draw, selected, inside.any(1))
+            inside = inside & (tokens != x)
+            untried = untried.scatter(1, x.clamp(min=0), 0.0)
+            selected = _within(untried, order == highest)
+            untried = torch.where(inside.any(1, keepdim=True), untried, _within(untried, order < highest))
+    return tries.decision()
 
 
-@compiled
-def _after(u, at, out):
-    """out = the target row of context u with all that the children took out of it."""
-    if at.counts[u] > 1:
-        out[:] = at.P[at.place[u]]
-    elif at.counts[u] == 1:
-        leftover(at.weights[u], at.p[u], at.q[at.rows[at.kids[u, 0]]], out)
-    else:
-        copy_normalised(at.p[u], out)
-
-
-def _after_nodes(walks: list[_Walk], device: torch.device, node: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
-    distribution = np.empty((len(walks), walks[0].p.shape[-1]))
-    for u, at, out in zip(node.tolist(), walks, distribution, strict=True):
-        _after(u, at, out)
-    return torch.from_numpy(distribution).to(device)
-
-
-class GreedyTraversal:
-    """The verifier."""
-
-    info = method("greedy_traversal", "Greedy traversal verification (GTV)", "", {DraftSampling.IID}, FIXED)
-
-    def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
-        p, q = host_rows(draft, target_probs)
-        walks = self._walks(draft, p, p, q, dict.fromkeys(range(len(p)), ALL))
-        stop = np.stack([at.stop for at in walks])
-        check_stop(stop)
-        device, order = target_probs.device, in_turn(np.stack([at.trace[2:] for at in walks]), draft.tree.host[1])
-        after = partial(_after_nodes, walks, device)
-        return TreeVerdict(draft.tree, torch.from_numpy(stop).to(device), after, torch.from_numpy(order).to(device))
-
-    @staticmethod
-    def _walks(draft: Draft, logits: np.ndarray, p: np.ndarray, q: np.ndarray, until: dict[int, float]) -> list[_Walk]:
-        """The finished walks of the rows b in `until`, each until[b] long; see `_Walk`."""
-        kids, first = (x.cpu().numpy() for x in (tree.children(draft.tree), tree.first_copies(draft.tree)))
-        rows, (tokens, parents) = draft.rows.cpu().contiguous().numpy(), draft.tree.host
-        counts = (kids >= 0).sum(-1)
-        place = (counts > 1).cumsum(-1) - 1
-        (N, V), walks = p.shape[1:], list[_Walk]()
-        # The loop is not compiled: a caller of a function that calls itself crashes when numba loads it from its cache.
-        for b, end in until.items():
-            size = int(place[b, -1]) + 1
-            at = _Walk(
-                *(x[b] for x in (logits, p, q, rows, tokens, first, kids, counts, place)),
-                np.empty((size, V), p.dtype),
-                _heights(parents[b]) if draft.shape in (TreeShape.RAGGED, TreeShape.BY_POSITION) else np.zeros(N, np.int64),
-                end,
-                np.zeros(N),
-                np.ones(N),
-                np.array([-1, 0, *[-1] * N]),
-            )
-            _visit(0, 1.0, 1.0, at)
-            walks.append(at)
-        return walks
-
-    def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
-        """What the verdict samples, for float32 logits and distributions; chains as block verification, which this rule then is.
-
-        Contexts that come after the end of the walk are not looked at. None where it does not apply, or where what was looked at is faulty.
-        """
-        if draft.shape is TreeShape.CHAIN:
-            return block.walk(draft, logits, key)
-        if draft.probs is None or draft.probs.dtype != torch.float32:
-            return None
-        done = arrays(draft, logits, key)
-        p, single = np.empty_like(done.logits), chains(done.parents)
-        for b in np.flatnonzero(single):
-            block_walk(*(x[b : b + 1] for x in done))
-        noise = list(zip(done.seed, done.sample, done.position, strict=True))
-        until = {int(b): uniform_at(*noise[b], STOP, 0) for b in np.flatnonzero(~single)}
-        distribution = np.empty(p.shape[-1])
-        for b, at in zip(until, self._walks(draft, done.logits, p, done.draft_probs, until), strict=True):
-            done.node[b] = at.trace[0]
-            if done.node[b] < 0:
-                return None
-            _after(done.node[b], at, distribution)
-            done.token[b] = drawn(distribution, *noise[b], EXTRA)
-        return outcome(draft, done)
-
-
-greedy_traversal = GreedyTraversal()
+greedy_traversal = LeafToRoot(
+    method("greedy_traversal", "Greedy traversal verification (GTV)", "", {DraftSampling.IID}, FIXED), tries, walk
+)
 """The verifier."""

@@ -1,115 +1,92 @@
-"""Greedy traversal for two draws without replacement: of the last two draws at a node the one with the larger p/q goes first.
+"""Greedy traversal for two draws without replacement: of the last two draws at a node the one of the higher bucket of p/q goes first.
 
-Our own rule, after GTV (`greedy_traversal`); the order is ascending p/q, ties by id, q the distribution of what is still to be tried.
+Our own rule, after GTV (`greedy_traversal`, whose buckets b and gate these are); of one bucket the first drawn goes first.
+q is the distribution of what is still to be tried.
 
-    C(t)  q-mass below t      A(t) = sum over j below t of q_j / (1 - q_j)      h_t = 1 / (1 - q_t)
-    the higher token t is tried against  q1(t) = q_t (C(t) h_t + A(t))
-    after its rejection the other one    q2(j) proportional to q_j (h_t + h_j), j below t
+    h_t = 1 / (1 - q_t)      C(t)  q-mass of the other tokens up to bucket b(t)      A(t)  sum of q_j h_j over the tokens j below bucket b(t)
+    the first token t is tried against  q1(t) = q_t (C(t) h_t + A(t))
+    after its rejection the other one   q2(j) proportional to q_j (h_t [b(j) <= b(t)] + h_j [b(j) < b(t)]), j other than t
     each try as in traversal verification: weight min(1, w p(x) / distribution(x)); rejected: p <- N((w p - distribution)+), w <- S / (S + 1 - w)
 
 More than two draws: all but the last two are tried in draw order, as in `traversal`, so one and two draws are what it is made
-for. Where the drafts already fit, sum min(p, q) > 1 - 0.2/2, draw order is kept for those two as well.
+for. Where drafts already fit all tokens share one bucket, which is draw order for those two as well.
 Lossless for draws without replacement, whatever grew the tree, if the number of draws at each node was fixed before its first.
 Traps: q2 without h_j, as if the higher token had surely been drawn first; a last draw made only after a look at the first (0.14).
 """
 
-import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from polydraft.core import DraftSampling
 from polydraft.papers import method
-from polydraft.verifiers.fast.rows import compiled
-from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, opened, tried
+from polydraft.verifiers.greedy_traversal import BUCKETS, buckets
+from polydraft.verifiers.lift.contexts import Contexts, Decision
+from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, Tries
+from polydraft.verifiers.residual import normalise_or
 from polydraft.verifiers.traversal import without
-
-GATE = 0.1
-
-
-@compiled
-def _ordered(p, q, order):
-    """Fill the order; whether it is to be used."""
-    shared = 0.0
-    ratio = np.empty(p.size)
-    for t in range(p.size):
-        shared += min(p[t], q[t])
-        ratio[t] = p[t] / q[t] if q[t] > 0.0 else np.inf
-    order[:] = np.argsort(ratio, kind="mergesort")
-    return shared <= 1.0 - GATE
+from polydraft.verifiers.walks.greedy_traversal_wor import walk
 
 
-@compiled
-def _higher(q, order, others, distribution):
-    """q1, and others[t] = 1 - q_t, summed from both sides: a difference would lose what is left of a sharp distribution."""
-    V = q.size
-    below = 0.0
-    for i in range(V):
-        others[order[i]] = below
-        below += q[order[i]]
-    above = 0.0
-    for i in range(V - 1, -1, -1):
-        others[order[i]] += above
-        above += q[order[i]]
-    C, A, s = 0.0, 0.0, 0.0
-    for i in range(V):
-        t = order[i]
-        distribution[t] = 0.0
-        if q[t] > 0.0:
-            distribution[t] = q[t] * (C / others[t] + A)
-            s += distribution[t]
-            C += q[t]
-            A += q[t] / others[t]
-    for t in range(V):
-        distribution[t] /= s
+def inverse_others(q: Float[Tensor, "M V"]) -> Float[Tensor, "M V"]:
+    """h; 1 - q of the likeliest token is summed without it, as a difference would lose what a sharp distribution leaves.
+
+    Example:
+        >>> inverse_others(torch.tensor([[0.75, 0.25]])).tolist()
+        [[4.0, 1.333...]]
+    """
+    top = q.argmax(1, keepdim=True)
+    rest = q.scatter(1, top, 0.0).sum(1, keepdim=True)
+    return 1 / (rest + q.gather(1, top) - q).scatter(1, top, rest)
 
 
-@compiled
-def _lower(q, order, others, first, distribution):
-    """q2 given the higher token."""
-    distribution[:] = 0.0
-    s = 0.0
-    for i in range(q.size):
-        j = order[i]
-        if j == first:
-            break
-        if q[j] > 0.0:
-            distribution[j] = q[j] * (1.0 / others[first] + 1.0 / others[j])
-            s += distribution[j]
-    for t in range(q.size):
-        distribution[t] /= s
+def higher(q: Float[Tensor, "M V"], order: Int[Tensor, "M V"], h: Float[Tensor, "M V"]) -> Float[Tensor, "M V"]:
+    """q1.
+
+    Example:
+        >>> q = torch.tensor([[0.5, 0.25, 0.25]])
+        >>> higher(q, torch.tensor([[2, 1, 0]]), inverse_others(q)).tolist()  # pairs of ids 0 and 1, 0 and 2, 1 and 2: 5/12, 5/12, 2/12
+        [[0.8333..., 0.1666..., 0.0]]
+    """
+    top = q.argmax(1, keepdim=True)
+    mass, ratio = (q.new_zeros(len(q), BUCKETS).scatter_add(1, order, x) for x in (q.scatter(1, top, 0.0), q * h))
+    C = mass.cumsum(1).gather(1, order) - q + torch.where(order >= order.gather(1, top), q.gather(1, top), 0.0)
+    C = C.clamp(min=0).scatter(1, top, mass.cumsum(1).gather(1, order.gather(1, top)))
+    A = (ratio.cumsum(1) - ratio).gather(1, order)
+    return normalise_or(q * (C * h + A), otherwise=q)
 
 
-@compiled
-def _tries(contexts, sweep, residual):
-    V = sweep.p.shape[2]
-    rest, untried, distribution, others = np.empty(V), np.empty(V), np.empty(V), np.empty(V)
-    order = np.empty(V, np.int64)
-    for i in range(len(contexts)):
-        b, v = contexts[i]
-        n, w = opened(sweep, b, v, rest, untried, residual), sweep.weight[b, v]
-        if n == 0:
-            continue
-        draws = sweep.draws[b, v, :n]
-        tokens = sweep.tokens[b][draws]
-        greedy, first = False, 0
-        for j in range(n):
-            if j == n - 2 and _ordered(rest, untried, order):
-                greedy = True
-                place = np.argsort(order)
-                first = n - 2 if place[tokens[n - 2]] > place[tokens[n - 1]] else n - 1
-                _higher(untried, order, others, distribution)
-            elif greedy:
-                _lower(untried, order, others, tokens[first], distribution)
-            else:
-                distribution[:] = untried
-            k = j if not greedy else (first if j == n - 2 else 2 * n - 3 - first)
-            remains = tried(sweep, b, v, j, draws[k], w, rest, distribution)
-            if remains < 0.0:
-                break
-            w = remains
-            if not greedy:
-                without(untried, tokens[k])
-        sweep.accept[b, v] = w
-        if residual.size:
-            residual[i] = rest
+def lower(
+    q: Float[Tensor, "M V"], order: Int[Tensor, "M V"], h: Float[Tensor, "M V"], t: Int[Tensor, "M 1"]
+) -> Float[Tensor, "M V"]:
+    """q2 given the higher token t."""
+    bucket = order.gather(1, t)
+    rest = q * (h.gather(1, t) * (order <= bucket) + torch.where(order < bucket, h, 0.0))
+    return normalise_or(rest.scatter(1, t, 0.0), otherwise=q)
+
+
+def tries(at: Contexts) -> Decision:
+    """All but the last two draws in draw order; these in the order of their buckets."""
+    tries, count, q = Tries(at), (at.tokens >= 0).sum(1), at.q
+    assert q is not None
+    order, two = torch.zeros_like(q, dtype=torch.int64), torch.full_like(count, 2)
+    first, higher_probs, lower_probs = torch.zeros_like(count), q, q
+    for turn in range(at.tokens.shape[1]):
+        opens, closes = ((count >= 2) & (count - turn == remaining) for remaining in (2, 1))
+        if opens.any():
+            order = torch.where(opens[:, None], buckets(tries.rest, q, two), order)
+            held = order.gather(1, at.tokens.clamp(min=0))
+            first = torch.where(opens, turn + (held[:, turn + 1] > held[:, turn]).long(), first)
+            h = inverse_others(q)
+            lower_probs = torch.where(
+                opens[:, None], lower(q, order, h, at.tokens.gather(1, first[:, None]).clamp(min=0)), lower_probs
+            )
+            higher_probs = torch.where(opens[:, None], higher(q, order, h), higher_probs)
+        draw = torch.where(opens, first, torch.where(closes, 2 * count - 3 - first, turn))
+        c = torch.where(opens[:, None], higher_probs, torch.where(closes[:, None], lower_probs, q))
+        tries.attempt(draw, c, turn < count)
+        q = torch.where((opens | closes)[:, None], q, without(q, at.tokens[:, turn : turn + 1]))
+    return tries.decision()
 
 
 greedy_traversal_wor = LeafToRoot(
@@ -119,6 +96,7 @@ greedy_traversal_wor = LeafToRoot(
         "",
         {DraftSampling.WITHOUT_REPLACEMENT},
     ),
-    _tries,
+    tries,
+    walk,
 )
 """The verifier."""

@@ -40,20 +40,20 @@ class Pairs:
     """Weights for M pairs of drafts.
 
     distribution: [M, V] q_I.  rank: [M, V] place of each token; the lower place wins.  free: [M, s, s] w among the first s places.
-    kept: [M] 0 where w decides, 1 where the first draft is picked whatever they are, 2 the second.
+    fixed_choice: [M] 0 where w decides, 1 where the first draft is picked whatever they are, 2 the second.
     """
 
     distribution: Float[Tensor, "M V"]
     rank: Int[Tensor, "M V"]
     free: Float[Tensor, "M s s"]
-    kept: Int[Tensor, " M"]
+    fixed_choice: Int[Tensor, " M"]
 
     def first_wins(self, i: Int[Tensor, "M C"], j: Int[Tensor, "M C"]) -> Float[Tensor, "M C"]:
         """w_ij of tokens i (first draft) and j (second); 1 where they are equal."""
         a, b, s = self.rank.gather(1, i), self.rank.gather(1, j), self.free.shape[1]
         w = self.free.flatten(1).gather(1, a.clamp(max=s - 1) * s + b.clamp(max=s - 1))
         w = torch.where((a < s) & (b < s), w, (a < b).to(w.dtype)).masked_fill(i == j, 1.0)
-        which = self.kept[:, None]
+        which = self.fixed_choice[:, None]
         return torch.where(which == 0, w, (which == 1).to(w.dtype))
 
 
@@ -147,9 +147,9 @@ def select_pairs(
     m = F[:, :, None] * G[:, None] + F[:, None] * G[:, :, None]
     distribution[:, :s] = base + (free * m).sum(2) - m.diagonal(dim1=1, dim2=2)
     own_order = torch.empty_like(distribution).scatter_(1, order, distribution)
-    kept = torch.stack([overlap(p, x) for x in (own_order, a, b)]).argmax(0)
-    only = kept[:, None]
-    return Pairs(torch.where(only == 0, own_order, torch.where(only == 1, a, b)), rank, free, kept)
+    fixed_choice = torch.stack([overlap(p, x) for x in (own_order, a, b)]).argmax(0)
+    only = fixed_choice[:, None]
+    return Pairs(torch.where(only == 0, own_order, torch.where(only == 1, a, b)), rank, free, fixed_choice)
 
 
 def emitted_probs(

@@ -18,7 +18,7 @@ from polydraft import tree
 from polydraft.core import Draft, DraftSampling, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.staging import fetched
-from polydraft.verifiers.fast.rows import compiled
+from polydraft.verifiers.walks.rows import compiled
 
 SLACK = 0.01
 """How far a row's sum may be from 1: bfloat16 rounds every probability by up to 0.4%, and rules normalise."""

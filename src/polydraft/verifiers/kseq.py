@@ -18,9 +18,9 @@ from torch import Tensor
 
 from polydraft.core import FIXED, DraftSampling
 from polydraft.papers import method
-from polydraft.verifiers.fast.rows import compiled
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.residual import normalise_or, positive_part
+from polydraft.verifiers.walks.rows import compiled
 
 
 @compiled

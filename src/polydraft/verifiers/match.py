@@ -18,9 +18,9 @@ from torch import Tensor
 from polydraft import tree
 from polydraft.core import Draft, DraftSampling, NoiseKey, Outcome
 from polydraft.papers import method
-from polydraft.verifiers.fast.rows import compiled, soften
-from polydraft.verifiers.fast.walk import EXTRA, STOP, arrays, drawn, outcome
 from polydraft.verifiers.lift.per_node import PerNode
+from polydraft.verifiers.walks.rounds import EXTRA, STOP, arrays, drawn, outcome
+from polydraft.verifiers.walks.rows import compiled, soften
 
 
 def emitted_probs(

@@ -24,9 +24,9 @@ from polydraft import noise, tree
 from polydraft.core import Draft, DraftSampling, Method, NoiseKey, Outcome, TokenTree
 from polydraft.errors import InvalidInputError
 from polydraft.papers import method
-from polydraft.verifiers.fast.rows import soften
-from polydraft.verifiers.fast.walk import arrays, child, outcome
 from polydraft.verifiers.lift.verdict import TreeVerdict
+from polydraft.verifiers.walks.rounds import arrays, child, outcome
+from polydraft.verifiers.walks.rows import soften
 
 
 @njit(cache=True, error_model="numpy")

@@ -13,6 +13,7 @@ Lossless iff c_j is the true conditional distribution of draw j. `recursive_merg
 Traps: skipping duplicates of iid draws; verifying draws without replacement with c_j = q; sorting siblings by q.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -25,9 +26,17 @@ from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.residual import normalise_or
 from polydraft.verifiers.speculative import accept_probability, residual
 
+Accept = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(r [M, V], c [M, V], x [M]) -> probability to accept x, [M]."""
+
 
 def emitted_probs(
-    p: Float[Tensor, "M V"], q: Float[Tensor, "M V"] | Float[Tensor, "M n V"], draws: Int[Tensor, "M n"], *, replacement: bool
+    p: Float[Tensor, "M V"],
+    q: Float[Tensor, "M V"] | Float[Tensor, "M n V"],
+    draws: Int[Tensor, "M n"],
+    *,
+    replacement: bool,
+    accept_probability: Accept = accept_probability,
 ) -> Float[Tensor, "M V"]:
     """Distribution of the emitted token given the draws, in their order; -1 = no draw. q: one distribution a context, or one a draw.
 
@@ -51,33 +60,23 @@ def emitted_probs(
     return distribution + alive[:, None] * r
 
 
-recursive = PerNode(
-    method(
-        "recursive",
-        "Recursive rejection, with replacement",
-        "2401.06706 2305.09781",
-        {DraftSampling.IID, DraftSampling.INDEPENDENT},
-    ),
-    partial(emitted_probs, replacement=True),
-)
+def _verifier(
+    name: str, how: str, papers: str, sampling: set[DraftSampling], *, replacement: bool, merged: bool = False
+) -> PerNode:
+    info = method(name, f"Recursive rejection, {how}", papers, sampling)
+    return PerNode(info, partial(emitted_probs, replacement=replacement), merged)
+
+
+_WITH, _WITHOUT = "2401.06706 2305.09781", "2402.14160 2402.12374"
+IID, INDEPENDENT, WITHOUT_REPLACEMENT = DraftSampling.IID, DraftSampling.INDEPENDENT, DraftSampling.WITHOUT_REPLACEMENT
+
+recursive = _verifier("recursive", "with replacement", _WITH, {IID, INDEPENDENT}, replacement=True)
 """The verifier for iid draws."""
 
-recursive_wor = PerNode(
-    method(
-        "recursive_wor", "Recursive rejection, without replacement", "2402.14160 2402.12374", {DraftSampling.WITHOUT_REPLACEMENT}
-    ),
-    partial(emitted_probs, replacement=False),
-)
+recursive_wor = _verifier("recursive_wor", "without replacement", _WITHOUT, {WITHOUT_REPLACEMENT}, replacement=False)
 """The verifier for draws without replacement."""
 
-recursive_merged = PerNode(
-    method(
-        "recursive_merged",
-        "Recursive rejection, equal siblings merged",
-        "2402.14160 2402.12374",
-        {DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT},
-    ),
-    partial(emitted_probs, replacement=False),
-    merged=True,
+recursive_merged = _verifier(
+    "recursive_merged", "equal siblings merged", _WITHOUT, {IID, WITHOUT_REPLACEMENT}, replacement=False, merged=True
 )
 """The verifier that counts equal siblings once."""

@@ -17,74 +17,57 @@ without replacement, and keeps a little less of iid draws.
 Traps: repeated draws dropped while c_j stays q; children re-sorted; w <- S / (1 - q(x)).
 """
 
-import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from polydraft.core import DraftSampling
 from polydraft.papers import method
-from polydraft.verifiers.fast.rows import compiled, copy_normalised, reject, total
-from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, opened, tried
+from polydraft.verifiers.lift.contexts import Contexts, Decision
+from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, Tries
+from polydraft.verifiers.residual import normalise_or
+from polydraft.verifiers.walks.traversal import walk
 
-INDEPENDENT = DraftSampling.INDEPENDENT.value
-POINT_MASS = DraftSampling.POINT_MASS.value
-WITHOUT_REPLACEMENT = DraftSampling.WITHOUT_REPLACEMENT.value
-GREEDY_PLUS_ONE = DraftSampling.GREEDY_PLUS_ONE.value
 _SHARED_DRAWS = DraftSampling.COUPLED, DraftSampling.LISTED, DraftSampling.SYSTEMATIC
 """Given the draws before it, a draw is no draw from a row."""
 
 
-@compiled
-def without(q, x):
-    """The distribution without token x, summed anew; all zero where nothing else is left."""
-    q[x] = 0.0
-    s = total(q)
-    if s > 0.0:
-        for t in range(q.size):
-            q[t] /= s
+def without(q: Float[Tensor, "M V"], x: Int[Tensor, "M n"]) -> Float[Tensor, "M V"]:
+    """q without some tokens (-1: none), summed anew; all zero where nothing else is left.
+
+    Example:
+        >>> without(torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0, -1]])).tolist()
+        [[0.0, 0.5, 0.5]]
+    """
+    removed = torch.zeros_like(q).scatter_add(1, x.clamp(min=0), (x >= 0).to(q.dtype)) > 0
+    rest = torch.where(removed, 0.0, q)
+    return torch.where(removed.any(1, keepdim=True), normalise_or(rest, otherwise=rest), q)
 
 
-@compiled
-def _one_hot(q, x):
-    q[:] = 0.0
-    q[x] = 1.0
+def tries(at: Contexts) -> Decision:
+    """The children in draw order; the sampled one of greedy drafts first."""
+    tries, count, q = Tries(at), (at.tokens >= 0).sum(1), at.q
+    every = torch.arange(at.tokens.shape[1], device=at.p.device)
+    order = every.expand_as(at.tokens)
+    if at.sampling is DraftSampling.GREEDY_PLUS_ONE and q is not None:
+        order = torch.where(every < count[:, None], (every - 1) % count[:, None], every)
+        q = without(q, torch.where(every < count[:, None] - 1, at.tokens, -1))
+    for turn, draw in enumerate(order.unbind(1)):
+        x = at.tokens.gather(1, draw[:, None])
+        c = torch.zeros_like(at.p).scatter(1, x.clamp(min=0), 1.0)  # of a token that was not drawn
+        if q is not None and q.ndim == 3:
+            c = q[:, turn]
+        elif q is not None and (at.sampling is not DraftSampling.GREEDY_PLUS_ONE or turn == 0):
+            c = torch.where(q.gather(1, x.clamp(min=0)) > 0, q, c) if at.sampling is DraftSampling.GREEDY_PLUS_ONE else q
+        tries.attempt(draw, c)
+        if at.sampling is DraftSampling.WITHOUT_REPLACEMENT and q is not None:
+            q = without(q, x)
+    return tries.decision()
 
 
-@compiled
-def tries(contexts, sweep, residual):
-    """The rule at one context; see `lift.leaf_to_root.Tries`."""
-    rest, q = np.empty(sweep.p.shape[2]), np.empty(sweep.p.shape[2])
-    for i in range(len(contexts)):
-        b, v = contexts[i]
-        n, w, turn = opened(sweep, b, v, rest, q, residual), sweep.weight[b, v], 0
-        if n == 0:
-            continue
-        draws = sweep.draws[b, v, :n]
-        if sweep.sampling == GREEDY_PLUS_ONE:
-            draws = np.roll(draws, 1)
-        tokens = sweep.tokens[b][draws]
-        if sweep.sampling == GREEDY_PLUS_ONE:
-            for x in tokens[1:]:
-                without(q, x)
-        for j in range(n):
-            x = tokens[j]
-            if sweep.sampling == INDEPENDENT and j > 0:
-                copy_normalised(sweep.q[b, sweep.rows[b, draws[j]]], q)
-            if sweep.sampling == WITHOUT_REPLACEMENT and j > 0:
-                without(q, tokens[j - 1])
-            elif sweep.sampling == POINT_MASS or (sweep.sampling == GREEDY_PLUS_ONE and (j > 0 or q[x] == 0.0)):
-                _one_hot(q, x)
-            if (tokens[:j] == x).any():
-                w = reject(w, rest, q)
-                continue
-            remaining = tried(sweep, b, v, turn, draws[j], w, rest, q)
-            if remaining < 0.0:
-                break
-            w, turn = remaining, turn + 1
-        sweep.accept[b, v] = w
-        if residual.size:
-            residual[i] = rest
-
-
-traversal = LeafToRoot(method("traversal", "Traversal verification", "2505.12398", {*DraftSampling} - {*_SHARED_DRAWS}), tries)
+traversal = LeafToRoot(
+    method("traversal", "Traversal verification", "2505.12398", {*DraftSampling} - {*_SHARED_DRAWS}), tries, walk
+)
 """The verifier."""
 
 traversal_merged = LeafToRoot(
@@ -95,6 +78,7 @@ traversal_merged = LeafToRoot(
         {DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT},
     ),
     tries,
+    walk,
     merged=True,
 )
 """The verifier that counts equal siblings once."""

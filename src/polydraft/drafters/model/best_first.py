@@ -17,7 +17,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from polydraft import sampling
 from polydraft.core import Budget, Draft, DraftSampling, Proposing, SamplingParams, Scores, Target, TokenTree, TreeShape
@@ -132,13 +131,8 @@ def _draft_probs(
 ) -> Float[np.ndarray, "B F V"]:
     """The laws at the new nodes, processed with each request's parameters; of a greedy request see `_warm`."""
     params = [_warm(s.request.params, g) for s, g in zip(states, budgets, strict=True)]
-    logits, contexts = scores.logits.cpu(), [s.context for s in states]
-    if not all(map(sampling.is_plain, params)):  # a path begins at the root: rows for all nodes
-        whole: Tensor = torch.zeros(len(states), tree.num_nodes, logits.shape[-1], dtype=logits.dtype)
-        whole[:, since:] = logits
-        logits = whole
-    prompts = [len(s.request.prompt_token_ids) for s in states]
-    return sampling.draft_probs(logits, tree, contexts, prompts, params, stop_ids)[:, since - tree.num_nodes :].numpy()
+    contexts, prompts = [s.context for s in states], [len(s.request.prompt_token_ids) for s in states]
+    return sampling.draft_probs(scores.logits.cpu(), tree, contexts, prompts, params, stop_ids, since=since).numpy()
 
 
 def _warm(params: SamplingParams, budget: Budget) -> SamplingParams:

@@ -83,37 +83,40 @@ class Growth:
         for (since, _), batch in groups.items():
             tree = trees.pad([(self.tokens[b], self.parents[b]) for b in batch])
             scores = self.model.score([self.states[b].slot for b in batch], tree, since=since)
-            whole = torch.zeros(len(batch), tree.num_nodes, scores.logits.shape[-1])
-            whole[:, since:] = scores.logits.cpu()
+            logits = scores.logits.cpu()
             for i, b in enumerate(batch):
                 self.scored[b] += [scores.logits[i]] if self.leaves else []
             branching = [depth < self.fixed[b].max_depth for b in batch]
             if not any(branching):
                 continue
             probs = sampling.draft_probs(
-                whole,
+                logits,
                 tree,
                 [self.states[b].context for b in batch],
                 [len(self.states[b].request.prompt_token_ids) for b in batch],
                 [self.states[b].request.params for b in batch],
                 self.stop_ids,
+                since=since,
             )
             first = trees.first_copies(tree)
             for i, b in enumerate(batch):
                 if branching[i]:
-                    self._branch(b, depth, whole[i], probs[i], first[i].tolist())
+                    self._branch(b, depth, since, logits[i], probs[i], first[i].tolist())
 
-    def _branch(self, b: int, depth: int, logits: Float[Tensor, "N V"], probs: Float[Tensor, "N V"], first: list[int]) -> None:
+    def _branch(
+        self, b: int, depth: int, since: int, logits: Float[Tensor, "M V"], probs: Float[Tensor, "M V"], first: list[int]
+    ) -> None:
+        """Draw the children of a depth's nodes, whose rows are those of the nodes from `since` on."""
         budget_parents, node = self.fixed[b].parents, self.node[b]
         _, starts, inner = layout(budget_parents)
         at_one = logits.softmax(-1) if self.states[b].request.params.greedy else probs
         may_end = depth == 0 or self.fixed[b].shape in _ENDING
         live, self.live[b] = self.live[b], set()
         for n in (node[u] for u in range(starts[0, depth], inner[0, depth]) if node.get(u) in live):
-            allowed = first[n] == n and bool(probs[n].any())
+            allowed = first[n] == n and bool(probs[n - since].any())
             if first[n] == n and (allowed or not may_end):
                 self.row_of[b][n] = len(self.draft_rows[b])
-                self.draft_rows[b].append(probs[n] if allowed else logits[n].softmax(-1))
+                self.draft_rows[b].append(probs[n - since] if allowed else logits[n - since].softmax(-1))
         below: dict[int, list[int]] = {}
         for u in range(starts[0, depth + 1], starts[0, depth + 2]):
             if node.get(budget_parents[u]) in live and first[node[budget_parents[u]]] in self.row_of[b]:
@@ -129,7 +132,7 @@ class Growth:
             self.tokens[b].append(drawn[u])
             self.parents[b].append(node[budget_parents[u]])
             self.rows[b].append(self.row_of[b][first[node[budget_parents[u]]]])
-            self._go_on(b, node[u], depth + 1, float(at_one[first[node[budget_parents[u]]], drawn[u]]))
+            self._go_on(b, node[u], depth + 1, float(at_one[first[node[budget_parents[u]]] - since, drawn[u]]))
 
     def _go_on(self, b: int, n: int, depth: int, confidence: float) -> None:
         """Take note of a drawn node, and whether anything is drawn below it."""
@@ -156,10 +159,12 @@ class Growth:
         return drawn
 
     def _greedy_plus_one(self, b: int, q: Tensor, children: list[int], depth: int, parent: int) -> list[int]:
-        top = torch.sort(q, descending=True, stable=True).indices[: len(children) - 1].tolist()
-        rest = q.double().clone()
+        rest, top = q.double().numpy().copy(), list[int]()
+        for _ in children[1:]:
+            top.append(int(rest.argmax()))
+            rest[top[-1]] = -1.0
         rest[top] = 0.0
-        return [*top, self._choose(b, rest, children[-1])] if rest.sum() > 0 else top
+        return [*top, self._choose(b, torch.from_numpy(rest), children[-1])] if rest.any() else top
 
     def _coupled(self, b: int, q: Tensor, children: list[int], depth: int, parent: int) -> list[int]:
         key = NoiseKey(*(x[b : b + 1] for x in (self.key.seed, self.key.sample, self.key.position)))

@@ -17,17 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
-from numba import njit
 from torch import Tensor
 
-from polydraft import tree
-from polydraft.core import Draft, DraftSampling, Method
-from polydraft.verifiers.lift.draws import draws_at
+from polydraft.core import Draft, Method
+from polydraft.verifiers.lift.contexts import Contexts, Decision, lifted
+from polydraft.verifiers.lift.draws import without_repeats
 from polydraft.verifiers.lift.verdict import TreeVerdict
-from polydraft.verifiers.residual import normalise, normalise_or
 
 TokenRule = Callable[[Tensor, Any, Tensor], Tensor]
 """(p [M, V], q [M, V], draws [M, n] token ids padded with -1) -> distribution of the emitted token [M, V].
@@ -35,31 +32,11 @@ TokenRule = Callable[[Tensor, Any, Tensor], Tensor]
 Where the draft sampling is INDEPENDENT, q is [M, n, V]: row j is the distribution of draw j; where it is POINT_MASS, q is None."""
 
 
-@njit(cache=True)
-def _reach(parents: np.ndarray, branch: np.ndarray) -> np.ndarray:
-    reach = np.zeros(branch.shape)
-    for b in range(branch.shape[0]):
-        reach[b, 0] = 1.0
-        for n in range(1, branch.shape[1]):
-            if parents[b, n] >= 0:
-                reach[b, n] = reach[b, parents[b, n]] * branch[b, n]
-    return reach
-
-
-def _drawn_from(draft: Draft, probs: Tensor, b: Tensor, kids: Tensor) -> Tensor:
-    """The distribution of the draws at each inner context, [M, V]; of each draw, [M, n, V], where every one has its own."""
-    first = draft.rows[b[:, 0], kids[:, 0]]
-    if draft.sampling is not DraftSampling.INDEPENDENT:
-        return normalise(probs.double()[b[:, 0], first])
-    drawn_rows = draft.rows[b, kids.clamp(min=0)]
-    return normalise(probs.double()[b, torch.where(kids >= 0, drawn_rows, first[:, None])])
-
-
 @dataclass(frozen=True)
 class PerNode:
     """A verifier for trees, made of a rule for one node.
 
-    emitted_probs: see `TokenRule`; float64 in and out; rows without draws (all -1) must return p.
+    emitted_probs: see `TokenRule`; float64 in and out.
     merged: equal siblings are one draw, of draws without replacement; see `lift.draws`.
     """
 
@@ -67,26 +44,13 @@ class PerNode:
     emitted_probs: TokenRule
     merged: bool = False
 
+    def _decide(self, at: Contexts) -> Decision:
+        e, drawn = self.emitted_probs(at.p, at.q, at.tokens), at.tokens >= 0
+        tokens = torch.where(drawn, at.tokens, at.tokens[:, :1])  # the first draw is always there: pad with it
+        rest = e.scatter(1, tokens, 0.0)
+        new = without_repeats(at.tokens) >= 0
+        return Decision(at.weight[:, None] * e.gather(1, tokens) * new, at.weight * rest.sum(-1), rest, torch.where(new, 0, -1))
+
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
-        p = normalise(target_probs.double())
-        nodes = draws_at(draft.tree, self.merged)
-        inner = (nodes[..., 0] >= 0) if nodes.shape[-1] else torch.zeros_like(draft.tree.tokens, dtype=torch.bool)
-        rest, stop = p.clone(), torch.ones_like(p[..., 0])
-        branch = torch.zeros_like(stop)
-        if inner.any():
-            kids = nodes[inner]  # [M, W] node ids of the draws at each inner context
-            b = inner.nonzero()[:, 0, None].expand_as(kids)
-            drawn = kids >= 0
-            tokens = draft.tree.tokens[b, kids.clamp(min=0)]
-            q = None if draft.probs is None else _drawn_from(draft, draft.probs, b, kids)
-            e = self.emitted_probs(p[inner], q, tokens.where(drawn, -1))
-            branch[b[drawn], kids[drawn]] = e.gather(1, tokens)[drawn]
-            extra_probs = e.scatter(1, tokens.where(drawn, tokens[:, :1]), 0.0)  # the first draw is always there: pad with it
-            rest[inner], stop[inner] = extra_probs, extra_probs.sum(-1)
-        first = tree.first_copies(draft.tree)
-        copy = first != torch.arange(draft.tree.num_nodes, device=first.device)
-        parents = torch.where(copy, -1, draft.tree.parents)
-        parents = torch.where(parents >= 0, first.gather(1, parents.clamp(min=0)), -1)
-        reach = torch.from_numpy(_reach(parents.cpu().numpy(), branch.cpu().numpy())).to(p.device)
-        rows = torch.arange(len(p), device=p.device)
-        return TreeVerdict(draft.tree, reach * stop, lambda node: normalise_or(rest[rows, node], otherwise=p[rows, node]))
+        tables = lifted(draft, target_probs, self._decide, self.merged)
+        return TreeVerdict(draft.tree, tables.weights, tables.after)

@@ -27,6 +27,7 @@ from torch import Tensor
 from polydraft.core import Draft, DraftSampling, Method
 from polydraft.errors import InvalidInputError
 from polydraft.papers import method
+from polydraft.verifiers import recursive
 from polydraft.verifiers.lift.draws import draws_at
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.lift.verdict import TreeVerdict
@@ -140,19 +141,12 @@ class Latent:
 
     def _after_draws(self, p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
         """Sampled siblings, each tried against what the earlier ones left over; as `recursive`, whose distribution it is at budget 0."""
-        r, c = p, q if q.ndim == 2 else q[:, 0]
-        distribution, alive = torch.zeros_like(p), torch.ones_like(p[:, 0])
-        for j, draw in enumerate(draws.unbind(1)):
-            c = q[:, j] if q.ndim == 3 else c
-            there, x = draw >= 0, draw.clamp(min=0)[:, None]
-            accept = accept_probability(r, c, x, self.neighbours, delta=self.delta, factor=self.factor)[:, 0]
-            accept = torch.where(there, accept, 0.0)
-            distribution = distribution.scatter_add(1, x, (alive * accept)[:, None])
-            alive = alive * (1 - accept)
-            r = torch.where(there[:, None], residual(r, c), r)
-            if self.info.draft_sampling == {DraftSampling.WITHOUT_REPLACEMENT}:
-                c = torch.where(there[:, None], normalise_or(c.scatter(1, x, 0.0), otherwise=c), c)
-        return distribution + alive[:, None] * r
+
+        def accept(r: Tensor, c: Tensor, x: Tensor) -> Tensor:
+            return accept_probability(r, c, x[:, None], self.neighbours, delta=self.delta, factor=self.factor)[:, 0]
+
+        replacement = self.info.draft_sampling != {DraftSampling.WITHOUT_REPLACEMENT}
+        return recursive.emitted_probs(p, q, draws, replacement=replacement, accept_probability=accept)
 
     def _chosen(self, draft: Draft, p: Tensor) -> Tensor:
         """One-hot rows: at each context the first child that passes the greedy test, else the most probable token."""

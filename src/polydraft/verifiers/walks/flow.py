@@ -8,38 +8,14 @@ From the start that is used E never exceeds w p by more than LEAST (`tests/exact
 form; tokens without mass have a = 0. Rows are float32 and sums float64. Visits end where the stop's uniform falls: rows beyond that are not looked at.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 from numba import njit
 
-from polydraft.verifiers.fast.rows import compiled, keep, leftover, reweight, soften, surplus, total
+from polydraft.verifiers.walks.rows import compiled, reweight, total
+from polydraft.verifiers.walks.visits import visit_trees
 
-FAULTY = -2
 LEAST, MOST, STEPS = 1e-12, 1e4, 4
 """As in `verifiers.flow`."""
-
-
-class Work(NamedTuple):
-    """Room for one context; M = V + k pieces, V the vocabulary's size.
-
-    tuples [k, M]: the draws of each piece.  widths, left, share [M]: its probability, what its tuple has left, and the product of both.
-    keys [k, M]: q of the draws, to sort by.  a, E [V]: as in `verifiers.flow`.
-    """
-
-    tuples: np.ndarray
-    keys: np.ndarray
-    widths: np.ndarray
-    left: np.ndarray
-    share: np.ndarray
-    a: np.ndarray
-    E: np.ndarray
-
-
-def room(V: int, k: int) -> Work:
-    """For contexts of up to k draws."""
-    M = V + k
-    return Work(np.empty((k, M), np.int32), np.empty((k, M)), np.empty(M), np.empty(M), np.empty(M), np.empty(V), np.empty(V))
 
 
 @njit(cache=True, error_model="numpy")
@@ -118,32 +94,32 @@ def _scatter(tuples, share, count, E):
 def _expected(k, count, work):
     """E of the shares a / (1 + sum of a over the tuple); `left` is what they leave, 1 / (1 + sum)."""
     tuples = work.tuples[:k]
-    _denominators(work.a, tuples, count, work.left)
-    _invert(work.widths, count, work.left, work.share)
+    _denominators(work.a, tuples, count, work.spare)
+    _invert(work.widths, count, work.spare, work.share)
     _scatter(tuples, work.share, count, work.E)
     _times(work.a, work.E)
 
 
 @compiled
-def _begin(c, p, k, q, whole, a):
-    """a of the start; c p = w p."""
+def _begin(w, p, k, q, whole, a):
+    """a of the start."""
     for x in range(p.size):
-        g, r = c * p[x], min(1.0, k * (q[x] / whole))
+        g, r = w * p[x], min(1.0, k * (q[x] / whole))
         a[x] = min(max(g / (r - min(g, 0.9 * r)), LEAST), MOST) if g * r > 0.0 else 0.0
 
 
 @compiled
-def _step(c, p, a, E):
+def _step(w, p, a, E):
     for x in range(p.size):
         if E[x] > 0.0:
-            a[x] = min(max(a[x] * (c * p[x]) / E[x], LEAST), MOST)
+            a[x] = min(max(a[x] * (w * p[x]) / E[x], LEAST), MOST)
 
 
 @compiled
-def _rest(c, p, E, rest):
+def _rest(w, p, E, rest):
     """What is left of w p."""
     for x in range(p.size):
-        rest[x] = max(c * p[x] - E[x], 0.0)
+        rest[x] = max(w * p[x] - E[x], 0.0)
 
 
 @compiled
@@ -179,7 +155,7 @@ def _insert(order, size, j, at, q):
 @njit(cache=True, error_model="numpy")
 def _offer(turn, count, work):
     """E = what is offered to each token as number `turn` of its tuples, which have given `part` = a to the number before."""
-    part, offered, widths, remaining, tuples = work.a, work.E, work.widths, work.left, work.tuples
+    part, offered, widths, remaining, tuples = work.a, work.E, work.widths, work.spare, work.tuples
     offered[:] = 0.0
     for m in range(count):
         if turn > 0:
@@ -196,19 +172,19 @@ def _take(rest, offered, part):
 
 
 @njit(cache=True, error_model="numpy")
-def transport(w, p, scale, q, draws, work, order, mass, rest):
-    """`verifiers.flow.transport` for the target's distribution p * scale: places of the draws in the order of visits, their mass, and what the context emits.
+def transport(w, p, q, draws, work, order, mass, rest):
+    """`verifiers.flow.transport`: places of the draws in the order of visits, their mass, and what the context emits.
 
     Returns how many places there are: one for each token.
     """
-    k, c = len(draws), w * scale
+    k = len(draws)
     count = _pieces(q, k, work)
-    _begin(c, p, k, q, total(q), work.a)
+    _begin(w, p, k, q, total(q), work.a)
     for _ in range(STEPS):
         _expected(k, count, work)
-        _step(c, p, work.a, work.E)
+        _step(w, p, work.a, work.E)
     _expected(k, count, work)
-    _rest(c, p, work.E, rest)
+    _rest(w, p, work.E, rest)
     s = 1.0
     for j in range(k):
         _insert(order, j, j, draws, q)
@@ -237,57 +213,35 @@ def transport(w, p, scale, q, draws, work, order, mass, rest):
 
 
 @njit(cache=True, error_model="numpy")
-def walk_row(logits, q, nodes, p, rest, work, until, extra_probs):
-    """Stop node of one row of a batch, with the distribution of its extra token in `extra_probs`; FAULTY where what was looked at is.
+def try_next(u, at):
+    """See `walks.traversal.try_next`; at.status has the draws in the order of the visits, -1 behind the last."""
+    d, turn, order, p = at.depth[u], at.turn[u], at.status[u], at.p[u]
+    rest = at.work.rest[d]
+    if turn == 0:
+        kids, w = at.kids[u, : at.counts[u]], at.weight[u]
+        tokens, q = at.tokens[kids], at.q[at.rows[kids[0]]]
+        for x in tokens:
+            if not q[x] > 0.0:
+                return 0, np.nan
+        mass, remaining = at.shares[u], 1.0
+        order[:], mass[:] = 0, 0.0
+        many = transport(w, p, q, tokens, at.work, order, mass, rest)
+        order[many:] = -1
+        for i in range(many):
+            part_here = mass[i]
+            mass[i] = min(part_here / remaining, 1.0) if remaining > 0.0 else 0.0
+            remaining -= part_here
+    if turn < order.size and order[turn] >= 0:
+        at.turn[u] += 1
+        return order[turn], at.shares[u, turn]
+    spare = total(rest)
+    if spare > 0.0:
+        p[:] = rest
+    at.weight[u] = reweight(at.weight[u], spare)
+    return -1, 0.0
 
-    nodes: rows, tokens, first (earliest copy of each node), kids and counts (draws of each context), depth.  until: the stop's uniform.
-    p, rest: [depths, V], room for the contexts that are being visited.
-    """
-    rows, tokens, first, kids, counts, depth = nodes
-    N, k = kids.shape
-    weight, scale, spare = np.zeros(N), np.zeros(N), np.zeros(N)
-    child, into, many = np.zeros((N, k), np.int64), np.zeros((N, k)), np.zeros(N, np.int64)
-    turn, above = np.zeros(N, np.int64), np.full(N, -1)
-    order, mass = np.zeros(k, np.int64), np.zeros(k)
-    weight[0], alive, u, enters = 1.0, 1.0, 0, True
-    while True:
-        w, n, mine, row = weight[u], counts[u], p[depth[u]], q[max(rows[kids[u, 0]], 0)]
-        if enters:
-            scale[u] = 1.0 / soften(logits[u], mine)
-            if not scale[u] > 0.0:
-                return FAULTY
-            for j in range(n):
-                if not row[tokens[kids[u, j]]] > 0.0:
-                    return FAULTY
-            if n == 1:
-                x, many[u], child[u, 0] = tokens[kids[u, 0]], 1, first[kids[u, 0]]
-                into[u, 0] = keep(w, mine[x] * scale[u], row[x])
-            elif n > 1:
-                many[u] = transport(w, mine, scale[u], row, tokens[kids[u, :n]], work, order, mass, rest[depth[u]])
-                spare[u], remaining = total(rest[depth[u]]), 1.0
-                for i in range(many[u]):
-                    child[u, i], into[u, i] = first[kids[u, order[i]]], min(mass[i] / remaining, 1.0) if remaining > 0.0 else 0.0
-                    remaining -= mass[i]
-        if turn[u] < many[u]:
-            c = child[u, turn[u]]
-            weight[c] = into[u, turn[u]]
-            turn[u] += 1
-            enters = weight[c] > 0.0
-            if enters:
-                above[c], u = u, c
-            continue
-        a = w
-        if n == 1:
-            a = reweight(w, surplus(w * scale[u], mine, 1.0, row))
-        elif n > 1:
-            a = reweight(w, spare[u])
-        alive *= 1.0 - a
-        if 1.0 - alive > until or u == 0:
-            if n == 1:
-                leftover(w, mine, row, extra_probs)
-            elif n > 1 and spare[u] > 0.0:
-                extra_probs[:] = rest[depth[u]]
-            else:
-                extra_probs[:] = mine
-            return u
-        u, enters = above[u], False
+
+@njit(cache=True, error_model="numpy")
+def walk(trees):
+    """See `walks.visits.visit_trees`."""
+    visit_trees(try_next, True, trees)

@@ -43,7 +43,8 @@ def scale(row: np.ndarray, factor: float) -> None:
 
 
 @compiled
-def _scaled(row: np.ndarray, factor: float, out: np.ndarray) -> None:
+def scaled(row: np.ndarray, factor: float, out: np.ndarray) -> None:
+    """out = factor row."""
     for t in range(row.size):
         out[t] = row[t] * factor
 
@@ -52,7 +53,7 @@ def _scaled(row: np.ndarray, factor: float, out: np.ndarray) -> None:
 def copy_normalised(row: np.ndarray, out: np.ndarray) -> None:
     """out = row / sum(row); zeros where there is nothing."""
     s = total(row)
-    _scaled(row, 1.0 / s if s > 0.0 else 0.0, out)
+    scaled(row, 1.0 / s if s > 0.0 else 0.0, out)
 
 
 @compiled
@@ -82,6 +83,25 @@ def reject(w: float, p: np.ndarray, q: np.ndarray) -> float:
     if s > 0.0:
         _residual(w, p, q, 1.0 / s)
     return reweight(w, s)
+
+
+@compiled
+def reject_point(w: float, p: np.ndarray, x: int) -> float:
+    """The same for a token that was not drawn: p is without it; the new weight."""
+    p[x] = 0.0
+    s = total(p)
+    if s > 0.0:
+        scale(p, 1.0 / s)
+    return reweight(w, w * s)
+
+
+@compiled
+def without(q: np.ndarray, x: int) -> None:
+    """q without token x, summed anew; all zero where nothing else is left."""
+    q[x] = 0.0
+    s = total(q)
+    if s > 0.0:
+        scale(q, 1.0 / s)
 
 
 @compiled

@@ -1,0 +1,163 @@
+"""The compiled tries of greedy traversal verification, see `verifiers.greedy_traversal`."""
+
+import numpy as np
+from numba import njit
+
+from polydraft.verifiers.walks.rows import compiled, copy_normalised, keep, reject
+from polydraft.verifiers.walks.visits import visit_trees
+
+PER_OCTAVE, HALF, GATE = 16.0, 128, 0.2
+"""As in `verifiers.greedy_traversal`."""
+BUCKETS = 2 * HALF + 1
+_UNTRIED, _INSIDE, _TRIED, _DONE = range(4)
+
+_FRACTION_BITS = 23
+_SQRT_HALF = np.int32(np.float32(0.5**0.5).view(np.int32))
+_LOG2 = tuple(np.float32(2.0 / np.log(2.0) / k) for k in (1, 3, 5, 7))  # log2(m) = sum of these times s^k, s = (m - 1)/(m + 1)
+
+
+@compiled
+def order_by_ratio(p, q, n, buckets, ratio):
+    """Bucket of every token, rint(16 log2(p/q)) about the middle one; all in one where there is one draw or the gate is closed.
+
+    In float32 and by a series, so that it runs in vector registers: any function of the rows is a legal order.
+    """
+    shared = 0.0
+    for t in range(p.size):
+        shared += min(p[t], q[t])
+    if n == 1 or shared > 1.0 - GATE / n:
+        buckets[:] = 0
+        return
+    whole, half, low, high = np.float32(1.0), np.float32(0.5), np.float32(-HALF), np.float32(HALF)
+    for t in range(p.size):
+        ratio[t] = np.float32(p[t]) / np.float32(q[t]) if p[t] * q[t] > 0.0 else np.float32(0.0)
+    bits = ratio.view(np.int32)
+    for t in range(p.size):
+        exponent = (bits[t] - _SQRT_HALF) >> np.int32(_FRACTION_BITS)
+        buckets[t] = exponent
+        bits[t] -= exponent << np.int32(_FRACTION_BITS)
+    for t in range(p.size):
+        s = (ratio[t] - whole) / (ratio[t] + whole)
+        z = s * s
+        octaves = np.float32(buckets[t]) + s * (_LOG2[0] + z * (_LOG2[1] + z * (_LOG2[2] + z * _LOG2[3])))
+        step = np.floor(np.float32(PER_OCTAVE) * octaves + half)
+        buckets[t] = np.int32(min(max(step, low), high)) + np.int32(HALF)
+
+
+@compiled
+def _first_of_highest(q, n, buckets, distribution):
+    """distribution of the first draw, in draw order, of the highest bucket that holds one of n draws."""
+    mass = np.zeros((2, BUCKETS))
+    for t in range(0, q.size - 1, 2):  # two tables: a bucket that repeats need not wait for its last sum
+        mass[0, buckets[t]] += q[t]
+        mass[1, buckets[t + 1]] += q[t + 1]
+    if q.size % 2:
+        mass[0, buckets[q.size - 1]] += q[q.size - 1]
+    weight = np.zeros(BUCKETS)
+    lo, s = 0.0, 0.0
+    for j in range(BUCKETS):
+        inside = mass[0, j] + mass[1, j]
+        if inside > 0.0:
+            hi = lo + inside
+            for i in range(n):
+                weight[j] += hi**i * lo ** (n - 1 - i)
+            s += inside * weight[j]
+            lo = hi
+    weight /= s
+    for t in range(q.size):
+        distribution[t] = q[t] * weight[buckets[t]]
+
+
+@compiled
+def _restrict(q, buckets, low, high, out):
+    """out = q on the buckets low <= b < high, renormalised; all zero where nothing is left."""
+    s = 0.0
+    for t in range(q.size):
+        out[t] = q[t] if low <= buckets[t] < high else 0.0
+        s += out[t]
+    if s > 0.0:
+        scale = 1.0 / s
+        for t in range(q.size):
+            out[t] *= scale
+
+
+@njit(cache=True, error_model="numpy")
+def _group(u, at):
+    """Neighbours in draw order that go on equally deep, of which some are left: their first and the one behind their last; n, n where none is."""
+    heights, n, begin = at.heights[at.kids[u]], at.counts[u], 0
+    while begin < n:
+        end, done = begin, True
+        while end < n and heights[end] == heights[begin]:
+            done = done and at.status[u, end] == _DONE
+            end += 1
+        if not done:
+            return begin, end
+        begin = end
+    return n, n
+
+
+@njit(cache=True, error_model="numpy")
+def _settle(u, draw, at):
+    """The rejection of a draw, of its copies too; what is to be tried then of its bucket, or below it."""
+    n, d, status, tokens = at.counts[u], at.depth[u], at.status[u], at.tokens[at.kids[u]]
+    x, left_inside = tokens[draw], False
+    at.weight[u] = reject(at.weight[u], at.p[u], at.tried[d])
+    for j in range(n):
+        if status[j] != _UNTRIED and tokens[j] == x:
+            status[j] = _DONE
+        left_inside = left_inside or status[j] == _INSIDE
+    at.untried[d, x] = 0.0
+    bucket = at.buckets[d, x]
+    if left_inside:
+        _restrict(at.untried[d], at.buckets[d], bucket, bucket + 1, at.tried[d])
+    elif (status[:n] == _UNTRIED).any():
+        _restrict(at.untried[d], at.buckets[d], 0, bucket, at.untried[d])
+
+
+@njit(cache=True, error_model="numpy")
+def _open_bucket(u, begin, end, at):
+    """The draws of a group that lie in the highest bucket, and the distribution of the first of them."""
+    d, status, tokens = at.depth[u], at.status[u], at.tokens[at.kids[u]]
+    untried, order, count, highest = at.untried[d], at.buckets[d], 0, -1
+    for j in range(begin, end):
+        count += status[j] == _UNTRIED
+    if count == end - begin and begin > 0:  # a new group
+        copy_normalised(at.q[at.rows[at.kids[u, 0]]], untried)
+    order_by_ratio(at.p[u], untried, count, order, at.tried[d])
+    _first_of_highest(untried, count, order, at.tried[d])
+    for j in range(begin, end):
+        highest = max(highest, order[tokens[j]]) if status[j] == _UNTRIED else highest
+    for j in range(begin, end):
+        if status[j] == _UNTRIED and order[tokens[j]] == highest:
+            status[j] = _INSIDE
+
+
+@njit(cache=True, error_model="numpy")
+def try_next(u, at):
+    """See `walks.traversal.try_next`."""
+    status, tokens = at.status[u], at.tokens[at.kids[u]]
+    if at.turn[u] == 0:
+        status[:] = _UNTRIED
+    while True:
+        for j in range(at.counts[u]):
+            if status[j] == _TRIED:
+                _settle(u, j, at)
+        begin, end = _group(u, at)
+        if begin == end:
+            return -1, 0.0
+        draw = -1
+        for j in range(end - 1, begin - 1, -1):
+            draw = j if status[j] == _INSIDE else draw
+        if draw < 0:
+            _open_bucket(u, begin, end, at)
+            continue
+        x, status[draw] = tokens[draw], _TRIED
+        at.turn[u] += 1
+        if not (tokens[:begin] == x).any():
+            return draw, keep(at.weight[u], at.p[u, x], at.tried[at.depth[u], x])
+
+
+@njit(cache=True, error_model="numpy")
+def walk(trees):
+    """See `walks.visits.visit_trees`."""
+    visit_trees(try_next, False, trees)

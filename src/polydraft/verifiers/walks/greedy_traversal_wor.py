@@ -1,0 +1,88 @@
+"""The compiled tries of greedy traversal verification of draws without replacement, see `verifiers.greedy_traversal_wor`."""
+
+import numpy as np
+from numba import njit
+
+from polydraft.verifiers.walks.greedy_traversal import BUCKETS, order_by_ratio
+from polydraft.verifiers.walks.rows import compiled, keep, reject, scale, total, without
+from polydraft.verifiers.walks.visits import visit_trees
+
+
+@compiled
+def _others(q):
+    """The likeliest token, and the sum of the others."""
+    top = np.argmax(q)
+    rest = 0.0
+    for t in range(q.size):
+        rest += q[t] if t != top else 0.0
+    return top, rest
+
+
+@njit(cache=True, error_model="numpy")
+def _higher(q, buckets, out):
+    """q1."""
+    top, rest = _others(q)
+    C, A, whole = np.zeros(BUCKETS), np.zeros(BUCKETS), rest + q[top]
+    for t in range(q.size):
+        C[buckets[t]] += q[t] if t != top else 0.0
+        A[buckets[t]] += q[t] / (whole - q[t]) if t != top and q[t] > 0.0 else 0.0
+    A[buckets[top]] += q[top] / rest
+    C, A = C.cumsum(), A.cumsum() - A
+    mass_at_top = C[buckets[top]]
+    C[buckets[top] :] += q[top]
+    for t in range(q.size):
+        out[t] = q[t] * (max(C[buckets[t]] - q[t], 0.0) / (whole - q[t]) + A[buckets[t]]) if q[t] > 0.0 else 0.0
+    out[top] = q[top] * (mass_at_top / rest + A[buckets[top]])
+    scale(out, 1.0 / total(out))
+
+
+@compiled
+def _fill_lower(q, buckets, whole, bucket, factor, out):
+    for t in range(q.size):
+        below = 1.0 / (whole - q[t]) if buckets[t] < bucket else 0.0
+        out[t] = q[t] * (factor + below) if buckets[t] <= bucket else 0.0
+
+
+@njit(cache=True, error_model="numpy")
+def _lower(q, buckets, first, out):
+    """q2 given the higher token."""
+    top, rest = _others(q)
+    whole, bucket = rest + q[top], buckets[first]
+    factor = 1.0 / rest if first == top else 1.0 / (whole - q[first])
+    _fill_lower(q, buckets, whole, bucket, factor, out)
+    if buckets[top] < bucket:
+        out[top] = q[top] * (factor + 1.0 / rest)
+    out[first] = 0.0
+    scale(out, 1.0 / total(out))
+
+
+@njit(cache=True, error_model="numpy")
+def try_next(u, at):
+    """See `walks.traversal.try_next`; at.status has the draws in the order of the tries."""
+    n, d, turn, order = at.counts[u], at.depth[u], at.turn[u], at.status[u]
+    p, untried, tried, tokens = at.p[u], at.untried[d], at.tried[d], at.tokens[at.kids[u]]
+    if turn > 0:
+        is_pair = turn - 1 >= n - 2
+        at.weight[u] = reject(at.weight[u], p, tried if is_pair else untried)
+        if not is_pair:
+            without(untried, tokens[order[turn - 1]])
+    if turn == n:
+        return -1, 0.0
+    if turn == n - 2:
+        order_by_ratio(p, untried, 2, at.buckets[d], tried)
+        order[turn] = turn + (at.buckets[d, tokens[turn + 1]] > at.buckets[d, tokens[turn]])
+        order[turn + 1] = 2 * n - 3 - order[turn]
+        _higher(untried, at.buckets[d], tried)
+    elif turn == n - 1:
+        _lower(untried, at.buckets[d], tokens[order[turn - 1]], tried)
+    else:
+        order[turn] = turn
+    at.turn[u] += 1
+    x = tokens[order[turn]]
+    return order[turn], keep(at.weight[u], p[x], tried[x] if turn >= n - 2 else untried[x])
+
+
+@njit(cache=True, error_model="numpy")
+def walk(trees):
+    """See `walks.visits.visit_trees`."""
+    visit_trees(try_next, False, trees)

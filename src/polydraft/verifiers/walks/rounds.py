@@ -1,0 +1,138 @@
+"""What the fused walks share: a round's verification as one compiled call, from processed logits to an outcome.
+
+A rule with a method `walk(draft, logits, key)` decides just as its verdict for p = softmax(logits) does, on the same noise,
+without making the distributions: every row is read once for its normaliser, draws are gathered, and a residual is made only where
+the walk stopped. Equal to the verdict up to rounding.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from numba import njit
+from torch import Tensor
+
+from polydraft import tree
+from polydraft.core import Draft, NoiseKey, Outcome
+from polydraft.noise import Stream, choose_row, uniform_at
+from polydraft.verifiers.walks.rows import compiled
+
+STOP, EXTRA = int(Stream.STOP), int(Stream.EXTRA)
+
+
+@compiled
+def drawn(row: np.ndarray, seed: int, sample: int, position: int, stream: int) -> int:
+    """Draw 0 of a stream from a row."""
+    return choose_row(row, uniform_at(seed, sample, position, stream, 0))
+
+
+@compiled
+def child(first: np.ndarray, tokens: np.ndarray, parents: np.ndarray, node: int, pick: int) -> int:
+    """The first drafted child of a context that holds the pick; -1 if none does."""
+    for m in range(node + 1, len(parents)):
+        if parents[m] >= 0 and first[parents[m]] == node and tokens[m] == pick:
+            return first[m]
+    return -1
+
+
+class Arrays(NamedTuple):
+    """A batch in plain arrays, as compiled walks take it; `node` and `token` are theirs to fill, -1 at faulty logits."""
+
+    logits: np.ndarray
+    draft_probs: np.ndarray
+    rows: np.ndarray
+    tokens: np.ndarray
+    parents: np.ndarray
+    seed: np.ndarray
+    sample: np.ndarray
+    position: np.ndarray
+    node: np.ndarray
+    token: np.ndarray
+
+
+class Work(NamedTuple):
+    """Room for the transport of flow verification at one context; M = V + k pieces, V the vocabulary's size.
+
+    tuples [k, M]: the draws of each piece.  widths, spare, share [M]: its probability, what its tuple has left, and the product of both.
+    keys [k, M]: q of the draws, to sort by.  a, E [V]: as in `verifiers.flow`.  rest [D, V]: what contexts that are being visited emit.
+    """
+
+    tuples: np.ndarray
+    keys: np.ndarray
+    widths: np.ndarray
+    spare: np.ndarray
+    share: np.ndarray
+    a: np.ndarray
+    E: np.ndarray
+    rest: np.ndarray
+
+
+@njit(error_model="numpy")
+def room(V, k, levels):
+    """For contexts of up to k draws in so many levels."""
+    M, rows = V + k, np.empty((2, V))
+    sums = np.empty((3, M))
+    return Work(np.empty((k, M), np.int32), np.empty((k, M)), sums[0], sums[1], sums[2], rows[0], rows[1], np.empty((levels, V)))
+
+
+class Tree(NamedTuple):
+    """One tree of a batch, and what the visits of its contexts leave behind; N nodes, W draws at a context at most, D levels.
+
+    p: [N, V] target rows: exp(x - max x) of visited contexts; of those with several draws normalised, and what their rejections have left.
+    q: [R, V] draft rows.  rows, tokens: as in the draft.  kids, counts: [N, W] draws at each context, and how many.  heights: as in
+        `lift.contexts.Contexts`, by child.  several: [N] whether the compiled tries say what comes next.  sampling: value of the DraftSampling.
+    stop, weight, scale, draft_scale: [N] stop probability; weight, less what rejections took; 1 / sum of the target and the draft row.
+    above: [N] the context it was entered from.  turn: [N] number of tries.
+    untried, tried: [D, V] of the contexts being visited: distribution of what is still to be tried, and of the draw that is being tried.
+    buckets: [D, V] place of each token in an order.  status, shares: [N, W] what the tries note about each draw.  work: room for flow.
+    """
+
+    p: np.ndarray
+    q: np.ndarray
+    tokens: np.ndarray
+    rows: np.ndarray
+    kids: np.ndarray
+    counts: np.ndarray
+    depth: np.ndarray
+    heights: np.ndarray
+    several: np.ndarray
+    sampling: int
+    stop: np.ndarray
+    weight: np.ndarray
+    scale: np.ndarray
+    draft_scale: np.ndarray
+    above: np.ndarray
+    turn: np.ndarray
+    untried: np.ndarray
+    tried: np.ndarray
+    buckets: np.ndarray
+    status: np.ndarray
+    shares: np.ndarray
+    work: Work
+
+
+class Trees(NamedTuple):
+    """A batch as walks of trees take it.
+
+    sampling: value of the DraftSampling.  draws: [B, N, W] at each context.  heights: [B, N] as in `lift.contexts.Contexts`, by child.
+    """
+
+    arrays: Arrays
+    sampling: int
+    draws: np.ndarray
+    heights: np.ndarray
+
+
+def arrays(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Arrays:
+    """The arrays of a round."""
+    x = logits.contiguous().numpy()
+    draft_probs = x[:, :0] if draft.probs is None else draft.probs.contiguous().numpy()
+    node, token = np.empty((2, len(x)), np.int64)
+    return Arrays(x, draft_probs, draft.rows.contiguous().numpy(), *draft.tree.host, *key.host, node, token)
+
+
+def outcome(draft: Draft, done: Arrays) -> Outcome | None:
+    """What the walk found; None where logits were faulty: the readable path then names the fault."""
+    if min(done.node.tolist()) < 0 or min(done.token.tolist()) < 0:
+        return None
+    return Outcome.of(*tree.paths_to(done.parents, done.node), done.token)

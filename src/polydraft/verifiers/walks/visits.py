@@ -1,0 +1,120 @@
+"""The walk of leaf-to-root verifiers: a round from processed logits to an outcome in one compiled call.
+
+    visit(u)   softmax of the target row; then child after child as the verifier's compiled tries say, each only once the visits of those before
+               have ended without acceptance; then u itself
+
+Visits end where the stop's uniform falls: rows beyond are not looked at, and what a rejection leaves is made only where something follows it.
+The stop of a chain is drawn root first, so that all its rows are. Rows are float32 and sums float64; equal to the verdict up to rounding.
+"""
+
+import numpy as np
+from numba import njit
+
+from polydraft.noise import uniform_at
+from polydraft.verifiers.walks.rounds import EXTRA, STOP, Tree, drawn, room
+from polydraft.verifiers.walks.rows import keep, leftover, reweight, scale, scaled, soften, surplus, total
+
+FAULTY = -2
+_ALL = 2.0
+"""Where a walk ends that visits every context."""
+
+
+@njit(error_model="numpy")
+def _open(logits, u, at):
+    """The target row of u, and the distribution of its first draw; whether the row is sound."""
+    mass = soften(logits[u], at.p[u])
+    at.scale[u], at.turn[u] = 1.0 / mass, 0
+    if at.several[u]:
+        scale(at.p[u], at.scale[u])
+    if at.counts[u] > 0 and at.rows[at.kids[u, 0]] >= 0:
+        q = at.q[at.rows[at.kids[u, 0]]]
+        at.draft_scale[u] = 1.0 / total(q)
+        if at.several[u]:
+            scaled(q, at.draft_scale[u], at.untried[at.depth[u]])
+    return mass > 0.0
+
+
+@njit(error_model="numpy")
+def _try_single(u, at):
+    """As `try_next` where one draw from a row is all there is."""
+    if at.turn[u] > 0:
+        return -1, 0.0
+    at.turn[u] = 1
+    child = at.kids[u, 0]
+    x, row = at.tokens[child], at.rows[child]
+    return 0, keep(at.weight[u], at.p[u, x] * at.scale[u], at.q[row, x] * at.draft_scale[u])
+
+
+@njit(error_model="numpy", inline="always")
+def _visit(try_next, logits, at, until):
+    """The context where the accepted probability rises above `until`; FAULTY where what was looked at is."""
+    u, alive, enters = 0, 1.0, True
+    at.weight[0] = 1.0
+    while True:
+        if enters and not _open(logits, u, at):
+            return FAULTY
+        draw, into, enters = -1, 0.0, False
+        if at.several[u]:
+            draw, into = try_next(u, at)
+        elif at.counts[u] == 1:
+            draw, into = _try_single(u, at)
+        if into != into:
+            return FAULTY
+        if draw >= 0:
+            enters = into > 0.0
+            if enters:
+                child = at.kids[u, draw]
+                at.weight[child], at.above[child], u = into, u, child
+            continue
+        a = at.weight[u]
+        if at.counts[u] == 1 and not at.several[u]:
+            a = reweight(a, surplus(a * at.scale[u], at.p[u], at.draft_scale[u], at.q[at.rows[at.kids[u, 0]]]))
+        at.stop[u] = alive * a
+        alive *= 1.0 - a
+        if u == 0 or 1.0 - alive > until:
+            return u
+        u = at.above[u]
+
+
+@njit(error_model="numpy")
+def _extra_token(u, at, seed, sample, position):
+    """A draw of what is left of the target row."""
+    if at.counts[u] != 1 or at.several[u]:
+        return drawn(at.p[u], seed, sample, position, EXTRA)
+    rest = np.empty(at.p.shape[1])
+    leftover(at.weight[u], at.p[u], at.q[at.rows[at.kids[u, 0]]], rest)
+    return drawn(rest, seed, sample, position, EXTRA)
+
+
+@njit(error_model="numpy", inline="always")
+def visit_trees(try_next, needs_work, trees):
+    """Stop node and extra token of every tree of `rounds.Trees`; -1 where what was looked at is faulty.
+
+    try_next: the next child to visit where a context has several draws, and its weight; see `traversal.try_next`. Who calls this is compiled with it.
+    needs_work: whether that takes `Tree.work`.
+    """
+    logits, q, rows, tokens, parents, seed, sample, position, node, token = trees.arrays
+    kids = trees.draws
+    (N, V), W = logits.shape[1:], kids.shape[2]
+    depths, counts, several = np.zeros(N, np.int64), np.zeros(N, np.int64), np.zeros(N, np.bool_)
+    p, work = np.empty((N, V), np.float32), room(V if needs_work else 0, W, N)
+    for b in range(len(node)):
+        is_chain, deepest = True, 0
+        for n in range(N):
+            depths[n] = depths[parents[b, n]] + 1 if parents[b, n] >= 0 else 0
+            deepest = max(deepest, depths[n])
+            is_chain = is_chain and (parents[b, n] == n - 1 or parents[b, n] < 0)
+            counts[n] = (kids[b, n] >= 0).sum()
+            several[n] = counts[n] > 1 or (counts[n] == 1 and rows[b, kids[b, n, 0]] < 0)
+        levels = deepest + 1 if several.any() else 0
+        at = Tree(
+            p, q[b], tokens[b], rows[b], kids[b], counts, depths, trees.heights[b], several, trees.sampling,
+            np.zeros(N), np.zeros(N), np.zeros(N), np.zeros(N), np.zeros(N, np.int64), np.zeros(N, np.int64),
+            np.empty((levels, V), np.float32), np.empty((levels, V), np.float32), np.empty((levels, V), np.int32),
+            np.zeros((N, W), np.int64), np.zeros((N, W)), work,
+        )  # fmt: skip
+        until = _ALL if is_chain else uniform_at(seed[b], sample[b], position[b], STOP, 0)
+        node[b] = _visit(try_next, logits[b], at, until)
+        if is_chain and node[b] >= 0:
+            node[b] = drawn(at.stop, seed[b], sample[b], position[b], STOP)
+        token[b] = _extra_token(node[b], at, seed[b], sample[b], position[b]) if node[b] >= 0 else -1
